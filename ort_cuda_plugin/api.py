@@ -37,8 +37,8 @@ _chosen: weakref.WeakKeyDictionary[Any, tuple[DeviceInfo, dict[str, str]]] = wea
 
 
 def _after_fork() -> None:
-    """Replace the lock in a forked child, whose copy may be held by a thread that does not exist there; calls then fail
-    instead of waiting.
+    """Replace the lock in a forked child: a thread that does not exist in the child may hold the copy of the lock.
+    Calls then fail instead of waiting for ever.
     """
     global _registration
     _registration = threading.RLock()
@@ -48,10 +48,10 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def _onnxruntime() -> ModuleType:
-    """Import ONNX Runtime, of a version that can load this plugin.
+    """Import ONNX Runtime, and check that its version can load this plugin.
 
     Raises:
-        ImportError: it is missing, broken, or too old; the message says what to install.
+        ImportError: ONNX Runtime is missing, broken, or too old; the message says what to install.
     """
     advice = (
         'install exactly one of "ort-cuda-plugin[cpu]" or "[cuda]" (onnxruntime) and "ort-cuda-plugin[gpu]" '
@@ -115,7 +115,7 @@ def is_registered_as(identity: Identity) -> bool:
 def refuse_fallback(identity: Identity) -> None:
     """Make sessions that name that provider raise an error, instead of falling back to the CPU.
 
-    `unregister` undoes it.
+    `unregister` restores the fallback.
     """
     _without_fallback.add(identity)
     raise_instead(
@@ -126,16 +126,17 @@ def refuse_fallback(identity: Identity) -> None:
 def register(name: str | None = None, emulate: bool | None = None, *, as_: str | None = None) -> list[Any]:
     """Register the library with ONNX Runtime, and return the ``OrtEpDevice`` objects that it offers.
 
-    Safe to call again. An existing registration as that provider is used, whatever its registration name. If emulated
-    devices are requested and it does not offer them, the library is registered again as ``<name>.virtual``.
+    Safe to call again. An existing registration under the same provider name is used, whatever its registration name.
+    If emulated devices are requested and that registration does not offer them, the library is registered again as
+    ``<name>.virtual``.
 
     Args:
         name: the registration name. One that ends in ".virtual" offers emulated devices only.
         emulate: True offers the emulated devices, False does not, None follows ``ORT_CUDA_PLUGIN_EMULATE``.
-        as_: "CUDAExecutionProvider" offers the devices under the built-in execution provider's name, so that an
-            application that asks for it gets the plugin; None follows ``ORT_CUDA_PLUGIN_AS``. Both names may be in use.
-            With a name, a session that names the provider raises when it cannot be created, for example for a wrong
-            option, instead of falling back to the CPU.
+        as_: the provider name. "CUDAExecutionProvider" offers the devices under the name of the built-in execution
+            provider, so that an application that asks for that provider gets the plugin; None follows
+            ``ORT_CUDA_PLUGIN_AS``. Both names may be in use. With ``as_``, a session that names the provider raises an
+            error when it cannot be created, for example for a wrong option, instead of falling back to the CPU.
 
     Raises:
         ImportError: ONNX Runtime is missing or older than 1.26.
@@ -334,7 +335,7 @@ def create_session(
                 raise better from error
             raise
         finally:
-            del better  # the error's traceback refers to this frame, and so to the session
+            del better  # the error's traceback refers to this frame, which would keep the session alive
     provider = last_provider()
     assert provider is not None, "the session was made with the device of a provider"
     return created, provider

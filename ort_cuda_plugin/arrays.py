@@ -61,9 +61,10 @@ def bind_input(binding: Any, name: str, array: Any) -> None:
 
 
 def bind_output(binding: Any, name: str, array: Any) -> None:
-    """Bind a device array as the memory of the output ``name``; its shape and element type must be the output's.
+    """Bind a device array as the memory of the output ``name``. The array must have the output's shape and element
+    type.
 
-    Arguments and errors as in `bind_input`; also ValueError where the array is read-only.
+    Arguments and errors as in `bind_input`; also ValueError if the array is read-only.
     """
     memory = _describe(array, f"output {name!r}")
     if memory.is_read_only:
@@ -75,8 +76,8 @@ def bind_output(binding: Any, name: str, array: Any) -> None:
 class CudaArray:
     """View of an ``onnxruntime.OrtValue`` in device memory with both protocols, without a copy.
 
-    ``cupy.asarray(view)``, ``torch.as_tensor(view)`` and ``numba.cuda.as_cuda_array(view)`` share its memory and keep
-    it alive. The Run that made the value must have finished its work, which is the case when ``run`` has returned.
+    ``cupy.asarray(view)``, ``torch.as_tensor(view)`` and ``numba.cuda.as_cuda_array(view)`` share the value's memory
+    and keep the value alive. The Run that computes the value must have finished, which is so when ``run`` has returned.
     """
 
     def __init__(self, value: Any) -> None:
@@ -111,7 +112,7 @@ def as_cuda_array(value: Any) -> CudaArray:
     """Return a view of an ``onnxruntime.OrtValue`` for other libraries, without a copy.
 
     Raises:
-        TypeError: it is not an OrtValue, or not a tensor in device memory.
+        TypeError: ``value`` is not an OrtValue, or not a tensor in device memory.
     """
     if not hasattr(value, "is_tensor"):
         raise TypeError(f"a CUDA array is a view of an OrtValue, not of a {type(value).__name__}")
@@ -216,7 +217,7 @@ def _from_dlpack(array: Any, what: str) -> _Memory:
     if dtype is None:
         raise TypeError(f"{what}: no tensor on the device has DLPack's type code {tensor.code} with {tensor.bits} bits")
     if dtype is DType.UINT8 and str(getattr(array, "dtype", "")).rpartition(".")[2].startswith("bool"):
-        dtype = DType.BOOL  # older producers return None
+        dtype = DType.BOOL  # older producers of DLPack describe bool as uint8
     if tensor.strides:
         _check_contiguous(shape, tensor.strides[: tensor.ndim], what)
     address = (tensor.data or 0) + tensor.byte_offset
@@ -247,4 +248,4 @@ def _device_of(address: int, size: int, what: str) -> Device:
             raise CudaError("PointerGetAttribute", result, driver_error_text(driver, result))
     if size == 0:
         raise ValueError(f"{what}: an array without elements has no device; bind a NumPy array instead")
-    raise ValueError(f"{what}: {address:#x} is in memory of no device that {get_ep_name()} knows")
+    raise ValueError(f"{what}: the address {address:#x} is in no memory of a device that {get_ep_name()} offers")

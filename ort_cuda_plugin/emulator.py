@@ -192,7 +192,7 @@ def _device_value(upload: Upload, label: str, given: Argument, parameter: Any) -
 
 @contextmanager
 def _checking(check: bool) -> Iterator[None]:
-    """Turn the checking mode of the emulated devices on or off, and afterwards back to what sessions use."""
+    """Turn the checking mode of the emulated devices on or off, and restore it after the block, for sessions."""
     before = configuration().check
     _set_checking(check)
     try:
@@ -213,7 +213,7 @@ def _set_checking(check: int) -> None:
 
 
 def _taken_findings() -> list[str]:
-    """Return the findings of a launch and forget them, with the error that makes the device unusable."""
+    """Return the findings of a launch, and clear them together with the error that makes the device unusable."""
     found = findings()
     clear_findings()
     return found

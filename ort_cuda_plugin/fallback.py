@@ -1,7 +1,7 @@
-"""Disables ONNX Runtime's fallback to the CPU: ``InferenceSession`` retries without the provider after an error.
+"""Disables ONNX Runtime's fallback to the CPU: after an error ``InferenceSession`` is created without the provider.
 
-An application that uses the plugin in place of another provider would lose the GPU because of one wrong option, with
-only a line on stdout. ``enable_fallback=0`` makes the session raise instead. The parameter is not documented, and no
+One wrong option would make an application that uses the plugin in place of another provider run on the CPU, with only a
+line on stdout. ``enable_fallback=0`` makes the session raise the error instead. The parameter is not documented, and no
 session option has the same effect, so `raise_instead` changes its default.
 """
 
@@ -16,8 +16,8 @@ _CHANGED = "_ort_cuda_plugin_raises"
 
 
 def raise_instead(onnxruntime: ModuleType, is_ours: Callable[[str], bool]) -> None:
-    """Make sessions that name a provider of ours raise if they cannot be created; other sessions fall back as before.
-    An ``enable_fallback`` that the application passes has priority. Safe to call again.
+    """Make sessions that name a provider of ours raise an error if they cannot be created; other sessions still fall
+    back. An ``enable_fallback`` that the application passes has priority. Safe to call again.
     """
     original = onnxruntime.InferenceSession.__init__
     if hasattr(original, _CHANGED):

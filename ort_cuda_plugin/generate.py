@@ -1,4 +1,4 @@
-"""Generates tokens on the device, with decoders in the form that onnxruntime-genai's builder writes.
+"""Generates tokens on the device, with decoders as onnxruntime-genai's builder writes them.
 
 ::
 
@@ -7,8 +7,9 @@
         ...
 
 Past and present are one buffer, and the mask has the width of the cache. So all sizes stay the same from one decoded
-token to the next, each token is one launch of a CUDA graph, and only the token is read back. A LongRoPE model changes
-at a certain length: its mask has that width until the length is reached; then the cache is computed again.
+token to the next, each token is one launch of a CUDA graph, and only the token is read back. A LongRoPE model uses
+other factors from a certain length on: its mask has that width until the length is reached; then the cache is computed
+again.
 
 Inputs whose names begin with "past" are caches of keys and values, with a row for each token, or states of a fixed
 size, as in convolutions and linear attention. A state depends on all earlier tokens: it cannot be rewound, and padding
@@ -51,7 +52,7 @@ class Decoder:
         model: path of the model; beside it, ``genai_config.json`` may say the size of a head.
         max_length: tokens that the cache holds for each sequence.
         batch: sequences that are decoded together.
-        candidates: tokens that sampling chooses among, at most; 0: always the most probable one.
+        candidates: maximum number of tokens from which sampling chooses; 0: always the most probable token.
         head_size: columns of a key, if neither the model nor ``genai_config.json`` has it.
         emulate: True for the emulated device, False for a GPU, None as `ort_cuda_plugin.session` chooses.
         provider_options: as for `ort_cuda_plugin.session`.
@@ -128,11 +129,11 @@ class Decoder:
         top_p: float = 1.0,
         seed: int | None = None,
     ) -> Iterator[Array]:
-        """Yield up to ``new_tokens`` times the next token of each sequence, int64 [batch].
+        """Yield the next token of each sequence, int64 [batch], up to ``new_tokens`` times.
 
         A second call continues after the first one: its prompt follows the tokens that were generated. Generation ends
-        when every sequence has had a token of ``stop``, or the cache is full. ``top_k``, ``top_p``, ``temperature`` and
-        ``seed`` (None: a new seed in each call) are for a decoder with ``candidates``.
+        when each sequence has generated a token of ``stop``, or the cache is full. ``top_k``, ``top_p``,
+        ``temperature`` and ``seed`` (None: a new seed in each call) are for a decoder with ``candidates``.
 
         Raises:
             ValueError: the prompt has another number of sequences, is empty or too long; a setting is out of its range.
@@ -157,9 +158,9 @@ class Decoder:
                 return
 
     def rewind(self, length: int) -> None:
-        """Forget all but the first ``length`` tokens of each sequence. The next prompt follows these.
+        """Drop all but the first ``length`` tokens of each sequence. The next prompt follows these tokens.
 
-        A model with states of a fixed size then computes all tokens again.
+        A model with states of a fixed size then computes these tokens again.
         """
         if not 0 <= length <= (longest := max(map(len, self.tokens))):
             raise ValueError(f"length={length}: expected at most {longest}, the number of tokens")
@@ -169,7 +170,7 @@ class Decoder:
         self._cached = np.minimum(self._cached, length)
 
     def _append(self, prompt: Sequence[Sequence[int]] | Array) -> None:
-        """Run the prompt, and earlier tokens that are not in the cache, and choose a token."""
+        """Run the prompt, and earlier tokens that are not in the cache, and choose the next token of each sequence."""
         if len(prompt) != self.batch:
             raise ValueError(f"the prompt has {len(prompt)} sequences, expected {self.batch}")
         tokens = [[*known, *map(int, new)] for known, new in zip(self.tokens, prompt, strict=True)]
@@ -197,7 +198,7 @@ class Decoder:
 
     def _first_new(self, lengths: Array) -> int:
         """Return the index of the first token that a Run for sequences of ``lengths`` has to compute."""
-        # Tokens of a sequence are contiguous from 0 on. Padding follows them, and only if the Run begins at 0.
+        # The tokens of a sequence begin at 0 without gaps; padding comes after them, and only if the Run begins at 0.
         is_even = len(np.unique(lengths)) == len(np.unique(self._cached)) == 1
         of_same_width = lengths.max() > self.max_length or self._limit(int(lengths.max())) == self._cached_for
         return int(self._cached[0]) if is_even and of_same_width else 0
@@ -209,7 +210,7 @@ class Decoder:
         if begin == 0:
             for state in self._states:
                 state.clear()
-        # Padding would change states. So models with states run once up to the end of each shorter sequence.
+        # Padding tokens would change states. So a model with states runs once up to the end of each distinct length.
         ends = np.unique(lengths).tolist() if self._states else [count]
         chosen = np.zeros((self.batch, 1), np.int64)
         for end in ends:
@@ -315,9 +316,7 @@ def _check_inputs(inputs: Mapping[str, Any], path: Path) -> None:
         if name.startswith("past") and (x.type not in TENSOR_TYPES or x.type == "tensor(string)"):
             raise ValueError(f"{path}: the input {name} is {x.type}, expected a tensor of numbers")
         if name not in _KNOWN_INPUTS and not name.startswith("past"):
-            raise ValueError(
-                f"{path}: a decoder has no input {name}, expected {', '.join(_TOKEN_INPUTS)} and past ones"
-            )
+            raise ValueError(f"{path}: a decoder has no input {name}, expected {', '.join(_TOKEN_INPUTS)} and past...")
 
 
 class _State:

@@ -49,10 +49,10 @@ def memory_stats(device: Any = None) -> dict[str, dict[str, int]]:
 
 
 def trim(device: Any = None) -> int:
-    """Return memory that no tensor, weight or enqueued work uses to the driver. Returns its bytes.
+    """Give memory that no tensor, weight or enqueued work uses back to the driver, and return its bytes.
 
-    CUDA's own pool keeps ``arena.cuda_mempool_bytes_to_keep_on_shrink`` bytes.
-    Automatic CUDA graphs that do not run release the memory of their intermediate tensors, and are made again later.
+    CUDA's own pool keeps ``arena.cuda_mempool_bytes_to_keep_on_shrink`` bytes. Automatic CUDA graphs that are not
+    running are released with the memory of their intermediate tensors, and made again in later Runs.
 
     Arguments and errors are those of `memory_stats`.
     """
@@ -70,7 +70,7 @@ def set_limit(device: Any, nbytes: int | str | None) -> None:
     """
     text = "0" if nbytes is None else str(nbytes)
     try:
-        limit = arena.read_limit("" if text == "-1" else text)  # the option's text for its default
+        limit = arena.read_limit("" if text == "-1" else text)  # "-1" means the default in the option, not here
     except ValueError as error:
         raise ValueError(f"nbytes={nbytes!r}: {error}") from None
     arena.set_limit(_find(device), lib.OCP_DEVICE_MEMORY, limit)

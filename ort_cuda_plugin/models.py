@@ -109,9 +109,9 @@ def random_inputs(
     """Return seeded values for every graph input: normal noise around an offset per channel for floats, 0 or 1 for
     integers and bool.
 
-    The offsets keep a network that averages over the image from seeing the same numbers for every seed.
+    Because of the offsets, a network that averages over the image gets different numbers for different seeds.
     A symbolic dimension takes its size from ``dims`` by name, else 1. Inputs in ``skip`` are left out.
-    Raises ValueError that names an input for which there are no values.
+    Raises ValueError for an input that is not a tensor of numbers.
     """
     rng = np.random.default_rng(seed)
     initializers = {tensor.name for tensor in model.graph.initializer}
@@ -129,7 +129,7 @@ def random_inputs(
             for dim in tensor_type.shape.dim
         ]
         if any(size < 0 for size in shape):
-            raise ValueError(f"input {value.name!r} has the negative size {min(shape)} in the model: a size is from 0")
+            raise ValueError(f"input {value.name!r} has the size {min(shape)} in the model, expected at least 0")
         dtype = helper.tensor_dtype_to_np_dtype(tensor_type.elem_type)
         try:
             is_whole = np.issubdtype(dtype, np.integer) or dtype == np.bool_

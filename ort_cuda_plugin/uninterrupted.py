@@ -1,8 +1,8 @@
 """Calls functions, and imports modules, on another thread, where no signal handler can raise.
 
-Python runs signal handlers on the main thread, between any two instructions. If Ctrl-C
-ends an import or a compilation there, it stays half done for the rest of the process: packages lack modules that were
-imported already, and Numba's tables lack entries.
+Python runs signal handlers on the main thread, between any two instructions. If Ctrl-C ends an import or a compilation
+there, the import or compilation stays incomplete for the rest of the process: packages lack modules that were imported
+before, and Numba's tables lack entries.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _Call(threading.Thread, Generic[T]):
         self.function = function
         self.result: T | None = None
         self.error: BaseException | None = None
-        # Not join(): in Python 3.11 an interrupted join takes the thread for finished.
+        # A lock instead of join(), because an interrupted join of Python 3.11 marks the thread as finished.
         self.unfinished = threading.Lock()
         self.unfinished.acquire()
 
@@ -41,8 +41,8 @@ class _Call(threading.Thread, Generic[T]):
 def call(function: Callable[[], T], abandoned: Callable[[], object] = lambda: None) -> T:
     """Call ``function`` on another thread, and return or raise its outcome.
 
-    If a signal handler raises, only the wait ends: ``abandoned`` is called, the handler's exception is passed on to the
-    caller, and the function finishes in the background. So the function must take no lock that the caller holds.
+    If a signal handler raises an exception, only the wait ends: ``abandoned`` is called, the caller gets the exception,
+    and the function finishes in the background. So the function must take no lock that the caller holds.
     """
     running = _Call(function)
     try:
@@ -60,7 +60,7 @@ def call(function: Callable[[], T], abandoned: Callable[[], object] = lambda: No
         result: Any = running.result
         return result  # type: ignore[no-any-return]
     finally:
-        del running  # the error's traceback refers to this frame
+        del running  # the error's traceback refers to this frame, which would keep the call alive
 
 
 def imported(name: str) -> ModuleType:

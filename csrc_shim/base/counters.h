@@ -18,13 +18,13 @@ typedef enum ocp_counter {
   OCP_HOST_VALUE_READS,
   OCP_OUTPUTS_REDIRECTED, /* outputs written to scratch memory first, because they share memory with an input:
                              run/instance/aliasing.h */
-  OCP_KERNELS_COMPILED,   /* added to by Python through counter_add */
-  OCP_KERNEL_CACHE_HITS,  /* likewise */
+  OCP_KERNELS_COMPILED,   /* Python adds to this counter through counter_add */
+  OCP_KERNEL_CACHE_HITS,  /* Python adds to this counter through counter_add */
   OCP_CANDIDATES_MEASURED,
-  OCP_GRAPH_CAPTURES, /* automatic CUDA graphs made, replayed, and their nodes changed */
-  OCP_GRAPH_REPLAYS,
-  OCP_GRAPH_UPDATES,
-  OCP_GRAPH_FALLBACKS,            /* warm Runs without a graph, then by reason: */
+  OCP_GRAPH_CAPTURES,             /* automatic CUDA graphs captured */
+  OCP_GRAPH_REPLAYS,              /* launches of automatic CUDA graphs */
+  OCP_GRAPH_UPDATES,              /* nodes of automatic CUDA graphs whose parameters were changed */
+  OCP_GRAPH_FALLBACKS,            /* warm Runs without a graph; the counters below count them by reason */
   OCP_GRAPH_FALLBACKS_READ_BACK,  /* the host needs values in the middle of the Run */
   OCP_GRAPH_FALLBACKS_CALL,       /* the Run calls Python, which a graph cannot do */
   OCP_GRAPH_FALLBACKS_CAPTURING,  /* the application captures the stream */
@@ -36,7 +36,7 @@ typedef enum ocp_counter {
   OCP_PINNED_BYTES_IN_USE,
   OCP_WEIGHT_BYTES,
   OCP_STREAMS_LIVE,
-  OCP_GRAPHS_LIVE, /* automatic ones */
+  OCP_GRAPHS_LIVE, /* automatic CUDA graphs that exist now */
   OCP_NUM_COUNTERS
 } ocp_counter;
 extern _Atomic int64_t ocp_counters[OCP_NUM_COUNTERS];

@@ -7,8 +7,8 @@
 
 /* Bits of an element; 0 when the type is unknown or has no fixed size (strings). */
 uint32_t ocp_dtype_bits(uint32_t dtype);
-/* The unsigned integer type of 1, 2, 4 or 8 bytes; 0: there is none. */
+/* Returns the unsigned integer type of 1, 2, 4 or 8 bytes; 0 for another size. */
 uint32_t ocp_dtype_of_bytes(uint32_t bytes);
-bool ocp_dtype_is_integer(uint32_t dtype); /* an integer of 8 to 64 bits, or bool */
+bool ocp_dtype_is_integer(uint32_t dtype); /* true for integers of 8 to 64 bits, and for bool */
 
 #endif

@@ -6,8 +6,8 @@
 
 #define OCP_EP_NAME "CudaPluginExecutionProvider"
 
-/* The names under which ORT may know the provider: our own, and the built-in EP's for hosts that lack that one. A
- * factory has one of them for its life; messages say OCP_EP_NAME. */
+/* The names under which ORT may know the provider: our own name, and the name of ORT's built-in CUDA EP for hosts
+ * without that EP. A factory keeps one name for its life; messages say OCP_EP_NAME. */
 typedef enum ocp_identity { OCP_IDENTITY_OWN, OCP_IDENTITY_CUDA, OCP_NUM_IDENTITIES } ocp_identity;
 extern const char *const ocp_ep_names[OCP_NUM_IDENTITIES];
 

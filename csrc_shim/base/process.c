@@ -10,7 +10,7 @@ static void after_fork_in_child(void) { atomic_store(&ocp_forked, true); }
 
 void ocp_watch_forks(void) {
   static atomic_bool watching;
-  /* Fails only when memory is exhausted, when nothing else works either. */
+  /* pthread_atfork fails only when memory is exhausted; nothing else works then either. */
   if (!atomic_exchange(&watching, true))
     (void)pthread_atfork(NULL, NULL, after_fork_in_child);
 }

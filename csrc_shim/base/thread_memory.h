@@ -7,7 +7,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* Static; `release` is the only member to initialise. */
+/* A kind of per-thread memory: a static variable of which only `release` is initialised. */
 typedef struct ocp_thread_memory {
   void (*release)(void *memory);
   bool has_key;

@@ -82,7 +82,7 @@ static int unknown_key(const char *key, ocp_error *error) {
 int ocp_arena_config_parse(const char *const *keys, const char *const *values, size_t count, ocp_arena_config *config,
                            uint32_t *given, ocp_error *error) {
   for (size_t i = 0; i < count; i++) {
-    /* From 1.32 on ONNX Runtime tells an allocator which execution provider of which session it is for. */
+    /* From 1.32 on, ONNX Runtime names the session's execution provider that will use the allocator. */
     if (strcmp(keys[i], "ep_instance_id") == 0)
       continue;
     int index = 0;
@@ -112,7 +112,7 @@ void ocp_arena_config_take(ocp_arena_config *config, const ocp_arena_config *wan
       *member(config, i) = value_of(wanted, i);
 }
 
-/* CUDA's memory pools hold device memory only. */
+/* Keeps the bits below USE_MEMPOOL: CUDA's memory pools hold device memory only. */
 uint32_t ocp_arena_config_of_pinned(uint32_t given) { return given & ((UINT32_C(1) << USE_MEMPOOL) - 1); }
 
 int ocp_arena_check(const char *const *keys, const char *const *values, size_t count, ocp_error *error) {

@@ -11,13 +11,13 @@ enum { OCP_EXTEND_NEXT_POWER_OF_TWO = 0, OCP_EXTEND_SAME_AS_REQUESTED = 1 };
 
 typedef struct ocp_arena_config {
   int64_t extend_strategy;
-  int64_t initial_chunk_size_bytes;        /* of the first region */
+  int64_t initial_chunk_size_bytes;        /* bytes of the first region */
   int64_t max_dead_bytes_per_chunk;        /* a chunk that exceeds its request by this much is always split */
-  int64_t initial_growth_chunk_size_bytes; /* of the first region after a shrink */
+  int64_t initial_growth_chunk_size_bytes; /* bytes of the first region after a shrink */
   int64_t max_power_of_two_extend_bytes; /* maximum bytes of a region that growth makes; a larger request gets a region
                                             of its size */
   int64_t max_mem;                       /* bytes that the arena may hold; INT64_MAX: no limit */
-  int64_t use_cuda_mempool;              /* device memory comes from a CUDA memory pool instead */
+  int64_t use_cuda_mempool;              /* 1: a CUDA memory pool replaces the arena for device memory */
   int64_t cuda_mempool_release_threshold;
   int64_t cuda_mempool_bytes_to_keep_on_shrink;
 } ocp_arena_config;
@@ -29,19 +29,19 @@ typedef struct ocp_memory_stats {
   int64_t total;            /* bytes held from the driver */
   int64_t weights;          /* bytes handed out that bypass the arena: read-only */
   int64_t num_allocs;       /* all allocations */
-  int64_t num_reserves;     /* those that bypass the arena */
+  int64_t num_reserves;     /* allocations that bypass the arena */
   int64_t num_extensions;   /* regions taken from the driver for the arena */
   int64_t num_shrinkages;   /* shrinks on request, or because memory ran out */
-  int64_t max_alloc_size;   /* bytes */
+  int64_t max_alloc_size;   /* bytes of the largest allocation */
   int64_t num_bound_chunks; /* free chunks that unfinished work of a stream may still use */
 } ocp_memory_stats;
 
-enum { OCP_ARENA_WARNING_BYTES = 600 }; /* of a warning about options that were not taken */
+enum { OCP_ARENA_WARNING_BYTES = 600 }; /* buffer size of a warning about refused options */
 
 void ocp_arena_config_defaults(ocp_arena_config *config);
 
 /* Sets the members that the keys name ("arena.max_mem", ...), and their bits in *given. An unknown key, or a value
- * that its key cannot have, is an error that names the key and what it takes. */
+ * that its key cannot have, is an error that names the key and the values that the key accepts. */
 int ocp_arena_config_parse(const char *const *keys, const char *const *values, size_t count, ocp_arena_config *config,
                            uint32_t *given, ocp_error *error);
 /* ORT_OK, or the error that ocp_arena_config_parse would report. */
@@ -52,11 +52,11 @@ int ocp_arena_read_limit(const char *text, int64_t *bytes, ocp_error *error);
 /* ---- sets of keys, as bits ---- */
 /* Returns the bits of the options in `given` whose values differ. */
 uint32_t ocp_arena_config_differences(const ocp_arena_config *config, const ocp_arena_config *wanted, uint32_t given);
-/* Sets the given members to the wanted values. */
+/* Copies the members whose bits are in `given` from `wanted` to `config`. */
 void ocp_arena_config_take(ocp_arena_config *config, const ocp_arena_config *wanted, uint32_t given);
-/* The options that apply to pinned memory as well. */
+/* Returns the bits of `given` whose options apply to pinned memory as well. */
 uint32_t ocp_arena_config_of_pinned(uint32_t given);
-/* "arena.max_mem, arena.extend_strategy" */
+/* Writes the keys of the bits in `given`, for example "arena.max_mem, arena.extend_strategy". */
 void ocp_arena_config_list(uint32_t given, char *text, size_t text_bytes);
 
 #endif

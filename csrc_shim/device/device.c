@@ -40,7 +40,7 @@ ocp_stay ocp_device_enter(ocp_device *device, ocp_error *error) {
 
 ocp_stay ocp_device_enter_to_release(const ocp_device *device) {
   ocp_stay stay = {0};
-  /* Try twice, since no later call releases the rest. */
+  /* Tries twice: what the caller cannot release now stays allocated. */
   stay.entered = !atomic_load(&ocp_forked) &&
                  (make_current(device, &stay) == CUDA_SUCCESS || make_current(device, &stay) == CUDA_SUCCESS);
   return stay;
@@ -49,7 +49,7 @@ ocp_stay ocp_device_enter_to_release(const ocp_device *device) {
 void ocp_device_leave(ocp_stay *stay) {
   if (!stay->driver)
     return;
-  if (stay->driver->CtxSetCurrent(stay->before) != CUDA_SUCCESS) /* no other code releases it */
+  if (stay->driver->CtxSetCurrent(stay->before) != CUDA_SUCCESS) /* once more: nobody else restores the context */
     stay->driver->CtxSetCurrent(stay->before);
   stay->driver = NULL;
 }

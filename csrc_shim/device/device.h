@@ -28,14 +28,14 @@ typedef struct ocp_device {
 int ocp_device_check(const ocp_device *device, ocp_error *error);
 /* Declares a stay that ends with its scope: OCP_STAY stay = ocp_device_enter(device, error); */
 #define OCP_STAY __attribute__((cleanup(ocp_device_leave))) ocp_stay
-/* ocp_device_check, and makes the device's context current on the calling thread until the stay ends; a stay within
- * another one of the same device costs one cuCtxGetCurrent. Not entered: with the error. */
+/* Checks the device as ocp_device_check does, and makes its context current on the calling thread until the stay ends.
+ * A stay inside another stay on the same device costs one cuCtxGetCurrent. If `entered` is false, `error` says why. */
 ocp_stay ocp_device_enter(ocp_device *device, ocp_error *error);
-/* ocp_device_enter for calls that release something, which a lost device accepts as well. Not entered in a forked
- * child, which must not touch anything of the device. */
+/* Enters a device to release something, even if the device is lost. Does not enter in a forked child, which must not
+ * touch anything of the device. */
 ocp_stay ocp_device_enter_to_release(const ocp_device *device);
 void ocp_device_leave(ocp_stay *stay);
-/* ocp_fail_cuda that also marks the device lost when the error is sticky. */
+/* Calls ocp_fail_cuda, and marks the device lost when the error is sticky. */
 int ocp_device_fail(ocp_device *device, CUresult result, const char *what, ocp_error *error);
 
 #endif

@@ -56,7 +56,7 @@ int ocp_list_devices(int emulated, ocp_device_info *infos, uint32_t room, uint32
     return error->code;
   if (version < LEAST_DRIVER_VERSION)
     return ocp_fail(error, ORT_RUNTIME_EXCEPTION,
-                    "the driver is for CUDA %d.%d; kernels and libraries are for CUDA 13, which needs R580 or newer",
+                    "the NVIDIA driver supports CUDA %d.%d, expected 13.0 or newer. Install driver R580 or newer",
                     version / 1000, version % 1000 / 10);
   if (ask(driver, driver->DeviceGetCount(&found), "cuDeviceGetCount", error))
     return error->code;

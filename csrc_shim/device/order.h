@@ -32,7 +32,8 @@ void ocp_pool_advance(ocp_pool *pool, ocp_stream *stream);
 /* Whether work that `taker` enqueues from now on (NULL: work on any stream, or the host at once) is ordered after
  * all work, up to a number, of the stream with that id (0: of all streams). */
 bool ocp_pool_is_finished(const ocp_pool *pool, uint64_t stream_id, uint64_t up_to, const ocp_stream *taker);
-/* Whether the stream has unfinished work of a Run that has ended, so that the calling thread can have its results. */
+/* Whether the stream has unfinished work whose results the calling thread can have: work of its own Run, of a Run that
+ * has ended, or of no Run. */
 bool ocp_stream_is_known_to_be_busy(const ocp_stream *stream);
 
 #endif

@@ -30,29 +30,29 @@ struct ocp_stream_private {
     uint64_t id, position;
   } waited[OCP_MAX_WAITED];
   unsigned num_waited;
-  const void *run; /* the one Run that enqueued all unfinished work; NULL: none, or several. Under the lock. */
-  /* The turns: see ocp_stream_take_turn. */
-  atomic_uint turns; /* the shared ones, or OCP_TURN_ALONE; and OCP_TURN_WANTED if threads wait for the end of one */
+  const void *run; /* the one Run that enqueued all unfinished work; NULL: no Run, or several; guarded by the lock */
+  /* Turns: see ocp_stream_take_turn. */
+  atomic_uint turns; /* number of shared turns, or OCP_TURN_ALONE; plus OCP_TURN_WANTED if threads wait for a turn */
   pthread_mutex_t turn_lock; /* guards waiting for a turn */
   pthread_cond_t turn_ended;
   unsigned want_alone; /* threads that wait for an exclusive turn */
-  bool left_open;      /* a capture that could not be ended */
+  bool left_open;      /* true: a capture of the stream could not be ended */
 };
 
 typedef struct ocp_arena ocp_arena;     /* arena.h */
 typedef struct ocp_mempool ocp_mempool; /* mempool.h */
 
 typedef struct ocp_pool {
-  pthread_mutex_t lock; /* guards all below, and ocp_stream_private; never held in a driver call */
+  pthread_mutex_t lock; /* guards the members below, and ocp_stream_private; never held during a driver call */
   uint64_t sequence, last_stream_id;
   ocp_stream *streams;
   ocp_stream *idle_streams; /* idle streams that can be borrowed */
   ocp_arena *arenas[OCP_NUM_MEMORIES];
-  ocp_mempool *mempool;             /* of device memory, where the options ask for it */
+  ocp_mempool *mempool;             /* replaces the device memory's arena if the options ask for that */
   struct ocp_reclaimer *reclaimers; /* memory.h */
-  pthread_mutex_t reclaim_lock;     /* held while reclaimers work; taken before lock */
-  /* Held while code other than its owner waits for or queries a stream, and while a stream is destroyed. Taken before
-   * lock. */
+  pthread_mutex_t reclaim_lock;     /* held while reclaimers work; taken before `lock` */
+  /* Held while code that does not own a stream waits for it or queries it, and while a stream is destroyed. Taken
+   * before `lock`. */
   pthread_mutex_t streams_lock;
 } ocp_pool;
 

@@ -23,7 +23,8 @@ int ocp_run_memory_watch(ocp_run_memory *memory, ocp_device *device, bool captur
   }
   pthread_mutex_unlock(&lock);
   if (place == MAX_WATCHED)
-    return ocp_fail(error, ORT_FAIL, "more than %d threads capture CUDA graphs at once", MAX_WATCHED);
+    return ocp_fail(error, ORT_FAIL, "more than %d threads capture CUDA graphs at once. Let fewer threads capture",
+                    MAX_WATCHED);
   atomic_fetch_add(&num_watched, 1);
   watched = memory;
   return ORT_OK;

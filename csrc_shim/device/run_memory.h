@@ -14,7 +14,7 @@ typedef struct ocp_run_block {
   uint64_t address;
   size_t bytes;
   int memory;
-  bool freed; /* by the Run, which may get it again */
+  bool freed; /* true: the Run has freed the block and may allocate it again */
 } ocp_run_block;
 
 typedef struct ocp_run_memory {
@@ -38,7 +38,7 @@ void ocp_run_memory_forget_held(ocp_run_memory *memory);
 /* ---- for code that hands out memory ---- */
 /* Whether the calling thread watches a Run with an open stream capture. */
 bool ocp_run_memory_is_captured(void);
-/* A block of at least `bytes` that the calling thread's watched Run has freed; 0: none. */
+/* Takes a block of at least `bytes` that the calling thread's watched Run has freed; 0: none. */
 uint64_t ocp_run_memory_reuse(const ocp_device *device, int memory, size_t bytes);
 /* Records an allocation of the calling thread's watched Run. False: out of host memory. */
 bool ocp_run_memory_allocated(const ocp_device *device, int memory, uint64_t address, size_t bytes);

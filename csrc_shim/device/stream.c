@@ -11,7 +11,7 @@
 static pthread_mutex_t all_lock = PTHREAD_MUTEX_INITIALIZER;
 static ocp_stream **all_streams;
 static size_t num_streams, max_streams;
-static atomic_uint all_generation = 1; /* counts the changes of the list */
+static atomic_uint all_generation = 1; /* increases with each change of the list */
 
 static bool list_stream(ocp_stream *stream) {
   pthread_mutex_lock(&all_lock);
@@ -56,7 +56,7 @@ ocp_stream *ocp_stream_of_handle(const ocp_device *device, void *handle) {
     ocp_stream *stream;
     unsigned generation;
   } answer;
-  /* Cache of the calling thread, which looks up the same stream again and again, with its device and without. */
+  /* The calling thread's latest answers, without a device and with one: a thread mostly looks up the same stream. */
   static _Thread_local answer answers[2];
   answer *latest = &answers[device != NULL];
   unsigned generation = atomic_load_explicit(&all_generation, memory_order_acquire);
@@ -161,7 +161,7 @@ ocp_stream *ocp_stream_share(ocp_stream *stream) {
   return stream;
 }
 
-/* Drops a user. True if it was the last; searches do not find the stream any more then. */
+/* Drops a user. Returns whether it was the last one; from then on lookups do not find the stream. */
 static bool leave(ocp_stream *stream) {
   pthread_mutex_lock(&adopt_lock);
   bool last = atomic_fetch_sub(&stream->priv->users, 1) == 1;
@@ -177,7 +177,7 @@ void ocp_stream_release(ocp_stream *stream) {
   ocp_device *device = stream->device;
   ocp_pool *pool = device->pool;
   ocp_error ignored;
-  /* Waits: memory freed on the stream counts as finished when the stream is gone. */
+  /* Waits for the stream's work, because memory freed on a destroyed stream counts as unused. */
   OCP_STAY stay = ocp_device_enter_to_release(device);
   if (stay.entered)
     ocp_stream_wait(stream, &ignored);
@@ -199,7 +199,7 @@ void ocp_stream_release(ocp_stream *stream) {
   free(stream);
 }
 
-/* On a lost device nothing runs any more: work that used memory there has finished as well. */
+/* A lost device runs nothing, so all work on it counts as finished. */
 static bool is_lost(const ocp_device *device) { return atomic_load_explicit(&device->lost, memory_order_relaxed); }
 
 int ocp_stream_wait(ocp_stream *stream, ocp_error *error) {
@@ -227,7 +227,8 @@ int ocp_stream_synchronize(ocp_stream *stream, ocp_error *error) {
 bool ocp_stream_is_captured(const ocp_stream *stream) {
   int status = CU_STREAM_CAPTURE_STATUS_NONE;
   const CUresult result = stream->device->driver->StreamIsCapturing(stream->handle, &status);
-  /* The default stream has no answer while a stream that synchronises with it is captured. */
+  /* The driver refuses the query of the default stream while a stream that synchronises with that stream is captured.
+   */
   return result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT ||
          (result == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE);
 }
@@ -261,7 +262,7 @@ int ocp_stream_close_capture(ocp_stream *stream, ocp_error *error) {
              : ORT_OK;
 }
 
-/* Takes the turn if the others allow it; without a lock, since each Run takes one. */
+/* Takes a turn if the present turns allow it. Takes no lock, since each Run takes a turn. */
 static bool try_turn(struct ocp_stream_private *priv, bool alone) {
   const unsigned in_the_way = alone ? ~(unsigned)OCP_TURN_WANTED : OCP_TURN_ALONE;
   unsigned turns = atomic_load_explicit(&priv->turns, memory_order_relaxed);
@@ -276,7 +277,7 @@ void ocp_stream_take_turn(ocp_stream *stream, bool alone) {
   pthread_mutex_lock(&priv->turn_lock);
   priv->want_alone += alone;
   for (;;) {
-    /* Announced before it looks: a turn that ends from here on takes the lock to wake this thread. */
+    /* Set before try_turn: a turn that ends from here on takes the lock to wake this thread. */
     atomic_fetch_or(&priv->turns, OCP_TURN_WANTED);
     if ((alone || !priv->want_alone) && try_turn(priv, alone)) /* an exclusive turn goes first */
       break;
@@ -294,7 +295,7 @@ void ocp_stream_end_turn(ocp_stream *stream) {
   if (!(atomic_fetch_sub(&priv->turns, alone ? OCP_TURN_ALONE : 1) & OCP_TURN_WANTED))
     return;
   pthread_mutex_lock(&priv->turn_lock);
-  atomic_fetch_and(&priv->turns, ~(unsigned)OCP_TURN_WANTED); /* those that still wait set it again */
+  atomic_fetch_and(&priv->turns, ~(unsigned)OCP_TURN_WANTED); /* threads that still have to wait set the bit again */
   pthread_cond_broadcast(&priv->turn_ended);
   pthread_mutex_unlock(&priv->turn_lock);
 }
@@ -315,7 +316,7 @@ int ocp_stream_borrow(ocp_device *device, ocp_stream **out, ocp_error *error) {
 
 void ocp_stream_return(ocp_stream *stream) {
   ocp_pool *pool = stream->device->pool;
-  if (stream->priv->left_open) { /* no Run can use the stream */
+  if (stream->priv->left_open) { /* no Run can use a stream with an open capture */
     ocp_stream_release(stream);
     return;
   }

@@ -20,12 +20,12 @@ void ocp_stream_release(ocp_stream *stream);
 int ocp_stream_synchronize(ocp_stream *stream, ocp_error *error);
 /* Synchronises the stream, for a caller that has entered the device. */
 int ocp_stream_wait(ocp_stream *stream, ocp_error *error);
-/* Asks the driver whether all its work has finished. */
+/* Asks the driver whether all work of the stream has finished. */
 void ocp_stream_query(ocp_stream *stream);
-/* Whether the driver captures it, for us or for the application. */
+/* Whether the stream is being captured, by us or by the application. */
 bool ocp_stream_is_captured(const ocp_stream *stream);
-/* Ends the stream's capture in an exclusive turn. Returns its graph, or NULL and the error. If the capture stays
- * open, ending it is tried once more at once, and again before a Run uses the stream. */
+/* Ends the stream's capture in an exclusive turn; *graph: the captured graph, or NULL on failure. If the capture stays
+ * open, it is ended again at once, and ocp_stream_close_capture ends it before a Run uses the stream. */
 CUresult ocp_stream_end_capture(ocp_stream *stream, CUgraph *graph);
 int ocp_stream_close_capture(ocp_stream *stream, ocp_error *error);
 /* Takes the turn of a Run on a stream that several threads share. An exclusive turn (`alone`) waits until no other

@@ -7,8 +7,8 @@
 
 static bool is_busy(const ocp_stream *stream) { return !ocp_stream_is_idle(stream); }
 
-/* The stream after `stream` (NULL: the first one) for which `holds` is true. The caller holds streams_lock, so the
- * result stays alive. */
+/* Returns the next stream after `stream` (NULL: from the first on) for which `holds` is true. The caller holds
+ * streams_lock, so the result stays alive. */
 static ocp_stream *next_stream(ocp_pool *pool, const ocp_stream *stream, bool (*holds)(const ocp_stream *)) {
   pthread_mutex_lock(&pool->lock);
   ocp_stream *next = stream ? stream->priv->next : pool->streams;
@@ -43,7 +43,7 @@ void ocp_pool_poll(ocp_device *device) {
   pthread_mutex_unlock(&pool->streams_lock);
 }
 
-/* Waits for the streams for which `holds` is true, except for one that is being captured: it executes nothing. */
+/* Waits for the streams for which `holds` is true, except for streams that are being captured: they execute nothing. */
 static int synchronize_streams(ocp_device *device, bool (*holds)(const ocp_stream *), ocp_error *error) {
   ocp_pool *pool = device->pool;
   int code = ORT_OK;

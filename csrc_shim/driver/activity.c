@@ -8,7 +8,7 @@
 
 #include "base/thread_memory.h"
 
-enum { MAX_DEPTH = 16 }; /* nested events of a thread */
+enum { MAX_DEPTH = 16 }; /* maximum number of nested events of a thread and listener */
 
 static atomic_ullong next_event = 1;
 
@@ -19,13 +19,13 @@ typedef struct entered {
   struct {
     uint64_t key;
     ocp_left_event event;
-    bool is_traced; /* true: the tracer knows about it */
+    bool is_traced; /* true: pushed to the tracer */
   } events[MAX_DEPTH];
 } entered;
 
 typedef struct thread_state {
   uint64_t source;
-  bool is_traced; /* true: the tracer knows the source */
+  bool is_traced; /* true: the source is pushed to the tracer */
   bool is_noting;
   ocp_graph_sources noted;
   int32_t number;
@@ -38,7 +38,7 @@ static void free_state(void *state) {
   free(state);
 }
 
-/* The calling thread's state; NULL: out of memory. */
+/* Returns the calling thread's state, made on first use; NULL: out of memory. */
 static thread_state *my_state(void) {
   static ocp_thread_memory states = {.release = free_state};
   if (!mine && (mine = ocp_thread_memory_make(&states, sizeof *mine)))

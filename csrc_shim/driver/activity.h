@@ -24,9 +24,9 @@ int32_t ocp_activity_thread(void);
 
 /* ---- events ---- */
 
-/* Begins and ends the event with this key on the calling thread. Events nest, and several threads may use one key at
- * once. leave returns when the event began, and its process-wide number (0: the thread has no open event with this
- * key). */
+/* Begin and end the event with this key on the calling thread. Events nest, and several threads may use one key at
+ * once. ocp_listener_leave returns the event's start (`since`) and its process-wide number (0: the thread has no open
+ * event with this key). */
 void ocp_listener_enter(ocp_listener *listener, uint64_t key);
 typedef struct ocp_left_event {
   uint64_t event;
@@ -37,8 +37,8 @@ ocp_left_event ocp_listener_leave(const ocp_listener *listener, uint64_t key);
 /* ---- work ---- */
 
 void ocp_graph_sources_clear(ocp_graph_sources *sources);
-/* Records the sources that the calling thread gives between begin and end; end moves them to `into` (NULL: drops them).
- */
+/* Record the sources that the calling thread sets between the two calls; the second call moves them to `into` (NULL:
+ * drops them). */
 void ocp_activity_begin_graph(void);
 void ocp_activity_end_graph(ocp_graph_sources *into);
 /* Like ocp_activity_of, for the launch of a graph. */

@@ -11,7 +11,7 @@ static ocp_driver table;
 static char reason[256];
 static CUresult (*module_load_data)(CUmodule *module, const void *image);
 
-/* The image contains its own length. */
+/* Ignores image_bytes: the driver reads the length from the image. */
 static CUresult load_data(CUmodule *module, const void *image, size_t image_bytes) {
   (void)image_bytes;
   return module_load_data(module, image);
@@ -92,7 +92,7 @@ static const struct {
 };
 
 static void resolve(void) {
-  void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL); /* never closed: its threads outlive everything */
+  void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL); /* never closed: the driver has threads of its own */
   if (!library) {
     snprintf(reason, sizeof reason, "libcuda.so.1 cannot be loaded: %s", dlerror());
     return;

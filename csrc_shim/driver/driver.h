@@ -48,8 +48,8 @@ enum {
   CUDA_ERROR_UNKNOWN = 999,
 };
 
-enum { CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9 }; /* int; the only one that callers ask for */
-/* The handle of the default stream that synchronises with all others but non-blocking ones. NULL means the same stream.
+enum { CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9 }; /* int; the only attribute that callers ask for */
+/* The legacy default stream, which synchronises with all streams except non-blocking ones. NULL means the same stream.
  */
 #define CU_STREAM_LEGACY ((CUstream)1)
 /* The per-thread default stream. */
@@ -135,7 +135,7 @@ typedef struct {
   int handleTypes;
   CUmemLocation location;
   void *win32SecurityAttributes;
-  size_t maxSize; /* bytes; 0: the driver's */
+  size_t maxSize; /* bytes; 0: the driver's default */
   unsigned short usage;
   unsigned char reserved[54];
 } CUmemPoolProps;
@@ -227,7 +227,7 @@ typedef struct ocp_driver {
    * unallocated. Happens in stream order, or at once for a NULL stream. True when something was enqueued on the
    * stream. */
   bool (*ReuseMemory)(CUdeviceptr address, size_t bytes, size_t held, CUstream stream);
-  /* Bytes that such an allocator leaves unused after each use, so that overruns are detected. */
+  /* Bytes that our allocators leave unused after each block, so that the checking mode detects overruns. */
   size_t (*RedZone)(void);
 } ocp_driver;
 

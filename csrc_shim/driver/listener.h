@@ -14,7 +14,7 @@ typedef struct ocp_activity_owner {
   uint64_t event;
 } ocp_activity_owner;
 
-/* A thread can be in a session's profile and in one of a Run. */
+/* A thread can be in two profiles at once: a session's and a Run's. */
 enum { OCP_MAX_OWNERS = 2 };
 typedef struct ocp_activity_owners {
   ocp_activity_owner each[OCP_MAX_OWNERS];
@@ -25,7 +25,7 @@ typedef enum ocp_activity_direction { OCP_ACTIVITY_H2D, OCP_ACTIVITY_D2H, OCP_AC
 
 typedef struct ocp_activity {
   uint64_t source; /* 0: unknown */
-  uint64_t event;  /* of the listener that has it */
+  uint64_t event;  /* the event, of this listener's profile, that enqueued the work */
   int64_t begin, end;
   const char *kernel; /* lives as long as the process; NULL: no kernel, or the source names it */
   uint64_t stream;
@@ -49,7 +49,7 @@ ocp_listener *ocp_listener_create(void);
 /* The listener receives activities from open to close. Threads may enter and leave events at any time. */
 void ocp_listener_open(ocp_listener *listener);
 void ocp_listener_close(ocp_listener *listener);
-/* Closes it. No thread may use it any more. Ignores NULL. */
+/* Closes and frees the listener, which no thread may be using. Ignores NULL. */
 void ocp_listener_destroy(ocp_listener *listener);
 /* Takes the activities received so far, in any order; the caller frees them. *lost: how many were dropped for lack of
  * room. */
@@ -65,7 +65,7 @@ static inline bool ocp_is_anybody_listening(void) {
   return atomic_load_explicit(&ocp_num_listeners, memory_order_relaxed) != 0;
 }
 
-/* Delivers the activity, whose source is set, to its owners. */
+/* Delivers the activity to its owners, with the event of each. The caller has set all other members. */
 void ocp_activity_deliver(const ocp_activity_owners *owners, ocp_activity *activity);
 
 #endif

@@ -6,7 +6,7 @@
 
 enum { MAX_MARKS = 1 << 20 };
 
-/* The meaning of one correlation id. */
+/* The owners and the source of the work with one external correlation id. */
 typedef struct mark {
   ocp_activity_owners owners;
   uint64_t source, layout;
@@ -22,9 +22,9 @@ atomic_bool ocp_tracer_is_on;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards everything below */
 static ocp_tracer_functions functions;
 static uint32_t session;
-static mark *marks; /* the number is the index + 1 */
+static mark *marks; /* the correlation id of a mark is its index + 1 */
 static size_t num_marks, max_marks;
-static layout *layouts; /* likewise */
+static layout *layouts; /* the number of a layout is its index + 1 */
 static size_t num_layouts, max_layouts;
 /* Interned kernel names, kept for the life of the process: activities refer to them. */
 static char **names;
@@ -66,7 +66,7 @@ void ocp_tracer_stop(void) {
   pthread_mutex_unlock(&lock);
 }
 
-/* The graph's layout in this session; 0: out of memory. */
+/* Returns the number of the graph's layout in this session; 0: out of memory. */
 static uint64_t layout_of(ocp_graph_sources *graph) {
   if (graph->session == session && graph->layout)
     return graph->layout;

@@ -4,7 +4,7 @@
  *
  *     start -> push, enqueue, pop (in Runs) -> deliver (records, with their numbers) -> stop
  *
- * Between start and stop is a session of the tracer. Numbers of an earlier one mean nothing. */
+ * A session of the tracer lasts from start to stop. Ids and layout numbers of an earlier session are invalid. */
 #ifndef OCP_DRIVER_TRACER_H
 #define OCP_DRIVER_TRACER_H
 
@@ -23,7 +23,7 @@ typedef struct ocp_tracer_functions {
 /* One record of CUPTI's. */
 typedef struct ocp_trace_record {
   uint64_t id;     /* the external correlation id */
-  uint64_t launch; /* equal for what one call of the driver enqueued */
+  uint64_t launch; /* CUPTI's correlation id: equal in all records of one driver call */
   int64_t begin, end;
   const char *kernel; /* copied; NULL: none */
   uint64_t stream, bytes;
@@ -35,24 +35,24 @@ typedef struct ocp_trace_record {
 
 void ocp_tracer_start(const ocp_tracer_functions *functions);
 void ocp_tracer_stop(void);
-/* Gives a record to the owners of its number; ignores one without. */
+/* Delivers a record to the owners of its correlation id; ignores a record without owners. */
 void ocp_tracer_deliver(const ocp_trace_record *record);
 
 /* The sources of a graph's nodes, in the order in which the nodes run. */
 typedef struct ocp_graph_sources {
   uint64_t *each;
   uint32_t count, capacity;
-  uint64_t layout; /* set if it was launched in the tracer's present session */
+  uint64_t layout; /* number of the layout, if the graph was launched in the tracer's present session */
   uint32_t session;
 } ocp_graph_sources;
 
 extern atomic_bool ocp_tracer_is_on;
 static inline bool ocp_is_tracing(void) { return atomic_load_explicit(&ocp_tracer_is_on, memory_order_relaxed); }
 /* Attributes the calling thread's work to these owners and this source, or for a graph to the sources of its nodes.
- * True: a pop has to follow. */
+ * If it returns true, the caller must call ocp_tracer_pop. */
 bool ocp_tracer_push(const ocp_activity_owners *owners, uint64_t source, ocp_graph_sources *graph);
 void ocp_tracer_pop(void);
-/* The sources of a layout; NULL: there is none. They live until the tracer stops. */
+/* Returns the sources of a layout; NULL: there is none. They live until the tracer stops. */
 const uint64_t *ocp_tracer_layout(uint64_t layout, uint32_t *count);
 
 #endif

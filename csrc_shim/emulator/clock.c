@@ -1,6 +1,6 @@
 /* Happens-before race detection: a vector clock for each stream and one for the host, and for each granule of device
- * memory its last accesses. Two accesses to the same bytes, one of them a write, that no chain of stream order,
- * events and host waits orders, are a missing wait.
+ * memory its last accesses. If no chain of stream order, events and host waits orders two accesses to the same bytes,
+ * and one of the accesses is a write, the program lacks a wait.
  *
  * All host threads count as one, since their synchronisation is not visible here. */
 #include "emulator/clock.h"
@@ -11,7 +11,7 @@
 
 #include "emulator/state.h"
 
-#define MAX_SLOTS 4096u /* streams with their own slot; further ones share slots, and some races are missed */
+#define MAX_SLOTS 4096u /* streams with their own slot; further streams share a slot, so some races are missed */
 #define NAMES 16u       /* operations per stream whose names are kept */
 #define NAME_BYTES 64u
 
@@ -147,7 +147,7 @@ void emu_clock_name(const emu_clock *clock, const char *name) {
   pthread_mutex_unlock(&lock);
 }
 
-/* ---- accesses: 16 bits of slot, 32 of time, and the first and last byte in the granule ---- */
+/* ---- accesses, packed: slot in 16 bits, time in 32, first and last byte in the granule in 8 each ---- */
 
 static uint64_t pack(const emu_clock *clock, uint32_t first, uint32_t last) {
   return (uint64_t)clock->slot << 48 | (uint64_t)clock->time << 16 | first << 8 | last;
@@ -174,8 +174,8 @@ static bool is_own(uint64_t access, const emu_clock *clock) {
   return access && slot_of(access) == clock->slot && time_of(access) == clock->time;
 }
 
-/* Two host threads that run blocks of one launch may overwrite each other's range: the check misses races then, but
- * reports no false one. */
+/* Stores an access. Two host threads that run blocks of one launch may overwrite each other's range. The check then
+ * misses races, but reports no false ones. */
 static void store(_Atomic uint64_t *place, uint64_t before, const emu_clock *clock, uint32_t first, uint32_t last) {
   if (is_own(before, clock)) {
     first = first < first_of(before) ? first : first_of(before);
@@ -188,7 +188,7 @@ uint64_t emu_history_note(emu_history *history, const emu_clock *clock, uint32_t
                           emu_access access) {
   uint64_t written = atomic_load_explicit(&history->write, memory_order_relaxed), conflict = 0;
   uint64_t updated = atomic_load_explicit(&history->atomic, memory_order_relaxed);
-  /* The same stream has recorded and compared this range already. */
+  /* The same operation has recorded this range before, and compared it with the other accesses. */
   if (access == EMU_STORE && is_own(written, clock) && covers(written, first, last))
     return 0;
   if (access == EMU_ATOMIC && is_own(updated, clock) && covers(updated, first, last))
@@ -211,7 +211,7 @@ uint64_t emu_history_note(emu_history *history, const emu_clock *clock, uint32_t
       store(&history->atomic, updated, clock, first, last);
     return conflict;
   }
-  /* Keep the last access of two streams; replace one that happens before this access. */
+  /* Two reads are kept, of different streams. Replace a read that happens before this access. */
   int place = is_own(reads[0], clock)                   ? 0
               : is_own(reads[1], clock)                 ? 1
               : !reads[0] || is_before(reads[0], clock) ? 0

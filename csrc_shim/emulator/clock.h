@@ -8,7 +8,7 @@
 #include "driver/driver.h"
 
 typedef struct emu_clock {
-  uint32_t slot, time; /* the operation: the slot of its stream, and its own number there */
+  uint32_t slot, time; /* the operation: the slot of its stream, and its number in that stream */
   uint32_t count;
   uint32_t times[]; /* for each stream, the last operation known to be complete */
 } emu_clock;
@@ -21,16 +21,16 @@ typedef enum emu_access { EMU_LOAD = 1, EMU_STORE = 2, EMU_ATOMIC = 3 } emu_acce
  * race with each other. */
 uint64_t emu_history_note(emu_history *history, const emu_clock *clock, uint32_t first, uint32_t last,
                           emu_access access);
-/* Names an operation for later reports, and looks that name up. */
+/* Store the name of an operation for reports, and write it as text. */
 void emu_clock_name(const emu_clock *clock, const char *name);
 void emu_clock_describe(uint64_t access, char *text, size_t text_bytes);
 
 /* ---- the clocks of streams ---- */
-/* The clock of a new operation of the stream, to be freed by its owner. */
+/* Begins a new operation of the stream and returns its clock, which the caller frees. */
 emu_clock *emu_clock_tick(CUstream stream);
 emu_clock *emu_clock_snapshot(CUstream stream);
 void emu_clock_join(CUstream stream, const emu_clock *clock);
-/* The host has waited for all operations in the clock. */
+/* Records that the host has waited for all operations in the clock. */
 void emu_clock_host_waits(const emu_clock *clock);
 void emu_clock_free(emu_clock *clock);
 void emu_clock_end(CUstream stream); /* the stream is about to be destroyed */

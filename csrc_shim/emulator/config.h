@@ -15,39 +15,38 @@ typedef struct ocp_emu_config {
 
 /* ---- the counting mode ---- */
 
-/* Bits of ocp_emu_access.what above those of the access's bytes. */
+/* Flags of ocp_emu_access.what, whose low 16 bits are the number of bytes accessed. */
 enum {
   OCP_EMU_COUNT_STORE = 1 << 16,
   OCP_EMU_COUNT_ATOMIC = 1 << 17,
-  OCP_EMU_COUNT_GLOBAL = 1 << 18, /* address is the device's */
-  OCP_EMU_COUNT_SHARED = 1 << 19  /* address: offset in the block's shared memory */
+  OCP_EMU_COUNT_GLOBAL = 1 << 18, /* `address` is a device address */
+  OCP_EMU_COUNT_SHARED = 1 << 19  /* `address` is an offset in the block's shared memory */
 };
 
-/* One access of one thread. Lanes of a warp that execute the same instruction for the same time access memory
- * together. */
+/* One access of one thread. Lanes of a warp with equal `place` and `turn` access memory together. */
 typedef struct ocp_emu_access {
   uint64_t address;
   uint32_t what;
-  uint32_t turn;  /* how often the thread had executed the instruction before */
+  uint32_t turn;  /* number of times that the thread has executed the instruction before */
   uint32_t block; /* the block's index in ocp_emu_count.blocks */
   uint16_t thread;
   uint16_t place;
 } ocp_emu_access;
 
-/* A request of the counting mode, and its results, for launches of kernels compiled for it. The caller owns the memory.
- */
+/* A request of the counting mode, and its results. The kernels must be compiled for that mode. The caller owns the
+ * memory. */
 typedef struct ocp_emu_count {
   const uint64_t *blocks; /* the blocks of a launch that run, one after the other */
   uint32_t num_blocks;
   uint32_t num_places; /* number of instructions that access memory, and of basic blocks, in the kernel */
-  uint32_t max_turns;  /* per thread and instruction; later accesses are not recorded */
+  uint32_t max_turns;  /* recorded executions per thread and instruction; later ones are not recorded */
   uint32_t block;      /* index of the running block */
   uint32_t num_left;   /* blocks that ended early, at an access outside of all memory */
   uint64_t max_accesses, num_accesses;
   ocp_emu_access *accesses;
-  uint64_t *executed; /* executions of each instruction or basic block, by threads */
-  uint64_t *issued;   /* executions by warps: the maximum over the lanes */
-  uint32_t *turns;    /* num_places * 1024 */
+  uint64_t *executed; /* [num_places]: executions of each instruction or basic block, summed over threads */
+  uint64_t *issued;   /* [num_places]: executions by warps, each the maximum over its lanes */
+  uint32_t *turns;    /* [num_places][1024]: executions by each thread of the running block */
 } ocp_emu_count;
 
 #endif

@@ -10,7 +10,7 @@
 #define MAX_FINDINGS 256
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static char findings[MAX_FINDINGS][EMU_FINDING_BYTES]; /* the first ones */
+static char findings[MAX_FINDINGS][EMU_FINDING_BYTES]; /* the first findings; later ones are dropped */
 static int num_findings;
 
 const char *const emu_finding_kinds[] = {"out-of-bounds", "use-after-free", "uninitialised-read", "missing-wait",

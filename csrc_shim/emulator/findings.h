@@ -19,7 +19,7 @@ void ocp_emu_clear_findings(void);
 
 /* ---- for the checks ---- */
 
-enum { EMU_FINDING_BYTES = 400 }; /* of one text */
+enum { EMU_FINDING_BYTES = 400 }; /* maximum length of a finding's text, with its final 0 */
 typedef enum emu_finding_kind {
   EMU_OUT_OF_BOUNDS,
   EMU_USE_AFTER_FREE,
@@ -27,9 +27,9 @@ typedef enum emu_finding_kind {
   EMU_MISSING_WAIT,
   EMU_DIVERGENT_BARRIER
 } emu_finding_kind;
-extern const char *const emu_finding_kinds[]; /* their names */
+extern const char *const emu_finding_kinds[]; /* names, by emu_finding_kind */
 void emu_finding_keep(const char *text);
-/* Records a finding of a copy or memset, and makes it the error of the operation, which is returned. */
+/* Records a finding of a copy or memset. Returns the error with which the operation fails. */
 CUresult emu_finding_report(emu_finding_kind kind, const char *operation, uint64_t address, uint64_t bytes,
                             const char *where);
 /* Describes where a device address lies: "byte 4096 of 4096 allocated at 0x...". */

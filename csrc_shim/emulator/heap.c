@@ -5,16 +5,16 @@
 
 #include <sys/mman.h>
 
-/* A block's entry is at the granule where the block starts. The table is reserved address space that costs memory
- * only when touched. */
+/* Entry of a block, in a table with one entry per granule, at the granule where the block starts. The table is reserved
+ * address space that costs memory only when touched. */
 struct emu_heap_block {
-  uint32_t size; /* granules */
+  uint32_t size; /* in granules */
   uint32_t live;
   union {
     struct {
-      uint32_t previous, next; /* free list */
+      uint32_t previous, next; /* of a free block: its neighbours in the free list */
     };
-    uint64_t bytes; /* requested size */
+    uint64_t bytes; /* of a live block: the requested size */
   };
 };
 
@@ -36,7 +36,7 @@ static void start_clear(emu_heap *heap, uint32_t granule) {
   }
 }
 
-/* The start of the block that holds the granule. The first block starts at 0, so there is one. */
+/* Returns the granule where the block that holds `granule` starts. Blocks cover the whole range. */
 static uint32_t start_of(const emu_heap *heap, uint32_t granule) {
   uint64_t below = (uint64_t)2 << granule % 64;
   uint64_t word = heap->starts[0][granule / 64] & (below - 1);
@@ -56,7 +56,7 @@ static uint32_t start_of(const emu_heap *heap, uint32_t granule) {
   }
 }
 
-/* The size class of a size: every block in a class is at least as large as those of the classes below. */
+/* Returns the size class of a size. Every block of a class is larger than the blocks of lower classes. */
 static uint32_t bin_of(uint32_t size) {
   if (size < 8)
     return size;
@@ -89,10 +89,11 @@ static void list_remove(emu_heap *heap, uint32_t index) {
     heap->bin_mask[bin / 64] &= ~((uint64_t)1 << bin % 64);
 }
 
-/* A free block of at least `size` granules: any of a class above, else one of its own class that is large enough. */
+/* Finds a free block of at least `size` granules: any block of a higher class, else one of the same class that is large
+ * enough. */
 static uint32_t list_find(const emu_heap *heap, uint32_t size) {
   uint32_t bin = bin_of(size);
-  if (size < 8 && heap->bins[bin] != NONE) /* these classes hold one size each */
+  if (size < 8 && heap->bins[bin] != NONE) /* below 8 granules a class holds blocks of one size */
     return heap->bins[bin];
   for (uint32_t above = bin + 1; above < EMU_HEAP_BINS; above = (above | 63) + 1) {
     uint64_t word = heap->bin_mask[above / 64] & ~(((uint64_t)1 << above % 64) - 1);
@@ -191,7 +192,7 @@ bool emu_heap_free(emu_heap *heap, uint64_t address) {
   }
   uint64_t freed = (uint64_t)block->size * EMU_GRANULE;
   heap->used -= freed;
-  if (freed >= GIVE_BACK) { /* under the lock: no other thread may get the range yet */
+  if (freed >= GIVE_BACK) { /* under the lock, so that no other thread allocates the range meanwhile */
     uint64_t first = (address + (uint64_t)heap->alias + 4095) & ~(uint64_t)4095;
     uint64_t last = (address + (uint64_t)heap->alias + freed) & ~(uint64_t)4095;
     madvise((void *)first, last - first, MADV_DONTNEED);

@@ -15,7 +15,7 @@ typedef struct emu_heap {
   pthread_mutex_t lock;
   uint64_t base;     /* first address handed out */
   ptrdiff_t alias;   /* add it to an address to get the host pointer of its bytes */
-  uint64_t bytes;    /* of addresses, a multiple of EMU_GRANULE */
+  uint64_t bytes;    /* length of the address range, a multiple of EMU_GRANULE */
   uint64_t capacity; /* maximum bytes of live blocks */
   uint64_t used;     /* bytes of live blocks, rounded to granules */
   uint32_t redzone;  /* bytes that stay unallocated behind each block */
@@ -27,7 +27,8 @@ typedef struct emu_heap {
   void *tables;
   size_t tables_bytes;
 } emu_heap;
-/* 0, or -1 when the tables cannot be mapped. The heap owns its tables, not the range. */
+/* Makes a heap over the range. Returns 0, or -1 when the tables cannot be mapped. The heap owns its tables, not the
+ * range. */
 int emu_heap_init(emu_heap *heap, uint64_t base, ptrdiff_t alias, uint64_t bytes, uint64_t capacity, uint32_t redzone);
 void emu_heap_destroy(emu_heap *heap);
 uint64_t emu_heap_alloc(emu_heap *heap, uint64_t bytes); /* 0: no room */
@@ -35,9 +36,9 @@ bool emu_heap_free(emu_heap *heap, uint64_t address);    /* false: no block star
 /* Whether [address, address + bytes) lies in one live block; also returns the block's start and size if the pointers
  * are not NULL. */
 bool emu_heap_find(emu_heap *heap, uint64_t address, uint64_t bytes, uint64_t *start, uint64_t *size);
-/* Bytes that the live block at the address occupies: its rounded size and its red zone. */
+/* Returns the bytes that the live block at the address occupies: its rounded size and its red zone. */
 uint64_t emu_heap_held(emu_heap *heap, uint64_t address);
-/* The live block that starts at the address or last before it, even when the address is beyond its end. */
+/* Finds the live block that starts at or nearest below the address, even if the address is beyond the block's end. */
 bool emu_heap_around(emu_heap *heap, uint64_t address, uint64_t *start, uint64_t *size);
 void emu_heap_visit(emu_heap *heap, void (*visit)(void *context, uint64_t address, uint64_t bytes), void *context);
 

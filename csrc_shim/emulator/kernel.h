@@ -9,9 +9,9 @@
  * - NAME.meta, a constant ocp_emu_kernel_meta.
  *
  * A kernel without barriers, shuffles or votes has mode OCP_EMU_BLOCK: one call runs every thread of the block (the
- * loop over threads is in the object, where LLVM can vectorise it) and sets thread->tid only where it is checked, for
- * the findings. Otherwise the mode is OCP_EMU_FIBER: one call runs one thread, and barriers, shuffles and votes switch
- * fibers.
+ * loop over threads is in the object, where LLVM can vectorise it); only kernels compiled with checks set thread->tid,
+ * for the findings. Otherwise the mode is OCP_EMU_FIBER: one call runs one thread, and barriers, shuffles and votes
+ * switch fibers.
  *
  * Undefined symbols are resolved against the table in blocks/symbols.c: the ocp_emu_* functions of blocks/fiber.h,
  * warp.h, check.h and count.h, libm, memcpy and the like. Any other name makes ModuleLoadData fail and name it. */
@@ -28,7 +28,7 @@ enum { OCP_EMU_BLOCK = 0, OCP_EMU_FIBER = 1 };
 enum { OCP_EMU_PARAM_POINTER = 0x80 };
 
 typedef struct ocp_emu_kernel_meta {
-  uint32_t version;                   /* OCP_EMU_BLOCK or OCP_EMU_FIBER */
+  uint32_t version;                   /* OCP_EMU_META_VERSION */
   uint32_t mode;                      /* OCP_EMU_BLOCK or OCP_EMU_FIBER */
   uint32_t static_shared_bytes;       /* static shared memory of a block */
   uint32_t stack_bytes;               /* stack that one thread needs at most; 0 when unknown */
@@ -46,7 +46,7 @@ typedef struct ocp_emu_thread {
   uint32_t laneid;         /* 48 */
   uint32_t dynamic_shared; /* 52: bytes of dynamic shared memory */
   uint8_t *shared; /* 56: shared memory of the block: static part first, 16-byte aligned, then the dynamic part */
-  void *scheduler; /* 64: the emulator's own */
+  void *scheduler; /* 64: private to the emulator */
 } ocp_emu_thread;
 
 #endif

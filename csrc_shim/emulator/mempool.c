@@ -12,7 +12,7 @@ typedef struct block {
   struct block *next;
   struct CUmemPoolHandle_st *pool;
   uint64_t address, bytes;
-  bool live, freeing; /* allocated; and its free has been enqueued */
+  bool live, freeing; /* allocated and not yet freed; the free has been enqueued but has not run */
 } block;
 
 struct CUmemPoolHandle_st {
@@ -25,7 +25,7 @@ struct CUmemPoolHandle_st {
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* taken after all other locks except the heap's */
-static struct CUmemPoolHandle_st *_Atomic pools;         /* written under the lock; NULL without it: there are none */
+static struct CUmemPoolHandle_st *_Atomic pools;         /* written under the lock; compared with NULL without it */
 
 /* ---- under the lock ---- */
 
@@ -68,7 +68,7 @@ static void raise_to(uint64_t *most, uint64_t value) {
     *most = value;
 }
 
-/* The smallest unused block that fits and is not twice too large. */
+/* Finds the smallest unused block that fits, if it has at most twice the bytes. */
 static block *find_unused(const struct CUmemPoolHandle_st *pool, uint64_t bytes) {
   block *best = NULL;
   for (block *other = pool->blocks; other; other = other->next)
@@ -174,7 +174,7 @@ void emu_mempool_run_free(uint64_t address) {
 }
 
 void emu_mempools_synchronized(const emu_device *device) {
-  if (!atomic_load_explicit(&pools, memory_order_relaxed)) /* each wait for a stream comes here */
+  if (!atomic_load_explicit(&pools, memory_order_relaxed)) /* saves the lock: every wait for a stream calls this */
     return;
   pthread_mutex_lock(&lock);
   for (struct CUmemPoolHandle_st *pool = pools; pool; pool = pool->next)
@@ -183,7 +183,7 @@ void emu_mempools_synchronized(const emu_device *device) {
   pthread_mutex_unlock(&lock);
 }
 
-/* ---- the driver's calls ---- */
+/* ---- members of the driver table ---- */
 
 CUresult emu_mem_pool_create(CUmemoryPool *pool, const CUmemPoolProps *props) {
   CUresult result = emu_leave();

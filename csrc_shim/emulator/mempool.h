@@ -1,4 +1,4 @@
-/* CUDA memory pools (cuMemPool): blocks, and frees that wait for their stream. */
+/* CUDA memory pools (cuMemPool): their blocks, and frees in stream order. */
 #ifndef OCP_EMULATOR_MEMPOOL_H
 #define OCP_EMULATOR_MEMPOOL_H
 
@@ -10,14 +10,14 @@
 
 /* Allocates a block from the pool, without waiting for frees that have not run. */
 CUresult emu_mempool_allocate(CUdeviceptr *address, uint64_t bytes, CUmemoryPool pool);
-/* Marks that the free of a block is about to be enqueued; false: no block starts there, or its free is enqueued
- * already. */
+/* Marks a block whose free is about to be enqueued. Returns false if no block starts there, or if its free is already
+ * enqueued. */
 bool emu_mempool_begin_free(uint64_t address);
-/* The free could not be enqueued: the block can be freed again. */
+/* Clears the mark after the free could not be enqueued, so that the block can be freed again. */
 void emu_mempool_cancel_free(uint64_t address);
 /* Runs the free of a block, in stream order. */
 void emu_mempool_run_free(uint64_t address);
-/* The program has synchronized with the device: trims the pools to their release thresholds. */
+/* Called when the program has synchronized with the device: trims the pools to their release thresholds. */
 void emu_mempools_synchronized(const emu_device *device);
 
 /* Members of the driver table. */

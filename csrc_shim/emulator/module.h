@@ -20,7 +20,7 @@ struct CUmod_st {
   struct emu_module_symbol {
     const char *name; /* in strings */
     uint64_t value;
-    uint64_t bytes; /* from value to the end of its section */
+    uint64_t bytes; /* bytes from `value` to the end of the symbol's section */
     enum emu_section_group group;
   } *symbols;
   size_t num_symbols;
@@ -38,7 +38,7 @@ struct CUfunc_st {
   _Atomic uint32_t ticks_per_block; /* cost estimate that decides whether to wake workers; 0: not known yet */
   struct CUfunc_st *next;
 };
-/* Whether the range lies in the module's data. */
+/* Whether the range lies in the module's constants and writable data. */
 bool emu_module_owns(const struct CUmod_st *module, uint64_t address, uint64_t bytes);
 
 #endif

@@ -13,7 +13,7 @@ typedef enum emu_op_kind { EMU_OP_KERNEL, EMU_OP_COPY, EMU_OP_SET, EMU_OP_REUSE,
 typedef struct emu_op {
   emu_op_kind kind;
   uint32_t num_params;
-  uint64_t source; /* driver/activity.h */
+  uint64_t source; /* source of the work in profiles: driver/activity.h */
   union {
     struct {
       struct CUfunc_st *function;
@@ -21,7 +21,7 @@ typedef struct emu_op {
       uint32_t dynamic_shared;
     } kernel;
     struct {
-      uint64_t dst, src; /* device addresses, or host pointers as the direction says */
+      uint64_t dst, src; /* device addresses, or host pointers if dst_host or src_host is true */
       uint64_t bytes;
       bool dst_host, src_host;
     } copy;
@@ -30,12 +30,12 @@ typedef struct emu_op {
       uint64_t bytes;
       unsigned char value;
     } set;
-    struct { /* checking mode: see emu_reuse */
+    struct { /* checking mode: ReuseMemory (driver/driver.h) */
       uint64_t address;
       uint64_t bytes, held;
     } reuse;
     struct {
-      uint64_t address; /* of a block of a memory pool */
+      uint64_t address; /* start of a block of a memory pool */
     } free;
   };
   uint64_t params[OCP_EMU_MAX_PARAMS]; /* only the first num_params are copied */

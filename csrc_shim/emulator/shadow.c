@@ -7,18 +7,18 @@
 
 #include "emulator/heap.h"
 
-#define QUARANTINE_BYTES ((uint64_t)256 << 20) /* and at most a quarter of the device */
+#define QUARANTINE_BYTES ((uint64_t)256 << 20) /* maximum per device, if a quarter of its memory is not less */
 
 typedef struct freed {
   struct freed *next;
   emu_device *device;
   uint64_t address, bytes;
-  uint64_t held; /* size with its red zone */
+  uint64_t held; /* bytes with the red zone */
 } freed;
 
 static uint8_t *states; /* one for each byte of the emulated devices' memory */
 static emu_history *histories;
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of the quarantine */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards the quarantine */
 static freed *oldest, *newest;
 static uint64_t quarantined[EMU_MAX_DEVICES];
 
@@ -56,7 +56,7 @@ void emu_shadow_stop(void) {
   histories = NULL;
 }
 
-/* Clears the state. Pages returned to the system read as zero: no state, no history. */
+/* Clears the state and the history of the range. Pages returned to the system read as zero, which means cleared. */
 static void forget(uint64_t address, uint64_t bytes) {
   memset(states + (address - emu.base), 0, bytes);
   memset(emu_history_of(address), 0, (bytes + EMU_GRANULE - 1) / EMU_GRANULE * sizeof *histories);
@@ -143,7 +143,7 @@ uint8_t emu_shadow_state(uint64_t address) { return __atomic_load_n(&states[addr
 
 bool emu_shadow_is_freed(uint64_t address) { return states && emu_shadow_state(address) & EMU_BYTE_FREED; }
 
-/* Kernels on several host threads mark at once; all of them store the same value. */
+/* Marks the range as written. Several host threads may do so at once: all store the same value. */
 void emu_shadow_written(uint64_t address, uint64_t bytes) {
   uint8_t *first = states + (address - emu.base);
   for (uint64_t i = 0; i < bytes; i++)

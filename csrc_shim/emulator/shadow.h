@@ -14,11 +14,11 @@ enum { EMU_BYTE_ALLOCATED = 1, EMU_BYTE_WRITTEN = 2, EMU_BYTE_FREED = 4 };
 /* The byte that the checking mode fills unwritten memory with: NaN in every floating-point type, -1 as an index. */
 enum { EMU_UNWRITTEN = 0xff };
 
-/* Starts with all live allocations counted as written; 0, or -1 when the tables cannot be mapped. */
+/* Makes the shadow memory, with all live allocations counted as written. Returns 0, or -1 when it cannot be mapped. */
 int emu_shadow_start(void);
-void emu_shadow_stop(void); /* also frees what is in quarantine */
+void emu_shadow_stop(void); /* also frees the blocks in quarantine */
 void emu_shadow_allocated(uint64_t address, uint64_t bytes);
-/* Puts the block into quarantine; false: it is freed already. */
+/* Puts the block into quarantine; false: the block was freed before. */
 bool emu_shadow_free(emu_device *device, uint64_t address, uint64_t bytes);
 /* Frees the blocks in quarantine, for an allocation that finds no room; false: the quarantine was empty. */
 bool emu_shadow_flush(emu_device *device);
@@ -27,13 +27,14 @@ void emu_shadow_reused(uint64_t address, uint64_t bytes, uint64_t held);
 bool emu_shadow_is_freed(uint64_t address);
 void emu_shadow_written(uint64_t address, uint64_t bytes);
 void emu_shadow_copied(uint64_t dst, uint64_t src, uint64_t bytes);
-/* Offset of the first byte in the range that lacks one of these states; `bytes` when there is none. */
+/* Returns the offset of the first byte in the range that lacks one of these states; `bytes` if there is no such byte.
+ */
 uint64_t emu_shadow_first_not(uint64_t address, uint64_t bytes, uint8_t states);
 /* Whether every byte is allocated and written: true for nearly every access. */
 bool emu_shadow_is_written(uint64_t address, uint32_t bytes);
 uint8_t emu_shadow_state(uint64_t address);
 
-/* The last accesses to the granule of the address. */
+/* Returns the last accesses to the granule of the address. */
 emu_history *emu_history_of(uint64_t address);
 
 #endif

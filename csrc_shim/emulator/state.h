@@ -1,4 +1,4 @@
-/* The state of the emulated CUDA devices, and the entry of every call.
+/* The state of the emulated CUDA devices, and the checks at the start of each driver call.
  *
  * A device is a range of reserved addresses that host code cannot access, and an alias of the same length at a
  * constant distance, through which kernels and copies access the bytes. Work arrives as emu_op values (op.h); a
@@ -9,10 +9,12 @@
  *                                               +-> adversarial: the stream's queue; runs when the program waits
  *                                               +-> captured: a node of a graph, whose launch is enqueued in turn
  *
- * Invariants: - An invalid call returns the code that CUDA's driver returns for it.
+ * Invariants:
+ * - An invalid call returns the code that CUDA's driver returns for it.
  * - Host code reaches device memory through the alias only, so that a use of a device address on the host faults.
- * - Locks are taken in this order: the list of streams, a stream's, emu_order, a heap's. - A sticky error of a
- * device is returned by every call. Calls that release something release it nevertheless. */
+ * - Locks are taken in this order: the list of streams, a stream's, emu_order, a heap's.
+ * - After a sticky error of a device every call on it returns that error; calls that release something do release it.
+ */
 #ifndef OCP_EMULATOR_STATE_H
 #define OCP_EMULATOR_STATE_H
 
@@ -33,7 +35,7 @@
 #define EMU_DEFAULT_SHARED (48u << 10)
 #define EMU_MAX_SHARED (227u << 10)
 
-/* Codes that callers of the table receive but never compare with. */
+/* CUDA error codes that the emulator returns, and that no caller tests for. */
 enum {
   EMU_ERROR_ILLEGAL_STATE = 401,
   EMU_ERROR_CAPTURE_MERGE = 902,
@@ -50,7 +52,7 @@ struct CUstream_st {
   struct emu_item *head, *tail;
   bool destroyed; /* adversarial: freed after its last operation has run */
   struct emu_capture *_Atomic capture;
-  struct CUgraphNode_st **frontier; /* the capture's nodes that the next one of this stream depends on */
+  struct CUgraphNode_st **frontier; /* the captured nodes on which the next node of this stream depends */
   uint32_t num_frontier;
   struct CUstream_st *previous, *next; /* all streams of a device */
   struct emu_clock *clock;             /* checking mode */
@@ -65,8 +67,8 @@ struct CUctx_st {
 typedef struct emu_state {
   ocp_emu_config config;
   uint64_t base, bytes; /* the address space of all devices */
-  uint64_t span; /* of one device: more than its memory, so that fragmentation wastes none, as on a GPU with virtual
-                    memory */
+  uint64_t span; /* address space of one device: more than its memory, so that fragmentation wastes no memory, as on a
+                    GPU with virtual memory */
   ptrdiff_t alias;
   emu_heap pinned; /* page-locked host memory; its addresses are host pointers */
   struct CUctx_st devices[EMU_MAX_DEVICES];
@@ -80,12 +82,13 @@ static inline bool emu_is_device_address(uint64_t address) { return address - em
 static inline bool emu_is_pinned_address(uint64_t address) { return address - emu.pinned.base < emu.pinned.bytes; }
 static inline emu_device *emu_device_of(uint64_t address) { return &emu.devices[(address - emu.base) / emu.span]; }
 
-/* Entry of every call: fails after a fork, without a current context, and after a sticky error. */
+/* Checks at the start of most calls: fails after a fork, without a current context, and after a sticky error. */
 CUresult emu_enter(emu_device **device);
-/* Entry and result of calls that release something: they do so even after a sticky error, and then return it. */
+/* Checks at the start (emu_leave) and result (emu_lost) of calls that release something: these calls do so even after a
+ * sticky error, and then return that error. */
 CUresult emu_leave(void);
 CUresult emu_lost(void);
-/* Stores the message for emu_last_error and returns code. */
+/* Stores the message for emu_last_error and returns `code`. */
 CUresult emu_fail(CUresult code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* Members of the driver table. */

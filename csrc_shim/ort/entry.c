@@ -1,4 +1,4 @@
-/* The functions that the library exports. Plain C that returns a status even if Python cannot be loaded. */
+/* The functions that the library exports. They return a status even if Python cannot be loaded. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -49,7 +49,7 @@ static int use_host(const OrtApiBase *api_base, ocp_error *error) {
   return ORT_OK;
 }
 
-/* Fails if another provider has the name: nothing would decide which of the two a session gets. */
+/* Fails if another provider has the name: a session could not choose between the two. */
 static int refuse_to_replace(ocp_identity identity, ocp_error *error) {
   char **names = NULL;
   int count = 0;
@@ -121,9 +121,9 @@ OrtStatus *ReleaseEpFactory(OrtEpFactory *factory) {
   return NULL;
 }
 
-/* Registers the custom operators for session options that get the provider by name, or not at all: ORT asks the
- * factory for operators only if the options get one of its devices. SessionOptions.register_custom_ops_library and
- * RegisterCustomOpsLibrary_V2 call it. */
+/* Registers the custom operators with session options that name the provider, or do not use it. ORT itself asks the
+ * factory for operators only if the options select one of its devices. SessionOptions.register_custom_ops_library and
+ * RegisterCustomOpsLibrary_V2 call this function. */
 OrtStatus *RegisterCustomOps(OrtSessionOptions *options, const OrtApiBase *api_base) {
   const OrtApi *oldest = api_base->GetApi(1);
   ocp_error error = {0};

@@ -10,13 +10,14 @@
  *     OnRunStart                      a turn on the stream, or the start of a capture (capture.c)
  *       Compute                       (compute.c) -> run/executor.c; ORT's allocators give the outputs (allocator.c)
  *       Memcpy kernels, CopyTensors   (kernels.c, memory.c) where a CPU node and a node of ours meet
- *     OnRunEnd                        the end of both
+ *     OnRunEnd                        the end of the turn, or of the capture
  *     ReplayGraph                     in place of all that once the Run is captured
  *     CreateProfiler                  for a profile of the session or of a Run (profiler.h)
  *     ReleaseEp                       (factory.c) clusters are released by Python
  *
- * Invariants: - Between OnRunStart and OnRunEnd, Python is called only to build a plan for new shapes. - Every slot
- * returns a clear error after Python has shut down, after a fork, and on a lost device. */
+ * Invariants:
+ * - Between OnRunStart and OnRunEnd, Python is called only to build a plan for new shapes.
+ * - Every slot returns a clear error after Python has shut down, after a fork, and on a lost device. */
 #include "ort/ep.h"
 
 #include <errno.h>
@@ -50,7 +51,7 @@ static OrtStatus *get_capability(OrtEp *ep, const OrtGraph *graph, OrtEpGraphSup
 
 static OrtStatus *compile(OrtEp *ep, const OrtGraph **graphs, const OrtNode **fused_nodes, size_t count,
                           OrtNodeComputeInfo **infos, OrtNode **ep_context_nodes) {
-  /* Release the infos before anything else: ORT releases them even after a failure. */
+  /* Cleared before the first possible failure: ORT releases the infos even after a failure. */
   for (size_t i = 0; i < count; i++) {
     infos[i] = NULL;
     if (ep_context_nodes)
@@ -176,7 +177,7 @@ static OrtStatus *annotation_id(const OrtRunOptions *options, int *id) {
   return NULL;
 }
 
-/* Report a lost device or a forked child here: the next failing allocation could not give a reason. */
+/* Starts a Run. A lost device or a forked child is reported here, because a failing allocation could give no reason. */
 static OrtStatus *on_run_start(OrtEp *ep, const OrtRunOptions *options) {
   ocp_error error;
   ocp_capture_forget_run();
@@ -297,7 +298,7 @@ OrtEp *ocp_ep_create(const ocp_ep_config *config, ocp_identity identity) {
   if (ocp_api_version >= OrtEp_GetWeightlessSupport_SINCE)
     ep->ort.GetWeightlessSupport = get_weightless_support;
   if (ocp_host_version >= OrtEp_GetEpContextDataSupport_SINCE) {
-    ep->ort.ort_version_supported = OrtEp_GetEpContextDataSupport_SINCE; /* all slots of this struct are known */
+    ep->ort.ort_version_supported = OrtEp_GetEpContextDataSupport_SINCE; /* newer_slots has room for these slots */
     ep->ort.GetEpContextDataSupport = get_context_data_support;
   }
   return &ep->ort;

@@ -5,7 +5,7 @@
 #include "base/host.h"
 #include "python/tables.h"
 
-/* NULL: out of memory. */
+/* Creates an EP; NULL: out of memory. */
 OrtEp *ocp_ep_create(const ocp_ep_config *config, ocp_identity identity);
 /* Destroys everything that refers to clusters; called before Python releases its side. */
 void ocp_ep_close(OrtEp *ep);

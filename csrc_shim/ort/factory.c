@@ -22,8 +22,9 @@
 #define OCP_VERSION "0.0.0"
 #endif
 
-/* A factory lives as long as the process: after the library was unregistered, ORT calls it to release the allocators of
- * values and the EPs of sessions that are still there, and to create EPs for session options that name its devices. */
+/* A factory lives as long as the process. Even after the library was unregistered, ORT calls it to release the
+ * allocators of living values and the EPs of living sessions, and to create EPs for session options that name its
+ * devices. */
 typedef struct ocp_factory {
   OrtEpFactory ort; /* first member: ORT's view */
   char *registered_name;
@@ -43,7 +44,7 @@ static const char *get_name(const OrtEpFactory *factory) {
 
 static const char *get_vendor(const OrtEpFactory *factory) {
   (void)factory;
-  return "NVIDIA"; /* a vendor with an id that follows: ORT prefers the provider of a device's vendor */
+  return "NVIDIA"; /* with the id below, because ORT prefers the provider whose vendor is the device's */
 }
 
 static uint32_t get_vendor_id(const OrtEpFactory *factory) {
@@ -56,7 +57,7 @@ static const char *get_version(const OrtEpFactory *factory) {
   return OCP_VERSION;
 }
 
-/* False with the error after the library was unregistered: ORT's objects for the devices are freed then. */
+/* Whether the library is still registered; false with the error: ORT's objects for the devices are freed. */
 static bool is_registered(const OrtEpFactory *factory, ocp_error *error) {
   const bool registered = !atomic_load(&((const ocp_factory *)factory)->unregistered);
   if (!registered)
@@ -148,7 +149,8 @@ static OrtStatus *create_importer(OrtEpFactory *factory, const OrtEpDevice *devi
   return not_implemented("import of external memory and semaphores");
 }
 
-/* Gives no domain after the library was unregistered: sessions cannot be created on its devices any more. */
+/* Returns the domains of custom operators; none after the library was unregistered, since no session can be created on
+ * its devices then. */
 static OrtStatus *custom_op_domains(OrtEpFactory *factory, OrtCustomOpDomain *const **domains, size_t *count) {
   *count = 0;
   ocp_error error = {0};
@@ -158,10 +160,10 @@ static OrtStatus *custom_op_domains(OrtEpFactory *factory, OrtCustomOpDomain *co
   return python ? ocp_python_status(python->custom_op_domains(domains, count)) : ocp_status(&error);
 }
 
-/* A session that selects its devices calls this once for each device of each factory. Before ORT 1.31 the session
- * fails if two answers contain a domain of the same name, and the call does not name the device. So only one of a
- * session's calls is answered: ORT makes the same number of calls for each session, all on one thread. Session
- * options that get devices call it as well, and drop the earlier domains. */
+/* Whether ORT has asked this factory for domains before, for the same session. A session that selects its devices asks
+ * once for each device of each factory. Before ORT 1.31 it fails if two answers contain a domain of the same name, and
+ * the call does not name the device. So only one of a session's calls is answered: ORT makes the same number of calls
+ * for each session, all on one thread. Session options that get devices ask as well, and drop the earlier domains. */
 static bool is_another_question_of_a_session(void) {
   size_t num_devices = 0;
   for (const ocp_factory *factory = atomic_load(&factories); factory; factory = factory->earlier)
@@ -190,7 +192,8 @@ static OrtStatus *get_num_custom_op_domains(OrtEpFactory *factory, size_t *num_d
   return custom_op_domains(factory, &domains, num_domains);
 }
 
-/* Returns NULL for no domain, also because another thread may have registered operators meanwhile. */
+/* Fills `domains`, with NULL where there are fewer than num_domains: another thread may have changed the operators
+ * since ORT asked for their number. */
 static OrtStatus *get_custom_op_domains(OrtEpFactory *factory, OrtCustomOpDomain **domains, size_t num_domains) {
   OrtCustomOpDomain *const *found = NULL;
   size_t count = 0;
@@ -221,7 +224,7 @@ static OrtStatus *select_model_candidate(OrtEpFactory *factory, const OrtHardwar
              : ocp_api->CreateStatus(ORT_INVALID_ARGUMENT, "expected at least one compiled model, got none");
 }
 
-/* ORT calls some slots without checking for NULL: every slot up to the negotiated version has a function. */
+/* Every slot up to the negotiated version gets a function, because ORT calls some slots without checking for NULL. */
 OrtEpFactory *ocp_factory_create(const char *registered_name, const ocp_registration_request *request) {
   ocp_factory *factory = calloc(1, sizeof *factory);
   if (factory)

@@ -179,7 +179,7 @@ uint32_t ocp_why_not_offered(const ocp_offer *offer, const OrtHardwareDevice *ha
     return OrtDeviceEpIncompatibility_NONE;
   const bool is_gpu = ocp_api->HardwareDevice_Type(hardware) == OrtHardwareDeviceType_GPU;
   if (!is_gpu || ocp_api->HardwareDevice_VendorId(hardware) != OCP_VENDOR_NVIDIA) {
-    ocp_fail(why, ORT_FAIL, is_gpu ? "it is not a GPU of NVIDIA" : "it is not a GPU");
+    ocp_fail(why, ORT_FAIL, is_gpu ? "the device is not an NVIDIA GPU" : "the device is not a GPU");
     return OrtDeviceEpIncompatibility_DEVICE_INCOMPATIBLE;
   }
   ocp_device_info infos[OCP_MAX_DEVICES];
@@ -189,6 +189,6 @@ uint32_t ocp_why_not_offered(const ocp_offer *offer, const OrtHardwareDevice *ha
   if (is_among(infos, gpus < OCP_MAX_DEVICES ? gpus : OCP_MAX_DEVICES, hardware))
     return OrtDeviceEpIncompatibility_NONE;
   if (gpus > 0)
-    ocp_fail(why, ORT_FAIL, "the CUDA driver does not show it to this process");
+    ocp_fail(why, ORT_FAIL, "the CUDA driver does not show the device to this process (CUDA_VISIBLE_DEVICES)");
   return OrtDeviceEpIncompatibility_DRIVER_INCOMPATIBLE;
 }

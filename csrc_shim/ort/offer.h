@@ -1,6 +1,6 @@
-/* The devices that a factory offers to ORT. ORT asks for them while it holds its environment's lock. Threads that
- * hold Python's GIL wait for that lock, so its holder must not wait for the GIL: every call under it is answered in
- * C. */
+/* The devices that a factory offers to ORT. ORT asks for the devices while it holds its environment's lock. Threads
+ * that hold Python's GIL may wait for that lock, so its holder must not wait for the GIL: C answers every call made
+ * under the lock. */
 #ifndef OCP_ORT_OFFER_H
 #define OCP_ORT_OFFER_H
 
@@ -12,7 +12,7 @@
 
 enum { OCP_MAX_OFFERED = 8 }; /* ORT's limit of OrtEpDevices for one library */
 
-/* Its arrays are written once, before num_devices. */
+/* The devices that a factory has offered. The arrays are written once, before num_devices. */
 typedef struct ocp_offer {
   _Atomic uint32_t num_devices;
   ocp_device_info devices[OCP_MAX_OFFERED];
@@ -20,15 +20,16 @@ typedef struct ocp_offer {
   OrtHardwareDevice *owned[OCP_MAX_OFFERED]; /* created here for devices that ORT did not enumerate */
 } ocp_offer;
 
-/* Finds the devices, and makes ORT's objects for as many as there is room for. */
+/* Finds the devices, and makes ORT's objects for at most `room` of them. */
 int ocp_offer_devices(ocp_offer *offer, const ocp_registration_request *request, OrtEpFactory *factory,
                       const OrtHardwareDevice *const *hardware, size_t num_hardware, OrtEpDevice **ep_devices,
                       size_t room, ocp_error *error);
 /* Frees the offer, after ORT has released the OrtEpDevices. */
 void ocp_offer_withdraw(ocp_offer *offer);
-/* Our device that is offered as this hardware, or NULL. */
+/* Returns our device that is offered as this hardware, or NULL. */
 const ocp_device_info *ocp_offered_as(const ocp_offer *offer, const OrtHardwareDevice *hardware);
-/* Why the hardware is not offered: an OrtDeviceEpIncompatibilityReason and a text; NONE if it is offered. */
+/* Returns the reason why the hardware is not offered, an OrtDeviceEpIncompatibilityReason, and a text; NONE if it is
+ * offered. */
 uint32_t ocp_why_not_offered(const ocp_offer *offer, const OrtHardwareDevice *hardware, ocp_error *why);
 
 /* Finds the PCI bus id of card<index> in a folder like /sys/class/drm, the only identification of a GPU in ORT's

@@ -9,8 +9,9 @@
  * devices. */
 #define VIRTUAL_SUFFIX ".virtual"
 
-/* The requested values plus one; 0: nothing was requested. Small, since the loader has little room for thread-local
- * data. */
+/* The requested values plus one; 0: nothing was requested. Bytes, since the loader has little room for thread-local
+ * data.
+ */
 static _Thread_local uint8_t requested_emulated, requested_identity;
 
 void ocp_request_registration(int emulated, int identity) {
@@ -18,7 +19,8 @@ void ocp_request_registration(int emulated, int identity) {
   requested_identity = (uint8_t)(identity + 1);
 }
 
-/* Reads a variable without surrounding white space; a value that does not fit is invalid. */
+/* Reads an environment variable without surrounding white space. A longer value is cut off at 63 characters, which is
+ * more than any valid value has. */
 static const char *variable(const char *name, char value[64]) {
   const char *text = getenv(name), *const space = " \t\r\n\v\f";
   if (!text)

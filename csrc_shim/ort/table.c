@@ -84,7 +84,7 @@ static int memory_info(int emulated, int ordinal, int kind, const OrtMemoryInfo 
 }
 
 static int memory_stats(int emulated, int ordinal, int memory, ocp_memory_stats *stats, ocp_error *error) {
-  if (atomic_load(&ocp_forked)) /* where other threads' locks stay locked */
+  if (atomic_load(&ocp_forked)) /* locks that other threads held stay locked in a forked child */
     return ocp_fail(error, ORT_RUNTIME_EXCEPTION, "%s", OCP_FORKED_TEXT);
   ocp_device *device = ocp_device_open(emulated != 0, ordinal, error);
   if (device)

@@ -57,7 +57,7 @@ static bool is_node(const ocp_plan *plan, uint32_t node) {
   return node == OCP_NO_NODE || node < plan->header.num_nodes;
 }
 
-/* ---- the parts ---- */
+/* ---- arrays ---- */
 
 static bool check_strings(checker *c) {
   const ocp_plan *p = c->plan;
@@ -123,8 +123,8 @@ static bool check_outputs(checker *c) {
          ocp_plan_reject(c->error, "%u dimensions belong to no output", p->header.num_dims - next);
 }
 
-/* Checks memory that a record or read-back of `segment` refers to. record is UINT32_MAX for a read-back, which
- * happens before the segment. */
+/* Checks the reference to memory in a record of `segment`, or, if `record` is UINT32_MAX, in a read-back, which happens
+ * before the segment. */
 static bool check_ref(checker *c, uint32_t kind, uint32_t index, uint32_t segment, uint32_t record) {
   const ocp_plan *p = c->plan;
   const bool readback = record == UINT32_MAX;
@@ -166,7 +166,7 @@ static bool check_readbacks(checker *c, uint32_t segment) {
         !may_use(c, r->byte_offset_register, "read-back", i))
       return false;
   }
-  /* Marked as defined only after all read-backs were checked: they are read together. */
+  /* The registers become defined only after all read-backs were checked, since the read-backs happen together. */
   for (uint32_t i = range.first; i < range.first + range.count; i++)
     if (!define(c, p->readbacks[i].dst, p->readbacks[i].count, "read-back", i))
       return false;

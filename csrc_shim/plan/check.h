@@ -5,11 +5,11 @@
 #include "base/error.h"
 #include "plan/plan.h"
 
-/* Whether the plan, whose arrays and segment views are in place, is consistent; false with the error. */
+/* Whether the plan is consistent; false with the error. Its arrays and segment views are set. */
 bool ocp_plan_check(const ocp_plan *plan, ocp_error *error);
-/* Sets the error "invalid plan: ..."; false. */
+/* Sets the error "invalid plan: ..." and returns false. */
 bool ocp_plan_reject(ocp_error *error, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* The number of operands of an operation. */
+/* Returns the number of operands of an operation. */
 uint32_t ocp_plan_num_operands(uint32_t op);
 
 #endif

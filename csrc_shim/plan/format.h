@@ -9,10 +9,10 @@
  * all inputs (input by input), then the host values of all host inputs (see below); expressions in single-assignment
  * order fill the rest.
  *
- * A plan is a list of segments. A segment reads back what it needs from the device (after synchronising the stream),
- * evaluates its expressions, checks its assertions, allocates its outputs and its slab, and enqueues its records.
- * Nearly every plan has one segment and no read-back; an operator whose output size depends on data ends a segment.
- * Guards belong to the whole plan and may depend only on input dimensions and host inputs.
+ * A plan is a list of segments. A segment reads back the values it needs from the device (after synchronising the
+ * stream), evaluates its expressions, checks its assertions, allocates its outputs and its slab, and enqueues its
+ * records. Nearly every plan has one segment and no read-back; an operator whose output size depends on data ends a
+ * segment. Guards belong to the whole plan and may depend only on input dimensions and host inputs.
  *
  * The version rises with every change that an older library would refuse or misunderstand. A library runs only its
  * own version. */
@@ -28,17 +28,17 @@
 #define OCP_NO_NODE 0xFFFFFFFFu
 #define OCP_MAX_RANK 16
 #define OCP_MAX_REGISTERS (1u << 22)
-#define OCP_MAX_HOST_VALUES 65536u /* of one host input or read-back */
+#define OCP_MAX_HOST_VALUES 65536u /* elements of one host input or read-back */
 #define OCP_MAX_LAUNCH_PARAMS 512u /* CUDA accepts 4096 bytes of parameters on every device */
 
 typedef struct ocp_plan_header {
   uint32_t magic, version;
   uint32_t num_registers, num_inputs, num_outputs, num_weights, num_kernels, num_problems;
-  uint32_t num_dims; /* register indices that the outputs' shapes point into */
+  uint32_t num_dims; /* length of the array of register indices that contains the outputs' shapes */
   uint32_t num_exprs, num_guards, num_asserts, num_readbacks, num_buffers, num_records, num_params, num_segments;
   uint32_t num_nodes;        /* the ONNX nodes that errors and profiles name */
   uint32_t strings_bytes;    /* NUL-terminated strings, referred to by offset */
-  uint32_t num_record_nodes; /* indices of nodes that the records point into */
+  uint32_t num_record_nodes; /* length of the array of node indices that contains each record's nodes */
   uint32_t num_in_place;     /* pairs of an input and an output */
   uint32_t reserved;
 } ocp_plan_header;
@@ -49,7 +49,7 @@ typedef struct ocp_plan_input {
   uint32_t rank;
   uint32_t first_register;
   uint32_t host_register; /* first register of its host values, or OCP_NO_REG: not a host input */
-  uint32_t host_count; /* how many elements are read; the plan matches only inputs with exactly as many; 0 when none */
+  uint32_t host_count; /* number of elements read; the plan matches only inputs with exactly that many; 0: none read */
   uint32_t reserved;
 } ocp_plan_input;
 
@@ -61,8 +61,8 @@ typedef struct ocp_plan_node {
 typedef struct ocp_plan_output {
   uint32_t dtype, rank;
   uint32_t first_dim; /* index into dims: rank register indices */
-  uint32_t segment;   /* the segment that allocates it */
-  uint32_t node;      /* the node whose result it is, for errors, or OCP_NO_NODE */
+  uint32_t segment;   /* the segment that allocates the output */
+  uint32_t node;      /* the node that computes the output, for errors, or OCP_NO_NODE */
   uint32_t reserved;
 } ocp_plan_output;
 
@@ -76,7 +76,7 @@ typedef enum ocp_expr_op {
   OCP_EXPR_CEILDIV = 6,
   OCP_EXPR_MIN = 7,
   OCP_EXPR_MAX = 8,
-  OCP_EXPR_EQ = 9, /* 0 or 1, as the next ones */
+  OCP_EXPR_EQ = 9, /* comparisons give 0 or 1 */
   OCP_EXPR_NE = 10,
   OCP_EXPR_LT = 11,
   OCP_EXPR_LE = 12,
@@ -87,10 +87,10 @@ typedef enum ocp_expr_op {
   OCP_EXPR_NUM_OPS
 } ocp_expr_op;
 
-/* Arithmetic that overflows int64 is an error of the Run (the dimensions were hostile). */
+/* An operation with its operands. The Run fails if the arithmetic overflows int64. */
 typedef struct ocp_plan_expr {
   uint32_t op;
-  uint32_t dst; /* register, larger than every operand's; defined by nothing else */
+  uint32_t dst; /* the register that only this expression defines; its index is higher than the operands' */
   uint32_t a, b, c;
   uint32_t segment; /* computed when that segment starts; the guards' expressions are in segment 0 */
   int64_t imm;
@@ -124,9 +124,9 @@ typedef struct ocp_plan_readback {
   uint32_t reserved;
 } ocp_plan_readback;
 
-/* Scratch or intermediate memory. It lives from the first to the last record (inclusive) of its segment that names it;
- * one whose last record is in a later segment than `segment`, or that a later segment reads back, lives to the end of
- * the Run. The executor gives each an offset into the slab of its segment such that those alive together do not
+/* Scratch or intermediate memory. A buffer lives from the first to the last record (inclusive) that names it. If its
+ * last record is in a later segment than `segment`, or if a later segment reads it back, it lives to the end of the
+ * Run. The executor gives each buffer an offset into the slab of its segment, so that buffers alive together do not
  * overlap. */
 typedef struct ocp_plan_buffer {
   uint32_t size_register; /* bytes */
@@ -153,43 +153,44 @@ typedef struct ocp_plan_record {
   uint32_t block[3];              /* values, not registers */
   uint32_t shared_register;       /* dynamic shared memory in bytes, or OCP_NO_REG: none */
   uint32_t condition_register;    /* the record is skipped when this register is 0; OCP_NO_REG: never */
-  uint32_t first_node, num_nodes; /* in record_nodes: all nodes that it computes; `node` is the one for errors */
+  uint32_t first_node, num_nodes; /* in record_nodes: all nodes that the record computes; errors name `node` */
 } ocp_plan_record;
 
 typedef enum ocp_param_kind {
   OCP_PARAM_POINTER = 0,
   OCP_PARAM_I32 = 1,
   OCP_PARAM_I64 = 2,
-  OCP_PARAM_F32 = 3, /* imm holds the bits */
+  OCP_PARAM_F32 = 3, /* `imm` holds the bits */
   OCP_PARAM_F64 = 4,
   OCP_PARAM_I8 = 5,
   OCP_PARAM_I16 = 6,
   OCP_PARAM_NUM_KINDS
 } ocp_param_kind;
 
-/* A pointer of an executed record lies within its memory or at its end; copies and memsets stay within their memory. */
+/* The executor checks that a pointer lies within the memory that it refers to or at its end, and that copies and
+ * memsets stay within that memory. */
 typedef struct ocp_plan_param {
   uint32_t kind;
   uint32_t ref_kind;  /* for POINTER */
   uint32_t ref_index; /* for POINTER */
   uint32_t reg;       /* POINTER: register of the byte offset, or OCP_NO_REG; integers: register, or OCP_NO_REG: imm */
-  int64_t imm;        /* POINTER: constant byte offset, added to the register's; else the value */
+  int64_t imm;        /* POINTER: constant byte offset, added to that in the register; else the value */
 } ocp_plan_param;
 
 typedef struct ocp_plan_segment {
   uint32_t first_record, num_records;
 } ocp_plan_segment;
 
-/* Conditions under which a record may read an input and write an output in the same memory. */
+/* Reasons why a record may read an input and write an output in the same memory. */
 typedef enum ocp_in_place_kind {
   OCP_IN_PLACE_ELEMENTS = 0, /* each element is read before it is written, and by the thread that writes it */
-  OCP_IN_PLACE_KEPT = 1,     /* the bytes that the plan reads keep their values: a cache gets rows appended */
+  OCP_IN_PLACE_KEPT = 1,     /* the bytes that the plan reads keep their values: rows are appended to a cache */
   OCP_IN_PLACE_NUM_KINDS
 } ocp_in_place_kind;
 
 /* An input and an output that may begin at one address if they have the same number of bytes. The first record that
- * names the output is the last that names the input. An output whose first record comes after all records that name
- * an input needs no pair: it may share any memory with that input. */
+ * names the output is the last record that names the input. If the first record that names an output comes after all
+ * records that name an input, the two may share any memory and need no pair. */
 typedef struct ocp_plan_in_place {
   uint32_t input, output;
   uint32_t kind;
@@ -197,10 +198,9 @@ typedef struct ocp_plan_in_place {
 } ocp_plan_in_place;
 
 /* exprs, asserts, readbacks and records are ordered by segment; the dims of outputs and the params and nodes of records
- * follow each other without gaps, in the order of outputs and records. The arrays stand in this order: inputs, outputs,
- * weights (uint32_t index into the cluster's weights), kernels (uint32_t index into the cluster's kernels), problems
- * (likewise), dims (uint32_t), exprs, guards (uint32_t registers that must be nonzero), asserts, readbacks, buffers,
- * records, params, segments, nodes, record_nodes (uint32_t), in_place, strings. The pairs of in_place rise by output,
- * then by input. */
+ * follow each other without gaps, in the order of outputs and records. The pairs of in_place are sorted by output, then
+ * by input. The order of the arrays: inputs, outputs, weights, kernels and problems (uint32_t indices of the
+ * cluster's), dims (uint32_t), exprs, guards (uint32_t registers that must be nonzero), asserts, readbacks, buffers,
+ * records, params, segments, nodes, record_nodes (uint32_t), in_place, strings. */
 
 #endif

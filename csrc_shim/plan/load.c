@@ -1,7 +1,6 @@
 /* Loading of plans: from a blob to an ocp_plan.
  *
- * A blob may come from a file and is untrusted until check.c has checked it; code that runs plans relies on that and
- * does not check again.
+ * A blob may come from a file and is untrusted until check.c has checked it; code that runs plans relies on that check.
  *
  * Invariants of an ocp_plan, for as long as it lives:
  * - It never changes, so that threads share it without a lock, and it owns its copy of the blob.
@@ -9,8 +8,9 @@
  *   its first use, by an input, an expression or a read-back of the segment that uses it or of an earlier one.
  * - Guards depend on dimensions of inputs and on host values alone.
  * - Records, outputs, buffers and expressions of a segment follow each other (ocp_segment_view).
- * - The record of a pair of in_place is the last that reads the input and the first that names the output. Whether
- * the kernels, weights and problems that the plan refers to exist is checked by its cluster when the plan is added. */
+ * - The record of a pair of in_place is the last that reads the input and the first that names the output.
+ *
+ * When a plan is added to a cluster, the cluster checks that the plan's kernels, weights and problems exist. */
 #include "plan/load.h"
 
 #include <stdlib.h>
@@ -50,8 +50,8 @@ ocp_sharing ocp_plan_sharing(const ocp_plan *plan, uint32_t input, uint32_t outp
 
 /* ---- the blob's arrays ---- */
 
-/* The next array of the blob. *position runs past the blob's end where the counts ask for more than it has; counts are
- * 32 bits and elements small, so that it cannot wrap around. */
+/* Returns the next array of the blob. *position exceeds the blob's size if the counts are too large. It cannot wrap
+ * around, since counts have 32 bits and elements are small. */
 static const void *take(const ocp_plan *p, uint64_t *position, uint32_t count, size_t element) {
   const void *array = (const char *)p->blob + *position;
   *position += ((uint64_t)count * element + 7) & ~(uint64_t)7;
@@ -322,7 +322,7 @@ static bool load(ocp_plan *p, size_t bytes, ocp_error *error) {
 
 ocp_plan *ocp_plan_load(const void *blob, size_t bytes, ocp_error *error) {
   ocp_plan *plan = calloc(1, sizeof *plan);
-  /* Copied: the copy is aligned, and the caller cannot change it after the check. */
+  /* Copies the blob: the copy is aligned, and the caller cannot change it after the check. */
   if (plan)
     plan->blob = malloc(bytes ? bytes : 1);
   bool ok = false;

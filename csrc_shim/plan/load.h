@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "plan/plan.h"
 
-/* Checks the blob and copies it; NULL with the error. */
+/* Makes a plan of a copy of the blob, which it checks; NULL with the error. */
 ocp_plan *ocp_plan_load(const void *blob, size_t bytes, ocp_error *error);
 void ocp_plan_free(ocp_plan *plan);
 
@@ -18,7 +18,7 @@ typedef enum ocp_sharing {
 } ocp_sharing;
 ocp_sharing ocp_plan_sharing(const ocp_plan *plan, uint32_t input, uint32_t output);
 
-/* Label of a node for errors; name (`bytes` long) and type of a node. */
+/* Return the label of a node for errors, its name (*bytes long, not terminated), and its operator type. */
 const char *ocp_plan_node_name(const ocp_plan *plan, uint32_t node);
 const char *ocp_plan_node_own_name(const ocp_plan *plan, uint32_t node, size_t *bytes);
 const char *ocp_plan_node_op_type(const ocp_plan *plan, uint32_t node);

@@ -16,7 +16,7 @@ typedef struct ocp_segment_view {
   ocp_range exprs, asserts, readbacks, records;
   ocp_range outputs, buffers; /* ranges of output_order and buffer_order */
   bool keeps_slab;            /* true: a buffer outlives the segment */
-  ocp_range pointers; /* parameters that are addresses and differ from Run to Run; in the array of all segments */
+  ocp_range pointers; /* range of ocp_instance.fixups: parameters that are addresses and differ from Run to Run */
 } ocp_segment_view;
 
 typedef struct ocp_plan {
@@ -38,15 +38,15 @@ typedef struct ocp_plan {
   const uint32_t *record_nodes;
   const ocp_plan_in_place *in_place;
   const char *strings;
-  /* derived data below */
+  /* derived from the arrays above */
   ocp_segment_view *views;                /* one per segment */
   uint32_t *output_order, *buffer_order;  /* indices grouped by segment */
-  uint32_t *buffer_last;                  /* last record, or UINT32_MAX: to the end of the Run */
+  uint32_t *buffer_last;                  /* per buffer: last record of its life; UINT32_MAX: the end of the Run */
   uint32_t *guard_exprs, num_guard_exprs; /* the expressions that guards depend on, in order */
-  bool *input_needs_device;               /* a record or read-back names the input */
+  bool *input_needs_device;               /* per input: whether a record or read-back names it */
   uint32_t *input_end;                    /* per input: the record after the last that reads it; 0: none reads it */
   uint32_t *output_begin;                 /* per output: the first record that names it; UINT32_MAX: none does */
-  bool has_calls;                         /* a record is a callback */
+  bool has_calls;                         /* whether a record is a callback */
 } ocp_plan;
 
 #endif

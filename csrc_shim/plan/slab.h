@@ -12,9 +12,9 @@ typedef struct ocp_slab_item {
   uint64_t offset;      /* set by ocp_slab_pack; a multiple of OCP_SLAB_ALIGNMENT */
 } ocp_slab_item;
 
-/* Gives each item an offset such that items alive at one step do not overlap. Returns the bytes of the block, or
- * one of the values below. Takes host memory for each step between the first and the
- * last one at which an item starts. */
+/* Gives each item an offset, so that items alive at one step do not overlap. Returns the bytes of the block, or one of
+ * the two values below. Needs host memory in proportion to the number of steps from the first start of an item to the
+ * last start. */
 #define OCP_SLAB_OVERFLOW UINT64_MAX        /* the sizes are too large together */
 #define OCP_SLAB_NO_MEMORY (UINT64_MAX - 1) /* host memory ran out */
 uint64_t ocp_slab_pack(ocp_slab_item *items, uint32_t count);

@@ -11,7 +11,7 @@
 
 static ocp_python python;
 
-/* If this fails, the library makes the plan again. */
+/* Reads a stored plan of a vendor library; 0 on failure: the library then makes the plan. */
 static uint64_t load_plan(const char *key, char *data, uint64_t capacity) {
   ocp_error ignored = {0};
   uint64_t bytes = 0;

@@ -1,8 +1,8 @@
 /* Finds Python and loads the package into it.
  *
- * A Python process has an interpreter already. Another host gets the one of the environment that the library is
- * installed in, else the one that ORT_CUDA_PLUGIN_PYTHON names. Everything is looked up by name at run time: the
- * library is linked to no libpython, and serves every Python from 3.11 on. */
+ * A Python process has an interpreter. In another process the library starts the interpreter of the environment in
+ * which it is installed, else the one that ORT_CUDA_PLUGIN_PYTHON names. All functions are looked up by name at run
+ * time: the library is linked to no libpython, and works with every Python from 3.11 on. */
 #define _GNU_SOURCE
 #include "python/start.h"
 
@@ -24,8 +24,8 @@ enum { PY_FILE_INPUT = 257 };
 
 typedef struct PyObject PyObject;
 
-/* Python's stable ABI, under its own names. The functions from Py_DecodeLocale on may be NULL: they depend on the
- * version. */
+/* Functions of Python's stable ABI, under their own names. Those from Py_DecodeLocale on may be NULL: not every version
+ * of Python has them. */
 typedef struct python_api {
   int (*Py_IsInitialized)(void);
   int (*PyGILState_Ensure)(void);
@@ -83,9 +83,9 @@ enum {
 };
 _Static_assert(sizeof(python_api) == NUM_NAMES * sizeof(void *), "one name per member");
 
-/* Loads the package that the library belongs to, by path, so that no other copy is imported in its place; a library
- * that was copied away from its package loads the installed one. A Python that was `started` here does not search
- * the user's site-packages; if the package lies there, so do its dependencies, and the folder is added. */
+/* Loads the package that contains the library, by path, so that no other copy of the package is imported. A library
+ * that was copied out of its package loads the installed package. A Python that this file `started` does not search the
+ * user's site-packages; if the package lies there, that folder is added, since it has the dependencies as well. */
 static const char bootstrap[] =
     "try:\n"
     "    import sys, os\n"
@@ -119,7 +119,7 @@ static bool resolve(void *library, python_api *api) {
   return true;
 }
 
-/* ---- a Python that is there already ---- */
+/* ---- a Python that the process has loaded ---- */
 
 static int find_libpython(struct dl_phdr_info *info, size_t size, void *path) {
   (void)size;
@@ -139,7 +139,7 @@ static bool use_loaded_python(python_api *api) {
   return library && resolve(library, api);
 }
 
-/* ---- a Python of our own ---- */
+/* ---- a Python that the library starts ---- */
 
 static bool exists(const char *path) { return access(path, X_OK) == 0; }
 
@@ -148,8 +148,8 @@ static void parent(char *path) {
   *(slash ? slash : path) = '\0';
 }
 
-/* Whether we may run the interpreter. One that belongs to another user is refused: that user may have put it into a
- * folder above the package, as any user can in /tmp. */
+/* Whether the library may run the interpreter. An interpreter of another user is refused: that user may have put it
+ * into a folder above the package, as any user can in /tmp. */
 static bool belongs_to_us(const char *path, const char *package) {
   struct stat status, ours;
   return lstat(path, &status) == 0 && stat(package, &ours) == 0 &&
@@ -166,8 +166,8 @@ static bool in_prefix(const char *prefix, const char *place, const char *package
   return belongs_to_us(bin, package) && belongs_to_us(interpreter, package);
 }
 
-/* The interpreter of the environment that the package in `folder` belongs to: <env>/bin/python3, where <env> is above
- * the site-packages or dist-packages that holds it, or .venv beside it in a source tree. */
+/* Finds the interpreter of the environment in which the package in `folder` is installed: <env>/bin/python3, where
+ * <env> contains the package's site-packages or dist-packages, or is .venv next to the package in a source tree. */
 static bool find_interpreter(const char *folder, char interpreter[PATH_MAX]) {
   char prefix[PATH_MAX];
   snprintf(prefix, sizeof prefix, "%s", folder);
@@ -181,7 +181,7 @@ static bool find_interpreter(const char *folder, char interpreter[PATH_MAX]) {
   return false;
 }
 
-/* The "3.N" of an interpreter's real path .../bin/python3.N; false for anything else, and below 3.11. */
+/* Finds the "3.N" in an interpreter's real path .../bin/python3.N; false for other paths, and below 3.11. */
 static bool version_of(const char *real, char version[16]) {
   const char *base = strrchr(real, '/');
   base = base ? base + 1 : real;
@@ -237,7 +237,7 @@ static int initialise(const python_api *api, const char *interpreter, ocp_error 
   if (!api->Py_DecodeLocale || !api->Py_SetProgramName || !api->Py_InitializeEx)
     return api->PyInitConfig_Create
                ? initialise_by_config(api, interpreter, error)
-               : ocp_fail(error, ORT_FAIL, "Python at %s lacks a part of the stable ABI", interpreter);
+               : ocp_fail(error, ORT_FAIL, "Python at %s lacks functions of the stable ABI", interpreter);
   static const char *const flags[] = {"Py_IsolatedFlag", "Py_IgnoreEnvironmentFlag", "Py_NoUserSiteDirectory"};
   for (size_t i = 0; i < sizeof flags / sizeof *flags; i++) {
     int *flag = dlsym(RTLD_DEFAULT, flags[i]);
@@ -258,10 +258,11 @@ static int start_own_python(python_api *api, const char *folder, ocp_error *erro
   if (!find_interpreter(folder, interpreter)) {
     const char *configured = secure_getenv("ORT_CUDA_PLUGIN_PYTHON");
     if (!configured || !configured[0])
-      return ocp_fail(error, ORT_FAIL,
-                      "found no Python for %s: %s belongs to no environment; install the package into one, or set "
-                      "ORT_CUDA_PLUGIN_PYTHON to the interpreter of one that has it",
-                      OCP_EP_NAME, folder);
+      return ocp_fail(
+          error, ORT_FAIL,
+          "found no Python for %s: %s is in no Python environment. Install the package into an environment, or "
+          "set ORT_CUDA_PLUGIN_PYTHON to the interpreter of an environment that has the package",
+          OCP_EP_NAME, folder);
     if (configured[0] != '/')
       return ocp_fail(error, ORT_FAIL,
                       "ORT_CUDA_PLUGIN_PYTHON: %s is not an absolute path, and the working folder is not trusted",
@@ -274,7 +275,7 @@ static int start_own_python(python_api *api, const char *folder, ocp_error *erro
   if (!library)
     return error->code;
   if (!resolve(library, api))
-    return ocp_fail(error, ORT_FAIL, "Python at %s lacks a part of the stable ABI", interpreter);
+    return ocp_fail(error, ORT_FAIL, "Python at %s lacks functions of the stable ABI", interpreter);
   if (initialise(api, interpreter, error) != ORT_OK)
     return error->code;
   api->PyEval_SaveThread(); /* releases the GIL; every later use acquires it */
@@ -310,7 +311,7 @@ static int load_package(const python_api *api, const ocp_core *core, const char 
 
 static _Atomic(const ocp_core *) prepared;
 static atomic_bool is_ready;
-static atomic_bool is_our_own; /* this Python was started by us: no function of ORT is called with its GIL */
+static atomic_bool is_our_own; /* true: this file started Python, so no thread calls ORT while it holds the GIL */
 
 bool ocp_python_is_ready(void) { return atomic_load(&is_ready); }
 
@@ -319,7 +320,7 @@ void ocp_python_set_ready(void) { atomic_store(&is_ready, true); }
 static int find_folder(char folder[PATH_MAX], ocp_error *error) {
   Dl_info info;
   if (!dladdr(bootstrap, &info) || !realpath(info.dli_fname, folder))
-    return ocp_fail(error, ORT_FAIL, "%s cannot find its own library", OCP_EP_NAME);
+    return ocp_fail(error, ORT_FAIL, "%s cannot find the file of its library", OCP_EP_NAME);
   parent(folder);
   return ORT_OK;
 }
@@ -328,7 +329,7 @@ int ocp_python_prepare(const ocp_core *core, ocp_error *error) {
   atomic_store(&prepared, core);
   if (ocp_python_is_ready())
     return ORT_OK;
-  /* Held only while the process has no Python, so no thread can wait for it with the GIL. */
+  /* Locked only while the process has no Python, so no thread that waits for the lock holds the GIL. */
   static pthread_mutex_t starting = PTHREAD_MUTEX_INITIALIZER;
   python_api api;
   if (!atomic_load(&is_our_own) && use_loaded_python(&api) && api.Py_IsInitialized())

@@ -7,12 +7,13 @@
 #include "base/error.h"
 #include "python/tables.h"
 
-/* The first tells whether Python has registered its table (ocp_set_python); the second records that it has. */
+/* ocp_python_is_ready: whether Python has registered its table (ocp_set_python). ocp_python_set_ready records that it
+ * has. */
 bool ocp_python_is_ready(void);
 void ocp_python_set_ready(void);
-/* Prepares ocp_python_call, and passes the table to Python. Starts the Python of the environment that the library is
- * installed in. If this process has a Python already, the first call loads the package instead, since that waits for
- * the GIL and the caller may hold locks of ORT (tables.h). Idempotent, thread safe. */
+/* Prepares ocp_python_call: starts the Python of the environment in which the library is installed, and passes the
+ * table to it. If the process has a Python, the first ocp_python_call loads the package instead, since loading waits
+ * for the GIL and the caller may hold locks of ORT (tables.h). Idempotent, thread safe. */
 int ocp_python_prepare(const ocp_core *core, ocp_error *error);
 /* Loads the package, for ocp_python_call. Fails before ocp_python_prepare. */
 int ocp_python_load(ocp_error *error);

@@ -1,8 +1,8 @@
-/* The two tables by which the library and Python call each other. Written so that cffi can read it:
- * build_plugin.py strips preprocessor lines and gives this file, after those whose types it uses, to the bridge's cdef.
+/* The two tables by which the library and Python call each other. cffi reads this file: build_plugin.py strips its
+ * preprocessor lines and passes it to the bridge's cdef, after the headers whose types it uses.
  *
- * Python gets ocp_core from CreateEpFactories(OCP_CORE_REQUEST, NULL, NULL, (OrtEpFactory **)&core, 1, &n): ORT
- * never calls without an API base. It gives ocp_python back through core->set_python. */
+ * Python gets ocp_core from CreateEpFactories(OCP_CORE_REQUEST, NULL, NULL, (OrtEpFactory **)&core, 1, &n), which ORT
+ * never calls without an API base. Python passes ocp_python to core->set_python. */
 #ifndef OCP_PYTHON_TABLES_H
 #define OCP_PYTHON_TABLES_H
 
@@ -38,7 +38,7 @@ typedef struct ocp_cluster ocp_cluster;
 typedef struct ocp_weight ocp_weight;
 typedef struct ocp_problem ocp_problem;
 
-/* The data that an OrtEp's C callbacks need. */
+/* The data that the C functions of an OrtEp need. */
 typedef struct ocp_ep_config {
   int64_t handle; /* Python's handle */
   ocp_device *device;
@@ -50,24 +50,24 @@ typedef struct ocp_ep_config {
   int64_t operators;  /* Python's number of the set of custom operators that have kernels; 0: none */
 } ocp_ep_config;
 
-/* How one node of ORT's graph calls a cluster. */
+/* The cluster that one node of ORT's graph calls, and the node's inputs and outputs. */
 typedef struct ocp_node_kernel_spec {
   ocp_cluster *cluster;
   ocp_device *device;
-  uint32_t num_inputs, num_outputs; /* the cluster's */
+  uint32_t num_inputs, num_outputs; /* numbers of the cluster's inputs and outputs */
   uint32_t num_constants;           /* inputs of the node whose contents the cluster holds */
-  const uint32_t *positions;        /* positions of all three at the node, one after the other */
+  const uint32_t *positions;        /* indices at the node: of the inputs, of the outputs, then of the constants */
 } ocp_node_kernel_spec;
 
 /* An input or an output of an application's operator, as declared by an OrtCustomOp. */
 typedef struct ocp_custom_port {
   uint32_t dtype;                   /* ONNXTensorElementDataType; undefined: any */
   uint32_t kind;                    /* OrtCustomOpInputOutputCharacteristic */
-  uint32_t minimum, is_homogeneous; /* of a variadic port */
+  uint32_t minimum, is_homogeneous; /* for a variadic port */
 } ocp_custom_port;
 
 typedef struct ocp_custom_op_spec {
-  int64_t handle; /* Python's */
+  int64_t handle; /* Python's handle */
   const char *name;
   uint32_t since; /* the first version of the domain that has the operator */
   uint32_t num_inputs, num_outputs;
@@ -82,22 +82,22 @@ typedef struct ocp_registration {
   const ocp_device_info *devices;
 } ocp_registration;
 
-/* Python's side. Every member is called through ocp_python_call (host.h), the one place that counts calls into Python;
- * each is an `extern "Python"` of the bridge that catches every exception and reports it through the error or the
- * status.
+/* The functions that Python offers to the library. Every member is called through ocp_python_call (host.h), which
+ * counts the calls. Each is an `extern "Python"` of the bridge that catches every exception and reports it through the
+ * error or the status.
  *
- * A member waits for the GIL. Threads that have the GIL wait for ORT's environment lock, as ORT's Python functions do.
- * So no member is called while ORT holds that lock: CreateEpFactories, ReleaseEpFactory, GetSupportedDevices,
- * allocators and data transfers are C alone. */
+ * A member waits for the GIL. A thread that holds the GIL may wait for ORT's environment lock, for example in ORT's
+ * Python functions. So no member is called while ORT holds that lock: CreateEpFactories, ReleaseEpFactory,
+ * GetSupportedDevices, allocators and data transfers are C alone. */
 enum { OCP_PYTHON_BROKE = 1 }; /* returned instead of a status: Python failed to create one */
 typedef struct ocp_python {
   uint32_t abi;
   OrtStatus *(*validate_compatibility)(const ocp_device_info *const *devices, size_t num_devices, const char *info,
                                        OrtCompiledModelCompatibility *out);
-  /* The domains of the operators that applications have registered by now; they live as long as the process. */
+  /* Returns the domains of the operators that applications have registered; they live as long as the process. */
   OrtStatus *(*custom_op_domains)(OrtCustomOpDomain *const **domains, size_t *count);
-  /* Tells ORT the types and shapes of a node's outputs, as far as they are known. The second function: why no
-   * provider runs a node. */
+  /* infer_custom_op tells ORT the types and shapes of a node's outputs, as far as they are known. explain_custom_op
+   * returns an error that says why no provider runs a node. */
   void (*infer_custom_op)(int64_t op, const OrtShapeInferContext *context);
   OrtStatus *(*explain_custom_op)(int64_t op, const OrtKernelInfo *info);
   OrtStatus *(*create_ep)(uint32_t identity, const OrtKeyValuePairs *const *metadata, size_t num_devices,
@@ -106,34 +106,35 @@ typedef struct ocp_python {
   OrtStatus *(*get_capability)(int64_t ep, const OrtGraph *graph, OrtEpGraphSupportInfo *info);
   OrtStatus *(*compile)(int64_t ep, const OrtGraph **graphs, const OrtNode **fused_nodes, size_t count,
                         OrtNodeComputeInfo **infos, OrtNode **ep_context_nodes);
-  /* The compatibility string of a model that the session compiled; the text lives as long as the EP. */
+  /* Returns the compatibility string of a model that the session compiled; the text lives as long as the EP. */
   OrtStatus *(*compatibility_info)(int64_t ep, const char **info);
   /* Adds the kernels of the operator table, and of `operators`, to a registry of the EP with this name. */
   OrtStatus *(*add_kernels)(OrtKernelRegistry *registry, const char *ep_name, int64_t operators);
   OrtStatus *(*create_kernel)(int64_t ep, const OrtKernelInfo *info, OrtKernelImpl **out);
   OrtStatus *(*set_dynamic_options)(int64_t ep, const char *const *keys, const char *const *values, size_t count);
-  /* The cluster of the EP that transposes a tensor of this rank; it lives as long as the EP. */
+  /* Finds or makes the cluster that permutes the axes of a tensor; it lives as long as the EP. */
   int (*transposition)(int64_t ep, const uint32_t *permutation, uint32_t rank, uint32_t dtype, ocp_cluster **cluster,
                        ocp_error *error);
-  /* Builds and adds the plan that these inputs need. host_values: for each host input in turn its elements as int64. */
+  /* Builds and adds the plan that these inputs need. host_values: the elements of all host inputs as int64, one input
+   * after the other. */
   int (*build_variant)(int64_t cluster, const ocp_input *inputs, uint32_t num_inputs, const int64_t *host_values,
                        const uint32_t *host_counts, uint32_t num_host_inputs, ocp_error *error);
-  /* A callback of a plan: ocp_call_fn. */
+  /* Runs a callback of a plan: ocp_call_fn. */
   int (*call_back)(int64_t cluster, uint32_t callback, const uint64_t *pointers, uint32_t num_pointers,
                    const int64_t *numbers, uint32_t num_numbers, ocp_stream *stream, ocp_error *error);
-  /* Reads and stores plans of libraries that are kept from process to process: ocp_plan_store. *bytes is 0 if there
-   * is none. */
+  /* Read and write plans of vendor libraries in the persistent store: ocp_plan_store. *bytes is 0 if the store has no
+   * plan for the key. */
   int (*load_plan)(const char *key, char *data, uint64_t capacity, uint64_t *bytes, ocp_error *error);
   int (*keep_plan)(const char *key, const char *data, uint64_t bytes, ocp_error *error);
-  /* Controls CUPTI for profiles of GPUs: begin, deliver recorded activities to tracer_deliver, end. Each begin has
-   * an end. */
+  /* Control CUPTI for profiles of GPUs: begin, pass the recorded activities to tracer_deliver, end. Each trace_begin is
+   * followed by a trace_end. */
   int (*trace_begin)(ocp_error *error);
   int (*trace_collect)(ocp_error *error);
   void (*trace_end)(void);
 } ocp_python;
 
-/* The functions that the library offers to Python. Members never raise, and never take or release the GIL. cffi
- * releases it around each call, so other threads run while a member blocks. */
+/* The functions that the library offers to Python. Members raise no exception, and neither take nor release the GIL.
+ * cffi releases the GIL around each call, so other threads run while a member blocks. */
 typedef struct ocp_core {
   uint32_t abi;
   /* ---- counters ---- */
@@ -141,7 +142,7 @@ typedef struct ocp_core {
   const char *const *counter_names;
   int64_t (*counter_get)(uint32_t counter);
   void (*counter_add)(uint32_t counter, int64_t by);
-  void (*counters_reset)(void); /* resets all but amounts in use and numbers of live objects */
+  void (*counters_reset)(void); /* resets all counters except bytes in use and numbers of live objects */
   /* ---- connection with Python ---- */
   int (*set_python)(const ocp_python *python, ocp_error *error);
   void (*shut_down)(void); /* the interpreter is about to exit: no more calls into Python */
@@ -187,8 +188,8 @@ typedef struct ocp_core {
   OrtNodeComputeInfo *(*compute_info_create)(ocp_cluster *cluster, ocp_device *device, const char *const *names,
                                              uint32_t num_inputs, ocp_error *error);
   OrtKernelImpl *(*node_kernel_create)(const ocp_node_kernel_spec *spec, ocp_error *error);
-  /* For KernelRegistry_AddKernel: create functions for kernels of nodes, and for Shape and Size, whose outputs are
-   * in host memory. */
+  /* For KernelRegistry_AddKernel: functions that create kernels of nodes, and kernels of Shape and Size, whose outputs
+   * are in host memory. */
   OrtKernelCreateFunc create_node_kernel, create_shape_kernel;
   /* ---- further members, in any order: bridge and library are built together ---- */
   int (*cluster_add_problem)(ocp_cluster *cluster, ocp_problem *problem, ocp_error *error);
@@ -222,7 +223,7 @@ typedef struct ocp_core {
   void (*repeat_release)(ocp_repeat *repeat);
   OrtNodeComputeInfo *(*compute_info_of_repeat)(const ocp_repeat *repeat, ocp_device *device, const char *const *names,
                                                 ocp_error *error);
-  /* Returns the index of a callback of the cluster, which calls call_back, or -1. */
+  /* Adds a callback to the cluster, which calls call_back. Returns its index, or -1 with the error. */
   int (*cluster_add_callback)(ocp_cluster *cluster, uint32_t num_pointers, uint32_t num_numbers, ocp_error *error);
   CUstream (*stream_handle)(const ocp_stream *stream);
   const OrtCustomOp *(*custom_op_create)(const ocp_custom_op_spec *spec,
@@ -231,7 +232,7 @@ typedef struct ocp_core {
   void (*request_registration)(int emulated, int identity);
   int (*emulation_requested)(ocp_error *error);
   int (*default_identity)(ocp_error *error);
-  uint32_t (*registrations)(ocp_registration *out, uint32_t room); /* returns how many there are */
+  uint32_t (*registrations)(ocp_registration *out, uint32_t room); /* returns the number of registrations */
   int (*list_devices)(int emulated, ocp_device_info *infos, uint32_t room, uint32_t *count, ocp_error *error);
   void (*describe_device)(const ocp_device_info *info, ocp_device_metadata *entries);
   void (*card_bus_id)(const char *folder, const char *index, char *bus_id);

@@ -98,7 +98,7 @@ void ocp_cluster_release_graphs(ocp_cluster *cluster) {
 
 static int fail_memory(ocp_error *error) { return ocp_fail(error, ORT_FAIL, "not enough host memory"); }
 
-/* Grows an array for `more` elements. */
+/* Grows an array of `count` elements for `more` elements. */
 static bool grow(void *array_of_pointers, uint32_t count, uint32_t more, size_t element) {
   void *old;
   memcpy(&old, array_of_pointers, sizeof old);
@@ -222,7 +222,8 @@ static bool in_range(const uint32_t *indices, uint32_t count, uint32_t limit) {
   return true;
 }
 
-/* Whether a launch has as many parameters as its kernel: with fewer, the kernel would read beyond the array. */
+/* Whether the parameters of a launch have the number and kinds of the kernel's: with fewer, the kernel would read
+ * beyond the array. */
 static bool takes(const ocp_kernel_ref *kernel, const ocp_plan_param *params, uint32_t count) {
   if (kernel->num_params != count)
     return false;
@@ -246,8 +247,8 @@ static int check_callback(const ocp_cluster *cluster, const ocp_plan *plan, uint
   const ocp_plan_param *params = plan->params + record->first_param;
   uint32_t pointers = 0;
   if (record->index >= cluster->num_callbacks)
-    return ocp_fail(error, ORT_INVALID_GRAPH, "invalid plan: record %u calls callback %u, but %s has %u", index,
-                    record->index, cluster->name, cluster->num_callbacks);
+    return ocp_fail(error, ORT_INVALID_GRAPH, "invalid plan: record %u calls callback %u, but %s has %u callbacks",
+                    index, record->index, cluster->name, cluster->num_callbacks);
   for (uint32_t i = 0; i < record->num_params; i++)
     pointers += params[i].kind == OCP_PARAM_POINTER;
   const ocp_callback *callback = &cluster->callbacks[record->index];
@@ -255,9 +256,8 @@ static int check_callback(const ocp_cluster *cluster, const ocp_plan *plan, uint
   if (pointers != callback->num_pointers || numbers != callback->num_numbers)
     return ocp_fail(
         error, ORT_INVALID_GRAPH,
-        "invalid plan: record %u calls callback %u of %s with %u pointers and %u numbers, but it takes %u and "
-        "%u",
-        index, record->index, cluster->name, pointers, numbers, callback->num_pointers, callback->num_numbers);
+        "invalid plan: record %u calls callback %u of %s with %u pointers and %u numbers, expected %u and %u", index,
+        record->index, cluster->name, pointers, numbers, callback->num_pointers, callback->num_numbers);
   return ORT_OK;
 }
 
@@ -285,9 +285,9 @@ static int check_handles(const ocp_cluster *cluster, const ocp_plan *plan, ocp_e
   }
   for (uint32_t i = 0; i < h->num_inputs; i++)
     if ((plan->inputs[i].host_register != OCP_NO_REG) != is_host_input(cluster, i))
-      return ocp_fail(error, ORT_INVALID_GRAPH, "invalid plan: input %u %s in the plan, and %s in %s", i,
+      return ocp_fail(error, ORT_INVALID_GRAPH, "invalid plan: input %u %s in the plan, but %s in %s", i,
                       plan->inputs[i].host_register != OCP_NO_REG ? "is a host input" : "is not a host input",
-                      is_host_input(cluster, i) ? "is one" : "is none", cluster->name);
+                      is_host_input(cluster, i) ? "it is" : "it is not", cluster->name);
   if (cluster->num_host_inputs && cluster->host_inputs[cluster->num_host_inputs - 1] >= h->num_inputs)
     return ocp_fail(error, ORT_INVALID_GRAPH, "invalid plan: it has %u inputs, but input %u of %s is a host input",
                     h->num_inputs, cluster->host_inputs[cluster->num_host_inputs - 1], cluster->name);

@@ -9,32 +9,33 @@
 #include "run/instance/handles.h"
 #include "vendor/problem.h"
 
-/* Makes a cluster for `device` with a name for errors (copied). `build` is called with the handle when no plan matches.
- */
+/* Makes a cluster for `device`. `name`: for errors (copied). `build` is called with `handle` when no plan matches the
+ * inputs of a Run. */
 ocp_cluster *ocp_cluster_create(ocp_device *device, const char *name, ocp_build_fn build, int64_t handle);
 void ocp_cluster_release(ocp_cluster *cluster);
-/* Appends kernels / weights / library problems; returns the index of the first new one, or -1 with the error. */
+/* Append kernels, weights, or a library problem; return the index of the first new one, or -1 with the error. */
 int ocp_cluster_add_kernels(ocp_cluster *cluster, const ocp_kernel_ref *kernels, uint32_t count, ocp_error *error);
 int ocp_cluster_add_weights(ocp_cluster *cluster, ocp_weight *const *weights, uint32_t count, ocp_error *error);
 int ocp_cluster_add_problem(ocp_cluster *cluster, ocp_problem *problem, ocp_error *error);
-/* Appends a callback with so many pointers and numbers; `call` gets the cluster's handle and the callback's index.
- * Returns the index, or -1 with the error. */
+/* Appends a callback with num_pointers addresses and num_numbers numbers; `call` gets the cluster's handle and the
+ * callback's index. Returns the index, or -1 with the error. */
 int ocp_cluster_add_callback(ocp_cluster *cluster, ocp_call_fn call, uint32_t num_pointers, uint32_t num_numbers,
                              ocp_error *error);
-/* Sets the host inputs, which are read back before the guards of any plan are evaluated (fixed for the cluster): their
- * indices, ascending, at most OCP_MAX_HOST_INPUTS. Before the first plan. */
+/* Sets the host inputs, which each Run reads back before it evaluates the guards of plans. `inputs`: indices,
+ * ascending, at most OCP_MAX_HOST_INPUTS. Must be called before the first plan is added. */
 int ocp_cluster_set_host_inputs(ocp_cluster *cluster, const uint32_t *inputs, uint32_t count, ocp_error *error);
-/* Sets the host inputs whose contents the application supplies in each Run: a captured Run would keep the old
- * contents, so the capture fails. The contents of the other host inputs follow from sizes. Before the first Run. */
+/* Sets the host inputs whose contents the application supplies in each Run. Replays of a captured Run would use the old
+ * contents, so the capture fails. The contents of the other host inputs follow from sizes. Must be called before the
+ * first Run. */
 int ocp_cluster_set_fed_inputs(ocp_cluster *cluster, const uint32_t *inputs, uint32_t count, ocp_error *error);
-/* CUDA graphs: an instance of a plan that has run `warm_runs` times (at most OCP_MAX_WARM_RUNS count) becomes a graph;
- * the cluster keeps at most `max_graphs`, none when 0, as after creation. Other threads may be in Runs. */
+/* Sets when instances get CUDA graphs: after `warm_runs` Runs (at most OCP_MAX_WARM_RUNS), while the cluster has fewer
+ * than `max_graphs` graphs. After creation of the cluster max_graphs is 0: no graphs. Other threads may be in Runs. */
 #define OCP_MAX_WARM_RUNS 1000u
 void ocp_cluster_set_graphs(ocp_cluster *cluster, uint32_t warm_runs, uint32_t max_graphs);
-/* Releases the graphs that no Run is using, and their memory; the library does the same when memory runs out. Runs go
- * on, and make graphs again when they are warm. */
+/* Releases the graphs that no Run is using, and their memory; the library does the same when memory runs out. Later
+ * Runs make new graphs once their instances are warm. */
 void ocp_cluster_release_graphs(ocp_cluster *cluster);
-/* Checks and adds one plan. Later plans are tried first. Safe beside concurrent Runs. */
+/* Checks and adds one plan. A Run tries the newest plans first. Other threads may be in Runs. */
 int ocp_cluster_add_plan(ocp_cluster *cluster, const void *blob, size_t bytes, ocp_error *error);
 
 #endif

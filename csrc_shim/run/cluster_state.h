@@ -25,14 +25,15 @@ struct ocp_cluster {
   uint32_t num_host_inputs;
   uint32_t host_inputs[OCP_MAX_HOST_INPUTS];
   bool is_fed[OCP_MAX_HOST_INPUTS]; /* per host input: the application supplies its contents */
-  /* Newest first. Runs read it without a lock: variants are only added, and live as long as the cluster. */
+  /* List of variants, newest first. Runs read it without a lock: variants are only added, and live as long as the
+   * cluster. */
   _Atomic(const ocp_variant *) variants;
   ocp_instance_cache cache;
   ocp_replay_budget replays;
   ocp_reclaimer reclaimer; /* releases graphs when memory runs out */
   pthread_mutex_t setup;   /* guards the arrays of handles and the adding of variants */
   uint32_t num_kernels, num_weights, num_problems, num_callbacks;
-  ocp_kernel_ref *kernels; /* names are owned */
+  ocp_kernel_ref *kernels; /* with copies of their names */
   ocp_weight **weights;
   ocp_problem **problems;
   ocp_callback *callbacks;

@@ -1,18 +1,21 @@
 /* The Run: finds or makes the instance that the inputs need, then enqueues its segments.
  *
  *     make_key       element types, ranks, dimensions; values of host inputs, read back where they are on the device
- *     find_instance  of that key from the cache, else of the newest variant whose guards hold, else of one that the
- *                    builder adds; where the latest other instance would do the same, it goes on under the new key
- *     bind_inputs    their addresses; those in host memory that the device needs are copied up
- *     run_segment    for each: read back, resolve, outputs, slab, records; or the launch of the instance's graph
- *     aliasing_copy  outputs that share memory with inputs, where the plan may not write them before (aliasing.h)
- *     put            the instance goes to the cache
+ *     find_instance  takes the key's instance from the cache, else makes one of the newest variant whose guards hold,
+ *                    else of a variant that the builder adds; if the latest other instance would enqueue the same work,
+ *                    that instance gets the new key instead
+ *     bind_inputs    sets the addresses of inputs; uploads inputs in host memory that the device needs
+ *     run_segment    for each segment: read back, resolve, outputs, slab, records; or launches the instance's graph
+ *     aliasing_copy  copies outputs that share memory with inputs and were redirected for that reason (aliasing.h)
+ *     put            returns the instance to the cache
  *
  * Invariants:
  * - A Run that finds its instance calls no Python.
- * - No lock is held while the builder runs, and one thread at a time builds for a cluster; the others look again then.
- * - Slabs and uploads are freed on the Run's stream as soon as they are enqueued: the order of the stream keeps them.
- * - Whatever fails, the instance goes back to the cache, and what was allocated is freed. */
+ * - No lock is held while the builder runs. One thread at a time builds for a cluster; others that need a plan wait and
+ *   then search again.
+ * - Slabs and uploads are freed on the Run's stream as soon as the work that uses them is enqueued: stream order keeps
+ *   other work from using the memory earlier.
+ * - If a step fails, the instance returns to the cache, and all memory of the Run is freed. */
 #include "run/executor.h"
 
 #include <stdio.h>
@@ -46,7 +49,7 @@ typedef struct run {
   /* The key: element type, rank and dimensions of each input, then the host values. */
   uint64_t few_words[128], *key;
   uint32_t key_words;
-  int64_t *host_values; /* in the key */
+  int64_t *host_values; /* part of the key */
   uint32_t *host_counts;
   bool wants_replay;
   CUdeviceptr uploads; /* device copies of inputs in host memory */
@@ -102,7 +105,7 @@ static bool is_capturing(const run *r) { return atomic_load_explicit(&r->stream-
 
 static int fail_capture(const run *r, const char *why, uint32_t input) {
   return ocp_fail(r->error, ORT_NOT_IMPLEMENTED,
-                  "%s: input %u %s, which a CUDA graph cannot capture; run with gpu_graph_id=-1, or without "
+                  "%s: input %u %s, and a CUDA graph cannot capture that. Run with gpu_graph_id=-1, or without "
                   "enable_cuda_graph",
                   r->cluster->name, input, why);
 }
@@ -120,7 +123,8 @@ static int make_key(run *r) {
   uint32_t num_values = 0;
   if (host_inputs) {
     if (cluster->host_inputs[host_inputs - 1] >= r->num_inputs)
-      return ocp_fail(r->error, ORT_INVALID_ARGUMENT, "%s: it has more than %u inputs", cluster->name, r->num_inputs);
+      return ocp_fail(r->error, ORT_INVALID_ARGUMENT, "%s: got %u inputs, but input %u is a host input", cluster->name,
+                      r->num_inputs, cluster->host_inputs[host_inputs - 1]);
     if (count_host_values(r, &num_values) != ORT_OK)
       return r->error->code;
   }
@@ -166,9 +170,9 @@ static ocp_instance *match(const run *r, const ocp_variant *newest) {
   return NULL;
 }
 
-/* Has a variant built, unless another thread is building one or has added one since `seen` was the newest: then
- * waits for that, and the caller looks again. *built tells whether this call built one. No mutex is held while
- * Python builds, and waiting threads hold nothing that Python could need. */
+/* Builds a variant, unless another thread is building one, for which this call waits, or has added one since `seen` was
+ * the newest. In both cases the caller searches again. *built: whether this call built a variant. No mutex is held
+ * while Python builds, and waiting threads hold nothing that Python could need. */
 static int build_variant(const run *r, const ocp_variant *seen, bool *built) {
   ocp_cluster *cluster = r->cluster;
   pthread_mutex_lock(&cluster->build_mutex);
@@ -199,7 +203,7 @@ static ocp_instance *find_instance(const run *r) {
     const ocp_variant *newest = atomic_load_explicit(&cluster->variants, memory_order_acquire);
     instance = match(r, newest);
     if (instance && built)
-      return instance; /* not a cache hit: this Run had to build it */
+      return instance; /* not a cache hit: this Run built the variant */
     if (instance || r->error->code != ORT_OK)
       break;
     if (built) {
@@ -221,7 +225,7 @@ static ocp_instance *find_instance(const run *r) {
 
 /* ---- execution ---- */
 
-/* Prefixes the error with the cluster or tensor that it concerns. */
+/* Prefixes the error with `what`: the cluster or tensor that the error concerns. */
 static int name_subject(const run *r, const char *what) {
   const ocp_error cause = *r->error;
   return ocp_fail(r->error, cause.code, "%s: %.900s", what, cause.text); /* ORT names the node */
@@ -248,7 +252,7 @@ static int bind_inputs(run *r, ocp_instance *instance) {
     if (!r->inputs[i].on_device && plan->input_needs_device[i])
       bytes += align(instance->memory_bytes[i]);
     if (bytes && is_capturing(r))
-      return fail_capture(r, "is in host memory", i);
+      return fail_capture(r, "is copied from host memory", i);
   }
   if (bytes == 0)
     return ORT_OK;
@@ -291,7 +295,7 @@ static int read_back(const run *r, ocp_instance *instance, uint32_t segment) {
   return code;
 }
 
-/* The address of a segment's slab; 0: the segment has none. */
+/* Returns where the address of a segment's slab is stored; address 0: the segment has no slab. */
 static uint64_t *slab_of(const ocp_instance *instance, uint32_t segment) {
   const ocp_plan_header *h = &instance->variant->plan->header;
   return &instance->bases[h->num_inputs + h->num_outputs + segment];
@@ -308,7 +312,7 @@ static int run_segment(const run *r, ocp_instance *instance, uint32_t segment) {
   const ocp_plan *plan = instance->variant->plan;
   if (segment > 0 && is_capturing(r))
     return ocp_fail(r->error, ORT_NOT_IMPLEMENTED,
-                    "%s: a size is computed on the device, which a CUDA graph cannot capture; run with "
+                    "%s: the host must read a size from the device, and a CUDA graph cannot capture that. Run with "
                     "gpu_graph_id=-1, or without enable_cuda_graph",
                     r->cluster->name);
   if (segment > 0 &&
@@ -321,7 +325,7 @@ static int run_segment(const run *r, ocp_instance *instance, uint32_t segment) {
     void *data = NULL;
     if (r->output(r->output_context, index, instance->dims + out->first_dim, out->rank, &data, r->error) != 0) {
       if (r->error->code == ORT_OK)
-        ocp_fail(r->error, ORT_FAIL, "it could not be allocated");
+        ocp_fail(r->error, ORT_FAIL, "the output could not be allocated");
       return name_output(r, plan, index);
     }
     instance->bases[r->num_inputs + index] = (uint64_t)(uintptr_t)data;

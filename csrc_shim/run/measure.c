@@ -8,7 +8,7 @@
 #include "run/cluster_state.h"
 #include "run/executor.h"
 
-enum { WARM_RUNS = 3, BATCHES = 7, MOST_RUNS = 64 }; /* MOST_RUNS: maximum per batch */
+enum { WARM_RUNS = 3, BATCHES = 7, MOST_RUNS = 64 }; /* MOST_RUNS: maximum number of Runs per batch */
 static const float BATCH_MS = 1;                     /* minimum duration of a batch */
 static const float TOTAL_MS = 400;                   /* maximum duration of all batches */
 
@@ -78,7 +78,7 @@ int ocp_cluster_measure(ocp_cluster *cluster, double *seconds, ocp_error *error)
   OCP_STAY stay = ocp_device_enter(device, error);
   if (!stay.entered || ocp_stream_borrow(device, &m.stream, error) != ORT_OK)
     return error->code;
-  /* Sessions replay CUDA graphs, so that is what is timed. */
+  /* Times launches of a CUDA graph, since sessions run the cluster in this way. */
   ocp_cluster_set_graphs(cluster, 1, 1);
   CUresult result = device->driver->EventCreate(&m.begin, CU_EVENT_DEFAULT);
   if (!result)

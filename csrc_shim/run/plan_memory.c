@@ -7,7 +7,7 @@
 #include "run/instance/instance.h"
 #include "run/instance/instance_cache.h"
 
-/* The peak of bytes of a segment's buffers that are alive at one record. */
+/* Returns the peak, over the records, of the bytes of a segment's buffers alive at one record. */
 static uint64_t alive_at_once(const ocp_instance *instance, uint32_t segment) {
   const ocp_plan *plan = instance->variant->plan;
   const ocp_range range = plan->views[segment].buffers;

@@ -4,7 +4,8 @@
 
 #include "run/cluster.h"
 
-/* Bytes of the intermediate tensors of the last Run; false if there was none, or one is in progress. */
+/* Bytes of the intermediate tensors of the cluster's last Run. ocp_cluster_memory returns false if there was no Run, or
+ * if a Run is in progress. */
 typedef struct ocp_plan_memory {
   uint64_t planned;       /* bytes of the slabs of all segments */
   uint64_t alive_at_once; /* peak bytes of live tensors: a lower bound for any packing of the slab */

@@ -13,7 +13,7 @@ struct ocp_repeat {
   ocp_repeat_part first, step, last;
   uint32_t num_inputs, num_states, most_sources;
   uint32_t *state_types;
-  uint32_t numbers[]; /* of all lists */
+  uint32_t numbers[]; /* the numbers of all lists above */
 };
 
 /* A state tensor in a Run. */
@@ -27,10 +27,10 @@ typedef struct iteration {
   const ocp_repeat *repeat;
   ocp_stream *stream;
   const uint32_t *results;
-  state *made; /* created by the cluster that runs */
+  state *made; /* the states that the running cluster outputs */
 } iteration;
 
-/* ---- making one ---- */
+/* ---- creation ---- */
 
 static bool is_valid(const ocp_repeat_spec *spec, const ocp_repeat_part *part, bool has_states) {
   const uint32_t sources = spec->num_states + spec->num_inputs;
@@ -77,7 +77,7 @@ ocp_repeat *ocp_repeat_create(ocp_device *device, const ocp_repeat_spec *spec, o
   }
   if (!valid) {
     ocp_fail(error, ORT_INVALID_ARGUMENT,
-             "a repeated node: its first, step and last cluster disagree on the number of states");
+             "a loop: the clusters `first`, `step` and `last` disagree on the number of states");
     return NULL;
   }
   ocp_repeat *self = calloc(1, sizeof *self + count * sizeof *self->numbers);
@@ -118,7 +118,7 @@ static int make_state(void *context, uint32_t index, const int64_t *dims, uint32
   size_t bytes = ocp_dtype_bits(it->repeat->state_types[number]) / 8;
   for (uint32_t i = 0; i < rank; i++)
     if (dims[i] < 0 || __builtin_mul_overflow(bytes, (size_t)dims[i], &bytes))
-      return ocp_fail(error, ORT_INVALID_ARGUMENT, "a repeated node: a state has more bytes than an address can count");
+      return ocp_fail(error, ORT_INVALID_ARGUMENT, "a loop: the size of a state overflows 64 bits");
   if (ocp_device_alloc(it->repeat->device, bytes, it->stream, &made->address, error) != ORT_OK)
     return error->code;
   made->rank = rank;
@@ -142,7 +142,7 @@ static void gather_sources(const ocp_repeat *self, const ocp_repeat_part *part, 
   }
 }
 
-/* Runs the first cluster or the step, and replaces the states by its outputs. */
+/* Runs the cluster `first` or `step`, and replaces states by its outputs. */
 static int advance(const ocp_repeat *self, const ocp_repeat_part *part, ocp_stream *stream, const ocp_input *inputs,
                    state *states, state *made, ocp_input *sources, ocp_error *error) {
   iteration it = {.repeat = self, .stream = stream, .results = part->results, .made = made};
@@ -180,12 +180,11 @@ int ocp_repeat_run(const ocp_repeat *repeat, ocp_stream *stream, const ocp_input
                    ocp_output_fn output, void *output_context, ocp_error *error) {
   error->code = ORT_OK;
   if (num_inputs != repeat->num_inputs)
-    return ocp_fail(error, ORT_INVALID_ARGUMENT, "a repeated node expects %u inputs, got %u", repeat->num_inputs,
-                    num_inputs);
+    return ocp_fail(error, ORT_INVALID_ARGUMENT, "a loop expects %u inputs, got %u", repeat->num_inputs, num_inputs);
   if (atomic_load_explicit(&stream->capturing, memory_order_relaxed))
     return ocp_fail(error, ORT_NOT_IMPLEMENTED,
-                    "the number of iterations is decided on the device, which a CUDA graph cannot capture; run with "
-                    "gpu_graph_id=-1, or without enable_cuda_graph");
+                    "the host must read after each iteration whether the loop continues, and a CUDA graph cannot "
+                    "capture that. Run with gpu_graph_id=-1, or without enable_cuda_graph");
   state *states = calloc(2 * (size_t)repeat->num_states, sizeof *states);
   ocp_input *sources = calloc((size_t)repeat->most_sources + 1, sizeof *sources);
   OCP_STAY stay = ocp_device_enter(repeat->device, error);

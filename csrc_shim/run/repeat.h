@@ -2,9 +2,9 @@
  *
  *     inputs -> first -> states -> step -> states -> ... -> last -> outputs
  *
- * `step` repeats as long as the first state, a flag, is set; the flag is read back after each iteration, the other
- * states stay on the device. A step is an ordinary Run: shapes may change between iterations, and shapes that were seen
- * before find their instance. */
+ * `step` repeats as long as the first state, a flag, is set. The flag is read back after each iteration; the other
+ * states stay on the device. Each step is an ordinary Run of its cluster, so shapes may change between iterations, and
+ * shapes seen before find their instance in the cache. */
 #ifndef OCP_RUN_REPEAT_H
 #define OCP_RUN_REPEAT_H
 
@@ -15,8 +15,9 @@
 #include "run/executor.h"
 #include "run/instance/input.h"
 
-/* A cluster of the loop. sources: for each of its inputs, a state (below num_states) or num_states + an input of the
- * node. results: the states that its outputs replace, each at most once; the others keep their values. */
+/* A cluster of the loop. sources: for each input of the cluster, the index of a state, or num_states + the index of an
+ * input of the node. results: the states that the cluster's outputs replace, each at most once; other states keep their
+ * values. */
 typedef struct ocp_repeat_part {
   ocp_cluster *cluster;
   uint32_t num_sources, num_results;
@@ -24,19 +25,19 @@ typedef struct ocp_repeat_part {
 } ocp_repeat_part;
 
 typedef struct ocp_repeat_spec {
-  ocp_repeat_part first, step, last; /* the outputs of `last` are those of the node, in order; it lists no results */
+  ocp_repeat_part first, step, last; /* `last` has no results: its outputs are those of the node, in order */
   uint32_t num_inputs, num_states;
-  const uint32_t *state_types; /* ONNXTensorElementDataType; that of the flag, the first, is bool */
+  const uint32_t *state_types; /* ONNXTensorElementDataType of each state; bool for the first, the flag */
 } ocp_repeat_spec;
 
 typedef struct ocp_repeat ocp_repeat;
 
-/* Copies everything that `spec` points at except for the clusters, which the caller keeps until the release. NULL
- * with the error. */
+/* Makes a loop; NULL with the error. Copies the arrays of `spec`. The caller keeps the clusters until
+ * ocp_repeat_release. */
 ocp_repeat *ocp_repeat_create(ocp_device *device, const ocp_repeat_spec *spec, ocp_error *error);
 void ocp_repeat_release(ocp_repeat *repeat);
 uint32_t ocp_repeat_num_inputs(const ocp_repeat *repeat);
-/* Like ocp_cluster_run, except that it waits for each iteration. */
+/* Like ocp_cluster_run, except that the host waits for each iteration. */
 int ocp_repeat_run(const ocp_repeat *repeat, ocp_stream *stream, const ocp_input *inputs, uint32_t num_inputs,
                    ocp_output_fn output, void *output_context, ocp_error *error);
 

@@ -1,7 +1,7 @@
-/* Attention by cuDNN: two products with a softmax between them, in the form of the operation graph that cuDNN's
- * engines recognise. That form includes the logarithm of the softmax denominators, which nothing reads. An engine
- * takes about a second to compile. Values between the products are float32, except that the softmax results have the
- * type of the operands. */
+/* Attention by cuDNN: two matrix products with a softmax between them, as the operation graph that cuDNN's engines
+ * recognise. That graph also computes the logarithm of the softmax denominators, which nothing reads. cuDNN takes about
+ * a second to compile an engine. Intermediate values are float32, except that the softmax results have the type of the
+ * operands. */
 #include "vendor/attention.h"
 
 #include <stdlib.h>
@@ -10,7 +10,7 @@
 #include "vendor/cudnn.h"
 
 enum { BATCHES, HEADS, ROWS, KEYS, DEPTH, WIDTH, STRIDES };
-/* Indices of strides in values: batch, head and row of each tensor; for the bias also key. */
+/* Indices of strides in a call's values: strides of batch, head and row of each tensor; of the bias also the key's. */
 enum { Q_STRIDES = STRIDES, K_STRIDES = Q_STRIDES + 3, V_STRIDES = K_STRIDES + 3, OUT_STRIDES = V_STRIDES + 3 };
 enum { BIAS_STRIDES = OUT_STRIDES + 3, WORKSPACE = BIAS_STRIDES + 4, NUM_VALUES };
 enum { OUT, Q, K, V, MORE, NUM_POINTERS }; /* MORE: the bias, if there is one, then the workspace */
@@ -48,7 +48,7 @@ static cudnnBackendDescriptor_t stored(attention *a, int64_t number, int64_t row
   int64_t dims[RANK] = {key[BATCHES], key[HEADS], rows, columns}, dense = 1, own[RANK];
   for (int i = RANK; i-- > 0; dense *= dims[i]) {
     if (number == BIAS && strides[i] == 0)
-      dims[i] = 1; /* broadcast */
+      dims[i] = 1; /* cuDNN broadcasts this dimension */
     own[i] = strides[i] ? strides[i] : dense;
   }
   return ocp_dnn_make_tensor(a->b, &(ocp_dnn_tensor){.type = ocp_dnn_data_type(a->spec->dtype),

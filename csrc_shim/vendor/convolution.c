@@ -1,9 +1,9 @@
 /* Convolutions by cuDNN: an operation graph of the convolution and its epilogue, whose engine the library's
  * heuristics choose.
  *
- * Precompiled engines exist for a convolution alone, and for one with an optional residual, a bias and an optional
- * ReLU in this order; values between the operations are float32. Other engines compile for seconds. Without a
- * residual, the result may have a stride between images, or in NHWC between output pixels. */
+ * cuDNN has precompiled engines for a convolution alone, and for a convolution followed by an optional residual, a bias
+ * and an optional ReLU, in this order; intermediate values are float32. Other engines take seconds to compile. Without
+ * a residual, the result may have a stride between images, or in NHWC between output pixels. */
 #include "vendor/convolution.h"
 
 #include <stdlib.h>
@@ -36,8 +36,8 @@ static uint32_t tensor_numbers(const ocp_problem_spec *spec, int64_t numbers[FIR
   return count;
 }
 
-/* Adds the alignment of each tensor, up to the width of vector loads. Engines want a residual with the result's
- * alignment. */
+/* Adds the alignment of each tensor in bytes, up to the width of vector loads. The result and the residual both get the
+ * smaller of their alignments, because engines require equal ones. */
 static uint32_t extend_key(const ocp_problem_spec *spec, void *const *pointers, int64_t *key) {
   int64_t numbers[FIRST_VIRTUAL];
   for (uint32_t i = tensor_numbers(spec, numbers); i-- > 0;)
@@ -48,8 +48,8 @@ static uint32_t extend_key(const ocp_problem_spec *spec, void *const *pointers, 
   return FIRST_VIRTUAL;
 }
 
-/* Computes the strides of a tensor with these dimensions. `step` is OUT_STRIDE if its images (or output pixels in
- * NHWC) have a stride of their own; else 0. */
+/* Computes the strides of a tensor with these dimensions. `step`: nonzero is the stride between its images (in NHWC
+ * between its output pixels); 0: the tensor is contiguous. */
 static void fill_strides(const ocp_problem_spec *spec, const int64_t *dims, int64_t step, int64_t *strides) {
   const int64_t rank = spec->rank + 2;
   if (spec->flags & OCP_PROBLEM_CHANNELS_LAST) {
@@ -65,7 +65,7 @@ static void fill_strides(const ocp_problem_spec *spec, const int64_t *dims, int6
   strides[0] = step ? step : strides[0];
 }
 
-/* Describes the tensor with a number; see fill_strides. */
+/* Describes the tensor with this number. `step`: as in fill_strides. */
 static cudnnBackendDescriptor_t make_tensor(ocp_dnn_builder *b, const ocp_problem_spec *spec, const int64_t *key,
                                             int64_t number, const int64_t *dims, int64_t step) {
   const int64_t rank = spec->rank + 2;
@@ -103,7 +103,7 @@ static cudnnBackendDescriptor_t make_convolution(ocp_dnn_builder *b, const ocp_p
   return conv;
 }
 
-/* `out`: the dimensions of the result. */
+/* The operations of a graph under construction. `out`: the dimensions of the result. */
 typedef struct operations {
   const ocp_problem_spec *spec;
   const int64_t *key;
@@ -180,7 +180,7 @@ static cudnnBackendDescriptor_t make_graph(ocp_dnn_builder *b, const ocp_problem
   return ocp_dnn_make_graph(b, ops.all, ops.count);
 }
 
-/* Whether to prefer tensor cores to the heuristics' order: if the channels fill their tiles. */
+/* Whether engines on tensor cores come first, whatever the heuristics say: if the channels fill the tiles. */
 static bool wants_tensor_cores(const ocp_problem_spec *spec, const int64_t *key) {
   const bool may = spec->dtype != ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT || spec->flags & OCP_PROBLEM_TF32;
   return may && spec->flags & OCP_PROBLEM_CHANNELS_LAST && key[CHANNELS] / key[GROUPS] >= MIN_TENSOR_CHANNELS &&

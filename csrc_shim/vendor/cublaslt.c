@@ -1,7 +1,8 @@
 /* Matrix products by cuBLASLt.
  *
- * cuBLASLt's matrices are column-major. A row-major product out = a @ b is the column-major product out' = b' @ a' of
- * the same memory, so b is the library's first operand, a its second, and bias[n] runs along out's rows there. */
+ * cuBLASLt's matrices are column-major. A row-major matrix product out = a @ b is the column-major matrix product
+ * out' = b' @ a' of the same memory. So b is the library's first operand and a its second, and bias[n] applies to the
+ * rows of out'. */
 #include "vendor/cublaslt.h"
 
 #include <stdlib.h>
@@ -28,7 +29,7 @@ typedef struct {
 enum { CUDA_R_32F = 0, CUDA_R_64F = 1, CUDA_R_16F = 2, CUDA_R_16BF = 14 };
 enum { CUBLAS_COMPUTE_32F = 68, CUBLAS_COMPUTE_64F = 70, CUBLAS_COMPUTE_32F_FAST_TF32 = 77 };
 enum { CUBLAS_OP_N = 0, CUBLAS_OP_T = 1 };
-/* The activation and the bias are bits of an epilogue. */
+/* Bits of an epilogue: the activation and the bias. */
 enum { CUBLASLT_EPILOGUE_RELU = 2, CUBLASLT_EPILOGUE_BIAS = 4, CUBLASLT_EPILOGUE_GELU = 32 };
 enum { CUBLASLT_REDUCTION_SCHEME_INPLACE = 1, CUBLASLT_REDUCTION_SCHEME_MASK = 7 };
 enum {
@@ -41,7 +42,7 @@ enum { CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT = 5, CUBLASLT_MATRIX_LAYOUT_STRIDED_BA
 enum {
   CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1,
   CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK = 3,
-  CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES = 5, /* those of B, C and D follow */
+  CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES = 5, /* the next numbers are the alignments of B, C and D */
 };
 
 static const char *const symbols[] = {
@@ -89,7 +90,7 @@ static struct {
 _Static_assert(sizeof lt == sizeof symbols, "one function per symbol");
 
 enum { M, N, K, A_LEADING, B_LEADING, OUT_LEADING, BATCHES, A_BATCH, B_BATCH, OUT_BATCH, WORKSPACE_BYTES, NUM_VALUES };
-enum { OUT, A, B, MORE, NUM_POINTERS }; /* MORE: bias, residual and workspace, as far as there are any */
+enum { OUT, A, B, MORE, NUM_POINTERS }; /* MORE: bias, residual and workspace, as far as they are present */
 /* Words of the key after the values. */
 enum { B_ALIGNMENT = NUM_VALUES, A_ALIGNMENT, C_ALIGNMENT, OUT_ALIGNMENT, BIAS_ALIGNMENT, KEY_END };
 
@@ -134,7 +135,7 @@ static int64_t alignment(const void *pointer) {
   return (int64_t)(address & -address);
 }
 
-/* The library's operand C: the residual, or else the result with a factor of 0. */
+/* Returns the library's operand C: the residual, or without one the result, whose factor is 0. */
 static void *addend(const ocp_problem_spec *spec, void *const *pointers) {
   return pointers[spec->flags & OCP_PROBLEM_RESIDUAL ? MORE + !!(spec->flags & OCP_PROBLEM_BIAS) : OUT];
 }
@@ -148,13 +149,13 @@ static uint32_t extend_key(const ocp_problem_spec *spec, void *const *pointers, 
   return KEY_END - NUM_VALUES;
 }
 
-/* A sequence of calls, and which one failed. */
+/* The status of a sequence of calls, and the name of the call that failed. */
 typedef struct calls {
   cublasStatus_t status;
   const char *failed;
 } calls;
 
-/* Returns whether to continue. */
+/* Records the status of a call; returns whether the sequence continues. */
 static bool note(calls *made, cublasStatus_t status, const char *what) {
   *made = (calls){status, status ? what : NULL};
   return !status;
@@ -260,7 +261,7 @@ static int prepare(const ocp_problem_spec *spec, const ocp_library_handle *handl
   cublasLtMatmulHeuristicResult_t best[MAX_RANK] = {0};
   int found = 0;
   calls made = {0};
-  /* The search reads only the alignment from the bias's address. */
+  /* The search uses only the alignment of the bias's address, so the alignment serves as the address. */
   (void)(make_desc(&made, spec, (const void *)(uintptr_t)key[BIAS_ALIGNMENT], &call->desc) &&
          make_layouts(&made, spec, key, call) && make_preference(&made, spec, key, &preference) &&
          note(&made,
@@ -274,10 +275,10 @@ static int prepare(const ocp_problem_spec *spec, const ocp_library_handle *handl
     release(call);
     if (rank > 0 && !made.status)
       return ORT_OK;
-    return made.status
-               ? fail(error, made.status, made.failed)
-               : ocp_fail(error, ORT_RUNTIME_EXCEPTION, "cuBLASLt has no algorithm for a product of %lld x %lld x %lld",
-                          (long long)key[M], (long long)key[N], (long long)key[K]);
+    return made.status ? fail(error, made.status, made.failed)
+                       : ocp_fail(error, ORT_RUNTIME_EXCEPTION,
+                                  "cuBLASLt has no algorithm for a GEMM of m, n, k = %lld, %lld, %lld",
+                                  (long long)key[M], (long long)key[N], (long long)key[K]);
   }
   call->algo = best[rank].algo;
   *algorithm = call;
@@ -295,7 +296,7 @@ static int run(const ocp_problem_spec *spec, void *handle, const ocp_prepared *p
   const void *alpha = is_double ? (const void *)&double_factors[0] : &float_factors[0];
   const void *beta = is_double ? (const void *)&double_factors[1] : &float_factors[1];
   const bool bias = spec->flags & OCP_PROBLEM_BIAS, residual = spec->flags & OCP_PROBLEM_RESIDUAL;
-  /* The descriptor holds the bias's address: calls at the same time need one each. */
+  /* Copies the descriptor, because it holds the bias's address and several threads may call at once. */
   cublasLtMatmulDesc_t desc = call->desc;
   calls made = {0};
   if (!bias || make_desc(&made, spec, pointers[MORE], &desc))

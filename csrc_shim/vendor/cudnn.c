@@ -103,7 +103,7 @@ int64_t ocp_dnn_alignment(const void *address) {
   return (int64_t)(bits & -bits);
 }
 
-/* Plans belong to a device, and their handle may be closed before them: cuDNN supports that since 9.8. */
+/* Checks the version of cuDNN: from 9.8 on, a plan can outlive the handle with which it was made. */
 int ocp_dnn_check(ocp_error *error) {
   const size_t version = ocp_dnn.GetVersion(), least = 90800;
   return version >= least ? ORT_OK
@@ -131,7 +131,7 @@ int ocp_dnn_data_type(uint32_t dtype) {
   }
 }
 
-/* The device descriptor of the plans. */
+/* Makes the descriptor of the device for which plans are made. */
 static cudnnBackendDescriptor_t make_device(ocp_dnn_builder *b, int32_t ordinal) {
   cudnnBackendDescriptor_t device = ocp_dnn_create(b, CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR);
   ocp_dnn_set(b, device, CUDNN_ATTR_DEVICEPROP_DEVICE_ID, CUDNN_TYPE_INT32, 1, &ordinal);
@@ -139,7 +139,7 @@ static cudnnBackendDescriptor_t make_device(ocp_dnn_builder *b, int32_t ordinal)
   return device;
 }
 
-/* Whether the engine is precompiled; compiling at run time takes seconds. */
+/* Whether the engine is precompiled; cuDNN takes seconds to compile another engine at run time. */
 static bool is_compiled(cudnnBackendDescriptor_t engine) {
   int64_t count = 0;
   int notes[MAX_NOTES] = {0};
@@ -173,14 +173,15 @@ static bool engine_allowed(const ocp_problem_spec *spec, cudnnBackendDescriptor_
     allowed = !inexact && !changing && notes[i] != CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS &&
               notes[i] != CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION;
   }
-  /* No engine with these activations is precompiled. */
+  /* cuDNN has no precompiled engine with these activations. */
   const bool compiles = spec->kind == OCP_PROBLEM_CONV && spec->flags & (OCP_PROBLEM_SWISH | OCP_PROBLEM_RELU6);
   *tensor_cores = *tensor_cores && (compiles || is_compiled(engine));
   ocp_dnn.BackendDestroyDescriptor(engine);
   return allowed;
 }
 
-/* The plan of one configuration, or NULL where the engine or its workspace does not fit. */
+/* Makes the plan of one engine configuration; NULL if the engine does not support the graph, or needs a workspace of
+ * more than `most` bytes. */
 static cudnnBackendDescriptor_t try_config(cudnnBackendDescriptor_t device, cudnnBackendDescriptor_t config,
                                            uint64_t most) {
   cudnnBackendDescriptor_t plan = NULL;
@@ -200,7 +201,8 @@ static cudnnBackendDescriptor_t try_config(cudnnBackendDescriptor_t device, cudn
   return NULL;
 }
 
-/* Finds the best plan of one heuristic mode after *rank others, which it counts down, or NULL. */
+/* Finds a plan in the order of one heuristic mode: skips *rank plans, and decrements *rank for each. Returns NULL if
+ * there are not enough plans. */
 static cudnnBackendDescriptor_t search(ocp_dnn_builder *b, const ocp_problem_spec *spec,
                                        cudnnBackendDescriptor_t device, cudnnBackendDescriptor_t graph, int mode,
                                        uint64_t workspace, bool in_two_rounds, uint32_t *rank) {
@@ -323,7 +325,7 @@ void *ocp_dnn_load(const ocp_library_handle *handle, const char *data, uint64_t 
     ocp_dnn_release(conv);
     return NULL;
   }
-  conv->plan = conv->descriptors[--conv->num_descriptors]; /* the last descriptor, which is destroyed first */
+  conv->plan = conv->descriptors[--conv->num_descriptors]; /* made last; it is destroyed first */
   return conv;
 }
 

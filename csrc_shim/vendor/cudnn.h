@@ -148,10 +148,10 @@ enum { NUM_DNN_SYMBOLS = sizeof(ocp_dnn_functions) / sizeof(void *) };
 extern const char *const ocp_dnn_symbols[NUM_DNN_SYMBOLS];
 
 enum { MAX_CONFIGS = 16, MAX_ALIGNMENT = 16 };
-/* Maximum number of descriptors: of the largest operation graph, and of two heuristics with their results. */
+/* Maximum number of descriptors: 64 for an operation graph, and those of two heuristics with their results. */
 enum { MAX_DESCRIPTORS = 64 + 2 * (1 + MAX_CONFIGS) };
 
-/* Descriptors that live until the plan is destroyed, in the order of their making. */
+/* An execution plan, and its other descriptors in the order in which they were made. All live as long as the plan. */
 typedef struct ocp_dnn_plan {
   cudnnBackendDescriptor_t plan;
   cudnnBackendDescriptor_t descriptors[MAX_DESCRIPTORS];
@@ -166,7 +166,7 @@ typedef struct ocp_dnn_builder {
   const char *failed;
 } ocp_dnn_builder;
 
-/* The properties of a tensor. */
+/* The properties of a tensor descriptor. */
 typedef struct ocp_dnn_tensor {
   int type;
   int64_t number, rank, alignment;
@@ -187,7 +187,7 @@ cudnnBackendDescriptor_t ocp_dnn_make_pointwise(ocp_dnn_builder *b, int mode, do
 cudnnBackendDescriptor_t ocp_dnn_make_graph(ocp_dnn_builder *b, const cudnnBackendDescriptor_t *operations,
                                             uint32_t count);
 int ocp_dnn_data_type(uint32_t dtype);
-/* The alignment of an address, up to the width of vector loads. */
+/* Returns the alignment of an address in bytes, up to the width of vector loads. */
 int64_t ocp_dnn_alignment(const void *address);
 
 /* Finds the plan of the graph at *rank (0: the best) among those that obey the spec. With `tensor_cores`,
@@ -196,7 +196,7 @@ int64_t ocp_dnn_alignment(const void *address);
 int ocp_dnn_find(ocp_dnn_builder *b, const ocp_problem_spec *spec, const ocp_library_handle *handle,
                  cudnnBackendDescriptor_t graph, uint64_t workspace, bool tensor_cores, uint32_t rank, void **algorithm,
                  ocp_error *error);
-/* These implement identify, save and load of ocp_library; the plan may use so much workspace. */
+/* Implement identify, save and load of ocp_library. `workspace`: bytes that the loaded plan may use. */
 bool ocp_dnn_identify(const ocp_library_handle *handle, char *text, uint64_t bytes);
 char *ocp_dnn_save(const void *algorithm, uint64_t *bytes);
 void *ocp_dnn_load(const ocp_library_handle *handle, const char *data, uint64_t bytes, uint64_t workspace);

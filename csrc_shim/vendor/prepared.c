@@ -3,7 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* MOST: as many as a cluster has instances. Evicting many at once amortises waiting for the device. */
+/* Number of entries above which a list evicts entries (MOST: the number of instances of a cluster), and number of
+ * entries that are left. Evicting many at once amortises waiting for the device. */
 enum { MOST = 128, LEFT = 96 };
 
 void ocp_prepared_init(ocp_prepared_list *list) {
@@ -30,7 +31,7 @@ void ocp_prepared_free(ocp_prepared *chain, void (*release)(void *algorithm)) {
   }
 }
 
-/* Called under the lock; link points at the pointer to the entry. */
+/* Moves an entry to the front of the list, under the lock. `link`: the pointer to the entry in the list. */
 static void move_to_front(ocp_prepared_list *list, ocp_prepared **link) {
   ocp_prepared *prepared = *link;
   *link = prepared->next;

@@ -1,7 +1,7 @@
 /* LRU cache of the algorithms (cuBLASLt) or execution plans (cuDNN) of one problem, by the sizes of calls.
  *
- * A call, and a graph that has captured one, holds a reference. When the cache is full, it evicts the entries without
- * references that were used the longest time ago, after the device has synchronized: their kernels may still run. */
+ * A call, and a graph that has captured a call, holds a reference to its entry. A full cache evicts the least recently
+ * used entries without references, after the device has synchronized, because their kernels may still run. */
 #ifndef OCP_VENDOR_PREPARED_H
 #define OCP_VENDOR_PREPARED_H
 
@@ -12,16 +12,16 @@
 
 enum { OCP_MAX_KEY = 40 };
 
-/* In a list, only atomic members and those under a lock change. */
+/* An entry. While it is in a list, only its atomic members and those guarded by a lock change. */
 typedef struct ocp_prepared {
   struct ocp_prepared *next;
-  uint32_t holders;     /* under the list's lock */
-  bool stays;           /* the application's CUDA graph refers to it: never evicted. Under the list's lock. */
-  atomic_bool executed; /* has run outside of captures: its kernels are loaded */
-  pthread_mutex_t lock; /* held during a call if the algorithm is for one thread at a time */
+  uint32_t holders; /* number of references; guarded by the list's lock */
+  bool stays;       /* true: an application's CUDA graph refers to it, so never evicted; guarded by the list's lock */
+  atomic_bool executed; /* true: has run outside of captures, so its kernels are loaded */
+  pthread_mutex_t lock; /* held during a call if one thread at a time may use the algorithm */
   uint32_t key_words;
   int64_t key[OCP_MAX_KEY];
-  void *algorithm; /* the library's own */
+  void *algorithm; /* made by the library's `prepare` */
 } ocp_prepared;
 
 typedef struct ocp_prepared_list {
@@ -31,12 +31,12 @@ typedef struct ocp_prepared_list {
 } ocp_prepared_list;
 
 void ocp_prepared_init(ocp_prepared_list *list);
-/* NULL: out of memory. */
+/* Makes an entry without an algorithm; NULL: out of memory. */
 ocp_prepared *ocp_prepared_create(const int64_t *key, uint32_t words);
 /* Frees the entries of a linked list. */
 void ocp_prepared_free(ocp_prepared *chain, void (*release)(void *algorithm));
-/* The entry for the key, with a reference for the caller; NULL: none. All keys of a list have the same number of words.
- */
+/* Finds the entry for the key and adds a reference for the caller; NULL: none. All keys of a list have the same number
+ * of words. */
 ocp_prepared *ocp_prepared_find(ocp_prepared_list *list, const int64_t *key, uint32_t words);
 /* Adds a new entry, with a reference for the caller. */
 void ocp_prepared_insert(ocp_prepared_list *list, ocp_prepared *prepared);
@@ -44,7 +44,8 @@ void ocp_prepared_let_go(ocp_prepared_list *list, ocp_prepared *prepared);
 /* Excludes the entry from eviction until the problem is released. */
 void ocp_prepared_keep(ocp_prepared_list *list, ocp_prepared *prepared);
 bool ocp_prepared_are_too_many(ocp_prepared_list *list);
-/* Removes all entries but the latest and the referenced ones; returns them as a linked list for ocp_prepared_free. */
+/* Removes entries, except for the latest and the referenced ones; returns them as a linked list for ocp_prepared_free.
+ */
 ocp_prepared *ocp_prepared_evict(ocp_prepared_list *list);
 
 #endif

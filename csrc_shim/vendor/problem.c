@@ -1,14 +1,14 @@
-/* Loads the vendor libraries, and runs problems with the algorithms that they chose for the sizes of a call.
+/* Loads the vendor libraries, and runs problems with the algorithms that the libraries choose for the sizes of a call.
  *
- * A call looks its sizes up in the problem's cache of algorithms (prepared.h), and runs the algorithm with the
- * handle of its stream (handle.h). The first call with new sizes asks the library for an algorithm.
+ * A call looks its sizes up in the problem's cache of algorithms (prepared.h), and runs the algorithm with the handle
+ * of its stream (handle.h). The first call with new sizes asks the library for an algorithm.
  *
  * Invariants:
  * - A call holds its stream's handle and its algorithm. It takes these locks in this order: the handle's, preparing,
  *   an algorithm's, the list's.
  * - An algorithm belongs to a device, not to a handle, and lives until no call, no graph of ours and no unfinished
  *   work uses it. Algorithms captured in an application's graph live as long as the problem.
- * - Once a handle and an algorithm have both executed a call, the next one allocates and loads nothing. Then it can be
+ * - Once a handle and an algorithm have both executed a call, later calls allocate and load nothing, so they can be
  *   captured (ocp_library_capture). */
 #include "vendor/problem.h"
 
@@ -29,7 +29,7 @@
 struct ocp_problem {
   ocp_problem_spec spec;
   const ocp_library *library;
-  pthread_mutex_t preparing; /* one thread at a time */
+  pthread_mutex_t preparing; /* held while a thread makes an algorithm */
   ocp_prepared_list prepared;
 };
 
@@ -155,7 +155,7 @@ bool ocp_problem_takes(const ocp_problem *problem, uint32_t num_pointers, uint32
 
 enum { MAX_MEASURED = 8, MEASURED_RUNS = 3 };
 
-/* A call that needs an algorithm. */
+/* A call that needs an algorithm, with its stream and locked handle. */
 typedef struct call_site {
   ocp_problem *problem;
   ocp_library_handle *handle;
@@ -163,14 +163,14 @@ typedef struct call_site {
   void *const *pointers;
 } call_site;
 
-/* Times some calls with the algorithm, in milliseconds; negative if it does not run. */
+/* Returns the time of MEASURED_RUNS calls with the algorithm, in milliseconds; negative if a call fails. */
 static float measure(const call_site *site, const ocp_prepared *prepared, CUevent begin, CUevent end) {
   const ocp_driver *driver = site->stream->device->driver;
   const ocp_library *library = site->problem->library;
   ocp_error error = {0};
   float milliseconds = -1;
   for (int i = 0; i <= MEASURED_RUNS && error.code == ORT_OK; i++) {
-    if (i == 1) /* the first call loads its kernels */
+    if (i == 1) /* after the first call, which loads the algorithm's kernels */
       driver->EventRecord(begin, site->stream->handle);
     library->run(&site->problem->spec, site->handle->handle, prepared, site->stream->handle, site->pointers, &error);
   }
@@ -221,7 +221,7 @@ static bool is_captured(const ocp_stream *stream) {
          (!stream->owned && ocp_stream_is_captured(stream));
 }
 
-/* Only a call that enqueues can be measured. */
+/* Whether this call measures algorithms. A captured call cannot: it executes nothing. */
 static bool is_measured(const call_site *site) {
   const uint32_t flags = site->problem->spec.flags;
   return flags & OCP_PROBLEM_MEASURED && !(flags & OCP_PROBLEM_DETERMINISTIC) && !is_captured(site->stream);
@@ -241,7 +241,7 @@ static void evict(const call_site *site) {
   ocp_prepared_free(evicted, problem->library->release);
 }
 
-/* Fills a new entry with its algorithm: the one that another process stored, or one that the library makes. */
+/* Fills a new entry with its algorithm: loads it from the store, or lets the library make it. */
 static int make(const call_site *site, ocp_prepared *prepared, ocp_error *error) {
   const ocp_problem *problem = site->problem;
   const ocp_library *library = problem->library;
@@ -263,11 +263,11 @@ static int make(const call_site *site, ocp_prepared *prepared, ocp_error *error)
   return ORT_OK;
 }
 
-/* Finds or makes the entry, which the caller holds; NULL with the error. */
+/* Finds or makes the entry for the key, with a reference for the caller; NULL with the error. */
 static ocp_prepared *prepare(const call_site *site, const int64_t *key, uint32_t words, ocp_error *error) {
   ocp_problem *problem = site->problem;
   pthread_mutex_lock(&problem->preparing);
-  ocp_prepared *known = ocp_prepared_find(&problem->prepared, key, words); /* another thread may have made it */
+  ocp_prepared *known = ocp_prepared_find(&problem->prepared, key, words); /* made by another thread meanwhile */
   ocp_prepared *prepared = known ? known : ocp_prepared_create(key, words);
   if (!prepared) {
     ocp_fail(error, ORT_FAIL, "not enough host memory");
@@ -292,8 +292,8 @@ typedef struct arguments {
   uint32_t num_pointers, num_values;
 } arguments;
 
-/* Makes the key of a call: everything that decides the algorithm. All keys of a problem have as many words. 0 with
- * the error. */
+/* Makes the key of a call from all numbers that decide the algorithm; returns its words, the same number for all calls
+ * of a problem, or 0 with the error. */
 static uint32_t make_key(const ocp_problem *problem, const arguments *call, int64_t key[OCP_MAX_KEY],
                          ocp_error *error) {
   const ocp_library *library = problem->library;
@@ -314,7 +314,7 @@ static uint32_t make_key(const ocp_problem *problem, const arguments *call, int6
 
 enum { MIN_AHEAD = 4, MAX_THREADS = 8 };
 
-/* The algorithm that one thread makes. */
+/* An algorithm for one of the threads to make. */
 typedef struct task {
   ocp_problem *problem;
   ocp_prepared *prepared;
@@ -347,8 +347,7 @@ static void *make_ahead(void *argument) {
   return NULL;
 }
 
-/* Adds a task for each call that has neither an algorithm nor a task. Only this thread calls Python, since the
- * others could wait for it to release the GIL. */
+/* Adds a task for the call unless its algorithm, or a task for it, exists. */
 static void add_task(tasks *work, const ocp_library_call *call) {
   const ocp_library *library = call->problem->library;
   const arguments given = {call->pointers, call->values, call->num_pointers, call->num_values};
@@ -369,6 +368,8 @@ static void add_task(tasks *work, const ocp_library_call *call) {
   work->all[work->count++] = (task){.problem = call->problem, .prepared = prepared};
 }
 
+/* Loads a stored algorithm through Python. Only the thread that prepares a Run does so: another thread could wait for
+ * the GIL while the first one holds it and waits for that thread. */
 static void look_up(const tasks *work, task *t) {
   const ocp_library *library = t->problem->library;
   t->text = malloc(OCP_STORE_KEY);
@@ -381,7 +382,7 @@ static void look_up(const tasks *work, task *t) {
 /* Adds the finished algorithm to the problem. */
 static void finish(task *t) {
   ocp_problem *problem = t->problem;
-  /* If there were too few tasks, no algorithm was made, and the call makes it. */
+  /* With too few tasks no algorithm was made here; the call then makes it. */
   if (t->is_new && t->is_kept)
     ocp_store_keep(problem->library, t->prepared->algorithm, t->text);
   free(t->text);
@@ -422,7 +423,7 @@ void ocp_library_prepare(const ocp_library_call *calls, uint32_t count, ocp_stre
   free(work.all);
 }
 
-/* Enqueues a call on a stream, with a handle and an algorithm that the caller holds. */
+/* Enqueues a call on a stream. The caller has locked the handle, and has a reference to the algorithm. */
 static int enqueue(const ocp_problem *problem, const ocp_library_handle *handle, ocp_prepared *prepared,
                    CUstream stream, void *const *pointers, ocp_error *error) {
   if (problem->library->one_thread)

@@ -12,7 +12,7 @@ static atomic_bool is_used;
 
 void ocp_store_use(const ocp_plan_store *used) {
   if (atomic_load(&is_used))
-    return; /* unchanged */
+    return; /* the store is set once */
   store = *used;
   atomic_store(&is_used, true);
 }

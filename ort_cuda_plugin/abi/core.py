@@ -63,7 +63,7 @@ def attach(address: int) -> None:
     """Use the table at ``address``, of the library that this process has loaded.
 
     Raises:
-        PluginError: Python already uses another copy of the library, or it is of another build than the bridge.
+        PluginError: Python already uses another copy of the library, or library and bridge are of different builds.
     """
     global _core
     table = ffi.cast("const ocp_core *", address)
@@ -112,7 +112,7 @@ def counters() -> dict[str, int]:
 
 
 def reset_counters() -> None:
-    """Set the counters of events to 0; amounts in use stay."""
+    """Set the counters of events to 0; counters of bytes in use and of live objects keep their values."""
     core().counters_reset()
 
 

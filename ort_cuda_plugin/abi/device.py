@@ -188,20 +188,20 @@ class DeviceArray:
         }
 
     def copy_from(self, values: NDArray[Any], stream: Stream | None = None) -> None:
-        """Overwrite the array with ``values`` (C-contiguous, of as many bytes); without a stream, wait for it."""
+        """Overwrite the array with ``values`` (C-contiguous, of as many bytes); without a stream, wait for the copy."""
         self._check_host(values)
         self.device.call("MemcpyHtoDAsync", self.address, _pointer(values), values.nbytes, handle_of(stream))
         if stream is None:
             self.device.call("StreamSynchronize", ffi.NULL)
 
     def copy_to(self, values: NDArray[Any], stream: Stream | None = None) -> NDArray[Any]:
-        """Copy into ``values`` (C-contiguous, as many bytes), wait, and return it."""
+        """Copy into ``values`` (C-contiguous, of as many bytes), wait for the copy, and return ``values``."""
         self.enqueue_copy_to(values, stream)
         self.device.call("StreamSynchronize", handle_of(stream))
         return values
 
     def enqueue_copy_to(self, values: NDArray[Any], stream: Stream | None = None) -> None:
-        """Copy into ``values``; does not wait if that is page-locked memory."""
+        """Copy into ``values``; does not wait for the copy if ``values`` is in page-locked memory."""
         self._check_host(values)
         self.device.call("MemcpyDtoHAsync", _pointer(values), self.address, values.nbytes, handle_of(stream))
 
@@ -370,11 +370,11 @@ class Event:
         self.device.call("EventSynchronize", self.handle)
 
     def query(self) -> bool:
-        """Whether the last record is done."""
+        """Whether all work before the event's last record is done."""
         return _is_ready(self.device, "EventQuery", self.handle)
 
     def milliseconds_since(self, start: Event) -> float:
-        """Return the time between the records of two events that are done."""
+        """Return the time from the record of ``start`` to that of this event; both must be done."""
         out = ffi.new("float *")
         self.device.call("EventElapsedTime", out, start.handle, self.handle)
         return float(out[0])
@@ -395,7 +395,7 @@ def handle_of(stream: Stream | None) -> Any:
 
 
 def dim3(value: Dim3) -> tuple[int, int, int]:
-    """Return grid or block dimensions, completed by ones."""
+    """Return the three dimensions of a grid or block; missing ones are 1."""
     dims = (value,) if isinstance(value, int) else tuple(value)
     if not 1 <= len(dims) <= 3:
         raise ValueError(f"a grid or block has one to three dimensions, not {len(dims)}")

@@ -18,7 +18,7 @@ def configuration() -> Any:
 
 
 def configure(config: Any) -> None:
-    """Change the settings. Raises ValueError with the library's reason if it refuses."""
+    """Change the settings. Raises ValueError with the reason if the library refuses them."""
     text = ffi.new("char[]", _TEXT_BYTES)
     if core().emu_configure(config, text, len(text)):
         raise ValueError(ffi.string(text).decode())
@@ -35,5 +35,5 @@ def findings() -> list[str]:
 
 
 def clear_findings() -> None:
-    """Forget the findings, and the errors that make a device unusable."""
+    """Clear the findings, and the sticky errors that make a device unusable."""
     core().emu_clear_findings()

@@ -1,6 +1,6 @@
 """The ONNX Runtime that has loaded the library: its function tables, statuses, key-value pairs and log.
 
-It works only inside a callback of the plugin, or while the library is registered.
+These functions work only inside a callback of the plugin, or while the library is registered.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def log(level: str, message: str, logger: Any = None, *, where: str = "ort_cuda_
     if target == ffi.NULL:
         return
     severity = getattr(lib, f"ORT_LOGGING_LEVEL_{level}")
-    # A file path is required: ORT prints it.
+    # ORT requires a file path, which it prints.
     status = api().Logger_LogMessage(
         target, severity, message.encode(errors="replace"), b"ort_cuda_plugin", 0, where.encode()
     )

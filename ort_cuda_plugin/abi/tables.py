@@ -4,8 +4,8 @@ Slots that are not listed become reserved space. A line is
 
     slot since declaration
 
-where ``since`` is the API version (the N of ONNX Runtime 1.N) that added the slot, 1 for the oldest ones. A declaration
-may go on in lines that start with no number. ``abi.declarations`` turns these tables into C.
+where ``since`` is the API version (the N of ONNX Runtime 1.N) that added the slot, 1 for the oldest ones. A line
+without a slot and a number continues the declaration before it. ``abi.declarations`` turns these tables into C.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ print(json.dumps([seconds, device_bytes(side, emulate) - free]))
 
 @dataclass(frozen=True)
 class Creation:
-    """Seconds of session and first Run, imports not counted, and bytes of device memory that the process holds then."""
+    """Seconds to create the session and do the first Run, without imports, and bytes of device memory held after it."""
 
     cold_s: float
     warm_s: float

@@ -29,9 +29,9 @@ class SideReport:
 
     ``host_share`` is the part of a median Run in which the device is idle, None if the profile has no device events.
     ``ratio`` is the median, over neighbouring Runs, of this side's time divided by the plugin's. ``error`` is
-    max|a-b|/max|b| against the CPU provider, None if that cannot run the model. ``device_bytes`` is the peak of device
-    memory. It, ``cold_s`` and ``warm_s`` are measured in separate processes: session and first Run with an empty and a
-    filled cache.
+    max|a-b|/max|b| against the CPU provider, None if the CPU provider cannot run the model. Three figures are measured
+    in separate processes: ``device_bytes``, the peak of device memory, and ``cold_s`` and ``warm_s``, the seconds of
+    session creation and first Run with an empty and with a filled kernel cache.
     """
 
     p50: float
@@ -151,7 +151,7 @@ def summary(seconds: Sequence[float], batch: int, ratio: float, error: float | N
 
 
 def device_milliseconds(task: Task, side: str) -> float | None:
-    """Return the time in which the device works in a Run, from ONNX Runtime's profile; None if the profile lacks it."""
+    """Return the milliseconds of device work in a Run, from ONNX Runtime's profile; None without device events."""
     with tempfile.TemporaryDirectory() as folder:
         session = sides.create_session(side, task.source, task.emulate, str(Path(folder, "profile")))
         runner = _runner(task, side, session)
@@ -162,8 +162,8 @@ def device_milliseconds(task: Task, side: str) -> float | None:
 
 
 def device_work(events: Sequence[Mapping[str, Any]], runs: int) -> float | None:
-    """Return the milliseconds of device events in a Run; the profile's last Runs are equal. None if it has no such
-    events.
+    """Return the milliseconds of device events per Run, over the profile's last ``runs`` Runs, which are equal; None if
+    the profile has no device events.
     """
     work = [event for event in events if is_of_device(event) or event.get("cat") == "Kernel"]
     windows = windows_of_runs(events, runs)
@@ -180,8 +180,8 @@ def _runner(task: Task, side: str, session: Any) -> Runner:
 
 
 def _errors(task: Task, runners: Mapping[str, Runner]) -> tuple[Mapping[str, float | None], str]:
-    """Return the errors of each side against the CPU provider, and the reason if there are none: the CPU provider
-    cannot run every model that the plugin can.
+    """Return the errors of each side against the CPU provider, and "". If the CPU provider cannot run the model, the
+    errors are None, and the text is the reason.
 
     Makes a session of the CPU provider unless it is one of the sides.
     """

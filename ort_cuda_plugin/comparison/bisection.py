@@ -1,8 +1,8 @@
 """Finds the first node whose result differs, by bisection of the graph.
 
-A step compares a prefix of the graph, as a model of its own: its outputs are all values that the rest of the graph or
-the application reads. If these agree, the difference comes later. Additional outputs keep nodes from being fused, so a
-difference that only fusion causes may disappear.
+Each step compares a prefix of the graph on both providers, as a separate model: its outputs are all values that the
+rest of the graph or the application reads. If the outputs agree, the difference comes later. Additional outputs keep
+nodes from being fused, so a difference that only fusion causes may disappear.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ Run = Callable[[onnx.ModelProto, Sequence[str], Mapping[str, Any]], list[Any]]
 class FirstDifference:
     """The first node that differs.
 
-    ``alone`` is its difference if both sides get the reference's values as its inputs. If it agrees then, it only
-    amplifies small differences of earlier nodes.
+    ``alone`` is the node's difference if both sides compute it from the reference's values. If the results then agree,
+    the node only amplifies small differences of earlier nodes.
     """
 
     number: int
@@ -42,8 +42,8 @@ def first_difference(
     tolerances: Mapping[str, float],
     progress: Callable[[int, int], None] = lambda low, high: None,
 ) -> FirstDifference | None:
-    """Return the node, or None if no prefix differs. ``progress`` is called with the first and last node of the
-    remaining range.
+    """Return the first node that differs, or None if the results agree. ``progress`` is called with the first and last
+    node of the remaining range.
     """
     nodes = model.graph.node
 
@@ -80,7 +80,7 @@ def prefix(model: onnx.ModelProto, count: int) -> tuple[onnx.ModelProto, list[st
 
 
 def reads(node: onnx.NodeProto) -> Iterator[str]:
-    """Return the names that a node reads, those of its bodies included."""
+    """Return the names of the values that a node and its bodies read."""
     yield from (name for name in node.input if name)
     for attribute in node.attribute:
         for body in (attribute.g, *attribute.graphs):

@@ -22,9 +22,9 @@ provider rounds the other factor to 8 bits.
 
 @dataclass(frozen=True)
 class Difference:
-    """One output on both sides. ``error`` is max|a-b| / max|b|, infinite where shapes, types or places of NaN differ.
+    """One output on both sides. ``error`` is max|a-b| / max|b|, infinite if shapes, types or positions of NaN differ.
 
-    ``tolerance`` is the most that it may be.
+    ``tolerance`` is the maximum error that is accepted.
     """
 
     name: str
@@ -65,7 +65,7 @@ def _of_value(name: str, actual: Any, expected: Any, tolerances: Mapping[str, fl
 def _error(actual: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> float:
     if actual.dtype != expected.dtype:
         return math.inf
-    if expected.dtype.kind in "biu":  # float64 does not represent all of them
+    if expected.dtype.kind in "biu":  # float64 does not represent all 64-bit integers
         if actual.shape != expected.shape:
             return math.inf
         return 0.0 if np.array_equal(actual, expected) else max(relative_error(actual, expected), np.finfo(float).tiny)

@@ -1,7 +1,8 @@
 """The coverage table, docs/operators.md: the operators, and whether each runs by kernels, library calls or copies on a
 GPU.
 
-The latter is what lowering records for the nodes of ONNX's backend tests, on a GPU with NVIDIA's libraries.
+The kinds of work are those that lowering records for the nodes of ONNX's backend tests, for a GPU with NVIDIA's
+libraries.
 """
 
 from __future__ import annotations
@@ -70,13 +71,13 @@ def render() -> str:
     return "\n".join(lines) + "\n"
 
 
-# ---- what lowering records ----
+# ---- launches recorded by lowering ----
 
 
 @functools.cache
 def recorded() -> Mapping[tuple[str, str, int], set[str]]:
-    """Return the launches of each declaration's nodes (domain, name, since), over all backend tests that can be
-    lowered.
+    """Return the kinds of launches of each operator's nodes, by (domain, name, since), over all backend tests that can
+    be lowered.
     """
     found: dict[tuple[str, str, int], set[str]] = defaultdict(set)
     for case in load_cases().values():
@@ -90,7 +91,7 @@ def recorded() -> Mapping[tuple[str, str, int], set[str]]:
 
 
 def _lowered(graph: Graph) -> Iterator[tuple[Operator, set[str]]]:
-    """Return each node's declaration and its launches, up to the first node that is declined."""
+    """Yield each node's operator and its kinds of launches, up to the first node that is declined."""
     symbols = InputSymbols()
 
     def read_host_input(buffer: Buffer, count: int) -> tuple[Dim, ...]:

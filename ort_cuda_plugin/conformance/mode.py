@@ -9,11 +9,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Mode:
-    """``check``: the emulated device's checking mode, whose findings fail a test. ``seed``: adversarial streams, which
-    defer and interleave work by this seed and the test's name; None for streams that run everything at once.
-    ``single_nodes``: each node is run by a kernel of the registry, and nothing is fused. ``lowering``: the GPU that
-    kernels are lowered for, as "sm_90" or "sm_90:132"; "": what the environment says. Without ``emulate`` the tests run
-    on a GPU, which has no checking mode and orders its streams itself.
+    """The settings of a test run.
+
+    ``check``: the emulated device's checking mode, whose findings fail a test. ``seed``: adversarial streams, which
+    defer and interleave work by this seed and the test's name; None for streams that run work at once.
+    ``single_nodes``: a kernel of the registry runs each node, and nothing is fused. ``lowering``: the GPU for which
+    kernels are lowered, as "sm_90" or "sm_90:132"; "": as the environment says. Without ``emulate`` the tests run on a
+    GPU, where ``check`` and ``seed`` have no effect.
     """
 
     optimised: bool = False

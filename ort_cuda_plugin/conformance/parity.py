@@ -64,8 +64,8 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Gap:
-    """Versions of an operator that the other provider has and we lack. ``types``: the element types that we lack;
-    empty: the whole operator.
+    """Versions of an operator for which the other provider has a kernel and we lack it. ``types``: the element types
+    that we lack; empty: we lack the operator.
     """
 
     domain: str
@@ -142,7 +142,7 @@ def registered(ep_name: str) -> list[Kernel]:
 
 
 def names_of_host() -> NamesOf:
-    """Return the names in the schemas that this ONNX Runtime knows: of type constraints, inputs and outputs."""
+    """Return a function from a kernel to the names of type constraints, inputs and outputs in its ONNX schema."""
     from onnxruntime.capi import _pybind_state as state
 
     schemas: dict[tuple[str, str], dict[int, frozenset[str]]] = defaultdict(dict)
@@ -164,7 +164,7 @@ def names_of_host() -> NamesOf:
 
 
 def unknown_constraints(kernels: Iterable[Kernel], names_of: NamesOf) -> list[tuple[Kernel, str]]:
-    """Return the type constraints of kernels that no schema has, with their kernels."""
+    """Return the kernels whose definition names a type constraint that their schema lacks, with that name."""
     found = []
     for kernel in kernels:
         names = names_of(kernel)
@@ -176,7 +176,7 @@ def unknown_constraints(kernels: Iterable[Kernel], names_of: NamesOf) -> list[tu
 def gaps(theirs: Iterable[Kernel], ours: Iterable[Kernel], names_of: NamesOf = lambda kernel: None) -> list[Gap]:
     """Return the gaps: kernels of ``theirs`` that ``ours`` lack, one for each operator and set of types.
 
-    A constraint that no schema has is reported too: the name may be a mistake in the other list.
+    A constraint that the schema lacks is reported as well: the name may be a mistake in the other list.
     """
     theirs = list(theirs)
     known: dict[tuple[str, str], list[Kernel]] = defaultdict(list)
@@ -236,7 +236,7 @@ def _merged(types: Sequence[Mapping[str, frozenset[str]]]) -> list[Mapping[str, 
 
 def _lacking(kernel: Kernel, own: Sequence[Kernel]) -> Iterator[str]:
     """Return the versions and types of ``kernel`` that no kernel of ours serves."""
-    # A kernel without a last version serves its first version's schema only.
+    # In ORT, a kernel without a last version serves only the schema of its first version.
     last = kernel.since if kernel.until == UNLIMITED else kernel.until
     versions = {kernel.since} | {other.since for other in own if kernel.since <= other.since <= last}
     for version in sorted(versions):
@@ -254,8 +254,10 @@ def render(other: str, theirs: Sequence[Kernel], ours: Sequence[Kernel], host_me
     """Return the report as Markdown.
 
     Args:
-        other: the other provider's name. theirs, ours: the kernels to compare.
-        host_memory: inputs and outputs of ours that are in host memory, as text.
+        other: the name of the other provider.
+        theirs: the other provider's kernels.
+        ours: our kernels.
+        host_memory: the inputs and outputs of our kernels that are in host memory, as text.
     """
     import onnxruntime
 

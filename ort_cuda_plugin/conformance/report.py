@@ -87,7 +87,7 @@ def _shortened(text: str) -> str:
     return re.sub(r"([<`*_|\[\]])", r"\\\1", text)
 
 
-# ---- reading it back ----
+# ---- reading a report ----
 
 _KEY = re.compile(r"`((?:node|simple|pytorch-operator|pytorch-converted)/[^`]+)`")
 

@@ -15,12 +15,12 @@ RANDOM = {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "Rando
 
 
 def out_of_scope(model: ModelProto, placed: Collection[str]) -> str:
-    """Return the names of such parts, "" if all is in scope.
+    """Return the names of the parts that are not tensor operators of ai.onnx; "" if there are none.
 
-    ``placed`` are the operator types that ran as nodes; the function bodies of all others are searched, because ONNX
-    Runtime ran those instead.
+    ``placed`` are the operator types that ran as nodes. For other operators the function bodies are searched, because
+    ONNX Runtime ran the bodies instead.
     """
-    with contextlib.suppress(onnx.shape_inference.InferenceError):  # unknown types give no result
+    with contextlib.suppress(onnx.shape_inference.InferenceError):  # types that stay unknown are not searched
         model = onnx.shape_inference.infer_shapes(model)
     opsets = {entry.domain: entry.version for entry in model.opset_import}
     found: dict[str, None] = {}
@@ -83,7 +83,7 @@ def _node_kinds(node: NodeProto) -> Iterator[str]:
 
 
 def _function_body(node: NodeProto, opsets: dict[str, int], types: dict[str, TypeProto]) -> FunctionProto | None:
-    """Return the nodes of the operator's function body in ONNX; None if there is none or the host has a kernel."""
+    """Return the function body of the node's operator in ONNX; None if it has none."""
     try:
         schema: Any = onnx.defs.get_schema(node.op_type, opsets.get(node.domain, 1), node.domain)
     except onnx.defs.SchemaError:

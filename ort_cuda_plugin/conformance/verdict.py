@@ -37,7 +37,7 @@ class Outcome:
     """A verdict.
 
     ``reason`` names nodes, differences or errors; ``cpu_passes``: the CPU provider passes the test. ``group`` is the
-    report's heading for outcomes that are not on the EP for the same kind of reason.
+    heading under which the report lists the test: the kind of reason why it does not pass on the EP.
     """
 
     key: str
@@ -49,11 +49,11 @@ class Outcome:
 
 @dataclass
 class Attempt:
-    """The result of a test on one provider: ``problem`` is "" if all was right, ``wrong`` tells wrong results from
-    errors.
+    """The result of a test on one provider. ``problem`` is "" if the test passed; ``wrong``: the problem is a wrong
+    result, not an error.
 
-    ``placed`` has (provider, operator type, reason) of each node, ``declined`` the plugin's reasons where there is no
-    session, ``results`` the outputs of the data set that was judged last.
+    ``placed`` has (provider, operator type, reason) of each node. ``declined`` has the plugin's reasons if the session
+    could not be created. ``results`` are the outputs of the data set that was judged last.
     """
 
     problem: str = ""
@@ -77,7 +77,7 @@ def judge(case: Case, mode: Mode) -> Outcome:
         return Outcome(case.key, Verdict.WRONG if plugin.wrong else Verdict.FAILED, plugin.problem, True)
     elsewhere = {op_type: reason for provider, op_type, reason in plugin.placed if provider != get_ep_name()}
     if elsewhere:
-        # Nodes that ORT did not offer were left because others were declined.
+        # ORT did not offer some nodes, because the plugin declined others: report the reasons of the latter.
         declined = {f"{op_type}: {reason}": None for op_type, reason in elsewhere.items() if reason != LEFT_BY_ORT}
         reasons = declined or {f"{op_type}: {LEFT_BY_ORT}": None for op_type in elsewhere}
         scope = out_of_scope(model, {op_type for _, op_type, _ in plugin.placed})
@@ -144,7 +144,7 @@ def _session(model: bytes, mode: Mode, attempt: Attempt, on_plugin: bool) -> Any
     from ort_cuda_plugin.ep.provider import last_verdicts
 
     try:
-        # Nodes that are cheaper on the host are judged as well.
+        # The plugin also claims nodes that are cheaper on the host, so that their kernels are tested.
         provider_options = {"claim_unprofitable_nodes": "1", "single_nodes": str(int(mode.single_nodes))}
         session, _ = create_session(model, mode.emulate, provider_options, options)
     except Exception:
@@ -165,7 +165,7 @@ def run_session(session: Any, inputs: list[Any]) -> list[Any]:
     names = [value.name for value in session.get_inputs()]
     feeds = dict(zip(names, inputs, strict=False))
     outputs = [value.name for value in session.get_outputs()]
-    # Sequences and optional values exist in the first API only, some element types in the second only.
+    # `run` takes sequences and optional values; `run_with_ort_values` takes all element types.
     needs_values = not all(map(is_plain, inputs)) or any(
         kind in value.type
         for value in session.get_outputs()

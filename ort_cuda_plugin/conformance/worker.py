@@ -11,7 +11,7 @@ from ort_cuda_plugin.conformance.verdict import judge
 
 
 def main() -> None:
-    # The runner has one process per core: helpers that compile would import Numba once more in each.
+    # The runner has one process per core; processes that compile in parallel would cost more imports of Numba.
     kernel_library.max_workers = 0
     # Tests and libraries may print, so the answers go through a separate descriptor.
     answers = os.fdopen(os.dup(1), "wb")

@@ -49,14 +49,14 @@ def examine(machine: Machine | None = None) -> Iterator[Finding]:
 
 
 def _nothing(record: logging.LogRecord) -> bool:
-    """Drop the cache's log messages: they are findings already."""
+    """Drop the cache's log messages, which are reported as findings."""
     return False
 
 
 def _runtime() -> tuple[str, str]:
     try:
         return str(getattr(imported("onnxruntime"), "__version__", "")), ""
-    except Exception as error:  # which wheel's files are left is unknown when wheels have overwritten each other
+    except Exception as error:  # wheels that have overwritten each other's files raise any exception
         return "", f"it cannot be imported: {type(error).__name__}: {error}"
 
 
@@ -73,7 +73,7 @@ def _registration() -> Finding:
     subject = "registration"
     try:
         offered = register(emulate=True)
-    except Exception as error:  # any exception here is what a user's program would get
+    except Exception as error:  # a user's program would get the same exception
         return problem(subject, f"{type(error).__name__}: {error}", "see the message, and the findings above")
     return ok(subject, f"ONNX Runtime loads the library and offers {len(offered)} devices, the emulated one included")
 
@@ -98,6 +98,6 @@ def _environment() -> Iterator[Finding]:
         except (PluginError, ImportError, RuntimeError) as error:
             found = True
             yield problem("environment", f"the emulated device cannot be used: {error}", "see the message")
-            break  # later findings need it as well
+            break  # later findings need the emulated device as well
     if not found:
         yield ok("environment", "the plugin's variables have values that it takes")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 class Severity(Enum):
-    """What a finding means for the user."""
+    """Severity of a finding, from harmless to a defect."""
 
     OK = "ok"
     NOTE = "note"
@@ -23,7 +23,7 @@ class Severity(Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """A result of the examination. ``advice`` says what to do; "" only if nothing is to be done."""
+    """A result of the examination. ``advice`` says what to do; "" if the user need do nothing."""
 
     subject: str
     severity: Severity
@@ -74,14 +74,14 @@ class Machine:
 
     @property
     def is_container(self) -> bool:
-        """Whether this is a container. Docker, Podman, Kubernetes and others leave these marks."""
+        """Whether the machine is a container, by marks that Docker, Podman, Kubernetes and others leave."""
         marks = ("KUBERNETES_SERVICE_HOST", "container")
         return self.has(".dockerenv") or self.has("run/.containerenv") or any(m in self.environment for m in marks)
 
 
 def installed_packages() -> dict[str, str]:
-    """Return names (lower case, hyphens) and versions of packages. Of two with one name, Python imports the one
-    returned.
+    """Return the versions of the installed packages by name (lower case, hyphens). If a package is installed twice, the
+    version is that of the copy that Python imports.
     """
     found: dict[str, str] = {}
     for distribution in importlib.metadata.distributions():

@@ -10,7 +10,7 @@ from pathlib import Path
 from ..ep.device.libraries import LIBRARIES, Library, LibraryPlace
 from .findings import Finding, Machine, note, ok, problem, warning
 
-#: Two packages that install files into one folder.
+#: Pairs of packages that install their files into one folder, so that one overwrites the other.
 _EXCLUDING = (("nvidia-cudnn-cu12", "nvidia-cudnn-cu13"), ("nvidia-cudnn-cu11", "nvidia-cudnn-cu12"))
 
 
@@ -48,7 +48,7 @@ def library_findings(machine: Machine, places: Mapping[str, LibraryPlace], has_g
 
 
 def _others(machine: Machine, library: Library, place: LibraryPlace) -> Iterator[Finding]:
-    """Report copies of the same library in one process: all code gets the one that is loaded first."""
+    """Report other copies of the library: all code of a process gets the copy that is loaded first."""
     used = Path(place.path) if "/" in place.path else None
     others = [copy for copy in copies(machine, library) if used is None or not _same(copy.path, used)]
     if not others:

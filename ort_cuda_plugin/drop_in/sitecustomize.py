@@ -1,6 +1,6 @@
-"""Registers the plugin when a program imports onnxruntime; ``ort-cuda-plugin exec`` puts this on a program's path.
+"""Registers the plugin when a program imports onnxruntime; ``ort-cuda-plugin exec`` puts this module on PYTHONPATH.
 
-Python imports the first ``sitecustomize`` on its path at each start, also in the program's Python children. So this
+Python imports the first ``sitecustomize`` on its path at each start, also in the program's child processes. So this
 module imports nothing heavy, runs the ``sitecustomize`` that it hides, and does nothing in a program that never imports
 onnxruntime.
 """
@@ -79,9 +79,7 @@ def _offer(onnxruntime: ModuleType) -> None:
     available: Callable[[], list[str]] = onnxruntime.get_available_providers
 
     def get_available_providers() -> list[str]:
-        """Return the names of the execution providers, the preferred ones first, in the form in which programs pass
-        them on.
-        """
+        """Return the names of the execution providers, the preferred ones first: programs pass the list to sessions."""
         return sorted(available(), key=lambda name: priority.index(name) if name in priority else -1)
 
     def get_device() -> str:

@@ -22,9 +22,13 @@ IMPLICIT_INPUTS_SINCE = 28
 class Claiming:
     """Claims nodes of a session's graphs.
 
-    Attributes: record: the verdicts. opsets: the versions of domains. fed: the names of the model's inputs. fed_values:
-        the names of inputs whose contents the application feeds. read_by_bodies: names of values. single_contexts:
-        nodes with a context that run by kernels, by the names of their outputs.
+    Attributes:
+        record: the verdicts.
+        opsets: the opset versions that the graphs import, by domain.
+        fed: the names of the model's inputs.
+        fed_values: the names of inputs whose contents the application feeds.
+        read_by_bodies: the names of values that bodies of control flow read.
+        single_contexts: the nodes with a context that run by registry kernels, by the names of their outputs.
     """
 
     def __init__(self, session: Session) -> None:
@@ -97,8 +101,8 @@ class Claiming:
     def _runs_singly(self, graph: Graph, cluster: list[Node], nodes: list[Any], info: Any) -> bool:
         """Whether ORT runs the cluster by a kernel of the registry.
 
-        ORT does so for all nodes if it writes the optimized model. The plugin asks for it for a node without
-        neighbours to fuse with: ORT then passes inputs whose contents determine shapes in host memory.
+        ORT does so for all nodes if it writes the optimized model. The plugin chooses it for a node without neighbours
+        to fuse with, because ORT then passes inputs whose contents determine shapes in host memory.
         """
         if len(cluster) > 1 or cluster[0].has_subgraphs or self._session.contexts.output is not None:
             return False

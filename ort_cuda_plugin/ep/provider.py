@@ -56,9 +56,11 @@ def last_verdicts() -> list[NodeVerdict]:
 class Provider:
     """The control plane of an ``OrtEp``.
 
-    Attributes: claiming: the claims. failure: the error of ``get_capability``, which ORT only logs; "" if there was
-        none. fused_nodes: the compiled clusters, in the order of compilation. operators_with_kernels: the `number_of`
-        the custom operators that ORT may run by kernels; 0: none.
+    Attributes:
+        claiming: the claims.
+        failure: the error of ``get_capability``, which ORT only logs; "" if there was none.
+        fused_nodes: the compiled clusters, in the order of compilation.
+        operators_with_kernels: the `number_of` the custom operators that ORT may run by registry kernels; 0: none.
     """
 
     def __init__(self, metadata: list[Any], session_options: Any, logger: Any, identity: Identity) -> None:
@@ -99,7 +101,7 @@ class Provider:
 
     @property
     def values(self) -> dict[str, str]:
-        """Return the type and shape of each value of these nodes, as text."""
+        """Return the type and shape of each value of the nodes in `verdicts`, as text, by name."""
         return self.claiming.record.values
 
     def close(self) -> None:
@@ -114,7 +116,7 @@ class Provider:
                 stack.callback(repeated.close)
             self.fused_nodes, self._repeated = [], []
             stack.callback(core().stream_release, self.stream)
-            # Runs can still be in flight, on a stream of the application or if it requested not to wait for them.
+            # Work of a Run may be unfinished if the application owns the stream, or asked ORT not to wait for it.
             self.device.synchronize()
 
     def _session_stream(self) -> Any:
@@ -264,7 +266,7 @@ class Provider:
 
     @property
     def _is_tuned(self) -> bool:
-        """Whether kernels are chosen by measured times, which vary, and with them the bits of results."""
+        """Whether measured times choose kernels. The times vary, so the choice and the bits of results may vary."""
         return self.options.autotune and not self.options.deterministic
 
     def _compile_repeated(self, graph: Graph, inputs: list[str]) -> Any:
@@ -334,8 +336,8 @@ class Provider:
         return fused
 
     def transposition(self, permutation: tuple[int, ...], dtype: DType) -> FusedNode:
-        """Return the fused node that transposes tensors of that rank for a Scan; it is made once. Any thread may call
-        it.
+        """Return the fused node that permutes the axes of a tensor for a Scan, made on first use. Any thread may call
+        this.
 
         Raises: as `FusedNode.prepare`.
         """

@@ -28,10 +28,14 @@ from .session.partitioning import goes_by_statistics, read_budget
 class Session:
     """A session's options and device.
 
-    Attributes: contexts: the compiled models. may_be_cut: why nodes must not be fused, or "". budget: the limit of
-        device memory. single_nodes: ONNX Runtime runs each node by a registry kernel. operators: the custom operators.
-        ranks: inferred ranks of values; kept here, because ORT drops the nodes that a fused node replaces. compiled:
-        the compiled bodies by the names of their fused nodes.
+    Attributes:
+        contexts: the compiled models.
+        may_be_cut: the reason why nodes must not be fused, or "".
+        budget: the limit of device memory.
+        single_nodes: whether ONNX Runtime runs each node by a registry kernel.
+        operators: the custom operators.
+        ranks: inferred ranks of values; kept here because ORT drops the nodes that a fused node replaces.
+        compiled: the compiled bodies, by the names of their fused nodes.
     """
 
     def __init__(self, metadata: list[Any], session_options: Any, logger: Any, identity: Identity) -> None:
@@ -50,7 +54,7 @@ class Session:
                 "cut, so nothing would be compiled. Compile the model without the rules; a session that loads the "
                 "compiled model may have them"
             )
-        self.may_be_cut = f"layering rules for {others} may cut what it would be fused with" if others else ""
+        self.may_be_cut = f"layering rules for {others} may assign its neighbours to another provider" if others else ""
         self.budget = read_budget(entries, self._available_memory)
         self.single_nodes = (
             bool(others)

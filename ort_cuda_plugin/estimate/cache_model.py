@@ -20,7 +20,7 @@ MAX_CHUNKS = 1 << 11
 
 @dataclass(frozen=True)
 class Served:
-    """Bytes of a step: read and written by the step, and read and written by device memory for it."""
+    """Bytes that a step reads and writes, and bytes that are read from and written to device memory for it."""
 
     read: float
     written: float

@@ -50,7 +50,7 @@ _scalars = {"i32": np.int32, "i64": np.int64, "f32": np.float32, "f64": np.float
 class Site:
     """A memory instruction of a kernel: ``units`` are sectors, or wavefronts of shared memory, per request.
 
-    ``least`` is the minimum for the lanes' bytes.
+    ``least`` is the minimum of units that the bytes of the lanes need.
     """
 
     kind: str
@@ -78,11 +78,11 @@ class CopyWait:
 class Counted:
     """Totals of a launch, extrapolated from some blocks.
 
-    ``requests`` are memory instructions of warps, ``wavefronts`` the L1 and shared-memory wavefronts that they take.
+    ``requests`` are memory instructions of warps, ``wavefronts`` the L1 and shared-memory wavefronts that these take.
     ``read`` and ``written`` are bytes between the multiprocessors and the L2, in whole sectors; repeated reads of a
-    block count once if they fit the L1. ``instructions`` are those of threads, by kind; inactive lanes count. ``loads``
-    is a thread's number of loads from global memory to registers, ``load_rounds`` the number of basic blocks with such
-    loads that it executes, ``shared_rounds`` the same for shared memory; ``copy_waits`` are its waits for cp.async
+    block count once if the data fit the L1. ``instructions`` are those of threads, by kind, with inactive lanes. The
+    others are per thread: ``loads`` from global memory to registers, ``load_rounds``, the executed basic blocks with
+    such loads, ``shared_rounds``, those with loads from shared memory, and ``copy_waits``, its waits for cp.async
     copies.
     """
 
@@ -239,8 +239,8 @@ def _count_key(step: KernelStep) -> tuple[object, ...]:
 
 
 def sample(blocks: int) -> tuple[NDArray[np.uint64], NDArray[np.float64]]:
-    """Choose some blocks of a grid; return them with the number of blocks that each stands for. The last block, which
-    may do less, stands for itself.
+    """Choose some blocks of a grid; return them with the number of blocks that each represents. The last block, which
+    may do less work, represents only itself.
     """
     if blocks <= MAX_BLOCKS:
         return np.arange(blocks, dtype=np.uint64), np.ones(blocks)
@@ -348,8 +348,8 @@ def summary(
 def _copy_waits(
     metadata: Mapping[str, int], times: NDArray[np.float64], loading: Mapping[str, set[int]]
 ) -> Iterator[CopyWait]:
-    """Return the waits. ``times`` is how often a thread executes each basic block: blocks executed as often as the
-    waiting one are in its loop.
+    """Yield the waits. ``times``: the number of times that a thread executes each basic block. Basic blocks that are
+    executed as often as the one with the wait belong to its loop.
     """
     for place, often in enumerate(times):
         for left in range(len(COPY_WAIT)):
@@ -425,7 +425,7 @@ def _distinct(one: Records, key: NDArray[np.int64], nbytes: int, unit: int, fact
 
 
 def _once(records: Records, factor: NDArray[np.float64]) -> float:
-    """Return the number of sectors that blocks read, counted once per block."""
+    """Return the number of sectors that blocks read; a sector counts once in each block."""
     sector = (records["address"] // SECTOR).astype(np.int64)
     sector -= sector.min()
     _, index = np.unique(records["block"].astype(np.int64) * (int(sector.max()) + 1) + sector, return_index=True)

@@ -182,7 +182,7 @@ def of_widths(code: Mapping[KernelSpec, Code], other: Mapping[KernelSpec, Code],
 
 
 def of_products(work: Work, products: Watched, code: Mapping[KernelSpec, Code], arch: str) -> list[Finding]:
-    """Return findings about contractions for tensor cores, none of whose kernels uses them."""
+    """Return findings about contractions that suit tensor cores, but whose kernels do not use tensor cores."""
     kernels: dict[tuple[str, ...], list[KernelSpec]] = {}
     for step in work.steps:
         if isinstance(step, KernelStep) and step.nodes in products.tensor:

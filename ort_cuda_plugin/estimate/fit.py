@@ -5,8 +5,9 @@ Measurements are one JSON file, which a report on a machine with a GPU writes::
     {"format": 1, "device": "h100", "gpu": "NVIDIA H100 80GB HBM3", "measurements": [
         {"name": "copy of 64 MiB", "seconds": 4.4e-05, "work": {...}}, ...]}
 
-``work`` is the JSON of `work.to_json` for a kernel, a library call or a Run; ``seconds`` the median time of one of many
-dependent copies of it in a CUDA graph. Every third measurement is held out, to test the model.
+``work`` is the JSON of `work.to_json` for a kernel, a library call or a Run. ``seconds`` is the median time of this
+work, measured as one of many dependent repetitions in a CUDA graph. Every third measurement is held out, to test the
+model.
 """
 
 from __future__ import annotations
@@ -75,8 +76,8 @@ def read_measurements(text: str) -> tuple[str, list[Measurement]]:
 
 
 def fit(device: str, measurements: Sequence[Measurement], start: Constants | None = None) -> Fit:
-    """Return the constants that fit best. Constants that affect nothing stay as they are. Raises the errors of
-    `prepare`.
+    """Return the constants that fit best, beginning at ``start``. Constants without an effect on the measurements keep
+    their values. Raises the errors of `prepare`.
     """
     prepared = [(m, prepare(m.work, gpus.gpu(device))) for m in measurements]
     held = [pair for number, pair in enumerate(prepared) if number % HELD_OUT == HELD_OUT - 1]
@@ -100,7 +101,7 @@ def _descend(constants: Constants, loss: Callable[[Constants], float]) -> Consta
     for number in range(ROUNDS):
         before = best
         for field in fields(Constants):
-            if field.name == "l2_share":  # the loss is a step function of it, which descent cannot optimise
+            if field.name == "l2_share":  # the loss is a step function of this constant: descent cannot optimise it
                 continue
             value = getattr(constants, field.name)
             for factor in FACTORS:

@@ -82,7 +82,7 @@ def optimised(path: Path, shapes: Mapping[str, Sequence[int]] | None = None) -> 
         else:
             optimised = onnx.load(options.optimized_model_filepath, load_external_data=False)
             if not _is_for_cpus(optimised):
-                # Nodes that ONNX Runtime moved out of the model keep their names in it.
+                # The optimised model refers to the model's external data by the same file names.
                 onnx.load_external_data_for_model(optimised, str(path.parent))
                 return optimised
     return onnx.load_from_string(source) if isinstance(source, bytes) else onnx.load(path)
@@ -309,7 +309,7 @@ class Gatherer:
                 names = inputs if buffer.kind is BufferKind.INPUT else outputs
                 named = buffer.kind in (BufferKind.INPUT, BufferKind.OUTPUT) and 0 <= buffer.index < len(names)
                 name = names[buffer.index] if named else f"weight {len(self.regions)}"
-                if name in self._inputs:  # of another cluster, which writes or reads it as well
+                if name in self._inputs:  # another cluster reads or writes the same value
                     self._numbers[buffer] = self._inputs[name]
                     continue
                 kind = {BufferKind.INPUT: "input", BufferKind.OUTPUT: "output"}.get(buffer.kind, "weight")

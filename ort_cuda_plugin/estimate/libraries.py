@@ -2,9 +2,9 @@
 
 The model assumes the tile and split-K factor with the least time. A convolution is an implicit GEMM. cuDNN's
 tensor-core kernels read NHWC: for another layout cuDNN transposes operands and results in its workspace, in every Run;
-if the workspace is too small, it uses an engine without tensor cores. It writes a result with strided output pixels, as
-in a concatenation, to the workspace first and copies it. tests/vendor/test_cudnn_engines.py checks what an installed
-cuDNN reports without a GPU.
+if the workspace is too small, cuDNN uses an engine without tensor cores. It writes a result with strided output pixels,
+as in a concatenation, to the workspace first and copies it. tests/vendor/test_cudnn_engines.py compares the model with
+the reports of an installed cuDNN, which needs no GPU.
 """
 
 from __future__ import annotations
@@ -135,10 +135,10 @@ def _convolution(step: LibraryStep, device: Gpu, constants: Constants) -> Call:
     transposed = 0.0
     if kind not in ("float32", "float64") and CHANNELS_LAST not in step.flags:
         x, weights, out = (_distinct_bytes(step, operand) for operand in ("x", "weights", "out"))
-        if (x + out) * 2 // itemsize > step.sizes[-1]:  # the workspace
+        if (x + out) * 2 // itemsize > step.sizes[-1]:  # more than the bytes of the workspace
             kind = "float32"
         else:
-            # A 1x1 filter has the same order in both layouts.
+            # A 1x1 filter has the same memory order in both layouts, so it is not transposed.
             transposed = 2.0 * (x + out + (weights if k > step.sizes[1] // groups else 0))
     kernels = 1 if not transposed else 4
     if CHANNELS_LAST in step.flags and step.sizes[4] != step.sizes[2]:  # strided: written to the workspace, then copied

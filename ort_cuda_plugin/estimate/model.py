@@ -24,8 +24,8 @@ class StepEstimate:
     """A step on a GPU.
 
     ``seconds`` is its time, ``parts`` the time of each pipe alone; ``bound`` names the slowest pipe. ``roofline`` is
-    the minimum time. ``share`` is the fraction of the slowest pipe's peak that the step reaches; ``dram`` are bytes of
-    device memory traffic, ``touched`` distinct bytes of its tensors, ``details`` the counts.
+    the minimum time. ``share`` is the fraction of the slowest pipe's peak that the step reaches. ``dram`` are the bytes
+    of device memory traffic, ``touched`` the distinct bytes of its tensors, ``details`` the counts as text.
     """
 
     name: str
@@ -46,9 +46,9 @@ class StepEstimate:
 class Estimate:
     """All steps of a Run on a GPU, and its rooflines.
 
-    ``compulsory`` are the bytes of inputs, weights and outputs, each once; ``flops`` the operations of products and
-    convolutions. ``roofline`` is the longer time of the two, at the peak of memory and of tensor cores. It depends on
-    the model only: it includes neither intermediate tensors nor launches.
+    ``compulsory`` are the bytes of inputs, weights and outputs, each once; ``flops`` the operations of GEMMs and
+    convolutions. ``roofline`` is the longer of their times, at the peak rates of memory and of tensor cores. It depends
+    on the model only: it includes neither intermediate tensors nor launches.
     """
 
     device: Gpu
@@ -118,10 +118,10 @@ class Prepared:
 
 
 def prepare(work: Work, device: Gpu, *, count: bool = True) -> Prepared:
-    """Derive the inputs of the estimate. With ``count``, kernels are compiled for the GPU, and counted on the emulated
-    device; otherwise only bytes are known.
+    """Derive the inputs of the estimate. With ``count``, compiles the kernels for the GPU and counts their instructions
+    on the emulated device; otherwise only bytes are known.
 
-    Raises KernelCompileError, and CudaError where a kernel fails on the emulated device.
+    Raises KernelCompileError, and CudaError if a kernel fails on the emulated device.
     """
     code: dict[KernelSpec, Code] = {}
     counts: dict[int, Counted] = {}
@@ -168,7 +168,9 @@ class _Timer:
         return self._made(step.kind, step.kind, step, moved, self._memory(step, moved), 0.0)
 
     def _memory(self, step: Step, moved: Served, l2_read: float | None = None) -> dict[str, float]:
-        """Return the seconds of L2 and device memory for a step. It loads its tensors once, or the given bytes."""
+        """Return the seconds of L2 and device memory for a step. ``l2_read``: bytes read from the L2; None: each tensor
+        once.
+        """
         device, constants = self.device, self.constants
         read = step.read_bytes if l2_read is None else l2_read
         return {

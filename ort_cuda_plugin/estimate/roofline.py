@@ -13,10 +13,10 @@ from .work import KernelStep, LibraryStep, Step, Work
 
 
 def model_roofline(work: Work, device: Gpu) -> tuple[float, float, float]:
-    """Return the compulsory bytes of the model, the arithmetic of its GEMMs and convolutions, and the seconds of the
-    longer at the peak rates.
+    """Return the compulsory bytes of the model, the operations of its GEMMs and convolutions, and the roofline: the
+    longer of their times in seconds, at the peak rates.
 
-    It excludes intermediate tensors and launches.
+    Intermediate tensors and launches are not included.
     """
     touched: dict[int, int] = {}
     for step in work.steps:
@@ -37,7 +37,7 @@ def step_rooflines(
     memory: Sequence[Served],
     counted: Mapping[int, float],
 ) -> list[float]:
-    """Return for each step the launch plus the longest of its bytes, its arithmetic and one access, in seconds.
+    """Return the seconds of each step: the launch, plus the longest time of its bytes, its arithmetic and one access.
 
     ``memory`` is the device memory traffic with the device's L2, ``counted`` the operations of kernels, by step. The
     rates are those that benchmarks reach, not peaks.
@@ -66,8 +66,8 @@ def _product_seconds(work: Work, device: Gpu, constants: Constants, counted: Map
             done.update(dict.fromkeys(step.nodes, flops))
     for kind, flops, nodes in work.products:
         if sum(done[node] for node in nodes) < flops / 2:
-            # A node's arithmetic counts for the kernel with the most operations among its kernels, else for the last
-            # one.
+            # The arithmetic of a node counts for that of its kernels which has the most operations; if no counts are
+            # known, for the last one.
             launches = [number for number, step in enumerate(work.steps) if _computes(step, nodes)]
             if launches:
                 number = max(launches, key=lambda one: (counted.get(one, 0.0), one))

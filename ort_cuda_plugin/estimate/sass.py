@@ -1,7 +1,7 @@
 """Reads a kernel's machine code: registers, shared memory, instructions, and overlapping loads.
 
-The first two come from the cubin, the rest from nvdisasm (pip package nvidia-cuda-nvdisasm). Without it `Code.mix` is
-empty, and accesses count with their widths in the LLVM IR.
+Registers and shared memory come from the cubin, the rest from nvdisasm (pip package nvidia-cuda-nvdisasm). Without
+nvdisasm `Code.mix` is empty, and accesses count with their widths in the LLVM IR.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def disassembler() -> str | None:
 
 
 def code_of(specs: Sequence[KernelSpec], target: Target, library: KernelLibrary | None = None) -> list[Code]:
-    """Compile the kernels for a GPU. Raises KernelCompileError."""
+    """Compile the kernels for a GPU and return their machine code. Raises KernelCompileError."""
     library = library or KernelLibrary(count=lambda name, by: None)
     images = library.get_many(list(specs), target)
     with ThreadPoolExecutor(2) as pool:

@@ -21,8 +21,7 @@ FORMAT = 1
 class Region:
     """Memory of a Run: an "input", an "output", a "weight", or "scratch", at an offset in the memory of its kind.
 
-    ``contents`` are given if control flow on the device may depend on them; if shorter than the region, they are
-    repeated.
+    ``contents``: the initial bytes, if control flow on the device may depend on them; shorter contents are repeated.
     """
 
     kind: str

@@ -1,7 +1,7 @@
-"""Common networks in the form of PyTorch's exporter, with seeded weights.
+"""Common networks as PyTorch's exporter writes them, with seeded weights.
 
-They are generated, so benchmarks and estimates need neither a download nor PyTorch. A name is a network, ``resnet50``,
-or a network and an element type, ``resnet50:float16``. The batch, and the lengths of sequences, are
+The networks are generated, so benchmarks and estimates need neither a download nor PyTorch. A name is a network,
+``resnet50``, or a network and an element type, ``resnet50:float16``. The batch, and the lengths of sequences, are
 symbolic: `Network.sizes` has the sizes that a benchmark uses.
 """
 
@@ -20,9 +20,9 @@ __all__ = ["DTYPES", "NETWORKS", "Network", "build", "split_name"]
 
 @dataclass(frozen=True)
 class Network:
-    """A network's generator, and the sizes of its symbolic dimensions besides the batch.
+    """The function that generates a network, and the sizes of its symbolic dimensions other than the batch.
 
-    ``write`` takes a `NetworkGraph`; some also take the numbers of layers and of tokens.
+    ``write`` takes a `NetworkGraph`; some functions also take the numbers of layers and of tokens.
     """
 
     write: Callable[..., None]

@@ -1,4 +1,4 @@
-"""Builder of networks: nodes in the form of PyTorch's exporter, and weights of seeded noise."""
+"""Builder of networks: nodes as PyTorch's exporter writes them, and weights of seeded noise."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _STEP = 1 / 32
 class NetworkGraph:
     """Collects nodes and weights. Methods take and return names of values.
 
-    ``dtype`` is ``float32``, ``float16`` or ``int8``. With ``int8`` values are float32, and the operands of products
-    and convolutions pass QuantizeLinear and DequantizeLinear, weights with one scale a channel.
+    ``dtype`` is ``float32``, ``float16`` or ``int8``. With ``int8`` values are float32, and the operands of GEMMs and
+    convolutions pass QuantizeLinear and DequantizeLinear, weights with one scale per channel.
     """
 
     def __init__(self, name: str, dtype: str, seed: int) -> None:

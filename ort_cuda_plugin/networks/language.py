@@ -46,10 +46,10 @@ def whisper_tiny_encoder(b: NetworkGraph, layers: int = 4) -> None:
 
 
 def llama(b: NetworkGraph, layers: int = 2, tokens: int = 16000) -> None:
-    """Touvron et al. 2023 in the sizes of a model of a billion parameters (Llama 3.2).
+    """Touvron et al. 2023 in the sizes of the Llama 3.2 model with a billion parameters.
 
-    It has 2 of that model's 16 layers, and 16,000 tokens. Its nodes are those of ai.onnx, with rotary embedding,
-    grouped-query attention, and a past for each layer that a Concat extends.
+    The network has 2 of that model's 16 layers, and a vocabulary of 16,000 tokens. Its nodes are those of ai.onnx, with
+    rotary embedding, grouped-query attention, and in each layer a K/V cache that a Concat extends.
     """
     hidden, count, groups, width, inner, longest = 2048, 32, 8, 64, 8192, 4096
     ids = b.input("input_ids", ["batch", "sequence"], INT64)

@@ -1,4 +1,4 @@
-"""Draws graphs as SVG: boxes in layers, each box below the boxes that it reads, with few crossings."""
+"""Draws graphs as SVG: boxes in layers, each box below the boxes on which it depends, with few crossings of edges."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _placed(rows: Sequence[Sequence[Hashable]], at: Mapping[Hashable, float]) ->
 
 
 def _layers(names: Sequence[Hashable], edges: Sequence[tuple[Hashable, Hashable]]) -> dict[Hashable, int]:
-    """Return the layer of each box: below all that it depends on. Boxes of a cycle are in the order of ``names``."""
+    """Return the layer of each box, below all boxes on which it depends. Boxes of a cycle keep the given order."""
     waits = dict.fromkeys(names, 0)
     below: dict[Hashable, list[Hashable]] = {name: [] for name in names}
     for source, target in edges:

@@ -35,7 +35,7 @@ for (const head of document.querySelectorAll("table.sortable th")) head.addEvent
 
 
 def document(title: str, body: str, style: str = "", script: str = "") -> str:
-    """Return a page. ``title`` is text, ``body`` HTML; ``style`` and ``script`` are appended to those of all pages."""
+    """Return a page. ``title`` is text, ``body`` HTML; ``style`` and ``script`` are added to those of all pages."""
     code = f"<script>{_SORT}{script}</script>" if script or "sortable" in body else ""
     return f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title><style>{_STYLE}{style}</style></head><body>
@@ -50,7 +50,7 @@ def paragraphs(lines: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class Name:
-    """A truncated cell, which opens to show ``inside`` if there is any. ``identity`` is an anchor."""
+    """A truncated cell, which opens to show ``inside`` unless that is empty. ``identity`` is an anchor."""
 
     text: str
     inside: str = ""
@@ -78,7 +78,7 @@ Cell = str | Name | Bar | Link
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[Cell]], *, identity: str = "", sortable: bool = True) -> str:
-    """Return a table with one kind of cell in each column; headings of names are those of the first row's names."""
+    """Return a table. Each column has one type of cell, which the first row determines."""
     lines = [list(row) for row in rows]
     names = [bool(lines) and isinstance(lines[0][i], Name) for i in range(len(heads))]
     starts = ['<th class="name">' if is_name else "<th>" for is_name in names]
@@ -111,7 +111,7 @@ def link(text: str, target: str) -> str:
 
 
 def opened(summary: str, inside: str, *, identity: str = "", is_open: bool = False) -> str:
-    """Return HTML that opens under a line of text."""
+    """Return HTML with the line ``summary``, under which ``inside`` opens."""
     attributes = (f' id="{escape(identity)}"' if identity else "") + (" open" if is_open else "")
     return f"<details{attributes}><summary>{escape(summary)}</summary>{inside}</details>"
 

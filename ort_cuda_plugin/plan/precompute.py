@@ -14,7 +14,7 @@ from .tables import KnownEntries, Precomputation, Precomputed, Tables, weight_ke
 
 
 def precompute(groups: Sequence[Sequence[Recordable]], rest: Sequence[Recordable], tables: Tables) -> None:
-    """Make a program of each group of launches, and weights of the results that ``rest`` reads."""
+    """Turn each group of launches into a `Precomputation`, and the results that ``rest`` reads into weights."""
     wanted = {buffer for launch in rest for buffer in launch.reads}
     for group in groups:
         makers = {buffer: launch.node for launch in group for buffer in launch.writes}

@@ -21,10 +21,11 @@ COMPUTING = ("kernel", "library")
 
 @dataclass(frozen=True)
 class Step:
-    """One piece of work of a Run on the device; ``microseconds`` is the median, ``share`` that of all work.
+    """A kernel, copy or memset of a Run on the device; ``microseconds`` is its median time, ``share`` its fraction of
+    the device's time.
 
-    ``bytes`` and ``flops`` are its traffic and arithmetic, None if unknown. ``peak`` is the fraction of a described
-    device's peak that it reaches, of memory or arithmetic, whichever is more. ``begin`` is relative to the start of the
+    ``bytes`` and ``flops`` are its traffic and arithmetic, None if unknown. ``peak`` is the larger of the fractions
+    that it reaches of a described device's peaks of memory and of arithmetic. ``begin`` is relative to the start of the
     Run. ``estimated`` are the microseconds of its nodes in the estimate.
     """
 
@@ -44,7 +45,7 @@ class Step:
 
 @dataclass(frozen=True)
 class NodeTime:
-    """Device time of a node: its `parts` of the steps that compute it.
+    """Device time of a node: its share (`parts`) of the steps that compute it.
 
     ``estimated`` are its microseconds in the estimate.
     """
@@ -83,9 +84,9 @@ class HostTime:
 class Profile:
     """The profile of a Run.
 
-    Times are microseconds. ``run`` is the time that the application waits, ``host_alone`` the part of it in which the
-    device is idle, ``device`` the time of all work on the device. ``accounted`` is the part of ``device`` that
-    ``nodes`` account for: the rest are copies that belong to no node. ``gpu`` names the estimate's device.
+    Times are microseconds. ``run`` is the time for which the application waits, ``host_alone`` the time during ``run``
+    in which the device is idle, ``device`` the time of all work on the device. ``accounted`` is the fraction of
+    ``device`` that ``nodes`` account for: the rest are copies that belong to no node. ``gpu``: the GPU of the estimate.
     """
 
     model: str
@@ -117,7 +118,7 @@ class Plans:
         return cls(steps, costs)
 
     def step(self, event: Event) -> Mapping[str, Any] | None:
-        """Return the step of an event; None if the plan has none for it, or is another one."""
+        """Return the plan's step for an event; None if there is none, or if another plan was running."""
         arguments = event["args"]
         steps = self.steps.get(arguments.get("cluster", ""), ())
         number = int(arguments.get("step", -1))
@@ -166,7 +167,7 @@ def arithmetic_seconds(cost: Mapping[str, float], device: Gpu) -> float:
 
 
 def windows_of_runs(events: Iterable[Event], runs: int) -> list[tuple[float, float]]:
-    """Return begin and end of each of the last Runs, which count."""
+    """Return begin and end of each of the last ``runs`` Runs."""
     found = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e["name"] == "model_run")
     return found[-runs:]
 
@@ -276,8 +277,8 @@ def _by_node(steps: Iterable[Step], plans: Plans, balance: Gpu) -> list[NodeTime
 def parts(nodes: Sequence[str], plans: Plans, balance: Gpu) -> dict[str, float]:
     """Return the share of a step's time for each of its nodes.
 
-    GEMMs and convolutions, which a kernel is built around, share the time if there are any. Otherwise each node's share
-    is that of the bytes that it would move alone.
+    If the step has GEMMs or convolutions, these share the time. Otherwise each node's share is proportional to the
+    bytes that it would move alone.
     """
     costs = {node: plans.costs.get(node, {}) for node in nodes}
     weights = {node: arithmetic_seconds(cost, balance) for node, cost in costs.items()}
@@ -306,7 +307,7 @@ def _by_kernel(steps: Sequence[Step]) -> list[KernelTime]:
 
 
 def _host(events: Sequence[Event], windows: Sequence[tuple[float, float]]) -> list[HostTime]:
-    """Return the nodes as ONNX Runtime runs them: fused nodes of the plugin, and those of other providers."""
+    """Return the host time of each node that ONNX Runtime runs: fused nodes, and nodes of other providers."""
     device = [e for e in events if is_of_device(e)]
     times: dict[str, list[float]] = {}
     kinds: dict[str, tuple[str, str]] = {}

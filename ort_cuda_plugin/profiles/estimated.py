@@ -1,4 +1,4 @@
-"""Joins a profile with the estimate of a GPU, by nodes: the GPU's plan has other steps."""
+"""Joins a profile with the estimate for a GPU, by nodes, since the plan for the GPU has other steps."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ def details(device):
     return capi.get_hardware_device_ep_incompatibility_details(plugin.get_ep_name(), device)
 (cpu,) = [known.device for known in ort.get_ep_devices() if known.ep_name == "CPUExecutionProvider"]
 found = details(cpu)
-assert found["reasons_bitmask"] == 2 and found["notes"] == "it is not a GPU", found
+assert found["reasons_bitmask"] == 2 and found["notes"] == "the device is not a GPU", found
 for device in devices:
     assert details(device.device)["reasons_bitmask"] == 0
 """

@@ -64,7 +64,7 @@ def test_a_driver_before_cuda_13_has_no_device_for_us(tmp_path: Path) -> None:
     from ort_cuda_plugin.ep.device.devices import cuda_devices
     print(*cuda_devices())
     """
-    for version, found in ((12090, "the driver is for CUDA 12.9; .*R580 or newer"), (13000, ".* no device")):
+    for version, found in ((12090, "the NVIDIA driver supports CUDA 12.9, .*R580 or newer"), (13000, ".* no device")):
         numbers = {"cuDriverGetVersion": version, "cuDeviceGetCount": 0}
         functions = [f"int {name}(void) {{ return 0; }}" for name in SYMBOLS if name not in numbers]
         functions += [f"int {name}(int *out) {{ *out = {n}; return 0; }}" for name, n in numbers.items()]

@@ -68,7 +68,7 @@ def test_an_input_that_nobody_bound_is_named(options: dict[str, str]) -> None:
     binding.bind_cpu_input("a", np.ones(3, np.float32))
     binding.bind_output("c")
     name = "input 1" if options else "input 'b'"
-    with pytest.raises(RuntimeError, match=f"Message: {name} has no value: bind one, or give it to the Run"):
+    with pytest.raises(RuntimeError, match=f"Message: {name} has no value. Bind a value, or pass one to the Run"):
         session.run_with_iobinding(binding)
 
 

@@ -164,7 +164,7 @@ def test_a_stream_that_is_captured_refuses_the_call() -> None:
         assert handle != application[0]
         succeed(driver().StreamBeginCapture(application[0], 2))
         try:
-            with pytest.raises(PluginError, match="'mine': its code is called in each Run, which a CUDA graph cannot"):
+            with pytest.raises(PluginError, match="'mine': the operator's Python code runs in each Run"):
                 cluster.enqueue([x], Outputs([FLOAT]), adopted[0])
         finally:
             graph = ffi.new("CUgraph *")
@@ -180,5 +180,5 @@ def test_a_callback_that_the_record_does_not_fit_is_refused() -> None:
         other = Record(RecordKind.CALL, 1, plan.records[1].params, index=1)
         records = (plan.records[0], other, plan.records[2])
         wrong = Plan(**{name: getattr(plan, name) for name in plan.__slots__ if name != "records"}, records=records)
-        with pytest.raises(PluginError, match="with 2 pointers and 1 numbers, but it takes 1 and 2"):
+        with pytest.raises(PluginError, match="with 2 pointers and 1 numbers, expected 1 and 2"):
             cluster.add(wrong)

@@ -243,7 +243,7 @@ def test_weights_are_addressed_with_their_offsets() -> None:
 @pytest.mark.parametrize("elements_offset", [11, -1])
 def test_a_pointer_outside_its_memory_is_an_error_of_the_node(elements_offset: int) -> None:
     with TestCluster(biased_plan(elements_offset), weights=weights) as cluster:
-        with pytest.raises(PluginError, match="node 'bias': an address of its launch lies outside of a tensor"):
+        with pytest.raises(PluginError, match="node 'bias': an address of the launch lies outside of its tensor"):
             cluster.run(np.ones(4, np.float32))
         assert cluster.run(np.ones(0, np.float32))[0].shape == (0,)
 
@@ -377,7 +377,7 @@ def test_arithmetic_that_has_no_result_is_an_error(op: ExprOp, a: int, b: int) -
     for node, name in ((1, "node 'guilty'"), (None, "^")):
         exprs = (PlanExpr(ExprOp.CONST, 0, imm=a), PlanExpr(ExprOp.CONST, 1, imm=b), PlanExpr(op, 2, 0, 1, node=node))
         plan = Plan(3, (), (), nodes=("innocent", "guilty"), exprs=exprs)
-        text = rf"{name}.*: .* {a} \S+ {b}, {wrong}; check"
+        text = rf"{name}.*: .* {a} \S+ {b} {wrong}; check"
         with TestCluster(plan) as cluster, pytest.raises(PluginError, match=text):
             cluster.run()
 
@@ -394,7 +394,7 @@ def test_outputs_of_impossible_shape_are_an_error(dims: tuple[int, ...]) -> None
 @pytest.mark.parametrize(
     ("grid", "shared", "message"),
     [
-        ((-1, 1, 1), 0, "an intermediate tensor of -1 bytes"),
+        ((-1, 1, 1), 0, "the size of an intermediate tensor, -1 bytes"),
         ((1, 65536, 1), 0, "launch grid"),
         ((1, 1, 1), -1, "dynamic shared memory"),
     ],
@@ -423,6 +423,6 @@ def test_an_output_that_cannot_be_allocated_fails_the_run_and_not_the_next_one()
         refused = Outputs([FLOAT])
         refused.allocate = lambda *_: 1  # type: ignore[method-assign]
         refused.bind()
-        with pytest.raises(PluginError, match="output 0: it could not be allocated"):
+        with pytest.raises(PluginError, match="output 0: the output could not be allocated"):
             cluster.enqueue([x], refused, stream)
         np.testing.assert_array_equal(cluster.run(x, stream=stream)[0], 2 * x + 1)

@@ -5,8 +5,8 @@
 
 #include "device/order.h"
 
-/* Chunks that a search examines at either end of a bin. Passing over a usable chunk costs memory but is always
- * correct: the newest chunks are warm in caches, the oldest are most likely unused. */
+/* Maximum number of chunks that a search examines at each end of a bin. Missing a usable chunk costs memory only. The
+ * newest chunks are warm in caches; the oldest are most likely unused. */
 enum { MAX_LOOKS = 8 };
 
 size_t ocp_arena_round(size_t bytes, size_t redzone) {
@@ -167,7 +167,7 @@ static void cut(ocp_arena *arena, ocp_chunk *chunk, size_t size) {
   merge(arena, rest);
 }
 
-/* ---- taking and giving ---- */
+/* ---- allocation and free ---- */
 
 /* Limits internal fragmentation: at most an eighth of a chunk, and never more than max_dead_bytes_per_chunk, may lie
  * idle behind the requested bytes. */
@@ -219,7 +219,7 @@ void ocp_arena_give(ocp_pool *pool, ocp_arena *arena, ocp_chunk *chunk) {
 bool ocp_arena_unbind(ocp_pool *pool, ocp_arena *arena) {
   bool any = false;
   for (ocp_chunk *chunk = arena->bound, *next; chunk; chunk = next) {
-    next = chunk->next_bound; /* not merged: a free chunk merges with free chunks only */
+    next = chunk->next_bound; /* stays valid: the chunk becomes free and merges with free chunks, not with bound ones */
     if (!ocp_pool_is_finished(pool, chunk->stream_id, chunk->freed_at, NULL))
       continue;
     leave(arena, chunk);

@@ -30,10 +30,10 @@
  * - The chunks of a region follow each other without gaps and cover it, linked from left to right.
  * - Every chunk is in the table. A chunk that is not handed out is in the bin of its size, and a bound one also in the
  *   list of bound chunks.
- * - freed_at is 0 for free chunks, and for no bound one. stream_id is 0 where any stream may use the chunk.
+ * - freed_at is 0 in a free chunk and not 0 in a bound one. stream_id is 0 where any stream may use the chunk.
  * - No two neighbours are both free, or both bound to the same stream: they would have merged.
- * - A reserved region is one chunk, handed out. Given back, its region leaves the arena, or becomes part of it where
- *   work may still use it. */
+ * - A reserved region is one chunk, handed out. When the chunk is given back, the region leaves the arena; if work may
+ *   still use the chunk, the region becomes an ordinary one. */
 #ifndef OCP_DEVICE_MEMORY_ARENA_H
 #define OCP_DEVICE_MEMORY_ARENA_H
 
@@ -45,51 +45,52 @@
 enum { OCP_ARENA_ALIGNMENT = 256, OCP_ARENA_BINS = 320 };
 #define OCP_ARENA_MAX_BYTES ((size_t)1 << 47)
 
-/* Memory as the driver returned it. */
+/* One allocation of the driver. */
 struct ocp_region {
   ocp_region *previous, *next;
   uint64_t address;
   size_t size;
   ocp_chunk *first; /* the chunks cover the region */
-  bool reserved;    /* one chunk, which bypasses the arena */
+  bool reserved;    /* true: one chunk, which bypasses the arena */
 };
 
 struct ocp_arena {
   ocp_arena_config config;
-  ocp_chunk *newest[OCP_ARENA_BINS], *oldest[OCP_ARENA_BINS]; /* free chunks by size */
+  ocp_chunk *newest[OCP_ARENA_BINS], *oldest[OCP_ARENA_BINS]; /* both ends of each bin's list */
   uint64_t bin_mask[OCP_ARENA_BINS / 64];
   ocp_chunk *bound;
   ocp_region *regions;
-  ocp_chunk_table table; /* of all chunks */
+  ocp_chunk_table table; /* all chunks by address */
   ocp_chunk *spare;      /* unused structs, linked by older */
   size_t next_region_bytes;
   size_t most_growth_bytes; /* limit of a region's size in addition to the options; 0: none */
-  int64_t pooled_bytes;     /* handed out by a CUDA pool in the arena's place */
+  int64_t pooled_bytes;     /* bytes handed out by the CUDA pool that replaces the arena */
   ocp_memory_stats stats;
 };
 
 /* Size of the chunk for a request; `redzone`: bytes added behind it where the driver detects overruns. */
 size_t ocp_arena_round(size_t bytes, size_t redzone);
 
-/* Takes a chunk of at least `size` bytes (rounded) that `taker` may use at once (NULL: every stream), or NULL. *blocked
- * says that one would fit but may still be in use. The arena keeps what the request does not need of a chunk. */
+/* Takes a chunk of at least `size` bytes (rounded) that `taker` may use at once (NULL: that every stream may), and
+ * splits off the bytes above `size`. Returns NULL if there is none; *blocked says that unfinished work may still use a
+ * chunk that would fit. */
 ocp_chunk *ocp_arena_take(ocp_pool *pool, ocp_arena *arena, size_t size, const ocp_stream *taker, bool *blocked);
-/* Gives back a chunk that was handed out; stream_id and freed_at are set. */
+/* Gives back a chunk that was handed out. The caller has set its stream_id and freed_at. */
 void ocp_arena_give(ocp_pool *pool, ocp_arena *arena, ocp_chunk *chunk);
-/* Frees the bound chunks whose work has finished, and merges them. True when there was one. */
+/* Frees the bound chunks whose work has finished, and merges them. Returns whether there was any. */
 bool ocp_arena_unbind(ocp_pool *pool, ocp_arena *arena);
 
-/* The size of the next region for a request of that size, by the extend strategy and the remaining limit; 0 if that is
- * less than the request. `exactly` ignores the strategy. The bytes count as held from now on; call
+/* Returns the size of the next region for a request of `size` bytes, by the extend strategy and the remaining limit; 0
+ * if the limit leaves less than `size`. `exactly` ignores the strategy. The bytes count as held from now on; call
  * ocp_arena_cancel if the driver does not give them. */
 size_t ocp_arena_plan_region(ocp_arena *arena, size_t size, bool exactly);
 void ocp_arena_cancel(ocp_arena *arena, size_t region_bytes);
 /* Adds the driver's memory as a region and allocates its first `size` bytes: NULL if host memory is exhausted. */
 ocp_chunk *ocp_arena_add_region(ocp_arena *arena, uint64_t address, size_t region_bytes, size_t size);
 
-/* The arena's limit and statistics include memory that a CUDA pool hands out in its place. The first counts bytes
- * before the pool is asked, and is false if the limit leaves less. The others count what the pool gave, and what was
- * freed. */
+/* The arena's limit and statistics include memory that a CUDA pool hands out in its place. expect_pooled counts bytes
+ * before the pool is asked, and returns false if the limit leaves less. The others count what the pool gave, and what
+ * was freed. */
 bool ocp_arena_expect_pooled(ocp_arena *arena, size_t size);
 void ocp_arena_pooled(ocp_arena *arena, size_t size, bool given);
 void ocp_arena_pooled_freed(ocp_arena *arena, size_t size);

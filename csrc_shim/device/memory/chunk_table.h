@@ -1,4 +1,4 @@
-/* Chunks by address: open addressing, a power of two of slots, at most half full. */
+/* Hash table of chunks by address: open addressing, a power of two of slots, at most half full. */
 #ifndef OCP_DEVICE_MEMORY_CHUNK_TABLE_H
 #define OCP_DEVICE_MEMORY_CHUNK_TABLE_H
 
@@ -12,14 +12,14 @@ typedef struct ocp_region ocp_region; /* arena.c */
 typedef struct ocp_chunk {
   uint64_t address;
   size_t size;
-  /* Work that may still use it: of the stream with that id, or of any stream for 0, up to that number (pool.h). Free
-   * chunks with freed_at == 0 have no user. */
+  /* Work that may still use a chunk that was given back: the work of stream `stream_id` (0: of all streams) with
+   * numbers up to freed_at (pool.h). If freed_at is 0, no work uses the chunk. */
   uint64_t stream_id, freed_at;
   bool handed_out;
-  /* of the arena */
+  /* The members below are the arena's. */
   ocp_region *region;
   struct ocp_chunk *left, *right;  /* neighbours in the region */
-  struct ocp_chunk *newer, *older; /* of its bin, while free */
+  struct ocp_chunk *newer, *older; /* neighbours in its bin while not handed out */
   struct ocp_chunk *previous_bound, *next_bound;
 } ocp_chunk;
 

@@ -10,8 +10,8 @@
  * Invariants:
  * - Locks are taken in this order: reclaim_lock; a cluster's cache or the mempool's own; streams_lock; the pool's lock.
  *   None but reclaim_lock is held while a reclaimer is called, and the pool's lock never in a call of the driver.
- * - Counters and statistics change when a chunk is allocated and freed, by the chunk's size. - While this thread or
- * the stream captures a graph, the driver is asked for no memory. */
+ * - Counters and statistics change when a chunk is allocated and freed, by the chunk's size.
+ * - While this thread or the stream captures a graph, the driver is asked for no memory. */
 #define _GNU_SOURCE /* PTHREAD_MUTEX_ADAPTIVE_NP */
 #include "device/memory/memory.h"
 
@@ -264,12 +264,12 @@ static bool make_room(ocp_device *device, int memory, int attempt, ocp_error *er
 typedef struct request {
   ocp_device *device;
   int memory;
-  size_t bytes, size; /* requested; of the chunk */
+  size_t bytes, size; /* requested bytes; bytes of the chunk */
   ocp_stream *stream;
   bool reserve, exactly;
 } request;
 
-/* Whether the emulated device's checking mode wants to know about uses of the memory. */
+/* Whether the request is reported to the emulated device's checking mode. */
 static bool is_reported(const request *r) { return r->device->driver->ReuseMemory && r->memory == OCP_DEVICE_MEMORY; }
 
 /* Takes a chunk without a call of the driver. */
@@ -312,7 +312,7 @@ static CUresult add_region(const request *r, ocp_chunk **chunk) {
   return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* One attempt to allocate beyond the chunks that are free already. */
+/* Allocates a chunk after freeing the bound chunks of finished work, else in a new region. */
 static CUresult fetch(const request *r, ocp_chunk **chunk) {
   bool blocked = false;
   if (!r->reserve) {
@@ -330,8 +330,8 @@ static bool uses_mempool(const request *r) {
 
 static int fail_in_capture(const request *r, ocp_error *error) {
   return ocp_fail(error, ORT_RUNTIME_EXCEPTION,
-                  "a CUDA graph is being captured and needs %zu bytes, which the driver cannot give during a capture: "
-                  "run once without capture first",
+                  "a CUDA graph is being captured and needs %zu bytes of new memory, but the driver cannot allocate "
+                  "memory during a capture. Run once without capture first",
                   r->bytes);
 }
 
@@ -482,7 +482,7 @@ void ocp_pool_stats(ocp_device *device, int memory, ocp_memory_stats *stats) {
     stats->total += ocp_mempool_held_bytes(device);
 }
 
-/* ---- for everybody ---- */
+/* ---- device memory ---- */
 
 int ocp_device_alloc(ocp_device *device, size_t bytes, ocp_stream *stream, CUdeviceptr *address, ocp_error *error) {
   return ocp_pool_alloc(device, OCP_DEVICE_MEMORY, bytes, stream, address, error);

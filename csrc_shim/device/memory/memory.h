@@ -46,23 +46,23 @@ void ocp_reclaimer_remove(ocp_device *device, ocp_reclaimer *reclaimer);
 /* ---- pools ---- */
 
 ocp_pool *ocp_pool_create(void);
-/* On a small device regions stay small, so that an allocation keeps few bytes from going back to the driver. */
+/* Limits the size of regions on a small device: a region with one chunk in use cannot go back to the driver. */
 void ocp_pool_set_device_bytes(ocp_pool *pool, size_t total_bytes);
-void ocp_pool_destroy(ocp_pool *pool); /* of a pool that was never used */
-/* The arena's options from now on. A lower limit frees nothing. */
+void ocp_pool_destroy(ocp_pool *pool); /* only for a pool that was never used */
+/* Sets the arena's options from now on. A lower limit frees nothing. */
 void ocp_pool_configure(ocp_pool *pool, int memory, const ocp_arena_config *config);
 
-/* The two kinds of memory behind the functions above. free returns false for an address that is not handed out.
- * A known stream may be named, as in ocp_device_free. */
+/* Like ocp_device_alloc and ocp_device_free, for the kind `memory`. ocp_pool_free returns false for an address that is
+ * not handed out. */
 int ocp_pool_alloc(ocp_device *device, int memory, size_t bytes, ocp_stream *stream, uint64_t *address,
                    ocp_error *error);
 bool ocp_pool_free(ocp_device *device, int memory, uint64_t address, ocp_stream *stream);
-/* A separate allocation, not of the arena, for long-lived data. */
+/* Like ocp_device_reserve, for the kind `memory`. */
 int ocp_pool_reserve(ocp_device *device, int memory, size_t bytes, uint64_t *address, ocp_error *error);
 /* Returns unused memory to the driver; the result is its bytes. `keep`: a mempool keeps what its options say. */
 int64_t ocp_pool_shrink(ocp_device *device, int memory, bool keep);
 void ocp_pool_stats(ocp_device *device, int memory, ocp_memory_stats *stats);
-/* The end of a Run: chunks whose work has finished are bound to no stream any more. */
+/* Called at the end of a Run: frees the bound chunks whose work has finished. */
 void ocp_pool_run_ended(ocp_device *device);
 
 /* Returns the blocks that a watched Run had freed to the arena. Blocks that are still allocated stay with their

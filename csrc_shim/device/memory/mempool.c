@@ -7,7 +7,7 @@
 #include "device/order.h"
 
 struct ocp_mempool {
-  pthread_mutex_t lock; /* held in driver calls */
+  pthread_mutex_t lock; /* held during driver calls */
   atomic_bool wanted;
   int64_t keep_bytes;
   uint64_t release_threshold;
@@ -40,7 +40,7 @@ bool ocp_mempool_is_wanted(const ocp_mempool *mempool) {
 
 /* ---- the driver's pool ---- */
 
-/* Converts a driver's result: fills the error unless it is success, and returns the result. */
+/* Returns the driver's result, and fills the error unless the result is CUDA_SUCCESS. */
 static CUresult check(ocp_device *device, CUresult result, const char *what, ocp_error *error) {
   if (result != CUDA_SUCCESS)
     ocp_device_fail(device, result, what, error);
@@ -79,13 +79,13 @@ static bool driver_free(const ocp_device *device, uint64_t address, CUstream str
   return device->driver->MemFreeAsync(address, stream) != CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* Frees the block on a stream: on the only busy one of those that may have used it, or on any when none is busy.
- * False when several are busy, when that stream is being captured, or when the driver cannot. */
+/* Frees the block in the order of the only busy stream that may have used it, or at once if no such stream is busy.
+ * Returns false if several are busy, if the busy one is being captured, or if the driver is out of memory. */
 static bool free_in_order(ocp_device *device, const ocp_chunk *chunk) {
   ocp_pool *pool = device->pool;
   ocp_stream *busy = NULL;
   int num_busy = 0;
-  pthread_mutex_lock(&pool->streams_lock); /* streams are destroyed under it */
+  pthread_mutex_lock(&pool->streams_lock); /* keeps `busy` from being destroyed */
   pthread_mutex_lock(&pool->lock);
   for (ocp_stream *stream = pool->streams; stream; stream = stream->priv->next)
     if (!ocp_pool_is_finished(pool, stream->priv->id, chunk->freed_at, NULL)) {
@@ -218,7 +218,7 @@ CUresult ocp_mempool_alloc(ocp_device *device, size_t size, ocp_stream *stream, 
     pthread_mutex_lock(&pool->lock);
     ocp_arena_pooled(arena, size, result == CUDA_SUCCESS);
     if (stream && result == CUDA_SUCCESS)
-      ocp_pool_advance(pool, stream); /* the memory does not exist for a stream that has not come that far */
+      ocp_pool_advance(pool, stream); /* the memory exists only after this point of the stream */
     pthread_mutex_unlock(&pool->lock);
   } else {
     ocp_fail(error, ORT_RUNTIME_EXCEPTION, "the arena's limit leaves fewer than %zu bytes", size);

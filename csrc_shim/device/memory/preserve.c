@@ -52,8 +52,8 @@ static int save(ocp_touched *touched, ocp_stream *stream, ocp_error *error) {
   if (code != ORT_OK) {
     const ocp_error cause = *error;
     return ocp_fail(error, cause.code,
-                    "ONNX Runtime repeats this Run until it is captured, so that a copy of an input that shares memory "
-                    "with an output is needed: %.600s",
+                    "ONNX Runtime repeats this Run until the Run is captured, so an input that shares memory with an "
+                    "output must be copied: %.600s",
                     cause.text);
   }
   const CUresult result = device->driver->MemcpyDtoDAsync(touched->copy, touched->start, bytes, stream->handle);

@@ -40,8 +40,8 @@ void ocp_preserve_drop(ocp_preserved *preserved);
 bool ocp_preserve_is_wanted(const ocp_device *device);
 /* Records that the work enqueued next reads the range. */
 int ocp_preserve_reads(uint64_t address, uint64_t bytes, ocp_error *error);
-/* Records that the work enqueued next on the stream writes the range, and saves what it overwrites. `kept`: it writes
- * back the same bytes, so nothing has to be saved. */
+/* Records that the work enqueued next on the stream writes the range, and saves the range's contents first. `kept`: the
+ * work writes the same bytes back, so nothing has to be saved. */
 int ocp_preserve_writes(uint64_t address, uint64_t bytes, bool kept, ocp_stream *stream, ocp_error *error);
 
 #endif

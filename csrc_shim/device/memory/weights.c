@@ -25,7 +25,7 @@ struct ocp_weight {
   size_t bytes;
   CUdeviceptr address;
   uint32_t references;
-  bool is_shared; /* in a bucket */
+  bool is_shared; /* true: found by its content, in a bucket */
   enum { UPLOADING, READY, FAILED } state;
 };
 
@@ -140,7 +140,7 @@ static int copy_up(const ocp_weight *weight, const void *data, ocp_error *error)
   if (ocp_stream_borrow(device, &stream, error) != ORT_OK)
     return error->code;
   const CUresult result = device->driver->MemcpyHtoDAsync(weight->address, data, weight->bytes, stream->handle);
-  ocp_stream_enqueued(stream); /* the memory must not be freed before that, even if waiting for it fails */
+  ocp_stream_enqueued(stream); /* the memory must not be freed before the copy ends, even if waiting fails */
   int code = ocp_stream_synchronize(stream, error);
   if (result != CUDA_SUCCESS)
     code = ocp_device_fail(device, result, "uploading a weight: cuMemcpyHtoDAsync", error);
@@ -177,7 +177,7 @@ int ocp_weight_acquire(ocp_device *device, const void *data, size_t bytes, ocp_w
     if (!weight)
       return ocp_fail(error, ORT_FAIL, "not enough host memory");
     if (failed)
-      continue; /* the thread that uploaded it failed; try again to get the error */
+      continue; /* the thread that uploaded the weight failed; this thread uploads it, or gets the error */
     *out = weight;
     if (!is_new)
       return ORT_OK;

@@ -18,7 +18,7 @@ int ocp_arena_configure(int emulated, int ordinal, int memory, const char *const
                         size_t count, char *warning, ocp_error *error);
 /* Sets the arena's limit, also where options exist already. bytes: INT64_MAX for none. */
 int ocp_arena_set_limit(int emulated, int ordinal, int memory, int64_t bytes, ocp_error *error);
-/* The device was opened: its pool gets the options, now and when they change. */
+/* Called when a device was opened: gives its pool the options, now and whenever they change. */
 void ocp_arena_attach(bool emulated, int ordinal, ocp_pool *pool);
 
 #endif

@@ -14,7 +14,7 @@ uint32_t ocp_vendor_id(bool emulated);
 
 /* Returns the device with that ordinal, and opens it on first use (thread safe); NULL with the error. Never closed. */
 ocp_device *ocp_device_open(bool emulated, int ordinal, ocp_error *error);
-/* The device if it is open already, else NULL. */
+/* Returns the device if it is open already, else NULL. */
 ocp_device *ocp_device_find(bool emulated, int ordinal);
 
 #endif

@@ -18,13 +18,13 @@ typedef struct emu_launch {
   const struct CUfunc_st *function;
   const void *const *params;
   uint32_t grid[3], block[3];
-  uint32_t threads; /* of a block */
+  uint32_t threads; /* threads per block */
   uint32_t dynamic_shared;
   uint64_t blocks;
   emu_device *device;
   const emu_clock *clock;
   _Atomic int error;
-  _Atomic unsigned found; /* bits: kinds of findings so far */
+  _Atomic unsigned found; /* bit mask of the kinds of findings so far */
 } emu_launch;
 
 typedef struct emu_fiber {
@@ -55,7 +55,7 @@ typedef struct emu_fragments {
 /* The operation that a lane waits in. */
 typedef struct emu_meeting {
   uint32_t mask;      /* the lanes that take part */
-  uint32_t operation; /* lanes meet only at the same one */
+  uint32_t operation; /* lanes wait for each other only in the same operation */
   uint32_t source, clamp;
 } emu_meeting;
 

@@ -14,7 +14,7 @@
 #include "emulator/shadow.h"
 #include "emulator/state.h"
 
-#define NEAR_STACK ((uint64_t)1 << 20) /* bytes of the calling thread's stack in which a kernel's locals may lie */
+#define NEAR_STACK ((uint64_t)1 << 20) /* a kernel's locals lie within so many bytes of the running stack frame */
 
 static const char *const accesses[] = {"", "reads", "writes", "updates"};
 
@@ -37,7 +37,7 @@ static void report(ocp_emu_thread *thread, emu_finding_kind kind, emu_access acc
   emu_finding_keep(text);
 }
 
-/* Reports the access and ends the kernel before it. */
+/* Reports the access and abandons the block before the access happens. */
 static _Noreturn void refuse(ocp_emu_thread *thread, emu_finding_kind kind, emu_access access, uint64_t address,
                              uint32_t bytes, const char *where) {
   report(thread, kind, access, address, bytes, where);
@@ -74,7 +74,7 @@ static void check_device(ocp_emu_thread *thread, emu_access access, uint64_t add
              access, address, bytes, where);
     if (access & EMU_LOAD)
       report(thread, EMU_UNINITIALISED_READ, access, address, bytes, where);
-    emu_shadow_written(address, bytes); /* a load counts too: each range is reported once */
+    emu_shadow_written(address, bytes); /* after a load as well, so that each range is reported once */
   }
   note(thread, access, address, bytes);
 }
@@ -98,7 +98,7 @@ static void check_shared(ocp_emu_thread *thread, emu_access access, uint64_t off
       report(thread, EMU_UNINITIALISED_READ, access, offset, bytes, where);
     }
   }
-  memset(cpu->written + offset, 1, bytes); /* a load counts too: each range is reported once */
+  memset(cpu->written + offset, 1, bytes); /* after a load as well, so that each range is reported once */
 }
 
 bool emu_check_block(emu_cpu *cpu) {
@@ -119,7 +119,7 @@ bool emu_is_of_thread(const ocp_emu_thread *thread, uint64_t host, uint32_t byte
 static void check(ocp_emu_thread *thread, const void *pointer, uint32_t bytes, emu_access access) {
   uint64_t host = (uint64_t)pointer, address = host - (uint64_t)emu.alias;
   const emu_cpu *cpu = thread->scheduler;
-  if (!emu.config.check) /* a checked kernel runs while the checking mode is off */
+  if (!emu.config.check) /* kernels compiled with checks also run while the checking mode is off */
     return;
   if (emu_is_device_address(address)) {
     if (bytes <= emu.base + emu.bytes - address)

@@ -7,9 +7,9 @@
 #include "emulator/config.h"
 #include "emulator/kernel.h"
 
-/* The present request to count (ocp_emu_count_launches); NULL: launches run normally. */
+/* Returns the record of the counting mode (ocp_emu_count_launches); NULL: launches run normally. */
 ocp_emu_count *emu_counting(void);
-/* Begins and ends the recording of the next block, by its number among those that run. */
+/* Begin and end the recording of a block; `number`: its index among the blocks that run. */
 void emu_count_begin(ocp_emu_count *count, uint32_t number);
 void emu_count_end(ocp_emu_count *count);
 
@@ -18,8 +18,9 @@ void emu_count_end(ocp_emu_count *count);
 void ocp_emu_count_launches(ocp_emu_count *count);
 
 /* ---- for kernels ---- */
-/* Counting mode: called before each access through a pointer that is not provably on the stack, with the number of
- * the instruction; `what` as in ocp_emu_access. Also called once for each basic block that a thread executes. */
+/* Counting mode. A kernel calls ocp_emu_count_access before each access through a pointer that is not provably on the
+ * stack (`what`: as in ocp_emu_access), and ocp_emu_count_part once for each basic block that a thread executes;
+ * `place`: the number of the instruction or basic block. */
 void ocp_emu_count_access(ocp_emu_thread *thread, const void *address, uint32_t what, uint32_t place);
 void ocp_emu_count_part(ocp_emu_thread *thread, uint32_t place);
 

@@ -24,7 +24,7 @@
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define STACK_MARGIN (64u << 10)
 #else
-#define STACK_MARGIN (6u << 10) /* for libm and the functions of this file */
+#define STACK_MARGIN (6u << 10) /* stack bytes for libm and the functions of this file */
 #endif
 /* Stacks start at different cache sets: page-aligned stacks would all compete for the same few cache lines. */
 #define COLOURS 16u
@@ -32,11 +32,12 @@
 
 _Thread_local __attribute__((tls_model("initial-exec"))) emu_cpu *emu_running;
 
-/* Saves the callee-saved registers on the stack and the stack pointer in *save; continues where `load` was saved. */
+/* Saves the callee-saved registers on the stack and the stack pointer in *save; resumes the fiber whose saved stack
+ * pointer is `load`. */
 void ocp_emu_switch(void **save, void *load);
 /* Like ocp_emu_switch, but starts ocp_emu_fiber_main(fiber) on an empty stack. */
 void ocp_emu_switch_new(void **save, void *stack_top, emu_fiber *fiber);
-/* Continues where `load` was saved, and saves nothing. */
+/* Resumes the fiber whose saved stack pointer is `load`, without saving the present one. */
 _Noreturn void ocp_emu_switch_last(void *load);
 __attribute__((used, visibility("hidden"))) _Noreturn void ocp_emu_fiber_main(emu_fiber *fiber);
 
@@ -79,7 +80,7 @@ static void *stack_top(const emu_cpu *cpu, uint32_t index) {
   return stack_bottom(cpu, index) + cpu->stack_size - index % COLOURS * COLOUR_BYTES;
 }
 
-/* Leaves the stack pointer in *save (NULL: the fiber has ended) and runs thread `next`. */
+/* Saves the stack pointer in *save (NULL: the fiber has ended) and runs thread `next`. */
 static inline void switch_to(emu_cpu *cpu, void **save, uint32_t next) {
   emu_fiber *fiber = &cpu->fibers[next];
   cpu->current = next;
@@ -116,7 +117,7 @@ static _Noreturn void switch_to_main(emu_cpu *cpu) {
 
 #define NONE UINT32_MAX
 
-/* The thread to run after `index`: first in the same warp, then in the warps after it. */
+/* Returns the thread to run after `index`: the next one of the same warp, else one of the following warps. */
 static inline uint32_t next_thread(const emu_cpu *cpu, uint32_t index) {
   uint32_t warp = index / EMU_WARP, runnable = cpu->warps[warp].runnable;
   if (!runnable) {
@@ -131,7 +132,7 @@ static inline uint32_t next_thread(const emu_cpu *cpu, uint32_t index) {
   return warp * EMU_WARP + (uint32_t)__builtin_ctz(after ? after : runnable);
 }
 
-/* Some threads wait for others that never arrive. */
+/* Leaves the block because some threads wait for others that never arrive. */
 static _Noreturn void diverged(emu_cpu *cpu) {
   cpu->diverged = true;
   switch_to_main(cpu);

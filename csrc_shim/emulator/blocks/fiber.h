@@ -8,9 +8,9 @@
 #include "emulator/blocks/block.h"
 #include "emulator/kernel.h"
 
-/* The fibers that the calling host thread runs. A switch is a chain of dependent loads, and reading the address from
- * here instead of from the fiber halves its length. "initial-exec" has a price: glibc keeps about 1.5 KB of
- * thread-local data for all libraries that a process loads late, so the library must have little of it. */
+/* The fibers that the calling host thread runs. A switch of fibers is a chain of dependent loads; this variable halves
+ * the chain, compared with a pointer in the fiber. "initial-exec" has a price: glibc keeps about 1.5 KB of thread-local
+ * data for all libraries that a process loads late, so this library must have little thread-local data. */
 extern _Thread_local __attribute__((tls_model("initial-exec"))) emu_cpu *emu_running;
 
 /* Removes a thread from the runnable ones, before it waits. */
@@ -24,8 +24,8 @@ void emu_yield(emu_cpu *cpu, uint32_t index);
 
 /* Allocates the stacks for the launch's fibers; false: out of host memory. */
 bool emu_fibers_prepare(emu_cpu *cpu, const emu_launch *launch);
-/* Runs one block whose threads are fibers; the fields of cpu->fibers that stay the same in a launch are set. False:
- * some threads wait for others that never arrive (cpu->warps describes the waits). */
+/* Runs one block whose threads are fibers, after emu_fibers_prepare. Returns false if some threads wait for others that
+ * never arrive (cpu->warps describes the waits). */
 bool emu_fibers_run_block(emu_cpu *cpu, const uint32_t block[3]);
 /* Leaves the running block at once, from inside a kernel. */
 _Noreturn void emu_abandon_block(ocp_emu_thread *thread);

@@ -19,7 +19,7 @@
 
 /* Ticks are those of the time stamp counter, two to five per nanosecond. */
 #define WAKE_TICKS 60000u  /* minimum remaining work for which waking a worker pays */
-#define CHUNK_TICKS 60000u /* work that a thread takes at a time */
+#define CHUNK_TICKS 60000u /* estimated work of the blocks that a thread takes at a time */
 
 static uint64_t ticks(void) {
 #ifdef __x86_64__
@@ -35,8 +35,8 @@ static pthread_mutex_t cpus_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t cpus_given_back = PTHREAD_COND_INITIALIZER;
 static emu_cpu *cpus; /* free list; kept for the life of the process */
 static uint32_t cpus_in_use;
-static atomic_uint cpus_wanted; /* threads that look for one under the lock */
-/* The one that was used last, so that launches of one thread take no lock. It counts as in use. */
+static atomic_uint cpus_wanted; /* number of threads in take_from_list */
+/* The emu_cpu that was used last, so that launches of one thread take no lock. It counts as in use. */
 static _Atomic(emu_cpu *) last_cpu;
 
 static emu_cpu *make_cpu(void) {
@@ -61,8 +61,9 @@ static void put_on_list(emu_cpu *cpu) {
   pthread_mutex_unlock(&cpus_lock);
 }
 
-/* A thread that wants one announces it before it looks at last_cpu, and this one looks for such a thread after it
- * has set last_cpu: either that thread finds it there, or this one puts it on the list and wakes the thread. */
+/* Makes the resources available. take_from_list increments cpus_wanted before it reads last_cpu, and this function
+ * reads cpus_wanted after it has set last_cpu. So a waiting thread finds the resources in last_cpu, or this function
+ * puts them on the list and wakes the waiting thread. */
 static void release_cpu(emu_cpu *cpu) {
   emu_cpu *none = NULL;
   if (!atomic_compare_exchange_strong(&last_cpu, &none, cpu))
@@ -185,8 +186,8 @@ static CUresult run_counted(emu_launch *launch, ocp_emu_count *count) {
   return emu_check_launched(launch);
 }
 
-/* Runs the grid. The calling thread runs blocks while the measured cost predicts that the rest is not worth waking a
- * worker. Its steps double, so a wrong estimate costs little. */
+/* Runs the grid. The calling thread runs blocks until the measured cost says that the rest is worth waking a worker. It
+ * measures after 1, 2, 4, ... blocks, so a wrong estimate costs little. */
 static CUresult run_grid(emu_launch *launch, struct CUfunc_st *function) {
   ocp_emu_count *count = emu_counting();
   if (count)
@@ -267,7 +268,7 @@ CUresult emu_run_kernel(emu_device *device, const emu_op *op, const emu_clock *c
   };
 #ifdef __x86_64__
   unsigned control = _mm_getcsr();             /* the host thread may have set flush-to-zero or another rounding mode */
-  bool differs = (control & ~0x3fu) != 0x1f80; /* the status flags of past operations do not matter */
+  bool differs = (control & ~0x3fu) != 0x1f80; /* 0x1f80: the default; 0x3f: status flags, which do not matter */
   if (differs)
     _mm_setcsr(0x1f80);
 #endif

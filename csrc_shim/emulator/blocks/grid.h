@@ -7,7 +7,8 @@
 #include "emulator/op.h"
 #include "emulator/state.h"
 
-/* Returns when all blocks have run. clock: the operation's, in the checking mode. */
+/* Runs the kernel launch `op`, and returns when all blocks have run. clock: the vector clock of `op` in the checking
+ * mode. */
 CUresult emu_run_kernel(emu_device *device, const emu_op *op, const emu_clock *clock);
 
 #endif

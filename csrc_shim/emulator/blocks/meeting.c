@@ -5,7 +5,7 @@
 #include "emulator/blocks/matrix.h"
 #include "emulator/state.h"
 
-/* shfl.sync of the PTX ISA: the lane that `lane` reads from, or -1 where the predicate is false. */
+/* Returns the lane that `lane` reads from in shfl.sync of the PTX ISA, or -1 where the predicate is false. */
 static inline int source_of(uint32_t lane, const emu_meeting *meeting) {
   uint32_t segment = meeting->clamp >> 8 & 31, clamp = meeting->clamp & 31, by = meeting->source & 31;
   int lowest = (int)(lane & segment), highest = lowest | (int)(clamp & ~segment & 31), source;
@@ -94,7 +94,7 @@ static const emu_meeting *meeting_of(const emu_warp *warp, uint32_t lane) {
   return warp->ragged ? &warp->lanes[lane] : &warp->uniform;
 }
 
-/* Fast path: butterfly shuffles of reductions over whole warps, the most frequent shuffles. */
+/* Whether the fast path applies: a butterfly shuffle of a whole warp, the most frequent shuffle (in reductions). */
 static bool whole_butterfly(const emu_warp *warp, const emu_meeting *meeting, uint32_t mask) {
   return mask == UINT32_MAX && meeting->operation == EMU_SHUFFLE + 3 && !warp->ragged && meeting->clamp == 31;
 }

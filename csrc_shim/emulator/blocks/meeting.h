@@ -7,8 +7,8 @@
 
 #include "emulator/blocks/block.h"
 
-/* When all live lanes of the operation that `lane` waits in have arrived, gives them their results and makes them
- * runnable. */
+/* If all live lanes that take part in the operation of `lane` have arrived, gives them their results, makes them
+ * runnable and returns true. */
 bool emu_warp_complete(emu_cpu *cpu, emu_warp *warp, uint32_t lane);
 /* After a lane has ended: makes the lanes runnable that waited for this lane only. */
 void emu_warp_lane_ended(emu_cpu *cpu, emu_warp *warp);

@@ -1,5 +1,5 @@
-/* A line for each kernel launch, in the file that ORT_CUDA_PLUGIN_EMULATE_PROFILE names: kernel, grid, block, and the
- * nanoseconds from its first block to its last. */
+/* Writes a line for each kernel launch into the file that ORT_CUDA_PLUGIN_EMULATE_PROFILE names: kernel, grid, block,
+ * and the nanoseconds from its first block to its last. */
 #define _GNU_SOURCE
 #include "emulator/blocks/profile.h"
 
@@ -38,5 +38,5 @@ void emu_profile_end(uint64_t begun, const emu_launch *launch) {
   uint64_t spent = nanoseconds() - begun;
   fprintf(file, "%s (%u,%u,%u) (%u,%u,%u) %llu\n", launch->function->name, launch->grid[0], launch->grid[1],
           launch->grid[2], launch->block[0], launch->block[1], launch->block[2], (unsigned long long)spent);
-  fflush(file); /* also written if the process does not end by exit() */
+  fflush(file); /* the line is written even if the process does not end by exit() */
 }

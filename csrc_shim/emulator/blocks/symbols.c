@@ -15,7 +15,7 @@
 #include "emulator/blocks/warp.h"
 
 #ifdef __FLT16_MAX__
-/* Conversions for hosts without the instructions; the compiler's runtime library implements them. */
+/* Conversions of float16, for CPUs without such instructions; the C compiler's runtime library implements them. */
 static float extend_half(_Float16 value) { return (float)value; }
 static _Float16 round_to_half(float value) { return (_Float16)value; }
 static _Float16 round_double_to_half(double value) { return (_Float16)value; }

@@ -11,7 +11,7 @@ static bool same(const emu_meeting *a, const emu_meeting *b) {
   return a->mask == b->mask && a->operation == b->operation && a->source == b->source && a->clamp == b->clamp;
 }
 
-/* Waits for the other lanes; the returned warp then holds the results for the calling lane. */
+/* Waits for the other lanes of the operation. Returns the warp, which then holds the calling lane's results. */
 static inline emu_warp *meet(emu_meeting meeting, uint32_t value, uint32_t *own) {
   emu_cpu *cpu = emu_running;
   uint32_t index = cpu->current, lane = index % EMU_WARP;

@@ -1,5 +1,5 @@
-/* The worker threads that run blocks beside the thread that launched them. They start on the first launch that is large
- * enough, live as long as the process, and take work from any number of launches at once. */
+/* The worker threads that run blocks in parallel with the launching thread. They start on the first launch that is
+ * large enough, live as long as the process, and take work from any number of launches at once. */
 #include "emulator/blocks/workers.h"
 
 #include <signal.h>
@@ -19,7 +19,7 @@ typedef struct job {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t work = PTHREAD_COND_INITIALIZER, left = PTHREAD_COND_INITIALIZER;
 static job *jobs;            /* jobs with indices left */
-static uint32_t num_workers; /* started */
+static uint32_t num_workers; /* workers that have started */
 static uint32_t idle;
 
 static void work_on(job *job) {
@@ -62,7 +62,7 @@ static void start_workers(void) {
   if (num_workers >= wanted)
     return;
   sigset_t all, before;
-  sigfillset(&all); /* signals belong to the host's own threads */
+  sigfillset(&all); /* the application's own threads receive its signals */
   pthread_sigmask(SIG_SETMASK, &all, &before);
   pthread_attr_t attributes;
   pthread_attr_init(&attributes);
@@ -70,7 +70,7 @@ static void start_workers(void) {
   for (; num_workers < wanted; num_workers++) {
     pthread_t thread;
     if (pthread_create(&thread, &attributes, worker, NULL))
-      break; /* fewer workers compute the same results */
+      break; /* works with fewer workers: the results are the same */
   }
   pthread_attr_destroy(&attributes);
   pthread_sigmask(SIG_SETMASK, &before, NULL);

@@ -1,4 +1,4 @@
-/* Stream-ordered allocation, as the driver offers it. */
+/* Stream-ordered allocation of the emulated driver (cuMemAllocAsync, cuMemFreeAsync, memory pools). */
 #include "emulator/calls/async_alloc.h"
 
 #include "emulator/heap.h"
@@ -34,7 +34,7 @@ CUresult emu_mem_free_async(CUdeviceptr address, CUstream stream) {
   CUresult result = emu_leave();
   if (result)
     return result;
-  if (emu_lost()) { /* no work is ordered before it any more */
+  if (emu_lost()) { /* a lost device runs no work that the free would have to wait for */
     emu_mempool_run_free(address);
     return emu_lost();
   }

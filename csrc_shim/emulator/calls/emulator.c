@@ -101,8 +101,8 @@ int ocp_emu_configure(const ocp_emu_config *config, char *text, size_t text_byte
     emu.config = *config;
   } else if (resize && atomic_load(&emu.live) > 0) {
     result = refuse(text, text_bytes,
-                    "number and memory of the emulated devices cannot change while memory, streams, events, modules or "
-                    "graphs of theirs are alive");
+                    "the number and memory of emulated devices cannot change while memory, streams, events, modules or "
+                    "graphs of the devices exist. Release these first");
   } else {
     emu_queue_run_all();
     if (resize)

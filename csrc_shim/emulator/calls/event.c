@@ -1,7 +1,8 @@
-/* Events of the emulated device, as the driver offers them. */
+/* Events of the emulated driver (cuEventCreate, cuEventRecord, ...). */
 #include "emulator/calls/event.h"
 
 #include <stdlib.h>
+#include <time.h>
 
 #include "emulator/clock.h"
 #include "emulator/mempool.h"
@@ -10,10 +11,6 @@
 #include "emulator/stream_list.h"
 #include "emulator/work/capture.h"
 #include "emulator/work/queue.h"
-
-/* Events of the emulated device. */
-#include <stdlib.h>
-#include <time.h>
 
 CUresult emu_event_create(CUevent *event, unsigned flags) {
   emu_device *device;
@@ -96,7 +93,7 @@ CUresult emu_stream_wait_event(CUstream stream, CUevent event, unsigned flags) {
   return result;
 }
 
-/* Entry of calls that query an event. */
+/* Checks the device and the event at the start of a call that queries the event. */
 static CUresult enter_with(CUevent event, emu_device **device) {
   const CUresult result = emu_enter(device);
   if (result)

@@ -1,4 +1,4 @@
-/* Executable graphs: copies of graphs whose nodes' parameters can change, as the driver offers them. */
+/* Executable graphs of the emulated driver (CUgraphExec): copies of graphs whose nodes' parameters can change. */
 #include "emulator/calls/graph_exec.h"
 
 #include <stdlib.h>
@@ -9,10 +9,6 @@
 #include "emulator/work/enqueue.h"
 #include "emulator/work/graph.h"
 #include "emulator/work/replay.h"
-
-/* Executable graphs: copies of graphs whose nodes' parameters can change, and their replay. */
-#include <stdlib.h>
-#include <string.h>
 
 CUresult emu_graph_instantiate(CUgraphExec *out, CUgraph graph, unsigned long long flags) {
   emu_device *device;
@@ -52,7 +48,7 @@ CUresult emu_graph_instantiate(CUgraphExec *out, CUgraph graph, unsigned long lo
   return CUDA_SUCCESS;
 }
 
-/* ---- changes; launches that are still to run keep their parameters ---- */
+/* ---- changes of parameters; launches enqueued before a change keep the old parameters ---- */
 
 static CUresult check_change(CUgraphExec exec, CUgraphNode node, int type, const void *params) {
   static const char *const names[] = {"kernel", "copy", "memset", "host", "child graph"};
@@ -121,7 +117,7 @@ CUresult emu_graph_exec_memset_node_set_params(CUgraphExec exec, CUgraphNode nod
   return changed(exec, node, result, work);
 }
 
-/* A child of another shape would need another executable graph. */
+/* Updates a child graph's parameters. A child graph with other nodes or edges would need another executable graph. */
 CUresult emu_graph_exec_child_graph_node_set_params(CUgraphExec exec, CUgraphNode node, CUgraph child) {
   emu_work *work = NULL;
   CUresult result = check_change(exec, node, CU_GRAPH_NODE_TYPE_GRAPH, child);

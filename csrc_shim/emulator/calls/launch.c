@@ -1,4 +1,4 @@
-/* Kernel launches, as the driver offers them. */
+/* Kernel launches of the emulated driver (cuLaunchKernel). */
 #include "emulator/calls/launch.h"
 
 #include "emulator/kernel.h"

@@ -21,10 +21,10 @@
 #define MAX_MAPPING (4 * (uint64_t)MAX_IMAGE)
 #define MAX_ALIGN PAGE
 
-/* An undefined symbol: its address, and a jump to it for calls that reach only 2 GiB. */
+/* An undefined symbol: its address, and a jump to that address for calls, which reach only 2 GiB. */
 typedef struct import {
   uint64_t address;
-  uint8_t jump[8]; /* jmp *-14(%rip): through address */
+  uint8_t jump[8]; /* jmp *-14(%rip), which reads `address` */
 } import;
 
 /* A string table; its last byte is 0. */
@@ -42,7 +42,7 @@ typedef struct loader {
   uint8_t **placed; /* address of each section in the mapping, NULL where it has none */
   const Elf64_Sym *symbols;
   uint32_t num_symbols, symbol_table; /* the symbol table's section */
-  strings strings;                    /* of the symbols */
+  strings strings;                    /* names of the symbols */
   strings section_names;              /* empty where there are none */
   import *imports;                    /* one per symbol; used for the undefined ones and as the global offset table */
 } loader;
@@ -55,7 +55,7 @@ static const void *slice(const loader *in, uint64_t offset, uint64_t bytes) {
   return in->image + offset;
 }
 
-/* The string at the offset, or NULL. */
+/* Returns the string at the offset, or NULL if the offset is out of range. */
 static const char *string_at(const strings *in, uint32_t offset) {
   return offset < in->bytes ? in->text + offset : NULL;
 }
@@ -140,7 +140,7 @@ static CUresult read_headers(loader *in) {
   return read_sections(in);
 }
 
-/* Unwind tables are not loaded: nothing unwinds through kernels. */
+/* Whether the section belongs in the mapping. Unwind tables do not: nothing unwinds through kernels. */
 static bool is_loaded(const loader *in, const Elf64_Shdr *section) {
   if (!(section->sh_flags & SHF_ALLOC) || section->sh_size == 0 || section->sh_type == SHT_NULL)
     return false;
@@ -164,7 +164,7 @@ static void lay_out(const loader *in, uint64_t *offsets, uint64_t ends[EMU_NUM_G
         continue;
       offset = round_up(offset, section->sh_addralign ? section->sh_addralign : 1);
       offsets[i] = offset;
-      offset += section->sh_size; /* no overflow: less than 2^16 sections of 2^26 bytes */
+      offset += section->sh_size; /* cannot overflow: fewer than 2^16 sections of at most 2^26 bytes */
     }
     ends[group] = offset = round_up(offset, PAGE);
   }
@@ -205,7 +205,7 @@ static CUresult place_sections(loader *in, struct CUmod_st *module) {
   return result;
 }
 
-/* The address of a symbol, or the failure that names it. */
+/* Finds the address of a symbol. The error of an unknown symbol names it. */
 static CUresult resolve(loader *in, uint32_t index, uint64_t *address) {
   const Elf64_Sym *symbol = &in->symbols[index];
   if (symbol->st_shndx == SHN_ABS) {
@@ -307,7 +307,7 @@ static CUresult relocate(loader *in) {
   return CUDA_SUCCESS;
 }
 
-/* Keeps the defined symbols: the image does not outlive the call. */
+/* Copies the defined symbols into the module: the image may not outlive the call. */
 static CUresult keep_symbols(loader *in, struct CUmod_st *module) {
   module->symbols = calloc(in->num_symbols ? in->num_symbols : 1, sizeof *module->symbols);
   module->strings = malloc(in->strings.bytes + 1);

@@ -1,4 +1,4 @@
-/* Streams of the emulated device, as the driver offers them. */
+/* Streams of the emulated driver (cuStreamCreate, cuStreamSynchronize, ...). */
 #include "emulator/calls/stream.h"
 
 #include <stdlib.h>
@@ -36,7 +36,7 @@ CUresult emu_stream_create(CUstream *stream, unsigned flags) {
   return CUDA_SUCCESS;
 }
 
-/* Unfinished work of the stream runs later, as CUDA specifies. */
+/* Destroys a stream. Its unfinished work still runs later, as CUDA specifies. */
 CUresult emu_stream_destroy(CUstream stream) {
   CUresult result = emu_leave();
   if (result)

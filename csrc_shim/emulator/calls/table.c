@@ -153,7 +153,7 @@ static CUresult device_total_mem(size_t *bytes, CUdevice device) {
   return result;
 }
 
-/* A bus address that no real device has: domain ffff. */
+/* Returns a bus address that no real device has: domain ffff. */
 static CUresult device_get_pci_bus_id(char *bus_id, int length, CUdevice device) {
   CUresult result = check_device(device);
   if (!result && snprintf(bus_id, (size_t)length, "ffff:%02x:00.0", device) >= length)
@@ -170,7 +170,7 @@ static CUresult primary_ctx_retain(CUcontext *context, CUdevice device) {
   return CUDA_SUCCESS;
 }
 
-/* The last release resets the context, which is the only way out of a sticky error. */
+/* Releases the primary context. The last release resets the context and thereby clears a sticky error. */
 static CUresult primary_ctx_release(CUdevice device) {
   CUresult result = check_device(device);
   if (result)

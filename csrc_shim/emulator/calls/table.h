@@ -4,7 +4,7 @@
 
 #include "driver/driver.h"
 
-/* The emulated devices, as configured (emulator.h). Never NULL. */
+/* Returns the driver table of the emulated devices, configured as emulator.h says. Never NULL. */
 const ocp_driver *ocp_driver_emulator(void);
 
 #endif

@@ -1,7 +1,8 @@
 /* Stream capture: operations of capturing streams become nodes of a graph instead of running.
  *
- * A capture begins in one stream. Another stream joins it by waiting for an event recorded in it, and must be joined
- * back before the end. A call that CUDA forbids during a capture fails with CUDA's code and invalidates the capture. */
+ * A capture begins in one stream. Another stream joins the capture by waiting for an event recorded in it; before the
+ * capture ends, the first stream must wait for the work of the others. A call that CUDA forbids during a capture fails
+ * with CUDA's code and invalidates the capture. */
 #include "emulator/work/capture.h"
 
 #include <stdlib.h>
@@ -16,7 +17,7 @@ struct emu_capture {
   int mode;
   pthread_t thread; /* the thread that called BeginCapture */
   bool invalidated;
-  CUevent events; /* recorded in it */
+  CUevent events; /* the events last recorded in the capture */
   struct emu_capture *next;
 };
 
@@ -52,7 +53,7 @@ static void forget(CUevent event) {
   event->num_nodes = 0;
 }
 
-/* Ends the capture: streams and events forget it. The caller owns the graph. */
+/* Ends the capture: detaches its streams and events, and frees it. The caller owns the graph. */
 static void finish(struct emu_capture *capture) {
   for (struct CUstream_st *stream = emu_streams; stream; stream = stream->next)
     if (capture_of(stream) == capture)
@@ -76,7 +77,7 @@ bool emu_is_capturing(CUstream stream, CUresult *result) {
   struct emu_capture *capture = capture_of(stream);
   if (capture && capture->invalidated)
     *result = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-  if (stream == &stream->device->legacy) /* it would have to wait for the capturing stream */
+  if (stream == &stream->device->legacy) /* the null stream would have to wait for the capturing stream */
     for (struct emu_capture *other = captures; other; other = other->next)
       if (other->origin->device == stream->device && !(other->origin->flags & CU_STREAM_NON_BLOCKING)) {
         other->invalidated = true;
@@ -131,7 +132,7 @@ CUresult emu_capture_record(CUstream stream, CUevent event) {
   return nodes ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* The stream's next node also depends on the event's node. */
+/* Makes the stream's next node depend on the event's nodes as well. */
 static CUresult join(CUstream stream, const struct CUevent_st *event) {
   struct CUgraphNode_st **both = malloc((stream->num_frontier + event->num_nodes + 1) * sizeof *both);
   if (!both)
@@ -162,8 +163,7 @@ bool emu_capture_wait(CUstream stream, CUevent event, CUresult *result) {
   if ((capture && capture->invalidated) || (other && other->invalidated)) {
     *result = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
   } else if (capture && !other) {
-    if (event->record) { /* waits for work outside of the capture; waiting for an event that was never recorded does
-                            nothing */
+    if (event->record) { /* work outside of the capture; waiting for an event that was never recorded does nothing */
       capture->invalidated = true;
       *result = CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
     }
@@ -228,7 +228,7 @@ CUresult emu_capture_unsafe(void) {
     if (capture->mode == CU_STREAM_CAPTURE_MODE_GLOBAL ||
         (capture->mode == CU_STREAM_CAPTURE_MODE_THREAD_LOCAL && pthread_equal(capture->thread, pthread_self()))) {
       capture->invalidated = true;
-      result = emu_fail(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, "not allowed while a stream captures");
+      result = emu_fail(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, "not allowed while a stream is being captured");
     }
   pthread_mutex_unlock(&lock);
   return result;
@@ -245,7 +245,7 @@ CUresult emu_capture_event(CUevent event) {
   return result ? result : emu_capture_unsafe();
 }
 
-/* ---- the driver's calls ---- */
+/* ---- members of the driver table ---- */
 
 CUresult emu_stream_begin_capture(CUstream stream, int mode) {
   emu_device *device;
@@ -255,7 +255,7 @@ CUresult emu_stream_begin_capture(CUstream stream, int mode) {
   if (mode < CU_STREAM_CAPTURE_MODE_GLOBAL || mode > CU_STREAM_CAPTURE_MODE_RELAXED)
     return CUDA_ERROR_INVALID_VALUE;
   if (emu_stream_of(device, stream) == &device->legacy)
-    return emu_fail(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, "the null stream cannot capture");
+    return emu_fail(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, "the null stream cannot be captured");
   struct emu_capture *capture = calloc(1, sizeof *capture);
   CUgraph graph = emu_graph_make(stream->device);
   if (!capture || !graph) {
@@ -267,7 +267,7 @@ CUresult emu_stream_begin_capture(CUstream stream, int mode) {
   pthread_mutex_lock(&stream->lock);
   pthread_mutex_lock(&lock);
   if (capture_of(stream)) {
-    result = emu_fail(EMU_ERROR_ILLEGAL_STATE, "the stream captures already");
+    result = emu_fail(EMU_ERROR_ILLEGAL_STATE, "the stream is already being captured");
   } else {
     capture->next = captures;
     captures = capture;
@@ -286,7 +286,7 @@ CUresult emu_stream_begin_capture(CUstream stream, int mode) {
 static CUresult end_capture(CUstream stream, CUgraph *graph) {
   struct emu_capture *capture = capture_of(stream);
   if (!capture)
-    return emu_fail(EMU_ERROR_ILLEGAL_STATE, "the stream does not capture");
+    return emu_fail(EMU_ERROR_ILLEGAL_STATE, "the stream is not being captured");
   if (capture->origin != stream) {
     capture->invalidated = true;
     return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;

@@ -9,19 +9,19 @@
 #include "emulator/record.h"
 #include "emulator/state.h"
 
-/* ---- captures; called with the stream's lock or, in adversarial mode, the order held ---- */
+/* ---- called with the stream's lock or, in adversarial mode, emu_order held ---- */
 /* Whether operations of the stream become graph nodes. *result is the error if operations are forbidden altogether. */
 bool emu_is_capturing(CUstream stream, CUresult *result);
 CUresult emu_capture_op(CUstream stream, const emu_op *op);
 CUresult emu_capture_record(CUstream stream, CUevent event);
-/* Whether the wait concerns a capture, and then its result. */
+/* Whether the wait concerns a capture; *result: then the result of the wait. */
 bool emu_capture_wait(CUstream stream, CUevent event, CUresult *result);
 void emu_capture_forget(CUevent event);
-/* ---- captures; called without ---- */
+/* ---- called without these locks ---- */
 void emu_capture_leave(CUstream stream); /* the stream is about to be destroyed */
-/* The error of a call that may synchronise the device, such as an allocation, if a capture forbids it. */
+/* Returns the error of a call that may synchronise the device, such as an allocation, if a capture forbids the call. */
 CUresult emu_capture_unsafe(void);
-/* The error of waiting for the stream (NULL: for all), if a capture forbids it. */
+/* Returns the error of waiting for the stream (NULL: for all streams), if a capture forbids the wait. */
 CUresult emu_capture_forbids(CUstream stream);
 CUresult emu_capture_event(CUevent event);
 

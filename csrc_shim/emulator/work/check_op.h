@@ -6,7 +6,7 @@
 #include "emulator/clock.h"
 #include "emulator/op.h"
 
-/* A nonzero result becomes the operation's. */
+/* Checks the operation. If the result is not CUDA_SUCCESS, the operation fails with it. */
 CUresult emu_check_op(const emu_op *op, const emu_clock *clock);
 
 #endif

@@ -1,5 +1,5 @@
-/* Inline, an operation runs when it is enqueued, in the calling thread, under the stream's lock; in adversarial mode it
- * goes to the stream's queue (queue.c). */
+/* Enqueues operations. In inline mode an operation runs when it is enqueued, in the calling thread, under the stream's
+ * lock; in adversarial mode it goes to the stream's queue (queue.c). */
 #include "emulator/work/enqueue.h"
 
 #include "emulator/clock.h"
@@ -41,7 +41,7 @@ CUresult emu_enqueue(CUstream stream, const emu_op *op) {
 }
 
 CUresult emu_enqueue_replay(CUstream stream, emu_replay *replay) {
-  CUresult result = emu_capture_forbids(stream); /* no graphs within graphs */
+  CUresult result = emu_capture_forbids(stream); /* the launch of a graph cannot be captured */
   if (result) {
     emu_replay_free(replay);
     return result;

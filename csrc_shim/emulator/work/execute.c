@@ -21,7 +21,7 @@ bool emu_is_pageable(const void *pointer, uint64_t bytes) {
 
 static void *host_view(uint64_t address, bool host) { return (void *)(host ? address : address + (uint64_t)emu.alias); }
 
-/* Ranges of a deferred operation are checked again: the memory may have been freed since it was enqueued. */
+/* Runs a copy. The ranges of a deferred copy are checked here, since the memory may have been freed meanwhile. */
 static CUresult run_copy(const emu_op *op, bool deferred, const emu_clock *clock) {
   if (deferred && ((!op->copy.dst_host && !emu_device_range(op->copy.dst, op->copy.bytes)) ||
                    (!op->copy.src_host && !emu_device_range(op->copy.src, op->copy.bytes))))

@@ -56,7 +56,8 @@ CUresult emu_kernel_work(const CUDA_KERNEL_NODE_PARAMS *params, emu_work **work)
   return result ? result : single(CU_GRAPH_NODE_TYPE_KERNEL, &op, work);
 }
 
-/* Only one-dimensional copies within a device are emulated: the plugin makes no others. */
+/* Makes the work of a copy node. Only one-dimensional copies within a device are emulated: the plugin makes no others.
+ */
 CUresult emu_memcpy_work(const CUDA_MEMCPY3D *params, emu_work **work) {
   const bool row = params->srcMemoryType == CU_MEMORYTYPE_DEVICE && params->dstMemoryType == CU_MEMORYTYPE_DEVICE &&
                    !params->srcXInBytes && !params->srcY && !params->srcZ && !params->srcLOD && !params->dstXInBytes &&
@@ -66,7 +67,7 @@ CUresult emu_memcpy_work(const CUDA_MEMCPY3D *params, emu_work **work) {
     return emu_fail(CUDA_ERROR_INVALID_VALUE, "a copy node must copy one row within the device");
   if (!emu_device_range(params->srcDevice, params->WidthInBytes) ||
       !emu_device_range(params->dstDevice, params->WidthInBytes))
-    return emu_fail(CUDA_ERROR_INVALID_VALUE, "a copy node leaves its device allocation");
+    return emu_fail(CUDA_ERROR_INVALID_VALUE, "a copy node accesses bytes outside of a device allocation");
   const emu_op op = {.kind = EMU_OP_COPY,
                      .source = ocp_activity_source(),
                      .copy = {params->dstDevice, params->srcDevice, params->WidthInBytes, false, false}};
@@ -77,7 +78,7 @@ CUresult emu_memset_work(const CUDA_MEMSET_NODE_PARAMS *params, emu_work **work)
   if (params->elementSize != 1 || params->height != 1 || params->width == 0 || params->value > UINT8_MAX)
     return emu_fail(CUDA_ERROR_INVALID_VALUE, "a memset node must set one row of bytes");
   if (!emu_device_range(params->dst, params->width))
-    return emu_fail(CUDA_ERROR_INVALID_VALUE, "a memset node leaves its device allocation");
+    return emu_fail(CUDA_ERROR_INVALID_VALUE, "a memset node accesses bytes outside of a device allocation");
   const emu_op op = {.kind = EMU_OP_SET,
                      .source = ocp_activity_source(),
                      .set = {params->dst, params->width, (unsigned char)params->value}};
@@ -126,7 +127,7 @@ void emu_graph_free(CUgraph graph) {
   atomic_fetch_sub(&emu.live, 1);
 }
 
-/* Takes ownership of the work. */
+/* Appends a node, which takes ownership of the work. */
 static CUgraphNode add_node(CUgraph graph, emu_work *work, CUgraphNode const *before, uint32_t num_before) {
   if (work && graph->count == graph->capacity) {
     uint32_t capacity = graph->capacity ? graph->capacity * 2 : 16;
@@ -264,7 +265,7 @@ CUresult emu_graph_add_memset_node(CUgraphNode *node, CUgraph graph, const CUgra
   return added(node, graph, before, num_before, result, work);
 }
 
-/* The child graph is copied. */
+/* Appends a node with a copy of the child graph. */
 CUresult emu_graph_add_child_graph_node(CUgraphNode *node, CUgraph graph, const CUgraphNode *before, size_t num_before,
                                         CUgraph child) {
   emu_work *work = NULL;

@@ -10,7 +10,7 @@
  * graphs and unfinished launches. */
 typedef struct emu_work {
   atomic_int references;
-  int type; /* of its node */
+  int type; /* type of the node: CU_GRAPH_NODE_TYPE_... */
   uint32_t count;
   const emu_op *ops[];
 } emu_work;
@@ -18,7 +18,7 @@ emu_work *emu_work_share(emu_work *work);
 void emu_work_release(emu_work *work);
 
 struct CUgraphNode_st {
-  uint64_t graph; /* its identity */
+  uint64_t graph; /* identity of the graph */
   uint32_t index, num_before;
   uint32_t *before;
   emu_work *work;
@@ -33,12 +33,13 @@ struct CUgraph_st {
 
 CUgraph emu_graph_make(emu_device *device); /* NULL: out of memory */
 void emu_graph_free(CUgraph graph);
-/* Appends a node with a copy of the operation that depends on `before`; NULL: out of memory. */
+/* Appends a node that holds a copy of the operation and depends on the nodes `before`; NULL: out of memory. */
 CUgraphNode emu_graph_add(CUgraph graph, const emu_op *op, CUgraphNode const *before, uint32_t num_before);
-/* The error of the capture unless every node of the graph is one of these or comes before one of them. */
+/* Returns the error of the capture unless every node of the graph is in `last` or precedes a node in `last`. */
 CUresult emu_graph_check_joined(CUgraph graph, CUgraphNode const *last, uint32_t num_last);
 
-/* The work of a node with these parameters, checked as the call that runs them at once checks them. */
+/* Make the work of a node with these parameters, after the same checks as in the call that enqueues such an operation.
+ */
 CUresult emu_kernel_work(const CUDA_KERNEL_NODE_PARAMS *params, emu_work **work);
 CUresult emu_memcpy_work(const CUDA_MEMCPY3D *params, emu_work **work);
 CUresult emu_memset_work(const CUDA_MEMSET_NODE_PARAMS *params, emu_work **work);

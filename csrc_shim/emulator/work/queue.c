@@ -1,6 +1,6 @@
-/* The adversarial mode keeps the work of streams and graphs in queues. When the program waits, operations that
- * stream order and events allow run one at a time, picked by a seeded generator, until the awaited work is done. A
- * program that forgets to wait then reads the stale data that it could read on a slow GPU. Everything happens under
+/* The adversarial mode keeps the work of streams and graphs in queues. When the program waits, operations run one at a
+ * time until the awaited work is done. A seeded generator picks each from those that stream order and events allow. So
+ * a program that forgets to wait reads the stale data that it could read on a slow GPU. All functions run under
  * emu_order. */
 #include "emulator/work/queue.h"
 
@@ -12,12 +12,12 @@
 #include "emulator/work/execute.h"
 #include "emulator/work/observe.h"
 
-#define MAX_PENDING 4096u /* deferred operations; above that, some run although the program does not wait */
+#define MAX_PENDING 4096u /* deferred operations above which some run although the program does not wait */
 
 pthread_mutex_t emu_order = PTHREAD_MUTEX_INITIALIZER;
 
 static uint64_t random_state;
-static uint64_t sequence; /* of the next item */
+static uint64_t sequence; /* number of the next item */
 static uint32_t pending;
 
 typedef enum item_kind { ITEM_OP, ITEM_RECORD, ITEM_WAIT, ITEM_GRAPH } item_kind;
@@ -40,7 +40,8 @@ uint32_t emu_random(uint32_t below) {
   return (uint32_t)((random_state >> 32) * below >> 32);
 }
 
-/* The null stream waits for earlier work of blocking streams, and they wait for its earlier work. */
+/* Whether the order between the null stream and blocking streams lets the first item of `stream` run: each of these
+ * waits for earlier work of the other. */
 static bool legacy_allows(const struct CUstream_st *stream) {
   const emu_device *device = stream->device;
   if (stream != &device->legacy) {
@@ -60,8 +61,8 @@ static bool is_ready(const struct CUstream_st *stream) {
          (item->kind != ITEM_GRAPH || emu_replay_is_next(item->replay)) && legacy_allows(stream);
 }
 
-/* Runs the first item of a stream, or one node of it when it is a graph. After a sticky error nothing runs any more,
- * and every wait ends. */
+/* Runs the first item of a stream, or the next node if the item is a graph. After a sticky error it only removes the
+ * item, so that every wait ends. */
 static void run_first(struct CUstream_st *stream) {
   emu_item *item = stream->head;
   emu_device *device = stream->device;

@@ -8,8 +8,8 @@
 #include "emulator/record.h"
 #include "emulator/work/replay.h"
 
-/* Guards what events point to and, in adversarial mode, every queue. Taken after the lock of a stream; all functions
- * but the first two are called with it. */
+/* Guards the records of events and, in adversarial mode, every queue. Taken after the lock of a stream. Callers of the
+ * functions below hold it, except for emu_queue_seed and emu_queue_run_all. */
 extern pthread_mutex_t emu_order;
 
 /* Seeds the generator, after running all deferred operations. */
@@ -20,7 +20,7 @@ uint32_t emu_random(uint32_t below);
 bool emu_queue_run(void);
 void emu_queue_drain(CUstream stream);
 CUresult emu_queue_op(CUstream stream, const emu_op *op);
-CUresult emu_queue_replay(CUstream stream, emu_replay *replay); /* takes the replay over */
+CUresult emu_queue_replay(CUstream stream, emu_replay *replay); /* takes ownership of the replay */
 CUresult emu_queue_record(CUstream stream, emu_record *record);
 CUresult emu_queue_wait(CUstream stream, emu_record *record);
 

@@ -20,12 +20,12 @@ typedef struct emu_snapshot {
 } emu_snapshot;
 
 struct CUgraphExec_st {
-  atomic_int references; /* replays hold one, too */
+  atomic_int references; /* each replay holds one as well */
   pthread_mutex_t lock;  /* guards the snapshot */
-  uint64_t identity;     /* of the graph it was made from */
+  uint64_t identity;     /* identity of the graph from which it was made */
   emu_device *device;
   pthread_mutex_t running;           /* inline: held while a launch runs */
-  uint64_t num_queued, num_finished; /* adversarial: launches; under emu_order */
+  uint64_t num_queued, num_finished; /* adversarial: numbers of launches; guarded by emu_order */
   emu_snapshot *snapshot;
   uint32_t count;
   struct {
@@ -40,14 +40,16 @@ void emu_graph_exec_release(struct CUgraphExec_st *exec);
 
 /* ---- a launch ---- */
 typedef struct emu_replay emu_replay;
-/* Makes a launch of the graph in its present state, by the calling thread; NULL: out of memory. */
+/* Makes a launch of the graph in its present state, for the owners of the calling thread's work; NULL: out of memory.
+ */
 emu_replay *emu_replay_make(CUgraphExec exec, CUstream stream);
-/* Runs one node whose dependencies have run, in order or chosen by `random`. False: no node is left, or one failed. */
+/* Runs one node whose dependencies have run: the next one, or one picked by `random` (may be NULL). Returns false if no
+ * node is left, or if a node failed. */
 bool emu_replay_step(emu_replay *replay, const emu_clock *clock, uint32_t (*random)(uint32_t below));
 /* Runs the whole launch at once. An executable graph runs once at a time, in the order of its launches. */
 CUresult emu_replay_run(emu_replay *replay, const emu_clock *clock);
-/* For deferred launches, under emu_order. The first counts a launch that was queued; the second tells whether all
- * earlier launches of the graph have run. */
+/* For deferred launches, under emu_order. emu_replay_queued numbers a launch that was queued; emu_replay_is_next tells
+ * whether all earlier launches of the graph have run. */
 void emu_replay_queued(emu_replay *replay);
 bool emu_replay_is_next(const emu_replay *replay);
 CUresult emu_replay_result(const emu_replay *replay);

@@ -49,14 +49,15 @@ typedef struct ort_allocator {
   _Atomic(ocp_device *) device;
 } ort_allocator;
 
-/* The calling thread's latest failure. An allocator's interface has no way to report a reason. The log gets it, and
- * the next call of ours that meets the tensor without memory reports it. */
+/* The error of the calling thread's latest failed allocation. OrtAllocator::Alloc can only return NULL, so the error
+ * goes to the log, and the plugin's next call that uses the tensor without memory reports it. */
 static pthread_key_t failure_key; /* an ocp_error: too large for a thread-local variable, see emulator/blocks/fiber.h */
 static bool has_failure_key;
 
 static void make_failure_key(void) { has_failure_key = pthread_key_create(&failure_key, free) == 0; }
 
-/* The failure of the calling thread; NULL: none (with `make`: out of memory). */
+/* Returns the calling thread's failure; NULL: none. `make`: makes an empty one if there is none; NULL: out of memory.
+ */
 static ocp_error *last_failure(bool make) {
   static pthread_once_t once = PTHREAD_ONCE_INIT;
   pthread_once(&once, make_failure_key);
@@ -75,7 +76,7 @@ const char *ocp_ort_why_no_memory(void) {
   return failure ? failure->text : "an allocation failed earlier, and ONNX Runtime's log says why";
 }
 
-/* The stream that the calling thread allocates for. */
+/* The stream whose work will use the memory that the calling thread allocates. */
 static _Thread_local ocp_stream *allocating_on;
 
 void ocp_ort_allocating_on(ocp_stream *stream) { allocating_on = stream; }
@@ -125,10 +126,9 @@ static void allocator_free(OrtAllocator *this_, void *address) {
   /* ORT may free memory through another allocator object of the same memory. */
   ocp_error ignored;
   ocp_device *device = open_device(allocator, &ignored);
-  /* No stream is known: ORT frees when the last user is enqueued, and does not say on which streams. */
+  /* The stream is unknown: ORT frees a tensor once its last user is enqueued, and does not name the streams. */
   if (device && !ocp_pool_free(device, allocator->memory, (uint64_t)(uintptr_t)address, NULL))
-    ocp_log(ORT_LOGGING_LEVEL_ERROR, "an address that this allocator did not hand out, or that was freed before",
-            "Free");
+    ocp_log(ORT_LOGGING_LEVEL_ERROR, "cannot free an address that is not allocated by this allocator", "Free");
 }
 
 static const OrtMemoryInfo *allocator_info(const OrtAllocator *this_) {
@@ -191,7 +191,7 @@ static int configure(const ort_allocator *allocator, const OrtKeyValuePairs *opt
     if (strncmp(keys[i], prefix, prefix_bytes) != 0)
       continue;
     if (prefix_bytes && strncmp(keys[i] + prefix_bytes, "arena.", 6) != 0)
-      continue; /* an option of the provider */
+      continue; /* not an arena's option but one of the provider */
     ours[num_ours] = keys[i] + prefix_bytes;
     our_values[num_ours++] = values[i];
   }
@@ -203,8 +203,8 @@ static int configure(const ort_allocator *allocator, const OrtKeyValuePairs *opt
   return error->code;
 }
 
-/* Applies the options that come with the request, else those of the environment, "ep_factory.<name>.arena.", which
- * ONNX Runtime does not pass on itself. */
+/* Applies `options`, or without any, the options "ep_factory.<name>.arena..." of ORT's environment, which ONNX Runtime
+ * does not pass to this call. */
 static int use_options(const ort_allocator *allocator, const OrtEpFactory *factory, const OrtKeyValuePairs *options,
                        ocp_error *error) {
   char prefix[64];
@@ -225,7 +225,8 @@ static int use_options(const ort_allocator *allocator, const OrtEpFactory *facto
 static int fill(ort_allocator *allocator, const OrtMemoryInfo *memory_info, ocp_error *error) {
   const ocp_place where = ocp_ort_place(ocp_ep_api->MemoryInfo_GetMemoryDevice(memory_info));
   if (where.kind != OCP_PLACE_DEVICE && where.kind != OCP_PLACE_PINNED)
-    return ocp_fail(error, ORT_INVALID_ARGUMENT, OCP_EP_NAME " has no allocator for this memory");
+    return ocp_fail(error, ORT_INVALID_ARGUMENT,
+                    OCP_EP_NAME " has no allocator for this memory, expected device memory or pinned memory");
   OrtAllocatorType type = OrtDeviceAllocator;
   OrtStatus *status = ocp_api->MemoryInfoGetType(memory_info, &type);
   if (status)
@@ -241,9 +242,9 @@ static int fill(ort_allocator *allocator, const OrtMemoryInfo *memory_info, ocp_
       .Info = allocator_info,
       .Reserve = allocator_reserve,
       .GetStats = allocator_get_stats,
-      /* AllocOnStream stays NULL. If it failed, ONNX Runtime would only say "Allocation failed."; when Alloc returns
-       * NULL, it makes a tensor all the same, and our first call that uses the tensor reports the reason.
-       * ocp_ort_allocating_on passes the stream. */
+      /* AllocOnStream stays NULL, because ONNX Runtime reports its failure as "Allocation failed." without a reason.
+       * When Alloc returns NULL, ONNX Runtime makes the tensor all the same, and our first call that uses the tensor
+       * reports the reason. ocp_ort_allocating_on passes the stream. */
       .Shrink = read_only ? NULL : allocator_shrink,
   };
   const int kind = pinned ? OCP_INFO_PINNED : read_only ? OCP_INFO_READ_ONLY : OCP_INFO_DEVICE;

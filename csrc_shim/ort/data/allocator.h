@@ -5,9 +5,9 @@
 #include "base/error.h"
 #include "device/stream.h"
 
-/* The OrtMemoryInfo to advertise for a device (EpDevice_AddAllocatorInfo): device memory, pinned host memory, or device
- * memory for initializers. Made on first use and never released, since ORT keeps the pointer. Does not open the device.
- */
+/* Returns the OrtMemoryInfo to advertise for a device (EpDevice_AddAllocatorInfo): device memory, pinned host memory,
+ * or device memory for initializers. It is made on first use and never released, since ORT keeps the pointer. Does not
+ * open the device. */
 enum { OCP_INFO_DEVICE = 0, OCP_INFO_PINNED = 1, OCP_INFO_READ_ONLY = 2, OCP_NUM_INFOS = 3 };
 int ocp_ort_memory_info(bool emulated, int ordinal, int kind, const OrtMemoryInfo **out, ocp_error *error);
 
@@ -20,9 +20,11 @@ OrtStatus *ocp_ort_create_allocator(OrtEpFactory *factory, const OrtMemoryInfo *
 void ocp_ort_release_allocator(OrtEpFactory *factory, OrtAllocator *allocator);
 
 /* ---- for the other ORT views ---- */
-/* Why a tensor has no memory: the reason of the calling thread's latest failed allocation through ORT's allocators. */
+/* Returns the reason why a tensor has no memory: the error of the calling thread's latest failed allocation through
+ * ORT's allocators. */
 const char *ocp_ort_why_no_memory(void);
-/* Memory that ORT's allocators return on this thread is for work on the stream, or for any work if it is NULL. */
+/* Says which work will use the memory that ORT's allocators return on this thread: work on the stream, or any work if
+ * `stream` is NULL. */
 void ocp_ort_allocating_on(ocp_stream *stream);
 
 #endif

@@ -22,20 +22,20 @@ typedef struct captured {
   unsigned computations; /* computations in the latest Run */
   CUgraphExec exec;      /* NULL: not captured yet */
   ocp_graph_sources sources;
-  ocp_run_memory memory; /* of the last warm Run, then of the captured one, which reuses it */
+  ocp_run_memory memory; /* the memory of the last warm Run, reused by the captured Run */
 } captured;
 
 /* The state of one thread for one EP. */
 struct ocp_capture_thread {
   ocp_capture *owner;
   ocp_capture_thread *next_of_owner, *next_of_thread;
-  ocp_capture_thread **list; /* the thread's list, which this is in */
+  ocp_capture_thread **list; /* the list of the thread's states, which contains this one */
   ocp_stream *stream;
   pthread_mutex_t lock; /* guards the list of ids and their state, except for the Run that is being captured */
   captured *ids;
   captured *active;        /* the id whose Run is tracked */
   bool captures;           /* true: that Run is captured */
-  bool has_turn;           /* holds a turn on the stream, from the start of a Run to its end */
+  bool has_turn;           /* true: the thread holds a turn on the stream, from the start of a Run to its end */
   unsigned computations;   /* computations in the latest Run; accessed by the thread only */
   ocp_preserved preserved; /* data that a warm Run overwrote, restored because ONNX Runtime repeats the Run */
   atomic_bool failed;
@@ -43,7 +43,7 @@ struct ocp_capture_thread {
 
 struct ocp_capture {
   ocp_device *device;
-  ocp_stream *stream; /* shared by all threads; NULL: each has one */
+  ocp_stream *stream; /* shared by all threads; NULL: each thread has its own */
   uint32_t warm_runs;
   ocp_capture_thread *threads;
 };
@@ -57,7 +57,7 @@ static _Thread_local ocp_capture_thread *running;
 
 /* ---- graphs ---- */
 
-/* Destroys the graph; the id is cold again. */
+/* Destroys the id's graph, so that its next Runs are warm Runs. */
 static void drop_graph(ocp_device *device, captured *entry) {
   OCP_STAY stay = ocp_device_enter_to_release(device);
   if (stay.entered && entry->exec)
@@ -79,7 +79,7 @@ static captured *find_id(const ocp_capture_thread *thread, int id) {
 
 /* ---- threads ---- */
 
-/* Ends the turn, also of a Run that ORT abandoned. */
+/* Ends the thread's turn, if it holds one. */
 static void end_turn(ocp_capture_thread *thread) {
   if (thread->has_turn)
     ocp_stream_end_turn(thread->stream);
@@ -94,8 +94,8 @@ static void take_turn(ocp_capture_thread *thread, bool alone) {
 
 static void abandon_run(ocp_capture_thread *thread, ocp_device *device);
 
-/* Frees the state, which is unlinked from its EP (which may be gone) and its thread. Called without the lock of the
- * links, since ending a capture on the stream may need it. */
+/* Frees a state that is unlinked from its thread and its EP; the EP may be destroyed. Called without `links` locked,
+ * since ending a capture on the stream may lock it. */
 static void destroy_thread(ocp_capture_thread *thread, ocp_device *device) {
   ocp_error ignored;
   abandon_run(thread, device);
@@ -140,14 +140,14 @@ static void thread_ends(void *list) {
 
 static void make_key(void) { has_thread_key = pthread_key_create(&thread_key, thread_ends) == 0; }
 
-/* The calling thread's list; NULL if it has none yet. */
+/* Returns the calling thread's list; NULL if it has none yet. */
 static ocp_capture_thread **thread_list(void) {
   static pthread_once_t once = PTHREAD_ONCE_INIT;
   pthread_once(&once, make_key);
   return has_thread_key ? pthread_getspecific(thread_key) : NULL;
 }
 
-/* The calling thread's state for the EP, or NULL. */
+/* Returns the calling thread's state for the EP, or NULL. */
 static ocp_capture_thread *find_thread(const ocp_capture *capture) {
   ocp_capture_thread **list = thread_list();
   if (!list)
@@ -241,7 +241,7 @@ void ocp_capture_computed(ocp_stream *stream, bool succeeded) {
     if (!succeeded)
       atomic_store(&running->failed, true);
   } else if (!succeeded && atomic_load_explicit(&stream->capturing, memory_order_relaxed)) {
-    /* ORT also runs nodes on other threads if the session asks for it. */
+    /* This thread does not track the Run: in a parallel session ORT runs nodes on other threads. */
     atomic_store(&stream->capture_failed, true);
   }
 }
@@ -299,8 +299,8 @@ static bool is_warm(const ocp_capture_thread *thread, const captured *entry) {
   return entry && !entry->exec && entry->warm_runs >= thread->owner->warm_runs;
 }
 
-/* Begins the capture of a warm Run, or watches the Run before it. Called under the thread's lock, so that no other
- * thread releases the entry meanwhile. */
+/* Begins the capture if the id is warm; watches the allocations of the last Run before that. Called under the thread's
+ * lock, so that no other thread releases the entry meanwhile. */
 static int track_run(ocp_capture_thread *thread, int id, ocp_error *error) {
   ocp_device *device = thread->owner->device;
   captured *entry = entry_of(thread, id);
@@ -324,7 +324,7 @@ static int track_run(ocp_capture_thread *thread, int id, ocp_error *error) {
 
 static int begin_run(ocp_capture_thread *thread, int id, ocp_error *error) {
   pthread_mutex_lock(&thread->lock);
-  const bool alone = is_warm(thread, find_id(thread, id)); /* a release can only make it cold */
+  const bool alone = is_warm(thread, find_id(thread, id)); /* other threads can only make the id cold */
   pthread_mutex_unlock(&thread->lock);
   take_turn(thread, alone);
   pthread_mutex_lock(&thread->lock);
@@ -382,7 +382,7 @@ static int launch(ocp_capture_thread *thread, captured *entry, ocp_error *error)
   " (what a Run does that CUDA cannot capture is in the errors before this one; with gpu_graph_id=-1 it runs without " \
   "capture)"
 
-/* Logs one line per capture; there is one for each id and thread. */
+/* Logs a capture: one line for each id and thread. */
 static void report_capture(const captured *entry, size_t num_nodes) {
   size_t bytes = 0;
   char text[200];
@@ -432,7 +432,7 @@ static int take_graph(ocp_capture_thread *thread, captured *entry, ocp_error *er
   return ORT_OK;
 }
 
-/* The captured Run has executed nothing yet: launches its graph. */
+/* Ends a captured Run: takes its graph and launches it, because the capture has executed nothing. */
 static int end_capture(ocp_capture_thread *thread, captured *entry, ocp_error *error) {
   pthread_mutex_lock(&thread->lock); /* no other thread releases the graph meanwhile */
   if (take_graph(thread, entry, error) == ORT_OK)
@@ -461,7 +461,7 @@ int ocp_capture_run_end(ocp_capture *capture, int id, bool synchronize, ocp_erro
   running = NULL;
   int code = ORT_OK;
   if (entry && thread->captures) {
-    OCP_STAY stay = ocp_device_enter_to_release(capture->device); /* a capture must be ended on a lost device, too */
+    OCP_STAY stay = ocp_device_enter_to_release(capture->device); /* a capture must end even on a lost device */
     code = end_capture(thread, entry, error);
   } else if (id != OCP_NO_CAPTURE) {
     pthread_mutex_lock(&thread->lock);

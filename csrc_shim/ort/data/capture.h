@@ -2,7 +2,7 @@
  *
  * Each thread that runs the session has its own stream, and graphs by annotation id. After some warm Runs a Run is
  * captured between OnRunStart and OnRunEnd; from then on ORT asks for a replay instead of running. Memory that a
- * captured Run frees is kept with its graph: replays use it again.
+ * captured Run frees is kept with its graph, since replays use the same memory.
  *
  * The states of one annotation id on one thread:
  *
@@ -21,9 +21,9 @@
  *
  * Invariants:
  * - A capture holds an exclusive turn on the stream from OnRunStart to OnRunEnd, since it records everything that is
- * enqueued there. Other Runs and replays share the stream.
- * - Memory noted in an entry is watched by at most one thread, and only between the start and the end of a Run. -
- * The memory of a graph is freed after the graph, together with the entry that owns both.
+ *   enqueued there. Other Runs and replays share the stream.
+ * - Memory noted in an entry is watched by at most one thread, and only between the start and the end of a Run.
+ * - The memory of a graph is freed after the graph, together with the entry that owns both.
  * - A Run that ORT never ends is abandoned when its thread runs again, or when the thread or the EP ends.
  * - Locks are taken in this order: links, a thread's lock, those of memory. No turn is waited for under any of them. */
 #ifndef OCP_ORT_DATA_CAPTURE_H
@@ -38,31 +38,32 @@
 typedef struct ocp_capture ocp_capture;
 typedef struct ocp_capture_thread ocp_capture_thread;
 
-/* Makes the capture state for Runs on `stream`, where one thread at a time captures; if it is NULL, for Runs on one
- * stream per thread. NULL: out of memory. */
+/* Makes the capture state for Runs on `stream`, where one thread at a time captures, or, if `stream` is NULL, for Runs
+ * on one stream per thread. Returns NULL if out of memory. */
 ocp_capture *ocp_capture_create(ocp_device *device, ocp_stream *stream, uint32_t warm_runs);
 /* Destroys all graphs; no Run may be active. Ignores NULL. */
 void ocp_capture_destroy(ocp_capture *capture);
 
-/* The stream on which the calling thread runs the session, with a reference for the caller. */
+/* Finds the stream on which the calling thread runs the session; the caller releases the reference. */
 int ocp_capture_stream(ocp_capture *capture, ocp_stream **stream, ocp_error *error);
-/* Called at the start of every Run of every EP: the previous Run on this thread is over, even if ORT has not ended it.
+/* Called at the start of each Run of any EP: forgets the previous Run of this thread, which ORT may never have ended.
  */
 void ocp_capture_forget_run(void);
 /* Called around a Run with that annotation id, on the thread that runs it. The end of a captured Run launches its
  * graph. */
 int ocp_capture_run_start(ocp_capture *capture, int id, ocp_error *error);
 int ocp_capture_run_end(ocp_capture *capture, int id, bool synchronize, ocp_error *error);
-/* ocp_capture_has: whether the calling thread has the graph. The second function launches it and waits. */
+/* ocp_capture_has: whether the calling thread has a graph for the id. ocp_capture_replay launches that graph and waits.
+ */
 bool ocp_capture_has(ocp_capture *capture, int id);
 int ocp_capture_replay(ocp_capture *capture, int id, ocp_error *error);
-/* Releases every thread's state for the id: its graph and the memory that it keeps. Safe beside Runs: a Run that is
- * being captured continues, and a thread that runs again starts with warm Runs. */
+/* Releases every thread's state for the id: its graph and the memory that the graph keeps. Safe during Runs: a Run that
+ * is being captured continues, and a thread that runs the id later starts with warm Runs. */
 void ocp_capture_release(ocp_capture *capture, int id);
 
 /* ---- for code that enqueues ---- */
-/* Records a computation on the stream. A captured Run gives no graph if it lacks a computation, or if one failed in
- * it. */
+/* Records a computation on the stream. A captured Run gives no graph if one of its computations failed, or if it has
+ * fewer computations than the warm Run before it. */
 void ocp_capture_computed(ocp_stream *stream, bool succeeded);
 
 #endif

@@ -10,7 +10,7 @@ typedef struct ocp_ep {
   OrtEp ort;            /* first member: ORT's view */
   void *newer_slots[4]; /* slots of OrtEp that are newer than this struct; NULL: ORT's default */
   ocp_ep_config config;
-  ocp_identity identity; /* the factory's */
+  ocp_identity identity; /* the factory's name for the EP */
   ocp_capture *capture;  /* NULL: captures are off */
 } ocp_ep;
 

@@ -22,7 +22,7 @@ static OrtStatus *failure(OrtErrorCode code, const char *text) { return ocp_api-
 
 /* ---- copies ---- */
 
-/* The graph would be replayed without the copy: fail. */
+/* Fails a copy during a capture, because replays of the graph would lack the copy. */
 static int refuse_in_capture(ocp_stream *stream, ocp_error *error) {
   ocp_capture_computed(stream, false);
   return ocp_fail(error, ORT_NOT_IMPLEMENTED,
@@ -30,12 +30,12 @@ static int refuse_in_capture(ocp_stream *stream, ocp_error *error) {
                   "(IO binding), or run with gpu_graph_id=-1");
 }
 
-/* Copies of one call. The device stays entered, and the stream's progress is recorded once, behind the last copy: the
- * caller keeps all tensors until then. */
+/* The copies of one call. The device stays entered between the copies, and the stream's progress is recorded once,
+ * after the last copy: the caller keeps all tensors until then. */
 typedef struct batch {
-  const ocp_device *device; /* entered; NULL: none yet */
+  const ocp_device *device; /* the entered device; NULL: none yet */
   ocp_stay stay;
-  ocp_stream *stream; /* copies were enqueued on it, and its progress is not recorded yet; NULL: none */
+  ocp_stream *stream; /* the stream with enqueued copies whose progress is not recorded yet; NULL: none */
 } batch;
 
 static void record_progress(batch *copies) {
@@ -89,9 +89,9 @@ static int enqueue_copy(batch *copies, ocp_stream *stream, void *dst, bool dst_o
   return result == CUDA_SUCCESS ? ORT_OK : ocp_device_fail(stream->device, result, what, error);
 }
 
-/* Waits for all work whose results the caller can have: without a stream nothing says which work made the source. ORT
- * passes no stream even for tensors that a stream computed: a graph input that is also an output, or a value that the
- * application copies after an asynchronous Run. */
+/* Waits for all work whose results the caller can have, because a call without a stream does not say which work made
+ * the source. ORT passes no stream even for some tensors that a stream computed: a graph input that is also an output,
+ * or a value that the application copies after an asynchronous Run. */
 static int settle(ocp_device *device, ocp_device *other, ocp_error *error) {
   if (ocp_run_memory_is_captured())
     return refuse_in_capture(NULL, error);
@@ -148,7 +148,7 @@ ocp_device *ocp_ort_copying_device(const OrtValue *src, const OrtValue *dst, ocp
   return copying_device(memory_of(src), memory_of(dst), error);
 }
 
-/* Finds our device that holds that memory, or NULL. */
+/* Finds the open device of ours that has the memory, or NULL. */
 static ocp_device *device_of(ocp_place where) {
   return is_ours(where) ? ocp_device_find(where.emulated, where.ordinal) : NULL;
 }
@@ -174,8 +174,8 @@ static int copy_tensor(batch *copies, const OrtValue *src, OrtValue *dst, ocp_st
   const bool from_device = from.kind == OCP_PLACE_DEVICE, to_device = to.kind == OCP_PLACE_DEVICE;
   if (stream && stream->device != device)
     stream = NULL; /* the stream orders nothing on the other device */
-  /* In a Run that is repeated, host data copied to the device is new in each repetition: a value of the CPU
-   * provider. */
+  /* In a Run that ORT repeats, the CPU provider computes host data anew each time, so a copy of it counts as a write.
+   */
   if (to_device && ocp_preserve_is_wanted(device) &&
       ocp_preserve_writes((uint64_t)(uintptr_t)dst_data, dst_bytes, /*kept=*/false, stream, error) != ORT_OK)
     return error->code;
@@ -199,7 +199,7 @@ int ocp_ort_copy_to_device(ocp_stream *stream, void *dst, size_t room, const Ort
   if (status || (status = ocp_api->GetTensorData(src, &data)))
     return ocp_fail_status(error, status);
   if (*bytes > room)
-    return ocp_fail(error, ORT_INVALID_ARGUMENT, "cannot copy a tensor of %zu bytes to where %zu are left", *bytes,
+    return ocp_fail(error, ORT_INVALID_ARGUMENT, "cannot copy a tensor of %zu bytes into a buffer of %zu", *bytes,
                     room);
   if (*bytes && (!data || !dst))
     return ocp_fail(error, ORT_RUNTIME_EXCEPTION, "cannot copy a tensor without memory: %s", ocp_ort_why_no_memory());
@@ -213,7 +213,7 @@ static OrtStatus *copy_tensors(OrtDataTransferImpl *this_ptr, const OrtValue **s
   (void)this_ptr;
   BATCH copies = {0};
   ocp_error error;
-  error.code = ORT_OK; /* the text may stay */
+  error.code = ORT_OK; /* error.text is read only after a failure */
   for (size_t i = 0; i < num_tensors; i++)
     if (copy_tensor(&copies, src_tensors[i], dst_tensors[i], ocp_ort_stream(streams ? streams[i] : NULL), &error) !=
         ORT_OK)

@@ -1,5 +1,5 @@
-/* Copies: OrtDataTransferImpl, and what the Memcpy kernels need. The devices are found by the OrtMemoryDevice that ORT
- * names, so that one object serves every device of a factory. */
+/* Copies: OrtDataTransferImpl, and the copies of the Memcpy kernels. The OrtMemoryDevice that ORT passes names the
+ * device of a copy, so one object serves every device of a factory. */
 #ifndef OCP_ORT_DATA_MEMORY_H
 #define OCP_ORT_DATA_MEMORY_H
 
@@ -7,10 +7,11 @@
 #include "device/device.h"
 #include "device/stream.h"
 
-/* A slot of OrtEpFactory. */
+/* The slot CreateDataTransfer of OrtEpFactory. */
 OrtStatus *ocp_ort_create_data_transfer(OrtEpFactory *factory, OrtDataTransferImpl **out);
 
-/* The device that copies between the two tensors' memories: ours that holds one of them. NULL with the error. */
+/* Returns the device that copies between the two tensors: a device of ours that holds one of them. NULL with the error.
+ */
 ocp_device *ocp_ort_copying_device(const OrtValue *src, const OrtValue *dst, ocp_error *error);
 /* Copies a tensor into one of the same size, between any two of host, pinned and device memory of the device (or of
  * two devices of one kind). Asynchronous if a stream of the copying device is given, with CUDA's semantics for

@@ -17,7 +17,7 @@
 
 typedef struct notification {
   OrtSyncNotificationImpl ort;
-  ocp_stream *producer;           /* reference counted: a host may release it first */
+  ocp_stream *producer;           /* with a reference: ORT may release the stream before the notification */
   uint64_t producer_id, position; /* the producer and its position when the event was recorded */
   CUevent event;
   bool activated;
@@ -134,9 +134,9 @@ static OrtStatus *stream_create_notification(OrtSyncStreamImpl *this_ptr, OrtSyn
 static OrtStatus *stream_wait(OrtSyncStreamImpl *this_ptr) {
   ocp_stream *stream = stream_of(this_ptr);
   ocp_error error;
-  const bool forked = atomic_load_explicit(&ocp_forked, memory_order_relaxed); /* synchronize reports this */
+  const bool forked = atomic_load_explicit(&ocp_forked, memory_order_relaxed); /* ocp_stream_synchronize then fails */
   if (!forked && (ocp_stream_is_idle(stream) || !ocp_stream_try_turn(stream)))
-    return NULL; /* or it is being captured; then the end of the capture waits */
+    return NULL; /* idle, or being captured: the end of the capture waits */
   const int code = ocp_stream_synchronize(stream, &error);
   if (!forked)
     ocp_stream_end_turn(stream);
@@ -212,13 +212,13 @@ OrtStatus *ocp_ort_synchronize_device(ocp_device *device) {
 
 /* ---- from ORT's streams to ours ---- */
 
-/* ORT also hands over streams that no plugin made: those of built-in EPs, and in older versions one for
- * the block of a memory pattern. SyncStream_GetImpl reads past the end of these objects; every stream has a handle. */
+/* Finds our stream by its handle. ORT also passes streams that no plugin made: streams of built-in EPs, and in older
+ * versions a stream for the block of a memory pattern. SyncStream_GetImpl reads past the end of these objects. */
 ocp_stream *ocp_ort_stream(OrtSyncStream *stream) {
   void *handle = stream ? ocp_api->SyncStream_GetHandle(stream) : NULL;
   if (!handle)
     return NULL;
-  if (handle == (void *)CU_STREAM_LEGACY || handle == (void *)CU_STREAM_PER_THREAD) /* on every device */
+  if (handle == (void *)CU_STREAM_LEGACY || handle == (void *)CU_STREAM_PER_THREAD) /* exists on every device */
     return ocp_stream_of_state(OCP_SLOT_ORT, ocp_ep_api->SyncStream_GetImpl(stream));
   return ocp_stream_of_handle(NULL, handle);
 }

@@ -7,7 +7,7 @@
 #include "device/stream.h"
 
 /* ---- slots of OrtEpFactory ---- */
-bool ocp_ort_is_stream_aware(const OrtEpFactory *factory); /* true */
+bool ocp_ort_is_stream_aware(const OrtEpFactory *factory); /* always true */
 OrtStatus *ocp_ort_create_sync_stream(OrtEpFactory *factory, const OrtMemoryDevice *memory_device,
                                       const OrtKeyValuePairs *options, OrtSyncStreamImpl **out);
 
@@ -15,24 +15,24 @@ OrtStatus *ocp_ort_create_sync_stream(OrtEpFactory *factory, const OrtMemoryDevi
 OrtStatus *ocp_ort_synchronize_device(ocp_device *device);
 
 /* ---- for the other ORT views ---- */
-/* Makes ORT's view of the stream; releasing the view releases a reference that the caller holds. NULL with the
+/* Makes ORT's view of the stream, which takes over a reference of the caller and releases it at its end. NULL with the
  * error. */
 OrtSyncStreamImpl *ocp_ort_stream_view(ocp_stream *stream, ocp_error *error);
-/* The ocp_stream behind ORT's stream, or NULL when it is NULL or not ours. */
+/* Returns our stream behind ORT's stream; NULL if ORT's stream is NULL or not ours. */
 ocp_stream *ocp_ort_stream(OrtSyncStream *stream);
-/* The stream that a kernel must enqueue on, or NULL when ORT runs the kernel without one: then use a borrowed stream
- * and wait for it. */
+/* Finds the stream on which a kernel must enqueue its work. *out is NULL when ORT runs the kernel without a stream:
+ * then use a borrowed stream and wait for it. */
 int ocp_ort_stream_of_context(const OrtKernelContext *context, const ocp_device *device, ocp_stream **out,
                               ocp_error *error);
 
-/* Brackets work for which ORT may give no stream. Such work goes to a borrowed stream, after all work whose results
- * the calling thread can have, and the end waits for it. */
+/* Begin and end work for which ORT may give no stream. Such work goes to a borrowed stream, after all work whose
+ * results the calling thread can have, and ocp_ort_end_work waits for it. */
 typedef struct ocp_work {
   ocp_stream *stream; /* NULL: ocp_ort_begin_work has failed or was not called */
   bool borrowed;
 } ocp_work;
 int ocp_ort_begin_work(ocp_work *work, ocp_device *device, ocp_error *error);
-/* Keeps an error that `error` holds already. */
+/* Does not overwrite an error that `error` holds. */
 void ocp_ort_end_work(const ocp_work *work, ocp_error *error);
 
 #endif

@@ -18,21 +18,21 @@
 
 enum { INPUTS_ON_STACK = 32, LABEL_BYTES = 256 };
 
-/* What an ORT call executes: a cluster or a loop. */
+/* The cluster or loop that an ORT call executes. */
 typedef struct target {
   ocp_cluster *cluster;
-  const ocp_repeat *repeat; /* used instead of a cluster */
+  const ocp_repeat *repeat; /* the loop; NULL: a cluster */
   ocp_device *device;
-  uint32_t num_inputs;                  /* the cluster's */
+  uint32_t num_inputs;                  /* number of the cluster's inputs */
   const OrtMemoryDevice *device_memory; /* memory of our device, where inputs normally are */
-  const uint32_t *inputs, *outputs;     /* their positions at ORT's node; NULL: the same as the cluster's */
-  const char *const *names;             /* of the inputs; NULL: ORT's errors name the node */
+  const uint32_t *inputs, *outputs;     /* index at ORT's node, by index in the cluster; NULL: equal */
+  const char *const *names;             /* names of the inputs; NULL: ORT's errors name the node */
 } target;
 
 typedef struct compute_info {
   OrtNodeComputeInfo ort;
   target target;
-  const char *names[]; /* followed by their texts */
+  const char *names[]; /* followed by the characters of the names */
 } compute_info;
 
 typedef struct node_kernel {
@@ -43,7 +43,7 @@ typedef struct node_kernel {
   uint32_t positions[]; /* inputs, outputs and constants, one after the other */
 } node_kernel;
 
-/* Receives the cluster's outputs. */
+/* Context of the function that allocates the cluster's outputs. */
 typedef struct output_context {
   OrtKernelContext *ort;
   const uint32_t *positions;
@@ -56,7 +56,7 @@ static bool is_empty(const int64_t *dims, size_t rank) {
   return empty;
 }
 
-/* "input 'x'", or "input 2" without a name. */
+/* Formats "input 'x'", or "input 2" without a name. */
 static const char *label(uint32_t index, const char *name, char text[LABEL_BYTES]) {
   if (name)
     snprintf(text, LABEL_BYTES, "input '%.200s'", name);
@@ -83,7 +83,7 @@ int ocp_ort_input_of(const OrtValue *value, uint32_t index, const char *name, co
     status = ocp_api->GetTensorData(value, &input->data);
   if (status && !has_value(value)) {
     ocp_api->ReleaseStatus(status);
-    return ocp_fail(error, ORT_INVALID_ARGUMENT, "%s has no value: bind one, or give it to the Run",
+    return ocp_fail(error, ORT_INVALID_ARGUMENT, "%s has no value. Bind a value, or pass one to the Run",
                     label(index, name, text));
   }
   if (status)
@@ -93,7 +93,7 @@ int ocp_ort_input_of(const OrtValue *value, uint32_t index, const char *name, co
                     ocp_ort_why_no_memory());
   input->dtype = (uint32_t)dtype;
   input->rank = (uint32_t)rank;
-  /* ORT can hand over host memory; so could a caller with memory of another device of ours. */
+  /* ORT can pass host memory; the application can pass memory of another device of ours. */
   const OrtMemoryDevice *memory = ocp_ep_api->Value_GetMemoryDevice(value);
   input->on_device = ocp_ep_api->MemoryDevice_AreEqual(memory, device_memory);
   if (!input->on_device && ocp_ep_api->MemoryDevice_GetDeviceType(memory) != OrtMemoryInfoDeviceType_CPU &&
@@ -169,7 +169,7 @@ static int run(const target *self, OrtKernelContext *context, ocp_input *inputs,
 static OrtStatus *compute(const target *self, OrtKernelContext *context) {
   ocp_input on_stack[INPUTS_ON_STACK], *inputs = on_stack;
   ocp_error error;
-  error.code = ORT_OK; /* the text may stay */
+  error.code = ORT_OK; /* error.text is read only after a failure */
   if (self->num_inputs > INPUTS_ON_STACK && !(inputs = malloc(self->num_inputs * sizeof *inputs)))
     ocp_fail(&error, ORT_FAIL, "out of host memory");
   else
@@ -194,7 +194,7 @@ static int make_target(target *out, ocp_cluster *cluster, ocp_device *device, ui
 
 static OrtStatus *create_state(OrtNodeComputeInfo *this_ptr, OrtNodeComputeContext *context, void **state) {
   (void)context;
-  *state = this_ptr; /* Runs share it; the state of a Run is on its stack */
+  *state = this_ptr; /* shared by all Runs: the state of a Run is on the stack */
   return NULL;
 }
 
@@ -257,7 +257,7 @@ static OrtStatus *compute_kernel(OrtKernelImpl *this_ptr, OrtKernelContext *cont
 
 static void release_kernel(OrtKernelImpl *this_ptr) { free(this_ptr); }
 
-/* The weight store, shared by all sessions, has the contents of constants: ORT need not keep its own. */
+/* Tells ORT that it need not keep a constant input: the weight store, shared by all sessions, has its contents. */
 static OrtStatus *prepack_weight(OrtKernelImpl *this_ptr, const OrtValue *tensor, int input_index,
                                  OrtAllocator *allocator, OrtSharedPrePackedWeightCache *cache, bool *is_packed) {
   const node_kernel *self = (const node_kernel *)(const void *)this_ptr;

@@ -11,24 +11,25 @@
 #include "run/instance/input.h"
 #include "run/repeat.h"
 
-/* The compute info of a fused node. Inputs and outputs of the cluster are those of the fused node, in its order. The
- * cluster stays the caller's, and must live until ocp_compute_info_release. `names` are the inputs', for errors
- * (copied). NULL with the error when out of memory. */
+/* Makes the compute info of a fused node, whose inputs and outputs are those of the cluster, in the same order. The
+ * caller keeps the ownership of the cluster, which must live until ocp_compute_info_release. `names`: names of the
+ * inputs for errors (copied). NULL with the error when out of memory. */
 OrtNodeComputeInfo *ocp_compute_info_create(ocp_cluster *cluster, ocp_device *device, const char *const *names,
                                             uint32_t num_inputs, ocp_error *error);
-/* The compute info of a fused node that is a loop (run/repeat.h), which stays the caller's. */
+/* Makes the compute info of a fused node that is a loop (run/repeat.h). The caller keeps the ownership of the loop. */
 OrtNodeComputeInfo *ocp_compute_info_of_repeat(const ocp_repeat *repeat, ocp_device *device, const char *const *names,
                                                ocp_error *error);
 void ocp_compute_info_release(OrtNodeComputeInfo *info);
 
-/* The kernel of one node, for ORT to release; the cluster stays the caller's, and must live until then. */
+/* Makes the kernel of one node, which ORT releases. The caller keeps the ownership of the cluster, which must outlive
+ * the kernel. */
 OrtKernelImpl *ocp_node_kernel_create(const ocp_node_kernel_spec *spec, ocp_error *error);
-/* Makes an input of a cluster from a tensor. The index and name (or NULL) are for messages. `device_memory`: of the
- * cluster's device. */
+/* Makes an input of a cluster from a tensor. The index and name (or NULL) are for messages. `device_memory`: the memory
+ * of the cluster's device. */
 int ocp_ort_input_of(const OrtValue *value, uint32_t index, const char *name, const OrtMemoryDevice *device_memory,
                      ocp_input *input, ocp_error *error);
-/* ocp_cluster_run on the Run's stream, or without a stream if ORT gave none. The error must be clear before the
- * call. */
+/* Calls ocp_cluster_run on the Run's stream, or without a stream if ORT gave none. error->code must be ORT_OK before
+ * the call. */
 int ocp_ort_run_cluster(ocp_cluster *cluster, ocp_device *device, ocp_stream *stream, const ocp_input *inputs,
                         uint32_t num_inputs, ocp_output_fn output, void *output_context, ocp_error *error);
 

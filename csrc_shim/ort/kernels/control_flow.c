@@ -1,5 +1,5 @@
-/* Kernels of If, Loop and Scan. ORT runs the bodies and counts the iterations. It asks a device for two operations
- * only: concatenating the outputs of a Loop's iterations, and transposing the axis that a Scan runs along.
+/* Kernels of If, Loop and Scan. ORT runs the bodies and counts the iterations. It needs two operations of an EP only:
+ * concatenating the outputs of a Loop's iterations, and transposing the axis along which a Scan runs.
  *
  * ORT needs the condition of an If, the trip count of a Loop and its condition in host memory. The condition that a
  * Loop's body returns is copied to the host once per iteration. Loop-carried tensors stay on the device. */
@@ -59,9 +59,9 @@ static OrtStatus *loop_concat(OrtLoopKernelHelper *this_ptr, void *stream_handle
 /* A transposition of groups of adjacent axes, and the cluster that executes it. */
 typedef struct transposition {
   struct transposition *next;
-  uint32_t rank, dtype; /* an unsigned integer of the elements' size */
+  uint32_t rank, dtype; /* dtype: the unsigned integer type of the elements' size */
   uint32_t permutation[OCP_MAX_RANK];
-  ocp_cluster *cluster; /* handle of Python's EP */
+  ocp_cluster *cluster; /* owned by Python's EP */
 } transposition;
 
 typedef struct scan_helper {
@@ -124,13 +124,13 @@ static ocp_cluster *cluster_for(scan_helper *self, const transposition *wanted, 
   pthread_mutex_unlock(&self->lock);
   if (cluster)
     return cluster;
-  /* Called without the lock: this waits for the GIL, whose holder may wait for the lock. */
+  /* Without the lock: ocp_python_call waits for the GIL, whose holder may wait for the lock. */
   const ocp_python *python = ocp_python_call(error);
   if (!python ||
       python->transposition(self->ep, wanted->permutation, wanted->rank, wanted->dtype, &cluster, error) != ORT_OK)
     return NULL;
   transposition *made = malloc(sizeof *made);
-  if (made) { /* otherwise the next Run asks again */
+  if (made) { /* if out of memory, the next Run asks Python for the same cluster */
     *made = *wanted;
     made->cluster = cluster;
     pthread_mutex_lock(&self->lock);
@@ -234,8 +234,8 @@ static OrtStatus *create_scan(void *state, const OrtKernelInfo *info, OrtKernelI
   return status;
 }
 
-/* Element types of whole bytes: ORT concatenates the results of iterations byte by byte. Those of 8-bit floats are
- * in ONNX since opset 19. Strings, sequences and optional values do not live on a device. */
+/* Element types of whole bytes: ORT concatenates the results of iterations byte by byte. ONNX has 8-bit floats since
+ * opset 19. Strings, sequences and optional values do not live on a device. */
 static const ONNXTensorElementDataType element_types[] = {
     ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT,          ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8,
     ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8,           ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT16,

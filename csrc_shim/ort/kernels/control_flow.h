@@ -1,4 +1,4 @@
-/* Kernels of If, Loop and Scan. ORT implements them; this file implements the device helpers that they call. */
+/* Kernels of If, Loop and Scan. ORT implements the kernels; this file implements the device helpers that they call. */
 #ifndef OCP_ORT_KERNELS_CONTROL_FLOW_H
 #define OCP_ORT_KERNELS_CONTROL_FLOW_H
 

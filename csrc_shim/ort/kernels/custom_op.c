@@ -12,7 +12,7 @@ typedef struct custom_op {
   char *name;
   int since;
   uint32_t num_inputs, num_outputs;
-  struct custom_op *earlier; /* next entry of `known`: nothing else refers to an operator that no session uses */
+  struct custom_op *earlier; /* next entry of `known`, which keeps operators reachable that no session uses */
   ocp_custom_port ports[];   /* inputs, then outputs */
 } custom_op;
 
@@ -89,7 +89,7 @@ static OrtStatus *infer_shapes(const OrtCustomOp *op, OrtShapeInferContext *cont
     python->infer_custom_op(self(op)->handle, context);
     ocp_python_returned();
   }
-  return NULL; /* ORT releases no status of this function; an unknown shape is not an error */
+  return NULL; /* an unknown shape is not an error, and ORT would leak a status of this function */
 }
 
 const OrtCustomOp *ocp_custom_op_create(const ocp_custom_op_spec *spec, ocp_error *error) {

@@ -1,5 +1,5 @@
-/* The kernel registries of the EP. MemcpyFromHost and MemcpyToHost, which ORT inserts where a CPU node and a node of
- * ours meet inside a graph, and control flow are added here; Python adds the kernels of the operator table. */
+/* The kernel registries of the EP. This file adds control flow, and MemcpyFromHost and MemcpyToHost, which ORT inserts
+ * between a CPU node and a node of ours inside a graph. Python adds the kernels of the operator table. */
 #include "ort/kernels/kernels.h"
 
 #include <pthread.h>
@@ -14,7 +14,7 @@
 #include "ort/kernels/control_flow.h"
 #include "python/host.h"
 
-/* One more than the newest ONNXTensorElementDataType. */
+/* The highest ONNXTensorElementDataType, plus one. */
 enum { NUM_TYPES = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT8E8M0 + 1 };
 
 static OrtStatus *kernel_compute(OrtKernelImpl *this_ptr, OrtKernelContext *context) {
@@ -142,7 +142,7 @@ int ocp_kernel_registry(ocp_identity identity, int64_t operators, const OrtKerne
     *out = known->registry;
     return ORT_OK;
   }
-  /* Without the lock, since this calls Python. */
+  /* Without the lock, since add_operators calls Python. */
   made_registry *made = calloc(1, sizeof *made);
   if (!made)
     return ocp_fail(error, ORT_FAIL, "out of host memory");

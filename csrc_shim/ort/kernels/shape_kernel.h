@@ -4,8 +4,8 @@
 
 #include "base/ort_abi.h"
 
-/* An OrtKernelCreateFunc. The result is in host memory, where nodes that compute shapes read it; the input's contents
- * are not touched. */
+/* An OrtKernelCreateFunc. The kernel writes its result to host memory, where nodes that compute shapes read it. It does
+ * not read the input's contents. */
 OrtStatus *ocp_create_shape_kernel(void *state, const OrtKernelInfo *info, OrtKernelImpl **out);
 
 #endif

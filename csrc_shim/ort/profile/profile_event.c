@@ -1,5 +1,5 @@
-/* Builds the events. ORT writes names and arguments into its file unescaped, in quotes unless the argument begins
- * with [ or {. So text is escaped here, and lists are JSON. */
+/* Builds events of ORT's profile. ORT writes their names and arguments into its file unescaped, in quotes unless the
+ * argument begins with [ or {. So this file escapes text and writes lists as JSON. */
 #include "ort/profile/profile_event.h"
 
 #include <stdio.h>
@@ -62,7 +62,7 @@ void ocp_profile_names_free(ocp_profile_names *names) {
 typedef struct text {
   char *data;
   size_t count, capacity;
-  bool failed; /* out of memory */
+  bool failed; /* true: out of memory */
 } text;
 
 static void add_bytes(text *t, const char *bytes, size_t count) {
@@ -143,8 +143,8 @@ static void add_triple(event *e, const char *key, const uint32_t *numbers) {
   add(t, "]");
 }
 
-/* Adds the sizes of a launch in the form of ORT's CUDA profiler, for tools that read its files; -1 unless the
- * activity is a kernel. */
+/* Adds the sizes of a launch in the format of ORT's CUDA profiler, for tools that read its files. They are -1 unless
+ * the activity is a kernel. */
 static void add_sizes(event *e, const ocp_activity *activity) {
   static const char *const keys[] = {"grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z"};
   for (int i = 0; i < 6; i++) {
@@ -165,7 +165,7 @@ static void add_item(text *t, const char *item, size_t count) {
 
 static void end_list(text *t) { add(t, t->count ? "]" : "[]"); }
 
-/* Adds the node of ORT's event, whose name is the node's name and a suffix. */
+/* Adds the node of ORT's event. The name of the event is the node's name and a suffix. */
 static void add_parent_node(text *names, text *types, const ocp_profile_parent *parent) {
   static const char ending[] = "_kernel_time";
   size_t count = strlen(parent->name);
@@ -241,17 +241,17 @@ static void describe(event *e, const ocp_profile *profile, const ocp_activity *a
   add_number(argument(e, "duration_ns"), (uint64_t)(activity->end - activity->begin));
 }
 
-/* Rounds down, like ORT. */
+/* Converts nanoseconds to microseconds and rounds down, as ORT does. */
 static int64_t microseconds(int64_t nanoseconds) {
   return nanoseconds < 0 ? -((-nanoseconds + 999) / 1000) : nanoseconds / 1000;
 }
 
 static OrtStatus *write_event(event *e, const ocp_profile *profile, const ocp_activity *activity,
                               OrtProfilingEventsContainer *container) {
-  /* Both ends are rounded, so that the sum of many short activities is right. */
+  /* Rounds both ends, not the duration, so that the sum of many short durations is right. */
   const int64_t begin = microseconds(activity->begin - profile->origin),
                 end = microseconds(activity->end - profile->origin);
-  /* Activities without a host thread get a row per stream: CUPTI numbers streams, others have addresses. */
+  /* Activities without a host thread get a row per stream. CUPTI numbers streams; else `stream` is an address. */
   const uint64_t row = activity->stream <= INT32_MAX ? activity->stream : activity->stream >> 4 & INT32_MAX;
   const int32_t thread = activity->thread ? activity->thread : (int32_t)row;
   const char *values[MAX_ARGS];
@@ -274,7 +274,7 @@ static OrtStatus *write_event(event *e, const ocp_profile *profile, const ocp_ac
   return status;
 }
 
-/* ---- all of them ---- */
+/* ---- all events ---- */
 
 static int by_event(const void *a, const void *b) {
   const uint64_t x = ((const ocp_profile_parent *)a)->event, y = ((const ocp_profile_parent *)b)->event;

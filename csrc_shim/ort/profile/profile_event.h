@@ -9,16 +9,16 @@
 #include "base/error.h"
 #include "driver/activity.h"
 
-/* Interned names. */
+/* Interned names, which live as long as the profile. */
 typedef struct ocp_profile_names {
   char **table; /* open addressing; NULL: empty slot */
   size_t count, capacity;
 } ocp_profile_names;
-/* The interned name; NULL: out of memory. */
+/* Returns the interned name; NULL: out of memory. */
 const char *ocp_profile_name(ocp_profile_names *names, const char *name);
 void ocp_profile_names_free(ocp_profile_names *names);
 
-/* ORT's event in which work was enqueued. */
+/* The event of ORT's profile in which work was enqueued. */
 typedef struct ocp_profile_parent {
   uint64_t event;
   const char *name;    /* NULL: unknown */
@@ -28,7 +28,7 @@ typedef struct ocp_profile_parent {
 typedef struct ocp_profile {
   const char *provider;
   bool emulated;
-  int64_t origin; /* ORT's time 0, in the activities' clock */
+  int64_t origin; /* start of ORT's profile, in nanoseconds of the activities' clock */
   ocp_activity *activities;
   size_t num_activities, num_lost;
   ocp_profile_parent *parents;

@@ -13,7 +13,7 @@ static int by_launch(const void *a, const void *b) {
   return (x->begin > y->begin) - (x->begin < y->begin);
 }
 
-/* Whether the activity must have this source and no other: a kernel of ours, a copy or a memset. */
+/* Whether the activity matches a source that has exactly one activity: a kernel of ours, a copy or a memset. */
 static bool is_exactly(uint64_t number, const ocp_activity *activity) {
   ocp_source source;
   if (!ocp_source_find(number, &source))
@@ -46,8 +46,8 @@ static void resolve(ocp_activity *activities, size_t count) {
       library = 0;
       continue;
     }
-    /* The kernel may belong to the next library call, or to no graph of ours. Of two adjacent library calls, nothing
-     * tells where the kernels of the first one end. */
+    /* The kernel may belong to the next library call, or to no graph of ours. Nothing tells the kernels of two adjacent
+     * library calls apart: all are attributed to the second call. */
     while (next < num_sources && is_library(sources[next]))
       library = sources[next++];
     if (library)

@@ -6,8 +6,8 @@
 
 #include "driver/activity.h"
 
-/* Finds the sources of activities that have a layout. The nodes of a launch run in the layout's order. Library calls
- * enqueue any number of kernels for one source; those are told apart by kernel names. */
+/* Finds the sources of activities that have a layout. The nodes of a launch run in the layout's order. A library call
+ * enqueues any number of kernels for one source: those whose names do not match the next source of ours. */
 void ocp_profile_resolve_graphs(ocp_activity *activities, size_t count);
 
 #endif

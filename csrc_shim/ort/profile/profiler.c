@@ -12,17 +12,17 @@
 #include "python/host.h"
 #include "run/instance/sources.h"
 
-enum { MAX_SEEN = 1 << 20 }; /* ORT's events that are kept: as many as ORT keeps */
+enum { MAX_SEEN = 1 << 20 }; /* maximum number of ORT's events that are kept: as many as ORT keeps */
 
 typedef struct profiler {
   OrtEpProfilerImpl ort; /* first member: ORT's view */
   ocp_device *device;
   const char *provider;
-  ocp_listener *listener; /* threads may use it after the end of the profile: it lives as long as the profiler */
+  ocp_listener *listener; /* lives as long as the profiler: threads may use it after the end of the profile */
   bool is_started;
   bool traced;          /* Python has started CUPTI for this profile */
   pthread_mutex_t lock; /* guards the members below */
-  int64_t origin;       /* when ORT's profile started, in our clock */
+  int64_t origin;       /* start of ORT's profile, in nanoseconds of the activities' clock */
   ocp_profile_names names;
   ocp_profile_parent *parents; /* ORT's events that have ended */
   size_t num_parents, max_parents;
@@ -30,8 +30,8 @@ typedef struct profiler {
 
 static profiler *self(OrtEpProfilerImpl *impl) { return (profiler *)(void *)impl; }
 
-/* Starts CUPTI, which reports a GPU's activities. If it is unavailable, the profile lacks them, and Python has
- * logged why. */
+/* Starts CUPTI, which reports a GPU's activities. If CUPTI is unavailable, Python logs the reason, and the profile has
+ * no GPU activities. */
 static void begin_trace(profiler *p) {
   ocp_error error = {0};
   const ocp_python *python = p->device->emulated ? NULL : ocp_python_call(&error);
@@ -130,8 +130,8 @@ static OrtStatus *stop_event(OrtEpProfilerImpl *impl, uint64_t key, const OrtPro
   int64_t at = 0;
   OrtStatus *status = ocp_ep_api->ProfilingEvent_GetTimestampUs(ort_event, &at);
   pthread_mutex_lock(&p->lock);
-  /* Estimates the origin. ORT reads the clock and then calls us, so the origin is never later than this; it is exact
-   * if the thread was not interrupted in between. */
+  /* Estimates the origin from an event whose start ORT measured just before it called us. The origin is never later
+   * than the estimate, so the least estimate is kept; it is exact if the thread was not interrupted in between. */
   if (!status && left.since - at * 1000 < p->origin)
     p->origin = left.since - at * 1000;
   note(p, left.event, ort_event);
@@ -143,7 +143,7 @@ static OrtStatus *end_profiling(OrtEpProfilerImpl *impl, OrtProfilingEventsConta
   profiler *p = self(impl);
   if (!p->is_started)
     return NULL;
-  /* Unfinished work would be missing. A lost device runs nothing more, but its earlier activities count. */
+  /* Waits, so that the profile has all work. On a lost device that fails; the profile has the activities before. */
   ocp_error ignored = {0};
   if (!atomic_load(&ocp_forked))
     ocp_device_synchronize(p->device, &ignored);

@@ -30,7 +30,7 @@ static bool overlaps(extent a, extent b) {
   return a.start < a.end && b.start < b.end && a.start < b.end && b.start < a.end;
 }
 
-/* The range of input `number`, or of output `number` - num_inputs. */
+/* Returns the start of the range of input `number`, or of output `number` - num_inputs. */
 static uint64_t start_of(const ocp_instance *instance, uint32_t number) {
   const uint32_t num_inputs = instance->variant->plan->header.num_inputs;
   return number < num_inputs ? instance->bases[number] : instance->targets[number - num_inputs];
@@ -49,7 +49,7 @@ static void sort_by_address(const ocp_instance *instance, uint32_t count) {
   }
 }
 
-/* Whether an output overlaps another range in the sorted list, before or behind it. */
+/* Whether an output overlaps another range. Visits the ranges in order of their addresses. */
 static bool any_output_overlaps(const ocp_instance *instance) {
   const ocp_plan_header *h = &instance->variant->plan->header;
   const uint32_t count = h->num_inputs + h->num_outputs;
@@ -102,8 +102,8 @@ void ocp_aliasing_begin(ocp_instance *instance) {
     instance->targets[i] = 0;
 }
 
-/* Finds the outputs of a segment that must be redirected; returns their bytes, with alignment. Most Runs have the
- * same addresses as the Run before. */
+/* Finds the outputs of a segment that must be redirected; returns their bytes, with alignment. If the addresses are
+ * those of the previous Run, as in most Runs, the previous answer holds. */
 static uint64_t find_redirected(ocp_instance *instance, uint32_t segment) {
   const ocp_plan *plan = instance->variant->plan;
   const ocp_range outputs = plan->views[segment].outputs;
@@ -194,7 +194,8 @@ int ocp_aliasing_copy(const ocp_instance *instance, ocp_stream *stream, ocp_erro
     const CUresult result = device->driver->MemcpyDtoDAsync(instance->targets[output], instance->bases[base],
                                                             instance->memory_bytes[base], stream->handle);
     if (result != CUDA_SUCCESS)
-      return ocp_device_fail(device, result, "copying an output to memory that it shares: cuMemcpyDtoDAsync", error);
+      return ocp_device_fail(device, result, "copying an output to memory shared with an input: cuMemcpyDtoDAsync",
+                             error);
     ocp_count(OCP_COPIES_D2D, 1);
     ocp_count(OCP_OUTPUTS_REDIRECTED, 1);
   }

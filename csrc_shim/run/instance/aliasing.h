@@ -1,9 +1,9 @@
 /* Aliasing: inputs and outputs of a Run that are bound to memory that overlaps.
  *
- * A Run gives the results that it would give if it read all inputs before it wrote any output. The plan knows the
- * input-output pairs for which that holds without further measures (ocp_plan_sharing). An output that aliases any
- * other input, or an earlier output, is redirected: the Run writes it to scratch memory, and copies it to its bound
- * memory after its last record. */
+ * A Run gives the results that it would give if it read all inputs before it wrote any output. ocp_plan_sharing says
+ * for which pairs of an input and an output that holds without scratch memory. An output that aliases any other input,
+ * or an earlier output, is redirected: the Run writes the output to scratch memory, and copies it to its bound memory
+ * after the last record. */
 #ifndef OCP_RUN_INSTANCE_ALIASING_H
 #define OCP_RUN_INSTANCE_ALIASING_H
 
@@ -11,7 +11,7 @@
 #include "device/stream.h"
 #include "run/instance/instance.h"
 
-/* Called before a Run's first segment. */
+/* Resets the state of redirections before a Run's first segment. */
 void ocp_aliasing_begin(ocp_instance *instance);
 /* Redirects the outputs of a segment that alias memory which is read later. Before the call, the bases of inputs are
  * set, and those of the segment's outputs to their bound memory. */

@@ -12,7 +12,7 @@
 
 /* ---- references to memory ---- */
 
-/* The bytes of the tensor or buffer that a reference names. */
+/* Returns the bytes of the tensor or buffer that a reference names. */
 static uint64_t ref_bytes(const ocp_instance *instance, uint32_t kind, uint32_t index) {
   const ocp_plan *plan = instance->variant->plan;
   switch (kind) {
@@ -27,7 +27,7 @@ static uint64_t ref_bytes(const ocp_instance *instance, uint32_t kind, uint32_t 
   }
 }
 
-/* Finds the base that a reference is relative to (see ocp_fixup), and the offset of its memory from there. */
+/* Returns the index of the base of a reference (ocp_fixup.base); *offset: offset of its memory from that base. */
 static uint32_t ref_base(const ocp_instance *instance, uint32_t kind, uint32_t index, uint64_t *offset) {
   const ocp_plan_header *h = &instance->variant->plan->header;
   *offset = 0;
@@ -64,8 +64,8 @@ static bool number(const ocp_plan_param *param, const int64_t *registers, uint64
   }
 }
 
-/* Resolves one pointer, which at least `needed` valid bytes must follow, to a fixup or to the final address of a
- * weight. */
+/* Resolves one pointer to a fixup, or to the final address of a weight; false if fewer than `needed` valid bytes follow
+ * it. */
 static bool pointer(ocp_instance *instance, const ocp_plan_param *param, uint64_t needed, uint64_t *value,
                     ocp_fixup **next_fixup) {
   int64_t offset = param->imm;
@@ -85,7 +85,7 @@ static bool pointer(ocp_instance *instance, const ocp_plan_param *param, uint64_
   return true;
 }
 
-/* Computes grid and shared memory of a launch. An empty grid skips it. */
+/* Computes the grid and shared memory of a launch. A launch with an empty grid is skipped. */
 static int fill_launch(ocp_instance *instance, uint32_t index, ocp_error *error) {
   static const int64_t max_grid[3] = {INT32_MAX, 65535, 65535};
   const ocp_plan_record *record = &instance->variant->plan->records[index];
@@ -104,7 +104,7 @@ static int fill_launch(ocp_instance *instance, uint32_t index, ocp_error *error)
   return ORT_OK;
 }
 
-/* Computes the numbers of a copy or memset; zero bytes skip it. */
+/* Computes the numbers of a copy or memset. One of zero bytes is skipped. */
 static int fill_move(ocp_instance *instance, uint32_t index, uint64_t *bytes, ocp_error *error) {
   const ocp_plan *plan = instance->variant->plan;
   const ocp_plan_param *params = plan->params + plan->records[index].first_param;
@@ -117,8 +117,8 @@ static int fill_move(ocp_instance *instance, uint32_t index, uint64_t *bytes, oc
   return ORT_OK;
 }
 
-/* Computes the values of the parameters: in order, or for library calls and callbacks addresses before numbers.
- * `needed` valid bytes must follow each address. */
+/* Computes the values of a record's parameters, in order; for library calls and callbacks addresses come before
+ * numbers. `needed` valid bytes must follow each address. */
 static int fill_values(ocp_instance *instance, uint32_t index, uint64_t needed, ocp_fixup **next_fixup,
                        ocp_error *error) {
   const ocp_plan *plan = instance->variant->plan;
@@ -131,7 +131,7 @@ static int fill_values(ocp_instance *instance, uint32_t index, uint64_t needed, 
     if (params[i].kind != OCP_PARAM_POINTER)
       continue;
     if (!pointer(instance, &params[i], needed, &call->values[apart ? slot : i], next_fixup))
-      return fail_record(instance, index, error, "an address of its launch lies outside of a tensor");
+      return fail_record(instance, index, error, "an address of the launch lies outside of its tensor");
     slot++;
   }
   call->num_pointers = slot;
@@ -212,8 +212,8 @@ static int call_back(const ocp_instance *instance, uint32_t index, ocp_stream *s
       (!stream->owned && ocp_stream_is_captured(stream))) {
     atomic_store(&stream->capture_failed, true);
     return ocp_fail(error, ORT_NOT_IMPLEMENTED,
-                    "its code is called in each Run, which a CUDA graph cannot capture; run with gpu_graph_id=-1, or "
-                    "without enable_cuda_graph");
+                    "the operator's Python code runs in each Run, and a CUDA graph cannot capture it. Run with "
+                    "gpu_graph_id=-1, or without enable_cuda_graph");
   }
   const int code = variant->calls[record->index](variant->handle, record->index, call->values, call->num_pointers,
                                                  (const int64_t *)call->values + call->num_pointers,
@@ -227,8 +227,7 @@ static uint32_t num_values(const ocp_instance *instance, uint32_t index) {
   return instance->variant->plan->records[index].num_params - instance->calls[index].num_pointers;
 }
 
-/* Prepares all library calls of a segment on several threads, once for new sizes, for libraries that take long to
- * prepare. */
+/* Prepares all library calls of a segment with new sizes, on several threads for libraries that prepare slowly. */
 static void prepare_libraries(ocp_instance *instance, ocp_range records, ocp_stream *stream) {
   const ocp_variant *variant = instance->variant;
   ocp_library_call *calls = calloc(records.count ? records.count : 1, sizeof *calls);
@@ -256,7 +255,7 @@ int ocp_instance_enqueue(ocp_instance *instance, uint32_t segment, ocp_stream *s
   if (instance->is_fresh && plan->header.num_problems)
     prepare_libraries(instance, records, stream);
   instance->is_fresh = false;
-  /* Always set: a CUDA graph keeps the sources for profiles that begin later. */
+  /* A capture records the sources even without an open profile: the graph keeps them for later profiles. */
   const bool named = ocp_is_anybody_listening() || atomic_load_explicit(&stream->capturing, memory_order_relaxed);
   int64_t counts[OCP_RECORD_NUM_KINDS] = {0};
   CUresult result = CUDA_SUCCESS;

@@ -16,7 +16,7 @@ void ocp_instance_set_pointers(ocp_instance *instance, uint32_t segment);
 int ocp_instance_enqueue(ocp_instance *instance, uint32_t segment, ocp_stream *stream, ocp_error *error);
 /* Adds the numbers of enqueued records of each ocp_record_kind to the counters. */
 void ocp_count_records(const int64_t counts[OCP_RECORD_NUM_KINDS]);
-/* The device address of the element that a read-back reads. */
+/* Finds the device address of the first element that a read-back reads. */
 int ocp_instance_locate(const ocp_instance *instance, const ocp_plan_readback *readback, CUdeviceptr *address,
                         ocp_error *error);
 

@@ -36,7 +36,7 @@ static CUDA_MEMSET_NODE_PARAMS memset_params(const uint64_t *values) {
       .dst = values[0], .value = (unsigned char)values[1], .elementSize = 1, .width = values[2], .height = 1};
 }
 
-/* A library call of an instance. */
+/* The arguments of a library call of an instance. */
 typedef struct library_call {
   ocp_problem *problem;
   void *const *pointers;
@@ -63,8 +63,8 @@ bool ocp_graph_call_is_warm(const ocp_instance *instance, uint32_t index, ocp_st
          ignored.code != ORT_OK;
 }
 
-/* Captures a library call as a child graph, on a separate stream but with the handle of the Run's stream. *used is
- * the algorithm that the graph needs. */
+/* Captures a library call as a child graph, on a separate stream but with the handle of the Run's stream. *used: the
+ * algorithm that the graph needs. */
 static CUresult capture_library(const ocp_instance *instance, uint32_t index, ocp_stream *run_stream, CUgraph *child,
                                 struct ocp_prepared **used, ocp_error *error) {
   const library_call call = library_call_of(instance, index);
@@ -170,7 +170,7 @@ static CUresult change(const ocp_instance *instance, uint32_t index, ocp_stream 
   default: {
     CUgraph child;
     struct ocp_prepared *newer;
-    ocp_error ignored = {0}; /* the graph is built again then, which reports the error */
+    ocp_error ignored = {0}; /* the caller then builds a new graph, which reports the error */
     CUresult result = capture_library(instance, index, stream, &child, &newer, &ignored);
     if (result == CUDA_SUCCESS) {
       result = driver->GraphExecChildGraphNodeSetParams(exec, node, child);

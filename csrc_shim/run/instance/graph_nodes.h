@@ -1,5 +1,5 @@
-/* CUDA graph nodes of plan records: a kernel, memcpy or memset node, or a child graph for a library call, captured on a
- * stream of its own. */
+/* CUDA graph nodes of plan records: a kernel, memcpy or memset node, or for a library call a child graph that is
+ * captured on a separate stream. */
 #ifndef OCP_RUN_INSTANCE_GRAPH_NODES_H
 #define OCP_RUN_INSTANCE_GRAPH_NODES_H
 
@@ -15,10 +15,10 @@ CUresult ocp_graph_node_add(const ocp_instance *instance, uint32_t index, ocp_st
 /* Updates the node of a record in the executable graph to the record's present parameters. */
 CUresult ocp_graph_node_change(const ocp_instance *instance, uint32_t index, ocp_stream *stream, CUgraphExec exec,
                                CUgraphNode node, struct ocp_prepared **used);
-/* Called after the graph is destroyed; `used` may be NULL. */
+/* Releases the algorithm of a library call after the graph is destroyed; `used` may be NULL. */
 void ocp_graph_node_release(const ocp_variant *variant, uint32_t index, struct ocp_prepared *used);
-/* Whether a library call has executed with the stream's handle, so that it can be captured. Errors are left to the
- * call itself. */
+/* Whether a library call has executed with the stream's handle, so that it can be captured. True after an error, which
+ * the call itself then reports. */
 bool ocp_graph_call_is_warm(const ocp_instance *instance, uint32_t index, ocp_stream *stream);
 
 #endif

@@ -1,4 +1,4 @@
-/* Types that a cluster and its plans refer to by index: kernels, callbacks, and the builder of plans. */
+/* Types of the kernels and callbacks that plans refer to by index, and of the function that builds plans. */
 #ifndef OCP_RUN_INSTANCE_HANDLES_H
 #define OCP_RUN_INSTANCE_HANDLES_H
 
@@ -11,8 +11,8 @@
 typedef struct ocp_cluster ocp_cluster;
 typedef struct ocp_stream ocp_stream;
 
-/* Entries that a cluster refers to by index. The cluster owns its weights. The caller owns functions and problems,
- * and keeps them until the cluster is released. */
+/* A kernel, which plans refer to by its index in the cluster. The caller owns the function (as it owns library
+ * problems), and keeps it until the cluster is released. */
 typedef struct ocp_kernel_ref {
   CUfunction function;
   const char *name; /* copied */
@@ -20,14 +20,14 @@ typedef struct ocp_kernel_ref {
   const uint8_t *params; /* the ocp_param_kind of each; copied */
 } ocp_kernel_ref;
 
-/* A callback of a plan, called in each Run: enqueues its computation on the stream. The device is entered.
- * `pointers` are device addresses, in the order of the record's pointers; `numbers` are the record's numbers. The
- * same signature as ocp_python.call_back. */
+/* A callback of a plan, called in each Run: enqueues its computation on the stream. The device is entered. `pointers`:
+ * device addresses, in the order of the record's pointers. `numbers`: the record's numbers. The signature is that of
+ * ocp_python.call_back. */
 typedef int (*ocp_call_fn)(int64_t handle, uint32_t callback, const uint64_t *pointers, uint32_t num_pointers,
                            const int64_t *numbers, uint32_t num_numbers, ocp_stream *stream, ocp_error *error);
 
-/* Builds and adds the plan that these inputs need, with the same signature as ocp_python.build_variant. host_values:
- * for each host input in turn its elements as int64. */
+/* Builds and adds the plan that these inputs need, with the signature of ocp_python.build_variant. host_values: the
+ * elements of all host inputs as int64, one input after the other. */
 typedef int (*ocp_build_fn)(int64_t handle, const ocp_input *inputs, uint32_t num_inputs, const int64_t *host_values,
                             const uint32_t *host_counts, uint32_t num_host_inputs, ocp_error *error);
 

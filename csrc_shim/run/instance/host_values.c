@@ -54,7 +54,7 @@ static bool convert(const char *from, uint32_t dtype, int64_t *value) {
 
 static size_t bytes_of(const ocp_host_read *read) { return (size_t)read->count * (ocp_dtype_bits(read->dtype) / 8); }
 
-/* Copies the values that are on the device into raw, one after the other, and waits. */
+/* Copies the values that are on the device into `raw`, one after the other, and waits for the copies. */
 static int download(ocp_stream *stream, const ocp_host_read *reads, uint32_t count, char *raw, ocp_error *error) {
   ocp_device *device = stream->device;
   CUresult result = CUDA_SUCCESS;
@@ -65,7 +65,7 @@ static int download(ocp_stream *stream, const ocp_host_read *reads, uint32_t cou
     raw += bytes_of(&reads[i]);
     ocp_count(OCP_HOST_VALUE_READS, 1);
   }
-  /* Waits even after an error: copies that were enqueued still write to raw. */
+  /* Waits even after an error: copies that were enqueued still write to `raw`. */
   ocp_error wait_error;
   const int wait = ocp_stream_synchronize(stream, &wait_error);
   if (result != CUDA_SUCCESS)

@@ -7,14 +7,14 @@
 #include "driver/driver.h"
 
 typedef struct ocp_host_read {
-  const void *host;   /* read directly when not NULL */
-  CUdeviceptr device; /* else read from here */
+  const void *host;   /* address in host memory; NULL: the elements are on the device */
+  CUdeviceptr device; /* address on the device, if host is NULL */
   uint32_t dtype;     /* an integer type or bool */
   uint32_t count;
-  int64_t *values; /* out */
+  int64_t *values; /* receives the elements */
 } ocp_host_read;
 
-/* Reads all of them. Synchronizes the stream once if any is on the device. */
+/* Does all reads. Synchronizes the stream once if any of them is from the device. */
 int ocp_host_values_read(ocp_stream *stream, const ocp_host_read *reads, uint32_t count, ocp_error *error);
 
 #endif

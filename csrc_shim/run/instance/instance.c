@@ -18,15 +18,16 @@
 
 /* ---- memory ---- */
 
-/* Takes the next `count` elements from the single allocation of an instance; with a NULL block only adds up the
- * size. */
+/* Takes the next `count` elements from the single allocation of an instance. If `block` is NULL, only adds their bytes
+ * to *position. */
 static void *carve(char *block, size_t *position, size_t count, size_t element) {
   void *array = block ? block + *position : NULL;
   *position += (count * element + 15) & ~(size_t)15;
   return array;
 }
 
-/* Computes the layout of the allocation. The loader bounds the counts, so the sum cannot overflow. */
+/* Lays out the arrays of an instance in its allocation (`block`; NULL: only computes the size) and returns the bytes.
+ * The loader bounds the counts, so the sum cannot overflow. */
 static size_t lay_out(ocp_instance *instance, char *block, const ocp_plan *plan, uint32_t key_words) {
   const ocp_plan_header *h = &plan->header;
   size_t position = 0;
@@ -104,8 +105,7 @@ static int fail_arithmetic(const ocp_instance *instance, uint32_t expr, ocp_erro
   const bool divides =
       e->op == OCP_EXPR_FLOORDIV || e->op == OCP_EXPR_TRUNCDIV || e->op == OCP_EXPR_CEILDIV || e->op == OCP_EXPR_MOD;
   return fail_node(instance, e->node, error,
-                   "a size that it computes, %lld %s %lld, %s; check the shapes of the inputs and the values that "
-                   "decide sizes",
+                   "the computed size %lld %s %lld %s; check the shapes of the inputs and the values that decide sizes",
                    a, signs[e->op], b, divides && b == 0 ? "divides by zero" : "overflows 64 bits");
 }
 
@@ -120,8 +120,8 @@ static int check_asserts(const ocp_instance *instance, uint32_t segment, ocp_err
   return ORT_OK;
 }
 
-/* Fails because expression `failed` of a segment has no value. An assertion may forbid exactly these inputs and
- * names the node, so assertions that can still be checked go first. Expressions that depend on it count as 1. */
+/* Fails because expression `failed` of a segment has no value. If an assertion forbids these inputs, its error is
+ * better, since it names the node. So assertions are checked first; expressions that depend on `failed` count as 1. */
 static int fail_evaluation(ocp_instance *instance, uint32_t segment, uint32_t failed, ocp_error *error) {
   const ocp_plan *plan = instance->variant->plan;
   const ocp_range range = plan->views[segment].exprs;
@@ -141,7 +141,7 @@ static int fail_evaluation(ocp_instance *instance, uint32_t segment, uint32_t fa
   free(unknown);
   if (check_asserts(instance, segment, error) != ORT_OK)
     return error->code;
-  return fail_arithmetic(instance, failed, error); /* its operands still have their values */
+  return fail_arithmetic(instance, failed, error); /* the operands of `failed` have kept their values */
 }
 
 static int evaluate(ocp_instance *instance, uint32_t segment, ocp_error *error) {
@@ -154,7 +154,7 @@ static int evaluate(ocp_instance *instance, uint32_t segment, ocp_error *error) 
   return check_asserts(instance, segment, error);
 }
 
-/* Bytes of a tensor; UINT64_MAX when a dimension is negative or the size overflows. */
+/* Returns the bytes of a tensor; UINT64_MAX when a dimension is negative or the size overflows. */
 static uint64_t tensor_bytes(const int64_t *dims, uint32_t rank, uint32_t dtype) {
   int64_t bits = ocp_dtype_bits(dtype);
   for (uint32_t d = 0; d < rank; d++)
@@ -177,10 +177,11 @@ static int fail_output(const ocp_instance *instance, uint32_t index, ocp_error *
   for (uint32_t d = 0; d < out->rank; d++)
     used += (size_t)snprintf(shape + used, sizeof shape - used, "%s%lld", d ? " x " : "",
                              (long long)instance->dims[out->first_dim + d]);
-  return fail_node(instance, out->node, error,
-                   "its result would have the shape %s, which has a negative dimension or too many bytes; check the "
-                   "shapes of the inputs and the values that decide sizes",
-                   shape);
+  return fail_node(
+      instance, out->node, error,
+      "the result would have the shape %s, with a negative dimension or too many bytes; check the shapes of "
+      "the inputs and the values that decide sizes",
+      shape);
 }
 
 static int measure_outputs(ocp_instance *instance, uint32_t segment, ocp_error *error) {
@@ -211,7 +212,7 @@ static int lay_out_slab(ocp_instance *instance, uint32_t segment, ocp_error *err
   if (!items)
     return ocp_fail(error, ORT_FAIL, "not enough host memory");
   bool ok = true;
-  uint32_t largest = 0; /* compared as unsigned numbers, so a negative size is the largest */
+  uint32_t largest = 0; /* the comparison is unsigned, so that a negative size is found as the largest */
   for (uint32_t i = 0; i < range.count; i++) {
     const uint32_t index = plan->buffer_order[range.first + i];
     const int64_t bytes = instance->registers[plan->buffers[index].size_register];
@@ -230,8 +231,8 @@ static int lay_out_slab(ocp_instance *instance, uint32_t segment, ocp_error *err
     return ocp_fail(error, ORT_FAIL, "not enough host memory");
   if (total == OCP_SLAB_OVERFLOW)
     return fail_node(instance, plan->records[largest_record].node, error,
-                     "an intermediate tensor of %lld bytes is negative or too large; check the shapes of the inputs "
-                     "and the values that decide sizes",
+                     "the size of an intermediate tensor, %lld bytes, is negative or too large; check the shapes of "
+                     "the inputs and the values that decide sizes",
                      largest_bytes);
   instance->slab_bytes[segment] = total;
   return ORT_OK;

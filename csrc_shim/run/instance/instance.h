@@ -1,5 +1,5 @@
-/* Variants and instances of plans: creation, resolution and release. instance_state.h draws their states and says
- * what holds in each. */
+/* Variants and instances of plans: creation, resolution and release. instance_state.h draws the states of instances and
+ * says their invariants. */
 #ifndef OCP_RUN_INSTANCE_INSTANCE_H
 #define OCP_RUN_INSTANCE_INSTANCE_H
 
@@ -12,21 +12,23 @@
  * host input). */
 bool ocp_variant_accepts(const ocp_variant *variant, const ocp_input *inputs, uint32_t num_inputs,
                          const uint32_t *host_counts);
-/* Creates an instance for the inputs, which the plan accepts, with its first segment resolved; host_values are those
- * of all host inputs in order. NULL when the guards do not hold, or with the error. */
+/* Creates an instance for inputs that ocp_variant_accepts, with its first segment resolved. host_values: the elements
+ * of all host inputs, in order. NULL when the guards do not hold, or with the error. */
 ocp_instance *ocp_instance_create(const ocp_variant *variant, const ocp_input *inputs, const int64_t *host_values,
                                   const uint64_t *key, uint32_t key_words, ocp_error *error);
-/* Whether `instance` would enqueue the same work as `other`, so that they differ only in their keys. If so, it gets
- * the other's key and registers: a Run can use it in the other's place. It must be in no cache. */
+/* Returns whether `instance` would enqueue the same work as `other`, so that they differ only in their keys. If so,
+ * copies the key and the registers of `other` to `instance`: a Run can use `instance` instead of `other`. `instance`
+ * must be in no cache. */
 bool ocp_instance_become(ocp_instance *instance, const ocp_instance *other);
-/* Moves the CUDA graph and the count of warm Runs of `from` to `instance` if only one Run used `from`. If every Run has
- * a new key, as in decoding, one graph then serves them all. */
+/* Moves the CUDA graph and the count of warm Runs of `from` to `instance` if only one Run used `from`. So one graph
+ * serves all Runs if each Run has a new key, as in decoding. */
 void ocp_instance_inherit(ocp_instance *instance, ocp_instance *from);
 /* Explains why a plan that was built for exactly these inputs gave no instance: its guards could not be evaluated.
- * The error is that of the assertion that forbids such inputs, else that of the arithmetic. ORT_OK if neither fails. */
+ * Fails with the error of the assertion that forbids such inputs, else with the error of the arithmetic. Returns ORT_OK
+ * if neither fails. */
 int ocp_instance_refusal(const ocp_variant *variant, const ocp_input *inputs, const int64_t *host_values,
                          ocp_error *error);
-/* Records the stream and position of its graph's latest launch; called after ocp_stream_enqueued. */
+/* Records the stream and position of the latest launch of the instance's graph; called after ocp_stream_enqueued. */
 void ocp_instance_replayed(ocp_instance *instance, const ocp_stream *stream);
 /* Raises the number of warm Runs before the next graph, after the instance lost its graph or memory did not suffice
  * for one. */
@@ -34,8 +36,8 @@ void ocp_instance_cool(ocp_instance *instance);
 /* Frees the instance and its graph. */
 void ocp_instance_free(ocp_instance *instance);
 uint64_t ocp_instance_key_hash(const uint64_t *key, uint32_t words);
-/* Evaluates a segment whose read-backs are in their registers: checks its assertions, computes the dimensions of its
- * outputs, lays out its slab and fills its calls. */
+/* Evaluates a segment after its read-backs have been stored in registers: checks its assertions, computes the
+ * dimensions of its outputs, lays out its slab and fills its calls. */
 int ocp_instance_resolve(ocp_instance *instance, uint32_t segment, ocp_error *error);
 
 #endif

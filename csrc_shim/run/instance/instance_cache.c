@@ -28,7 +28,7 @@ static ocp_instance **bucket_of(ocp_instance_cache *cache, uint64_t hash) {
   return &cache->buckets[(hash >> 32) % OCP_CACHE_BUCKETS];
 }
 
-/* link points at the pointer to the instance in its bucket's chain. */
+/* Removes an instance from the table. `link`: the pointer to the instance in its bucket's chain. */
 static void unlink_instance(ocp_instance_cache *cache, ocp_instance **link) {
   ocp_instance *instance = *link;
   *link = instance->chain;
@@ -50,7 +50,9 @@ static void insert(ocp_instance_cache *cache, ocp_instance *instance) {
   cache->count++;
 }
 
-/* Unlinks the instances that exceed the limits, oldest first, but never the newest; the result is linked by chain. */
+/* Unlinks the oldest instances while the cache exceeds its limits, but never the newest. Returns them linked by
+ * `chain`.
+ */
 static ocp_instance *evict(ocp_instance_cache *cache) {
   ocp_instance *evicted = NULL;
   while (cache->oldest != cache->newest && (cache->bytes > max_bytes || cache->count > max_count)) {

@@ -22,16 +22,18 @@ typedef struct ocp_instance_cache {
 void ocp_instance_cache_init(ocp_instance_cache *cache);
 void ocp_instance_cache_destroy(ocp_instance_cache *cache);
 
-/* Takes an instance with that key, whose graph may run on the stream, out of the cache; NULL when there is none. */
+/* Takes an instance with that key out of the cache; if it has a graph, work on `stream` comes after the graph's latest
+ * launch. NULL when there is none. */
 ocp_instance *ocp_instance_cache_take(ocp_instance_cache *cache, const uint64_t *key, uint32_t words,
                                       const ocp_stream *stream);
-/* Returns `instance`, which is in no cache; or in its place the latest one of the table, if that would enqueue the
- * same work, after it has got the new key: then its graph serves Runs that differ only in numbers that select the
- * plan. Otherwise the instance inherits from it (ocp_instance_inherit). */
+/* Returns `instance`, or instead the latest instance of the table if that would enqueue the same work: it gets the new
+ * key (ocp_instance_become), and `instance` is freed. So one graph serves Runs whose keys differ in numbers that no
+ * launch uses. Otherwise `instance` inherits from the latest one (ocp_instance_inherit). `instance` is in no cache. */
 ocp_instance *ocp_instance_cache_exchange(ocp_instance_cache *cache, ocp_instance *instance, const ocp_stream *stream);
 /* Adds an instance to the cache. */
 void ocp_instance_cache_put(ocp_instance_cache *cache, ocp_instance *instance);
-/* Takes the graph away from the least recently used instance that has one; NULL when no instance here has one. */
+/* Takes the graph away from the least recently used instance that has a graph; NULL when no instance in the cache has
+ * one. */
 struct ocp_replay *ocp_instance_cache_take_replay(ocp_instance_cache *cache);
 
 #endif

@@ -1,7 +1,7 @@
-/* A plan made concrete: variants bind a plan to the handles of a cluster, instances evaluate a variant for one set of
- * dimensions and host values.
+/* Variants and instances. A variant binds a plan to the handles of a cluster; an instance is a variant evaluated for
+ * one set of dimensions and host values.
  *
- * One Run at a time uses an instance; between Runs it is in its cluster's cache (instance_cache.h).
+ * One Run at a time uses an instance; between Runs the instance is in its cluster's cache (instance_cache.h).
  *
  *     created, first segment resolved
  *                  |
@@ -14,7 +14,7 @@
  *                                                                                                         v
  *                                                                                                       freed
  *
- * Independently of that it becomes warm, and may get a CUDA graph (replay.h):
+ * Independently of these states, an instance becomes warm and may get a CUDA graph (replay.h):
  *
  *     +------+  warm_runs Runs   +------+  the next Run makes it  +--------------+  each Run: change nodes
  *     | cold | ----------------> | warm | ----------------------> | has a graph  | ----+  that hold other
@@ -26,13 +26,13 @@
  *                                   v
  *                        (its records are enqueued)
  *
- * If each Run's key is new, an instance that was used once passes its count of warm Runs and its graph on to the
- * next instance of the same variant.
+ * If each Run has a new key, an instance that was used once passes its count of warm Runs and its graph to the next
+ * instance of the same variant.
  *
  * Invariants:
- * - Registers, sizes, offsets and calls of a segment are valid once it is resolved; those of the first segment as long
- *   as the instance lives, those of later ones until the next Run, since read-backs decide them.
- * - bases are those of the present Run. A parameter is an address of this Run only after ocp_instance_set_pointers.
+ * - Registers, sizes, offsets and calls of a segment are valid once the segment is resolved: in the first segment as
+ * long as the instance lives, in later segments until the next Run, since read-backs decide them.
+ * - `bases` holds addresses of the present Run. Pointer parameters hold them only after ocp_instance_set_pointers.
  * - An instance with a graph is taken only for streams whose work comes after the graph's latest launch. */
 #ifndef OCP_RUN_INSTANCE_INSTANCE_STATE_H
 #define OCP_RUN_INSTANCE_INSTANCE_STATE_H
@@ -46,18 +46,18 @@
 
 /* A plan and the handles that its indices refer to. Immutable; lives as long as its cluster. */
 typedef struct ocp_variant {
-  const struct ocp_variant *next; /* the variant added before it */
+  const struct ocp_variant *next; /* the next older variant of the cluster */
   ocp_plan *plan;
   ocp_device *device;
-  const char *cluster_name; /* the cluster's */
-  CUfunction *functions;    /* of the plan's kernels */
+  const char *cluster_name; /* owned by the cluster */
+  CUfunction *functions;    /* the plan's kernels */
   const char **function_names;
   CUdeviceptr *weights;
   uint64_t *weight_bytes;
   ocp_problem **problems;
   ocp_call_fn *calls;    /* the cluster's callbacks */
-  int64_t handle;        /* the cluster's, for callbacks */
-  uint64_t first_source; /* number of the first record: sources.h */
+  int64_t handle;        /* the cluster's handle, passed to callbacks */
+  uint64_t first_source; /* number of the first record in profiles: sources.h */
 } ocp_variant;
 
 /* One record, ready to be enqueued. */
@@ -65,7 +65,7 @@ typedef struct ocp_call {
   uint32_t kind; /* ocp_record_kind */
   bool skipped;
   unsigned grid[3], shared_bytes;
-  uint32_t num_pointers; /* LIBRARY, CALL: the first parameters of `values`, the rest are numbers */
+  uint32_t num_pointers; /* LIBRARY, CALL: number of pointers, which come first in `values`; the rest are numbers */
   uint64_t *values;      /* the parameters */
   void **params;         /* LAUNCH: kernelParams, pointing at values */
 } ocp_call;
@@ -77,8 +77,9 @@ typedef struct ocp_fixup {
   uint64_t offset;
 } ocp_fixup;
 
-/* The evaluation of a plan for one set of dimensions and host values, and the scratch of a Run. Used by one Run at a
- * time, then cached for the next one with the same key. One block of memory. */
+/* The evaluation of a plan for one set of dimensions and host values, and the scratch memory of a Run. One Run at a
+ * time uses an instance, which is then cached for the next Run with the same key. One allocation holds all its arrays.
+ */
 typedef struct ocp_instance {
   const ocp_variant *variant;
   struct ocp_instance *newer, *older, *chain; /* links of the cache */
@@ -87,32 +88,33 @@ typedef struct ocp_instance {
   uint64_t hash;
   uint32_t key_words;
   const uint64_t *key;
-  /* evaluated */
+  /* results of the evaluation */
   int64_t *registers;
-  int64_t *dims;           /* of the outputs, as the plan's dims */
+  int64_t *dims;           /* dimensions of the outputs, in the order of the plan's dims */
   uint64_t *memory_bytes;  /* sizes of inputs, then of outputs */
   uint64_t *buffer_offset; /* in the slab of the buffer's segment */
   uint64_t *slab_bytes;    /* per segment */
   ocp_call *calls;         /* per record */
-  uint64_t *values;        /* values of all parameters; a record's start at the same index as in the plan */
-  ocp_fixup *fixups;       /* a segment's start at the first of its view's pointers */
+  uint64_t *values;        /* values of all parameters; a record's first value has the index first_param */
+  ocp_fixup *fixups;       /* a segment's first fixup has the index pointers.first of its view */
   uint32_t *num_fixups;    /* per segment: fewer than in the plan if records are skipped */
-  /* its CUDA graph, once it is warm: replay.h */
+  /* the CUDA graph of a warm instance: replay.h */
   struct ocp_replay *replay;
   void (*release_replay)(struct ocp_replay *replay);
   uint64_t replay_stream_id,
       replay_position;        /* of the graph's latest launch: its stream, its number in device/order.h */
   uint32_t warm_runs;         /* Runs without a graph */
-  uint32_t replay_evictions;  /* how often other graphs replaced its graph: each time it needs more warm Runs */
-  ocp_counter replay_refused; /* why it can never have a graph; 0: it can */
-  bool is_fresh;              /* its calls have not been enqueued since they were filled */
+  uint32_t replay_evictions;  /* number of times that it lost its graph; each doubles the warm Runs before the next */
+  ocp_counter replay_refused; /* reason why it can never have a graph; 0: it can */
+  bool is_fresh;              /* true: its calls have not been enqueued since they were filled */
   bool inherited;             /* true: the graph was made by another instance */
-  bool used_again;            /* a Run after the one that made it had the same key */
+  bool used_again;            /* true: a second Run had the same key */
   /* base addresses, set by each Run */
   uint64_t *bases;
-  uint64_t *targets; /* addresses that outputs are bound to; bases may have scratch memory instead: aliasing.h */
-  uint64_t *scratch; /* per segment: the memory of redirected outputs, 0: none */
-  bool redirects;    /* an output is redirected */
+  uint64_t
+      *targets; /* addresses to which outputs are bound; `bases` has scratch memory of redirected ones: aliasing.h */
+  uint64_t *scratch; /* per segment: address of the scratch memory of redirected outputs, 0: none */
+  bool redirects;    /* true: an output is redirected */
   /* true: targets and known_inputs hold the addresses of the last Run, and is_redirected belongs to them */
   bool aliasing_is_known;
   uint64_t *known_inputs; /* addresses of the inputs */

@@ -15,17 +15,17 @@
 #include "run/instance/calls.h"
 #include "run/instance/graph_nodes.h"
 
-/* Minimum nodes of a graph: below, launching the kernels one by one costs no more. */
+/* Minimum number of nodes of a graph. Launching fewer kernels one by one costs no more. */
 enum { MIN_NODES = 2 };
 
 /* Maximum share of the device's memory, 1 / MEMORY_SHARE, for the slabs of a cluster's graphs together; a single
  * slab may take more. */
 enum { MEMORY_SHARE = 4 };
 
-/* Properties of a node, apart from its parameters, by which graphs differ. */
+/* Properties of a node that must be equal for a graph to serve another instance, or that are updated. */
 typedef struct node_state {
   uint32_t kind;
-  bool skipped; /* the record added no node */
+  bool skipped; /* true: the record has no node */
   unsigned grid[3], shared_bytes;
 } node_state;
 
@@ -35,14 +35,14 @@ struct ocp_replay {
   CUgraph graph; /* kept, since updates of the executable graph refer to its nodes */
   CUgraphExec exec;
   uint64_t slab, slab_bytes;
-  int64_t counts[OCP_RECORD_NUM_KINDS]; /* of its nodes */
-  CUgraphNode *nodes;                   /* of the records */
+  int64_t counts[OCP_RECORD_NUM_KINDS]; /* numbers of its nodes, by kind of record */
+  CUgraphNode *nodes;                   /* the node of each record */
   struct ocp_prepared **used;           /* algorithms of the records that are library calls */
   uint64_t *values;                     /* parameter values in the executable graph */
-  node_state *states;                   /* of the records */
+  node_state *states;                   /* state of each record's node in the executable graph */
   bool *changed;                        /* records whose nodes must be updated: scratch of a Run */
   uint32_t *records;                    /* the record of each fixup */
-  ocp_graph_sources sources;            /* of the nodes */
+  ocp_graph_sources sources;            /* sources of the nodes, for profiles */
   uint64_t *bases;                      /* addresses of inputs and outputs in the executable graph */
 };
 
@@ -138,7 +138,7 @@ static bool try_place(ocp_replay_budget *budget, uint64_t slab_bytes) {
   return false;
 }
 
-/* Takes one of the cluster's graph slots, if necessary from the least recently used instance. */
+/* Takes a slot for a graph from the cluster's budget, if necessary by releasing the least recently used graphs. */
 static bool take_place(ocp_replay_budget *budget, uint64_t slab_bytes) {
   while (!try_place(budget, slab_bytes)) {
     ocp_replay *oldest = ocp_instance_cache_take_replay(budget->cache);
@@ -149,7 +149,7 @@ static bool take_place(ocp_replay_budget *budget, uint64_t slab_bytes) {
   return true;
 }
 
-/* Allocates an empty graph with its arrays; the caller has taken its slot of the cluster. */
+/* Allocates an empty graph with its arrays, after take_place. */
 static ocp_replay *allocate(ocp_replay_budget *budget, const ocp_instance *instance, ocp_error *error) {
   const ocp_plan_header *h = &instance->variant->plan->header;
   const uint32_t num_records = h->num_records, num_fixups = h->num_params; /* maximum numbers */
@@ -176,7 +176,7 @@ static ocp_replay *allocate(ocp_replay_budget *budget, const ocp_instance *insta
   return replay;
 }
 
-/* Finds the record of each fixup; both are in the order of the parameters. */
+/* Finds the record of each fixup. Records and fixups are both in the order of the parameters. */
 static void find_records(const ocp_instance *instance, ocp_replay *replay) {
   const ocp_plan_record *records = instance->variant->plan->records;
   for (uint32_t i = 0, record = 0; i < instance->num_fixups[0]; i++) {
@@ -273,13 +273,14 @@ static bool make(ocp_replay_budget *budget, ocp_instance *instance, ocp_stream *
 
 typedef enum outcome { READY, COLD, FAILED } outcome;
 
-/* Updates the addresses that differ from the graph's, and marks their records as changed. */
+/* Sets the addresses in the instance's parameters, and marks the records with an address that differs from the graph's.
+ */
 static void find_changes(ocp_instance *instance) {
   ocp_replay *replay = instance->replay;
   const uint32_t count = instance->num_fixups[0];
   memset(replay->changed, 0, instance->variant->plan->header.num_records * sizeof *replay->changed);
   for (uint32_t i = 0; i < count; i++) {
-    /* Set all addresses of a record: a Run without the graph may have left others in the instance. */
+    /* Sets even unchanged addresses: a Run without the graph may have left other addresses in the parameters. */
     const ocp_fixup *fixup = &instance->fixups[i];
     const bool in_slab = fixup->base >= num_bases(instance);
     instance->values[fixup->value] = (in_slab ? replay->slab : instance->bases[fixup->base]) + fixup->offset;
@@ -295,8 +296,8 @@ static bool change_node(const ocp_instance *instance, uint32_t index, ocp_replay
   return true;
 }
 
-/* Allocates a slab for the graph that holds the instance's, with some room for later instances; false if memory or
- * the cluster's share of it does not suffice. */
+/* Gives the graph a slab of at least the instance's size; a new slab is a quarter larger, for later instances. False if
+ * memory, or the cluster's share of the memory, does not suffice. */
 static bool fit_slab(ocp_replay *replay, const ocp_instance *instance, ocp_stream *stream) {
   const uint64_t needed = instance->slab_bytes[0], bytes = needed + needed / 4, held = replay->slab_bytes;
   ocp_replay_budget *budget = replay->budget;
@@ -317,8 +318,8 @@ static bool fit_slab(ocp_replay *replay, const ocp_instance *instance, ocp_strea
   return true;
 }
 
-/* Marks the records whose nodes differ in a graph that was built for another instance; false if the graph would need
- * other nodes. */
+/* Marks the records whose nodes must be updated in a graph that was built for another instance; false if the graph
+ * would need other nodes or its slab cannot grow. */
 static bool find_differences(ocp_instance *instance, ocp_stream *stream) {
   ocp_replay *replay = instance->replay;
   const ocp_plan *plan = instance->variant->plan;
@@ -342,8 +343,8 @@ static bool find_differences(ocp_instance *instance, ocp_stream *stream) {
   return true;
 }
 
-/* Updates the nodes of changed records. COLD: a library call among them never ran with
- * the stream's handle, and nothing was changed. */
+/* Updates the nodes of changed records. Returns COLD, without any update, if a changed library call has never run with
+ * the stream's handle. */
 static outcome update(ocp_instance *instance, ocp_stream *stream) {
   ocp_replay *replay = instance->replay;
   const ocp_plan *plan = instance->variant->plan;
@@ -391,7 +392,7 @@ int ocp_replay_run(ocp_replay_budget *budget, ocp_instance *instance, ocp_stream
     ocp_replay_release(instance->replay);
     instance->replay = NULL;
     ocp_instance_cool(instance);
-    if (!first) { /* a new graph would fail in the next Run as well */
+    if (!first) { /* the next update would fail as well: make no new graph now */
       fall_back(OCP_GRAPH_FALLBACKS_DRIVER);
       return ORT_OK;
     }

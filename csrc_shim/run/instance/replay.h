@@ -1,10 +1,10 @@
-/* CUDA graphs of plans: the records of an instance as one executable graph, made after some warm Runs and replayed by
- * later ones.
+/* CUDA graphs of plans: the records of an instance as one executable graph, made after some warm Runs and launched by
+ * later Runs.
  *
  * The graph belongs to the instance, so one Run at a time changes and launches it. It is made node by node from the
- * records, a library call as a child graph that a stream captured; addresses that differ from Run to Run reach it as
- * changes of the nodes that hold them. Its slab stays reserved for its life. All its launches are ordered: another
- * stream takes an instance with a graph only when the graph's latest launch comes before its own work. */
+ * records; a library call becomes a child graph, captured on a stream. Before a launch, the Run updates the nodes whose
+ * addresses differ from those of the previous launch. The graph keeps its slab as long as it lives. Its launches are
+ * ordered: a Run on another stream uses the instance only if its work comes after the graph's latest launch. */
 #ifndef OCP_RUN_INSTANCE_REPLAY_H
 #define OCP_RUN_INSTANCE_REPLAY_H
 
@@ -16,23 +16,23 @@
 
 typedef struct ocp_replay ocp_replay;
 
-/* The limits of a cluster's graphs, and their present use. */
+/* The limits of a cluster's graphs, and the number and slab bytes of its present graphs. */
 typedef struct ocp_replay_budget {
   ocp_device *device;
   const char *cluster_name;
-  ocp_instance_cache *cache; /* new graphs replace the oldest ones of its instances */
+  ocp_instance_cache *cache; /* at a limit, the least recently used instance here loses its graph */
   /* Warm Runs before a graph is made, and the maximum number of graphs; 0: none. Both may change during Runs. */
   atomic_uint warm_runs, max_replays;
   atomic_uint num_replays;
-  atomic_ullong slab_bytes; /* of all graphs together */
+  atomic_ullong slab_bytes; /* bytes of the slabs of all graphs together */
   atomic_bool said_refusal;
 } ocp_replay_budget;
 
-/* Whether this Run of the instance on the stream should launch a graph. Counts warm Runs. If a warm Run cannot
- * launch one, counts the reason. */
+/* Whether this Run of the instance on the stream should launch a graph. Counts warm Runs, and the reason if a warm Run
+ * cannot launch a graph. */
 bool ocp_replay_is_due(const ocp_replay_budget *budget, ocp_instance *instance, const ocp_stream *stream);
-/* Launches the graph of an instance whose bases of inputs and outputs are set, after making or changing it. *launched
- * says whether the graph was launched. If it was not (counted by reason) and there was no error, the caller enqueues
+/* Makes or updates the graph of an instance whose bases of inputs and outputs are set, and launches it. *launched:
+ * whether the graph was launched. If it was not, and there is no error, the reason was counted and the caller enqueues
  * the records. */
 int ocp_replay_run(ocp_replay_budget *budget, ocp_instance *instance, ocp_stream *stream, bool *launched,
                    ocp_error *error);

@@ -39,7 +39,7 @@ bool ocp_sources_add(ocp_variant *variant) {
   return fits;
 }
 
-/* The block with the largest first number up to this one; NULL: none. */
+/* Returns the last block whose first number is at most `number`; NULL: none. */
 static block *find(uint64_t number) {
   size_t low = 0, high = num_blocks;
   while (low < high) {
@@ -52,7 +52,7 @@ static block *find(uint64_t number) {
   return low ? &blocks[low - 1] : NULL;
 }
 
-/* Blocks of plans without records share their first number with the next one. */
+/* Returns the variant's block. The block of a plan without records has the same first number as the next block. */
 static block *block_of(const ocp_variant *variant) {
   block *last = find(variant->first_source);
   while (last && last > blocks && last->variant != variant)
@@ -73,7 +73,7 @@ static void free_names(const block *own) {
   free(own->cluster);
 }
 
-/* Makes the block independent of its variant; false: out of memory. */
+/* Copies the names that belong to the variant into the block; false: out of memory. */
 static bool keep(block *own) {
   const uint32_t count = own->plan->header.num_kernels;
   own->cluster = strdup(own->variant->cluster_name);

@@ -73,13 +73,13 @@ class ContextCallbacks:
             owned = ffi.NULL if data[0] == ffi.NULL else ffi.gc(data[0], _freeing(allocator[0]))
         if owned == ffi.NULL:
             return b""
-        return memoryview(ffi.buffer(owned, size[0]))  # keeps the memory that the view points into
+        return memoryview(ffi.buffer(owned, size[0]))  # the view keeps `owned` alive
 
     def write(self, name: str, data: Buffer) -> None:
         """Pass the contents of a file to the application.
 
         Raises:
-            ContextError: its function fails.
+            ContextError: the application's function fails.
         """
         assert self._write is not None
         function, state = self._write
@@ -97,14 +97,14 @@ class ContextCallbacks:
 
 
 def _pair(get: Any, config: Any, kind: str) -> tuple[Any, Any] | None:
-    """Return a function of the application and its state; None if it set none."""
+    """Return a function of the application and its state; None if the application set no function."""
     function, state = ffi.new("void **"), ffi.new("void **")
     host.check_status(get(config, function, state))
     return None if function[0] == ffi.NULL else (ffi.cast(kind, function[0]), state[0])
 
 
 def _experimental(name: str, kind: str) -> Any:
-    """Return a function of OrtEpApi that is not in its table yet; NULL if this version has none."""
+    """Return an experimental function of OrtEpApi; NULL if this version of ONNX Runtime lacks it."""
     return ffi.cast(kind, host.api().GetExperimentalFunction(f"OrtEpApi_{name}_SinceV28".encode()))
 
 

@@ -46,7 +46,7 @@ class ContextOutput:
 
     @staticmethod
     def of(entries: Mapping[str, str]) -> ContextOutput | None:
-        """Return None if the session writes no compiled model."""
+        """Read the session entries; return None if the session writes no compiled model."""
         if entries.get("ep.context_enable", "0") != "1":
             return None
         return ContextOutput(
@@ -66,8 +66,8 @@ class ContextOutput:
         return path.with_name(f"{path.stem}_ctx.onnx")
 
     def binary_path(self, model_path: str, is_named: bool = False) -> Path:
-        """Return the context file, which lies beside the compiled model: [model]_[ep].bin. With ``is_named`` only its
-        name counts.
+        """Return the path of the context file, which is next to the compiled model: [model]_[ep].bin. With ``is_named``
+        the caller uses the file's name only.
 
         Raises:
             ContextError: no entry says where the compiled model will be.
@@ -101,7 +101,7 @@ def context_node(
 
     Raises:
         ContextError: the contents are too large for a model.
-        OrtError: ONNX Runtime cannot make it.
+        OrtError: ONNX Runtime cannot make the node.
     """
     if len(context) > MAX_EMBEDDED_BYTES:
         raise ContextError(f"a context of {len(context)} bytes does not fit in a model: use ep.context_embed_mode=0")
@@ -165,7 +165,7 @@ class ContextReader:
         self._is_last = entries.get("ep.stop_share_ep_contexts", "0") == "1"
 
     def read(self, nodes: Sequence[ContextNode]) -> list[tuple[Context, str]]:
-        """Return for each node its context and the name of its partition there.
+        """Return the context of each node, and the name of the node's partition in the context.
 
         Raises:
             ContextError: a context cannot be read, or the data are not a context.
@@ -179,7 +179,7 @@ class ContextReader:
         return found
 
     def _take(self, found: Sequence[tuple[Context, str]]) -> None:
-        """Tell the workspace which partitions the session has."""
+        """Tell the workspace which partitions of shared contexts the session has taken."""
         for key, file in self._files.items():
             for context, name in found:
                 if context is file:
@@ -227,8 +227,8 @@ class ContextReader:
         raise ContextError(f"node {node.label}: no node with main_context=1 holds partition {name!r}")
 
     def _folders(self, model_path: str) -> Iterator[ModelFolder]:
-        """Return the folders that may hold files of the model, the most likely one first: the model's, then those that
-        the session entries.
+        """Return the folders that may hold files of the model, the most likely one first: the model's own folder, then
+        those of paths in session entries.
         """
         named = self._entries.get(CONTEXT_PATH, "")
         last = ""
@@ -239,7 +239,7 @@ class ContextReader:
                 yield ModelFolder.of(path)
 
     def _folder_with(self, name: str, model_path: str) -> ModelFolder | None:
-        """Return the first folder that has the file, or else the first one; None if there are no folders."""
+        """Return the first folder that has the file, else the first folder; None if there are no folders."""
         folders = [*self._folders(model_path)]
         return next((folder for folder in folders if folder.has(name)), folders[0] if folders else None)
 
@@ -261,7 +261,7 @@ class ContextReader:
         return self._files[key]
 
     def _container(self, key: Hashable, folder: ModelFolder | None, name: str, model_path: str) -> Container:
-        """Return the container in a file, or the one that another session has read if the file is gone."""
+        """Return the container in a file; if the file is gone, the container that another session has read."""
         known = workspace.find(key) if self._shares else None
         subject = f"context file {name!r}"
         if folder is None or self._callbacks.reads:
@@ -319,7 +319,7 @@ class ContextNode:
 
     @staticmethod
     def of(node: Node, ort_node: Any, ort_graph: Any) -> ContextNode:
-        """``ort_node`` is the ``const OrtNode *`` of the node, and ``ort_graph`` the graph around it."""
+        """Describe a node; ``ort_node`` is its ``const OrtNode *``, ``ort_graph`` the graph that contains it."""
         return ContextNode(node, _payload(ort_node), model_path(ort_graph))
 
     @property

@@ -75,8 +75,8 @@ class ContextSession:
         return Claims([], [], [decline(node, "control-flow", reason) for node in graph.nodes])
 
     def claims_without_analysis(self, graph: Graph) -> Claims | None:
-        """Return claims that decline everything if all nodes hold contexts (`claim` then takes them); None if nodes
-        need analysis.
+        """Return claims that decline all nodes if each node holds a context, because `claim` takes these nodes; None if
+        nodes need analysis.
         """
         if not graph.nodes or not all(map(is_context, graph.nodes)):
             return None
@@ -129,7 +129,7 @@ class ContextSession:
         graph.
 
         Raises:
-            ContextError: it cannot be written.
+            ContextError: the context cannot be written.
             NodeError, KernelCompileError: as `ContextWriter.add`.
         """
         output = self.output
@@ -170,7 +170,7 @@ class ContextSession:
     def _protect_sources(
         self, output: ContextOutput, model: str, source: str, request: ContextRequest, binary: _Binary
     ) -> None:
-        """Check that no file of the models that are compiled is overwritten.
+        """Check that no file of the source models is overwritten.
 
         ONNX Runtime may write a compiled model that contains its weights over its own source model.
 
@@ -218,7 +218,7 @@ class ContextSession:
 
 
 class _Binary:
-    """A context file of one session, or of a group of sessions. The first session of the group names it.
+    """A context file of one session, or of a group of sessions whose first session names the file.
 
     Attributes:
         path: the file, None before anything is written.
@@ -239,10 +239,10 @@ class _Binary:
         is_last: bool,
         callbacks: ContextCallbacks,
     ) -> tuple[str, list[str]]:
-        """Add clusters, and write all clusters so far, because ONNX Runtime is about to free their constants.
+        """Add clusters, and write all clusters added so far, because ONNX Runtime is about to free their constants.
 
-        An application's callback gets the contents instead of a file. Return the names of the file and of the
-        partitions.
+        If the application has a write callback, the callback gets the contents, and no file is written. Return the
+        names of the file and of the partitions.
         """
         with self._lock:
             try:

@@ -34,13 +34,13 @@ class SourceFinder:
 
     @property
     def paths(self) -> list[str]:
-        """The source model that the application names, if it does."""
+        """The path of the source model that the application names, as a list; empty if it names none."""
         return [self._path] if self._path else []
 
     def find(self, folder: ModelFolder | None, file: str) -> Source:
         """Find the source model: the one that the application gives, else ``file`` in ``folder``.
 
-        Raises: ContextError: it cannot be read, or its location is unknown.
+        Raises: ContextError: the source model cannot be read, or its location is unknown.
         """
         key = (str(folder), file)
         if key not in self._found:
@@ -48,8 +48,8 @@ class SourceFinder:
         return Source(file, self._found[key])
 
     def of_model(self, path: str, output_folder: Path | None) -> Source:
-        """Return the source that a compiled model in ``output_folder`` will look for. ``path`` is the model that is
-        compiled.
+        """Return the source model that a compiled model in ``output_folder`` will look for; ``path``: the model that is
+        being compiled.
 
         Raises:
             ContextError: as `find`.
@@ -63,7 +63,7 @@ class SourceFinder:
                 "ep.context_source_model_path to the model's path"
             )
         folder = ModelFolder.of(path)
-        # The compiled model finds its source by the file name beside it, independently of links.
+        # The compiled model will open this path relative to its own folder, so links to folders are resolved.
         name = Path(os.path.realpath(folder.path)) / Path(path).name
         if output_folder is not None and name.is_relative_to(output_folder.resolve()):
             file = str(name.relative_to(output_folder.resolve()))
@@ -79,7 +79,7 @@ class SourceFinder:
             return []
         try:
             return self.of_model(path, None).model.external_files()
-        except ContextError:  # the model is in another format than ONNX, which has no external data
+        except ContextError:  # the model is not in the ONNX format; other formats have no external data
             return []
 
     def _open(self, folder: ModelFolder | None, file: str) -> SourceModel:
@@ -111,7 +111,7 @@ class SourceFinder:
 
 
 def _buffer(session_options: Any) -> memoryview | None:
-    """Return the source model that the application has in memory."""
+    """Return the source model that the application passes in memory, or None."""
     if host.api_version() < BUFFER_SINCE:
         return None
     data, size = ffi.new("const void **"), ffi.new("size_t *")

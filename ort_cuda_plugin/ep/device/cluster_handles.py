@@ -28,7 +28,7 @@ def add_kernels(cluster: Any, kernels: Sequence[LoadedKernel]) -> None:
 
 
 def add_plan(cluster: Any, plan: Plan | bytes) -> None:
-    """Add a plan, or its encoded form, after everything that it refers to."""
+    """Add a plan, or its encoded form. The kernels, weights and problems of the plan must have been added."""
     blob = encode(plan) if isinstance(plan, Plan) else plan
     error = new_error()
     core().cluster_add_plan(cluster, ffi.from_buffer(blob), len(blob), error)
@@ -38,8 +38,8 @@ def add_plan(cluster: Any, plan: Plan | bytes) -> None:
 class NewWeights:
     """Weights (``ocp_weight *``) that no cluster owns yet.
 
-    As a context manager it releases those that no cluster took over. With ``are_stored`` the contents can be loaded
-    again, so that weights in a device layout leave host memory at once.
+    At the end of a ``with`` block it releases the weights that no cluster took over. ``are_stored``: a file has the
+    contents, so weights in a device layout need not stay in host memory.
     """
 
     def __init__(self, device: OpenDevice, are_stored: bool = False) -> None:
@@ -65,7 +65,7 @@ class NewWeights:
         return in_threads(acquire, weights, sum(weight.nbytes for weight in weights))
 
     def acquire(self, constant: Constant) -> Any:
-        """Return the weight of a constant, or the initial value of a state."""
+        """Return the weight with the contents of a constant, or with the initial value of a state."""
         array = np.ascontiguousarray(constant.array)
         data = ffi.from_buffer(array) if array.nbytes else ffi.NULL
         acquire = core().weight_create_state if constant.is_state else core().weight_acquire
@@ -75,7 +75,7 @@ class NewWeights:
         return made
 
     def empty(self, nbytes: int) -> Any:
-        """Return a weight without contents, which is not shared."""
+        """Return an uninitialized weight, which is not shared between clusters."""
         return self._made(core().weight_create_state, ffi.NULL, nbytes, "a value computed from constants")
 
     def _made(self, function: Any, data: Any, nbytes: int, subject: str) -> Any:

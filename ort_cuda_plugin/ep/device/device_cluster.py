@@ -16,7 +16,7 @@ from .open_device import LoadedKernel, OpenDevice
 
 
 class Notes(Protocol):
-    """Observer of `DeviceCluster.add`: is told of each added part of a variant, also if a later part fails."""
+    """Observer of `DeviceCluster.add`, called after each kind of entries is added, even if a later kind fails."""
 
     def kernels_added(self, variant: Variant) -> None: ...
 

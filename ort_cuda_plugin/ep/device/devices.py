@@ -18,7 +18,7 @@ LOWERING_VARIABLE = "ORT_CUDA_PLUGIN_EMULATE_LOWERING"
 PTX_SUFFIX = ":ptx"
 """End of the variable's value if emulated devices execute the PTX of the GPU's kernels."""
 
-#: Number of devices of a kind above which C's tables overflow (``OCP_MAX_DEVICES``).
+#: Maximum number of devices of one kind in C's tables (``OCP_MAX_DEVICES``).
 _MOST_DEVICES = 64
 
 

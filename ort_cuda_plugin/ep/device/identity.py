@@ -1,7 +1,7 @@
 """Names under which ONNX Runtime may know the execution provider.
 
-The plugin may also take the name of the built-in CUDA execution provider, in hosts that lack that one. Applications
-that ask for that provider then run here unchanged.
+The plugin may also take the name of the built-in CUDA execution provider, in an ONNX Runtime without that provider.
+Applications that ask for the CUDA execution provider then run on the plugin unchanged.
 
 The name of a registration is the argument ``as_`` of `register`, else the registration name if it is the name of a
 provider, else ``ORT_CUDA_PLUGIN_AS``, else the plugin's own name.

@@ -41,8 +41,8 @@ def candidates(library: Library, site_packages: Path) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class LibraryPlace:
-    """Location of a library: a path, or a name that the system's loader resolves. "" if it was not found; ``why`` says
-    why.
+    """Location of a library: a path, or a name that the system's loader resolves. ``path`` is "" if the library was not
+    found; ``why`` is then the reason.
     """
 
     path: str

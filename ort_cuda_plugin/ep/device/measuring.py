@@ -42,7 +42,7 @@ def measure(device: OpenDevice, programs: Sequence[Variant]) -> list[float | Non
     try:
         kernel_library().get_many(
             list(specs), device.target
-        )  # compiles in parallel; the error of a kernel is raised again below
+        )  # compiles in parallel; `_measure` gets the error of each kernel again
     except Exception as error:
         logger.info("autotune: candidate kernels: %s", error)
     return [_measure(device, program) for program in programs]

@@ -25,7 +25,7 @@ _DEFAULT_SHARED_BYTES = 48 * 1024
 
 
 def target_of(info: DeviceInfo) -> Target:
-    """Return the compilation target of a device. The emulated device's checking mode needs kernels of its own."""
+    """Return the compilation target of a device. The emulated device's checking mode has a separate target."""
     if not info.emulated:
         return Target.cuda(*info.compute_capability)
     return Target.emulated(check=bool(configuration().check), ptx=executed_ptx())
@@ -146,7 +146,7 @@ class OpenDevice:
         result = self.driver.ModuleLoadData(module, data, len(image.data))
         if result == lib.CUDA_ERROR_OUT_OF_MEMORY and core().device_trim(
             self.pointer
-        ):  # so that the arena has not reused the memory
+        ):  # the driver got memory back: try again
             result = self.driver.ModuleLoadData(module, data, len(image.data))
         self._check(result, "cuModuleLoadData", kernel)
         try:
@@ -183,7 +183,7 @@ def use_device(info: DeviceInfo) -> OpenDevice:
     """Return the open device of ``info``, and open it on first use.
 
     Raises:
-        PluginError: it does not exist or cannot be opened.
+        PluginError: the device does not exist or cannot be opened.
     """
     key = (info.emulated, info.ordinal)
     with _open_lock:

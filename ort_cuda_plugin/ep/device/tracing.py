@@ -81,7 +81,7 @@ class Tracing:
             functions.kind = int(self._cupti.ExternalCorrelationKind.CUSTOM2)
         except Exception as error:
             self._disable(enabled)
-            raise NoTracing(f"CUPTI does not record what the GPU does, so the profile lacks it: {error}") from error
+            raise NoTracing(f"the profile has no GPU activities: CUPTI cannot record them: {error}") from error
         core().tracer_start(functions)
 
     def _disable(self, kinds: Iterable[str]) -> None:
@@ -89,7 +89,7 @@ class Tracing:
             self._cupti.activity_disable(getattr(self._cupti.ActivityKind, kind))
 
     def _completed(self, activities: list[Any]) -> None:
-        self._records.extend(activities)  # called on any thread, also while the lock is held; append is atomic
+        self._records.extend(activities)  # CUPTI may call this while the lock is held, on any thread; extend is atomic
 
     def _deliver(self, records: list[Any]) -> None:
         kinds = self._cupti.ActivityKind
@@ -175,7 +175,7 @@ def tracing() -> Tracing:
                 _tracing = Tracing(importlib.import_module("cupti.cupti"))
             except Exception as error:
                 raise NoTracing(
-                    "the profile lacks what the GPU does: that needs CUPTI (pip install ort-cuda-plugin[profiling]): "
+                    "the profile has no GPU activities, which need CUPTI (pip install ort-cuda-plugin[profiling]): "
                     f"{error}"
                 ) from error
         return _tracing

@@ -84,13 +84,13 @@ class RunStream:
     def copy(self, destination: DeviceArray, source: DeviceArray) -> None:
         """As `CallStream.copy`. Raises TypeError for other sizes, DriverError."""
         if destination.nbytes != source.nbytes:
-            raise TypeError(f"cannot copy {source.nbytes} bytes to {destination.nbytes}")
+            raise TypeError(f"cannot copy an array of {source.nbytes} bytes into one of {destination.nbytes}")
         if source.nbytes and destination.address != source.address:
             sizes = (destination.address, source.address, source.nbytes)
             self._check(self._device.driver.MemcpyDtoDAsync(*sizes, self._handle), "cuMemcpyDtoDAsync", "a copy")
 
     def memset(self, destination: DeviceArray, byte: int) -> None:
-        """Raises DriverError."""
+        """As `CallStream.memset`. Raises DriverError."""
         if destination.nbytes:
             sizes = (destination.address, byte, destination.nbytes)
             self._check(self._device.driver.MemsetD8Async(*sizes, self._handle), "cuMemsetD8Async", "a memset")
@@ -109,16 +109,16 @@ class RunStream:
         """As `CallStream.write`. Raises TypeError for another type or shape, DriverError, PluginError."""
         if values.dtype != array.dtype.numpy or values.shape != array.shape:
             wanted = f"{array.dtype.numpy}{list(array.shape)}"
-            raise TypeError(f"a tensor {wanted} cannot take {values.dtype}{list(values.shape)}")
+            raise TypeError(f"the tensor expects an array {wanted}, got {values.dtype}{list(values.shape)}")
         if not array.nbytes:
             return
         source = ffi.from_buffer(np.ascontiguousarray(values).reshape(-1).view(np.uint8))
         result = self._device.driver.MemcpyHtoDAsync(array.address, source, array.nbytes, self._handle)
         self._check(result, "cuMemcpyHtoDAsync", "writing a tensor")
-        self.synchronize()  # copied at once: the caller may change the array afterwards
+        self.synchronize()  # the caller may change the array after the call
 
     def synchronize(self) -> None:
-        """Raises PluginError where work failed."""
+        """As `CallStream.synchronize`. Raises PluginError if work failed."""
         error = new_error()
         core().stream_synchronize(self._stream, error)
         check(error)

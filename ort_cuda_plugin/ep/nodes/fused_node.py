@@ -127,7 +127,7 @@ class FusedNode:
 
     @contextlib.contextmanager
     def _compiling(self, shapes: Sequence[Sequence[int]], host_values: Sequence[Sequence[int]]) -> Iterator[None]:
-        """Add to errors about a cluster of a compiled model what the model lacks."""
+        """Add to errors about a cluster of a compiled model the reason why it is compiled again."""
         try:
             yield
         except ImportError as error:
@@ -149,15 +149,15 @@ class FusedNode:
             raise
 
     def plan_memory(self) -> tuple[int, int]:
-        """Return bytes of intermediate tensors of the last Run: the size of the slab, and the largest sum of buffers
-        alive at once.
+        """Return bytes of the intermediate tensors of the last Run: the size of the slab, and the peak of the bytes
+        that are alive at once.
 
         Raises:
             RuntimeError: there was no Run yet, or one is running.
         """
         memory = ffi.new("ocp_plan_memory *")
         if not core().cluster_memory(self.pointer, memory):
-            raise RuntimeError("no Run has ended yet that used this memory")
+            raise RuntimeError("plan memory: no Run has ended yet, or one is running. Run the session first")
         return int(memory.planned), int(memory.alive_at_once)
 
     @property
@@ -185,7 +185,7 @@ class FusedNode:
         return bytes(data)
 
     def call_back(self, number: int, addresses: Sequence[int], numbers: Sequence[int], stream: Any) -> None:
-        """Run the callback that a record of a plan names, on any thread. ``stream`` (``ocp_stream *``) is the Run's.
+        """Run the callback that a record of a plan names, on any thread. ``stream``: the ``ocp_stream *`` of the Run.
 
         Raises:
             CallError: the application's code failed.

@@ -48,7 +48,7 @@ def read_kernel_node(info: Any, device: OpenDevice, operators: Snapshot, opsets:
 
     ``operators`` are the session's, ``opsets`` the versions of domains that its model imports.
 
-    Raises: Unsupported: no operator serves it. OrtCallError: a call of ORT's API failed.
+    Raises: Unsupported: the plugin has no operator for the node. OrtCallError: a call of ORT's API failed.
     """
     ort = OrtCalls(host.api())
     domain, name, version = read_operator(ort, info)
@@ -90,14 +90,14 @@ def kernel_impl(graph: Graph, fused: FusedNode, device: OpenDevice, shared: Coll
 
 
 def context_kernel(node: Node, fused: FusedNode, device: OpenDevice) -> Any:
-    """Make an ``OrtKernelImpl *`` that runs ``fused``, which a context node holds, for ORT to release."""
+    """Make an ``OrtKernelImpl *``, for ORT to release, that runs ``fused``, the cluster of a context node."""
     return _create(fused, device, range(len(node.inputs)), range(len(node.outputs)), ())
 
 
 def _create(
     fused: FusedNode, device: OpenDevice, inputs: Sequence[int], outputs: Sequence[int], constants: Sequence[int]
 ) -> Any:
-    """Create the kernel. Positions map the cluster's inputs, outputs and constants to those of the node."""
+    """Create the kernel. The sequences have the node's index of each input, output and constant of the cluster."""
     spec = ffi.new("ocp_node_kernel_spec *")
     positions = ffi.new("uint32_t[]", [*inputs, *outputs, *constants])
     spec.cluster = fused.pointer

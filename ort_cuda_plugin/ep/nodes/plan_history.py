@@ -22,10 +22,13 @@ FIRST = "it is the first one"
 class PlanVariant:
     """A plan that was built in this process.
 
-    Attributes: cluster: the fused node's name. number: how many plans the cluster had before. shapes: the input shapes
-        for which it was built; empty if the model fixes all sizes. contents: the first elements of the inputs that
-        determine shapes. seconds: time to build it, including compilation of its kernels. reason: why it was built: the
-        failed guard of each earlier plan, the latest first.
+    Attributes:
+        cluster: the name of the fused node.
+        number: the number of plans that the cluster had before.
+        shapes: the input shapes for which the plan was built, by input; empty if the model fixes all sizes.
+        contents: the first elements of the inputs that determine shapes, by input.
+        seconds: the time to build the plan and compile its kernels.
+        reason: the failed guard of each earlier plan, the latest plan first.
     """
 
     cluster: str

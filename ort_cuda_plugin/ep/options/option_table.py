@@ -34,13 +34,17 @@ class Decides(Enum):
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table: everything about an option but its name and default.
+    """A row of the table: all properties of an option except its name and default.
 
-    Attributes: reader: parses its text, and describes the values. decides: the part of the plugin that it changes.
-        text: what it means, in Markdown. needs: condition under which it has an effect; "": always. aliases: its names
-        in ONNX Runtime's providers; the option's own key has priority. former_keys: earlier names; two names with
-        different values are an error. bare: a session entry without a prefix sets it as well. changes: it can change
-        while a session lives.
+    Attributes:
+        reader: parses the option's text, and describes the allowed values.
+        decides: the part of the plugin that the option changes.
+        text: the meaning of the option, in Markdown.
+        needs: the condition under which the option has an effect; "": always.
+        aliases: names of the option in ONNX Runtime's providers; the option's own key has priority.
+        former_keys: earlier names of the option; two names with different values are an error.
+        bare: whether a session entry without a prefix sets the option as well.
+        changes: whether the option can change while a session lives.
     """
 
     reader: values.Reader

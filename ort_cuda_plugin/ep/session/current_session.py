@@ -35,7 +35,7 @@ def begin(provider: Any, record: Any) -> None:
 
 
 def forget() -> None:
-    """Forget the session: later calls concern one that is created now."""
+    """Forget the thread's session, before the thread creates another session."""
     _state.provider = _state.record = None
 
 

@@ -151,7 +151,7 @@ def void_guard(function: Callback) -> Callback:
             try:
                 function(*arguments)
             except (LookupError, KeyboardInterrupt):
-                pass  # ONNX Runtime was already calling it, or a plugin's code raises at each attempt
+                pass  # the first attempt had already removed the object, or a second interrupt arrived
             except BaseException as again:
                 failed(again, arguments)
         failed(error, arguments)

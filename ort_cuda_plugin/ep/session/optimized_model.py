@@ -34,7 +34,7 @@ def _words(session_options: Any) -> list[int]:
 
 @cache
 def _place_of_path() -> int | None:
-    """Return the index of the word where the string begins; its address and length follow each other."""
+    """Return the index, in 8-byte words, of the path's string in the options: its address, followed by its length."""
     ort = OrtCalls(host.api())
     plain = ort.out("CreateSessionOptions", "OrtSessionOptions *")
     marked = ort.out("CreateSessionOptions", "OrtSessionOptions *")
