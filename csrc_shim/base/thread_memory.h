@@ -7,7 +7,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* A kind of per-thread memory: a static variable of which only `release` is initialised. */
+/* A kind of per-thread memory: a static variable whose only initialised member is `release`. */
 typedef struct ocp_thread_memory {
   void (*release)(void *memory);
   bool has_key;

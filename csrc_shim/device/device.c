@@ -49,7 +49,7 @@ ocp_stay ocp_device_enter_to_release(const ocp_device *device) {
 void ocp_device_leave(ocp_stay *stay) {
   if (!stay->driver)
     return;
-  if (stay->driver->CtxSetCurrent(stay->before) != CUDA_SUCCESS) /* once more: nobody else restores the context */
+  if (stay->driver->CtxSetCurrent(stay->before) != CUDA_SUCCESS) /* tries twice: no later call restores the context */
     stay->driver->CtxSetCurrent(stay->before);
   stay->driver = NULL;
 }

@@ -9,7 +9,7 @@
 #include "device/stay.h"
 #include "driver/driver.h"
 
-enum { OCP_MAX_DEVICES = 64 }; /* CUDA devices, and as many emulated ones */
+enum { OCP_MAX_DEVICES = 64 }; /* maximum number of CUDA devices, and of emulated devices */
 
 /* Made on first use (devices.h), lives as long as the process. */
 typedef struct ocp_device {

@@ -23,7 +23,7 @@ typedef struct ocp_run_memory {
   bool captured; /* a stream capture is open: driver calls that may synchronize are forbidden */
 } ocp_run_memory;
 
-/* Starts to record the allocations of the calling thread's Run. Blocks that `memory` holds already serve them first. */
+/* Starts to record the allocations of the calling thread's Run, which get freed blocks in `memory` first. */
 int ocp_run_memory_watch(ocp_run_memory *memory, ocp_device *device, bool captured, ocp_error *error);
 /* Stops recording; may be called on another thread. */
 void ocp_run_memory_unwatch(ocp_run_memory *memory);

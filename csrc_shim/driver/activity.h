@@ -1,9 +1,9 @@
 /* Profiling: attributes the work that devices run to the profile events and ONNX nodes that enqueued it.
  *
  * A listener is a profile that ONNX Runtime makes: of a session, or of one Run. ORT says on each thread which event
- * of the profile begins and ends. Work that the thread enqueues meanwhile belongs to that event. It is delivered to
- * every listener that has an open event on the thread. The code that enqueues also gives the source of the work, a
- * number that run/instance/sources.h resolves to ONNX nodes.
+ * of the profile begins and ends. Work that the thread enqueues meanwhile belongs to that event, and every listener
+ * with an open event on the thread receives the work as an activity. The code that enqueues also sets the source of the
+ * work, a number that run/instance/sources.h resolves to ONNX nodes.
  *
  *     StartEvent -> enter --+                              +-> driver: runs the work, now or later -> deliver
  *                           +-> owners and source of a call-+

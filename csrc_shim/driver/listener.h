@@ -51,8 +51,8 @@ void ocp_listener_open(ocp_listener *listener);
 void ocp_listener_close(ocp_listener *listener);
 /* Closes and frees the listener, which no thread may be using. Ignores NULL. */
 void ocp_listener_destroy(ocp_listener *listener);
-/* Takes the activities received so far, in any order; the caller frees them. *lost: how many were dropped for lack of
- * room. */
+/* Takes the activities received so far, in any order; the caller frees them. *lost: number of activities that were
+ * dropped for lack of room. */
 ocp_activity *ocp_listener_take(ocp_listener *listener, size_t *count, size_t *lost);
 /* The number of a listener is unique in the process; the second function tells whether the listener of a number is
  * open. */

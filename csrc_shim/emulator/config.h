@@ -23,7 +23,7 @@ enum {
   OCP_EMU_COUNT_SHARED = 1 << 19  /* `address` is an offset in the block's shared memory */
 };
 
-/* One access of one thread. Lanes of a warp with equal `place` and `turn` access memory together. */
+/* One access of one thread. Lanes of a warp access memory together if the instruction and `turn` are equal. */
 typedef struct ocp_emu_access {
   uint64_t address;
   uint32_t what;
@@ -44,9 +44,9 @@ typedef struct ocp_emu_count {
   uint32_t num_left;   /* blocks that ended early, at an access outside of all memory */
   uint64_t max_accesses, num_accesses;
   ocp_emu_access *accesses;
-  uint64_t *executed; /* [num_places]: executions of each instruction or basic block, summed over threads */
-  uint64_t *issued;   /* [num_places]: executions by warps, each the maximum over its lanes */
-  uint32_t *turns;    /* [num_places][1024]: executions by each thread of the running block */
+  uint64_t *executed; /* executions of each instruction or basic block, summed over threads */
+  uint64_t *issued;   /* executions of each by warps: the maximum over the lanes of a warp */
+  uint32_t *turns;    /* executions of each by each of at most 1024 threads of the running block */
 } ocp_emu_count;
 
 #endif

@@ -73,8 +73,7 @@ static uint64_t find_offset(const ocp_slab_item *item, const placement *placed, 
   return best != UINT64_MAX ? best : end;
 }
 
-/* Places the items in the given order. `placed`: scratch memory for `count` placements. Returns the bytes of the block.
- */
+/* Places the items in the given order and returns the bytes of the block. `placed`: scratch for `count` placements. */
 static uint64_t place(ocp_slab_item *const *order, uint32_t count, bool at_the_ends, uint64_t top, placement *placed) {
   uint64_t total = 0;
   for (uint32_t i = 0; i < count; i++) {

@@ -133,7 +133,7 @@ def _typed(model: onnx.ModelProto, name: str, value: Any) -> onnx.ValueInfoProto
 def _model_of(
     model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], inputs: Sequence[str], outputs: Sequence[str]
 ) -> onnx.ModelProto:
-    """Return a model of some nodes of another one, with the initializers that they read."""
+    """Return a model of some nodes of ``model``, with the initializers that these nodes read."""
     read = {name for node in nodes for name in reads(node)}
     graph = onnx.GraphProto(name=model.graph.name)
     graph.node.extend(nodes)

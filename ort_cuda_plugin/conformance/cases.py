@@ -18,7 +18,7 @@ KINDS = ("node", "simple", "pytorch-operator", "pytorch-converted")
 
 @dataclass(frozen=True)
 class Case:
-    """One test. Values of its data sets are arrays, lists of them for sequences, or None."""
+    """One test. The values of its data sets are arrays, lists of arrays for sequences, or None."""
 
     kind: str
     name: str

@@ -38,7 +38,7 @@ def _device(device: DeviceInfo) -> Finding:
 
 
 def _missing(machine: Machine, why: str) -> Finding:
-    """Explain why no GPU is offered, and what to do on such a machine."""
+    """Explain why no GPU is offered, and what the user can do on this machine."""
     has_module = bool(machine.text("proc/driver/nvidia/version"))
     has_nodes = machine.has("dev/nvidiactl")
     if machine.has("dev/dxg"):

@@ -257,7 +257,7 @@ static size_t planned_bytes(ocp_arena *arena, size_t size, bool exactly) {
   return bytes;
 }
 
-/* Bytes left below the limit; negative after the limit was lowered below what is held. */
+/* Returns the bytes left below the limit; negative if the limit was lowered below the bytes held. */
 static int64_t bytes_left(const ocp_arena *arena) {
   return arena->config.max_mem - arena->stats.total - arena->pooled_bytes;
 }
@@ -305,7 +305,7 @@ ocp_chunk *ocp_arena_add_region(ocp_arena *arena, uint64_t address, size_t regio
   return chunk;
 }
 
-/* ---- a CUDA pool in the arena's place ---- */
+/* ---- accounting for a CUDA pool that replaces the arena ---- */
 
 bool ocp_arena_expect_pooled(ocp_arena *arena, size_t size) {
   const int64_t left = bytes_left(arena);

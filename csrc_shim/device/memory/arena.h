@@ -68,7 +68,7 @@ struct ocp_arena {
   ocp_memory_stats stats;
 };
 
-/* Size of the chunk for a request; `redzone`: bytes added behind it where the driver detects overruns. */
+/* Returns the size of the chunk for a request. `redzone`: bytes that are added if the driver detects overruns. */
 size_t ocp_arena_round(size_t bytes, size_t redzone);
 
 /* Takes a chunk of at least `size` bytes (rounded) that `taker` may use at once (NULL: that every stream may), and
@@ -95,7 +95,7 @@ bool ocp_arena_expect_pooled(ocp_arena *arena, size_t size);
 void ocp_arena_pooled(ocp_arena *arena, size_t size, bool given);
 void ocp_arena_pooled_freed(ocp_arena *arena, size_t size);
 
-/* Removes all unused regions, or one region if it is unused. Returns them linked by next, for the driver. */
+/* Remove all unused regions, or one region if it is unused; return them linked by `next`, for the driver to free. */
 ocp_region *ocp_arena_remove_unused(ocp_pool *pool, ocp_arena *arena);
 ocp_region *ocp_arena_remove_region(ocp_pool *pool, ocp_arena *arena, ocp_region *region);
 /* After a shrink, growth begins with a small region again. */

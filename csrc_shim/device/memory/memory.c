@@ -31,7 +31,7 @@
 
 /* ---- pools ---- */
 
-/* Held for well under a microsecond, so a thread that finds it taken spins before it sleeps. */
+/* Initialises a lock that is held for well under a microsecond: a thread that finds it taken spins before it sleeps. */
 static void init_lock(pthread_mutex_t *lock) {
   pthread_mutexattr_t attributes;
   pthread_mutexattr_init(&attributes);
@@ -212,7 +212,7 @@ int ocp_device_available(ocp_device *device, uint64_t *bytes, ocp_error *error) 
   return ORT_OK;
 }
 
-/* Logs the chunk sizes, which tell fragmentation from a lack of memory. A CUDA pool in the arena's place has no
+/* Logs the chunk sizes, which tell fragmentation from a lack of memory. A CUDA pool that replaces the arena has no
  * chunks. */
 static void log_arena(ocp_device *device, int memory) {
   char text[OCP_ARENA_DUMP_BYTES];

@@ -19,8 +19,8 @@
  * A stream can get it again once the work that is enqueued now on the other streams has finished. */
 int ocp_device_alloc(ocp_device *device, size_t bytes, ocp_stream *stream, CUdeviceptr *address, ocp_error *error);
 void ocp_device_free(ocp_device *device, CUdeviceptr address, ocp_stream *stream);
-/* A separate allocation of the driver, not of the arena, for long-lived data that is only read, such as weights. All
- * work may use it. Free it by ocp_device_free. */
+/* Allocates memory of the driver, not of the arena, for long-lived data that is only read, such as weights. All work
+ * may use the memory. Free it by ocp_device_free. */
 int ocp_device_reserve(ocp_device *device, size_t bytes, CUdeviceptr *address, ocp_error *error);
 
 /* Returns memory that no enqueued work uses to the driver, and destroys the idle streams of the pool. Returns the bytes
@@ -29,8 +29,8 @@ int64_t ocp_device_trim(ocp_device *device);
 /* Like ocp_device_trim, but a mempool keeps as many bytes as its options say. */
 int64_t ocp_device_shrink(ocp_device *device);
 
-/* Available device memory in bytes: what the driver has free and what the arena holds idle, up to the
- * arena's limit. */
+/* Determines the available device memory: the bytes that the driver has free and those that the arena holds idle, up to
+ * the arena's limit. */
 int ocp_device_available(ocp_device *device, uint64_t *bytes, ocp_error *error);
 
 /* An owner of device memory that it can release, such as the slabs of instances that no Run uses. When memory runs out,
@@ -59,7 +59,9 @@ int ocp_pool_alloc(ocp_device *device, int memory, size_t bytes, ocp_stream *str
 bool ocp_pool_free(ocp_device *device, int memory, uint64_t address, ocp_stream *stream);
 /* Like ocp_device_reserve, for the kind `memory`. */
 int ocp_pool_reserve(ocp_device *device, int memory, size_t bytes, uint64_t *address, ocp_error *error);
-/* Returns unused memory to the driver; the result is its bytes. `keep`: a mempool keeps what its options say. */
+/* Gives unused memory back to the driver and returns its bytes. `keep`: a mempool keeps as many bytes as its options
+ * say.
+ */
 int64_t ocp_pool_shrink(ocp_device *device, int memory, bool keep);
 void ocp_pool_stats(ocp_device *device, int memory, ocp_memory_stats *stats);
 /* Called at the end of a Run: frees the bound chunks whose work has finished. */

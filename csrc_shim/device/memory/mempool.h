@@ -15,14 +15,13 @@ void ocp_mempool_destroy(ocp_mempool *mempool); /* only for a mempool that was n
 void ocp_mempool_configure(ocp_mempool *mempool, const ocp_arena_config *config);
 bool ocp_mempool_is_wanted(const ocp_mempool *mempool);
 
-/* Allocates `size` bytes (rounded) while the device's context is current. Fills `error` unless it returns CUDA_SUCCESS.
- */
+/* Allocates `size` bytes (rounded); the device's context is current. Fills `error` unless it returns CUDA_SUCCESS. */
 CUresult ocp_mempool_alloc(ocp_device *device, size_t size, ocp_stream *stream, uint64_t *address, ocp_error *error);
 /* Frees the allocation; *size: its bytes. Returns false if no allocation starts at the address. */
 bool ocp_mempool_free(ocp_device *device, uint64_t address, ocp_stream *stream, size_t *size);
 /* Frees the blocks that were waiting for work that has now finished. */
 void ocp_mempool_collect(ocp_device *device);
-/* Gives unused memory back to the driver and returns its bytes. `keep`: the pool keeps what the options say. */
+/* Gives unused memory back to the driver and returns its bytes. `keep`: the pool keeps as many as the options say. */
 int64_t ocp_mempool_shrink(ocp_device *device, bool keep);
 /* Returns the bytes that the pool holds from the driver. The arena's statistics count the bytes that are handed out. */
 int64_t ocp_mempool_held_bytes(ocp_device *device);

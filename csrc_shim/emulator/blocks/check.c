@@ -14,7 +14,7 @@
 #include "emulator/shadow.h"
 #include "emulator/state.h"
 
-#define NEAR_STACK ((uint64_t)1 << 20) /* a kernel's locals lie within so many bytes of the running stack frame */
+#define NEAR_STACK ((uint64_t)1 << 20) /* maximum distance of a kernel's locals from the check's stack frame, bytes */
 
 static const char *const accesses[] = {"", "reads", "writes", "updates"};
 

@@ -38,8 +38,7 @@ CUgraphNode emu_graph_add(CUgraph graph, const emu_op *op, CUgraphNode const *be
 /* Returns the error of the capture unless every node of the graph is in `last` or precedes a node in `last`. */
 CUresult emu_graph_check_joined(CUgraph graph, CUgraphNode const *last, uint32_t num_last);
 
-/* Make the work of a node with these parameters, after the same checks as in the call that enqueues such an operation.
- */
+/* Make the work of a node with these parameters, after the checks of the call that enqueues such an operation. */
 CUresult emu_kernel_work(const CUDA_KERNEL_NODE_PARAMS *params, emu_work **work);
 CUresult emu_memcpy_work(const CUDA_MEMCPY3D *params, emu_work **work);
 CUresult emu_memset_work(const CUDA_MEMSET_NODE_PARAMS *params, emu_work **work);

@@ -56,8 +56,7 @@ static bool has_failure_key;
 
 static void make_failure_key(void) { has_failure_key = pthread_key_create(&failure_key, free) == 0; }
 
-/* Returns the calling thread's failure; NULL: none. `make`: makes an empty one if there is none; NULL: out of memory.
- */
+/* Returns the calling thread's failure, or NULL; with `make` an empty failure instead (NULL: out of memory). */
 static ocp_error *last_failure(bool make) {
   static pthread_once_t once = PTHREAD_ONCE_INIT;
   pthread_once(&once, make_failure_key);

@@ -46,15 +46,13 @@ void ocp_capture_destroy(ocp_capture *capture);
 
 /* Finds the stream on which the calling thread runs the session; the caller releases the reference. */
 int ocp_capture_stream(ocp_capture *capture, ocp_stream **stream, ocp_error *error);
-/* Called at the start of each Run of any EP: forgets the previous Run of this thread, which ORT may never have ended.
- */
+/* Called at the start of each Run of any EP: forgets the thread's previous Run, which ORT may not have ended. */
 void ocp_capture_forget_run(void);
 /* Called around a Run with that annotation id, on the thread that runs it. The end of a captured Run launches its
  * graph. */
 int ocp_capture_run_start(ocp_capture *capture, int id, ocp_error *error);
 int ocp_capture_run_end(ocp_capture *capture, int id, bool synchronize, ocp_error *error);
-/* ocp_capture_has: whether the calling thread has a graph for the id. ocp_capture_replay launches that graph and waits.
- */
+/* ocp_capture_has: whether the calling thread has a graph for the id. ocp_capture_replay launches it and waits. */
 bool ocp_capture_has(ocp_capture *capture, int id);
 int ocp_capture_replay(ocp_capture *capture, int id, ocp_error *error);
 /* Releases every thread's state for the id: its graph and the memory that the graph keeps. Safe during Runs: a Run that

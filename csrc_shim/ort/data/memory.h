@@ -10,8 +10,7 @@
 /* The slot CreateDataTransfer of OrtEpFactory. */
 OrtStatus *ocp_ort_create_data_transfer(OrtEpFactory *factory, OrtDataTransferImpl **out);
 
-/* Returns the device that copies between the two tensors: a device of ours that holds one of them. NULL with the error.
- */
+/* Returns the device that copies between two tensors: a device of ours that has one of them. NULL with the error. */
 ocp_device *ocp_ort_copying_device(const OrtValue *src, const OrtValue *dst, ocp_error *error);
 /* Copies a tensor into one of the same size, between any two of host, pinned and device memory of the device (or of
  * two devices of one kind). Asynchronous if a stream of the copying device is given, with CUDA's semantics for

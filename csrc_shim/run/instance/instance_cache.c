@@ -50,9 +50,7 @@ static void insert(ocp_instance_cache *cache, ocp_instance *instance) {
   cache->count++;
 }
 
-/* Unlinks the oldest instances while the cache exceeds its limits, but never the newest. Returns them linked by
- * `chain`.
- */
+/* Unlinks the oldest instances, but never the newest, while the cache exceeds its limits; returns them as a chain. */
 static ocp_instance *evict(ocp_instance_cache *cache) {
   ocp_instance *evicted = NULL;
   while (cache->oldest != cache->newest && (cache->bytes > max_bytes || cache->count > max_count)) {

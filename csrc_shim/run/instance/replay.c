@@ -273,8 +273,7 @@ static bool make(ocp_replay_budget *budget, ocp_instance *instance, ocp_stream *
 
 typedef enum outcome { READY, COLD, FAILED } outcome;
 
-/* Sets the addresses in the instance's parameters, and marks the records with an address that differs from the graph's.
- */
+/* Sets the addresses in the instance's parameters, and marks the records whose addresses differ from the graph's. */
 static void find_changes(ocp_instance *instance) {
   ocp_replay *replay = instance->replay;
   const uint32_t count = instance->num_fixups[0];

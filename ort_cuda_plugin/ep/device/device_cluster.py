@@ -57,7 +57,7 @@ class DeviceCluster:
         self._kernels.clear()
 
     def add(self, variant: Variant, notes: Notes) -> None:
-        """Add what a variant needs, and then its plans.
+        """Add the kernels, problems, callbacks and weights of a variant, and then its plan.
 
         Raises:
             PluginError: no device memory for the weights, or a plan is not valid.

@@ -74,7 +74,7 @@ def keys() -> tuple[str, ...]:
 
 
 def check_options(values: Mapping[str, str]) -> str:
-    """Return what is wrong with options of an arena, or ""."""
+    """Return the error of the options of an arena, or ""."""
     error, (keys, texts) = new_error(), _strings(values)
     core().arena_check(keys, texts, len(keys), error)
     return ffi.string(error.text).decode(errors="replace") if error.code else ""
@@ -100,7 +100,7 @@ def configure(info: DeviceInfo, memory: int, values: Mapping[str, str]) -> str:
     """Apply these options to the arena of a device's memory. Return a warning if the arena exists with others, else "".
 
     Raises:
-        PluginError: a key is unknown, or its value is not one that it takes.
+        PluginError: a key is unknown, or a value is invalid.
     """
     warning, error, (keys, texts) = ffi.new("char[]", lib.OCP_ARENA_WARNING_BYTES), new_error(), _strings(values)
     core().arena_configure(info.emulated, info.ordinal, memory, keys, texts, len(keys), warning, error)

@@ -47,7 +47,7 @@ def known_keys() -> list[str]:
 def collect(session: Mapping[str, str], environment: Mapping[str, str], identity: Identity) -> dict[str, str]:
     """Return the options by bare key, from all entries of a session and of the environment.
 
-    An entry overrides those of weaker sources under any name of its option.
+    An entry overrides entries for the same option, under any of its names, from sources of lower priority.
     """
     merged: dict[str, str] = {}
     for prefix, entries in (
