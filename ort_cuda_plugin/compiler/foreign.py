@@ -1,7 +1,7 @@
 """Kernels of applications in CUDA C++, PTX, cubins and LTO-IR.
 
-NVRTC compiles CUDA C++, nvJitLink links all of them to cubins; neither needs a GPU. The emulated device cannot run
-such code: it runs ``source``, the kernel's counterpart in Numba.
+NVRTC compiles CUDA C++, nvJitLink links all of them to cubins; neither needs a GPU. The emulated device runs
+``source``, the kernel's counterpart in Numba; without one it executes the PTX, which a cubin lacks.
 """
 
 from __future__ import annotations
@@ -126,12 +126,7 @@ class ForeignKernel(KernelSpec):
 def compile_foreign(spec: ForeignKernel, target: Target) -> KernelImage:
     """Return the cubin for a GPU; PTX if the architecture is newer than the toolkit. Raises ForeignCodeError."""
     code = spec.foreign
-    data = code.image_for(target.compute_capability)
-    if data is None:
-        raise ForeignCodeError(
-            f"its code is for {', '.join(arch for arch, _ in code.images)}, none of which runs on {target.arch}: "
-            f"add code for {target.arch}"
-        )
+    data = _image_for(code, target)
     if code.kind == "cubin":
         return _image(spec, bytes(data), code.entry, target, {})
     entry, ptx = code.entry, b""
@@ -140,6 +135,41 @@ def compile_foreign(spec: ForeignKernel, target: Target) -> KernelImage:
     elif code.kind == "ptx":
         ptx = bytes(data).strip(b"\0 \n")
     return _linked(spec, ptx, data, entry, target)
+
+
+def _image_for(code: ForeignCode, target: Target) -> bytes:
+    """Return the code for an architecture. Raises ForeignCodeError if there is none."""
+    data = code.image_for(target.compute_capability)
+    if data is None:
+        raise ForeignCodeError(
+            f"its code is for {', '.join(arch for arch, _ in code.images)}, none of which runs on {target.capability}: "
+            f"add code for {target.capability}"
+        )
+    return data
+
+
+def ptx_of(code: ForeignCode, capability: tuple[int, int]) -> tuple[str, str]:
+    """Return code as PTX for an architecture, and the kernel's name there. Raises ForeignCodeError."""
+    if code.kind == "cubin":
+        raise ForeignCodeError(
+            "a cubin is machine code of a GPU, which the emulated device cannot run: give CUDA C++, PTX or LTO-IR, or "
+            "a counterpart in Numba or NumPy"
+        )
+    target = Target.cuda(*capability)
+    data = _image_for(code, target)
+    if code.kind == "cuda":
+        ptx, entry = _compile_cuda(code, data, target)
+        return ptx.decode(), entry
+    if code.kind == "ptx":
+        return bytes(data).strip(b"\0 \n").decode(), code.entry
+    from cuda.core import Linker, LinkerOptions, ObjectCode
+
+    try:
+        options = LinkerOptions(arch=target.arch, link_time_optimization=True, ptx=True)
+        linked = Linker(ObjectCode.from_ltoir(bytes(data)), options=options).link("ptx")
+    except Exception as error:
+        raise ForeignCodeError(f"nvJitLink: {error}") from error
+    return bytes(linked.code).strip(b"\0 \n").decode(), code.entry
 
 
 def _compile_cuda(code: ForeignCode, source: bytes, target: Target) -> tuple[bytes, str]:

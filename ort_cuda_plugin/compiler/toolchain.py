@@ -139,8 +139,8 @@ def kernel_key(spec: KernelSpec, target: Target, tools: Tools | None = None) -> 
     """
     tools = installed_tools(target.is_emulated) if tools is None else tools
     own = () if target.is_emulated else tuple(map(version_of, spec.tools))
-    if target.executes_ptx:
-        own = (*map(version_of, CUBINS), sources_digest(ptx_sources()))
+    if target.executes_ptx or (target.is_emulated and spec.tools and not spec.source):
+        own = (*map(version_of, (*spec.tools, *CUBINS)), sources_digest(ptx_sources()))
     return joined_digest(spec.digest, target.arch, *own, toolchain_digest(tools, target.is_emulated))
 
 

@@ -11,9 +11,11 @@ from numba import cuda
 
 import ort_cuda_plugin
 from custom_models import in_place_of, launches, model, random_rows
+from ort_cuda_plugin.compiler import compile as compiler
 from ort_cuda_plugin.compiler.compile import KernelCompileError, compile_kernel
 from ort_cuda_plugin.compiler.foreign import ForeignKernel
 from ort_cuda_plugin.compiler.library import compile_worker
+from ort_cuda_plugin.compiler.library.foreign_code import compile_for
 from ort_cuda_plugin.compiler.targets import KernelImage, Target
 from ort_cuda_plugin.custom.kernels.kernel_source import KernelSourceError
 from ort_cuda_plugin.custom.kernels.kernels import (
@@ -30,6 +32,7 @@ from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 
 SIGNATURE = ("*f32", "*f32", "i64", "f32")
 SHIFT = 3
+PTX_HEAD = ".version 8.0\n.target sm_90\n.address_size 64\n"
 BROKEN = 'extern "C" __global__ void f() { int x = y; }'
 SOURCE = """
 template <typename T> __device__ T shifted(T x, T factor) { return x * factor + 3; }
@@ -83,18 +86,23 @@ def test_an_expression_names_an_instance_of_a_template() -> None:
     assert image(cuda_kernel(SOURCE, "zero<float>", ("*f32",))).entry == "_Z4zeroIfEvPT_"
 
 
-def test_ptx_and_ltoir_are_linked(made: dict[str, KernelImage]) -> None:
+def ltoir() -> bytes:
+    """Return the source as LTO-IR for sm_90."""
     from cuda.bindings import nvrtc
 
     program = nvrtc.nvrtcCreateProgram(SOURCE.encode(), b"shift.cu", 0, [], [])[1]
     options = [b"--gpu-architecture=compute_90", b"-dlto"]
     assert nvrtc.nvrtcCompileProgram(program, len(options), options)[0] == 0
-    ltoir = b" " * nvrtc.nvrtcGetLTOIRSize(program)[1]
-    nvrtc.nvrtcGetLTOIR(program, ltoir)
+    data: bytes = b" " * nvrtc.nvrtcGetLTOIRSize(program)[1]
+    nvrtc.nvrtcGetLTOIR(program, data)
+    return data
+
+
+def test_ptx_and_ltoir_are_linked(made: dict[str, KernelImage]) -> None:
     for kernel in (
         ptx_kernel(made["sm_90"].ptx, "shift", SIGNATURE),
         ptx_kernel(made["sm_90"].ptx.decode(), "shift", SIGNATURE),
-        ltoir_kernel({"sm_90": ltoir}, "shift", SIGNATURE),
+        ltoir_kernel({"sm_90": ltoir()}, "shift", SIGNATURE),
     ):
         assert image(kernel).metadata["static_shared_bytes"] == made["sm_90"].metadata["static_shared_bytes"]
 
@@ -237,10 +245,41 @@ def test_a_twin_in_numpy_is_called_in_each_run_and_explain_says_so() -> None:
         assert changes(session, 7)["python_calls"] == 1
 
 
-def test_a_kernel_without_a_twin_is_for_gpus_only() -> None:
-    kernel = cuda_kernel(SOURCE, "shift", SIGNATURE)
+@pytest.mark.parametrize("kind", ["cuda", "ptx", "ltoir"])
+def test_the_emulated_device_executes_foreign_code(made: dict[str, KernelImage], kind: str) -> None:
+    kernel = {
+        "cuda": lambda: cuda_kernel(SOURCE, "shift", SIGNATURE),
+        "ptx": lambda: ptx_kernel(made["sm_90"].ptx, "shift", SIGNATURE),
+        "ltoir": lambda: ltoir_kernel({"sm_90": ltoir()}, "shift", SIGNATURE),
+    }[kind]()
+    x = random_rows(70)
+    with in_place_of("Sign", launches(kernel)):
+        result = ort_cuda_plugin.session(model(), emulate=True).run(None, {"x": x})[0]
+    np.testing.assert_allclose(result, -(np.exp(x) * 2 + SHIFT), rtol=1e-5)
+
+
+def test_a_cubin_alone_is_for_gpus_only(made: dict[str, KernelImage]) -> None:
+    kernel = cubin_kernel({"sm_90": made["sm_90"].data}, "shift", SIGNATURE)
     with in_place_of("Sign", launches(kernel)):
         assert ort_cuda_plugin.explain(model(), emulate=True)[1].note == "", "the built-in operator runs the node"
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: cuda_kernel(BROKEN, "f", SIGNATURE), 'identifier "y" is undefined'),
+        (lambda: cuda_kernel(SOURCE, "zero<int>", SIGNATURE), r"its parameters have \[8\] bytes, and those of its"),
+        (lambda: ptx_kernel(PTX_HEAD + ".visible .entry g() { ret; }", "f", ()), "its code has no kernel 'f'"),
+        (
+            lambda: ptx_kernel(PTX_HEAD + ".visible .entry f() { wgmma.fence.sync.aligned; ret; }", "f", ()),
+            "PTX line 4, `wgmma.fence.sync.aligned`: the instruction wgmma is not supported",
+        ),
+    ],
+)
+def test_code_that_the_emulated_device_cannot_execute_is_an_error(make: Any, message: str) -> None:
+    kernel: Kernel = make()
+    with pytest.raises(KernelCompileError, match=message):
+        compile_for(compiler, kernel.spec(kernel.signature or (), 64), Target.emulated(), None)
 
 
 def test_a_block_that_depends_on_a_size_makes_a_plan_for_each() -> None:
@@ -311,5 +350,3 @@ def test_code_for_gpus_does_what_its_twin_does() -> None:
 def test_foreign_kernels_are_kernels() -> None:
     spec = cuda_kernel(SOURCE, "shift", SIGNATURE).spec(SIGNATURE, 64)
     assert isinstance(spec, ForeignKernel)
-    with pytest.raises(KernelCompileError, match="kernel 'shift': it has no counterpart in Numba"):
-        compile_kernel(spec, Target.emulated())

@@ -173,9 +173,9 @@ def test_tensor_cores_multiply_what_ldmatrix_loads() -> None:
     [
         (
             "wgmma.fence.sync.aligned;",
-            "PTX line 7, `wgmma.fence.sync.aligned`: the instruction wgmma is not",
+            "PTX line 8, `wgmma.fence.sync.aligned`: the instruction wgmma is not",
         ),
-        ("mov.u32 %r1, %clock;", r"line 7, .*: the special register %clock is not supported"),
+        ("mov.u32 %r1, %clock;", r"line 8, .*: the special register %clock is not supported"),
         ("ld.global.u32 %nothing, [%x];", "%nothing is not declared"),
         ("add.u32 %r1, %r2;", "the operands or modifiers are not those"),
         ("cvt.rn.f16.f64.satfinite %r1, %x;", "the modifier .satfinite is not supported for these types"),
@@ -183,7 +183,7 @@ def test_tensor_cores_multiply_what_ldmatrix_loads() -> None:
         ("add.u32 %r1, %r2, %r3", "expected"),
         ("bar.arrive 1;", "expected .sync, .arrive with a count of threads"),
         ("bar.sync 1, 64;", "a barrier waits for more threads than the block has"),
-        ("trap;", r"trap: kernel k, block \(0,0,0\), thread \(0,0,0\): trap in line 7 of the PTX"),
+        ("trap;", r"trap: kernel k, block \(0,0,0\), thread \(0,0,0\): trap in line 8 of the PTX"),
     ],
 )
 def test_errors_name_line_and_instruction(body: str, message: str) -> None:

@@ -25,6 +25,7 @@ from ort_cuda_plugin.compiler.cache import KernelCache, decode, encode
 from ort_cuda_plugin.compiler.foreign import ForeignKernel
 from ort_cuda_plugin.compiler.kernel import KernelSpec
 from ort_cuda_plugin.compiler.library import isolation
+from ort_cuda_plugin.compiler.library.foreign_code import compile_for
 from ort_cuda_plugin.compiler.targets import KernelImage, Target
 from ort_cuda_plugin.compiler.toolchain import installed_tools, joined_digest, toolchain_digest
 
@@ -187,7 +188,7 @@ def answer(compiler: Any, folder: str, jobs: IO[bytes], replies: IO[bytes]) -> N
         send(replies, tools().encode())
         while (message := receive(jobs)) is not None:
             try:
-                reply = encode(compiler.compile_kernel(*decode_job(message), cache))
+                reply = encode(compile_for(compiler, *decode_job(message), cache))
             except compiler.KernelCompileError:
                 reply = b""
             send(replies, reply)

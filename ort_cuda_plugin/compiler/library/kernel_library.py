@@ -20,6 +20,7 @@ from ort_cuda_plugin.compiler.cache import KernelCache
 from ort_cuda_plugin.compiler.caches.trusted_files import append_to_file, read_file
 from ort_cuda_plugin.compiler.foreign import ForeignKernel
 from ort_cuda_plugin.compiler.kernel import KernelSpec
+from ort_cuda_plugin.compiler.library.foreign_code import compile_for
 from ort_cuda_plugin.compiler.library.isolation import import_compiler
 from ort_cuda_plugin.compiler.targets import KernelImage, Target
 from ort_cuda_plugin.compiler.toolchain import kernel_key
@@ -235,7 +236,7 @@ class Compilation:
             self.compile_here(index)
 
     def compile_here(self, index: int) -> None:
-        self.finish(index, import_compiler().compile_kernel(*self.jobs[index], self.cache))
+        self.finish(index, compile_for(import_compiler(), *self.jobs[index], self.cache))
 
     def run_in(self, worker: WorkerClient) -> None:
         """Give jobs to a helper. If the helper fails, its jobs are compiled here, which raises their errors here."""

@@ -180,8 +180,8 @@ token_pattern = re.compile(
     r"|(?P<word>[.]?[A-Za-z_$%][\w$]*(?:(?:\.|::)[\w$]+)*)"
     r"|(?P<mark>[@!,;:{}()\[\]<>|+\-=]))"
 )
-line_directives = re.compile(r"^\s*\.(?:loc|file|version|address_size|pragma)\b[^\n]*$", re.MULTILINE)
-target_directive = re.compile(r"^\s*\.target\s+([^\n]*)$", re.MULTILINE)
+line_directives = re.compile(r"^[ \t]*\.(?:loc|file|version|address_size|pragma)\b[^\n]*$", re.MULTILINE)
+target_directive = re.compile(r"^[ \t]*\.target\s+([^\n]*)$", re.MULTILINE)
 linking = {".visible", ".extern", ".weak", ".common"}
 spaces = {".global", ".const", ".shared", ".local", ".param"}
 performance = {".maxntid", ".reqntid", ".minnctapersm", ".maxnctapersm", ".maxnreg", ".noreturn", ".blocksareclusters"}

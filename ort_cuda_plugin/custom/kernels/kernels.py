@@ -46,6 +46,12 @@ class Kernel:
     source: str = ""
     numpy_twin: Function | None = field(default=None, repr=False)
 
+    @property
+    def needs_gpu(self) -> bool:
+        """Whether the emulated device can run neither the code nor a counterpart."""
+        is_cubin = self.foreign is not None and self.foreign.kind == "cubin"
+        return is_cubin and not self.source and self.numpy_twin is None
+
     def for_arguments(self, args: Sequence[Any]) -> tuple[Kernel, Sequence[Any]]:
         """Return the kernel for a launch with these arguments, and its actual arguments."""
         return self, args
@@ -153,7 +159,7 @@ def launch(
 
     Raises:
         TypeError: the arguments are not those of the signature.
-        Unsupported: the emulated device has no counterpart of the kernel to run.
+        Unsupported: the kernel is a cubin without a counterpart, and the device is the emulated one.
     """
     check_kernel(kernel)
     blocks = [size_of(kernel, "grid", size) for size in sizes_of(grid)]
@@ -166,16 +172,17 @@ def launch(
     for number, arg in enumerate(placed):
         if isinstance(arg, Tensor) and not arg.is_contiguous:
             raise TypeError(f"kernel {kernel.name}: argument {number} is not contiguous: use ctx.contiguous")
-    if kernel.foreign is not None and not ctx.device.runs_cubins and not kernel.source:
-        if kernel.numpy_twin is None:
+    if not ctx.device.runs_cubins and not kernel.source:
+        if function := kernel.numpy_twin:
+            _call_numpy(ctx, kernel, function, blocks, placed, reads, writes)
+            return
+        if kernel.needs_gpu:
             of_node = "" if ctx.node is None else f" of {_name(ctx.node)}"
             raise Unsupported(
                 "op",
-                f"kernel {kernel.name}{of_node} is code for GPUs, and has no counterpart in Numba or NumPy that the "
+                f"kernel {kernel.name}{of_node} is a cubin, and has no counterpart in Numba or NumPy that the "
                 "emulated device can run",
             )
-        _call_numpy(ctx, kernel, kernel.numpy_twin, blocks, placed, reads, writes)
-        return
     x, y, z = blocks
     bx, by, bz = threads
     spec = kernel.spec(tuple(map(type_of, placed)), bx * by * bz, "" if ctx.node is None else _name(ctx.node))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -152,9 +152,14 @@ class RunStream:
         check_kernel(kernel)
         threads = checked_block(kernel, sizes_of(block))
         blocks = tuple(operator.index(size_of(kernel, "grid", size)) for size in sizes_of(grid))
-        if kernel.foreign is not None and self._stream.is_emulated and not kernel.source:
-            self._call_numpy(kernel, blocks, args)
-            return
+        if self._stream.is_emulated and not kernel.source:
+            if kernel.needs_gpu:
+                raise TypeError(
+                    f"kernel {kernel.name} is a cubin, and has no counterpart that the emulated device can run"
+                )
+            if function := kernel.numpy_twin:
+                self._call_numpy(function, blocks, args)
+                return
         if kernel.source and (kernel.foreign is None or self._stream.is_emulated):
             check_halves(kernel.name, kernel.source, [getattr(arg, "dtype", None) for arg in args])
         kernel, args = kernel.for_arguments(args)
@@ -186,15 +191,11 @@ class RunStream:
     def synchronize(self) -> None:
         self._stream.synchronize()
 
-    def _call_numpy(self, kernel: Kernel, grid: Sequence[int], args: Sequence[Any]) -> None:
-        if kernel.numpy_twin is None:
-            raise TypeError(
-                f"kernel {kernel.name} is code for GPUs, and has no counterpart that the emulated device can run"
-            )
+    def _call_numpy(self, function: Callable[..., Any], grid: Sequence[int], args: Sequence[Any]) -> None:
         if 0 in grid:
             return
         arrays = {number: self._contents(arg) for number, arg in enumerate(args) if isinstance(arg, DeviceArray)}
-        kernel.numpy_twin(*(arrays.get(number, arg) for number, arg in enumerate(args)))
+        function(*(arrays.get(number, arg) for number, arg in enumerate(args)))
         for number, array in arrays.items():
             self.write(args[number], array)
 

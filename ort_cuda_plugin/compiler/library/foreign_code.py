@@ -1,0 +1,41 @@
+"""Kernels of applications in CUDA C++, PTX and LTO-IR on the emulated device: their PTX, translated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..foreign import ForeignCodeError, ForeignKernel, ptx_of
+from ..kernel import KernelSpec
+from ..ptx.parser import Function, Module
+from ..targets import KernelImage, Target
+
+CAPABILITY = (9, 0)
+"""The GPU for which CUDA C++ is compiled, unless the target executes the PTX of another one."""
+
+
+def compile_for(compiler: Any, spec: KernelSpec, target: Target, cache: Any) -> KernelImage:
+    """Compile a kernel: foreign code for the emulated device here, unless it has a counterpart in Numba.
+
+    ``compiler`` is the module of the compiler, which imports Numba. Raises KernelCompileError.
+    """
+    if not isinstance(spec, ForeignKernel) or not target.is_emulated or spec.source:
+        image: KernelImage = compiler.compile_kernel(spec, target, cache)
+        return image
+    try:
+        ptx, entry = ptx_of(spec.foreign, target.compute_capability if target.executes_ptx else CAPABILITY)
+        module: Module = compiler.parse(ptx)
+        check_parameters(spec, module.functions.get(entry), entry)
+        image = compiler.compile_ptx_kernel(module, entry, target)
+    except (ForeignCodeError, compiler.PtxError) as error:
+        raise compiler.KernelCompileError(spec, str(error)) from error
+    return image
+
+
+def check_parameters(spec: ForeignKernel, function: Function | None, entry: str) -> None:
+    """Raise ForeignCodeError unless the module has the kernel, with the parameters of the signature."""
+    if function is None or not function.is_entry:
+        raise ForeignCodeError(f"its code has no kernel {entry!r}")
+    own = [parameter.size for parameter in function.arguments]
+    wanted = [8 if parameter.startswith("*") else int(parameter[1:]) // 8 for parameter in spec.signature]
+    if own != wanted:
+        raise ForeignCodeError(f"its parameters have {own} bytes, and those of its signature {wanted}")
