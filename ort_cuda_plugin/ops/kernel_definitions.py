@@ -130,13 +130,15 @@ def _mismatches(row: Operator, versions: Sequence[OpSchema]) -> Iterable[Mismatc
     for schema in versions:
         for index, actual in enumerate(schema.inputs[: len(row.inputs)]):
             declared = row.constraint(index)
-            if actual and declared in schema.constraints and declared != actual:
+            if not actual or declared not in schema.constraints or declared == actual:
+                continue
+            if actual in row.types or not _supported_types(row, schema, actual):
                 yield wrong(schema.since, declared, f"input {index} has the constraint {actual!r}")
 
 
 def _definition(row: Operator, schema: OpSchema, until: int) -> KernelDefinition:
     types = {
-        constraint: tuple(sorted(filter(_is_supported, row.types.get(constraint, allowed)), key=lambda t: t.onnx))
+        constraint: tuple(sorted(_supported_types(row, schema, constraint), key=lambda t: t.onnx))
         for constraint, allowed in schema.constraints.items()
         if allowed  # a constraint without tensor types cannot be declared to ORT
     }
@@ -154,5 +156,16 @@ def _definition(row: Operator, schema: OpSchema, until: int) -> KernelDefinition
     )
 
 
-def _is_supported(dtype: DType) -> bool:
-    return dtype.is_supported
+def _supported_types(row: Operator, schema: OpSchema, constraint: str) -> frozenset[DType]:
+    """Return the element types that the row supports for a type constraint of the schema.
+
+    A newer ORT may split a constraint: its schema then has several constraints for inputs that share one in the row.
+    Each of these has the row's types, as far as the schema allows them.
+    """
+    types = row.types.get(constraint)
+    if types is None:
+        types = schema.constraints[constraint]
+        for index, actual in enumerate(schema.inputs[: len(row.inputs)]):
+            if actual == constraint and (declared := row.constraint(index)):
+                types &= row.types[declared]
+    return frozenset(dtype for dtype in types if dtype.is_supported)

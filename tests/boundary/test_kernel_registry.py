@@ -92,10 +92,17 @@ def test_a_constraint_that_no_schema_has_is_named_with_its_operator() -> None:
     assert str(mismatch) == "Relu-14, type constraint 'T': the schema has no such constraint, only X"
 
 
-def test_a_constraint_of_another_input_is_named() -> None:
-    other = OpSchema("Relu", "", 14, ("U",), ("T",), {"T": frozenset({DType.FLOAT32}), "U": frozenset({DType.INT8})})
+def test_a_constraint_of_another_input_without_a_common_type_is_named() -> None:
+    other = OpSchema("Relu", "", 14, ("U",), ("T",), {"T": frozenset({DType.FLOAT32}), "U": frozenset({DType.STRING})})
     _, (mismatch,) = only_relu(other)
     assert str(mismatch) == "Relu-14, type constraint 'T': input 0 has the constraint 'U'"
+
+
+def test_constraints_into_which_a_newer_schema_splits_one_of_the_table_have_its_types() -> None:
+    split = OpSchema("Relu", "", 14, ("X",), ("T",), {"T": frozenset({DType.FLOAT32}), "X": frozenset({DType.FLOAT16})})
+    ((definition,), mismatches) = only_relu(split)
+    assert mismatches == []
+    assert definition.types["X"] == (DType.FLOAT16,)
 
 
 def test_a_definition_has_the_types_of_the_table_and_ends_where_the_next_version_begins() -> None:

@@ -64,6 +64,8 @@ def packed_sparse_attention_indexer(
     epsilon: float = 1e-6,
     head_weight_scale: float | None = None,
     index_topk: int | None = None,
+    indexshare_state_policy: str = "default",
+    max_output_entries: int = 0,
     policy_mode: str,
     scale: float | None = None,
     state_capacity: int,
@@ -83,6 +85,8 @@ def packed_sparse_attention_indexer(
             "be given if and only if policy_mode is 'csa'",
             repr(policy_mode),
         )
+    require.one_of(("default",), indexshare_state_policy=indexshare_state_policy)
+    require.one_of((0,), max_output_entries=max_output_entries)
     check_capture(state_update_capacity, state_update_capture_count)
     if state_capacity <= 0 or (not by_tokens and (state_update_capacity or key is None)):
         raise require.violation("state_capacity", "be positive, with a key and no updates for 'csa'", state_capacity)

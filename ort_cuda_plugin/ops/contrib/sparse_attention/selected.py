@@ -276,6 +276,7 @@ def dynamic_sparse_attention(
     kv_num_heads: int,
     local_window_size: int = -1,
     num_heads: int,
+    output_bf16: int = 0,
     qk_norm_epsilon: float = 1e-6,
     rotary_interleaved: int = 0,
     rotary_offset: int = 0,
@@ -293,6 +294,7 @@ def dynamic_sparse_attention(
             f"{selected_kv_source!r}, local_window_size = {local_window_size}",
         )
     require.one_of((1,), is_causal=is_causal)
+    require.one_of((0,), output_bf16=output_bf16)
     require.heads(num_heads, kv_num_heads)
     require.least(0, rotary_offset=rotary_offset)
     require.all_or_none(past_key=past_key, past_value=past_value)
