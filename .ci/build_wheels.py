@@ -135,7 +135,7 @@ def smoke(built: Path, interpreters: Sequence[str]) -> None:
         run(full, prepare, model, values, cwd=folder, env=variables)
         print(run(full, program, model, values, cwd=folder, env=variables).strip(), size(folder / "full"))
         for number, interpreter in enumerate(interpreters):
-            bare = environment(folder / f"bare{number}", interpreter, str(built), "onnxruntime>=1.26,<1.32")
+            bare = environment(folder / f"bare{number}", interpreter, str(built), "onnxruntime>=1.26,<1.33")
             print(run(bare, program, model, values, "warm", cwd=folder, env=variables).strip(), size(bare.parents[1]))
             shutil.rmtree(bare.parents[1])
 
