@@ -189,8 +189,8 @@ class Operator:
     def check_inputs(self, dtypes: Sequence[DType | None]) -> None:
         """Check number and types of a node's inputs; an entry of ``dtypes`` is None for an omitted input.
 
-        Raises InvalidModel for a missing input, Unsupported("dtype") for an unsupported type. The schema of a newer ORT
-        may allow more inputs, and different types of inputs with one type constraint here: both are Unsupported.
+        Raises InvalidModel for a missing input, Unsupported("dtype") for an unsupported type, and Unsupported("op") for
+        more inputs than this version has: the schema of a newer ORT may allow them.
         """
         variadic = bool(self.inputs) and self.inputs[-1].kind == inspect.Parameter.VAR_POSITIONAL
         if len(dtypes) > len(self.inputs) and not variadic:
@@ -199,21 +199,14 @@ class Operator:
             missing = index >= len(dtypes) or dtypes[index] is None
             if missing and not self._is_optional(parameter) and parameter.kind != parameter.VAR_POSITIONAL:
                 raise InvalidModel(f"{self.name}: the required input {parameter.name!r} is missing")
-        bound: dict[str, DType] = {}
         for index, dtype in enumerate(dtypes):
             if dtype is None and variadic and index >= len(self.inputs) - 1:
                 raise InvalidModel(f"{self.name}: the required input {index} is missing")
             constraint = self.constraint(index)
-            if dtype is None or not constraint:
-                continue
-            parameter = self.inputs[min(index, len(self.inputs) - 1)]
-            subject = f"the type {constraint} of {parameter.name}"
-            if dtype not in self.types[constraint]:
+            if dtype is not None and constraint and dtype not in self.types[constraint]:
                 served = ", ".join(sorted(x.short for x in self.types[constraint]))
-                raise require.unsupported("dtype", subject, dtype.short, served)
-            first = bound.setdefault(constraint, dtype)
-            if first is not dtype:
-                raise require.unsupported("dtype", subject, dtype.short, f"{first.short}, as the inputs before it")
+                parameter = self.inputs[min(index, len(self.inputs) - 1)]
+                raise require.unsupported("dtype", f"the type {constraint} of {parameter.name}", dtype.short, served)
 
     def bind_attributes(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
         """Return keyword arguments for ``function``.

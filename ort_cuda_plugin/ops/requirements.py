@@ -91,6 +91,20 @@ def block(block_size: int) -> None:
         raise violation("block_size", "be a power of two of at least 16", block_size)
 
 
+def one_type(**inputs: Tensor | None) -> None:
+    """Decline a node whose given inputs differ in their element types.
+
+    The schema of a newer ORT may allow it: it has several type constraints for inputs that shared one.
+    """
+    given = {name: x for name, x in inputs.items() if x is not None}
+    first = next(iter(given.items()))
+    for name, x in given.items():
+        if x.dtype is not first[1].dtype:
+            raise unsupported(
+                "dtype", f"the type of {name}", x.dtype.short, f"{first[1].dtype.short}, that of {first[0]}"
+            )
+
+
 def element_type(types: Collection[DType], **inputs: Tensor) -> None:
     """Raise InvalidModel if an input has another element type."""
     for name, x in inputs.items():

@@ -76,6 +76,7 @@ def packed_sparse_attention_indexer(
 
     Buffers keep the past's contents behind a sequence's tokens. An invalid sequence captures nothing.
     """
+    require.one_type(query=query, past_key_state=past_key_state)
     check_policy(policy_mode, compress_ratio, token_budget, index_topk)
     by_tokens, ratio = policy_mode == "qsa", compress_ratio
     of_entries = (gate, position_bias, head_weights, position_ids, past_gate_buffer)

@@ -285,6 +285,8 @@ def dynamic_sparse_attention(
     smooth_softmax: int = 0,
 ) -> tuple[Tensor, ...]:
     """Compute GroupQueryAttention with selected keys; return output and present caches."""
+    require.one_type(query=query, key=key, value=value, past_key=past_key, past_value=past_value)
+    require.one_type(query=query, auxiliary_key=auxiliary_key, cos_cache=cos_cache, head_sink=head_sink)
     _check_modes(attention_mode, selected_kv_source, local_window_size)
     from_main = selected_kv_source == "main"
     if from_main != (attention_mode == "selected_only") or (not from_main and local_window_size < 0):
