@@ -56,11 +56,20 @@ class PtxModule:
         self._loaded: dict[str, Module] = {}
         try:
             self._module = self._compiler.parse(text)
+            self._module.check = check
         except self._compiler.PtxError as error:
             raise EmulatorError(str(error)) from error
         self.kernels = tuple(name for name, function in self._module.functions.items() if function.is_entry)
         """The names of the kernels."""
         self._device = Device.emulated()
+
+    def parameters(self, kernel: str) -> list[str]:
+        """Return the type and the name of each parameter of a kernel, such as ``.f32 factor``."""
+        self._require(kernel)
+        return [
+            f".{each.type} {each.name}" + (f"[{each.count}]" if each.count > 1 else "")
+            for each in self._module.functions[kernel].arguments
+        ]
 
     def launch(self, kernel: str, grid: Dim3, block: Dim3, args: Sequence[Argument], shared: int = 0) -> None:
         """Launch a kernel and wait for it.
@@ -111,9 +120,12 @@ class PtxModule:
             if given.flags.writeable:
                 given[...] = self._device.download(value)
 
-    def _kernel(self, name: str) -> Module:
+    def _require(self, name: str) -> None:
         if name not in self.kernels:
             raise EmulatorError(f"{name}: the module has no such kernel; it has {', '.join(self.kernels) or 'none'}")
+
+    def _kernel(self, name: str) -> Module:
+        self._require(name)
         if name not in self._loaded:
             try:
                 image = self._compiler.compile_ptx_kernel(self._module, name, self._target)

@@ -8,8 +8,9 @@
 #include "driver/driver.h"
 
 /* Findings of the checking mode since the last clear: kinds out-of-bounds, use-after-free, uninitialised-read,
- * divergent-barrier, missing-wait. Each is one line of text that names kernel, block, thread, address, bytes. A finding
- * also makes the launch fail with CUDA_ERROR_ILLEGAL_ADDRESS or CUDA_ERROR_LAUNCH_FAILED, as compute-sanitizer's
+ * divergent-barrier, missing-wait, misaligned, race, pending-copy. Each is one line of text that names kernel, block,
+ * thread, address, bytes. A finding also makes the launch fail with CUDA_ERROR_ILLEGAL_ADDRESS or
+ * CUDA_ERROR_LAUNCH_FAILED, as compute-sanitizer's
  * --error-exitcode would. */
 int ocp_emu_num_findings(void);
 /* Copies finding `index` into text; returns its length, or -1. */
@@ -25,7 +26,10 @@ typedef enum emu_finding_kind {
   EMU_USE_AFTER_FREE,
   EMU_UNINITIALISED_READ,
   EMU_MISSING_WAIT,
-  EMU_DIVERGENT_BARRIER
+  EMU_DIVERGENT_BARRIER,
+  EMU_MISALIGNED,
+  EMU_RACE,
+  EMU_PENDING_COPY
 } emu_finding_kind;
 extern const char *const emu_finding_kinds[]; /* names, by emu_finding_kind */
 void emu_finding_keep(const char *text);

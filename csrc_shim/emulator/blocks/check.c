@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "emulator/blocks/fiber.h"
+#include "emulator/blocks/order.h"
 #include "emulator/clock.h"
 #include "emulator/findings.h"
 #include "emulator/heap.h"
@@ -16,31 +17,10 @@
 
 #define NEAR_STACK ((uint64_t)1 << 20) /* maximum distance of a kernel's locals from the check's stack frame, bytes */
 
-static const char *const accesses[] = {"", "reads", "writes", "updates"};
-
-/* Keeps the first finding of each kind of a launch, and makes the launch fail. */
-static bool first_of_kind(emu_launch *launch, emu_finding_kind kind) {
-  unsigned bit = 1u << kind;
-  return !(atomic_fetch_or(&launch->found, bit) & bit);
-}
-
-static void report(ocp_emu_thread *thread, emu_finding_kind kind, emu_access access, uint64_t address, uint32_t bytes,
-                   const char *where) {
-  const emu_cpu *cpu = thread->scheduler;
-  emu_launch *launch = cpu->launch;
-  if (!first_of_kind(launch, kind))
-    return;
-  char text[EMU_FINDING_BYTES];
-  snprintf(text, sizeof text, "%s: kernel %s, block (%u,%u,%u), thread (%u,%u,%u) %s %u bytes at 0x%" PRIx64 ": %s",
-           emu_finding_kinds[kind], launch->function->name, thread->ctaid[0], thread->ctaid[1], thread->ctaid[2],
-           thread->tid[0], thread->tid[1], thread->tid[2], accesses[access], bytes, address, where);
-  emu_finding_keep(text);
-}
-
 /* Reports the access and abandons the block before the access happens. */
 static _Noreturn void refuse(ocp_emu_thread *thread, emu_finding_kind kind, emu_access access, uint64_t address,
                              uint32_t bytes, const char *where) {
-  report(thread, kind, access, address, bytes, where);
+  emu_order_report(thread, kind, access, address, bytes, where);
   emu_cpu *cpu = thread->scheduler;
   atomic_store(&cpu->launch->error, CUDA_ERROR_ILLEGAL_ADDRESS);
   emu_abandon_block(thread);
@@ -57,7 +37,7 @@ static void note(ocp_emu_thread *thread, emu_access access, uint64_t address, ui
       char name[100], where[200];
       emu_clock_describe(other, name, sizeof name);
       snprintf(where, sizeof where, "nothing orders this after %s", name);
-      report(thread, EMU_MISSING_WAIT, access, address, bytes, where);
+      emu_order_report(thread, EMU_MISSING_WAIT, access, address, bytes, where);
     }
     address += last - within + 1;
   }
@@ -73,7 +53,7 @@ static void check_device(ocp_emu_thread *thread, emu_access access, uint64_t add
       refuse(thread, emu_shadow_state(address + missing) & EMU_BYTE_FREED ? EMU_USE_AFTER_FREE : EMU_OUT_OF_BOUNDS,
              access, address, bytes, where);
     if (access & EMU_LOAD)
-      report(thread, EMU_UNINITIALISED_READ, access, address, bytes, where);
+      emu_order_report(thread, EMU_UNINITIALISED_READ, access, address, bytes, where);
     emu_shadow_written(address, bytes); /* after a load as well, so that each range is reported once */
   }
   note(thread, access, address, bytes);
@@ -83,22 +63,28 @@ static uint32_t shared_bytes(const emu_launch *launch) {
   return launch->function->meta->static_shared_bytes + launch->dynamic_shared;
 }
 
+/* ---- shared memory ---- */
+
 static void check_shared(ocp_emu_thread *thread, emu_access access, uint64_t offset, uint32_t bytes) {
-  const emu_cpu *cpu = thread->scheduler;
+  emu_cpu *cpu = thread->scheduler;
   uint32_t size = shared_bytes(cpu->launch);
-  char where[100];
+  char where[160];
   if (offset > size || bytes > size - offset) {
     snprintf(where, sizeof where, "byte %" PRId64 " of %u bytes of shared memory", (int64_t)offset, size);
     refuse(thread, EMU_OUT_OF_BOUNDS, access, offset, bytes, where);
   }
   if (access & EMU_LOAD) {
-    const uint8_t *unwritten = memchr(cpu->written + offset, 0, bytes);
-    if (unwritten) {
-      snprintf(where, sizeof where, "byte %td of %u bytes of shared memory", unwritten - cpu->written, size);
-      report(thread, EMU_UNINITIALISED_READ, access, offset, bytes, where);
+    const uint8_t *unwritten = memchr(cpu->written + offset, EMU_BLOCK_UNWRITTEN, bytes);
+    const uint8_t *pending = memchr(cpu->written + offset, EMU_BLOCK_PENDING, bytes);
+    const uint8_t *first = unwritten ? unwritten : pending;
+    if (first) {
+      snprintf(where, sizeof where, "byte %td of %u bytes of shared memory%s", first - cpu->written, size,
+               unwritten ? "" : ", to which a cp.async copies that its thread has not waited for");
+      emu_order_report(thread, unwritten ? EMU_UNINITIALISED_READ : EMU_PENDING_COPY, access, offset, bytes, where);
     }
   }
-  memset(cpu->written + offset, 1, bytes); /* after a load as well, so that each range is reported once */
+  emu_order_note(thread, access, (uint32_t)offset, bytes);
+  memset(cpu->written + offset, EMU_BLOCK_WRITTEN, bytes); /* a load counts too: each range is reported once */
 }
 
 bool emu_check_block(emu_cpu *cpu) {
@@ -107,7 +93,7 @@ bool emu_check_block(emu_cpu *cpu) {
     return false;
   memset(cpu->written, 0, size);
   memset(cpu->shared, EMU_UNWRITTEN, size);
-  return true;
+  return emu_order_begin(cpu, size);
 }
 
 bool emu_is_of_thread(const ocp_emu_thread *thread, uint64_t host, uint32_t bytes, bool loads) {
@@ -142,6 +128,15 @@ static void check(ocp_emu_thread *thread, const void *pointer, uint32_t bytes, e
     refuse(thread, EMU_OUT_OF_BOUNDS, access, address, bytes, "outside of device memory");
 }
 
+void ocp_emu_check_aligned(ocp_emu_thread *thread, const void *address, uint32_t bytes) {
+  uint64_t host = (uint64_t)address;
+  char where[60];
+  if (host % bytes && emu.config.check) {
+    snprintf(where, sizeof where, "the address is not a multiple of %u", bytes);
+    refuse(thread, EMU_MISALIGNED, EMU_LOAD, host - (uint64_t)emu.alias, bytes, where);
+  }
+}
+
 void ocp_emu_check_load(ocp_emu_thread *thread, const void *address, uint32_t bytes) {
   check(thread, address, bytes, EMU_LOAD);
 }
@@ -154,7 +149,7 @@ void ocp_emu_check_atomic(ocp_emu_thread *thread, const void *address, uint32_t 
 
 void emu_check_divergence(emu_cpu *cpu) {
   emu_launch *launch = cpu->launch;
-  if (!first_of_kind(launch, EMU_DIVERGENT_BARRIER))
+  if (!emu_order_first(launch, EMU_DIVERGENT_BARRIER))
     return;
   uint32_t meeting = 0, waiting = 0;
   for (uint32_t index = cpu->threads; index-- > 0;) {

@@ -16,6 +16,8 @@ void emu_check_divergence(emu_cpu *cpu);
 /* Whether these bytes are on the running thread's stack, or, for a load, data of its kernel's module. */
 bool emu_is_of_thread(const ocp_emu_thread *thread, uint64_t host, uint32_t bytes, bool loads);
 
+/* Checking mode, for PTX: the address of an access must be a multiple of its bytes. */
+void ocp_emu_check_aligned(ocp_emu_thread *thread, const void *address, uint32_t bytes);
 /* Checking mode: called before each access through a pointer that is not provably on the stack. */
 void ocp_emu_check_load(ocp_emu_thread *thread, const void *address, uint32_t bytes);
 void ocp_emu_check_store(ocp_emu_thread *thread, const void *address, uint32_t bytes);

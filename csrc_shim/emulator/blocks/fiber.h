@@ -34,6 +34,10 @@ _Noreturn void emu_abandon_block(ocp_emu_thread *thread);
 /* __syncthreads and its variants. A fiber that ends without arriving at a barrier where others wait is a divergence
  * error. */
 void ocp_emu_barrier(ocp_emu_thread *thread);
+/* barrier.sync, .arrive and .red: mode 0 sync, 1 arrive (does not wait), 2 popc, 3 and, 4 or. `threads` is the number
+ * of threads that take part; 0: all of the block. Returns the reduction of the threads' predicates. */
+uint32_t ocp_emu_numbered_barrier(ocp_emu_thread *thread, uint32_t number, uint32_t threads, uint32_t mode,
+                                  uint32_t predicate);
 /* Ends the launch with CUDA_ERROR_LAUNCH_FAILED; `why` is part of the error's text. Only in kernels whose threads are
  * fibers. */
 _Noreturn void ocp_emu_trap(ocp_emu_thread *thread, const char *why);

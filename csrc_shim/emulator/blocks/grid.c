@@ -44,11 +44,13 @@ static emu_cpu *make_cpu(void) {
   if (!cpu)
     return NULL;
   size_t bytes = (EMU_MAX_SHARED + 4095) & ~4095u;
-  cpu->shared = mmap(NULL, bytes + 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (cpu->shared == MAP_FAILED || mprotect(cpu->shared + bytes, 4096, PROT_NONE)) {
+  uint8_t *pages =
+      mmap(NULL, 4096 + bytes + 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (pages == MAP_FAILED || mprotect(pages, 4096, PROT_NONE) || mprotect(pages + 4096 + bytes, 4096, PROT_NONE)) {
     free(cpu);
     return NULL;
   }
+  cpu->shared = pages + 4096;
   return cpu;
 }
 

@@ -3,6 +3,7 @@
 #include "emulator/blocks/meeting.h"
 
 #include "emulator/blocks/matrix.h"
+#include "emulator/blocks/order.h"
 #include "emulator/state.h"
 
 /* Returns the lane that `lane` reads from in shfl.sync of the PTX ISA, or -1 where the predicate is false. */
@@ -123,6 +124,8 @@ bool emu_warp_complete(emu_cpu *cpu, emu_warp *warp, uint32_t lane) {
     uint32_t result = vote(warp, meeting.operation - EMU_VOTE, mask);
     for (uint32_t rest = mask; rest; rest &= rest - 1)
       warp->result[__builtin_ctz(rest)] = result;
+  } else if (meeting.operation == EMU_BARRIER) {
+    emu_order_warp_barrier(cpu, (uint32_t)(warp - cpu->warps), mask);
   } else if (meeting.operation >= EMU_MULTIPLY) {
     emu_matrix_complete(cpu, warp, &meeting, mask);
   } else if (meeting.operation >= EMU_MATCH) {

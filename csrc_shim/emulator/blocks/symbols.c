@@ -8,10 +8,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "emulator/blocks/barrier.h"
 #include "emulator/blocks/check.h"
 #include "emulator/blocks/count.h"
 #include "emulator/blocks/fiber.h"
+#include "emulator/blocks/order.h"
 #include "emulator/blocks/warp.h"
 
 #ifdef __FLT16_MAX__
@@ -122,9 +122,13 @@ static const entry table[] = {
     {"ocp_emu_alias", (const void *)&emu.alias},
     SAME(ocp_emu_assert_fail),
     SAME(ocp_emu_barrier),
+    SAME(ocp_emu_check_aligned),
     SAME(ocp_emu_check_atomic),
     SAME(ocp_emu_check_load),
     SAME(ocp_emu_check_store),
+    SAME(ocp_emu_copy_begun),
+    SAME(ocp_emu_copy_commit),
+    SAME(ocp_emu_copy_wait),
     SAME(ocp_emu_count_access),
     SAME(ocp_emu_count_part),
     SAME(ocp_emu_load_matrix),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .builder import Builder, bits_of, is_float, is_signed, llvm_type
+from .builder import Builder, bits_of, is_float, is_signed, llvm_type, thread_function
 from .floats import joined, of_half, split
 from .instructions import check_modifiers, instruction, type_of
 from .parser import Address, Group, Immediate, Instruction, Operand, Register
@@ -72,7 +72,16 @@ def access(b: Builder, ins: Instruction, data: Operand, address: Operand) -> Acc
     items = data.items if isinstance(data, Group) else (data,)
     size = bits_of(ty) // 8 * len(items)
     pointer = b.pointer(address, space_of(ins))
+    check_alignment(b, pointer, size)
     return Access(items, ty, memory_type(ty, len(items)), size, pointer, ordering(ins))
+
+
+ALIGNED = thread_function("check_aligned", "void", "ptr", "i32")
+
+
+def check_alignment(b: Builder, pointer: str, size: int) -> None:
+    if b.module.check:
+        b.call("void", ALIGNED, f"ptr {pointer}", f"i32 {size}")
 
 
 @instruction("9.7.9.8, 9.7.9.9", "ld", "ldu")
@@ -165,12 +174,25 @@ def convert_address(b: Builder, ins: Instruction) -> None:
 # ---- asynchronous copies ----
 
 
+COPY_BEGUN = thread_function("copy_begun", "void", "ptr", "i32")
+COPY_COMMIT = thread_function("copy_commit", "void", "i32")
+COPY_WAIT = thread_function("copy_wait", "void", "i32")
+
+
 @instruction("9.7.9.25", "cp")
 def copy(b: Builder, ins: Instruction) -> None:
-    """Copy at once; the groups that are waited for hold nothing. A source size below the copy's fills with zeros."""
+    """Copy at once; the checking mode knows which copies their threads have not waited for.
+
+    A source size below the copy's fills with zeros.
+    """
     if not ins.has("async") or ins.has("bulk", "mbarrier"):
         raise ins.error("of cp, only cp.async with groups is supported")
-    if ins.has("commit_group", "wait_group", "wait_all"):
+    if ins.has("commit_group"):
+        b.call("void", COPY_COMMIT, "i32 0")
+        return
+    if ins.has("wait_group", "wait_all"):
+        left = b.value(ins.operands[0], "u32") if ins.has("wait_group") else "-1"
+        b.call("void", COPY_WAIT, f"i32 {left}")
         return
     check_modifiers(ins, frozenset((*SPACES, *CACHES, "async")))
     destination, source, *rest = ins.operands
@@ -179,6 +201,7 @@ def copy(b: Builder, ins: Instruction) -> None:
         raise ins.error("the size is 4, 8 or 16")
     given = rest[1] if len(rest) > 1 and not ins.has("L2::cache_hint") else rest[1] if len(rest) > 2 else None
     to, at = b.pointer(destination, "shared"), b.pointer(source, "global")
+    check_alignment(b, to, int(size))
     kind = {"4": "i32", "8": "i64", "16": "<4 x i32>"}[size]
     if given is None:
         value = b.op(f"load {kind}, ptr {at}, align {size}")
@@ -189,6 +212,7 @@ def copy(b: Builder, ins: Instruction) -> None:
     else:
         value = partly_copied(b, kind, at, size, b.value(given, "u32"))
     b.emit(f"store {kind} {value}, ptr {to}, align {size}")
+    b.call("void", COPY_BEGUN, f"ptr {to}", f"i32 {size}")
 
 
 def copied_where(b: Builder, kind: str, at: str, size: str, condition: str) -> str:
@@ -250,6 +274,7 @@ def atomic_update(b: Builder, ins: Instruction, pointer: str, ty: str, values: S
     """Update one element; return what was there, and its type."""
     operation = next((each for each in ins.modifiers if each in OPERATIONS), "")
     size = bits_of(ty) // 8
+    check_alignment(b, pointer, size)
     order = {"acquire": "acquire", "release": "release", "acq_rel": "acq_rel"}.get(ordering(ins), "monotonic")
     if operation == "cas":
         kind = f"b{bits_of(ty)}"

@@ -134,7 +134,10 @@ class Function:
 
 @dataclass
 class Module:
+    """A module. With ``check`` the alignment of each access is checked."""
+
     target: str = ""
+    check: bool = False
     variables: dict[str, Variable] = field(default_factory=dict)
     functions: dict[str, Function] = field(default_factory=dict)
 
