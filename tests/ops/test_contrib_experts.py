@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 
 import ort_cuda_plugin
@@ -15,6 +16,7 @@ from ort_cuda_plugin.abi.emulation import findings
 from ort_cuda_plugin.clusters.cluster import CompiledCluster
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.program.lowering.context import DeviceProperties, LoweringOptions
+from ort_versions import api_version
 from session_pair import ep_session
 
 EXPERTS, WIDTH, INNER = 6, 24, 20
@@ -81,8 +83,12 @@ def reference(
     *,
     sparse: bool = False,
     fusion: int = 0,
+    limit: float = np.inf,
 ) -> Array:
-    """Of silu, or swiglu with ``fusion``, and of two experts for each token, in float64."""
+    """Of silu, or swiglu with ``fusion``, and of two experts for each token, in float64.
+
+    ``limit`` clamps the activated gate and the linear part.
+    """
     rows = x.reshape(-1, x.shape[-1]).astype(np.float64)
     result = np.zeros_like(rows)
     for token, (row, score) in enumerate(zip(rows, scores.astype(np.float64), strict=True)):
@@ -103,7 +109,7 @@ def reference(
             else:
                 gate = first
                 linear = 1.0 if w3 is None else w3[expert] @ row + (0 if b3 is None else b3[expert])
-            between = gate / (1 + np.exp(-gate)) * linear
+            between = np.minimum(gate / (1 + np.exp(-gate)), limit) * np.clip(linear, -limit, limit)
             result[token] += count * (w2[expert] @ between + (0 if b2 is None else b2[expert]))
     made: Array = result.reshape(x.shape).astype(np.float32)
     return made
@@ -168,6 +174,20 @@ def test_moe_whose_swiglu_is_in_two_products_or_in_halves(fusion: int) -> None:
     given = [*tokens(FEW), first, None, second, None, *third[:1]]
     attributes = {"k": 2, "activation_type": "swiglu", "swiglu_fusion": fusion}
     made = lambda *inputs: reference(*inputs, fusion=fusion)  # noqa: E731
+    check_node("MoE", given, attributes, reference=made, reals=[FLOAT], tolerance=5e-5, sized=SIZED)
+
+
+@pytest.mark.skipif(api_version(ort.__version__) < 32, reason="a limit of the activated gate needs ONNX Runtime 1.32")
+def test_the_limit_of_swiglu_may_follow_the_activation() -> None:
+    given = [*tokens(FEW), *weights(2)]
+    attributes = {
+        "k": 2,
+        "activation_type": "swiglu",
+        "swiglu_fusion": 1,
+        "swiglu_limit": 0.25,
+        "swiglu_limit_after_activation": 1,
+    }
+    made = lambda *inputs: reference(*inputs, fusion=1, limit=0.25)  # noqa: E731
     check_node("MoE", given, attributes, reference=made, reals=[FLOAT], tolerance=5e-5, sized=SIZED)
 
 

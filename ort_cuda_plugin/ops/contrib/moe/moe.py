@@ -42,6 +42,7 @@ class Gate:
     """The gate between the two GEMMs: ``kind`` is an activation, or "swiglu" with its parameters.
 
     ``fusion`` says how the first GEMM stores both parts of swiglu: 0 two GEMMs, 1 interleaved, 2 concatenated.
+    ``limit`` clamps the gate, or with ``limits_activation`` the activated gate, and the linear part on both sides.
     """
 
     kind: str
@@ -49,6 +50,7 @@ class Gate:
     alpha: float
     beta: float
     limit: float | None
+    limits_activation: bool = False
 
     @property
     def parts(self) -> int:
@@ -57,9 +59,13 @@ class Gate:
 
     def swiglu(self, gate: Scalar, linear: Scalar) -> Scalar:
         if self.limit is not None:
-            gate = s.minimum(gate, self.limit)
             linear = s.maximum(s.minimum(linear, self.limit), -self.limit)
-        return gate * s.sigmoid(self.alpha * gate) * (linear + self.beta)
+            if not self.limits_activation:
+                gate = s.minimum(gate, self.limit)
+        activated = gate * s.sigmoid(self.alpha * gate)
+        if self.limit is not None and self.limits_activation:
+            activated = s.minimum(activated, self.limit)
+        return activated * (linear + self.beta)
 
     def apply(self, ctx: Lowering, first: Tensor, third: Tensor | None, width: Dim) -> Tensor:
         """Return the input of the second GEMM, float32 [rows, width]."""
@@ -78,11 +84,18 @@ class Gate:
 
 
 def make_gate(
-    activation: str, fusion: int, alpha: float, beta: float, limit: float | None, third: Tensor | None
+    activation: str,
+    fusion: int,
+    alpha: float,
+    beta: float,
+    limit: float | None,
+    limits_activation: int,
+    third: Tensor | None,
 ) -> Gate:
     """Check the attributes and return the gate."""
     require.one_of((*_ACTIVATIONS, "swiglu"), activation_type=activation)
     require.one_of((0, 1, 2), swiglu_fusion=fusion)
+    require.one_of((0, 1) if activation == "swiglu" else (0,), swiglu_limit_after_activation=limits_activation)
     require.that(
         activation != "swiglu" or third is None or not fusion, "swiglu_fusion", "be 0 with fc3_experts_weights", fusion
     )
@@ -90,7 +103,7 @@ def make_gate(
         # Exporters before ONNX Runtime 1.27 wrote interleaved parts without the attribute (gpt-oss-20b).
         # CUDAExecutionProvider reads these models in the same way.
         fusion = INTERLEAVED
-    return Gate(activation, fusion, alpha, beta, limit)
+    return Gate(activation, fusion, alpha, beta, limit, bool(limits_activation))
 
 
 def settle_older_shape(
@@ -276,11 +289,18 @@ def moe(
     normalize_routing_weights: int = 0,
     swiglu_fusion: int = 0,
     swiglu_limit: float | None = None,
+    swiglu_limit_after_activation: int = 0,
     use_sparse_mixer: int = 0,
 ) -> Tensor:
     """Compute a mixture of experts. Weights are [experts, outputs, inputs] or the older shape; fc3 gates fc1."""
     gate = make_gate(
-        activation_type, swiglu_fusion, activation_alpha, activation_beta, swiglu_limit, fc3_experts_weights
+        activation_type,
+        swiglu_fusion,
+        activation_alpha,
+        activation_beta,
+        swiglu_limit,
+        swiglu_limit_after_activation,
+        fc3_experts_weights,
     )
     for name, weights in (("fc1", fc1_experts_weights), ("fc2", fc2_experts_weights)):
         require.rank(3, **{f"{name}_experts_weights": weights})

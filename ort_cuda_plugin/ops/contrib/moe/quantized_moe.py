@@ -231,6 +231,7 @@ def qmoe(
     quant_type: str = "int",
     swiglu_fusion: int = 0,
     swiglu_limit: float | None = None,
+    swiglu_limit_after_activation: int = 0,
     use_sparse_mixer: int = 0,
     weights_prepacked: int = -1,
 ) -> Tensor:
@@ -248,7 +249,13 @@ def qmoe(
             "quant_type", "be 'int', or 'fp8' in blocks, with fc3_experts_weights", repr(quant_type)
         )
     gate = make_gate(
-        activation_type, swiglu_fusion, activation_alpha, activation_beta, swiglu_limit, fc3_experts_weights
+        activation_type,
+        swiglu_fusion,
+        activation_alpha,
+        activation_beta,
+        swiglu_limit,
+        swiglu_limit_after_activation,
+        fc3_experts_weights,
     )
     block = _check_block(quant_type, block_size)
 
