@@ -332,3 +332,19 @@ def test_objects_of_other_code_models_load_or_say_why(device: Device, tmp_path: 
     data = device.upload(np.zeros(256, np.float32))
     kernels.launch("math", 1, 256, [data])
     assert device.download(data)[0] == pytest.approx(0.8427008, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("image", "kind"),
+    [
+        (b".version 8.0\n.target sm_80\n\0", "PTX"),
+        (b"// a comment\n.version 8.0\n\0", "PTX"),
+        (b"\x50\xed\x55\xba" + bytes(60), "a fatbin"),
+        (b"\x7fELF\x02\x01\x01" + bytes(9) + b"\x02\x00\xbe\x00" + bytes(60), "a cubin"),
+    ],
+)
+def test_code_for_gpus_is_refused_with_its_kind(device: Device, image: bytes, kind: str) -> None:
+    with pytest.raises(
+        CudaError, match=f"CUDA_ERROR_NO_BINARY_FOR_GPU.*the image is {kind}: .*ort_cuda_plugin.emulator"
+    ):
+        device.load(image)

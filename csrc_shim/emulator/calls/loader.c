@@ -116,7 +116,26 @@ static CUresult read_sections(loader *in) {
                                              : read_strings(in, in->header->e_shstrndx, &in->section_names);
 }
 
+/* Names code that a GPU's driver would take. */
+static const char *foreign_kind(const loader *in) {
+  static const uint8_t fatbin[] = {0x50, 0xed, 0x55, 0xba};
+  const uint8_t *image = in->image;
+  size_t bytes = in->image_bytes;
+  if (bytes >= sizeof(Elf64_Ehdr) && memcmp(image, ELFMAG, SELFMAG) == 0)
+    return ((const Elf64_Ehdr *)in->image)->e_machine == EM_CUDA ? "a cubin" : NULL;
+  if (bytes >= sizeof fatbin && memcmp(image, fatbin, sizeof fatbin) == 0)
+    return "a fatbin";
+  return bytes && (image[0] == '.' || image[0] == '/') ? "PTX" : NULL;
+}
+
 static CUresult read_headers(loader *in) {
+  const char *kind = in->image_bytes <= MAX_IMAGE && (uintptr_t)in->image % 8 == 0 ? foreign_kind(in) : NULL;
+  if (kind)
+    return emu_fail(
+        CUDA_ERROR_NO_BINARY_FOR_GPU,
+        "the image is %s: the emulated device loads objects that the plugin's compiler makes. Load PTX with "
+        "ort_cuda_plugin.emulator",
+        kind);
   if (in->image_bytes < sizeof(Elf64_Ehdr) || in->image_bytes > MAX_IMAGE)
     return bad("its size is impossible");
   if ((uintptr_t)in->image % 8)
