@@ -7,6 +7,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import onnxruntime as ort
 import pytest
 
 import ort_cuda_plugin
@@ -14,6 +15,7 @@ from contributed import FLOAT, FLOAT16, Array, check_node, node_model, noise
 from contributed_codes import packed
 from emulator_harness import configured
 from ort_cuda_plugin.abi.emulation import findings
+from ort_versions import api_version
 
 EXPERTS, WIDTH, INNER, BLOCK = 5, 64, 64, 16
 FEW, MANY = 3, 30
@@ -224,8 +226,10 @@ def test_qmoe_of_small_floats(kind: str, older: bool) -> None:
 def test_what_qmoe_declines_has_a_reason() -> None:
     first, second = Packed(INNER, WIDTH, 4, 0, False, 11), Packed(WIDTH, INNER, 4, 0, False, 21)
     inputs = [noise(FEW, WIDTH), noise(FEW, EXPERTS), first.codes, first.scales, None, second.codes, second.scales]
+    # From 1.32 on the CPU provider's kernel fails for other values, and with it the session.
+    prepacked = [({"weights_prepacked": 2}, "weights_prepacked must be one of -1, 0, 1, got 2")]
     for attributes, reason in (
-        ({"weights_prepacked": 2}, "weights_prepacked must be one of -1, 0, 1, got 2"),
+        *(prepacked if api_version(ort.__version__) < 32 else ()),
         ({"quant_type": "nvfp4"}, "fc1_global_scale must be given for quant_type 'nvfp4'"),
         ({"quant_type": "fp2"}, "got 'fp2'"),
     ):
