@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             _drop_output()  # the reader closed the pipe, as `head` does
             code = ExitCode.OUTPUT_CLOSED
         except Exception as error:
-            # ONNX Runtime turns the KeyboardInterrupt of a callback into its own error.
+            # If a callback raises KeyboardInterrupt, ONNX Runtime raises an error of another type: ask the handler.
             code, text = (ExitCode.INTERRUPTED, "") if interrupts.seen else _explained(error)
             if text:
                 print(printable(f"ort-cuda-plugin {name}: {text}"), file=sys.stderr)
@@ -105,7 +105,10 @@ def _explained(error: Exception) -> tuple[int, str]:
 
 
 class _Interrupts:
-    """Context manager that records Ctrl-C, in addition to Python's handling. It keeps a handler of the application."""
+    """Records whether Ctrl-C was pressed in a ``with`` block, unless the application has installed a handler of SIGINT.
+
+    KeyboardInterrupt is raised all the same.
+    """
 
     def __init__(self) -> None:
         self.seen = False

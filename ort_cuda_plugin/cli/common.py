@@ -1,4 +1,4 @@
-"""Shared parts of commands: the model argument, the console, and files."""
+"""Helpers that commands share: the model argument, the console, and files."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def read_model(path: Path, name: str) -> onnx.ModelProto:
 
 
 def check_types(model: onnx.ModelProto) -> None:
-    """Check types of inputs and outputs. Raises UserError if ONNX Runtime's Python API has no NumPy arrays for one."""
+    """Check types of inputs and outputs. Raises UserError for a type without NumPy arrays in ONNX Runtime's API."""
     for kind, values in (("input", model.graph.input), ("output", model.graph.output)):
         for value in values:
             element_type = value.type.tensor_type.elem_type
@@ -137,7 +137,7 @@ class _PlainConsole(Console):
 
 
 def output_console() -> Console:
-    """Return the console for a command's output. If that is not a terminal, tables are not truncated."""
+    """Return the console for a command's output. If the output is not a terminal, tables are not truncated."""
     width = None if sys.stdout.isatty() else _WIDE
     return _PlainConsole(file=sys.stdout, width=width, markup=False, emoji=False)
 
@@ -178,7 +178,7 @@ def named_values(texts: list[str]) -> list[tuple[str, str]]:
     for part in (part for text in texts for part in text.split(",")):
         name, equals, value = part.rpartition("=")
         if not equals or not name:
-            raise UserError(ExitCode.USAGE, f"{part!r} is not NAME=...")
+            raise UserError(ExitCode.USAGE, f"{part!r}: expected NAME=VALUE")
         pairs.append((name, value))
     return pairs
 
@@ -187,7 +187,7 @@ def shape(text: str) -> tuple[int, ...]:
     """Parse a shape such as ``1x3x224x224``; an empty text is the shape of a scalar."""
     sizes = text.split("x") if text else []
     if not all(size.isdecimal() for size in sizes):
-        raise UserError(ExitCode.USAGE, f"{text!r} is not a shape such as 1x3x224x224")
+        raise UserError(ExitCode.USAGE, f"{text!r}: expected a shape such as 1x3x224x224")
     return tuple(map(int, sizes))
 
 
@@ -196,7 +196,7 @@ def number(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise UserError(ExitCode.USAGE, f"{text!r} is not a number") from None
+        raise UserError(ExitCode.USAGE, f"{text!r}: expected a whole number") from None
 
 
 def numpy_file(subject: str, path: Path) -> NDArray[np.generic] | dict[str, NDArray[np.generic]] | None:
@@ -207,7 +207,7 @@ def numpy_file(subject: str, path: Path) -> NDArray[np.generic] | dict[str, NDAr
     """
     try:
         if path.exists() and not path.is_file():  # a pipe would block
-            raise UserError(ExitCode.USAGE, f"{subject}: not a regular file")
+            raise UserError(ExitCode.USAGE, f"{subject}: expected a regular file, not a folder, pipe or device")
         loaded = np.load(path, allow_pickle=False)
         if not isinstance(loaded, np.lib.npyio.NpzFile):
             return loaded if isinstance(loaded, np.ndarray) else None

@@ -42,7 +42,7 @@ def select_device(choice: str) -> bool:
 
 @contextmanager
 def unavailable_as_user_error() -> Iterator[None]:
-    """Turn an unusable installation or environment variable into a UserError."""
+    """Raise UserError for any error of an unusable installation or environment variable."""
     try:
         yield
     except UserError:

@@ -6,7 +6,7 @@ import enum
 
 
 class ExitCode(enum.IntEnum):
-    """Exit codes of every command; 2 is also argparse's."""
+    """Exit codes of every command. argparse also exits with 2 for wrong arguments."""
 
     OK = 0
     MISMATCH = 1

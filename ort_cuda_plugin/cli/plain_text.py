@@ -11,7 +11,7 @@ from typing import Any
 
 
 def json_text(data: Any) -> str:
-    """Return JSON text, in which numbers that are not finite are null."""
+    """Return data as JSON text, with null for infinities and NaN."""
     return json.dumps(_finite(data), indent=2, allow_nan=False)
 
 

@@ -1,1 +1,1 @@
-"""Compiled models (EP contexts): their file format, how clusters are stored in it, and how they are loaded."""
+"""Compiled models (EP contexts): file format, storing and loading of clusters."""

@@ -50,7 +50,7 @@ class Captured:
     failures: list[str] = field(default_factory=list)
 
     def take(self, variant: Variant) -> None:
-        """Add a variant, whose indices follow those of the variants before."""
+        """Add a variant. Its indices continue those of the variants that were added before it."""
         assert variant.plan is not None
         self.kernels += variant.kernels
         self.weights += variant.weights
@@ -99,7 +99,7 @@ def capture(cluster: CompiledCluster, ranks: Ranks, wanted: Sequence[Shapes] = (
 def _samples(
     cluster: CompiledCluster, ranks: Ranks, wanted: Sequence[Shapes]
 ) -> Iterator[tuple[list[tuple[int, ...]], dict[int, Sequence[int]]]]:
-    """Yield shapes of inputs with contents of host inputs. If ranks are unknown, they are those of typical models."""
+    """Yield shapes of inputs with contents of host inputs. Unknown ranks are assumed to be those of typical models."""
     is_known = all(ranks.under(None).rank(value) is not None for value in cluster.inputs)
     for trial in (None,) if is_known else LIKELY[:MAX_RANKS]:
         assumed = {value.name: ranks.under(trial).rank(value) for value in cluster.inputs}

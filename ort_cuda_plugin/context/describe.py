@@ -21,7 +21,7 @@ MAX_GUARDS = 50
 def describe(container: Container) -> dict[str, Any]:
     """Return the contents of a context: kernels, and each cluster's plans with their guards and steps.
 
-    Plans of another version than this plugin runs are left out. Every array is compared with its hash.
+    Plans of a version that this plugin does not run are left out. Every array is compared with its hash.
 
     Raises:
         ContextError: the context is damaged.

@@ -6,13 +6,13 @@ import re
 
 
 def runs_on(arch: str, compute_capability: tuple[int, int]) -> bool:
-    """Whether a device runs a cubin: one of its own architecture, or of an earlier minor version of it."""
+    """Return whether a device runs a cubin for ``arch``: same major version, and a minor version that is not newer."""
     match = re.fullmatch(r"sm_(\d+)(\d)", arch)
     return match is not None and (int(match[1]), int(match[2])) <= compute_capability < (int(match[1]) + 1,)
 
 
 def driver_runs(toolkit: str, driver: str) -> bool:
-    """Whether a driver runs a toolkit's code: the toolkit's major version must not be newer than the driver's.
+    """Return whether a driver runs a toolkit's code: the toolkit's major version must not be newer than the driver's.
 
     True if a version is unknown.
     """

@@ -29,7 +29,7 @@ _MAX_REGISTERS = 1 << 16
 
 
 class Guards:
-    """The guards of ``plan``; ``names`` are those of its inputs.
+    """The guards of ``plan``; ``names`` are the names of the plan's inputs.
 
     Raises:
         ValueError: the plan contradicts itself.
@@ -42,7 +42,10 @@ class Guards:
         self._registers: dict[int, str] = {}
         for name, given in zip(names, plan.inputs, strict=True):
             if max(given.rank, given.host_count) > _MAX_REGISTERS:
-                raise ValueError(f"input {name!r}: {given.rank} dimensions or {given.host_count} elements are too many")
+                raise ValueError(
+                    f"input {name!r}: got {given.rank} dimensions and {given.host_count} elements that the host reads, "
+                    f"expected at most {_MAX_REGISTERS} of each"
+                )
             for axis in range(given.rank):
                 self._registers[given.first_register + axis] = f"{name}.shape[{axis}]"
             if given.host_register is not None:
@@ -50,12 +53,13 @@ class Guards:
                     self._registers[given.host_register + index] = f"{name}[{index}]"
 
     def texts(self) -> list[str]:
-        """Each guard as an expression of the inputs' dimensions."""
+        """Return each guard as an expression of the inputs' dimensions."""
         return [self._text(register, 0) for register in self.plan.guards]
 
     def refusal(self, shapes: Sequence[Sequence[int]], host_values: Mapping[int, Sequence[int]]) -> str:
-        """Return why the plan does not accept these inputs; "" if it does. ``host_values`` are contents by the index of
-        the input.
+        """Return why the plan does not accept the inputs; "" if it does.
+
+        ``host_values`` maps the index of an input that the host reads to the input's contents.
         """
         values: dict[int, int] = {}
         for index, (name, given, shape) in enumerate(zip(self.names, self.plan.inputs, shapes, strict=True)):

@@ -79,11 +79,12 @@ class Context:
     ) -> Loaded:
         """Load the cluster of partition ``name``.
 
-        The types are those of its node. If the session's device cannot use the stored code, the cluster is compiled
-        again from its graph.
+        ``inputs`` and ``outputs`` are the element types of the node that names the partition. If the session's device
+        cannot use the stored code, the cluster is compiled from its stored graph.
 
         Raises:
-            ContextError: there is none, the node has other inputs or outputs, or the context contradicts itself.
+            ContextError: there is no such partition, the node has other inputs or outputs, or the context contradicts
+                itself.
         """
         row = self.partitions.get(name)
         if row is None:
@@ -124,7 +125,10 @@ class Context:
         return self.constants.check([_index(number) for number in row["constants"]], refits)
 
     def _check_ports(self, stored: Json, found: Sequence[DType | None], what: str, strictly: bool = False) -> None:
-        """Check the types of the node's outputs, because ONNX Runtime makes them; inputs are checked in each Run."""
+        """Check that the node's types are the stored ones. Unless ``strictly``, an unknown type (None) is accepted.
+
+        ONNX Runtime allocates outputs by the node's types; each Run checks the types of inputs.
+        """
         types = [None if port["dtype"] is None else dtype_of(port["dtype"]) for port in stored]
         differ = len(types) != len(found) or any(
             a is not b for a, b in zip(types, found, strict=True) if strictly or b is not None
@@ -378,7 +382,7 @@ _FORMER_OPTIONS = {
     "line_first": "cudnn_conv1d_pad_to_nc1d",
     "measuring_ms": "tunable_op_max_tuning_duration_ms",
 }
-"""Options that have another name in contexts of earlier plugins, with the present name."""
+"""Name of an option in contexts that earlier versions wrote -> its current name."""
 
 
 def _stored_options(row: Mapping[str, Json]) -> LoweringOptions:

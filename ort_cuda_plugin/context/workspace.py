@@ -17,7 +17,7 @@ from .storage.container import Container
 _lock: Final = threading.Lock()
 _used: Final[weakref.WeakValueDictionary[Hashable, Container]] = weakref.WeakValueDictionary()
 _kept: Final[dict[Hashable, tuple[Container, set[str]]]] = {}
-"""Files with the partitions that no session has taken yet."""
+"""By key, the container of a file, and the partitions that no session has taken yet."""
 
 
 def find(key: Hashable) -> Container | None:

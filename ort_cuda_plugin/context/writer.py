@@ -81,7 +81,7 @@ class ContextWriter:
     def add(self, cluster: ContextCluster, request: ContextRequest) -> str:
         """Compile a cluster for each target, and return the name of its partition.
 
-        Its constants are read now, and again when the context is written.
+        The cluster's constants are read now, and again when the context is written.
 
         Raises:
             NodeError: a node cannot be run after all.
@@ -212,5 +212,5 @@ def _values(graph: Graph) -> Iterator[Value]:
 
 
 def _port(value: Value) -> Json:
-    """Return an input or an output of the fused node."""
+    """Encode an input or an output of the fused node."""
     return {"name": value.name, "dtype": None if value.dtype is None else value.dtype.onnx}

@@ -28,7 +28,7 @@ HOST_DOMAINS: Final = frozenset(
         "org.pytorch.aten",
     }
 )
-"""Domains whose operators ONNX Runtime defines. A custom operator there replaces a built-in one."""
+"""Domains whose operators ONNX Runtime defines. A custom operator in such a domain replaces a built-in one."""
 
 MAX_VERSION: Final = 1000
 """Newest version of a custom domain that ONNX Runtime accepts."""
@@ -133,7 +133,7 @@ class CustomOperator:
     one; ``attributes`` has every attribute, including defaults. The function runs on symbolic shapes when ONNX Runtime
     asks for shapes and for claims, and again for each plan.
 
-    Attributes: version: the first version of the domain that it implements. priority: if several operators serve a
+    Attributes: version: the domain's first version that the operator implements. priority: if several operators serve a
         node, the one with the highest priority is tried first; the plugin's own operators have 0. origin: the package
         or module that registered it, for messages. definition: the name of the function in its module. A new operator
         replaces one of the same definition, for example when a notebook cell runs again.
@@ -153,11 +153,11 @@ class CustomOperator:
     def __post_init__(self) -> None:
         """Check the record. Raises ValueError for values that ONNX Runtime would reject."""
         if not re.fullmatch(r"[A-Za-z_]\w*", self.name, re.ASCII):
-            raise ValueError(f"{self.name!r} is not the name of an operator")
+            raise ValueError(f"{self.name!r} is not the name of an operator: use letters, digits and _")
         if not re.fullmatch(r"(\w[\w.-]*)?", self.domain, re.ASCII):
-            raise ValueError(f"{self.domain!r} is not the name of a domain")
+            raise ValueError(f"{self.domain!r} is not the name of a domain: use letters, digits, '_', '.' and '-'")
         if type(self.version) is not int or not 1 <= self.version <= MAX_VERSION:
-            raise ValueError(f"{self.label}: a version is a number from 1 to {MAX_VERSION}")
+            raise ValueError(f"{self.label}: version {self.version!r}, expected a number from 1 to {MAX_VERSION}")
         if type(self.priority) is not int:
             raise ValueError(f"{self.label}: priority {self.priority!r}, expected an integer")
         for what, ports in (("input", self.inputs), ("output", self.outputs)):
@@ -166,9 +166,12 @@ class CustomOperator:
                     raise ValueError(f"{self.label}: only the last {what} may be variadic, not {port.name!r}")
             for port in ports:
                 if not port.types or not all(dtype.is_supported for dtype in port.types):
-                    raise ValueError(f"{self.label}: {what} {port.name!r} needs element types that the device has")
+                    raise ValueError(
+                        f"{self.label}: {what} {port.name!r} needs element types, and only types that tensors in"
+                        " device memory can have"
+                    )
         if not self.outputs:
-            raise ValueError(f"{self.label}: an operator has at least one output")
+            raise ValueError(f"{self.label}: got no outputs, expected at least one")
 
     @property
     def qualified_name(self) -> str:
@@ -181,13 +184,13 @@ class CustomOperator:
 
     @property
     def description(self) -> str:
-        """The name in `explain` of the operator that runs a node."""
+        """The name that `explain` shows for the implementation of a node."""
         origin = f" of {self.origin}" if self.origin else ""
         return f"run by {self.label}{origin}" + (f", priority {self.priority}" if self.priority else "")
 
     @property
     def is_own_schema(self) -> bool:
-        """Whether ONNX Runtime learns the operator's schema from the plugin, instead of having its own."""
+        """Whether ONNX Runtime gets the operator's schema from the plugin, because ONNX Runtime defines none."""
         return self.domain not in HOST_DOMAINS
 
     @property
@@ -229,7 +232,9 @@ class CustomOperator:
         for index, port in enumerate(self.inputs):
             given = sum(dtype is not None for dtype in dtypes[index:])
             if port.kind is PortKind.VARIADIC and given < port.minimum:
-                raise InvalidModel(f"{self.label}: input {port.name!r} has {given} tensors, it needs {port.minimum}")
+                raise InvalidModel(
+                    f"{self.label}: got {given} tensors for input {port.name!r}, expected at least {port.minimum}"
+                )
             if port.kind is PortKind.REQUIRED and (index >= len(dtypes) or dtypes[index] is None):
                 raise InvalidModel(f"{self.label}: a node needs the input {port.name!r}")
         for index, dtype in enumerate(dtypes):
@@ -238,11 +243,13 @@ class CustomOperator:
                 continue
             if dtype not in port.types:
                 names = ", ".join(sorted(known.name for known in port.types))
-                raise Unsupported("dtype", f"{self.label}: input {port.name!r} is {dtype.name}, it takes {names}")
+                raise Unsupported("dtype", f"{self.label}: input {port.name!r} is {dtype.name}; supported: {names}")
             first = bound.setdefault(port.constraint, dtype) if port.constraint else dtype
             if first is not dtype:
                 pair = f"{first.name} and {dtype.name}"
-                raise InvalidModel(f"{self.label}: inputs of the type {port.constraint!r} are {pair}")
+                raise InvalidModel(
+                    f"{self.label}: inputs of the type {port.constraint!r} are {pair}, expected one type"
+                )
         return bound
 
     def lower(
@@ -251,7 +258,7 @@ class CustomOperator:
         """Run the author's function on checked inputs and attributes, and check its results.
 
         Raises InvalidModel if the node contradicts the operator, and Unsupported if the function declines the node or
-        fails; its traceback is in the log.
+        raises another exception, whose traceback goes to the log.
         """
         types = self.check_inputs([None if x is None else x.dtype for x in inputs])
         bound = self.bound_attributes(attributes)
@@ -268,9 +275,11 @@ class CustomOperator:
         for port, result in zip(self.outputs, results, strict=False):
             owner = None if port.alias is None else inputs[port.alias]
             if owner is not None and (owner.dtype, owner.shape) != (result.dtype, result.shape):
-                pair = f"{result.dtype.name}{list(result.shape)}, that is {owner.dtype.name}{list(owner.shape)}"
                 alias = self.inputs[port.alias or 0].name
-                raise Unsupported("shape", f"{self.label}: output {port.name!r} is an alias of {alias!r} but is {pair}")
+                got, expected = (f"{x.dtype.name}{list(x.shape)}" for x in (result, owner))
+                raise Unsupported(
+                    "shape", f"{self.label}: output {port.name!r}, an alias of {alias!r}, is {got}, expected {expected}"
+                )
             for step in ctx.trace.steps[first:]:
                 if isinstance(step, Launch) and result.buffer in step.writes:
                     step.in_place += in_place_of(owner, result)
@@ -315,5 +324,7 @@ class CustomOperator:
             wanted = types.setdefault(port.constraint, tensor.dtype) if port.constraint else tensor.dtype
             if tensor.dtype not in port.types or tensor.dtype is not wanted:
                 names = wanted.name if tensor.dtype is not wanted else ", ".join(sorted(t.name for t in port.types))
-                raise Unsupported("op", f"{self.label} made output {port.name!r} {tensor.dtype.name}, it is {names}")
+                raise Unsupported(
+                    "op", f"{self.label} returned {tensor.dtype.name} for output {port.name!r}, expected {names}"
+                )
         return given

@@ -65,8 +65,8 @@ class Snapshot:
     def implementations(self, node: Node, opset: int) -> Sequence[Implementation]:
         """Return the operators that may run a node, in the order in which they are tried.
 
-        ``opset`` is the version of its domain that the model imports. Raises Unsupported if no operator serves the
-        node.
+        ``opset`` is the version of the node's domain that the model imports. Raises Unsupported if no operator serves
+        the node.
         """
         own = (node.domain, node.op_type) in self._table
         if not own:
@@ -79,7 +79,7 @@ class Snapshot:
                     "no operator of that name is registered; import the module that has it before the session is made"
                 )
                 raise Unsupported(error.kind, f"{error.reason}: {what}") from None
-        # ONNX Runtime has one schema of an application's operator, for all of its versions.
+        # ONNX Runtime has one schema for all versions of an application's operator.
         schema_is_ours = any(operator.is_own_schema for operator in self._table[node.domain, node.op_type])
         version = max(opset, node.since_version) if schema_is_ours else node.since_version
         custom = self.serving(node.domain, node.op_type, version)
@@ -95,7 +95,7 @@ class Snapshot:
 
 
 def snapshot_of(graph: Graph) -> Snapshot:
-    """Return the operators of the graph's session, or the present ones."""
+    """Return the operators of the graph's session, or without a session the operators that are registered now."""
     return graph.operators if isinstance(graph.operators, Snapshot) else current()
 
 
@@ -106,7 +106,7 @@ _loading = threading.local()
 
 
 def current() -> Snapshot:
-    """Return a snapshot of what is registered now."""
+    """Return a snapshot of the operators that are registered now."""
     return _current
 
 
@@ -138,7 +138,7 @@ def register(operator: CustomOperator) -> CustomOperator:
 
 
 def replaces(new: CustomOperator, old: CustomOperator) -> bool:
-    """Whether both come from the same definition, because a notebook cell ran again or a module was reloaded."""
+    """Return whether both operators have the same definition: a notebook cell ran again, or a module was reloaded."""
 
     def place(row: CustomOperator) -> tuple[object, ...]:
         return row.origin, row.definition, row.version, row.priority
@@ -150,7 +150,7 @@ def unregister(operator: CustomOperator) -> None:
     """Unregister an operator; existing sessions keep it.
 
     Raises:
-        LookupError: it is not registered.
+        LookupError: the operator is not registered.
     """
     global _current
     with _lock:
@@ -165,7 +165,7 @@ def unregister(operator: CustomOperator) -> None:
 
 
 def discover(*, again: bool = False) -> None:
-    """Load the operators of installed packages, once in a process or ``again``.
+    """Load the operators of installed packages. A second call in a process does nothing unless ``again``.
 
     If a package fails, the log names it, with the traceback, and the others are loaded.
     """

@@ -104,8 +104,8 @@ def op(
     Args: name: "my.domain::CircularPad". A name of ONNX or of com.microsoft, as "Relu" or "com.microsoft::Gelu",
         replaces the plugin's own operator if ``priority`` is above 0. version: the first version of the domain with
         this definition. types: the element types of each constraint; all floats for a constraint that is not named.
-        outputs: names of the results, for messages. priority: see `CustomOperator`. register: False leaves that to
-        `Op.register`.
+        outputs: names of the results, for messages. priority: see `CustomOperator`. register: whether to register the
+        operator now; otherwise call `Op.register`.
 
     Raises: TypeError: an operator cannot have this signature. ValueError: a name or a version is invalid, or the
     operator is registered already.
@@ -253,7 +253,7 @@ def _namespace(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _without_none(hint: Any) -> tuple[Any, bool]:
-    """Return the annotation without ``None``, and whether it had it."""
+    """Return the annotation without ``None``, and whether ``None`` was a part of it."""
     if get_origin(hint) in (typing.Union, types.UnionType):
         others = [each for each in get_args(hint) if each is not type(None)]
         if len(others) == 1:

@@ -48,7 +48,7 @@ def choose_tactic(
 
 
 class Tactics:
-    """The tactics of one operator. ``candidates`` names those of a node, the default one first."""
+    """The tactics of one operator. ``candidates`` returns the tactics of a node, the default one first."""
 
     def __init__(self, label: str, takes_tactic: bool) -> None:
         self.label = label
@@ -57,7 +57,7 @@ class Tactics:
         self.timing_id = ""
 
     def around(self, function: Callable[..., Any]) -> LowerFunction:
-        """Wrap the function so that it gets its tactic, if it has any."""
+        """Wrap the function: choose the node's tactic, and pass it as ``tactic`` if the function has this parameter."""
 
         def call(ctx: Lowering, inputs: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> Sequence[Tensor]:
             if not self.takes_tactic:

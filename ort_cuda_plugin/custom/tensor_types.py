@@ -1,9 +1,9 @@
 """Annotations for parameters and results of an author's function.
 
 ``T``, ``T1``, ``U`` and so on name a type constraint: inputs and outputs with the same name have the same element type.
-``Float32``, ``Int64`` and so on are exactly that type. ``HostInt64`` and ``HostInt32`` are inputs whose contents decide
-shapes: the function reads them with ``ctx.host_values``. ``Alias("name")`` beside a result's annotation names the input
-whose memory it shares.
+``Float32``, ``Int64`` and so on stand for one type. ``HostInt64`` and ``HostInt32`` are inputs whose contents decide
+shapes: the function reads them with ``ctx.host_values``. ``Alias("name")`` in a result's annotation names the input
+whose memory the result shares.
 """
 
 from __future__ import annotations

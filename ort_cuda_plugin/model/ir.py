@@ -94,7 +94,7 @@ class DType(enum.Enum):
         self.is_packed: bool = number in _packed_bits
         self.is_float: bool = kind == "float"
         self.is_integer: bool = kind == "integer"
-        self.is_supported: bool = bool(short)  # device memory can hold tensors of it
+        self.is_supported: bool = bool(short)  # device memory can hold tensors of this type
 
     __hash__ = object.__hash__  # faster than enum.Enum's, which hashes the name in Python code
 
@@ -422,7 +422,7 @@ class Node:
 
     @property
     def label(self) -> str:
-        """Return how messages name the node: its own name, then its operator."""
+        """Return the node's name in messages: `own_name`, then the operator's type."""
         return f"{self.own_name} ({self.op_type})"
 
     def reads(self) -> Iterator[Value]:

@@ -1,7 +1,7 @@
 """Widths of attention_mask at which a decoder switches between branches.
 
-Models of onnxruntime-genai's builder choose the factors of LongRoPE by the mask's width, in its loop the number of
-tokens::
+Models of onnxruntime-genai's builder choose the factors of LongRoPE by the mask's width. In onnxruntime-genai's
+generation loop the width is the number of tokens::
 
     attention_mask -> Shape -> Gather -> Greater(original length) -> If -> cos and sin of short or long factors
 

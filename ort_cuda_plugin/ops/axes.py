@@ -12,7 +12,7 @@ from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 def normalize_axis(axis: Dim, rank: int) -> int:
     """Return the axis counted from the front.
 
-    Raises InvalidModel for an axis outside -rank..rank-1, Unsupported for one that only a Run knows.
+    Raises InvalidModel for an axis outside -rank..rank-1, Unsupported for an axis that only a Run knows.
     """
     if not isinstance(axis, int):
         raise require.unsupported("shape", "axis", "known only in a Run", "values known earlier")
@@ -28,7 +28,7 @@ def normalize_axes(axes: Iterable[Dim], rank: int) -> tuple[int, ...]:
 
 
 def axes_count(axes: Tensor) -> int:
-    """Return the number of axes that a one-dimensional input names. Raises Unsupported if only a Run knows it."""
+    """Return the number of elements of the input ``axes``. Raises Unsupported if only a Run knows the number."""
     if not isinstance(axes.size, int):
         raise require.unsupported("shape", "the number of axes", "known only in a Run", "values known earlier")
     return axes.size

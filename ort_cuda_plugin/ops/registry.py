@@ -218,7 +218,8 @@ class Operator:
             attributes = {name: value for name, value in attributes.items() if name not in IGNORED_ATTRIBUTES}
         for name, value in attributes.items():
             if name not in self.attributes:
-                raise require.unsupported("attribute", f"the attribute {name!r}", "given", ", ".join(self.attributes))
+                known = ", ".join(self.attributes) or "no attributes"
+                raise require.unsupported("attribute", f"the attribute {name!r}", "given", known)
             if name in FLAGS and value not in (0, 1):
                 raise require.unsupported("attribute", name, repr(value), "0, 1")
         for name, parameter in self.attributes.items():

@@ -9,7 +9,7 @@ functions          what they check                                     message
 =================  ==================================================  =======================================
 
 The subject is an input or attribute under its ONNX name. `NodeError` and `Operator.lower` prepend the node and its
-operator. A None input is an omitted one, and passes every check.
+operator. None stands for an omitted input, and passes every check.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def within(least: float, most: float, **attributes: float) -> None:
 
 
 def holds(ctx: Lowering, condition: Dim, subject: str, expected: str, got: object) -> None:
-    """Raise InvalidModel if the condition is 0; if only a Run knows it, that Run fails. See `violation`."""
+    """Raise InvalidModel if the condition is 0. A Run checks a condition that only the Run knows. See `violation`."""
     if ctx.known(condition) is not True:
         ctx.require(condition, _message(subject, expected, got))
 
@@ -198,6 +198,6 @@ def most_dim(ctx: Lowering, maximum: Dim, **numbers: Dim) -> None:
 
 
 def one_or_size(ctx: Lowering, size: Dim, **inputs: Tensor) -> None:
-    """Check that the inputs have one element or this number of them."""
+    """Check that the inputs have one element or ``size`` elements."""
     for name, x in inputs.items():
         holds(ctx, logical_or(eq(x.size, 1), eq(x.size, size)), name, f"have 1 or {size!r} elements", x.size)

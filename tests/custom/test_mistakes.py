@@ -218,7 +218,7 @@ def test_a_plugin_launches_in_a_run_what_is_not_possible() -> None:
     given: list[tuple[Any, Any, Any, str]] = [
         (DOUBLE, 1.5, 1, "kernel double: 1.5 is not a size for its grid"),
         (DOUBLE, -1, 1, "kernel double: a grid of -1 is not possible"),
-        (DOUBLE, 1, (64, 64), "kernel double: a block of (64, 64, 1) threads"),
+        (DOUBLE, 1, (64, 64), "kernel double: got a block of (64, 64, 1) threads"),
         (np.exp, 1, 1, "is not a kernel that can be launched: numba_kernel, array_kernel"),
     ]
     for kernel, grid, block, said in given:
@@ -299,7 +299,7 @@ SIGNATURES: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
         TypeError,
         "types['T'] = {'int8'}: expected element types",
     ),
-    "a version that is a text": (plain, {"version": "1"}, ValueError, "a version is a number from 1 to"),
+    "a version that is a text": (plain, {"version": "1"}, ValueError, "version '1', expected a number from 1 to"),
 }
 
 

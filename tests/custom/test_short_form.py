@@ -134,4 +134,4 @@ def test_an_alias_has_the_shape_of_its_input() -> None:
     x = Value("x", DType.FLOAT32, (4,))
     node = Node("here", "Half", "a.b", 1, (x,), (Value("y", None, None),))
     (verdict,) = analyze(Graph("g", [node], [x], [], {"a.b": 1}), DeviceProperties())
-    assert "output 'y' is an alias of 'x' but is FLOAT32[2], that is FLOAT32[4]" in verdict.reason
+    assert "output 'y', an alias of 'x', is FLOAT32[2], expected FLOAT32[4]" in verdict.reason

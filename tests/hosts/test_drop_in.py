@@ -378,7 +378,7 @@ def test_exec_says_what_is_missing() -> None:
     assert "name the program" in done.stderr
     done = executed("no-such-program")
     assert done.returncode == 2
-    assert "there is no program 'no-such-program'" in done.stderr
+    assert "program 'no-such-program': not found in PATH" in done.stderr
 
 
 def test_a_program_whose_registration_fails_goes_on_and_says_so() -> None:

@@ -166,7 +166,7 @@ def test_contradictions_are_refused() -> None:
         ("Scaler", {"scale": [1.0]}, "offset and scale must be given"),
         ("Normalizer", {"norm": "L3"}, "norm must be one of 'MAX', 'L1', 'L2', got 'L3'"),
         ("Imputer", {"imputed_value_int64s": [1]}, "the imputed values must be given for the type f32"),
-        ("OneHotEncoder", {"cats_strings": ["a"]}, "cats_strings is given"),
+        ("OneHotEncoder", {"cats_strings": ["a"]}, "the list of categories is a list of strings"),
         ("OneHotEncoder", {"cats_int64s": [1], "zeros": 0}, "zeros is 0"),
         ("FeatureVectorizer", {"inputdimensions": [1, 2]}, "inputdimensions must have 1 entries, got 2"),
         ("LinearRegressor", {"coefficients": [1.0] * 4, "targets": 3}, "a positive multiple of 3 entries, got 4"),

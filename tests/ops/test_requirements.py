@@ -155,3 +155,20 @@ def test_inputs_that_a_newer_schema_lets_differ_are_declined() -> None:
     with pytest.raises(Unsupported, match="the type of past_key is f16; supported: f32, that of query"):
         require.one_type(**wanted)
     require.one_type(**wanted | {"past_key": single})
+
+
+def test_messages_name_the_attributes_and_inputs_that_are_wrong() -> None:
+    ctx = Lowering(DeviceProperties())
+    x, weight = (ctx.empty(shape, DType.FLOAT32) for shape in ((1, 2, 4), (2, 1, 3)))
+    convolution = registry.lookup("com.microsoft", "CausalConvWithState", 1)
+    names = "input_channel_offset, input_channels, state_channels_last, state_length, state_update_capacity"
+    expected = f"({names}) is (0, 0, -1, 2, 0); supported: the defaults (0, 0, -1, 0, 0)"
+    with pytest.raises(Unsupported, match=f"^CausalConvWithState: {re.escape(expected)}$"):
+        convolution.lower(ctx, [x, weight], {"state_length": 2})
+    attention = registry.lookup("com.microsoft", "GroupQueryAttention", 1)
+    lengths = Tensor(DType.INT32, (1,), ctx.empty((1,), DType.INT32).buffer)
+    inputs = [x, x, None, None, None, lengths, ctx.empty((), DType.INT32)]
+    with pytest.raises(
+        InvalidModel, match=r"^key and value must be given together or left out together, got key alone$"
+    ):
+        attention.lower(ctx, inputs, {"num_heads": 1, "kv_num_heads": 1})

@@ -93,8 +93,8 @@ def test_a_file_of_another_model_is_refused(capsys: pytest.CaptureFixture[str], 
     [
         (["--tolerance", "float32=-1"], ExitCode.USAGE, "--tolerance -1: expected a number of at least 0"),
         (["--tolerance", "float=1"], ExitCode.USAGE, "--tolerance float: unknown type; known: float64"),
-        (["--tolerance", "float32"], ExitCode.USAGE, "'float32' is not NAME="),
-        (["--against", "NoSuchProvider"], ExitCode.UNAVAILABLE, "NoSuchProvider: this ONNX Runtime has "),
+        (["--tolerance", "float32"], ExitCode.USAGE, "'float32': expected NAME=VALUE"),
+        (["--against", "NoSuchProvider"], ExitCode.UNAVAILABLE, "NoSuchProvider: this ONNX Runtime has only "),
         (["--load", __file__], ExitCode.USAGE, "expected a file that --save has written"),
         (["--load", "none.npz"], ExitCode.USAGE, "none.npz"),
         (["--option", "no_such_key=1"], ExitCode.MODEL_FAILED, "no_such_key"),
@@ -134,7 +134,7 @@ def test_a_file_of_arrays_that_is_none_is_one_line(
     error = capsys.readouterr().err.strip()
     assert "\n" not in error
     assert str(path) in error
-    assert ("not a regular file" in error) == (kind in ("a pipe", "a folder"))
+    assert ("expected a regular file" in error) == (kind in ("a pipe", "a folder"))
 
 
 def test_a_cut_keeps_what_bodies_and_the_application_read() -> None:

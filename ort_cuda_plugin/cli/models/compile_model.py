@@ -68,7 +68,7 @@ def execute(arguments: argparse.Namespace) -> int:
         if target.exists():
             raise UserError(ExitCode.USAGE, f"{target} exists; remove it first")
     if len({target for _, target in jobs}) < len(jobs):
-        raise UserError(ExitCode.USAGE, "two of the models have the same name, and so would their compiled models")
+        raise UserError(ExitCode.USAGE, "two models would be compiled to files of the same name. Rename one of them")
     if others and arguments.embed:
         raise UserError(ExitCode.USAGE, "--share-with and --embed exclude each other: give one of them")
     emulate = find_device("auto")
@@ -105,7 +105,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 @contextmanager
 def _progress(console: Console, what: str) -> Iterator[None]:
-    """Show a progress bar of kernels on a terminal. Its total grows as clusters ask for more."""
+    """Show a progress bar of kernels on a terminal. The bar's total grows as clusters request more kernels."""
     from ort_cuda_plugin.ep.device.open_device import kernel_library
 
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:

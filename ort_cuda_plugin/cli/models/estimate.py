@@ -95,7 +95,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _fitted(path: Path) -> Constants:
-    """Return constants that are fitted to a file of measurements."""
+    """Return the cost model's constants, fitted to a file of measurements."""
     from ort_cuda_plugin.estimate import fit
 
     try:
@@ -156,5 +156,5 @@ def _microseconds(seconds: float) -> str:
 
 
 def _times(roofline: float, ratio: float) -> str:
-    """Return the ratio of the estimate to a roofline; "" if a launch takes longer than the roofline's work."""
+    """Return a sentence with the ratio of estimate to roofline; "" for a roofline below `_LEAST_SECONDS`."""
     return f" The estimate is {ratio:.2f} times the roofline." if roofline >= _LEAST_SECONDS else ""

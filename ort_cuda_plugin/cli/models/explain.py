@@ -121,7 +121,7 @@ def execute(arguments: argparse.Namespace) -> int:
 def _kernel_texts(
     arguments: argparse.Namespace, path: Path, emulate: bool, plans: Sequence[Mapping[str, Any]]
 ) -> KernelTexts:
-    """Return the PTX and the checked accesses of kernels, for --ptx and --check."""
+    """Return what --ptx and --check add to the page: the PTX of kernels, and their checked memory accesses."""
     specs = specs_of(plans)
     with waiting(Console(stderr=True), "compiling for the page"):
         ptx = ptx_of(specs, arguments.ptx) if arguments.ptx else {}
@@ -137,11 +137,11 @@ def _kernel_texts(
 
 def _refuse_what_says_nothing(arguments: argparse.Namespace) -> None:
     if arguments.shapes and not arguments.plans:
-        raise UserError(ExitCode.USAGE, "--shapes says what --plans runs: give that too")
+        raise UserError(ExitCode.USAGE, "--shapes gives the sizes for --plans: give --plans as well")
     if (arguments.ptx or arguments.check) and arguments.html is None:
-        raise UserError(ExitCode.USAGE, "--ptx and --check are for --html: give that too")
+        raise UserError(ExitCode.USAGE, "--ptx and --check add to the page of --html: give --html as well")
     if arguments.autotune and not arguments.program:
-        raise UserError(ExitCode.USAGE, "--autotune is for --program: give that too")
+        raise UserError(ExitCode.USAGE, "--autotune changes what --program prints: give --program as well")
     if (arguments.program or arguments.plans) and (arguments.json or arguments.declined):
         raise UserError(ExitCode.USAGE, "--json and --declined are for the table of nodes, not --program or --plans")
 

@@ -1,6 +1,4 @@
-"""Writes a model's placement as a web page: the graph with its clusters, each cluster's nodes and steps, reasons,
-copies.
-"""
+"""Writes a model's placement as a web page: the graph, the nodes and steps of each cluster, reasons and copies."""
 
 from __future__ import annotations
 
@@ -75,7 +73,7 @@ def place(verdict: NodeVerdict) -> str:
 
 
 def copies(placement: Placement) -> Iterator[CopiedValue]:
-    """Return the values that nodes on host and device use, without inputs and outputs of the model."""
+    """Yield the results that are copied between host and device, since a node on the other side reads them."""
     readers: dict[tuple[str, str], list[NodeVerdict]] = {}
     for verdict in placement.verdicts:
         for name in dict.fromkeys(verdict.inputs):
@@ -146,7 +144,7 @@ def _overview(
 
 
 def _borders(verdicts: Sequence[NodeVerdict]) -> tuple[list[str], list[str]]:
-    """Return the values that no node of the graph produces, and those that none reads."""
+    """Return the values that no node of the graph produces, and the values that no node reads."""
     made = [name for verdict in verdicts for name in verdict.outputs]
     read = [name for verdict in verdicts for name in verdict.inputs]
     is_made, is_read = set(made), set(read)

@@ -35,7 +35,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def print_contexts(path: Path, as_json: bool) -> None:
-    """Print the contents of a file. Raises UserError if it is not a context, or damaged."""
+    """Print the contents of a file. Raises UserError if the file is damaged, or not a compiled model."""
     try:
         found = {container.subject: describe(container) for container in _containers(path)}
     except ContextError as error:

@@ -21,7 +21,7 @@ from ort_cuda_plugin.program.lowering.context import DeviceProperties
 ARCHITECTURES = tuple(Target.cuda(major, minor) for major, minor in ((8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)))
 
 ALLOWED_SPILLS: dict[tuple[str, str], str] = {}
-"""(kernel name, architecture such as "sm_80", or "*") -> the reason why a spill there is accepted."""
+"""(kernel name, architecture such as "sm_80", or "*" for all) -> why the kernel's spills are accepted."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class KernelUsage:
 
 
 def is_for_gpus(spec: KernelSpec) -> bool:
-    """Whether a GPU runs the kernel. Only the emulated device runs kernels with blocks of 2 to 31 threads, less than a
-    warp.
+    """Return whether a GPU runs the kernel. Kernels with blocks of 2 to 31 threads, less than a warp, are for the
+    emulated device only.
     """
     return not 1 < spec.launch_bounds < 32
 

@@ -1,7 +1,7 @@
-"""The part of explain's page for one cluster's program: what each pass changed, and what each step is.
+"""HTML of one cluster's program on explain's page: the change that each pass makes, and a section for each step.
 
-A step leads to its nodes, its tensors in memory, the kernel's schedule with the reason, source and PTX, and the
-accesses that the emulated device checks.
+The section of a step shows its nodes, its tensors in memory, the kernel's schedule with the reason, source and PTX, and
+the accesses that the emulated device checks.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def passes(plan: _Plan) -> str:
 
 
 def steps(cluster: int, plan: _Plan, texts: KernelTexts) -> str:
-    """Return a part for each step of a Run, and for those that run before the first Run."""
+    """Return a section for each step of a Run, and for each step that runs once, before the first Run."""
     parts = [_step(step, f"step {number}", step_anchor(cluster, number), texts)
              for number, step in enumerate(plan["steps"])]  # fmt: skip
     once = [_step(step, f"once, step {number}", f"once-{cluster}-{number}", texts)

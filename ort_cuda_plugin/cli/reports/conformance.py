@@ -75,9 +75,9 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.write and (arguments.patterns or mode != Mode()):
         raise UserError(ExitCode.USAGE, "--write runs all tests in fixed modes: give neither tests nor a mode")
     if arguments.jobs < 1:
-        raise UserError(ExitCode.USAGE, f"--jobs {arguments.jobs}: at least one process is needed")
+        raise UserError(ExitCode.USAGE, f"--jobs {arguments.jobs}: must be at least 1")
     if arguments.adversarial is not None and not 0 <= arguments.adversarial < 2**32:
-        raise UserError(ExitCode.USAGE, f"--adversarial {arguments.adversarial}: a seed is from 0 to {2**32 - 1}")
+        raise UserError(ExitCode.USAGE, f"--adversarial {arguments.adversarial}: expected a seed from 0 to {2**32 - 1}")
     cases = [case for key, case in load_cases().items() if any(fnmatch.fnmatch(key, pattern) for pattern in patterns)]
     if not cases:
         raise UserError(ExitCode.USAGE, f"no test matches {' '.join(patterns)}; names are KIND/NAME, as 'node/conv*'")

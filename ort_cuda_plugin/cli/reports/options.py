@@ -40,7 +40,7 @@ def tables() -> dict[str, str]:
 
 
 def filled(document: str) -> str:
-    """Replace the tables of a document by the present ones. Raises KeyError for a table that does not exist."""
+    """Replace the tables of a document by the current tables. Raises KeyError for a table that does not exist."""
     known = tables()
     return re.sub(
         r"(<!-- table: (.*?) -->\n).*?(<!-- end of table -->)",

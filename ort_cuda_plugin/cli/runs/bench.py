@@ -89,7 +89,7 @@ def execute(arguments: argparse.Namespace) -> int:
         subject = Subject.read(name)
         if arguments.batch and not subject.has_batch and arguments.models != [SUITE]:
             raise UserError(
-                ExitCode.USAGE, f"--batch: {name} has no dimension named batch. --dim gives sizes of others"
+                ExitCode.USAGE, f"--batch: {name} has no dimension named batch. Use --dim for other dimensions"
             )
         for batch in (arguments.batch or [1]) if subject.has_batch else [None]:
             reports.append(_one(subject, batch, chosen, emulate, gpu, arguments, console))
@@ -124,7 +124,7 @@ class Subject:
 
     @property
     def has_batch(self) -> bool:
-        """Whether an input has a dimension of that name."""
+        """Whether an input has a dimension with the name "batch"."""
         dims = [dim for value in self.model.graph.input for dim in value.type.tensor_type.shape.dim]
         return any(dim.dim_param == "batch" for dim in dims)
 
@@ -149,7 +149,7 @@ def _one(
     arguments: argparse.Namespace,
     console: Console,
 ) -> ModelReport:
-    """Measure one model. ``batch`` is None if the model has no dimension of that name."""
+    """Measure one model. ``batch`` is None if the model has no dimension with the name "batch"."""
     name = subject.name
     given = argparse.Namespace(**vars(arguments) | {"model": name})
     given.dim = [*arguments.dim, *([f"batch={batch}"] if batch is not None and arguments.batch else [])]

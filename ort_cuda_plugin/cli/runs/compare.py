@@ -114,7 +114,7 @@ class _Sides:
 
         if against not in ort.get_available_providers():
             known = ", ".join(ort.get_available_providers())
-            raise UserError(ExitCode.UNAVAILABLE, f"--against {against}: this ONNX Runtime has {known}")
+            raise UserError(ExitCode.UNAVAILABLE, f"--against {against}: this ONNX Runtime has only {known}")
         self.folder, self.emulate, self.options, self.against = folder, emulate, options, against
 
     def own(self, source: str | bytes | onnx.ModelProto, names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:

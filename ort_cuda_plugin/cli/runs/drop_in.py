@@ -36,7 +36,7 @@ def start(arguments: argparse.Namespace, identity: Identity) -> int:
     if not program:
         raise UserError(ExitCode.USAGE, f"name the program: ort-cuda-plugin {arguments.command} -- python app.py")
     if shutil.which(program[0]) is None:
-        raise UserError(ExitCode.USAGE, f"there is no program {program[0]!r}")
+        raise UserError(ExitCode.USAGE, f"program {program[0]!r}: not found in PATH")
     environment = program_environment(find_device(arguments.device), identity)
     try:
         os.execvpe(program[0], program, environment)

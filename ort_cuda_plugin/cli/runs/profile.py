@@ -68,8 +68,8 @@ def execute(arguments: argparse.Namespace) -> int:
     except Exception as error:
         raise UserError(ExitCode.MODEL_FAILED, f"{arguments.model}: {with_hint(error, path, arguments)}") from error
     if not found.steps:
-        reason = "a Run with these sizes has nothing to launch, or ONNX Runtime's log says why"
-        raise UserError(ExitCode.UNAVAILABLE, f"{arguments.model}: the profile has nothing of the device: {reason}")
+        reason = "a Run with these sizes launches nothing, or ONNX Runtime's log has the reason"
+        raise UserError(ExitCode.UNAVAILABLE, f"{arguments.model}: the profile has no work on the device: {reason}")
     if arguments.timeline is not None:
         from ort_cuda_plugin.profiles.timeline import timeline
 
@@ -88,7 +88,7 @@ def execute(arguments: argparse.Namespace) -> int:
 def measure(
     path: Path, emulate: bool, arguments: argparse.Namespace
 ) -> tuple[Profile, Estimate | None, list[dict[str, Any]], Plans]:
-    """Run the model; return the profile, the estimate, and where both come from."""
+    """Run the model; return its profile, the estimate, ONNX Runtime's profiling events, and the plans of clusters."""
     import onnxruntime as ort
 
     with tempfile.TemporaryDirectory() as folder:

@@ -72,9 +72,11 @@ def add_input_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass
 class RunReport:
-    """Times in seconds; `launches` per steady run; `graph_fallbacks` has how often clusters ran without a CUDA graph
-    when warm, by reason; `error` is max|a-b|/max|b| against the CPU provider over the compared outputs, None if the CPU
-    provider cannot run the model: `not_compared` has the reason.
+    """Result of `measure`. Times are in seconds, `launches` are those of one warm Run.
+
+    `graph_fallbacks` counts by reason how often a cluster of a warm Run did not use a CUDA graph. `error` is
+    max|a-b|/max|b| over the compared outputs, a of the plugin and b of the CPU provider. If the CPU provider cannot run
+    the model, `error` is None and `not_compared` has the reason.
     """
 
     model: str
@@ -148,7 +150,7 @@ def measure(path: Path, emulate: bool, arguments: argparse.Namespace, console: C
             try:
                 expected = cpu.run(names, feeds)
             except Exception as error:  # docs/differences.md lists models that only ONNX Runtime's CPU provider refuses
-                text = f"CPUExecutionProvider, beside which it is compared: {with_hint(error, path, arguments)}"
+                text = f"CPUExecutionProvider, for the comparison: {with_hint(error, path, arguments)}"
                 raise UserError(ExitCode.MODEL_FAILED, f"{arguments.model}: {text}") from error
             begun = time.perf_counter()
             cpu.run(names, feeds)
@@ -253,7 +255,7 @@ def _feeds(model: onnx.ModelProto, arguments: argparse.Namespace) -> dict[str, N
 
 
 def _name_dimensions(model: onnx.ModelProto) -> None:
-    """Name the open dimensions of inputs that have no name: INPUT.AXIS."""
+    """Give each open dimension of an input that has no name the name INPUT.AXIS."""
     for value in model.graph.input:
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
             if not dim.HasField("dim_value") and not dim.dim_param:
@@ -277,7 +279,7 @@ def _guesses(path: Path, arguments: argparse.Namespace) -> tuple[list[str], list
     """Return the symbolic dimensions and the integer inputs that the user did not give."""
     try:
         model = onnx.load(path, load_external_data=False)
-    except Exception:  # the model cannot be read, which is the failure itself
+    except Exception:  # the caller reports that the model cannot be read
         return [], []
     stated = {text.partition("=")[0] for text in (*arguments.dim, *arguments.input)}
     _name_dimensions(model)
@@ -298,7 +300,7 @@ def _check_names(option: str, what: str, given: Iterable[str], known: set[str]) 
 
 def _size(name: str, text: str) -> int:
     if not text.isdecimal():
-        raise UserError(ExitCode.USAGE, f"--dim {name}={text}: a size is a number from 0")
+        raise UserError(ExitCode.USAGE, f"--dim {name}={text}: expected a size, a whole number from 0")
     return int(text)
 
 
@@ -306,7 +308,7 @@ def _array(name: str, file: str) -> NDArray[np.generic]:
     loaded = numpy_file(f"--input {name}={file}", Path(file))
     if not isinstance(loaded, np.ndarray):
         raise UserError(
-            ExitCode.USAGE, f"--input {name}={file}: not an array as numpy.save writes it of numbers or str"
+            ExitCode.USAGE, f"--input {name}={file}: expected an array of numbers or str that numpy.save wrote"
         )
     return loaded
 

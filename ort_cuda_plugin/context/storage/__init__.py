@@ -1,1 +1,1 @@
-"""How a compiled model is stored: container, files, hashes, graphs and constants."""
+"""Storage of compiled models: container, files, hashes, graphs and constants."""

@@ -25,12 +25,12 @@ _UNIFORM_BYTES = 1 << 12
 """Bytes above which a constant whose elements are all equal is stored as one element, if weights are left out."""
 _MAX_UNIFORM_BYTES = 1 << 34
 _MAX_GROWTH, _FREE_GROWTH = 16, 1 << 20
-"""Limits of the bytes that a recipe may make: a factor of its operands' bytes, and a constant on top."""
+"""A recipe may make at most `_MAX_GROWTH` times the bytes of its operands, plus `_FREE_GROWTH` bytes."""
 
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A source model, from which a context reads initializers. ``file`` is its name in the context."""
+    """A source model, from which a context reads initializers. ``file`` is the name that the context has for it."""
 
     file: str
     model: SourceModel
@@ -200,8 +200,8 @@ class StoredConstants:
         return differing
 
     def check_rest(self, number: int) -> None:
-        """Compare initializers that no constant names, for new weights: another constant may have been computed from
-        them.
+        """Check that initializers that no constant refers to have not changed: ONNX Runtime may have folded them into
+        constants.
 
         Raises:
             ContextError: an initializer differs.
@@ -211,8 +211,8 @@ class StoredConstants:
             tensor = source.model.tensors.get(name)
             if tensor is None or source.digest(tensor) != digest:
                 raise ContextError(
-                    f"initializer {name!r} of {source.model.subject} has new contents, but ONNX Runtime has computed "
-                    "something of it before, or a node that is not the plugin's uses it; compile the model again"
+                    f"initializer {name!r} of {source.model.subject} has new contents, but the context may hold "
+                    "constants that ONNX Runtime computed from the old contents; compile the model again"
                 )
 
     def _source(self, number: Any) -> Source:
@@ -252,7 +252,7 @@ class StoredConstants:
             count = 1 if row.get("repeats") else constant.size
             if len(view) != count * dtype.itemsize or constant.nbytes > _MAX_UNIFORM_BYTES:
                 raise self._container.damaged(
-                    f"array {row['array']} has {len(view)} bytes, a constant {constant.nbytes}"
+                    f"array {row['array']} has {len(view)} bytes, its constant {constant.nbytes}"
                 )
             array = np.frombuffer(view, dtype.numpy)
             return np.full(dims, array[0]) if row.get("repeats") else array.reshape(dims)

@@ -47,7 +47,10 @@ class _Array:
         if callable(self.contents):
             data = self.contents()
             if len(memoryview(data)) != self.nbytes:
-                raise ContextError("a constant has another size than before")
+                raise ContextError(
+                    f"a constant: got {len(memoryview(data))} bytes, expected {self.nbytes} as when it was added. "
+                    "Compile the model again, and do not change its weights meanwhile"
+                )
             yield data
         else:
             for start, length in in_pieces(self.nbytes):
@@ -79,7 +82,7 @@ class Builder:
         """Yield the bytes of the container. ``contents`` is its index without ``arrays``.
 
         Raises:
-            ContextError: it would have more arrays, or a longer index, than a reader accepts.
+            ContextError: the container would have more arrays, or a longer index, than a reader accepts.
         """
         rows = []
         position = FIRST_ARRAY
@@ -88,7 +91,10 @@ class Builder:
             position = _aligned(position + array.nbytes)
         index = to_json({"arrays": rows, **contents})
         if len(rows) > MAX_ARRAYS or len(index) > MAX_INDEX_BYTES:
-            raise ContextError(f"a context of {len(rows)} arrays and an index of {len(index)} bytes is too large")
+            raise ContextError(
+                f"the context is too large: got {len(rows)} arrays and an index of {len(index)} bytes, expected at most"
+                f" {MAX_ARRAYS} and {MAX_INDEX_BYTES}. Compile for fewer architectures or shapes"
+            )
         digest = hashlib.sha256(index).digest()
         header = HEADER.pack(MAGIC, *VERSION, 0, position + len(index), position, len(index), digest)
         yield header.ljust(FIRST_ARRAY, b"\0")
@@ -110,9 +116,7 @@ class Builder:
         self._keep(write_whole(path, self.pieces(contents), f"context {path}"))
 
     def detach(self, contents: dict[str, Json]) -> bytes:
-        """Return the container in memory; this object then refers to its arrays there. Raises the errors of
-        `pieces`.
-        """
+        """Return the container in memory; from then on, read arrays from the returned bytes. Raises as `pieces`."""
         data = self.to_bytes(contents)
         self._keep(data)
         return data
@@ -126,7 +130,7 @@ class Builder:
 
 
 class Container:
-    """A container in ``data``. Errors call it ``subject``; ``index`` is the JSON object.
+    """A container in ``data``. Errors call the container ``subject``; ``index`` is its parsed JSON index.
 
     Raises:
         ContextError: the bytes are damaged, or not a container of a version that this code reads.
@@ -151,7 +155,7 @@ class Container:
         """Return the contents of an array, checked against its hash. From a file they are read anew each time.
 
         Raises:
-            ContextError: it does not exist, or its contents are not those that were stored.
+            ContextError: the array does not exist, or its contents are not those that were stored.
         """
         offset, length, digest = self._place(number)
         if isinstance(self.data, OpenFile):
@@ -210,12 +214,12 @@ class Container:
                 offset, length, digest = row
                 places.append((offset, length, bytes.fromhex(digest)))
             except (TypeError, ValueError) as error:
-                raise self.damaged(f"array {number}") from error
+                raise self.damaged(f"the entry of array {number} is malformed") from error
             if type(offset) is not int or type(length) is not int or length < 0:
-                raise self.damaged(f"array {number}")
-            # Arrays are contiguous, so none lies outside of the data or overlaps another.
+                raise self.damaged(f"the entry of array {number} is malformed")
+            # Arrays are in the order of their offsets, so no array lies outside of the data or overlaps another.
             if offset % ALIGNMENT or offset < end or offset + length > self._end:
-                raise self.damaged(f"array {number} is out of place")
+                raise self.damaged(f"array {number} is misaligned, overlaps another, or lies outside of the file")
             end = offset + length
         return places
 

@@ -1,6 +1,6 @@
 """Files of contexts: finds them beside a model, reads them, and writes them atomically.
 
-None is mapped into memory: see `model.open_file`.
+No file is mapped into memory: see `model.open_file`.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class ModelFolder:
 
     @property
     def _allowed(self) -> Iterator[Path]:
-        """Return the folders to which links may lead. The hub's cache of a model has snapshots/REVISION/... with links
-        to blobs/...
+        """Yield the folders to which links may lead. The Hugging Face hub's cache of a model has snapshots/REVISION/...
+        with links to blobs/...
         """
         yield from (self.path, self.home)
         for above in Path(os.path.realpath(self.path)).parents:
@@ -56,7 +56,7 @@ class ModelFolder:
                 yield above.with_name("blobs")
 
     def has(self, name: str) -> bool:
-        """Whether there is a file of that name; opening it may still be refused."""
+        """Return whether there is a file of that name; `open` may still refuse to open the file."""
         return bool(name) and any(os.path.lexists(folder / name) for folder in (self.path, self.home))
 
     def open(self, name: str, subject: str) -> OpenFile:
@@ -135,7 +135,7 @@ def write_whole(path: Path, pieces: Iterable[Buffer], subject: str) -> OpenFile:
     processes may write the same file: the last one wins.
 
     Raises:
-        ContextError: it cannot be written.
+        ContextError: the file cannot be written.
     """
     partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     try:

@@ -43,7 +43,7 @@ def read_array(file: OpenFile, offset: int, length: int) -> tuple[memoryview, by
 
 
 def file_digest(file: OpenFile, offset: int, length: int) -> bytes:
-    """Hash bytes of a file, with few blocks in memory at once. Raises OSError."""
+    """Return the `array_digest` of bytes of a file, with few blocks in memory at once. Raises OSError."""
 
     def digest(piece: tuple[int, int]) -> bytes:
         start, size = piece

@@ -1,7 +1,7 @@
 """Reads the initializers of an ONNX model without the onnx package, when a context without weights is loaded.
 
-A model is untrusted input: an impossible value is an error that names the model, and nothing outside of the file is
-read.
+A model is untrusted input. An impossible value raises an error that names the model, and an offset outside of a file is
+never read.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from .files import ModelFolder, Readable, read
 from .hashing import array_digest, file_digest
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_GRAPH = 7  # of ModelProto
-_INITIALIZER = 5  # of GraphProto
-_DIMS, _DATA_TYPE, _INT32_DATA, _NAME, _RAW_DATA, _EXTERNAL_DATA, _DATA_LOCATION = 1, 2, 5, 8, 9, 13, 14  # TensorProto
+_GRAPH = 7  # field number in ModelProto
+_INITIALIZER = 5  # field number in GraphProto
+# Field numbers in TensorProto.
+_DIMS, _DATA_TYPE, _INT32_DATA, _NAME, _RAW_DATA, _EXTERNAL_DATA, _DATA_LOCATION = 1, 2, 5, 8, 9, 13, 14
 _EXTERNAL_LOCATION = "location"
 _PARTS: Final[dict[str, dict[int, str]]] = {
     "model": {_GRAPH: "graph", 25: "function"},
@@ -79,7 +80,7 @@ class _Messages:
         raise _Malformed
 
     def fields(self, span: Span) -> Iterator[tuple[int, int, int | Span]]:
-        """Yield number and wire type of each field of a message, with a number or the offsets of the contents."""
+        """Yield number, wire type and value of each field of a message. A value is an integer or offsets of bytes."""
         position, end = span
         while position < end:
             key, position = self.varint(position, end)
@@ -103,7 +104,7 @@ class _Messages:
         return bytes(self.contents(_span(value))).decode()
 
     def numbers(self, value: int | Span) -> Iterator[int]:
-        """Return a number, or packed numbers."""
+        """Yield the number in a field, or the packed numbers in a field."""
         if isinstance(value, int):
             yield value
             return
@@ -139,7 +140,7 @@ class SourceTensor:
 class SourceModel:
     """The initializers of a model's graph, by name. Errors call the model ``subject``.
 
-    ``folder`` has the files with external data; None if it is not known.
+    ``folder`` is the folder of the files with external data; None if the folder is not known.
 
     Raises:
         ContextError: ``data`` is not an ONNX model.
@@ -308,7 +309,7 @@ class SourceModel:
         return whole.view(np.uint8)
 
     def _numbers(self, value: int | Span) -> Array:
-        if isinstance(value, tuple):  # another thread may be reading the model's messages
+        if isinstance(value, tuple):  # `_Messages` is not thread safe, and another thread may use ``self._messages``
             packed = _Messages(bytes(self._messages.contents(value)), self.subject)
             return np.array([*packed.numbers(packed.whole)], np.uint64)
         return np.array([value], np.uint64)

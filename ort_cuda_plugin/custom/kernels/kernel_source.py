@@ -20,9 +20,8 @@ _MODULES = ("math", "numba.cuda", "numba.cuda.libdevice", "numba", "numpy", "ort
 """Modules in which names of functions and types are looked up."""
 _KNOWN = {"math": "math", "cuda": "numba.cuda", "libdevice": "numba.cuda.libdevice"}
 """Modules that every kernel can use, by name."""
-_TYPES = frozenset(
-    {"float32", "float64", *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64))}
-)  # names of modules that every kernel can use, too
+_TYPES = frozenset({"float32", "float64", *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64))})
+"""Number types that every kernel can use, by name."""
 _TAKEN = frozenset({"kernel", "author"})
 """Names that the generated text defines."""
 
@@ -101,7 +100,7 @@ def _add_surroundings(function: FunctionType, definition: ast.FunctionDef, aroun
 
 
 def _text(name: str, value: Any) -> str | None:
-    """Return source that defines ``name`` as ``value``: "" if every kernel has it, None if there is no such source."""
+    """Return source that defines ``name`` as ``value``: "" if every kernel has the name, None if that is impossible."""
     number = _number(value)
     if number is not None:
         return f"{name} = {number}"

@@ -53,18 +53,18 @@ class Kernel:
         return is_cubin and not self.source and self.numpy_twin is None
 
     def for_arguments(self, args: Sequence[Any]) -> tuple[Kernel, Sequence[Any]]:
-        """Return the kernel for a launch with these arguments, and its actual arguments."""
+        """Return the kernel for a launch with these arguments, and the arguments of that kernel."""
         return self, args
 
     def spec(self, signature: tuple[str, ...], threads: int, owner: str = "") -> KernelSpec:
-        """Return the kernel for arguments of these types and blocks of so many threads."""
+        """Return the kernel for arguments of these types and blocks of ``threads`` threads (0: unknown)."""
         if self.foreign is None:
             return KernelSpec(self.name, signature, self.source, threads, owner=owner)
         return ForeignKernel(self.name, signature, self.source, threads, owner=owner, foreign=self.foreign)
 
 
 def numba_kernel(function: Function | str, *, name: str = "", signature: Sequence[str] | None = None) -> Kernel:
-    """Make a kernel in Numba: from a function, decorated with ``numba.cuda.jit`` or not, or from its text.
+    """Make a kernel in Numba: from a function, decorated with ``numba.cuda.jit`` or not, or from source text.
 
     Tensors are plain pointers in the kernel: use one index. Elements of 16-bit floats are uint16, elements of smaller
     types uint8; built-in functions of kernels, such as ``f16_to_f32``, convert them.
@@ -89,9 +89,10 @@ def cuda_kernel(
     numba_twin: Function | None = None,
     numpy_twin: Function | None = None,
 ) -> Kernel:
-    """Make a kernel in CUDA C++, which NVRTC compiles. ``entry`` is an ``extern "C"`` name, or as ``scale<float>``.
+    """Make a kernel in CUDA C++, which NVRTC compiles.
 
-    ``signature`` has "*f32" for a pointer to float, "i32", "i64", "f32" or "f64" for a number.
+    ``entry`` is the name of an ``extern "C"`` function, or of an instance of a template such as ``scale<float>``.
+    ``signature`` has "*f32" for a pointer to float, and "i32", "i64", "f32" or "f64" for a number.
 
     Raises: ValueError: the code, an option or the counterpart for the emulated device is invalid.
     """
@@ -153,9 +154,9 @@ def launch(
 ) -> None:
     """Record a launch. Grid, block, numbers and ``shared_bytes`` may be expressions of sizes.
 
-    ``args`` are contiguous tensors and numbers. The kernel writes those tensors that are among ``writes``, and reads
-    the others and those among ``reads``. The block size is a constant of a plan: if it depends on input sizes, each
-    value gets a plan. An empty grid launches nothing.
+    ``args`` are contiguous tensors and numbers. The kernel writes the tensors in ``writes``. It reads the tensors in
+    ``reads`` and those that are not in ``writes``. The block size is a constant of a plan: if the block size depends on
+    input sizes, each of its values gets a plan. An empty grid launches nothing.
 
     Raises:
         TypeError: the arguments are not those of the signature.
@@ -191,7 +192,7 @@ def launch(
 
 @dataclass(frozen=True)
 class NumpyCounterpart:
-    """Runs a function on copies of the tensors in NumPy, and copies back those that it may write.
+    """Runs a function on NumPy copies of the tensors, and copies back the tensors that the function may write.
 
     ``kinds`` has the kind of each argument: "t" a tensor, "n" a number of the Run, "f" the float in ``floats`` at that
     position. ``written`` and ``unread`` are indices of tensors. The first three numbers of a Run are the grid.
@@ -254,7 +255,7 @@ def _foreign(
         )
     name = re.sub(r"\W+", "_", code.entry).strip("_") or "kernel"
     kernel = Kernel(name, tuple(signature), code, source, numpy_twin)
-    kernel.spec(tuple(signature), 0)  # the emulated device's checks apply
+    kernel.spec(tuple(signature), 0)  # raises ValueError for an unknown type in the signature
     return kernel
 
 
@@ -270,7 +271,7 @@ def sizes_of(sizes: Sizes) -> tuple[Any, Any, Any]:
     """Return the three sizes of a grid or a block. Raises TypeError for more."""
     given = tuple(sizes) if isinstance(sizes, Sequence) else (sizes,)
     if not 1 <= len(given) <= 3:
-        raise TypeError(f"a grid or a block has one to three sizes, not {len(given)}")
+        raise TypeError(f"a grid or a block: got {len(given)} sizes, expected one to three")
     x, y, z = (*given, 1, 1)[:3]
     return x, y, z
 
@@ -286,9 +287,7 @@ def checked_block(kernel: Kernel, sizes: Sequence[Any]) -> tuple[int, int, int]:
     """Return the threads of a block whose sizes are numbers. Raises TypeError for a block that no device can run."""
     x, y, z = (operator.index(size_of(kernel, "block", size)) for size in sizes)
     if min(x, y, z) < 1 or x * y * z > 1024:
-        raise TypeError(
-            f"kernel {kernel.name}: a block of {(x, y, z)} threads, at least 1 and at most 1024 are possible"
-        )
+        raise TypeError(f"kernel {kernel.name}: got a block of {(x, y, z)} threads, expected 1 to 1024 threads")
     return x, y, z
 
 
@@ -304,14 +303,17 @@ def size_of(kernel: Kernel, what: str, size: Any) -> Dim:
             "floordiv() in place of /"
         ) from None
     if not 0 <= number < 1 << 31:
-        raise TypeError(f"kernel {kernel.name}: a {what} of {number} is not possible")
+        raise TypeError(f"kernel {kernel.name}: a {what} of {number} is not possible, expected 0 to {2**31 - 1}")
     return number
 
 
 def _number(ctx: Lowering, kernel: Kernel, size: Any) -> Any:
     if isinstance(size, Expr):
         if is_read_back(size):
-            raise TypeError(f"kernel {kernel.name}: a size of its block depends on values that a Run computes")
+            raise TypeError(
+                f"kernel {kernel.name}: a size of its block depends on values that a Run computes. Use a number, or a "
+                "size of an input"
+            )
         ctx.guard(eq(size, size.hint))
         return size.hint
     return size

@@ -30,7 +30,7 @@ Combination = tuple[TensorFormat, ...]
 
 
 class Answers:
-    """Asks a plugin for the properties of one plan of a node. An impossible answer is a PluginFailure.
+    """Asks a plugin for the properties of one plan of a node. An impossible answer raises PluginFailure.
 
     ``label`` names the plugin in messages. ``scope`` wraps sizes as plugins see them.
     """
@@ -91,7 +91,7 @@ class Answers:
         return tuple(map(self.scope.wrap, shape))
 
     def shapes(self, types: Sequence[DType]) -> list[tuple[Any, ...]]:
-        """Return the shapes of outputs, with sizes and `SizeTensor`."""
+        """Return the shapes of outputs. A dimension is a size, or a `SizeTensor` for a size that a Run computes."""
         ctx = self._ctx
         inputs = [None if x is None else self._dims(x.shape) for x in self._inputs]
         on_host = [port.on_host for port in self._creator.inputs]
@@ -122,7 +122,9 @@ class Answers:
         try:
             dim = dim_of(size)
         except TypeError as error:
-            raise PluginFailure(f"{self.label}: get_output_shapes returned {size!r} for a size") from error
+            raise PluginFailure(
+                f"{self.label}: get_output_shapes returned {size!r} for a size, expected an int or a Size"
+            ) from error
         self._ctx.require(le(0, dim), f"{self.label}: get_output_shapes gave a size that is less than 0")
 
     def _check_size_tensor(self, size: SizeTensor, types: Sequence[DType], shapes: Sequence[tuple[Any, ...]]) -> None:
@@ -145,7 +147,10 @@ class Answers:
                 continue
             x = self._inputs[number] if 0 <= number < len(self._inputs) else None
             if x is None or number in found.values():
-                raise PluginFailure(f"{self.label}: get_aliased_input({output}) = {number}, which is not a free input")
+                raise PluginFailure(
+                    f"{self.label}: get_aliased_input({output}) returned {number}, expected -1, or an input of the node"
+                    " that no other output shares memory with"
+                )
             sizes = tuple(size if isinstance(size, SizeTensor) else dim_of(size) for size in shape)
             if x.dtype is not dtype or x.shape != sizes:
                 raise PluginFailure(
@@ -157,7 +162,7 @@ class Answers:
     def descs(
         self, types: Sequence[DType], shapes: Sequence[tuple[Any, ...]], formats: Combination, wild: Any
     ) -> tuple[list[PluginTensorDesc | None], list[PluginTensorDesc]]:
-        """Return descriptions of inputs and outputs. ``wild`` replaces sizes that a Run computes."""
+        """Return descriptions of inputs and outputs, with ``wild`` in place of sizes that a Run computes."""
         formats = (*formats, *[TensorFormat.LINEAR] * (len(self._inputs) + len(types) - len(formats)))
         sizes = [tuple(wild if isinstance(size, SizeTensor) else size for size in shape) for shape in shapes]
         inputs = [
@@ -167,7 +172,7 @@ class Answers:
         return inputs, list(map(PluginTensorDesc, sizes, types, formats[len(inputs) :]))
 
     def combinations(self, types: Sequence[DType], shapes: Sequence[tuple[Any, ...]]) -> list[Combination]:
-        """Yield the combinations that the plugin supports and the host can provide, in trial order: LINEAR first."""
+        """Return the combinations that the plugin supports and the host can provide, in trial order: LINEAR first."""
         inputs, outputs = self.descs(types, shapes, (), -1)
         all_descs = [*inputs, *outputs]
         limit = self.ask("get_format_combination_limit", self.build.get_format_combination_limit)
@@ -246,7 +251,7 @@ def _dim_or_wild(size: Any) -> Dim:
 
 
 def dynamic(desc: PluginTensorDesc, *, keep: bool = False) -> DynamicPluginTensorDesc:
-    """Return descriptions with ranges. Unknown sizes are -1, unless ``keep``."""
+    """Return a description with ranges of sizes. Unless ``keep``, it has -1 for each unknown size."""
     low, now, high, dims = [], [], [], []
     for size in desc.dims:
         dim = dim_of(size)

@@ -1,4 +1,4 @@
-"""Calls methods of authors, and runs an `enqueue` that each Run calls."""
+"""Calls an author's methods when a plan is built, and calls `enqueue` in each Run."""
 
 from __future__ import annotations
 

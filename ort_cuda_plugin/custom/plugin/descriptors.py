@@ -98,7 +98,10 @@ class DynamicPluginTensorDesc:
 
 
 class Scope:
-    """Sizes of one plan. ``settle`` evaluates a condition and guards the plan with it; ``asked``: it was called."""
+    """Sizes of one plan. ``settle`` evaluates a condition and guards the plan with it.
+
+    ``asked`` says whether `decide` was called with a condition that depends on the inputs' sizes.
+    """
 
     def __init__(self, settle: Callable[[Dim], bool]) -> None:
         self._settle = settle
@@ -118,10 +121,10 @@ Operand: TypeAlias = "Size | int"
 
 
 class Size:
-    """A size that is an expression of the inputs' sizes. Arithmetic gives such sizes again.
+    """A size that is an expression of the inputs' sizes. Arithmetic on a Size returns a Size.
 
-    A comparison is evaluated at the present sizes, and guards the plan to sizes with the same result. Conversion to int
-    guards the plan to that number.
+    A comparison is evaluated at the sizes for which the plan is built, and guards the plan to sizes with the same
+    result. Conversion to int guards the plan to that number.
     """
 
     __slots__ = ("dim", "scope")
@@ -194,7 +197,7 @@ class Size:
     def __index__(self) -> int:
         number = sym.hint(self.dim)
         if not self.scope.decide(sym.eq(self.dim, number)):
-            raise TypeError(f"the size {self!r} is not a number yet")
+            raise TypeError(f"the size {self!r} is not known when the plan is built: do not convert it to int")
         return number
 
     __int__ = __index__
@@ -257,5 +260,5 @@ class ExprBuilder:
         return self._scope.wrap(sym.lt(dim_of(a), dim_of(b)))
 
     def declare_size_tensor(self, output_index: int, opt: Operand, upper: Operand) -> SizeTensor:
-        """Declare a size that `PluginRuntime.enqueue` writes to an output of no dimensions, of type INT32 or INT64."""
+        """Declare a size that `PluginRuntime.enqueue` writes to a scalar output of type INT32 or INT64."""
         return SizeTensor(output_index, dim_of(opt), dim_of(upper))

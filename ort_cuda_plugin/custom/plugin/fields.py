@@ -60,7 +60,7 @@ class PluginField:
             wanted = str if type is PluginFieldType.CHAR else bytes
             data = bytes(value) if wanted is bytes and isinstance(value, bytearray | memoryview) else value
             if not isinstance(data, wanted):
-                raise ValueError(f"field {name!r} = {value!r} is not {wanted.__name__}")
+                raise ValueError(f"field {name!r} = {value!r}, expected {wanted.__name__}")
             return PluginField(name, data, type, len(data))
         array = np.atleast_1d(np.asarray(value))
         cast = array.astype(kind) if array.dtype.kind in "iufb" and array.ndim == 1 else None

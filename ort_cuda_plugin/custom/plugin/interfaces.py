@@ -43,7 +43,7 @@ class CapabilityType(enum.Enum):
 
 @dataclass(frozen=True)
 class PluginResourceContext:
-    """Given to a plugin when it is attached: resources that plugins share by key, and the kind of device."""
+    """Resources that plugins share by key, and the kind of device. `PluginRuntime.attach_to_context` receives it."""
 
     is_emulated: bool = False
     resources: Resources = field(default=RESOURCES)
@@ -73,8 +73,8 @@ class Plugin(ABC):
 
     @abstractmethod
     def clone(self) -> Plugin | None:
-        """Return a new plugin with the same parameters, for each use of the node. It must be cheap, without device
-        memory.
+        """Return a new plugin with the same parameters, for each use of the node. Cloning must be cheap, and must not
+        allocate device memory.
         """
 
 
@@ -114,7 +114,10 @@ class PluginBuild(ABC):
     def get_output_data_types(self, input_types: Sequence[DType]) -> Sequence[DType]: ...
 
     def supports_format_combination(self, pos: int, in_out: Sequence[DynamicPluginTensorDesc], nb_inputs: int) -> bool:
-        """Whether tensor ``pos``, counted over inputs and then outputs, may have its format, given those before it."""
+        """Return whether tensor ``pos`` may have its format, given the formats of the tensors before it.
+
+        The inputs come first, then the outputs.
+        """
         return in_out[pos].desc.format.name == "LINEAR"
 
     def get_aliased_input(self, output_index: int) -> int:
@@ -131,7 +134,7 @@ class PluginBuild(ABC):
         return len(self.get_valid_tactics())
 
     def get_valid_tactics(self) -> Sequence[int]:
-        """Return the numbers of tactics, from 1; none: there is one, tactic 0."""
+        """Return the numbers of tactics, from 1. An empty list stands for one tactic with the number 0."""
         return ()
 
     def get_format_combination_limit(self) -> int:
@@ -145,7 +148,7 @@ class PluginBuild(ABC):
     def configure_plugin(
         self, inputs: Sequence[DynamicPluginTensorDesc], outputs: Sequence[DynamicPluginTensorDesc]
     ) -> Any:
-        """Receive formats, types and ranges of sizes. Dimensions are checked here."""
+        """Receive formats, types and ranges of sizes. Raise an exception for dimensions that cannot be served."""
         return 0
 
 
@@ -160,7 +163,7 @@ class PluginRuntime(ABC):
         return 0
 
     def on_shape_change(self, inputs: Sequence[PluginTensorDesc], outputs: Sequence[PluginTensorDesc]) -> Any:
-        """Receive the sizes of the next `enqueue`; -1 stands for one that `enqueue` computes."""
+        """Receive the sizes of the next `enqueue`; -1 stands for a size that `enqueue` computes."""
         return 0
 
     @abstractmethod
@@ -209,4 +212,4 @@ class PluginCreator(ABC):
 
     @abstractmethod
     def create_plugin(self, name: str, fields: PluginFieldCollection, phase: Phase) -> Plugin | None:
-        """Create a plugin for the node ``name``. Attributes are checked here; a field may be missing."""
+        """Create a plugin for the node ``name``. Raise an exception for bad attributes; a field may be missing."""

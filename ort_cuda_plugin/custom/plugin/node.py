@@ -112,7 +112,7 @@ class _Plan:
         self._answers = Answers(creator, label, plugin, ctx, inputs)
 
     def outputs(self, way: str = "") -> list[Tensor]:
-        """Return the outputs by the fastest tactic, or by the one with this name."""
+        """Return the outputs, computed by the fastest tactic, or by the tactic and formats that ``way`` names."""
         answers = self._answers
         types = answers.types(answers.count())
         shapes = answers.shapes(types)
@@ -154,7 +154,7 @@ class _Plan:
         return *ways[chosen.name], f"{chosen.name}: {chosen.why}"
 
     def _by(self, ctx: Lowering, inputs: Sequence[Tensor | None], way: str) -> None:
-        """Record the plugin's work by that tactic in another context."""
+        """Record the plugin's work in ``ctx``, by the tactic and formats that ``way`` names."""
         _Plan(self._creator, self._label, cloned(self._label, self._plugin), ctx, inputs).outputs(way)
 
     # ---- memory ----
@@ -192,8 +192,8 @@ class _Plan:
         return [self._result(memory, format, memories) for memory, format in pairs]
 
     def _shared(self, x: Tensor) -> Tensor:
-        """Return memory that is both input and output. The memory of an initializer belongs to the node, from Run to
-        Run.
+        """Return memory that is both input and output. For an initializer, the node keeps this memory and its contents
+        from Run to Run.
         """
         ctx = self._ctx
         if x.is_constant:
@@ -202,7 +202,7 @@ class _Plan:
             state = ctx.state(lambda: np.array(contents))
             return Tensor(x.dtype, x.shape, state.buffer)
         copied = ctx.empty(x.shape, x.dtype)
-        ctx.copy(copied, x)  # no copy if the application bound both to the same memory
+        ctx.copy(copied, x)  # a Run copies nothing if the application bound input and output to the same memory
         return copied
 
     def _result(self, memory: _Memory, format: TensorFormat, memories: Sequence[_Memory]) -> Tensor:
@@ -219,7 +219,7 @@ class _Plan:
         return x if format is TensorFormat.LINEAR else permute(ctx, x, _FIRST[x.rank])
 
     def _found(self, size: SizeTensor, memories: Sequence[_Memory]) -> Dim:
-        """Return a size that the Run computed. A size beyond its bound is an error of the Run."""
+        """Return a size that the Run computes. The Run fails if the size is beyond its bound."""
         what = f"size tensor {size.output} of {self._label}"
         ctx = self._ctx
         (found,) = ctx.read_back(memories[size.output].tensor, what, likely=hint(size.opt))
@@ -248,7 +248,9 @@ class _Plan:
         try:
             size = dim_of(nbytes)
         except TypeError as error:
-            raise PluginFailure(f"{self._label}: get_workspace_size returned {nbytes!r}") from error
+            raise PluginFailure(
+                f"{self._label}: get_workspace_size returned {nbytes!r}, expected a number of bytes"
+            ) from error
         ctx.require(le(0, size), f"{self._label}: get_workspace_size gave less than 0 bytes")
         workspace = None if size == 0 else ctx.empty((size,), DType.UINT8)
         tactics = [self._tactic] if self._tactic is not None else self._answers.tactics()
@@ -300,7 +302,7 @@ def pack_channels(ctx: Lowering, x: Tensor, vector: int) -> Tensor:
 
 
 def unpack_channels(ctx: Lowering, x: Tensor, channels: Dim) -> Tensor:
-    """Convert back from `pack_channels`."""
+    """Convert [N, ceil(C / vector), ..., vector] back to [N, C, ...]; the inverse of `pack_channels`."""
     vector = x.shape[-1]
     assert isinstance(vector, int)
 

@@ -37,9 +37,9 @@ Creator = TypeVar("Creator", bound="PluginCreator | type[PluginCreator]")
 
 
 def register_creator(given: Creator, *, priority: int = 0) -> Creator:
-    """Register the operator of a creator for sessions that are created from now on. As a decorator it takes the class.
+    """Register the operator of a creator for sessions that are created from now on. Also a decorator of the class.
 
-    ``priority`` as in `CustomOperator`. A class that is defined again replaces the former one.
+    ``priority`` as in `CustomOperator`. If a notebook cell defines the class again, the new class replaces the old one.
 
     Raises:
         ValueError: the name, version and namespace are taken, or the creator's declaration cannot be an operator.
@@ -78,10 +78,10 @@ def register_creator(given: Creator, *, priority: int = 0) -> Creator:
 
 
 def unregister_creator(given: PluginCreator | type[PluginCreator]) -> None:
-    """Unregister a creator and its operator. Existing sessions keep them.
+    """Unregister a creator and its operator. Existing sessions keep both.
 
     Raises:
-        LookupError: it is not registered.
+        LookupError: the creator is not registered.
     """
     creator = given() if isinstance(given, type) else given
     with _lock:

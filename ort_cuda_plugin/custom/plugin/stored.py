@@ -66,7 +66,7 @@ def _function(
     if creator is None:
         raise PluginFailure(
             f"{label} of namespace {namespace!r} is called in each Run of this compiled model, and no creator of it is "
-            "registered: import what registers it before the session is made"
+            "registered: import the module that registers it before you create the session"
         )
     plugin = create(creator, label, node, fields, Phase.RUNTIME)
     return EnqueueFunction(label, plugin, tactic, layout)

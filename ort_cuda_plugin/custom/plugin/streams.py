@@ -144,7 +144,7 @@ class RunStream:
 
     @property
     def is_emulated(self) -> bool:
-        """Whether the memory is the emulated device's, which only its own kernels and copies can read."""
+        """Whether the memory is on the emulated device, whose kernels and copies alone can read it."""
         return self._stream.is_emulated
 
     def launch(self, kernel: Kernel, grid: Any, block: Any, args: Sequence[Any], shared_bytes: int = 0) -> None:
@@ -180,7 +180,7 @@ class RunStream:
         self._note_written([destination])
 
     def read(self, array: DeviceArray) -> Array:
-        """Return the elements on the host, after the work that was enqueued so far."""
+        """Wait for the work that was enqueued so far, and return the elements on the host."""
         return self._stream.read(array)
 
     def write(self, array: DeviceArray, values: Array) -> None:
@@ -228,6 +228,6 @@ def _value(arg: Arg) -> int | float:
     assert not isinstance(arg, Tensor)
     value = arg.value
     if isinstance(arg, Int64) and not isinstance(value, int):
-        raise TypeError("a Run has no sizes but numbers")
+        raise TypeError(f"argument {value!r} of a launch in a Run: expected a number. Read sizes from the tensors")
     assert isinstance(value, int | float)
     return value

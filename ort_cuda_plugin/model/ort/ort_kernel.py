@@ -99,7 +99,7 @@ def _value(ort: OrtCalls, info: Any, side: str, index: int) -> Value | None:
 
 
 def _constant(ort: OrtCalls, info: Any, index: int, value: Value, read_device: ReadDevice) -> Constant | None:
-    """Return the contents of a constant input; None if the input is not constant."""
+    """Return the `Constant` of a constant input; None if the input is not constant."""
     tensor = ffi.new("const OrtValue **")
     is_constant = ffi.new("int *")
     ort.call("KernelInfoGetConstantInput_tensor", info, index, is_constant, tensor)

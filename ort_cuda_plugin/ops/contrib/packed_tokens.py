@@ -54,7 +54,7 @@ class PackedTokens:
         return (begin >= 0) & (end >= begin) & (end <= maps.dim(self._total))
 
     def locate(self, maps: IndexMap, token: Scalar) -> tuple[Scalar, Scalar, Scalar]:
-        """Return the sequence of a token, its first token, and the token's position in it."""
+        """Return a token's sequence, the first token of the sequence, and the token's position in the sequence."""
         sequence = int64(maps.source(self._owner()).at([token]))
         begin = int64(maps.source(self._bounds).at([sequence]))
         begin = s.minimum(s.maximum(begin, 0), token)
@@ -90,4 +90,6 @@ def check_capture(capacity: int, count: Tensor | None) -> None:
     """Check that a node has the input ``capture_count`` if and only if its capacity is positive."""
     require.within(0, MAX_CAPTURED, state_update_capacity=capacity)
     if (count is not None) != (capacity > 0):
-        raise require.violation("capture_count", "be given exactly with a positive state_update_capacity", capacity)
+        raise require.violation(
+            "capture_count", "be given if and only if state_update_capacity is positive", f"capacity {capacity}"
+        )

@@ -139,7 +139,8 @@ def one_hot_encoder(
     ctx: Lowering, x: T, *, cats_int64s: tuple[int, ...] = (), cats_strings: tuple[str, ...] = (), zeros: int = 1
 ) -> Tensor:
     if cats_strings or not cats_int64s:
-        raise require.unsupported("dtype", "cats_strings", "given, or cats_int64s left out", "integer categories")
+        found = "a list of strings" if cats_strings else "omitted"
+        raise require.unsupported("dtype", "the list of categories", found, "integers, in cats_int64s")
     if not zeros:
         raise require.unsupported("attribute", "zeros", zeros, "1: a value in no category gives zeros")
     require.that(len(set(cats_int64s)) == len(cats_int64s), "cats_int64s", "name each category once", list(cats_int64s))

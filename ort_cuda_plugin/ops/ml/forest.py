@@ -1,8 +1,8 @@
 """Decision trees as arrays: validation and memory layout, on the host.
 
 An inner node compares a feature of a row with its threshold and names two children. Leaves have the highest indices and
-are their own children, so that any number of steps ends in a leaf. A comparison is a mask of five bits: true for a
-smaller, an equal, a larger feature, for a NaN feature, and for a NaN threshold.
+are their own children, so that any number of steps ends in a leaf. A comparison is a mask of five bits, the results for
+a feature that is smaller, equal or larger than the threshold, for a NaN feature, and for a NaN threshold.
 """
 
 from __future__ import annotations

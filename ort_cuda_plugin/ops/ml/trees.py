@@ -130,7 +130,7 @@ def _walk(ctx: Lowering, maps: IndexMap, forest: Forest, x: Tensor, row: Scalar,
 
 
 def _better(name: str, value: Scalar, total: Scalar) -> Scalar:
-    """Return the total after one more value."""
+    """Return the aggregate ``total`` after ``value`` is added to it."""
     if name == "MIN":
         return s.where(value < total, value, total)
     return s.where(value > total, value, total) if name == "MAX" else total + value
@@ -161,7 +161,7 @@ def _totals(
     """
     rows, dtype = x.shape[0], forest.weights.dtype
     leaf_numbers: Tensor | None = None
-    # Otherwise there are enough rows to fill a GPU with a thread per row.
+    # With more rows, a thread per row already fills a GPU.
     if ctx.guard(le(rows * forest.trees, MAX_LEAF_NUMBERS)):
         leaf_numbers = gather_map(
             ctx, [rows, forest.trees], DType.INT32,
@@ -297,9 +297,9 @@ class _Names:
         if self._spans[0] * self._spans[1] >= 2**63:
             raise require.unsupported(
                 "attribute",
-                "the span of nodes_treeids and nodes_nodeids",
-                "too wide",
-                "a product of both spans below 2**63",
+                "the number of ids from minimum to maximum in nodes_treeids and nodes_nodeids",
+                f"{self._spans[0]} and {self._spans[1]}",
+                "numbers with a product below 2**63",
             )
         keys = self._key(trees, nodes)
         # Converters write sorted ids, which need no argsort.
@@ -423,7 +423,7 @@ def _as_float(ctx: Lowering, x: Tensor) -> Tensor:
 def _two_classes(
     ctx: Lowering, x: Tensor, forest: Forest, base: Numbers, transform: str, labels: IntList
 ) -> tuple[Tensor, ...]:
-    """Return label and scores of two classes as ONNX Runtime does; ONNX leaves undefined trees with one class only.
+    """Return label and scores of two classes as ONNX Runtime does; ONNX does not define trees for one class only.
 
     A single class decides by the threshold 0.5 if no weight is negative, else 0. If both classes have weights, the
     second score decides, and the labels are 0 and 1.

@@ -1,7 +1,7 @@
 """Channels-last (NHWC) operators: the function of ai.onnx between two transposed views.
 
 If a session prefers channels-last, ONNX Runtime converts claimed nodes to this domain and inserts transposes around
-them. All these transposes are views, and cancel.
+them. All these transposes are views, and cancel each other.
 """
 
 from __future__ import annotations

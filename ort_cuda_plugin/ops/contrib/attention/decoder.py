@@ -204,7 +204,7 @@ def _of_beams(ctx: Lowering, keys: Tensor, values: Tensor, beams: Tensor | None)
     batch, width, room = beams.shape
     last = keys.shape[2] - 1
     require.dim(ctx, 0, batch * width, past_key=keys)
-    require.least_dim(ctx, last, **{"the room of cache_indirection": room})
+    require.least_dim(ctx, last, **{"the last dimension of cache_indirection": room})
 
     def gathered(x: Tensor) -> Tensor:
         def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
@@ -254,7 +254,7 @@ def decoder_attention(
     mask_filter_value: float = MASKED,
     num_heads: int,
 ) -> tuple[Tensor, ...]:
-    """Return output, keys and values of inputs [sequence, batch, hidden]. A set padding mask hides its key."""
+    """Return output, keys and values of inputs [sequence, batch, hidden]. True in the padding mask hides a key."""
 
     def flag(x: Tensor, name: str) -> bool:
         return bool(ctx.host_constants(x, name, [0])[0])

@@ -26,8 +26,9 @@ from ort_cuda_plugin.program.lowering.views import expand, part, permute, reshap
 from ort_cuda_plugin.program.steps.row_program import SUM, Row
 
 _SOFTPLUS = ("qwen", "softplus")
+"""Values of ``gate_activation`` that do not use ``gate_lower_bound``."""
 _BOUNDED = ("sigmoid", "kda")
-"""Values of ``gate_activation`` without and with the lower bound ``gate_lower_bound``."""
+"""Values of ``gate_activation`` that bound the logarithm of a decay below by ``gate_lower_bound``."""
 
 
 @contrib_op("LinearAttentionGate", T=UP_TO_FLOAT32, TF=FLOAT32)
@@ -82,7 +83,9 @@ def gated_delta_net(
     require.one_of(("none", *_SOFTPLUS, *_BOUNDED), gate_activation=gate_activation)
     require.all_or_none(a_log=a_log, dt_bias=dt_bias)
     if (gate_activation == "none") != (a_log is None):
-        raise require.violation("a_log and dt_bias", "be given exactly with a gate_activation", gate_activation)
+        raise require.violation(
+            "a_log and dt_bias", "be given if and only if gate_activation is not 'none'", repr(gate_activation)
+        )
     check_capture(state_update_capacity, capture_count)
     require.rank(4, initial_state=initial_state)
     lead, q, k, v = _heads(ctx, query, key, value, initial_state)
@@ -110,7 +113,7 @@ def gated_delta_net(
         q, k = _unit(ctx, q), _unit(ctx, k)
 
     def by_sequence(x: Tensor) -> Tensor:
-        """Return x with a dimension of sequences; packed tokens are broadcast, and the kernel reads each sequence's."""
+        """Return x with a leading dimension of sequences; with packed tokens each sequence views all tokens."""
         if packed is None:
             return reshape(ctx, x, (count, steps, *x.shape[1:]))
         return expand(ctx, unsqueeze(ctx, x, [0]), (count, *x.shape))
@@ -199,9 +202,11 @@ def _decay(
     ctx: Lowering, decay: Tensor, lead: Sequence[Dim], size: Dim, heads: Dim, a_log: Tensor | None, bias: Tensor | None,
     bound: float | None,
 ) -> Tensor:  # fmt: skip
-    """Return logarithms of decays [tokens, heads, size]; the model may have one per head, or their parameters.
+    """Return logarithms of decays [tokens, heads, size].
 
-    With a ``bound`` they are in [bound, 0].
+    ``decay`` has them per element or per head; with ``a_log`` and ``bias`` it has the inputs of a gate instead.
+
+    With a ``bound`` the logarithms are in [bound, 0].
     """
     tokens, each = product(lead), decay.rank == len(lead) + 2
     require.shape(ctx, (*lead, heads, size) if each else (*lead, heads), decay=decay)

@@ -1,7 +1,7 @@
 """GroupQueryAttention: grouped-query attention with a K/V cache that may be quantized and grow in place.
 
-The device reads the lengths of sequences. Successive decoder steps, which differ in nothing else, share a plan and a
-CUDA graph.
+The device reads the lengths of sequences. Successive decoder steps differ in the lengths only, and so share a plan and
+a CUDA graph.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def group_query_attention(
 ) -> tuple[Tensor, ...]:
     """Return output, present key, present value and scores. Past and present may share a buffer.
 
-    Then only new rows are written, and rows behind the last key keep the past's contents; otherwise they are zeros.
+    In a shared buffer only new rows are written. Otherwise rows behind the last key are zeros.
     New keys follow the past of their own sequence, at positions that follow from ``seqlens_k``. The present has the
     past's capacity if all keys fit.
     """
@@ -139,7 +139,7 @@ def group_query_attention(
         return output, keys.present, values.present
     if keys.scale is not None or values.scale is not None:
         raise require.unsupported(
-            "attribute", "the output of scores", "used with a quantized cache", "one in the type of query"
+            "attribute", "the output of scores", "used with a quantized cache", "a cache of query's type"
         )
     total = ctx.host_number(total_sequence_length, "total_sequence_length")
     k, v = (_valid(ctx, x.present, lengths, total) for x in (keys, values))
@@ -154,7 +154,7 @@ def group_query_attention(
 def _positions(ctx: Lowering, lengths: Tensor, rows: Dim, total: Tensor) -> Tensor:
     """Return the positions of the new keys, int64 [batch, rows]: from 0 for a prompt, whose keys are all new.
 
-    The device reads ``total``, which changes with each token, unless it follows from shapes.
+    Unless ``total`` follows from shapes, the device reads it, since it changes with each token.
     """
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
@@ -191,8 +191,11 @@ def _cache(
         bits, scale = 8, None
     else:
         if past is None or past.dtype not in QUANTIZED or scale is None:
+            given = "no past" if past is None else f"a past of {past.dtype.short}"
             raise require.violation(
-                "past and scale", "be given, with a quantized past", "another type, or one is missing"
+                f"a cache with quantization {kind!r}",
+                f"have a past of {' or '.join(sorted(x.short for x in QUANTIZED))} and a scale",
+                f"{given} and {'no scale' if scale is None else 'a scale'}",
             )
         dtype, bits = past.dtype, bits or 8
         if (dtype is DType.UINT8) != (bits == 4):

@@ -148,8 +148,8 @@ def attention_of_projection(
     if bool(past_present_share_buffer) != (past_sequence_length is not None and past is not None):
         raise require.violation(
             "past and past_sequence_length",
-            "be given exactly with past_present_share_buffer",
-            past_present_share_buffer,
+            "be given if and only if past_present_share_buffer is 1",
+            f"past_present_share_buffer = {past_present_share_buffer}",
         )
     require.rank(3, input=x)
     require.rank(2, weights=weights)
@@ -215,7 +215,7 @@ def attended(ctx: Lowering, q: Tensor, k: Tensor, v: Tensor, past: Dim, masking:
 def attended_in_place(
     ctx: Lowering, q: Tensor, keys: CachePart, values: CachePart, past_length: Tensor, masking: Masking
 ) -> Tensor:
-    """Append the new K/V rows to a cache of ``past_length`` rows, and attend to all of them.
+    """Append the new K/V rows to a cache of ``past_length`` rows, and attend to all rows of the cache.
 
     The device reads the length, so that one plan serves all tokens.
     """
@@ -260,7 +260,7 @@ def multi_head_attention(
     scale: float = 0.0,
     unidirectional: int = 0,
 ) -> tuple[Tensor, ...]:
-    """Return output, present key, present value and scores; scores only without masks and biases."""
+    """Return output, present key, present value and scores. Scores are supported only without masks and biases."""
     biased = unidirectional or key_padding_mask is not None or attention_bias is not None
     if is_used(ctx, 3) and biased:
         raise require.unsupported(
@@ -336,7 +336,7 @@ def rotary_embedding(
     rotary_embedding_dim: int = 0,
     scale: float = 1.0,
 ) -> Tensor:
-    """Rotate pairs of elements; one position per token, or the first token's. Invalid positions rotate to zeros.
+    """Rotate pairs of elements by the position of each token, or of the first token. Invalid positions give zeros.
 
     ``is_packed_batching`` changes nothing: packed tokens have explicit positions too.
     """
@@ -377,10 +377,8 @@ def grouped_heads(
     ctx: Lowering, query: Tensor, key: Tensor | None, value: Tensor | None, heads: int, kv_heads: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return Q, K and V [batch, heads, sequence, size]; without a key, unpack all three from the query."""
-    if (key is None) != (value is None) or query.rank != 3:
-        raise require.violation(
-            "key and value", "be given together or left out together", f"query of rank {query.rank}"
-        )
+    require.all_or_none(key=key, value=value)
+    require.rank(3, query=query)
     if key is not None and value is not None:
         return split_heads(ctx, query, heads), split_heads(ctx, key, kv_heads), split_heads(ctx, value, kv_heads)
     size = floordiv(query.shape[2], heads + 2 * kv_heads)

@@ -31,7 +31,7 @@ from ort_cuda_plugin.program.steps.row_program import MAX
 
 @contrib_op("RemovePadding", T=FLOAT_OR_HALF, M=INT32)
 def remove_padding(ctx: Lowering, x: T, sequence_token_count: M) -> tuple[Tensor, ...]:
-    """Return packed tokens, ``token_offset``, cumulative lengths and the longest one; lengths are clamped."""
+    """Return packed tokens, ``token_offset``, cumulative lengths and the maximum length; lengths are clamped."""
     require.rank(3, input=x)
     batch, rows, hidden = x.shape
     require.shape(ctx, (batch,), sequence_token_count=sequence_token_count)

@@ -33,7 +33,7 @@ from ort_cuda_plugin.program.steps.row_program import MAX
 
 @dataclass(frozen=True)
 class Tokens:
-    """Packed tokens: cached keys ``past`` [sequences], and ``positions`` [tokens] in sequences, -1 outside all."""
+    """Packed tokens. ``past`` [sequences]: numbers of cached keys. ``positions`` [tokens]: in the sequence, or -1."""
 
     packed: PackedTokens
     count: Dim
@@ -101,7 +101,8 @@ def batch_of(ctx: Lowering, tokens: Tokens, room: Dim, metadata: Tensor | None, 
     """Choose the batch of attention over packed tokens, for sequences of at most ``room`` keys.
 
     If there are at most as many tokens as sequences, each token is an entry. ``metadata`` bounds the new tokens of a
-    sequence (element 0) and its keys (element ``key_bound``); 0: no bound. Without it the Run reads both back.
+    sequence (element 0) and its keys (element ``key_bound``); 0: no bound. Without ``metadata`` the Run reads both
+    maxima back.
     """
 
     def bound(number: int | None, most: Dim) -> Dim:
@@ -146,7 +147,7 @@ class Cache:
     def number(
         self, maps: IndexMap, slot: Sequence[Scalar], head: Scalar, at: Scalar, inside: Scalar, dtype: DType
     ) -> Scalar:
-        """Return an element by ``slot``, (block, index in it); 0 if it is not ``inside``."""
+        """Return element ``at`` of a head in ``slot``, which is (block, index in the block); 0 unless ``inside``."""
         source = maps.source(self.blocks)
         if self.scale is None:
             return source.at([*slot, head, at], inside)
@@ -272,7 +273,7 @@ def gathered(
     more: Dim = 0,
     other: Callable[[IndexMap, Scalar, Scalar, Scalar, Scalar], Scalar] | None = None,
 ) -> Tensor:
-    """Gather keys or values of each entry, [entries, heads, keys + more, size] of ``dtype``; zeros behind the last.
+    """Gather keys or values of each entry, [entries, heads, keys + more, size] of ``dtype``; zeros behind the last key.
 
     ``other(maps, sequence, head, index, element)`` computes the ``more`` additional rows.
     """
@@ -406,10 +407,12 @@ def paged_attention(
     require.one_of(("SEPARATE", "LATENT"), kv_cache_layout=kv_cache_layout)
     require.least(0, rotary_offset=rotary_offset, v_head_size=v_head_size)
     if not is_used(ctx, 1) or (not latent and not is_used(ctx, 2)):
-        raise require.unsupported("op", "the output of an updated cache", "left out", "present")
+        raise require.unsupported("op", "the output of an updated cache", "left out", "nodes with this output")
     if latent and (value is not None or value_cache is not None or key is None or kv_num_heads != 1):
         raise require.violation(
-            "a latent cache", "have a key of one head and no value", f"kv_num_heads = {kv_num_heads}"
+            "a LATENT cache",
+            "have a key, kv_num_heads = 1, no value and no value_cache",
+            f"kv_num_heads = {kv_num_heads}, or other inputs",
         )
     if not latent and value_cache is None:
         raise require.violation("value_cache", "be given with separate caches", "none")

@@ -275,7 +275,8 @@ def _chosen(ctx: Lowering, candidates: _Candidates, now: Beams) -> Tensor:
 def _done(
     ctx: Lowering, now: Beams, found: Tensor, lengths: Tensor, scores: Tensor, length: Dim, rules: Rules
 ) -> Tensor:
-    """Return which prompts are done: they have all hypotheses, and unless ``early`` cannot get better hypotheses.
+    """Return flags of finished prompts. A prompt is finished if it has all hypotheses and, unless ``early``, can get no
+    better ones.
 
     ONNX Runtime's CPU provider compares with candidates of earlier prompts, and so stops too late or too early.
     """

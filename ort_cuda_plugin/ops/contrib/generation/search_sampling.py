@@ -31,10 +31,10 @@ _MODULUS: Final = 2**31 - 1
 
 @dataclass(frozen=True)
 class Filter:
-    """Top-p filter: keeps the likeliest tokens, whose probabilities add up to ``top_p``; others score ``value``.
+    """Top-p filter: keeps the most probable tokens, up to a total of ``top_p``, and sets other scores to ``value``.
 
-    ``from_best`` sums from the likeliest token on, which stays; otherwise the sum runs from the least likely token on,
-    and the ``least`` likeliest stay.
+    With ``from_best`` probabilities are summed from the most probable token on, which is always kept. Otherwise they
+    are summed from the least probable token on, and the ``least`` most probable tokens are always kept.
     """
 
     top_p: float

@@ -30,9 +30,9 @@ _Made: TypeAlias = tuple[WeightElement, WeightBlock, tuple[Tensor, ...]]
 
 @dataclass(frozen=True)
 class _Projection:
-    """Inputs of one GEMM; ``block`` is the inputs per scale, 0 without blocks, ``name`` the prefix in messages.
+    """Inputs of one GEMM. ``block`` is the number of inputs per scale, 0 without blocks; ``name`` begins messages.
 
-    The codes declare [experts, outputs, inputs / pack], or with ``older`` [experts, inputs, outputs / pack].
+    The model declares codes as [experts, outputs, inputs / pack], or with ``older`` [experts, inputs, outputs / pack].
     ``interleaved`` codes are prepacked for CUTLASS mixed GEMM kernels.
     """
 
@@ -49,7 +49,7 @@ class _Projection:
     bias: Tensor | None
 
     def weights(self, ctx: Lowering, experts: Dim, columns: Dim, width: Dim) -> Weights:
-        """Check the inputs and return the weights of [width] x [width, columns] products."""
+        """Check the inputs and return the weights of a grouped GEMM [tokens, width] x [width, columns]."""
         stored = DType.FLOAT8E4M3FN if self.kind == "fp8" else DType.UINT8
         require.element_type({stored}, **{f"{self.name}_experts_weights": self.codes})
         rows, row = (width, columns) if self.older else (columns, width)

@@ -18,7 +18,9 @@ from ort_cuda_plugin.program.steps.row_program import SUM
 MAX_WINDOW = 8
 """Maximum number of states that a node may keep, by the schema."""
 _PLAIN = (0, 0, -1, 0, 0)
-"""Defaults of the attributes of newer schemas: (input_channel_offset, input_channels, state_channels_last, ...)."""
+"""Supported values, the defaults, of the attributes that newer schemas add (see `_ADDED`)."""
+_ADDED = "(input_channel_offset, input_channels, state_channels_last, state_length, state_update_capacity)"
+"""Names of the attributes, for messages."""
 
 
 @contrib_op("CausalConvWithState", T=UP_TO_FLOAT32)
@@ -40,14 +42,13 @@ def microsoft_causal_conv_with_state(
     state_update_capacity: int = 0,
     state_window: int = 0,
 ) -> tuple[Tensor, ...]:
-    """Return output and present state; ``state_window`` returns the states after each of that many last steps."""
+    """Return output and present state, or with ``state_window`` n the states after each of the last n steps."""
     if ndim != 1:
-        # Only the last dimension is causal; the schema does not define the padding of others.
+        # Only the last dimension is causal; the schema does not define the padding of the other dimensions.
         raise require.unsupported("attribute", "ndim", ndim, "1")
-    if (input_channel_offset, input_channels, state_channels_last, state_length, state_update_capacity) != _PLAIN:
-        raise require.unsupported(
-            "attribute", "a slice of channels or another state layout", "requested", f"the defaults {_PLAIN}"
-        )
+    added = (input_channel_offset, input_channels, state_channels_last, state_length, state_update_capacity)
+    if added != _PLAIN:
+        raise require.unsupported("attribute", _ADDED, added, f"the defaults {_PLAIN}")
     require.within(0, MAX_WINDOW, state_window=state_window)
     require.one_of((0, 1), channels_last=channels_last)
     if x.rank < 3 or (x.rank > 3 and not channels_last):
@@ -128,7 +129,7 @@ def varlen_causal_conv_with_state(
     require.shape(ctx, (channels,), bias=bias)
 
     def sample(maps: IndexMap, row: Scalar, begin: Scalar, channel: Scalar, t: Scalar) -> Scalar:
-        """Return the element at position t of a sequence that begins at ``begin``; t < 0 reads its state."""
+        """Return the element at position t of a sequence that begins at ``begin``; t < 0 reads the sequence's state."""
         before = maps.source(initial_state).at([row, channel, t + maps.dim(reach)], t < 0)
         return s.where(t < 0, before, maps.source(x).at([begin + t, channel], t >= 0))
 

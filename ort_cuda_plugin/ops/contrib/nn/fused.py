@@ -26,13 +26,13 @@ from ort_cuda_plugin.program.lowering.elementwise import elementwise
 from ort_cuda_plugin.program.lowering.reduce import row_map
 from ort_cuda_plugin.program.lowering.views import part, permute
 
-# ---- products ----
+# ---- matrix products ----
 
 
 def _operand(ctx: Lowering, x: Tensor, transpose: int, transpose_batch: int) -> Tensor:
     """Transpose an operand: transBatch moves dimension 0 behind the batch, trans swaps the last two.
 
-    A vector stays as it is.
+    ``transpose`` does not change a vector.
     """
     if transpose_batch:
         require.least_rank(3, **{"an input with transBatchA or transBatchB": x})
@@ -66,7 +66,7 @@ def transpose_matmul(
 
 
 def _activated(ctx: Lowering, x: Tensor, activation: str, parameters: Mapping[str, float]) -> Tensor:
-    """Apply the ai.onnx operator ``activation``, with those of ``parameters`` that it has; "" returns x."""
+    """Apply the ai.onnx operator ``activation``, with its attributes among ``parameters``; "" returns x."""
     if not activation:
         return x
     row = lookup("", activation, _ACTIVATIONS_OF) if activation in _ACTIVATIONS else None
@@ -150,7 +150,7 @@ def nhwc_conv(ctx: Lowering, x: T, w: T, b: T | None = None, **attributes: Unpac
     return channels_last(ctx, conv(ctx, x, w, b, **attributes))
 
 
-# ---- maps and rows ----
+# ---- elementwise operators and softmax ----
 
 
 @contrib_op("BiasSoftmax", T=NO_BFLOAT16)

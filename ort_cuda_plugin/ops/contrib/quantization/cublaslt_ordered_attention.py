@@ -59,7 +59,7 @@ def qordered_attention(
     qkv_hidden_sizes: tuple[int, ...] | None = None,
     unidirectional: int = 0,
 ) -> Tensor:
-    """Compute int8 attention: column-major weights; each product and the softmax is quantized by its own scale."""
+    """Compute int8 attention with column-major weights, and a scale for the result of each GEMM and of the softmax."""
     for order, wanted in ((order_input, ROW), (order_weight, COL), (order_output, ROW)):
         check_order(order, wanted)
     if past is not None or attention_bias is not None or unidirectional:
@@ -134,7 +134,7 @@ def qordered_longformer_attention(
     order_weight: int,
     window: int,
 ) -> Tensor:
-    """Compute int8 projections, quantized with unscaled biases, and Longformer attention in float16."""
+    """Compute int8 projections, with biases in units of the result's scale, and Longformer attention in float16."""
     orders = ((order_input, ROW), (order_output, ROW), (order_weight, COL), (order_global_weight, COL))
     for order, wanted in orders:
         check_order(order, wanted)

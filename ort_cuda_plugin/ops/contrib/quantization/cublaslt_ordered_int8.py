@@ -47,7 +47,7 @@ def from_order(ctx: Lowering, x: Tensor, order: int) -> Tensor:
 
 
 def _in_order(ctx: Lowering, x: Tensor, order: int) -> Tensor:
-    """Invert `from_order`."""
+    """Convert row-major matrices to memory order ``order``; the inverse of `from_order`."""
     if order == ROW:
         return x
     *batch, rows, columns = x.shape

@@ -186,7 +186,7 @@ def qlinear_concat(ctx: Lowering, y_scale: TF, y_zero_point: T8, *inputs: TV, ax
     return concat(ctx, *parts, axis=axis)
 
 
-# ---- products ----
+# ---- matrix products ----
 
 
 def _of_columns(ctx: Lowering, x: Tensor, columns: Tensor) -> Tensor:

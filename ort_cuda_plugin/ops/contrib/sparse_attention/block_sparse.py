@@ -124,7 +124,7 @@ def longformer_attention(
     num_heads: int,
     window: int,
 ) -> Tensor:
-    """Attend to tokens at most ``window`` positions away and to global tokens; a global token attends to all.
+    """Attend to tokens at most ``window`` positions away and to global tokens; a global token attends to all tokens.
 
     Global queries, and the keys and values that they read, have separate weights. The mask is added to scores.
     """

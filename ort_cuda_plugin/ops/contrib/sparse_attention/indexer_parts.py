@@ -1,4 +1,4 @@
-"""Shared parts of the sparse attention indexers, in float32: norms, rotary embedding, pooling, ranking."""
+"""Helpers of both sparse attention indexers, in float32: norms, rotary embedding, pooling, ranking."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def order_of(ctx: Lowering, scores: Tensor) -> Tensor:
 
 
 def complete(position: Scalar, ratio: int) -> Scalar:
-    """Return the number of blocks of ``ratio`` tokens that end at or before a position; 0 for a negative one."""
+    """Return the number of blocks of ``ratio`` tokens that end at or before a position; 0 for a negative position."""
     count = s.trunc_divide(position, ratio)
     count = count + s.cast(s.equal(s.trunc_modulo(position, ratio), ratio - 1), DType.INT64)
     return s.where(position >= 0, count, 0)

@@ -89,8 +89,10 @@ def packed_sparse_attention_indexer(
     require.one_of(("default",), indexshare_state_policy=indexshare_state_policy)
     require.one_of((0,), max_output_entries=max_output_entries)
     check_capture(state_update_capacity, state_update_capture_count)
-    if state_capacity <= 0 or (not by_tokens and (state_update_capacity or key is None)):
-        raise require.violation("state_capacity", "be positive, with a key and no updates for 'csa'", state_capacity)
+    require.least(1, state_capacity=state_capacity)
+    if not by_tokens:
+        require.one_of((0,), state_update_capacity=state_update_capacity)
+        require.that(key is not None, "key", "be given with policy_mode 'csa'", "none")
     if by_tokens and is_used(ctx, 4):
         raise require.violation("the output present_gate_buffer", "be left out with policy_mode 'qsa'", "an output")
     require.rank(2, query=query)
@@ -156,7 +158,7 @@ def packed_sparse_attention_indexer(
 
 @dataclass(frozen=True)
 class _Series:
-    """Keys or gates of buffered tokens, [sequences, room, columns], and of ``new`` ones, [tokens, columns]."""
+    """Keys or gates of buffered tokens, [sequences, room, columns], and of ``new`` tokens, [tokens, columns]."""
 
     buffer: Tensor
     new: Tensor
@@ -261,7 +263,7 @@ class _Steps:
 def _pooled(
     ctx: Lowering, steps: _Steps, keys: _Series, gates: _Series | None, bias: Tensor | None, size: Dim
 ) -> Tensor:
-    """Return the pooled key of the block that each token completes, float32 [tokens, size]; others are unused."""
+    """Return the pooled key of the block that a token completes, float32 [tokens, size]; other rows are unused."""
     ratio = steps.ratio
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:

@@ -1,4 +1,4 @@
-"""Attention to keys that an indexer selected, from the main cache or an auxiliary one.
+"""Attention to keys that an indexer selected, from the main cache or an auxiliary cache.
 
 An invalid index selects nothing; a duplicate index counts once.
 """
@@ -153,7 +153,7 @@ def sparse_paged_attention(
     require.one_of(("contiguous",), auxiliary_cache_layout=auxiliary_cache_layout)
     require.least(0, rotary_offset=rotary_offset)
     if not is_used(ctx, 1) or not is_used(ctx, 2):
-        raise require.unsupported("op", "the output of an updated cache", "left out", "present")
+        raise require.unsupported("op", "the output of an updated cache", "left out", "nodes with this output")
     from_main = selected_kv_source == "main"
     q, k, v = heads_of_tokens(ctx, query, key, value, num_heads, kv_num_heads)
     size = q.shape[2]

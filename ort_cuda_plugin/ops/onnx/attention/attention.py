@@ -74,7 +74,10 @@ def _product_of_heads(ctx: Lowering, a: Tensor, b: Tensor) -> Tensor:
 
 
 def query_positions(ctx: Lowering, rows: Dim, past: Dim, lengths: Tensor | None) -> Tensor:
-    """Return the position of each query among the keys, int64 [batch or 1, 1, rows, 1], up to the last key's."""
+    """Return the position of each query among the keys, int64 [batch or 1, 1, rows, 1].
+
+    Positions start after ``past`` keys. With ``lengths`` the last query is at the last key of its sequence.
+    """
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         if lengths is None:
@@ -106,7 +109,7 @@ def after_past(
 
 
 def _probability(row: Row, score: Scalar, sink: Scalar | None) -> Scalar:
-    """Return the softmax along the row, zeros for an empty row or one with all scores -inf.
+    """Return the softmax along the row; zeros if the row is empty or all its scores are -inf.
 
     ``sink`` is the score of an additional key with the value zero.
     """
@@ -191,7 +194,7 @@ def attend(ctx: Lowering, q: Tensor, k: Tensor, v: Tensor, variant: Variant) -> 
     if not wants_scores and not variant.precise and prefers_flash_attention(ctx, q, k, v):
         flat = flash_attention(ctx, q, CachePart(None, k, k), CachePart(None, v, v), variant)
         return split_heads(ctx, flat, operator.index(q.shape[1])), flat
-    # Scale the query, not the products: unscaled products may overflow float16.
+    # Scale the query, not q @ k: unscaled scores may overflow float16.
     scores = _product_of_heads(ctx, scaled_by(ctx, q, q.shape[3], variant.scale), permute(ctx, k, (0, 1, 3, 2)))
     operands, softcap, kept = {"score": scores} | variant.operands, variant.softcap, variant.returned
     precision = DType.FLOAT64 if variant.precise or q.dtype is DType.FLOAT64 else DType.FLOAT32
@@ -252,7 +255,7 @@ def rotate(
     stream: Callable[[Scalar], Scalar] | None = None,
     scale: float = 1.0,
 ) -> Tensor:
-    """Rotate and scale ``rotated`` elements of each head from ``offset`` on; axis ``sequence`` is the sequence.
+    """Rotate and scale ``rotated`` elements of each head from ``offset`` on; ``sequence`` is the axis of tokens.
 
     The caches have a row per position, or without ``position_ids`` [batch, sequence] a row per token. With ``stream``
     ``position_ids`` are [3, batch, sequence], and ``stream(pair)`` selects one of a token's three positions.

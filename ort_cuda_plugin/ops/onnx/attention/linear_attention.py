@@ -37,7 +37,7 @@ def linear_attention_27(
     """Return output and present state. ``chunk_size``, a hint for chunked algorithms, is ignored."""
     if ("gated" in update_rule) != (decay is not None) or ("delta" in update_rule) != (beta is not None):
         given = [name for name, x in (("decay", decay), ("beta", beta)) if x is not None]
-        expected = f"be given as update_rule {update_rule!r} needs: decay if gated, beta if delta"
+        expected = f"fit update_rule {update_rule!r}: decay only for a gated rule, beta only for a delta rule"
         raise require.violation("decay and beta", expected, " and ".join(given) or "neither")
     require.that(q_num_heads >= kv_num_heads, "q_num_heads", f"be at least kv_num_heads = {kv_num_heads}", q_num_heads)
     return _linear_attention(
@@ -76,7 +76,7 @@ def _linear_attention(
     ctx: Lowering, query: Tensor, key: Tensor, value: Tensor, past: Tensor | None, decay: Tensor | None,
     beta: Tensor | None, heads: int, query_heads: int, scale: float, update_rule: str, window: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return output and present state, with a leading dimension of ``window`` states unless that is 0."""
+    """Return output and present state, with the last ``window`` states in dimension 0 unless ``window`` is 0."""
     require.one_of(UPDATE_RULES, update_rule=update_rule)
     if heads <= 0 or query_heads <= 0 or (query_heads % heads and heads % query_heads):
         raise require.violation("q_num_heads", f"be a positive multiple or divisor of {heads}", query_heads)

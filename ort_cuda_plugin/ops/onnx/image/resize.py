@@ -343,7 +343,7 @@ def _interpolation(
 
 
 def _check_one_per_axis(given: Tensor, axes: int) -> None:
-    """Check the length of ``given``, which is scales or sizes."""
+    """Check that ``given``, the input scales or sizes, has one element per axis."""
     if not isinstance(given.size, int):
         raise require.unsupported(
             "shape", "the number of scales or sizes", "known only in a Run", "values known earlier"
@@ -389,7 +389,7 @@ def resize(
     mode: str = "nearest",
     nearest_mode: str = "round_prefer_floor",
 ) -> Tensor:
-    """Resize by ``scales`` or ``sizes``. Exactly one of both must be present and not empty."""
+    """Resize by ``scales`` or ``sizes``: exactly one of these inputs must be given and not empty."""
     chosen = normalize_axes(range(x.rank) if axes is None else axes, x.rank)
     roi, scales, sizes = _present(roi), _present(scales), _present(sizes)
     given = scales if scales is not None else sizes

@@ -48,7 +48,7 @@ def _samples(start: Scalar, extent: Scalar, bins: Scalar, at: Scalar, ratio: Sca
     number = s.cast(samples, real)
     begin = start + s.cast(at, real) * width
     step = width / s.maximum(number, 1.0)
-    # One sample more on each side against rounding; each sample is tested again.
+    # Rounding may shift the bounds, so take one more sample on each side; the caller tests each sample.
     before = s.where(step > 0.0, (-1.0 - begin) / step - 2.0, 0.0)
     after = s.where(step > 0.0, (s.cast(size, real) - begin) / step + 2.0, number)
     first = clamped_integer(s.floor(before), 0, samples)
@@ -57,7 +57,7 @@ def _samples(start: Scalar, extent: Scalar, bins: Scalar, at: Scalar, ratio: Sca
 
 
 MAX_SAMPLING_RATIO = 1024
-"""Maximum of sampling_ratio; a thread takes its square of samples in sequence."""
+"""Maximum of sampling_ratio: one thread takes sampling_ratio ** 2 samples, one after the other."""
 
 
 def _around(position: Scalar, size: Scalar) -> list[tuple[Scalar, Scalar]]:

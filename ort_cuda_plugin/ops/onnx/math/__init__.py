@@ -1,1 +1,1 @@
-"""Arithmetic, products, reductions, transforms and random numbers of ai.onnx."""
+"""Arithmetic, matrix products, reductions, transforms and random numbers of ai.onnx."""

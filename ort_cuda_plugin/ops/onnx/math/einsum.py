@@ -92,7 +92,7 @@ def _ordered(ctx: Lowering, x: Tensor, labels: Labels, order: Iterable[str]) -> 
 def _contract(
     ctx: Lowering, a: Tensor, a_labels: Labels, b: Tensor, b_labels: Labels, keep: Collection[str]
 ) -> tuple[Tensor, Labels]:
-    """Return the product of two operands, summed over the labels that are not in ``keep``."""
+    """Contract two operands over the labels that are not in ``keep``; return the result and its labels."""
     a, a_labels = _summed(ctx, a, a_labels, {*keep, *b_labels})
     b, b_labels = _summed(ctx, b, b_labels, {*keep, *a_labels})
     common = [label for label in a_labels if label in b_labels]

@@ -175,7 +175,7 @@ def _spectrum(
 
 
 def _parts(ctx: Lowering, x: Tensor) -> int:
-    """Return the parts of an element: 1 (real) or 2 (complex)."""
+    """Return the number of floats per element: 1 (real) or 2 (complex)."""
     if ctx.guard(eq(x.shape[-1], 1)):
         return 1
     require.holds(

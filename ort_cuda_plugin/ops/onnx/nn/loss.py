@@ -18,9 +18,9 @@ from ort_cuda_plugin.program.steps.row_program import SUM
 def _class_losses(
     ctx: Lowering, x: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int | None, *, weights: bool
 ) -> Tensor:
-    """Return -x[n, target, ...] times the weight of the target's class, or with ``weights`` the weight.
+    """Return -x[n, target, ...] times the weight of the target's class, or with ``weights`` the weight alone.
 
-    Both are 0 for ignored and invalid targets. 16-bit types yield float32.
+    Ignored and invalid targets yield 0. 16-bit types yield float32.
     """
     dtype = s.widen(Scalar(x.dtype, "leaf")).dtype
 

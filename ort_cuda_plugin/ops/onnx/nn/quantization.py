@@ -1,6 +1,6 @@
 """Quantisation: QuantizeLinear, DequantizeLinear, and integer MatMul and Conv.
 
-A quantized x represents (x - zero_point) * scale. Products subtract zero points, then multiply in int32.
+A quantized x represents (x - zero_point) * scale. MatMul and Conv subtract zero points, then multiply in int32.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _float32(x: Scalar) -> Scalar:
 def _quantized(x: Scalar, zero: Scalar | None, dtype: DType, saturates: bool = True) -> Scalar:
     """Quantize x, already divided by its scale: round half to even, then add the zero point.
 
-    8-bit floats add it before they round; ``saturates`` concerns them only.
+    For an 8-bit float the zero point is added before rounding; ``saturates`` concerns 8-bit floats only.
     """
     if dtype.is_float:
         return s.cast(x if zero is None else x + _float32(zero), dtype, saturate=saturates)
@@ -240,7 +240,7 @@ def _requantize(
     zero: Tensor,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Quantize the integer product x plus ``bias``; all parameters broadcast to x."""
+    """Scale and quantize the accumulators x plus ``bias``; all parameters broadcast to x."""
 
     def fn(value: Scalar, a: Scalar, b: Scalar, y: Scalar, offset: Scalar, *added: Scalar) -> Scalar:
         total = value + added[0] if added else value

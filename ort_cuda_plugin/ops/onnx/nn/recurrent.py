@@ -1,6 +1,6 @@
 """RNN, GRU and LSTM: gates as scalar expressions, one launch per direction for all steps.
 
-``output_sequence`` of versions before 7 is redundant: the node's outputs show whether the first one is used.
+``output_sequence`` of versions before 7 is redundant: the node's outputs show whether Y is used.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _per_direction(
         raise require.violation("direction", "be one of 'forward', 'reverse', 'bidirectional'", repr(direction))
     names = activations or [*defaults] * len(backward)
     size = len(defaults)
-    # RNN's default has two activations, also for one direction.
+    # RNN's default value of ``activations`` has two entries, even for one direction.
     require.that(len(names) >= size * len(backward), "activations", f"have {size} entries per direction", names)
     # ONNX Runtime clips the inputs of gates, but not the cell state, the input of LSTM's third activation.
     clips = [clip if number % size < 2 else None for number in range(len(names))]
@@ -117,7 +117,7 @@ def _run(
     x: Tensor, w: Tensor, r: Tensor, b: Tensor | None, lengths: Tensor | None,
     initial_h: Tensor | None, initial_c: Tensor | None, layout: int, uniform: bool, peepholes: Tensor | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Return Y, last hidden and perhaps last cell state; ``uniform`` directions differ in parameters only."""
+    """Return Y, Y_h and, for LSTM, Y_c. With ``uniform`` all directions have the same activations."""
     require.rank(3, X=x, W=w, R=r)
     require.one_of((0, 1), layout=layout)
     count, size = len(cells), r.shape[2]
@@ -177,8 +177,8 @@ def _run(
 def _products(ctx: Lowering, x: Tensor, weights: Tensor) -> Tensor:
     """Return x [steps, batch, depth] @ weights.
 
-    The product keeps x's memory order: for a batch-major x (after a Transpose) all steps are one GEMM only in this
-    order. The cell kernel reads either order.
+    The result has x's memory order: for a batch-major x (after a Transpose) all steps are one GEMM only in this order.
+    The cell kernel reads either order.
     """
     x = ctx.materialize(x)
     if hint(x.strides[0]) >= hint(x.strides[1]):

@@ -93,7 +93,7 @@ def count_windows(
     """Return the number of windows along each dimension.
 
     With ``ceil_mode`` the last window may extend past the end, but not start there. With ``may_exceed`` a window may be
-    larger than the padded input; then there are 0 or 1, by ONNX's formula with truncating division.
+    larger than the padded input; the number is then 0 or 1, by ONNX's formula with truncating division.
     """
     result = []
     for size, extent, stride, begin, end in zip(

@@ -120,7 +120,7 @@ def tuple_length(ctx: Lowering, indices: Tensor, most: int) -> int:
 def index_tuple(
     indices: Source, target: Source, at: Sequence[Scalar], first: int, length: int
 ) -> tuple[list[Scalar], Scalar]:
-    """Return the index tuple ``indices[at, :]`` for dimensions ``first`` on of ``target``, and whether it is valid."""
+    """Return the tuple ``indices[at, :]`` into dimensions ``first``... of ``target``, and whether all are valid."""
     coordinates = []
     everywhere = s.constant(True, DType.BOOL)
     for k in range(length):

@@ -131,7 +131,8 @@ def _length_by_ranks(ctx: Lowering, data: Tensor, indices: Tensor, updates: Tens
     """Return the length of index tuples, derived from ranks since the dimension may be unknown."""
     length = data.rank + indices.rank - 1 - updates.rank
     if not 0 < length <= data.rank or indices.rank == 0:
-        raise require.violation("updates", f"have a rank for index tuples of 1 to {data.rank} entries", updates.rank)
+        wanted = f"have a rank that leaves 1 to {data.rank} entries for each index tuple"
+        raise require.violation("updates", wanted, f"rank {updates.rank} with indices of rank {indices.rank}")
     require.dim(ctx, -1, length, indices=indices)
     return length
 

@@ -15,7 +15,7 @@ from ort_cuda_plugin.program.lowering.views import squeeze, unsqueeze
 from ort_cuda_plugin.program.steps.containers import Operand, TensorOptional, TensorSequence
 
 MAX_LENGTH = 1024
-"""Maximum length of a sequence, tensors, since plans grow with it."""
+"""Maximum length of a sequence, tensors, since plans grow with the length."""
 
 
 def _sequence(x: Operand) -> TensorSequence:

@@ -99,7 +99,10 @@ def _stands_for(ctx: Lowering, value: Dim, number: int) -> bool:
 
 
 def _inferred_dim(ctx: Lowering, x: Tensor, dims: Sequence[Dim], allow_zero: bool) -> Dim:
-    """Return the size of dimension -1, given as 1 in ``dims``. As in ONNX Runtime, empty dimensions are ignored."""
+    """Return the size of the dimension that the model gives as -1, and ``dims`` as 1.
+
+    Dimensions of size 0 are ignored, as in ONNX Runtime.
+    """
     others = product(dims)
     if others != 0 and x.size != 0:
         quotient = floordiv(x.size, others)
@@ -154,7 +157,7 @@ def _squeeze(ctx: Lowering, x: Tensor, axes: Sequence[Dim] | None) -> Tensor:
 
 
 def _axes_of_size_1(ctx: Lowering, x: Tensor) -> list[int]:
-    """Return the axes of size 1; the plan holds only for inputs with the same ones."""
+    """Return the axes of size 1; the plan holds only for inputs with the same axes of size 1."""
     flags = [eq(dim, 1) for dim in x.shape]
     certain = [axis for axis, flag in enumerate(flags) if flag == 1]
     possible = [axis for axis, flag in enumerate(flags) if isinstance(flag, Expr)]
@@ -251,7 +254,7 @@ def constant_of_shape(ctx: Lowering, shape: HostTensor, *, value: Constant | Non
 
 _RANGE_TYPES = frozenset({DType.FLOAT32, DType.FLOAT64, DType.INT16, DType.INT32, DType.INT64})
 _MAX_RANGE = 2**62
-"""Maximum elements of a floating-point Range, whose allocation fails anyway."""
+"""Maximum elements of a floating-point Range; the allocation of so large a result fails anyway."""
 
 
 @op("Range", since=11, types={"T": _RANGE_TYPES})

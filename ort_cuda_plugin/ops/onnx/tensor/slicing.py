@@ -42,7 +42,7 @@ _INT_MAX = (2**31 - 1, 2**63 - 1)
 
 
 def slice_axis(ctx: Lowering, x: Tensor, axis: int, start: Dim, end: Dim, step: Dim = 1) -> Tensor:
-    """Return the view ``x[start:end:step]`` along one axis, as Python does, with `_INT_MAX`.
+    """Return the view ``x[start:end:step]`` along one axis by Python's rules; `_INT_MAX` has further values of ``end``.
 
     A backward slice that starts before the first element holds the first element, as in ONNX.
     """
@@ -50,7 +50,7 @@ def slice_axis(ctx: Lowering, x: Tensor, axis: int, start: Dim, end: Dim, step: 
     dim = x.shape[axis]
     if not isinstance(step, int) or abs(step) > _INT_MAX[0]:
         longest = sym_max(dim, 1)
-        step = clamp(step, -longest, longest)  # a step of the dimension's size leaves it anyway
+        step = clamp(step, -longest, longest)  # the first step of this length already leaves the dimension
 
     def from_front(index: Dim) -> Dim:
         if not isinstance(index, int):
@@ -134,7 +134,7 @@ def _num_outputs(ctx: Lowering) -> int:
 
 
 def _float_counts(ctx: Lowering, x: Tensor, what: str) -> tuple[Dim, ...]:
-    """Return counts as integers, which opset 1 stores as floats."""
+    """Return counts, which opset 1 stores as floats, as integers."""
     if x.is_constant and x.constant is not None:
         return tuple(int(value) for value in x.constant.reshape(-1))
     whole = elementwise(ctx, lambda a: s.cast(s.widen(a), DType.INT64), x)

@@ -19,7 +19,7 @@ from ort_cuda_plugin.program.lowering.elementwise import elementwise
 from ort_cuda_plugin.program.lowering.views import reshape
 
 MAX_GRAM_LENGTH = 16
-"""Maximum length of an n-gram, elements; a kernel compares them in unrolled code."""
+"""Maximum length of an n-gram, elements, since kernels compare the elements in unrolled code."""
 
 
 def _pool(pool: Sequence[int], starts: Sequence[int], columns: Sequence[int]) -> dict[int, dict[tuple[int, ...], int]]:
@@ -94,7 +94,8 @@ def tf_idf_vectorizer(
     weights: tuple[float, ...] | None = None,
 ) -> Tensor:
     if pool_strings is not None or pool_int64s is None:
-        raise require.unsupported("dtype", "pool_strings", "given, or pool_int64s left out", "n-grams of integers")
+        found = "a list of strings" if pool_strings is not None else "omitted"
+        raise require.unsupported("dtype", "the pool of n-grams", found, "integers, in pool_int64s")
     require.rank((0, 1, 2), X=x)
     require.one_of(("TF", "IDF", "TFIDF"), mode=mode)
     require.within(1, max_gram_length, min_gram_length=min_gram_length)
