@@ -170,7 +170,7 @@ def test_the_binding_keeps_the_arrays_alive(device: Device, session: ort.Inferen
         ({"typestr": "<c8"}, TypeError, "no tensor on the device has the element type"),
         ({"typestr": "<M8[s]"}, TypeError, "no tensor on the device has the element type"),
         ({"mask": object()}, TypeError, "mask"),
-        ({"data": (0x10, False)}, ValueError, "memory of no device"),
+        ({"data": (0x10, False)}, ValueError, "no memory of a device"),
         ({"shape": (0,), "data": (0, False)}, ValueError, "without elements"),
     ],
 )

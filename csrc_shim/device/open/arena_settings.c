@@ -71,7 +71,8 @@ bool ocp_arena_release(bool emulated, int ordinal, int memory) {
 
 static int check_place(int ordinal, int memory, ocp_error *error) {
   if (ordinal < 0 || ordinal >= OCP_MAX_DEVICES || memory < 0 || memory >= OCP_NUM_MEMORIES)
-    return ocp_fail(error, ORT_INVALID_ARGUMENT, "there is no CUDA device %d", ordinal);
+    return ocp_fail(error, ORT_INVALID_ARGUMENT, "there is no CUDA device %d: the first is 0, the last %d at most",
+                    ordinal, OCP_MAX_DEVICES - 1);
   return ORT_OK;
 }
 

@@ -33,7 +33,7 @@ typedef struct emu_fiber {
   uint32_t index;        /* linear index of the thread in its block */
 } emu_fiber;
 
-/* Operations of emu_meeting; the modes of shfl, vote, match and redux are added. */
+/* Values of emu_meeting.operation. The mode of a shfl, vote, match or redux is added to its value. */
 enum {
   EMU_SHUFFLE = 0,
   EMU_VOTE = 4,
@@ -45,7 +45,7 @@ enum {
   EMU_STORE_MATRIX
 };
 
-/* The registers of a lane in an operation on matrices, and its row of those in memory. */
+/* A lane's registers in a matrix operation, and the address of the row in memory that it loads or stores. */
 typedef struct emu_fragments {
   const uint32_t *a, *b, *c;
   uint32_t *d;
@@ -74,8 +74,8 @@ typedef struct emu_warp {
 /* The largest shape of mma. */
 enum { EMU_MATRIX_ROWS = 16, EMU_MATRIX_COLUMNS = 8, EMU_MATRIX_DEPTH = 256 };
 
-/* A barrier of the block that has a number, or reduces a predicate; barrier 0 without either is `arrived` of emu_cpu.
- */
+/* A barrier of the block with a number, or one that reduces a predicate. A plain __syncthreads counts in
+ * emu_cpu.arrived instead. */
 enum { EMU_BARRIERS = 16 };
 typedef struct emu_barrier {
   uint32_t expected, arrived; /* threads of the current phase; expected 0: no phase has begun */
@@ -106,7 +106,7 @@ typedef struct emu_cpu {
   size_t stacks_bytes, stack_size; /* of all stacks with their guard pages, and of one stack */
   emu_warp warps[EMU_MAX_WARPS];
   emu_barrier barriers[EMU_BARRIERS];
-  _Alignas(8) uint32_t elements[(EMU_MATRIX_ROWS + EMU_MATRIX_COLUMNS) * EMU_MATRIX_DEPTH]; /* of an mma: a and b */
+  _Alignas(8) uint32_t elements[(EMU_MATRIX_ROWS + EMU_MATRIX_COLUMNS) * EMU_MATRIX_DEPTH]; /* a and b of an mma */
   struct emu_cpu *next;                                                                     /* free list */
 #if defined(__SANITIZE_ADDRESS__)
   void *main_fake_stack;

@@ -174,7 +174,7 @@ static uint32_t reduced(const emu_barrier *barrier, uint32_t mode) {
   return mode == EMU_AND ? barrier->trues == barrier->arrived : barrier->trues != 0;
 }
 
-/* Makes the waiting threads runnable, and gives each the result. The next phase begins. */
+/* Makes the waiting threads runnable, gives each the result, and begins the barrier's next phase. */
 static void complete(emu_cpu *cpu, emu_barrier *barrier, uint32_t result) {
   emu_order_numbered_barrier(cpu, barrier->present, barrier->waiting);
   for (uint32_t warp = 0; warp < cpu->num_warps; warp++) {
@@ -195,7 +195,7 @@ uint32_t ocp_emu_numbered_barrier(ocp_emu_thread *thread, uint32_t number, uint3
   if (threads > cpu->num_warps * EMU_WARP)
     ocp_emu_trap(thread, "a barrier waits for more threads than the block has");
   if (barrier->expected && barrier->expected != expected)
-    ocp_emu_trap(thread, "threads name different counts for one barrier");
+    ocp_emu_trap(thread, "threads wait at one barrier with different thread counts");
   barrier->expected = expected;
   barrier->arrived++;
   barrier->trues += predicate != 0;

@@ -1,6 +1,6 @@
-/* Matrices of a warp. Lane 4 g + t holds of each register of a the elements of row g (or g + 8), of b those of column
- * g, and of the accumulators columns 2 t and 2 t + 1 of row g (or g + 8), for the shapes with 8 columns of the PTX ISA
- * (9.7.14). Sums add products with k ascending, each rounded to the accumulator's type. */
+/* Matrices of a warp, in the shapes with 8 columns of the PTX ISA (9.7.14). Lane 4 g + t holds elements of row g (or
+ * g + 8) of a, elements of column g of b, and columns 2 t and 2 t + 1 of row g (or g + 8) of the accumulators. An
+ * accumulator adds the products in ascending order of k, and rounds to its type after each. */
 #include "emulator/blocks/matrix.h"
 
 #include <math.h>
@@ -16,8 +16,8 @@ static float float_of(uint32_t bits) {
   return value;
 }
 
-/* A float of `exponent` and `mantissa` bits; NaN and infinities as IEEE 754 has them. `smallest` is 2 to the power of
- * the last bit of a subnormal number. */
+/* Returns the value of a float with `exponent` and `mantissa` bits, and the NaN and infinities of IEEE 754. `smallest`
+ * is its smallest positive subnormal number. */
 static float small_float(uint32_t bits, uint32_t exponent, uint32_t mantissa, float smallest) {
   uint32_t bias = (1u << (exponent - 1)) - 1, largest = (1u << exponent) - 1;
   uint32_t power = bits >> mantissa & largest, fraction = bits & ((1u << mantissa) - 1);
@@ -65,7 +65,7 @@ static double wide_of(const uint32_t *words, uint32_t index) {
   return value;
 }
 
-/* Rounds to the nearest half, to even in the middle. */
+/* Rounds to the nearest half, and halfway between two to the even one. */
 static uint16_t half_of(float value) {
   uint32_t bits;
   memcpy(&bits, &value, sizeof bits);
@@ -82,7 +82,7 @@ static uint16_t half_of(float value) {
   return (uint16_t)(sign | (size == 0 ? 0 : (uint32_t)((unit + 24) << 10) + steps));
 }
 
-/* ---- products ---- */
+/* ---- matrix products ---- */
 
 enum { ROWS = EMU_MATRIX_ROWS, COLUMNS = EMU_MATRIX_COLUMNS };
 
@@ -102,7 +102,8 @@ static uint32_t part_of(uint32_t kind, uint32_t word, uint32_t part) {
   return width == 32 ? word : word >> part * width & ((1u << width) - 1);
 }
 
-/* The numbers of a kind; `typed` converts the bits of an element. COLUMNS sums of a row are a vector. */
+/* Defines the product of two matrices for one type of numbers. `typed` converts the bits of an element. A compiler can
+ * make a vector of the COLUMNS sums of a row. */
 #define MULTIPLY(name, type, sum, typed, accumulate)                                                                   \
   static void name(emu_cpu *cpu, const emu_warp *warp, const form *f, sum sums[ROWS][COLUMNS]) {                       \
     uint32_t depth = 4 * f->words * f->parts;                                                                          \

@@ -52,7 +52,7 @@ static uint32_t vote(const emu_warp *warp, uint32_t mode, uint32_t mask) {
   }
 }
 
-/* match.sync: the lanes of the mask whose value is this lane's; for mode 1 all lanes of the mask, or none. */
+/* Returns the result of match.sync: the lanes of `mask` with the value of `lane`. Mode 1 returns all of `mask` or 0. */
 static uint32_t match(const emu_warp *warp, uint32_t mode, uint32_t mask, uint32_t lane) {
   uint32_t same = 0;
   for (uint32_t rest = mask; rest; rest &= rest - 1) {
@@ -83,7 +83,7 @@ static uint32_t reduce_two(uint32_t mode, uint32_t a, uint32_t b) {
   }
 }
 
-/* redux.sync over the lanes of the mask, which is not empty. */
+/* Returns the result of redux.sync over the lanes of `mask`, which is not empty. */
 static uint32_t reduce(const emu_warp *warp, uint32_t mode, uint32_t mask) {
   uint32_t total = warp->value[__builtin_ctz(mask)];
   for (uint32_t rest = mask & (mask - 1); rest; rest &= rest - 1)

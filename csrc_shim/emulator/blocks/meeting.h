@@ -1,4 +1,4 @@
-/* Warp operations: lanes that wait for each other, and the results of shuffles and votes. */
+/* Warp operations: lanes that wait for each other, and the results of shuffles, votes, matches and reductions. */
 #ifndef OCP_EMULATOR_BLOCKS_MEETING_H
 #define OCP_EMULATOR_BLOCKS_MEETING_H
 

@@ -71,7 +71,8 @@ uint32_t ocp_emu_reduce(ocp_emu_thread *thread, uint32_t mask, uint32_t mode, ui
   return meet((emu_meeting){mask, EMU_REDUCE + (mode & 7), 0, 0}, value, &own)->result[own];
 }
 
-/* The fragments are on this lane's stack, where the lane that completes the meeting reads and writes them. */
+/* Waits for the other lanes of the warp in a matrix operation. `fragments` is on this lane's stack; the lane that
+ * completes the meeting reads and writes it there. */
 static void meet_with(uint32_t operation, uint32_t source, uint32_t clamp, const emu_fragments *fragments) {
   const emu_cpu *cpu = emu_running;
   uint32_t index = cpu->current, lane;
@@ -85,7 +86,7 @@ void ocp_emu_mma(ocp_emu_thread *thread, uint32_t form, const uint32_t *a, const
   meet_with(EMU_MULTIPLY, form, 0, &(emu_fragments){.a = a, .b = b, .c = c, .d = d});
 }
 
-/* Whether the rows of this lane are accesses that the checking mode sees: the first lanes have the matrices' rows. */
+/* Whether the checking mode checks this lane's row: only the first 8 * count lanes give the address of one. */
 static bool is_checked_row(uint32_t count) {
   const emu_cpu *cpu = emu_running;
   return cpu->launch->function->meta->checked && cpu->current % EMU_WARP < 8 * count;

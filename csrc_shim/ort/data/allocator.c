@@ -21,7 +21,8 @@ int ocp_ort_memory_info(bool emulated, int ordinal, int kind, const OrtMemoryInf
   static OrtMemoryInfo *infos[2][OCP_NUM_INFOS][OCP_MAX_DEVICES];
   *out = NULL;
   if (ordinal < 0 || ordinal >= OCP_MAX_DEVICES || kind < 0 || kind >= OCP_NUM_INFOS)
-    return ocp_fail(error, ORT_INVALID_ARGUMENT, "there is no CUDA device %d", ordinal);
+    return ocp_fail(error, ORT_INVALID_ARGUMENT, "there is no CUDA device %d: the first is 0, the last %d at most",
+                    ordinal, OCP_MAX_DEVICES - 1);
   static const char *const names[2][OCP_NUM_INFOS] = {{"Cuda", "CudaPinned", "CudaReadOnly"},
                                                       {"CudaEmulated", "CudaEmulatedPinned", "CudaEmulatedReadOnly"}};
   OrtStatus *status = NULL;
