@@ -70,9 +70,11 @@ def choose_multi_pass_tile(ctx: Lowering, rows: Dim, keys: Dim, width: Dim) -> t
     """Return the best tile at the expected sizes, and the size conditions under which it stays the best.
 
     With more rows per block, fewer blocks read the keys. But scores that fit in shared memory are computed once instead
-    of once per pass, so 16 rows per block may be faster than 32. Fewer than 16 would be slower than several passes.
+    of once per pass, so 16 rows per block may be faster than 32. Fewer than 16 would be slower than several passes. On
+    the emulated device, more than 8 rows whose number varies between Runs get 16, so that no Run compiles another tile.
     """
-    most = 8 if hint(rows) <= 8 else 16 if hint(rows) <= 16 else 32
+    is_one_tile = ctx.device.emulated and not isinstance(rows, int)
+    most = 8 if hint(rows) <= 8 else 16 if hint(rows) <= 16 or is_one_tile else 32
     guards: list[Dim] = []
     for m in dict.fromkeys((most, min(most, 16))):
         tile = resident_tile(ctx, m, width)

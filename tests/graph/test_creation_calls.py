@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+import onnx.parser
 import pytest
 
 import ort_cuda_plugin
@@ -46,3 +48,26 @@ def test_a_steady_run_calls_no_function_of_the_package() -> None:
     before = ort_cuda_plugin.counters()["python_calls"]
     assert package_calls(lambda: session.run(None, feeds)) == 0
     assert ort_cuda_plugin.counters()["python_calls"] == before
+
+
+@pytest.mark.parametrize("length", [12, 24, 70])
+def test_the_first_run_of_any_length_compiles_no_kernel(length: int) -> None:
+    """Session creation expects other sizes than a Run has; each wrong expectation would start the compiler again."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 17]>
+        varying_rows (float[n, 64] x, float[64, 64] w) => (float[n, 64] y)
+        <float[1] scale = {0.125}>
+        {
+            q = MatMul(x, w)
+            t = Transpose <perm = [1, 0]> (q)
+            scores = MatMul(q, t)
+            scaled = Mul(scores, scale)
+            p = Softmax <axis = -1> (scaled)
+            y = MatMul(p, q)
+        }
+    """)
+    session = ep_session(model.SerializeToString())
+    compiled, loaded = (ort_cuda_plugin.counters()[name] for name in ("kernels_compiled", "kernel_cache_hits"))
+    session.run(None, {"x": np.ones((length, 64), np.float32), "w": np.ones((64, 64), np.float32)})
+    counters = ort_cuda_plugin.counters()
+    assert (counters["kernels_compiled"], counters["kernel_cache_hits"]) == (compiled, loaded)

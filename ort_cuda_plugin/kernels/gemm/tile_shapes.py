@@ -39,9 +39,15 @@ def simt_tiles(device: DeviceProperties) -> tuple[tuple[Tile, float], ...]:
 
 
 def choose_tile(device: DeviceProperties, rows: Dim, dtype: DType) -> Tile:
-    """Return the tile with the least padded work for a result of ``rows`` rows. All tiles have one width."""
+    """Return the tile with the least padded work for a result of ``rows`` rows. All tiles have one width.
+
+    On the emulated device, rows whose number varies between Runs always get the tile of middle size: a Run of another
+    size than session creation expected, or a later Run, compiles no other kernel.
+    """
     if dtype.itemsize == 8:
         return replace(LONG, gap=0) if device.emulated else LONG
+    if device.emulated and not isinstance(rows, int):
+        return EMULATED_TILES[1][0]
     return min(simt_tiles(device), key=lambda entry: entry[1] * hint(ceildiv(rows, entry[0].m)) * entry[0].m)[0]
 
 
