@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from kernel_launch import kernel, run
-from ort_cuda_plugin.compiler.compile import KernelCompileError, compile_kernel
+from ort_cuda_plugin.compiler.compile import KernelCompileError, compile_kernel, kernel_ir
 from ort_cuda_plugin.compiler.kernel import KernelSpec
 from ort_cuda_plugin.compiler.targets import Target
 
@@ -501,7 +501,7 @@ def test_vectors_are_loaded_and_stored_in_order(name: str, lanes: int) -> None:
 
 
 @pytest.mark.parametrize("name", atomic_types)
-@pytest.mark.parametrize(("rows", "columns"), [(8, 8), (4, 2), (1, 3)])
+@pytest.mark.parametrize(("rows", "columns"), [(8, 8), (4, 2), (1, 3), (16, 16), (2, 16)])
 def test_register_tiles_add_up_outer_products(name: str, rows: int, columns: int) -> None:
     spec = kernel(
         "tile",
@@ -523,6 +523,33 @@ def kernel(a, b, out, k):
     b = generator.integers(low, 9, (7, columns)).astype(sizes[name])
     out = run(spec, (1, 1, 1), (1, 1, 1), a, b, np.ones((rows, columns), sizes[name]), 7)[-1]
     np.testing.assert_array_equal(out, a.T @ b)
+
+
+def test_a_row_of_a_wide_register_tile_is_one_vector() -> None:
+    """Its 256 scalars would take most of the time to compile a kernel of the emulated device."""
+    source = "def kernel(a, b):\n    sums = registers_f32({0} * {0})\n"
+    source += "    multiply_add_tile_f32(sums, a, 0, b, 0, {0}, {0})\n    store_tile_f32(a, 0, {0}, sums, {0}, {0})\n"
+    texts = ["".join(kernel_ir(kernel("tile", ("*f32", "*f32"), source.format(size))).modules) for size in (8, 16)]
+    assert "x float>" not in texts[0]
+    assert texts[1].count('@"llvm.fma.v16f32"(') == 16 + 1  # the calls, and the declaration
+    assert "llvm.fma.f32" not in texts[1]
+
+
+@pytest.mark.parametrize("name", atomic_types)
+@pytest.mark.parametrize("stride", [1, 3])
+def test_a_chunk_is_copied_to_elements_at_a_stride(name: str, stride: int) -> None:
+    lines = ["def kernel(x, out):", f"    copy_chunk_{name}(out, 2, {stride}, x, 1, 16)"]
+    x = np.arange(20).astype(sizes[name])
+    out = run(
+        kernel("chunk", (f"*{name}", f"*{name}"), "\n".join(lines) + "\n"),
+        (1, 1, 1),
+        (1, 1, 1),
+        x,
+        np.zeros(50, x.dtype),
+    )[-1]
+    expected = np.zeros_like(out)
+    expected[2 : 2 + 16 * stride : stride] = x[1:17]
+    np.testing.assert_array_equal(out, expected)
 
 
 def test_sizes_of_register_tiles_must_be_literal() -> None:

@@ -15,6 +15,9 @@ from numba.cuda.core.errors import RequireLiteralValue
 from numba.cuda.typing import signature
 
 i32, i64 = ir.IntType(32), ir.IntType(64)
+VECTOR = 16
+"""Columns of a register tile, in elements, from which on a row is one vector. Only tiles of the emulated device are as
+wide: Numba and LLVM would spend most of a kernel's compilation on its scalars."""
 
 
 def literal(ty: Any) -> int:
@@ -25,9 +28,13 @@ def literal(ty: Any) -> int:
 
 
 def tile_functions(name: str, ty: types.Type, element: ir.Type) -> dict[str, Any]:
-    """Return ``registers_*``, ``clear_*``, ``multiply_add_tile_*``, ``scale_tile_*``, ``store_tile_*`` for one type."""
+    """Return ``registers_*``, ``clear_*``, ``multiply_add_tile_*``, ``scale_tile_*``, ``store_tile_*`` and
+    ``copy_chunk_*`` for one type.
+    """
     pointer = types.CPointer(ty)
     zero = 0.0 if name.startswith("f") else 0
+    llvm = Strips(name, element)
+    size = int(ty.bitwidth) // 8
 
     def multiply_add_one(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, total: ir.Value) -> ir.Value:
         return builder.fma(a, b, total) if name.startswith("f") else builder.add(builder.mul(a, b), total)
@@ -41,8 +48,10 @@ def tile_functions(name: str, ty: types.Type, element: ir.Type) -> dict[str, Any
         def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
             array = cgutils.alloca_once(builder, ir.ArrayType(element, number))
             base = builder.bitcast(array, element.as_pointer())
-            for index in range(number):
-                builder.store(element(zero), element_address(builder, base, index))
+            width = VECTOR if number >= VECTOR**2 else 1
+            cleared = element(zero) if width == 1 else ir.Constant(llvm.vector(width), None)
+            for index in range(0, number, width):
+                builder.store(cleared, llvm.at(builder, base, i64(index), width), align=size)
             return base
 
         return signature(pointer, count), codegen
@@ -64,6 +73,13 @@ def tile_functions(name: str, ty: types.Type, element: ir.Type) -> dict[str, Any
             total, a_base, a_index, b_base, b_index, _, _ = args
             a_base, b_base = builder.gep(a_base, [a_index]), builder.gep(b_base, [b_index])
             left = [builder.load(element_address(builder, a_base, i)) for i in range(m)]
+            if n >= VECTOR:
+                row = builder.load(llvm.at(builder, b_base, i64(0), n), align=size)
+                for i in range(m):
+                    address = llvm.at(builder, total, i64(i * n), n)
+                    one, sums = llvm.repeated(builder, left[i], n), builder.load(address, align=size)
+                    builder.store(llvm.multiply_add(builder, one, row, sums, n), address, align=size)
+                return context.get_dummy_value()
             right = [builder.load(element_address(builder, b_base, j)) for j in range(n)]
             for i in range(m):
                 for j in range(n):
@@ -94,16 +110,33 @@ def tile_functions(name: str, ty: types.Type, element: ir.Type) -> dict[str, Any
 
         def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
             base = builder.gep(args[0], [args[1]])
+            width = n if n >= VECTOR else 1
             for i in range(m):
-                for j in range(n):
-                    value = builder.load(element_address(builder, args[3], i * n + j))
-                    builder.store(value, element_address(builder, base, i * step + j))
+                for j in range(0, n, width):
+                    value = builder.load(llvm.at(builder, args[3], i64(i * n + j), width), align=size)
+                    builder.store(value, llvm.at(builder, base, i64(i * step + j), width), align=size)
             return context.get_dummy_value()
 
         return signature(types.none, pointer, types.int64, stride, pointer, rows, columns), codegen
 
+    def copy(typingctx: Any, out: Any, at: Any, stride: Any, source: Any, first: Any, count: Any) -> Any:
+        """Copy ``count`` adjacent elements from ``source[first]`` on to ``out[at]``, ``out[at + stride]``, ..."""
+        n, step = literal(count), literal(stride)
+
+        def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+            row = builder.load(llvm.at(builder, args[3], args[4], n), align=size)
+            if step == 1:
+                builder.store(row, llvm.at(builder, args[0], args[1], n), align=size)
+                return context.get_dummy_value()
+            base = builder.gep(args[0], [args[1]])
+            for index in range(n):
+                builder.store(builder.extract_element(row, i32(index)), element_address(builder, base, index * step))
+            return context.get_dummy_value()
+
+        return signature(types.none, pointer, types.int64, stride, pointer, types.int64, count), codegen
+
     functions = {"registers": registers, "clear": clear, "multiply_add_tile": multiply_add}
-    functions |= {"scale_tile": scale, "store_tile": store}
+    functions |= {"scale_tile": scale, "store_tile": store, "copy_chunk": copy}
     return {f"{prefix}_{name}": function for prefix, function in functions.items()}
 
 

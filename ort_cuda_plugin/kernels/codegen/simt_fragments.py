@@ -192,12 +192,14 @@ def fill_matrix(operand: Operand, extent: int, tile: Tile, element: Element, ind
             outer += f" + {i}"
         return element.load(operand.pointer, f"{name}_from + int64({i} * {stride})", outer, inner)
 
-    if operand.inner_major and stride == "1":
+    moved = copied_chunk(tile, element, operand.pointer, f"{name}_from", shared_stride) if stride == "1" else []
+    before, values = moved, list[str]()
+    if not moved and operand.inner_major and stride == "1":
         before, values = element.neighbours(
             operand.pointer, f"{name}_from", f"{name}_x_at", f"{name}_k_at", chunk, f"{name}_near"
         )
-    else:
-        before, values = [], [read(str(i)) for i in range(chunk)]
+    elif not moved:
+        values = [read(str(i)) for i in range(chunk)]
     return "\n".join(
         [
             f"for piece in range({chunks}):",
@@ -213,7 +215,7 @@ def fill_matrix(operand: Operand, extent: int, tile: Tile, element: Element, ind
             f"    if {name}_x_at + {last_x} < {operand.bound} and {name}_k_at + {last_k} < {operand.inner_bound}:",
             *indented(before, 2),
             *[f"        {name}_value{i} = {value}" for i, value in enumerate(values)],
-            *indented(_store_chunk(tile, [f"{name}_value{i}" for i in range(chunk)], element, shared_stride), 2),
+            *indented(_store_chunk(tile, [f"{name}_value{i}" for i in range(len(values))], element, shared_stride), 2),
             "    else:",
             f"        for i in range({chunk}):",
             f"            {name}_edge = {element.accumulator}(0)",
@@ -230,6 +232,17 @@ def _store_chunk(tile: Tile, values: list[str], element: Element, stride: int) -
     if tile.gap and stride == 1 and len(values) == 4 and element.accumulator == "float32":
         return [f"store_f32x4(tile_c, to, {', '.join(values)})"]
     return [f"tile_c[to + {i * stride}] = {value}" for i, value in enumerate(values)]
+
+
+def copied_chunk(tile: Tile, element: Element, pointer: str, first: str, stride: int) -> list[str]:
+    """Copy the chunk at ``first`` to the tile from ``to`` on, ``stride`` apart: in one line if the chunk is a vector.
+
+    Empty for a GPU's tiles, whose chunks are short, and for elements that are converted.
+    """
+    kind = suffix(element.accumulator)
+    if tile.chunk <= CHUNK or type(element) is not Element or element.storage != kind:
+        return []
+    return [f"copy_chunk_{kind}(tile_c, to, {stride}, {pointer}, {first}, {tile.chunk})"]
 
 
 def fill_packed(pointer: str, base: str, tile: Tile, element: Element) -> str:
@@ -249,6 +262,7 @@ def fill_packed(pointer: str, base: str, tile: Tile, element: Element) -> str:
     else:
         read = [f"    a_value{i} = {pointer}[{at} + {i}]" for i in range(chunk)]
     convert = "{}" if element.storage not in ("f16", "bf16") else f"{element.storage}_to_f32({{}})"
+    stores = _store_chunk(tile, [convert.format(f"a_value{i}") for i in range(chunk)], element, 1)
     return "\n".join(
         [
             f"for piece in range({chunks}):",
@@ -256,8 +270,7 @@ def fill_packed(pointer: str, base: str, tile: Tile, element: Element) -> str:
             f"    a_tile_k = int32(chunk >> {log2(per_line)})",
             f"    a_tile_x = int32((chunk & {per_line - 1}) * {chunk})",
             f"    to = int64(int32(filling * {tile.k * tile.a_pitch} + a_tile_k * {tile.a_pitch} + a_tile_x))",
-            *read,
-            *indented(_store_chunk(tile, [convert.format(f"a_value{i}") for i in range(chunk)], element, 1), 1),
+            *(indented(copied_chunk(tile, element, pointer, at, 1), 1) or [*read, *indented(stores, 1)]),
         ]
     )
 

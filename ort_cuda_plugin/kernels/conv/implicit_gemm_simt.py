@@ -20,6 +20,7 @@ from ..codegen.simt_fragments import (
     Element,
     Operand,
     Tile,
+    copied_chunk,
     declare,
     fill_matrix,
     fill_packed,
@@ -200,6 +201,8 @@ class TiledConv:
         lanes = tile.n // patches
         count = tile.k // (tile.threads // lanes)
         outer = "".join(f"uint32(at_{axis}) < uint32(in_{axis}) and " for axis in self.axes[:-1])
+        copied_singly = [f"b_value{i} = {element.load('x', f'from_x + {i}')}" for i in range(patches)]
+        copied_singly += [f"tile_c[to + {i}] = b_value{i}" for i in range(patches)]
         return "\n".join(
             [
                 f"first = int32((thread >> {log2(lanes)}) * {count})",
@@ -211,8 +214,7 @@ class TiledConv:
                 *[f"    at_{axis} = int32({axis}_of[0] + d{axis})" for axis in self.axes],
                 f"    if together and {outer}at_x >= 0 and at_x + {patches - 1} < in_x:",
                 f"        from_x = image + int64({self._offset('at_{}'.format)})",
-                *[f"        b_value{i} = {element.load('x', f'from_x + {i}')}" for i in range(patches)],
-                *[f"        tile_c[to + {i}] = b_value{i}" for i in range(patches)],
+                *indented(copied_chunk(tile, element, "x", "from_x", 1) or copied_singly, 2),
                 "    else:",
                 f"        for i in range({patches}):",
                 *[f"            each_{axis} = int32({axis}_of[i] + d{axis})" for axis in self.axes],
