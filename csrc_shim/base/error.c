@@ -11,3 +11,5 @@ int ocp_fail(ocp_error *error, int code, const char *format, ...) {
   va_end(arguments);
   return code;
 }
+
+int ocp_fail_memory(ocp_error *error) { return ocp_fail(error, ORT_FAIL, OCP_OUT_OF_HOST_MEMORY); }

@@ -18,4 +18,11 @@ typedef struct ocp_error {
 /* Formats the message (truncating) and returns code. */
 int ocp_fail(ocp_error *error, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
+/* The message of each failed allocation in the process, such as malloc; the device's memory has errors of its own. */
+#define OCP_OUT_OF_HOST_MEMORY                                                                                         \
+  "out of host memory: an allocation in this process failed. End other processes, or raise the limit of this one's "   \
+  "memory"
+/* Fills the error for a failed allocation in the process, and returns ORT_FAIL. */
+int ocp_fail_memory(ocp_error *error);
+
 #endif

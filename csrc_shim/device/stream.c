@@ -86,7 +86,7 @@ static int make(ocp_device *device, CUstream handle, ocp_stream **out, ocp_error
   ocp_stream *stream = calloc(1, sizeof *stream);
   struct ocp_stream_private *priv = calloc(1, sizeof *priv);
   if (!stream || !priv) {
-    ocp_fail(error, ORT_FAIL, "out of host memory");
+    ocp_fail_memory(error);
     goto failed;
   }
   stream->device = device;
@@ -105,7 +105,7 @@ static int make(ocp_device *device, CUstream handle, ocp_stream **out, ocp_error
   if (!list_stream(stream)) {
     if (stream->owned)
       device->driver->StreamDestroy(stream->handle);
-    ocp_fail(error, ORT_FAIL, "out of host memory");
+    ocp_fail_memory(error);
     goto failed;
   }
   pthread_mutex_lock(&device->pool->lock);

@@ -80,7 +80,7 @@ static OrtStatus *create_factory(const char *registered_name, OrtEpFactory **out
       refuse_to_replace(request.identity, &error) != ORT_OK)
     return ocp_status(&error);
   *out = ocp_factory_create(registered_name, &request);
-  return *out ? NULL : ocp_api->CreateStatus(ORT_FAIL, "out of host memory");
+  return *out ? NULL : ocp_api->CreateStatus(ORT_FAIL, OCP_OUT_OF_HOST_MEMORY);
 }
 
 OrtStatus *CreateEpFactories(const char *registered_name, const OrtApiBase *api_base, const OrtLogger *logger,

@@ -99,7 +99,7 @@ static OrtStatus *create_ep(OrtEpFactory *factory, const OrtHardwareDevice *cons
     return NULL;
   python->release_ep(config.handle);
   ocp_python_returned();
-  return ocp_api->CreateStatus(ORT_FAIL, "out of host memory");
+  return ocp_api->CreateStatus(ORT_FAIL, OCP_OUT_OF_HOST_MEMORY);
 }
 
 static void release_ep(OrtEpFactory *factory, OrtEp *ep) {

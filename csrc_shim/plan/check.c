@@ -316,8 +316,10 @@ static bool check_segment(checker *c, uint32_t segment) {
 
 bool ocp_plan_check(const ocp_plan *plan, ocp_error *error) {
   checker c = {plan, calloc(plan->header.num_registers + 1, sizeof *c.defined), error};
-  if (!c.defined)
-    return ocp_plan_reject(error, "not enough host memory to check it");
+  if (!c.defined) {
+    ocp_fail_memory(error);
+    return false;
+  }
   bool ok = check_strings(&c) && check_inputs(&c) && check_outputs(&c) && check_buffers(&c);
   for (uint32_t s = 0; ok && s < plan->header.num_segments; s++)
     ok = check_segment(&c, s);

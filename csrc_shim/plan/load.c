@@ -307,7 +307,7 @@ static bool load(ocp_plan *p, size_t bytes, ocp_error *error) {
   bool ok = p->views && p->output_order && p->buffer_order && p->buffer_last && p->guard_exprs &&
             p->input_needs_device && p->input_end && p->output_begin && needed;
   if (!ok)
-    ocp_plan_reject(error, "not enough host memory to load it");
+    ocp_fail_memory(error);
   ok = ok && split_all(p, error) && ocp_plan_check(p, error);
   if (ok) {
     find_buffer_ends(p);
@@ -327,7 +327,7 @@ ocp_plan *ocp_plan_load(const void *blob, size_t bytes, ocp_error *error) {
     plan->blob = malloc(bytes ? bytes : 1);
   bool ok = false;
   if (!plan || !plan->blob) {
-    ocp_plan_reject(error, "not enough host memory to load it");
+    ocp_fail_memory(error);
   } else if (bytes < sizeof plan->header) {
     ocp_plan_reject(error, "it is truncated");
   } else {

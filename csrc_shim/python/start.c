@@ -221,7 +221,7 @@ static int initialise_by_config(const python_api *api, const char *interpreter, 
   if (!config || api->PyInitConfig_SetInt(config, "use_environment", 0) ||
       api->PyInitConfig_SetInt(config, "install_signal_handlers", 0) ||
       api->PyInitConfig_SetStr(config, "program_name", interpreter) || api->Py_InitializeFromInitConfig(config)) {
-    const char *message = "out of memory";
+    const char *message = OCP_OUT_OF_HOST_MEMORY;
     if (config)
       api->PyInitConfig_GetError(config, &message);
     ocp_fail(error, ORT_FAIL, "cannot start Python at %s: %s", interpreter, message);
@@ -298,7 +298,8 @@ static int load_package(const python_api *api, const ocp_core *core, const char 
   PyObject *message = result ? api->PyDict_GetItemString(globals, "message") : NULL;
   if (!result || message) {
     const char *text = message ? api->PyUnicode_AsUTF8AndSize(message, NULL) : NULL;
-    ocp_fail(error, ORT_FAIL, "cannot load the Python package of %s: %s", OCP_EP_NAME, text ? text : "out of memory");
+    ocp_fail(error, ORT_FAIL, "cannot load the Python package of %s: %s", OCP_EP_NAME,
+             text ? text : OCP_OUT_OF_HOST_MEMORY);
   }
   api->PyErr_Clear();
   PyObject *const owned[] = {globals, path, address, flag, code, result};

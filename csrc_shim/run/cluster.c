@@ -96,8 +96,6 @@ void ocp_cluster_release_graphs(ocp_cluster *cluster) {
     ocp_replay_release(replay);
 }
 
-static int fail_memory(ocp_error *error) { return ocp_fail(error, ORT_FAIL, "not enough host memory"); }
-
 /* Grows an array of `count` elements for `more` elements. */
 static bool grow(void *array_of_pointers, uint32_t count, uint32_t more, size_t element) {
   void *old;
@@ -111,7 +109,7 @@ static bool grow(void *array_of_pointers, uint32_t count, uint32_t more, size_t 
 static int add_kernels(ocp_cluster *cluster, const ocp_kernel_ref *kernels, uint32_t count, ocp_error *error) {
   const uint32_t first = cluster->num_kernels;
   if (!grow(&cluster->kernels, first, count, sizeof *cluster->kernels)) {
-    fail_memory(error);
+    ocp_fail_memory(error);
     return -1;
   }
   for (uint32_t i = 0; i < count; i++) {
@@ -122,7 +120,7 @@ static int add_kernels(ocp_cluster *cluster, const ocp_kernel_ref *kernels, uint
     kernel->params = params;
     if (!kernel->name || !params) {
       free_kernels(cluster->kernels + first, i + 1);
-      fail_memory(error);
+      ocp_fail_memory(error);
       return -1;
     }
     memcpy(params, kernels[i].params, kernels[i].num_params);
@@ -146,7 +144,7 @@ int ocp_cluster_add_weights(ocp_cluster *cluster, ocp_weight *const *weights, ui
     memcpy(cluster->weights + first, weights, count * sizeof *weights);
     cluster->num_weights += count;
   } else {
-    fail_memory(error);
+    ocp_fail_memory(error);
   }
   pthread_mutex_unlock(&cluster->setup);
   return first;
@@ -159,7 +157,7 @@ int ocp_cluster_add_problem(ocp_cluster *cluster, ocp_problem *problem, ocp_erro
     first = (int)cluster->num_problems++;
     cluster->problems[first] = problem;
   } else {
-    fail_memory(error);
+    ocp_fail_memory(error);
   }
   pthread_mutex_unlock(&cluster->setup);
   return first;
@@ -173,7 +171,7 @@ int ocp_cluster_add_callback(ocp_cluster *cluster, ocp_call_fn call, uint32_t nu
     first = (int)cluster->num_callbacks++;
     cluster->callbacks[first] = (ocp_callback){call, num_pointers, num_numbers};
   } else {
-    fail_memory(error);
+    ocp_fail_memory(error);
   }
   pthread_mutex_unlock(&cluster->setup);
   return first;
@@ -348,5 +346,5 @@ int ocp_cluster_add_plan(ocp_cluster *cluster, const void *blob, size_t bytes, o
   if (variant)
     return ORT_OK;
   ocp_plan_free(plan);
-  return code != ORT_OK ? code : fail_memory(error);
+  return code != ORT_OK ? code : ocp_fail_memory(error);
 }

@@ -57,8 +57,6 @@ typedef struct run {
 
 /* ---- the key ---- */
 
-static int fail_memory(ocp_error *error) { return ocp_fail(error, ORT_FAIL, "not enough host memory"); }
-
 /* Number of elements of a host input; more than any plan accepts if the product overflows. */
 static uint64_t count_elements(const ocp_input *input) {
   uint64_t elements = 1;
@@ -133,7 +131,7 @@ static int make_key(run *r) {
   if (r->key_words > sizeof r->few_words / sizeof *r->few_words) {
     r->key = malloc(r->key_words * sizeof *r->key);
     if (!r->key)
-      return fail_memory(r->error);
+      return ocp_fail_memory(r->error);
   }
   uint64_t *word = r->key;
   for (uint32_t i = 0; i < r->num_inputs; i++) {
@@ -281,7 +279,7 @@ static int read_back(const run *r, ocp_instance *instance, uint32_t segment) {
     return ORT_OK;
   ocp_host_read *reads = calloc(range.count, sizeof *reads);
   if (!reads)
-    return fail_memory(r->error);
+    return ocp_fail_memory(r->error);
   int code = ORT_OK;
   for (uint32_t i = 0; i < range.count && code == ORT_OK; i++) {
     const ocp_plan_readback *readback = &plan->readbacks[range.first + i];

@@ -82,7 +82,7 @@ ocp_repeat *ocp_repeat_create(ocp_device *device, const ocp_repeat_spec *spec, o
   }
   ocp_repeat *self = calloc(1, sizeof *self + count * sizeof *self->numbers);
   if (!self) {
-    ocp_fail(error, ORT_FAIL, "not enough host memory");
+    ocp_fail_memory(error);
     return NULL;
   }
   uint32_t *next = self->numbers;
@@ -189,7 +189,7 @@ int ocp_repeat_run(const ocp_repeat *repeat, ocp_stream *stream, const ocp_input
   ocp_input *sources = calloc((size_t)repeat->most_sources + 1, sizeof *sources);
   OCP_STAY stay = ocp_device_enter(repeat->device, error);
   if (!states || !sources)
-    ocp_fail(error, ORT_FAIL, "not enough host memory");
+    ocp_fail_memory(error);
   else if (stay.entered)
     run(repeat, stream, inputs, states, sources, output, output_context, error);
   for (uint32_t i = 0; states && i < 2 * repeat->num_states; i++)

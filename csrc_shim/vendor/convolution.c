@@ -197,7 +197,7 @@ static int prepare(const ocp_problem_spec *spec, const ocp_library_handle *handl
     return ORT_OK; /* nothing to compute: no plan */
   ocp_dnn_builder b = {.conv = calloc(1, sizeof(ocp_dnn_plan))};
   if (!b.conv)
-    return ocp_fail(error, ORT_FAIL, "not enough host memory");
+    return ocp_fail_memory(error);
   return ocp_dnn_find(&b, spec, handle, make_graph(&b, spec, key), workspace_of(spec, key),
                       wants_tensor_cores(spec, key), rank, algorithm, error);
 }

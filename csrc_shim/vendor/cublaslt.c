@@ -256,7 +256,7 @@ static int prepare(const ocp_problem_spec *spec, const ocp_library_handle *handl
     return ORT_OK; /* nothing to compute: no algorithm */
   matmul *call = calloc(1, sizeof *call);
   if (!call)
-    return ocp_fail(error, ORT_FAIL, "not enough host memory");
+    return ocp_fail_memory(error);
   cublasLtMatmulPreference_t preference = NULL;
   cublasLtMatmulHeuristicResult_t best[MAX_RANK] = {0};
   int found = 0;

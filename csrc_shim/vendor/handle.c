@@ -12,7 +12,7 @@ static void close_handle(void *state) {
 static ocp_library_handle *open_handle(const ocp_stream *stream, const ocp_library *library, ocp_error *error) {
   ocp_library_handle *handle = calloc(1, sizeof *handle);
   if (!handle) {
-    ocp_fail(error, ORT_FAIL, "not enough host memory");
+    ocp_fail_memory(error);
     return NULL;
   }
   handle->library = library;

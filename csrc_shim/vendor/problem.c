@@ -124,7 +124,7 @@ ocp_problem *ocp_problem_create(const ocp_problem_spec *spec, ocp_error *error) 
   }
   ocp_problem *problem = calloc(1, sizeof *problem);
   if (!problem) {
-    ocp_fail(error, ORT_FAIL, "not enough host memory");
+    ocp_fail_memory(error);
     return NULL;
   }
   problem->spec = *spec;
@@ -270,7 +270,7 @@ static ocp_prepared *prepare(const call_site *site, const int64_t *key, uint32_t
   ocp_prepared *known = ocp_prepared_find(&problem->prepared, key, words); /* made by another thread meanwhile */
   ocp_prepared *prepared = known ? known : ocp_prepared_create(key, words);
   if (!prepared) {
-    ocp_fail(error, ORT_FAIL, "not enough host memory");
+    ocp_fail_memory(error);
   } else if (!known) {
     if (make(site, prepared, error) == ORT_OK) {
       ocp_prepared_insert(&problem->prepared, prepared);

@@ -395,7 +395,7 @@ static int allocate(request *r, uint64_t *address, ocp_error *error) {
   if (!ocp_run_memory_allocated(device, r->memory, *address, reported ? r->bytes : size)) {
     ocp_pool_free(device, r->memory, *address, NULL);
     *address = 0;
-    return ocp_fail(error, ORT_FAIL, "out of host memory");
+    return ocp_fail_memory(error);
   }
   if (reported && driver->ReuseMemory(*address, r->bytes ? r->bytes : 1, size, r->stream ? r->stream->handle : NULL))
     ocp_stream_enqueued(r->stream);

@@ -180,7 +180,7 @@ static CUresult driver_alloc_at_once(ocp_device *device, const ocp_mempool *memp
 }
 
 static CUresult fail_host_memory(ocp_error *error) {
-  ocp_fail(error, ORT_FAIL, "not enough host memory");
+  ocp_fail_memory(error);
   return CUDA_ERROR_OUT_OF_MEMORY;
 }
 

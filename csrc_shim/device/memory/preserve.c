@@ -26,7 +26,7 @@ static bool overlaps(const ocp_touched *touched, uint64_t start, uint64_t end) {
 static int note(uint64_t start, uint64_t end, bool written, ocp_error *error) {
   ocp_touched *touched = malloc(sizeof *touched);
   if (!touched)
-    return ocp_fail(error, ORT_FAIL, "not enough host memory");
+    return ocp_fail_memory(error);
   *touched = (ocp_touched){.next = current->touched, .start = start, .end = end, .written = written};
   current->touched = touched;
   return ORT_OK;

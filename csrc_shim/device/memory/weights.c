@@ -175,7 +175,7 @@ int ocp_weight_acquire(ocp_device *device, const void *data, size_t bytes, ocp_w
     pthread_mutex_unlock(&mutex);
     free(unused);
     if (!weight)
-      return ocp_fail(error, ORT_FAIL, "not enough host memory");
+      return ocp_fail_memory(error);
     if (failed)
       continue; /* the thread that uploaded the weight failed; this thread uploads it, or gets the error */
     *out = weight;
@@ -197,7 +197,7 @@ int ocp_weight_acquire(ocp_device *device, const void *data, size_t bytes, ocp_w
 int ocp_weight_create_state(ocp_device *device, const void *data, size_t bytes, ocp_weight **out, ocp_error *error) {
   ocp_weight *weight = calloc(1, sizeof *weight);
   if (!weight)
-    return ocp_fail(error, ORT_FAIL, "not enough host memory");
+    return ocp_fail_memory(error);
   *weight = (ocp_weight){.device = device, .bytes = bytes, .references = 1, .state = READY};
   if (upload(weight, data, error) != ORT_OK) {
     free(weight);

@@ -71,7 +71,7 @@ static ocp_device *open_locked(bool emulated, int ordinal, ocp_error *error) {
   ocp_device *device = calloc(1, sizeof *device);
   ocp_pool *pool = ocp_pool_create();
   if (!device || !pool) {
-    ocp_fail(error, ORT_FAIL, "out of host memory");
+    ocp_fail_memory(error);
   } else if (fill(device, emulated, ordinal, error) == ORT_OK) {
     device->pool = pool;
     ocp_pool_set_device_bytes(pool, device->total_bytes);

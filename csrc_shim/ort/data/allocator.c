@@ -257,7 +257,7 @@ OrtStatus *ocp_ort_create_allocator(OrtEpFactory *factory, const OrtMemoryInfo *
   ocp_error error = {0};
   ort_allocator *allocator = calloc(1, sizeof *allocator);
   if (!allocator)
-    return ocp_api->CreateStatus(ORT_FAIL, "out of host memory");
+    return ocp_api->CreateStatus(ORT_FAIL, OCP_OUT_OF_HOST_MEMORY);
   if (fill(allocator, memory_info, &error) != ORT_OK || use_options(allocator, factory, options, &error) != ORT_OK) {
     free(allocator);
     return ocp_status(&error);

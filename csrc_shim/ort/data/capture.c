@@ -169,7 +169,7 @@ static ocp_capture_thread *make_thread(ocp_capture *capture, ocp_error *error) {
   }
   ocp_capture_thread *thread = list ? calloc(1, sizeof *thread) : NULL;
   if (!thread) {
-    ocp_fail(error, ORT_FAIL, "out of host memory");
+    ocp_fail_memory(error);
     return NULL;
   }
   if (capture->stream) {
@@ -305,7 +305,7 @@ static int track_run(ocp_capture_thread *thread, int id, ocp_error *error) {
   ocp_device *device = thread->owner->device;
   captured *entry = entry_of(thread, id);
   if (!entry)
-    return ocp_fail(error, ORT_FAIL, "out of host memory");
+    return ocp_fail_memory(error);
   const bool warm = is_warm(thread, entry);
   if (!warm && (entry->exec || entry->warm_runs + 1 != thread->owner->warm_runs))
     return ORT_OK;

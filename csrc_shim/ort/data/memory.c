@@ -227,7 +227,7 @@ OrtStatus *ocp_ort_create_data_transfer(OrtEpFactory *factory, OrtDataTransferIm
   (void)factory;
   *out = calloc(1, sizeof **out);
   if (!*out)
-    return failure(ORT_FAIL, "out of host memory");
+    return failure(ORT_FAIL, OCP_OUT_OF_HOST_MEMORY);
   **out = (OrtDataTransferImpl){.ort_version_supported = ocp_api_version,
                                 .Release = release_data_transfer,
                                 .CanCopy = can_copy,

@@ -111,7 +111,7 @@ static OrtStatus *stream_create_notification(OrtSyncStreamImpl *this_ptr, OrtSyn
     return ocp_status(&error);
   notification *self = calloc(1, sizeof *self);
   if (!self) {
-    ocp_fail(&error, ORT_FAIL, "out of host memory");
+    ocp_fail_memory(&error);
     return ocp_status(&error);
   }
   CUresult result = stream->device->driver->EventCreate(&self->event, CU_EVENT_DISABLE_TIMING);
@@ -177,7 +177,7 @@ OrtSyncStreamImpl *ocp_ort_stream_view(ocp_stream *stream, ocp_error *error) {
   OrtSyncStreamImpl *view = slot->state;
   pthread_mutex_unlock(&lock);
   if (!view)
-    ocp_fail(error, ORT_FAIL, "out of host memory");
+    ocp_fail_memory(error);
   return view;
 }
 

@@ -171,7 +171,7 @@ static OrtStatus *compute(const target *self, OrtKernelContext *context) {
   ocp_error error;
   error.code = ORT_OK; /* error.text is read only after a failure */
   if (self->num_inputs > INPUTS_ON_STACK && !(inputs = malloc(self->num_inputs * sizeof *inputs)))
-    ocp_fail(&error, ORT_FAIL, "out of host memory");
+    ocp_fail_memory(&error);
   else
     run(self, context, inputs, &error);
   if (inputs != on_stack)
@@ -219,7 +219,7 @@ static OrtNodeComputeInfo *compute_info_of(ocp_cluster *cluster, const ocp_repea
     text_bytes += strlen(names[i]) + 1;
   compute_info *self = calloc(1, sizeof *self + num_inputs * sizeof *self->names + text_bytes);
   if (!self) {
-    ocp_fail(error, ORT_FAIL, "out of host memory");
+    ocp_fail_memory(error);
     return NULL;
   }
   *self = (compute_info){.ort = {.ort_version_supported = ocp_api_version,
@@ -277,7 +277,7 @@ OrtKernelImpl *ocp_node_kernel_create(const ocp_node_kernel_spec *spec, ocp_erro
   const size_t count = (size_t)spec->num_inputs + spec->num_outputs + spec->num_constants;
   node_kernel *self = calloc(1, sizeof *self + count * sizeof *self->positions);
   if (!self) {
-    ocp_fail(error, ORT_FAIL, "out of host memory");
+    ocp_fail_memory(error);
     return NULL;
   }
   self->ort = (OrtKernelImpl){.ort_version_supported = ocp_api_version,

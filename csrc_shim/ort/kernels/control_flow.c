@@ -190,7 +190,7 @@ static OrtStatus *scan_transpose(OrtScanKernelHelper *this_ptr, const size_t *pe
 
 /* ---- the registry ---- */
 
-static OrtStatus *out_of_memory(void) { return ocp_api->CreateStatus(ORT_FAIL, "out of host memory"); }
+static OrtStatus *out_of_memory(void) { return ocp_api->CreateStatus(ORT_FAIL, OCP_OUT_OF_HOST_MEMORY); }
 
 static OrtStatus *create_if(void *state, const OrtKernelInfo *info, OrtKernelImpl **out) {
   (void)state;

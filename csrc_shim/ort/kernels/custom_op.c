@@ -99,7 +99,7 @@ const OrtCustomOp *ocp_custom_op_create(const ocp_custom_op_spec *spec, ocp_erro
   if (!op || !name) {
     free(op);
     free(name);
-    ocp_fail(error, ORT_FAIL, "out of host memory");
+    ocp_fail_memory(error);
     return NULL;
   }
   op->handle = spec->handle;

@@ -44,7 +44,7 @@ static OrtStatus *kernel_create(void *state, const OrtKernelInfo *info, OrtKerne
   (void)info;
   *out = calloc(1, sizeof **out);
   if (!*out)
-    return ocp_api->CreateStatus(ORT_FAIL, "out of host memory");
+    return ocp_api->CreateStatus(ORT_FAIL, OCP_OUT_OF_HOST_MEMORY);
   (*out)->ort_version_supported = ocp_api_version;
   (*out)->Compute = kernel_compute;
   (*out)->Release = kernel_release;
@@ -145,7 +145,7 @@ int ocp_kernel_registry(ocp_identity identity, int64_t operators, const OrtKerne
   /* Without the lock, since add_operators calls Python. */
   made_registry *made = calloc(1, sizeof *made);
   if (!made)
-    return ocp_fail(error, ORT_FAIL, "out of host memory");
+    return ocp_fail_memory(error);
   made->identity = identity;
   made->operators = operators;
   OrtStatus *status;

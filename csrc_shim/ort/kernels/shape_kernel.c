@@ -66,7 +66,7 @@ OrtStatus *ocp_create_shape_kernel(void *state, const OrtKernelInfo *info, OrtKe
     return status;
   shape_kernel *self = calloc(1, sizeof *self);
   if (!self)
-    return ocp_api->CreateStatus(ORT_FAIL, "out of host memory");
+    return ocp_api->CreateStatus(ORT_FAIL, OCP_OUT_OF_HOST_MEMORY);
   *self = (shape_kernel){.ort = {.ort_version_supported = ocp_api_version, .Compute = compute, .Release = release},
                          .is_size = strcmp(name, "Size") == 0,
                          .start = attribute(info, "start", 0),

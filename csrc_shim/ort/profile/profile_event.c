@@ -261,7 +261,7 @@ static OrtStatus *write_event(event *e, const ocp_profile *profile, const ocp_ac
     values[i] = e->values[i].count ? e->values[i].data : "";
   }
   if (failed)
-    return ocp_api->CreateStatus(ORT_FAIL, "out of host memory");
+    return ocp_api->CreateStatus(ORT_FAIL, OCP_OUT_OF_HOST_MEMORY);
   OrtProfilingEvent *made = NULL;
   OrtStatus *status =
       ocp_ep_api->CreateProfilingEvent(OrtProfilingEventCategory_KERNEL, (int32_t)getpid(), thread, e->name.data, begin,

@@ -168,7 +168,7 @@ OrtEpProfilerImpl *ocp_profiler_create(ocp_device *device, const char *provider,
   if (!p || !listener) {
     ocp_listener_destroy(listener);
     free(p);
-    ocp_fail(error, ORT_FAIL, "out of host memory");
+    ocp_fail_memory(error);
     return NULL;
   }
   p->device = device;

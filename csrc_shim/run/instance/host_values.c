@@ -81,7 +81,7 @@ int ocp_host_values_read(ocp_stream *stream, const ocp_host_read *reads, uint32_
     bytes += reads[i].host ? 0 : bytes_of(&reads[i]);
   char few[512], *raw = bytes <= sizeof few ? few : malloc(bytes);
   if (!raw)
-    return ocp_fail(error, ORT_FAIL, "not enough host memory");
+    return ocp_fail_memory(error);
   int code = bytes ? download(stream, reads, count, raw, error) : ORT_OK;
   const char *next = raw;
   for (uint32_t i = 0; i < count && code == ORT_OK; i++) {

@@ -210,7 +210,7 @@ static int lay_out_slab(ocp_instance *instance, uint32_t segment, ocp_error *err
   }
   ocp_slab_item *items = malloc(range.count * sizeof *items);
   if (!items)
-    return ocp_fail(error, ORT_FAIL, "not enough host memory");
+    return ocp_fail_memory(error);
   bool ok = true;
   uint32_t largest = 0; /* the comparison is unsigned, so that a negative size is found as the largest */
   for (uint32_t i = 0; i < range.count; i++) {
@@ -228,7 +228,7 @@ static int lay_out_slab(ocp_instance *instance, uint32_t segment, ocp_error *err
     instance->buffer_offset[plan->buffer_order[range.first + i]] = items[i].offset;
   free(items);
   if (total == OCP_SLAB_NO_MEMORY)
-    return ocp_fail(error, ORT_FAIL, "not enough host memory");
+    return ocp_fail_memory(error);
   if (total == OCP_SLAB_OVERFLOW)
     return fail_node(instance, plan->records[largest_record].node, error,
                      "the size of an intermediate tensor, %lld bytes, is negative or too large; check the shapes of "
@@ -302,7 +302,7 @@ ocp_instance *ocp_instance_create(const ocp_variant *variant, const ocp_input *i
                                   const uint64_t *key, uint32_t key_words, ocp_error *error) {
   ocp_instance *instance = allocate(variant, key_words);
   if (!instance) {
-    ocp_fail(error, ORT_FAIL, "not enough host memory");
+    ocp_fail_memory(error);
     return NULL;
   }
   memcpy((uint64_t *)instance->key, key, key_words * sizeof *key);
@@ -379,7 +379,7 @@ int ocp_instance_refusal(const ocp_variant *variant, const ocp_input *inputs, co
                          ocp_error *error) {
   ocp_instance *instance = allocate(variant, 0);
   if (!instance)
-    return ocp_fail(error, ORT_FAIL, "not enough host memory");
+    return ocp_fail_memory(error);
   if (set_inputs(instance, inputs, host_values, error) == ORT_OK)
     evaluate(instance, 0, error);
   free(instance);

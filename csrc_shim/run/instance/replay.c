@@ -61,8 +61,6 @@ static void refuse(ocp_replay_budget *budget, ocp_instance *instance, ocp_counte
   ocp_log(ORT_LOGGING_LEVEL_WARNING, text, OCP_EP_NAME);
 }
 
-static int fail_memory(ocp_error *error) { return ocp_fail(error, ORT_FAIL, "not enough host memory"); }
-
 static uint32_t num_bases(const ocp_instance *instance) {
   return instance->variant->plan->header.num_inputs + instance->variant->plan->header.num_outputs;
 }
@@ -159,7 +157,7 @@ static ocp_replay *allocate(ocp_replay_budget *budget, const ocp_instance *insta
                                      h->num_params * (sizeof *replay->values + sizeof *replay->records));
   if (!replay) {
     give_place(budget, instance->slab_bytes[0]);
-    fail_memory(error);
+    ocp_fail_memory(error);
     return NULL;
   }
   replay->budget = budget;
