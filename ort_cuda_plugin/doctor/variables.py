@@ -23,45 +23,51 @@ class Variable:
 
 
 GENERAL = (
-    Variable("ORT_CUDA_PLUGIN_EMULATE", "0, 1", "0", "1: a plain registration offers the emulated device as well"),
+    Variable(
+        "ORT_CUDA_PLUGIN_EMULATE",
+        "0, 1",
+        "0",
+        "1: each registration of the library offers the emulated device besides the GPUs",
+    ),
     Variable(
         "ORT_CUDA_PLUGIN_AS",
         "`CudaPluginExecutionProvider`, `CUDAExecutionProvider`",
         "`CudaPluginExecutionProvider`",
-        "name of the execution provider under which registrations offer the devices",
+        "the execution provider name under which the plugin offers its devices to ONNX Runtime",
     ),
     Variable(
         "ORT_CUDA_PLUGIN_CACHE_DIR",
         "an absolute path",
         "`ort-cuda-plugin` in the user's cache folder",
-        "folder of compiled kernels, their IR, measured times and cuDNN's plans. Other users must not be able to write "
-        "to it or replace it",
+        "the kernel cache: folder of compiled kernels, the kernels' LLVM IR, measured times and cuDNN's plans. Other "
+        "users must not have permission to write to the folder or to replace it",
     ),
     Variable(
         "ORT_CUDA_PLUGIN_CONTEXT_ALLOW_HOST_CODE",
         "0, 1",
         "0",
-        "1: the emulated device runs machine code of [compiled models](compiled_models.md), in every session of the "
-        "process",
+        "1: in every session of the process, the emulated device runs the machine code that [compiled "
+        "models](compiled_models.md) hold",
     ),
     Variable(
         "ORT_CUDA_PLUGIN_PYTHON",
         "an absolute path",
         "found from the library's path",
-        "Python interpreter for hosts without Python ([hosts.md](hosts.md))",
+        "the Python interpreter that the plugin starts in a host written in C, C++, C# or Java ([hosts.md](hosts.md))",
     ),
     Variable(
         "ORT_CUDA_PLUGIN_KERNEL_MANIFEST",
         "a file",
         "",
-        "gets a line of JSON for each kernel that is requested, from which a cache can be filled elsewhere",
+        "the plugin appends a line of JSON for each kernel that a session needs. `ort-cuda-plugin kernels --manifest` "
+        "compiles the kernels of this file, also on another machine",
     ),
     Variable(
         "ORT_CUDA_PLUGIN_VERIFY",
         "0, 1",
         "0",
-        "1: programs are verified after each pass of the compiler ([invariants.md](invariants.md)); an error names the "
-        "pass and the step",
+        "1: the compiler verifies the program of each cluster after each pass ([invariants.md](invariants.md)). If an "
+        "invariant does not hold, the error names the pass and the step",
     ),
 )
 """Variables of every device."""
@@ -73,34 +79,36 @@ EMULATED = (
         "ORT_CUDA_PLUGIN_EMULATE_WORKERS",
         "0 to 1024",
         "0",
-        "threads that run blocks; 0: one for each CPU of the process",
+        "number of host threads that run the blocks of kernels. 0: one thread for each CPU that the process may use",
     ),
     Variable(
         "ORT_CUDA_PLUGIN_EMULATE_STREAMS",
         "`inline`, `adversarial`",
         "`inline`",
-        "`inline` runs work when it is enqueued. `adversarial` defers it until the program waits, and interleaves the "
-        "streams by the seed",
+        "`inline` runs a kernel or copy at once when the program enqueues it. `adversarial` defers the work of all "
+        "streams until the program waits for a stream, and then interleaves the streams in a random order",
     ),
-    Variable("ORT_CUDA_PLUGIN_EMULATE_SEED", "a number", "0", "seed of `adversarial` streams"),
+    Variable("ORT_CUDA_PLUGIN_EMULATE_SEED", "a number", "0", "seed of the random order of `adversarial` streams"),
     Variable(
         "ORT_CUDA_PLUGIN_EMULATE_CHECK",
         "0, 1",
         "0",
-        "1: kernels check every access, barrier and missing wait, and programs are verified",
+        "1: kernels run in checking mode, which reports wrong accesses to memory, wrong barriers and missing waits. "
+        "As with `ORT_CUDA_PLUGIN_VERIFY=1`, the compiler verifies programs",
     ),
     Variable(
         "ORT_CUDA_PLUGIN_EMULATE_LOWERING",
-        "`sm_90`, `sm_90:114` with a number of multiprocessors, or `sm_90:ptx`",
+        "an architecture such as `sm_90`; `sm_90:114`, with a number of multiprocessors; or `sm_90:ptx`",
         "",
-        "the emulated device runs the kernels that such a GPU without cuBLASLt and cuDNN would get, but keeps float32 "
-        "where the GPU rounds to TF32; with `:ptx` it executes their PTX",
+        "the emulated device runs the kernels that the plugin generates for this GPU without cuBLASLt and cuDNN, with "
+        "one difference: operands stay float32 where the GPU rounds them to TF32. With `:ptx` the emulated device "
+        "executes the PTX of these kernels",
     ),
     Variable(
         "ORT_CUDA_PLUGIN_EMULATE_PROFILE",
         "a file",
         "",
-        "each kernel launch appends a line: kernel, grid, block, nanoseconds",
+        "the emulated device appends a line for each kernel launch: kernel, grid, block, nanoseconds",
     ),
 )
 """Variables of the emulated device."""

@@ -35,28 +35,29 @@ ROWS = (
     ArenaRow(
         "arena.max_dead_bytes_per_chunk",
         "134217728",
-        "a chunk may be larger than its request by fewer bytes than this, and by an eighth of the request at most. The "
-        "arena splits off the rest",
+        "if the unused end of a chunk has this number of bytes or more, or more than an eighth of the requested "
+        "bytes, the arena splits the end off as a free chunk",
     ),
     ArenaRow("arena.initial_growth_chunk_size_bytes", "2097152", "bytes of the first region after a shrink"),
     ArenaRow(
         "arena.max_power_of_two_extend_bytes",
         "1073741824",
-        "bytes at which doubling ends. A region is never larger than a 16th of the device, unless a single request is; "
-        "such a request gets a region of its size",
+        "maximum bytes of a region whose size comes from doubling. Such a region is also at most a 16th of the "
+        "device's memory. A single request that is larger gets a region of the request's size",
     ),
     ArenaRow("arena.max_mem", "0", "bytes that the arena may hold, including weights. 0: no limit"),
     ArenaRow("arena.use_cuda_mempool", "0", "1: CUDA's stream-ordered pool serves device memory instead of the arena"),
     ArenaRow(
         "arena.cuda_mempool_release_threshold",
         "0",
-        "bytes that the pool keeps at a synchronisation. Needs `arena.use_cuda_mempool=1`",
+        "unused bytes that the pool keeps when a stream is synchronised (CUDA's release threshold). Needs "
+        "`arena.use_cuda_mempool=1`",
     ),
     ArenaRow(
         "arena.cuda_mempool_bytes_to_keep_on_shrink",
         "0",
-        "bytes that the pool keeps when it is trimmed, by ONNX Runtime's run option or by `trim`. Needs "
-        "`arena.use_cuda_mempool=1`",
+        "unused bytes that the pool keeps when the run option `memory.enable_memory_arena_shrinkage` or "
+        "`ort_cuda_plugin.trim` shrinks it. Needs `arena.use_cuda_mempool=1`",
     ),
     ArenaRow("gpu_mem_limit", "0", "CUDAExecutionProvider's name for `arena.max_mem` of device memory"),
     ArenaRow("arena_extend_strategy", "0", "CUDAExecutionProvider's name for `arena.extend_strategy` of device memory"),

@@ -84,9 +84,8 @@ class Options:
         None,
         values.STREAM,
         Decides.STREAMS,
-        "address of a `cudaStream_t` of the device's primary context, on which all Runs of the session "
-        "enqueue their work; `0` is the default stream. It must outlive the session. Default: a stream for "
-        "each thread",
+        "address of a `cudaStream_t` of the device's primary context. All Runs of the session enqueue their work on "
+        "this stream, which must outlive the session; `0` is the default stream. Default: a stream for each thread",
         bare=True,
     )
     has_user_compute_stream: bool | None = _option(
@@ -106,15 +105,15 @@ class Options:
         True,
         values.FLAG,
         Decides.GRAPHS,
-        "a plan that has run `min_num_runs_before_cuda_graph_capture` times is replayed as a CUDA graph. 0: "
-        "each Run launches its kernels one by one",
+        "1: the plugin captures a plan that has run `min_num_runs_before_cuda_graph_capture` times, and replays it as "
+        "a CUDA graph. 0: each Run launches its kernels one by one",
         changes=True,
     )
     cuda_graph_cache_size: int = _option(
         16,
         values.count(1, 1024),
         Decides.GRAPHS,
-        "number of automatic graphs that each compiled cluster keeps. A graph keeps the memory of its "
+        "number of automatic graphs that each cluster keeps. A graph keeps the memory of its "
         "intermediate tensors. If a cluster has more than one graph, their memory together is at most a "
         "quarter of the device's",
         needs="`automatic_cuda_graphs=1`",
@@ -125,29 +124,28 @@ class Options:
         values.FLAG,
         Decides.GRAPHS,
         "1: ONNX Runtime captures whole Runs, and there are no automatic graphs. With a shared stream "
-        "(`user_compute_stream`, `use_ep_level_unified_stream`), a Run that captures and the other Runs of "
-        "the session wait for each other; the application must not enqueue anything else on the stream "
-        "meanwhile. Each `gpu_graph_id` keeps a graph and the memory of its Runs, on each thread that ran "
-        "it, until ONNX Runtime releases the graph, or the thread or the session ends. The application "
-        "chooses how many there are",
+        "(`user_compute_stream`, `use_ep_level_unified_stream`), a Run that captures and the other Runs of the "
+        "session wait for each other; the application must not enqueue anything else on the stream meanwhile. The "
+        "plugin keeps a graph, and the memory of its Runs, for each `gpu_graph_id` and each thread that ran it, until "
+        "ONNX Runtime releases the graph, or until the thread or the session ends. So the application decides how "
+        "many graphs there are",
         bare=True,
     )
     min_num_runs_before_cuda_graph_capture: int = _option(
         2,
         values.count(1, 1000),
         Decides.GRAPHS,
-        "number of Runs before a graph is made, automatic or captured by ONNX Runtime. With "
-        "`enable_cuda_graph` at most 7, since ONNX Runtime repeats a Run at most 8 times until it is "
-        "captured",
+        "number of Runs before the plugin makes an automatic graph, or ONNX Runtime captures a Run. With "
+        "`enable_cuda_graph=1` at most 7, because ONNX Runtime repeats a Run at most 8 times until the plugin reports "
+        "a captured graph",
     )
     use_tf32: bool = _option(
         True,
         values.FLAG,
         Decides.PLANS,
-        "float32 matrix products, convolutions and attention may round their inputs to TF32, in libraries "
-        "and in the plugin's own kernels. The plugin's kernels store constant weights, and tensors between "
-        "two such products, as scaled float16, which has TF32's 10 mantissa bits. The emulated device never "
-        "rounds to TF32",
+        "float32 matrix products, convolutions and attention may round their inputs to TF32, in libraries and in the "
+        "plugin's own kernels. The plugin's kernels store constant weights, and tensors between two such operations, "
+        "as scaled float16, which has TF32's 10 mantissa bits. The emulated device never rounds to TF32",
         needs="a GPU from sm_80 on",
         bare=True,
     )
@@ -155,46 +153,48 @@ class Options:
         False,
         values.FLAG,
         Decides.PLANS,
-        "1: only algorithms that give the same bits in every Run, and no choice by measured times",
+        "1: the plugin uses only algorithms that give the same bits in every Run, and chooses nothing by measured "
+        "times",
     )
     fusion: bool = _option(
         True,
         values.FLAG,
         Decides.PLANS,
-        "operators are fused: what one computes for the next stays in registers where that is possible. "
-        "Results keep their bits, with three exceptions. A multiplication and an addition may become one "
-        "fused operation. Fused attention adds in another order (on a GPU; on the emulated device for at "
-        "most 4 queries, or more than 1024 keys). cuBLASLt and cuDNN round once where they compute several "
-        "operators. 0: each operator stores its result",
+        "1: the plugin fuses operators, so that intermediate results stay in registers where possible. Fusion does "
+        "not change the bits of results, with three exceptions. A multiplication and an addition may become one fused "
+        "multiply-add. Fused attention adds in another order (always on a GPU; on the emulated device for at most 4 "
+        "queries, or more than 1024 keys). If cuBLASLt or cuDNN computes several operators in one call, the result is "
+        "rounded once. 0: each operator stores its result",
     )
     autotune: bool = _option(
         False,
         values.FLAG,
         Decides.TUNING,
-        "1: the session measures, when it makes a plan, the ways to compute each matrix product, "
-        "convolution and attention, and takes the fastest ([tuning.md](tuning.md)). Candidates are a call "
-        "of cuBLASLt or cuDNN, the plugin's kernels with several tile sizes and split-K factors, attention "
-        "as three kernels, and the tactics of [custom operators](custom_kernels.md). The folder `timings` "
-        "of the kernel cache stores the times, so that a later session with the same problem measures "
-        "nothing. Sizes that a Run computes on the device and compiled models are not measured. `explain "
-        "--program --autotune` shows the times. The choice, and so the bits, may differ between machines",
+        "1: when the session makes a plan, it measures several candidates for each matrix product, convolution and "
+        "attention, and takes the fastest ([tuning.md](tuning.md)). Candidates are a call of cuBLASLt or cuDNN, the "
+        "plugin's kernels with several tile sizes and split-K factors, attention as three kernels, and the tactics of "
+        "[custom operators](custom_kernels.md). The folder `timings` of the kernel cache stores the times, so that a "
+        "later session with the same problem measures nothing. Two cases are not measured: problems with sizes that a "
+        "Run computes on the device, and compiled models. `explain --program --autotune` shows the times. The "
+        "choices, and so the bits of results, may differ between machines",
         needs="`deterministic=0`",
     )
     sdpa_kernel: int = _option(
         0,
         values.COUNT,
         Decides.PLANS,
-        "ONNX Runtime's bits of attention kernels. 0: any kernel. 16 (MATH) alone: two matrix products and "
-        "a softmax. A value without 8 (CUDNN): no kernel of cuDNN. 1 (FLASH) and 2 (EFFICIENT) mean the "
-        "plugin's own kernel. The log warns of other bits: the plugin has no such kernel",
+        "a sum of ONNX Runtime's flags for attention kernels that may be used. 0: any kernel. 16 (MATH) alone: two "
+        "matrix products and a softmax. 8 (CUDNN): cuDNN's attention; without this flag cuDNN computes no attention. "
+        "1 (FLASH) and 2 (EFFICIENT): the plugin's own fused kernel. The plugin has no kernels for other flags, and "
+        "logs a warning if one is set",
     )
     prefer_nhwc: bool = _option(
         False,
         values.FLAG,
         Decides.PLANS,
-        "1: ONNX Runtime converts the operators that have a channels-last form (the domain "
-        "`com.ms.internal.nhwc` in [operators.md](operators.md)), and inserts transposes around them. The "
-        "plugin turns these transposes into views: results and launches are those of ONNX's layout",
+        "1: ONNX Runtime converts operators to their channels-last form (the domain `com.ms.internal.nhwc` in "
+        "[operators.md](operators.md)), and inserts transposes around these operators. The plugin turns the "
+        "transposes into views. So results and launches are the same as with 0",
         aliases=("prefer_nhwc_layout",),
     )
     enable_cudnn: bool = _option(
@@ -208,9 +208,9 @@ class Options:
         "HEURISTIC",
         values.name_or_number(values.ALGORITHM_SEARCHES),
         Decides.PLANS,
-        "how cuDNN's engine for new sizes of a convolution is found. HEURISTIC asks cuDNN's heuristics. "
-        "DEFAULT asks the fast heuristics, and takes no engine that cuDNN would have to compile for SiLU or "
-        "ReLU6. EXHAUSTIVE measures up to 8 engines; with `deterministic=1` it measures nothing",
+        "how the plugin finds cuDNN's engine for new sizes of a convolution. HEURISTIC asks cuDNN's heuristics. "
+        "DEFAULT asks cuDNN's fast heuristics, and takes no engine that cuDNN would have to compile for SiLU or "
+        "ReLU6. EXHAUSTIVE measures up to 8 engines, but with `deterministic=1` none",
         needs=_CUDNN,
         aliases=("cudnn_conv_algo",),
     )
@@ -225,95 +225,95 @@ class Options:
         True,
         values.FLAG,
         Decides.PLANS,
-        "cuDNN computes a 1-D convolution of `[N, C, D]` as one of `[N, C, 1, D]`. 0: as one of `[N, C, D, 1]`",
+        "1: cuDNN computes a 1-D convolution of `[N, C, D]` as a 2-D convolution of `[N, C, 1, D]`. 0: as a 2-D "
+        "convolution of `[N, C, D, 1]`",
         needs=_CUDNN,
     )
     fuse_conv_bias: bool = _option(
         True,
         values.FLAG,
         Decides.PLANS,
-        "cuDNN computes the epilogue of a convolution: bias, residual and activation. 0: a kernel of the "
-        "plugin computes it afterwards",
+        "1: cuDNN computes a convolution together with its epilogue: bias, residual and activation. 0: a kernel of "
+        "the plugin computes the epilogue afterwards",
         needs=_CUDNN,
     )
     tunable_op_enable: bool = _option(
         False,
         values.FLAG,
         Decides.PLANS,
-        "1, with `tunable_op_tuning_enable=1`: up to 8 algorithms of cuBLASLt are measured for each new "
-        "size of a matrix product",
+        "1, with `tunable_op_tuning_enable=1`: the plugin measures up to 8 algorithms of cuBLASLt for each new size "
+        "of a matrix product",
         needs=_CUBLASLT,
     )
     tunable_op_tuning_enable: bool = _option(
         False,
         values.FLAG,
         Decides.PLANS,
-        "1, with `tunable_op_enable=1`: see there",
+        "1, with `tunable_op_enable=1`: see `tunable_op_enable`",
         needs=_CUBLASLT,
     )
     tunable_op_max_tuning_duration_ms: int = _option(
         0,
         values.count(-1, 2**31 - 1),
         Decides.PLANS,
-        "milliseconds after which no further algorithm of a product is measured; 0 or -1: no limit",
+        "milliseconds after which the plugin measures no further algorithm of a matrix product; 0 or -1: no limit",
         needs="both options above",
     )
     claim_unprofitable_nodes: bool = _option(
         False,
         values.FLAG,
         Decides.CLAIMS,
-        "1: nodes run here also where copying their inputs and results costs more than they gain (kind "
-        "`cost` of a declined node), such as the condition of a Loop that depends on nothing computed on "
-        "the device",
+        "1: the plugin also takes nodes that it would decline because copying their inputs and results costs more "
+        "than running them on the device gains (declined with kind `cost`). An example is the condition of a Loop if "
+        "the condition depends on nothing that the device computes",
         former_keys=("claim_poor_islands",),
     )
     single_nodes: bool = _option(
         False,
         values.FLAG,
         Decides.CLAIMS,
-        "1: ONNX Runtime runs every node by a kernel of its own, and nothing is fused. This is slower. A "
-        "session with `optimized_model_filepath` does so without the option, because ONNX Runtime cannot "
-        "write fused nodes",
+        "1: the plugin fuses nothing, and ONNX Runtime runs each node as a separate kernel. This is slower. A session "
+        "with `optimized_model_filepath` always runs so, because ONNX Runtime cannot write fused nodes to a model",
     )
     context_architectures: tuple[Target, ...] = _option(
         (),
         values.ARCHITECTURES,
         Decides.COMPILED,
-        "the architectures that a compiled model is for. Default: the session's device "
+        "the architectures for which a compiled model has code. Default: the architecture of the session's device "
         "([context_format.md](context_format.md))",
     )
     context_shapes: tuple[values.InputShapes, ...] = _option(
         (),
         values.SHAPES,
         Decides.COMPILED,
-        "input shapes that a compiled model gets plans for. Default: plans for sizes of one and of several, "
-        "small and large; most of them hold for all sizes",
+        "input shapes for which a compiled model gets plans. Default: shapes in which each symbolic dimension is 1, "
+        "small or large. Most of the resulting plans hold for all sizes",
     )
     context_weightless: bool = _option(
         False,
         values.FLAG,
         Decides.COMPILED,
-        "1: a compiled model stores no weights, and reads them from its source model when it is loaded. "
-        "ONNX Runtime's session entries `ep.enable_weightless` and `ep.enable_weightless_ep_context_nodes` "
-        "mean the same. The source model is looked for at the session entry `ep.context_source_model_path`, "
-        "else beside the compiled model; `session.model_external_initializers_file_folder_path` says where "
-        "its external data are ([context_format.md](context_format.md))",
+        "1: a compiled model stores no weights. A session that loads it reads the weights from the source model. ONNX "
+        "Runtime's session entries `ep.enable_weightless` and `ep.enable_weightless_ep_context_nodes` mean the same. "
+        "The plugin looks for the source model at the session entry `ep.context_source_model_path`, else beside the "
+        "compiled model. The session entry `session.model_external_initializers_file_folder_path` names the folder of "
+        "the source model's external data ([context_format.md](context_format.md))",
     )
     context_refit: bool = _option(
         False,
         values.FLAG,
         Decides.COMPILED,
-        "1: the source model may have new weights of the same shapes; where plans depend on one that has "
-        "changed, the error names it. 0: other weights are an error that names the first",
+        "1: the source model may have new weights of the same shapes. If plans depend on the values of a weight that "
+        "has changed, an error names the weight. 0: if a weight has changed, an error names the first such weight",
         needs="a compiled model without weights",
     )
     context_allow_host_code: bool = _option(
         False,
         values.FLAG,
         Decides.COMPILED,
-        "1: machine code and plans of a compiled model are used as they are stored. They run on the CPU, so "
-        "allow it for your own compiled models only. 0: the model is compiled again from the graph that it "
-        "holds. The environment variable `ORT_CUDA_PLUGIN_CONTEXT_ALLOW_HOST_CODE=1` allows it for the "
+        "1: the emulated device runs the machine code and plans that a compiled model holds. This code runs on the "
+        "CPU, so set 1 only for your own compiled models. 0: the plugin compiles again from the graph in the compiled "
+        "model. The environment variable `ORT_CUDA_PLUGIN_CONTEXT_ALLOW_HOST_CODE=1` means 1 for all sessions of the "
         "process",
         needs=_EMULATED,
     )
@@ -321,15 +321,15 @@ class Options:
         "",
         values.FOLDER,
         Decides.OUTPUT,
-        "an existing folder that gets two files for each compiled cluster: its program after each pass, as "
-        "text, and a line of JSON for each plan that was built, with the bytes of its steps",
+        "an existing folder. The plugin writes two files there for each cluster: the program after each pass, as "
+        "text; and a line of JSON for each plan that was built, with the bytes that each step moves",
     )
     log_level: str = _option(
         "VERBOSE",
         values.name_or_number(values.LOG_LEVELS),
         Decides.OUTPUT,
-        "lowest severity that the session's provider writes to ONNX Runtime's log. ONNX Runtime's own level "
-        "holds as well",
+        "lowest severity of the messages that the plugin writes to ONNX Runtime's log for this session. ONNX "
+        "Runtime's own log level filters these messages as well",
         changes=True,
     )
     device_arena: Mapping[str, str] = field(default_factory=dict)
@@ -375,13 +375,13 @@ SERVED_ATTENTION_KERNELS = (
 )
 """FLASH and EFFICIENT both mean the plugin's own kernel, an online softmax over tiles of keys."""
 
-_NO_SUCH_KERNEL = "the plugin has no such kernel: it chooses its own for each size"
+_NO_SUCH_KERNEL = "the plugin has no such kernel, and chooses among its own kernels for each size"
 _OWN_ARENA = "device memory comes from the plugin's arena"
 
 #: Accepted so that existing configurations work. The log names the keys whose requested behaviour the plugin lacks.
 WITHOUT_EFFECT: dict[str, WithoutEffect] = {
     "do_copy_in_default_stream": WithoutEffect(
-        values.FLAG, "copies always go to the stream of the Run, in its order", usual=True
+        values.FLAG, "copies always go to the stream of the Run, in stream order", usual=True
     ),
     "enable_skip_layer_norm_strict_mode": WithoutEffect(
         values.FLAG, "normalisations always accumulate in float32", usual=True
