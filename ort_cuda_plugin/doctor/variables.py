@@ -59,8 +59,8 @@ GENERAL = (
         "ORT_CUDA_PLUGIN_KERNEL_MANIFEST",
         "a file",
         "",
-        "the plugin appends a line of JSON for each kernel that a session needs. `ort-cuda-plugin kernels --manifest` "
-        "compiles the kernels of this file, also on another machine",
+        "the plugin appends a line of JSON for each kernel that a session needs. `ort-cuda-plugin kernels --manifest "
+        "FILE` compiles the kernels of this file, also on another machine",
     ),
     Variable(
         "ORT_CUDA_PLUGIN_VERIFY",
