@@ -9,7 +9,7 @@ import numpy.typing as npt
 import onnx
 import onnxruntime as ort
 import pytest
-from onnx import helper
+from onnx import TensorProto, helper
 
 import ort_cuda_plugin
 from ort_cuda_plugin.compiler.targets import Target
@@ -74,6 +74,14 @@ def test_results_are_those_of_the_cpu_provider(lowering: str, case: str) -> None
     session = ort_cuda_plugin.session(data, emulate=True)
     tolerance = 2e-2 if dtype == np.float16 else 1e-5
     np.testing.assert_allclose(session.run(["y"], inputs)[0], expected, rtol=tolerance, atol=tolerance)
+
+
+def test_a_search_over_a_power_of_two_ends(lowering: str) -> None:
+    """libdevice's log2 of 8 is just below 3; the C library's, which kernels from IR call, is exact."""
+    draw = node("Multinomial", ["x"], ["y"], sample_size=160, dtype=TensorProto.INT64, seed=3.0)
+    inputs = {"x": np.zeros((1, 8), np.float32)}
+    session = ort_cuda_plugin.session(model([draw], inputs, {}, TensorProto.INT64), emulate=True)
+    assert set(np.unique(session.run(["y"], inputs)[0])) == set(range(8))
 
 
 def test_the_variable_names_a_gpu_and_what_is_executed(monkeypatch: pytest.MonkeyPatch) -> None:
