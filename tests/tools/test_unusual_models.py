@@ -75,7 +75,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[s
             2,
             "input 'x' is too large for this machine: Unable to allocate 4.00 EiB",
         ),
-        (TensorProto.FLOAT, [-1, 3], 2, "input 'x' has the negative size -1 in the model"),
+        (TensorProto.FLOAT, [-1, 3], 2, "input 'x' has the size -1 in the model, expected at least 0"),
         (TensorProto.STRING, [3], 2, "input 'x' has strings: random values are made for numbers only"),
         (TensorProto.BFLOAT16, [3], 4, "input 'x' is of bfloat16, for which ONNX Runtime has no NumPy arrays"),
     ],
@@ -144,7 +144,7 @@ def test_outputs_that_are_no_numbers(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_what_is_not_compiled_or_profiled_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     nothing = save(tmp_path / "nothing.onnx", helper.make_node("Neg", ["x"], ["y"]), TensorProto.FLOAT, [0, 3])
     assert main(["profile", nothing, "--gpu", "none", "--device", "emulated"]) == 3
-    assert "a Run with these sizes has nothing to launch" in capsys.readouterr().err
+    assert "a Run with these sizes launches nothing" in capsys.readouterr().err
     strings = save(
         tmp_path / "strings.onnx", helper.make_node("StringConcat", ["x", "x"], ["y"]), TensorProto.STRING, [3]
     )

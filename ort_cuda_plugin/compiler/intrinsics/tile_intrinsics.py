@@ -105,6 +105,16 @@ def tile_functions(name: str, ty: types.Type, element: ir.Type) -> dict[str, Any
 
         return signature(types.none, pointer, pointer, types.int64, rows, columns), codegen
 
+    functions = {"registers": registers, "clear": clear, "multiply_add_tile": multiply_add, "scale_tile": scale}
+    return {f"{prefix}_{name}": function for prefix, function in functions.items()} | _tile_copies(name, ty, element)
+
+
+def _tile_copies(name: str, ty: types.Type, element: ir.Type) -> dict[str, Any]:
+    """Return ``store_tile_*`` and ``copy_chunk_*`` for one type."""
+    pointer = types.CPointer(ty)
+    llvm = Strips(name, element)
+    size = int(ty.bitwidth) // 8
+
     def store(typingctx: Any, out: Any, at: Any, stride: Any, c: Any, rows: Any, columns: Any) -> Any:
         m, n, step = literal(rows), literal(columns), literal(stride)
 
@@ -130,14 +140,12 @@ def tile_functions(name: str, ty: types.Type, element: ir.Type) -> dict[str, Any
                 return context.get_dummy_value()
             base = builder.gep(args[0], [args[1]])
             for index in range(n):
-                builder.store(builder.extract_element(row, i32(index)), element_address(builder, base, index * step))
+                builder.store(builder.extract_element(row, i32(index)), builder.gep(base, [i64(index * step)]))
             return context.get_dummy_value()
 
         return signature(types.none, pointer, types.int64, stride, pointer, types.int64, count), codegen
 
-    functions = {"registers": registers, "clear": clear, "multiply_add_tile": multiply_add}
-    functions |= {"scale_tile": scale, "store_tile": store, "copy_chunk": copy}
-    return {f"{prefix}_{name}": function for prefix, function in functions.items()}
+    return {f"store_tile_{name}": store, f"copy_chunk_{name}": copy}
 
 
 @dataclass(frozen=True)
