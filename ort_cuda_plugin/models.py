@@ -153,7 +153,7 @@ def with_input_shapes(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]
             raise ValueError(f"{name!r} is not an input; the inputs are {', '.join(inputs)}")
         given = inputs[name].type.tensor_type.shape
         if inputs[name].type.tensor_type.HasField("shape") and len(given.dim) != len(shape):
-            raise ValueError(f"input {name!r} has {len(given.dim)} dimensions")
+            raise ValueError(f"input {name!r}: got {len(shape)} sizes, expected {len(given.dim)}")
         del given.dim[:]
         for size in shape:
             given.dim.add(dim_value=size)

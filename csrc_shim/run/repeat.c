@@ -13,7 +13,7 @@ struct ocp_repeat {
   ocp_repeat_part first, step, last;
   uint32_t num_inputs, num_states, most_sources;
   uint32_t *state_types;
-  uint32_t numbers[]; /* the numbers of all lists above */
+  uint32_t numbers[]; /* storage of state_types and of the parts' sources and results */
 };
 
 /* A state tensor in a Run. */

@@ -85,8 +85,8 @@ def model_path(name_or_path: str) -> Path:
     try:
         return models.find_model(name_or_path)
     except models.ModelNotFoundError as error:
-        forms = "networks are written NAME:TYPE, as resnet50:float16"
-        raise UserError(ExitCode.USAGE, f"{error}; {forms}, with {', '.join(NETWORKS)}") from None
+        forms = "built-in networks are NAME or NAME:TYPE, such as resnet50:float16; names"
+        raise UserError(ExitCode.USAGE, f"{error}; {forms}: {', '.join(NETWORKS)}") from None
 
 
 def written_model(model: bytes, name: str) -> Path:

@@ -128,7 +128,8 @@ def _chain(issued: float, barriers: float, shared_rounds: float, device: Gpu, co
 def _copied(counted: Counted, device: Gpu, constants: Constants, latency: float) -> float:
     """Return the seconds that a thread waits for cp.async copies: for the first group, and then by Little's law.
 
-    With n groups in flight, n + 1 arrive per latency, and the work between two waits hides part of it.
+    A wait that leaves n groups in flight begins with n + 1: one arrives every latency / (n + 1). The work between two
+    waits hides part of that time.
     """
     seconds = 0.0
     most = max((wait.times for wait in counted.copy_waits), default=0.0)

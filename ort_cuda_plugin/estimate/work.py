@@ -94,9 +94,10 @@ class KernelStep(Step):
 
 @dataclass(frozen=True)
 class LibraryStep(Step):
-    """A call of a vendor library: "matmul" or "conv", the ONNX number of the element type, flags and sizes.
+    """A call of a vendor library: "matmul", "conv" or "attention".
 
-    ``flags`` are names of `ProblemFlags`, ``sizes`` the numbers of ``csrc_shim/vendor/spec.h``.
+    ``dtype`` is an ONNXTensorElementDataType, ``flags`` are names of `ProblemFlags`, and ``sizes`` are the values that
+    ``csrc_shim/vendor/spec.h`` lists for the kind, in that order.
     """
 
     kind: str

@@ -51,7 +51,7 @@ def test_work_has_the_steps_of_a_gpu_and_survives_json(model: Path) -> None:
 
 
 def test_wrong_shapes_name_the_input(model: Path) -> None:
-    for shapes, named in (({"z": (1,)}, "'z' is not an input"), ({"x": (1, 2, 3)}, "'x' has 2 dimensions")):
+    for shapes, named in (({"z": (1,)}, "'z' is not an input"), ({"x": (1, 2, 3)}, "'x': got 3 sizes, expected 2")):
         with pytest.raises(gather.ShapeError, match=named):
             gather.work_of_model(gather.optimised(model), shapes)
 

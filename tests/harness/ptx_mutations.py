@@ -8,19 +8,23 @@ shows. Most of these compute the same: another thread stores the same value, or 
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import re
-import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from foreign_compilers import CUDA, FOLDER, STORED
 from foreign_kernels import CHECKS
 from ort_cuda_plugin import emulator
 
-SECONDS = 20
-"""Processor and wall time after which a mutated kernel counts as one that hangs."""
+SECONDS = 60
+"""Wall time after which a mutated kernel counts as one that hangs, with the start of its process."""
+NOTHING = "-"
+"""Output for a kernel with the right results and without a finding."""
+HARNESS = Path(__file__).parent
 Change = Callable[[re.Match[str]], str]
 RELATIONS = {"lt": "le", "le": "lt", "gt": "ge", "ge": "gt", "eq": "ne", "ne": "eq"}
 
@@ -71,31 +75,38 @@ def mutations(name: str, text: str) -> Iterator[tuple[str, str, str]]:
 
 def outcome(name: str, text: str) -> str:
     """Return how a mutation was noticed, in a process of its own; "" if it was not."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        signal.alarm(SECONDS)
-        found = ""
-        try:
-            CHECKS[name](emulator.load(text))
-        except emulator.EmulatorError as error:
-            found = (error.findings or (str(error),))[0].split(":")[0]
-        except AssertionError:
-            found = "wrong result"
-        os.write(writer, found.encode() or b"-")
-        os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader, "rb") as pipe:
-        answer = pipe.read().decode()
-    os.waitpid(child, 0)
-    return "" if answer == "-" else answer or "hangs or crashes"
+    command = [sys.executable, "-m", "ptx_mutations", "--kernel", name]
+    try:
+        child = subprocess.run(
+            command, input=text, capture_output=True, text=True, timeout=SECONDS, cwd=HARNESS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return "hangs"
+    assert child.returncode <= 0, child.stderr
+    answer = child.stdout.strip()
+    return "" if answer == NOTHING else answer or "crashes"
+
+
+def check(name: str, text: str) -> str:
+    """Run the check of a kernel, and return the first finding, "wrong result" or `NOTHING`."""
+    try:
+        CHECKS[name](emulator.load(text))
+    except emulator.EmulatorError as error:
+        return (error.findings or (str(error),))[0].split(":")[0]
+    except AssertionError:
+        return "wrong result"
+    return NOTHING
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=100, help="mutations to run (default: 100)")
     parser.add_argument("--seed", type=int, default=0, help="of the choice of mutations (default: 0)")
+    parser.add_argument("--kernel", help="check the PTX of standard input as this kernel, and print how it ends")
     arguments = parser.parse_args()
+    if arguments.kernel:
+        print(check(arguments.kernel, sys.stdin.read()))
+        return
     chooser = random.Random(arguments.seed)
     groups: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for name, text in kernels():

@@ -15,6 +15,7 @@ def test_a_removed_barrier_is_noticed(kernel: str) -> None:
     found = [outcome(kernel, text) for kind, _, text in mutations(kernel, TEXTS[kernel]) if kind == "barrier removed"]
     assert found
     assert all(found)
+    assert outcome(kernel, TEXTS[kernel]) == ""
 
 
 def test_each_kind_of_mutation_has_examples() -> None:

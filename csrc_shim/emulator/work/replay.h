@@ -40,7 +40,8 @@ void emu_graph_exec_release(struct CUgraphExec_st *exec);
 
 /* ---- a launch ---- */
 typedef struct emu_replay emu_replay;
-/* Makes a launch of the graph in its present state, for the owners of the thread's work; NULL: out of memory. */
+/* Makes a launch of the graph in its present state. Its operations report their times to the profile events that are
+ * open on the calling thread. Returns NULL if host memory is exhausted. */
 emu_replay *emu_replay_make(CUgraphExec exec, CUstream stream);
 /* Runs one node whose dependencies have run: the next one, or one picked by `random` (may be NULL). Returns false if no
  * node is left, or if a node failed. */

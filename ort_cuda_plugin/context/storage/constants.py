@@ -81,7 +81,10 @@ class ConstantWriter:
         return found
 
     def contents(self) -> dict[str, Json]:
-        """Return the part of a context's index that describes constants. Raises ContextError as `number`."""
+        """Return the part of a context's index that describes constants.
+
+        Raises ContextError if a source of constants cannot be read.
+        """
         for constant, row in zip(self._constants, self._rows, strict=True):
             if "source" in row:
                 row["decides"] = constant.decides

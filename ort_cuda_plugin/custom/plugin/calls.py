@@ -146,7 +146,7 @@ class _Watched(DeviceArray):
 
 @dataclass
 class _Context:
-    """A clone of the plugin, attached to a device, that one Run at a time uses. ``plugin`` keeps it alive."""
+    """A clone of an author's plugin object, attached to a device, for one Run at a time; ``plugin`` keeps it alive."""
 
     plugin: Plugin
     runtime: PluginRuntime

@@ -62,7 +62,7 @@ def _definitions(ep_name: str) -> list[KernelDefinition]:
 def custom_definitions(operators: Snapshot, ort: OrtCalls) -> list[KernelDefinition]:
     """Return kernels of custom operators, for any types; the claim checks the types.
 
-    A custom operator in a domain of ONNX Runtime gets kernels for versions that the operator table does not serve.
+    In a domain of ONNX Runtime, a custom operator gets kernels only for versions that no built-in operator serves.
     """
     definitions = []
     for (domain, name), rows in operators.by_name.items():

@@ -1,1 +1,4 @@
-"""Session creation: reads session entries, finds the model's path, records verdicts, and warns of declined nodes."""
+"""Session creation: reads session entries, finds the model's path, and records which nodes were claimed, or why not.
+
+It warns of declined nodes.
+"""

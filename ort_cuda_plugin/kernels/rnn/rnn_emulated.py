@@ -23,7 +23,7 @@ ACCUMULATORS = 128
 """Accumulators per thread: eight of its longest vectors."""
 ROWS = 4
 """Sequences per thread; 1 for at most `FEW` sequences."""
-FEW = 2  # maximum sequences for which a thread has one
+FEW = 2  # maximum batch size for which a thread computes one sequence instead of ROWS
 
 
 class StripCell(CellKernel):

@@ -14,7 +14,7 @@ __all__ = ["scan"]
 
 
 def scan(ctx: Lowering, reduction: Reduction, x: Tensor, axis: int, *, exclusive: bool, reverse: bool) -> Tensor:
-    """Scan an axis: return the first accumulator after each element, or with ``exclusive`` before it.
+    """Scan an axis: element i is accumulator 0 of the reduction over elements 0..i, or with ``exclusive`` over 0..i-1.
 
     ``reverse`` starts at the end. A thread scans a row; on a GPU, one block or several scan a long row.
     """

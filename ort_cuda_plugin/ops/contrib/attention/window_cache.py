@@ -22,7 +22,7 @@ from ort_cuda_plugin.program.lowering.views import unsqueeze
 
 @dataclass(frozen=True, eq=False)
 class WindowStep:
-    """Indices of one decoder step in a buffer of cached keys, from index 0, and the new keys behind them.
+    """Indices of one decoder step into a key buffer: cached keys start at index 0, the step's new keys follow them.
 
     Old keys are evicted after the step. The tensors are int64 [batch].
     """
