@@ -382,7 +382,8 @@ static void look_up(const tasks *work, task *t) {
 /* Adds the finished algorithm to the problem. */
 static void finish(task *t) {
   ocp_problem *problem = t->problem;
-  /* For fewer than MIN_AHEAD tasks nothing was prepared: `algorithm` is NULL, and the library call prepares it in a Run. */
+  /* For fewer than MIN_AHEAD tasks nothing was prepared: `algorithm` is NULL, and the library call prepares it in a
+   * Run. */
   if (t->is_new && t->is_kept)
     ocp_store_keep(problem->library, t->prepared->algorithm, t->text);
   free(t->text);

@@ -207,7 +207,7 @@ def input_shapes(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) ->
         dims = info.type.tensor_type.shape.dim
         if info.name in shapes:
             if len(shapes[info.name]) != len(dims):
-                raise ShapeError(f"input {info.name!r} has {len(dims)} dimensions")
+                raise ShapeError(f"input {info.name!r}: got {len(shapes[info.name])} sizes, expected {len(dims)}")
             for dim, size in zip(dims, shapes[info.name], strict=True):
                 if dim.dim_param and told.setdefault(dim.dim_param, size) != size:
                     raise ShapeError(

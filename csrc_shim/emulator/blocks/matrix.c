@@ -1,6 +1,6 @@
 /* mma, ldmatrix and stmatrix of a warp (PTX ISA 9.7.14). mma has the shapes with n = 8: lane 4 g + t holds elements of
- * row g (or g + 8) of a, elements of column g of b, and columns 2 t and 2 t + 1 of row g (or g + 8) of the accumulators. An
- * accumulator adds the products in ascending order of k, and rounds to its type after each. */
+ * row g (or g + 8) of a, elements of column g of b, and columns 2 t and 2 t + 1 of row g (or g + 8) of the
+ * accumulators. An accumulator adds the products in ascending order of k, and rounds to its type after each. */
 #include "emulator/blocks/matrix.h"
 
 #include <math.h>
