@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             _drop_output()  # the reader closed the pipe, as `head` does
             code = ExitCode.OUTPUT_CLOSED
         except Exception as error:
-            # If a callback raises KeyboardInterrupt, ONNX Runtime raises an error of another type: ask the handler.
+            # If a callback raises KeyboardInterrupt, ONNX Runtime raises an error of another type: ask `interrupts`.
             code, text = (ExitCode.INTERRUPTED, "") if interrupts.seen else _explained(error)
             if text:
                 print(printable(f"ort-cuda-plugin {name}: {text}"), file=sys.stderr)
@@ -141,7 +141,7 @@ def _make_streams_safe() -> None:
 
 
 def _drop_output() -> None:
-    """Discard unwritten output: Python would fail again when it flushes at exit."""
+    """Discard unwritten output: Python would fail again when it flushes the output at exit."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

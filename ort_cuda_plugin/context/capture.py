@@ -36,8 +36,8 @@ class ContextTarget:
 
 @dataclass
 class Captured:
-    """Plans of one cluster for one target. Indices in the plans refer to the lists here. ``failures`` has the shapes
-    without a plan, and the reasons.
+    """Plans of one cluster for one target. Indices in the plans refer to the lists of this object. ``failures`` has
+    the shapes without a plan, and the reasons.
     """
 
     host_inputs: list[int] = field(default_factory=list)
@@ -110,7 +110,7 @@ def _samples(
 
 
 def _contents(cluster: CompiledCluster, shapes: Sequence[Sequence[int]]) -> Iterator[dict[int, Sequence[int]]]:
-    """Yield contents for host inputs: ones for unknown numbers, and both values for a few conditions."""
+    """Yield contents for host inputs: ones for integers, both values for the first `MAX_CONDITIONS` booleans."""
     ones: dict[int, Sequence[int]] = {index: [1] * math.prod(shapes[index]) for index in cluster.host_inputs}
     conditions = [index for index in ones if cluster.inputs[index].dtype is DType.BOOL and len(ones[index]) == 1]
     for values in itertools.product((1, 0), repeat=min(len(conditions), MAX_CONDITIONS)):

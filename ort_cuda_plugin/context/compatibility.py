@@ -15,7 +15,7 @@ from .writer import cpu_digest
 
 
 class Fit(enum.IntEnum):
-    """``OrtCompiledModelCompatibility``."""
+    """Values of ONNX Runtime's ``OrtCompiledModelCompatibility``."""
 
     NOT_APPLICABLE = 0
     OPTIMAL = 1

@@ -55,7 +55,7 @@ class Loaded:
 
 
 class Context:
-    """The partitions of a container.
+    """A loaded context: the partitions, kernels and constants of a container.
 
     Raises: ContextError: the container was not written by `ContextWriter`.
     """
@@ -141,7 +141,7 @@ class Context:
             )
 
     def graph_data(self, number: Json) -> Json:
-        """Return the JSON of a graph. Raises ContextError, ValueError."""
+        """Return graph ``number`` as a JSON value. Raises ContextError, ValueError."""
         return parse_json(bytes(self.container.array(number)))
 
     def constant(self, number: Json) -> Constant:
@@ -272,11 +272,11 @@ class StoredCluster:
         self._check_types(partition)
         self._rebuilt: CompiledCluster | None = None
         for numbered in (self._kernels, self._problems, self._weights, self._callbacks):
-            if len(set(numbered)) != len(numbered):  # indices of later additions would be wrong
+            if len(set(numbered)) != len(numbered):  # variants that are added later would get wrong indices
                 raise ValueError("an index is listed twice")
 
     def prepare(self) -> Variant:
-        """Return all stored plans, with their kernels and weights."""
+        """Return one `Variant` with all stored plans, their kernels and weights."""
         kernels: list[KernelSpec] = list(self._kernels)
         weights, problems = list(self._weights), list(self._problems)
         return Variant(None, kernels, weights, problems, self._tables, self._plans, self._callbacks)
@@ -341,7 +341,7 @@ class StoredCluster:
                 raise ValueError("a plan has other inputs or outputs than its partition")
 
     def _compiler(self) -> CompiledCluster:
-        """Return a cluster whose variants follow the stored ones."""
+        """Return a cluster of the stored graph. Indices in its variants continue those of the stored plans."""
         known = KnownEntries()
         known.kernels.update((kernel, number) for number, kernel in enumerate(self._kernels))
         known.problems.update((problem, number) for number, problem in enumerate(self._problems))

@@ -21,7 +21,7 @@ _kept: Final[dict[Hashable, tuple[Container, set[str]]]] = {}
 
 
 def find(key: Hashable) -> Container | None:
-    """Return the container that a session has read under this key."""
+    """Return the container that a session has read under this key; None if there is none."""
     with _lock:
         return _used.get(key)
 
@@ -34,7 +34,7 @@ def add(key: Hashable, container: Container, partitions: Iterable[str]) -> None:
 
 
 def take(key: Hashable, partition: str) -> None:
-    """Record that a session has taken a partition."""
+    """Record that a session has taken a partition. After the last one, the workspace drops its reference."""
     with _lock:
         if key in _kept:
             left = _kept[key][1]

@@ -51,7 +51,7 @@ class ContextCluster:
 class ContextRequest:
     """The context that a session requests: options, targets, and input shapes that get plans.
 
-    ``weightless``: initializers stay in the model ``source``; None: the context stores them.
+    ``weightless``: initializers stay in the model ``source``. If ``source`` is None, the context stores them.
     """
 
     options: LoweringOptions
@@ -67,7 +67,7 @@ class ContextRequest:
 
 
 class ContextWriter:
-    """Collects clusters for one context. ``images`` compiles kernels."""
+    """Collects clusters for one context. The function ``images`` compiles kernels."""
 
     def __init__(self, images: Images) -> None:
         self._images = images

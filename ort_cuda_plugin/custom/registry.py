@@ -32,7 +32,7 @@ _Table: TypeAlias = Mapping[tuple[str, str], tuple[CustomOperator, ...]]
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Immutable state of the registry. ``generation`` is the number of changes before it."""
+    """Immutable state of the registry. ``generation`` is the number of changes of the registry before it."""
 
     generation: int = 0
     _table: _Table = field(default_factory=dict, repr=False)

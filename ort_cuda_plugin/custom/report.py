@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 
 def report(text: str, where: str = "ort_cuda_plugin") -> None:
-    """Write an error to ONNX Runtime's log, or else to Python's."""
+    """Write an error to ONNX Runtime's log, or to Python's log if ONNX Runtime's is not available."""
     try:
         has_log = core().host_logger() != ffi.NULL
     except PluginError:

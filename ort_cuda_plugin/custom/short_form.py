@@ -8,7 +8,7 @@
 
 Positional parameters after the context are inputs, keyword-only ones are attributes, annotated as in `tensor_types`. An
 input that may be ``None`` is optional, ``*inputs`` is variadic. The function defines both shapes and computation. It
-calls the functions of the plugin's own operators, such as ``elementwise``, and then fuses like them, or launches
+calls the functions of the built-in operators, such as ``elementwise``, and then fuses like them, or launches
 kernels (`kernels.launch`).
 """
 
@@ -137,7 +137,7 @@ def op(
 
 
 class _Schema:
-    """The schema that a signature describes."""
+    """The operator schema that the signature of an author's function describes."""
 
     def __init__(
         self,

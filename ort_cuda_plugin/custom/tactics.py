@@ -1,4 +1,4 @@
-"""Tactics: alternative implementations of a custom operator, of which the plugin chooses one.
+"""Tactics: alternative implementations of a custom operator, of which the compiler chooses one.
 
 With the session option ``autotune`` each tactic is measured on the session's device, for sizes close to those of the
 Run, and the times are stored on disk. Without the option, or with ``deterministic``, the first tactic is used.
@@ -57,7 +57,7 @@ class Tactics:
         self.timing_id = ""
 
     def around(self, function: Callable[..., Any]) -> LowerFunction:
-        """Wrap the function: choose the node's tactic, and pass it as ``tactic`` if the function has this parameter."""
+        """Wrap an author's function: choose the node's tactic, and pass it as ``tactic`` if the function takes it."""
 
         def call(ctx: Lowering, inputs: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> Sequence[Tensor]:
             if not self.takes_tactic:
@@ -89,7 +89,7 @@ def _text(value: object) -> str:
 
 
 def source_id(*functions: Callable[..., Any]) -> str:
-    """Return a timing-cache id that changes when the text of the functions does."""
+    """Return a timing-cache id that changes when the source of the functions changes."""
     texts = []
     for function in functions:
         try:

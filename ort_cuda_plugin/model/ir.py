@@ -236,7 +236,7 @@ class Constant:
         self._array = self._recent = None
 
     def keep(self) -> None:
-        """Copy borrowed contents, so that they stay valid after ORT frees its memory."""
+        """Copy borrowed contents, so that they stay valid after ORT frees the borrowed memory."""
         if self._borrowed:
             self._array = self.array.copy()
             self._borrowed = False
@@ -312,8 +312,8 @@ class ConstantView:
 class Recipe:
     """Derivation of a constant from other constants (see ``model.recipes``).
 
-    function: a key of ``recipes.FUNCTIONS``. parts: its operands. parameters: its other arguments. Equal recipes make
-    equal contents for the same type and shape.
+    function: a key of ``recipes.FUNCTIONS``. parts: the function's operands. parameters: its other arguments. Equal
+    recipes make equal contents for the same type and shape.
     """
 
     function: str
@@ -439,7 +439,7 @@ class Graph:
 
     ``parent`` is the control-flow node around a body that ORT presents without its outer graph; it does not share
     Values with the body. ``operators`` are the custom operators at the creation of the session, a snapshot of
-    `custom.registry`; None stands for the current ones.
+    `custom.registry`; None stands for the operators that are registered now.
     """
 
     name: str

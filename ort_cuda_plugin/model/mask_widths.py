@@ -50,7 +50,7 @@ def width_limits(model: bytes, mask: str, initializer: Callable[[str], int | Non
                 choices.append(node.inputs[0])
 
     def origin(name: str) -> tuple[str, _Node | None]:
-        """Return the value before casts and selections of elements, and the node that computes it."""
+        """Return the name of the value before casts and selections of elements, and the node that computes it."""
         seen = set()
         while (node := producers.get(name)) and node.operator in _KEEPS_VALUE and name not in seen:
             seen.add(name)

@@ -82,7 +82,7 @@ def open_file(path: Path, check: Callable[[Path], None] = lambda real: None) -> 
 
 
 def adopt(path: Path, handle: int, status: os.stat_result) -> OpenFile:
-    """Return an `OpenFile` that owns ``handle``. If the file is open already, close ``handle``, return its object."""
+    """Return an `OpenFile` that owns ``handle``; if the file already has one, close ``handle`` and return that one."""
     key = (status.st_dev, status.st_ino, *_state(status))
     with _lock:
         known = _open.get(key)

@@ -65,13 +65,13 @@ def read_inputs(model: bytes) -> DecoderInputs:
 
 
 def _number(part: memoryview) -> int | None:
-    """Return the first field of a message (a dimension, or an element type); None if it is not an integer."""
+    """Return field 1 of a message (the size of a dimension, or an element type); None if it is not an integer."""
     value = dict(fields(part)).get(1)
     return value if isinstance(value, int) else None
 
 
 def with_token(model: bytes, candidates: int) -> bytes:
-    """Return the model with outputs `TOKEN`, `MASK` and, if it has an input `POSITIONS`, `POSITION` of that rank.
+    """Return the model with outputs `TOKEN`, `MASK` and, if it has an input `POSITIONS`, `POSITION` of equal rank.
 
     The model samples from the ``candidates`` most probable tokens; with 0 it takes the most probable token. In each row
     of the mask, ones (for tokens) must come before zeros.
@@ -138,7 +138,7 @@ def _sample(graph: _Graph, logits: str, position: str, candidates: int) -> None:
 
 
 class _Graph:
-    """A part of a GraphProto, as bytes."""
+    """Nodes and initializers to append to a GraphProto, as encoded fields."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []

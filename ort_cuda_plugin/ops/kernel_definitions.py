@@ -120,7 +120,7 @@ def kernel_definitions(
 
 
 def _mismatches(row: Operator, versions: Sequence[OpSchema]) -> Iterable[Mismatch]:
-    """Return the mismatches of a row. A constraint of the row may be missing in some, but not all, versions."""
+    """Return the mismatches of a table row. Some, but not all, schema versions may lack a type constraint of it."""
     newest = versions[0]
     wrong = functools.partial(Mismatch, row.name, row.domain)
     for constraint in row.types:

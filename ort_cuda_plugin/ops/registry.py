@@ -232,8 +232,8 @@ class Operator:
     ) -> tuple[Operand, ...]:
         """Run the operator's function; return the node's outputs in order, perhaps fewer.
 
-        Raises Unsupported or InvalidModel from the checks above and the function. The operator's name precedes the
-        reason of Unsupported, which is shown without the node.
+        Raises Unsupported or InvalidModel from the checks of inputs and attributes, and from the function. The
+        operator's name precedes the reason of Unsupported, which is shown without the node.
         """
         try:
             for index, x in enumerate(inputs):
@@ -344,7 +344,7 @@ def versions(domain: str, op_type: str) -> tuple[Operator, ...]:
 
 
 def channels_last_operators() -> tuple[str, ...]:
-    """Return the names of ai.onnx operators that have a channels-last form."""
+    """Return the names of the ai.onnx operators that are registered in `CHANNELS_LAST_DOMAIN` as well."""
     _load()
     return tuple(name for domain, name in sorted(_table) if domain == CHANNELS_LAST_DOMAIN)
 

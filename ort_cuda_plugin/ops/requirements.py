@@ -94,7 +94,7 @@ def block(block_size: int) -> None:
 def one_type(**inputs: Tensor | None) -> None:
     """Decline a node whose given inputs differ in their element types.
 
-    The schema of a newer ORT may allow it: it has several type constraints for inputs that shared one.
+    The schema of a newer ORT may allow this, with several type constraints for inputs that shared one.
     """
     given = {name: x for name, x in inputs.items() if x is not None}
     first = next(iter(given.items()))

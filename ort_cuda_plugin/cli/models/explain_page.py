@@ -73,7 +73,7 @@ def place(verdict: NodeVerdict) -> str:
 
 
 def copies(placement: Placement) -> Iterator[CopiedValue]:
-    """Yield the results that are copied between host and device, since a node on the other side reads them."""
+    """Yield results of nodes that are copied between host and device, because a node on the other side reads them."""
     readers: dict[tuple[str, str], list[NodeVerdict]] = {}
     for verdict in placement.verdicts:
         for name in dict.fromkeys(verdict.inputs):
@@ -109,7 +109,7 @@ def _hint(verdict: NodeVerdict) -> str:
 def _overview(
     verdicts: Sequence[NodeVerdict], found: Sequence[CopiedValue], clusters: Mapping[str, Sequence[NodeVerdict]]
 ) -> str:
-    """Draw a box for each cluster, and one for each other node unless there are many."""
+    """Draw the graph: a box for each cluster and each other node; if these are too many, for each chain of nodes."""
     group: dict[int, Hashable] = {number: verdict.cluster or number for number, verdict in enumerate(verdicts)}
     if len(set(group.values())) > _MANY:
         group = _chained(verdicts, group)

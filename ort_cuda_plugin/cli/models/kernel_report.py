@@ -26,11 +26,11 @@ ALLOWED_SPILLS: dict[tuple[str, str], str] = {}
 
 @dataclass(frozen=True)
 class KernelUsage:
-    """One kernel on one architecture; all sizes in bytes.
+    """Resource usage of one kernel on one architecture; all sizes in bytes.
 
     ``stack`` is the stack of a thread, including local arrays and spills. ``static_shared`` includes the 1024 bytes
-    that the system reserves on some architectures. ``reason`` says why spills of the kernel are accepted; "": they are
-    not.
+    that the system reserves on some architectures. ``reason`` says why spills of the kernel are accepted, "" if they
+    are not.
     """
 
     kernel: str
@@ -55,7 +55,7 @@ def is_for_gpus(spec: KernelSpec) -> bool:
 
 
 def usage_of(spec: KernelSpec, image: KernelImage) -> KernelUsage:
-    """Read the usage of a kernel. Raises KeyError if the linker did not report it."""
+    """Return the resource usage of a kernel. Raises KeyError if the linker did not report it."""
     arch, found = image.target.arch, image.metadata
     reason = ALLOWED_SPILLS.get((spec.name, arch)) or ALLOWED_SPILLS.get((spec.name, "*"), "")
     return KernelUsage(

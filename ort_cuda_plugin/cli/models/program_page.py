@@ -42,7 +42,7 @@ def node_anchor(node: str) -> str:
 
 
 def passes(plan: _Plan) -> str:
-    """Return the program before the first pass, what each pass changed, and the launches."""
+    """Return HTML of the program before the first pass, of what each pass changed, and of the launches."""
     shown = []
     for text in plan["history"]:
         title, _, rest = text.partition("\n")
@@ -56,7 +56,7 @@ def passes(plan: _Plan) -> str:
 
 
 def steps(cluster: int, plan: _Plan, texts: KernelTexts) -> str:
-    """Return a section for each step of a Run, and for each step that runs once, before the first Run."""
+    """Return HTML with a section for each step of a Run, and for each step that runs once, before the first Run."""
     parts = [_step(step, f"step {number}", step_anchor(cluster, number), texts)
              for number, step in enumerate(plan["steps"])]  # fmt: skip
     once = [_step(step, f"once, step {number}", f"once-{cluster}-{number}", texts)

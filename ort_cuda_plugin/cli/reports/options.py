@@ -32,7 +32,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def tables() -> dict[str, str]:
-    """Return the tables by their names in documents."""
+    """Return the tables of options and variables. The keys are the names in ``<!-- table: NAME -->`` comments."""
     from ort_cuda_plugin.doctor.variables import variable_tables
     from ort_cuda_plugin.ep.options.option_documents import option_tables
 
@@ -40,7 +40,7 @@ def tables() -> dict[str, str]:
 
 
 def filled(document: str) -> str:
-    """Replace the tables of a document by the current tables. Raises KeyError for a table that does not exist."""
+    """Return the document with the tables as they are now. Raises KeyError for a table that does not exist."""
     known = tables()
     return re.sub(
         r"(<!-- table: (.*?) -->\n).*?(<!-- end of table -->)",

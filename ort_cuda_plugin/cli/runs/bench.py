@@ -185,7 +185,7 @@ def _one(
 
 
 def _completed(side_report: SideReport, task: Task, side: str, with_creation: bool) -> SideReport:
-    """Add the figures that are measured in separate sessions."""
+    """Return the report with the figures that are measured in separate sessions: host share, creation, memory."""
     work = device_milliseconds(task, side) if side != sides.CPU else None
     share = None if work is None else max(0.0, 1 - work / side_report.p50)
     if not with_creation:
@@ -245,7 +245,7 @@ def print_report(report: ModelReport, console: Console) -> None:
 
 
 def print_means(reports: Sequence[ModelReport], console: Console) -> None:
-    """Print the geometric mean of the ratios, for each other side."""
+    """Print how many times as fast the plugin is as each other side: the geometric mean over the models."""
     for side in dict.fromkeys(side for report in reports for side in report.sides if side != sides.PLUGIN):
         ratios = [report.sides[side].ratio for report in reports if side in report.sides]
         mean = math.exp(statistics.fmean(math.log(ratio) for ratio in ratios))

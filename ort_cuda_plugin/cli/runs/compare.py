@@ -152,7 +152,7 @@ def _plain(source: str | bytes | onnx.ModelProto) -> str | bytes:
 def _first(
     source: str | bytes, feeds: Mapping[str, Any], sides: _Sides, tolerances: Mapping[str, float], is_kept: bool
 ) -> tuple[FirstDifference | None, str]:
-    """Return the first node that differs, or why it is not known. ``is_kept``: the other outputs come from a file."""
+    """Return the first node whose results differ, or why it is not known. ``is_kept``: a file has the other outputs."""
     if isinstance(source, bytes):
         model = onnx.load_from_string(source)
     else:
@@ -161,7 +161,7 @@ def _first(
     try:
         with waiting(console, "looking for the first node that differs"):
             first = first_difference(model, feeds, sides.own, sides.reference, tolerances)
-    except Exception as error:  # the difference of outputs is worth showing without the node
+    except Exception as error:  # a difference of outputs is worth showing without the node
         return None, f"the graph cannot be cut: {error}"
     reason = "the computation of the loaded outputs, or the fusion of nodes," if is_kept else "the fusion of nodes"
     if first is not None:

@@ -66,7 +66,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def sizes(text: str) -> tuple[int, ...]:
-    """Read one to three numbers."""
+    """Parse the sizes of a grid or a block: one to three numbers, separated by commas."""
     numbers = tuple(int(part) for part in text.split(","))
     if not 1 <= len(numbers) <= 3 or min(numbers) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: expected one to three positive numbers")
@@ -74,7 +74,7 @@ def sizes(text: str) -> tuple[int, ...]:
 
 
 def argument(text: str) -> npt.NDArray[Any] | np.generic:
-    """Read an argument of a kernel. Raises UserError."""
+    """Parse an argument of a kernel, as the module describes it. Raises UserError."""
     try:
         if match := ELEMENT.fullmatch(text):
             dtype = np.dtype(f"{match[1][0]}{int(match[1][1:]) // 8}")

@@ -120,7 +120,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def measure(path: Path, emulate: bool, arguments: argparse.Namespace, console: Console) -> RunReport:
-    """Create the two sessions, run both, and compare."""
+    """Run the model on the plugin and on the CPU provider, and compare their outputs."""
     with waiting(console, f"loading {path.name}"):
         source, names, feeds = load(path, arguments)
     if not names:

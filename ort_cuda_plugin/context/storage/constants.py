@@ -81,7 +81,7 @@ class ConstantWriter:
         return found
 
     def contents(self) -> dict[str, Json]:
-        """Return the part of a context's index that describes constants.
+        """Return the entries of a context's index that describe constants and their sources.
 
         Raises ContextError if a source of constants cannot be read.
         """
@@ -97,8 +97,8 @@ class ConstantWriter:
         return self._sources.index(source)
 
     def _rest(self, number: int) -> Json:
-        """Return a source with the hashes of initializers that no constant refers to, because they were folded into
-        constants or are unused.
+        """Return the entry of source ``number``: its file, and the hashes of initializers that no constant refers to,
+        because they were folded into constants or are unused.
         """
         source = self._sources[number]
         named = {row["source"][1] for row in self._rows if "source" in row and row["source"][0] == number}
@@ -175,7 +175,7 @@ class StoredConstants:
             self.all.append(self._constant(row))
 
     def check(self, numbers: Sequence[int], accepts_new: bool) -> list[str]:
-        """Compare initializers with those of the compilation, and return the names of those that differ.
+        """Compare initializers with their contents at compilation, and return the names of those that differ.
 
         Raises:
             ContextError: an initializer is missing, has another type or shape, or differs although ``accepts_new`` is
@@ -224,7 +224,7 @@ class StoredConstants:
         return self.sources[number]
 
     def _place(self, row: Json) -> tuple[Source, SourceTensor]:
-        """Return the tensor with a constant's contents. Raises ContextError if the model has no such initializer."""
+        """Return a constant's source and initializer. Raises ContextError if the source has no such initializer."""
         number, name = row["source"]
         source = self._source(number)
         tensor = source.model.tensors.get(name)

@@ -53,14 +53,14 @@ def file_digest(file: OpenFile, offset: int, length: int) -> bytes:
 
 
 def in_pieces(length: int) -> Iterator[tuple[int, int]]:
-    """Return offset and length of each block."""
+    """Yield offset and length of each block of ``length`` bytes."""
     return ((start, min(PIECE, length - start)) for start in range(0, length, PIECE))
 
 
 def in_threads(function: Callable[[T], R], items: Iterable[T], nbytes: int) -> list[R]:
-    """Return the results for all items; for much data, threads compute them. ``function`` must release the GIL.
+    """Return ``function(item)`` for all items, which threads compute if ``nbytes`` are many.
 
-    Raises the exception of ``function``, once no call is in progress.
+    ``function`` must release the GIL. Raises the exception of ``function``, once no call is in progress.
     """
     threads = min(_cores(), MAX_THREADS, nbytes // PIECE)
     if threads < 2:

@@ -211,7 +211,7 @@ class SourceModel:
             raise ContextError(f"{self.subject} is not an ONNX model, or is damaged") from error
 
     def _place(self, tensor: SourceTensor) -> tuple[Readable, int, int]:
-        """Return the file with the bytes of an initializer, their offset, and their number. Raises ContextError."""
+        """Return the source of an initializer's bytes, their offset, and how many they are. Raises ContextError."""
         if tensor.dtype is None or not tensor.dtype.is_supported:
             raise self._unreadable(tensor, "the plugin does not know its type")
         wanted = stored_bytes(tensor.dtype, tensor.dims)

@@ -33,7 +33,7 @@ def check_halves(name: str, source: str, dtypes: Sequence[DType | None]) -> None
 
 @functools.lru_cache(maxsize=256)
 def _computed_with(source: str, halves: tuple[int, ...]) -> int | None:
-    """Return the first of the parameters whose elements are operands of arithmetic in the kernel."""
+    """Return the index of a parameter in ``halves`` whose elements are operands of arithmetic; None: there is none."""
     kernel = next(x for x in ast.parse(source).body if isinstance(x, ast.FunctionDef) and x.name == "kernel")
     names = {kernel.args.args[number].arg: number for number in halves if number < len(kernel.args.args)}
 
@@ -55,7 +55,7 @@ def _computed_with(source: str, halves: tuple[int, ...]) -> int | None:
 
 
 def _operands(kernel: ast.FunctionDef) -> Iterator[ast.expr]:
-    """Yield the operands of additions, multiplications, comparisons and so on."""
+    """Yield the operands of the kernel's additions, multiplications, comparisons and so on."""
     for x in ast.walk(kernel):
         if isinstance(x, ast.BinOp) and isinstance(x.op, _ARITHMETIC):
             yield from (x.left, x.right)

@@ -48,7 +48,7 @@ class Kernel:
 
     @property
     def needs_gpu(self) -> bool:
-        """Whether the emulated device can run neither the code nor a counterpart."""
+        """Whether the emulated device can run neither the kernel's code nor a counterpart of it."""
         is_cubin = self.foreign is not None and self.foreign.kind == "cubin"
         return is_cubin and not self.source and self.numpy_twin is None
 
@@ -57,7 +57,7 @@ class Kernel:
         return self, args
 
     def spec(self, signature: tuple[str, ...], threads: int, owner: str = "") -> KernelSpec:
-        """Return the kernel for arguments of these types and blocks of ``threads`` threads (0: unknown)."""
+        """Return the `KernelSpec` for arguments of these types and blocks of ``threads`` threads (0: unknown)."""
         if self.foreign is None:
             return KernelSpec(self.name, signature, self.source, threads, owner=owner)
         return ForeignKernel(self.name, signature, self.source, threads, owner=owner, foreign=self.foreign)
@@ -108,7 +108,7 @@ def ptx_kernel(
     numba_twin: Function | None = None,
     numpy_twin: Function | None = None,
 ) -> Kernel:
-    """Make a kernel in PTX, for all architectures or by architecture. Raises ValueError as `cuda_kernel`."""
+    """Make a kernel from PTX: one text for all architectures, or one for each. Raises ValueError as `cuda_kernel`."""
     images = {"": ptx.encode()} if isinstance(ptx, str) else ptx
     return _foreign(ForeignCode("ptx", _images(images), entry), signature, numba_twin, numpy_twin)
 
@@ -121,7 +121,7 @@ def cubin_kernel(
     numba_twin: Function | None = None,
     numpy_twin: Function | None = None,
 ) -> Kernel:
-    """Make a kernel of a cubin for each architecture, such as Triton and CuTe produce.
+    """Make a kernel from cubins, one for each architecture, such as Triton and CuTe produce.
 
     Raises ValueError as `cuda_kernel`. If a compiler has added parameters, as Triton does for scratch memory, declare
     them in ``signature`` as "i64" and launch with 0.
@@ -137,7 +137,7 @@ def ltoir_kernel(
     numba_twin: Function | None = None,
     numpy_twin: Function | None = None,
 ) -> Kernel:
-    """Make a kernel in LTO-IR, which nvJitLink links. Raises ValueError as `cuda_kernel`."""
+    """Make a kernel from LTO-IR, which nvJitLink links. Raises ValueError as `cuda_kernel`."""
     return _foreign(ForeignCode("ltoir", _images(ltoir), entry), signature, numba_twin, numpy_twin)
 
 

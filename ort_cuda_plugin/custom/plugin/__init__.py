@@ -1,4 +1,4 @@
-"""Kernels in the full form, modelled on IPluginV3 of TensorRT 10: base classes for authors, and their registration."""
+"""Custom operators as plugin classes, modelled on TensorRT 10's IPluginV3: base classes for authors, registration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queries a plugin about a node and checks the answers: types and shapes of outputs, aliases, formats, tactics."""
+"""Queries an author's plugin about a node, and checks what it returns: output types and shapes, formats, tactics."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ Combination = tuple[TensorFormat, ...]
 
 
 class Answers:
-    """Asks a plugin for the properties of one plan of a node. An impossible answer raises PluginFailure.
+    """Calls an author's plugin for one plan of a node. An impossible return value raises PluginFailure.
 
-    ``label`` names the plugin in messages. ``scope`` wraps sizes as plugins see them.
+    ``label`` names the author's plugin in messages. ``scope`` wraps sizes for the author's code, as `Size`.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Answers:
         return called(self.label, subject, function, *arguments)
 
     def _listed(self, method: str, function: Callable[..., object], *arguments: Any, about: str = "") -> list[Any]:
-        """Call a method that returns a list with one entry for each output."""
+        """Call an author's method that returns a list with one entry for each output."""
         given = self.ask(method, function, *arguments, about=about)
         if isinstance(given, str) or not isinstance(given, Sequence):
             raise PluginFailure(
@@ -56,7 +56,7 @@ class Answers:
         return list(given)
 
     def check(self, method: str, function: Callable[..., Any], *arguments: Any, about: str = "") -> bool:
-        """Call a method that may reject sizes. Return False if it rejected guessed sizes."""
+        """Call an author's method that may reject sizes. Return False if it rejects sizes that are only guessed."""
         try:
             self.ask(method, function, *arguments, about=about)
         except PluginFailure:
@@ -66,7 +66,7 @@ class Answers:
         return True
 
     def count(self) -> int:
-        """Return the number of outputs."""
+        """Return the number of outputs of the author's plugin."""
         count = self.ask("get_nb_outputs", self.build.get_nb_outputs)
         if not isinstance(count, int) or count < 1:
             raise PluginFailure(f"{self.label}: get_nb_outputs returned {count!r}, expected a number from 1")
@@ -172,7 +172,7 @@ class Answers:
         return inputs, list(map(PluginTensorDesc, sizes, types, formats[len(inputs) :]))
 
     def combinations(self, types: Sequence[DType], shapes: Sequence[tuple[Any, ...]]) -> list[Combination]:
-        """Return the combinations that the plugin supports and the host can provide, in trial order: LINEAR first."""
+        """Return the combinations of formats that the author's plugin supports, in trial order: LINEAR first."""
         inputs, outputs = self.descs(types, shapes, (), -1)
         all_descs = [*inputs, *outputs]
         limit = self.ask("get_format_combination_limit", self.build.get_format_combination_limit)
@@ -234,7 +234,7 @@ class Answers:
 
 
 def capability(plugin: Plugin, label: str, kind: CapabilityType) -> Any:
-    """Return a capability object of the plugin. Raises PluginFailure if the plugin has none of that type."""
+    """Return a capability object of an author's plugin. Raises PluginFailure if it has none of that type."""
     part = called(label, f"get_capability_interface({kind.name})", plugin.get_capability_interface, kind)
     classes = {
         CapabilityType.CORE: PluginCore,
@@ -251,7 +251,7 @@ def _dim_or_wild(size: Any) -> Dim:
 
 
 def dynamic(desc: PluginTensorDesc, *, keep: bool = False) -> DynamicPluginTensorDesc:
-    """Return a description with ranges of sizes. Unless ``keep``, it has -1 for each unknown size."""
+    """Return the description with ranges of sizes. Unless ``keep``, ``desc.dims`` gets -1 for each unknown size."""
     low, now, high, dims = [], [], [], []
     for size in desc.dims:
         dim = dim_of(size)

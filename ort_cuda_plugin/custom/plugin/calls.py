@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class PluginFailure(Exception):
-    """A method of a plugin failed, or returned an impossible value. The message names plugin, method and values."""
+    """A method of an author's plugin failed, or returned an impossible value. The message names method and value."""
 
     ort_code = 1  # ORT_FAIL
     log_level = "ERROR"
@@ -42,7 +42,7 @@ def called(label: str, subject: str, function: Callable[..., T], *arguments: Any
 
 
 def attached(label: str, plugin: Plugin, *, is_emulated: bool) -> tuple[Plugin, PluginRuntime]:
-    """Return a clone that is attached to resources, and its runtime capability. Raises PluginFailure."""
+    """Return a clone that ``attach_to_context`` made, and its runtime capability. Raises PluginFailure."""
     runtime = plugin.get_capability_interface(CapabilityType.RUNTIME)
     context = PluginResourceContext(is_emulated)
     clone: Plugin | None = called(label, "attach_to_context", runtime.attach_to_context, context)
@@ -86,7 +86,7 @@ class Tensors:
 
 
 class EnqueueFunction:
-    """Calls `enqueue` in each Run. Concurrent Runs use separate clones of the plugin, which are made when needed."""
+    """Calls `enqueue` in each Run. Concurrent Runs use separate clones of the author's plugin."""
 
     def __init__(self, label: str, plugin: Plugin, tactic: int, tensors: Tensors) -> None:
         self._label, self._plugin, self._tactic, self._tensors = label, plugin, tactic, tensors
@@ -134,7 +134,7 @@ class EnqueueFunction:
 
 
 class _Watched(DeviceArray):
-    """An output that records whether its address was requested: if not, nothing can have written it."""
+    """An output that records whether `enqueue` requested its address: if not, `enqueue` cannot have written it."""
 
     is_known = False
 

@@ -1,4 +1,4 @@
-"""Descriptions of tensors for plugins: element types, formats, and sizes that may be expressions."""
+"""Descriptions of tensors for authors' plugins: element types, formats, and sizes that may be expressions."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class DynamicPluginTensorDesc:
 
 
 class Scope:
-    """Sizes of one plan. ``settle`` evaluates a condition and guards the plan with it.
+    """Makes and compares sizes for one plan. ``settle`` evaluates a condition and guards the plan with it.
 
     ``asked`` says whether `decide` was called with a condition that depends on the inputs' sizes.
     """
@@ -219,8 +219,8 @@ def dim_of(size: Operand) -> Dim:
 
 @dataclass(frozen=True)
 class SizeTensor:
-    """A size that a Run computes and stores in the scalar output ``output`` of the plugin. It can be a dimension of
-    other outputs, but not part of an expression.
+    """A size that a Run computes and stores in the scalar output ``output`` of the author's plugin. It can be a
+    dimension of other outputs, but not an operand of an expression.
 
     ``upper`` bounds the size, and memory is allocated for ``upper``; ``opt`` is the expected size.
     """

@@ -1,4 +1,4 @@
-"""Fields of plugins: the attributes that a creator takes, and the state that a compiled model stores."""
+"""Fields of authors' plugins: the attributes that a creator takes, and the state that a compiled model stores."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class PluginField:
 
     @property
     def value(self) -> Any:
-        """The data as Python has it: one number, a tuple of numbers, text or bytes."""
+        """The data as a Python object: one number, a tuple of numbers, text or bytes."""
         if isinstance(self.data, np.ndarray):
             numbers = tuple(self.data.tolist())
             return numbers[0] if len(numbers) == 1 and self.type is not PluginFieldType.DIMS else numbers
@@ -79,7 +79,7 @@ class PluginField:
 
 
 class PluginFieldCollection(Sequence[PluginField]):
-    """Fields in order, also by name."""
+    """Fields in order. `get` finds the value of a field by name."""
 
     def __init__(self, fields: Iterable[PluginField] = ()) -> None:
         self._fields = tuple(fields)

@@ -27,7 +27,7 @@ Dims: TypeAlias = tuple[Any, ...]
 
 
 class Phase(enum.Enum):
-    """The purpose of a plugin: a node of a model, or a compiled model that is loaded."""
+    """The purpose for which a plugin is created: a node of a model, or a compiled model that is loaded."""
 
     BUILD = 0
     RUNTIME = 1
@@ -79,7 +79,7 @@ class Plugin(ABC):
 
 
 class PluginCore(ABC):
-    """The identity of the plugin, as its creator declares it."""
+    """Core capability: the identity of the plugin, as its creator declares it."""
 
     @abstractmethod
     def get_plugin_name(self) -> str: ...
@@ -127,7 +127,7 @@ class PluginBuild(ABC):
     def get_workspace_size(
         self, inputs: Sequence[DynamicPluginTensorDesc], outputs: Sequence[DynamicPluginTensorDesc]
     ) -> Any:
-        """Return bytes of scratch memory: an int, or a `Size` of ``desc.dims`` of the inputs."""
+        """Return the bytes of scratch memory that `enqueue` needs: an int, or a `Size` made of ``desc.dims``."""
         return 0
 
     def get_nb_tactics(self) -> int:
@@ -148,7 +148,7 @@ class PluginBuild(ABC):
     def configure_plugin(
         self, inputs: Sequence[DynamicPluginTensorDesc], outputs: Sequence[DynamicPluginTensorDesc]
     ) -> Any:
-        """Receive formats, types and ranges of sizes. Raise an exception for dimensions that cannot be served."""
+        """Receive the tensors' formats, types and ranges of sizes. Raise an exception for unsupported dimensions."""
         return 0
 
 

@@ -1,4 +1,4 @@
-"""Lowers a node to a plugin: queries types, shapes and formats, and records the work that the plugin enqueues."""
+"""Lowers a node to an author's plugin: queries types, shapes and formats, records the work that it enqueues."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _FIRST = {4: (0, 3, 1, 2), 5: (0, 4, 1, 2, 3)}
 
 
 class PluginNodes:
-    """Lowers the nodes of a creator. A plugin is created once for a node, and cloned for each plan."""
+    """Lowers the nodes of a creator. The creator makes a plugin once for a node; each plan gets a clone of it."""
 
     def __init__(self, creator: PluginCreator) -> None:
         self._creator = creator
@@ -48,7 +48,7 @@ class PluginNodes:
     ) -> list[Tensor]:
         """Return the node's outputs.
 
-        Raises InvalidModel, Unsupported or PluginFailure, which name plugin, method and values.
+        Raises InvalidModel, Unsupported or PluginFailure, which name the author's plugin, the method and values.
         """
         plugin = self._clone(ctx, attributes)
         return _Plan(self._creator, self.label, plugin, ctx, inputs).outputs()
@@ -94,7 +94,7 @@ def cloned(label: str, plugin: Plugin) -> Plugin:
 
 @dataclass(frozen=True)
 class _Memory:
-    """Memory of an output: the tensor that the plugin writes, and the conversion to the node's output."""
+    """Memory of an output: the tensor that the author's plugin writes, and the shape of the node's output."""
 
     tensor: Tensor
     shape: tuple[Any, ...]
@@ -102,7 +102,7 @@ class _Memory:
 
 
 class _Plan:
-    """One plan of a node."""
+    """The lowering of a node for one plan."""
 
     def __init__(
         self, creator: PluginCreator, label: str, plugin: Plugin, ctx: Lowering, inputs: Sequence[Tensor | None]
@@ -133,9 +133,9 @@ class _Plan:
         return results
 
     def _way(self, combinations: Sequence[Combination], way: str) -> tuple[Combination, int, str]:
-        """Return formats, tactic and reason: the fastest combination, or the combination with this name.
+        """Return formats, tactic and reason: the fastest pair of formats and tactic, or the pair that ``way`` names.
 
-        Combinations are measured only if the plugin returns a timing-cache id.
+        Pairs are measured only if the author's plugin returns a timing-cache id.
         """
         ways = {
             f"tactic {tactic}, {'/'.join(format.name for format in formats)}": (formats, tactic)
@@ -154,10 +154,10 @@ class _Plan:
         return *ways[chosen.name], f"{chosen.name}: {chosen.why}"
 
     def _by(self, ctx: Lowering, inputs: Sequence[Tensor | None], way: str) -> None:
-        """Record the plugin's work in ``ctx``, by the tactic and formats that ``way`` names."""
+        """Record the work of a clone in ``ctx``, by the tactic and formats that ``way`` names."""
         _Plan(self._creator, self._label, cloned(self._label, self._plugin), ctx, inputs).outputs(way)
 
-    # ---- memory ----
+    # ---- memory of inputs and outputs ----
 
     def _placed(self, x: Tensor, format: TensorFormat) -> Tensor:
         """Return a contiguous tensor in the format, with its sizes in memory order."""
@@ -192,8 +192,8 @@ class _Plan:
         return [self._result(memory, format, memories) for memory, format in pairs]
 
     def _shared(self, x: Tensor) -> Tensor:
-        """Return memory that is both input and output. For an initializer, the node keeps this memory and its contents
-        from Run to Run.
+        """Return memory that is both input ``x`` and an output. For an initializer, the node keeps this memory and its
+        contents from Run to Run.
         """
         ctx = self._ctx
         if x.is_constant:
@@ -219,7 +219,7 @@ class _Plan:
         return x if format is TensorFormat.LINEAR else permute(ctx, x, _FIRST[x.rank])
 
     def _found(self, size: SizeTensor, memories: Sequence[_Memory]) -> Dim:
-        """Return a size that the Run computes. The Run fails if the size is beyond its bound."""
+        """Return the size that ``size`` stands for, which the Run reads back. The Run fails if it exceeds its bound."""
         what = f"size tensor {size.output} of {self._label}"
         ctx = self._ctx
         (found,) = ctx.read_back(memories[size.output].tensor, what, likely=hint(size.opt))
@@ -227,7 +227,7 @@ class _Plan:
         ctx.require(within, f"{what} is not between 0 and its upper bound")
         return found
 
-    # ---- work ----
+    # ---- calls of enqueue ----
 
     def _enqueue(
         self,

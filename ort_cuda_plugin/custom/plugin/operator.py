@@ -1,4 +1,4 @@
-"""Registers creators of plugins, each as an operator of models."""
+"""Registers creators of authors' plugins, each as an operator of models."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _creators: dict[_CreatorKey, _Registered] = {}
 
 
 def key_of(creator: PluginCreator) -> _CreatorKey:
-    """Return name, version and namespace."""
+    """Return the creator's name, version and namespace."""
     return creator.get_plugin_name(), creator.get_plugin_version(), creator.get_plugin_namespace()
 
 
@@ -92,7 +92,7 @@ def unregister_creator(given: PluginCreator | type[PluginCreator]) -> None:
 
 
 def find_creator(name: str, version: str, namespace: str) -> PluginCreator | None:
-    """Return the creator of that name, version and namespace."""
+    """Return the registered creator of that name, version and namespace; None if there is none."""
     with _lock:
         found = _creators.get((name, version, namespace))
     return None if found is None or not _is_current(found) else found.creator

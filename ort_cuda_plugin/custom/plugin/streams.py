@@ -32,7 +32,7 @@ class RecordedTensor:
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """The sizes, in memory order."""
+        """The tensor's sizes, in memory order."""
         return tuple(map(self.scope.wrap, self.tensor.shape))
 
     @property
@@ -66,7 +66,7 @@ def _elements(nbytes: Dim, dtype: DType) -> Dim:
 
 
 class RecordedStream:
-    """Records work in the plan."""
+    """The stream of a plan that is being built: records launches, copies and memsets in the plan."""
 
     def __init__(self, ctx: Lowering, writes: Sequence[Tensor]) -> None:
         self._ctx = ctx
@@ -170,7 +170,7 @@ class RunStream:
         self._note_written(values)
 
     def copy(self, destination: DeviceArray, source: DeviceArray) -> None:
-        """Copy all bytes."""
+        """Copy all bytes of ``source``."""
         self._stream.copy(destination, source)
         self._note_written([destination])
 
@@ -180,11 +180,11 @@ class RunStream:
         self._note_written([destination])
 
     def read(self, array: DeviceArray) -> Array:
-        """Wait for the work that was enqueued so far, and return the elements on the host."""
+        """Wait for the work that was enqueued so far, and return the elements of ``array`` on the host."""
         return self._stream.read(array)
 
     def write(self, array: DeviceArray, values: Array) -> None:
-        """Replace the elements."""
+        """Replace the elements of ``array`` by ``values``."""
         self._stream.write(array, np.asarray(values))
         self._note_written([array])
 

@@ -40,7 +40,7 @@ def read_node(
     read_device: ReadDevice,
     passed_on: Collection[int] = (),
 ) -> Graph:
-    """Return a graph of the kernel's node. Constant inputs are its initializers, the other inputs are its inputs.
+    """Return a graph of the kernel's node. Constant inputs become its initializers, the other inputs its inputs.
 
     Args:
         ort: calls of the OrtApi.

@@ -28,10 +28,10 @@ TENSOR_TYPES: Final[Mapping[str, DType]] = {type_name(dtype): dtype for dtype in
 
 @dataclass(frozen=True)
 class OpSchema:
-    """One version of an operator.
+    """Schema of one version of an operator.
 
-    ``inputs`` and ``outputs`` have the type constraint of each, "" if the type is fixed. ``constraints`` has the tensor
-    types that a constraint allows, without other types, such as sequences.
+    ``inputs`` and ``outputs`` have the type constraint of each, "" if the type is fixed. ``constraints`` has, by name,
+    the tensor types that a constraint allows, without other types, such as sequences.
     """
 
     name: str

@@ -26,7 +26,7 @@ class PackedTokens:
     """
 
     def __init__(self, ctx: Lowering, bounds: Tensor, total: Dim, *, empty: bool = False) -> None:
-        """Check the bounds. With ``empty`` sequences may have no tokens."""
+        """Check the bounds. With ``empty``, a sequence may have no tokens."""
         require.rank(1, cumulative_sequence_length=bounds)
         self._ctx, self._bounds, self._total = ctx, bounds, total
         self.count = bounds.shape[0] - 1
@@ -63,7 +63,7 @@ class PackedTokens:
     def row(self, maps: IndexMap, token: Scalar) -> tuple[Scalar, Scalar, Scalar]:
         """Return the sequence of a token, its position, and whether the sequence contains it.
 
-        With invalid bounds (a late start, an early end, decreasing values) no sequence may contain it.
+        With invalid bounds (a late start, an early end, decreasing values) a token may be in no sequence.
         """
         sequence = self.locate(maps, token)[0]
         begin, count = self.range(maps, sequence)

@@ -85,7 +85,7 @@ class Forest:
 
 
 def make_forest(nodes: Nodes, leaves: Ints, targets: Ints, weights: Numbers, num_targets: int) -> Forest:
-    """Build the arrays; ``leaves``, ``targets`` and ``weights`` are parallel, in any order.
+    """Build the forest; ``leaves``, ``targets`` and ``weights`` are parallel lists, in any order.
 
     Raises InvalidModel for inconsistent trees, Unsupported for trees that are too deep.
     """
@@ -206,7 +206,7 @@ def with_missing(comparisons: Ints, tracks: Sequence[int] | None) -> Ints:
 
 
 def equal_lengths(**lists: Sized) -> int:
-    """Return the common length. Raises InvalidModel if lengths differ."""
+    """Return the length that all lists have. Raises InvalidModel if lengths differ."""
     lengths = {name: len(values) for name, values in lists.items()}
     require.that(len(set(lengths.values())) <= 1, " and ".join(lengths), "have one length", [*lengths.values()])
     return next(iter(lengths.values()))

@@ -69,7 +69,7 @@ def _compute_type(x: Tensor) -> DType:
 
 
 def _numbers(values: FloatList | None, tensor: Constant | None, dtype: DType, what: str) -> Numbers:
-    """Return the values of one of two attributes. Raises InvalidModel for both, Unsupported for another type."""
+    """Return the values of a list or tensor attribute. Raises InvalidModel for both, Unsupported for another type."""
     if values and tensor is not None:
         raise require.violation(f"{what} and {what}_as_tensor", "be given one at a time", "both")
     if tensor is None:
@@ -84,7 +84,7 @@ def _numbers(values: FloatList | None, tensor: Constant | None, dtype: DType, wh
     return tensor.array.reshape(-1)
 
 
-# ---- on the device ----
+# ---- evaluation on the device ----
 
 
 def _rows(ctx: Lowering, x: Tensor, forest: Forest) -> Tensor:
@@ -97,7 +97,7 @@ def _rows(ctx: Lowering, x: Tensor, forest: Forest) -> Tensor:
 
 
 def _walk(ctx: Lowering, maps: IndexMap, forest: Forest, x: Tensor, row: Scalar, tree: Scalar) -> Scalar:
-    """Return the index of the leaf that a row reaches."""
+    """Return the index of the leaf that ``row`` of x reaches in ``tree``."""
     rows = maps.source(x)
     features, thresholds, comparisons, children, roots, depths = (
         maps.source(ctx.initializer(constant))
@@ -219,7 +219,7 @@ def _regress(
     return elementwise(ctx, lambda score: s.cast(score, out), scores)
 
 
-# ---- versions 1 to 3 ----
+# ---- attributes of versions 1 to 3 ----
 
 
 class NodeAttributes(TypedDict, total=False):
@@ -465,7 +465,7 @@ def _two_classes(
     return elementwise(ctx, label, limit, *answers, *given), _as_float(ctx, result)
 
 
-# ---- version 5 ----
+# ---- attributes of version 5 ----
 
 
 @op("TreeEnsemble", domain="ai.onnx.ml", since=5, types={"T": frozenset({DType.FLOAT32, DType.FLOAT64, DType.FLOAT16})})

@@ -150,9 +150,9 @@ def _with_cache(
     past_length: Tensor | None,
     chunk: int,
 ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
-    """Return all keys, all values and the present cache; with ``past_length`` the past has spare capacity.
+    """Return all keys, all values and the present cache. With ``past_length`` the past cache has spare capacity.
 
-    If ``chunk`` is not 0, keys of that buffer are stored as [size / chunk, capacity, chunk].
+    If ``chunk`` is not 0, the keys of a head are stored in the cache as [size / chunk, capacity, chunk].
     """
     if past_length is None or past_key is None or past_value is None:
         _, keys, values = after_past(ctx, past_key, past_value, k, v)

@@ -112,7 +112,7 @@ def group_query_attention(
     if sliding_window_cache and past_key is not None:
         require.rank(4, past_key=past_key)
         window = window_step(ctx, positions, lengths, past_key.shape[2], local_window_size)
-        # Cache and new keys, in a separate buffer: queries also attend to keys that this step evicts.
+        # Copy cached and new keys to a separate buffer: queries also attend to keys that this step evicts.
         capacity: Dim = window.capacity + rows
         positions, lengths = indices_in_window(ctx, window, positions), window.last
         bias = None if bias is None else bias_of_window(ctx, bias, batch, capacity, window)
@@ -180,7 +180,7 @@ def _capacity(ctx: Lowering, past: Tensor | None, rows: Dim, total: Tensor) -> D
 def _cache(
     ctx: Lowering, past: Tensor | None, new: Tensor, capacity: Dim, scale: Tensor | None, kind: str, bits: int
 ) -> CachePart:
-    """Return the cache of keys or values, with an uninitialized present of ``capacity`` rows."""
+    """Return the cache of keys or values, with an uninitialized present buffer of ``capacity`` rows."""
     batch, heads, _, size = new.shape
     require.one_of(("NONE", "PER_TENSOR", "PER_CHANNEL"), quantization=kind)
     require.one_of((0, 4, 8), kv_cache_bit_width=bits)

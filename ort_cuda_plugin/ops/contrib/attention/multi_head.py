@@ -162,7 +162,7 @@ def attention_of_projection(
 
 
 def projection_sizes(qkv_hidden_sizes: tuple[int, ...] | None, projected: Tensor) -> list[Dim]:
-    """Return the widths of Q, K and V in a merged projection: equal without the attribute."""
+    """Return the widths of Q, K and V in a merged projection: equal without ``qkv_hidden_sizes``."""
     if qkv_hidden_sizes and (len(qkv_hidden_sizes) != 3 or min(qkv_hidden_sizes) <= 0):
         raise require.violation("qkv_hidden_sizes", "be three positive sizes", list(qkv_hidden_sizes))
     return list(qkv_hidden_sizes or [floordiv(projected.shape[-1], 3)] * 3)
@@ -311,7 +311,7 @@ def heads_of_inputs(
     has_heads = key is not None and key.rank == 4
     biased = []
     for number, (x, b) in enumerate(zip(given, biases, strict=True)):
-        if number and has_heads:  # keys and values with heads are projected, bias included
+        if number and has_heads:  # keys and values of rank 4 already include their bias
             biased.append(x)
             continue
         placed = reshape(ctx, b, [x.shape[1], 1, x.shape[3]])

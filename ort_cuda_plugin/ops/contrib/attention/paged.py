@@ -33,7 +33,7 @@ from ort_cuda_plugin.program.steps.row_program import MAX
 
 @dataclass(frozen=True)
 class Tokens:
-    """Packed tokens. ``past`` [sequences]: numbers of cached keys. ``positions`` [tokens]: in the sequence, or -1."""
+    """Packed tokens. ``past`` [sequences]: cached keys. ``positions`` [tokens]: in the sequence, -1 outside of all."""
 
     packed: PackedTokens
     count: Dim
@@ -361,7 +361,7 @@ def key_counts(ctx: Lowering, batch: Batch) -> Tensor:
     return gather_map(ctx, [batch.entries, 1, 1, 1], DType.INT64, element)
 
 
-# ---- the operator ----
+# ---- PagedAttention ----
 
 
 @contrib_op("PagedAttention", T=HALVES, T_CACHE=HALVES | QUANTIZED, T_KV_SCALE=FLOAT32, S=INT32)

@@ -57,7 +57,7 @@ Token = Callable[[Scalar], tuple[Scalar, Scalar]]
 
 
 class _Hashes:
-    """Attributes, checked tables and hash function that both hash mappings share."""
+    """Attributes, checked tables and hash function of NGramHashMapping and VarlenNGramHashMapping."""
 
     def __init__(
         self,

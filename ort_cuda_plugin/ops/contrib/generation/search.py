@@ -40,7 +40,7 @@ class Rules:
 
 @dataclass(frozen=True)
 class RuleInputs:
-    """The optional inputs of a search that change scores; ``prefix_mask`` holds for the first token only."""
+    """The optional inputs of a search that change scores; ``prefix_mask`` applies to the first token only."""
 
     min_length: Tensor | None = None
     penalty: Tensor | None = None
@@ -158,7 +158,7 @@ def _masked(ctx: Lowering, scores: Tensor, mask: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Found:
-    """State after a choice: whether to continue, all tokens, flags of finished rows, and the next input tokens."""
+    """State after each row got a token: whether to continue, all tokens, flags of finished rows, next input tokens."""
 
     goes_on: Tensor
     sequences: Tensor

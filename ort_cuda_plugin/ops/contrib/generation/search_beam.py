@@ -51,7 +51,7 @@ class Beams:
 
 
 def no_beams(ctx: Lowering, prompts: Dim, beams: Dim, room: Dim, pad: int) -> Beams:
-    """Return the state before the first choice."""
+    """Return the beams before the first choice of tokens."""
 
     def score(_: IndexMap, c: list[Scalar]) -> Scalar:
         return s.where(s.equal(c[1], 0), s.constant(0.0, DType.FLOAT32), _FAR_BEHIND)
@@ -72,7 +72,7 @@ def log_probabilities(ctx: Lowering, scores: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Rules:
-    """Attributes; scores of hypotheses are divided by length ** penalty (None: 1)."""
+    """Attributes of the search. Scores of hypotheses are divided by length ** penalty (None: 1)."""
 
     end: int
     pad: int
@@ -109,7 +109,7 @@ class _Candidates:
 
 
 def _candidates(ctx: Lowering, scores: Tensor, now: Beams, end: int) -> _Candidates:
-    """Return the best sums of ``scores`` [rows, vocabulary] and the scores of their beams."""
+    """Return the continuations with the best sum of a token's ``scores`` [rows, vocabulary] and its beam's score."""
     prompts, beams = now.scores.shape
     vocabulary = scores.shape[1]
 
@@ -188,7 +188,7 @@ def _merged(
 
 @dataclass(frozen=True)
 class Step:
-    """State after a choice; ``rows`` are the source rows of the new beams, ``tokens`` [rows, 1] the next inputs."""
+    """State after a choice of beams; ``rows`` are the rows that the new beams continue, ``tokens`` the next inputs."""
 
     goes_on: Tensor
     sequences: Tensor
@@ -275,8 +275,8 @@ def _chosen(ctx: Lowering, candidates: _Candidates, now: Beams) -> Tensor:
 def _done(
     ctx: Lowering, now: Beams, found: Tensor, lengths: Tensor, scores: Tensor, length: Dim, rules: Rules
 ) -> Tensor:
-    """Return flags of finished prompts. A prompt is finished if it has all hypotheses and, unless ``early``, can get no
-    better ones.
+    """Return flags of finished prompts. A prompt is finished if it has ``beams`` hypotheses and, unless ``early``, can
+    get no better ones.
 
     ONNX Runtime's CPU provider compares with candidates of earlier prompts, and so stops too late or too early.
     """

@@ -83,7 +83,7 @@ def first_state(ctx: Lowering, seed: Tensor | None) -> Tensor:
 
 
 def _after(maps: IndexMap, state: Scalar, count: Scalar) -> Scalar:
-    """Return the state after ``count`` draws."""
+    """Return the generator's state after ``count`` draws from ``state``."""
 
     def step(totals: Values, _: Values) -> Values:
         return (s.floor_modulo(totals[0] * _FACTOR, _MODULUS),)

@@ -30,7 +30,7 @@ _Made: TypeAlias = tuple[WeightElement, WeightBlock, tuple[Tensor, ...]]
 
 @dataclass(frozen=True)
 class _Projection:
-    """Inputs of one GEMM. ``block`` is the number of inputs per scale, 0 without blocks; ``name`` begins messages.
+    """QMoE's tensors for one GEMM. ``block``: elements along k per scale, 0 without blocks. ``name`` begins messages.
 
     The model declares codes as [experts, outputs, inputs / pack], or with ``older`` [experts, inputs, outputs / pack].
     ``interleaved`` codes are prepacked for CUTLASS mixed GEMM kernels.

@@ -68,7 +68,7 @@ def scores_of_heads(
     return total if known == 1.0 else elementwise(ctx, lambda x: x * known, total)
 
 
-# ---- the operator ----
+# ---- SparseAttentionIndexer ----
 
 
 @contrib_op("SparseAttentionIndexer", T=UP_TO_FLOAT32, TB=INT64, I=INT64, M=INT32)

@@ -35,7 +35,7 @@ def normalized(ctx: Lowering, x: Tensor, weight: Tensor, epsilon: float) -> Tens
 
 
 class Rotary:
-    """Rotary embedding by the tables' row for a position, clamped to the table.
+    """Rotary embedding. The position of a token, clamped, selects the row of the cos and sin tables.
 
     With ``leading`` the first elements rotate, in pairs (i, i + half) with an angle per element; otherwise the last
     ones, in adjacent pairs that share an angle. A table of rank 3 holds one table per sequence.
@@ -113,7 +113,7 @@ def pooled_by_gates(
         return [s.exp(gate(i) - most) * s.widen(at(0, token, own, exists))]
 
     result = maps.fold(SUM, slots, weighted)[0] / total
-    # 0 unless the sum is positive and finite.
+    # Return 0 unless the sum of exponentials is positive and finite.
     return s.where((total > 0.0) & (total < math.inf), result, 0.0)
 
 

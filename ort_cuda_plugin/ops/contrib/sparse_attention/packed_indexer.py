@@ -35,7 +35,7 @@ from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.views import reshape
 from ort_cuda_plugin.program.steps.row_program import SUM
 
-# ---- the operator ----
+# ---- PackedSparseAttentionIndexer ----
 
 
 @contrib_op("PackedSparseAttentionIndexer", T=UP_TO_FLOAT32, I=INT64, M=INT32)
@@ -147,7 +147,7 @@ def packed_sparse_attention_indexer(
     order = order_of(ctx, _scores(ctx, steps, seen, q, state, head_weights, scale, head_weight_scale))
     picked = (token_budget or 0) // ratio if by_tokens else index_topk or 0
     chosen = _chosen(ctx, steps, seen, order, picked)
-    # After all reads of the past: the caller may bind past and present to one buffer.
+    # Write present buffers after all reads of past ones: the caller may bind past and present to one buffer.
     buffers = [_buffer(ctx, steps, x, room) for x in (keys, gates) if x is not None]
     results = [*chosen, state, buffers[0], buffers[-1], steps.lengths()]
     return tuple(results if update is None else [*results, update])
@@ -166,7 +166,7 @@ class _Series:
 
 @dataclass(frozen=True)
 class _Row:
-    """New token ``row`` of a sequence that begins at token ``begin``; ``counts`` if row and sequence are valid."""
+    """New token ``row`` of a sequence from token ``begin`` on; ``counts``: whether row and sequence are valid."""
 
     sequence: Scalar
     begin: Scalar
@@ -200,7 +200,7 @@ class _Steps:
         self._before, self._ctx = gather_map(ctx, [tokens.count, 3], DType.INT64, before), ctx
 
     def _state(self, maps: IndexMap, sequence: Scalar) -> tuple[Scalar, Scalar, Scalar]:
-        """Return past entries, buffered tokens, and whether the sequence is valid."""
+        """Return the numbers of past entries and buffered tokens, and whether the sequence is valid."""
         source = maps.source(self._before)
         entries, waiting, changes = (source.at([sequence, s.constant(i, DType.INT64)]) for i in range(3))
         return entries, waiting, changes > 0
@@ -228,11 +228,11 @@ class _Steps:
         return is_last, entries + s.trunc_divide(end, self.ratio) - 1
 
     def end(self, maps: IndexMap, row: _Row) -> Scalar:
-        """Return the index behind a new token among the tokens of its sequence."""
+        """Return the index that follows a new token among the tokens of its sequence."""
         return self._state(maps, row.sequence)[1] + row.row + 1
 
     def at(self, maps: IndexMap, x: _Series, row: _Row, token: Scalar, column: Scalar, when: Scalar) -> Scalar:
-        """Return element ``column`` of token ``token`` of a row's sequence."""
+        """Return element ``column`` of token ``token`` of a row's sequence in ``x``, if ``when``."""
         waiting = self._state(maps, row.sequence)[1]
         old = maps.source(x.buffer).at([row.sequence, token, column], when & (token < waiting))
         new = maps.source(x.new).at([row.begin + token - waiting, column], when & (token >= waiting))
@@ -251,7 +251,7 @@ class _Steps:
         return s.where(changes, entries + new, entries), s.where(changes, kept, waiting), s.where(changes, start, 0)
 
     def lengths(self) -> Tensor:
-        """Return the operator's output of lengths: entries and buffered tokens, int32 [sequences, 2]."""
+        """Return the operator's output of lengths, the numbers of entries and buffered tokens: int32 [sequences, 2]."""
 
         def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
             entries, waiting, _ = self.after(maps, c[0])

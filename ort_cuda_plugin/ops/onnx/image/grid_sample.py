@@ -56,7 +56,7 @@ class Sampling:
     real: DType
 
     def taps(self, coordinate: Scalar, size: Scalar) -> list[tuple[Scalar, Scalar, Scalar]]:
-        """Return (clamped index, weight, whether it was inside) of each tap for a coordinate in [-1, 1]."""
+        """Return (clamped index, weight, whether the index was inside) of each tap for a coordinate in [-1, 1]."""
         position = self._position(coordinate, size)
         weight, support = (cubic(-0.75), 2) if self.mode == "cubic" else (triangle, 1)
         first = s.cast(s.floor(position), DType.INT64)

@@ -242,7 +242,7 @@ def _nearest_elements(
 
 
 def _scaled(ctx: Lowering, x: Tensor, axes: Sequence[int], scales: Tensor) -> list[Resampling]:
-    """Return the resampling by ``scales``; sizes are the integer parts of float32 products."""
+    """Return the resampling of each axis by ``scales``; new sizes are the integer parts of float32 products."""
     dims = [x.shape[axis] for axis in axes]
     known = scales.constant if scales.is_constant else None
     if known is None:
@@ -279,7 +279,7 @@ def _scaled_size(ctx: Lowering, dim: Dim, scale: np.float32) -> Dim:
 
 
 def _sized(ctx: Lowering, x: Tensor, axes: Sequence[int], sizes: Sequence[Dim], policy: str) -> list[Resampling]:
-    """Return the resampling to ``sizes``; "not_larger" and "not_smaller" use one scale for all axes."""
+    """Return the resampling of each axis to ``sizes``; "not_larger" and "not_smaller" use one scale for all axes."""
     dims = [x.shape[axis] for axis in axes]
     ratios = list(zip(sizes, dims, strict=True))
     for size, dim in ratios:

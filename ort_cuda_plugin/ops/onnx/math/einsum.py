@@ -58,7 +58,7 @@ def parse_equation(equation: str, ranks: Sequence[int]) -> tuple[list[Labels], L
 
 
 def _diagonal(ctx: Lowering, x: Tensor, labels: Labels) -> tuple[Tensor, Labels]:
-    """Return the diagonal view, in which each label has one dimension."""
+    """Return the view of x's diagonal, in which each label has one dimension, and the labels of the view."""
     kept = list(dict.fromkeys(labels))
     shape: dict[str, Dim] = {}
     strides: dict[str, Dim] = {}

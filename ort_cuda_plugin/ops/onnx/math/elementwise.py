@@ -148,11 +148,11 @@ def variadic(
     types: frozenset[DType],
     finish: Callable[[Scalar, int], Scalar] = lambda total, count: total,
 ) -> None:
-    """Register a variadic operator: ``finish(step(step(a, b), c), 3)``."""
+    """Register a variadic operator: for inputs a, b and c the result is ``finish(step(step(a, b), c), 3)``."""
 
     def function(ctx: Lowering, *inputs: Tensor) -> Tensor:
         require.that(bool(inputs), "inputs", "not be empty", "none")
-        # A kernel has a limited number of parameters.
+        # A kernel has a limited number of parameters, so it combines at most MAX_TOGETHER inputs.
         rest = list(inputs)
         while len(rest) > MAX_TOGETHER:
             rest[:MAX_TOGETHER] = [elementwise(ctx, lambda *x: functools.reduce(step, x), *rest[:MAX_TOGETHER])]
@@ -230,12 +230,12 @@ def clip_1(ctx: Lowering, x: Tensor, *, min: float = float("-inf"), max: float =
 
 
 def _at_least(a: Scalar, bound: Scalar | float) -> Scalar:
-    """Return the maximum; ignore a NaN bound."""
+    """Return the maximum of ``a`` and ``bound``; ignore a NaN bound."""
     return s.where(a < bound, bound, a) if a.dtype.is_float else s.maximum(a, bound)
 
 
 def _at_most(a: Scalar, bound: Scalar | float) -> Scalar:
-    """Return the minimum; ignore a NaN bound."""
+    """Return the minimum of ``a`` and ``bound``; ignore a NaN bound."""
     return s.where(a > bound, bound, a) if a.dtype.is_float else s.minimum(a, bound)
 
 

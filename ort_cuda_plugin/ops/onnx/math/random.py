@@ -136,7 +136,7 @@ def _upper_bound(maps: IndexMap, sorted_rows: Tensor, row: Scalar, limit: Scalar
         return s.where(goes_right, middle + 1, low), s.where(goes_right, high, s.minimum(middle, high))
 
     search = in_order((s.constant(0, DType.INT64), count), halve)
-    # The half lies between integers: a GPU's log2 of a power of two may be just below the exact result.
+    # Add 0.5 to avoid powers of two: a GPU's log2 of a power of two may be just below the exact result.
     steps = s.cast(s.floor(s.unary_float("log2", s.cast(count, DType.FLOAT64) + 0.5)), DType.INT64) + 1
     return maps.fold(search, steps, lambda i: (i,))[0]
 

@@ -120,7 +120,7 @@ _extreme("ReduceMin", lambda row, x: row.reduce(MIN, x))
 
 def _arg(ctx: Lowering, x: Tensor, axis: int, keepdims: int, last: int, largest: bool) -> Tensor:
     axis = normalize_axis(axis, max(x.rank, 1))
-    if x.rank == 0:  # as in the CPU provider
+    if x.rank == 0:  # the index in a scalar is 0, as in the CPU provider
         return ctx.constant(np.array(0, np.int64))
     rest = product(dim for index, dim in enumerate(x.shape) if index != axis)
     has_rows_with_elements = logical_or(lt(0, x.shape[axis]), eq(rest, 0))

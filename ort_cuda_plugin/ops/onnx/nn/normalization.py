@@ -51,7 +51,7 @@ RowFunction = Callable[[Row, Scalar], Outputs]
 
 
 def _softmax(name: str, row: RowFunction, row_13: RowFunction | None = None) -> None:
-    """Register versions 1, over all dimensions from ``axis`` on, and 13, along ``axis`` only."""
+    """Register version 1 of an operator, over all dimensions from ``axis`` on, and version 13, along ``axis`` only."""
 
     @op(name, since=1, types={"T": FLOATS})
     def coerced(ctx: Lowering, x: Tensor, *, axis: int = 1) -> Tensor:

@@ -38,7 +38,7 @@ from ort_cuda_plugin.program.steps.row_program import SUM
 
 
 def wrapped(index: Scalar, dim: Scalar) -> tuple[Scalar, Scalar]:
-    """Return the index counted from the front, and whether it is valid, so that no data leads out of a buffer."""
+    """Return the index counted from the front, and whether it is valid: no index may lead out of a buffer."""
     position = s.cast(index, DType.INT64)
     position = s.where(position < 0, position + dim, position)
     return position, (position >= 0) & (position < dim)

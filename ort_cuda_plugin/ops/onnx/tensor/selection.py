@@ -101,7 +101,7 @@ def compress(ctx: Lowering, x: T, condition: T1, *, axis: int | None = None) -> 
     if axis is None:
         x = reshape(ctx, x, (x.size,))
     at = 0 if axis is None else normalize_axis(axis, x.rank)
-    # A condition shorter than the axis drops the rest.
+    # A condition shorter than the axis drops the rest of the axis.
     n = sym_min(condition.size, x.shape[at])
     flags = ctx.view(condition, (n,), condition.strides, condition.offset)
     before, count = _found(ctx, flags, "number of elements that Compress keeps")

@@ -87,7 +87,7 @@ def _reshape(ctx: Lowering, x: Tensor, values: Sequence[Dim], allow_zero: bool) 
 
 
 def _stands_for(ctx: Lowering, value: Dim, number: int) -> bool:
-    """Return whether a size is ``number`` (-1 or 0), which stands for another size; a guessed size never is.
+    """Return whether a size is ``number`` (-1 or 0), which stands for another size; False for a guessed size.
 
     A formula may yield -1 or 0 for guessed sizes only, for example the output of a convolution whose guessed input is
     shorter than the window, where the model would be invalid.
@@ -99,7 +99,7 @@ def _stands_for(ctx: Lowering, value: Dim, number: int) -> bool:
 
 
 def _inferred_dim(ctx: Lowering, x: Tensor, dims: Sequence[Dim], allow_zero: bool) -> Dim:
-    """Return the size of the dimension that the model gives as -1, and ``dims`` as 1.
+    """Return the size of the dimension that is -1 in the model and 1 in ``dims``.
 
     Dimensions of size 0 are ignored, as in ONNX Runtime.
     """

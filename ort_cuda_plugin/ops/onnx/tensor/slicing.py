@@ -247,7 +247,7 @@ def tile(ctx: Lowering, x: T, repeats: HostTensor) -> Tensor:
 
 
 def _tile(ctx: Lowering, x: Tensor, counts: Sequence[Dim]) -> Tensor:
-    """Copy from a view with a dimension of stride 0 before each dimension."""
+    """Repeat x along each dimension: copy from a view with a dimension of stride 0 before each dimension."""
     require.count(x.rank, repeats=counts)
     shape: list[Dim] = []
     strides: list[Dim] = []
