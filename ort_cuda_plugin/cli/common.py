@@ -90,7 +90,7 @@ def model_path(name_or_path: str) -> Path:
 
 
 def written_model(model: bytes, name: str) -> Path:
-    """Return a path for a file that is removed at exit."""
+    """Write a model to a file that is removed at exit, and return the file's path."""
     folder = tempfile.TemporaryDirectory(prefix="ort-cuda-plugin-")
     atexit.register(folder.cleanup)
     path = Path(folder.name, f"{name}.onnx")

@@ -22,7 +22,7 @@ def add_device_argument(parser: argparse.ArgumentParser, default: str = "auto") 
 
 
 def find_device(choice: str) -> bool:
-    """Return whether to use the emulated device."""
+    """Return whether ``choice`` on this machine means the emulated device. Raises UserError without a wanted GPU."""
     with unavailable_as_user_error():
         from ort_cuda_plugin.ep.device.devices import cuda_devices
 

@@ -30,7 +30,7 @@ def styled(text: str, style: str) -> str:
 
 
 def aligned(title: str, rows: Sequence[Sequence[str]]) -> str:
-    """Return lines below a title, with aligned columns."""
+    """Return a table of ``rows`` as text, with aligned columns, below a title."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join([styled(title, "1"), *(f"  {line}" for line in lines)])

@@ -59,7 +59,7 @@ class Snapshot:
         best: dict[int, CustomOperator] = {}
         for operator in self._table.get((domain, name), ()):
             if operator.version <= version:
-                best[operator.priority] = operator  # the table is in order of versions
+                best[operator.priority] = operator  # later operators are of newer versions
         return [best[priority] for priority in sorted(best, reverse=True)]
 
     def implementations(self, node: Node, opset: int) -> Sequence[Implementation]:
@@ -167,7 +167,7 @@ def unregister(operator: CustomOperator) -> None:
 def discover(*, again: bool = False) -> None:
     """Load the operators of installed packages. A second call in a process does nothing unless ``again``.
 
-    If a package fails, the log names it, with the traceback, and the others are loaded.
+    If a package fails, the log names it, with the traceback, and the other packages are loaded.
     """
     global _discovered
     from importlib import metadata

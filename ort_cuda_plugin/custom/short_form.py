@@ -69,7 +69,7 @@ class Op(Generic[P, R]):
         ``tactics`` gets the arguments of the operator's function. The operator's function gets the chosen tactic (a
         block size, a memory format, a kernel) in the keyword-only parameter ``tactic``. Sessions with the option
         ``autotune`` measure the tactics. ``timing_id`` identifies the measurement in the cache of times; default: the
-        text of both functions, so that changed functions are measured again.
+        text of these two functions, so that changed functions are measured again.
 
         Raises TypeError if the function has no parameter ``tactic``.
         """

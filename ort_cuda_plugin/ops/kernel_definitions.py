@@ -42,7 +42,7 @@ class HasName(Protocol):
 
 
 def is_view(operator: HasName) -> bool:
-    """Return whether the output is the first input with another shape: ORT may then assign one buffer to these two."""
+    """Return whether the output is the first input with another shape: ORT may then give both one buffer."""
     return operator.domain == "" and operator.name in _VIEWS
 
 

@@ -11,7 +11,7 @@ only constraint, or else ``T``; ``Int64`` and ``Float32`` are inputs with a fixe
 input that determines shapes, which the function reads by ``ctx.host_values``. An input that may be ``None`` is
 optional, ``*inputs`` is variadic. A ``TypedDict`` holds optional attributes that operators share,
 ``**window: Unpack[WindowAttributes]``. Several functions may serve one operator: each serves the versions from its
-``since`` to the next one's, or to its own ``until``.
+``since`` until the ``since`` of the next function, or to its own ``until``.
 """
 
 from __future__ import annotations

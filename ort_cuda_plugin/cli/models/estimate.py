@@ -137,7 +137,7 @@ def print_estimate(found: Estimate, console: Console, top: int = 0) -> None:
 
 
 def summary(found: Estimate) -> list[str]:
-    """Return lines about the whole Run."""
+    """Return lines of text about the estimate of the whole Run."""
     lines = [
         f"A Run takes {_microseconds(found.seconds)} and moves {found.dram / 1e6:.1f} MB of memory."
         f" Steps: {len(found.steps)}.",

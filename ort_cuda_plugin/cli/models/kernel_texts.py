@@ -20,12 +20,12 @@ _VERBS = {"load": "loads", "store": "stores", "atomic": "atomic updates"}
 
 
 def specs_of(plans: Iterable[Mapping[str, Any]]) -> list[KernelSpec]:
-    """Return the kernels of plan records, each once."""
+    """Return the kernels of all steps of plan records, each once."""
     return list(dict.fromkeys(spec for plan in plans for step in _steps(plan) if (spec := spec_of(step)) is not None))
 
 
 def spec_of(step: Mapping[str, Any]) -> KernelSpec | None:
-    """Return the kernel of a step of a plan record."""
+    """Return the kernel of a step of a plan record; None if the step launches none."""
     fields = step["kernel"]
     return None if fields is None else KernelSpec(**{**fields, "signature": tuple(fields["signature"])})
 
@@ -72,7 +72,7 @@ def checked_accesses(specs: Iterable[KernelSpec]) -> dict[KernelSpec, str]:
 
 
 def checked_run(model: Path) -> str:
-    """Run a model with random inputs in the checking mode, in a separate process. Return the finding, or ""."""
+    """Run a model with random inputs in the checking mode, in a separate process. Return its error, or ""."""
     command = [sys.executable, "-m", "ort_cuda_plugin", "run", str(model), "--runs", "1", "--device", "emulated"]
     environment = {**os.environ, CHECK_VARIABLE: "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)

@@ -54,7 +54,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _other(name: str) -> tuple[str, list[Kernel]]:
-    """Return the kernels of a list in a file, or of a provider's registry."""
+    """Return a provider's name and kernels, from a list in the file ``name`` or from the provider's registry."""
     from ort_cuda_plugin.conformance.parity import read_digest, registered
 
     path = Path(name)

@@ -1,4 +1,4 @@
-"""Time a model, or the suite, on the plugin and on other providers that take turns in one process.
+"""Time a model, or a suite of models, on the plugin and on other providers that take turns in one process.
 
 Results are first compared with the CPU provider's. Inputs and outputs stay on the device. Without a GPU the times are
 those of the emulated device, and the times of a GPU are estimated (docs/estimates.md).

@@ -1,4 +1,4 @@
-"""Compare the results with those of another execution provider, and find the first node that differs.
+"""Compare a model's results with those of another execution provider, and find the first node that differs.
 
 Outputs may differ as much as their element type allows. Inputs and the outputs of both sides can be saved and loaded
 (.npz), so that results of another machine can be compared.
@@ -231,7 +231,7 @@ def _loaded(arguments: argparse.Namespace, feeds: Mapping[str, Any], saved: Mapp
 
 
 def _write(path: Path, feeds: Mapping[str, Any], names: Sequence[str], sides: Mapping[str, Sequence[Any]]) -> None:
-    """Write the numeric tensors; other values are left out."""
+    """Write inputs and each side's outputs to a file; values that are not numeric tensors are left out."""
     values = {f"inputs/{name}": value for name, value in feeds.items()}
     for side, outputs in sides.items():
         values |= {f"outputs/{side}/{name}": value for name, value in zip(names, outputs, strict=True)}

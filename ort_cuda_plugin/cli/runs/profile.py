@@ -158,7 +158,7 @@ _TEXTS = ("node", "operator", "work", "nodes", "kernel", "kind", "node as ONNX R
 
 
 def summary(found: Profile) -> list[str]:
-    """Return lines about the whole Run."""
+    """Return lines of text about the times of the whole Run."""
     copies = sum(step.microseconds for step in found.steps if step.kind == "copy")
     lines = [
         f"A Run takes {found.run:.1f} us; for {found.host_alone:.1f} us of it the device is idle.",

@@ -48,7 +48,7 @@ def kernel_source(function: Callable[..., Any]) -> tuple[str, tuple[str, ...]]:
 
 
 def _definition(function: Callable[..., Any], what: str) -> tuple[ast.FunctionDef, FunctionType]:
-    """Return the text of a function, without decorators and annotations, and the Python function."""
+    """Return a function's syntax tree, without decorators and annotations, and the plain Python function."""
     plain = getattr(function, "py_func", function)  # a function that numba.cuda.jit decorates
     if not isinstance(plain, FunctionType):
         raise KernelSourceError(f"{function!r} is not a Python function, as a Numba kernel is")

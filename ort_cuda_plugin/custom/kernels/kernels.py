@@ -284,7 +284,7 @@ def check_kernel(kernel: object) -> None:
 
 
 def checked_block(kernel: Kernel, sizes: Sequence[Any]) -> tuple[int, int, int]:
-    """Return the threads of a block whose sizes are numbers. Raises TypeError for a block that no device can run."""
+    """Return the three sizes of a block as integers. Raises TypeError for a block that no device can run."""
     x, y, z = (operator.index(size_of(kernel, "block", size)) for size in sizes)
     if min(x, y, z) < 1 or x * y * z > 1024:
         raise TypeError(f"kernel {kernel.name}: got a block of {(x, y, z)} threads, expected 1 to 1024 threads")

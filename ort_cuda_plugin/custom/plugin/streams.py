@@ -41,7 +41,7 @@ class RecordedTensor:
 
     @property
     def size(self) -> Any:
-        """The number of elements."""
+        """The tensor's number of elements."""
         return self.scope.wrap(self.tensor.size)
 
     def view(self, dtype: DType, shape: Sequence[Any], offset: Any = 0) -> RecordedTensor:
@@ -95,7 +95,7 @@ class RecordedStream:
         self._ctx.copy(destination.tensor, source.tensor)
 
     def memset(self, destination: RecordedTensor, byte: int) -> None:
-        """Set every byte."""
+        """Set every byte of ``destination`` to ``byte``."""
         self._ctx.memset(destination.tensor, byte)
 
     @property
@@ -175,7 +175,7 @@ class RunStream:
         self._note_written([destination])
 
     def memset(self, destination: DeviceArray, byte: int) -> None:
-        """Set every byte."""
+        """Set every byte of ``destination`` to ``byte``."""
         self._stream.memset(destination, byte)
         self._note_written([destination])
 

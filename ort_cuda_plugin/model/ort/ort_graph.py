@@ -24,7 +24,7 @@ def read_graph(api: Any, ort_graph: Any) -> Graph:
     Borrowed constants of the result are valid only as long as ``ort_graph``: see `Constant.keep`.
 
     Raises:
-        OrtCallError: a call failed.
+        OrtCallError: a call of ORT's API failed.
     """
     return _GraphReader(OrtCalls(api), ort_graph).read()
 

@@ -51,7 +51,7 @@ def read_node(
         passed_on: indices of inputs that are read in each Run even if they are constant.
 
     Raises:
-        OrtCallError: a call failed.
+        OrtCallError: a call of ORT's API failed.
     """
     domain, op_type, version = read_operator(ort, info)
     inputs = [_value(ort, info, "Input", index) for index in range(_count(ort, info, "Input"))]

@@ -46,7 +46,7 @@ def read_schemas(ort: OrtCalls, name: str, domain: str) -> Iterator[OpSchema]:
     """Yield ORT's schemas of an operator, the newest first; none if ORT has no schema. ``ort`` calls the OrtEpApi.
 
     Raises:
-        OrtCallError: a call failed.
+        OrtCallError: a call of ORT's API failed.
     """
     newest = _NEWEST
     while newest > 0:

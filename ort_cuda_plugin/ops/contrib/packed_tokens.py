@@ -71,7 +71,7 @@ class PackedTokens:
         return sequence, row, (row >= 0) & (row < count)
 
     def _owner(self) -> Tensor:
-        """Return the sequence of each token, int32 [tokens]."""
+        """Return the index of each token's sequence, int32 [tokens]."""
 
         def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
             bounds = maps.source(self._bounds)

@@ -26,7 +26,7 @@ DOMAIN = "ai.onnx.ml"
 
 
 def real(x: Scalar) -> Scalar:
-    """Convert x to the compute type of ai.onnx.ml: float64 stays, others become float32."""
+    """Convert x to the compute type of ai.onnx.ml: float64 stays, other types become float32."""
     return x if x.dtype is DType.FLOAT64 else s.cast(x, DType.FLOAT32)
 
 

@@ -1,4 +1,4 @@
-"""LabelEncoder: a table of keys and values."""
+"""LabelEncoder of ai.onnx.ml: replaces each key of a table by its value."""
 
 from __future__ import annotations
 

@@ -437,7 +437,7 @@ def _two_classes(
     def both(
         first: Scalar, second: Scalar, has_first: Scalar, has_second: Scalar, *bases: Scalar
     ) -> tuple[Scalar, Scalar, Scalar]:
-        """Return both scores, and the score that decides the label. A score without weights is 0."""
+        """Return the scores of both classes, and the score that decides the label. A score without weights is 0."""
         one, two = first, s.where(has_second, second, zero)
         if len(bases) == 2:
             joined = bases[1] + first
@@ -457,7 +457,7 @@ def _two_classes(
     def part(number: int) -> Tensor:
         return elementwise(ctx, lambda *given: both(*given)[number], *given)
 
-    # Without weights for the second class, the first score determines both, unless there are two base values.
+    # Without weights for the second class, the first score determines both scores, unless there are two base values.
     spread = None
     if len(base) < 2 and 1 not in forest.always:
         spread = elementwise(ctx, lambda has: ~has, given[3])

@@ -273,7 +273,7 @@ def decoder_attention(
     own, others = split_columns(ctx, bias, [hidden, 2 * hidden], "the bias")
 
     def projected(x: Tensor, weights: Tensor, added: Tensor) -> Tensor:
-        """Return the projection, [batch, sequence, columns]."""
+        """Return x @ weights + added, transposed to [batch, sequence, columns]."""
         result = multiply(ctx, x, weights, added, finish=lambda total, b: total + s.widen(b))
         return permute(ctx, result, (1, 0, 2))
 

@@ -83,7 +83,7 @@ class Batch:
         return self.tokens.sequence(maps, entry) if self.by_token else entry
 
     def token(self, maps: IndexMap, entry: Scalar, row: Scalar) -> tuple[Scalar, Scalar]:
-        """Return the token of a row, and whether it exists."""
+        """Return the index of the token at ``row`` of ``entry``, and whether the token exists."""
         if self.by_token:
             return entry, s.constant(True, DType.BOOL)
         begin, count = self.tokens.packed.range(maps, entry)

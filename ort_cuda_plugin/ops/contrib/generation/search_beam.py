@@ -66,7 +66,7 @@ def no_beams(ctx: Lowering, prompts: Dim, beams: Dim, room: Dim, pad: int) -> Be
 
 
 def log_probabilities(ctx: Lowering, scores: Tensor) -> Tensor:
-    """Return the log-softmax of each row."""
+    """Return the log-softmax of each row of ``scores``."""
     return row_map(ctx, log_softmax_row, [1], scores)[0]
 
 

@@ -41,7 +41,7 @@ _JITTER: Final = 0.01
 class Gate:
     """The gate between the two GEMMs: ``kind`` is an activation, or "swiglu" with its parameters.
 
-    ``fusion`` says how the first GEMM stores both parts of swiglu: 0 two GEMMs, 1 interleaved, 2 concatenated.
+    ``fusion`` says how the first GEMM stores swiglu's gate and linear part: 0 two GEMMs, 1 interleaved, 2 concatenated.
     ``limit`` clamps the gate, or with ``limits_activation`` the activated gate, and the linear part on both sides.
     """
 

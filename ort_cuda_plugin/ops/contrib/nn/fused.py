@@ -165,7 +165,7 @@ def bias_softmax(ctx: Lowering, data: Tensor, bias: Tensor, *, is_inner_broadcas
 
 
 def sum_like_first(ctx: Lowering, first: Tensor, *others: Tensor) -> Tensor:
-    """Return the sum; the others broadcast to the shape of the first."""
+    """Return the sum of all inputs; ``others`` broadcast to the shape of ``first``."""
     for other in others:
         require.broadcast(ctx, first.shape, **{"an addend": other})
     return elementwise(ctx, lambda *x: functools.reduce(lambda a, b: a + b, x), first, *others)

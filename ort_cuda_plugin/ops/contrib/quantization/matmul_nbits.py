@@ -216,5 +216,5 @@ def gather_block_quantized(
 
 
 def _along_last(ctx: Lowering, x: Tensor, bits: int) -> Tensor:
-    """Unpack codes along the last dimension."""
+    """Unpack the codes in the bytes of x along the last dimension."""
     return reshape(ctx, _unpacked(ctx, x, bits), [*x.shape[:-1], x.shape[-1] * (8 // bits)])

@@ -1,4 +1,4 @@
-"""Helpers of both sparse attention indexers, in float32: norms, rotary embedding, pooling, ranking."""
+"""Helpers of the two operators that are sparse attention indexers: norms, rotary embedding, pooling, ranking."""
 
 from __future__ import annotations
 

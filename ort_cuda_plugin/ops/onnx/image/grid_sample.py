@@ -72,7 +72,7 @@ class Sampling:
         return result
 
     def _position(self, coordinate: Scalar, size: Scalar) -> Scalar:
-        """Convert a coordinate to a real index on the axis."""
+        """Convert a coordinate in [-1, 1] to a real index on an axis of ``size`` elements."""
         length = s.cast(size, self.real)
         g = s.cast(coordinate, self.real) + 1.0
         position = g * 0.5 * (length - 1.0) if self.align_corners else (g * length - 1.0) * 0.5

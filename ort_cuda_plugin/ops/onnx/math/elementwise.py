@@ -46,7 +46,7 @@ def unary(
     until: int | None = None,
     **defaults: float,
 ) -> None:
-    """Register an elementwise operator with one input: ``fn(x, **attributes)``, attributes with these defaults."""
+    """Register an elementwise operator with one input: ``fn(x, **attributes)``. ``defaults`` has the attributes."""
 
     def function(ctx: Lowering, x: Tensor, **attributes: float) -> Tensor:
         return elementwise(ctx, lambda a: fn(a, **(defaults | attributes)), x)

@@ -46,7 +46,7 @@ _DIGITS = {DType.FLOAT16: (11, -24), DType.BFLOAT16: (8, -133), DType.FLOAT32: (
 
 
 def _draw(ctx: Lowering, shape: Sequence[Dim], dtype: DType, seed: float | None, distribution: Distribution) -> Tensor:
-    """Return a tensor of independent draws."""
+    """Return a tensor of independent draws from ``distribution``."""
     require.that(dtype in FLOATS, "dtype", "be a floating-point type", dtype.name)
     require.that(
         min((n for n in shape if isinstance(n, int)), default=0) >= 0, "shape", "have no negative size", tuple(shape)
@@ -88,7 +88,7 @@ def _largest_below(x: float, dtype: DType) -> float:
 def _random(name: str, distribution: Callable[..., Distribution], **defaults: float) -> None:
     """Register operator ``name``, which has a shape attribute, and ``name``Like, which uses its input's shape.
 
-    Both have the distribution's parameters as attributes, with these defaults.
+    Both operators have the distribution's parameters as attributes, with these ``defaults``.
     """
 
     def by_shape(ctx: Lowering, shape: tuple[int, ...], dtype: int = 1, **given: Any) -> Tensor:

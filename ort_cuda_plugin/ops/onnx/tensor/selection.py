@@ -160,7 +160,7 @@ def unique(ctx: Lowering, x: T, *, axis: int | None = None, sorted: int = 1) -> 
 
 
 def _order_of_appearance(ctx: Lowering, first: Tensor, n: Dim) -> Tensor:
-    """Return the rank of each element of ``first`` among all of them, int64; they are distinct indices below n."""
+    """Return the rank, int64, of each element of ``first`` among its elements, which are distinct indices below n."""
 
     def mark(maps: IndexMap, c: list[Scalar]) -> tuple[list[Scalar], Scalar, None]:
         return [maps.source(first).at(c)], s.constant(True, DType.BOOL), None
