@@ -43,7 +43,7 @@ class _Array:
     offset: int = 0
 
     def pieces(self) -> Iterator[Buffer]:
-        """Yield the contents in pieces, so that memory never holds all of a file. Raises ContextError."""
+        """Yield the contents block by block, so that memory never holds all of a file. Raises ContextError."""
         if callable(self.contents):
             data = self.contents()
             if len(memoryview(data)) != self.nbytes:

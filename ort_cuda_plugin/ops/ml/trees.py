@@ -289,7 +289,7 @@ def _tree_lists(
 
 
 class _Names:
-    """Index of the nodes of an ensemble by (tree id, node id)."""
+    """Finds the nodes of an ensemble by (tree id, node id)."""
 
     def __init__(self, trees: Ints, nodes: Ints) -> None:
         self._first = int(trees.min()), int(nodes.min())

@@ -385,7 +385,7 @@ def _scores(
 
 
 def _chosen(ctx: Lowering, steps: _Steps, seen: Tensor, order: Tensor, picked: int) -> tuple[Tensor, Tensor]:
-    """Return indices and counts: the ``picked`` best entries, or the tokens of the best and the last block."""
+    """Return indices and counts of the ``picked`` best entries, or of the tokens of best and incomplete blocks."""
     ratio, count = steps.ratio, order.shape[0]
     room = picked * ratio + ratio - 1 if steps.by_tokens else picked
 

@@ -178,7 +178,7 @@ def _products(ctx: Lowering, x: Tensor, weights: Tensor) -> Tensor:
     """Return x [steps, batch, depth] @ weights.
 
     The result has x's memory order: for a batch-major x (after a Transpose) all steps are one GEMM only in this order.
-    The cell kernel reads either order.
+    The cell kernel reads step-major and batch-major results.
     """
     x = ctx.materialize(x)
     if hint(x.strides[0]) >= hint(x.strides[1]):
