@@ -28,8 +28,8 @@ typedef enum ocp_counter {
   OCP_GRAPH_FALLBACKS_READ_BACK,  /* the host needs values in the middle of the Run */
   OCP_GRAPH_FALLBACKS_CALL,       /* the Run calls Python, which a graph cannot do */
   OCP_GRAPH_FALLBACKS_CAPTURING,  /* the application captures the stream */
-  OCP_GRAPH_FALLBACKS_CACHE_FULL, /* as many graphs as allowed are in use */
-  OCP_GRAPH_FALLBACKS_MEMORY,     /* no memory for the graph */
+  OCP_GRAPH_FALLBACKS_CACHE_FULL, /* all graphs that the cluster may have are in use */
+  OCP_GRAPH_FALLBACKS_MEMORY,     /* too little memory for the graph or its slab */
   OCP_GRAPH_FALLBACKS_LIBRARY,    /* a library call cannot be captured */
   OCP_GRAPH_FALLBACKS_DRIVER,     /* the driver cannot make a graph of the work */
   OCP_DEVICE_BYTES_IN_USE,        /* handed out and not yet freed: ORT's tensors, slabs, weights */

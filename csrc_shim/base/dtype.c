@@ -1,4 +1,4 @@
-/* Sizes and kinds of ONNX element types. */
+/* Sizes and properties of ONNX element types. */
 #include "base/dtype.h"
 
 #include "base/ort_abi.h"

@@ -5,7 +5,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Bits of an element; 0 when the type is unknown or has no fixed size (strings). */
+/* Returns the bits of an element; 0 when the type is unknown or has no fixed size (strings). */
 uint32_t ocp_dtype_bits(uint32_t dtype);
 /* Returns the unsigned integer type of 1, 2, 4 or 8 bytes; 0 for another size. */
 uint32_t ocp_dtype_of_bytes(uint32_t bytes);

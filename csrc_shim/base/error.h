@@ -1,15 +1,16 @@
 /* Errors: a code and a message, made into an OrtStatus at the boundary only (host.h).
  *
- * A function that can fail takes an ocp_error. When it fails, it fills the error and returns its code, or NULL instead
- * of the object. When it succeeds, it may leave the error as it was: a caller that reads error->code afterwards clears
- * it first. A caller adds context in front of the text and keeps the rest.
+ * A function that can fail takes an ocp_error. When it fails, it fills the error and returns the error's code; a
+ * function that returns a pointer returns NULL instead. When it succeeds, it may leave the error as it was: a caller
+ * that reads error->code afterwards clears it first. A caller adds context in front of the text and keeps the rest.
  *
  * No error has the code ORT_EP_FAIL: InferenceSession.run answers it by making the session again without the provider,
- * and the application stays on the CPU. What the device or the driver refuses is ORT_RUNTIME_EXCEPTION. */
+ * and the application stays on the CPU. Errors of the device and of the driver have the code
+ * ORT_RUNTIME_EXCEPTION. */
 #ifndef OCP_BASE_ERROR_H
 #define OCP_BASE_ERROR_H
 
-#include "base/ort_abi.h" /* the codes; generated from ort_cuda_plugin/abi by build_plugin.py */
+#include "base/ort_abi.h" /* OrtErrorCode; generated from ort_cuda_plugin/abi by build_plugin.py */
 
 typedef struct ocp_error {
   int code; /* OrtErrorCode; 0: none */
@@ -18,7 +19,7 @@ typedef struct ocp_error {
 /* Formats the message (truncating) and returns code. */
 int ocp_fail(ocp_error *error, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
-/* The message of each failed allocation in the process, such as malloc; the device's memory has errors of its own. */
+/* The message of every failed allocation of host memory, such as malloc. Device memory has messages of its own. */
 #define OCP_OUT_OF_HOST_MEMORY                                                                                         \
   "out of host memory: an allocation in this process failed. End other processes, or raise the limit of this one's "   \
   "memory"

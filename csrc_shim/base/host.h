@@ -26,7 +26,7 @@ OrtStatus *ocp_status(const ocp_error *error); /* NULL when error->code is 0 */
 /* Moves code and message of ORT's status, which is not NULL, into the error, and releases the status. */
 int ocp_fail_status(ocp_error *error, OrtStatus *status);
 
-/* Writes a line to the log of ORT's environment, if there is one; `origin` names the part of the plugin. */
+/* Writes a line to the log of ORT's environment, if there is one; `origin` names the part of the library that logs. */
 void ocp_log(OrtLoggingLevel level, const char *text, const char *origin);
 
 #endif

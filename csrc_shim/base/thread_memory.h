@@ -1,5 +1,5 @@
 /* Heap memory per thread: made when the thread first asks for it, released when the thread ends. glibc keeps little
- * room for the thread-local data of libraries that are loaded late, so users keep only a pointer there. */
+ * room for thread-local variables of libraries that are loaded late, so users keep only a pointer in one. */
 #ifndef OCP_BASE_THREAD_MEMORY_H
 #define OCP_BASE_THREAD_MEMORY_H
 

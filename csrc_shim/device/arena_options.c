@@ -64,7 +64,7 @@ static bool parse_value(int index, const char *text, int64_t *value) {
   uint64_t number;
   if (!ocp_parse_number(text, UINT64_MAX, &number))
     return false;
-  /* SIZE_MAX means "unlimited" to the built-in provider. */
+  /* For ONNX Runtime's built-in CUDA provider, SIZE_MAX means "unlimited". */
   *value = number > INT64_MAX ? INT64_MAX : (int64_t)number;
   if (*value < keys_known[index].least || *value > keys_known[index].largest)
     return false;
@@ -82,7 +82,7 @@ static int unknown_key(const char *key, ocp_error *error) {
 int ocp_arena_config_parse(const char *const *keys, const char *const *values, size_t count, ocp_arena_config *config,
                            uint32_t *given, ocp_error *error) {
   for (size_t i = 0; i < count; i++) {
-    /* From 1.32 on, ONNX Runtime names the session's execution provider that will use the allocator. */
+    /* ONNX Runtime adds this key from 1.32 on: the id of the session's EP that will use the allocator. */
     if (strcmp(keys[i], "ep_instance_id") == 0)
       continue;
     int index = 0;
@@ -112,7 +112,7 @@ void ocp_arena_config_take(ocp_arena_config *config, const ocp_arena_config *wan
       *member(config, i) = value_of(wanted, i);
 }
 
-/* Keeps the bits below USE_MEMPOOL: CUDA's memory pools hold device memory only. */
+/* Keeps the bits of `given` below USE_MEMPOOL: CUDA's memory pools hold device memory only. */
 uint32_t ocp_arena_config_of_pinned(uint32_t given) { return given & ((UINT32_C(1) << USE_MEMPOOL) - 1); }
 
 int ocp_arena_check(const char *const *keys, const char *const *values, size_t count, ocp_error *error) {

@@ -1,4 +1,4 @@
-/* The options of an arena, their keys and values, and what an arena reports. */
+/* The options of an arena, their keys and values, and the statistics of an arena. */
 #ifndef OCP_DEVICE_ARENA_OPTIONS_H
 #define OCP_DEVICE_ARENA_OPTIONS_H
 
@@ -50,7 +50,7 @@ int ocp_arena_check(const char *const *keys, const char *const *values, size_t c
 int ocp_arena_read_limit(const char *text, int64_t *bytes, ocp_error *error);
 
 /* ---- sets of keys, as bits ---- */
-/* Returns the bits of the options in `given` whose values differ. */
+/* Returns the bits of the options in `given` whose values in `config` and `wanted` differ. */
 uint32_t ocp_arena_config_differences(const ocp_arena_config *config, const ocp_arena_config *wanted, uint32_t given);
 /* Copies the members whose bits are in `given` from `wanted` to `config`. */
 void ocp_arena_config_take(ocp_arena_config *config, const ocp_arena_config *wanted, uint32_t given);

@@ -40,7 +40,7 @@ ocp_stay ocp_device_enter(ocp_device *device, ocp_error *error) {
 
 ocp_stay ocp_device_enter_to_release(const ocp_device *device) {
   ocp_stay stay = {0};
-  /* Tries twice: what the caller cannot release now stays allocated. */
+  /* Tries twice: if this fails, what the caller wants to release stays allocated for good. */
   stay.entered = !atomic_load(&ocp_forked) &&
                  (make_current(device, &stay) == CUDA_SUCCESS || make_current(device, &stay) == CUDA_SUCCESS);
   return stay;

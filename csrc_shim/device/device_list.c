@@ -82,7 +82,7 @@ static void add(ocp_device_metadata **entry, const char *key, const char *format
 
 void ocp_describe_device(const ocp_device_info *info, ocp_device_metadata entries[]) {
   ocp_device_metadata *entry = entries;
-  /* Keys that begin with cuda_ are those of ONNX Runtime's own plugin. */
+  /* Keys that begin with cuda_ have the names that ONNX Runtime's own CUDA plugin EP uses. */
   add(&entry, "cuda_device_id", "%d", info->ordinal);
   add(&entry, "name", "%s", info->name);
   add(&entry, "compute_capability", "%d.%d", info->cc_major, info->cc_minor);

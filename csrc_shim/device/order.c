@@ -33,7 +33,7 @@ void ocp_pool_advance(ocp_pool *pool, ocp_stream *stream) {
   }
 }
 
-/* Marks all work of the stream up to a number as finished. The caller holds the pool's lock. */
+/* Marks all work of the stream up to this sequence number as finished. The caller holds the pool's lock. */
 static void set_completed(ocp_stream *stream, uint64_t up_to) {
   struct ocp_stream_private *priv = stream->priv;
   if (load(&priv->enqueued) <= up_to)

@@ -1,9 +1,9 @@
 /* The streams, arenas and sequence numbers of a device; private to this folder.
  *
- * All work of a device is numbered from one sequence. ocp_stream_enqueued gives the end of a stream the next number,
- * and a stream knows below which number all its work has finished. Freed memory remembers the number at which it was
- * freed: another stream can get it when every stream that could have used it has finished the work enqueued up to
- * then, or when the new stream waits for that work on the device. No driver call is needed for that:
+ * All work of a device is numbered from one sequence. ocp_stream_enqueued gives the latest work of a stream the next
+ * number, and a stream knows below which number all its work has finished. Freed memory remembers the number at which
+ * it was freed: another stream can get it when every stream that could have used it has finished the work enqueued up
+ * to that number, or when the new stream waits for that work on the device. No driver call is needed for that:
  * synchronisations that happen anyway advance the numbers. */
 #ifndef OCP_DEVICE_POOL_H
 #define OCP_DEVICE_POOL_H
@@ -18,8 +18,8 @@ enum { OCP_MAX_WAITED = 8 };
 enum { OCP_TURN_ALONE = 1 << 29, OCP_TURN_WANTED = 1 << 30 };
 
 struct ocp_stream_private {
-  ocp_stream *next;      /* of the pool's streams */
-  ocp_stream *next_idle; /* list of the idle streams that can be borrowed */
+  ocp_stream *next;      /* in the list of the pool's streams */
+  ocp_stream *next_idle; /* in the list of idle streams that can be borrowed */
   uint64_t id;           /* unique: never reused */
   atomic_uint users;     /* references; the last release destroys the stream */
   /* Written under the lock; the thread that enqueues on the stream may read it without the lock. */

@@ -5,7 +5,7 @@
 
 /* The Run that the calling thread watches. */
 static _Thread_local ocp_run_memory *watched;
-/* The watched Runs of all threads, since another thread may free their memory; guarded by the lock. */
+/* The watched Runs of all threads, since another thread may free their memory; guarded by `lock`. */
 enum { MAX_WATCHED = 64 };
 static ocp_run_memory *all[MAX_WATCHED];
 static atomic_uint num_watched;

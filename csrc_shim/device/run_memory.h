@@ -1,8 +1,9 @@
 /* Ownership of the memory that a captured CUDA graph refers to.
  *
- * A captured graph holds the addresses of a Run's temporary tensors, so the arena must not hand them to others while
- * the graph lives. While a thread watches its Run, each of its allocations on the device is recorded. A block that
- * any thread frees meanwhile returns to the Run instead of the arena, and serves the Run's later allocations. */
+ * A captured graph holds the addresses of a Run's temporary tensors, so the arena must not hand this memory to other
+ * users while the graph lives. While a thread watches its Run, each of its allocations on the device is recorded. A
+ * block that any thread frees meanwhile returns to the Run instead of the arena, and serves the Run's later
+ * allocations. */
 #ifndef OCP_DEVICE_RUN_MEMORY_H
 #define OCP_DEVICE_RUN_MEMORY_H
 
@@ -23,13 +24,14 @@ typedef struct ocp_run_memory {
   bool captured; /* a stream capture is open: driver calls that may synchronize are forbidden */
 } ocp_run_memory;
 
-/* Starts to record the allocations of the calling thread's Run, which get freed blocks in `memory` first. */
+/* Starts to record the allocations of the calling thread's Run. An allocation reuses a freed block of `memory` first.
+ * `captured`: the Run is in a stream capture. */
 int ocp_run_memory_watch(ocp_run_memory *memory, ocp_device *device, bool captured, ocp_error *error);
 /* Stops recording; may be called on another thread. */
 void ocp_run_memory_unwatch(ocp_run_memory *memory);
-/* Stops recording on the calling thread, also where a Run failed before ocp_run_memory_unwatch. */
+/* Stops recording on the calling thread, even if a Run failed before its ocp_run_memory_unwatch. */
 void ocp_run_memory_forget(void);
-/* Suspends recording on the calling thread until it resumes. */
+/* Suspends recording on the calling thread; ocp_run_memory_resume with the returned value resumes it. */
 ocp_run_memory *ocp_run_memory_pause(void);
 void ocp_run_memory_resume(ocp_run_memory *paused);
 /* Forgets the blocks that are still in use: the application owns them (outputs), and frees them as usual. */

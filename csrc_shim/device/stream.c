@@ -7,7 +7,7 @@
 #include "device/order.h"
 #include "device/pool.h"
 
-/* All streams of all devices by their handle; few, so a list. */
+/* All streams of all devices, searched by handle. There are few, so a list suffices. */
 static pthread_mutex_t all_lock = PTHREAD_MUTEX_INITIALIZER;
 static ocp_stream **all_streams;
 static size_t num_streams, max_streams;
@@ -56,7 +56,7 @@ ocp_stream *ocp_stream_of_handle(const ocp_device *device, void *handle) {
     ocp_stream *stream;
     unsigned generation;
   } answer;
-  /* The calling thread's latest answers, without a device and with one: a thread mostly looks up the same stream. */
+  /* The calling thread's latest look-up on any device, and on a given one: a thread mostly looks up the same stream. */
   static _Thread_local answer answers[2];
   answer *latest = &answers[device != NULL];
   unsigned generation = atomic_load_explicit(&all_generation, memory_order_acquire);
@@ -161,7 +161,7 @@ ocp_stream *ocp_stream_share(ocp_stream *stream) {
   return stream;
 }
 
-/* Drops a user. Returns whether it was the last one; from then on lookups do not find the stream. */
+/* Drops a reference. Returns whether it was the last one; from then on look-ups do not find the stream. */
 static bool leave(ocp_stream *stream) {
   pthread_mutex_lock(&adopt_lock);
   bool last = atomic_fetch_sub(&stream->priv->users, 1) == 1;

@@ -9,7 +9,7 @@
 #include "driver/driver.h"
 
 int ocp_stream_create(ocp_device *device, ocp_stream **out, ocp_error *error);
-/* The application's stream with that handle (NULL: the default stream); every caller gets the same object.
+/* Returns the object of the application's stream with that handle (NULL: the default stream), the same to each caller.
  * Fails if the driver does not know the handle, or if the stream is of a context other than the device's primary one.
  */
 int ocp_stream_adopt(ocp_device *device, CUstream handle, ocp_stream **out, ocp_error *error);
@@ -28,14 +28,14 @@ bool ocp_stream_is_captured(const ocp_stream *stream);
  * open, it is ended again at once, and ocp_stream_close_capture ends it before a Run uses the stream. */
 CUresult ocp_stream_end_capture(ocp_stream *stream, CUgraph *graph);
 int ocp_stream_close_capture(ocp_stream *stream, ocp_error *error);
-/* Takes the turn of a Run on a stream that several threads share. An exclusive turn (`alone`) waits until no other
- * turn is left and keeps others out, since a capture records everything that is enqueued on the stream.
+/* Takes the turn of a Run on a stream that several threads share. An exclusive turn (`alone`) waits until no
+ * other turn is left and keeps other Runs out, since a capture records everything that is enqueued on the stream.
  * ocp_stream_try_turn does not wait; it fails during an exclusive turn. */
 void ocp_stream_take_turn(ocp_stream *stream, bool alone);
 bool ocp_stream_try_turn(ocp_stream *stream);
 void ocp_stream_end_turn(ocp_stream *stream);
-/* Finds our stream with a raw handle on a device, or on any device; NULL when there is none. Default streams have
- * the same handle on every device. */
+/* Finds our stream with this CUstream on the device (NULL: on any device); NULL when there is none. Default streams
+ * have the same handle on every device. */
 ocp_stream *ocp_stream_of_handle(const ocp_device *device, void *handle);
 /* Finds our stream whose slot holds the state; NULL when there is none. Does not dereference the state. */
 ocp_stream *ocp_stream_of_state(ocp_stream_slot_id slot, const void *state);

@@ -71,7 +71,7 @@ void ocp_listener_enter(ocp_listener *listener, uint64_t key) {
   entered *place = my_state() ? place_of(ocp_listener_number(listener)) : NULL;
   if (!place)
     return;
-  if (place->depth == MAX_DEPTH) { /* ORT dropped the ends of some events: drop the oldest entry */
+  if (place->depth == MAX_DEPTH) { /* ORT dropped the ends of some events: drop the oldest event */
     memmove(place->events, place->events + 1, (MAX_DEPTH - 1) * sizeof *place->events);
     place->depth--;
   }

@@ -37,8 +37,8 @@ ocp_left_event ocp_listener_leave(const ocp_listener *listener, uint64_t key);
 /* ---- work ---- */
 
 void ocp_graph_sources_clear(ocp_graph_sources *sources);
-/* Record the sources that the calling thread sets between the two calls; the second call moves them to `into` (NULL:
- * drops them). */
+/* Begin and end the recording of the sources that the calling thread sets; the end moves them to `into` (NULL: drops
+ * them). */
 void ocp_activity_begin_graph(void);
 void ocp_activity_end_graph(ocp_graph_sources *into);
 /* Like ocp_activity_of, for the launch of a graph. */

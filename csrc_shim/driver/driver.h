@@ -2,7 +2,7 @@
  *
  * Two implementations exist: the real driver, resolved from libcuda.so.1 (cuda.c), and the emulated device
  * (the folder emulator). Members have the names, signatures and error codes of the CUDA driver API without the "cu"
- * prefix, so that every caller reads as CUDA code and none of them knows which device it talks to. */
+ * prefix, so that callers read as CUDA code and do not know which device they use. */
 #ifndef OCP_DRIVER_DRIVER_H
 #define OCP_DRIVER_DRIVER_H
 
@@ -48,7 +48,7 @@ enum {
   CUDA_ERROR_UNKNOWN = 999,
 };
 
-enum { CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9 }; /* int; the only attribute that callers ask for */
+enum { CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9 }; /* an int; the only pointer attribute that callers ask for */
 /* The legacy default stream, which synchronises with all streams except non-blocking ones. NULL means the same stream.
  */
 #define CU_STREAM_LEGACY ((CUstream)1)

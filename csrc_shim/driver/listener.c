@@ -15,7 +15,7 @@ struct ocp_listener {
 
 atomic_uint ocp_num_listeners;
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards everything below and the listeners */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards the variables below and the listeners */
 static ocp_listener *listeners;
 static uint64_t last_number;
 

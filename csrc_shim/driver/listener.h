@@ -25,7 +25,7 @@ typedef enum ocp_activity_direction { OCP_ACTIVITY_H2D, OCP_ACTIVITY_D2H, OCP_AC
 
 typedef struct ocp_activity {
   uint64_t source; /* 0: unknown */
-  uint64_t event;  /* the event, of this listener's profile, that enqueued the work */
+  uint64_t event;  /* the event of this listener's profile in which the work was enqueued */
   int64_t begin, end;
   const char *kernel; /* lives as long as the process; NULL: no kernel, or the source names it */
   uint64_t stream;
@@ -36,7 +36,7 @@ typedef struct ocp_activity {
   int32_t device; /* ordinal */
   int32_t thread; /* the host thread, if the emulated device ran it inline; else 0 */
   /* Set for a CUPTI record of a CUDA graph's node: the layout that has the sources of the graph's nodes (tracer.h),
-   * and the number of the launch. 0: the source is known. */
+   * and the number of the launch. `layout` 0: `source` is known. */
   uint64_t layout, launch;
 } ocp_activity;
 
@@ -54,8 +54,8 @@ void ocp_listener_destroy(ocp_listener *listener);
 /* Takes the activities received so far, in any order; the caller frees them. *lost: number of activities that were
  * dropped for lack of room. */
 ocp_activity *ocp_listener_take(ocp_listener *listener, size_t *count, size_t *lost);
-/* The number of a listener is unique in the process; the second function tells whether the listener of a number is
- * open. */
+/* ocp_listener_number: a number that is unique in the process. ocp_listener_is_open: whether the listener with this
+ * number is open. */
 uint64_t ocp_listener_number(const ocp_listener *listener);
 bool ocp_listener_is_open(uint64_t number);
 

@@ -19,7 +19,7 @@ typedef struct layout {
 
 atomic_bool ocp_tracer_is_on;
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards everything below */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards the variables below */
 static ocp_tracer_functions functions;
 static uint32_t session;
 static mark *marks; /* the correlation id of a mark is its index + 1 */

@@ -13,7 +13,7 @@
 
 #include "driver/listener.h"
 
-/* CUPTI's functions, for an external correlation kind. */
+/* CUPTI's functions that push and pop external correlation ids of one `kind`. */
 typedef struct ocp_tracer_functions {
   int (*push)(int kind, uint64_t id);
   int (*pop)(int kind, uint64_t *id);
@@ -42,7 +42,7 @@ void ocp_tracer_deliver(const ocp_trace_record *record);
 typedef struct ocp_graph_sources {
   uint64_t *each;
   uint32_t count, capacity;
-  uint64_t layout; /* number of the layout, if the graph was launched in the tracer's present session */
+  uint64_t layout; /* number of the tracer's copy of `each`, if the graph was launched in its present session */
   uint32_t session;
 } ocp_graph_sources;
 
@@ -52,7 +52,7 @@ static inline bool ocp_is_tracing(void) { return atomic_load_explicit(&ocp_trace
  * If it returns true, the caller must call ocp_tracer_pop. */
 bool ocp_tracer_push(const ocp_activity_owners *owners, uint64_t source, ocp_graph_sources *graph);
 void ocp_tracer_pop(void);
-/* Returns the sources of a layout; NULL: there is none. They live until the tracer stops. */
+/* Returns the sources of the graph nodes of a layout; NULL: no such layout. They live until the tracer stops. */
 const uint64_t *ocp_tracer_layout(uint64_t layout, uint32_t *count);
 
 #endif

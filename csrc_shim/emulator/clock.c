@@ -1,6 +1,6 @@
 /* Happens-before race detection: a vector clock for each stream and one for the host, and for each granule of device
- * memory its last accesses. If no chain of stream order, events and host waits orders two accesses to the same bytes,
- * and one of the accesses is a write, the program lacks a wait.
+ * memory the last accesses to it. If no chain of stream order, events and host waits orders two accesses to the same
+ * bytes, and one of the accesses is a write, the program lacks a wait.
  *
  * All host threads count as one, since their synchronisation is not visible here. */
 #include "emulator/clock.h"

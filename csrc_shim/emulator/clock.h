@@ -1,4 +1,4 @@
-/* The checking mode's race detector: vector clocks of streams and the host. Clocks are NULL without the mode. */
+/* The checking mode's race detector: vector clocks of streams and the host. Clocks are NULL outside of that mode. */
 #ifndef OCP_EMULATOR_CLOCK_H
 #define OCP_EMULATOR_CLOCK_H
 

@@ -6,7 +6,7 @@
 
 typedef struct ocp_emu_config {
   uint32_t num_devices;  /* 1 .. 8 */
-  uint32_t workers;      /* threads that run blocks; 0: one per core of the process's affinity mask */
+  uint32_t workers;      /* host threads that run blocks; 0: one per core of the process's affinity mask */
   uint64_t device_bytes; /* memory of each device; address space only until it is touched */
   uint32_t adversarial;  /* 0: inline streams; 1: deferred and interleaved by `seed` until the program waits */
   uint32_t check;        /* 1: the checking mode; needs kernels compiled with checks */
@@ -34,19 +34,19 @@ typedef struct ocp_emu_access {
 } ocp_emu_access;
 
 /* A request of the counting mode, and its results. The kernels must be compiled for that mode. The caller owns the
- * memory. */
+ * arrays. */
 typedef struct ocp_emu_count {
   const uint64_t *blocks; /* the blocks of a launch that run, one after the other */
   uint32_t num_blocks;
   uint32_t num_places; /* number of instructions that access memory, and of basic blocks, in the kernel */
   uint32_t max_turns;  /* recorded executions per thread and instruction; later ones are not recorded */
   uint32_t block;      /* index of the running block */
-  uint32_t num_left;   /* blocks that ended early, at an access outside of all memory */
+  uint32_t num_left;   /* blocks that ended early, at an access outside of all allocations */
   uint64_t max_accesses, num_accesses;
   ocp_emu_access *accesses;
   uint64_t *executed; /* executions of each instruction or basic block, summed over threads */
-  uint64_t *issued;   /* executions of each by warps: the maximum over the lanes of a warp */
-  uint32_t *turns;    /* executions of each by each of at most 1024 threads of the running block */
+  uint64_t *issued;   /* the same by warps: for each warp the maximum over its lanes, summed over warps */
+  uint32_t *turns;    /* executions by each thread of the running block, 1024 entries per instruction or basic block */
 } ocp_emu_count;
 
 #endif

@@ -9,9 +9,8 @@
 
 /* Findings of the checking mode since the last clear: kinds out-of-bounds, use-after-free, uninitialised-read,
  * divergent-barrier, missing-wait, misaligned, race, pending-copy. Each is one line of text that names kernel, block,
- * thread, address, bytes. A finding also makes the launch fail with CUDA_ERROR_ILLEGAL_ADDRESS or
- * CUDA_ERROR_LAUNCH_FAILED, as compute-sanitizer's
- * --error-exitcode would. */
+ * thread, address, bytes. A finding also makes the launch or copy fail with CUDA_ERROR_ILLEGAL_ADDRESS or
+ * CUDA_ERROR_LAUNCH_FAILED. */
 int ocp_emu_num_findings(void);
 /* Copies finding `index` into text; returns its length, or -1. */
 int ocp_emu_finding(int index, char *text, size_t text_bytes);

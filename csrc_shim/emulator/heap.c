@@ -12,7 +12,7 @@ struct emu_heap_block {
   uint32_t live;
   union {
     struct {
-      uint32_t previous, next; /* of a free block: its neighbours in the free list */
+      uint32_t previous, next; /* of a free block: the granules of its neighbours in the free list */
     };
     uint64_t bytes; /* of a live block: the requested size */
   };

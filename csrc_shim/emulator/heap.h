@@ -33,8 +33,8 @@ int emu_heap_init(emu_heap *heap, uint64_t base, ptrdiff_t alias, uint64_t bytes
 void emu_heap_destroy(emu_heap *heap);
 uint64_t emu_heap_alloc(emu_heap *heap, uint64_t bytes); /* 0: no room */
 bool emu_heap_free(emu_heap *heap, uint64_t address);    /* false: no block starts there */
-/* Whether [address, address + bytes) lies in one live block; also returns the block's start and size if the pointers
- * are not NULL. */
+/* Whether [address, address + bytes) lies in one live block; stores the block's start and size through the pointers
+ * that are not NULL. */
 bool emu_heap_find(emu_heap *heap, uint64_t address, uint64_t bytes, uint64_t *start, uint64_t *size);
 /* Returns the bytes that the live block at the address occupies: its rounded size and its red zone. */
 uint64_t emu_heap_held(emu_heap *heap, uint64_t address);

@@ -14,10 +14,10 @@ typedef struct emu_record {
   atomic_int references;
   atomic_bool done;
   double time;      /* milliseconds of the host's clock */
-  emu_clock *clock; /* checking mode: the operations that happened before the record */
+  emu_clock *clock; /* checking mode: the operations that happened before the recording */
 } emu_record;
 emu_record *emu_record_make(void); /* NULL: out of memory */
-/* Whether all work before the record has run; true for NULL (an event that was never recorded). */
+/* Whether all work before the recording has run; true for NULL (an event that was never recorded). */
 bool emu_record_is_done(const emu_record *record);
 void emu_record_finish(emu_record *record);
 emu_record *emu_record_share(emu_record *record);
@@ -25,10 +25,10 @@ void emu_record_release(emu_record *record);
 
 struct CUevent_st {
   unsigned flags;
-  emu_record *record;          /* the latest record; NULL: never recorded */
+  emu_record *record;          /* the latest recording; NULL: never recorded */
   struct emu_capture *capture; /* the capture in which the event was last recorded */
   struct CUgraphNode_st **nodes;
-  uint32_t num_nodes;      /* nodes that the capture had before the record */
+  uint32_t num_nodes;      /* nodes of the capture on which a wait for the event depends */
   struct CUevent_st *next; /* next event of the capture */
 };
 

@@ -7,7 +7,7 @@
 
 #include "emulator/heap.h"
 
-#define QUARANTINE_BYTES ((uint64_t)256 << 20) /* maximum per device, if a quarter of its memory is not less */
+#define QUARANTINE_BYTES ((uint64_t)256 << 20) /* maximum per device; a quarter of its memory if that is less */
 
 typedef struct freed {
   struct freed *next;

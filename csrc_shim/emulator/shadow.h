@@ -27,7 +27,7 @@ void emu_shadow_reused(uint64_t address, uint64_t bytes, uint64_t held);
 bool emu_shadow_is_freed(uint64_t address);
 void emu_shadow_written(uint64_t address, uint64_t bytes);
 void emu_shadow_copied(uint64_t dst, uint64_t src, uint64_t bytes);
-/* Returns the offset of the first byte in the range that lacks one of these states; `bytes` if no byte does. */
+/* Returns the offset of the first byte in the range that lacks any of the bits `states`; `bytes` if no byte does. */
 uint64_t emu_shadow_first_not(uint64_t address, uint64_t bytes, uint8_t states);
 /* Whether every byte is allocated and written: true for nearly every access. */
 bool emu_shadow_is_written(uint64_t address, uint32_t bytes);

@@ -121,9 +121,9 @@ OrtStatus *ReleaseEpFactory(OrtEpFactory *factory) {
   return NULL;
 }
 
-/* Registers the custom operators with session options that name the provider, or do not use it. ORT itself asks the
- * factory for operators only if the options select one of its devices. SessionOptions.register_custom_ops_library and
- * RegisterCustomOpsLibrary_V2 call this function. */
+/* Adds the custom operators to session options. ORT itself asks the factory for custom operators only if the options
+ * select one of its devices, not if they select the provider by name or not at all. The application calls this function
+ * through SessionOptions.register_custom_ops_library or RegisterCustomOpsLibrary_V2. */
 OrtStatus *RegisterCustomOps(OrtSessionOptions *options, const OrtApiBase *api_base) {
   const OrtApi *oldest = api_base->GetApi(1);
   ocp_error error = {0};

@@ -1,5 +1,5 @@
-/* OrtEp. Claims and compilation go to Python; everything that can happen in a Run is C. A slot left NULL means ORT's
- * default: the factory's allocators.
+/* The OrtEp of a session. Python claims and compiles nodes; C executes Runs. Slots for allocators stay NULL: ORT then
+ * uses the allocators of the factory.
  *
  * What ORT calls:
  *
@@ -11,7 +11,7 @@
  *       Compute                       (compute.c) -> run/executor.c; ORT's allocators give the outputs (allocator.c)
  *       Memcpy kernels, CopyTensors   (kernels.c, memory.c) where a CPU node and a node of ours meet
  *     OnRunEnd                        the end of the turn, or of the capture
- *     ReplayGraph                     in place of all that once the Run is captured
+ *     ReplayGraph                     instead of OnRunStart to OnRunEnd, once the Run is captured
  *     CreateProfiler                  for a profile of the session or of a Run (profiler.h)
  *     ReleaseEp                       (factory.c) clusters are released by Python
  *
@@ -90,8 +90,8 @@ static OrtStatus *get_preferred_layout(OrtEp *ep, OrtEpDataLayout *layout) {
   return NULL;
 }
 
-/* ORT asks about operators of claimed nodes. The answer "no preference" would make ORT use its own list, so it is
- * never given. */
+/* ORT asks whether to convert claimed nodes of this operator to NHWC. The answer is never "no preference", because ORT
+ * would then use its own list of operators. */
 static OrtStatus *should_convert_layout(OrtEp *ep, const char *domain, const char *op_type, OrtEpDataLayout layout,
                                         int *should_convert) {
   *should_convert = 0;
@@ -110,7 +110,7 @@ static OrtStatus *set_dynamic_options(OrtEp *ep, const char *const *keys, const 
                 : ocp_status(&error);
 }
 
-/* Bytes that a model may use: the free memory of the device and of our arena, up to the arena's limit. */
+/* Returns the bytes that a model may use: the free memory of the device and of our arena, up to the arena's limit. */
 static OrtStatus *get_available_resource(const OrtEp *ep, OrtResourceCount *available) {
   ocp_error error = {0};
   uint64_t bytes = 0;
@@ -127,8 +127,8 @@ static OrtStatus *get_kernel_registry(OrtEp *ep, const OrtKernelRegistry **regis
   return ocp_status(&error);
 }
 
-/* Always true: Runs that must not overlap take turns on their stream. If this were false, ORT would hold a lock of
- * the session during a Run. Python threads ask for that lock while they hold the GIL, and a Run may need the GIL: a
+/* Always answers true: Runs that must not overlap take turns on their stream. For false, ORT would hold a lock of the
+ * session during a Run. Python threads ask for that lock while they hold the GIL, and a Run may need the GIL: a
  * deadlock. */
 static OrtStatus *is_concurrent_run_supported(OrtEp *ep, bool *is_supported) {
   (void)ep;
@@ -137,7 +137,7 @@ static OrtStatus *is_concurrent_run_supported(OrtEp *ep, bool *is_supported) {
 }
 
 static OrtStatus *create_sync_stream(OrtEp *ep, const OrtMemoryDevice *memory_device, OrtSyncStreamImpl **out) {
-  (void)memory_device; /* ORT asks only for streams of the EP's device */
+  (void)memory_device; /* ORT calls this only for the EP's device */
   *out = NULL;
   ocp_error error = {0};
   ocp_stream *stream = self(ep)->config.stream;

@@ -1,4 +1,4 @@
-/* OrtEp. */
+/* The OrtEp of a session. */
 #ifndef OCP_ORT_EP_H
 #define OCP_ORT_EP_H
 
@@ -7,7 +7,7 @@
 
 /* Creates an EP; NULL: out of memory. */
 OrtEp *ocp_ep_create(const ocp_ep_config *config, ocp_identity identity);
-/* Destroys everything that refers to clusters; called before Python releases its side. */
+/* Destroys everything that refers to clusters; called before Python releases the clusters. */
 void ocp_ep_close(OrtEp *ep);
 void ocp_ep_release(OrtEp *ep);
 

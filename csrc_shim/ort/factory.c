@@ -1,5 +1,5 @@
-/* OrtEpFactory. Python answers the calls of sessions; C answers the calls during registration of the library
- * (offer.h). */
+/* The OrtEpFactory. Python answers the calls that ORT makes for sessions; C answers those during registration of the
+ * library (offer.h). */
 #include "ort/factory.h"
 
 #include <stdlib.h>
@@ -44,7 +44,7 @@ static const char *get_name(const OrtEpFactory *factory) {
 
 static const char *get_vendor(const OrtEpFactory *factory) {
   (void)factory;
-  return "NVIDIA"; /* with the id below, because ORT prefers the provider whose vendor is the device's */
+  return "NVIDIA"; /* like the vendor id below, because ORT prefers the provider of the device's vendor */
 }
 
 static uint32_t get_vendor_id(const OrtEpFactory *factory) {
@@ -57,7 +57,7 @@ static const char *get_version(const OrtEpFactory *factory) {
   return OCP_VERSION;
 }
 
-/* Whether the library is still registered; false with the error: ORT's objects for the devices are freed. */
+/* Whether the library is still registered; false with the error. ORT frees its device objects at unregistration. */
 static bool is_registered(const OrtEpFactory *factory, ocp_error *error) {
   const bool registered = !atomic_load(&((const ocp_factory *)factory)->unregistered);
   if (!registered)
@@ -162,8 +162,9 @@ static OrtStatus *custom_op_domains(OrtEpFactory *factory, OrtCustomOpDomain *co
 
 /* Whether ORT has asked this factory for domains before, for the same session. A session that selects its devices asks
  * once for each device of each factory. Before ORT 1.31 it fails if two answers contain a domain of the same name, and
- * the call does not name the device. So only one of a session's calls is answered: ORT makes the same number of calls
- * for each session, all on one thread. Session options that get devices ask as well, and drop the earlier domains. */
+ * the call does not name the device. So only the first call of a session gets the domains. ORT makes the same number of
+ * calls for each session, all on one thread. ORT also asks when session options get devices; it then drops earlier
+ * domains. */
 static bool is_another_question_of_a_session(void) {
   size_t num_devices = 0;
   for (const ocp_factory *factory = atomic_load(&factories); factory; factory = factory->earlier)

@@ -1,4 +1,4 @@
-/* OrtEpFactory. */
+/* The OrtEpFactory of a registration of the library. */
 #ifndef OCP_ORT_FACTORY_H
 #define OCP_ORT_FACTORY_H
 

@@ -20,7 +20,7 @@ typedef struct ocp_offer {
   OrtHardwareDevice *owned[OCP_MAX_OFFERED]; /* created here for devices that ORT did not enumerate */
 } ocp_offer;
 
-/* Finds the devices, and makes ORT's objects for at most `room` of them. */
+/* Finds the devices, and makes OrtEpDevices for at most `room` of them. */
 int ocp_offer_devices(ocp_offer *offer, const ocp_registration_request *request, OrtEpFactory *factory,
                       const OrtHardwareDevice *const *hardware, size_t num_hardware, OrtEpDevice **ep_devices,
                       size_t room, ocp_error *error);

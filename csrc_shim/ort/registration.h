@@ -10,8 +10,8 @@ typedef struct ocp_registration_request {
   bool cuda, emulated; /* devices to offer */
 } ocp_registration_request;
 
-/* Sets the requests of the next registration on this thread, which override the environment: emulated devices or
- * not, and an ocp_identity; -1: the environment decides. */
+/* Sets the requests of the next registration on this thread, which override the environment: `emulated` (1: emulated
+ * devices too, 0: none) and `identity` (an ocp_identity); -1: the environment decides. */
 void ocp_request_registration(int emulated, int identity);
 /* Determines the request of a registration under this name. Fails if an environment variable has an invalid value. */
 int ocp_registration_requested(const char *registered_name, ocp_registration_request *request, ocp_error *error);

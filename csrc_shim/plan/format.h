@@ -14,8 +14,8 @@
  * records. Nearly every plan has one segment and no read-back; an operator whose output size depends on data ends a
  * segment. Guards belong to the whole plan and may depend only on input dimensions and host inputs.
  *
- * The version rises with every change that an older library would refuse or misunderstand. A library runs only its
- * own version. */
+ * OCP_PLAN_VERSION rises with every change that an older library would refuse or misunderstand. A library runs only
+ * plans of its own version. */
 #ifndef OCP_PLAN_FORMAT_H
 #define OCP_PLAN_FORMAT_H
 
@@ -39,7 +39,7 @@ typedef struct ocp_plan_header {
   uint32_t num_nodes;        /* the ONNX nodes that errors and profiles name */
   uint32_t strings_bytes;    /* NUL-terminated strings, referred to by offset */
   uint32_t num_record_nodes; /* length of the array of node indices that contains each record's nodes */
-  uint32_t num_in_place;     /* pairs of an input and an output */
+  uint32_t num_in_place;     /* pairs of an input and an output that may share memory */
   uint32_t reserved;
 } ocp_plan_header;
 
@@ -100,7 +100,7 @@ typedef struct ocp_plan_expr {
 
 typedef struct ocp_plan_assert {
   uint32_t reg;     /* must be nonzero, else the Run fails with the node's name and the message */
-  uint32_t node;    /* index of the node's name */
+  uint32_t node;    /* index of the node */
   uint32_t message; /* offset into strings */
   uint32_t segment;
 } ocp_plan_assert;

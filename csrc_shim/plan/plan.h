@@ -40,7 +40,7 @@ typedef struct ocp_plan {
   const char *strings;
   /* derived from the arrays above */
   ocp_segment_view *views;                /* one per segment */
-  uint32_t *output_order, *buffer_order;  /* indices grouped by segment */
+  uint32_t *output_order, *buffer_order;  /* indices of outputs and buffers, grouped by segment */
   uint32_t *buffer_last;                  /* per buffer: last record of its life; UINT32_MAX: the end of the Run */
   uint32_t *guard_exprs, num_guard_exprs; /* the expressions that guards depend on, in order */
   bool *input_needs_device;               /* per input: whether a record or read-back names it */

@@ -1,7 +1,7 @@
-/* Packing of buffers by lifetime (dynamic storage allocation). Finding the smallest block is NP-hard; greedy
- * placement of the largest first into the tightest gap is within a few percent of the lower bound on real graphs
+/* Packing of buffers by lifetime (dynamic storage allocation). Finding the smallest slab is NP-hard; greedy
+ * placement, the largest buffer first, into the tightest gap is within a few percent of the lower bound on real graphs
  * (Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020). If its result exceeds the
- * bound, other orders are tried. */
+ * bound, other orders of placement are tried. */
 #include "plan/slab.h"
 
 #include <stdbool.h>
@@ -29,7 +29,7 @@ static int by_size(const void *left, const void *right) {
   return size ? size : life ? life : by_step(left, right);
 }
 
-/* Sorts longer-lived items first: at the bottom of the block they leave no gaps between shorter-lived items. */
+/* Sorts longer-lived items first: at the bottom of the slab they leave no gaps between shorter-lived items. */
 static int by_life(const void *left, const void *right) {
   const ocp_slab_item *a = *(ocp_slab_item *const *)left, *b = *(ocp_slab_item *const *)right;
   const int life = compare(b->last - b->first, a->last - a->first);
@@ -38,7 +38,7 @@ static int by_life(const void *left, const void *right) {
 
 static const struct strategy {
   int (*order)(const void *, const void *);
-  bool at_the_ends; /* prefer the bottom or the top of the block to the tightest gap, so that consecutive tensors of a
+  bool at_the_ends; /* prefer the bottom or the top of the slab to the tightest gap, so that consecutive tensors of a
                        chain alternate between the two ends */
 } strategies[] = {{by_size, false}, {by_step, true}, {by_life, false}};
 enum { NUM_STRATEGIES = sizeof strategies / sizeof *strategies };
@@ -73,7 +73,7 @@ static uint64_t find_offset(const ocp_slab_item *item, const placement *placed, 
   return best != UINT64_MAX ? best : end;
 }
 
-/* Places the items in the given order and returns the bytes of the block. `placed`: scratch for `count` placements. */
+/* Places the items in the given order and returns the bytes of the slab. `placed`: scratch for `count` placements. */
 static uint64_t place(ocp_slab_item *const *order, uint32_t count, bool at_the_ends, uint64_t top, placement *placed) {
   uint64_t total = 0;
   for (uint32_t i = 0; i < count; i++) {
@@ -90,13 +90,13 @@ static uint64_t place(ocp_slab_item *const *order, uint32_t count, bool at_the_e
   return total;
 }
 
-/* Returns the peak of live bytes over all steps, a lower bound of the block's size; UINT64_MAX if host memory is
+/* Returns the peak of live bytes over all steps, a lower bound of the slab's size; UINT64_MAX if host memory is
  * exhausted. */
 static uint64_t lower_bound(ocp_slab_item *const *items, uint32_t count) {
   uint32_t first = UINT32_MAX, last = 0;
   for (uint32_t i = 0; i < count; i++) {
     first = items[i]->first < first ? items[i]->first : first;
-    last = items[i]->first > last ? items[i]->first : last; /* after the last start the sum only decreases */
+    last = items[i]->first > last ? items[i]->first : last; /* live bytes only decrease after the last start */
   }
   uint64_t *change = calloc((size_t)(last - first) + 2, sizeof *change);
   if (!change)

@@ -12,7 +12,7 @@ typedef struct ocp_slab_item {
   uint64_t offset;      /* set by ocp_slab_pack; a multiple of OCP_SLAB_ALIGNMENT */
 } ocp_slab_item;
 
-/* Gives each item an offset, so that items alive at one step do not overlap. Returns the bytes of the block, or one of
+/* Gives each item an offset, so that items alive at one step do not overlap. Returns the bytes of the slab, or one of
  * the two values below. Needs host memory in proportion to the number of steps from the first start of an item to the
  * last start. */
 #define OCP_SLAB_OVERFLOW UINT64_MAX        /* the sizes are too large together */

@@ -85,7 +85,7 @@ _Static_assert(sizeof(python_api) == NUM_NAMES * sizeof(void *), "one name per m
 
 /* Loads the package that contains the library, by path, so that no other copy of the package is imported. A library
  * that was copied out of its package loads the installed package. A Python that this file `started` does not search the
- * user's site-packages; if the package lies there, that folder is added, since it has the dependencies as well. */
+ * user's site-packages; if the package lies there, that folder is added, since the dependencies lie there too. */
 static const char bootstrap[] =
     "try:\n"
     "    import sys, os\n"
@@ -198,7 +198,7 @@ static void *open_libpython(const char *interpreter, ocp_error *error) {
     return NULL;
   }
   parent(real);
-  parent(real); /* the prefix */
+  parent(real); /* `real` is now the interpreter's prefix */
   static const char *const folders[] = {"%s/lib/libpython%s.so.1.0", "%s/lib64/libpython%s.so.1.0",
                                         "%s/lib/x86_64-linux-gnu/libpython%s.so.1.0",
                                         "%s/lib/aarch64-linux-gnu/libpython%s.so.1.0", "%.0slibpython%s.so.1.0"};
@@ -230,9 +230,9 @@ static int initialise_by_config(const python_api *api, const char *interpreter, 
   return error->code;
 }
 
-/* Starts Python isolated, like `python -I`: it ignores PYTHON* variables and the user's site-packages. The program
- * name decides prefix and site-packages. The layout of PyConfig differs between versions, so the older functions are
- * used, and PyInitConfig, which is isolated by default, in versions without them. */
+/* Starts Python isolated, like `python -I`: it ignores PYTHON* variables and the user's site-packages. The program name
+ * decides prefix and site-packages. The layout of PyConfig differs between versions, so this uses the older functions,
+ * or in versions without them PyInitConfig, which is isolated by default. */
 static int initialise(const python_api *api, const char *interpreter, ocp_error *error) {
   if (!api->Py_DecodeLocale || !api->Py_SetProgramName || !api->Py_InitializeEx)
     return api->PyInitConfig_Create

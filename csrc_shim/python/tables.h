@@ -40,7 +40,7 @@ typedef struct ocp_problem ocp_problem;
 
 /* The data that the C functions of an OrtEp need. */
 typedef struct ocp_ep_config {
-  int64_t handle; /* Python's handle */
+  int64_t handle; /* Python's handle of the EP */
   ocp_device *device;
   const OrtMemoryInfo *device_memory; /* owned by the factory */
   ocp_stream *stream;                 /* the stream of all Runs of the session; NULL: ORT makes one for each thread */
@@ -67,7 +67,7 @@ typedef struct ocp_custom_port {
 } ocp_custom_port;
 
 typedef struct ocp_custom_op_spec {
-  int64_t handle; /* Python's handle */
+  int64_t handle; /* Python's handle of the operator */
   const char *name;
   uint32_t since; /* the first version of the domain that has the operator */
   uint32_t num_inputs, num_outputs;

@@ -220,8 +220,8 @@ static bool in_range(const uint32_t *indices, uint32_t count, uint32_t limit) {
   return true;
 }
 
-/* Whether the parameters of a launch have the number and kinds of the kernel's: with fewer, the kernel would read
- * beyond the array. */
+/* Whether the parameters of a launch match the kernel's in number and kind: with fewer, the driver would read beyond
+ * the end of kernelParams. */
 static bool takes(const ocp_kernel_ref *kernel, const ocp_plan_param *params, uint32_t count) {
   if (kernel->num_params != count)
     return false;

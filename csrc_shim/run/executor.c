@@ -57,7 +57,7 @@ typedef struct run {
 
 /* ---- the key ---- */
 
-/* Number of elements of a host input; more than any plan accepts if the product overflows. */
+/* Returns the number of elements of a host input; if the product overflows, a number that no plan accepts. */
 static uint64_t count_elements(const ocp_input *input) {
   uint64_t elements = 1;
   for (uint32_t d = 0; d < input->rank; d++)

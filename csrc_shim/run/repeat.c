@@ -13,10 +13,10 @@ struct ocp_repeat {
   ocp_repeat_part first, step, last;
   uint32_t num_inputs, num_states, most_sources;
   uint32_t *state_types;
-  uint32_t numbers[]; /* storage of state_types and of the parts' sources and results */
+  uint32_t numbers[]; /* storage of state_types, and of sources and results of the three clusters */
 };
 
-/* A state tensor in a Run. */
+/* A state tensor (repeat.h) during a Run. */
 typedef struct state {
   CUdeviceptr address;
   uint32_t rank;

@@ -42,7 +42,7 @@ enum { CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT = 5, CUBLASLT_MATRIX_LAYOUT_STRIDED_BA
 enum {
   CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1,
   CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK = 3,
-  CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES = 5, /* the next numbers are the alignments of B, C and D */
+  CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES = 5, /* the next attributes are the alignments of B, C and D */
 };
 
 static const char *const symbols[] = {
@@ -149,7 +149,7 @@ static uint32_t extend_key(const ocp_problem_spec *spec, void *const *pointers, 
   return KEY_END - NUM_VALUES;
 }
 
-/* The status of a sequence of calls, and the name of the call that failed. */
+/* The status of a sequence of calls of cuBLASLt, and the name of the call that failed. */
 typedef struct calls {
   cublasStatus_t status;
   const char *failed;

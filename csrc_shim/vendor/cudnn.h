@@ -148,7 +148,8 @@ enum { NUM_DNN_SYMBOLS = sizeof(ocp_dnn_functions) / sizeof(void *) };
 extern const char *const ocp_dnn_symbols[NUM_DNN_SYMBOLS];
 
 enum { MAX_CONFIGS = 16, MAX_ALIGNMENT = 16 };
-/* Maximum number of descriptors: 64 for an operation graph, and those of two heuristics with their results. */
+/* Maximum number of descriptors: 64 for an operation graph, and those of two heuristic modes with their engine
+ * configurations. */
 enum { MAX_DESCRIPTORS = 64 + 2 * (1 + MAX_CONFIGS) };
 
 /* An execution plan, and its other descriptors in the order in which they were made. All live as long as the plan. */

@@ -3,8 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Number of entries above which a list evicts entries (MOST: the number of instances of a cluster), and number of
- * entries that are left. Evicting many at once amortises waiting for the device. */
+/* Number of entries above which a list evicts entries (MOST: the maximum number of instances that a cluster caches),
+ * and number of entries that eviction leaves. Evicting many at once amortises waiting for the device. */
 enum { MOST = 128, LEFT = 96 };
 
 void ocp_prepared_init(ocp_prepared_list *list) {

@@ -23,7 +23,7 @@ int ocp_library_load(uint32_t library, const char *path, ocp_error *error);
  * the last Run. */
 ocp_problem *ocp_problem_create(const ocp_problem_spec *spec, ocp_error *error);
 void ocp_problem_release(ocp_problem *problem);
-/* Whether calls of the problem have this number of pointers and numbers. */
+/* Whether calls of the problem have these numbers of pointers and values. */
 bool ocp_problem_takes(const ocp_problem *problem, uint32_t num_pointers, uint32_t num_values);
 
 /* A call of a problem: its pointers and values. */

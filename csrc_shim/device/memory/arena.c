@@ -5,7 +5,7 @@
 
 #include "device/order.h"
 
-/* Maximum number of chunks that a search examines at each end of a bin. Missing a usable chunk costs memory only. The
+/* Maximum number of chunks that a search examines at each end of a bin. Missing a usable chunk only costs memory. The
  * newest chunks are warm in caches; the oldest are most likely unused. */
 enum { MAX_LOOKS = 8 };
 
@@ -16,7 +16,7 @@ size_t ocp_arena_round(size_t bytes, size_t redzone) {
 
 /* ---- bins: one for each size up to 8 units of 256 bytes, then eight per doubling ---- */
 
-/* Counts an allocation of that many bytes. */
+/* Counts an allocation of `size` bytes. */
 static void count_allocation(ocp_memory_stats *stats, size_t size) {
   const int64_t bytes = (int64_t)size;
   stats->num_allocs++;
@@ -112,7 +112,7 @@ static void drop_chunk(ocp_arena *arena, ocp_chunk *chunk) {
   arena->spare = chunk;
 }
 
-/* Merges with the right neighbour; neither chunk is in a bin. */
+/* Merges the chunk with its right neighbour; neither of them is in a bin. */
 static void absorb_right(ocp_arena *arena, ocp_chunk *chunk) {
   ocp_chunk *right = chunk->right;
   chunk->size += right->size;

@@ -28,8 +28,8 @@
  *
  * Invariants:
  * - The chunks of a region follow each other without gaps and cover it, linked from left to right.
- * - Every chunk is in the table. A chunk that is not handed out is in the bin of its size, and a bound one also in the
- *   list of bound chunks.
+ * - Every chunk is in the chunk table. A chunk that is not handed out is in the bin of its size, and a bound one also
+ *   in the list of bound chunks.
  * - freed_at is 0 in a free chunk and not 0 in a bound one. stream_id is 0 where any stream may use the chunk.
  * - No two neighbours are both free, or both bound to the same stream: they would have merged.
  * - A reserved region is one chunk, handed out. When the chunk is given back, the region leaves the arena; if work may
@@ -61,7 +61,7 @@ struct ocp_arena {
   ocp_chunk *bound;
   ocp_region *regions;
   ocp_chunk_table table; /* all chunks by address */
-  ocp_chunk *spare;      /* unused structs, linked by older */
+  ocp_chunk *spare;      /* unused ocp_chunk structs, linked by `older` */
   size_t next_region_bytes;
   size_t most_growth_bytes; /* limit of a region's size in addition to the options; 0: none */
   int64_t pooled_bytes;     /* bytes handed out by the CUDA pool that replaces the arena */
@@ -88,9 +88,9 @@ void ocp_arena_cancel(ocp_arena *arena, size_t region_bytes);
 /* Adds the driver's memory as a region and allocates its first `size` bytes: NULL if host memory is exhausted. */
 ocp_chunk *ocp_arena_add_region(ocp_arena *arena, uint64_t address, size_t region_bytes, size_t size);
 
-/* The arena's limit and statistics include memory that a CUDA pool hands out in its place. expect_pooled counts bytes
- * before the pool is asked, and returns false if the limit leaves less. The others count what the pool gave, and what
- * was freed. */
+/* The arena's limit and statistics include memory that a CUDA pool hands out in its place. ocp_arena_expect_pooled
+ * counts bytes before the pool is asked, and returns false if the limit leaves less. ocp_arena_pooled counts an
+ * allocation that the pool has made, or (`given` false) has refused; ocp_arena_pooled_freed counts a free. */
 bool ocp_arena_expect_pooled(ocp_arena *arena, size_t size);
 void ocp_arena_pooled(ocp_arena *arena, size_t size, bool given);
 void ocp_arena_pooled_freed(ocp_arena *arena, size_t size);

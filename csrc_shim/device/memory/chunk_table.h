@@ -8,7 +8,7 @@
 
 typedef struct ocp_region ocp_region; /* arena.c */
 
-/* A span of device or pinned memory: handed out, or free and waiting to be. */
+/* A span of device or pinned memory, which is handed out or not. */
 typedef struct ocp_chunk {
   uint64_t address;
   size_t size;
@@ -16,7 +16,7 @@ typedef struct ocp_chunk {
    * numbers up to freed_at (pool.h). If freed_at is 0, no work uses the chunk. */
   uint64_t stream_id, freed_at;
   bool handed_out;
-  /* The members below are the arena's. */
+  /* Only the arena uses the members below. */
   ocp_region *region;
   struct ocp_chunk *left, *right;  /* neighbours in the region */
   struct ocp_chunk *newer, *older; /* neighbours in its bin while not handed out */

@@ -8,7 +8,7 @@
  * free it.
  *
  * Invariants:
- * - Locks are taken in this order: reclaim_lock; a cluster's cache or the mempool's own; streams_lock; the pool's lock.
+ * - Locks are taken in this order: reclaim_lock; that of a cluster's cache or of the mempool; streams_lock; the pool's.
  *   None but reclaim_lock is held while a reclaimer is called, and the pool's lock never in a call of the driver.
  * - Counters and statistics change when a chunk is allocated and freed, by the chunk's size.
  * - While this thread or the stream captures a graph, the driver is asked for no memory. */
@@ -391,7 +391,7 @@ static int allocate(request *r, uint64_t *address, ocp_error *error) {
     return error->code;
   }
   count_bytes(r->memory, (int64_t)size);
-  /* In the checking mode the requested size counts: a watched Run that reuses a block gets no more than that. */
+  /* In the checking mode the block has the requested size: a watched Run that reuses it gets no more bytes. */
   if (!ocp_run_memory_allocated(device, r->memory, *address, reported ? r->bytes : size)) {
     ocp_pool_free(device, r->memory, *address, NULL);
     *address = 0;

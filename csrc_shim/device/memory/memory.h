@@ -1,4 +1,4 @@
-/* Device and pinned memory: the policy over arenas, CUDA's pools and the driver. */
+/* Allocates and frees device and pinned memory, from the arenas, CUDA's memory pools or the driver. */
 #ifndef OCP_DEVICE_MEMORY_MEMORY_H
 #define OCP_DEVICE_MEMORY_MEMORY_H
 
@@ -33,8 +33,8 @@ int64_t ocp_device_shrink(ocp_device *device);
  * the arena's limit. */
 int ocp_device_available(ocp_device *device, uint64_t *bytes, ocp_error *error);
 
-/* An owner of device memory that it can release, such as the slabs of instances that no Run uses. When memory runs out,
- * an allocating thread that holds none of our locks calls `reclaim`, which frees what it can. Removing a reclaimer
+/* An owner of device memory that it can release, such as a cluster with CUDA graphs that no Run uses. When memory runs
+ * out, an allocating thread that holds none of our locks calls `reclaim`, which frees what it can. Removing a reclaimer
  * waits for a call in progress. */
 typedef struct ocp_reclaimer {
   struct ocp_reclaimer *next;
@@ -52,12 +52,12 @@ void ocp_pool_destroy(ocp_pool *pool); /* only for a pool that was never used */
 /* Sets the arena's options from now on. A lower limit frees nothing. */
 void ocp_pool_configure(ocp_pool *pool, int memory, const ocp_arena_config *config);
 
-/* Like ocp_device_alloc and ocp_device_free, for the kind `memory`. ocp_pool_free returns false for an address that is
- * not handed out. */
+/* Like ocp_device_alloc and ocp_device_free, for device or pinned memory (`memory`). ocp_pool_free returns false for an
+ * address that is not handed out. */
 int ocp_pool_alloc(ocp_device *device, int memory, size_t bytes, ocp_stream *stream, uint64_t *address,
                    ocp_error *error);
 bool ocp_pool_free(ocp_device *device, int memory, uint64_t address, ocp_stream *stream);
-/* Like ocp_device_reserve, for the kind `memory`. */
+/* Like ocp_device_reserve, for device or pinned memory. */
 int ocp_pool_reserve(ocp_device *device, int memory, size_t bytes, uint64_t *address, ocp_error *error);
 /* Gives unused memory back to the driver and returns its bytes. `keep`: a mempool keeps as many bytes as its options
  * say.

@@ -153,7 +153,7 @@ bool ocp_mempool_free(ocp_device *device, uint64_t address, ocp_stream *stream, 
 
 /* ---- allocation ---- */
 
-/* The functions below return a driver's result, and fill the error unless it is success. */
+/* The functions below return a CUresult of the driver, and fill the error unless it is CUDA_SUCCESS. */
 
 static CUresult driver_alloc(ocp_device *device, const ocp_mempool *mempool, size_t size, CUstream stream,
                              uint64_t *address, ocp_error *error) {
@@ -184,7 +184,7 @@ static CUresult fail_host_memory(ocp_error *error) {
   return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* Called with the pool's lock held. */
+/* Called with the mempool's lock held. */
 static CUresult allocate(ocp_device *device, ocp_mempool *mempool, size_t size, ocp_stream *stream, uint64_t *address,
                          ocp_error *error) {
   ocp_chunk *chunk = calloc(1, sizeof *chunk);

@@ -28,7 +28,7 @@ typedef struct ocp_preserved {
 
 /* Starts recording for the calling thread's Run on the device, until ocp_preserve_end or ocp_preserve_forget. */
 void ocp_preserve_begin(ocp_preserved *preserved, ocp_device *device);
-/* Stops recording on the calling thread, also where a Run failed before ocp_preserve_end. */
+/* Stops recording on the calling thread, even if a Run failed before its ocp_preserve_end. */
 void ocp_preserve_forget(void);
 /* Enqueues the restoring copies on the Run's stream, and frees the saved contents. */
 int ocp_preserve_end(ocp_preserved *preserved, ocp_stream *stream, ocp_error *error);

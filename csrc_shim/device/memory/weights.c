@@ -19,7 +19,7 @@ typedef struct content_hash {
 
 /* Shared by all clusters that acquired the same content; freed with the last of them. */
 struct ocp_weight {
-  ocp_weight *next; /* in the bucket */
+  ocp_weight *next; /* next weight of the bucket */
   ocp_device *device;
   content_hash hash;
   size_t bytes;

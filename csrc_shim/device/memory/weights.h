@@ -10,7 +10,7 @@ typedef struct ocp_weight ocp_weight;
 
 /* Hashes the bytes and finds their device copy, or uploads them (synchronously). */
 int ocp_weight_acquire(ocp_device *device, const void *data, size_t bytes, ocp_weight **out, ocp_error *error);
-/* Creates a weight that is not shared, because Runs or a computation write it. `data`: its initial contents; NULL:
+/* Creates a weight that is not shared, because Runs or a precomputation write it. `data`: its initial contents; NULL:
  * undefined. */
 int ocp_weight_create_state(ocp_device *device, const void *data, size_t bytes, ocp_weight **out, ocp_error *error);
 void ocp_weight_release(ocp_weight *weight);

@@ -11,12 +11,12 @@
  * are reset to the defaults then. */
 void ocp_arena_retain(bool emulated, int ordinal, int memory);
 bool ocp_arena_release(bool emulated, int ordinal, int memory);
-/* Options for the arena. An arena without options takes them. An arena that already has different options keeps those,
+/* Offers options to the arena. An arena without options takes them. An arena with different options keeps its own,
  * and `warning` (of OCP_ARENA_WARNING_BYTES) gets a sentence that names the keys. It stays "" if no option differs, or
  * if the same options for another memory of the device have just given that warning. */
 int ocp_arena_configure(int emulated, int ordinal, int memory, const char *const *keys, const char *const *values,
                         size_t count, char *warning, ocp_error *error);
-/* Sets the arena's limit, also where options exist already. bytes: INT64_MAX for none. */
+/* Sets the arena's limit, even if the arena has options already. `bytes`: INT64_MAX for no limit. */
 int ocp_arena_set_limit(int emulated, int ordinal, int memory, int64_t bytes, ocp_error *error);
 /* Called when a device was opened: gives its pool the options, now and whenever they change. */
 void ocp_arena_attach(bool emulated, int ordinal, ocp_pool *pool);

@@ -5,7 +5,8 @@
 #include "base/error.h"
 #include "device/device.h"
 
-/* Vendor ids of OrtMemoryDevices. PCI vendor ids have 16 bits, so no EP for real hardware has the emulated device's. */
+/* Vendor ids of OrtMemoryDevices. PCI vendor ids have 16 bits, so no EP for real hardware has the emulated
+ * device's id. */
 enum { OCP_VENDOR_NVIDIA = 0x10DE, OCP_VENDOR_EMULATED = 0x10DE0E };
 /* The vendor id of the device's memory. In a process that sees no GPU the emulated device has NVIDIA's id, so that
  * "cuda" in IO binding and DLPack mean the emulated device. In a process that sees a GPU it has its own id. The id does

@@ -83,17 +83,17 @@ typedef struct emu_barrier {
   uint32_t waiting[EMU_MAX_WARPS], present[EMU_MAX_WARPS]; /* lanes that wait, and all that have arrived */
 } emu_barrier;
 
-/* A byte of shared memory in the checking mode: not written, written, or the target of a copy that nothing has waited
- * for. */
+/* A byte of shared memory in the checking mode: not written, written, or the target of a cp.async that its thread has
+ * not waited for. */
 enum emu_byte_of_block { EMU_BLOCK_UNWRITTEN, EMU_BLOCK_WRITTEN, EMU_BLOCK_PENDING };
 
-/* Resources that a host thread needs to run blocks, lent for the duration of a launch. There are as many as
- * `emu.threads`; further host threads wait for one. */
+/* The resources that a host thread needs to run blocks, lent for the duration of a launch. There are at most
+ * `emu.threads` of these structs; further host threads wait for one. */
 typedef struct emu_cpu {
   emu_launch *launch;
   uint8_t *shared;         /* EMU_MAX_SHARED bytes, between two pages that fault on every access */
   uint8_t *written;        /* checking mode: for each byte of shared memory an emu_byte_of_block */
-  struct emu_races *races; /* checking mode: who accessed shared memory, and what orders the accesses */
+  struct emu_races *races; /* checking mode: accesses to shared memory by threads, and the barriers that order them */
   jmp_buf abandon;         /* checking and counting modes: target for leaving a kernel without fibers */
   uint32_t current;        /* index of the running thread */
   uint32_t started;        /* threads below this index have a stack in use */

@@ -13,7 +13,7 @@ bool emu_check_block(emu_cpu *cpu);
 CUresult emu_check_launched(emu_launch *launch);
 /* Reports that some threads of the block wait for others that never arrive. */
 void emu_check_divergence(emu_cpu *cpu);
-/* Whether these bytes are on the running thread's stack, or, for a load, data of its kernel's module. */
+/* Whether these bytes are on the running thread's stack, or, if `loads`, data of its kernel's module. */
 bool emu_is_of_thread(const ocp_emu_thread *thread, uint64_t host, uint32_t bytes, bool loads);
 
 /* Checking mode, for PTX: the address of an access must be a multiple of its bytes. */

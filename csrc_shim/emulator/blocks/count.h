@@ -7,7 +7,7 @@
 #include "emulator/config.h"
 #include "emulator/kernel.h"
 
-/* Returns the record of the counting mode (ocp_emu_count_launches); NULL: launches run normally. */
+/* Returns the request of the counting mode (ocp_emu_count_launches); NULL: launches run normally. */
 ocp_emu_count *emu_counting(void);
 /* Begin and end the recording of a block; `number`: its index among the blocks that run. */
 void emu_count_begin(ocp_emu_count *count, uint32_t number);

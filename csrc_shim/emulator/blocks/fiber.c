@@ -48,8 +48,8 @@ __attribute__((used, visibility("hidden"))) _Noreturn void ocp_emu_fiber_main(em
   ", .-" name "\n"
 #define PUSH "  pushq %rbp\n  pushq %rbx\n  pushq %r12\n  pushq %r13\n  pushq %r14\n  pushq %r15\n"
 #define POP "  popq %r15\n  popq %r14\n  popq %r13\n  popq %r12\n  popq %rbx\n  popq %rbp\n"
-/* ocp_emu_switch ends in a return because the CPU predicts returns: waiting fibers were left at the same call as the
- * fibers that resume. The other two functions change the call depth, so they jump. */
+/* ocp_emu_switch ends in a `ret`, which the CPU predicts rightly: most fibers resume at the call at which the switching
+ * fiber stops. The other two functions change the call depth, so they jump. */
 __asm__(".text\n" FUNCTION("ocp_emu_switch", PUSH "  movq %rsp, (%rdi)\n  movq %rsi, %rsp\n" POP "  ret\n")
             FUNCTION("ocp_emu_switch_new", PUSH "  movq %rsp, (%rdi)\n  leaq -8(%rsi), %rsp\n  movq %rdx, %rdi\n"
                                                 "  jmp ocp_emu_fiber_main\n")
@@ -71,8 +71,8 @@ void ocp_emu_switch_last(void *load) {
 #endif
 
 /* Bytes of the stacks of a warp. A process may have about 65,000 mappings, and a guard page makes two. So a warp has
- * one guard page, below its first thread's stack: the threads of a warp run the same code, and stack overflow meets
- * the guard in the first one. */
+ * one guard page, below its first thread's stack: the threads of a warp run the same code, so a stack overflow
+ * hits the guard page in the first thread. */
 static size_t warp_bytes(size_t stack_size) { return PAGE + EMU_WARP * stack_size; }
 static uint8_t *stack_bottom(const emu_cpu *cpu, uint32_t index) {
   return cpu->stacks + index / EMU_WARP * warp_bytes(cpu->stack_size) + PAGE + index % EMU_WARP * cpu->stack_size;

@@ -13,7 +13,7 @@
  * data for all libraries that a process loads late, so this library must have little thread-local data. */
 extern _Thread_local __attribute__((tls_model("initial-exec"))) emu_cpu *emu_running;
 
-/* Removes a thread from the runnable ones, before it waits. */
+/* Removes a thread from the runnable threads, before it waits. */
 static inline void emu_block_thread(emu_cpu *cpu, uint32_t index) {
   uint32_t warp = index / EMU_WARP;
   if (!(cpu->warps[warp].runnable &= ~((uint32_t)1 << index % EMU_WARP)))

@@ -93,7 +93,7 @@ static emu_cpu *take_from_list(void) {
 }
 
 /* Takes the resources for a launch; NULL: out of host memory. Waits while `emu.threads` host threads run blocks. A
- * block waits only for blocks that run or have run, so each of these threads finishes its blocks without the others. */
+ * block waits only for blocks that run or have run, so each of these threads can finish its launch. */
 static emu_cpu *acquire_cpu(emu_launch *launch) {
   emu_cpu *cpu = atomic_exchange(&last_cpu, NULL);
   if (!cpu && !(cpu = take_from_list()))

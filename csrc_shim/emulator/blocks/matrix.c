@@ -16,8 +16,8 @@ static float float_of(uint32_t bits) {
   return value;
 }
 
-/* Returns the value of a float with `exponent` and `mantissa` bits, and the NaN and infinities of IEEE 754. `smallest`
- * is its smallest positive subnormal number. */
+/* Returns the value of a float whose format has `exponent` and `mantissa` bits, and NaN and infinities as in IEEE 754.
+ * `smallest`: the smallest positive subnormal number of the format. */
 static float small_float(uint32_t bits, uint32_t exponent, uint32_t mantissa, float smallest) {
   uint32_t bias = (1u << (exponent - 1)) - 1, largest = (1u << exponent) - 1;
   uint32_t power = bits >> mantissa & largest, fraction = bits & ((1u << mantissa) - 1);
@@ -65,7 +65,7 @@ static double wide_of(const uint32_t *words, uint32_t index) {
   return value;
 }
 
-/* Rounds to the nearest half, and halfway between two to the even one. */
+/* Rounds to the nearest float16, ties to even. */
 static uint16_t half_of(float value) {
   uint32_t bits;
   memcpy(&bits, &value, sizeof bits);
@@ -103,7 +103,7 @@ static uint32_t part_of(uint32_t kind, uint32_t word, uint32_t part) {
 }
 
 /* Defines the product of two matrices for one type of numbers. `typed` converts the bits of an element. A compiler can
- * make a vector of the COLUMNS sums of a row. */
+ * vectorise the loop over the COLUMNS accumulators of a row. */
 #define MULTIPLY(name, type, sum, typed, accumulate)                                                                   \
   static void name(emu_cpu *cpu, const emu_warp *warp, const form *f, sum sums[ROWS][COLUMNS]) {                       \
     uint32_t depth = 4 * f->words * f->parts;                                                                          \
@@ -134,7 +134,7 @@ static int32_t clamped(int64_t value) {
   return (int32_t)(value < INT32_MIN ? INT32_MIN : value > INT32_MAX ? INT32_MAX : value);
 }
 
-/* Calls `move` for each accumulator of each lane: its row and column, and its index in the lane. */
+/* Runs `move` for each accumulator of each lane, with its row, its column, and its index in the lane. */
 #define EACH_SUM(f, move)                                                                                              \
   for (uint32_t lane = 0; lane < EMU_WARP; lane++)                                                                     \
     for (uint32_t index = 0; index < 2 * (f)->halves; index++) {                                                       \
@@ -216,7 +216,7 @@ void emu_matrix_complete(emu_cpu *cpu, const emu_warp *warp, const emu_meeting *
   bool transposed = meeting->clamp != 0;
   if (meeting->operation == EMU_MULTIPLY) {
     form f = form_of(meeting->source);
-    if (mask == UINT32_MAX) /* the ISA wants all lanes, and leaves the results undefined without them */
+    if (mask == UINT32_MAX) /* the PTX ISA requires all lanes, and else leaves the results undefined */
       multiply(cpu, warp, &f);
     return;
   }

@@ -6,9 +6,9 @@
 
 #include "emulator/blocks/block.h"
 
-/* Element types of a and b in the form of ocp_emu_mma (warp.h). */
+/* Element types of a and b in the parameter `form` of ocp_emu_mma (warp.h). */
 enum { EMU_F16, EMU_BF16, EMU_TF32, EMU_S8, EMU_U8, EMU_E4M3, EMU_E5M2, EMU_S4, EMU_U4, EMU_B1, EMU_F64 };
-/* Types of accumulators. */
+/* Types of accumulators in `form`. */
 enum { EMU_SUM_F32, EMU_SUM_F16, EMU_SUM_S32, EMU_SUM_F64 };
 
 /* Computes the results of the lanes in `mask`, which have met. */

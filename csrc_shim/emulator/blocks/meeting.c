@@ -1,5 +1,5 @@
 /* Warp operations: finds the lanes that wait in the same operation. The last lane to arrive computes the results of
- * all. */
+ * all these lanes. */
 #include "emulator/blocks/meeting.h"
 
 #include "emulator/blocks/matrix.h"
@@ -52,7 +52,7 @@ static uint32_t vote(const emu_warp *warp, uint32_t mode, uint32_t mask) {
   }
 }
 
-/* Returns the result of match.sync: the lanes of `mask` with the value of `lane`. Mode 1 returns all of `mask` or 0. */
+/* Returns the result of match.sync: the lanes of `mask` with the value of `lane`; for mode 1 all of `mask`, or 0. */
 static uint32_t match(const emu_warp *warp, uint32_t mode, uint32_t mask, uint32_t lane) {
   uint32_t same = 0;
   for (uint32_t rest = mask; rest; rest &= rest - 1) {

@@ -1,8 +1,8 @@
 /* The checking mode: order of a block's accesses to shared memory.
  *
- * A counter advances at each barrier. An access comes before the current one of another thread if it was made before a
- * barrier at which both took part: of the block, of warps (per pair of warps), or of lanes (per pair of lanes). Orders
- * by atomics and fences are not followed; atomics themselves never race. */
+ * A counter advances at each barrier. An earlier access is ordered before the current access of another thread if it
+ * was made before a barrier in which both threads took part: of the block, of warps (per pair of warps), or of lanes
+ * (per pair of lanes). Orders by atomics and fences are not followed; atomics themselves never race. */
 #include "emulator/blocks/order.h"
 
 #include <inttypes.h>
@@ -47,9 +47,9 @@ typedef struct pending_copy {
 
 struct emu_races {
   uint32_t now, barrier;                             /* the counter, and its value at the block's last barrier */
-  uint32_t warps[EMU_MAX_WARPS][EMU_MAX_WARPS];      /* [w][v]: at the last barrier by which w knows accesses of v */
-  uint32_t lanes[EMU_MAX_WARPS][EMU_WARP][EMU_WARP]; /* the same for lanes of a warp */
-  /* A store over another thread's store: a race unless it stores what is there, which shows at the next check. */
+  uint32_t warps[EMU_MAX_WARPS][EMU_MAX_WARPS];      /* [w][v]: w comes after accesses of v with lower counters */
+  uint32_t lanes[EMU_MAX_WARPS][EMU_WARP][EMU_WARP]; /* the same for pairs of lanes of a warp */
+  /* The latest store over another thread's store: a race unless it changes no byte, as settle_doubt finds later. */
   uint32_t doubtful_bytes, doubtful_offset, doubtful_other;
   ocp_emu_thread *doubtful;
   uint8_t before[16];
@@ -65,7 +65,7 @@ static uint32_t index_of(const ocp_emu_thread *thread) {
   return thread->tid[0] + thread->ntid[0] * (thread->tid[1] + thread->ntid[1] * thread->tid[2]);
 }
 
-/* Whether what thread `other` did at `time` comes before what `thread` does now. */
+/* Whether a barrier orders the access of thread `other` at `time` (a counter) before the present one of `thread`. */
 static bool is_ordered(const struct emu_races *races, uint32_t thread, uint32_t other, uint32_t time) {
   if (thread == other || time < races->barrier)
     return true;
@@ -82,7 +82,7 @@ static void report_race(ocp_emu_thread *thread, emu_access access, uint32_t offs
   emu_order_report(thread, EMU_RACE, access, offset, bytes, where);
 }
 
-/* Reports the last store over another thread's store if it changed a byte. */
+/* Reports the latest store over another thread's store if that store changed a byte. */
 static void settle_doubt(emu_cpu *cpu) {
   struct emu_races *races = cpu->races;
   uint32_t bytes = races->doubtful_bytes;

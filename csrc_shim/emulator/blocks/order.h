@@ -8,7 +8,7 @@
 #include "emulator/kernel.h"
 #include "emulator/shadow.h"
 
-/* Whether a finding is the first of its kind in the launch: only this one is kept. */
+/* Whether a finding is the first of its kind in the launch: only the first one is kept. */
 bool emu_order_first(emu_launch *launch, emu_finding_kind kind);
 /* Keeps a finding of an access, and makes the launch fail. */
 void emu_order_report(ocp_emu_thread *thread, emu_finding_kind kind, emu_access access, uint64_t address,
@@ -18,15 +18,15 @@ void emu_order_report(ocp_emu_thread *thread, emu_finding_kind kind, emu_access 
 bool emu_order_begin(emu_cpu *cpu, uint32_t size);
 /* Before an access to shared memory: reports a race with an earlier one. */
 void emu_order_note(ocp_emu_thread *thread, emu_access access, uint32_t offset, uint32_t bytes);
-/* The threads of the block have met at a barrier, threads of some warps at a numbered one (`waiting` has
- * the lanes of each warp that waited, `arrived` those that took part), lanes of a warp at bar.warp.sync: their earlier
- * accesses to shared memory come before their later ones. */
+/* Record that threads have met at a barrier, which orders their earlier accesses to shared memory before their later
+ * ones: all threads of the block; at a numbered barrier, the lanes of each warp that took part (`arrived`) and those
+ * that also waited (`waiting`); at bar.warp.sync, the lanes `mask` of a warp. */
 void emu_order_barrier(emu_cpu *cpu);
 void emu_order_numbered_barrier(emu_cpu *cpu, const uint32_t *arrived, const uint32_t *waiting);
 void emu_order_warp_barrier(emu_cpu *cpu, uint32_t warp, uint32_t mask);
 
-/* cp.async: the thread has begun a copy to shared memory; it has closed a group; it has waited until at most `left`
- * groups are open (UINT32_MAX: for all copies). */
+/* cp.async. begun: the thread has started a copy to shared memory. commit: it has closed a group. wait: it has waited
+ * until at most `left` groups are unfinished (UINT32_MAX: for all copies). */
 void ocp_emu_copy_begun(ocp_emu_thread *thread, const void *address, uint32_t bytes);
 void ocp_emu_copy_commit(ocp_emu_thread *thread, uint32_t unused);
 void ocp_emu_copy_wait(ocp_emu_thread *thread, uint32_t left);

@@ -6,7 +6,7 @@
 
 #include "emulator/blocks/block.h"
 
-/* Called around a launch: writes its time if the environment asks for it. */
+/* Called around a launch: writes its time if ORT_CUDA_PLUGIN_EMULATE_PROFILE names a file. */
 uint64_t emu_profile_begin(void);
 void emu_profile_end(uint64_t begun, const emu_launch *launch);
 

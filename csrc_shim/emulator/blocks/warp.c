@@ -11,7 +11,7 @@ static bool same(const emu_meeting *a, const emu_meeting *b) {
   return a->mask == b->mask && a->operation == b->operation && a->source == b->source && a->clamp == b->clamp;
 }
 
-/* Waits for the other lanes of the operation. Returns the warp, which then holds the calling lane's results. */
+/* Waits for the other lanes of the operation. Returns the warp, which then holds the calling lane's result. */
 static inline emu_warp *meet(emu_meeting meeting, uint32_t value, uint32_t *own) {
   emu_cpu *cpu = emu_running;
   uint32_t index = cpu->current, lane = index % EMU_WARP;
@@ -86,7 +86,7 @@ void ocp_emu_mma(ocp_emu_thread *thread, uint32_t form, const uint32_t *a, const
   meet_with(EMU_MULTIPLY, form, 0, &(emu_fragments){.a = a, .b = b, .c = c, .d = d});
 }
 
-/* Whether the checking mode checks this lane's row: only the first 8 * count lanes give the address of one. */
+/* Whether the checking mode checks this lane's row address: only the first 8 * count lanes give one. */
 static bool is_checked_row(uint32_t count) {
   const emu_cpu *cpu = emu_running;
   return cpu->launch->function->meta->checked && cpu->current % EMU_WARP < 8 * count;

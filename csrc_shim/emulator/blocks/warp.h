@@ -1,4 +1,4 @@
-/* Warp operations, for kernels. matrix.h has the numbers of types. */
+/* Warp operations, for kernels. matrix.h numbers the types of mma. */
 #ifndef OCP_EMULATOR_BLOCKS_WARP_H
 #define OCP_EMULATOR_BLOCKS_WARP_H
 
@@ -19,8 +19,8 @@ uint32_t ocp_emu_match(ocp_emu_thread *thread, uint32_t mask, uint32_t mode, uin
 uint32_t ocp_emu_reduce(ocp_emu_thread *thread, uint32_t mask, uint32_t mode, uint32_t value);
 
 /* mma.sync: d = a * b + c. The arrays have the registers of this lane as 32-bit words. Bits of `form`: 0 to 3 type of
- * a, 4 to 7 type of b, 8 to 9 accumulators, 10 to 11 rows / 8, 12 to 15 registers of b, 16 satfinite, 17 xor instead of
- * and (of b1). */
+ * a, 4 to 7 type of b, 8 to 9 type of c and d, 10 to 11 rows / 8, 12 to 15 registers of b, 16 satfinite, 17 xor instead
+ * of and (of b1). */
 void ocp_emu_mma(ocp_emu_thread *thread, uint32_t form, const uint32_t *a, const uint32_t *b, const uint32_t *c,
                  uint32_t *d);
 /* ldmatrix and stmatrix of `count` (1, 2, 4) matrices of 8 x 8 16-bit elements; `row` is the address of this lane's

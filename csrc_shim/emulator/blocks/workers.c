@@ -12,7 +12,7 @@ typedef struct job {
   void *context;
   uint64_t count, chunk;
   _Atomic uint64_t next;     /* first index that no worker has taken */
-  uint32_t helpers, allowed; /* workers inside, and the maximum; guarded by lock */
+  uint32_t helpers, allowed; /* workers that run the job, and their maximum; guarded by lock */
   struct job *after;
 } job;
 
@@ -56,7 +56,7 @@ static void *worker(void *unused) {
   return NULL;
 }
 
-/* Starts one worker fewer than the pool has threads: the calling thread takes part. Called with the lock held. */
+/* Starts emu.threads - 1 workers: the calling thread runs blocks too. Called with the lock held. */
 static void start_workers(void) {
   uint32_t wanted = emu.threads - 1;
   if (num_workers >= wanted)

@@ -225,7 +225,7 @@ void *ocp_emu_host_pointer(uint64_t address, size_t bytes) {
       !emu_heap_find(&emu_device_of(address)->heap, address, bytes, NULL, NULL))
     return NULL;
   if (emu.config.check)
-    emu_shadow_written(address, bytes); /* the checking mode does not see the host's accesses to it */
+    emu_shadow_written(address, bytes); /* the checking mode does not see the host's writes to the range */
   return (void *)(address + (uint64_t)emu.alias);
 }
 

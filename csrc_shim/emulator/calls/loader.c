@@ -116,7 +116,7 @@ static CUresult read_sections(loader *in) {
                                              : read_strings(in, in->header->e_shstrndx, &in->section_names);
 }
 
-/* Names code that a GPU's driver would take. */
+/* Names the format of an image that only a GPU's driver loads; NULL: another format. */
 static const char *foreign_kind(const loader *in) {
   static const uint8_t fatbin[] = {0x50, 0xed, 0x55, 0xba};
   const uint8_t *image = in->image;

@@ -49,8 +49,8 @@ static bool free_block(emu_device *device, uint64_t address) {
          emu_shadow_free(device, address, size);
 }
 
-/* Frees at once. Unlike cuMemFree this does not wait for the device: a program that relies on that wait reads freed
- * memory here. */
+/* Frees at once. Unlike CUDA's cuMemFree, does not wait for the device: work that a program has not waited for accesses
+ * freed memory here. */
 CUresult emu_mem_free(CUdeviceptr address) {
   CUresult result = emu_leave();
   if (result || (result = emu_capture_unsafe()))

@@ -1,8 +1,8 @@
 /* Stream capture: operations of capturing streams become nodes of a graph instead of running.
  *
  * A capture begins in one stream. Another stream joins the capture by waiting for an event recorded in it; before the
- * capture ends, the first stream must wait for the work of the others. A call that CUDA forbids during a capture fails
- * with CUDA's code and invalidates the capture. */
+ * capture ends, the first stream must wait for the work of the streams that joined. A call that CUDA forbids during a
+ * capture fails with CUDA's code and invalidates the capture. */
 #include "emulator/work/capture.h"
 
 #include <stdlib.h>
@@ -77,7 +77,7 @@ bool emu_is_capturing(CUstream stream, CUresult *result) {
   struct emu_capture *capture = capture_of(stream);
   if (capture && capture->invalidated)
     *result = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-  if (stream == &stream->device->legacy) /* the null stream would have to wait for the capturing stream */
+  if (stream == &stream->device->legacy) /* work on the null stream would have to wait for the capturing stream */
     for (struct emu_capture *other = captures; other; other = other->next)
       if (other->origin->device == stream->device && !(other->origin->flags & CU_STREAM_NON_BLOCKING)) {
         other->invalidated = true;

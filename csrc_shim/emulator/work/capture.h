@@ -10,11 +10,11 @@
 #include "emulator/state.h"
 
 /* ---- called with the stream's lock or, in adversarial mode, emu_order held ---- */
-/* Whether operations of the stream become graph nodes. *result is the error if operations are forbidden altogether. */
+/* Whether operations of the stream become graph nodes. *result: the error if a capture forbids operations on it. */
 bool emu_is_capturing(CUstream stream, CUresult *result);
 CUresult emu_capture_op(CUstream stream, const emu_op *op);
 CUresult emu_capture_record(CUstream stream, CUevent event);
-/* Whether the wait concerns a capture; *result: then the result of the wait. */
+/* Whether the stream's wait for the event concerns a capture; if so, *result is the result of the wait. */
 bool emu_capture_wait(CUstream stream, CUevent event, CUresult *result);
 void emu_capture_forget(CUevent event);
 /* ---- called without these locks ---- */

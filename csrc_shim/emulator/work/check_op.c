@@ -54,7 +54,8 @@ static CUresult check_copy(const emu_op *op, const emu_clock *clock) {
   return result;
 }
 
-/* Marks the allocations that the kernel's parameters point into as written: stores without checks are not observed. */
+/* Marks the allocations that the kernel's parameters point into as written: the stores of a kernel that was compiled
+ * without checks are not observed. */
 static void trust(const emu_op *op) {
   const ocp_emu_kernel_meta *meta = op->kernel.function->meta;
   for (uint32_t i = 0; i < op->num_params; i++) {

@@ -6,7 +6,7 @@
 #include "emulator/clock.h"
 #include "emulator/op.h"
 
-/* Checks the operation. If the result is not CUDA_SUCCESS, the operation fails with it. */
+/* Checks the operation. A result other than CUDA_SUCCESS is the error with which the operation fails. */
 CUresult emu_check_op(const emu_op *op, const emu_clock *clock);
 
 #endif

@@ -56,7 +56,7 @@ CUresult emu_kernel_work(const CUDA_KERNEL_NODE_PARAMS *params, emu_work **work)
   return result ? result : single(CU_GRAPH_NODE_TYPE_KERNEL, &op, work);
 }
 
-/* Makes the work of a copy node. Only one-dimensional copies within a device are emulated, as the plugin makes them. */
+/* Makes the work of a copy node. Only one-dimensional copies within a device are emulated: run/ makes no others. */
 CUresult emu_memcpy_work(const CUDA_MEMCPY3D *params, emu_work **work) {
   const bool row = params->srcMemoryType == CU_MEMORYTYPE_DEVICE && params->dstMemoryType == CU_MEMORYTYPE_DEVICE &&
                    !params->srcXInBytes && !params->srcY && !params->srcZ && !params->srcLOD && !params->dstXInBytes &&

@@ -35,10 +35,11 @@ CUgraph emu_graph_make(emu_device *device); /* NULL: out of memory */
 void emu_graph_free(CUgraph graph);
 /* Appends a node that holds a copy of the operation and depends on the nodes `before`; NULL: out of memory. */
 CUgraphNode emu_graph_add(CUgraph graph, const emu_op *op, CUgraphNode const *before, uint32_t num_before);
-/* Returns the error of the capture unless every node of the graph is in `last` or precedes a node in `last`. */
+/* Fails like the end of a capture with unjoined work unless every node of the graph is in, or precedes a node in,
+ * `last`. */
 CUresult emu_graph_check_joined(CUgraph graph, CUgraphNode const *last, uint32_t num_last);
 
-/* Make the work of a node with these parameters, after the checks of the call that enqueues such an operation. */
+/* Check the parameters as a launch, copy or memset on a stream does, and make the work of a node with them. */
 CUresult emu_kernel_work(const CUDA_KERNEL_NODE_PARAMS *params, emu_work **work);
 CUresult emu_memcpy_work(const CUDA_MEMCPY3D *params, emu_work **work);
 CUresult emu_memset_work(const CUDA_MEMSET_NODE_PARAMS *params, emu_work **work);

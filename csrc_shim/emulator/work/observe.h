@@ -12,7 +12,7 @@ typedef struct emu_context {
   ocp_activity_owners owners; /* the profile events that were open when the operation was enqueued */
   bool observed;              /* true: the owners want its times; false: `owners` is undefined */
   bool is_inline;             /* true: the call that enqueued the operation runs it */
-  bool deferred;              /* true: made earlier, as a node of a graph or an item of a queue (emu_run) */
+  bool deferred;              /* true: made earlier than it runs, as a node of a graph or an item of a queue */
   bool in_graph;
 } emu_context;
 

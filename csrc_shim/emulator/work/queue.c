@@ -1,7 +1,7 @@
 /* The adversarial mode keeps the work of streams and graphs in queues. When the program waits, operations run one at a
- * time until the awaited work is done. A seeded generator picks each from those that stream order and events allow. So
- * a program that forgets to wait reads the stale data that it could read on a slow GPU. All functions run under
- * emu_order. */
+ * time until the awaited work is done. A seeded generator picks each operation from those that stream order and events
+ * allow. So a program that forgets to wait reads the stale data that it could read on a slow GPU. All functions run
+ * under emu_order. */
 #include "emulator/work/queue.h"
 
 #include <stdlib.h>
@@ -29,7 +29,7 @@ typedef struct emu_item {
   emu_replay *replay;
   emu_clock *clock;
   emu_context context;
-  void *staged; /* copy of a pageable source */
+  void *staged; /* bytes of the pageable source of a copy, saved when the copy was enqueued */
   emu_op op;    /* allocated only up to its last parameter: emu_op_bytes */
 } emu_item;
 
@@ -40,8 +40,8 @@ uint32_t emu_random(uint32_t below) {
   return (uint32_t)((random_state >> 32) * below >> 32);
 }
 
-/* Whether the order between the null stream and blocking streams lets the first item of `stream` run: each of these
- * waits for earlier work of the other. */
+/* Whether the order between the null stream and blocking streams lets the first item of `stream` run: the
+ * null stream waits for earlier work of blocking streams, and they wait for its earlier work. */
 static bool legacy_allows(const struct CUstream_st *stream) {
   const emu_device *device = stream->device;
   if (stream != &device->legacy) {

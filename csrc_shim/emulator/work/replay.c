@@ -11,7 +11,7 @@ struct emu_replay {
   CUresult result;
   uint32_t done;
   uint64_t number;        /* number among the queued launches of the executable graph, from 1; 0: not queued */
-  emu_snapshot *snapshot; /* the graph's work when it was launched */
+  emu_snapshot *snapshot; /* the work of the graph's nodes when it was launched */
   bool ran[];
 };
 

@@ -20,7 +20,7 @@ typedef struct emu_snapshot {
 } emu_snapshot;
 
 struct CUgraphExec_st {
-  atomic_int references; /* each replay holds one as well */
+  atomic_int references; /* of the application and of each emu_replay */
   pthread_mutex_t lock;  /* guards the snapshot */
   uint64_t identity;     /* identity of the graph from which it was made */
   emu_device *device;
@@ -46,7 +46,7 @@ emu_replay *emu_replay_make(CUgraphExec exec, CUstream stream);
 /* Runs one node whose dependencies have run: the next one, or one picked by `random` (may be NULL). Returns false if no
  * node is left, or if a node failed. */
 bool emu_replay_step(emu_replay *replay, const emu_clock *clock, uint32_t (*random)(uint32_t below));
-/* Runs the whole launch at once. An executable graph runs once at a time, in the order of its launches. */
+/* Runs the whole launch at once. The launches of an executable graph run one at a time, in order. */
 CUresult emu_replay_run(emu_replay *replay, const emu_clock *clock);
 /* For deferred launches, under emu_order. emu_replay_queued numbers a launch that was queued; emu_replay_is_next tells
  * whether all earlier launches of the graph have run. */

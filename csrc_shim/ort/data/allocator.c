@@ -40,8 +40,8 @@ int ocp_ort_memory_info(bool emulated, int ordinal, int kind, const OrtMemoryInf
 
 /* ---- OrtAllocator ---- */
 
-/* One object per memory and user. The first allocation opens the device, so that registering the library does not
- * create a CUDA context on every GPU. */
+/* An allocator of one memory of a device, made for each user. Its first allocation opens the device, so that
+ * registering the library does not create a CUDA context on every GPU. */
 typedef struct ort_allocator {
   OrtAllocator ort;
   const OrtMemoryInfo *info;
@@ -57,7 +57,8 @@ static bool has_failure_key;
 
 static void make_failure_key(void) { has_failure_key = pthread_key_create(&failure_key, free) == 0; }
 
-/* Returns the calling thread's failure, or NULL; with `make` an empty failure instead (NULL: out of memory). */
+/* Returns the error of the calling thread's latest failed allocation, or NULL. With `make`, returns an empty error
+ * instead of NULL; NULL then means out of memory. */
 static ocp_error *last_failure(bool make) {
   static pthread_once_t once = PTHREAD_ONCE_INIT;
   pthread_once(&once, make_failure_key);

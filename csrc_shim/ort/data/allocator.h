@@ -13,13 +13,13 @@ int ocp_ort_memory_info(bool emulated, int ordinal, int kind, const OrtMemoryInf
 
 /* ---- slots of OrtEpFactory ---- */
 /* Options: "arena.<key>". All allocators of one memory share its arena. The arena takes the first options that are
- * given; if later ones differ, a warning names the keys. An allocator of type OrtReadOnlyAllocator bypasses the
+ * given; if later options differ, a warning names the keys. An allocator of type OrtReadOnlyAllocator bypasses the
  * arena. */
 OrtStatus *ocp_ort_create_allocator(OrtEpFactory *factory, const OrtMemoryInfo *memory_info,
                                     const OrtKeyValuePairs *options, OrtAllocator **out);
 void ocp_ort_release_allocator(OrtEpFactory *factory, OrtAllocator *allocator);
 
-/* ---- for the other ORT views ---- */
+/* ---- for other files of ort/ ---- */
 /* Returns the reason why a tensor has no memory: the error of the calling thread's latest failed allocation through
  * ORT's allocators. */
 const char *ocp_ort_why_no_memory(void);

@@ -19,7 +19,7 @@ typedef struct captured {
   struct captured *next;
   int id;
   uint32_t warm_runs;
-  unsigned computations; /* computations in the latest Run */
+  unsigned computations; /* calls of clusters in the latest Run */
   CUgraphExec exec;      /* NULL: not captured yet */
   ocp_graph_sources sources;
   ocp_run_memory memory; /* the memory of the last warm Run, reused by the captured Run */
@@ -36,7 +36,7 @@ struct ocp_capture_thread {
   captured *active;        /* the id whose Run is tracked */
   bool captures;           /* true: that Run is captured */
   bool has_turn;           /* true: the thread holds a turn on the stream, from the start of a Run to its end */
-  unsigned computations;   /* computations in the latest Run; accessed by the thread only */
+  unsigned computations;   /* calls of clusters in the latest Run; accessed by the thread only */
   ocp_preserved preserved; /* data that a warm Run overwrote, restored because ONNX Runtime repeats the Run */
   atomic_bool failed;
 };
@@ -50,7 +50,7 @@ struct ocp_capture {
 
 /* Guards the links between threads and EPs. */
 static pthread_mutex_t links = PTHREAD_MUTEX_INITIALIZER;
-static pthread_key_t thread_key; /* the calling thread's list */
+static pthread_key_t thread_key; /* the calling thread's list of ocp_capture_thread */
 static bool has_thread_key;
 /* The capture state of the calling thread's current Run. */
 static _Thread_local ocp_capture_thread *running;
@@ -140,7 +140,7 @@ static void thread_ends(void *list) {
 
 static void make_key(void) { has_thread_key = pthread_key_create(&thread_key, thread_ends) == 0; }
 
-/* Returns the calling thread's list; NULL if it has none yet. */
+/* Returns the calling thread's list of ocp_capture_thread; NULL if it has none yet. */
 static ocp_capture_thread **thread_list(void) {
   static pthread_once_t once = PTHREAD_ONCE_INIT;
   pthread_once(&once, make_key);
@@ -299,8 +299,8 @@ static bool is_warm(const ocp_capture_thread *thread, const captured *entry) {
   return entry && !entry->exec && entry->warm_runs >= thread->owner->warm_runs;
 }
 
-/* Begins the capture if the id is warm; watches the allocations of the last Run before that. Called under the thread's
- * lock, so that no other thread releases the entry meanwhile. */
+/* Begins the capture if the annotation id is warm; watches the Run's allocations if it is the last warm Run. Called
+ * under the thread's lock, so that no other thread releases the entry meanwhile. */
 static int track_run(ocp_capture_thread *thread, int id, ocp_error *error) {
   ocp_device *device = thread->owner->device;
   captured *entry = entry_of(thread, id);
@@ -324,7 +324,7 @@ static int track_run(ocp_capture_thread *thread, int id, ocp_error *error) {
 
 static int begin_run(ocp_capture_thread *thread, int id, ocp_error *error) {
   pthread_mutex_lock(&thread->lock);
-  const bool alone = is_warm(thread, find_id(thread, id)); /* other threads can only make the id cold */
+  const bool alone = is_warm(thread, find_id(thread, id)); /* another thread may still make the id cold, but not warm */
   pthread_mutex_unlock(&thread->lock);
   take_turn(thread, alone);
   pthread_mutex_lock(&thread->lock);

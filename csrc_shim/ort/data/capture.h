@@ -9,7 +9,7 @@
  *        +------+   the last of the warm Runs   +------+   Run starts, a turn alone   +-----------+
  *     +->| cold | ----------------------------> | warm | ---------------------------> | capturing |
  *     |  +------+ <-+                           +------+                              +-----------+
- *     |   |  |      |  the Run fails, lacks a computation, or never ends               |  | Run ends: instantiate,
+ *     |   |  |      |  the Run fails, lacks a cluster call, or never ends              |  | Run ends: instantiate,
  *     +---+  |      +------------------------------------------------------------------+  v launch
  *     a warm |                                                                        +----------+
  *     Run    |   released, or the thread or the EP ends                               | captured | <-+
@@ -60,8 +60,8 @@ int ocp_capture_replay(ocp_capture *capture, int id, ocp_error *error);
 void ocp_capture_release(ocp_capture *capture, int id);
 
 /* ---- for code that enqueues ---- */
-/* Records a computation on the stream. A captured Run gives no graph if one of its computations failed, or if it has
- * fewer computations than the warm Run before it. */
+/* Records a call of a cluster on the stream, or (`succeeded` false) that a call or a copy failed. A captured Run gives
+ * no graph if a call or copy failed, or if it has another number of calls than the warm Run before it. */
 void ocp_capture_computed(ocp_stream *stream, bool succeeded);
 
 #endif

@@ -174,8 +174,7 @@ static int copy_tensor(batch *copies, const OrtValue *src, OrtValue *dst, ocp_st
   const bool from_device = from.kind == OCP_PLACE_DEVICE, to_device = to.kind == OCP_PLACE_DEVICE;
   if (stream && stream->device != device)
     stream = NULL; /* the stream orders nothing on the other device */
-  /* In a Run that ORT repeats, the CPU provider computes host data anew each time, so a copy of it counts as a write.
-   */
+  /* In a Run that ORT repeats, the CPU provider computes host data anew each time: the copy counts as a plain write. */
   if (to_device && ocp_preserve_is_wanted(device) &&
       ocp_preserve_writes((uint64_t)(uintptr_t)dst_data, dst_bytes, /*kept=*/false, stream, error) != ORT_OK)
     return error->code;

@@ -90,7 +90,7 @@ static OrtStatus *notification_wait_on_device(OrtSyncNotificationImpl *this_ptr,
 
 /* ---- OrtSyncStreamImpl ---- */
 
-/* The view in the stream's slot: shared by all users of the stream; freed with the stream. */
+/* ORT's view of a stream, in a slot of the stream: shared by all users of the stream; freed with the stream. */
 typedef struct stream_view {
   OrtSyncStreamImpl ort; /* first member: ORT's view */
   ocp_stream *stream;

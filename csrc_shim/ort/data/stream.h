@@ -14,7 +14,7 @@ OrtStatus *ocp_ort_create_sync_stream(OrtEpFactory *factory, const OrtMemoryDevi
 /* For OrtEp::Sync: waits until all work enqueued on the device's streams has finished. */
 OrtStatus *ocp_ort_synchronize_device(ocp_device *device);
 
-/* ---- for the other ORT views ---- */
+/* ---- for other files of ort/ ---- */
 /* Makes ORT's view of the stream, which takes over a reference of the caller and releases it at its end. NULL with the
  * error. */
 OrtSyncStreamImpl *ocp_ort_stream_view(ocp_stream *stream, ocp_error *error);

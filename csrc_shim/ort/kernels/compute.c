@@ -25,7 +25,7 @@ typedef struct target {
   ocp_device *device;
   uint32_t num_inputs;                  /* number of the cluster's inputs */
   const OrtMemoryDevice *device_memory; /* memory of our device, where inputs normally are */
-  const uint32_t *inputs, *outputs;     /* index at ORT's node, by index in the cluster; NULL: equal */
+  const uint32_t *inputs, *outputs;     /* index at ORT's node, by index at the cluster; NULL: the same index */
   const char *const *names;             /* names of the inputs; NULL: ORT's errors name the node */
 } target;
 
@@ -40,7 +40,7 @@ typedef struct node_kernel {
   target target;
   uint32_t num_constants;
   uint32_t *constants;  /* inputs of the node whose contents the cluster holds */
-  uint32_t positions[]; /* inputs, outputs and constants, one after the other */
+  uint32_t positions[]; /* storage of target.inputs, target.outputs and constants, in this order */
 } node_kernel;
 
 /* Context of the function that allocates the cluster's outputs. */

@@ -1,4 +1,4 @@
-/* Kernels of If, Loop and Scan. ORT runs the bodies and counts the iterations. It needs two operations of an EP only:
+/* Kernels of If, Loop and Scan. ORT runs the bodies and counts the iterations. It needs only two operations of an EP:
  * concatenating the outputs of a Loop's iterations, and transposing the axis along which a Scan runs.
  *
  * ORT needs the condition of an If, the trip count of a Loop and its condition in host memory. The condition that a

@@ -8,11 +8,11 @@
 
 typedef struct custom_op {
   OrtCustomOp ort; /* first member: ORT's view */
-  int64_t handle;  /* Python's handle */
+  int64_t handle;  /* Python's handle of the operator */
   char *name;
   int since;
   uint32_t num_inputs, num_outputs;
-  struct custom_op *earlier; /* next entry of `known`, which keeps operators reachable that no session uses */
+  struct custom_op *earlier; /* next entry of `known`, the list of all operators ever made */
   ocp_custom_port ports[];   /* inputs, then outputs */
 } custom_op;
 

@@ -143,7 +143,7 @@ static void add_triple(event *e, const char *key, const uint32_t *numbers) {
   add(t, "]");
 }
 
-/* Adds the sizes of a launch in the format of ORT's CUDA profiler, for tools that read its files. They are -1 unless
+/* Adds the grid and block sizes in the format of ORT's CUDA profiler, for tools that read its files. They are -1 unless
  * the activity is a kernel. */
 static void add_sizes(event *e, const ocp_activity *activity) {
   static const char *const keys[] = {"grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z"};
@@ -251,7 +251,7 @@ static OrtStatus *write_event(event *e, const ocp_profile *profile, const ocp_ac
   /* Rounds both ends, not the duration, so that the sum of many short durations is right. */
   const int64_t begin = microseconds(activity->begin - profile->origin),
                 end = microseconds(activity->end - profile->origin);
-  /* Activities without a host thread get a row per stream. CUPTI numbers streams; else `stream` is an address. */
+  /* Activities without a host thread get a thread id per stream. CUPTI numbers streams; else `stream` is an address. */
   const uint64_t row = activity->stream <= INT32_MAX ? activity->stream : activity->stream >> 4 & INT32_MAX;
   const int32_t thread = activity->thread ? activity->thread : (int32_t)row;
   const char *values[MAX_ARGS];

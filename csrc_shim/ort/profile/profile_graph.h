@@ -7,7 +7,7 @@
 #include "driver/activity.h"
 
 /* Finds the sources of activities that have a layout. The nodes of a launch run in the layout's order. A library call
- * enqueues any number of kernels for one source: those whose names do not match the next source of ours. */
+ * enqueues any number of kernels for one source: all until an activity matches the next source of another kind. */
 void ocp_profile_resolve_graphs(ocp_activity *activities, size_t count);
 
 #endif

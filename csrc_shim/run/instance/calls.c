@@ -47,8 +47,8 @@ static int fail_record(const ocp_instance *instance, uint32_t record, ocp_error 
                   ocp_plan_node_name(plan, plan->records[record].node), what);
 }
 
-/* Converts the value of a number to the 8 bytes of a parameter; false when it does not fit its kind. Integers may be
- * signed or unsigned. */
+/* Computes the 8 bytes of a parameter that is a number; false when the number does not fit the parameter's kind.
+ * Integers may be signed or unsigned. */
 static bool number(const ocp_plan_param *param, const int64_t *registers, uint64_t *value) {
   const int64_t v = param->reg == OCP_NO_REG ? param->imm : registers[param->reg];
   *value = (uint64_t)v;
@@ -104,7 +104,7 @@ static int fill_launch(ocp_instance *instance, uint32_t index, ocp_error *error)
   return ORT_OK;
 }
 
-/* Computes the numbers of a copy or memset. One of zero bytes is skipped. */
+/* Computes the numbers of a copy or memset. A copy or memset of zero bytes is skipped. */
 static int fill_move(ocp_instance *instance, uint32_t index, uint64_t *bytes, ocp_error *error) {
   const ocp_plan *plan = instance->variant->plan;
   const ocp_plan_param *params = plan->params + plan->records[index].first_param;

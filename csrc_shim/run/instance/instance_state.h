@@ -102,7 +102,7 @@ typedef struct ocp_instance {
   struct ocp_replay *replay;
   void (*release_replay)(struct ocp_replay *replay);
   uint64_t replay_stream_id,
-      replay_position;        /* of the graph's latest launch: its stream, its number in device/order.h */
+      replay_position;        /* of the graph's latest launch: its stream and sequence number (device/order.h) */
   uint32_t warm_runs;         /* Runs without a graph */
   uint32_t replay_evictions;  /* number of times that it lost its graph; each doubles the warm Runs before the next */
   ocp_counter replay_refused; /* reason why it can never have a graph; 0: it can */

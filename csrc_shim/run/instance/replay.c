@@ -35,7 +35,7 @@ struct ocp_replay {
   CUgraph graph; /* kept, since updates of the executable graph refer to its nodes */
   CUgraphExec exec;
   uint64_t slab, slab_bytes;
-  int64_t counts[OCP_RECORD_NUM_KINDS]; /* numbers of its nodes, by kind of record */
+  int64_t counts[OCP_RECORD_NUM_KINDS]; /* number of its nodes by kind of record */
   CUgraphNode *nodes;                   /* the node of each record */
   struct ocp_prepared **used;           /* algorithms of the records that are library calls */
   uint64_t *values;                     /* parameter values in the executable graph */
@@ -237,7 +237,7 @@ static bool make(ocp_replay_budget *budget, ocp_instance *instance, ocp_stream *
   }
   instance->bases[num_bases(instance)] = replay->slab;
   ocp_instance_set_pointers(instance, 0);
-  instance->bases[num_bases(instance)] = 0; /* the Run itself needs no slab */
+  instance->bases[num_bases(instance)] = 0; /* the graph has its own slab */
   memcpy(replay->bases, instance->bases, num_bases(instance) * sizeof *replay->bases);
   find_records(instance, replay);
   instance->inherited = false;

@@ -6,7 +6,7 @@
 
 #include "driver/activity.h"
 
-/* The record numbers of one variant. */
+/* A range of source ids: those of one variant's records. */
 typedef struct block {
   uint64_t first;
   const ocp_variant *variant; /* NULL: the variant is freed; the block owns the names */
