@@ -16,7 +16,7 @@ typedef enum ocp_counter {
   OCP_PLAN_VARIANTS_BUILT,
   OCP_PLAN_HITS,
   OCP_HOST_VALUE_READS,
-  OCP_OUTPUTS_REDIRECTED, /* outputs written to scratch memory first, because they share memory with an input:
+  OCP_OUTPUTS_REDIRECTED, /* outputs written to scratch memory first, because they share memory with another tensor:
                              run/instance/aliasing.h */
   OCP_KERNELS_COMPILED,   /* Python adds to this counter through counter_add */
   OCP_KERNEL_CACHE_HITS,  /* Python adds to this counter through counter_add */
@@ -28,7 +28,7 @@ typedef enum ocp_counter {
   OCP_GRAPH_FALLBACKS_READ_BACK,  /* the host needs values in the middle of the Run */
   OCP_GRAPH_FALLBACKS_CALL,       /* the Run calls Python, which a graph cannot do */
   OCP_GRAPH_FALLBACKS_CAPTURING,  /* the application captures the stream */
-  OCP_GRAPH_FALLBACKS_CACHE_FULL, /* all graphs that the cluster may have are in use */
+  OCP_GRAPH_FALLBACKS_CACHE_FULL, /* the cluster's limit is reached, and Runs use its other graphs */
   OCP_GRAPH_FALLBACKS_MEMORY,     /* too little memory for the graph or its slab */
   OCP_GRAPH_FALLBACKS_LIBRARY,    /* a library call cannot be captured */
   OCP_GRAPH_FALLBACKS_DRIVER,     /* the driver cannot make a graph of the work */

@@ -6,20 +6,20 @@
 
 #define OCP_EP_NAME "CudaPluginExecutionProvider"
 
-/* The names under which ORT may know the provider: our own name, and the name of ORT's built-in CUDA EP for hosts
- * without that EP. A factory keeps one name for its life; messages say OCP_EP_NAME. */
+/* The names under which ORT may know the provider: our own name, and the name of ORT's built-in CUDA EP, for builds of
+ * ORT without that EP. A factory keeps one name for its life; messages say OCP_EP_NAME. */
 typedef enum ocp_identity { OCP_IDENTITY_OWN, OCP_IDENTITY_CUDA, OCP_NUM_IDENTITIES } ocp_identity;
 extern const char *const ocp_ep_names[OCP_NUM_IDENTITIES];
 
 /* Set when a factory is created, before any other callback can run. */
 extern const OrtApi *ocp_api;
 extern const OrtEpApi *ocp_ep_api;
-/* min(OCP_NEWEST_API, the host's): goes into every ort_version_supported. A slot S newer than OCP_OLDEST_API may be set
- * or called only when ocp_api_version >= <Struct>_<S>_SINCE (ort_abi.h). */
+/* The API version for every ort_version_supported: the lower of OCP_NEWEST_API and ORT's own version. A slot S newer
+ * than OCP_OLDEST_API may be set or called only when ocp_api_version >= <Struct>_<S>_SINCE (ort_abi.h). */
 extern uint32_t ocp_api_version;
-/* The host's API version: slots newer than OCP_NEWEST_API may be used if the host has them. */
+/* ORT's own API version. A slot newer than OCP_NEWEST_API may be used if this version has it. */
 extern uint32_t ocp_host_version;
-/* The environment's default logger, for messages outside of a session; NULL before a factory is created. */
+/* The default logger of ORT's environment, for messages outside of a session; NULL before a factory is created. */
 extern const OrtLogger *ocp_logger;
 
 OrtStatus *ocp_status(const ocp_error *error); /* NULL when error->code is 0 */

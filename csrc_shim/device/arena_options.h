@@ -56,7 +56,7 @@ uint32_t ocp_arena_config_differences(const ocp_arena_config *config, const ocp_
 void ocp_arena_config_take(ocp_arena_config *config, const ocp_arena_config *wanted, uint32_t given);
 /* Returns the bits of `given` whose options apply to pinned memory as well. */
 uint32_t ocp_arena_config_of_pinned(uint32_t given);
-/* Writes the keys of the bits in `given`, for example "arena.max_mem, arena.extend_strategy". */
+/* Writes the keys of the options in `given`, for example "arena.max_mem, arena.extend_strategy". */
 void ocp_arena_config_list(uint32_t given, char *text, size_t text_bytes);
 
 #endif

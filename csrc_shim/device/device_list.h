@@ -18,7 +18,7 @@ typedef struct ocp_device_info {
 enum { OCP_DEVICE_METADATA = 13 };
 /* An entry of the metadata that ONNX Runtime shows of a device (OrtEpDevice). */
 typedef struct ocp_device_metadata {
-  const char *key; /* static */
+  const char *key; /* a string literal */
   char value[256];
 } ocp_device_metadata;
 

@@ -25,7 +25,8 @@ struct ocp_stream_private {
   /* Written under the lock; the thread that enqueues on the stream may read it without the lock. */
   atomic_ullong enqueued;     /* number of the latest work */
   atomic_ullong pending_from; /* all work below this number has finished; OCP_IDLE: all work has */
-  /* The latest streams that this stream has waited for: their work up to `position` precedes its later work. */
+  /* The latest streams that this stream has waited for: their work up to `position` precedes the later work of
+   * this stream. */
   struct {
     uint64_t id, position;
   } waited[OCP_MAX_WAITED];

@@ -15,7 +15,7 @@ int ocp_stream_create(ocp_device *device, ocp_stream **out, ocp_error *error);
 int ocp_stream_adopt(ocp_device *device, CUstream handle, ocp_stream **out, ocp_error *error);
 /* Adds a reference, which must be released; returns the stream. */
 ocp_stream *ocp_stream_share(ocp_stream *stream);
-/* Drops a reference. The last one waits for the stream's work and destroys the stream. */
+/* Drops a reference. The last call waits for the stream's work and destroys the stream. */
 void ocp_stream_release(ocp_stream *stream);
 int ocp_stream_synchronize(ocp_stream *stream, ocp_error *error);
 /* Synchronises the stream, for a caller that has entered the device. */
@@ -25,7 +25,7 @@ void ocp_stream_query(ocp_stream *stream);
 /* Whether the stream is being captured, by us or by the application. */
 bool ocp_stream_is_captured(const ocp_stream *stream);
 /* Ends the stream's capture in an exclusive turn; *graph: the captured graph, or NULL on failure. If the capture stays
- * open, it is ended again at once, and ocp_stream_close_capture ends it before a Run uses the stream. */
+ * open, this call tries once more to end it, and ocp_stream_close_capture tries again before a Run uses the stream. */
 CUresult ocp_stream_end_capture(ocp_stream *stream, CUgraph *graph);
 int ocp_stream_close_capture(ocp_stream *stream, ocp_error *error);
 /* Takes the turn of a Run on a stream that several threads share. An exclusive turn (`alone`) waits until no

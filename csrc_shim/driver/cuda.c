@@ -11,7 +11,7 @@ static ocp_driver table;
 static char reason[256];
 static CUresult (*module_load_data)(CUmodule *module, const void *image);
 
-/* Ignores image_bytes: the driver reads the length from the image. */
+/* Ignores image_bytes: NVIDIA's driver reads the length from the image itself. */
 static CUresult load_data(CUmodule *module, const void *image, size_t image_bytes) {
   (void)image_bytes;
   return module_load_data(module, image);

@@ -29,7 +29,7 @@ typedef struct ocp_activity {
   int64_t begin, end;
   const char *kernel; /* lives as long as the process; NULL: no kernel, or the source names it */
   uint64_t stream;
-  uint64_t bytes;                      /* of a copy or memset */
+  uint64_t bytes;                      /* bytes of a copy or memset */
   uint32_t grid[3], block[3], dynamic; /* of a kernel; `dynamic` bytes of shared memory */
   uint8_t kind, direction;             /* ocp_activity_kind, ocp_activity_direction */
   bool in_graph;

@@ -2,7 +2,7 @@
  * thread pushes external correlation ids, and CUPTI returns in each record the id that was pushed last. An id stands
  * for the owners and the source of some work.
  *
- *     start -> push, enqueue, pop (in Runs) -> deliver (records, with their numbers) -> stop
+ *     start -> push, enqueue, pop (in Runs) -> deliver (CUPTI's records, with ids) -> stop
  *
  * A session of the tracer lasts from start to stop. Ids and layout numbers of an earlier session are invalid. */
 #ifndef OCP_DRIVER_TRACER_H

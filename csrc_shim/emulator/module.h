@@ -18,7 +18,7 @@ struct CUmod_st {
   uint8_t *mapping;
   size_t mapping_bytes, code_bytes, constant_bytes; /* code, then constants, then writable data, in whole pages */
   struct emu_module_symbol {
-    const char *name; /* in strings */
+    const char *name; /* points into `strings` */
     uint64_t value;
     uint64_t bytes; /* bytes from `value` to the end of the symbol's section */
     enum emu_section_group group;

@@ -10,7 +10,7 @@
 
 typedef struct checker {
   const ocp_plan *plan;
-  bool *defined; /* per register: defined in the segments looked at so far */
+  bool *defined; /* per register: defined in the segments checked so far */
   ocp_error *error;
 } checker;
 

@@ -108,7 +108,8 @@ typedef struct ocp_python {
                         OrtNodeComputeInfo **infos, OrtNode **ep_context_nodes);
   /* Returns the compatibility string of a model that the session compiled; the text lives as long as the EP. */
   OrtStatus *(*compatibility_info)(int64_t ep, const char **info);
-  /* Adds the kernels of the operator table, and of `operators`, to a registry of the EP with this name. */
+  /* Adds the kernels of the operator table, and of the custom operators `operators`, to a registry of the EP `ep_name`.
+   */
   OrtStatus *(*add_kernels)(OrtKernelRegistry *registry, const char *ep_name, int64_t operators);
   OrtStatus *(*create_kernel)(int64_t ep, const OrtKernelInfo *info, OrtKernelImpl **out);
   OrtStatus *(*set_dynamic_options)(int64_t ep, const char *const *keys, const char *const *values, size_t count);

@@ -45,7 +45,7 @@ int ocp_preserve_reads(uint64_t address, uint64_t bytes, ocp_error *error) {
 static int save(ocp_touched *touched, ocp_stream *stream, ocp_error *error) {
   ocp_device *device = current->device;
   const uint64_t bytes = touched->end - touched->start;
-  /* The Run is repeated without this memory, so the Run's graph must not keep it. */
+  /* The captured repetition of the Run makes no copies, so its graph must not keep this memory. */
   ocp_run_memory *watched = ocp_run_memory_pause();
   const int code = ocp_device_alloc(device, bytes, stream, &touched->copy, error);
   ocp_run_memory_resume(watched);

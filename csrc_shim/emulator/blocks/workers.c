@@ -11,14 +11,14 @@ typedef struct job {
   emu_range_fn run;
   void *context;
   uint64_t count, chunk;
-  _Atomic uint64_t next;     /* first index that no worker has taken */
+  _Atomic uint64_t next;     /* first index that no thread has taken */
   uint32_t helpers, allowed; /* workers that run the job, and their maximum; guarded by lock */
   struct job *after;
 } job;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t work = PTHREAD_COND_INITIALIZER, left = PTHREAD_COND_INITIALIZER;
-static job *jobs;            /* jobs with indices left */
+static job *jobs;            /* jobs in progress */
 static uint32_t num_workers; /* workers that have started */
 static uint32_t idle;
 

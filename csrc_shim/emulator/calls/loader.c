@@ -1,4 +1,4 @@
-/* Loads relocatable x86-64 ELF objects, the form in which the compile pipeline hands kernels to the emulated device.
+/* Loads relocatable x86-64 ELF objects, the format of kernels that the compile pipeline makes for the emulated device.
  *
  * The bytes come from a cache file, so every offset, index and size is checked before it is used, and the work is
  * bounded by the length of the file. What a kernel's code does once it runs is not checked. Sections go into one

@@ -18,7 +18,7 @@ emu_work *emu_work_share(emu_work *work);
 void emu_work_release(emu_work *work);
 
 struct CUgraphNode_st {
-  uint64_t graph; /* identity of the graph */
+  uint64_t graph; /* unique number of the node's graph */
   uint32_t index, num_before;
   uint32_t *before;
   emu_work *work;
@@ -28,7 +28,7 @@ struct CUgraph_st {
   uint64_t identity;
   emu_device *device;
   uint32_t count, capacity;
-  struct CUgraphNode_st **nodes; /* in the order of creation, which dependencies follow */
+  struct CUgraphNode_st **nodes; /* in the order of creation: a node depends on earlier nodes only */
 };
 
 CUgraph emu_graph_make(emu_device *device); /* NULL: out of memory */

@@ -22,10 +22,10 @@ typedef struct emu_snapshot {
 struct CUgraphExec_st {
   atomic_int references; /* of the application and of each emu_replay */
   pthread_mutex_t lock;  /* guards the snapshot */
-  uint64_t identity;     /* identity of the graph from which it was made */
+  uint64_t identity;     /* unique number of the graph from which it was made */
   emu_device *device;
   pthread_mutex_t running;           /* inline: held while a launch runs */
-  uint64_t num_queued, num_finished; /* adversarial: numbers of launches; guarded by emu_order */
+  uint64_t num_queued, num_finished; /* adversarial: launches queued and run so far; guarded by emu_order */
   emu_snapshot *snapshot;
   uint32_t count;
   struct {

@@ -33,7 +33,7 @@ struct ocp_capture_thread {
   ocp_stream *stream;
   pthread_mutex_t lock; /* guards the list of ids and their state, except for the Run that is being captured */
   captured *ids;
-  captured *active;        /* the id whose Run is tracked */
+  captured *active;        /* entry of the id whose Run is captured or has its allocations watched; NULL: none */
   bool captures;           /* true: that Run is captured */
   bool has_turn;           /* true: the thread holds a turn on the stream, from the start of a Run to its end */
   unsigned computations;   /* calls of clusters in the latest Run; accessed by the thread only */

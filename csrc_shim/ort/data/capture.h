@@ -22,7 +22,7 @@
  * Invariants:
  * - A capture holds an exclusive turn on the stream from OnRunStart to OnRunEnd, since it records everything that is
  *   enqueued there. Other Runs and replays share the stream.
- * - Memory noted in an entry is watched by at most one thread, and only between the start and the end of a Run.
+ * - Memory recorded in an entry is watched by at most one thread, and only between the start and the end of a Run.
  * - The memory of a graph is freed after the graph, together with the entry that owns both.
  * - A Run that ORT never ends is abandoned when its thread runs again, or when the thread or the EP ends.
  * - Locks are taken in this order: links, a thread's lock, those of memory. No turn is waited for under any of them. */

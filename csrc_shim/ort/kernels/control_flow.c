@@ -61,7 +61,7 @@ typedef struct transposition {
   struct transposition *next;
   uint32_t rank, dtype; /* dtype: the unsigned integer type of the elements' size */
   uint32_t permutation[OCP_MAX_RANK];
-  ocp_cluster *cluster; /* owned by Python's EP */
+  ocp_cluster *cluster; /* owned by the EP's Python object */
 } transposition;
 
 typedef struct scan_helper {

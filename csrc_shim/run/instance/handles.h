@@ -17,7 +17,7 @@ typedef struct ocp_kernel_ref {
   CUfunction function;
   const char *name; /* copied */
   uint32_t num_params;
-  const uint8_t *params; /* the ocp_param_kind of each; copied */
+  const uint8_t *params; /* the ocp_param_kind of each parameter; copied */
 } ocp_kernel_ref;
 
 /* A callback of a plan, called in each Run: enqueues its computation on the stream. The device is entered. `pointers`:

@@ -22,7 +22,8 @@ enum { MIN_NODES = 2 };
  * slab may take more. */
 enum { MEMORY_SHARE = 4 };
 
-/* Properties of a node that must be equal for a graph to serve another instance, or that are updated. */
+/* Properties of a node. A graph serves another instance only if `kind` and `skipped` are equal; the others are updated.
+ */
 typedef struct node_state {
   uint32_t kind;
   bool skipped; /* true: the record has no node */
@@ -147,7 +148,7 @@ static bool take_place(ocp_replay_budget *budget, uint64_t slab_bytes) {
   return true;
 }
 
-/* Allocates an empty graph with its arrays, after take_place. */
+/* Allocates an ocp_replay with its arrays and without a CUDA graph, after take_place. */
 static ocp_replay *allocate(ocp_replay_budget *budget, const ocp_instance *instance, ocp_error *error) {
   const ocp_plan_header *h = &instance->variant->plan->header;
   const uint32_t num_records = h->num_records, num_fixups = h->num_params; /* maximum numbers */
@@ -192,7 +193,7 @@ static node_state state_of(const ocp_instance *instance, uint32_t index) {
                       .shared_bytes = call->shared_bytes};
 }
 
-/* Records that the node has the instance's present parameters. */
+/* Records that the node of record `index` has the instance's present parameters. */
 static void note_node(const ocp_instance *instance, uint32_t index, ocp_replay *replay) {
   const ocp_plan_record *record = &instance->variant->plan->records[index];
   replay->states[index] = state_of(instance, index);
@@ -293,7 +294,7 @@ static bool change_node(const ocp_instance *instance, uint32_t index, ocp_replay
   return true;
 }
 
-/* Gives the graph a slab of at least the instance's size; a new slab is a quarter larger, for later instances. False if
+/* Gives the graph a slab of at least slab_bytes[0]; a new slab is a quarter larger, for later instances. False if
  * memory, or the cluster's share of the memory, does not suffice. */
 static bool fit_slab(ocp_replay *replay, const ocp_instance *instance, ocp_stream *stream) {
   const uint64_t needed = instance->slab_bytes[0], bytes = needed + needed / 4, held = replay->slab_bytes;
