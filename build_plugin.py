@@ -40,8 +40,8 @@ LIBRARY = "libort_cuda_plugin.so"
 BRIDGE = "_bridge.abi3.so"
 
 WARNINGS = ["-std=gnu11", "-Wall", "-Wextra", "-Werror"]
-# initial-exec: the library's thread-local data is in the static block anyway, see emulator/blocks/fiber.h; each access
-# would be a call of __tls_get_addr otherwise.
+# initial-exec: the library's thread-local data is in the static TLS block anyway, see emulator/blocks/fiber.h. With
+# the default model, each access would be a call of __tls_get_addr.
 COMPILE_FLAGS = ["-O2", "-g", "-fPIC", "-fvisibility=hidden", "-ftls-model=initial-exec", "-pthread"]
 # nodelete: ORT closes the library at unregister, while Python and CUDA still hold pointers into it.
 LINK_FLAGS = ["-shared", "-pthread", "-Wl,-z,nodelete", "-Wl,--no-undefined-version"]
@@ -49,11 +49,11 @@ LIBRARIES = ["-ldl", "-lm"]
 #: Flags of published builds: no debugging information, and no path of this machine.
 WHEEL_FLAGS = ["-g0", "-s", f"-ffile-prefix-map={ROOT}=."]
 SANITIZE_FLAGS = ["-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
-#: Counters that threads increase together; without optimization, so that each line has code.
+#: Coverage counters that threads update atomically; no optimization, so that each line has code.
 COVERAGE_FLAGS = ["-O0", "--coverage", "-fprofile-update=atomic"]
 EXPORTS = "{ global: CreateEpFactories; ReleaseEpFactory; RegisterCustomOps; local: *; };\n"
 
-#: Generated from ``ort_cuda_plugin/abi``.
+#: Header that is generated from ``ort_cuda_plugin/abi``.
 ABI_HEADER = SOURCES / "base" / "ort_abi.h"
 #: Headers whose types Python may use, in the order of their dependencies.
 BRIDGE_HEADERS = [
@@ -201,7 +201,7 @@ def python_callbacks(tables: str) -> str:
 
 
 class Builder:
-    """Compiles and links with a cache of objects keyed by content."""
+    """Compiles and links, with a cache of object files keyed by content."""
 
     def __init__(self, output: Path, work: Path, flags: Sequence[str]) -> None:
         self.cc = compiler()
@@ -220,13 +220,13 @@ class Builder:
         return hashlib.sha256(repr((self.cc, self.flags, *parts)).encode() + self.headers).hexdigest()[:16]
 
     def _object(self, source: Path, extra: Sequence[str]) -> Path:
-        # The folder is part of the object's name, since files of several folders have one name.
+        # The folder is part of the object's name, since folders contain files of the same name.
         below = source.relative_to(SOURCES) if source.is_relative_to(SOURCES) else Path(source.parent.name, source.name)
         name = ".".join(below.with_suffix("").parts)
         target = self.work / f"{name}-{self._key(source.read_bytes(), extra)}.o"
         if not target.exists():
             for stale in self.work.glob(f"{name}-*.o"):
-                if stale != target:  # another process may have written it in the meantime
+                if stale != target:  # a parallel build may have written the target meanwhile
                     stale.unlink(missing_ok=True)
             partial = target.with_suffix(f".{os.getpid()}.tmp")
             run([*self.cc, *extra, *self.flags, f"-I{SOURCES}", "-c", source, "-o", partial])
@@ -241,7 +241,7 @@ class Builder:
         key = self._key(sorted(path.name for path in objects), extra, str(target))
         if target.exists() and stamp.exists() and stamp.read_text() == key:
             return target
-        # Linked beside the target and renamed: a running process keeps the file that it has mapped.
+        # The file is linked beside the target, then renamed: a running process keeps the file that it has mapped.
         with tempfile.TemporaryDirectory(dir=self.output) as folder:
             partial = Path(folder) / name
             run([*self.cc, *self.flags, *flags, *extra, "-o", partial, *objects, *LIBRARIES])
@@ -255,7 +255,7 @@ class Builder:
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             objects = list(pool.map(lambda source: self._object(source, WARNINGS), shim_sources()))
         flags = [f"-Wl,--version-script={script}", f"-Wl,-soname,{LIBRARY}"]
-        if not any("sanitize" in flag for flag in self.flags):  # a sanitizer's runtime is found at run time
+        if not any("sanitize" in flag for flag in self.flags):  # a sanitizer's symbols are resolved at run time
             flags.append("-Wl,-z,defs")
         return self._link(LIBRARY, objects, flags)
 

@@ -1,7 +1,7 @@
 """Sessions for recurring tasks: ``nox -l`` lists them, ``nox -s test -- -k Softmax`` runs one with arguments.
 
 Sessions run in the environment that nox is installed in, with the tools of the `test` extra; `exports`,
-`lock`, `serving`, `versions`, `wheels` and `workflows` make their own.
+`lock`, `serving`, `versions`, `wheels` and `workflows` make their own environments.
 `.ci/run` makes an environment of its own.
 """
 
@@ -50,7 +50,7 @@ def pytest(session: nox.Session, *arguments: str) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """ruff, clang-format, and the schemas and the audit of the workflows."""
+    """Run ruff and clang-format, and check the schemas and the audit of the workflows."""
     pytest(session, "-q", "-n", "0", "tests/test_static.py", "-k", "not mypy", *session.posargs)
 
 
@@ -63,19 +63,19 @@ def workflows(session: nox.Session) -> None:
 
 @nox.session
 def types(session: nox.Session) -> None:
-    """mypy --strict."""
+    """Run mypy --strict."""
     pytest(session, "-q", "-n", "0", "tests/test_static.py", "-k", "mypy", *session.posargs)
 
 
 @nox.session
 def test(session: nox.Session) -> None:
-    """The first tier of tests; arguments are pytest's."""
+    """Run the first tier of tests; arguments are pytest's."""
     pytest(session, *session.posargs)
 
 
 @nox.session
 def full(session: nox.Session) -> None:
-    """Both tiers of tests; arguments are pytest's."""
+    """Run both tiers of tests; arguments are pytest's."""
     pytest(session, *BOTH_TIERS, *session.posargs)
 
 
@@ -106,7 +106,7 @@ def versions(session: nox.Session, resolution: str) -> None:
 
 @nox.session
 def sanitize(session: nox.Session) -> None:
-    """C programs and the library under AddressSanitizer, UBSan and ThreadSanitizer."""
+    """Test C programs and the library under AddressSanitizer, UBSan and ThreadSanitizer."""
     pytest(session, *BOTH_TIERS, "-k", "sanitizers or sanitized or damaged", *session.posargs)
 
 
@@ -128,7 +128,7 @@ def wheels(session: nox.Session) -> None:
 
 @nox.session(venv_backend="venv")
 def lock(session: nox.Session) -> None:
-    """Write .ci/lock.txt again, with the newest versions that pyproject.toml allows; `-- -P NAME` renews one alone."""
+    """Write .ci/lock.txt again, with the newest versions that pyproject.toml allows; `-- -P NAME` updates one alone."""
     session.install("uv")
     command = ["uv", "pip", "compile", "pyproject.toml", "--quiet", "--universal", "--python-version", "3.11"]
     command += ["--no-annotate", "--custom-compile-command", "nox -s lock", "--output-file", LOCK]
@@ -139,14 +139,14 @@ def lock(session: nox.Session) -> None:
 
 @nox.session
 def engines(session: nox.Session) -> None:
-    """Run all queries of an installed cuDNN that need no GPU; the test suite has a sample."""
+    """Run all queries of an installed cuDNN that need no GPU; the test suite runs a sample of these."""
     files = ("tests/vendor/test_cudnn_engines.py", "tests/vendor/test_network_engines.py")
     pytest(session, "-n", "1", "--engines", *files, *session.posargs)
 
 
 @nox.session
 def fuzz(session: nox.Session) -> None:
-    """Random networks against the CPU provider; arguments are those of tests/harness/fuzzing/campaign.py."""
+    """Compare random networks with the CPU provider; arguments are those of tests/harness/fuzzing/campaign.py."""
     session.env["PYTHONPATH"] = os.pathsep.join(["tests/harness", os.environ.get("PYTHONPATH", "")])
     python(session, "-m", "fuzzing", *(session.posargs or ["sizes"]))
 
@@ -160,26 +160,26 @@ def programs(session: nox.Session) -> None:
 
 @nox.session
 def interpret(session: nox.Session) -> None:
-    """Tests of operators, with every model in the reference interpreter; the test suite has a sample."""
+    """Test operators with every model in the reference interpreter too; the test suite runs a sample of these."""
     pytest(session, *BOTH_TIERS, "tests/ops", "--interpret", *session.posargs)
 
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """One benchmark: its file in bench/ and its arguments."""
+    """Run one benchmark; arguments are its file in bench/ and the benchmark's own arguments."""
     name, *arguments = session.posargs or ["host_overhead.py"]
     python(session, f"bench/{name}", *arguments)
 
 
 @nox.session
 def real(session: nox.Session) -> None:
-    """Run files with trained weights from PyPI packages and compare with the committed table; for changes of a pass."""
+    """Run ONNX files with trained weights, and compare with the committed table; use it after changing a pass."""
     python(session, "bench/real_models.py", *session.posargs)
 
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """Writes the generated documents again; an argument names one of them."""
+    """Write the generated documents again; arguments name some of them."""
     for name in session.posargs or DOCUMENTS:
         command, file = DOCUMENTS[name]
         python(session, "-m", "ort_cuda_plugin", command, "--write", file)
@@ -193,6 +193,6 @@ def site(session: nox.Session) -> None:
 
 @nox.session(venv_backend="venv")
 def serving(session: nox.Session) -> None:
-    """Run Ray Serve with two replicas in a separate environment, and end one of them."""
+    """Run Ray Serve with two replicas in a separate environment, and end one replica."""
     session.install("-e", ".[cpu,serve,test]")
     session.run("pytest", "-n", "1", "tests/docs/test_serving.py", *session.posargs)

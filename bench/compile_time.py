@@ -45,7 +45,7 @@ def write_model(name: str, path: Path) -> None:
 
 
 def measure(path: str, stages: bool) -> dict[str, float]:
-    """Return the figures of a model, in this process."""
+    """Return CPU seconds of a cold session of a model by name of the stage, measured in this process."""
     import onnx
 
     import ort_cuda_plugin
@@ -97,7 +97,7 @@ def cpu_seconds() -> float:
 
 
 def in_new_process(name: str, stages: bool) -> dict[str, float]:
-    """Return the figures of a model that a process with an empty cache finds."""
+    """Return the figures of `measure` for a model, from a new process with an empty kernel cache."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, f"{name.replace(':', '_')}.onnx")
         write_model(name, path)

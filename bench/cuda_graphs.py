@@ -64,7 +64,7 @@ class Bound:
         self.options.add_run_config_entry("disable_synchronize_execution_providers", "1")
 
     def batch(self) -> list[float]:
-        """Return the host's microseconds for each of a few Runs, without the first, after which the caches are cold."""
+        """Return the host's microseconds for each of a few Runs, without the first one, which finds cold caches."""
         times = [time.thread_time_ns()]
         for _ in range(RUNS_PER_BATCH + 1):
             self.session.run_with_iobinding(self.binding, self.options)

@@ -2,7 +2,7 @@
 
     python bench/cudnn_engines.py [MODEL ...] [--batch N ...]
 
-Models are the onnx wheel's light ones, or networks with convolutions (mobilenet_v2, unet, ...), in TF32 and in float16.
+Models are the onnx wheel's light models or networks with convolutions (mobilenet_v2, unet, ...), in TF32 and float16.
 For each model: the launches and library calls of a Run, the MB that they move, the numbers of convolutions in NHWC and
 on tensor cores, the largest workspace, and the milliseconds of choosing all engines. Needs the extra `libs`. Exits with
 1 where a convolution has no engine.

@@ -6,8 +6,8 @@
 Prints a line for each model: steps, time, bytes of device memory, and two rooflines, of the model and of its steps,
 with the ratio to each. ``--save`` writes the work of each Run in the format of estimate/work.py; ``--against`` compares
 with such files of another version of the plugin, under the same performance model. ``suite`` are all models. Of
-``bert``, the encoder of tests/harness, there are 6 layers of 384, at a length of 128; others are those of the command
-`bench`, at the sizes that it uses.
+``bert``, the encoder of tests/harness, there are 6 layers of 384, at a length of 128; the other models are those of the
+command `bench`, at the sizes that it uses.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Sized: TypeAlias = "tuple[onnx.ModelProto, Mapping[str, Sequence[int]]]"
 
 
 def light(name: str, batch: int) -> Sized:
-    """Return one of the onnx wheel's models."""
+    """Return one of the onnx wheel's light models, and the shapes of its inputs."""
     import onnx
 
     from ort_cuda_plugin.estimate.gather import optimised
@@ -71,7 +71,7 @@ def network(name: str, batch: int) -> Sized:
 
 
 def bert(batch: int, half: bool) -> Sized:
-    """Return the encoder with its sizes as constants."""
+    """Return the encoder of tests/harness with its sizes as constants."""
     import numpy as np
     import onnx
     from onnx import TensorProto, numpy_helper

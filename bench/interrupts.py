@@ -103,7 +103,7 @@ class Interrupted:
         self.expected = cpu.run(None, self.feeds)[0]
         if "ort_cuda_plugin.ep.device.open_device" in sys.modules:
             forget_kernels()
-        if kind == "run":  # the session needs another interrupt
+        if kind == "run":  # only the Run is to be interrupted
             self.make()
 
     def make(self) -> None:

@@ -105,7 +105,9 @@ def changed(node: ast.expr) -> ast.expr | None:
 
 
 class Expressions(ast.NodeTransformer):
-    """Visits the expressions of functions that can be changed, in order; ``chosen`` gives those by number a switch."""
+    """Visits the expressions of functions that can be changed, in order. An expression whose number is in ``chosen``
+    gets a switch to its mutant.
+    """
 
     def __init__(self, chosen: dict[int, int] | None = None) -> None:
         self.chosen = chosen or {}
@@ -114,7 +116,7 @@ class Expressions(ast.NodeTransformer):
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         outer, self.in_function = self.in_function, True
-        node.body = [self.visit(each) for each in node.body]  # not annotations, defaults and decorators
+        node.body = [self.visit(each) for each in node.body]  # annotations, defaults and decorators stay
         self.in_function = outer
         return node
 

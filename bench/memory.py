@@ -9,11 +9,11 @@ bytes that the arena held from the driver, in a Run. Automatic CUDA graphs are o
 
 Then MiB of traffic on a GPU (none is needed): the bytes that the fused steps must read and write, and the bytes that
 the launches of a Run load and store, with the plugin's kernels alone and with cuBLASLt and cuDNN.
-ort_cuda_plugin/program/analysis/traffic.py defines what counts. Last, the time of an allocation that a cached
-chunk serves and its free (bench/allocation_time.c).
+ort_cuda_plugin/program/analysis/traffic.py defines what counts. Last, the time of an allocation from a
+cached chunk and of its free (bench/allocation_time.c).
 
 Exits with 1 where a model misses a limit: planned memory is at most 1.15 times the peak of live tensors, and the
-traffic of our kernels at most 1.3 times the minimum of the steps.
+traffic of the plugin's kernels at most 1.3 times the minimum of the steps.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def measure(name: str, emulated: bool) -> dict[str, float]:
     from ort_cuda_plugin.ep import boundary
 
     model, feeds = source_of(name)
-    # Regions have the size of the request, so the arena holds no more than it needs.
+    # Regions of the arena have the size of the request, so the arena holds no more than it needs.
     options = {"arena.extend_strategy": 1, "automatic_cuda_graphs": 0}
     session = ort_cuda_plugin.session(model.SerializeToString(), emulate=emulated, provider_options=options)
     outputs = session.run(None, feeds)
@@ -92,7 +92,7 @@ def measure(name: str, emulated: bool) -> dict[str, float]:
 
 
 def traffic(model: onnx.ModelProto, feeds: dict[str, Any]) -> list[ProgramTraffic]:
-    """Return the traffic of the whole model on a GPU, with our kernels alone and with vendor libraries."""
+    """Return the traffic of the whole model on a GPU, with the plugin's kernels alone and with vendor libraries."""
     import onnx
     import onnxruntime as ort
 

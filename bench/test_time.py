@@ -284,11 +284,11 @@ class Costs:
         return {key for case in cases for key in case["requested"]}
 
     def of(self, cases: Sequence[Record]) -> float:
-        """Seconds of one test's cases. Tests that request a kernel share the time of its compilation."""
+        """Return the seconds of one test's cases. Tests that request a kernel share the time of its compilation."""
         return self.own(cases) + sum(self.compilation[key] / self.users[key] for key in self.kernels(cases))
 
     def total(self, cases: Sequence[Record]) -> float:
-        """Seconds of all these cases, with each kernel compiled once."""
+        """Return the seconds of all these cases, with each kernel compiled once."""
         return self.own(cases) + sum(self.compilation[key] for key in self.kernels(cases))
 
 
@@ -363,7 +363,7 @@ def one_case(cases: Sequence[Record]) -> list[Record]:
 
 
 def write_second_tier(records: Sequence[Record], budget: float) -> str:
-    """Move the tests that take longest, so that the others fit into the budget, and return a summary."""
+    """Move the tests that take longest to the second tier, so that the others fit into the budget; return a summary."""
     tiers = Tiers(records)
     limit = tiers.largest(budget)
     tier, moved = tiers.choose(limit), tiers.moved(limit)

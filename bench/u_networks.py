@@ -33,7 +33,8 @@ class Stage:
 
 @dataclass(frozen=True)
 class Network:
-    """``encoder`` from the image on, ``decoder`` back to it; IS-Net begins with a convolution of stride 2.
+    """The stages of a network: ``encoder`` from the image down, ``decoder`` back up to the image's size. IS-Net begins
+    with a convolution of stride 2.
 
     With ``fused`` the first output mixes the side outputs, as U^2-Net's does.
     """

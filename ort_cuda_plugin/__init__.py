@@ -94,13 +94,15 @@ def __dir__() -> list[str]:
 def counters() -> dict[str, int]:
     """Return the counters of this process, by name.
 
-    ``python_calls`` (from C into Python), ``runs``, ``launches``, ``library_calls``, ``copies_h2d``, ``copies_d2h``,
-    ``copies_d2d``, ``plan_variants_built``, ``plan_hits``, ``host_value_reads``, ``outputs_redirected`` (outputs that
-    share memory with an input and needed a copy), ``kernels_compiled``, ``kernel_cache_hits``, ``candidates_measured``
-    (by the option ``autotune``), ``graph_captures``, ``graph_replays``, ``graph_updates`` (nodes of automatic CUDA
-    graphs that got new addresses), ``graph_fallbacks`` (warm Runs without a graph) and one ``graph_fallbacks_...`` for
-    each reason count events. ``device_bytes_in_use``, ``pinned_bytes_in_use``, ``weight_bytes``, ``streams_live`` and
-    ``graphs_live`` are present amounts. `plan_variants` says for which shapes variants were built.
+    These count events: ``python_calls`` (from C into Python), ``runs``, ``launches``, ``library_calls``,
+    ``copies_h2d``, ``copies_d2h``, ``copies_d2d``, ``plan_variants_built``, ``plan_hits``, ``host_value_reads``,
+    ``outputs_redirected`` (outputs that share memory with an input and needed a copy), ``kernels_compiled``,
+    ``kernel_cache_hits``, ``candidates_measured`` (by the option ``autotune``), ``graph_captures``, ``graph_replays``,
+    ``graph_updates`` (nodes of automatic CUDA graphs that got new addresses), ``graph_fallbacks`` (warm Runs without a
+    graph), and one ``graph_fallbacks_...`` for each reason.
+
+    These are present amounts: ``device_bytes_in_use``, ``pinned_bytes_in_use``, ``weight_bytes``, ``streams_live`` and
+    ``graphs_live``. `plan_variants` says for which shapes variants were built.
     """
     from .abi.core import counters as read
 
@@ -108,7 +110,7 @@ def counters() -> dict[str, int]:
 
 
 def reset_counters() -> None:
-    """Set the counters of events to 0. Present amounts do not change."""
+    """Set the counters of events to 0. Present amounts, such as bytes in use, do not change."""
     from .abi.core import reset_counters as reset
 
     reset()

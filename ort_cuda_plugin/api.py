@@ -26,7 +26,7 @@ from .plugin_library import get_ep_name, get_library_path
 from .session_errors import NoProviderError, explained
 from .uninterrupted import imported
 
-#: First version (1.N) that lets a plugin have the name of a built-in provider that this ONNX Runtime lacks.
+#: First ONNX Runtime 1.N in which a plugin may have the name of a built-in provider that the installed wheel lacks.
 _NAMES_A_PLUGIN = 28
 
 #: Held while ONNX Runtime's device objects are in use, because `unregister` on another thread frees them.
@@ -103,17 +103,17 @@ def _info(ep_device: Any) -> DeviceInfo:
 
 
 def _factories(identity: Identity) -> list[str]:
-    """Return the registration names under which the library offers its devices as that provider."""
+    """Return the registration names under which the library offers its devices as the provider ``identity``."""
     return [known.name for known in registrations() if known.identity is identity]
 
 
 def is_registered_as(identity: Identity) -> bool:
-    """Whether the library offers its devices under the name of that provider."""
+    """Whether the library offers its devices under the provider name of ``identity``."""
     return bool(_factories(identity))
 
 
 def refuse_fallback(identity: Identity) -> None:
-    """Make sessions that name that provider raise an error, instead of falling back to the CPU.
+    """Make sessions that name the provider ``identity`` raise an error, instead of falling back to the CPU.
 
     `unregister` restores the fallback.
     """
@@ -236,8 +236,8 @@ def session(
 
     Raises:
         ImportError: ONNX Runtime is missing or too old.
-        RuntimeError: no such device exists, no node of the model runs on the provider, no provider runs a node, or ONNX
-            Runtime cannot read a model of this version; the message says why.
+        RuntimeError: no such device exists, no node of the model runs on the provider, a node runs on no provider, or
+            ONNX Runtime cannot read a model of this version; the message says why.
         ValueError: an option is unknown or has no valid value; ``sess_options`` were used for another device before.
     """
     created, provider = create_session(model, emulate, provider_options, sess_options)
@@ -253,9 +253,10 @@ def explain(
     provider_options: Mapping[str, object] | None = None,
     sess_options: Any = None,
 ) -> list[NodeVerdict]:
-    """Return a verdict for each node of the model, after ONNX Runtime's optimisations: claimed, or the reason.
+    """Return a verdict for each node of the model, after ONNX Runtime's optimisations: claimed, or why not.
 
-    Verdicts of nodes in bodies of control flow follow those of the main graph, and name the node that has the body.
+    Verdicts of nodes in bodies of control flow follow those of the main graph's nodes, and name the node that has
+    the body.
 
     Arguments and errors are those of `session`. A model without claimed nodes is not an error, and a node that no
     provider runs gets a reason that says so.
@@ -291,7 +292,9 @@ def placement(
 
 
 def _with_providers(verdicts: list[NodeVerdict], session: Any) -> list[NodeVerdict]:
-    """Add the names of providers to verdicts, from ONNX Runtime's record. Other providers may have fused nodes."""
+    """Add to each verdict the provider that runs the node, as ONNX Runtime reports it. Other providers may have fused
+    nodes.
+    """
     names: dict[tuple[str, str], set[str]] = {}
     own = ""
     others: set[str] = set()
@@ -324,9 +327,9 @@ def create_session(
     with _registration:
         _add_provider(sess_options, chosen_device(emulate, options), options)
     source = model if isinstance(model, bytes) else os.fspath(model)
-    # Otherwise ONNX Runtime would fall back to the CPU after an error of the provider.
     current_session.forget()
     try:
+        # Without enable_fallback=0, ONNX Runtime would fall back to the CPU after an error of the provider.
         created = ort.InferenceSession(source, sess_options=sess_options, enable_fallback=0)
     except Exception as error:
         better = explained(error, source, last_verdicts())
@@ -363,7 +366,7 @@ def chosen_device(emulate: bool | None, options: Mapping[str, str]) -> Any:
 
 
 def _select(ep_devices: list[Any], emulate: bool | None, device_id: int | None) -> Any:
-    """Return the first device that fits.
+    """Return the first device that fits ``emulate`` and ``device_id``.
 
     Raises:
         RuntimeError: there is none.

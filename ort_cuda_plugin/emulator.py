@@ -136,14 +136,14 @@ class PtxModule:
 
 
 def _device_values(upload: Upload, label: str, given: Argument, parameter: Any) -> list[DeviceArray | np.generic]:
-    """Return an argument in the form of a launch: a structure is several words."""
+    """Return an argument as the values that `Module.launch` takes: several words for a structure, else one value."""
     if parameter.count > 1 or parameter.size > 8:
         return list(_words(_bytes_of(upload, label, given, parameter.size)))
     return [_device_value(upload, label, given, parameter)]
 
 
 def _words(data: bytes) -> Iterator[np.generic]:
-    """Yield bytes as words of 8, 4, 2 and 1 bytes, as the parser cuts parameters."""
+    """Yield a structure's bytes as words of 8, 4, 2 and 1 bytes, as the PTX parser splits parameters."""
     while data:
         size = next(each for each in (8, 4, 2, 1) if each <= len(data))
         word: np.generic = np.frombuffer(data[:size], f"u{size}")[0]
@@ -177,7 +177,7 @@ def _bytes_of(upload: Upload, label: str, given: Argument, size: int) -> bytes:
 
 
 def _device_value(upload: Upload, label: str, given: Argument, parameter: Any) -> DeviceArray | np.generic:
-    """Return an argument of up to 8 bytes in the form of a launch."""
+    """Return an argument of up to 8 bytes as a value that `Module.launch` takes."""
     if isinstance(given, np.ndarray):
         if parameter.size != 8:
             raise TypeError(f"{label}: got an array, expected a number of {parameter.size} bytes (.{parameter.type})")
@@ -204,7 +204,7 @@ def _device_value(upload: Upload, label: str, given: Argument, parameter: Any) -
 
 @contextmanager
 def _checking(check: bool) -> Iterator[None]:
-    """Turn the checking mode of the emulated devices on or off, and restore it after the block, for sessions."""
+    """Turn the emulated devices' checking mode on or off. After the block restore it, since sessions use it too."""
     before = configuration().check
     _set_checking(check)
     try:

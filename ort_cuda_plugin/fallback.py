@@ -16,8 +16,8 @@ _CHANGED = "_ort_cuda_plugin_raises"
 
 
 def raise_instead(onnxruntime: ModuleType, is_ours: Callable[[str], bool]) -> None:
-    """Make sessions that name a provider of ours raise an error if they cannot be created; other sessions still fall
-    back. An ``enable_fallback`` that the application passes has priority. Safe to call again.
+    """Make sessions that name the plugin's provider raise an error if they cannot be created; other sessions still
+    fall back. An ``enable_fallback`` that the application passes has priority. Safe to call again.
     """
     original = onnxruntime.InferenceSession.__init__
     if hasattr(original, _CHANGED):

@@ -6,10 +6,10 @@
     for token in decoder.generate([[1, 15043]], new_tokens=100, temperature=0.8, top_p=0.9, seed=1, stop={2}):
         ...
 
-Past and present are one buffer, and the mask has the width of the cache. So all sizes stay the same from one decoded
-token to the next, each token is one launch of a CUDA graph, and only the token is read back. A LongRoPE model uses
-other factors from a certain length on: its mask has that width until the length is reached; then the cache is computed
-again.
+Past and present K/V caches are one buffer, and the mask has the width of the cache. So all sizes stay the same from one
+decoded token to the next, each token is one launch of a CUDA graph, and only the token is read back. A LongRoPE model
+uses other rotary factors from a certain length on: its mask has that width until the length is reached; then the cache
+is computed again.
 
 Inputs whose names begin with "past" are caches of keys and values, with a row for each token, or states of a fixed
 size, as in convolutions and linear attention. A state depends on all earlier tokens: it cannot be rewound, and padding
@@ -245,8 +245,8 @@ class Decoder:
         return positions if self._planes is None else np.repeat(positions[None], self._planes, 0)
 
     def _bound(self, ids: Any, mask: Any, positions: Any) -> Any:
-        """Return the bindings of every Run: past and present are one buffer, and so are the token output and the next
-        token input.
+        """Return an IO binding for Runs: past and present are one buffer, and so are the token output and the token
+        input of the next Run.
         """
         bound = self.session.io_binding()
         bound.bind_ortvalue_input(choice.IDS, ids)
@@ -320,7 +320,7 @@ def _check_inputs(inputs: Mapping[str, Any], path: Path) -> None:
 
 
 class _State:
-    """A state of fixed size of the sequences, on the device."""
+    """One input that is a state of fixed size for each sequence, on the device."""
 
     def __init__(self, x: Any, batch: int, memory: Any) -> None:
         shape = [size if isinstance(size, int) else batch for size in x.shape]
@@ -362,7 +362,7 @@ def _is_state(x: Any) -> bool:
 
 
 def _present_of(past: str, outputs: Collection[str], path: Path) -> str:
-    """Return the name of the output that continues an input. Raises ValueError if there is none."""
+    """Return the name of the output that has the present of input ``past``. Raises ValueError if there is none."""
     names = [past.replace(prefix, "present", 1) for prefix in ("past_key_values", "past") if past.startswith(prefix)]
     for name in names:
         if name in outputs:
@@ -371,7 +371,7 @@ def _present_of(past: str, outputs: Collection[str], path: Path) -> str:
 
 
 def _integers(model: bytes, path: Path) -> Callable[[str], int | None]:
-    """Return a function that reads initializers of one integer, also from external data."""
+    """Return a function from an initializer's name to its single integer, also from external data."""
     source = SourceModel(model, str(path), ModelFolder.of(path))
 
     def integer(name: str) -> int | None:

@@ -43,7 +43,7 @@ class NoProviderError(RuntimeError):
     """No provider runs a node of the model.
 
     Attributes:
-        verdicts: the plugin's verdicts. The reason of the node says that no other provider runs it.
+        verdicts: the plugin's verdicts. For that node, the reason says that no other provider runs it.
     """
 
     def __init__(self, message: str, verdicts: list[NodeVerdict]) -> None:
@@ -92,7 +92,7 @@ def what_a_file_is(path: str | os.PathLike[str]) -> str:
 
 
 def only_ours(error: Exception) -> str:
-    """Return why another provider cannot run a model that the plugin may run; "" for other errors."""
+    """Explain ``error`` of another provider, if it is about a model that the plugin may run; "" for other errors."""
     if name := own_operator(error):
         return f"it has no {name}, which only the plugin runs"
     for pattern in _NO_KERNEL:

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class _Call(threading.Thread, Generic[T]):
-    """A thread that Python joins before it exits."""
+    """A thread that makes the call. Python joins the thread before it exits."""
 
     def __init__(self, function: Callable[[], T]) -> None:
         super().__init__(name="ort-cuda-plugin")

@@ -99,7 +99,7 @@ def _enum(name: str) -> str:
 
 
 def declarations() -> str:
-    """Return C text that declares every type of the tables; needs ``bool`` and the fixed-width integers."""
+    """Return C text that declares every type of the tables. The text needs ``bool`` and the fixed-width integers."""
     structs = [*FUNCTION_TABLES, *CALLBACK_STRUCTS]
     text = " ".join([*FUNCTION_TABLES.values(), *CALLBACK_STRUCTS.values()])
     opaque = sorted(set(re.findall(r"\bOrt\w+\b", text)) - set(ENUMS) - set(structs) - {"OrtKernelCreateFunc"})

@@ -36,7 +36,7 @@ ignored_at_end = (CudaError, TypeError, AttributeError)
 class Device:
     """One device with its primary context.
 
-    ``driver`` is the table (``const ocp_driver *`` of cffi); `call` uses it directly.
+    ``driver`` is the driver table (cffi's ``const ocp_driver *``); `call` calls one of its members.
     """
 
     def __init__(self, driver: Any, ordinal: int, *, is_emulated: bool) -> None:
@@ -136,7 +136,7 @@ class Device:
         return out
 
     def download(self, array: DeviceArray, stream: Stream | None = None) -> NDArray[Any]:
-        """Return the array's values, after all work that was enqueued on the stream before."""
+        """Return the array's values. The copy waits for all work that was enqueued on the stream before."""
         return array.copy_to(np.empty(array.shape, array.dtype), stream)
 
     def pinned(self, shape: int | Sequence[int], dtype: DTypeLike) -> PinnedArray:
@@ -246,7 +246,7 @@ class PinnedArray:
 
 
 class Module:
-    """A loaded image with one or more kernels."""
+    """A loaded module (cubin or object file) with one or more kernels."""
 
     def __init__(self, device: Device, image: bytes) -> None:
         self.device = device
@@ -300,7 +300,7 @@ class Module:
 
 
 class Params:
-    """Kernel parameters in the form of cuLaunchKernel; keeps the values alive."""
+    """Kernel parameters as the array of pointers that cuLaunchKernel takes; keeps the values alive."""
 
     def __init__(self, args: Sequence[DeviceArray | np.generic]) -> None:
         self._values: list[Any] = []
@@ -315,7 +315,7 @@ class Params:
 
 
 class Stream:
-    """A stream; destroyed with the object."""
+    """A CUDA stream; destroyed with this object."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -332,7 +332,7 @@ class Stream:
         return _is_ready(self.device, "StreamQuery", self.handle)
 
     def wait(self, event: Event) -> None:
-        """Make later work of this stream wait for the event's last record."""
+        """Make later work of this stream wait for the event's most recent record."""
         self.device.call("StreamWaitEvent", self.handle, event.handle, 0)
 
     def destroy(self) -> None:
@@ -354,7 +354,7 @@ class Stream:
 
 
 class Event:
-    """An event; destroyed with the object."""
+    """A CUDA event; destroyed with this object."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -370,11 +370,11 @@ class Event:
         self.device.call("EventSynchronize", self.handle)
 
     def query(self) -> bool:
-        """Whether all work before the event's last record is done."""
+        """Whether all work before the event's most recent record is done."""
         return _is_ready(self.device, "EventQuery", self.handle)
 
     def milliseconds_since(self, start: Event) -> float:
-        """Return the time from the record of ``start`` to that of this event; both must be done."""
+        """Return the time from the record of ``start`` to that of this event; both events must have completed."""
         out = ffi.new("float *")
         self.device.call("EventElapsedTime", out, start.handle, self.handle)
         return float(out[0])

@@ -87,7 +87,7 @@ def key_value_pairs(pairs: Any) -> dict[str, str]:
 
 
 class KeyValuePairs:
-    """An OrtKeyValuePairs of our own, released at the end of the with block; ORT copies it."""
+    """An OrtKeyValuePairs that Python fills, released at the end of the with block; ORT copies it."""
 
     def __init__(self, items: Mapping[str, str] | Iterable[tuple[str, str]]) -> None:
         self._items = dict(items)
@@ -110,7 +110,7 @@ def log(level: str, message: str, logger: Any = None, *, where: str = "ort_cuda_
         level: VERBOSE, INFO, WARNING, ERROR or FATAL.
         message: the line.
         logger: ``const OrtLogger *``; None is the default logger, which outlives the sessions.
-        where: what ORT prints as the function.
+        where: the function name that ORT prints.
     """
     target = core().host_logger() if logger is None else logger
     if target == ffi.NULL:

@@ -1,6 +1,6 @@
 """The enums of ONNX Runtime's C ABI, and the structs that the plugin fills for ONNX Runtime to call.
 
-``CALLBACK_STRUCTS`` are complete, with their members in order. A line is
+``CALLBACK_STRUCTS`` are complete, with their members in order. Each line is
 
     since declaration
 

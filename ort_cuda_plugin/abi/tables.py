@@ -1,6 +1,6 @@
 """The functions of ONNX Runtime's C ABI that concern an execution provider, and the versions that the plugin speaks.
 
-Slots that are not listed become reserved space. A line is
+Slots that are not listed become reserved space. Each line is
 
     slot since declaration
 

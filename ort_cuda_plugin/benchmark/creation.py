@@ -1,4 +1,4 @@
-"""Measures the time of a new process to its first result, and the device memory that it holds then."""
+"""Measures how long a new process takes to its first result, and how much device memory it then holds."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ChildError(RuntimeError):
 
 
 def measure_creation(task: Task, side: str) -> Creation:
-    """Measure two processes: the first has an empty kernel cache, the second the cache that the first filled."""
+    """Measure session creation in two processes: one with an empty kernel cache, and one with the cache filled."""
     with tempfile.TemporaryDirectory() as folder:
         feeds = Path(folder, "feeds.npz")
         np.savez(feeds, allow_pickle=False, **{name: np.asarray(array) for name, array in task.feeds.items()})

@@ -1,4 +1,4 @@
-"""Alternating Runs of several providers in one process, and a report for each."""
+"""Alternating Runs of several providers in one process, and a report for each provider."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ summation order moves some of them by a step."""
 
 @dataclass(frozen=True)
 class SideReport:
-    """Times in milliseconds. ``throughput`` is items per second; the batch is the number of items.
+    """The figures of one provider. Times are in milliseconds. ``throughput`` is batch items per second.
 
     ``host_share`` is the part of a median Run in which the device is idle, None if the profile has no device events.
     ``ratio`` is the median, over neighbouring Runs, of this side's time divided by the plugin's. ``error`` is
@@ -49,7 +49,10 @@ class SideReport:
 
 @dataclass
 class ModelReport:
-    """``launches``, ``library_calls`` and ``graph_replays`` are averages per steady Run of the plugin."""
+    """The figures of one model: those of the plugin, and a `SideReport` for each provider.
+
+    ``launches``, ``library_calls`` and ``graph_replays`` are averages per steady Run of the plugin.
+    """
 
     model: str
     device: str
@@ -96,9 +99,9 @@ def measure(
     progress: Callable[[Sequence[int]], Iterable[int]],
     may_lack: Collection[str] = (),
 ) -> ModelReport:
-    """Compare the results, then time the sides in turn.
+    """Compare the results of the sides, then time the sides in turn.
 
-    Leaves out sides in ``may_lack`` that cannot run the model. Raises SideError for others that cannot.
+    Leaves out sides in ``may_lack`` that cannot run the model. Raises SideError if another side cannot run it.
     """
     runners = {}
     for side in chosen:
@@ -136,7 +139,7 @@ def measure(
 
 
 def alternate(runners: Sequence[Runner], turns: Iterable[int]) -> dict[str, list[float]]:
-    """Return the seconds of each Run by side; each turn begins with another side."""
+    """Return the seconds of each Run by side. Each turn runs all sides, and begins with another one."""
     times: dict[str, list[float]] = {each.side: [] for each in runners}
     for turn in turns:
         first = turn % len(runners)

@@ -27,7 +27,7 @@ class SideError(RuntimeError):
 
 
 class LackingSideError(SideError):
-    """A side that cannot run a model, which the plugin may run."""
+    """A side that cannot run a model; the plugin may be able to."""
 
 
 def available(emulate: bool) -> list[str]:

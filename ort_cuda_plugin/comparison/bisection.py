@@ -23,8 +23,8 @@ Run = Callable[[onnx.ModelProto, Sequence[str], Mapping[str, Any]], list[Any]]
 class FirstDifference:
     """The first node that differs.
 
-    ``alone`` is the node's difference if both sides compute it from the reference's values. If the results then agree,
-    the node only amplifies small differences of earlier nodes.
+    ``alone`` is the node's difference if both providers compute it from the reference's values. If these results
+    agree, the node only amplifies small differences of earlier nodes.
     """
 
     number: int
@@ -71,7 +71,9 @@ def first_difference(
 
 
 def prefix(model: onnx.ModelProto, count: int) -> tuple[onnx.ModelProto, list[str]]:
-    """Return a model of the first ``count`` nodes, and its outputs: values that other nodes or the application read."""
+    """Return a model of the first ``count`` nodes, and the names of its outputs: values that later nodes or the
+    application read.
+    """
     graph = model.graph
     made = [name for node in graph.node[:count] for name in node.output if name]
     read = {name for node in graph.node[count:] for name in reads(node)} | {value.name for value in graph.output}
@@ -97,7 +99,7 @@ def _alone(
     reference: Run,
     tolerances: Mapping[str, float],
 ) -> list[Difference]:
-    """Return the difference of one node for inputs that the reference computes."""
+    """Return the differences of node ``number`` beyond the tolerances, if both sides get the reference's inputs."""
     node = model.graph.node[number]
     constants = {tensor.name for tensor in model.graph.initializer}
     before = {name for earlier in model.graph.node[:number] for name in earlier.output if name}

@@ -22,8 +22,9 @@ provider rounds the other factor to 8 bits.
 
 @dataclass(frozen=True)
 class Difference:
-    """One output on both sides. ``error`` is max|a-b| / max|b|, infinite if shapes, types or positions of NaN differ.
+    """The difference of one output between two providers.
 
+    ``error`` is max|a-b| / max|b|, infinite if shapes, types or positions of NaN differ.
     ``tolerance`` is the maximum error that is accepted.
     """
 

@@ -18,7 +18,7 @@ KINDS = ("node", "simple", "pytorch-operator", "pytorch-converted")
 
 @dataclass(frozen=True)
 class Case:
-    """One test. The values of its data sets are arrays, lists of arrays for sequences, or None."""
+    """One backend test. The values of its data sets are arrays, lists of arrays for sequences, or None."""
 
     kind: str
     name: str
@@ -31,7 +31,7 @@ class Case:
         return f"{self.kind}/{self.name}"
 
     def model(self) -> onnx.ModelProto:
-        """Return a copy of the model, with an IR version that the host loads."""
+        """Return a copy of the model, with an IR version that the installed ONNX Runtime loads."""
         if self._source.model is None:
             model = onnx.load(Path(self._source.model_dir) / "model.onnx")
         else:

@@ -170,7 +170,7 @@ def _versions(operator: Operator) -> str:
 
 
 def _served(operator: Operator) -> range:
-    """Return the opsets that the declaration serves."""
+    """Return the opsets for which the declaration ``operator`` applies."""
     following = [
         other.since
         for other in registry.operators()
@@ -181,7 +181,7 @@ def _served(operator: Operator) -> range:
 
 
 def _left(operator: Operator) -> str:
-    """Return element types of ONNX's own definitions that the declaration does not accept, and earlier versions."""
+    """Return the element types and earlier versions that ONNX defines and the declaration leaves out, as text."""
     schemas = [
         schema
         for schema in onnx.defs.get_all_schemas_with_history()

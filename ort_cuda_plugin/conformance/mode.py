@@ -26,7 +26,7 @@ class Mode:
     emulate: bool = True
 
     def environment(self, jobs: int) -> dict[str, str]:
-        """Return the environment of a worker process that is one of ``jobs``."""
+        """Return the environment variables of a worker process, one of ``jobs`` that run at once."""
         cores = len(os.sched_getaffinity(0))
         return {
             "ALLOW_RELEASED_ONNX_OPSET_ONLY": "0",

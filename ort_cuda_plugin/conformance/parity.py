@@ -1,4 +1,4 @@
-"""Compares our kernel registry with that of another execution provider."""
+"""Compares the plugin's kernel registry with that of another execution provider."""
 
 from __future__ import annotations
 
@@ -58,7 +58,9 @@ NamesOf: TypeAlias = "Callable[[Kernel], frozenset[str] | None]"
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel definition. ``types`` has the type strings that each constraint allows; others allow all types."""
+    """A kernel definition. ``types`` maps each type constraint to the types that it allows; a constraint that is not
+    in it allows all types.
+    """
 
     domain: str
     name: str
@@ -69,8 +71,9 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Gap:
-    """Versions of an operator for which the other provider has a kernel and we lack it. ``types``: the element types
-    that we lack; empty: we lack the operator.
+    """Versions of an operator for which the other provider has a kernel and the plugin has none.
+
+    ``types`` are the element types that the plugin lacks; empty if it lacks the operator.
     """
 
     domain: str
@@ -181,7 +184,7 @@ def unknown_constraints(kernels: Iterable[Kernel], names_of: NamesOf) -> list[tu
 def gaps(theirs: Iterable[Kernel], ours: Iterable[Kernel], names_of: NamesOf = lambda kernel: None) -> list[Gap]:
     """Return the gaps: kernels of ``theirs`` that ``ours`` lack, one for each operator and set of types.
 
-    A constraint that the schema lacks is reported as well: the name may be a mistake in the other list.
+    A constraint that the schema lacks is reported as well: the name may be a mistake in ``theirs``.
     """
     theirs = list(theirs)
     known: dict[tuple[str, str], list[Kernel]] = defaultdict(list)
@@ -208,7 +211,7 @@ def gaps(theirs: Iterable[Kernel], ours: Iterable[Kernel], names_of: NamesOf = l
 
 
 def additions(theirs: Iterable[Kernel], ours: Iterable[Kernel]) -> dict[str, list[str]]:
-    """Return the operators that only we have, by domain."""
+    """Return the operators in ``ours`` that ``theirs`` lack, by domain."""
     known = {(kernel.domain, kernel.name) for kernel in theirs}
     found: dict[str, list[str]] = defaultdict(list)
     for domain, name in sorted({(kernel.domain, kernel.name) for kernel in ours} - known):
@@ -240,7 +243,7 @@ def _merged(types: Sequence[Mapping[str, frozenset[str]]]) -> list[Mapping[str, 
 
 
 def _lacking(kernel: Kernel, own: Sequence[Kernel]) -> Iterator[str]:
-    """Return the versions and types of ``kernel`` that no kernel of ours serves."""
+    """Return the versions and types of ``kernel`` that no kernel in ``own`` serves."""
     # In ORT, a kernel without a last version serves only the schema of its first version.
     last = kernel.since if kernel.until == UNLIMITED else kernel.until
     versions = {kernel.since} | {other.since for other in own if kernel.since <= other.since <= last}
@@ -261,8 +264,8 @@ def render(other: str, theirs: Sequence[Kernel], ours: Sequence[Kernel], host_me
     Args:
         other: the name of the other provider.
         theirs: the other provider's kernels.
-        ours: our kernels.
-        host_memory: the inputs and outputs of our kernels that are in host memory, as text.
+        ours: the plugin's kernels.
+        host_memory: the inputs and outputs of the plugin's kernels that are in host memory, as text.
     """
     import onnxruntime
 
@@ -303,7 +306,7 @@ def _domain(domain: str) -> str:
 
 
 def _types_in_words(types: Sequence[str]) -> list[str]:
-    """Describe the types that no device tensor has, at once for all constraints."""
+    """Replace the texts of strings and of sequences, which no device tensor has, by one word for all constraints."""
     strings = [text for text in types if text.endswith(": string")]
     sequences = [text for text in types if "seq(" in text]
     rest = [text for text in types if text not in strings and text not in sequences]

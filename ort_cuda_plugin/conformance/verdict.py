@@ -34,7 +34,7 @@ IN_SCOPE = "in scope"
 
 @dataclass(frozen=True)
 class Outcome:
-    """A verdict.
+    """The verdict on one test.
 
     ``reason`` names nodes, differences or errors; ``cpu_passes``: the CPU provider passes the test. ``group`` is the
     heading under which the report lists the test: the kind of reason why it does not pass on the EP.
@@ -77,7 +77,7 @@ def judge(case: Case, mode: Mode) -> Outcome:
         return Outcome(case.key, Verdict.WRONG if plugin.wrong else Verdict.FAILED, plugin.problem, True)
     elsewhere = {op_type: reason for provider, op_type, reason in plugin.placed if provider != get_ep_name()}
     if elsewhere:
-        # ORT did not offer some nodes, because the plugin declined others: report the reasons of the latter.
+        # ORT did not offer some nodes, because the plugin declined others: report why it declined the latter.
         declined = {f"{op_type}: {reason}": None for op_type, reason in elsewhere.items() if reason != LEFT_BY_ORT}
         reasons = declined or {f"{op_type}: {LEFT_BY_ORT}": None for op_type in elsewhere}
         scope = out_of_scope(model, {op_type for _, op_type, _ in plugin.placed})

@@ -13,7 +13,7 @@ from ort_cuda_plugin.conformance.verdict import judge
 def main() -> None:
     # The runner has one process per core; processes that compile in parallel would cost more imports of Numba.
     kernel_library.max_workers = 0
-    # Tests and libraries may print, so the answers go through a separate descriptor.
+    # Tests and libraries may print, so the outcomes go through a separate file descriptor.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     while True:

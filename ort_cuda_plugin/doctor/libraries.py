@@ -71,7 +71,7 @@ def _others(machine: Machine, library: Library, place: LibraryPlace) -> Iterator
 
 
 def copies(machine: Machine, library: Library) -> list[Copy]:
-    """Find files of the library in torch's folder, in pip's, and on LD_LIBRARY_PATH."""
+    """Find files of the library in PyTorch's folder, in pip's packages, and on LD_LIBRARY_PATH."""
     stem = library.files[0].split(".so")[0]
     folders = [("torch", machine.site_packages / "torch" / "lib")]
     folders += [("pip", folder) for folder in sorted(machine.site_packages.glob("nvidia/*/lib"))]

@@ -26,7 +26,7 @@ COMPILER = ("numba", "numba-cuda", "llvmlite", "cuda-core", "nvidia-nvvm", "nvid
 
 
 def runtime_findings(machine: Machine, imported_version: str, why: str) -> Iterator[Finding]:
-    """Examine ONNX Runtime. ``imported_version`` is the module's; ``why`` why it cannot be imported, or ""."""
+    """Examine ONNX Runtime. ``imported_version`` is the module's; ``why``: why it cannot be imported, or ""."""
     found = [name for name in RUNTIMES if name in machine.packages]
     named = ", ".join(f"{name} {machine.packages[name]}" for name in found)
     subject = "ONNX Runtime"
@@ -73,7 +73,7 @@ def requirement_findings(machine: Machine) -> Iterator[Finding]:
 
 
 def compiler_findings(machine: Machine) -> Iterator[Finding]:
-    """Examine the compiler's packages, without which only code in the cache runs."""
+    """Examine the compiler's packages, without which only kernels in the kernel cache run."""
     missing = [name for name in COMPILER if name not in machine.packages]
     if not missing and find_spec("numba") is not None:
         yield ok("compiler", ", ".join(f"{name} {machine.packages[name]}" for name in COMPILER))

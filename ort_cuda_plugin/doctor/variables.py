@@ -118,7 +118,7 @@ VARIABLES = tuple(sorted(variable.name for variable in (*GENERAL, *EMULATED)))
 
 
 def variable_tables() -> dict[str, str]:
-    """Return the tables in Markdown, by their names in documents."""
+    """Return the tables of environment variables in Markdown, by their names in documents."""
     return {
         title: markdown_table(
             ("variable", "takes", "default", "meaning"),

@@ -37,7 +37,7 @@ class _RegisteringLoader(Loader):
         assert spec is not None
         spec.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
-        # The module is complete. Other threads (the plugin imports on one) need not wait for this one.
+        # onnxruntime is imported now: other threads (the plugin imports it on one) must not wait for this thread.
         spec._initializing = False  # type: ignore[attr-defined]
         try:
             _offer(module)

@@ -1,1 +1,1 @@
-"""The control plane as ORT sees it: factory, provider, options, devices."""
+"""The Python side of the execution provider: factory, provider, options, devices."""

@@ -23,12 +23,12 @@ class Claiming:
     """Claims nodes of a session's graphs.
 
     Attributes:
-        record: the verdicts.
+        record: the verdicts of all nodes.
         opsets: the opset versions that the graphs import, by domain.
         fed: the names of the model's inputs.
-        fed_values: the names of inputs whose contents the application feeds.
+        fed_values: the names of the model's inputs without an initializer, and of values computed from their elements.
         read_by_bodies: the names of values that bodies of control flow read.
-        single_contexts: the nodes with a context that run by registry kernels, by the names of their outputs.
+        single_contexts: the EPContext nodes that ORT runs by registry kernels, by the names of their outputs.
     """
 
     def __init__(self, session: Session) -> None:
@@ -91,7 +91,7 @@ class Claiming:
         fusion = ffi.new("OrtNodeFusionOptions *")
         fusion.ort_version_supported = host.api_version()
         for cluster in fused:
-            # A compiled context has made a constant of an initializer that the application could replace as an input.
+            # A context was compiled with replaceable initializers as inputs of the cluster: ORT must pass them.
             fusion.drop_constant_initializers = not is_context(cluster[0])
             members = ffi.new("const OrtNode *[]", [nodes[node.index] for node in cluster])
             host.check_status(host.ep_api().EpGraphSupportInfo_AddNodesToFuse(info, members, len(members), fusion))
@@ -121,7 +121,7 @@ class Claiming:
         declined = [pair for pair in zip(graph.nodes, verdicts, strict=True) if not pair[1].supported]
         for node, verdict in declined:
             if (node.domain, node.provider) == (CHANNELS_LAST_DOMAIN, self._session.identity.ep_name):
-                # ONNX Runtime asks no other provider, and its error does not name the reason.
+                # ONNX Runtime offers the node to no other provider, and its error does not name the reason.
                 self._session.log(
                     "ERROR",
                     f"node {node.label} was made channels-last, but no kernel takes {described(node)}: "

@@ -19,7 +19,7 @@ from .device.identity import Identity
 #: The kinds of memory for which ORT may ask for an allocator: OCP_INFO_... of ``csrc_shim/ort/data/allocator.h``.
 DEVICE_MEMORY, PINNED_MEMORY, INITIALIZER_MEMORY = range(3)
 
-#: ONNX Runtime accepts four factories from a library, and a process may register it under many names.
+#: Registrations for which `registrations` has room at first; a process may register the library under many names.
 _FEW_REGISTRATIONS = 16
 
 
@@ -56,7 +56,9 @@ def _registration(found: Any) -> Registration:
 
 @contextmanager
 def requesting(emulate: bool | None, identity: Identity) -> Iterator[None]:
-    """Offer emulated devices, or not, in registrations of this thread in the block. None: the environment decides."""
+    """Within the block, this thread registers the library as ``identity``, with emulated devices if ``emulate``; None:
+    as the environment says.
+    """
     core().request_registration(-1 if emulate is None else emulate, identity)
     try:
         yield

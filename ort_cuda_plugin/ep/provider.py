@@ -57,7 +57,7 @@ class Provider:
     """The control plane of an ``OrtEp``.
 
     Attributes:
-        claiming: the claims.
+        claiming: claims the nodes, and has their verdicts.
         failure: the error of ``get_capability``, which ORT only logs; "" if there was none.
         fused_nodes: the compiled clusters, in the order of compilation.
         operators_with_kernels: the `number_of` the custom operators that ORT may run by registry kernels; 0: none.
@@ -94,8 +94,8 @@ class Provider:
     def verdicts(self) -> list[NodeVerdict]:
         """Return one verdict per node of the main graph, and then of the bodies in it.
 
-        After ORT has changed layouts, or replaced declined nodes by their function bodies, it asks again; the new nodes
-        then replace the old ones.
+        After ORT has changed layouts, or replaced declined nodes by their function bodies, it asks for claims again;
+        then the verdicts of the new nodes replace those of the old nodes.
         """
         return self.claiming.record.verdicts
 
@@ -171,8 +171,8 @@ class Provider:
     def compile(self, ort_graphs: list[Any], fused_nodes: list[Any], infos: Any, context_nodes: Any) -> None:
         """Compile each claimed cluster, or load what was compiled before.
 
-        ``infos`` (``OrtNodeComputeInfo **``) gets one entry for each, and so does ``context_nodes`` (``OrtNode **``) if
-        the session writes a compiled model.
+        ``infos`` (``OrtNodeComputeInfo **``) gets one entry for each cluster, and so does ``context_nodes``
+        (``OrtNode **``) if the session writes a compiled model.
         """
         graphs = [self.session.read_graph(ort_graph) for ort_graph in ort_graphs]
         names = [_text("Node_GetName", node) for node in fused_nodes]
@@ -201,7 +201,7 @@ class Provider:
             give(self.session.contexts.nodes(), context_nodes)
 
     def _tell(self, loaded: Loaded) -> None:
-        """Log warnings and changed weights of a loaded cluster."""
+        """Log why a loaded cluster is compiled again, and which of its weights are new."""
         if loaded.why:
             self.session.log("WARNING", loaded.why)
         if loaded.refitted:
@@ -215,7 +215,7 @@ class Provider:
         return self.session.contexts.compatibility
 
     def _context_clusters(self, graphs: list[Graph], fused_nodes: list[Any]) -> list[ContextCluster]:
-        """Return the clusters of a compiled model."""
+        """Return the fused nodes as clusters for the compiled model that the session writes."""
         return [
             ContextCluster(
                 self.session.contexts.partition_name(_text("Node_GetName", node)),

@@ -41,7 +41,7 @@ def served(regions: Sequence[Region], steps: Sequence[Step], cache_bytes: float)
     chunk = max(4096, 1 << int(cache_bytes / MAX_CHUNKS).bit_length() - 1)
     capacity = int(cache_bytes // chunk)
     bases = _bases(regions)
-    cached: OrderedDict[int, bool] = OrderedDict()  # chunk: whether it must be written back
+    cached: OrderedDict[int, bool] = OrderedDict()  # by chunk: whether it must be written back
     found: list[Served] = []
     for _ in range(2):
         found = []
@@ -65,7 +65,7 @@ def served(regions: Sequence[Region], steps: Sequence[Step], cache_bytes: float)
 
 
 def _bases(regions: Sequence[Region]) -> list[int]:
-    """Return an address for each region."""
+    """Return the address at which each region begins."""
     ends: dict[str, int] = {}
     for region in regions:
         ends[region.kind] = max(ends.get(region.kind, 0), region.offset + region.nbytes)

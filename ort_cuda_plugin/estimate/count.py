@@ -81,8 +81,8 @@ class Counted:
     ``requests`` are memory instructions of warps, ``wavefronts`` the L1 and shared-memory wavefronts that these take.
     ``read`` and ``written`` are bytes between the multiprocessors and the L2, in whole sectors; repeated reads of a
     block count once if the data fit the L1. ``instructions`` are those of threads, by kind, with inactive lanes. The
-    others are per thread: ``loads`` from global memory to registers, ``load_rounds``, the executed basic blocks with
-    such loads, ``shared_rounds``, those with loads from shared memory, and ``copy_waits``, its waits for cp.async
+    other fields are per thread: ``loads`` from global memory to registers, ``load_rounds``, the executed basic blocks
+    with such loads, ``shared_rounds``, those with loads from shared memory, and ``copy_waits``, its waits for cp.async
     copies.
     """
 
@@ -101,7 +101,7 @@ class Counted:
 
 
 class BlockCounter:
-    """Counts launches. It uses the emulated device exclusively, on the calling thread."""
+    """Counts what launches execute. It uses the emulated device exclusively, on the calling thread."""
 
     def __init__(self, work: Work, images: Mapping[KernelSpec, KernelImage], code: Mapping[KernelSpec, Code]) -> None:
         self._code = code
@@ -112,7 +112,7 @@ class BlockCounter:
         self._accesses: Records = np.empty(MAX_ACCESSES, _record)
 
     def close(self) -> None:
-        """Free the memory."""
+        """Unload the kernels and free the device memory."""
         for module in self._modules.values():
             module.unload()
         for array in self._memory:
@@ -192,7 +192,7 @@ def _counting(count: object) -> Iterator[None]:
 
 
 def _allocate(device: Device, regions: Sequence[Region]) -> tuple[list[DeviceArray], list[int]]:
-    """Allocate one array for each kind of memory; return it with the addresses of the regions."""
+    """Allocate one array for each kind of memory; return the arrays, and the address of each region."""
     ends: dict[str, int] = {}
     for region in regions:
         ends[region.kind] = max(ends.get(region.kind, 0), region.offset + region.nbytes)
@@ -295,7 +295,7 @@ def summary(
             continue
         what = int(one["what"][0])
         nbytes = widths[place]
-        if not nbytes:  # part of a wider access
+        if not nbytes:  # merged into a wider access
             instructions["issued"] -= float(total[place])
             continue
         factor = float(grown[place]) * weights[one["block"]]
@@ -312,7 +312,7 @@ def summary(
             least = max(asked, wanted / SECTOR)
             lines = _distinct(one, key, nbytes, LINE, factor)
             kind = "atomic" if what & _ATOMIC else "store" if what & _STORE else "load"
-            if not what & _COPY:  # copies bypass the L1; their stores to shared memory are counted there
+            if not what & _COPY:  # copies bypass the L1; their stores count as shared-memory accesses
                 sums["requests"] += asked
                 sums["wavefronts"] += max(lines, wanted / LINE)
             if kind != "load":
@@ -348,8 +348,9 @@ def summary(
 def _copy_waits(
     metadata: Mapping[str, int], times: NDArray[np.float64], loading: Mapping[str, set[int]]
 ) -> Iterator[CopyWait]:
-    """Yield the waits. ``times``: the number of times that a thread executes each basic block. Basic blocks that are
-    executed as often as the one with the wait belong to its loop.
+    """Yield the waits for cp.async copies. ``times``: the number of times that a thread executes each basic block.
+
+    Basic blocks that are executed at least as often as the one with the wait count as its loop.
     """
     for place, often in enumerate(times):
         for left in range(len(COPY_WAIT)):
@@ -406,7 +407,7 @@ def _addresses(records: Records, ends: NDArray[np.int64], place: int) -> NDArray
 
 
 def _keys(*columns: NDArray[Any]) -> NDArray[np.int64]:
-    """Return one number for each distinct combination."""
+    """Return a number for each row of the columns; rows with equal values get equal numbers."""
     key = np.zeros(len(columns[0]), np.int64)
     for column in columns:
         key = key * (int(column.max(initial=0)) + 1) + column.astype(np.int64)

@@ -197,7 +197,7 @@ def _has_tensor_cores(specs: Sequence[KernelSpec], code: Mapping[KernelSpec, Cod
 
 def of_counts(work: Work, products: Watched, counts: Mapping[int, Counted]) -> list[Finding]:
     """Return findings about narrow accesses of contiguous data outside of contractions, and about bank conflicts.
-    ``counts`` is by step.
+    ``counts`` has the counts of each launch by the number of its step.
     """
     found: dict[Finding, None] = {}
     for number, counted in counts.items():

@@ -57,13 +57,13 @@ class Fit:
 
 
 def measurements_json(device: str, gpu: str, measurements: Sequence[Measurement]) -> str:
-    """Return the file's text. ``device`` names the GPU's description, ``gpu`` is the driver's name."""
+    """Return the text of the measurements' file. ``device``: the described GPU; ``gpu``: the driver's name for it."""
     rows = [{"name": m.name, "seconds": m.seconds, "work": json.loads(to_json(m.work))} for m in measurements]
     return json.dumps({"format": FORMAT, "device": device, "gpu": gpu, "measurements": rows})
 
 
 def read_measurements(text: str) -> tuple[str, list[Measurement]]:
-    """Return the device's name, and the measurements. Raises ValueError for JSON of another form."""
+    """Return the device's name, and the measurements. Raises ValueError for JSON of another format."""
     data = json.loads(text)
     if not isinstance(data, dict) or data.get("format") != FORMAT or data.get("device") not in gpus.names():
         raise ValueError(f"measurements are JSON of format {FORMAT}, of one of {', '.join(gpus.names())}")

@@ -95,7 +95,7 @@ def _is_for_cpus(model: onnx.ModelProto) -> bool:
 
 
 def _restated(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> bool:
-    """Override sizes that the model states for its inputs by ``shapes``; return whether one differed."""
+    """Override sizes that the model states for its inputs by ``shapes``; return whether a size differed."""
     changed = False
     for info in model.graph.input:
         for dim, size in zip(info.type.tensor_type.shape.dim, shapes.get(info.name, ()), strict=False):
@@ -131,8 +131,8 @@ def work_of_model(
     """Return the work of a Run of a model from `optimised`, with inputs of these shapes; dimensions that stay unknown
     are 1.
 
-    ``values`` fill integer inputs; others are zero. ``watch`` receives the passes of each cluster. Raises ShapeError,
-    and NodeError for a node that cannot run.
+    ``values`` fill integer inputs; other inputs are zero. ``watch`` receives the passes of each cluster. Raises
+    ShapeError, and NodeError for a node that cannot run.
     """
     sizes = input_shapes(model, shapes)
     device = DeviceProperties(emulated=False, libraries=libraries, tf32=True)
@@ -247,7 +247,7 @@ def _subgraph(graph: Graph, nodes: Sequence[Node]) -> Graph:
 
 
 class Gatherer:
-    """Collects the regions and steps of one or more plans' launches. ``patterns`` fill inputs."""
+    """Collects the regions and steps of one or more plans' launches. ``patterns``: contents of inputs, by name."""
 
     def __init__(self, patterns: Mapping[str, bytes]) -> None:
         self.patterns = patterns

@@ -95,7 +95,7 @@ def _itemsize(step: LibraryStep) -> int:
 def _product(step: LibraryStep, device: Gpu, constants: Constants) -> Call:
     m, n, k, lda, ldb = step.sizes[:5]
     batches, kind = step.sizes[6], peak_kind(step.dtype, "TF32" in step.flags)
-    # Tensor cores need rows that begin at multiples of 16 bytes; others are copied element by element.
+    # Tensor cores need rows that begin at multiples of 16 bytes; other rows are copied element by element.
     aligned = all(size * _itemsize(step) % 16 == 0 for size in (lda, ldb))
     factor = 1.0 if aligned else 0.6
     seconds, l2 = _tiled(m, n, k, batches, _itemsize(step), kind, device, constants, factor)
@@ -105,7 +105,7 @@ def _product(step: LibraryStep, device: Gpu, constants: Constants) -> Call:
 def _tiled(
     m: int, n: int, k: int, batches: int, itemsize: int, kind: str, device: Gpu, constants: Constants, factor: float
 ) -> tuple[float, float]:
-    """Return seconds of the arithmetic, and bytes that tiles load, of the best tile."""
+    """Return the seconds of the arithmetic, and the bytes that the tiles load, for the best size of the tile."""
     tensor = kind not in ("float32", "float64")
     rate = device.flops[kind] / device.multiprocessors * factor
     rate *= constants.tensor_library * device.tensor_share if tensor else constants.float32_library
@@ -114,7 +114,7 @@ def _tiled(
 
 
 def _attention(step: LibraryStep, device: Gpu, constants: Constants) -> Call:
-    """Return the cost of attention: blocks of some rows of a head load all of its keys and values."""
+    """Return the cost of attention: each block has `ATTENTION_ROWS` queries of a head, and loads the head's K and V."""
     batches, heads, rows, keys, depth, width = step.sizes[:6]
     blocks = batches * heads * -(-rows // ATTENTION_ROWS)
     rate = device.flops[peak_kind(step.dtype, False)] / device.multiprocessors * device.tensor_share
@@ -141,7 +141,7 @@ def _convolution(step: LibraryStep, device: Gpu, constants: Constants) -> Call:
             # A 1x1 filter has the same memory order in both layouts, so it is not transposed.
             transposed = 2.0 * (x + out + (weights if k > step.sizes[1] // groups else 0))
     kernels = 1 if not transposed else 4
-    if CHANNELS_LAST in step.flags and step.sizes[4] != step.sizes[2]:  # strided: written to the workspace, then copied
+    if CHANNELS_LAST in step.flags and step.sizes[4] != step.sizes[2]:  # a strided result goes through the workspace
         transposed += 2.0 * _distinct_bytes(step, "out")
         kernels += 1
     k += -k % (16 // itemsize)

@@ -21,11 +21,12 @@ from .work import CopyStep, KernelStep, LibraryStep, Step, Work
 
 @dataclass(frozen=True)
 class StepEstimate:
-    """A step on a GPU.
+    """The estimate of one step on a GPU.
 
     ``seconds`` is its time, ``parts`` the time of each pipe alone; ``bound`` names the slowest pipe. ``roofline`` is
     the minimum time. ``share`` is the fraction of the slowest pipe's peak that the step reaches. ``dram`` are the bytes
-    of device memory traffic, ``touched`` the distinct bytes of its tensors, ``details`` the counts as text.
+    of device memory traffic, ``touched`` the distinct bytes of its tensors, ``details`` the counts of the
+    kernel or call by their names.
     """
 
     name: str
@@ -44,11 +45,11 @@ class StepEstimate:
 
 @dataclass(frozen=True)
 class Estimate:
-    """All steps of a Run on a GPU, and its rooflines.
+    """The estimates of all steps of a Run on a GPU, and the rooflines of the Run.
 
     ``compulsory`` are the bytes of inputs, weights and outputs, each once; ``flops`` the operations of GEMMs and
-    convolutions. ``roofline`` is the longer of their times, at the peak rates of memory and of tensor cores. It depends
-    on the model only: it includes neither intermediate tensors nor launches.
+    convolutions. ``roofline`` is the longer of the times that these bytes and operations take, at the peak rates of
+    memory and of tensor cores. It depends on the model only: it includes neither intermediate tensors nor launches.
     """
 
     device: Gpu
@@ -70,12 +71,12 @@ class Estimate:
 
     @property
     def ratio(self) -> float:
-        """Return the time divided by the model's roofline."""
+        """Return the estimated time divided by the model's roofline."""
         return self.seconds / self.roofline if self.roofline else 0.0
 
     @property
     def steps_ratio(self) -> float:
-        """Return the time divided by the steps' roofline."""
+        """Return the estimated time divided by the steps' roofline."""
         return self.seconds / self.steps_roofline if self.steps else 0.0
 
     @property
@@ -138,7 +139,7 @@ def estimate(work: Work, device: Gpu, constants: Constants | None = None, *, cou
 
 
 def timed(prepared: Prepared, constants: Constants) -> Estimate:
-    """Return the estimate with these constants."""
+    """Return the estimate of a prepared Run with these constants."""
     work, device = prepared.work, prepared.device
     memory = prepared.served(device.l2_bytes * constants.l2_share)
     counted = {number: operations(count) for number, count in prepared.counts.items()}

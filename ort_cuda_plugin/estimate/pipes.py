@@ -128,8 +128,8 @@ def _chain(issued: float, barriers: float, shared_rounds: float, device: Gpu, co
 def _copied(counted: Counted, device: Gpu, constants: Constants, latency: float) -> float:
     """Return the seconds that a thread waits for cp.async copies: for the first group, and then by Little's law.
 
-    A wait that leaves n groups in flight begins with n + 1: one arrives every latency / (n + 1). The work between two
-    waits hides part of that time.
+    A wait that leaves n groups of copies in flight begins with n + 1 groups: one arrives every latency / (n + 1).
+    The work between two waits hides part of that time.
     """
     seconds = 0.0
     most = max((wait.times for wait in counted.copy_waits), default=0.0)
@@ -142,7 +142,7 @@ def _copied(counted: Counted, device: Gpu, constants: Constants, latency: float)
 
 
 def described(counted: Counted, code: Code, fits: Occupancy, useful: float) -> Mapping[str, object]:
-    """Return the counts as text."""
+    """Return the counts of a launch for `StepEstimate.details`, by their names."""
     worst = sorted(counted.sites, key=lambda site: (site.least - site.units) * site.requests)
     return {
         "registers": code.registers,

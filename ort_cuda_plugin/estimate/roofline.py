@@ -66,8 +66,8 @@ def _product_seconds(work: Work, device: Gpu, constants: Constants, counted: Map
             done.update(dict.fromkeys(step.nodes, flops))
     for kind, flops, nodes in work.products:
         if sum(done[node] for node in nodes) < flops / 2:
-            # The arithmetic of a node counts for that of its kernels which has the most operations; if no counts are
-            # known, for the last one.
+            # The arithmetic of a node counts for one of its kernels: the one with the most operations, or the last one
+            # if no operations are counted.
             launches = [number for number, step in enumerate(work.steps) if _computes(step, nodes)]
             if launches:
                 number = max(launches, key=lambda one: (counted.get(one, 0.0), one))

@@ -33,10 +33,10 @@ MEMORY = ("LDG", "STG", "LDS", "STS", "LDSM", "LDGSTS", "LDL", "STL")
 
 @dataclass(frozen=True)
 class Code:
-    """A kernel on a GPU.
+    """The machine code of a kernel for one GPU.
 
-    ``mix`` counts instructions in the code by name, those of memory with their width, such as "LDG.128". ``rounds`` is
-    the number of waits per load to registers: less than 1 if several loads are in flight.
+    ``mix`` counts the instructions by name; names of memory instructions have the width, such as "LDG.128". ``rounds``
+    is the number of waits per load to registers: less than 1 if several loads are in flight.
     """
 
     registers: int
@@ -46,7 +46,7 @@ class Code:
     rounds: float
 
     def widest(self, name: str) -> int:
-        """Return the bytes of the widest access of a kind; 0 if unknown."""
+        """Return the bytes of the widest access by instructions of a name, such as "LDG"; 0 if unknown."""
         if not self.mix:
             return 0
         return 16 if f"{name}.128" in self.mix else 8 if f"{name}.64" in self.mix else 4

@@ -82,7 +82,7 @@ class Step:
 
 @dataclass(frozen=True)
 class KernelStep(Step):
-    """A launch of one of our kernels. The grid has ``turns`` groups of blocks; each waits for the previous one."""
+    """A launch of a plugin's kernel. The grid has ``turns`` groups of blocks; each waits for the previous one."""
 
     kernel: KernelSpec
     grid: tuple[int, int, int]

@@ -50,7 +50,7 @@ def paragraphs(lines: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class Name:
-    """A truncated cell, which opens to show ``inside`` unless that is empty. ``identity`` is an anchor."""
+    """A cell with truncated text; it opens to show ``inside`` unless that is empty. ``identity`` is an anchor."""
 
     text: str
     inside: str = ""
@@ -67,7 +67,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Bar:
-    """A cell with a bar of that fraction of its width, and the tooltip ``hint``."""
+    """A cell with a bar over ``fraction`` of the cell's width, and the tooltip ``hint``."""
 
     fraction: float
     colour: str

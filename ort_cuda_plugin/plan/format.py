@@ -5,8 +5,8 @@ loaded. The classes mirror the C structs with three differences: data that C sto
 has its dimensions, a record its parameters), strings are ``str``, and "no register" is None.
 
 Registers are int64 values. The first hold the inputs' dimensions, input by input, the next the values of host inputs in
-the same order. Expressions and read-backs define the others, each once. ``exprs``, ``asserts``, ``readbacks`` and
-``records`` are ordered by segment.
+the same order. Expressions and read-backs define the other registers, each once. ``exprs``, ``asserts``, ``readbacks``
+and ``records`` are ordered by segment.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class PlanInput:
 
 @dataclass(frozen=True, slots=True)
 class PlanOutput:
-    """A result of node ``node``, allocated at the start of ``segment``. ``dims`` are registers."""
+    """An output of the plan: a result of ``node``, allocated at the start of ``segment``. ``dims`` are registers."""
 
     dtype: int
     dims: tuple[int, ...]
@@ -173,7 +173,7 @@ class PlanReadback:
 
 @dataclass(frozen=True, slots=True)
 class PlanBuffer:
-    """Scratch memory that the records ``first_record`` to ``last_record`` use; ``size_register`` has its bytes."""
+    """Scratch memory that the records ``first_record`` to ``last_record`` use; ``size_register`` has its byte count."""
 
     size_register: int
     first_record: int

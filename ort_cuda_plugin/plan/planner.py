@@ -268,7 +268,7 @@ class _Writer:
 
 
 def _in_place_of(step: _Work) -> tuple[InPlace, ...]:
-    """Return the buffers that a step may read and write in place; a copy onto itself has no effect."""
+    """Return the buffers that a step may read and write in place. A copy may: copying onto itself has no effect."""
     if isinstance(step, Launch):
         return tuple(pair for pair in step.in_place if pair.read in step.reads and pair.written in step.writes)
     if isinstance(step, Copy) and step.source.offset == step.destination.offset:

@@ -14,9 +14,9 @@ class Registers:
     """The registers of one plan.
 
     The first ``num_inputs`` registers hold the inputs' dimensions and host values: symbol n is register n. Registers of
-    `read_back` follow; ``exprs`` defines the others in order. The node of an expression is the entry of ``origins`` for
-    the value or for the innermost value around it, else ``node``, the node that is being planned. ``number`` returns
-    the index of a node.
+    `read_back` follow; ``exprs`` defines the other registers in order. Each expression names a node for errors: the
+    entry of ``origins`` for its value or for the innermost value around it, else ``node``, the node that is being
+    planned. ``number`` returns the index of a node.
     """
 
     def __init__(

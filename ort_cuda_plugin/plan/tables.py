@@ -23,7 +23,7 @@ V = TypeVar("V")
 
 
 class Table(Generic[K, V]):
-    """Indexed entries of a cluster: ``known`` ones of earlier plans, and ``new`` ones of the plan in the making."""
+    """Indexed entries of a cluster: ``known`` are those of earlier plans, ``new`` those that the current plan adds."""
 
     def __init__(self, known: dict[K, int]) -> None:
         self.known = known
@@ -105,9 +105,9 @@ class Tables:
 def weight_key(weight: Weight) -> Hashable:
     """Return the key under which equal weights of a cluster are shared.
 
-    Initializers and states are the same object in every plan; derived constants are compared by recipe. Constants that
-    operators make are compared by contents if small; the device's weight store hashes large ones and finds equal
-    contents there.
+    Initializers and states are the same object in every plan; derived constants are compared by the computation that
+    makes them. Constants that operators make are compared by contents if small; the device's weight store hashes large
+    constants and finds equal contents.
     """
     if isinstance(weight, Precomputed):
         return weight.program.key, weight.number

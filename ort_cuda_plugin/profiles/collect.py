@@ -24,9 +24,9 @@ class Step:
     """A kernel, copy or memset of a Run on the device; ``microseconds`` is its median time, ``share`` its fraction of
     the device's time.
 
-    ``bytes`` and ``flops`` are its traffic and arithmetic, None if unknown. ``peak`` is the larger of the fractions
-    that it reaches of a described device's peaks of memory and of arithmetic. ``begin`` is relative to the start of the
-    Run. ``estimated`` are the microseconds of its nodes in the estimate.
+    ``bytes`` and ``flops`` are its traffic and arithmetic, None if unknown. ``peak`` is the larger of two
+    fractions: of the described GPU's peak memory rate, and of its peak arithmetic rate. ``begin`` is relative to the
+    start of the Run. ``estimated`` are the microseconds of its nodes in the estimate.
     """
 
     name: str
@@ -72,7 +72,7 @@ class KernelTime:
 
 @dataclass(frozen=True)
 class HostTime:
-    """Host time of an ONNX Runtime event, without the device's work on its thread."""
+    """Host time of an ONNX Runtime event, without the work of the emulated device on the same thread."""
 
     name: str
     op_type: str
@@ -104,7 +104,10 @@ class Profile:
 
 @dataclass(frozen=True)
 class Plans:
-    """The plans of the clusters that the Runs used: for each the last line of `program.analysis.plan_record`."""
+    """The last plan of each cluster, from `program.analysis.plan_record`.
+
+    ``steps`` are the plan's steps by cluster; ``costs`` are the arithmetic and bytes of each node, by node.
+    """
 
     steps: Mapping[str, Sequence[Mapping[str, Any]]]
     costs: Mapping[str, Mapping[str, float]]
@@ -156,7 +159,7 @@ def collect(events: Sequence[Event], runs: int, plans: Plans, model: str, device
 
 
 def known_gpu(device_name: str) -> Gpu | None:
-    """Return the GPU with known figures under the name that the driver gives a device."""
+    """Return the described GPU that the driver calls ``device_name``; None if no description has that name."""
     words = device_name.upper().replace("RTX ", "RTX").replace("-", " ").split()
     return next((gpu(key) for key in names() if key.upper() in words), None)
 
@@ -277,8 +280,8 @@ def _by_node(steps: Iterable[Step], plans: Plans, balance: Gpu) -> list[NodeTime
 def parts(nodes: Sequence[str], plans: Plans, balance: Gpu) -> dict[str, float]:
     """Return the share of a step's time for each of its nodes.
 
-    If the step has GEMMs or convolutions, these share the time. Otherwise each node's share is proportional to the
-    bytes that it would move alone.
+    If the step has GEMMs or convolutions, these share the time by their arithmetic at the rates of ``balance``.
+    Otherwise each node's share is proportional to the bytes that it would move alone.
     """
     costs = {node: plans.costs.get(node, {}) for node in nodes}
     weights = {node: arithmetic_seconds(cost, balance) for node, cost in costs.items()}

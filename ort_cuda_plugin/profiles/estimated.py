@@ -1,4 +1,4 @@
-"""Joins a profile with the estimate for a GPU, by nodes, since the plan for the GPU has other steps."""
+"""Joins a profile with the estimate for a GPU, by nodes: the estimated plan may have other steps than the profile."""
 
 from __future__ import annotations
 

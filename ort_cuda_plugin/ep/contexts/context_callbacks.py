@@ -97,7 +97,7 @@ class ContextCallbacks:
 
 
 def _pair(get: Any, config: Any, kind: str) -> tuple[Any, Any] | None:
-    """Return a function of the application and its state; None if the application set no function."""
+    """Return a callback of the application and its state pointer; None if the application set no callback."""
     function, state = ffi.new("void **"), ffi.new("void **")
     host.check_status(get(config, function, state))
     return None if function[0] == ffi.NULL else (ffi.cast(kind, function[0]), state[0])

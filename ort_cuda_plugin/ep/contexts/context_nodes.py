@@ -97,7 +97,8 @@ def context_node(
 ) -> Any:
     """Make an ``OrtNode *`` that ONNX Runtime will own. ONNX Runtime matches it to the fused node by name.
 
-    ``context`` is the contents, or the path of the file that has them; ``attributes`` are the node's other attributes.
+    ``context`` is the contents of the context, or the path of the file that has them; ``attributes`` are the node's
+    other attributes.
 
     Raises:
         ContextError: the contents are too large for a model.
@@ -148,9 +149,9 @@ def context_node(
 
 
 class ContextReader:
-    """Reads the contexts that nodes name, and finds their source models.
+    """Reads the contexts that nodes hold or name, and finds their source models.
 
-    ``callbacks`` may read the files instead. ``entries`` are the session's entries.
+    ``callbacks`` of the application may read the files. ``entries`` are the session's entries.
     """
 
     def __init__(self, entries: Mapping[str, str], sources: SourceFinder, callbacks: ContextCallbacks) -> None:
@@ -159,8 +160,8 @@ class ContextReader:
         self._callbacks = callbacks
         self._files: dict[Hashable, Context] = {}
         self._embedded: list[Context] = []
-        # The state of an application's callback has an unknown lifetime, so contexts that the callback reads are not
-        # shared between sessions.
+        # The state of the application's callback has an unknown lifetime, so sessions do not share contexts that the
+        # callback reads.
         self._shares = entries.get("ep.share_ep_contexts", "0") == "1" and not callbacks.reads
         self._is_last = entries.get("ep.stop_share_ep_contexts", "0") == "1"
 
@@ -299,7 +300,7 @@ def only_node(ort_graph: Any) -> Any:
 
 @dataclass(frozen=True)
 class ContextIdentity:
-    """Identifies a context node by names and by its context file ("" if the node holds the context)."""
+    """Identifies a context node: its name, its partition, and its context file ("" if the node holds the context)."""
 
     name: str
     partition: str

@@ -52,15 +52,15 @@ class ContextSession:
         self._reader = ContextReader(entries, self._sources, self._callbacks)
         self._asks_weightless = any(entries.get(key, "0") != "0" for key in WEIGHTLESS_ENTRIES)
         self._binary: _Binary | None = None
-        self.compatibility: Any = ffi.new("char[]", b"")  # of the written context; ORT keeps the pointer
+        self.compatibility: Any = ffi.new("char[]", b"")  # string of the written context; ORT keeps the pointer
         # Contexts (or names of context files) for which ORT will request nodes, with the attributes of these nodes.
         self._written: list[tuple[ContextCluster, bytes, Mapping[str, int | str]]] = []
 
     def without_bodies(self, graph: Graph, claims: Claims) -> Claims:
-        """Return the claims without those that a context cannot hold.
+        """Return the claims without those that a context cannot hold: bodies of control flow, and searches.
 
-        ONNX Runtime writes no EPContext nodes into bodies of control flow. A search consists of several clusters, and a
-        partition of a context is one cluster.
+        ONNX Runtime writes no EPContext nodes into such bodies. A search (for example BeamSearch) consists of several
+        clusters, and a partition of a context is one cluster.
         """
         if self.output is not None and any(is_search(node) for (node, *_) in claims.clusters):
             reason = "a compiled model does not hold searches"
@@ -83,7 +83,7 @@ class ContextSession:
         return Claims([], [], [decline(node, "op", "it is compiled") for node in graph.nodes])
 
     def claim(self, graph: Graph, verdicts: Sequence[NodeVerdict]) -> tuple[list[Node], list[NodeVerdict]]:
-        """Return the nodes that hold contexts of this plugin, and all verdicts with these nodes supported."""
+        """Return the nodes with contexts of this plugin, and all verdicts, in which these nodes are now supported."""
         found = [node for node in graph.nodes if is_context(node)]
         mended = []
         for node, verdict in zip(graph.nodes, verdicts, strict=True):
@@ -125,8 +125,8 @@ class ContextSession:
         return clusters
 
     def write(self, clusters: Sequence[ContextCluster], request: ContextRequest, model: str) -> None:
-        """Compile clusters, and write the context file unless the nodes embed the context. ``model`` is the path in the
-        graph.
+        """Compile clusters, and write the context file unless the nodes embed the context. ``model`` is the path
+        that ONNX Runtime's graph states for the model.
 
         Raises:
             ContextError: the context cannot be written.
@@ -175,7 +175,7 @@ class ContextSession:
         ONNX Runtime may write a compiled model that contains its weights over its own source model.
 
         Raises:
-            ContextError: a file would be overwritten.
+            ContextError: a file of the source models would be overwritten.
         """
         compiled = output.compiled_path(model)
         beside: dict[str, Path | None] = {"context file": None, "file of initializers": None}
@@ -222,7 +222,7 @@ class _Binary:
 
     Attributes:
         path: the file, None before anything is written.
-        weights: files with weights that the file does not store.
+        weights: other files, with weights that the context file does not store.
     """
 
     def __init__(self) -> None:

@@ -55,8 +55,8 @@ class NewWeights:
             core().weight_release(pointer)
 
     def acquire_all(self, weights: Sequence[Weight]) -> list[Any]:
-        """Return weights with the contents of constants, and uninitialized weights, which a precomputation will
-        fill.
+        """Return an ``ocp_weight *`` for each of ``weights``: a constant's with its contents, a precomputed weight's
+        uninitialized, because a precomputation will fill it.
         """
 
         def acquire(weight: Weight) -> Any:

@@ -16,7 +16,7 @@ from .open_device import LoadedKernel, OpenDevice
 
 
 class Notes(Protocol):
-    """Observer of `DeviceCluster.add`, called after each kind of entries is added, even if a later kind fails."""
+    """Observer of `DeviceCluster.add`: called after each kind of entry is added, even if adding a later kind fails."""
 
     def kernels_added(self, variant: Variant) -> None: ...
 
@@ -30,8 +30,8 @@ class Notes(Protocol):
 class DeviceCluster:
     """Owns an ``ocp_cluster`` with its kernels, problems and weights. Not thread safe.
 
-    ``handle`` is the number that C passes to `build_variant`; ``are_stored`` as for `NewWeights`. Records refer to
-    ``callbacks`` by number. ``weights`` has each ``ocp_weight *``, which the cluster holds, and its size in bytes.
+    ``handle`` is the number that C passes to `build_variant`; ``are_stored`` as for `NewWeights`. A plan's records
+    refer to ``callbacks`` by number. ``weights`` has each ``ocp_weight *`` of the cluster, and its size in bytes.
     """
 
     def __init__(self, name: str, device: OpenDevice, handle: int = 0, *, are_stored: bool = False) -> None:

@@ -10,10 +10,11 @@ from typing import Any
 from ...abi.core import PluginError, check, core, ffi, lib, new_error
 from ...program.lowering.context import DeviceProperties
 
-#: Values "1", "true", "yes", "on": a registration without an explicit choice offers the emulated devices as well.
+#: Environment variable; with "1", "true", "yes" or "on", registrations that do not choose offer emulated devices too.
 EMULATE_VARIABLE = "ORT_CUDA_PLUGIN_EMULATE"
 
-#: "sm_90", or "sm_90:114" with a number of multiprocessors: the emulated devices run the kernels of that GPU.
+#: Environment variable: "sm_90", or "sm_90:114" with a number of multiprocessors. The emulated devices run the kernels
+#: of that GPU.
 LOWERING_VARIABLE = "ORT_CUDA_PLUGIN_EMULATE_LOWERING"
 PTX_SUFFIX = ":ptx"
 """End of the variable's value if emulated devices execute the PTX of the GPU's kernels."""
@@ -69,8 +70,8 @@ class DeviceInfo:
     max_shared_bytes: int
 
     def metadata(self) -> dict[str, str]:
-        """Return the contents of ``OrtEpDevice.ep_metadata``. Keys with ``cuda_`` are those of ONNX Runtime's own
-        plugin.
+        """Return the contents of ``OrtEpDevice.ep_metadata``. Keys that begin with ``cuda_`` are those of ONNX
+        Runtime's own CUDA plugin.
         """
         major, minor = self.driver_version.split(".")
         info = ffi.new("ocp_device_info *")

@@ -3,7 +3,7 @@
 The plugin may also take the name of the built-in CUDA execution provider, in an ONNX Runtime without that provider.
 Applications that ask for the CUDA execution provider then run on the plugin unchanged.
 
-The name of a registration is the argument ``as_`` of `register`, else the registration name if it is the name of a
+A registration's provider name is the argument ``as_`` of `register`, else the registration name if it is the name of a
 provider, else ``ORT_CUDA_PLUGIN_AS``, else the plugin's own name.
 """
 
@@ -14,7 +14,7 @@ from enum import IntEnum
 from ...abi.core import core, ffi, new_error
 from ...plugin_library import EP_NAME
 
-#: The name under which a plain registration offers the devices.
+#: Environment variable: the provider name of registrations that do not choose one.
 AS_VARIABLE = "ORT_CUDA_PLUGIN_AS"
 
 #: Suffix of registration names that offer only the emulated devices (ORT's convention for virtual devices).
@@ -24,7 +24,7 @@ _NAMES = (EP_NAME, "CUDAExecutionProvider")
 
 
 class Identity(IntEnum):
-    """``ocp_identity`` of ``csrc_shim/base/host.h``."""
+    """A provider name of the library, with the number of ``ocp_identity`` in ``csrc_shim/base/host.h``."""
 
     OWN = 0
     CUDA = 1
@@ -41,7 +41,7 @@ class Identity(IntEnum):
 
     @property
     def environment_prefix(self) -> str:
-        """Prefix of the environment's entries for the provider's options."""
+        """Prefix of the entries of ONNX Runtime's environment for the provider's options."""
         return f"ep_factory.{self.ep_name}."
 
 

@@ -82,5 +82,5 @@ def _opened(library: Library) -> LibraryPlace:
 
 
 def library_versions(names: frozenset[str]) -> dict[str, str]:
-    """Return the versions of the libraries' packages, "absent" for a library from elsewhere."""
+    """Return the versions of the libraries' pip packages, "absent" for a library that no package installed."""
     return {library.name: version_of(library.package) for library in LIBRARIES if library.name in names}

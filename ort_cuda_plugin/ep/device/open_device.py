@@ -146,7 +146,7 @@ class OpenDevice:
         result = self.driver.ModuleLoadData(module, data, len(image.data))
         if result == lib.CUDA_ERROR_OUT_OF_MEMORY and core().device_trim(
             self.pointer
-        ):  # the driver got memory back: try again
+        ):  # memory went back to the driver: try again
             result = self.driver.ModuleLoadData(module, data, len(image.data))
         self._check(result, "cuModuleLoadData", kernel)
         try:

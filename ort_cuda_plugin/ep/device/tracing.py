@@ -38,7 +38,7 @@ class Tracing:
         self._records: list[Any] = []
 
     def begin(self) -> None:
-        """Begin to record, for one more user.
+        """Add a user; the first one starts the recording.
 
         Raises: NoTracing: CUPTI refuses, for example because another profiler uses it.
         """
@@ -48,7 +48,7 @@ class Tracing:
             self._users += 1
 
     def end(self) -> None:
-        """End a recording of `begin`."""
+        """Remove a user of `begin`; the last one stops the recording."""
         with self._lock:
             self._users -= 1
             if self._users == 0:
@@ -57,7 +57,7 @@ class Tracing:
                 self._records.clear()
 
     def collect(self) -> None:
-        """Pass the recorded activities to their owners."""
+        """Pass the recorded activities to C, which finds the owner of each by its correlation number."""
         with self._lock:
             self._cupti.activity_flush_all(_FORCED)
             records, self._records = self._records, []
@@ -114,7 +114,7 @@ class Tracing:
             del name
 
     def _describe(self, record: Any, trace: Any) -> Any:
-        """Fill in the fields that depend on the kind. Return the memory that the trace points to."""
+        """Set the fields of ``trace`` that depend on ``record.kind``. Return the memory that ``trace`` points to."""
         if record.kind == self._cupti.ActivityKind.MEMCPY:
             copies = self._cupti.ActivityMemcpyKind
             directions = {copies.HTOD: lib.OCP_ACTIVITY_H2D, copies.DTOH: lib.OCP_ACTIVITY_D2H}

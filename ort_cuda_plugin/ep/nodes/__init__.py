@@ -1,1 +1,1 @@
-"""Nodes that run: fused nodes, single nodes, repetitions, custom operators, and the kernel registry."""
+"""Nodes that run: fused nodes, single nodes, searches, custom operators, and the kernel registry."""

@@ -43,7 +43,7 @@ class CallKernels:
 
 
 class RunStream:
-    """The `CallStream` of one call in a Run. The device's context is current."""
+    """The `CallStream` of one call of a callback in a Run. The device's context is current."""
 
     def __init__(self, device: OpenDevice, stream: Any, kernels: CallKernels) -> None:
         self._device = device

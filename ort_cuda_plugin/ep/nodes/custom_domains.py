@@ -117,7 +117,7 @@ SCHEMAS: HandleTable[Schema] = HandleTable("operator of an application")
 
 
 class _Domains:
-    """The OrtCustomOpDomains of the latest snapshot. They are never released, because sessions refer to them."""
+    """The OrtCustomOpDomains of the operators registered now. None is ever released, because sessions refer to them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -128,7 +128,7 @@ class _Domains:
         self._arrays: list[Any] = []
 
     def current(self) -> tuple[Any, int]:
-        """Return ``OrtCustomOpDomain *const *`` and their number."""
+        """Return the domains (``OrtCustomOpDomain *const *``) and their number."""
         snapshot = registry.current()
         with self._lock:
             if snapshot.generation != self._generation:
@@ -203,8 +203,8 @@ def _create(name: str, since: int, handle: int, inputs: Sequence[SchemaPort], ou
 def infer(schema: Schema, context: Any) -> None:
     """Infer the output shapes of a node for ONNX Runtime; ``context`` is ``const OrtShapeInferContext *``.
 
-    If versions of the operator disagree, or the function declines the node, no shape is given to ONNX Runtime: the
-    claim explains the reason.
+    If versions of the operator disagree, or the operator's function declines the node, ONNX Runtime gets no shape:
+    the verdict on the node gives the reason.
     """
     ort = OrtCalls(host.api())
     inputs = _inputs(ort, context)

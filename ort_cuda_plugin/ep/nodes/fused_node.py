@@ -28,7 +28,7 @@ class CallError(Exception):
 
 
 class FusedNode:
-    """Owns an ``ocp_cluster`` and what it refers to. `build` may be called from any thread.
+    """Owns an ``ocp_cluster`` with its kernels and weights. `build` may be called from any thread.
 
     ``why`` is the reason why a cluster of a compiled model is compiled again. ``log`` receives a line for each plan
     that is built.
@@ -100,7 +100,9 @@ class FusedNode:
         check(error)
 
     def build(self, shapes: Sequence[Sequence[int]], host_values: Sequence[Sequence[int]]) -> None:
-        """Build the plan for inputs of these shapes and add it. ``host_values`` are the contents of each host input.
+        """Build the plan for inputs of these shapes, and add it to the cluster.
+
+        ``host_values`` are the contents of each host input.
 
         Raises: as `prepare`.
         """
@@ -149,8 +151,8 @@ class FusedNode:
             raise
 
     def plan_memory(self) -> tuple[int, int]:
-        """Return bytes of the intermediate tensors of the last Run: the size of the slab, and the peak of the bytes
-        that are alive at once.
+        """Return two numbers of bytes for the intermediate tensors of the last Run: the size of the slab, and the peak
+        of the bytes that are alive at once.
 
         Raises:
             RuntimeError: there was no Run yet, or one is running.

@@ -19,7 +19,8 @@ SOURCES = ("model/ir.py", "model/ort/ort_schema.py", "ep/nodes/kept_definitions.
 
 
 def kept() -> tuple[list[KernelDefinition], list[str]] | None:
-    """Return the stored definitions for this ONNX Runtime and this plugin, with the faults of the operator table.
+    """Return the stored definitions for this ONNX Runtime and this plugin, and the operator table's contradictions to
+    ONNX Runtime's schemas.
 
     None if none are stored.
     """
@@ -35,7 +36,7 @@ def kept() -> tuple[list[KernelDefinition], list[str]] | None:
 
 
 def keep(definitions: Sequence[KernelDefinition], mismatches: Sequence[str]) -> None:
-    """Store definitions and faults for later processes."""
+    """Store definitions and contradictions for later processes."""
     lists = list(dict.fromkeys(dtypes for each in definitions for dtypes in each.types.values()))
     numbers = {dtypes: number for number, dtypes in enumerate(lists)}
     # `dataclasses.asdict` would copy each element type of each constraint: a tenth of a second in all.
@@ -54,7 +55,7 @@ def _definition(row: Any, lists: Sequence[tuple[DType, ...]]) -> KernelDefinitio
 
 
 def _name() -> str:
-    """Return the name of the file: one for each ONNX Runtime, which another version of the plugin overwrites."""
+    """Return the file's name: one for each ONNX Runtime. Another version of the plugin overwrites the file."""
     return f"definitions-{joined_digest(*_host())[:16]}.json"
 
 

@@ -24,7 +24,7 @@ _snapshots: Final[weakref.WeakValueDictionary[int, Snapshot]] = weakref.WeakValu
 
 
 def number_of(operators: Snapshot) -> int:
-    """Return the handle of the custom operators for which a session needs kernels, for C; 0 for none."""
+    """Return the number by which C refers to a session's custom operators that need kernels; 0 if there are none."""
     if not operators.operators:
         return 0
     return _snapshots.setdefault(operators.generation, operators).generation

@@ -97,7 +97,7 @@ def context_kernel(node: Node, fused: FusedNode, device: OpenDevice) -> Any:
 def _create(
     fused: FusedNode, device: OpenDevice, inputs: Sequence[int], outputs: Sequence[int], constants: Sequence[int]
 ) -> Any:
-    """Create the kernel. The sequences have the node's index of each input, output and constant of the cluster."""
+    """Create the kernel. The sequences map each of the cluster's inputs, outputs and constants to the node's index."""
     spec = ffi.new("ocp_node_kernel_spec *")
     positions = ffi.new("uint32_t[]", [*inputs, *outputs, *constants])
     spec.cluster = fused.pointer

@@ -79,7 +79,7 @@ class PlanHistory:
         given = {} if shapes is None else dict(zip(self._names, map(tuple, shapes), strict=True))
         values = {self._names[index]: tuple(each[: _MOST_ELEMENTS + 1]) for index, each in contents.items()}
         variant = PlanVariant(self._cluster, self.count, given, values, seconds, reason)
-        with contextlib.suppress(ValueError):  # an input may have very many elements
+        with contextlib.suppress(ValueError):  # `Guards` refuses an input with very many elements
             self._guards.append((self.count, Guards(replace(plan, records=()), self._names)))
         self.count += 1
         BUILT.append(variant)

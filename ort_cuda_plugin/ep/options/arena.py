@@ -98,7 +98,8 @@ def read_limit(text: str) -> int:
 
 
 def configure(info: DeviceInfo, memory: int, values: Mapping[str, str]) -> str:
-    """Apply these options to the arena of a device's memory. Return a warning if the arena exists with others, else "".
+    """Apply options to the arena of ``memory``, a kind of `ep.factory`, on a device. Return a warning if the arena
+    exists with other options, else "".
 
     Raises:
         PluginError: a key is unknown, or a value is invalid.
@@ -110,7 +111,7 @@ def configure(info: DeviceInfo, memory: int, values: Mapping[str, str]) -> str:
 
 
 def set_limit(info: DeviceInfo, memory: int, nbytes: int) -> None:
-    """Set the maximum bytes that the arena may hold from now on; 0: no limit.
+    """Set the maximum bytes that the arena of ``memory`` may hold from now on; 0: no limit.
 
     Raises:
         PluginError: there is no such device.

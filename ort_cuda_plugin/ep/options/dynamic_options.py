@@ -18,7 +18,7 @@ from .options import ALIAS_PREFIX, OptionError, parse_value
 
 #: Options of the session that may change.
 _OF_SESSION = tuple(key for key, row in ROWS.items() if row.changes)
-#: Keys that change the limit of device memory, of this process and not of the session alone.
+#: Keys that change the limit of device memory; it holds for the whole process, not for the session alone.
 _LIMITS = ("arena.max_mem", "gpu_mem_limit")
 #: A key that ONNX Runtime defines for every execution provider; the plugin ignores it.
 _WORKLOAD_TYPE = "ep.dynamic.workload_type"

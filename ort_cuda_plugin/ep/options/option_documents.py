@@ -10,7 +10,7 @@ from .option_table import DEFAULTS, ROWS, WITHOUT_EFFECT
 
 
 def option_tables() -> dict[str, str]:
-    """Return the tables by their names in documents."""
+    """Return the tables of options by their names in documents."""
     return {
         "options": markdown_table(("key", "takes", "default", "decides", "meaning"), _options()),
         "arena options": markdown_table(

@@ -352,7 +352,7 @@ ROWS: dict[str, Row] = {each.name: each.metadata["row"] for each in fields(Optio
 #: The value of each option that a session does not set.
 DEFAULTS: dict[str, Any] = {each.name: each.default for each in fields(Options) if each.name in ROWS}
 
-#: The option of each name that is not an option's own key.
+#: The own key of each option by its other names: aliases and former keys.
 OTHER_NAMES = {name: key for key, row in ROWS.items() for name in (*row.aliases, *row.former_keys)}
 
 BARE_KEYS = frozenset(key for key, row in ROWS.items() if row.bare)
@@ -362,7 +362,7 @@ BARE_KEYS = frozenset(key for key, row in ROWS.items() if row.bare)
 class WithoutEffect:
     """A key of the CUDA execution provider that the plugin accepts and ignores, and the reason.
 
-    ``usual`` is the value that requests the plugin's behaviour; the log warns of others.
+    ``usual`` is the value that requests what the plugin does anyway; the log warns of other values.
     """
 
     reader: values.Reader

@@ -81,8 +81,8 @@ def status_guard(function: Callback, *, forgiven: bool = False, begins_session: 
     """Guard callbacks that return ``OrtStatus *``: an exception becomes a status.
 
     ``forgiven``: ONNX Runtime ignores a failure and creates the session without the provider. ``begins_session``: the
-    callback creates the provider of a session; sessions that are created during other callbacks end before these
-    return.
+    callback creates the provider of a session, which stays the thread's current session. Other callbacks restore the
+    thread's current session when they return.
     """
 
     def failed(error: BaseException, arguments: Any) -> Any:

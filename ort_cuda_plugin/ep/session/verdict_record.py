@@ -25,10 +25,10 @@ class VerdictRecord:
         self.verdicts: list[NodeVerdict] = []
         self.values: dict[str, str] = {}
         self._ep_name = ep_name
-        self._to_fuse: list[NodeVerdict] = []  # clusters of the latest claims
+        self._to_fuse: list[NodeVerdict] = []  # of nodes in clusters that ORT was last asked to fuse
         self._fused: list[NodeVerdict] = []  # verdicts of nodes that fused nodes have replaced
         self._shown: dict[_GraphKey, list[NodeVerdict]] = {}  # verdicts of nodes that are not fused, by graph
-        self._asked: list[_GraphKey] = []  # since the main graph: bodies of an If may share a name
+        self._asked: list[_GraphKey] = []  # bodies since the last main graph; an If's may share a name
         self._last: _GraphKey | None = None
 
     def add(self, graph: Graph, verdicts: Sequence[NodeVerdict], fused: Sequence[Sequence[Node]]) -> None:
@@ -86,7 +86,7 @@ def _type(value: Value) -> str:
 
 
 def _labels_with_bodies(node: Node) -> Iterator[str]:
-    """Return the labels of a node with bodies, and of the nodes in them."""
+    """Return the label of ``node`` if it has bodies, and the labels of the nodes with bodies inside them."""
     for body in node.subgraphs.values():
         yield node.label
         for member in body.nodes:
