@@ -37,7 +37,7 @@ SAMPLE = (
 """Tests that `versions` runs: sessions, kernels for the emulated device and for GPUs, custom kernels."""
 
 BOTH_TIERS = ("-m", "full or not full")
-"""Arguments of pytest."""
+"""Arguments of pytest that select both tiers of tests."""
 
 
 def python(session: nox.Session, *arguments: str) -> None:

@@ -107,7 +107,7 @@ def source_of(name: str) -> tuple[bytes, dict[str, Any], str]:
 
 
 def measure(name: str, pythons: tuple[str, str], device: str, runs: int, sessions: int) -> dict[str, Any]:
-    """Return the figures of this installation and of the other one."""
+    """Return the figures of a model for this installation and for the other one."""
     import numpy as np
 
     with tempfile.TemporaryDirectory() as folder:

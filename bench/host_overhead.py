@@ -58,7 +58,9 @@ def null_session(model: bytes, folder: Path) -> ort.InferenceSession:
 
 
 def bound_run(session: ort.InferenceSession, place: tuple[Any, ...]) -> Callable[[], object]:
-    """Return a function that calls run_with_iobinding, with values at ``place``: arguments of `ortvalue_from_numpy`."""
+    """Return a function that calls run_with_iobinding, with values in the memory of these arguments of
+    `ortvalue_from_numpy`.
+    """
     values = {name: ort.OrtValue.ortvalue_from_numpy(x, *place) for name in "abc"}
     binding = session.io_binding()
     binding.bind_ortvalue_input("a", values["a"])

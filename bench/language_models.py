@@ -10,7 +10,7 @@ a second: of CPU time with the emulated device, beside which other load counts l
 *launches*, *graphs*, *copies back* and *Python* are counts for one decoded token.
 
 *bytes* is the memory traffic of a token's launches; *compulsory* is the minimum: weights and a cache of full length,
-once each. They hold for a GPU as well as for the emulated device.
+once each. Both figures hold for a GPU as well as for the emulated device.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from ort_cuda_plugin.model import token_choice as choice  # noqa: E402
 
 clock = time.process_time
 WARM = 8
-"""Tokens before the counted ones: the fourth one makes the graph."""
+"""Tokens before the counted ones: the fourth token makes the CUDA graph."""
 
 
 class OtherLoop:

@@ -58,7 +58,7 @@ SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.FloorDiv: ast.Mult,
     ast.Mod: ast.Mult,
 }
-"""The operator that replaces another."""
+"""For each operator, the operator that replaces it."""
 
 
 @dataclass(frozen=True)

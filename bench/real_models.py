@@ -16,8 +16,8 @@ are in the cache, `peak` the memory of the process.
 
 `real_results.json` holds the figures of the last --update. The script exits with 1 where a result is wrong, a process
 failed, or a figure is worse than the table's: fewer nodes on the provider, more launches, or a Run whose ratio to the
-CPU provider is more than 1.5 times the table's. Packages that cannot be downloaded, and files that they lack, are
-listed, and are failures with --update only.
+CPU provider is more than 1.5 times the table's. Packages that cannot be downloaded, and files that the list
+skips, are reported, and are failures with --update only.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ LISTED = Path(__file__).with_suffix(".json")
 RESULTS = Path(__file__).with_name("real_results.json")
 LOWERINGS = ("emulated", "sm_90", "sm_120")
 NOISE = 1.5
-"""Maximum factor between a ratio and the table's: Runs of some 100 us vary by a third on a shared machine."""
+"""Maximum factor between a ratio and that in the table: Runs of some 100 us vary by a third on a shared machine."""
 OWN_MOVES = 3.0
-"""Maximum factor between a result's difference and the CPU provider's own."""
+"""Maximum factor between a result's difference and the CPU provider's own difference."""
 MOVED = 2.0**-20
 """Relative perturbation of weights of a model that quantizes activations: eight roundings of a float32."""
 QUANTIZED_WEIGHTS = {"DynamicQuantizeLSTM": ((1, 8), (2, 10)), "DynamicQuantizeMatMul": ((1, 2),)}

@@ -57,7 +57,7 @@ COMPILER_STAGES = {
 in the outer one's.
 """
 Record = dict[str, Any]
-"""What `Recorder` writes of a test."""
+"""What `Recorder` writes about a test."""
 COLUMNS = (*COMPILER_STAGES.values(), "create session", "run session", "other", "child processes")
 
 
@@ -265,7 +265,7 @@ class Costs:
 
     def __init__(self, records: Sequence[Record]) -> None:
         self.compilation: dict[str, float] = {}
-        """Seconds by kernel."""
+        """CPU seconds of the compilation of each kernel."""
         users: dict[str, set[str]] = defaultdict(set)
         for record in records:
             for key, expected in record["requested"].items():

@@ -75,7 +75,7 @@ class PtxModule:
         """Launch a kernel and wait for it.
 
         Args:
-            kernel: its name; ``kernels`` has all.
+            kernel: the name of the kernel; ``kernels`` has all names.
             grid: blocks, one to three numbers.
             block: threads of a block, one to three numbers, at most 1024 together.
             args: for each parameter an array (C-contiguous; a writable one has the device's contents afterwards), a

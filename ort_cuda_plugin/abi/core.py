@@ -60,7 +60,7 @@ def _check_build(table: Any) -> None:
 
 
 def attach(address: int) -> None:
-    """Use the ``ocp_core`` table at ``address``, which the loaded copy of the library exports.
+    """Use the ``ocp_core`` table at ``address``, from the copy of the library that this process has loaded.
 
     Raises:
         PluginError: Python already uses another copy of the library, or library and bridge are of different builds.

@@ -7,7 +7,7 @@ from typing import Any
 from .core import core, ffi
 
 _TEXT_BYTES = 500
-"""Bytes of a finding or of the reason for a refusal, as ``csrc_shim/emulator`` writes them at most."""
+"""Maximum bytes that ``csrc_shim/emulator`` writes for a finding, or for the reason why it refuses settings."""
 
 
 def configuration() -> Any:

@@ -51,7 +51,7 @@ class ChildError(RuntimeError):
 
 
 def measure_creation(task: Task, side: str) -> Creation:
-    """Measure session creation in two processes: one with an empty kernel cache, and one with the cache filled."""
+    """Measure two processes: one starts with an empty kernel cache, the next with the cache that the first filled."""
     with tempfile.TemporaryDirectory() as folder:
         feeds = Path(folder, "feeds.npz")
         np.savez(feeds, allow_pickle=False, **{name: np.asarray(array) for name, array in task.feeds.items()})

@@ -20,7 +20,7 @@ from ort_cuda_plugin.profiles.collect import is_of_device, windows_of_runs, with
 
 TOLERANCES = {"float32": 1e-3, "float16": 2e-2, "int8": 1e-1}
 """Bounds of max|a-b|/max|b| against the CPU provider, by the model's element type. Where values are quantized, another
-summation order moves some of them by a step."""
+summation order moves some of them by a quantization step."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,8 @@ class ModelReport:
     not_compared: str = ""
     """The reason why the CPU provider cannot run the model; "" if it can."""
     estimate: dict[str, Any] | None = None
-    """The performance model's estimate: the GPU's name, microseconds, the roofline's, and bytes of device memory
-    moved."""
+    """The performance model's estimate: the GPU's name, the microseconds of a Run and of its roofline, and the bytes of
+    device memory traffic."""
 
     @property
     def is_right(self) -> bool:

@@ -16,7 +16,7 @@ import onnx
 from .differences import Difference, differences
 
 Run = Callable[[onnx.ModelProto, Sequence[str], Mapping[str, Any]], list[Any]]
-"""Type of a function that runs a model on one side, and returns the outputs of these names."""
+"""Type of a function that runs a model with one provider: (model, names of outputs, inputs) -> outputs."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def first_difference(
         found = differences(names, own(cut, names, given), reference(cut, names, given), tolerances)
         return [difference for difference in found if not difference.is_small]
 
-    low, high = 0, len(nodes)  # `low` nodes agree, `high` nodes differ
+    low, high = 0, len(nodes)  # the first `low` nodes agree, the first `high` nodes differ
     found = differing(high)
     if not found:
         return None

@@ -16,7 +16,7 @@ TOLERANCES: Mapping[str, float] = {"float64": 1e-9, "float32": 1e-3, "float16": 
 
 UNROUNDED_INPUTS = ("session.qdq_matmulnbits_accuracy_level", "1")
 """Session entry that makes ONNX Runtime multiply by dequantised low-bit weights, as the model says. Without it the CPU
-provider rounds the other factor to 8 bits.
+provider rounds the other operand to 8 bits.
 """
 
 

@@ -48,7 +48,7 @@ _REASONS: Final[Mapping[tuple[str, str], str]] = {
     }.items()
     for name in names.split()
 }
-"""By operator, the reason why the registry lacks a version or type."""
+"""By operator, the reason why the plugin's registry lacks a version or type."""
 _UNKNOWN: Final = "type constraint "
 """Beginning of a report line about a constraint that no schema has."""
 
@@ -306,7 +306,7 @@ def _domain(domain: str) -> str:
 
 
 def _types_in_words(types: Sequence[str]) -> list[str]:
-    """Replace the texts of strings and of sequences, which no device tensor has, by one word for all constraints."""
+    """Replace the entries for strings and sequences, which no device tensor has, by one word for all constraints."""
     strings = [text for text in types if text.endswith(": string")]
     sequences = [text for text in types if "seq(" in text]
     rest = [text for text in types if text not in strings and text not in sequences]

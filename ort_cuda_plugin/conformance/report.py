@@ -43,7 +43,7 @@ def versions() -> str:
 
 def render(as_written: Sequence[Outcome], optimised: Sequence[Outcome]) -> str:
     """Return the report in Markdown: totals without and with ONNX Runtime's optimisations, then each test that does not
-    pass on the EP as written (without them), by the kind of reason.
+    pass on the EP as written (without these optimisations), by the kind of reason.
     """
     first = Counter(outcome.verdict for outcome in as_written)
     second = Counter(outcome.verdict for outcome in optimised)
@@ -98,7 +98,7 @@ _KEY = re.compile(r"`((?:node|simple|pytorch-operator|pytorch-converted)/[^`]+)`
 
 
 def read_verdicts(text: str, keys: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the verdicts of ``keys`` in a report, as written and optimised. Raises ValueError if it is no report."""
+    """Return the verdicts of ``keys`` in a report, as written and optimised. Raises ValueError for another text."""
     if not text.startswith("# Conformance\n"):
         raise ValueError("expected a conformance report, got another text")
     as_written: dict[str, str] = dict.fromkeys(keys, Verdict.ON_EP)

@@ -22,7 +22,7 @@ _SUB_BYTE: dict[int, tuple[Any, int]] = {
     onnx.TensorProto.UINT2: (ml_dtypes.uint2, 2),
     onnx.TensorProto.FLOAT4E2M1: (ml_dtypes.float4_e2m1fn, 4),
 }
-"""Element types of fewer than 8 bits, with their bits."""
+"""Element types of fewer than 8 bits, with their number of bits."""
 _WHOLE_BYTE = {
     onnx.TensorProto.BFLOAT16: ml_dtypes.bfloat16,
     onnx.TensorProto.FLOAT8E4M3FN: ml_dtypes.float8_e4m3fn,

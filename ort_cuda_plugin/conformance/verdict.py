@@ -92,7 +92,7 @@ HOST_GROUPS = (
     (r"([\w.]+):\w+\(-1\) is not a registered function/op", r"ONNX Runtime does not know the domain \1"),
     (r"construct locale with name:([\w.-]+)", r"the machine has no locale \1"),
 )
-"""Patterns of the CPU provider's error for reasons outside of the plugin, and their headings."""
+"""Patterns of the CPU provider's error for reasons outside of the plugin, and the report's headings for them."""
 
 
 def _host_cannot(case: Case, model: onnx.ModelProto, cpu: Attempt, plugin: Attempt) -> Outcome:

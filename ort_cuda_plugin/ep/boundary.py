@@ -76,7 +76,7 @@ def explain_custom_op(op: int, info: Any) -> None:
 def validate_compatibility(devices: Any, num_devices: int, info: Any, out: Any) -> None:
     infos = [DeviceInfo.from_c(devices[index]) for index in range(num_devices)]
     fits = [fit(host.text(info), target_of(known), allows_host_code(), known.driver_version) for known in infos]
-    out[0] = max(fits, default=Fit.NOT_APPLICABLE)  # the compatibility with the worst of the devices
+    out[0] = max(fits, default=Fit.NOT_APPLICABLE)  # the compatibility with the device that fits worst
 
 
 @status_guard

@@ -60,7 +60,7 @@ class Provider:
         claiming: claims the nodes, and has their verdicts.
         failure: the error of ``get_capability``, which ORT only logs; "" if there was none.
         fused_nodes: the compiled clusters, in the order of compilation.
-        operators_with_kernels: the `number_of` the custom operators that ORT may run by registry kernels; 0: none.
+        operators_with_kernels: `number_of` for the custom operators that ORT may run by registry kernels; 0: none.
     """
 
     def __init__(self, metadata: list[Any], session_options: Any, logger: Any, identity: Identity) -> None:

@@ -29,10 +29,10 @@ from .work import KernelStep, Work
 
 ARCHITECTURES = {"sm_80": (8, 0), "sm_90": (9, 0), "sm_100": (10, 0), "sm_120": (12, 0)}
 COUNTED = "sm_90"
-"""The architecture whose widths of accesses are counted; the others must have the same."""
+"""The architecture whose access widths are counted; code for other architectures must have the same widths."""
 
 VECTOR = 16
-"""Bytes of the widest access."""
+"""Bytes of the widest access of a thread."""
 MUCH = 1 << 18
 """Minimum bytes that a launch moves for a finding about access widths."""
 SHARE = 1 / 8

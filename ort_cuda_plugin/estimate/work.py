@@ -82,7 +82,7 @@ class Step:
 
 @dataclass(frozen=True)
 class KernelStep(Step):
-    """A launch of a plugin's kernel. The grid has ``turns`` groups of blocks; each waits for the previous one."""
+    """A launch of a kernel of the plugin. The grid has ``turns`` groups of blocks; each waits for the previous one."""
 
     kernel: KernelSpec
     grid: tuple[int, int, int]
@@ -116,7 +116,7 @@ class CopyStep(Step):
 
 
 Product: TypeAlias = tuple[str, float, tuple[str, ...]]
-"""The key of the device's peak rate, the multiplications and additions, and the labels of the nodes."""
+"""A GEMM or convolution: the key of the device's peak rate, the number of operations, and the labels of its nodes."""
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,7 @@ class NetworkGraph:
         return str(self.add("LayerNormalization", x, scale, bias, axis=-1, epsilon=epsilon))
 
     def gelu(self, x: str) -> str:
-        """Add GELU with erf, in the five nodes of opset 17."""
+        """Add GELU with erf, as the five nodes that exporters write for opset 17."""
         inner = self.add("Erf", self.add("Div", x, self.number(math.sqrt(2))))
         return str(self.add("Mul", self.add("Mul", x, self.add("Add", inner, self.number(1))), self.number(0.5)))
 

@@ -39,7 +39,7 @@ in_place_layout = struct.Struct("<4I")
 
 
 class Header(NamedTuple):
-    """``ocp_plan_header``."""
+    """The C struct ``ocp_plan_header``."""
 
     magic: int
     version: int

@@ -16,7 +16,7 @@ from ..program.analysis.plan_record import read_plans
 Event: TypeAlias = "Mapping[str, Any]"
 _KERNEL_TIME = "_kernel_time"
 COMPUTING = ("kernel", "library")
-"""Kinds of steps that compute. The others move bytes, some of them between host and device."""
+"""Kinds of steps that compute. Other steps move bytes, some of them between host and device."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class Step:
     the device's time.
 
     ``bytes`` and ``flops`` are its traffic and arithmetic, None if unknown. ``peak`` is the larger of two
-    fractions: of the described GPU's peak memory rate, and of its peak arithmetic rate. ``begin`` is relative to the
-    start of the Run. ``estimated`` are the microseconds of its nodes in the estimate.
+    fractions that the step reaches: of the described GPU's peak memory rate, and of its peak arithmetic rate.
+    ``begin`` is relative to the start of the Run. ``estimated`` are the microseconds of its nodes in the estimate.
     """
 
     name: str

@@ -11,7 +11,7 @@ from ...context.storage.errors import ContextError
 from ...context.storage.files import Buffer
 
 STABLE_SINCE, EXPERIMENTAL_SINCE = 31, 28
-"""Versions of ORT (1.N) in which these functions are in its tables, and in which they are found by name."""
+"""First versions of ORT (1.N) whose tables have the getters of the callbacks, and that find them by name."""
 _READ = "OrtStatus *(*)(void *, const char *, OrtAllocator *, void **, size_t *)"
 _WRITE = "OrtStatus *(*)(void *, const char *, const void *, size_t)"
 _GET_CONFIG = "OrtStatus *(*)(const OrtSessionOptions *, OrtEpContextConfig **)"
@@ -19,7 +19,7 @@ _GET = "OrtStatus *(*)(const OrtEpContextConfig *, void **, void **)"
 
 
 class ContextCallbacks:
-    """The functions that are set in ``const OrtSessionOptions *``. They live as long as the session."""
+    """The read and write functions that the application set in its session options; valid as long as the session."""
 
     def __init__(self, session_options: Any) -> None:
         self._read: tuple[Any, Any] | None = None

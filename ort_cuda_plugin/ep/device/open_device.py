@@ -32,7 +32,7 @@ def target_of(info: DeviceInfo) -> Target:
 
 
 class LoadedKernel:
-    """A kernel's module on a device. Clusters share the module; the last one unloads it."""
+    """A kernel's module on a device. Clusters share the module; the last cluster that releases it unloads it."""
 
     def __init__(self, module: Any, function: Any, name: str, spec: KernelSpec) -> None:
         self.module = module
@@ -101,7 +101,7 @@ class OpenDevice:
         return held
 
     def release_kernels(self, kernels: Sequence[LoadedKernel]) -> None:
-        """Release kernels of `acquire_kernels`. None of them may be running."""
+        """Release kernels that `acquire_kernels` returned. None of them may be running."""
         unused = []
         with self._lock:
             for kernel in kernels:

@@ -15,7 +15,7 @@ from ..device.open_device import kernel_library
 
 PACKAGE = Path(__file__).parents[2]
 SOURCES = ("model/ir.py", "model/ort/ort_schema.py", "ep/nodes/kept_definitions.py")
-"""Modules other than ``ops`` on which definitions depend."""
+"""Modules other than ``ops`` on which kernel definitions depend."""
 
 
 def kept() -> tuple[list[KernelDefinition], list[str]] | None:

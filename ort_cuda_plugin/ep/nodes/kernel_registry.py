@@ -33,7 +33,7 @@ def number_of(operators: Snapshot) -> int:
 def add_kernels(registry: Any, ep_name: str, operators: int) -> None:
     """Add a kernel for each version of each operator to ``registry`` (``OrtKernelRegistry *``).
 
-    ``operators``: the `number_of` the custom operators that get kernels as well.
+    ``operators``: the result of `number_of` for the custom operators that get kernels as well.
 
     Contradictions between the operator table and the schemas of this ORT are logged at level INFO: they come from
     another version of ORT, and a user cannot act on them. The tests compare the table with the version for which it is

@@ -11,7 +11,7 @@ from ...context.guards import Guards
 from ...plan.format import Plan
 
 _MOST_REMEMBERED = 16
-"""Number of plans of a cluster, the latest, whose guards are kept."""
+"""Number of a cluster's latest plans whose guards are kept."""
 _MOST_SHOWN = 3
 _MOST_ELEMENTS = 16
 ALL_SIZES_KNOWN = "the model says all sizes"

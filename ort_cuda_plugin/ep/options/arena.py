@@ -98,8 +98,8 @@ def read_limit(text: str) -> int:
 
 
 def configure(info: DeviceInfo, memory: int, values: Mapping[str, str]) -> str:
-    """Apply options to the arena of ``memory``, a kind of `ep.factory`, on a device. Return a warning if the arena
-    exists with other options, else "".
+    """Apply options to the arena of ``memory``, one of the kinds in `ep.factory`, on a device. Return a warning if the
+    arena exists with other options, else "".
 
     Raises:
         PluginError: a key is unknown, or a value is invalid.

@@ -64,7 +64,7 @@ def _pass_on(error: BaseException) -> None:
 
 
 def _install(name: str, call: Callable[..., Any], failed: Callable[[BaseException, Any], Any], error: Any) -> None:
-    """Install ``call`` as the callback.
+    """Install ``call`` as the callback ``name`` of the bridge.
 
     A signal handler or the recursion limit can raise before the first line of ``call``, outside of its try. Then
     ``failed`` is called with the exception and the arguments (None if there is no frame yet). If ``failed`` raises as

@@ -16,7 +16,7 @@ from ...model.ort.ort_calls import OrtCalls
 
 _MARK: Final = b"/a path that nobody would choose, longer than what a string keeps inside itself"
 _SEARCHED_WORDS: Final = 8
-"""Words to search: the path is among the first members, and the whole structure is far larger."""
+"""8-byte words of the session options to search: the path is among the first members of the far larger structure."""
 
 
 def writes_optimized_model(session_options: Any) -> bool:
