@@ -39,9 +39,9 @@ class Variant:
     """A plan, with the kernels, weights and problems that no earlier plan of the cluster added.
 
     Indices in ``plan`` number the cluster's kernels, weights and problems in the order in which all variants added
-    them. So the owner adds each list, notifies the cluster (`CompiledCluster.kernels_added`, ...), and adds the plan
-    last. If shapes are unknown, ``plan`` is None, and the lists hold entries that plans will probably need. ``stored``
-    are plans built earlier, encoded by `plan.format.encode`.
+    them. So the owner adds each list to the device's cluster, reports that (`CompiledCluster.kernels_added`, ...), and
+    adds the plan last. If shapes are unknown, ``plan`` is None, and the lists hold entries that plans will probably
+    need. ``stored`` are plans built earlier, encoded by `plan.format.encode`.
     """
 
     plan: Plan | None
@@ -83,11 +83,12 @@ class CompiledCluster:
 
     ``inputs`` and ``outputs`` are the fused node's, in order, by default the graph's. ``ranks`` are the ranks assumed
     by the claim. ``fed`` names the values that the application feeds, whose shapes ORT checks, by default all inputs.
-    ``compiled`` as for `NodeLowering`. ``known`` holds the entries of other clusters' plans, ``tuner`` selects kernels
-    by measured times. The owner sets ``weight_reader.read`` while added weights exist. `prepare` sets ``host_inputs``,
-    the indices of inputs whose contents determine shapes. ``show_program``, if set, receives the program of each plan
-    as text, from a `ProgramHistory`, and ``show_plan`` its `plan_record`; ``watch`` receives the program after each
-    pass. ``traffic`` is the last plan's, at its sizes. ``states`` holds the states of stateful nodes.
+    ``compiled`` as for `NodeLowering`. ``known`` holds the table indices that earlier plans have assigned, ``tuner``
+    selects kernels by measured times. The owner sets ``weight_reader.read`` while added weights exist. `prepare` sets
+    ``host_inputs``, the indices of inputs whose contents determine shapes. ``show_program``, if set, receives the
+    program of each plan as text, from a `ProgramHistory`, and ``show_plan`` its `plan_record`; ``watch`` receives the
+    program after each pass. ``traffic`` is the memory traffic of the last plan, at its sizes. ``states`` holds the
+    states of stateful nodes.
     """
 
     def __init__(
@@ -149,7 +150,7 @@ class CompiledCluster:
         return self._variant(None, tables)
 
     def _likely_plan(self, trial: int | None) -> tuple[Plan, Tables, set[int]]:
-        """Return a plan for guessed sizes, and the inputs that it reads."""
+        """Return a plan for guessed sizes, its tables, and the indices of the host inputs that it reads."""
         found: set[int] = set()
         nothing = [None] * len(self.inputs)
         try:
@@ -265,7 +266,7 @@ class CompiledCluster:
         settles: bool = True,
         trial: int | None = None,
     ) -> tuple[Plan, Tables]:
-        """Return the plan for these shapes; None is an unknown shape.
+        """Return the plan for these input shapes (None: unknown), and its tables.
 
         Host inputs are the keys of ``host_values``. With ``found``, an input whose contents are requested becomes a
         host input, and its index is added to ``found``; such a plan cannot run. ``settles`` and ``trial`` as for

@@ -66,7 +66,7 @@ def make_launches(
 
     launches = [step for step in run_passes(ctx, fused, KERNELS, note) if not isinstance(step, Map)]
     if folded and any(each.when(ctx) for each in KERNEL_SELECTION):
-        folded = [fold_dequantize(fused)]  # here ``folded`` has library calls, which have no prologues
+        folded = [fold_dequantize(fused)]  # ``folded`` has library calls, which accept no prologues
     compulsory = _compulsory(ctx, folded[0] if folded else fused)
     return ctx.trace.folded, launches, ProgramTraffic(compulsory, traffic(launches))
 

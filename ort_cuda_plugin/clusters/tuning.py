@@ -134,7 +134,7 @@ class MeasuringTuner:
 
 
 def _program(ctx: Lowering, step: Sums, schedule: Schedule) -> Variant | None:
-    """Return a program that computes only ``step``, with ``schedule``; None if the library does not support it."""
+    """Return a program that computes only ``step``, by ``schedule``; None if its vendor library declines the step."""
     own = Lowering(ctx.device, ctx.options)
     own.nodes = step.nodes
     alone = Concrete().step(step)
@@ -172,7 +172,7 @@ def _launches(own: Lowering, steps: Sequence[Step]) -> list[Recordable]:
 
 
 def _alone(own: Lowering, launches: Sequence[Recordable]) -> Variant:
-    """Return a program of the launches, without inputs."""
+    """Return a program that consists of ``launches`` and has no inputs."""
     fixed, rest = split_constants(launches) if own.options.fusion else ([], list[Recordable](launches))
     tables = Tables(KnownEntries())
     precompute(fixed, rest, tables)
@@ -188,7 +188,7 @@ def _tensors(step: Sums) -> list[Tensor]:
 
 
 def _sizes(step: Sums) -> list[Dim]:
-    """Return all dimensions on which the amount of work depends."""
+    """Return all sizes on which the work of a step depends."""
     sizes: list[Dim] = [*step.shape]
     for x in step.operands:
         sizes += x.shape
@@ -252,7 +252,7 @@ def _keep_near(ctx: Lowering, size: Dim) -> None:
 
 
 def _account(best: str, times: dict[str, float], shown: Callable[[str], str]) -> str:
-    """Return a text with all times, the fastest first. ``shown`` describes a candidate."""
+    """Format the measured times of all candidates, the fastest first. ``shown`` describes a candidate."""
     order = sorted(times, key=lambda name: (times[name], name != best))
     others = [f"{shown(name)} {_duration(times[name])}" for name in order if name != best]
     return f"measured {_duration(times[best])}{'; ' if others else ''}{', '.join(others)}"

@@ -98,7 +98,7 @@ def gpu(key: str) -> Gpu:
 
 @cache
 def typical_multiprocessors(compute_capability: tuple[int, int]) -> int:
-    """Return the multiprocessors of a large GPU with ``compute_capability``; for an unknown one those of an H100."""
+    """Return how many multiprocessors a large GPU of this capability has; an unknown one counts as an H100."""
     known = json.loads(FOLDER.with_name("multiprocessors.json").read_text(encoding="utf-8"))
     major, minor = compute_capability
     return int(known.get(f"{major}.{minor}", known["9.0"])["multiprocessors"])
@@ -106,7 +106,7 @@ def typical_multiprocessors(compute_capability: tuple[int, int]) -> int:
 
 @cache
 def closest(compute_capability: tuple[int, int], multiprocessors: int) -> Gpu:
-    """Return a GPU with these properties, scaled from the description with the closest compute capability and count.
+    """Return a GPU with these properties, scaled from the description of the most similar GPU.
 
     Memory and L2 are scaled in proportion to the multiprocessors.
     """

@@ -23,10 +23,10 @@ SPLIT_K_SECONDS = 1e-6
 
 @dataclass(frozen=True)
 class Rates:
-    """Rates of a GPU, in any unit of time.
+    """Rates of a GPU per unit of time; the caller chooses the unit.
 
-    ``operations``: floating-point operations of one multiprocessor; ``l2_bytes``: bandwidth of the L2; ``parts``: time
-    of a split-K reduction; ``sharing``: multiprocessors that share a load, as in a thread block cluster.
+    ``operations``: floating-point operations of one multiprocessor; ``l2_bytes``: bandwidth of the L2; ``parts``:
+    duration of a split-K reduction; ``sharing``: multiprocessors that share an L2 load, as in a thread block cluster.
     """
 
     multiprocessors: int

@@ -1,1 +1,1 @@
-"""Code generation: emitters turn steps into kernels, and some operators launch kernels directly, without a step."""
+"""Code generation: emitters turn steps into kernels; some operators launch kernels directly, without a step."""

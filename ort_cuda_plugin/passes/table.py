@@ -82,7 +82,7 @@ def _always(ctx: Lowering) -> bool:
 
 
 def _fuses(ctx: Lowering) -> bool:
-    """Return False with the session option fusion=0: each step stays separate and is computed in each Run."""
+    """Return False with the session option fusion=0, which keeps each step separate and computes it in each Run."""
     return ctx.options.fusion
 
 
@@ -95,7 +95,7 @@ def _fuses_for_gpu(ctx: Lowering) -> bool:
 
 
 def _selects(ctx: Lowering) -> bool:
-    """Return True for GPUs. The emulated device has one kernel per step, unless a tuner measures several."""
+    """Return True if steps have several kernels to select from: on GPUs, with libraries, or with a tuner."""
     return bool(ctx.device.libraries) or not ctx.device.emulated or ctx.tuner is not None
 
 

@@ -13,7 +13,7 @@ class DeviceProperties:
     """Device properties that lowering may depend on. ``libraries`` may hold "cublaslt" and "cudnn".
 
     ``emulated``: kernels are lowered for the emulated device, otherwise for a GPU with this compute capability and
-    number of multiprocessors. ``runs_cubins``: the device is a GPU, not an emulated device that runs GPU kernels.
+    number of multiprocessors. ``runs_cubins``: the device is a real GPU, not the emulated device running GPU kernels.
     ``tf32``: kernels may round float32 to TF32 if the options allow it. An emulated device with GPU kernels keeps
     float32, so that its results can be compared with other providers'.
     """
@@ -35,7 +35,7 @@ class DeviceProperties:
 
 
 class AttentionKernel(enum.IntFlag):
-    """Bits of ONNX Runtime's option ``sdpa_kernel``."""
+    """Attention kernels, as bits of ONNX Runtime's provider option ``sdpa_kernel``."""
 
     FLASH = 1
     EFFICIENT = 2

@@ -1,1 +1,1 @@
-"""Schedules: which engine, tile and split of k a step gets, decided once, as data."""
+"""Selection of schedules: which engine, tile and split of k computes a step. A schedule is plain data."""

@@ -89,8 +89,8 @@ def choose_multi_pass_tile(ctx: Lowering, rows: Dim, keys: Dim, width: Dim) -> t
 def _is_faster_decomposed(ctx: Lowering, step: Attend) -> bool:
     """Return whether three steps (GEMM, softmax, GEMM) beat one kernel, in spite of the scores' memory traffic.
 
-    They do for large scores with cuBLASLt, and in decoding, where one kernel would have few blocks. Attention that the
-    plugin computes on tensor cores is not decomposed.
+    Three steps are faster for large scores with cuBLASLt, and in decoding, where one kernel would have few blocks.
+    Attention that the plugin computes on tensor cores is not decomposed.
     """
     if not step.parts or is_faster_as_flash(ctx, step):
         return False

@@ -64,7 +64,7 @@ def choose(ctx: Lowering, step: Sums) -> Choice:
     """Return the candidate with the least measured time, or without measurements the rules' preference."""
     found = candidates(ctx, step)
     if ctx.tuner is not None and all(hint(dim) != 0 for dim in step.shape):
-        # Schedules with two launches are not measured: in a Run one is empty, and the other alone is a candidate too.
+        # Schedules with two launches are not measured: a Run uses only one of the two, which is a candidate by itself.
         single = [choice for choice in found if not choice.schedule.gemv_rows and not choice.schedule.im2col_pixels]
         if len(single) > 1 and (measured := ctx.tuner.choice(ctx, step, single)) is not None:
             return measured

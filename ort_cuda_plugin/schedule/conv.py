@@ -57,7 +57,7 @@ def own_conv_schedules(ctx: Lowering, step: Convolve) -> list[Schedule]:
 def is_direct(step: Convolve) -> bool:
     """Return whether a direct convolution is faster than GEMM tiles, which are mostly padding for few output channels.
 
-    Without measurements the answer depends on the weights only, so that all plans share a weight layout. The direct
+    Without measurements the result depends on the weights only, so that all plans share a weight layout. The direct
     kernel has no weight prologue.
     """
     if step.conversions[1] is not None:
@@ -68,7 +68,7 @@ def is_direct(step: Convolve) -> bool:
 
 
 def merged_conv_choice(ctx: Lowering, merged: Convolve, count: int) -> Choice | None:
-    """Return the schedule of one convolution merged from ``count``; None if the merged one is not faster.
+    """Return the schedule of a convolution merged from ``count`` convolutions; None if merging is not faster.
 
     The merged convolution has no split-K, since the reduction writes one result only. If cuDNN is installed, the merged
     convolution must beat ``count`` calls of cuDNN, which does not support integer convolutions.
@@ -133,7 +133,7 @@ def _has_few_pixels(ctx: Lowering, step: Convolve) -> Dim:
 
 
 def _sliced_k_before_library(ctx: Lowering, step: Convolve, own: Schedule) -> Choice | None:
-    """Return sliced-K if it is faster for the convolution than a library call, else None."""
+    """Return the sliced-K schedule ``own`` if it is faster for the convolution than a library call, else None."""
     config = None if step.transposed or not _mma_kind(ctx, step) else _tile_config(ctx, step)
     if config is None:
         return None
@@ -143,7 +143,7 @@ def _sliced_k_before_library(ctx: Lowering, step: Convolve, own: Schedule) -> Ch
 
 
 def _tile_config(ctx: Lowering, step: Convolve, convolutions: int = 1) -> TileConfig | None:
-    """Return the tile of `choose_tile_config` for a channels-last image; the step replaces ``convolutions`` steps."""
+    """Return the tile of `choose_tile_config` for a channels-last image; the step replaces ``convolutions`` others."""
     m, n, k = gemm_sizes(step)
     kind = matrix_convolution_kind(ctx, step)
     more = {**epilogue_cost(step, n * step.groups), "products": convolutions, "left": _left_by_cudnn(ctx, step)}

@@ -53,16 +53,16 @@ class _Rates:
     multiprocessors: int
     library_cycles: float  # overhead of a library call, before its first block runs
     launch_cycles: float  # gap between successive kernels
-    split_k_cycles: float  # a library's split-K reduction
-    library_flops: float  # 16-bit operations of a library's largest tiles
-    chunks: dict[str, float]  # accumulators updated by a 64-byte chunk along k, by operand type
+    split_k_cycles: float  # duration of a library's split-K reduction
+    library_flops: float  # 16-bit operations per cycle of a library's largest tiles
+    chunks: dict[str, float]  # accumulators updated per cycle by a 64-byte chunk along k, by operand type
     dram_bytes: float
     l2_read: float
     l2_written: float
     sharing: int
     instructions: float
     dependent_cycles: float  # latency of a dependent instruction in a lone warp
-    round_cycles: float  # a step's loads from shared memory and its barrier
+    round_cycles: float  # a k step's loads from shared memory and its barrier
 
 
 @functools.cache
@@ -221,7 +221,7 @@ def _fastest(capability: tuple[int, int], multiprocessors: int, problem: Problem
 
 
 def _cycles(rates: _Rates, problem: Problem, config: TileConfig) -> tuple[float, float]:
-    """Return the kernel's duration and a thread's latency, in cycles; latency decides between equal durations."""
+    """Return the kernel's duration and a thread's latency in cycles; the latency decides between equal durations."""
     tile = config.tile
     parts = _parts(problem, config)
     steps = -(-problem.depth // tile.k)
@@ -260,25 +260,25 @@ def _cycles(rates: _Rates, problem: Problem, config: TileConfig) -> tuple[float,
 
 
 def _loads(problem: Problem, config: TileConfig) -> float:
-    """Return the number of ldmatrix instructions per warp and step of the main loop."""
+    """Return the number of ldmatrix instructions per warp and k step."""
     height, width = config.warp
     return (height * 2 + width * (1 if problem.is_compact else 2)) / 16 * _parts(problem, config)
 
 
 def _parts(problem: Problem, config: TileConfig) -> int:
-    """Return the number of 64-byte chunks along k in a step of the main loop."""
+    """Return the number of 64-byte chunks along k in a k step."""
     return config.tile.k * SIZES[problem.kind] // STEP
 
 
 def _instructions(problem: Problem, config: TileConfig) -> tuple[float, float, float]:
-    """Return a thread's instructions outside of its main loop, its steps, and its instructions per step."""
+    """Return (a thread's instructions outside of its main loop, its k steps, its instructions per k step)."""
     tile = config.tile
     height, width = config.warp
     steps = max(1.0, -(-problem.depth // tile.k) / config.sliced_k)
-    if config.warps > 1:  # a barrier per step synchronises the warps
+    if config.warps > 1:  # a barrier in each k step synchronises the warps
         steps = math.ceil(steps)
     parts = _parts(problem, config)
-    chunks = parts * STEP // 16 / tile.threads  # 16-byte chunks of a row, per thread
+    chunks = parts * STEP // 16 / tile.threads  # 16-byte chunks of a tile's row, divided by the threads
     loads, copies = _loads(problem, config), (tile.m + tile.n / (2 if problem.is_compact else 1)) * chunks
     step = 27 + 2.5 * (loads + copies) + parts * height * width / 64  # the last term: mma instructions
     if problem.kind == "tf32":

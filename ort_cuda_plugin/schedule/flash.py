@@ -83,7 +83,8 @@ def flash_choice(
 ) -> Choice:
     """Return the schedule of `stream_attention` for these arguments at the expected sizes.
 
-    Every schedule is correct for all sizes; guards concern speed only. With ``is_converted``, k and v are codes.
+    Every schedule is correct for all sizes; guards concern speed only. With ``is_converted``, k and v are codes that
+    the kernel dequantizes.
     """
     *batch, groups, rows, _ = q.shape
     m, keys, width = groups * rows, k.shape[-2], v.shape[-1]
@@ -100,7 +101,7 @@ def flash_choice(
 
 
 def small_tile(batches: Dim, rows: Dim, width: Dim, itemsize: int, multiprocessors: int) -> AttentionTile | None:
-    """Return the smallest tile with at most one block per multiprocessor at the expected sizes, None if none has."""
+    """Return the smallest tile with at most one block per multiprocessor at the expected sizes; None without one."""
     if hint(width) > SMALL_WIDTH or hint(rows) <= MATRIX_ROWS:
         return None
     fits = (tile for tile in SMALL_TILES[itemsize] if hint(batches) * hint(ceildiv(rows, tile.m)) <= multiprocessors)
@@ -120,7 +121,7 @@ def _mma_tile(
     tile = small_tile(batches, rows, width, itemsize, ctx.device.multiprocessors)
     if tile is None:
         m = WARPS * MATRIX_ROWS
-        # Loads of 4-byte keys and values take as long as their multiplication: more rows per warp reuse each load.
+        # Loads of 4-byte keys and values take as long as their multiplication: with more rows, a warp reuses each load.
         is_long = itemsize == 4 and hint(rows) > m
         return _tile(2 * m, 32, columns, warp_rows=2 * MATRIX_ROWS) if is_long else _tile(m, 32, columns), ()
     for most in TILES_OF_ALL_KEYS[itemsize]:
@@ -191,7 +192,7 @@ def flash_wave(ctx: Lowering, step: Attend) -> Dim | None:
 
 
 def has_tensor_cores(ctx: Lowering) -> bool:
-    """Return whether tensor cores are faster; the emulated device has none, and emulates their instructions slowly."""
+    """Return whether kernels should use tensor cores; the emulated device emulates their instructions slowly."""
     return not ctx.device.emulated
 
 

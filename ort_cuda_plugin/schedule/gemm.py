@@ -60,9 +60,9 @@ def gemm_choices(ctx: Lowering, step: Contract) -> Iterator[Choice]:
 
 
 def own_gemm_choices(ctx: Lowering, step: Contract, own: list[Schedule] | None = None) -> Iterator[Choice]:
-    """Yield the plugin's kernels for the GEMM, the rules' preference first.
+    """Yield the plugin's candidates for the GEMM, the rules' preference first.
 
-    Integer tensor cores serve more than `GEMV_ROWS` rows; for fewer rows a GEMV reads the weights as fast.
+    Integer tensor cores serve more than `GEMV_ROWS` rows; with fewer rows a GEMV reads the weights as fast.
     """
     for schedule in own or own_gemm_schedules(ctx, step):
         is_integer = schedule.operands in INTEGERS
@@ -158,7 +158,7 @@ def _gemv_before_library(ctx: Lowering, step: Contract, own: list[Schedule]) -> 
 
 
 def sliced_k_before_library(ctx: Lowering, step: Contract, own: list[Schedule] | None = None) -> Choice | None:
-    """Return sliced-K if it is faster for the GEMM than a library call, which has a high launch overhead; else None.
+    """Return the sliced-K choice if it is faster for the GEMM than a library call with its launch overhead; else None.
 
     Sliced-K kernels copy 16-byte chunks, so that the row pitches of operands must be multiples of 16 bytes.
     """
@@ -197,7 +197,7 @@ def _tile_config(ctx: Lowering, step: Contract, kind: str, call: Folded, *, in_f
     if in_f16:
         return choose_tile_config(ctx.device, "f16", m, n, product(call.batch), k, along_k=True, **more)
     is_compact = has_compact_lines(ctx, step)
-    along_k = is_compact or kind in INTEGERS or _can_be_along_k(call, kind)  # copies of codes are contiguous along k
+    along_k = is_compact or kind in INTEGERS or _can_be_along_k(call, kind)  # codes are copied to rows along k
     more |= {"is_compact": is_compact, "along_k": along_k}
     return choose_tile_config(ctx.device, kind, m, n, product(call.batch), k, **more)
 
@@ -223,7 +223,7 @@ def _kind(ctx: Lowering, step: Contract, call: Folded) -> str:
 
 
 def integer_kind(ctx: Lowering, step: Contract) -> str:
-    """Return the type of both operands' integer codes if tensor cores multiply such codes, else "".
+    """Return the type of the integer codes of both operands if tensor cores can multiply them, else "".
 
     GEMMs with few rows are excluded: they are memory-bound, and other kernels read the weights as fast.
     """
@@ -238,7 +238,7 @@ def integer_kind(ctx: Lowering, step: Contract) -> str:
 
 
 def is_faster_in_f16(ctx: Lowering, step: Contract) -> bool:
-    """Return whether the plugin's kernel, with 16-bit operands for a TF32 GEMM, is faster than a library."""
+    """Return whether the plugin's kernel computes a TF32 GEMM on float16 operands faster than a library on TF32."""
     call = folded(ctx, step)
     kind = _kind(ctx, step, call)
     is_long = hint(call.sizes[0]) > GEMV_ROWS and call.contiguous[0] == "k"
@@ -260,7 +260,7 @@ def fused_split_k(ctx: Lowering, step: Contract) -> int:
 
 
 def _can_be_along_k(call: Folded, kind: str) -> bool:
-    """Return whether a is contiguous along k, and b is, or is after a copy of constant weights."""
+    """Return whether a is contiguous along k, and b is too, or becomes so by a copy of constant weights."""
     a, b = call.contiguous
     return a == "k" and (b == "k" or (has_weights_along_n(call) and divides(piece_of(kind), call.sizes[2])))
 
@@ -282,7 +282,7 @@ def _weights(ctx: Lowering, step: Contract, call: Folded, schedule: Schedule) ->
 
 
 def _has_few_columns(ctx: Lowering, step: Contract) -> bool:
-    """Return whether tiles of the emulated device, which have one width, would be mostly padding."""
+    """Return whether the emulated device's tiles, which all have the same width, would be mostly padding."""
     rows, columns = product(step.a.shape[:-1]), step.b.shape[-1]
     is_plain = not step.column_parts and not any(conversion and conversion.bits for conversion in step.conversions)
     if not ctx.device.emulated or not is_plain:

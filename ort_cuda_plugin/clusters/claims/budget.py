@@ -1,7 +1,7 @@
 """Memory budget of a session: estimates the device memory of nodes, and limits claims to the budget.
 
-The estimate is the one of ONNX Runtime for the CUDA execution provider: the bytes of a node's constants, each counted
-once, and of its results with known sizes, plus 50 % for scratch memory.
+The estimate for a node follows ONNX Runtime's estimate for its CUDA execution provider: the bytes of the node's
+constants, each counted once per session, and of its results with known sizes, plus 50 % for scratch memory.
 """
 
 from __future__ import annotations

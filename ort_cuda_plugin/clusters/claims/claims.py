@@ -67,7 +67,7 @@ class Claims:
     """The nodes of a graph that the plugin runs.
 
     Attributes:
-        clusters: nodes to fuse, in topological order, followed by searches, each of them a separate cluster.
+        clusters: lists of nodes to fuse, in topological order; then one cluster for each token search.
         singles: control-flow nodes that ONNX Runtime's kernels run.
         verdicts: one per node of the graph, in order.
     """
@@ -88,10 +88,10 @@ def analyze(
 ) -> list[NodeVerdict]:
     """Return one verdict per node of ``graph``, in order.
 
-    Calls operators' functions on symbolic shapes; reads no large initializer. After a declined node the analysis
-    continues with the types and shapes that ORT infers. ``ranks`` holds further known ranks; the function adds ranks
-    that operators' functions infer. ``provider`` is the plugin's provider name: after layout changes ORT calls a second
-    time, with this name in the plugin's nodes.
+    Calls the lowering functions of operators on symbolic shapes; reads no large initializer. After a declined node the
+    analysis continues with the types and shapes that ORT infers. ``ranks`` holds further known ranks; ranks that the
+    lowering functions infer are added to it. ``provider`` is the plugin's provider name: after layout changes ORT asks
+    for claims a second time, and the nodes claimed before then carry this name.
     """
     analysis = _Analysis(graph, device, options or LoweringOptions(), ranks or Ranks(), provider)
     verdicts = analysis.verdicts(graph.nodes)
@@ -99,7 +99,7 @@ def analyze(
 
 
 def is_unrolled(body: Graph, device: DeviceProperties, options: LoweringOptions, passes_implicit_inputs: bool) -> bool:
-    """Return whether the node with ``body`` will be lowered with its bodies, whose nodes then must not be fused.
+    """Return whether the control-flow node of ``body`` is lowered with its bodies: their nodes then must not be fused.
 
     ORT presents a body before the surrounding graph, so that the decision depends on the node alone: an If is unrolled
     only if its condition is a constant.
@@ -233,10 +233,11 @@ def _crossing(graph: Graph, clusters: list[list[Node]]) -> Iterator[tuple[Node, 
 
 
 class _Analysis:
-    """Calls operators' functions on symbolic shapes.
+    """Calls the lowering functions of operators on symbolic shapes.
 
     Nodes that need an unknown rank are analysed once per trial, see `ranks`. ``singles`` receives the control-flow
-    nodes that ORT's kernels run: without ``inlines`` all. Nodes that read results of ``singles`` get unknown inputs.
+    nodes that ORT's kernels run (without ``inlines``, all control-flow nodes), and token searches. Nodes that read
+    results of ``singles`` get unknown inputs.
     """
 
     def __init__(
@@ -290,10 +291,10 @@ class _Analysis:
         return [found[node] for node in nodes]
 
     def _by_trials(self, nodes: list[Node]) -> dict[Node, NodeVerdict]:
-        """Return verdicts of nodes that need a rank: supported if some trials accept a node and none declines it.
+        """Return verdicts of nodes of unknown rank: supported if some trials accept the node and none declines it.
 
-        A trial in which the node, or a producer of its inputs, is invalid does not count. ONNX Runtime's kernels run
-        unsupported control-flow nodes.
+        A trial in which the node, or a producer of its inputs, is invalid does not count. A control-flow node that
+        cannot be lowered goes to ONNX Runtime's kernels.
         """
         taken: dict[Node, NodeVerdict] = {}
         declined: dict[Node, NodeVerdict] = {}
@@ -378,7 +379,7 @@ class _Analysis:
         except (InvalidModel, ZeroDivisionError, OverflowError) as error:
             return decline(node, "shape", f"the model is invalid at this node: {error}", _Invalid)
         except Exception as error:
-            # A bug in one operator's function must not lose the claims of all other nodes.
+            # A bug in one operator's lowering function must not lose the claims of all other nodes.
             logger.exception("node %s: internal error in the operator's function. Report the model", node.label)
             return decline(node, "op", f"internal error: {type(error).__name__}: {error}")
         if node.provider and node.provider != self.provider:  # in a cluster, the node would make ORT drop the cluster
@@ -446,8 +447,8 @@ def _supported(node: Node, by: CustomOperator | None = None, note: str = "") -> 
 def _why_no_kernel(node: Node, has_kernel: Callable[[Node], bool]) -> str:
     """Return why no kernel of the registry can run a control-flow node, "" if one can.
 
-    States and results of If and Loop may differ in type, but ONNX Runtime compares only the first one with the types of
-    a kernel. It would copy further strings or sequences to the device, which fails.
+    States and results of If and Loop may differ in type, but ONNX Runtime compares only the type of the first one with
+    the types that a kernel supports. If others are strings or sequences, it would copy them to the device and fail.
     """
     if (node.op_type, node.since_version) == ("Scan", 8):
         return "ONNX Runtime has no kernel of Scan-8 for plugins"
@@ -460,11 +461,11 @@ def _why_no_kernel(node: Node, has_kernel: Callable[[Node], bool]) -> str:
 
 
 class _Waiting(NodeVerdict):
-    """The operator's function needs an unknown rank."""
+    """Verdict for a node whose lowering function needs an unknown rank."""
 
 
 class _Invalid(NodeVerdict):
-    """The node is invalid for its inputs."""
+    """Verdict for a node that is invalid for its inputs."""
 
 
 def decline(node: Node, kind: str, reason: str, how: type[NodeVerdict] = NodeVerdict) -> NodeVerdict:

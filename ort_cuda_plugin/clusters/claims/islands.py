@@ -35,7 +35,7 @@ def unprofitable_islands(
 
 
 def _connected(cluster: Sequence[Node]) -> list[list[Node]]:
-    """Return groups of nodes that are connected by values, in the order of the cluster."""
+    """Return the connected parts of a cluster: groups of nodes that read each other's results."""
     producers = {value: node for node in cluster for value in node.outputs if value is not None}
     leaders: dict[Node, Node] = {}
 

@@ -38,7 +38,7 @@ Inputs = Sequence[Operand | None]
 
 @dataclass(frozen=True)
 class CompiledBody:
-    """The nodes of a cluster in a body, which ORT has replaced by a fused node with these inputs and outputs."""
+    """A cluster in a control-flow body. ORT has replaced its nodes by a fused node with these inputs and outputs."""
 
     graph: Graph
     inputs: Sequence[Value]
@@ -67,7 +67,7 @@ class CompiledBodies:
 
 
 class BodyLowering(Protocol):
-    """The part of `NodeLowering` that bodies need: it lowers their nodes into the program of the graph around them."""
+    """The part of `NodeLowering` that lowers the nodes of a body into the program of the surrounding graph."""
 
     ctx: Lowering
     compiled: CompiledBodies
@@ -98,7 +98,7 @@ def inline(lowering: BodyLowering, node: Node, inputs: Inputs) -> list[Operand]:
 
 
 def unrolled_nodes(body: Graph, compiled: CompiledBodies) -> int:
-    """Return the minimum number of nodes of an iteration of ``body``."""
+    """Return the number of nodes of ``body``, with those of nested bodies and of clusters compiled in bodies."""
     clusters = [compiled.find(node) for node in body.all_nodes()]
     return sum(1 if cluster is None else len(cluster.graph.nodes) for cluster in clusters)
 
@@ -280,7 +280,7 @@ def _scan_8(lowering: BodyLowering, node: Node, inputs: Inputs) -> list[Operand]
 
 
 def _parts_of_scan(node: Node, inputs: Inputs) -> tuple[Graph, list[Operand], list[Tensor]]:
-    """Return the body, the initial states, and the scanned inputs."""
+    """Return the body of a Scan, the initial states, and the scanned inputs."""
     body, count = node.subgraphs.get("body"), node.attributes.get("num_scan_inputs")
     given = _given(node, inputs)
     if body is None or not isinstance(count, int) or not 0 < count <= len(given):
@@ -314,7 +314,7 @@ def _steps_of_scan(
 
 
 def _stacked(lowering: BodyLowering, parts: Sequence[Tensor], axis: int, declared: Value) -> Tensor:
-    """Stack tensors along a new dimension ``axis``; ``declared`` supplies type and shape if there are none."""
+    """Stack tensors along a new dimension ``axis``; ``declared`` supplies type and shape if ``parts`` is empty."""
     ctx = lowering.ctx
     if not parts:
         shape = [dim for dim in declared.shape or [None] if isinstance(dim, int)]

@@ -43,7 +43,7 @@ class InputSymbols:
         return symbol(self.count - 1, name, hint, lower, upper)
 
     def dimension(self, dim: int | str | None, hint: int | None = None) -> Dim:
-        """Return the symbol of the model's dimension ``dim``. Equal names with equal hints share it, under a guard."""
+        """Return the symbol of the model's dimension ``dim``; guard that dimensions of one name and hint are equal."""
         if isinstance(dim, int):
             self.guards.append(eq(self._fresh("", dim, 0, None), dim))
             return dim
@@ -60,7 +60,7 @@ class InputSymbols:
         return bounded
 
     def number(self) -> Dim:
-        """Return a symbol of an unknown integer."""
+        """Return a new symbol for an unknown integer."""
         return self._fresh("", 1, None, None)
 
     def host_values(self, buffer: Buffer, hints: Sequence[int], name: str = "") -> tuple[Dim, ...]:
@@ -202,9 +202,9 @@ class NodeLowering:
             raise Unsupported("cost", f"the unrolled node has too many nodes; supported: up to {MAX_UNROLLED_NODES}")
 
     def lower(self, node: Node) -> None:
-        """Run the operator's function and store its results.
+        """Run the lowering function of the node's operator and store its results.
 
-        Raises the function's errors, and UnknownValue for an input.
+        Raises the errors of the function, and UnknownValue for an input that has no tensor yet.
         """
         inputs = [None if value is None else self.operand(value) for value in node.inputs]
         if node.unreadable_attributes and node.op_type != "Optional":  # Optional's result has its input's type
@@ -230,7 +230,7 @@ class NodeLowering:
                 continue
             if self.ctx.guessed and self._guesses and (value.shape is None or len(value.shape) == result.rank):
                 result = self._guessed(self._guesses, value, result)
-            # The shape that the model declares is not compared: no other code reads it.
+            # The result's shape may differ from the one that the model declares: no other code reads the declared one.
             if value.dtype is not None and value.dtype is not result.dtype:
                 declared = f"the model declares {value.name!r} as {value.dtype.name}"
                 raise Unsupported("dtype", f"{declared}, but {node.op_type} returns {result.dtype.name}")

@@ -1,7 +1,7 @@
 """Unknown ranks: ranks that the plugin infers where ORT does not, and ranks that a claim assumes.
 
 A plan gets the rank of each input from the Run, but a claim precedes all Runs. For values of unknown rank, a claim
-calls operators' functions in several trials. Each trial assumes a rank for every such value. The plugin claims a node
+calls the lowering functions in several trials. Each trial assumes a rank for every such value. The plugin claims a node
 that no trial declines, so that a Run with any of the assumed ranks has a plan.
 """
 

@@ -24,7 +24,7 @@ class FunctionNode(Node):
 
 @dataclass(frozen=True)
 class Part:
-    """One of the three clusters. It reads states and inputs of the node, and writes the states numbered ``results``."""
+    """One of a repetition's three clusters. It reads states and node inputs, and writes the states ``results``."""
 
     graph: Graph
     results: tuple[int, ...]

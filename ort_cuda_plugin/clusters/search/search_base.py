@@ -24,7 +24,8 @@ Given = Mapping[str, Tensor | None]
 class Choice:
     """Result of a choice of tokens.
 
-    ``own`` are the search's own states. ``rows`` is the row that each row continues, None if each row continues itself.
+    ``own`` are the search's own states. ``rows`` holds, for each new row of ``sequences``, the index of the row that it
+    continues; None if each row continues itself.
     """
 
     goes_on: Tensor
@@ -49,7 +50,7 @@ def attribute_real(node: Node, name: str, default: float) -> float:
 
 
 class Search(ABC):
-    """A kind of search; ``input_names`` are the operator's inputs, ``given`` the node's inputs by name."""
+    """Base of the token searches; ``input_names`` lists the operator's inputs, ``given`` has the node's by name."""
 
     input_names: str
 
@@ -70,7 +71,7 @@ class Search(ABC):
             attribute_real(node, "presence_penalty", 0.0),
         )
 
-    # ---- methods of each kind of search ----
+    # ---- methods that each kind of search defines ----
 
     def beams(self, ctx: Lowering, given: Given) -> Dim:
         """Return the number of sequences per prompt."""
@@ -78,7 +79,7 @@ class Search(ABC):
 
     @abstractmethod
     def own_states(self) -> list[Value]:
-        """Return the states of this kind of search."""
+        """Return the states that only this kind of search has, such as the scores of beams."""
 
     @abstractmethod
     def choose(self, ctx: Lowering, given: Given, length: Dim, *, is_first: bool) -> Choice:
@@ -88,7 +89,7 @@ class Search(ABC):
     def finish(self, ctx: Lowering, given: Given) -> list[Tensor]:
         """Return the outputs of the node."""
 
-    # ---- interface for decoders ----
+    # ---- interface to the decoders ----
 
     @property
     def inputs(self) -> list[Value]:

@@ -22,8 +22,8 @@ _REALS = (DType.FLOAT32, DType.FLOAT16)
 class EncoderDecoder:
     """A search with encoder and decoder as a repetition.
 
-    States are the flag, ``sequences``, the decoder's inputs, and the search's own states. The decoder's inputs from the
-    encoder are equal for all beams of a prompt, and stay constant.
+    States are the flag "continue", ``sequences``, the decoder's inputs, and the search's own states. Decoder inputs
+    that the encoder computes are equal for all beams of a prompt, and stay constant.
     """
 
     def __init__(self, kind: Search, has_mask: bool) -> None:
@@ -111,7 +111,7 @@ class EncoderDecoder:
         first_own = 3 + self._num_self
         return [*made[:3], *kept[:before], *made[3:first_own], *kept[before:], *made[first_own:]]
 
-    # ---- the three clusters ----
+    # ---- the three clusters of the repetition ----
 
     def _start(self, ctx: Lowering, given: Given) -> list[Tensor]:
         """Compute the first tokens, the encoder's mask, and the token buffer of full length."""
@@ -140,7 +140,7 @@ class EncoderDecoder:
         return x if beams == 1 else search.repeated_rows(ctx, x, beams)
 
     def _after_encoder(self, prompt: Value, mask: Value) -> tuple[FunctionNode, list[Value]]:
-        """Return the node that chooses the first token from the encoder's logits, and all states."""
+        """Return the node that chooses the first token from the encoder's logits, and the values of all states."""
         kind = self._search
         hidden, caches = self._encoder.outputs[1], self._encoder.outputs[2:]
         of_encoder = [*[mask] * self._has_mask, *[hidden] * self._has_hidden, *caches]
@@ -202,7 +202,7 @@ class EncoderDecoder:
         return kind.function(states, inputs, results), results
 
     def _results(self, values: Sequence[Value]) -> list[Value]:
-        """Return values for flag, sequences, tokens, ``values`` and own states after a choice."""
+        """Return new values for the states after a choice: flag, sequences, tokens, ``values`` and own states."""
         unknown = (Value(value.name, value.dtype, (None,) * len(value.shape or ())) for value in values)
         return [
             Value("goes on after this", DType.BOOL, ()),

@@ -20,7 +20,7 @@ _NUM_FIRST: Final = 3
 
 @dataclass(frozen=True)
 class Cache:
-    """A cache of a decoder: [2, rows, heads, length, width]."""
+    """A K/V cache of one decoder layer: [2 (keys, values), rows, heads, length, width]."""
 
     heads: int
     width: int
@@ -30,7 +30,7 @@ class Cache:
 class GptDecoder:
     """A search with a decoder-only model as a repetition.
 
-    States are the flag, ``sequences``, the decoder's inputs, and the search's own states.
+    States are the flag "continue", ``sequences``, the decoder's inputs, and the search's own states.
     """
 
     def __init__(self, kind: Search) -> None:
@@ -82,7 +82,7 @@ class GptDecoder:
     def _after(
         self, body: Graph, sequences: Value, lengths: Value | None, own: Sequence[Value]
     ) -> tuple[FunctionNode, list[Value]]:
-        """Return the node that chooses tokens after a call of the decoder, and all states.
+        """Return the node that chooses tokens after a call of the decoder, and the values of all states.
 
         ``lengths`` are the prompts' lengths after the first call, else None.
         """

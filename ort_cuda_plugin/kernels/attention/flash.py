@@ -1,6 +1,6 @@
 """FlashAttention: one pass over the keys with an online softmax, instead of one pass per reduction.
 
-A block reads each key and value once, and only those that one of its rows may attend to; the bounds of this key range
+A block reads each key and value once, and only the range of keys that its rows may attend to. The bounds of the range
 may be device data. With few rows and many keys, blocks split the keys (split-KV, flash decoding) and store partial
 results, which `_reduce_splits` combines. The order of additions differs from that of unfused GEMM, softmax and GEMM.
 """

@@ -11,7 +11,7 @@ from .multi_pass import AttentionKernel
 
 @dataclass(frozen=True)
 class Range:
-    """Code that computes a row's key range and sink, and the names of these variables; "" for one that does not exist.
+    """Code that computes a row's key range and sink, and the names of the variables; "" for a missing bound or sink.
 
     The kernel has ``block_lines`` once, and ``row_lines`` after each assignment of ``row``.
     """
@@ -87,7 +87,7 @@ class StreamKernel(AttentionKernel):
         return [*lines, *self._part()] if self.split else lines
 
     def _part(self) -> list[str]:
-        """Narrow the tiles to those of the block's split."""
+        """Narrow the loop over tiles of keys to the block's split of the keys."""
         return [
             "part = int32(cuda.blockIdx.y)",
             "per_part = int32(truncdiv_i32(int32(max(int32(tiles - tile0), int32(0)) + splits - 1), splits))",

@@ -173,7 +173,7 @@ class MatrixStreamKernel(OnlineSoftmax):
         return lines
 
     def _factors(self) -> list[str]:
-        """Compute the rescaling factor of each row and warp. The warps' values of a row are in adjacent threads."""
+        """Compute the rescaling factor of each row and warp; adjacent threads hold a row's statistics of all warps."""
         parts = self.form.sharing_warps
         lanes = [1 << bit for bit in range(log2(parts))]
         sink = "" if self.split else self.range.sink

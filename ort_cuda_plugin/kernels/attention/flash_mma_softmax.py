@@ -114,7 +114,7 @@ class OnlineSoftmax(StreamTiles):
         return self.steps[:0] if self.weights.row_lines or self.weights.key_lines else self.steps[1:]
 
     def _rows(self, step: int, *, kept: bool) -> list[str]:
-        """Load the Q fragments of a k step: with ``kept`` those that stay in registers, else those to load again."""
+        """Load the Q fragments of a k step: with ``kept`` those that stay in registers, else those loaded per tile."""
         lines = []
         for i in self.row_matrices:
             if (step in self._kept_steps(i)) != kept:

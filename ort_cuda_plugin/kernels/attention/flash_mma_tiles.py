@@ -21,7 +21,7 @@ STRIDES = {"a": "a_m", "b": "b_n", "c": "c_n"}
 class StreamTiles(StreamKernel):
     """Copies of Q, K and V rows of ``size`` elements into shared memory.
 
-    A pipeline stage is a tile of keys followed by the tile of their values. The Q rows follow all stages.
+    A pipeline stage is a tile of K rows, followed by a tile of V rows. In shared memory the Q rows follow all stages.
     """
 
     form: AttentionTile

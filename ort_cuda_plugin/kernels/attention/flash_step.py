@@ -66,7 +66,7 @@ def share_keys(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 
 def flash_operands(ctx: Lowering, step: Attend) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries, keys and values, each with one row per token."""
+    """Return the queries, keys and values of a step; keys are transposed to one row per token."""
     q, b, v = step.operands
     k = ctx.view(
         b, (*b.shape[:-2], b.shape[-1], b.shape[-2]), (*b.strides[:-2], b.strides[-1], b.strides[-2]), b.offset
@@ -75,6 +75,6 @@ def flash_operands(ctx: Lowering, step: Attend) -> tuple[Tensor, Tensor, Tensor]
 
 
 def _of_one_group(ctx: Lowering, x: Tensor) -> Tensor:
-    """Return a view [..., 1, rows, columns]."""
+    """View x [..., rows, columns] as [..., 1, rows, columns]: one group of query heads."""
     shape, strides = (*x.shape[:-2], 1, *x.shape[-2:]), (*x.strides[:-2], 0, *x.strides[-2:])
     return ctx.view(x, shape, strides, x.offset)

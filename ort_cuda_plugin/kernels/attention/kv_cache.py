@@ -42,7 +42,7 @@ class CachePart:
 
     @property
     def elements(self) -> Tensor:
-        """View of ``present`` with the strides that packed elements would have."""
+        """View of ``present`` whose sizes and strides count elements, not bytes of two packed elements."""
         if self.bits == 8:
             return self.present
         *outer, size = self.present.shape
@@ -103,7 +103,7 @@ def append(ctx: Lowering, parts: Sequence[CachePart], first: Tensor) -> None:
         # Equal capacities mean, as a rule, that past and present are one buffer: estimate the traffic for that.
         if part.past is not None and ctx.settled(eq(part.past.shape[2], capacity)):
             uses |= {part.past: Use(elements=0), part.present: Use(elements=part.new.size)}
-    # With different capacities, past and present cannot be one buffer.
+    # Past and present with different capacities cannot be one buffer.
     in_place = [
         InPlace(part.past.buffer, part.present.buffer, kept=True)
         for part in parts
@@ -119,7 +119,7 @@ def _is_whole(x: Tensor) -> bool:
 def carry_over(ctx: Lowering, past: Tensor, present: Tensor) -> None:
     """Copy a contiguous cache to another buffer, unless the two are one buffer.
 
-    A program that reads rows of the past and updates only others in the present needs the copy.
+    A program that reads rows of the past cache, and updates only other rows of the present one, needs the copy.
     """
     past = ctx.contiguous(past)
     builder = KernelBuilder()
@@ -212,7 +212,7 @@ class _Writer:
                     emit.line(f"{at} = {'136' if self._part.bits == 4 else '0'}")
 
     def _encoded(self, b: str, h: str, d: str) -> str:
-        """Return the storage form of the new element, or of two packed elements, of row ``taken``."""
+        """Return the element of the new row ``taken`` in the cache's storage type: one, or two packed into a byte."""
         part, new = self._part, self._new
         if self._scale is None:
             return new.load(b, h, "taken", d)

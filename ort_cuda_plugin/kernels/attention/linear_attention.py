@@ -29,7 +29,7 @@ class LinearAttention:
     query [batch, time, query heads, group, k], key [batch, time, key heads, k], value [batch, time, heads, v], outputs
     [batch, time, heads, group, v], past and state [batch, heads, k, v], decay [batch, time, heads, k], beta [batch,
     time, heads, 1]; ``scale`` is one number. The numbers of query heads and key heads divide heads: adjacent heads
-    share one.
+    share a query head or a key head.
 
     Attributes:
         bounds: int32 [batch + 1], offsets of packed sequences in time; None if each sequence has all steps.

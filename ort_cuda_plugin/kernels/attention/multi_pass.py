@@ -2,7 +2,7 @@
 
 A block owns ``m`` rows and loops over tiles of keys once for each reduction of the row program and once for the second
 GEMM. A tile's scores are in shared memory. If the scores of all keys fit in shared memory, the block computes them
-once, else in each pass. On the emulated device the order of additions is that of the unfused kernels, so that the
+once, otherwise in each pass. On the emulated device the order of additions is that of the unfused kernels, so that the
 results are bit-identical, except for GEMMs of at most `schedule.gemm.GEMV_ROWS` rows and rows of more than
 `reduce.LONG_COLUMNS` keys.
 """
@@ -365,7 +365,7 @@ def _uses(step: Attend, passes: int, row_blocks: Dim, column_blocks: Dim, reside
     return uses | {a: Use(reads), b: Use(reads * row_blocks), c: Use(row_blocks)}
 
 
-# ---- the row program ----
+# ---- source text of the row program ----
 
 
 def make_weights(ctx: Lowering, step: Attend) -> tuple[Weights, Parameters]:

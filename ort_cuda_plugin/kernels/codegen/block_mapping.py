@@ -43,7 +43,7 @@ def tile_of_block(m: int, n: int, rows: str = "m", columns: str = "n") -> Fragme
 
 
 def steps_of(depth: int) -> Fragment:
-    """Define ``steps``: the number of k steps of ``depth`` elements."""
+    """Define ``steps``: the number of k steps, of ``depth`` elements each, up to ``k_end``."""
     return Fragment("steps_of", f"steps = int32((k_end + {depth - 1}) >> {log2(depth)})", "steps")
 
 

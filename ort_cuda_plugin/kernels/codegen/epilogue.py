@@ -1,4 +1,4 @@
-"""Epilogues: code that maps each accumulator, with elements of other tensors, to the results, and stores them."""
+"""Epilogues: code that computes results from an accumulator and elements of other tensors, and stores them."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def _emit_alignment(emit: Emitter, pointers: Sequence[str], tensors: Sequence[Te
 def _column_conditions(
     builder: KernelBuilder, step: Map, last: Axes, placed: Sequence[Sequence[Dim]], terms: list[Terms]
 ) -> list[str]:
-    """Return each tensor's store predicate, "" for one with all columns; offset ``terms`` to its first column."""
+    """Return each tensor's store predicate ("": it has all columns); make its ``terms`` start at its first column."""
     conditions = [""] * len(terms)
     parts = step.column_parts if isinstance(step, Sums) else ()
     for number, part in enumerate(parts, len(terms) - len(parts)):

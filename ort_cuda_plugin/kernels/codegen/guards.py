@@ -1,4 +1,4 @@
-"""Guards for the choice of a kernel."""
+"""Guards that a plan needs because of the choice of a kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dimensions and blocks of generated kernels: coordinates, launch geometry."""
+"""Launch geometry of generated kernels: block sizes, index types, and coordinates from thread indices."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def plane_block(threads: int, columns: Dim) -> tuple[int, int]:
 
 
 def index_type(ctx: Lowering, *sizes: Dim) -> DType:
-    """Return INT32 if all sizes fit (which guards the plan), else INT64."""
+    """Return INT32 if all sizes fit, and guard the plan on that; else INT64."""
     return DType.INT32 if ctx.index_dtype(*sizes) == "i32" else DType.INT64
 
 
 def reach(shape: Sequence[Dim], strides: Sequence[Dim]) -> Dim:
-    """Return an upper bound of the elements that a strided tensor spans."""
+    """Return an upper bound of the number of elements from a strided tensor's first to its last."""
     total: Dim = 0
     for dim, stride in zip(shape, strides, strict=True):
         total = total + dim * stride

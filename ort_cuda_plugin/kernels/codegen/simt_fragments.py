@@ -237,7 +237,7 @@ def _store_chunk(tile: Tile, values: list[str], element: Element, stride: int) -
 def copied_chunk(tile: Tile, element: Element, pointer: str, first: str, stride: int) -> list[str]:
     """Copy the chunk at ``first`` to the tile from ``to`` on, ``stride`` apart: in one line if the chunk is a vector.
 
-    Empty for a GPU's tiles, whose chunks are short, and for elements that are converted.
+    Returns [] for a GPU's tiles, whose chunks are short, and for elements that are converted.
     """
     kind = suffix(element.accumulator)
     if tile.chunk <= CHUNK or type(element) is not Element or element.storage != kind:

@@ -364,7 +364,7 @@ class Emitter:
 
 
 class text_property(Generic[T]):
-    """A property that generates the body of a parametrised kernel, cached by the value of its (frozen) object.
+    """A property that generates the body of a parametrised kernel, cached per value of the frozen object.
 
     Each lowering creates new kernel objects, and generating a body takes longer than the rest of the lowering.
     """

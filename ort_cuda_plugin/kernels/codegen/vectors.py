@@ -57,7 +57,7 @@ def vector_store(lanes: str, pointer: str, offset: str, whole: str, width: int) 
 
 
 def work_of(expressions: Sequence[Scalar]) -> int:
-    """Return the operations per element (estimate)."""
+    """Estimate the operations per element of ``expressions``."""
     return sum(1 if x.op in cheap else CALL_WORK for x in reachable(expressions) if x.operands)
 
 

@@ -45,8 +45,8 @@ class Offer:
 class LibraryForm:
     """Matched epilogue: ``value`` = activation(alpha * accumulator + beta * residual + bias).
 
-    ``leftover`` says why a map must follow the library's call, "" if none does. The plan needs ``guards``: they exclude
-    a broadcast residual.
+    ``leftover`` says why a map must follow the library's call, "" if no map does. The plan needs ``guards``, which
+    exclude a broadcast residual.
     """
 
     value: Scalar
@@ -134,7 +134,7 @@ class _Search:
         return x in self.results and all(user.op == "cast" for user in self.users.get(x, ()))
 
     def _extended(self, form: LibraryForm) -> LibraryForm | None:
-        """Extend the form by one operation. All uses of the old value must go through the new one."""
+        """Extend the matched form by one operation, whose result all uses of ``form.value`` must go through."""
         x = form.value
         users = self.users.get(x, [])
         if len(users) == 1:

@@ -96,7 +96,7 @@ def launch_channel_pool(ctx: Lowering, x: Tensor, out: Tensor, windows: Windows,
 
 
 class _ChannelPool:
-    """Generator of the kernel."""
+    """Generator of the kernel for one pooling step."""
 
     def __init__(
         self, ctx: Lowering, x: Tensor, out: Tensor, windows: Windows, kind: str, include_pad: bool, form: _Form
@@ -204,7 +204,7 @@ class _ChannelPool:
                 serving = [
                     [pixel for pixel, _ in along[offset]] for along, offset in zip(self.reads, offsets, strict=True)
                 ]
-                # Unrolled: for sm_100, NVVM keeps some of these loops, and then the arrays go to local memory.
+                # Unrolled: for sm_100, NVVM leaves some of these loops rolled, and puts the arrays in local memory.
                 for e in range(width):
                     emit.line(f"value = {self.element.load('found', str(number * width + e))}")
                     for pixel in itertools.product(*serving):

@@ -8,7 +8,7 @@ from ...program.steps.tensor import contiguous_strides
 from ..contraction.epilogue_patterns import LibraryForm, convolution_form
 from .channels_last import channels_last_strides, is_channels_last, prefers_channels_last
 
-MIN_TENSOR_CHANNELS = 16  # channels of both operands from which an engine with tensor cores is worth its compilation
+MIN_TENSOR_CHANNELS = 16  # least input and output channels for which compiling an engine pays off
 
 
 def cudnn_form(ctx: Lowering, step: Convolve) -> LibraryForm | None:

@@ -1,6 +1,6 @@
 """Depthwise convolution of channels-last images: adjacent threads process adjacent channels.
 
-cuDNN has no tensor-core engine for depthwise convolutions and uses its generic one; that this kernel is faster is an
+cuDNN has no tensor-core engine for depthwise convolutions and uses a generic engine; that this kernel is faster is an
 estimate. A thread computes a vector of channels for several adjacent output pixels along the last two dimensions: their
 windows share loads of the image, and all pixels of the thread share the weights.
 """
@@ -96,9 +96,9 @@ def _choose_form(ctx: Lowering, step: Convolve, strides: Sequence[Sequence[Dim]]
 
 
 def _side(blocks: int) -> int:
-    """Return how many of a pixel's ``blocks`` of channels adjacent threads process before the next pixels.
+    """Return how many of a pixel's ``blocks`` vectors of channels adjacent threads process before the next pixels.
 
-    With few of them, a thread block has more pixels, whose overlapping windows share loads. At least half a warp must
+    With few vectors, a thread block has more pixels, whose overlapping windows share loads. At least half a warp must
     load contiguously.
     """
     side = next(size for size in range(min(SIDE, blocks), 0, -1) if blocks % size == 0)
@@ -166,7 +166,7 @@ class _Depthwise:
         emit.line(f"total = registers_f32({form.sums})")
         with emit.block(f"for e in range({form.sums}):"):
             emit.line("total[e] = float32(0)")
-        # For each offset the windows and taps that read it: along the last dimension, and along the one before.
+        # For each offset, the windows and taps that read there: along the last dimension, and along the one before it.
         reads = reads_of(form.pixels, kernel[-1], windows.strides[-1], windows.dilations[-1])
         lines = {0: [(0, 0)]}
         if len(kernel) > 1:

@@ -37,7 +37,7 @@ EMULATED_THREADS = 16
 
 @dataclass(frozen=True)
 class Phases:
-    """Phases of a transposed convolution, in row-major order of the axes' remainders; a plain one has one phase.
+    """Phases of a transposed convolution, in row-major order of the axes' remainders. A plain convolution has one.
 
     ``table`` has for each phase and axis: the remainder, the first input position relative to that of tap 0, and the
     number of taps; then the index of the phase's first tap. ``taps`` lists flat kernel positions, phase by phase.

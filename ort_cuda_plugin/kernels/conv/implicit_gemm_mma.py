@@ -124,7 +124,7 @@ class PatchTile(MatrixTile):
         """
         axes, index, chunks = self.axes, self.index, range(self._thread_chunks(lines))
         count = lines.bytes // 16
-        # Offset of the chunk within its patch.
+        # Offset of the chunk from the start of its patch in the image.
         from_tap = _sum(index, [*(["window_from"] if axes else []), f"{index}(channel)"])
         result = [*self._fill_addresses(lines), f"tap_from = {from_tap}"]
         inside = f"tap_{axes[0]} < taps_{axes[0]}" if axes else "channel < channels"
@@ -152,7 +152,7 @@ class PatchTile(MatrixTile):
         result.append(f"channel = int32(channel + {self.step_distance})")
         if not axes:
             return result
-        # The first axis runs past the end of the window; the tap test of the copies excludes it.
+        # The first axis's coordinate runs past the window; the tap test of the copies excludes such taps.
         result += ["while channel >= channels:", "    channel = int32(channel - channels)"]
         for level, axis in enumerate(reversed(axes[1:]), 1):
             pad = "    " * level

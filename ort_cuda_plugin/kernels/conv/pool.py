@@ -122,7 +122,7 @@ class Pool:
         return [f"for i in range({self.width}):", *(f"    {line}" for line in body)]
 
     def _windows(self) -> list[str]:
-        """Loop over a window."""
+        """Loop over the elements of a window."""
         return [
             "reach = int32((kernel_x - 1) * dilation_x)",
             f"whole = x0 >= 0 and x0 + {self.width - 1} * {self.step} + reach < in_x",
@@ -174,7 +174,7 @@ class Pool:
         return ["if whole:", *(f"    {text}" for text in fast), "else:", *(f"    {text}" for text in slow)]
 
     def taken(self, total: str) -> str:
-        """Return the line that accumulates ``value``."""
+        """Return the line that accumulates ``value`` in ``total``."""
         if self.kind == "average":
             return f"{total} += value"
         return f"{total} = value if {self.is_better(total)} else {total}"

@@ -1,7 +1,7 @@
 """Fused squeeze-and-excitation: two pointwise convolutions of one pixel per image, in one kernel.
 
 Networks with squeeze-and-excitation multiply a vector per image by two small matrices. With a library each
-multiplication is a launch whose latency exceeds its work, often followed by a map. Here each block computes the whole
+multiplication is a launch with more latency than work, often followed by a map. Here each block computes the whole
 first matrix-vector product of its image, into shared memory, and a slice of the second. The weights' addresses do not
 depend on computed values, so the loads of both matrices are in flight at once.
 """

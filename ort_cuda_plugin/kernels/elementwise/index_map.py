@@ -341,7 +341,7 @@ class IndexMap(Loads):
                 if is_vector(source, at):
                     emit.line(f"load_lanes_inside({name}, 0, {pointer}, {where}, {condition or 'True'}, {width})")
                     if condition and x.operands[-1].op == "constant" and x.operands[-1].value == 0:
-                        condition = ""  # a load outside gives zeros already
+                        condition = ""  # the vector load above returns zeros if the condition is false
                 else:
                     with emit.block(f"if {condition or 'True'}:"):
                         emit.line(f"load_row({name}, {pointer}, {where}, 0, {where} + {width}, {width}, 1)")
@@ -437,7 +437,7 @@ def _work(value: Scalar, column: Scalar, moved: Sequence[Scalar]) -> int:
 
 
 def _has_neighbours(x: Scalar, column: Scalar) -> bool:
-    """Tell whether a load is contiguous along ``column``."""
+    """Tell whether the load x reads adjacent elements for adjacent columns."""
     source: Source = x.value
     along = [axis for axis, c in enumerate(x.operands[: source.rank]) if c is column]
     if len(along) != 1 or source.tensor.strides[along[0]] != 1:

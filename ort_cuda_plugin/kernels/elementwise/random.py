@@ -67,14 +67,14 @@ class RandomRun:
 
     A separate launch counts Runs on the device, so that concurrent Runs, and replays of a captured Run, differ. Nodes
     with equal ``seed`` get equal bits, in other sessions as well, as in ONNX Runtime. For a node without ``seed`` each
-    session draws one; a plugin cannot read the seed of ``onnxruntime.set_seed``.
+    session draws a seed; a plugin cannot read the seed of ``onnxruntime.set_seed``.
     """
 
     def __init__(self, ctx: Lowering, seed: float | None) -> None:
         """``seed`` is the node's attribute, None if the node has none."""
 
         def initial() -> Array:
-            # A hash: equal seeds give equal keys, similar seeds unrelated ones.
+            # A hash of the seed: equal seeds give equal keys, similar seeds unrelated keys.
             known = None if seed is None else hashlib.blake2b(repr(seed).encode(), digest_size=8).digest()
             key = secrets.token_bytes(8) if known is None else known
             return np.array([int.from_bytes(key, "little"), 0], np.uint64)
@@ -103,7 +103,7 @@ def normal(bits: Bits, dtype: DType) -> Scalar:
         radius = s.cast(_wide(bits[0], bits[1]) >> 11, dtype) * 2.0**-53 + 2.0**-54
         turn = s.cast(_wide(bits[2], bits[3]) >> 11, dtype) * 2.0**-53
     else:
-        # Use all 32 bits: the smallest radius limits the tails.
+        # Use all 32 bits for the radius: its smallest value limits the tails of the distribution.
         radius = s.cast(bits[0], dtype) * 2.0**-32 + 2.0**-33
         turn = s.cast(bits[1] >> 8, dtype) * 2.0**-24
     return s.sqrt(-2.0 * s.log(radius)) * s.cos(turn * (2 * math.pi))

@@ -1,7 +1,7 @@
 """Vectorised elementwise kernels for a GPU: a thread loads and stores vectors of adjacent elements.
 
 The index space is flat. A tensor that is contiguous, or whose rows consist of whole vectors, is accessed by vectors if
-its address is aligned. The alignment test has one result for all blocks but the last. Elements of other inputs are
+its address is aligned. The alignment test has the same result in all blocks but the last. Elements of other inputs are
 loaded one by one; lanes that load the same element share the access.
 """
 
@@ -174,7 +174,7 @@ class VectorMap:
         return offsets
 
     def _element(self, strides: Sequence[Dim]) -> str:
-        """Return the offset of lane ``e`` in a tensor without vectors."""
+        """Return the offset of lane ``e`` in a tensor that is loaded element by element."""
         emit, width = self.emit, self.form.width
         vector = emit.assign(f"at + (e >> {width.bit_length() - 1}) * step")
         lane = emit.assign(f"e & {width - 1}")

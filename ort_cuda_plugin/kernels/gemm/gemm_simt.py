@@ -1,7 +1,7 @@
 """GEMM without tensor cores (SIMT): a tiled kernel, and `Product`, the base of all GEMM and GEMV kernels.
 
-All compute a[batch] @ b[batch] and apply an epilogue to each accumulator; `dispatch` adds their common parameters. The
-epilogue's coordinates are ``batch``, ``row`` and ``column``.
+These kernels compute a[batch] @ b[batch] and apply an epilogue to each accumulator; `dispatch` adds the parameters that
+they share. The epilogue's coordinates are ``batch``, ``row`` and ``column``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..codegen.simt_fragments import Element, Operand, Tile, declare, fill_matri
 from ..codegen.source import register_type, text_property
 from ..contraction.prologue import conversion_setup, type_names
 
-# All tiles have one width, so that the number of rows alone decides which tile has the least padding.
+# All tiles have the same width, so that the number of rows alone decides which tile has the least padding.
 TALL = Tile(128, 64, gap=4)
 SQUARE = Tile(64, 64, gap=4)
 FLAT = Tile(32, 64, thread_m=4, gap=4)

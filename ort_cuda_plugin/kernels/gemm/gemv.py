@@ -34,7 +34,7 @@ class GemvKernel(Product):
     """A GEMM with few rows: a block computes ``block_columns`` columns of one row.
 
     Blocks of the same columns are adjacent, so that all rows but the first read b from the cache. Subclasses implement
-    `along_k` and `along_n`, for b contiguous along k or n. Another b is not supported.
+    `along_k` and `along_n`, for b contiguous along k or n. A b that is contiguous along neither is not supported.
     """
 
     @property

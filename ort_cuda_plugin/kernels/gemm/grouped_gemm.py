@@ -60,7 +60,7 @@ class Weights:
 
     ``element(loads, expert, column, k, shared)`` is a float32 expression of an element; the coordinates are int64 and
     inside. ``shared(loads, expert, column, k)`` are values that `BLOCK` aligned elements along k have in common; they
-    are loaded once per `BLOCK`. ``read`` are the tensors that both functions load, with the expert as first dimension.
+    are loaded once per `BLOCK`. ``read`` are the tensors that both functions load, whose first dimension is the expert.
     ``bias`` is None or [experts, columns].
     """
 

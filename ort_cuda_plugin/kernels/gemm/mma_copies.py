@@ -77,7 +77,7 @@ class OperandTile:
 
 @dataclass(frozen=True)
 class OperandCopies:
-    """Copies of both operands' tiles. ``kind``, a key of `SIZES`, is the operand type of mma; ``tile`` fits it."""
+    """Copies of both operands' tiles. ``kind``, a key of `SIZES`, is the mma operand type; ``tile`` suits this type."""
 
     tile: Tile
     kind: str
@@ -203,7 +203,7 @@ class OperandCopies:
         return [f"if thread < {left}:", f"    {line}"] if left < self.tile.threads else [line]
 
     def _is_whole(self, of: OperandTile) -> bool:
-        """Tell whether all chunks of an operand can be copied by ``cp.async`` without a test."""
+        """Tell whether ``cp.async`` can copy all chunks of an operand without a test of their addresses."""
         return self.is_compact and of.name == self.b.name
 
     def _row_and_chunk(self, of: OperandTile, chunk: str) -> tuple[str, str]:

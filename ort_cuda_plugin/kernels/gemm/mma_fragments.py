@@ -1,8 +1,8 @@
 """Tensor-core tile of a GEMM: ``cp.async`` pipeline, ``mma`` instructions on fragments of warps, epilogue.
 
 A block of four warps computes an ``m`` x ``n`` tile, in steps of 64 bytes along k. Of three pipeline stages, copies
-fill two ahead of the multiplication, and a step needs one barrier. Steps of 128 bytes take longer than a copy, so that
-two stages suffice. `mma_copies` has the layout of a stage.
+fill two ahead of the multiplication, and a step needs one barrier. A step of 128 bytes multiplies longer than a copy
+takes, so that two stages suffice. `mma_copies` has the layout of a stage.
 
 With sliced-K, groups of warps of a block share the k steps and have pipeline stages of their own; accumulators are
 reduced in shared memory at the end. A group of one warp needs no barrier in a step.

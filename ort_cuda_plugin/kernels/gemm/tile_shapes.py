@@ -39,7 +39,7 @@ def simt_tiles(device: DeviceProperties) -> tuple[tuple[Tile, float], ...]:
 
 
 def choose_tile(device: DeviceProperties, rows: Dim, dtype: DType) -> Tile:
-    """Return the tile with the least padded work for a result of ``rows`` rows. All tiles have one width.
+    """Return the SIMT tile with the least padded work for a result of ``rows`` rows. All tiles have the same width.
 
     On the emulated device, rows whose number varies between Runs always get the tile of middle size: a Run of another
     size than session creation expected, or a later Run, compiles no other kernel.
@@ -139,7 +139,8 @@ def tile_configs(
         (48, 48, 6, 12, (4, 8)),
         (192, 64, 16, 8, (2,)),
     )
-    # These three are not for patches, which leave too few registers; square and tall ones are for 16-bit types only.
+    # The next three groups are not for im2col patches, whose addresses leave too few registers. Square and tall tiles
+    # are for 16-bit types only.
     long = ((64, 48, 8, 12, (4, 8)),)
     square = ((128, 128, 16, 8, (1,)),)
     tall = ((192, 128, 16, 8, (1,)),)

@@ -202,7 +202,7 @@ _operations: dict[str, Callable[..., Array]] = {
 
 
 def _evaluate(x: Scalar, known: Mapping[Scalar, Array | float]) -> Array | float | None:
-    """Evaluate x for rows of scores; return None if it has other operations."""
+    """Evaluate x for rows of scores; return None if it has operations that the evaluation does not support."""
     values = dict(known)
     for part in operands_first([x], known):
         value = _applied(part, [values[operand] for operand in part.operands])

@@ -48,7 +48,7 @@ _activations = {
 
 
 def call_cublaslt(ctx: Lowering, step: Contract) -> bool:
-    """Record a call of cuBLASLt, and a map for unfused operations; return False if it does not support the step."""
+    """Record a cuBLASLt call, and a map for unfused operations; return False if cuBLASLt does not support the step."""
     call, dtype = folded(ctx, step), step.a.dtype
     if "cublaslt" not in ctx.device.libraries or not dtype.is_float or len(call.batch) > 1 or "" in call.contiguous:
         return False

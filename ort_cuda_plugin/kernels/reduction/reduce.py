@@ -308,7 +308,7 @@ class RowKernel(RowColumns):
         self.emit.line("cuda.syncthreads()")
         for number in self._each_row():
             self.results.from_shared(stages, shared, form.shared_index("0", number))
-        # If only lane 0 stores the result, the other threads do not need the result.
+        # If only lane 0 stores the result, the other lanes need not combine the warps' partial results.
         alone = not self.step.outputs and self.pass_number == self.passes - 1
         with self.emit.block(f"if {'lane == 0' if alone else 'True'}:"):
             for warp in range(1, warps):
@@ -334,7 +334,7 @@ class RowKernel(RowColumns):
         self._join_parts(stages, parts)
 
     def _join_parts(self, stages: Sequence[Stage], parts: list[list[Accumulators]]) -> None:
-        """Combine all parts in the first one, as a tree."""
+        """Combine the accumulators of all ``parts`` in the first one, as a tree."""
         while len(parts) > 1:
             half = len(parts) // 2
             for part, others in zip(parts[:half], parts[half:], strict=True):

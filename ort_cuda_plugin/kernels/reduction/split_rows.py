@@ -145,7 +145,7 @@ class _SplitRows:
     def _totals(
         self, group: Sequence[Stage], partial: dict[Stage, list[Tensor]], row: Row
     ) -> tuple[list[Input], dict[Scalar, Scalar]]:
-        """Return the inputs of the row program over parts, and its result for each reduction of the group."""
+        """Return the inputs of the row program that combines parts, and its result for each reduction of the group."""
         inputs: list[Input] = []
         totals: dict[Scalar, Scalar] = {}
         reduced = [x for x in in_order([x for x, _ in self.step.all_outputs]) if x.op == "reduced"]

@@ -55,8 +55,8 @@ class Direction:
     """Operands and results of one direction.
 
     ``parameters`` are per-element vectors, bound to leaves of the cell's expressions. ``outputs`` is [time, batch,
-    hidden], ``last_hidden`` and ``last_state`` are [batch, hidden]. Steps after the end of a sequence give zeros;
-    ``backward`` starts at the end of each sequence.
+    hidden], ``last_hidden`` and ``last_state`` are [batch, hidden]. Outputs after the end of a sequence are zeros;
+    a ``backward`` direction starts at the end of each sequence.
     """
 
     cell: Cell

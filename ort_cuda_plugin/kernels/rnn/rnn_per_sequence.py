@@ -1,8 +1,8 @@
 """RNN, GRU and LSTM with a block per sequence: for weights that exceed the registers of `rnn_persistent`.
 
-A GEMM multiplies the inputs of all steps by their weights beforehand. The rest of a step depends on the step before:
-the hidden state times the recurrence weights, and the gates, which are scalar expressions. Thread t owns the hidden
-elements t, t + threads, ... The hidden state is double-buffered in global memory.
+A GEMM multiplies the inputs of all steps by their weights beforehand. The rest of a time step depends on the step
+before: the hidden state times the recurrence weights, and the gates, which are scalar expressions. Thread t owns the
+hidden elements t, t + threads, ... The hidden state is double-buffered in global memory.
 """
 
 from __future__ import annotations

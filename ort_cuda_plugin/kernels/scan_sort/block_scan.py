@@ -75,7 +75,7 @@ class _Walk:
 
 
 class _Scan:
-    """Generator and launcher of one scan kernel, which stores the accumulators of parts, or the results."""
+    """Generator and launcher of one scan kernel. It stores the scanned row, or only the accumulators of its parts."""
 
     def __init__(
         self, ctx: Lowering, reduction: Reduction, x: Tensor, axis: int, exclusive: bool, reverse: bool

@@ -1,4 +1,4 @@
-"""Stable merge sort of long rows on a GPU: blocks sort pieces of a row, then launches merge adjacent sorted runs.
+"""Stable merge sort of long rows on a GPU: blocks sort chunks of a row, then launches merge adjacent sorted runs.
 
 In a merge each thread finds the target position of one element by a binary search in the sibling run.
 """

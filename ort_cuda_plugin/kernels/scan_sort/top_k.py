@@ -2,9 +2,9 @@
 
 Elements are mapped to unsigned keys, so that the first element of the result has the greatest key. A block holds the
 keys of its part in registers and finds the k-th greatest key from the highest bits down, two bits per step: it counts
-the keys that reach each of three thresholds. The block keeps the greater keys, and the first of the keys that equal the
-k-th. Kept keys stay in order, and the next launch selects among the kept keys of all blocks of a row. The last launch
-sorts them. No result depends on the order of blocks.
+the keys that reach each of three thresholds. The block keeps the keys above the k-th, and the first of those
+equal to it. Kept keys stay in order, and the next launch selects among the kept keys of all blocks of a row. The last
+launch sorts the remaining keys. No result depends on the order of blocks.
 """
 
 from __future__ import annotations

@@ -33,21 +33,21 @@ class Expression:
 
 
 def result_of(step: Sums) -> Expression:
-    """Return the first output, as a function of the accumulator."""
+    """Return the expression of the step's first output, whose own leaf is the accumulator."""
     return Expression(step.outputs[0][0], step.total, step.inputs, step.shape)
 
 
 def converted_by(conversion: Conversion, x: Tensor) -> Expression:
-    """Return the prologue of the operand x."""
+    """Return the prologue of operand x as an expression, whose own leaf is the element of x."""
     return Expression(conversion.value, conversion.leaf, conversion.inputs, x.shape)
 
 
 def same_leaves(
     first: Expression, other: Expression, columns: int | None, *, spreads: bool = False
 ) -> dict[Scalar, Scalar] | None:
-    """Map the leaves of ``first`` to those of ``other`` if both are the same expression of their own leaf, else None.
+    """Map the leaves of ``first`` to those of ``other`` if both apply the same operations to their own leaf, else None.
 
-    All other leaves must read equal elements that do not vary along ``columns``, or constants that vary along
+    Leaves besides ``own`` must read equal elements that do not vary along ``columns``, or constants that vary along
     ``columns``, or with ``spreads`` constants of one element. If ``columns`` is None, they must read equal elements.
     """
     if _beside(first.shape, columns) != _beside(other.shape, columns):
@@ -87,7 +87,7 @@ def are_equal(value: Scalar, other: Scalar, tensors: Mapping[Scalar, Tensor]) ->
 
 
 def _pairs(first: Expression, other: Expression) -> dict[Scalar, Scalar] | None:
-    """Pair the nodes of two expressions with the same operations."""
+    """Map the Scalars of ``first`` to those of ``other``; None if the operations differ."""
     pairs: dict[Scalar, Scalar] = {}
     stack = [(first.value, other.value)]
     while stack:
@@ -104,10 +104,10 @@ def _pairs(first: Expression, other: Expression) -> dict[Scalar, Scalar] | None:
 
 
 def completed(first: Expression, other: Expression, columns: int) -> Expression:
-    """Pad an expression with the per-column additions and factors that only the first one has, by neutral elements.
+    """Pad ``other`` with the per-column additions and factors that only ``first`` has, with neutral elements.
 
-    For example, some models have a bias for queries, but none for keys. Expressions that differ in other ways are
-    returned unchanged.
+    For example, some models have a bias for queries, but none for keys. If the expressions differ in other ways,
+    ``other`` is returned unchanged.
     """
     chain, left = _chain(first), _chain(other)
     width = other.shape[columns]
@@ -127,7 +127,7 @@ def completed(first: Expression, other: Expression, columns: int) -> Expression:
             operands[1 - place] = Scalar(leaf.dtype, leaf.op, value=leaf.value)
             behind = len(other.shape) - 1 - columns % len(other.shape)
             inputs.append((operands[1 - place], _full(rows[leaf], (width, *[1] * behind), NEUTRAL[operation.op])))
-        elif operation.op != "cast":  # to the type that the value has already
+        elif operation.op != "cast":  # a cast to the type that the value already has needs no operation
             return other
         operands[place] = value
         value = Scalar(operation.dtype, operation.op, tuple(operands), operation.value)
@@ -135,7 +135,7 @@ def completed(first: Expression, other: Expression, columns: int) -> Expression:
 
 
 def _chain(expression: Expression) -> list[tuple[Scalar, int]] | None:
-    """Return the operations from ``own`` to the value, each with its operand that continues the chain; else None."""
+    """Return the operations from ``own`` to the value, each with the index of its chain operand; None for no chain."""
     chain: list[tuple[Scalar, int]] = []
     current = expression.value
     while current is not expression.own:
@@ -192,7 +192,7 @@ def _are_matching(
 
 
 def _are_same(first: Expression, x: Tensor, other: Expression, y: Tensor, columns: int) -> bool:
-    """Return whether x and y are the same elements for all columns."""
+    """Return whether x and y have equal elements over their expressions' shapes and do not vary along ``columns``."""
     one, two = _spread(x, first.shape), _spread(y, other.shape)
     if one.strides[columns] != 0 or two.strides[columns] != 0:
         return False

@@ -1,7 +1,7 @@
 """Value range analysis: bounds on the magnitude of each tensor that hold for any input.
 
 An element of a normalised row is at most the square root of its length. Bounds of GEMMs and activations follow from
-their inputs' bounds and the weights. Bounds are tensors that depend on weights only, so a device computes them once.
+their inputs' bounds and the weights. Bounds are tensors that depend on weights only, so the device computes them once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _exact = 1.001
 
 @dataclass(frozen=True)
 class _Limited:
-    """A tensor with bounds: one per column of its last dimension, or one for all."""
+    """The bounds of a tensor: one per column (index of its last dimension), or one for all columns."""
 
     columns: int
     make: Callable[[], Tensor]
@@ -55,13 +55,13 @@ class RangeAnalysis:
         return buffer in self._known
 
     def of(self, buffer: Buffer) -> Tensor:
-        """Return the bounds of a tensor: a vector along its columns, or one number."""
+        """Return the bounds of the tensor in ``buffer``: a vector along its columns, or one number."""
         if buffer not in self._made:
             self._made[buffer] = self._known[buffer].make()
         return self._made[buffer]
 
     def largest(self, buffer: Buffer) -> Tensor:
-        """Return the largest of the bounds, as one number."""
+        """Return the largest of the bounds of the tensor in ``buffer``, as one number."""
         if buffer not in self._uniform:
             limits = self.of(buffer)
             with self.recording(()):
@@ -70,7 +70,7 @@ class RangeAnalysis:
         return self._uniform[buffer]
 
     def has_columns(self, buffer: Buffer) -> int:
-        """Return the number of columns with bounds of their own; 1 if there is one bound."""
+        """Return the number of columns with separate bounds; 1 if one bound holds for all columns."""
         return self._known[buffer].columns
 
     def pass_on(self, source: Buffer, target: Buffer) -> None:

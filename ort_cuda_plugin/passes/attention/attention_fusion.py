@@ -73,7 +73,7 @@ class _Attention:
                 return
 
     def _producer(self, x: Tensor, position: int) -> int | None:
-        """Return the position of the only writer of x, if the step at ``position`` is the only reader; else None."""
+        """Return the position of the only step that writes x, if only the step at ``position`` reads x; else None."""
         if x.buffer.kind is not BufferKind.SCRATCH or list(self.uses.readers(x.buffer)) != [position]:
             return None
         writers = self.uses.writers(x.buffer)
@@ -96,7 +96,7 @@ def _joint(first: Contract, rows: Rows, leaf: object, x: Tensor, second: Contrac
     if not _are_simple_axes(first) or len(first.outputs) != 1 or rows.axes != {len(rows.shape) - 1}:
         return None
     if first.b.is_constant or second.b.is_constant:
-        return None  # a linear layer with many columns, or a GEMM for a library
+        return None  # one of the GEMMs is a linear layer, for example with many columns: it stays a GEMM of its own
     score, scores = first.outputs[0]
     weight, weights = rows.outputs[0]
     a, b, c = *first.operands, second.b

@@ -118,7 +118,7 @@ def _narrow_operand(steps: list[Step], uses: Uses[int], position: int, number: i
         return
     read = (operand, *(y for _, y in conversion.inputs))
     if any(writer > writers[0] for y in read for writer in uses.writers(y.buffer)):
-        return  # a later step writes the source: the GEMM would read the new value
+        return  # a step after the producer writes the source: the GEMM would read the new value
     if not uses.writers(kept.buffer) and kept.buffer.kind is BufferKind.SCRATCH:
         _change(steps, uses, writers[0], replace(producer, outputs=(*producer.outputs, (source, kept))))
     operands, conversions = list(step.operands), list(step.conversions)
@@ -199,7 +199,7 @@ def _has_one_axis(x: Tensor, shape: Sequence[Dim]) -> bool:
 
 
 def _source(value: Scalar, single: dict[Scalar, Tensor]) -> Scalar | None:
-    """Return the one narrower value that ``value`` depends on, besides constants and leaves of ``single``, or None."""
+    """Return the only narrower value that ``value`` is computed from, with constants and ``single`` leaves; or None."""
     found: set[Scalar] = set()
     seen: set[Scalar] = set()
     stack = [value]
@@ -227,7 +227,7 @@ def _is_storable(x: Scalar) -> bool:
 
 
 def _kept(producer: Map, source: Scalar) -> Tensor | None:
-    """Return the tensor from which the producer loads ``source``, or in which it stores ``source``; else None."""
+    """Return the tensor that the producer loads ``source`` from, or stores ``source`` in; None if there is none."""
     if source.op == "leaf":
         return next((x for leaf, x in producer.inputs if leaf is source and x.buffer.kind is not BufferKind.HOST), None)
     return next((y for x, y in producer.outputs if x is source and dense(y) and y.dtype is x.dtype), None)
@@ -266,6 +266,6 @@ def _is_loadable(step: Sums, number: int, x: Tensor, conversion: Conversion) -> 
 
 
 def _row_dims(x: Tensor) -> int:
-    """Return the minimum number of dimensions of the rows of matrices x, batches included."""
+    """Return the minimum number of dimensions that address all rows of the matrices x [batch..., m, k]."""
     dims, _ = collapse(x.shape[:-1], [x.strides[:-1]])
     return max(len(dims), 1)

@@ -24,7 +24,7 @@ def select_kernels(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
 
     Assumes: layouts are final.
     Guarantees: a library call includes as much of the epilogue as the library supports, and a map computes the rest. A
-        step that stays a contraction carries its schedule for emission. Guards of the choices join those of the plan.
+        step that stays a contraction carries its schedule for emission. The choices' guards become guards of the plan.
     Example: ``y = Exp(MatMul(a, b) + c)`` -> ``t = cublasLt(a, b, c); y = Exp(t)``.
     """
     selected: list[Step] = []
@@ -53,7 +53,7 @@ def _takes_channels_last(step: Convolve) -> bool:
 
 
 def _launched(ctx: Lowering, step: Convolve) -> list[Step]:
-    """Return the launches of a convolution, or of the convolutions into which its schedule splits it."""
+    """Return the launches of a convolution, or of the several convolutions into which its engine splits it."""
     with ctx.recording(step.nodes) as made:
         launch_step(ctx, step)
     return [x for one in made for x in (_launched(ctx, one) if isinstance(one, Convolve) else [one])]
@@ -70,7 +70,7 @@ def _with_dense_image(ctx: Lowering, step: Convolve) -> list[Step]:
 
 
 def _try_library_call(ctx: Lowering, step: Sums) -> bool:
-    """Record the library call that computes the step; return whether there is one."""
+    """Record a library call that computes the step; return False if no library supports the step."""
     match step:
         case Contract():
             is_called = call_cublaslt(ctx, step) or call_with_dense_batches(ctx, step)

@@ -23,7 +23,7 @@ def pointwise_as_gemm(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
     """Rewrite pointwise (1x1) convolutions as GEMMs where cuDNN would copy their result, as a slice of a
     concatenation.
 
-    Assumes: images have their channels last: output pixels are the rows of the GEMM.
+    Assumes: images have their channels last, so that output pixels are the rows of a GEMM.
     Guarantees: cuBLASLt fuses the whole epilogue of such a GEMM. Small convolutions stay, since the plugin's kernel is
         faster.
     Example: ``y[:, :8] = Conv1x1(x, w)`` -> ``y[:, :8] = MatMul(x [pixels, channels], w)``.

@@ -39,7 +39,7 @@ def store_tf32_as_scaled_f16(ctx: Lowering, steps: Sequence[Step]) -> list[Step]
     TF32 and float16 have the same 10 bits of mantissa. Range analysis bounds each tensor from weights and
     normalisations, so that the scaled values fit float16.
 
-    Assumes: attention is fused; TF32 is allowed; the kernels are those of a GPU.
+    Assumes: attention is fused; TF32 is allowed; kernels are generated for a GPU.
     Guarantees: only GEMMs and attention that float16 makes faster read such tensors. The scales of a left operand are
         factors of the weights, computed once.
     Example: ``n = LayerNorm(x) f32; y = MatMul(n, w)`` -> ``n = f16(LayerNorm(x) * s); y = MatMul(n, w / s)``.
@@ -123,7 +123,7 @@ class _Halves:
         return columns == 1 or (a.is_contiguous and a.shape[-1] == columns and a.size * 4 == a.buffer.nbytes)
 
     def _is_attention_halved(self, step: Attend) -> bool:
-        """Return whether attention can read and write only tensors in scaled float16, and is faster with them."""
+        """Return whether an attention step can read and write scaled float16 only, and is faster with it."""
         if len(step.outputs) != 1 or any(x.buffer not in self.writers for x in step.operands):
             return False
         out = step.outputs[0][1]
@@ -173,7 +173,7 @@ class _Halves:
         return self.stored[buffer]
 
     def _codes(self, x: Tensor) -> Tensor:
-        """Return the float16 form of x."""
+        """Return x, a view of a float32 tensor, as a view of the scaled float16 tensor."""
         return self.ctx.view(self._of(x.buffer).codes, x.shape, x.strides, x.offset)
 
     def _product(self, step: Contract) -> Contract:

@@ -30,9 +30,9 @@ def emit(ctx: Lowering, steps: Iterable[Step]) -> list[Recordable]:
     A step may become several launches, such as a copy of weights before a GEMM.
 
     Assumes: kernels are selected. A contraction without a schedule gets the plugin's kernel that rules prefer: a pass
-        has changed it after the selection, or another contraction was split into it.
+        has changed the contraction after the selection, or has split another one into several.
     Guarantees: only launches, library calls, copies, fills, read-backs and calls of Python are left. A launch lists
-        the inputs that may share the memory of a result. The plan gets the guards of the kernels.
+        the inputs that may share memory with a result. The guards of the kernels become guards of the plan.
     Example: ``y = Relu(MatMul(a, b))`` -> ``launch matmul_relu(a, b, y)``.
     """
     launched: list[Recordable] = []
@@ -41,7 +41,7 @@ def emit(ctx: Lowering, steps: Iterable[Step]) -> list[Recordable]:
         if not isinstance(step, Map):
             launched.append(step)
             continue
-        structure = structure_of(step) if ctx.tuner is None else None  # a tuner may measure each step
+        structure = structure_of(step) if ctx.tuner is None else None  # None with a tuner, which may measure each step
         known = emissions.find(structure)
         if known is not None and structure is not None:
             with ctx.recording(step.nodes) as copies:
@@ -64,7 +64,7 @@ def emit(ctx: Lowering, steps: Iterable[Step]) -> list[Recordable]:
 
 
 class StepTrials:
-    """Generates the kernels of steps for a claim, to find out whether that fails; steps of one structure once."""
+    """Generates the kernels of steps for a claim, to find out whether that fails; once for steps of equal structure."""
 
     def __init__(self) -> None:
         self._tried: dict[Hashable, Inspected] = {}

@@ -22,7 +22,7 @@ _Copied: TypeAlias = Launch | LibraryCall | Copy
 
 @dataclass(frozen=True)
 class Emission:
-    """The launches of a step with its ``buffers``, and the constants on whose contents the launches depend."""
+    """The launches and ``buffers`` of one step, and the constants on whose contents the launches depend."""
 
     launches: tuple[_Copied, ...]
     buffers: tuple[Buffer, ...]
@@ -30,7 +30,7 @@ class Emission:
 
 
 class Emissions:
-    """The launches of one plan's steps, by the structure of the step."""
+    """The `Emission` of each distinct step structure of one plan."""
 
     def __init__(self) -> None:
         self._known: dict[Hashable, Emission] = {}

@@ -23,7 +23,7 @@ _PLAIN = (int, str, bytes, DType, Enum, Expr, type(None), Reduction)
 
 
 class _HasNoStructureError(Exception):
-    """The step refers to something that a key cannot describe."""
+    """The step refers to an object that a structure's key cannot describe."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def _names(kind: type) -> tuple[str, ...]:
     return tuple(field.name for field in fields(kind) if field.name != "nodes")
 
 
-# ---- constants whose contents decided something ----
+# ---- constants whose contents the kernels depend on ----
 
 
 @dataclass
@@ -120,7 +120,7 @@ class Inspected:
     constants: dict[int, Constant]
 
     def are_equal(self, buffers: Sequence[Buffer]) -> bool:
-        """Return whether another step's ``buffers`` have the same constants, or constants of one equal number."""
+        """Return whether another step's ``buffers`` hold the same constants, or equal constants of one number."""
         return all(_is_equal(constant, buffers[number].data) for number, constant in self.constants.items())
 
 

@@ -43,7 +43,7 @@ class Merging(ABC, Generic[AnySums]):
         """Return the properties that merged steps must share."""
 
     def have_equal_epilogues(self, first: AnySums, other: AnySums) -> bool:
-        """Return whether steps of one key have equal epilogues, except for constants that vary along columns."""
+        """Return whether steps with equal `key` have equal epilogues, except for constants that vary along columns."""
         if same_leaves(result_of(first), result_of(other), self.columns, spreads=True) is None:
             return False
         pairs = zip(first.conversions, other.conversions, first.operands, other.operands, strict=True)
@@ -56,11 +56,11 @@ class Merging(ABC, Generic[AnySums]):
 
     @abstractmethod
     def is_faster(self, merged: AnySums, count: int) -> bool:
-        """Return whether the merged step takes less time than ``count`` steps."""
+        """Return whether the merged step takes less time than the ``count`` separate steps."""
 
     @abstractmethod
     def made(self, merged: AnySums, count: int) -> list[Step] | None:
-        """Return the steps that replace ``count`` steps; None if the choice depends on sizes known only in a Run."""
+        """Return the steps that replace ``count`` separate steps; None if only a Run knows sizes that decide this."""
 
     def joined(self, steps: Sequence[AnySums]) -> AnySums:
         """Return the merged step, which has the columns of all ``steps``."""

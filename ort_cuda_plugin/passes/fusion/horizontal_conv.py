@@ -26,7 +26,7 @@ def merge_convolutions(ctx: Lowering, steps: Iterable[Step]) -> list[Step]:
 
     Assumes: images have their channels last; results have one writer.
     Guarantees: readers of the results do not change. The merged kernel takes less time than separate kernels, or no
-        library computes the separate convolutions. The plan gets the guards of the kernel.
+        library computes the separate convolutions. The kernel's guards become guards of the plan.
     Example: ``a = Conv1x1(x, wa); b = Conv1x1(x, wb)`` -> ``a, b = launch(x, [wa wb])``.
     """
     return merge_contractions(steps, _Convolutions(ctx))

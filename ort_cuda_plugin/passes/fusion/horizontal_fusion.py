@@ -20,8 +20,8 @@ def fuse_horizontally(steps: Sequence[Step]) -> list[Step]:
     """Fuse independent maps of one shape into one launch, at the position of the first map.
 
     Assumes: vertical fusion is done, so that no map could fuse with its producers or consumers.
-    Guarantees: no step between the maps reads a tensor that the later map writes, or writes a tensor that the later map
-        reads. Work that constant folding does once is not fused with work of each Run.
+    Guarantees: a map moves only over steps that do not use its results or write its inputs. A map that constant
+        folding computes once is not fused with maps that each Run computes.
     Example: ``k2 = Copy(k); v2 = Copy(v)`` of one shape -> ``k2, v2 = Copy(k), Copy(v)`` in one map.
     """
     result: list[Step] = []
@@ -33,7 +33,7 @@ def fuse_horizontally(steps: Sequence[Step]) -> list[Step]:
         if type(step) is not Map:
             result.append(step)
             continue
-        key = step.shape, is_fixed(step, fixed)  # work that constant folding does once stays separate
+        key = step.shape, is_fixed(step, fixed)  # maps that constant folding computes once stay separate
         place = places.get(key)
         first = None if place is None else result[place]
         if place is not None and type(first) is Map and _may_move(step, result[place:]):

@@ -21,7 +21,8 @@ def merge_integer_gemms(ctx: Lowering, steps: Iterable[Step]) -> list[Step]:
     own tensor.
 
     Assumes: DequantizeLinear is folded into the operands.
-    Guarantees: readers of the results do not change. Tiles cover all of k. Guards of the kernel join those of the plan.
+    Guarantees: readers of the results do not change. The merged GEMM has no split-K. The kernel's guards become guards
+        of the plan.
     Example: ``q = MatMul(codes, wq); k = MatMul(codes, wk)`` -> ``q, k = MatMul(codes, [wq wk])``, two tensors.
     """
     return merge_contractions(steps, _Products(ctx))
@@ -45,7 +46,7 @@ class _Products(Merging[Contract]):
         return a.buffer, a.dtype, a.shape, a.strides, a.offset, b.dtype, b.shape[0], step.outputs[0][1].dtype
 
     def is_faster(self, merged: Contract, count: int) -> bool:
-        """Return whether tiles cover all of k: a split-K reduction writes one tensor, not each result to its own."""
+        """Return whether the schedule has no split-K, whose reduction writes one tensor instead of several results."""
         schedule = self._choice(merged, count).schedule
         return schedule.tile is not None and schedule.split_k == 1
 
@@ -53,6 +54,6 @@ class _Products(Merging[Contract]):
         return [scheduled(self.ctx, merged, self._choice(merged, count))]
 
     def _choice(self, merged: Contract, count: int) -> Choice:
-        """Return tiles without sliced-K: a merged GEMM has enough tiles for all multiprocessors."""
+        """Return the rules' choice without sliced-K: a merged GEMM has enough tiles for all multiprocessors."""
         choice = next(choice for choice in own_gemm_choices(self.ctx, merged) if choice.schedule.sliced_k == 1)
         return replace(choice, why=f"replaces {count} GEMMs of the same codes")

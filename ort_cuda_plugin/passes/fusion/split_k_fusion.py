@@ -23,9 +23,9 @@ __all__ = ["fuse_split_k"]
 def fuse_split_k(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
     """Split k of a GEMM with few tiles, and fuse the reduction of the partial sums into the result's reader.
 
-    Assumes: the only early reader is a map or a row program, such as a normalisation.
-    Guarantees: the partial sums are float32 tensors of a new buffer, which the reader adds in a fixed order. The plan
-        gets the guards of the split.
+    Assumes: the first reader of the result is a map or a row program, such as a normalisation.
+    Guarantees: the partial sums are float32 tensors of a new buffer, which the reader adds in a fixed order. The
+        guards of the split become guards of the plan.
     Example: ``p = MatMul(a, b); y = LayerNorm(p + r)`` -> ``p[3] = MatMul over thirds of k; y = LayerNorm(p[0] +
         p[1] + p[2] + r)``.
     """

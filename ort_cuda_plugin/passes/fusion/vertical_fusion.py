@@ -112,7 +112,7 @@ class _Fusion:
         return False
 
     def _is_better_kept(self, producer: Map, consumer: Map) -> bool:
-        """Return whether constant folding does the producer once, and its results are not larger than its inputs."""
+        """Return whether constant folding should compute the producer once: it has other readers, or small results."""
         if not is_fixed(producer, self.fixed) or is_fixed(consumer, self.fixed):
             return False
         if any(reader is not consumer for buffer in producer.writes for reader in self.uses.readers(buffer)):
@@ -121,9 +121,9 @@ class _Fusion:
         return results <= sum(hint(x.distinct_bytes) for _, x in producer.inputs)
 
     def _between(self, producer: Map, consumer: Map) -> tuple[list[Step], list[Step]] | None:
-        """Return the steps between the two that do not depend on the producer, and the steps that do.
+        """Return the steps between producer and consumer: those that do not depend on the producer, and those that do.
 
-        Returns None if the consumer depends on a step that depends on the producer, or if the distance is too large.
+        Returns None if the consumer depends on one of the latter, or if a read-back or too many steps lie between.
         """
         position = len(self.done)
         start = position - 1
@@ -149,7 +149,7 @@ class _Fusion:
         return (independent, dependent) if read.isdisjoint(consumer.writes) else None
 
     def _joint(self, producer: Map, consumer: Map) -> Map | None:
-        """Return one step that does the work of both; None if there is no such step or it would be slower."""
+        """Return one step that computes producer and consumer; None if there is no such step or it would be slower."""
         made = {y.buffer: (x, y) for x, y in producer.all_outputs}
         if any(not dense(y) or len(self.uses.writers(buffer)) != 1 for buffer, (_, y) in made.items()):
             return None
@@ -260,7 +260,7 @@ class _Views:
         self.paths: dict[_View, Substitution | None] = {}
         """For each view, the substitution of the producer's leaves; None if the view leaves the inputs unchanged."""
         self.inputs: list[Input] = []
-        # A view that keeps the dimensions needs the first form; a view that merges dimensions needs the merged form.
+        # Views that keep the producer's dimensions need the first form; views that merge some need the merged form.
         self.forms = [_Form(producer.shape, tuple(placed))]
         dims, merged = collapse(producer.shape, placed)
         if len(dims) < len(producer.shape):

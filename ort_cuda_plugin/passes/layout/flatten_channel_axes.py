@@ -19,7 +19,7 @@ __all__ = ["flatten_channel_axes"]
 def flatten_channel_axes(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
     """Flatten the channel axes of a convolution into the one that cuDNN supports, and add a map after it.
 
-    Assumes: the epilogue has only per-channel operands; else the convolution stays.
+    Assumes: the operands of the epilogue are per channel; a convolution with other operands stays.
     Guarantees: a flattened convolution writes one dense image, which the map rearranges.
     Example: ``conv -> [n, 8, 2, 2, h, w]`` (channels of three axes) -> ``conv -> [n, 32, h, w]; map``.
     """

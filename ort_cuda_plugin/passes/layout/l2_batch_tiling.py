@@ -57,7 +57,7 @@ def tile_batches_for_l2(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
 
 
 def _parts(ctx: Lowering, uses: Uses[int], number: int, pair: Sequence[Step], size: int) -> int:
-    """Return the number of tiles that makes a pair of steps faster; 1 for any other pair."""
+    """Return the number of batch tiles that makes a pair of steps faster; 1 if the pair should not be tiled."""
     both = _convolutions(pair)
     if len(both) < 2 or any(step.transposed or step.is_converted for step in both):
         return 1
@@ -117,7 +117,7 @@ def _in_parts(ctx: Lowering, first: Convolve, second: Convolve, count: int) -> I
 
 
 def _part(ctx: Lowering, step: Convolve, start: Dim, size: Dim) -> Convolve:
-    """Return the step for ``size`` images."""
+    """Return the step for the ``size`` images from ``start`` on."""
 
     def images(x: Tensor) -> Tensor:
         return x if x.rank < len(step.shape) or x.shape[0] == 1 else part(ctx, x, 0, start, size)

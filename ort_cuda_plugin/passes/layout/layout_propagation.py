@@ -88,7 +88,7 @@ class _Propagation:
     def _spread(self) -> None:
         """Move images to NHWC that a step reads or writes pixel by pixel together with a moved image.
 
-        An image moves only if all steps that use it support NHWC.
+        Such an image moves only if all steps that use it support NHWC.
         """
         pending = list(self.moves)
         while pending:  # terminates, since each buffer moves, and becomes pending, once
@@ -105,7 +105,7 @@ class _Propagation:
     def _move(self, x: Tensor, demanded: bool) -> bool:
         """Move the image that contains x to NHWC; return False if that is impossible.
 
-        With ``demanded`` steps that do not support NHWC get a copy; otherwise all steps must support it.
+        With ``demanded``, a copy serves the steps that do not support NHWC; otherwise all steps must support NHWC.
         """
         whole = _whole_image(x)
         if whole is None or whole.buffer in self.moves:

@@ -53,7 +53,7 @@ def _may_go(uses: Uses[int], y: Tensor) -> bool:
 
 
 def _drop(steps: list[Step], uses: Uses[int], position: int, copy: Copy) -> bool:
-    """Remove the copy's output, and let its readers read the target; return False if a reader does not support that."""
+    """Remove the duplicate output; its readers read the kept tensor. Return False if a reader does not support it."""
     step = steps[position]
     assert isinstance(step, Map)
     kept = replace(step, outputs=tuple(y for number, y in enumerate(step.outputs) if number != copy.number))

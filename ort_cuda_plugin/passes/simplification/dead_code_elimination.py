@@ -15,7 +15,7 @@ def eliminate_dead_code(steps: Sequence[Step]) -> list[Step]:
 
     Assumes: nothing but the invariants.
     Guarantees: each intermediate that a map stores is read by a later step. Steps whose values the host reads back
-        stay: they may be the size of an output, or end a Run with an error.
+        stay: the value may be the size of an output, or make a Run fail.
     Example: ``a = Exp(x); y = Neg(x)`` -> ``y = Neg(x)``, where only y is an output.
     """
     needed: set[Buffer] = set()

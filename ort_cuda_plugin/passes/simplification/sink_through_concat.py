@@ -108,7 +108,7 @@ class _Spreading:
 
 
 def _with_map(part: Part, step: Map, whole: Input) -> Map:
-    """Return the part's step with the map ``step`` applied to its result, the part of ``whole`` that the map reads."""
+    """Return the part's step with the map ``step`` applied to its result, a part of the map's input ``whole``."""
     shape, (value, _) = part.step.shape, part.step.outputs[0]
 
     def cut(x: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ _REDUCTIONS = {SUM: "sum", PRODUCT: "product", MAX: "max", MIN: "min"}
 
 
 def formulas(results: Sequence[tuple[str, Scalar]], leaves: Mapping[Scalar, str]) -> list[str]:
-    """Return a line per result, preceded by a line per shared subexpression; ``leaves`` names the inputs."""
+    """Return a line per result (name, expression), after a line per shared subexpression; ``leaves`` names inputs."""
     values = [value for _, value in results]
     ordered = list(operands_first(values))
     inner = [x for x in ordered if x not in leaves]

@@ -23,12 +23,12 @@ def plan_record(
     text: ProgramText,
     history: Sequence[str],
 ) -> dict[str, Any]:
-    """Return the record for JSON.
+    """Return the record of a plan, as data for JSON.
 
     ``shapes`` are the input shapes that the plan was built for, None for a guessed shape. ``steps`` holds the steps of
     a Run in order, with their bytes; ``once`` the steps before the first Run. ``text`` names their tensors, and
-    ``history`` is the output of a `ProgramHistory` with these names. ``nodes`` holds, per node, bytes and operations of
-    its unfused steps in ``lowered``, and the ONNX number of a GEMM's operand type.
+    ``history`` is the output of a `ProgramHistory` with these names. The record's ``nodes`` holds, per node, bytes and
+    operations of its unfused steps in ``lowered``, and the operand type of a GEMM as a number of ONNX's DataType.
     """
     nodes: dict[str, dict[str, float]] = {}
     for step in lowered:

@@ -1,4 +1,4 @@
-"""Text of programs and of the changes by passes: kind, nodes, reads and writes of each step."""
+"""Text of a program, and of the changes that a pass makes: kind, nodes, reads and writes of each step."""
 
 from __future__ import annotations
 
@@ -127,8 +127,8 @@ class ProgramText:
 class ProgramHistory:
     """Shows the effect of each pass on one program: the `Watch` of ``explain --program``.
 
-    ``text`` names the buffers. ``show`` gets the whole program at the beginning and after each pass in ``whole``, and a
-    diff after each other pass that changes the program. `finish` groups all ``passes`` by effect.
+    ``text`` names the buffers. ``show`` gets the whole program at the beginning and after each pass named in ``whole``,
+    and a diff after each other pass that changes the program. `finish` groups the names of all ``passes`` by effect.
     """
 
     def __init__(

@@ -8,7 +8,7 @@ from ..steps.trace import Copy, HostCall, Launch, LibraryCall, Memset, ReadBack,
 
 
 def tensors_of(step: Step) -> tuple[Tensor, ...]:
-    """Return all tensors that a step reads or writes, without those of its ``parts``."""
+    """Return all tensors that a step reads or writes, without the tensors of its ``parts`` (unfused steps)."""
     match step:
         case Map():
             return step.tensors(without=("parts",))

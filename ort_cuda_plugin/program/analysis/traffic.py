@@ -1,8 +1,8 @@
 """Memory traffic: the bytes of device memory that steps read and write.
 
-A step reads each element that it depends on once, and writes each result once. A launch counts each pass over a tensor.
-Data shared by threads and blocks of a launch (sliding windows, GEMM tiles, broadcast elements) counts once, since a
-cache serves it. Calls of vendor libraries count like steps.
+A step reads each element that it depends on once, and writes each result once. A launch counts each of its passes over
+a tensor. Data shared by threads and blocks of a launch (sliding windows, GEMM tiles, broadcast elements) counts once,
+since a cache serves it. Calls of vendor libraries count like steps.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def traffic(steps: Iterable[Step]) -> Traffic:
 
 
 def accesses(step: Step) -> tuple[list[Access], list[Access]]:
-    """Return the reads and writes of a step, each element once."""
+    """Return the reads and writes of a step; each element counts once."""
     match step:
         case Map():
             return _accesses(step.tensors_read), _accesses(y for _, y in step.all_outputs)
@@ -68,7 +68,7 @@ def accesses(step: Step) -> tuple[list[Access], list[Access]]:
             return _of_arguments(step)
         case LibraryCall():
             reads, writes = _of_arguments(step)
-            return reads, writes[:-1]  # without the workspace
+            return reads, writes[:-1]  # without the workspace, the last argument
         case Copy():
             return _accesses([step.source]), _accesses([step.destination])
         case Memset():

@@ -177,7 +177,7 @@ def _have_inputs(values: Iterable[Scalar], own: Iterable[Scalar], inputs: Iterab
 
 
 def _gaps(steps: Sequence[Step]) -> Iterator[tuple[int, Step, Tensor]]:
-    """Yield the last writer, and its tensor, of each buffer that maps write in parts that do not cover it."""
+    """Yield, for each buffer that maps write in parts without covering it, the last writer and the tensor it writes."""
     parts: dict[Buffer, list[tuple[int, Step, Tensor]]] = {}
     others: set[Buffer] = set()
     for number, step in enumerate(steps):

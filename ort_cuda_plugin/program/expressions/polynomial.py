@@ -49,7 +49,7 @@ class Atom:
     """A symbol, or an operation that polynomials cannot express. Atoms are immutable; ``==`` compares structure.
 
     A symbol has ``bounds`` and no ``op``; its ``args`` are its number, which is unique within one plan. Operations can
-    be nested as deeply as a model is, so no function here may recurse into them.
+    be nested as deeply as a model is, so no function of this module may recurse into them.
     """
 
     __slots__ = ("_hash", "args", "bounds", "hint", "is_read_back", "name", "op")
@@ -247,7 +247,7 @@ class Expr:
 
     @property
     def is_read_back(self) -> bool:
-        """Return `is_read_back`, cached: atoms are shared, and an uncached walk would visit each once per path."""
+        """Return the result of `is_read_back`, cached: an uncached walk would visit a shared atom once per path."""
         if self._is_read_back is None:
             self._is_read_back = any(atom.is_read_back for monomial, _ in self.terms for atom in monomial)
         return self._is_read_back
@@ -403,7 +403,7 @@ def operation(op: ExprOp, *args: Dim) -> Expr:
 def _split(dividend: Expr, divisor: int) -> tuple[Dim, Dim]:
     """Return ``(quotient, rest)`` with ``dividend == divisor * quotient + rest``.
 
-    The quotient is the largest one that the coefficients allow.
+    The quotient has as many terms as the coefficients allow.
     """
     quotient: dict[Monomial, int] = {}
     rest: dict[Monomial, int] = {}

@@ -1,8 +1,8 @@
 """Scalar expressions: what an operator computes for one element, as a graph of typed operations.
 
-An operator's function is called with `Scalar` leaves and returns Scalars; nothing is computed. `codegen` turns the
-graph into kernel source and `fold` evaluates it on symbolic integers. The operations are Python's operators for
-arithmetic and order (``a + b``, ``a < b``) and the functions of this module. Both operands of an operation have one
+An operator's scalar function is called with `Scalar` leaves and returns Scalars, without computing numbers. `codegen`
+turns the graph into kernel source, and `fold` evaluates it on symbolic integers. The operations are Python's operators
+for arithmetic and order (``a + b``, ``a < b``) and the functions of this module. Both operands of an operation have one
 type; Python numbers take the type of the other operand.
 
 Float16, bfloat16 and smaller floats are storage types: their arithmetic is that of float32, rounded when an element is
@@ -144,7 +144,7 @@ class Scalar:
 
 
 def reachable(expressions: Iterable[Scalar]) -> set[Scalar]:
-    """Return all Scalars that the expressions consist of, themselves included."""
+    """Return all Scalars in the expressions: the expressions themselves, and all their operands."""
     seen: set[Scalar] = set()
     stack = list(expressions)
     while stack:
@@ -224,7 +224,7 @@ def constant(value: Number, dtype: DType) -> Scalar:
 
 
 def expression(value: object) -> Scalar:
-    """Return ``value``, the result of a caller's function. Raises TypeError if it is not an expression."""
+    """Return ``value``, which a caller's function has returned. Raises TypeError if it is not a Scalar."""
     if isinstance(value, Scalar):
         return value
     raise TypeError(
@@ -267,7 +267,7 @@ _of_constants: Mapping[str, Callable[[int, int], int]] = {"add": int.__add__, "s
 
 
 def _operation(op: str, scalars: tuple[Scalar, ...]) -> Scalar:
-    """Return the operation, or an equal simpler value, which compiles faster; strides of 1 and pads of 0 are common."""
+    """Return the operation, or an equal simpler Scalar: products with strides of 1, and sums with pads of 0, vanish."""
     dtype = scalars[0].dtype
     if len(scalars) == 2 and not dtype.is_float:
         a, b = scalars
@@ -415,7 +415,7 @@ def accumulation_type(dtype: DType) -> DType:
 
 
 def widen(x: Scalar) -> Scalar:
-    """Convert x to the type of its arithmetic: float32 for half types, else its own."""
+    """Convert x to the type of its arithmetic: float32 for float16 and bfloat16, else the type of x."""
     return cast(x, DType.FLOAT32) if x.dtype in (DType.FLOAT16, DType.BFLOAT16) else x
 
 

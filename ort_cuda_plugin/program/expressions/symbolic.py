@@ -2,7 +2,7 @@
 
 A `Dim` is a plain int or an `Expr`; constant expressions fold to an int. ``a == b`` compares polynomials, so True means
 *provably* equal. ``a < b`` raises TypeError. The functions `lt`, `eq`, ... return a Dim that is 0 or 1 in each Run; it
-folds to an int if the answer is the same for all sizes.
+folds to an int if the result is the same for all sizes.
 
 The operations and their meaning for negative numbers are those of ``ocp_plan_expr`` in ``csrc_shim/plan/format.h``.
 """
@@ -70,7 +70,7 @@ __all__ = [
 
 
 def _difference_bounds(a: Dim, b: Dim) -> Bounds:
-    """Return bounds of ``a - b``: those of the difference's polynomial, or tighter ones from the bounds of a and b."""
+    """Return bounds of ``a - b``: those of the polynomial, made tighter where the bounds of a and b allow it."""
     low, high = bounds(a - b)
     (a_low, a_high), (b_low, b_high) = bounds(a), bounds(b)
     lows = [x for x in (low, None if a_low is None or b_high is None else a_low - b_high) if x is not None]

@@ -1,1 +1,1 @@
-"""The lowering context, which operators' functions receive, and the functions that record steps in it."""
+"""The lowering context, which lowering functions of operators receive, and functions that record steps in it."""

@@ -16,7 +16,7 @@ class Conditions:
     """Conditions on sizes that lowering of ``nodes`` adds to a plan's ``trace``.
 
     ``device`` and ``options`` are the plan's. With ``speculative``, hints of host values are arbitrary. Without
-    ``settles``, `settled` answers as for a claim.
+    ``settles`` (in a claim), `settled` adds no guards.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Conditions:
             self.trace.requirements.append(Requirement(self.node, condition, message))
 
     def guard(self, condition: Dim) -> bool:
-        """Return the condition's truth at the plan's shapes, and guard the plan to it.
+        """Return whether the condition is true at the plan's shapes, and guard the plan on that result.
 
         Raises Unsupported if the condition depends on values that a Run computes, since plans are selected earlier.
         """
@@ -67,21 +67,21 @@ class Conditions:
         return answer
 
     def holds(self, condition: Dim) -> bool:
-        """Return whether the condition is true at the plan's shapes and could be guarded; record no guard."""
+        """Return whether the condition is true at the plan's shapes and `guard` would accept it; record no guard."""
         known = truth(condition)
         return hint(condition) != 0 and not is_read_back(condition) if known is None else known
 
     def may_settle(self, condition: Dim) -> bool:
-        """Return `holds`; in a claim, which is for all shapes, whether the condition is true for all shapes."""
+        """Return what `holds` returns; in a claim, return whether the condition is true for all shapes."""
         return self.holds(condition) if self._settles else bool(truth(condition))
 
     def take(self, choice: Choice) -> None:
-        """Guard the plan to the conditions under which a schedule was chosen."""
+        """Guard the plan on the conditions under which a schedule was chosen."""
         for condition in choice.guards:
             self.guard(condition)
 
     def settled(self, condition: Dim) -> bool | None:
-        """Return `guard`; in a claim, or for a value that a Run computes, return `known`, which may be None."""
+        """Call `guard` and return its result; in a claim, or for a value that a Run computes, call `known` instead."""
         if not self._settles or is_read_back(condition):
             return self.known(condition)
         return self.guard(condition)
@@ -96,7 +96,7 @@ class Conditions:
         return dim if ordered is None else self.settled_size(a if ordered is (atom.op is ExprOp.MIN) else b)
 
     def known(self, condition: Dim) -> bool | None:
-        """Return the condition's truth if it is the same for all shapes, else None."""
+        """Return whether the condition is true, if that is the same for all shapes; else None."""
         return truth(condition)
 
     def index_dtype(self, *sizes: Dim) -> str:

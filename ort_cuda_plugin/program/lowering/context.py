@@ -1,7 +1,7 @@
-"""The lowering context: operators' functions receive it, and record steps and launches in it.
+"""The lowering context: lowering functions of operators receive it, and record steps and launches in it.
 
-One call of an operator's function serves three purposes: it infers shapes, decides whether the plugin runs the node (by
-raising `Unsupported`), and records the steps of a plan. Nothing here compiles, allocates or touches a device.
+One call of a lowering function serves three purposes: it infers shapes, decides whether the plugin runs the node (by
+raising `Unsupported`), and records the steps of a plan. This module compiles nothing and uses no device.
 """
 
 from __future__ import annotations
@@ -97,13 +97,13 @@ class Tuner(Protocol):
 
 
 class Lowering(Recorder):
-    """The context that an operator's function gets as its first argument.
+    """The context that an operator's lowering function gets as its first argument.
 
-    The context extends the `Recorder` by contents on the host and states of nodes. ``opset`` is the imported version of
-    the node's domain. Claims pass ``try_step``, which generates a step's kernel to find out whether that fails.
-    ``guessed`` becomes True when `host_constants` returns an arbitrary hint. ``trial`` selects the value that `chosen`
-    assumes for an unknown dimension. ``states`` holds the states of the cluster's nodes, shared by its plans. ``notes``
-    holds remarks for users, by node.
+    The context extends the `Recorder` by contents on the host and states of nodes. ``opset`` is the opset version that
+    the model imports for the node's domain. Claims pass ``try_step``, which generates a step's kernel to find out
+    whether that fails. ``guessed`` becomes True when `host_constants` returns an arbitrary hint. ``trial`` selects the
+    value that `chosen` assumes for an unknown dimension. ``states`` holds the states of the cluster's nodes, which the
+    plans share. ``notes`` holds remarks for users, by node.
     """
 
     def __init__(
@@ -142,8 +142,8 @@ class Lowering(Recorder):
     def state(self, initial: Callable[[], Array]) -> Tensor:
         """Return the current node's state: memory that persists between Runs, and that launches may write.
 
-        All plans of the node and all concurrent Runs of a session share the state. Launches of concurrent Runs are not
-        ordered, so launches must update the state atomically. ``initial`` returns the contents before the first Run.
+        All plans with the node, and all concurrent Runs of a session, share the state. Launches of concurrent Runs are
+        not ordered, so they must update the state atomically. ``initial`` returns the contents before the first Run.
         """
         if self.node is None:
             raise TypeError("state: no node is lowered. Call state() in an operator's function")
@@ -177,7 +177,7 @@ class Lowering(Recorder):
         read, written = reads_and_writes(placed, [x for x in placed if x.buffer not in outputs], writes)
         self.trace.steps.append(HostCall(self.nodes, callback, placed, tuple(numbers), read, written))
 
-    # ---- contents on the host ----
+    # ---- tensor contents that the host knows or reads ----
 
     def _deferred_contents(self, buffer: Buffer) -> tuple[Dim, ...]:
         """Return deferred contents; compute the contents of their sources first.
@@ -227,7 +227,7 @@ class Lowering(Recorder):
         assert positions is not None
         elements = floordiv(buffer.nbytes, x.dtype.itemsize)
         if self._speculative and not isinstance(elements, int):
-            elements = max(positions, default=-1) + 1  # an input of unknown size must have at least these elements
+            elements = max(positions, default=-1) + 1  # the size is unknown: assume no element after those of x
         elements = self._readable(elements, what)
         if buffer.deferred_host is not None:
             contents = self._deferred_contents(buffer)
@@ -238,14 +238,14 @@ class Lowering(Recorder):
         return tuple(contents[position] for position in positions)
 
     def _readable(self, count: Dim, what: str) -> int:
-        """Return the number of elements that the host reads, and guard the plan to it."""
+        """Return ``count``, the number of elements that the host reads, as an integer; guard the plan on it."""
         count = self._fixed(count, what)
         if count > MAX_HOST_ELEMENTS:
             raise Unsupported("shape", f"{what} has {count} elements; supported: up to {MAX_HOST_ELEMENTS}")
         return count
 
     def _of_known_shape(self, x: Tensor, what: str) -> Tensor:
-        """Return x with static dimensions, and guard the plan to them."""
+        """Return x with static dimensions and strides, and guard the plan on them."""
         shape, strides = ([self._fixed(dim, what) for dim in dims] for dims in (x.shape, x.strides))
         return Tensor(x.dtype, shape, x.buffer, strides=strides, offset=self._fixed(x.offset, what))
 
@@ -261,14 +261,14 @@ class Lowering(Recorder):
         return hint(dim)
 
     def host_number(self, x: Tensor, what: str) -> Dim:
-        """Return the only element of `host_values`. Raises InvalidModel if x has another number of elements."""
+        """Return the only element of x, by `host_values`. Raises InvalidModel if x does not have one element."""
         values = self.host_values(x, what)
         if len(values) != 1:
             raise InvalidModel(f"{what} must have one element, got {len(values)}")
         return values[0]
 
     def host_constants(self, x: Tensor, what: str, guess: Sequence[int]) -> tuple[int, ...]:
-        """Return `host_values` as integers, such as axes, and guard the plan to them.
+        """Return the elements of x, such as axes, as integers, by `host_values`; guard the plan on them.
 
         ``guess`` has any valid values, which a claim uses while the contents are unknown.
         """
@@ -287,7 +287,7 @@ class Lowering(Recorder):
     def chosen(self, dim: Dim, what: str, choices: Sequence[int]) -> int:
         """Return ``dim`` as a number, because a rank depends on it when the plan is made; ``what`` names it.
 
-        The plan is guarded to this number. If the number is not known yet, each trial assumes one of ``choices``.
+        The plan is guarded on this number. If the number is not known yet, each trial assumes one of ``choices``.
         Raises UnknownRank without a trial, Unsupported if there are more choices than trials.
         """
         if isinstance(dim, int):

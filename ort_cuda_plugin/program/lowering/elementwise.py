@@ -92,7 +92,7 @@ def full(ctx: Recorder, shape: Sequence[Dim], value: int | float | bool, dtype: 
         elif dtype is DType.BOOL:
             ctx.memset(result, 1)
         else:
-            # Pass the value as float64, which represents all float types' values; the kernel casts it.
+            # Pass ``value`` as float64, which represents the values of all float types; the kernel casts it.
             number = ctx.constant(np.array(value, np.int64 if dtype.is_integer else np.float64))
             elementwise_into(ctx, lambda x: s.cast(x, dtype), result, number)
         return result
@@ -112,7 +112,7 @@ def _record(
 ) -> None:
     placed = [aligned(ctx, x, results[0].shape) for x in tensors]
     if ctx.options.prefer_nhwc and all(map(is_channels_first, results)):
-        # Dimensions in memory order, so that other steps can fuse with the map.
+        # Put the dimensions in memory order, so that other steps can fuse with the map.
         placed = [in_memory_order(ctx, x, results[0].rank) for x in placed]
         results = [in_memory_order(ctx, x, x.rank) for x in results]
     inputs = used_inputs(zip(leaves, placed, strict=True), expressions)

@@ -47,10 +47,10 @@ def on_host(
 ) -> Tensor:
     """Return ``compute`` of the contents of ``inputs`` if all are known, else the result of ``device``.
 
-    The contents of a device result remain computable on the host if its inputs are readable, as graph inputs are.
+    If ``device`` computes the result, the host can still compute its contents later from inputs that it can read.
     ``compute`` may raise NotFoldable.
     """
-    # Symbolic integers do not wrap around, but results of small types must.
+    # Symbolic integers do not wrap around, but elements of 8- and 16-bit integer types must.
     if not (dtype is DType.BOOL or (dtype.is_integer and dtype.itemsize >= 4)) or not _is_small(shape):
         return device()
     if not all(_is_small(x.shape) and (x.dtype.is_integer or x.dtype is DType.BOOL) for x in inputs):

@@ -1,7 +1,7 @@
 """Memory order of tensors in sessions that prefer NHWC.
 
 Convolutions and pooling read and write NCHW memory through views. Elementwise results between such steps keep NCHW
-memory order, so that no conversion is needed.
+memory order, so that no step converts the layout.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def is_channels_first(x: Tensor) -> bool:
 
 
 def in_memory_order(ctx: Recorder, x: Tensor, rank: int) -> Tensor:
-    """View x, which broadcasts to an NHWC tensor of ``rank`` dimensions, with channels first."""
+    """View x, which broadcasts to an NHWC tensor of ``rank`` dimensions, in NCHW order."""
     x = unsqueeze(ctx, x, range(rank - x.rank))
     return permute(ctx, x, _to_channels_first(rank))
 

@@ -38,8 +38,8 @@ _INT64_MAX = 2**63 - 1
 class Recorder(Conditions):
     """The part of the lowering context that kernels/ and passes/ use: tensors, steps, and conditions of the plan.
 
-    A claim needs shapes only: the recorder checks launches, but does not keep them. With ``checks_author``, statements
-    of a custom operator about sizes and values are checked. ``host_work`` counts the terms that shape arithmetic
+    A claim needs shapes only: the recorder checks launches, but does not keep them. With ``checks_author``, Runs check
+    what a custom operator declares about sizes and values. ``host_work`` counts the terms that shape arithmetic
     computed.
     """
 
@@ -106,7 +106,7 @@ class Recorder(Conditions):
         if x.is_contiguous and divides(alignment, x.offset):
             return x
         if x.is_constant:
-            # The host makes one copy, when a plan needs the contents, instead of the device in every Run.
+            # The host copies the constant once, when a plan needs it; otherwise the device would copy it in every Run.
             return self.derived("view", (x,), (), x.static_shape)
         return copy_of(self, x)
 

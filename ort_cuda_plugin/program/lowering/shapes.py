@@ -23,7 +23,7 @@ def axes_of(axes: Iterable[int], rank: int) -> tuple[int, ...]:
 def broadcast_shapes(ctx: Conditions, *shapes: Sequence[Dim]) -> tuple[Dim, ...]:
     """Return the shape that all ``shapes`` broadcast to, by ONNX's multidirectional broadcasting (NumPy's).
 
-    The plan is guarded to sizes that broadcast in the same way, since fusion depends on which dimensions are 1. A
+    The plan is guarded on sizes that broadcast in the same way, since fusion depends on which dimensions are 1. A
     size that a Run computes becomes ``select(eq(a, 1), b, a)`` instead.
     """
     rank = max((len(shape) for shape in shapes), default=0)
@@ -54,7 +54,7 @@ def _broadcast_dims(ctx: Conditions, a: Dim, b: Dim) -> Dim:
 
 
 def aligned(ctx: Conditions, x: Tensor, shape: Sequence[Dim]) -> Tensor:
-    """Return x, which broadcasts to ``shape``, with each dimension expressed as 1 or as in ``shape``."""
+    """Return x, which broadcasts to ``shape``, with each size replaced by 1 or by the equal size in ``shape``."""
     dims: list[Dim] = []
     for dim, target in zip(x.shape, shape[len(shape) - x.rank :], strict=True):
         if dim not in (1, target):

@@ -75,7 +75,7 @@ def _reshaped_strides(x: Tensor, shape: Sequence[Dim]) -> list[Dim] | None:
         run, wanted = [source.pop(0)], [target.pop(0)]
         size, wanted_size = run[0][0], wanted[0]
         while size != wanted_size:
-            # Extend the run with the smaller expected size; only provably equal sizes end the loop.
+            # Extend the run whose expected size is smaller; only provably equal sizes end the loop.
             if hint(size) < hint(wanted_size) and source:
                 run.append(source.pop(0))
                 size = size * run[-1][0]

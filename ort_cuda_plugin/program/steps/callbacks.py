@@ -36,7 +36,7 @@ class DeviceArray:
         return self.address
 
     def view(self, dtype: DType, shape: Sequence[int], offset: int = 0) -> DeviceArray:
-        """View the memory from byte ``offset`` on as other elements. Raises ValueError beyond the end."""
+        """View the memory from byte ``offset`` on as other elements. Raises ValueError for a view beyond the end."""
         made = DeviceArray(self.address + offset, tuple(shape), dtype, self.stream)
         if offset < 0 or offset + made.nbytes > self.nbytes:
             raise ValueError(f"view: got bytes {offset} to {offset + made.nbytes}, expected at most {self.nbytes}")
@@ -78,22 +78,22 @@ class CallStream(Protocol):
         """Enqueue a kernel; scalars are converted to the types of its signature."""
 
     def copy(self, destination: DeviceArray, source: DeviceArray) -> None:
-        """Enqueue a copy of all bytes."""
+        """Enqueue a copy of all bytes of ``source``."""
 
     def memset(self, destination: DeviceArray, byte: int) -> None: ...
 
     def read(self, array: DeviceArray) -> Array:
-        """Wait for the work enqueued so far, and return the elements."""
+        """Wait for the work enqueued so far, and return the elements of ``array``."""
 
     def write(self, array: DeviceArray, values: Array) -> None:
-        """Replace the elements after the work enqueued so far."""
+        """Replace the elements of ``array``, after the work enqueued so far."""
 
     def synchronize(self) -> None:
-        """Wait for the work enqueued so far."""
+        """Wait for the work enqueued on the stream so far."""
 
 
 class CallFunction(Protocol):
-    """The type of a callback; ``numbers`` are those of the `HostCall`."""
+    """The type of a callback's function; ``numbers`` are the integers of the `HostCall`."""
 
     def __call__(self, tensors: Sequence[DeviceArray], numbers: Sequence[int], stream: CallStream) -> None: ...
 
@@ -103,7 +103,7 @@ class Callback:
     """A Python call in each Run, for one node.
 
     Equal callbacks have equal ``key``. ``tensors`` holds type and rank of each tensor argument, ``num_numbers`` is the
-    number of further arguments. ``function`` creates the callable, once per cluster in a process; ``stored`` is its
+    number of integer arguments. ``function`` creates the callable, once per cluster in a process; ``stored`` is its
     serialized form in a compiled model, None if it cannot be stored.
     """
 
@@ -115,7 +115,7 @@ class Callback:
     stored: Mapping[str, Any] | None = field(default=None, kw_only=True, compare=False)
 
     def arrays(self, addresses: Sequence[int], numbers: Sequence[int], stream: int) -> list[DeviceArray]:
-        """Return the tensors of a Run; ``numbers`` begins with their dimensions."""
+        """Return the tensors of a Run as arrays; ``numbers`` begins with their dimensions."""
         arrays, first = [], 0
         for address, (dtype, rank) in zip(addresses, self.tensors, strict=True):
             arrays.append(DeviceArray(address, tuple(numbers[first : first + rank]), dtype, stream))
@@ -124,5 +124,5 @@ class Callback:
 
     @property
     def num_dims(self) -> int:
-        """Return the total rank of all tensors: a record has their dimensions before its other integers."""
+        """Return the total rank of all tensors: the plan's record of a call has their sizes before other integers."""
         return sum(rank for _, rank in self.tensors)

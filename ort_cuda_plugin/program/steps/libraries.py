@@ -1,4 +1,4 @@
-"""Problem descriptions of cuBLASLt and cuDNN calls in a plan.
+"""Problem descriptions of a plan's cuBLASLt and cuDNN calls.
 
 The schedule of a step is a library call only if `DeviceProperties.libraries` has the library, otherwise a kernel of the
 plugin. ``csrc_shim/vendor/spec.h`` defines the fields of a description; a test on a GPU compares libraries and kernels.

@@ -6,8 +6,9 @@ A row program is a function of Scalars, as for `elementwise`, that may also redu
         e = s.exp(x - row.reduce(MAX, x))
         return e / row.reduce(SUM, e)
 
-A reduction has an initial value, a step that adds an element, and a combination of two partial results; its results are
-leaves of further expressions. `ort_cuda_plugin.kernels.reduction.reduce` generates kernels from row programs.
+A reduction has an initial value, a step that adds an element, and a combination of two partial results. The results of
+a reduction are leaves of further expressions. `ort_cuda_plugin.kernels.reduction.reduce` generates kernels from row
+programs.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ MIN = _fold(highest, s.minimum)
 
 
 def _arg(better: Callable[[Scalar, Scalar], Scalar], initial: Callable[[DType], int | float], last: bool) -> Reduction:
-    """Return an argmin or argmax over elements (value, index); accumulators are (best value, index or -1). NaN wins."""
+    """Return argmin or argmax of elements (value, index); accumulators are (best value, index or -1). NaN is best."""
 
     def combine(a: Values, b: Values) -> Values:
         is_better, is_equal = better(b[0], a[0]), s.equal(a[0], b[0])

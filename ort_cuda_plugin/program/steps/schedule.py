@@ -25,7 +25,7 @@ class Engine(enum.Enum):
     DIRECT = "direct"  # convolution in which a thread owns a strip of output pixels
     DEPTHWISE = "depthwise"  # depthwise convolution, channels-last
     IM2COL = "im2col"  # convolution as a GEMM over stored patches
-    PHASES = "phases"  # transposed convolution as one convolution per phase (pixel within a stride)
+    PHASES = "phases"  # transposed convolution as one convolution per phase (pixel position modulo stride)
     FLASH = "flash"  # attention with an online softmax
     FLASH_MMA = "flash_mma"  # attention with an online softmax on tensor cores
     MULTI_PASS = "multi_pass"  # attention with a pass over the keys per reduction
@@ -205,7 +205,7 @@ class Choice:
 
 
 def _data(record: Any) -> dict[str, Any]:
-    """Return the fields of a record that differ from their defaults."""
+    """Return the fields of a dataclass object that differ from their defaults."""
     values = {field.name: getattr(record, field.name) for field in fields(record)}
     return {field.name: values[field.name] for field in fields(record) if values[field.name] != field.default}
 
@@ -237,7 +237,7 @@ def schedule_text(schedule: Schedule) -> str:
 
 
 def parse_schedule(text: str) -> Schedule:
-    """Parse a text of `schedule_text`. Raises ValueError for other texts."""
+    """Return the schedule of a text from `schedule_text`. Raises ValueError for other texts."""
     try:
         return schedule_of(json.loads(text))
     except (TypeError, KeyError) as error:

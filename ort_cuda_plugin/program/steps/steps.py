@@ -52,7 +52,7 @@ class Map(TensorFields):
         return tuple(output for name in self.output_fields for output in getattr(self, name))
 
     def map_outputs(self, function: Callable[[tuple[Output, ...]], Iterable[Output]]) -> Self:
-        """Return the step with ``function`` applied to the outputs of each field."""
+        """Return the step with ``function`` applied to the outputs in each of its output fields."""
         changed: dict[str, Any] = {name: tuple(function(getattr(self, name))) for name in self.output_fields}
         return replace(self, **changed)
 
@@ -94,7 +94,7 @@ class Map(TensorFields):
 class Rows(Map):
     """A Map whose expressions may also reduce along ``axes`` (`row_program`).
 
-    ``outputs`` have a value per element; ``row_outputs`` have a value per row, and size 1 along ``axes``.
+    ``outputs`` hold a value per element; ``row_outputs`` hold a value per row, with size 1 along ``axes``.
     """
 
     axes: frozenset[int] = frozenset()
@@ -259,7 +259,7 @@ def stored(x: Scalar) -> Scalar:
 
 
 def _is_rounded(x: Scalar) -> bool:
-    """Return whether x is already rounded to its type, because it selects among rounded values."""
+    """Return whether x is already rounded to its type: a leaf, a cast, or a selection among rounded values."""
     seen: set[Scalar] = set()
     stack = [x]
     while stack:
@@ -311,7 +311,7 @@ def dense(x: Tensor) -> bool:
 
 
 def same_place(x: Tensor, y: Tensor, strides: Sequence[Dim], other_strides: Sequence[Dim]) -> bool:
-    """Return whether x with ``strides``, and y with ``other_strides``, are the same elements of one buffer."""
+    """Return whether x with ``strides`` and y with ``other_strides`` view the same elements of one buffer."""
     return (
         x.buffer is y.buffer and x.dtype is y.dtype and x.offset == y.offset and tuple(strides) == tuple(other_strides)
     )

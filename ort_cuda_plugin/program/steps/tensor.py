@@ -17,7 +17,7 @@ MAX_HOST_ELEMENTS = 1024
 class BufferKind(enum.IntEnum):
     """Location of a tensor's elements; values up to SCRATCH equal ``ocp_ref_kind``.
 
-    HOST: host memory only; STATE: a weight of the plan that its node writes.
+    HOST: known to the host, not in device memory; STATE: a weight that launches of its node write.
     """
 
     INPUT = 0
@@ -29,7 +29,7 @@ class BufferKind(enum.IntEnum):
 
 
 class Buffer:
-    """Memory that tensors view, compared by identity; ``index`` is the number of an INPUT or OUTPUT.
+    """Memory that tensors view, compared by identity; ``index`` is the number of the cluster's INPUT or OUTPUT.
 
     Known contents belong to the buffer, and so to every view: ``data`` of a WEIGHT; ``state``, the initial contents of
     a STATE; ``host``, the elements of a HOST buffer; ``deferred_host``, which computes the elements on request.

@@ -89,7 +89,7 @@ class Launch(Recorded):
     """A kernel launch; ``reads`` and ``writes`` are the buffers that it uses.
 
     ``uses`` describes arguments that the kernel does not access exactly once as a whole. ``note`` tells users why this
-    kernel was selected; ``schedule`` is the schedule of the contraction. The grid has ``turns`` groups of blocks; each
+    kernel was selected; a contraction's launch has its ``schedule``. The grid has ``turns`` groups of blocks; each
     group waits for the previous one. Buffers without an `InPlace` must not overlap.
     """
 
@@ -155,7 +155,7 @@ class ReadBack(Recorded):
 
 @dataclass(eq=False)
 class HostCall(Recorded):
-    """A Python call in each Run, with contiguous ``tensors`` and ``numbers``; the callee enqueues work."""
+    """A Python call in each Run, with contiguous ``tensors`` and ``numbers``; the function enqueues device work."""
 
     callback: Callback
     tensors: tuple[Tensor, ...]
@@ -194,7 +194,7 @@ class Trace:
     """Launches that constant folding moved before the first Run, in groups that share no intermediate."""
 
     def originate(self, node: Node | None, dims: Iterable[Dim]) -> None:
-        """Record that ``node`` needs ``dims``; if a Run cannot evaluate one, the error names the node."""
+        """Record that ``node`` needs ``dims``; if a Run cannot evaluate one of them, the error names the node."""
         if node is None:
             return
         for dim in dims:

@@ -26,7 +26,7 @@ class Windows:
 
     @property
     def pointwise(self) -> bool:
-        """Return whether the windows are the single elements (a 1x1 convolution without stride or padding)."""
+        """Return whether each window is one element of x: a 1x1 convolution without stride or padding."""
         ones, pads = (*self.kernel, *self.strides), (*self.begin, *self.end)
         return all(size == 1 for size in ones) and all(pad == 0 for pad in pads)
 
