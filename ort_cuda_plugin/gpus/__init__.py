@@ -20,9 +20,10 @@ FOLDER = Path(__file__).parent / "devices"
 class Gpu:
     """A GPU. Rates are per second at the boost clock, for all multiprocessors.
 
-    ``float32_lanes`` and ``special_lanes`` are results per clock and multiprocessor. ``flops`` are peak rates by type,
-    of dense tensor cores except for float32 and float64. ``tensor_share`` is the fraction of the peak that the largest
-    GEMMs sustain, since the power limit lowers the clock. ``l2_read`` and ``l2_written`` are measured L2 bandwidths.
+    ``float32_lanes`` and ``special_lanes`` are results per clock and multiprocessor. ``flops`` are peak rates by type:
+    of tensor cores without sparsity, except for float32 and float64. ``tensor_share`` is the fraction of the peak that
+    the largest GEMMs sustain, since the power limit lowers the clock. ``l2_read`` and ``l2_written`` are measured L2
+    bandwidths.
     """
 
     key: str

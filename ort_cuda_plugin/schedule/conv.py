@@ -143,7 +143,7 @@ def _sliced_k_before_library(ctx: Lowering, step: Convolve, own: Schedule) -> Ch
 
 
 def _tile_config(ctx: Lowering, step: Convolve, convolutions: int = 1) -> TileConfig | None:
-    """Return the tile of `choose_tile_config` for a channels-last image; the step replaces ``convolutions`` others."""
+    """Return the tile of `choose_tile_config` for a channels-last image, and a step that replaces ``convolutions``."""
     m, n, k = gemm_sizes(step)
     kind = matrix_convolution_kind(ctx, step)
     more = {**epilogue_cost(step, n * step.groups), "products": convolutions, "left": _left_by_cudnn(ctx, step)}

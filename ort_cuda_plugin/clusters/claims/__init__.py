@@ -1,1 +1,1 @@
-"""Claims: which nodes the plugin runs, and why it declines the others."""
+"""Claims: which nodes the plugin runs, and why it declines the other nodes."""

@@ -291,10 +291,11 @@ class _Analysis:
         return [found[node] for node in nodes]
 
     def _by_trials(self, nodes: list[Node]) -> dict[Node, NodeVerdict]:
-        """Return verdicts of nodes of unknown rank: supported if some trials accept the node and none declines it.
+        """Return verdicts of nodes that need a rank that ORT does not infer.
 
-        A trial in which the node, or a producer of its inputs, is invalid does not count. A control-flow node that
-        cannot be lowered goes to ONNX Runtime's kernels.
+        A node is supported if some trials accept it and none declines it. A trial in which the node, or a producer of
+        its inputs, is invalid does not count. A control-flow node that cannot be lowered goes to ONNX Runtime's
+        kernels.
         """
         taken: dict[Node, NodeVerdict] = {}
         declined: dict[Node, NodeVerdict] = {}

@@ -57,7 +57,7 @@ def _connected(cluster: Sequence[Node]) -> list[list[Node]]:
 
 
 class _Borders:
-    """Location of the inputs and results of a part of a graph: host memory or device."""
+    """Location of the inputs and results of a connected part of a cluster: host memory or device."""
 
     def __init__(self, graph: Graph, runs_here: bool, ours: Collection[Node]) -> None:
         self.graph = graph
@@ -71,7 +71,7 @@ class _Borders:
                 self.readers.setdefault(value, []).append(node)
 
     def copies(self, part: Sequence[Node]) -> int:
-        """Count the values to copy for a part; 0 if an input is on the device, or a result is read there."""
+        """Count the values to copy for a connected part; 0 if an input is on the device, or a result is read there."""
         members = set(part)
         given = {value for node in part for value in node.outputs if value is not None}
         read = {value for node in part for value in node.reads() if value not in given and value.initializer is None}

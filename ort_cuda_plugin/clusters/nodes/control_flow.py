@@ -294,7 +294,7 @@ def _parts_of_scan(node: Node, inputs: Inputs) -> tuple[Graph, list[Operand], li
 def _steps_of_scan(
     lowering: BodyLowering, node: Node, states: Sequence[Operand], scanned: Sequence[tuple[Tensor, int, int]]
 ) -> tuple[list[Operand], list[list[Operand]]]:
-    """Return the last states, and the other results of each step; ``scanned`` holds (tensor, axis, is backward)."""
+    """Return the last states, and the body's other results per iteration; ``scanned``: (tensor, axis, is backward)."""
     ctx = lowering.ctx
     lengths = [x.shape[axis] for x, axis, _ in scanned]
     for other in lengths[1:]:

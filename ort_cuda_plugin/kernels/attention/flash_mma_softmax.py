@@ -101,7 +101,7 @@ class OnlineSoftmax(StreamTiles):
         ]
 
     def _kept_steps(self, matrix: int) -> range:
-        """Return the k steps whose Q fragments stay in registers; the others are reloaded for each tile.
+        """Return the k steps whose Q fragments stay in registers; other fragments are reloaded for each tile.
 
         float32 fragments take twice the registers, mask offsets take some, and threads of large blocks have few.
         """

@@ -1,8 +1,8 @@
 """K/V cache that grows in place, if the application binds past and present to one buffer.
 
-Each Run may bind other buffers, so the kernel compares the two addresses. If they are equal, it writes only the new
-rows. A cache may be quantized to int8, to an 8-bit float, or to 4 bits: two adjacent elements in a byte, the first in
-the low nibble, each stored with an offset of 8.
+Each Run may bind other buffers, so the kernel compares the addresses of past and present. If they are equal, it writes
+only the new rows. A cache may be quantized to int8, to an 8-bit float, or to 4 bits: two adjacent elements in a byte,
+the first in the low nibble, each stored with an offset of 8.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A kernel body is a list of fragments: which tile a block computes, where its batch begins, its accumulators, the loop
 over k, the epilogue. A fragment reads names of the fragments before it and of the kernel's parameters. Only the names
-that a fragment declares in ``gives`` are visible to later ones; its other names are local. `join` checks this where
+that a fragment declares in ``gives`` are visible to later fragments; other names are local. `join` checks this where
 programs are verified (``ORT_CUDA_PLUGIN_VERIFY=1``, as in the tests). So a missing name is an error of the generator
 that names the fragment, and not an error of Numba in a text of a thousand lines.
 """

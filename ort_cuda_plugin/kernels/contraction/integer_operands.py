@@ -93,7 +93,7 @@ def integer_form(step: Sums) -> IntegerForm | None:
 
 
 def integer_step(ctx: Lowering, step: Sums, form: IntegerForm) -> Sums:
-    """Return the step over codes with int32 accumulators; ``b`` is int8. Records the weights' conversion and column sums."""
+    """Return the step over codes with int32 accumulators; ``b`` is int8. Records the weights' conversion and sums."""
     w = step.operands[1]
     if w.dtype is DType.UINT8:
         w = elementwise(ctx, lambda code: s.cast(s.cast(code, DType.INT32) - _middle, DType.INT8), w)

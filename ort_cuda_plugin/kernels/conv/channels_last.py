@@ -1,4 +1,4 @@
-"""Channels-last (NHWC) images, which cuDNN convolves on tensor cores without transposing them itself.
+"""Channels-last (NHWC) images: inputs and results of convolutions, which cuDNN then need not transpose itself.
 
 Convolutions on tensor cores, and all steps between them, keep this layout. A tensor that another step reads in the
 model's layout, such as an output of the cluster, is transposed once.

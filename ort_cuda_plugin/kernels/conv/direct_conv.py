@@ -1,11 +1,11 @@
 """Direct convolution without shared memory: a thread computes a strip of adjacent pixels for a few output channels.
 
-The kernel serves convolutions that would leave a GEMM tile mostly empty: few output channels, groups, and transposed
-ones. On a GPU a strip is one pixel. On the emulated device a strip has the length of vectors, so that each weight is
-loaded once per strip, and a strip inside the image needs no bounds checks.
+The kernel serves convolutions that would leave a GEMM tile mostly empty: those with few output channels, with groups,
+and transposed ones. On a GPU a strip is one pixel. On the emulated device a strip has the length of vectors, so that
+each weight is loaded once per strip, and a strip inside the image needs no bounds checks.
 
-A transposed convolution of stride s consists of s ordinary ones along each axis, its phases: outputs o with the same
-(o + pad) mod s use the same taps of the kernel, and adjacent outputs of a phase read adjacent inputs.
+A transposed convolution of stride s consists of s plain convolutions along each axis, its phases: outputs o with the
+same (o + pad) mod s use the same taps of the kernel, and adjacent outputs of a phase read adjacent inputs.
 
 Tensors are contiguous: x is [images, groups * channels, z, y, x], out [images, groups * rows, z, y, x]; 2D kernels omit
 z. ``rows`` are the output channels of a group, ``channels`` its input channels.

@@ -63,7 +63,7 @@ class TiledConv:
     """Implicit GEMM: a block computes ``tile.m`` output channels of one group at ``tile.n`` pixels of one image.
 
     The epilogue's coordinates are ``image``, ``channel`` and ``column`` (the pixel). ``index`` is the type of offsets
-    in an image of x. ``packed`` weights are laid out by `pack_tiles`, others as in ONNX. ``elements`` load x and the
+    in an image of x. ``packed`` weights have the layout of `pack_tiles`, else that of ONNX. ``elements`` load x and the
     weights; the weights' loader may depend on the row. With fewer threads than columns in b's tile, a thread fills
     several adjacent columns, by one access if they are adjacent in x as well.
     The grid is (ceil(positions/tile.n) * ceil(rows/tile.m) * groups * images, 1, 1).

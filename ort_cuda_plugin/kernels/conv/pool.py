@@ -45,9 +45,10 @@ class Pool:
     """Maximum or average over windows along the last ``rank`` dimensions of contiguous [planes, z, y, x].
 
     A thread computes ``width`` adjacent pixels along x: one on a GPU, a vector's length on the emulated device.
-    ``stride`` is the stride along x if it is 1 or 2, else 0. ``indices`` (for ``width`` 1) stores the offset of each
-    maximum in x, with ``column_major`` transposed within its plane. With ``include_pad`` averages divide by the
-    positions in the padded input, which ends at ``padded_end``. ``index`` is the type of offsets in the tensors.
+    ``stride`` is the stride along x if it is 1 or 2; if it is 0, the stride is a parameter. ``indices`` (for ``width``
+    1) stores the offset of each maximum in x, with ``column_major`` transposed within its plane. With ``include_pad``
+    averages divide by the number of positions in the padded input, which ends at ``padded_end``. ``index`` is the type
+    of offsets in the tensors.
     """
 
     kind: str  # "max" or "average"

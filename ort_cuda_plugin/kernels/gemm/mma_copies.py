@@ -2,7 +2,7 @@
 
 A row of a tile has 16-byte chunks along the contiguous axis of the operand. Chunks are permuted within a row by an XOR
 with the row's index (a swizzle), so that neither the eight rows of an ``ldmatrix`` nor adjacent stores conflict in
-shared memory banks. ``cp.async`` copies aligned chunks that need no conversion; others are loaded element by element.
+shared memory banks. ``cp.async`` copies aligned chunks without conversion; other chunks are loaded element by element.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ class OperandCopies:
         return f"{of.name}_fill{first} + {(number - first) * self.tile.threads * 16}"
 
     def _distinct_chunks(self, of: OperandTile) -> int:
-        """Return after how many of a thread's chunks their swizzled positions in the rows repeat."""
+        """Return the number of a thread's chunks after which their swizzled positions in the rows repeat."""
         return min(self._thread_chunks(of), max(1, of.period * of.row_chunks // self.tile.threads))
 
     def _thread_chunks(self, of: OperandTile) -> int:

@@ -141,7 +141,7 @@ class RowColumns:
             with self.emit.block(f"for j in range({start}, {self.stop}, {self.threads}):"), self._column("j"):
                 yield
             return
-        # The emission of the loop determines which inputs the pass loads; their loads go ahead of it.
+        # The emission of the loop determines which inputs the pass loads; their loads go ahead of the loop.
         with (
             self.emit.detached() as loop,
             self.emit.block(f"for e in range({self.form.lanes}):"),

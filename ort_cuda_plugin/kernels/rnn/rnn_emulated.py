@@ -134,7 +134,7 @@ class StripCell(CellKernel):
 
     @contextmanager
     def _strips(self, gates: Sequence[int], vector: str, backward: bool) -> Iterator[None]:
-        """Emit loops over strips, each with the products of ``vector`` and ``gates``, and over the thread's sequences.
+        """Emit loops over strips, with ``vector`` times the weights of ``gates``, and over the thread's sequences.
 
         The body is for element ``i`` of the strip and time step ``t`` of sequence ``sequence``.
         """

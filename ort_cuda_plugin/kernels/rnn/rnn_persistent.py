@@ -186,7 +186,7 @@ class PartCell(CellKernel):
         finish()
 
     def _add_up(self, gates: Sequence[int], load: Callable[[str], None]) -> None:
-        """Accumulate the products of some sequences; each lane keeps the sums of its own sequence."""
+        """Accumulate the dot products of some sequences; each lane keeps the totals of its own sequence."""
         emit, at_once = self.emit, range(self.at_once)
         for u in at_once:
             emit.line(f"vector{u} = {self.registers}({self.count})")

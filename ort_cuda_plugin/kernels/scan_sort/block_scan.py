@@ -90,7 +90,7 @@ class _Scan:
         """Source of the number of elements of a part."""
 
     def _joined(self, a: str, b: str) -> str:
-        """Return the accumulator of two adjacent parts."""
+        """Return the combined accumulator of two adjacent parts of a row, from their accumulators ``a`` and ``b``."""
         with self.emit.scope():
             first, second = (Scalar(self.x.dtype, "accumulator") for _ in range(2))
             self.emit.bind(first, a)

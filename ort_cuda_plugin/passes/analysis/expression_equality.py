@@ -216,7 +216,7 @@ def joined_inputs(
 ) -> tuple[Input, ...]:
     """Return the inputs of the joint expression over ``shape``, without the own leaf of ``first``.
 
-    ``others`` are the leaf maps of `same_leaves`.
+    ``others`` are the expressions that are joined with ``first``: `same_leaves` maps the leaves of ``first`` to theirs.
     """
     matches = [(other, same_leaves(first, other, columns, spreads=True), dict(other.inputs)) for other in others]
     inputs: list[Input] = []

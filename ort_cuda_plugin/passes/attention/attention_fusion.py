@@ -96,7 +96,7 @@ def _joint(first: Contract, rows: Rows, leaf: object, x: Tensor, second: Contrac
     if not _are_simple_axes(first) or len(first.outputs) != 1 or rows.axes != {len(rows.shape) - 1}:
         return None
     if first.b.is_constant or second.b.is_constant:
-        return None  # one of the GEMMs is a linear layer, for example with many columns: it stays a GEMM of its own
+        return None  # a GEMM with constant weights is a linear layer, and stays separate
     score, scores = first.outputs[0]
     weight, weights = rows.outputs[0]
     a, b, c = *first.operands, second.b

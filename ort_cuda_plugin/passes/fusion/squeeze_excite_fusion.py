@@ -27,7 +27,7 @@ def fuse_squeeze_excite(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
     """Launch the two pointwise convolutions of squeeze-and-excitation as one kernel, with the result of the first in
     shared memory.
 
-    Assumes: epilogues are fused; the device is a GPU, or kernels are generated for one.
+    Assumes: epilogues are fused; kernels are generated for a GPU.
     Guarantees: one launch replaces both convolutions where it is faster than two library calls. The launch reads the
         same tensors.
     Example: ``h = Relu(Conv1x1(x, a)); y = Sigmoid(Conv1x1(h, b))`` with one output pixel -> ``y = launch(x, a,

@@ -30,10 +30,10 @@ MOST_PARTS = 4
 
 
 def tile_batches_for_l2(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
-    """Tile the batch of an expansion and the depthwise convolution after it, so that the image between stays in L2.
+    """Tile the batch of an expansion and the depthwise convolution after it, so that the images between stay in L2.
 
-    Assumes: images have their channels last; the image between has one writer and one reader.
-    Guarantees: the tiles cover the batch in order, and each has an image of its own between both convolutions.
+    Assumes: images have their channels last; the tensor between has one writer and one reader.
+    Guarantees: the tiles cover the batch in order, and each has its own tensor between both convolutions.
     Example: ``e = Conv1x1(x [64, ...]); y = Depthwise(e)`` -> for 16 images at a time: ``e = Conv1x1(x[i:i+16]);
         y[i:i+16] = Depthwise(e)``.
     """

@@ -162,7 +162,7 @@ def with_view(step: Step, copy: Copy) -> Step | None:
 
 
 def _launched_with_view(step: Launch, copy: Copy) -> Launch | None:
-    """Return a recorded launch on the copy's target at the same strides, since its kernel supports no others."""
+    """Return the launch on the copy's target; None if strides would change, which its kernel does not support."""
     try:
         views: dict[Arg, Tensor] = {arg: _shifted(arg, copy) for arg in step.args if isinstance(arg, Tensor)}
     except _NoView:
@@ -190,7 +190,7 @@ class _NoView(Exception):
 
 
 def _shifted(x: Tensor, copy: Copy) -> Tensor:
-    """Return `_moved`; raise `_NoView` if the strides change."""
+    """Return the view from `_moved`; raise `_NoView` if its strides differ from those of x."""
     view = _moved(x, copy)
     if any(dim != 1 and old != new for dim, old, new in zip(x.shape, x.strides, view.strides, strict=True)):
         raise _NoView

@@ -180,7 +180,7 @@ class Lowering(Recorder):
     # ---- tensor contents that the host knows or reads ----
 
     def _deferred_contents(self, buffer: Buffer) -> tuple[Dim, ...]:
-        """Return deferred contents; compute the contents of their sources first.
+        """Return the deferred contents of ``buffer``; compute the contents of its sources first.
 
         The explicit stack allows chains of any length. Each buffer waits for its sources at most once, so the loop
         terminates.
