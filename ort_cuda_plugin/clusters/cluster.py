@@ -54,7 +54,7 @@ class Variant:
 
     @property
     def precomputations(self) -> list[Precomputation]:
-        """Return the programs that compute some of ``weights``."""
+        """Return the programs that compute the `Precomputed` weights among ``weights``."""
         return list(dict.fromkeys(weight.program for weight in self.weights if isinstance(weight, Precomputed)))
 
 
@@ -136,7 +136,7 @@ class CompiledCluster:
         """Return the first variant. The owner calls this, and adds the variant, while ORT's graph is alive.
 
         If all dimensions are static and there is no host input, the variant has the cluster's only plan. Otherwise it
-        has weights, so that host memory can drop them, and kernels, so that session creation compiles them instead of
+        has weights, so that host memory can free them, and kernels, so that session creation compiles them instead of
         the first Run. Raises NodeError if a claimed node cannot be lowered.
         """
         shapes = [value.shape for value in self.inputs]

@@ -107,7 +107,7 @@ def test_run_takes_inputs_from_files(capsys: pytest.CaptureFixture[str], add_mod
         (["run", "MODEL", "--seed", "-1"], "--seed -1: must not"),
         (["run", "MODEL", "--runs", "-1"], "must not be negative"),
         (["explain", "no_such_model"], "light_resnet50"),
-        (["explain", "resnet50:float17"], "as resnet50:float16, with resnet50, "),
+        (["explain", "resnet50:float17"], "such as resnet50:float16; names: resnet50, "),
         (["bench", "MODEL", "--batch", "3"], "has no dimension named batch"),
         (["explain", "MODEL", "--shapes", "a=4"], "--shapes gives the sizes for --plans"),
         (["explain", "MODEL", "--autotune"], "--autotune changes what --program prints"),

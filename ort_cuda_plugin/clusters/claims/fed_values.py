@@ -1,7 +1,7 @@
 """Data dependence on fed values: finds the values of a graph that depend on contents of inputs, not only on sizes.
 
-A CUDA graph of a whole Run repeats the values that the host read during capture. The replay is correct for sizes, which
-do not change, and wrong for contents.
+A CUDA graph of a whole Run repeats the values that the host read during capture. A replay is correct for values
+derived from sizes, which do not change, and wrong for values derived from contents.
 """
 
 from __future__ import annotations

@@ -101,6 +101,6 @@ class _Borders:
 
 
 def _only_for_host(reader: Node, value: Value) -> bool:
-    """Return whether a node of the plugin reads the value in host memory only."""
+    """Return whether ``reader``, a node that the plugin runs, reads ``value`` in host memory only."""
     count = CONTROL_FLOW.get(reader.op_type, 0) if reader.has_subgraphs else 0
     return value in reader.inputs[:count] and value not in (*reader.inputs[count:], *reader.implicit_inputs)

@@ -196,7 +196,7 @@ class NodeLowering:
         self.tensors[value] = unpack(self.ctx, tensor) if tensor.dtype.is_packed else tensor
 
     def spend_nodes(self, count: int) -> None:
-        """Count nodes of iterations. Raises Unsupported if a node of the graph unrolls to too many nodes."""
+        """Count nodes of unrolled iterations. Raises Unsupported if a node of the graph unrolls to too many nodes."""
         self._nodes_unrolled += count
         if self._nodes_unrolled > MAX_UNROLLED_NODES:
             raise Unsupported("cost", f"the unrolled node has too many nodes; supported: up to {MAX_UNROLLED_NODES}")

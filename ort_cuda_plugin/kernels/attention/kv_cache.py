@@ -153,7 +153,7 @@ def _vector_width(ctx: Lowering, parts: Sequence[CachePart]) -> int:
 
 
 class _Writer:
-    """Emitter of a thread's writes to a part: rows ``start`` to ``stop`` of one column, or of ``width`` columns."""
+    """Emitter of a thread's writes to a `CachePart`: rows ``start`` to ``stop`` of one or ``width`` columns."""
 
     def __init__(self, builder: KernelBuilder, part: CachePart, width: int) -> None:
         self._emit, self._part, self._width = builder.emit, part, width

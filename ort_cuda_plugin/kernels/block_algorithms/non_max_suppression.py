@@ -78,7 +78,7 @@ def _suppress(
     for piece in range(0, n, threads):
         i = piece + thread
         place = base + min(i, n - 1)
-        # An estimate may run only some blocks, with uninitialised memory in place of ``order``: clamp the index.
+        # An estimate may run only some blocks, with uninitialised memory in place of the order: clamp it.
         box = min(max(int64(order[place]), int64(0)), n - 1)
         at = corners + box * 4
         box_y1, box_x1, box_y2, box_x2 = corners_of(boxes, at)

@@ -88,7 +88,7 @@ def rows_of_thread(rows: int, *, emulated: bool) -> int:
 
 
 def strip_shape(shape: Sequence[int], groups: int, rows: int, thread_rows: int) -> tuple[int, int, int, int, int]:
-    """Return the shape of `pack_strips`: [groups, tiles of rows, channels, taps, rows of a thread]."""
+    """Return the shape of weights from `pack_strips`: [groups, tiles of rows, channels, taps, rows of a thread]."""
     taps = math.prod(shape[2:])
     channels = math.prod(shape[:2]) // (groups * rows)
     return groups, -(-rows // thread_rows), channels, taps, thread_rows
@@ -98,9 +98,9 @@ def strip_shape(shape: Sequence[int], groups: int, rows: int, thread_rows: int) 
 class StripConv:
     """Direct convolution: a thread computes ``rows`` output channels of one group at ``width`` adjacent pixels along x.
 
-    ``element`` loads x. ``stride`` is the stride along x if it is 1 or 2, else 0. ``index`` is the type of offsets in x
-    and out. In a transposed convolution, base is pad // stride, and the outputs of a phase are (base + i) * stride +
-    remainder - pad. The grid is (images * groups * chunks * phases * tiles, 1, 1).
+    ``element`` loads x. ``stride`` is the stride along x if it is 1 or 2; if it is 0, the stride is a parameter.
+    ``index`` is the type of offsets in x and out. In a transposed convolution, base is pad // stride, and the outputs
+    of a phase are (base + i) * stride + remainder - pad. The grid is (images * groups * chunks * phases * tiles, 1, 1).
     """
 
     element: Element

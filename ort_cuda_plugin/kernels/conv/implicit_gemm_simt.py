@@ -53,7 +53,7 @@ def patch_table(channels: int, kernel: Sequence[int], dilations: Sequence[int], 
 
 
 def packed_shape(shape: Sequence[int], groups: int, tile: Tile) -> tuple[int, int, int]:
-    """Return the shape of `pack_tiles` for weights of ``shape``."""
+    """Return the shape that weights of ``shape`` have after `pack_tiles`."""
     rows, k = shape[0] // groups, math.prod(shape[1:])
     return groups, -(-k // tile.k) * tile.k, -(-rows // tile.m) * tile.m
 

@@ -87,7 +87,7 @@ class Pool:
         return _lowest[self.storage] if self.kind == "max" else f"{self.register}(0)"
 
     def setup(self) -> list[str]:
-        """Compute the thread's first result, its ``plane`` and ``row`` offsets, and the start of its window."""
+        """Compute the index of the thread's first result, its ``plane`` and ``row`` offsets, and its window's start."""
         axes, integer = self.axes, register_type(self.index)
         lines = [
             indent(element_number(self.index), 0),

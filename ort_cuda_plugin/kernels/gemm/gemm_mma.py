@@ -31,7 +31,7 @@ def matrix_kind(ctx: Lowering, elements: tuple[Element, Element]) -> str:
 
 
 def kind_of(device: DeviceProperties, options: LoweringOptions, storage: str) -> str:
-    """Return the mma operand type for elements of a storage type on the device, a kind of `matrix_tiles`; else ""."""
+    """Return the mma operand type, as for `matrix_tiles`, that serves elements of type ``storage``; "" for none."""
     if device.emulated or device.compute_capability < (8, 0):
         return ""
     if storage == "f32":

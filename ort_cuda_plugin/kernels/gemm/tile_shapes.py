@@ -52,7 +52,7 @@ def choose_tile(device: DeviceProperties, rows: Dim, dtype: DType) -> Tile:
 
 
 def stages_of(kind: str, tile: Tile) -> int:
-    """Return the number of pipeline stages."""
+    """Return the number of pipeline stages of a tensor-core kernel with this tile."""
     return 3 if tile.k * SIZES[kind] <= STEP else 2
 
 

@@ -123,7 +123,7 @@ def _wide_form(ctx: Lowering, columns: Dim, rows: Dim, width: int) -> RowForm | 
 
 
 def _exact_form(ctx: Lowering, columns: Dim, rows: Dim, width: int, most: int) -> RowForm | None:
-    """Return a layout for a warp whose lanes all have an element, if there is one; bounds checks have a cost.
+    """Return a layout in which all lanes of a warp have an element, so that no bounds checks are needed; or None.
 
     With many rows, several rows share a warp.
     """

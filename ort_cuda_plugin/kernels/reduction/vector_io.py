@@ -17,7 +17,7 @@ AHEAD_REGISTERS = 24
 
 
 class RowMoves:
-    """Emitter of loads and stores for rows of ``n`` columns in a ``form``; `lanes_of` declares their registers.
+    """Emitter of loads and stores for rows of ``n`` columns with layout ``form``; `lanes_of` declares registers.
 
     ``column0`` is added to the index of the first column.
     """

@@ -47,7 +47,7 @@ def _sort(
     lane = int64(cuda.threadIdx.x)
     result = row * n
     data = result * m
-    # Double-buffered: choose the first source such that the last pass writes the first buffer.
+    # Double-buffered: start such that the last pass writes the first buffer.
     source = result
     target = result + rows * n
     width = int64(1)
