@@ -17,7 +17,8 @@ extern const OrtEpApi *ocp_ep_api;
 /* The API version for every ort_version_supported: the lower of OCP_NEWEST_API and ORT's own version. A slot S newer
  * than OCP_OLDEST_API may be set or called only when ocp_api_version >= <Struct>_<S>_SINCE (ort_abi.h). */
 extern uint32_t ocp_api_version;
-/* ORT's own API version. A slot newer than OCP_NEWEST_API may be used if this version has it. */
+/* ORT's own API version, not capped at OCP_NEWEST_API. The few slots that are newer than OCP_NEWEST_API may be called
+ * only when ocp_host_version >= <Struct>_<S>_SINCE. */
 extern uint32_t ocp_host_version;
 /* The default logger of ORT's environment, for messages outside of a session; NULL before a factory is created. */
 extern const OrtLogger *ocp_logger;

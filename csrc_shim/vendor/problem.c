@@ -114,7 +114,7 @@ ocp_problem *ocp_problem_create(const ocp_problem_spec *spec, ocp_error *error) 
       spec->dtype == ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16 || spec->dtype == ONNX_TENSOR_ELEMENT_DATA_TYPE_DOUBLE;
   if (spec->kind > OCP_PROBLEM_ATTENTION || !is_float || !kinds[spec->kind].exists(spec)) {
     ocp_fail(error, ORT_INVALID_ARGUMENT,
-             "library problem: unsupported combination of kind %u, type %u, flags %u, rank %u and factors %g and %g",
+             "library problem: unsupported combination of kind %u, type %u, flags %u, rank %u, alpha %g and beta %g",
              spec->kind, spec->dtype, spec->flags, spec->rank, spec->alpha, spec->beta);
     return NULL;
   }
@@ -298,7 +298,7 @@ static uint32_t make_key(const ocp_problem *problem, const arguments *call, int6
                          ocp_error *error) {
   const ocp_library *library = problem->library;
   if (!ocp_problem_takes(problem, call->num_pointers, call->num_values)) {
-    ocp_fail(error, ORT_INVALID_GRAPH, "a call of %s has a wrong number of pointers (%u) or numbers (%u)",
+    ocp_fail(error, ORT_INVALID_GRAPH, "call of %s: wrong number of pointers (%u) or of integer arguments (%u)",
              library->name, call->num_pointers, call->num_values);
     return 0;
   }

@@ -219,19 +219,19 @@ class CompiledCluster:
             raise NodeError(error.node, reason, invalid_input=error.invalid_input) from error
 
     def kernels_added(self, variant: Variant) -> None:
-        """Record that ``variant.kernels`` were added after those of earlier variants."""
+        """Record that ``variant.kernels`` were added to the C cluster after those of earlier variants."""
         variant.tables.kernels.commit()
 
     def problems_added(self, variant: Variant) -> None:
-        """Record that the device's cluster has ``variant.problems``, after those of earlier variants."""
+        """Record that ``variant.problems`` were added to the C cluster after those of earlier variants."""
         variant.tables.problems.commit()
 
     def callbacks_added(self, variant: Variant) -> None:
-        """Record that the device's cluster has ``variant.callbacks``, after those of earlier variants."""
+        """Record that ``variant.callbacks`` were added to the C cluster after those of earlier variants."""
         variant.tables.callbacks.commit()
 
     def weights_added(self, variant: Variant) -> None:
-        """Record that the device's cluster has ``variant.weights``, after those of earlier variants.
+        """Record that ``variant.weights`` were added to the C cluster after those of earlier variants.
 
         Large constants are released; small ones that a later plan may need are copied. A static cluster has no later
         plan, if ORT checks that no input has another shape.

@@ -15,8 +15,8 @@ class Registers:
 
     The first ``num_inputs`` registers hold the inputs' dimensions and host values: symbol n is register n. Registers of
     `read_back` follow; ``exprs`` defines the other registers in order. Each expression names a node for errors: the
-    entry of ``origins`` for its value or for the innermost value around it, else ``node``, the node that is being
-    planned. ``number`` returns the index of a node.
+    entry of ``origins`` for the expression or for the innermost expression that contains it, else ``node``, the node
+    that is being planned. ``number`` returns the index of a node.
     """
 
     def __init__(

@@ -48,7 +48,7 @@ MAX_MEASURED = 6
 
 
 def gemm_choices(ctx: Lowering, step: Contract) -> Iterator[Choice]:
-    """Yield the candidates for the GEMM, the rules' preference first. A library may still decline a candidate."""
+    """Yield the candidates for the GEMM, the heuristics' preference first. A library may still decline a candidate."""
     own = own_gemm_schedules(ctx, step)
     if "cublaslt" in ctx.device.libraries:
         preferred = _gemv_before_library(ctx, step, own) or sliced_k_before_library(ctx, step, own)

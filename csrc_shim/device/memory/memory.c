@@ -293,7 +293,8 @@ static CUresult add_region(const request *r, ocp_chunk **chunk) {
   uint64_t address = 0;
   CUresult result = bytes ? driver_alloc(r->device->driver, r->memory, bytes, &address) : CUDA_ERROR_OUT_OF_MEMORY;
   if (result == CUDA_SUCCESS && is_reported(r))
-    r->device->driver->ReuseMemory(address, 0, bytes, NULL); /* nothing is allocated in it yet */
+    r->device->driver->ReuseMemory(address, 0, bytes,
+                                   NULL); /* tells the checking mode that nothing of it is allocated yet */
   pthread_mutex_lock(&pool->lock);
   *chunk = result == CUDA_SUCCESS ? ocp_arena_add_region(arena, address, bytes, r->size) : NULL;
   if (!*chunk) {

@@ -52,7 +52,9 @@ class EncoderDecoder:
             self._check_names("encoder", self._encoder.outputs, ["logits", "encoder_hidden_states"])
         expected = 2 * self._decodes_first + len(self._caches) - (0 if self._decodes_first else self._num_self)
         self._check_names("encoder", self._encoder.inputs, encoder_names)
-        if len(self._encoder.outputs) != expected or len(self._encoder.inputs) != len(encoder_names):
+        if len(self._encoder.inputs) != len(encoder_names):
+            raise InvalidModel(f"the encoder must have {len(encoder_names)} inputs, got {len(self._encoder.inputs)}")
+        if len(self._encoder.outputs) != expected:
             raise InvalidModel(f"the encoder must have {expected} outputs, got {len(self._encoder.outputs)}")
         if not self._decodes_first and self._has_hidden:
             raise InvalidModel(

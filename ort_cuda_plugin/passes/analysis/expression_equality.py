@@ -45,10 +45,11 @@ def converted_by(conversion: Conversion, x: Tensor) -> Expression:
 def same_leaves(
     first: Expression, other: Expression, columns: int | None, *, spreads: bool = False
 ) -> dict[Scalar, Scalar] | None:
-    """Map the leaves of ``first`` to those of ``other`` if both apply the same operations to their own leaf, else None.
+    """Map the leaves of ``first`` to those of ``other`` if both apply the same operations to ``own``, else None.
 
-    Leaves besides ``own`` must read equal elements that do not vary along ``columns``, or constants that vary along
-    ``columns``, or with ``spreads`` constants of one element. If ``columns`` is None, they must read equal elements.
+    ``own`` of an expression is the accumulator or the operand's element. ``columns`` is the axis along which the
+    results will be concatenated; None: there is no such axis. Each other pair of leaves must read equal elements that
+    do not vary along ``columns``, or constants that do. With ``spreads`` they may also be constants of one element.
     """
     if _beside(first.shape, columns) != _beside(other.shape, columns):
         return None

@@ -90,7 +90,8 @@ def _described(step: Step, buffer: Buffer) -> str:
 
 def _violations(step: Step) -> Iterator[str]:
     used = {*step.reads, *step.writes}
-    # Strides of packed operands are in codes, not elements; launches have such operands too.
+    # Strides of packed operands count quantized codes, not elements, so no bound is checked for them; nor for the
+    # operands of launches, which may be packed.
     conversions = zip(step.operands, step.conversions, strict=False) if isinstance(step, Sums) else ()
     packed = {x for x, conversion in conversions if conversion is not None and conversion.bits}
     for x in tensors_of(step):

@@ -90,7 +90,7 @@ class Batch:
         return begin + row, row < count
 
     def row(self, maps: IndexMap, token: Scalar) -> tuple[Scalar, Scalar, Scalar]:
-        """Return entry and row of a token, and whether they exist."""
+        """Return the batch entry and the query row of a token, and whether they exist."""
         if self.by_token:
             return token, s.constant(0, DType.INT64), s.constant(True, DType.BOOL)
         entry, row, inside = self.tokens.packed.row(maps, token)
