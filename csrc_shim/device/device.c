@@ -3,6 +3,13 @@
 #include "base/process.h"
 #include "driver/error.h"
 
+int ocp_device_check_ordinal(int ordinal, ocp_error *error) {
+  if (ordinal < 0 || ordinal >= OCP_MAX_DEVICES)
+    return ocp_fail(error, ORT_INVALID_ARGUMENT, "there is no CUDA device %d: the first is 0, the last %d at most",
+                    ordinal, OCP_MAX_DEVICES - 1);
+  return ORT_OK;
+}
+
 int ocp_device_check(const ocp_device *device, ocp_error *error) {
   if (atomic_load_explicit(&ocp_forked, memory_order_relaxed))
     return ocp_fail(error, ORT_RUNTIME_EXCEPTION, "%s", OCP_FORKED_TEXT);

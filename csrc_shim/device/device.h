@@ -10,6 +10,8 @@
 #include "driver/driver.h"
 
 enum { OCP_MAX_DEVICES = 64 }; /* maximum number of CUDA devices, and of emulated devices */
+/* Fails with ORT_INVALID_ARGUMENT unless the ordinal is one of 0 to OCP_MAX_DEVICES - 1. */
+int ocp_device_check_ordinal(int ordinal, ocp_error *error);
 
 /* Made on first use (devices.h), lives as long as the process. */
 typedef struct ocp_device {

@@ -70,10 +70,10 @@ bool ocp_arena_release(bool emulated, int ordinal, int memory) {
 }
 
 static int check_place(int ordinal, int memory, ocp_error *error) {
-  if (ordinal < 0 || ordinal >= OCP_MAX_DEVICES || memory < 0 || memory >= OCP_NUM_MEMORIES)
-    return ocp_fail(error, ORT_INVALID_ARGUMENT, "there is no CUDA device %d: the first is 0, the last %d at most",
-                    ordinal, OCP_MAX_DEVICES - 1);
-  return ORT_OK;
+  if (memory < 0 || memory >= OCP_NUM_MEMORIES)
+    return ocp_fail(error, ORT_INVALID_ARGUMENT, "unknown kind of memory %d, expected 0 to %d", memory,
+                    OCP_NUM_MEMORIES - 1);
+  return ocp_device_check_ordinal(ordinal, error);
 }
 
 static bool was_said(bool emulated, int ordinal, const ocp_arena_config *wanted, uint32_t refused) {

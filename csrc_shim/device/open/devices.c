@@ -87,11 +87,8 @@ static ocp_device *open_locked(bool emulated, int ordinal, ocp_error *error) {
 ocp_device *ocp_device_find(bool emulated, int ordinal) { return atomic_load(&devices[emulated][ordinal]); }
 
 ocp_device *ocp_device_open(bool emulated, int ordinal, ocp_error *error) {
-  if (ordinal < 0 || ordinal >= OCP_MAX_DEVICES) {
-    ocp_fail(error, ORT_INVALID_ARGUMENT, "there is no CUDA device %d: the first is 0, the last %d at most", ordinal,
-             OCP_MAX_DEVICES - 1);
+  if (ocp_device_check_ordinal(ordinal, error))
     return NULL;
-  }
   ocp_device *device = atomic_load(&devices[emulated][ordinal]);
   if (device)
     return device;

@@ -20,9 +20,12 @@ int ocp_ort_memory_info(bool emulated, int ordinal, int kind, const OrtMemoryInf
   static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
   static OrtMemoryInfo *infos[2][OCP_NUM_INFOS][OCP_MAX_DEVICES];
   *out = NULL;
-  if (ordinal < 0 || ordinal >= OCP_MAX_DEVICES || kind < 0 || kind >= OCP_NUM_INFOS)
-    return ocp_fail(error, ORT_INVALID_ARGUMENT, "there is no CUDA device %d: the first is 0, the last %d at most",
-                    ordinal, OCP_MAX_DEVICES - 1);
+  if (kind < 0 || kind >= OCP_NUM_INFOS)
+    return ocp_fail(error, ORT_INVALID_ARGUMENT, "unknown kind of memory %d, expected 0 to %d", kind,
+                    OCP_NUM_INFOS - 1);
+  const int code = ocp_device_check_ordinal(ordinal, error);
+  if (code)
+    return code;
   static const char *const names[2][OCP_NUM_INFOS] = {{"Cuda", "CudaPinned", "CudaReadOnly"},
                                                       {"CudaEmulated", "CudaEmulatedPinned", "CudaEmulatedReadOnly"}};
   OrtStatus *status = NULL;
