@@ -50,76 +50,73 @@ def form_of(ins: Instruction) -> tuple[int, str, str]:
     return form | ins.has("satfinite") << 16 | ins.has("xor") << 17, a, d
 
 
-def stored(b: Builder, ins: Instruction, role: str, operand: Operand, ty: str) -> str:
+def group_of(operand: Operand) -> Group:
+    """Return the operand as a group of registers: PTX writes a group of one register without braces as well."""
+    return operand if isinstance(operand, Group) else Group("{", (operand,))
+
+
+def stored(b: Builder, role: str, group: Group, ty: str) -> str:
     """Store a group of registers in scratch memory; return its address."""
-    if not isinstance(operand, Group):
-        raise ins.error("the operands are groups of registers")
-    memory = b.scratch(role, 4 * len(operand.items) * (2 if ty == "b64" else 1))
-    for index, item in enumerate(operand.items):
+    memory = b.scratch(role, 4 * len(group.items) * (2 if ty == "b64" else 1))
+    for index, item in enumerate(group.items):
         at = b.op(f"getelementptr i{ty[1:]}, ptr {memory}, i64 {index}")
         b.emit(f"store i{ty[1:]} {b.value(item, ty)}, ptr {at}")
     return memory
 
 
-def loaded(b: Builder, ins: Instruction, memory: str, operand: Operand, ty: str) -> None:
+def loaded(b: Builder, memory: str, group: Group, ty: str) -> None:
     """Set a group of registers to what is in scratch memory."""
-    if not isinstance(operand, Group):
-        raise ins.error("the operands are groups of registers")
-    for index, item in enumerate(operand.items):
+    for index, item in enumerate(group.items):
         at = b.op(f"getelementptr i{ty[1:]}, ptr {memory}, i64 {index}")
         b.set(item, b.op(f"load i{ty[1:]}, ptr {at}"), ty)
-
-
-def count_of(operand: Operand) -> int:
-    return len(operand.items) if isinstance(operand, Group) else 1
 
 
 @instruction("9.7.14.5", "mma")
 def multiply_matrices(b: Builder, ins: Instruction) -> None:
     form, element, total = form_of(ins)
-    d, x, y, c = (each if isinstance(each, Group) else Group("{", (each,)) for each in ins.operands)
+    d, x, y, c = (group_of(each) for each in ins.operands)
     halves, registers = form >> 10 & 3, form >> 12 & 15
     sums = halves if total == "f16" else 2 * halves
-    if [count_of(each) for each in (d, x, y, c)] != [sums, halves * registers, registers, sums]:
+    if [len(each.items) for each in (d, x, y, c)] != [sums, halves * registers, registers, sums]:
         raise ins.error("the operands have not as many registers as the shape needs")
     word, sum_word = "b64" if element == "f64" else "b32", "b64" if total == "f64" else "b32"
-    given = [stored(b, ins, role, each, ty) for role, each, ty in (("a", x, word), ("b", y, word), ("c", c, sum_word))]
+    given = [stored(b, role, each, ty) for role, each, ty in (("a", x, word), ("b", y, word), ("c", c, sum_word))]
     result = b.scratch("d", 4 * sums * (2 if total == "f64" else 1))
     b.call("void", MULTIPLY, f"i32 {form}", *(f"ptr {memory}" for memory in given), f"ptr {result}")
-    loaded(b, ins, result, d, sum_word)
+    loaded(b, result, d, sum_word)
 
 
 COUNTS = {"x1": 1, "x2": 2, "x4": 4}
 LAYOUT = frozenset(("sync", "aligned", "m8n8", *COUNTS, "trans", "shared", "shared::cta"))
 
 
-def matrices(ins: Instruction, group: Operand) -> int:
+def matrices(ins: Instruction, group: Group) -> int:
     """Return the number of matrices that the instruction moves. Raises PtxError."""
     check_modifiers(ins, LAYOUT)
     count = next((COUNTS[each] for each in ins.modifiers if each in COUNTS), 0)
     if not count or not ins.has("m8n8") or not ins.has("b16"):
         raise ins.error("only matrices of 8 x 8 elements of 16 bits are supported")
-    if count_of(group) != count:
+    if len(group.items) != count:
         raise ins.error("the group has not one register for each matrix")
     return count
 
 
 @instruction("9.7.14.5.15", "ldmatrix")
 def load_matrices(b: Builder, ins: Instruction) -> None:
-    d, address = ins.operands
-    d = d if isinstance(d, Group) else Group("{", (d,))
+    operand, address = ins.operands
+    d = group_of(operand)
     count = matrices(ins, d)
     memory = b.scratch("d", 4 * count)
     row = b.pointer(address, "shared" if ins.has("shared", "shared::cta") else "")
     b.call("void", LOAD, f"i32 {count}", f"i32 {int(ins.has('trans'))}", f"ptr {row}", f"ptr {memory}")
-    loaded(b, ins, memory, d, "b32")
+    loaded(b, memory, d, "b32")
 
 
 @instruction("9.7.14.5.16", "stmatrix")
 def store_matrices(b: Builder, ins: Instruction) -> None:
-    address, given = ins.operands
-    given = given if isinstance(given, Group) else Group("{", (given,))
+    address, operand = ins.operands
+    given = group_of(operand)
     count = matrices(ins, given)
-    memory = stored(b, ins, "a", given, "b32")
+    memory = stored(b, "a", given, "b32")
     row = b.pointer(address, "shared" if ins.has("shared", "shared::cta") else "")
     b.call("void", STORE, f"i32 {count}", f"i32 {int(ins.has('trans'))}", f"ptr {row}", f"ptr {memory}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .builder import Builder, special, thread_function
 from .instructions import check_modifiers, instruction, type_of
-from .parser import Group, Immediate, Instruction
+from .parser import Group, Immediate, Instruction, Operand
 
 BARRIER = thread_function("numbered_barrier", "i32", "i32", "i32", "i32", "i32")
 MATCH = thread_function("match", "i32", "i32", "i32", "i32")
@@ -63,6 +63,13 @@ SHUFFLES = {"idx": 0, "up": 1, "down": 2, "bfly": 3}
 VOTES = {"all": 0, "any": 1, "uni": 2, "ballot": 3}
 
 
+def with_predicate(operand: Operand) -> tuple[Operand, Operand | None]:
+    """Return the register of a destination ``d|p``, and its predicate; None for a destination without one."""
+    if isinstance(operand, Group) and operand.kind == "|":
+        return operand.items[0], operand.items[1]
+    return operand, None
+
+
 @instruction("9.7.9.6", "shfl")
 def shuffle(b: Builder, ins: Instruction) -> None:
     check_modifiers(ins, frozenset((*SHUFFLES, "sync")))
@@ -77,9 +84,9 @@ def shuffle(b: Builder, ins: Instruction) -> None:
         f"i32 {mode}",
         *(f"i32 {b.value(each, 'b32')}" for each in (x, lane, clamp)),
     )
-    if isinstance(d, Group) and d.kind == "|":
-        b.set(d.items[1], b.op(f"extractvalue {{i32, i1}} {pair}, 1"), "pred")
-        d = d.items[0]
+    d, predicate = with_predicate(d)
+    if predicate is not None:
+        b.set(predicate, b.op(f"extractvalue {{i32, i1}} {pair}, 1"), "pred")
     b.set(d, b.op(f"extractvalue {{i32, i1}} {pair}, 0"), "b32")
 
 
@@ -113,9 +120,9 @@ def match(b: Builder, ins: Instruction) -> None:
         words = [b.op(f"trunc i64 {part} to i32") for part in (whole, b.op(f"lshr i64 {whole}, 32"))]
     found = [b.call("i32", MATCH, f"i32 {lanes}", f"i32 {mode}", f"i32 {word}") for word in words]
     result = found[0] if len(found) == 1 else b.op(f"and i32 {found[0]}, {found[1]}")
-    if isinstance(d, Group) and d.kind == "|":
-        b.set(d.items[1], b.op(f"icmp ne i32 {result}, 0"), "pred")
-        d = d.items[0]
+    d, predicate = with_predicate(d)
+    if predicate is not None:
+        b.set(predicate, b.op(f"icmp ne i32 {result}, 0"), "pred")
     b.set(d, result, "b32")
 
 
