@@ -239,6 +239,7 @@ def test_kernels_without_a_manifest_says_how_to_get_one(capsys: pytest.CaptureFi
         (["--write", "x.md", "node/add"], "--write runs all tests"),
         (["--jobs", "0"], "--jobs 0"),
         (["--adversarial", "-1"], "--adversarial -1"),
+        (["--lowering", "H100:ptx"], "--lowering: expected a GPU such as sm_90"),
         (["node/no_such_test"], "no test matches node/no_such_test"),
     ],
 )
@@ -249,9 +250,9 @@ def test_conformance_refuses_what_it_cannot_do(
     assert message in capsys.readouterr().err
 
 
-def test_conformance_in_both_modes_prints_what_is_not_on_the_ep(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["conformance", "node/if", "node/string_concat", "--check", "--adversarial", "3", "--jobs", "1"]
-    assert main(arguments) == ExitCode.OK
+def test_conformance_in_all_modes_prints_what_is_not_on_the_ep(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["conformance", "node/if", "node/string_concat", "--jobs", "1"]
+    assert main([*arguments, "--check", "--adversarial", "3", "--lowering", "sm_90:ptx"]) == ExitCode.OK
     printed = capsys.readouterr()
     assert printed.out.startswith("node/string_concat: partly elsewhere: out of scope: strings: StringConcat")
     assert "2 tests in" in printed.err

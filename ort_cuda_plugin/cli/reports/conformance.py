@@ -33,7 +33,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--single-nodes", action="store_true", help="with a separate kernel for each node, without fusion"
     )
-    parser.add_argument("--lowering", default="", metavar="GPU", help="with kernels lowered for a GPU, as sm_90:132")
+    parser.add_argument(
+        "--lowering",
+        default="",
+        metavar="GPU",
+        help="with kernels lowered for a GPU: sm_90, sm_90:132, or sm_90:ptx to execute their PTX",
+    )
     parser.add_argument(
         "--adversarial",
         type=int,
@@ -52,12 +57,12 @@ def execute(arguments: argparse.Namespace) -> int:
     from ort_cuda_plugin.conformance.report import render
     from ort_cuda_plugin.conformance.runner import run
     from ort_cuda_plugin.conformance.verdict import BAD, Outcome, Verdict
-    from ort_cuda_plugin.ep.device.devices import gpu_properties
+    from ort_cuda_plugin.ep.device.devices import lowering_gpu
 
     console = Console(stderr=True)
     try:
         if arguments.lowering:
-            gpu_properties(arguments.lowering)
+            lowering_gpu(arguments.lowering)
     except ValueError as error:
         raise UserError(ExitCode.USAGE, f"--lowering: {error}") from None
     patterns = arguments.patterns or ["*"]

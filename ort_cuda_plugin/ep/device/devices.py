@@ -129,9 +129,9 @@ def emulated_properties() -> DeviceProperties:
 
     Raises: ValueError: the variable does not name a GPU.
     """
-    value = os.environ.get(LOWERING_VARIABLE, "").strip().removesuffix(PTX_SUFFIX)
+    value = os.environ.get(LOWERING_VARIABLE, "").strip()
     try:
-        return replace(gpu_properties(value), runs_cubins=False, tf32=False) if value else DeviceProperties()
+        return replace(lowering_gpu(value)[0], runs_cubins=False, tf32=False) if value else DeviceProperties()
     except ValueError as error:
         raise ValueError(f"{LOWERING_VARIABLE}: {error}") from None
 
@@ -139,7 +139,16 @@ def emulated_properties() -> DeviceProperties:
 def executed_ptx() -> tuple[int, int]:
     """Return the compute capability whose PTX emulated devices execute, or (0, 0) for LLVM IR."""
     value = os.environ.get(LOWERING_VARIABLE, "").strip()
-    return gpu_properties(value.removesuffix(PTX_SUFFIX)).compute_capability if value.endswith(PTX_SUFFIX) else (0, 0)
+    gpu, ptx = lowering_gpu(value) if value else (DeviceProperties(), False)
+    return gpu.compute_capability if ptx else (0, 0)
+
+
+def lowering_gpu(text: str) -> tuple[DeviceProperties, bool]:
+    """Return the GPU that ``text`` names, such as "sm_90" or "sm_90:ptx", and whether its PTX is executed.
+
+    Raises: ValueError: the text does not name a GPU.
+    """
+    return gpu_properties(text.removesuffix(PTX_SUFFIX)), text.endswith(PTX_SUFFIX)
 
 
 def gpu_properties(text: str) -> DeviceProperties:
