@@ -161,16 +161,16 @@ static void *load(const ocp_problem_spec *spec, const ocp_library_handle *handle
   return ocp_dnn_load(handle, data, bytes, (uint64_t)key[WORKSPACE]);
 }
 
-static int run(const ocp_problem_spec *spec, void *handle, const ocp_prepared *prepared, CUstream stream,
-               void *const *pointers, ocp_error *error) {
+static int run(const ocp_problem_spec *spec, const ocp_library_handle *handle, const ocp_prepared *prepared,
+               CUstream stream, void *const *pointers, ocp_error *error) {
   if (!prepared->algorithm)
     return ORT_OK;
   const bool bias = spec->flags & OCP_PROBLEM_BIAS;
   float scale = (float)spec->alpha;
   const int64_t numbers[] = {OUT, Q, K, V, bias ? BIAS : SCALE, SCALE};
   void *const bound[] = {pointers[OUT], pointers[Q], pointers[K], pointers[V], bias ? pointers[MORE] : &scale, &scale};
-  return ocp_dnn_execute(handle, prepared->algorithm, stream, bias ? 6 : 5, numbers, bound, &pointers[MORE + bias],
-                         error);
+  return ocp_dnn_execute(handle->handle, prepared->algorithm, stream, bias ? 6 : 5, numbers, bound,
+                         &pointers[MORE + bias], error);
 }
 
 const ocp_library ocp_cudnn_attention = {

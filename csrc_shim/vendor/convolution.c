@@ -207,13 +207,14 @@ static void *load(const ocp_problem_spec *spec, const ocp_library_handle *handle
   return ocp_dnn_load(handle, data, bytes, workspace_of(spec, key));
 }
 
-static int run(const ocp_problem_spec *spec, void *handle, const ocp_prepared *prepared, CUstream stream,
-               void *const *pointers, ocp_error *error) {
+static int run(const ocp_problem_spec *spec, const ocp_library_handle *handle, const ocp_prepared *prepared,
+               CUstream stream, void *const *pointers, ocp_error *error) {
   if (!prepared->algorithm)
     return ORT_OK;
   int64_t numbers[FIRST_VIRTUAL];
   const uint32_t count = tensor_numbers(spec, numbers);
-  return ocp_dnn_execute(handle, prepared->algorithm, stream, count, numbers, pointers, &pointers[count], error);
+  return ocp_dnn_execute(handle->handle, prepared->algorithm, stream, count, numbers, pointers, &pointers[count],
+                         error);
 }
 
 const ocp_library ocp_cudnn = {

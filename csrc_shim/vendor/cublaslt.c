@@ -7,8 +7,10 @@
 
 #include <stdlib.h>
 
+#include "base/dtype.h"
 #include "base/error.h"
 #include "driver/driver.h"
+#include "driver/error.h"
 
 typedef int cublasStatus_t;
 typedef struct cublasLtContext *cublasLtHandle_t;
@@ -93,6 +95,11 @@ enum { M, N, K, A_LEADING, B_LEADING, OUT_LEADING, BATCHES, A_BATCH, B_BATCH, OU
 enum { OUT, A, B, MORE, NUM_POINTERS }; /* MORE: bias, residual and workspace, as far as they are present */
 /* Words of the key after the values. */
 enum { B_ALIGNMENT = NUM_VALUES, A_ALIGNMENT, C_ALIGNMENT, OUT_ALIGNMENT, BIAS_ALIGNMENT, KEY_END };
+enum {
+  MAX_ALIGNMENT = 256,     /* bytes; the alignment of the workspace */
+  MIN_BIAS_ALIGNMENT = 16, /* bytes; width of the vector loads with which kernels read the bias */
+  COPIED = 1,              /* BIAS_ALIGNMENT of a bias that is less aligned, and is copied into the workspace */
+};
 
 typedef struct matmul {
   cublasLtMatmulDesc_t desc;
@@ -131,7 +138,7 @@ static uint32_t data_type(uint32_t dtype) {
 }
 
 static int64_t alignment(const void *pointer) {
-  const uint64_t address = (uint64_t)(uintptr_t)pointer | 256;
+  const uint64_t address = (uint64_t)(uintptr_t)pointer | MAX_ALIGNMENT;
   return (int64_t)(address & -address);
 }
 
@@ -146,7 +153,17 @@ static uint32_t extend_key(const ocp_problem_spec *spec, void *const *pointers, 
   key[2] = alignment(addend(spec, pointers));
   key[3] = alignment(pointers[OUT]);
   key[4] = spec->flags & OCP_PROBLEM_BIAS ? alignment(pointers[MORE]) : 0;
+  if (key[4] && key[4] < MIN_BIAS_ALIGNMENT)
+    key[4] = COPIED;
   return KEY_END - NUM_VALUES;
+}
+
+/* Returns the bytes at the start of the workspace that hold the copy of the bias; 0 if the bias is not copied. The
+ * search has a preference for the alignment of each matrix, but not for that of the bias: an algorithm may read the
+ * bias by vectors, wherever it is. */
+static uint64_t copy_bytes(const ocp_problem_spec *spec, const int64_t *key) {
+  const uint64_t bytes = (uint64_t)key[N] * ocp_dtype_bits(spec->dtype) / 8;
+  return key[BIAS_ALIGNMENT] == COPIED ? (bytes + MAX_ALIGNMENT - 1) & ~(uint64_t)(MAX_ALIGNMENT - 1) : 0;
 }
 
 /* The status of a sequence of calls of cuBLASLt, and the name of the call that failed. */
@@ -218,7 +235,7 @@ static bool prefer(calls *made, cublasLtMatmulPreference_t preference, int attri
 
 static bool make_preference(calls *made, const ocp_problem_spec *spec, const int64_t *key,
                             cublasLtMatmulPreference_t *preference) {
-  const uint64_t workspace = (uint64_t)key[WORKSPACE_BYTES];
+  const uint64_t workspace = (uint64_t)key[WORKSPACE_BYTES] - copy_bytes(spec, key);
   const uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_MASK & ~CUBLASLT_REDUCTION_SCHEME_INPLACE;
   const uint32_t alignments[] = {(uint32_t)key[B_ALIGNMENT], (uint32_t)key[A_ALIGNMENT], (uint32_t)key[C_ALIGNMENT],
                                  (uint32_t)key[OUT_ALIGNMENT]};
@@ -257,13 +274,21 @@ static int prepare(const ocp_problem_spec *spec, const ocp_library_handle *handl
   matmul *call = calloc(1, sizeof *call);
   if (!call)
     return ocp_fail_memory(error);
+  if (copy_bytes(spec, key) > (uint64_t)key[WORKSPACE_BYTES]) {
+    free(call);
+    return ocp_fail(error, ORT_RUNTIME_EXCEPTION,
+                    "cuBLASLt: a bias of %lld elements at an address that is not a multiple of %d bytes does not fit "
+                    "the workspace of %lld bytes",
+                    (long long)key[N], MIN_BIAS_ALIGNMENT, (long long)key[WORKSPACE_BYTES]);
+  }
   cublasLtMatmulPreference_t preference = NULL;
   cublasLtMatmulHeuristicResult_t best[MAX_RANK] = {0};
   int found = 0;
   calls made = {0};
   /* The search uses only the alignment of the bias's address, so the alignment serves as the address. */
-  (void)(make_desc(&made, spec, (const void *)(uintptr_t)key[BIAS_ALIGNMENT], &call->desc) &&
-         make_layouts(&made, spec, key, call) && make_preference(&made, spec, key, &preference) &&
+  const int64_t bias = key[BIAS_ALIGNMENT] == COPIED ? MAX_ALIGNMENT : key[BIAS_ALIGNMENT];
+  (void)(make_desc(&made, spec, (const void *)(uintptr_t)bias, &call->desc) && make_layouts(&made, spec, key, call) &&
+         make_preference(&made, spec, key, &preference) &&
          note(&made,
               lt.MatmulAlgoGetHeuristic(handle->handle, call->desc, call->first, call->second, addend_layout(call),
                                         call->out, preference, (int)rank + 1, best, &found),
@@ -285,8 +310,8 @@ static int prepare(const ocp_problem_spec *spec, const ocp_library_handle *handl
   return ORT_OK;
 }
 
-static int run(const ocp_problem_spec *spec, void *handle, const ocp_prepared *prepared, CUstream stream,
-               void *const *pointers, ocp_error *error) {
+static int run(const ocp_problem_spec *spec, const ocp_library_handle *handle, const ocp_prepared *prepared,
+               CUstream stream, void *const *pointers, ocp_error *error) {
   const matmul *call = prepared->algorithm;
   if (!call)
     return ORT_OK;
@@ -296,14 +321,23 @@ static int run(const ocp_problem_spec *spec, void *handle, const ocp_prepared *p
   const void *alpha = is_double ? (const void *)&double_factors[0] : &float_factors[0];
   const void *beta = is_double ? (const void *)&double_factors[1] : &float_factors[1];
   const bool bias = spec->flags & OCP_PROBLEM_BIAS, residual = spec->flags & OCP_PROBLEM_RESIDUAL;
+  const uint64_t copied = copy_bytes(spec, prepared->key);
+  char *workspace = pointers[MORE + bias + residual];
+  if (copied) {
+    const CUresult result =
+        handle->driver->MemcpyDtoDAsync((CUdeviceptr)(uintptr_t)workspace, (CUdeviceptr)(uintptr_t)pointers[MORE],
+                                        (uint64_t)prepared->key[N] * ocp_dtype_bits(spec->dtype) / 8, stream);
+    if (result != CUDA_SUCCESS)
+      return ocp_fail_cuda(error, handle->driver, result, "copying a bias to an aligned address");
+  }
   /* Copies the descriptor, because it holds the bias's address and several threads may call at once. */
   cublasLtMatmulDesc_t desc = call->desc;
   calls made = {0};
-  if (!bias || make_desc(&made, spec, pointers[MORE], &desc))
+  if (!bias || make_desc(&made, spec, copied ? workspace : pointers[MORE], &desc))
     note(&made,
-         lt.Matmul(handle, desc, alpha, pointers[B], call->first, pointers[A], call->second, beta,
+         lt.Matmul(handle->handle, desc, alpha, pointers[B], call->first, pointers[A], call->second, beta,
                    addend(spec, pointers), addend_layout(call), pointers[OUT], call->out, &call->algo,
-                   pointers[MORE + bias + residual], (size_t)prepared->key[WORKSPACE_BYTES], stream),
+                   workspace + copied, (size_t)prepared->key[WORKSPACE_BYTES] - copied, stream),
          "cublasLtMatmul");
   if (bias && desc != call->desc)
     lt.MatmulDescDestroy(desc);

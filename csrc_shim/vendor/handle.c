@@ -16,6 +16,7 @@ static ocp_library_handle *open_handle(const ocp_stream *stream, const ocp_libra
     return NULL;
   }
   handle->library = library;
+  handle->driver = stream->device->driver;
   handle->ordinal = stream->device->ordinal;
   if (library->open(&handle->handle, error) != ORT_OK) {
     free(handle);

@@ -15,7 +15,8 @@
 typedef struct ocp_library_handle {
   const struct ocp_library *library;
   void *handle;
-  int ordinal; /* ordinal of the stream's device */
+  const ocp_driver *driver; /* of the stream's device */
+  int ordinal;              /* ordinal of the stream's device */
   pthread_mutex_t lock;
   bool executed; /* a call has executed outside of captures, so the library has made its initial allocations; guarded by
                     the lock */
@@ -53,8 +54,8 @@ typedef struct ocp_library {
   char *(*save)(const void *algorithm, uint64_t *bytes);
   void *(*load)(const ocp_problem_spec *spec, const ocp_library_handle *handle, const int64_t *key, const char *data,
                 uint64_t bytes);
-  int (*run)(const ocp_problem_spec *spec, void *handle, const ocp_prepared *prepared, CUstream stream,
-             void *const *pointers, ocp_error *error);
+  int (*run)(const ocp_problem_spec *spec, const ocp_library_handle *handle, const ocp_prepared *prepared,
+             CUstream stream, void *const *pointers, ocp_error *error);
 } ocp_library;
 
 #endif

@@ -172,7 +172,7 @@ static float measure(const call_site *site, const ocp_prepared *prepared, CUeven
   for (int i = 0; i <= MEASURED_RUNS && error.code == ORT_OK; i++) {
     if (i == 1) /* after the first call, which loads the algorithm's kernels */
       driver->EventRecord(begin, site->stream->handle);
-    library->run(&site->problem->spec, site->handle->handle, prepared, site->stream->handle, site->pointers, &error);
+    library->run(&site->problem->spec, site->handle, prepared, site->stream->handle, site->pointers, &error);
   }
   if (error.code != ORT_OK || driver->EventRecord(end, site->stream->handle) != CUDA_SUCCESS ||
       driver->EventSynchronize(end) != CUDA_SUCCESS ||
@@ -429,7 +429,7 @@ static int enqueue(const ocp_problem *problem, const ocp_library_handle *handle,
                    CUstream stream, void *const *pointers, ocp_error *error) {
   if (problem->library->one_thread)
     pthread_mutex_lock(&prepared->lock);
-  const int code = problem->library->run(&problem->spec, handle->handle, prepared, stream, pointers, error);
+  const int code = problem->library->run(&problem->spec, handle, prepared, stream, pointers, error);
   if (problem->library->one_thread)
     pthread_mutex_unlock(&prepared->lock);
   return code;

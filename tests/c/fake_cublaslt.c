@@ -4,6 +4,7 @@
 #include <math.h>
 
 enum { SUCCESS = 0, INVALID_VALUE = 7, NOT_SUPPORTED = 15, ALGO = 0xA160, NUM_ALGORITHMS = 3 };
+enum { BIAS_LOADS = 16, WORKSPACE = 256 }; /* bytes: alignments that algorithms assume without a declaration */
 enum { DEFAULT = 1, RELU = 2, BIAS = 4, GELU = 32 }; /* epilogues */
 
 typedef struct desc {
@@ -169,7 +170,9 @@ int cublasLtMatmulAlgoGetHeuristic(void *handle, const desc *d, const layout *a,
   for (int i = 0; i < 4; i++)
     fake_alignments[i] = p->alignment[i];
   for (*found = 0; *found < requested && *found < NUM_ALGORITHMS; ++*found)
-    results[*found] = (heuristic){.algo = {ALGO, (uint64_t)*found}, .workspace = p->workspace};
+    results[*found] = (heuristic){.algo = {ALGO, (uint64_t)*found, p->alignment[0], p->alignment[1], p->alignment[2],
+                                           p->alignment[3], p->workspace},
+                                  .workspace = p->workspace};
   return SUCCESS;
 }
 
@@ -185,9 +188,16 @@ static int multiply(exclusive *handle, const desc *d, const float *alpha, const 
                     const void *b, const layout *b_layout, const float *beta, const void *c, const layout *c_layout,
                     void *out, const layout *out_layout, const uint64_t *algo, void *workspace, size_t workspace_bytes,
                     void *stream) {
-  if (!handle || !fits(d, a_layout, b_layout, out_layout) || !same_size(c_layout, out_layout) ||
-      (c == out && c_layout != out_layout) || (c == out) != (*beta == 0) || algo[0] != ALGO ||
-      !fake_translate((uint64_t)(uintptr_t)workspace, workspace_bytes))
+  const char *function = "cublasLtMatmul";
+  check_alignment(function, "A", a, algo[2]);
+  check_alignment(function, "B", b, algo[3]);
+  check_alignment(function, "C", c, algo[4]);
+  check_alignment(function, "D", out, algo[5]);
+  check_alignment(function, "bias", d->epilogue & BIAS ? d->bias : NULL, BIAS_LOADS);
+  check_alignment(function, "workspace", workspace, WORKSPACE);
+  if (!handle || workspace_bytes < algo[6] || !fits(d, a_layout, b_layout, out_layout) ||
+      !same_size(c_layout, out_layout) || (c == out && c_layout != out_layout) || (c == out) != (*beta == 0) ||
+      algo[0] != ALGO || !fake_translate((uint64_t)(uintptr_t)workspace, workspace_bytes))
     return INVALID_VALUE;
   if (!can_execute(handle, stream))
     return NOT_SUPPORTED;

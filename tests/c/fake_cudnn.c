@@ -25,7 +25,7 @@ enum {
   DEVICE = 38
 };
 enum { ADD = 0, MUL = 1, DIV = 6, SUB = 9, EXP = 13, LOG = 15, RELU = 100, SWISH = 106 };
-enum { MAX_OPERATIONS = 12 };
+enum { MAX_OPERATIONS = 12, WORKSPACE = 256 /* bytes: alignment of the workspace */ };
 enum { PLAN_AS_TEXT = 405, DEVICE_AS_TEXT = 2702, CHARACTERS = 24 };
 enum { MAX_ATTRIBUTES = 12, MAX_ELEMENTS = 12 };
 
@@ -410,9 +410,10 @@ static void *bind(const descriptor *pack, const descriptor *tensor, layout *l) {
   for (int64_t i = 0; i < count; i++)
     if (get(pack, 1000, 3, count)[i] == *get(tensor, 906, 3, 1)) {
       const int64_t address = get(pack, 1001, 6, count)[i];
-      return address % *get(tensor, 900, 3, 1)
-                 ? NULL
-                 : translate((void *)(uintptr_t)address, type_of(tensor), (size_t)l->span);
+      static const char *const names[] = {"out", "x or q", "w or k", "bias or v", "residual or bias"};
+      check_alignment("cudnnBackendExecute", names[get(pack, 1000, 3, count)[i]], (void *)(uintptr_t)address,
+                      (uint64_t)*get(tensor, 900, 3, 1));
+      return translate((void *)(uintptr_t)address, type_of(tensor), (size_t)l->span);
     }
   return NULL;
 }
@@ -470,6 +471,7 @@ static int execute(exclusive *handle, descriptor *plan, const descriptor *pack) 
   const descriptor *config = get_descriptor(plan, 401, CONFIG), *graph = get_descriptor(config, 201, GRAPH);
   const descriptor *forward = get_one(graph, 801, FORWARD, count_operations(graph), 0);
   const descriptor *conv = get_descriptor(forward, 702, CONVOLUTION);
+  check_alignment("cudnnBackendExecute", "workspace", (void *)(uintptr_t)*get(pack, 1003, 6, 1), WORKSPACE);
   layout in, kernel, size;
   epilogue e = {0};
   const void *w = bind(pack, get_descriptor(forward, 703, TENSOR), &kernel);

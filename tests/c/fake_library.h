@@ -6,6 +6,7 @@
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -62,6 +63,16 @@ static inline int can_execute(exclusive *it, void *stream) {
     return it->executed;
   it->executed = 1;
   return 1;
+}
+
+/* Ends the process if an address is not a multiple of the bytes that the caller has declared for it, or that the
+ * library assumes. On a GPU a vectorised load from such an address loses the device. */
+static inline void check_alignment(const char *function, const char *pointer, const void *address, uint64_t bytes) {
+  if (!bytes || (uintptr_t)address % bytes == 0)
+    return;
+  fprintf(stderr, "%s: the pointer %s is %p, not a multiple of %llu bytes, as its alignment says\n", function, pointer,
+          address, (unsigned long long)bytes);
+  abort();
 }
 
 typedef enum element { FLOAT32, FLOAT16, BFLOAT16, UNKNOWN } element;

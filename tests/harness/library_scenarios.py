@@ -28,6 +28,7 @@ import ort_cuda_plugin
 from device_models import model
 from executor_harness import FLOAT, TestCluster
 from kernel_harness import device, run_model
+from library_engines import halved
 from nn_reference import check_op, noise
 from ort_cuda_plugin.abi.core import PluginError, core, ffi, new_error
 from ort_cuda_plugin.clusters import cluster
@@ -220,6 +221,55 @@ def searches(path: str) -> dict[str, Any]:
         check_op("Conv", [noise(1, (1, 4, 9)), noise(2, (6, 4, 3)), noise(3, (6,))], constant=[1])
         results[name] = [number(fake, value) for value in names]
     return {**results, "alive": number(fake, "fake_descriptors")}
+
+
+def shifted(session: Any, feeds: dict[str, Any], shift: int, moved: str) -> Any:
+    """The first output of a Run whose input ``moved`` begins ``shift`` elements after the beginning of its memory."""
+    binding = session.io_binding()
+    kept = []
+    for name, x in feeds.items():
+        elements = shift if name == moved else 0
+        memory = np.concatenate([np.zeros(elements, x.dtype), x.reshape(-1)])
+        kept.append(ort.OrtValue.ortvalue_from_numpy(memory, "cuda", 0))
+        address = kept[-1].data_ptr() + elements * x.itemsize
+        binding.bind_input(name, "cuda", 0, x.dtype, x.shape, address)
+    binding.bind_output(session.get_outputs()[0].name, "cuda", 0)
+    session.run_with_iobinding(binding)
+    return binding.copy_outputs_to_cpu()[0]
+
+
+ALIGNED = {
+    "cublaslt": """(float16[9, 16] x, float16[16, 24] w, float16[24] b, float16[9, 24] r) => (float16[9, 24] y) {
+        p = MatMul(x, w) q = Add(p, r) s = Add(q, b) y = Relu(s) }""",
+    "cudnn": """(float16[2, 8, 7, 6] x, float16[16, 8, 3, 3] w, float16[16] b, float16[2, 16, 5, 4] r)
+        => (float16[2, 16, 5, 4] y) { p = Conv(x, w, b) q = Add(p, r) y = Relu(q) }""",
+}
+
+
+def alignments(path: str) -> dict[str, Any]:
+    """The errors of calls for which one input lies anywhere in its memory, and the calls; the stand-in ends the process
+    for a pointer that is less aligned than the library was told, or assumes.
+    """
+    name = "cudnn" if "cudnn" in Path(path).name else "cublaslt"
+    fake = use(name, int(name == "cudnn"), path)
+    results: dict[str, Any] = {}
+    source = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 20]> shifted {ALIGNED[name]}')
+    shapes = {value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in source.graph.input}
+    feeds = {key: noise(seed, tuple(shape)).astype(np.float16) for seed, (key, shape) in enumerate(shapes.items())}
+    exact: Any = ReferenceEvaluator(halved(source, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16))
+    (wanted,) = exact.run(None, {key: x.astype(np.float64) for key, x in feeds.items()})
+    for graphs in ("0", "1"):
+        session = ort_cuda_plugin.session(
+            source.SerializeToString(), emulate=True, provider_options={"automatic_cuda_graphs": graphs}
+        )
+        for moved in feeds:
+            for shift in (0, 1, 2, 4, 8, 1, 1, 1):
+                found = shifted(session, feeds, shift, moved)
+                error = float(np.max(np.abs(found - wanted)) / np.max(np.abs(wanted)))
+                results[moved] = max(results.get(moved, 0.0), error)
+        del session
+    gc.collect()
+    return {"errors": results, "calls": number(fake, "fake_runs"), "alive": number(fake, "fake_descriptors")}
 
 
 def graphs(path: str) -> dict[str, Any]:
@@ -445,6 +495,7 @@ if __name__ == "__main__":
     scenarios = {
         "cublaslt": cublaslt,
         "cudnn": cudnn,
+        "alignments": alignments,
         "graphs": graphs,
         "plans": plans,
         "measured_products": measured_products,

@@ -136,7 +136,7 @@ def test_a_value_that_is_stored_as_well_ends_what_the_library_does() -> None:
         { p = MatMul(x, b) h = Add(p, w) y = Relu(h) }"""
     )
     assert (chosen.flags, chosen.maps) == (BIAS, 1)
-    assert "product + bias; a map follows: its result is stored as well" in chosen.text
+    assert "product + input bias (copied if not 16-byte aligned); a map follows: its result is stored" in chosen.text
 
 
 def test_without_fusion_a_library_takes_what_its_operator_does() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +132,29 @@ def test_networks_of_channels_last_and_of_attention_compute_what_they_did(tmp_pa
         assert calls == channels_last > 1, result
         assert result["operations"] == 3 or result["net"] != "activations", result
         assert result["error"] <= (1e-2 if result["half"] else 5e-6), result
+
+
+@pytest.mark.parametrize("library", ["cublaslt", "cudnn"])
+def test_an_input_may_lie_at_any_multiple_of_its_element(library: str, tmp_path: Path) -> None:
+    result = run_scenario("alignments", tmp_path, library)
+    assert result["calls"] > 4  # replays of graphs compute nothing in the stand-in
+    assert max(result["errors"].values()) <= 1e-3, result
+    assert result["alive"] == 0
+
+
+def test_a_stand_in_names_the_pointer_that_is_less_aligned_than_declared(tmp_path: Path) -> None:
+    code = """
+    import ctypes, sys
+    fake, words = ctypes.CDLL(sys.argv[1]), (ctypes.c_uint64 * 8)(0xA160, 0, 8, 8, 16, 16)
+    handle = ctypes.create_string_buffer(64)
+    nothing, address = ctypes.c_void_p(0), ctypes.c_void_p
+    fake.cublasLtMatmul(handle, nothing, nothing, address(8), nothing, address(12), nothing, nothing, nothing, nothing,
+                        nothing, nothing, words, nothing, ctypes.c_size_t(0), nothing)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code), str(fake_library("cublaslt", tmp_path))]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == -signal.SIGABRT
+    assert "cublasLtMatmul: the pointer B is 0xc, not a multiple of 8 bytes" in done.stderr
 
 
 def test_library_calls_are_nodes_of_graphs_unless_they_cannot_be_captured(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from ...program.steps.libraries import (
     ProblemFlags,
 )
 from ...program.steps.steps import Contract, Convolve, Map, Output, Substitution, Sums, used_inputs
-from ...program.steps.tensor import contiguous_strides
+from ...program.steps.tensor import BufferKind, contiguous_strides
 from ..codegen.guards import try_guard
 from ..contraction.epilogue_patterns import GELU, RELU, RELU6, SILU, LibraryForm, product_form
 from ..conv.channels_last import (
@@ -185,7 +185,10 @@ def _record(
     with_leaf = Substitution({form.value: leaf})
     outputs: tuple[Output, ...] = tuple((with_leaf(x), y) for x, y in step.outputs if y is not direct)
     leftover = form.leftover or ("the library cannot write its strides" if outputs else "")
-    note = f"{what}{' + ' if form.parts else ''}{form.parts}{f'; a map follows: {leftover}' if leftover else ''}"
+    parts = form.parts
+    if problem.kind == MATMUL and form.bias is not None and form.bias.buffer.kind is BufferKind.INPUT:
+        parts = parts.replace("bias", "input bias (copied if not 16-byte aligned)")
+    note = f"{what}{' + ' if parts else ''}{parts}{f'; a map follows: {leftover}' if leftover else ''}"
     workspace = ctx.empty((workspace_bytes,), DType.UINT8)
     addends = [x for x in (form.bias, form.residual) if x is not None]
     args: list[Arg] = [out, *operands, *addends, workspace, *map(Int64, [*numbers, workspace_bytes])]
