@@ -7,6 +7,7 @@ const char *const ocp_counter_names[OCP_NUM_COUNTERS] = {
     [OCP_RUNS] = "runs",
     [OCP_LAUNCHES] = "launches",
     [OCP_LIBRARY_CALLS] = "library_calls",
+    [OCP_LIBRARY_REFUSALS] = "library_refusals",
     [OCP_COPIES_H2D] = "copies_h2d",
     [OCP_COPIES_D2H] = "copies_d2h",
     [OCP_COPIES_D2D] = "copies_d2d",

@@ -7,7 +7,9 @@
 #include "base/host.h"
 #include "base/process.h"
 #include "python/start.h"
+#include "run/executor.h"
 #include "vendor/store.h"
+#include "vendor/substitute.h"
 
 static ocp_python python;
 
@@ -32,6 +34,34 @@ static void keep_plan(const char *key, const char *data, uint64_t bytes) {
   ocp_python_returned();
 }
 
+static const void *make_substitute(ocp_device *device, const ocp_refused_call *call, const char *why, bool lasts,
+                                   ocp_error *error) {
+  const ocp_python *table = ocp_python_call(error);
+  const ocp_substitute *made = NULL;
+  if (!table)
+    return NULL;
+  const int code = table->make_substitute(device, call->library, call->spec, call->values, call->num_values, why, lasts,
+                                          &made, error);
+  ocp_python_returned();
+  return code == ORT_OK ? made : NULL;
+}
+
+static int no_output(void *context, uint32_t index, const int64_t *dims, uint32_t rank, void **data, ocp_error *error) {
+  (void)context, (void)dims, (void)rank, (void)data;
+  return ocp_fail(error, ORT_INVALID_GRAPH,
+                  "internal error: a substitute of a library call has output %u. Please "
+                  "report it",
+                  index);
+}
+
+static int run_substitute(const void *made, ocp_stream *stream, const ocp_refused_call *call, ocp_error *error) {
+  const ocp_substitute *substitute = made;
+  ocp_input inputs[OCP_MAX_SUBSTITUTE_INPUTS];
+  for (uint32_t i = 0; i < substitute->num_inputs; i++)
+    inputs[i] = (ocp_input){call->pointers[i], &substitute->elements[i], 1, substitute->dtype, true};
+  return ocp_cluster_run(substitute->cluster, stream, inputs, substitute->num_inputs, no_output, NULL, error);
+}
+
 int ocp_set_python(const ocp_python *table, ocp_error *error) {
   if (table->abi != OCP_CORE_ABI)
     return ocp_fail(error, ORT_FAIL, "the bridge has ABI %u and the library %u: rebuild with build_plugin.py",
@@ -40,6 +70,7 @@ int ocp_set_python(const ocp_python *table, ocp_error *error) {
   python = *table;
   ocp_python_set_ready();
   ocp_store_use(&(ocp_plan_store){load_plan, keep_plan});
+  ocp_substitutes_use(&(ocp_substitutes){make_substitute, run_substitute});
   return ORT_OK;
 }
 

@@ -74,6 +74,15 @@ typedef struct ocp_custom_op_spec {
   const ocp_custom_port *ports; /* inputs, then outputs */
 } ocp_custom_op_spec;
 
+/* A cluster that computes a call of a library with our kernels. Its inputs are the call's tensors, also the one that it
+ * writes, each as a vector of `elements` from its address on. */
+enum { OCP_MAX_SUBSTITUTE_INPUTS = 5 };
+typedef struct ocp_substitute {
+  ocp_cluster *cluster;
+  uint32_t dtype, num_inputs;
+  int64_t elements[OCP_MAX_SUBSTITUTE_INPUTS];
+} ocp_substitute;
+
 /* A registration of the library that has not ended. Its pointers stay valid as long as the process lives. */
 typedef struct ocp_registration {
   const char *name;
@@ -127,6 +136,11 @@ typedef struct ocp_python {
    * plan for the key. */
   int (*load_plan)(const char *key, char *data, uint64_t capacity, uint64_t *bytes, ocp_error *error);
   int (*keep_plan)(const char *key, const char *data, uint64_t bytes, ocp_error *error);
+  /* Makes or finds the substitute of a call that a library refuses: ocp_substitutes. `lasts`: whether to remember the
+   * refusal for later processes. *substitute lives as long as the process. */
+  int (*make_substitute)(ocp_device *device, const char *library, const ocp_problem_spec *spec, const int64_t *values,
+                         uint32_t num_values, const char *why, int lasts, const ocp_substitute **substitute,
+                         ocp_error *error);
   /* Control CUPTI for profiles of GPUs: begin, pass the recorded activities to tracer_deliver, end. Each trace_begin is
    * followed by a trace_end. */
   int (*trace_begin)(ocp_error *error);

@@ -30,6 +30,7 @@ typedef struct {
 
 enum { CUDA_R_32F = 0, CUDA_R_64F = 1, CUDA_R_16F = 2, CUDA_R_16BF = 14 };
 enum { CUBLAS_COMPUTE_32F = 68, CUBLAS_COMPUTE_64F = 70, CUBLAS_COMPUTE_32F_FAST_TF32 = 77 };
+enum { CUBLAS_STATUS_NOT_INITIALIZED = 1, CUBLAS_STATUS_ALLOC_FAILED = 3 };
 enum { CUBLAS_OP_N = 0, CUBLAS_OP_T = 1 };
 /* Bits of an epilogue: the activation and the bias. */
 enum { CUBLASLT_EPILOGUE_RELU = 2, CUBLASLT_EPILOGUE_BIAS = 4, CUBLASLT_EPILOGUE_GELU = 32 };
@@ -108,7 +109,8 @@ typedef struct matmul {
 } matmul;
 
 static int fail(ocp_error *error, cublasStatus_t status, const char *what) {
-  return ocp_fail(error, ORT_RUNTIME_EXCEPTION, "%s failed: %s", what, lt.GetStatusString(status));
+  const bool passes = status == CUBLAS_STATUS_NOT_INITIALIZED || status == CUBLAS_STATUS_ALLOC_FAILED;
+  return ocp_fail(error, passes ? ORT_FAIL : ORT_RUNTIME_EXCEPTION, "%s failed: %s", what, lt.GetStatusString(status));
 }
 
 static bool valid(const ocp_problem_spec *spec, const int64_t *v) {

@@ -50,7 +50,11 @@ void ocp_dnn_finalize(ocp_dnn_builder *b, cudnnBackendDescriptor_t descriptor) {
 }
 
 static int fail(ocp_error *error, cudnnStatus_t status, const char *what) {
-  return ocp_fail(error, ORT_RUNTIME_EXCEPTION, "%s failed: %s", what, ocp_dnn.GetErrorString(status));
+  const bool passes = status == CUDNN_STATUS_NOT_INITIALIZED ||
+                      status == CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED ||
+                      status == CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED;
+  return ocp_fail(error, passes ? ORT_FAIL : ORT_RUNTIME_EXCEPTION, "%s failed: %s", what,
+                  ocp_dnn.GetErrorString(status));
 }
 
 cudnnBackendDescriptor_t ocp_dnn_make_tensor(ocp_dnn_builder *b, const ocp_dnn_tensor *t) {

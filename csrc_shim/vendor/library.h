@@ -22,7 +22,9 @@ typedef struct ocp_library_handle {
                     the lock */
 } ocp_library_handle;
 
-/* One vendor library. ocp_library_load fills its table of functions from `symbols`, in order. */
+/* One vendor library. Its functions fail with ORT_RUNTIME_EXCEPTION if the library would refuse the same call in
+ * another process as well, and with another code if, for example, memory ran out. ocp_library_load fills its table of
+ * functions from `symbols`, in order. */
 typedef struct ocp_library {
   const char *name;
   ocp_stream_slot_id slot; /* the slot of streams that has the library's handle */

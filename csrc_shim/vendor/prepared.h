@@ -21,7 +21,9 @@ typedef struct ocp_prepared {
   pthread_mutex_t lock; /* held during a call if one thread at a time may use the algorithm */
   uint32_t key_words;
   int64_t key[OCP_MAX_KEY];
-  void *algorithm; /* made by the library's `prepare` */
+  void *algorithm;                  /* made by the library's `prepare` */
+  atomic_bool refused;              /* true: the library has refused the call, and is not called again */
+  _Atomic(const void *) substitute; /* computes the call if it is refused; NULL until it is made: substitute.h */
 } ocp_prepared;
 
 typedef struct ocp_prepared_list {

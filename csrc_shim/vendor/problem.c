@@ -25,6 +25,7 @@
 #include "vendor/cublaslt.h"
 #include "vendor/handle.h"
 #include "vendor/store.h"
+#include "vendor/substitute.h"
 
 struct ocp_problem {
   ocp_problem_spec spec;
@@ -435,18 +436,21 @@ static int enqueue(const ocp_problem *problem, const ocp_library_handle *handle,
   return code;
 }
 
-/* Enqueues a call with the stream's handle, which the caller has locked. */
+static int fail_refused(const ocp_problem *problem, ocp_error *error) {
+  return ocp_fail(error, ORT_FAIL, "%s has refused this call before", problem->library->name);
+}
+
+/* Enqueues a call with the stream's handle, which the caller has locked. *used: the entry of the call, with a reference
+ * for the caller; NULL with the error if the library has no algorithm. */
 static int run_with(ocp_problem *problem, ocp_stream *stream, ocp_library_handle *handle, const arguments *call,
-                    ocp_error *error) {
-  int64_t key[OCP_MAX_KEY] = {0};
-  const uint32_t words = make_key(problem, call, key, error);
-  if (!words)
-    return error->code;
-  ocp_prepared *prepared = ocp_prepared_find(&problem->prepared, key, words);
+                    const int64_t *key, uint32_t words, ocp_prepared **used, ocp_error *error) {
+  ocp_prepared *prepared = *used;
   if (!prepared)
-    prepared = prepare(&(call_site){problem, handle, stream, call->pointers}, key, words, error);
+    prepared = *used = prepare(&(call_site){problem, handle, stream, call->pointers}, key, words, error);
   if (!prepared)
     return error->code;
+  if (atomic_load_explicit(&prepared->refused, memory_order_relaxed)) /* by another thread meanwhile */
+    return fail_refused(problem, error);
   const int code = enqueue(problem, handle, prepared, stream->handle, call->pointers, error);
   if (is_captured(stream)) {
     ocp_prepared_keep(&problem->prepared, prepared);
@@ -454,19 +458,83 @@ static int run_with(ocp_problem *problem, ocp_stream *stream, ocp_library_handle
     handle->executed |= prepared->algorithm != NULL;
     atomic_store_explicit(&prepared->executed, true, memory_order_relaxed);
   }
-  ocp_prepared_let_go(&problem->prepared, prepared);
   return code;
+}
+
+/* Marks the entry of a call as refused, and makes it if the library has no algorithm; NULL with the error. */
+static ocp_prepared *mark_refused(ocp_problem *problem, ocp_prepared *known, const int64_t *key, uint32_t words,
+                                  ocp_error *error) {
+  pthread_mutex_lock(&problem->preparing);
+  ocp_prepared *found = known ? known : ocp_prepared_find(&problem->prepared, key, words);
+  ocp_prepared *prepared = found ? found : ocp_prepared_create(key, words);
+  if (prepared)
+    atomic_store_explicit(&prepared->refused, true, memory_order_relaxed);
+  else
+    ocp_fail_memory(error);
+  if (prepared && !found)
+    ocp_prepared_insert(&problem->prepared, prepared);
+  pthread_mutex_unlock(&problem->preparing);
+  return prepared;
+}
+
+/* Whether the device still works after a library's error: a lost device fails every later call. A captured stream
+ * cannot be queried; the launches of the substitute then report the device's error. */
+static bool device_works(const ocp_stream *stream, ocp_error *error) {
+  if (is_captured(stream))
+    return true;
+  const CUresult result = stream->device->driver->StreamQuery(stream->handle);
+  if (result == CUDA_SUCCESS || result == CUDA_ERROR_NOT_READY)
+    return true;
+  ocp_device_fail(stream->device, result, "a library call", error);
+  return false;
+}
+
+/* Whether the library would refuse the call in a later process as well: it has not run out of memory, and all addresses
+ * are aligned for vector loads. */
+static bool lasts(const arguments *call, int code) {
+  uintptr_t bits = 0;
+  for (uint32_t i = 0; i < call->num_pointers; i++)
+    bits |= (uintptr_t)call->pointers[i];
+  return code == ORT_RUNTIME_EXCEPTION && bits % 16 == 0;
+}
+
+/* Runs our kernels in place of a refused call. The caller has locked nothing, since this may call Python. */
+static int run_substitute(ocp_problem *problem, ocp_stream *stream, const arguments *call, ocp_prepared *prepared,
+                          ocp_error *error) {
+  const ocp_refused_call refused = {problem->library->name, &problem->spec, call->values,
+                                    call->num_values,       call->pointers, call->num_pointers};
+  const void *substitute = atomic_load_explicit(&prepared->substitute, memory_order_acquire);
+  if (!substitute) {
+    substitute = ocp_substitute_make(stream->device, &refused, lasts(call, error->code), error);
+    atomic_store_explicit(&prepared->substitute, substitute, memory_order_release);
+  }
+  return substitute ? ocp_substitute_run(substitute, stream, &refused, error) : error->code;
 }
 
 int ocp_library_run(ocp_problem *problem, ocp_stream *stream, void *const *pointers, uint32_t num_pointers,
                     const int64_t *values, uint32_t num_values, ocp_error *error) {
   const arguments call = {pointers, values, num_pointers, num_values};
-  ocp_library_handle *handle = ocp_library_handle_take(stream, problem->library, error);
-  if (!handle)
+  int64_t key[OCP_MAX_KEY] = {0};
+  const uint32_t words = make_key(problem, &call, key, error);
+  if (!words)
     return error->code;
-  const int code = run_with(problem, stream, handle, &call, error);
-  ocp_library_handle_give_back(handle);
-  return code;
+  ocp_prepared *prepared = ocp_prepared_find(&problem->prepared, key, words);
+  int code;
+  if (prepared && atomic_load_explicit(&prepared->refused, memory_order_relaxed)) {
+    code = fail_refused(problem, error);
+  } else {
+    ocp_library_handle *handle = ocp_library_handle_take(stream, problem->library, error);
+    code = handle ? run_with(problem, stream, handle, &call, key, words, &prepared, error) : error->code;
+    if (handle)
+      ocp_library_handle_give_back(handle);
+    if (code != ORT_OK && device_works(stream, error))
+      prepared = mark_refused(problem, prepared, key, words, error);
+  }
+  if (code != ORT_OK && prepared && atomic_load_explicit(&prepared->refused, memory_order_relaxed))
+    code = run_substitute(problem, stream, &call, prepared, error);
+  if (prepared)
+    ocp_prepared_let_go(&problem->prepared, prepared);
+  return code == ORT_OK ? ORT_OK : error->code;
 }
 
 bool ocp_library_capture(ocp_problem *problem, ocp_stream *stream, const ocp_stream *captured, void *const *pointers,
@@ -480,7 +548,8 @@ bool ocp_library_capture(ocp_problem *problem, ocp_stream *stream, const ocp_str
   if (!handle)
     return true;
   ocp_prepared *prepared = ocp_prepared_find(&problem->prepared, key, words);
-  const bool warm = prepared && handle->executed && atomic_load_explicit(&prepared->executed, memory_order_relaxed);
+  const bool warm = prepared && !atomic_load_explicit(&prepared->refused, memory_order_relaxed) && handle->executed &&
+                    atomic_load_explicit(&prepared->executed, memory_order_relaxed);
   if (warm && captured)
     enqueue(problem, handle, prepared, captured->handle, pointers, error);
   ocp_library_handle_give_back(handle);

@@ -16,11 +16,13 @@ from ..abi.core import ffi, lib
 from ..compiler.caches.plan_cache import plan_cache
 from ..context.compatibility import Fit, fit
 from ..model.ir import DType
+from ..program.steps.libraries import LibraryProblem, ProblemFlags
 from .contexts.context_session import allows_host_code
 from .device.devices import DeviceInfo
 from .device.handles import HandleTable
 from .device.identity import Identity
 from .device.open_device import target_of
+from .device.substitutes import RefusedCall, substitutes_of
 from .device.tracing import tracing
 from .nodes import custom_domains, kernel_registry
 from .nodes.fused_node import FUSED_NODES
@@ -173,6 +175,16 @@ def load_plan(key: Any, data: Any, capacity: int, nbytes: Any) -> None:
 @error_guard
 def keep_plan(key: Any, data: Any, nbytes: int) -> None:
     plan_cache().keep(ffi.string(key), ffi.buffer(data, nbytes)[:])
+
+
+@error_guard
+def make_substitute(
+    device: Any, library: Any, spec: Any, values: Any, num_values: int, why: Any, lasts: int, substitute: Any
+) -> None:
+    fields = {field: getattr(spec, field) for field, _ in ffi.typeof("ocp_problem_spec").fields}
+    problem = LibraryProblem(**fields | {"flags": ProblemFlags(spec.flags)})
+    call = RefusedCall(host.text(library), problem, tuple(values[0:num_values]), host.text(why), bool(lasts))
+    substitute[0] = substitutes_of(device).pointer(call)
 
 
 @error_guard

@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass, field
 
 from ..gpus import typical_multiprocessors
+from .steps.libraries import Refusals
 
 
 @dataclass(frozen=True)
@@ -15,7 +16,7 @@ class DeviceProperties:
     ``emulated``: kernels are lowered for the emulated device, otherwise for a GPU with this compute capability and
     number of multiprocessors. ``runs_cubins``: the device is a real GPU, not the emulated device running GPU kernels.
     ``tf32``: kernels may round float32 to TF32 if the options allow it. An emulated device with GPU kernels keeps
-    float32, so that its results can be compared with other providers'.
+    float32, so that its results can be compared with other providers'. ``refusals``: library calls that plans avoid.
     """
 
     emulated: bool = True
@@ -24,6 +25,7 @@ class DeviceProperties:
     multiprocessors: int = field(default_factory=lambda: typical_multiprocessors((9, 0)))
     runs_cubins: bool = False
     tf32: bool = False
+    refusals: Refusals = field(default_factory=Refusals, compare=False, repr=False)
 
     @staticmethod
     def gpu(

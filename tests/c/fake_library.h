@@ -17,11 +17,16 @@ void *(*fake_translate)(uint64_t address, size_t bytes);
 /* Counts of events, for the test to read. Several threads prepare concurrently. */
 _Atomic int64_t fake_searches, fake_runs, fake_handles, fake_descriptors;
 
-/* Set by tests of failures: whether the call of that function fails. */
+/* Set by tests of failures: whether the call of that function fails. The function that the environment variable
+ * FAKE_REFUSES names fails in each call. */
 int (*fake_fails)(const char *function);
+static inline int fails(const char *function) {
+  const char *refused = getenv("FAKE_REFUSES");
+  return (refused && strcmp(refused, function) == 0) || (fake_fails && fake_fails(function));
+}
 #define MAY_FAIL()                                                                                                     \
   do {                                                                                                                 \
-    if (fake_fails && fake_fails(__func__))                                                                            \
+    if (fails(__func__))                                                                                               \
       return NOT_SUPPORTED;                                                                                            \
   } while (0)
 

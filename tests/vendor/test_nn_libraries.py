@@ -22,6 +22,9 @@ from ort_cuda_plugin.ep.device.devices import cuda_devices
 from ort_cuda_plugin.ep.device.libraries import LIBRARIES, candidates
 from ort_cuda_plugin.program.steps.libraries import ATTENTION, CONV, MATMUL, LibraryProblem, ProblemFlags
 
+ENVIRONMENT: dict[str, str] = {}
+"""Variables of the processes that run scenarios."""
+
 
 def run_scenario(name: str, folder: Path, library: str = "") -> dict[str, Any]:
     stand_in = fake_library(library or name, folder)
@@ -32,7 +35,7 @@ def run_scenario(name: str, folder: Path, library: str = "") -> dict[str, Any]:
 def run_in_process(file: str, *arguments: str) -> Any:
     """What a file of the harness prints: a library stays loaded once it is."""
     command = [sys.executable, str(HARNESS / file), *arguments]
-    env = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]}
+    env = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], **ENVIRONMENT}
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=env)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
@@ -67,6 +70,17 @@ def test_a_library_is_measured_beside_our_kernels(tmp_path: Path) -> None:
     assert result["kept"] == 1
     assert all(name in result["text"] for name in ("measured ", "library", "simt 16x64x16", "gemv"))
     assert result["alive"] == 0
+
+
+def test_the_time_of_a_substitute_is_not_the_time_of_the_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ENVIRONMENT, "FAKE_REFUSES", "cublasLtMatmul")
+    result = run_scenario("tuned", tmp_path, "cublaslt")
+    assert result["measured"] == 2  # tiles, a block for each row
+    assert result["runs"] == 0
+    assert "measured " in result["text"]
+    assert "cuBLASLt: product" not in result["text"]
 
 
 def test_the_fastest_algorithm_of_a_product_is_found_by_measuring(tmp_path: Path) -> None:

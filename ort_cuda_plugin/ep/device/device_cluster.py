@@ -27,6 +27,22 @@ class Notes(Protocol):
     def weights_added(self, variant: Variant) -> None: ...
 
 
+class Unnoted:
+    """`Notes` that record nothing, for a cluster with a single variant."""
+
+    def kernels_added(self, variant: Variant) -> None:
+        """Do nothing."""
+
+    def problems_added(self, variant: Variant) -> None:
+        """Do nothing."""
+
+    def callbacks_added(self, variant: Variant) -> None:
+        """Do nothing."""
+
+    def weights_added(self, variant: Variant) -> None:
+        """Do nothing."""
+
+
 class DeviceCluster:
     """Owns an ``ocp_cluster`` with its kernels, problems and weights. Not thread safe.
 

@@ -13,10 +13,11 @@ from ...compiler.caches.timing_cache import device_identity, timing_cache
 from ...compiler.kernel import KernelSpec
 from ...compiler.toolchain import host_cpu, joined_digest
 from ...program.lowering.context import DeviceProperties
-from .device_cluster import DeviceCluster
+from .device_cluster import DeviceCluster, Unnoted
 from .devices import DriverError
 from .libraries import library_versions
 from .open_device import OpenDevice, kernel_library
+from .substitutes import without_substitutes
 
 logger = logging.getLogger("ort_cuda_plugin")
 
@@ -61,9 +62,10 @@ def _measure(device: OpenDevice, program: Variant) -> float | None:
     try:
         cluster = DeviceCluster("measurement", device)
         try:
-            cluster.add(program, _Unnoted())
+            cluster.add(program, Unnoted())
             seconds, failed = ffi.new("double *"), new_error()
-            core().cluster_measure(cluster.pointer, seconds, failed)
+            with without_substitutes():
+                core().cluster_measure(cluster.pointer, seconds, failed)
             check(failed)
             return float(seconds[0]) or None
         finally:
@@ -71,19 +73,3 @@ def _measure(device: OpenDevice, program: Variant) -> float | None:
     except (PluginError, DriverError, MemoryError) as error:
         logger.warning("autotune: a candidate kernel could not be measured: %s", error)
         return None
-
-
-class _Unnoted:
-    """`Notes` that record nothing, for a cluster with a single variant."""
-
-    def kernels_added(self, variant: Variant) -> None:
-        """Do nothing."""
-
-    def problems_added(self, variant: Variant) -> None:
-        """Do nothing."""
-
-    def callbacks_added(self, variant: Variant) -> None:
-        """Do nothing."""
-
-    def weights_added(self, variant: Variant) -> None:
-        """Do nothing."""

@@ -5,20 +5,24 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from dataclasses import replace
+from functools import cache, cached_property
 from typing import Any
 
 from ...abi import host
 from ...abi.core import check, core, driver_error_text, ffi, lib, new_error
 from ...abi.emulation import configuration
+from ...compiler.caches.refusal_cache import refusal_cache
+from ...compiler.caches.timing_cache import device_identity
 from ...compiler.kernel import KernelSpec
 from ...compiler.library.kernel_library import KernelLibrary
 from ...compiler.library.shared_memory import declared_bytes, may_ask_in_launch
 from ...compiler.targets import BuiltKernel, KernelImage, Target
 from ...plan.format import param_kind
 from ...program.lowering.context import DeviceProperties
+from ...program.steps.libraries import Refusals
 from .devices import DeviceInfo, DriverError, emulated_properties, executed_ptx, open_device
-from .libraries import load_libraries
+from .libraries import LIBRARIES, library_versions, load_libraries
 
 #: Bytes of shared memory that a block can have without an opt-in.
 _DEFAULT_SHARED_BYTES = 48 * 1024
@@ -60,8 +64,21 @@ class OpenDevice:
     def properties(self) -> DeviceProperties:
         """The properties on which lowering may depend."""
         if self.info.emulated:
-            return emulated_properties()
-        return DeviceProperties.gpu(self.info.compute_capability, self.info.multiprocessors, load_libraries())
+            return replace(emulated_properties(), refusals=self.refusals)
+        gpu = DeviceProperties.gpu(self.info.compute_capability, self.info.multiprocessors, load_libraries())
+        return replace(gpu, refusals=self.refusals)
+
+    @cached_property
+    def refusals(self) -> Refusals:
+        """The library calls that were refused on this device, by the versions of driver and libraries in use."""
+        return Refusals(refusal_cache().load(self.identity))
+
+    @property
+    def identity(self) -> str:
+        """The device, its driver, and the libraries in use, as text that decides whether a refusal still holds."""
+        names = frozenset(library.name for library in LIBRARIES)
+        versions = {"driver": str(self.info.driver_version), **library_versions(names)}
+        return device_identity(self.info.name, self.info.compute_capability, self.info.multiprocessors, versions)
 
     @contextmanager
     def entered(self) -> Iterator[None]:
@@ -191,3 +208,9 @@ def use_device(info: DeviceInfo) -> OpenDevice:
         if device is None or device.info != info:  # the emulator was reconfigured after the device was opened
             device = _open[key] = OpenDevice(info)
         return device
+
+
+def open_device_at(pointer: Any) -> OpenDevice:
+    """Return the open device with this ``ocp_device *``."""
+    with _open_lock:
+        return next(device for device in _open.values() if device.pointer == pointer)

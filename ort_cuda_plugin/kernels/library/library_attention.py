@@ -73,6 +73,8 @@ def call_cudnn_attention(ctx: Lowering, step: Attend) -> bool:
     flags = ProblemFlags.BIAS if biases else ProblemFlags(0)
     flags |= ProblemFlags.DETERMINISTIC if ctx.options.deterministic else ProblemFlags(0)
     problem = LibraryProblem(ATTENTION, out.dtype.onnx, flags, alpha=form.scale)
+    if ctx.device.refusals.matches(problem, form.numbers):
+        return False
     workspace = ctx.empty((WORKSPACE_BYTES,), DType.UINT8)
     args: list[Arg] = [out, *step.operands, *biases, workspace, *map(Int64, [*form.numbers, WORKSPACE_BYTES])]
     note = f"cuDNN: attention{' + bias' if biases else ''}"

@@ -83,8 +83,7 @@ def call_cublaslt(ctx: Lowering, step: Contract) -> bool:
     if ctx.options.measures_cublaslt:
         flags, limit = flags | ProblemFlags.MEASURED, max(0, ctx.options.tunable_op_max_tuning_duration_ms)
     problem = LibraryProblem(MATMUL, dtype.onnx, flags, alpha=form.alpha, beta=form.beta, measuring_ms=limit)
-    _record(ctx, step, problem, form, "cuBLASLt: product", (call.a, call.b), sizes, WORKSPACE_BYTES)
-    return True
+    return _record(ctx, step, problem, form, "cuBLASLt: product", (call.a, call.b), sizes, WORKSPACE_BYTES)
 
 
 def _product_strides(step: Contract, call: Folded, out: Tensor) -> tuple[Dim, Dim] | None:
@@ -142,8 +141,7 @@ def call_cudnn(ctx: Lowering, step: Convolve) -> bool:
     problem = LibraryProblem(CONV, dtype.onnx, flags, len(w.size), form.alpha, form.beta)
     workspace = LARGE_WORKSPACE_BYTES if ctx.options.cudnn_conv_use_max_workspace else WORKSPACE_BYTES
     what = "cuDNN: convolution, channels last" if last else "cuDNN: convolution"
-    _record(ctx, step, problem, form, what, (x, weights), sizes, workspace, new)
-    return True
+    return _record(ctx, step, problem, form, what, (x, weights), sizes, workspace, new)
 
 
 def _flags(options: LoweringOptions, form: LibraryForm) -> ProblemFlags:
@@ -168,19 +166,21 @@ def _record(
     sizes: Callable[[Tensor], list[Dim] | None],
     workspace_bytes: int,
     new: Callable[[], Tensor] | None = None,
-) -> None:
-    """Record the call, and a map for the rest of the epilogue.
+) -> bool:
+    """Record the call, and a map for the rest of the epilogue; return False if the library has refused it before.
 
     ``sizes`` returns a call's size arguments for a result; None if the library cannot write the result. ``new``
     allocates a result that the library can write, by default a contiguous one.
     """
-    for condition in form.guards:
-        ctx.guard(condition)
     dtype = form.value.dtype
     direct = next((y for x, y in step.outputs if x is form.value and y.dtype is dtype and sizes(y) is not None), None)
     out = direct if direct is not None else new() if new is not None else ctx.empty(step.shape, dtype)
     numbers = sizes(out)
     assert numbers is not None
+    if ctx.device.refusals.matches(problem, numbers):
+        return False
+    for condition in form.guards:
+        ctx.guard(condition)
     leaf = Scalar(out.dtype, "leaf")
     with_leaf = Substitution({form.value: leaf})
     outputs: tuple[Output, ...] = tuple((with_leaf(x), y) for x, y in step.outputs if y is not direct)
@@ -196,3 +196,4 @@ def _record(
     if outputs:
         inputs = used_inputs([(leaf, out), *step.inputs], [x for x, _ in outputs])
         ctx.record(Map(step.nodes, step.shape, inputs, outputs))
+    return True

@@ -7,7 +7,10 @@ plugin. ``csrc_shim/vendor/spec.h`` defines the fields of a description; a test 
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+from ..expressions.symbolic import Dim
 
 WORKSPACE_BYTES = 32 * 1024 * 1024
 """Maximum workspace of a library call, bytes; NVIDIA's recommendation for cuBLASLt on recent GPUs."""
@@ -51,3 +54,37 @@ class LibraryProblem:
     alpha: float = 1.0
     beta: float = 0.0
     measuring_ms: int = 0
+
+
+_NOT_COMPUTED = ProblemFlags.BRIEF | ProblemFlags.MEASURED
+"""Flags that decide how a library searches, not what it computes."""
+
+Refusal = tuple[int, ...]
+"""A refused call: kind, element type, flags and rank of the problem, then the sizes of the call."""
+
+
+class Refusals:
+    """Calls that the libraries of a device have refused, in this process or an earlier one. Not thread safe."""
+
+    def __init__(self, known: Iterable[Refusal] = ()) -> None:
+        self._known: dict[Refusal, set[Refusal]] = {}
+        for refusal in known:
+            self._known.setdefault(refusal[:4], set()).add(refusal)
+
+    @staticmethod
+    def refusal(problem: LibraryProblem, sizes: Sequence[int]) -> Refusal:
+        """Return the refusal of a call; ``sizes`` are its integer arguments without the workspace."""
+        return (problem.kind, problem.dtype, int(problem.flags & ~_NOT_COMPUTED), problem.rank, *sizes)
+
+    def add(self, refusal: Refusal) -> bool:
+        """Add a refusal; return whether it is the first one of its problem."""
+        same = self._known.setdefault(refusal[:4], set())
+        is_first = not same
+        same.add(refusal)
+        return is_first
+
+    def matches(self, problem: LibraryProblem, sizes: Sequence[Dim]) -> bool:
+        """Return whether a call was refused: with these sizes, or with any sizes if a Run decides these."""
+        known = self._known.get(self.refusal(problem, ()), set())
+        static = [size for size in sizes if isinstance(size, int)]
+        return bool(known) and (len(static) < len(sizes) or self.refusal(problem, static) in known)

@@ -1,0 +1,122 @@
+"""Makes and keeps the substitutes of library calls that are refused on a device."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...abi.core import ffi
+from ...clusters.library_substitute import substitute_of
+from ...compiler.caches.refusal_cache import refusal_cache
+from ...program.steps.libraries import LibraryProblem, Refusals
+from .device_cluster import DeviceCluster, Unnoted
+from .open_device import OpenDevice, open_device_at
+
+logger = logging.getLogger("ort_cuda_plugin")
+
+KINDS = ("matrix product", "convolution", "attention")
+"""Names of the kinds of problems, for messages."""
+
+
+@dataclass(frozen=True)
+class RefusedCall:
+    """A call that ``library`` refuses because of ``why``. ``values`` are its integer arguments, the workspace last.
+
+    ``lasts``: whether later processes should avoid the call.
+    """
+
+    library: str
+    problem: LibraryProblem
+    values: tuple[int, ...]
+    why: str
+    lasts: bool
+
+
+class Refused(Exception):
+    """A library refused a call whose time is being measured."""
+
+
+class Substitutes:
+    """The substitutes of one device. They live as long as the process. Thread safe."""
+
+    def __init__(self, device: OpenDevice) -> None:
+        self._device = device
+        self._lock = threading.Lock()
+        self._made: dict[tuple[LibraryProblem, tuple[int, ...]], tuple[Any, DeviceCluster]] = {}
+
+    def pointer(self, call: RefusedCall) -> Any:
+        """Return the ``ocp_substitute *`` of a call. The first call for its problem and sizes makes the substitute,
+        and remembers the refusal.
+
+        Raises:
+            Refused: an autotuner measures the call.
+            ImportError: the compiler of the plugin is not installed.
+        """
+        if _measuring.active:
+            raise Refused("the autotuner measures the library's call")
+        with self._lock:
+            key = call.problem, call.values
+            if key not in self._made:
+                self._made[key] = self._make(call)
+                self._remember(call)
+            return self._made[key][0]
+
+    def _make(self, call: RefusedCall) -> tuple[Any, DeviceCluster]:
+        properties = replace(self._device.properties(), libraries=frozenset())
+        substitute = substitute_of(call.problem, call.values, properties)
+        cluster = DeviceCluster(f"substitute of a {KINDS[call.problem.kind]}", self._device)
+        try:
+            cluster.add(substitute.variant, Unnoted())
+        except BaseException:
+            cluster.close()
+            raise
+        made = ffi.new("ocp_substitute *")
+        made.cluster, made.dtype, made.num_inputs = cluster.pointer, call.problem.dtype, len(substitute.elements)
+        made.elements[0 : len(substitute.elements)] = substitute.elements
+        return made, cluster
+
+    def _remember(self, call: RefusedCall) -> None:
+        refusal = Refusals.refusal(call.problem, call.values[:-1])
+        is_first = self._device.refusals.add(refusal)
+        logger.log(
+            logging.WARNING if is_first else logging.INFO,
+            "%s refuses a %s of sizes %s: %s. A kernel of this package replaces the call, which can be slower%s",
+            call.library,
+            KINDS[call.problem.kind],
+            ", ".join(map(str, call.values[:-1])),
+            call.why,
+            "; later sessions on this device do not try the call again" if call.lasts else "",
+        )
+        if call.lasts:
+            refusal_cache().keep(self._device.identity, refusal)
+
+
+class _Measuring(threading.local):
+    active = False
+
+
+_measuring = _Measuring()
+
+
+@contextmanager
+def without_substitutes() -> Iterator[None]:
+    """Let refused calls of Runs of this thread fail in the block, so that a substitute's time is not the library's."""
+    before, _measuring.active = _measuring.active, True
+    try:
+        yield
+    finally:
+        _measuring.active = before
+
+
+_substitutes: dict[OpenDevice, Substitutes] = {}
+_lock = threading.Lock()
+
+
+def substitutes_of(pointer: Any) -> Substitutes:
+    """Return the substitutes of the device with this ``ocp_device *``."""
+    with _lock:
+        return _substitutes.setdefault(device := open_device_at(pointer), Substitutes(device))
