@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import fnmatch
 import functools
+import importlib
+import pkgutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,17 +58,77 @@ class Case:
 
 @functools.cache
 def load_cases() -> dict[str, Case]:
-    """Return every test by key, in a stable order."""
+    """Return every test by key, in a stable order. `onnx` computes the values of all node tests, for seconds."""
     from onnx.backend.test.loader import load_model_tests
 
-    cases = {}
+    with _quiet():
+        return {case.key: case for kind in KINDS for case in _cases(kind, load_model_tests(kind=kind))}
+
+
+def load_case(key: str) -> Case:
+    """Return one test. Of the node tests, `onnx` computes only those of modules that mention the test's name.
+
+    Raises KeyError.
+    """
+    from onnx.backend.test.loader import DATA_DIR, load_model_tests
+
+    kind, _, name = key.partition("/")
+    if kind not in KINDS:
+        raise KeyError(key)
+    with _quiet():
+        if Path(DATA_DIR, kind).is_dir():
+            return {case.key: case for case in _cases(kind, load_model_tests(kind=kind))}[key]
+        words = name.split("_")
+        for count in range(len(words), 0, -1):  # most names are literals; others are composed, and only begin as one
+            for case in _cases(kind, _node_tests("test_" + "_".join(words[:count]))):
+                if case.key == key:
+                    return case
+        return load_cases()[key]
+
+
+def matching_cases(patterns: Sequence[str]) -> list[Case]:
+    """Return the tests whose keys match one of these patterns of `fnmatch`."""
+    with suppress(KeyError):
+        return [load_case(pattern) for pattern in dict.fromkeys(patterns)]
+    return [case for key, case in load_cases().items() if any(fnmatch.fnmatch(key, pattern) for pattern in patterns)]
+
+
+def _cases(kind: str, tests: Iterable[Any]) -> Iterator[Case]:
+    for test in sorted(tests, key=lambda test: str(test.name)):
+        yield Case(kind, test.name.removeprefix("test_"), test.rtol, test.atol, test)
+
+
+def _node_tests(text: str) -> Iterable[Any]:
+    """Import the modules of node tests whose source has ``text``; return the tests of all that are imported."""
+    from onnx.backend.test.case import node
+
+    for module, source in _node_modules().items():
+        if text in source:
+            importlib.import_module(module)
+    tests: list[Any] = node._NodeTestCases  # what `load_model_tests` returns for node tests
+    return tests
+
+
+@functools.cache
+def _node_modules() -> dict[str, str]:
+    """Return the source of each module of node tests, by the module's name."""
+    from onnx.backend.test.case import node
+
+    sources = {}
+    for found in pkgutil.walk_packages(node.__path__, node.__name__ + "."):
+        spec = found.module_finder.find_spec(found.name, None)
+        assert spec is not None
+        assert spec.origin is not None
+        sources[found.name] = Path(spec.origin).read_text()
+    return sources
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The node tests compute values that overflow, and divide by zero, on purpose."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # computing the expected values overflows and divides by zero on purpose
-        for kind in KINDS:
-            for test in sorted(load_model_tests(kind=kind), key=lambda test: str(test.name)):
-                case = Case(kind, test.name.removeprefix("test_"), test.rtol, test.atol, test)
-                cases[case.key] = case
-    return cases
+        warnings.simplefilter("ignore")
+        yield
 
 
 @functools.cache

@@ -6,7 +6,7 @@ import pytest
 
 from emulator_harness import configured
 from kernel_harness import device
-from ort_cuda_plugin.conformance.cases import load_cases
+from ort_cuda_plugin.conformance.cases import load_case
 from ort_cuda_plugin.conformance.mode import Mode
 from ort_cuda_plugin.conformance.verdict import Verdict, judge
 from ort_cuda_plugin.ep.device.devices import LOWERING_VARIABLE, emulated_properties
@@ -34,7 +34,7 @@ SAMPLE = (
 def test_what_is_lowered_for_a_gpu_passes_in_the_checking_mode(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(LOWERING_VARIABLE, "sm_90")
     with configured(check=1):
-        outcome = judge(load_cases()[key], Mode(check=True))
+        outcome = judge(load_case(key), Mode(check=True))
     assert outcome.verdict is Verdict.ON_EP, outcome
 
 

@@ -22,6 +22,7 @@ def _without_operators_of_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_table", own)
 
 
+@pytest.mark.full
 def test_the_coverage_table_is_not_stale() -> None:
     written = COVERAGE.read_text()
     if f"with onnx {onnx.__version__};" not in written:
@@ -35,6 +36,7 @@ def test_every_declaration_has_a_row() -> None:
     assert set(rows) - {"operator"} == {f"{o.domain}.{o.name}".lstrip(".") for o in registry.operators()}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "kinds"),
     [

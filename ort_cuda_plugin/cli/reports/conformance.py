@@ -6,7 +6,6 @@ Without ONNX Runtime's optimisations by default, so that nothing is folded away 
 from __future__ import annotations
 
 import argparse
-import fnmatch
 import json
 import os
 import sys
@@ -52,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    from ort_cuda_plugin.conformance.cases import load_cases
+    from ort_cuda_plugin.conformance.cases import matching_cases
     from ort_cuda_plugin.conformance.mode import Mode
     from ort_cuda_plugin.conformance.report import render
     from ort_cuda_plugin.conformance.runner import run
@@ -83,7 +82,7 @@ def execute(arguments: argparse.Namespace) -> int:
         raise UserError(ExitCode.USAGE, f"--jobs {arguments.jobs}: must be at least 1")
     if arguments.adversarial is not None and not 0 <= arguments.adversarial < 2**32:
         raise UserError(ExitCode.USAGE, f"--adversarial {arguments.adversarial}: expected a seed from 0 to {2**32 - 1}")
-    cases = [case for key, case in load_cases().items() if any(fnmatch.fnmatch(key, pattern) for pattern in patterns)]
+    cases = matching_cases(patterns)
     if not cases:
         raise UserError(ExitCode.USAGE, f"no test matches {' '.join(patterns)}; names are KIND/NAME, as 'node/conv*'")
 
