@@ -15,7 +15,8 @@ share kernels pay for them once, so the sum of a selection of tests is smaller t
 
 ``--choose`` adds lines to tests/second_tier.txt, such that the first tier takes ``--budget`` CPU seconds on an empty
 kernel cache: the dearest tests lose all cases but one, and those whose one case is dear too move to the second tier.
-The cheapest tests of each file, operator and command keep a case, and tests with the marker ``every_case`` keep all.
+Tests with many cheap cases keep them. The cheapest tests of each file, operator and command keep a case, and tests with
+the marker ``every_case`` keep all.
 Measure the first tier before; its kernels may be in the cache. To choose from all tests, empty tests/second_tier.txt
 and measure.
 """
@@ -260,6 +261,12 @@ LIMIT_OF_ONE_CASE = 3.0
 """A test leaves the first tier if one of its cases takes this many times as long as all cases of another test may."""
 
 
+SHARE_OF_A_CASE = 0.1
+"""A test keeps all cases if these take on average at most this share of what all cases of another test may take:
+many cheap cases notice more than one dear case.
+"""
+
+
 class Costs:
     """CPU seconds of tests with an empty kernel cache."""
 
@@ -330,11 +337,14 @@ class Tiers:
         return needed[0], needed[1] | marked
 
     def choose(self, limit: float) -> dict[str, list[Record]]:
-        """Return the cases of each test in a first tier in which all cases of a test take at most ``limit`` seconds."""
+        """Return the cases of each test in a first tier in which all cases of a test take at most ``limit`` seconds,
+        or each of them at most `SHARE_OF_A_CASE` of ``limit``.
+        """
         tier = {}
         for test, cases in self.tests.items():
             alone = self.alone[test]
-            if test in self.needed_whole or self.costs.of(cases) <= limit:
+            most = limit * max(1, SHARE_OF_A_CASE * len(cases))
+            if test in self.needed_whole or self.costs.of(cases) <= most:
                 tier[test] = cases
             elif test in self.needed_alone or self.costs.of(alone) <= LIMIT_OF_ONE_CASE * limit:
                 tier[test] = alone

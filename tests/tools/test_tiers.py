@@ -154,6 +154,13 @@ def test_dear_tests_keep_one_case_and_the_dearest_none(test_time: ModuleType) ->
     assert choice.seconds(limit) == 1.5
 
 
+def test_a_table_of_many_cheap_cases_keeps_them(test_time: ModuleType) -> None:
+    records = [record(f"a.py::test_table[{case}]", 0.09) for case in range(30)]
+    records += [record(f"a.py::test_few[{case}]", 1.0) for case in range(3)]
+    records += [record("a.py::test_light", 0.5)]
+    assert test_time.Tiers(records).moved(1.0) == ["tests/a.py::test_few[*]"]
+
+
 def test_marked_tests_and_the_cheapest_of_a_file_and_of_an_operator_stay(test_time: ModuleType) -> None:
     records = [record(f"a.py::test_{name}", 9.0 + n, "operator  Relu-14") for n, name in enumerate(["one", "two"])]
     records += [
