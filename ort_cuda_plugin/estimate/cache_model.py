@@ -37,11 +37,11 @@ class Served:
 
 
 def served(regions: Sequence[Region], steps: Sequence[Step], cache_bytes: float) -> list[Served]:
-    """Return the device memory traffic of each step, for a cache of that size in bytes."""
+    """Return the L2 and device memory traffic of each step, for an L2 of ``cache_bytes``."""
     chunk = max(4096, 1 << int(cache_bytes / MAX_CHUNKS).bit_length() - 1)
     capacity = int(cache_bytes // chunk)
     bases = _bases(regions)
-    cached: OrderedDict[int, bool] = OrderedDict()  # by chunk: whether it must be written back
+    cached: OrderedDict[int, bool] = OrderedDict()  # by chunk number: whether the chunk must be written back
     found: list[Served] = []
     for _ in range(2):
         found = []
@@ -77,7 +77,10 @@ def _bases(regions: Sequence[Region]) -> list[int]:
 
 
 def _touches(step: Step, bases: Sequence[int], chunk: int) -> Iterator[tuple[int, float, bool]]:
-    """Yield chunks, the accessed bytes in each, and whether they are written; all tensors are traversed in parallel."""
+    """Yield (chunk number, accessed bytes, whether they are written) in the order of the step's accesses.
+
+    The step traverses all its tensors in parallel, each at a speed proportional to its size.
+    """
     lines: list[tuple[float, int, float, bool]] = []
     for accesses, writes in ((step.reads, False), (step.writes, True)):
         for access in distinct(accesses):

@@ -1,5 +1,5 @@
-"""Counts the instructions and memory requests of kernels: some of their blocks run in the emulated device's counting
-mode.
+"""Counts the instructions and memory requests of kernels by running some of their blocks in the emulated device's
+counting mode.
 
 Accesses of a warp by one execution of an instruction form one request. A request loads 32-byte sectors of global
 memory; in shared memory the number of wavefronts is the largest number of distinct words in one bank. Blocks outside
@@ -48,9 +48,9 @@ _scalars = {"i32": np.int32, "i64": np.int64, "f32": np.float32, "f64": np.float
 
 @dataclass(frozen=True)
 class Site:
-    """A memory instruction of a kernel: ``units`` are sectors, or wavefronts of shared memory, per request.
+    """A memory instruction of a kernel: ``units`` are the sectors, or in shared memory the wavefronts, of a request.
 
-    ``least`` is the minimum of units that the bytes of the lanes need.
+    ``least`` is the minimum number of units for the bytes that the lanes access.
     """
 
     kind: str
@@ -62,9 +62,9 @@ class Site:
 
 @dataclass(frozen=True)
 class CopyWait:
-    """A wait for cp.async copies: ``times`` executions per thread; ``left`` groups may stay in flight.
+    """A wait for cp.async copies: each thread executes it ``times`` times; ``left`` groups may stay in flight.
 
-    The other fields count the instructions from one wait to the next.
+    The other fields count what a thread executes from one wait to the next.
     """
 
     left: int
@@ -79,11 +79,11 @@ class Counted:
     """Totals of a launch, extrapolated from some blocks.
 
     ``requests`` are memory instructions of warps, ``wavefronts`` the L1 and shared-memory wavefronts that these take.
-    ``read`` and ``written`` are bytes between the multiprocessors and the L2, in whole sectors; repeated reads of a
-    block count once if the data fit the L1. ``instructions`` are those of threads, by kind, with inactive lanes. The
-    other fields are per thread: ``loads`` from global memory to registers, ``load_rounds``, the executed basic blocks
-    with such loads, ``shared_rounds``, those with loads from shared memory, and ``copy_waits``, its waits for cp.async
-    copies.
+    ``read`` and ``written`` are bytes between the multiprocessors and the L2, in whole sectors; a sector that a block
+    reads several times counts once, as if it stayed in the L1. ``instructions`` are those of threads, by kind, with
+    inactive lanes. The other fields are per thread: ``loads`` from global memory to registers, ``load_rounds``, the
+    executed basic blocks with such loads, ``shared_rounds``, those with loads from shared memory, and ``copy_waits``,
+    its waits for cp.async copies.
     """
 
     requests: float
@@ -101,7 +101,7 @@ class Counted:
 
 
 class BlockCounter:
-    """Counts what launches execute. It uses the emulated device exclusively, on the calling thread."""
+    """Counts what the launches of a Run execute. Only one thread of the process can count at a time."""
 
     def __init__(self, work: Work, images: Mapping[KernelSpec, KernelImage], code: Mapping[KernelSpec, Code]) -> None:
         self._code = code
@@ -169,7 +169,7 @@ class BlockCounter:
 
 
 class _View(DeviceArray):
-    """A view of another array, by address."""
+    """Device memory at an address, which `free` leaves allocated."""
 
     def __init__(self, device: Device, address: int) -> None:
         super().__init__(device, address, (1,), np.dtype(np.uint8))
@@ -232,20 +232,19 @@ def count_all(work: Work, code: Mapping[KernelSpec, Code], library: KernelLibrar
 
 
 def _count_key(step: KernelStep) -> tuple[object, ...]:
-    """Return the properties of arguments that counts depend on: numbers, and the alignment of pointers to cache
-    lines.
-    """
+    """Return what the counts depend on in the arguments: numbers, and the offsets of pointers within a cache line."""
     return tuple(a.offset % LINE if isinstance(a, Pointer) else a for a in step.arguments)
 
 
 def sample(blocks: int) -> tuple[NDArray[np.uint64], NDArray[np.float64]]:
-    """Choose some blocks of a grid; return them with the number of blocks that each represents. The last block, which
-    may do less work, represents only itself.
+    """Choose some of ``blocks`` blocks; return their indices, and the number of blocks that each represents.
+
+    The last block, which may do less work, represents only itself.
     """
     if blocks <= MAX_BLOCKS:
         return np.arange(blocks, dtype=np.uint64), np.ones(blocks)
     inner = MAX_BLOCKS - 1
-    # An odd step avoids aliasing with patterns of the grid, which repeat at powers of two.
+    # Every second index is made odd, to avoid aliasing with patterns of the grid, which repeat at powers of two.
     places = np.unique((np.arange(inner) * (blocks - 1) // inner) | np.arange(inner) % 2)
     places = places[places < blocks - 1]
     weights = np.full(len(places) + 1, (blocks - 1) / len(places))
@@ -265,11 +264,12 @@ def summary(
 ) -> Counted:
     """Extrapolate the records of the sampled blocks to the grid.
 
-    ``executed`` and ``issued`` are executions of each instruction by threads and by warps; ``widest`` has the maximum
-    bytes of one access. Without ``uses_stack`` a thread's arrays are in registers, and accesses to them count nothing.
+    ``executed`` and ``issued`` are the executions of each memory instruction, then of each basic block, by threads and
+    by warps. ``widest`` has the maximum bytes of one access by instruction, such as "LDG". Without ``uses_stack`` a
+    thread's arrays are in registers, and accesses to them are not counted.
     """
     accesses, parts = metadata["accesses"], metadata["parts"]
-    # The counters are sums over all sampled blocks; the recorded accesses show how blocks differ.
+    # The counters are totals of all sampled blocks; only the recorded accesses tell which block made them.
     scale = float(weights.sum() / len(weights))
     threads = block[0] * block[1] * block[2]
     total = issued.astype(np.float64) * scale * WARP
@@ -295,7 +295,7 @@ def summary(
             continue
         what = int(one["what"][0])
         nbytes = widths[place]
-        if not nbytes:  # merged into a wider access
+        if not nbytes:  # NVVM merges the access into a wider one
             instructions["issued"] -= float(total[place])
             continue
         factor = float(grown[place]) * weights[one["block"]]
@@ -350,7 +350,7 @@ def _copy_waits(
 ) -> Iterator[CopyWait]:
     """Yield the waits for cp.async copies. ``times``: the number of times that a thread executes each basic block.
 
-    Basic blocks that are executed at least as often as the one with the wait count as its loop.
+    The basic blocks that are executed at least as often as the one with the wait are assumed to be the wait's loop.
     """
     for place, often in enumerate(times):
         for left in range(len(COPY_WAIT)):
@@ -370,7 +370,7 @@ def _copy_waits(
 def _widths(
     records: Records, ends: NDArray[np.int64], metadata: Mapping[str, int], widest: Mapping[str, int]
 ) -> list[int]:
-    """Return the bytes of each access; 0 for one that NVVM merges into the access before it in memory.
+    """Return the bytes of each memory instruction; 0 for one that NVVM merges into the access to the bytes before.
 
     NVVM merges contiguous accesses of one basic block if the result is aligned.
     """
@@ -407,7 +407,7 @@ def _addresses(records: Records, ends: NDArray[np.int64], place: int) -> NDArray
 
 
 def _keys(*columns: NDArray[Any]) -> NDArray[np.int64]:
-    """Return a number for each row of the columns; rows with equal values get equal numbers."""
+    """Return an integer for each row of the ``columns``: equal integers for equal rows, different ones for others."""
     key = np.zeros(len(columns[0]), np.int64)
     for column in columns:
         key = key * (int(column.max(initial=0)) + 1) + column.astype(np.int64)
@@ -415,7 +415,7 @@ def _keys(*columns: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def _distinct(one: Records, key: NDArray[np.int64], nbytes: int, unit: int, factor: NDArray[np.float64]) -> float:
-    """Return the number of distinct memory units that the requests touch, request by request."""
+    """Return the number of memory units of ``unit`` bytes that the requests touch, each unit once per request."""
     first = (one["address"] // unit).astype(np.int64)
     last = ((one["address"] + nbytes - 1) // unit).astype(np.int64)
     low = first.min()
@@ -426,7 +426,7 @@ def _distinct(one: Records, key: NDArray[np.int64], nbytes: int, unit: int, fact
 
 
 def _once(records: Records, factor: NDArray[np.float64]) -> float:
-    """Return the number of sectors that blocks read; a sector counts once in each block."""
+    """Return the number of sectors that blocks read; a sector counts once for each block that reads it."""
     sector = (records["address"] // SECTOR).astype(np.int64)
     sector -= sector.min()
     _, index = np.unique(records["block"].astype(np.int64) * (int(sector.max()) + 1) + sector, return_index=True)
@@ -434,10 +434,10 @@ def _once(records: Records, factor: NDArray[np.float64]) -> float:
 
 
 def _wavefronts(one: Records, key: NDArray[np.int64], nbytes: int, factor: NDArray[np.float64]) -> tuple[float, float]:
-    """Return the wavefronts of shared-memory requests: each group of lanes that accesses 128 bytes takes as many as its
-    fullest bank has distinct words.
+    """Return the wavefronts of shared-memory requests, and their minimum.
 
-    The second number is the minimum: one per group.
+    Each group of lanes that together access 128 bytes takes as many wavefronts as it accesses distinct words in one
+    bank, at least one.
     """
     words = max(nbytes // 4, 1)
     groups = max(nbytes * WARP // LINE, 1)

@@ -49,7 +49,7 @@ FEW = 16
 
 @dataclass(frozen=True)
 class Finding:
-    """One finding about a kernel. ``where`` is an architecture, or "" for all."""
+    """A performance defect of a kernel, described by ``what``. ``where`` is an architecture, or "" for all."""
 
     kernel: str
     where: str
@@ -61,9 +61,9 @@ MULTIPLIES = "multiply_add_matrix_"
 
 
 class Inspector:
-    """Examines the kernels of models on architectures, the first of which is `COUNTED`.
+    """Examines the kernels of models on `COUNTED` and on further architectures.
 
-    Results of a kernel are cached for all models.
+    The machine code of a kernel is cached for all models that use the kernel.
     """
 
     def __init__(self, architectures: Sequence[str]) -> None:
@@ -100,12 +100,12 @@ class Inspector:
 
 
 class Watched:
-    """Watches the passes, and classifies the labels of the ONNX nodes of steps.
+    """A `Watch` that classifies the steps before emission, by the labels of their ONNX nodes.
 
-    ``all`` are contractions, including attention; ``tensor`` are contractions large enough for tensor cores, of 16-bit
-    floats and with ``tf32`` of float32. ``apart`` are steps that cannot use vector accesses: elementwise steps with an
-    input that is contiguous along another axis than the result, and sliding windows over rows that are not a multiple
-    of a vector.
+    ``all`` are contractions, including attention; ``tensor`` are GEMMs and attention of 16-bit floats, and with
+    ``tf32`` GEMMs of float32, that are large enough for tensor cores. ``apart`` are steps that cannot use vector
+    accesses: elementwise steps with an input that is contiguous along another axis than the result, and sliding windows
+    over rows that are not a multiple of a vector.
     """
 
     def __init__(self, tf32: bool = True) -> None:
@@ -143,13 +143,13 @@ class Watched:
 
 
 def _has_broken_windows(step: Launch) -> bool:
-    """Whether windows are pooled over rows (of input or result) that are not a multiple of a vector."""
+    """Return whether a launch pools windows, and rows of its input or result are not a multiple of a vector."""
     tensors = [x for x in step.args if isinstance(x, Tensor)]
     return "_pool" in step.kernel.name and any(hint(x.shape[-1]) * x.dtype.itemsize % VECTOR for x in tensors)
 
 
 def _is_turned(step: Map) -> bool:
-    """Whether an input is contiguous along another axis than a result."""
+    """Return whether an input is contiguous along another axis than a result."""
     axes = [axis for axis, size in enumerate(step.shape) if size != 1]
 
     def strides(x: Tensor) -> dict[int, Dim]:
@@ -161,7 +161,7 @@ def _is_turned(step: Map) -> bool:
 
 
 def of_code(code: Mapping[KernelSpec, Code], arch: str) -> list[Finding]:
-    """Return findings about registers that a kernel spills, on one architecture."""
+    """Return findings about kernels that spill registers on the architecture ``arch``."""
     found = []
     for spec, one in code.items():
         stack = one.mix.get("LDL", 0) + one.mix.get("STL", 0)
@@ -213,9 +213,10 @@ def of_counts(work: Work, products: Watched, counts: Mapping[int, Counted]) -> l
 
 
 def narrow_accesses(sites: Sequence[Site]) -> list[str]:
-    """Return accesses of global memory whose lanes move contiguous data by less than 16 bytes each.
+    """Describe loads and stores of global memory that move contiguous data with fewer than 16 bytes per lane.
 
-    Accesses that are executed as often as a 16-byte access have a smaller element type and do not count.
+    Accesses that execute no more often than the most frequent 16-byte access are exempt: they move no more elements
+    than that, of a smaller type.
     """
     total = sum(_bytes(site) for site in sites if site.kind in ("load", "store"))
     if total < MUCH:
@@ -236,7 +237,7 @@ def narrow_accesses(sites: Sequence[Site]) -> list[str]:
 
 
 def bank_conflicts(sites: Sequence[Site]) -> list[str]:
-    """Return shared-memory accesses that take more than twice the minimum of wavefronts."""
+    """Describe shared-memory accesses that take more than twice their minimum of wavefronts."""
     total = sum(site.requests for site in sites if _is_shared(site))
     found: dict[str, float] = {}
     for site in sites:

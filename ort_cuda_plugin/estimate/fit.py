@@ -35,7 +35,7 @@ MAX_SHARE = 1.2
 
 @dataclass(frozen=True)
 class Measurement:
-    """A measured time on a GPU, and the work that was measured."""
+    """A time measured on a GPU, and the work that took this time."""
 
     name: str
     seconds: float
@@ -46,7 +46,8 @@ class Measurement:
 class Fit:
     """Constants, and the model's accuracy with them on the held-out measurements.
 
-    ``error`` is the median of the relative errors, ``rank_correlation`` Spearman's.
+    ``error`` is the median of the relative errors of the estimates, ``rank_correlation`` Spearman's coefficient between
+    estimates and times.
     """
 
     constants: Constants
@@ -57,27 +58,30 @@ class Fit:
 
 
 def measurements_json(device: str, gpu: str, measurements: Sequence[Measurement]) -> str:
-    """Return the text of the measurements' file. ``device``: the described GPU; ``gpu``: the driver's name for it."""
+    """Return the text of a file of measurements. ``device``: one of `gpus.names`; ``gpu``: the driver's name for it."""
     rows = [{"name": m.name, "seconds": m.seconds, "work": json.loads(to_json(m.work))} for m in measurements]
     return json.dumps({"format": FORMAT, "device": device, "gpu": gpu, "measurements": rows})
 
 
 def read_measurements(text: str) -> tuple[str, list[Measurement]]:
-    """Return the device's name, and the measurements. Raises ValueError for JSON of another format."""
+    """Return the GPU's name (of `gpus.names`) and the measurements. Raises ValueError for JSON of another format."""
     data = json.loads(text)
     if not isinstance(data, dict) or data.get("format") != FORMAT or data.get("device") not in gpus.names():
-        raise ValueError(f"measurements are JSON of format {FORMAT}, of one of {', '.join(gpus.names())}")
+        raise ValueError(
+            f"expected measurements as JSON with format {FORMAT}, and as device one of {', '.join(gpus.names())}"
+        )
     rows = [
         Measurement(row["name"], row["seconds"], from_json(json.dumps(row["work"]))) for row in data["measurements"]
     ]
     if not rows or not all(row.seconds > 0 for row in rows):
-        raise ValueError("seconds of a measurement: expected a number above 0")
+        raise ValueError("measurements: expected at least one, each with seconds above 0")
     return data["device"], rows
 
 
 def fit(device: str, measurements: Sequence[Measurement], start: Constants | None = None) -> Fit:
-    """Return the constants that fit best, beginning at ``start``. Constants without an effect on the measurements keep
-    their values. Raises the errors of `prepare`.
+    """Return the constants with the least error on the measurements, searched from ``start``, and tested.
+
+    Constants without an effect on the measurements keep their values. Raises the errors of `prepare`.
     """
     prepared = [(m, prepare(m.work, gpus.gpu(device))) for m in measurements]
     held = [pair for number, pair in enumerate(prepared) if number % HELD_OUT == HELD_OUT - 1]
@@ -91,17 +95,17 @@ def fit(device: str, measurements: Sequence[Measurement], start: Constants | Non
 
 
 def _loss(pairs: Sequence[tuple[Measurement, Prepared]], constants: Constants) -> float:
-    """Return the mean square of the logarithms of estimate / time."""
+    """Return the loss: the sum of the squared logarithms of estimate / measured time."""
     return sum(math.log(timed(prepared, constants).seconds / m.seconds) ** 2 for m, prepared in pairs)
 
 
 def _descend(constants: Constants, loss: Callable[[Constants], float]) -> Constants:
-    """Optimise one constant after the other, in steps that get smaller."""
+    """Return constants with a smaller ``loss``: optimise one constant after the other, with shrinking factors."""
     best = loss(constants)
     for number in range(ROUNDS):
         before = best
         for field in fields(Constants):
-            if field.name == "l2_share":  # the loss is a step function of this constant: descent cannot optimise it
+            if field.name == "l2_share":  # the loss is a step function of this constant, which descent cannot optimise
                 continue
             value = getattr(constants, field.name)
             for factor in FACTORS:

@@ -50,7 +50,7 @@ class ShapeError(ValueError):
 
 
 def optimised(path: Path, shapes: Mapping[str, Sequence[int]] | None = None) -> onnx.ModelProto:
-    """Return the model after ONNX Runtime's optimisations before claims.
+    """Return the model after the optimisations that ONNX Runtime does before it offers nodes to providers.
 
     The wheel's light models get weights. ``shapes`` override the sizes that the model states for its inputs. A model
     that the CPU provider cannot run, because of its types or custom operators, stays as it is.
@@ -89,13 +89,13 @@ def optimised(path: Path, shapes: Mapping[str, Sequence[int]] | None = None) -> 
 
 
 def _is_for_cpus(model: onnx.ModelProto) -> bool:
-    """Whether ONNX Runtime has added Casts or function bodies to a half-precision model for its CPU provider."""
+    """Return whether ONNX Runtime has inserted Casts into a half-precision model for its CPU provider."""
     inserted = ("InsertedPrecisionFreeCast_", "InsertedCast_")
     return any(node.op_type == "Cast" and node.name.startswith(inserted) for node in model.graph.node)
 
 
 def _restated(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> bool:
-    """Override sizes that the model states for its inputs by ``shapes``; return whether a size differed."""
+    """Replace the sizes that the model states for its inputs by those in ``shapes``; return whether one differed."""
     changed = False
     for info in model.graph.input:
         for dim, size in zip(info.type.tensor_type.shape.dim, shapes.get(info.name, ()), strict=False):
@@ -131,8 +131,8 @@ def work_of_model(
     """Return the work of a Run of a model from `optimised`, with inputs of these shapes; dimensions that stay unknown
     are 1.
 
-    ``values`` fill integer inputs; other inputs are zero. ``watch`` receives the passes of each cluster. Raises
-    ShapeError, and NodeError for a node that cannot run.
+    ``values`` fill integer inputs; other inputs are zero. ``watch`` receives each cluster's program after each pass.
+    Raises ShapeError, and NodeError for a node that cannot run.
     """
     sizes = input_shapes(model, shapes)
     device = DeviceProperties(emulated=False, libraries=libraries, tf32=True)
@@ -189,7 +189,7 @@ def work_of_model(
 
 
 def _products(steps: Sequence[PlannedStep], options: LoweringOptions) -> Iterator[Product]:
-    """Return the arithmetic of GEMMs and convolutions."""
+    """Yield the arithmetic of each GEMM and convolution among ``steps``."""
     for step in steps:
         if isinstance(step, Contract | Convolve):
             kind = peak_kind(step.operands[0].dtype.onnx, options.use_tf32)
@@ -197,7 +197,7 @@ def _products(steps: Sequence[PlannedStep], options: LoweringOptions) -> Iterato
 
 
 def input_shapes(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of all inputs. The given size of a named dimension applies to all inputs."""
+    """Return the shapes of all inputs. The size that ``shapes`` gives a named dimension applies to all inputs."""
     initializers = {tensor.name for tensor in model.graph.initializer}
     inputs = [info for info in model.graph.input if info.name not in initializers]
     if unknown := shapes.keys() - {info.name for info in inputs}:
@@ -211,10 +211,13 @@ def input_shapes(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) ->
             for dim, size in zip(dims, shapes[info.name], strict=True):
                 if dim.dim_param and told.setdefault(dim.dim_param, size) != size:
                     raise ShapeError(
-                        f"dimension {dim.dim_param!r} is {size} in input {info.name!r}, and different in another input"
+                        f"dimension {dim.dim_param!r}: got {size} in input {info.name!r}, and {told[dim.dim_param]} in"
+                        " an earlier one"
                     )
                 if dim.HasField("dim_value") and dim.dim_value != size:
-                    raise ShapeError(f"a dimension of input {info.name!r} is {dim.dim_value} in the model, not {size}")
+                    raise ShapeError(
+                        f"input {info.name!r}: got size {size} for a dimension that is {dim.dim_value} in the model"
+                    )
     found = {}
     for info in inputs:
         dims = info.type.tensor_type.shape.dim
@@ -247,7 +250,7 @@ def _subgraph(graph: Graph, nodes: Sequence[Node]) -> Graph:
 
 
 class Gatherer:
-    """Collects the regions and steps of one or more plans' launches. ``patterns``: contents of inputs, by name."""
+    """Collects the regions and steps of the launches of a Run's plans. ``patterns``: contents of inputs, by name."""
 
     def __init__(self, patterns: Mapping[str, bytes]) -> None:
         self.patterns = patterns
@@ -287,7 +290,7 @@ class Gatherer:
                 self.steps.append(CopyStep(*shared, kind))
 
     def _number(self, launches: Sequence[Recordable], inputs: Sequence[str], outputs: Sequence[str]) -> None:
-        """Assign regions to all buffers; intermediate ones share a slab, as in a Run."""
+        """Assign a region to each buffer of the launches; intermediates share a slab, as in a Run."""
         lives: dict[Buffer, list[int]] = {}
         for position, launch in enumerate(launches):
             for buffer in (*launch.reads, *launch.writes):

@@ -21,7 +21,7 @@ from .work import LibraryStep
 GROUPED = 0.25
 """Efficiency of a convolution with few channels per group, relative to the peak without tensor cores."""
 ATTENTION = 0.6
-"""Efficiency of attention relative to a GEMM, as a factor: the softmax delays the second product."""
+"""Efficiency of attention relative to a GEMM, as a factor: the softmax delays the second GEMM."""
 ATTENTION_ROWS = 128
 CHANNELS_LAST = "CHANNELS_LAST"
 
@@ -49,7 +49,7 @@ def call(step: LibraryStep, device: Gpu, constants: Constants) -> Call:
 
 
 def arithmetic(step: LibraryStep) -> float:
-    """Return the multiplications and additions that the result needs."""
+    """Return the number of multiplications and additions that the call's result needs."""
     if step.kind == "matmul":
         m, n, k = step.sizes[:3]
         return 2.0 * m * n * k * step.sizes[6]
@@ -61,7 +61,7 @@ def arithmetic(step: LibraryStep) -> float:
 
 
 def peak_kind(dtype: int, tf32: bool) -> str:
-    """Return the key of the device's peak rate for arithmetic of a type. Narrower types count as float16."""
+    """Return the key in `Gpu.flops` of the peak rate for the ONNX type ``dtype``. Narrower types count as float16."""
     if dtype == DType.FLOAT32.onnx:
         return "tf32" if tf32 else "float32"
     return {DType.BFLOAT16.onnx: "bfloat16", DType.FLOAT64.onnx: "float64"}.get(dtype, "float16")
@@ -77,7 +77,7 @@ def _implicit(step: LibraryStep) -> tuple[int, int, int, int]:
 
 
 def _distinct_bytes(step: LibraryStep, operand: str) -> int:
-    """Return the bytes of a convolution's operand, each element once."""
+    """Return the bytes of a convolution's ``operand`` ("x", "weights" or "out"), each element once."""
     images, channels, rows, groups = step.sizes[:4]
     axes = [step.sizes[5 + 7 * axis : 12 + 7 * axis] for axis in range(step.rank)]
     elements = {
@@ -105,7 +105,7 @@ def _product(step: LibraryStep, device: Gpu, constants: Constants) -> Call:
 def _tiled(
     m: int, n: int, k: int, batches: int, itemsize: int, kind: str, device: Gpu, constants: Constants, factor: float
 ) -> tuple[float, float]:
-    """Return the seconds of the arithmetic, and the bytes that the tiles load, for the best size of the tile."""
+    """Return the seconds of the arithmetic, and the bytes that the tiles load, for the fastest tile and split-K."""
     tensor = kind not in ("float32", "float64")
     rate = device.flops[kind] / device.multiprocessors * factor
     rate *= constants.tensor_library * device.tensor_share if tensor else constants.float32_library
@@ -114,7 +114,7 @@ def _tiled(
 
 
 def _attention(step: LibraryStep, device: Gpu, constants: Constants) -> Call:
-    """Return the cost of attention: each block has `ATTENTION_ROWS` queries of a head, and loads the head's K and V."""
+    """Return the cost of attention. Each block has `ATTENTION_ROWS` queries of a head, and loads the head's K and V."""
     batches, heads, rows, keys, depth, width = step.sizes[:6]
     blocks = batches * heads * -(-rows // ATTENTION_ROWS)
     rate = device.flops[peak_kind(step.dtype, False)] / device.multiprocessors * device.tensor_share
@@ -135,7 +135,7 @@ def _convolution(step: LibraryStep, device: Gpu, constants: Constants) -> Call:
     transposed = 0.0
     if kind not in ("float32", "float64") and CHANNELS_LAST not in step.flags:
         x, weights, out = (_distinct_bytes(step, operand) for operand in ("x", "weights", "out"))
-        if (x + out) * 2 // itemsize > step.sizes[-1]:  # more than the bytes of the workspace
+        if (x + out) * 2 // itemsize > step.sizes[-1]:  # copies as 2-byte elements exceed the workspace's bytes
             kind = "float32"
         else:
             # A 1x1 filter has the same memory order in both layouts, so it is not transposed.

@@ -23,10 +23,10 @@ from .work import CopyStep, KernelStep, LibraryStep, Step, Work
 class StepEstimate:
     """The estimate of one step on a GPU.
 
-    ``seconds`` is its time, ``parts`` the time of each pipe alone; ``bound`` names the slowest pipe. ``roofline`` is
-    the minimum time. ``share`` is the fraction of the slowest pipe's peak that the step reaches. ``dram`` are the bytes
-    of device memory traffic, ``touched`` the distinct bytes of its tensors, ``details`` the counts of the
-    kernel or call by their names.
+    ``seconds`` is its time, ``parts`` the time of each pipe alone and of the launch; ``bound`` names the longest of
+    them. ``roofline`` is the minimum time. ``share`` is the fraction of the peak of the pipe ``bound`` that the step
+    reaches. ``dram`` are the bytes of device memory traffic, ``touched`` the distinct bytes of the step's tensors,
+    ``details`` the counts of the kernel or call by their names.
     """
 
     name: str
@@ -48,8 +48,8 @@ class Estimate:
     """The estimates of all steps of a Run on a GPU, and the rooflines of the Run.
 
     ``compulsory`` are the bytes of inputs, weights and outputs, each once; ``flops`` the operations of GEMMs and
-    convolutions. ``roofline`` is the longer of the times that these bytes and operations take, at the peak rates of
-    memory and of tensor cores. It depends on the model only: it includes neither intermediate tensors nor launches.
+    convolutions. ``roofline`` is the longer of the times that these bytes and operations take, at the GPU's peak rates.
+    It depends on the model and the GPU only: it includes neither intermediate tensors nor launches.
     """
 
     device: Gpu
@@ -84,7 +84,7 @@ class Estimate:
         return sum(step.dram for step in self.steps)
 
     def data(self) -> dict[str, Any]:
-        """Return the estimate as data for JSON."""
+        """Return the estimate as plain data that JSON can represent."""
         return {
             "device": self.device.name,
             "seconds": self.seconds,
@@ -112,17 +112,17 @@ class Prepared:
     _served: dict[float, list[Served]] = field(default_factory=dict)
 
     def served(self, cache_bytes: float) -> list[Served]:
-        """Return the device memory traffic of each step, for an L2 of that size in bytes."""
+        """Return the L2 and device memory traffic of each step, for an L2 of ``cache_bytes``."""
         if cache_bytes not in self._served:
             self._served[cache_bytes] = served(self.work.regions, self.work.steps, cache_bytes)
         return self._served[cache_bytes]
 
 
 def prepare(work: Work, device: Gpu, *, count: bool = True) -> Prepared:
-    """Derive the inputs of the estimate. With ``count``, compiles the kernels for the GPU and counts their instructions
-    on the emulated device; otherwise only bytes are known.
+    """Derive what the estimate needs of ``work`` and does not depend on the constants.
 
-    Raises KernelCompileError, and CudaError if a kernel fails on the emulated device.
+    With ``count``, compile the kernels for the GPU and count their instructions on the emulated device; otherwise only
+    the bytes of a kernel are known. Raises KernelCompileError, and CudaError if a kernel fails on the emulated device.
     """
     code: dict[KernelSpec, Code] = {}
     counts: dict[int, Counted] = {}
@@ -134,7 +134,7 @@ def prepare(work: Work, device: Gpu, *, count: bool = True) -> Prepared:
 
 
 def estimate(work: Work, device: Gpu, constants: Constants | None = None, *, count: bool = True) -> Estimate:
-    """Return the estimate of a Run. Raises the errors of `prepare`."""
+    """Return the estimate of the Run ``work`` on the GPU. Raises the errors of `prepare`."""
     return timed(prepare(work, device, count=count), constants or Constants())
 
 
@@ -153,7 +153,7 @@ def timed(prepared: Prepared, constants: Constants) -> Estimate:
 
 
 class _Timer:
-    """Computes times of steps on a device."""
+    """Computes the time of each step on a GPU."""
 
     def __init__(self, device: Gpu, constants: Constants, code: Mapping[KernelSpec, Code]) -> None:
         self.device = device
@@ -169,8 +169,9 @@ class _Timer:
         return self._made(step.kind, step.kind, step, moved, self._memory(step, moved), 0.0)
 
     def _memory(self, step: Step, moved: Served, l2_read: float | None = None) -> dict[str, float]:
-        """Return the seconds of L2 and device memory for a step. ``l2_read``: bytes read from the L2; None: each tensor
-        once.
+        """Return the seconds that L2 and device memory take for a step.
+
+        ``l2_read`` are the bytes that the step reads from the L2; None if it reads each tensor once.
         """
         device, constants = self.device, self.constants
         read = step.read_bytes if l2_read is None else l2_read

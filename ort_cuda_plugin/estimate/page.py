@@ -23,7 +23,7 @@ COLOURS = {
 
 
 def page(title: str, found: Estimate, lines: Sequence[str]) -> str:
-    """Return the page. ``lines`` are printed above the bars."""
+    """Return the HTML of the page. ``lines`` are paragraphs above the table of the steps."""
     longest = max((step.seconds for step in found.steps), default=1.0)
     used = dict.fromkeys(step.bound for step in found.steps)
     heads = ["#", "step", "\N{MICRO SIGN}s", "roofline", "MB", "DRAM MB", "of peak", "bound", ""]
@@ -33,7 +33,7 @@ def page(title: str, found: Estimate, lines: Sequence[str]) -> str:
 
 
 def colour(bound: str) -> str:
-    """Return the colour of a bounding resource."""
+    """Return the colour of the steps whose time the resource ``bound`` determines."""
     return COLOURS.get(bound, "#666")
 
 

@@ -31,7 +31,7 @@ OPERATIONS_IN_FLIGHT = 2.5
 
 @dataclass(frozen=True)
 class Occupancy:
-    """Resident blocks and warps of a multiprocessor; ``waves`` is the number of waves of blocks."""
+    """Resident ``blocks`` and ``warps`` of a multiprocessor, the resource that limits them, and the waves of blocks."""
 
     blocks: int
     warps: int
@@ -60,18 +60,18 @@ def occupancy(step: KernelStep, code: Code, device: Gpu) -> Occupancy:
 def kernel_seconds(
     step: KernelStep, counted: Counted, code: Code, device: Gpu, constants: Constants, dram_bytes: float
 ) -> tuple[dict[str, float], Occupancy]:
-    """Return the time of each pipe alone; "waiting" is the latency bound."""
+    """Return the seconds of each pipe alone, by its name ("waiting": the latency bound), and the occupancy."""
     fits = occupancy(step, code, device)
     grid = step.grid[0] * step.grid[1] * step.grid[2]
     threads = step.block[0] * step.block[1] * step.block[2]
-    # Fraction of the grid's work on the busiest multiprocessor.
+    # Fraction of the grid's blocks that the busiest multiprocessor executes.
     busiest = -(-grid // device.multiprocessors) / grid
     cycle = 1.0 / device.clock
     issued = counted.instructions["issued"] / WARP
     per_lane = busiest * cycle
     shared_requests = counted.requests + counted.shared_requests
     moved = counted.read + counted.written
-    # Seconds at the peak rates, on the busiest multiprocessor.
+    # Seconds of the mma instructions at the tensor cores' peak rates, on the busiest multiprocessor.
     matrix = (
         busiest
         * device.multiprocessors
@@ -113,13 +113,13 @@ def kernel_seconds(
 
 
 def operations(counted: Counted) -> float:
-    """Return the approximate multiplications and additions of a launch."""
+    """Return the approximate number of multiplications and additions of a launch."""
     found = 2 * (counted.instructions["float"] + counted.instructions["double"])
     return found + sum(counted.instructions[kind] / WARP * flops for kind, flops in MATRIX_FLOPS.items())
 
 
 def _chain(issued: float, barriers: float, shared_rounds: float, device: Gpu, constants: Constants) -> float:
-    """Return the seconds that a single thread takes for instructions, barriers and loads of shared memory."""
+    """Return the seconds that a thread takes for its instructions, barriers and loads from shared memory."""
     cycles = issued * constants.dependent_cycles / OPERATIONS_IN_FLIGHT
     cycles += barriers * constants.barrier_cycles + shared_rounds * constants.shared_cycles
     return cycles / device.clock

@@ -37,10 +37,11 @@ def step_rooflines(
     memory: Sequence[Served],
     counted: Mapping[int, float],
 ) -> list[float]:
-    """Return the seconds of each step: the launch, plus the longest time of its bytes, its arithmetic and one access.
+    """Return the roofline of each step in seconds: a launch, plus the longest of the times of its bytes, its GEMMs and
+    convolutions, and the latency of one access.
 
-    ``memory`` is the device memory traffic with the device's L2, ``counted`` the operations of kernels, by step. The
-    rates are those that benchmarks reach, not peaks.
+    ``memory`` is the memory traffic of each step with the GPU's L2; ``counted`` are the operations of kernels, by the
+    number of their step. The rates are those that benchmarks reach, not peaks.
     """
     found = []
     for moved, tensor in zip(memory, _product_seconds(work, device, constants, counted), strict=True):
@@ -56,7 +57,7 @@ def step_rooflines(
 
 
 def _product_seconds(work: Work, device: Gpu, constants: Constants, counted: Mapping[int, float]) -> list[float]:
-    """Return the seconds of each step's GEMMs and convolutions, on the fastest units for their type."""
+    """Return the seconds of each step's GEMMs and convolutions: on tensor cores if these support the operands' type."""
     found = [0.0] * len(work.steps)
     done: Counter[str] = Counter()
     for number, step in enumerate(work.steps):

@@ -46,14 +46,14 @@ class Code:
     rounds: float
 
     def widest(self, name: str) -> int:
-        """Return the bytes of the widest access by instructions of a name, such as "LDG"; 0 if unknown."""
+        """Return the bytes of the widest access by an instruction such as "LDG", at least 4; 0 without nvdisasm."""
         if not self.mix:
             return 0
         return 16 if f"{name}.128" in self.mix else 8 if f"{name}.64" in self.mix else 4
 
     @property
     def uses_stack(self) -> bool:
-        """Whether an array of a thread is, or may be, in local memory; otherwise all arrays are in registers."""
+        """Return whether an array of a thread is, or may be, in local memory; else all arrays are in registers."""
         return not self.mix or any(name.startswith(("LDL", "STL")) for name in self.mix)
 
     @property
@@ -63,7 +63,7 @@ class Code:
 
 @cache
 def disassembler() -> str | None:
-    """Return the path of nvdisasm, or None."""
+    """Return the path of nvdisasm, None if it is not installed."""
     for found in sorted(Path(sysconfig.get_paths()["purelib"]).glob("nvidia/*/bin/nvdisasm")):
         return str(found)
     return shutil.which("nvdisasm")
@@ -113,7 +113,10 @@ def mix_of(text: str) -> dict[str, int]:
 
 
 def rounds_of(text: str) -> float:
-    """Return the waits per load to registers, in program order: a load is waited for where its result is used."""
+    """Return the waits per load to registers in the machine code ``text``, in program order.
+
+    The first instruction that uses the result of a load waits for all loads in flight.
+    """
     loads = 0
     waits = 0.0
     flying: set[int] = set()

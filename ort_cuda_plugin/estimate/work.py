@@ -19,7 +19,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Region:
-    """Memory of a Run: an "input", an "output", a "weight", or "scratch", at an offset in the memory of its kind.
+    """Memory of a Run, at ``offset`` in the memory of its kind: "input", "output", "weight" or "scratch".
 
     ``contents``: the initial bytes, if control flow on the device may depend on them; shorter contents are repeated.
     """
@@ -33,7 +33,7 @@ class Region:
 
 @dataclass(frozen=True)
 class Access:
-    """Bytes that a step reads or writes at least once: ``nbytes`` from ``offset`` on in a region, by its number."""
+    """Bytes that a step reads or writes at least once: ``nbytes`` of region number ``region``, from ``offset`` on."""
 
     region: int
     offset: int
@@ -42,7 +42,7 @@ class Access:
 
 @dataclass(frozen=True)
 class Pointer:
-    """A kernel's argument: an address."""
+    """A kernel argument that is an address: byte ``offset`` of region number ``region``."""
 
     region: int
     offset: int = 0
@@ -50,7 +50,7 @@ class Pointer:
 
 @dataclass(frozen=True)
 class Number:
-    """A kernel's argument: a number of type "i32", "i64", "f32" or "f64"."""
+    """A kernel argument that is a number, of type ``kind``: "i32", "i64", "f32" or "f64"."""
 
     kind: str
     value: float
@@ -61,7 +61,7 @@ Argument: TypeAlias = Pointer | Number
 
 @dataclass(frozen=True)
 class Step:
-    """Common fields of steps: the labels of the ONNX nodes that it computes, and the memory that it needs."""
+    """Base of the steps: the labels of the ONNX nodes that a step computes, and the memory that it accesses."""
 
     nodes: tuple[str, ...]
     reads: tuple[Access, ...]
@@ -110,7 +110,7 @@ class LibraryStep(Step):
 
 @dataclass(frozen=True)
 class CopyStep(Step):
-    """A copy, a fill, or a read-back by the host."""
+    """A copy, a fill, a read-back by the host, or a call of Python."""
 
     kind: str
 
@@ -164,7 +164,7 @@ def to_json(work: Work) -> str:
 
 
 def from_json(text: str) -> Work:
-    """Read the work of `to_json`. Raises ValueError for JSON of another format."""
+    """Return the work that `to_json` wrote as ``text``. Raises ValueError for JSON of another format."""
     data = json.loads(text)
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise ValueError(f"expected the work of a Run as JSON of format {FORMAT}")
@@ -189,7 +189,7 @@ def from_json(text: str) -> Work:
 
 
 def distinct(accesses: Sequence[Access]) -> tuple[Access, ...]:
-    """Return the accesses, joined where they overlap."""
+    """Return the accesses, joined where they overlap or are adjacent."""
     found: list[Access] = []
     for access in sorted(accesses, key=lambda one: (one.region, one.offset)):
         last = found[-1] if found else None

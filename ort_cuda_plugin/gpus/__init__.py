@@ -18,12 +18,12 @@ FOLDER = Path(__file__).parent / "devices"
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU. Rates are per second at the boost clock, for all multiprocessors.
+    """The figures of a GPU. Rates are per second at the boost clock, for all multiprocessors.
 
-    ``float32_lanes`` and ``special_lanes`` are results per clock and multiprocessor. ``flops`` are peak rates by type:
-    of tensor cores without sparsity, except for float32 and float64. ``tensor_share`` is the fraction of the peak that
-    the largest GEMMs sustain, since the power limit lowers the clock. ``l2_read`` and ``l2_written`` are measured L2
-    bandwidths.
+    ``float32_lanes`` and ``special_lanes`` are float32 results and special-function results (such as exp2) per clock
+    and multiprocessor. ``flops`` are peak rates by type: of tensor cores without sparsity, except for float32 and
+    float64. ``tensor_share`` is the fraction of the peak that the largest GEMMs sustain, since the power limit lowers
+    the clock. ``l2_read`` and ``l2_written`` are measured L2 bandwidths.
     """
 
     key: str
@@ -59,7 +59,7 @@ class Gpu:
         return rate / self.multiprocessors / self.clock
 
     def l2_seconds(self, read: float, written: float) -> float:
-        """Return the time in seconds for reading and writing these bytes in the L2."""
+        """Return the seconds that the L2 takes to deliver ``read`` bytes and to accept ``written`` bytes."""
         return read / self.l2_read + written / self.l2_written
 
 
@@ -99,7 +99,7 @@ def gpu(key: str) -> Gpu:
 
 @cache
 def typical_multiprocessors(compute_capability: tuple[int, int]) -> int:
-    """Return how many multiprocessors a large GPU of this capability has; an unknown one counts as an H100."""
+    """Return the multiprocessors of a large GPU of this capability; an unknown capability counts as the H100's, 9.0."""
     known = json.loads(FOLDER.with_name("multiprocessors.json").read_text(encoding="utf-8"))
     major, minor = compute_capability
     return int(known.get(f"{major}.{minor}", known["9.0"])["multiprocessors"])

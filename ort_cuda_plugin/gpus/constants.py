@@ -13,8 +13,8 @@ class Constants:
     """
 
     dram: float = 0.92  # fraction of the peak rate that long sequential reads and writes reach
-    l2: float = 1.0  # fraction of the L2 rates in the device's description
-    l2_share: float = 0.80  # fraction of the L2's bytes that hold reused data
+    l2: float = 1.0  # fraction of the L2 rates in the GPU's description that kernels reach
+    l2_share: float = 0.80  # fraction of the L2's capacity that holds reused data
     tensor_kernel: float = 0.80  # fraction of the sustained tensor rate that the plugin's mma kernels reach
     tensor_library: float = 1.0  # fraction of the sustained tensor rate that a library's largest tiles reach
     float32_library: float = 0.85

@@ -25,8 +25,9 @@ SPLIT_K_SECONDS = 1e-6
 class Rates:
     """Rates of a GPU per unit of time; the caller chooses the unit.
 
-    ``operations``: floating-point operations of one multiprocessor; ``l2_bytes``: bandwidth of the L2; ``parts``:
-    duration of a split-K reduction; ``sharing``: multiprocessors that share an L2 load, as in a thread block cluster.
+    ``operations``: floating-point operations of one multiprocessor; ``l2_bytes``: bytes that the L2 delivers;
+    ``parts``: duration of a split-K reduction; ``sharing``: multiprocessors that share an L2 load, as in a thread block
+    cluster.
     """
 
     multiprocessors: int

@@ -1,1 +1,1 @@
-"""Plans: made from a program's launches, encoded for C, and decoded."""
+"""Plans: the planner, which makes them from a program's launches, and their binary encoder and decoder."""

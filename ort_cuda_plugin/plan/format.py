@@ -4,9 +4,9 @@
 loaded. The classes mirror the C structs with three differences: data that C stores in side arrays is nested (an output
 has its dimensions, a record its parameters), strings are ``str``, and "no register" is None.
 
-Registers are int64 values. The first hold the inputs' dimensions, input by input, the next the values of host inputs in
-the same order. Expressions and read-backs define the other registers, each once. ``exprs``, ``asserts``, ``readbacks``
-and ``records`` are ordered by segment.
+Registers are int64 values. The first ones hold the inputs' dimensions, input by input, the next ones the values of host
+inputs in the same order. Expressions and read-backs define the other registers, each once. ``exprs``, ``asserts``,
+``readbacks`` and ``records`` are ordered by segment.
 """
 
 from __future__ import annotations
@@ -110,9 +110,10 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class PlanInput:
-    """An input. ``dtype`` is an ONNXTensorElementDataType.
+    """An input of the plan. ``dtype`` is an ONNXTensorElementDataType.
 
-    The ``host_count`` elements of a host input are in the registers from ``host_register`` on.
+    Its dimensions are in the registers from ``first_register`` on, the ``host_count`` elements of a host input in those
+    from ``host_register`` on.
     """
 
     dtype: int
@@ -391,7 +392,7 @@ def pack_indices(values: Sequence[int]) -> bytes:
 
 
 def optional_field(index: int | None) -> int:
-    """Return the field of an optional register or node: ``no_register`` for None."""
+    """Return the binary field of an optional register or node: ``no_register`` for None, else its index."""
     return no_register if index is None else index
 
 
@@ -445,5 +446,8 @@ def segment_fields(plan: Plan) -> list[tuple[int, ...]]:
         first = end
     if first != len(plan.records):
         segment = plan.records[first].segment
-        raise ValueError(f"record {first}: segment {segment} is out of order or not below {plan.num_segments}")
+        raise ValueError(
+            f"record {first}: segment {segment} is out of order, or not below the number of segments"
+            f" ({plan.num_segments})"
+        )
     return rows

@@ -91,7 +91,7 @@ class _Writer:
         self.nodes = _NodeNames()
         self.registers = registers = Registers(num_symbols, trace.origins, self.nodes.number)
         self.tables = tables
-        # Each step with its segment; adjacent read-backs belong to the same segment.
+        # Each step with its segment. A read-back begins a new segment; adjacent read-backs begin one together.
         self.steps: list[tuple[_Work, int]] = []
         self.read_backs: list[tuple[ReadBack, int, int]] = []
         self.num_segments = 1
@@ -207,8 +207,8 @@ class _Writer:
     def _in_place(self, records: Sequence[Record], read_backs: Sequence[PlanReadback]) -> tuple[PlanInPlace, ...]:
         """Return the pairs of an input and an output that may share memory.
 
-        One record reads the input and writes the output; no later record reads the input, no earlier record writes the
-        output.
+        A record with the permission of its step reads the input and writes the output. No later record reads the input,
+        and no earlier record writes the output.
         """
         end: dict[int, int] = {}
         begin: dict[int, int] = {}
@@ -268,7 +268,7 @@ class _Writer:
 
 
 def _in_place_of(step: _Work) -> tuple[InPlace, ...]:
-    """Return the buffers that a step may read and write in place. A copy may: copying onto itself has no effect."""
+    """Return the buffers that may share memory in a step. Those of a copy may: a copy onto itself has no effect."""
     if isinstance(step, Launch):
         return tuple(pair for pair in step.in_place if pair.read in step.reads and pair.written in step.writes)
     if isinstance(step, Copy) and step.source.offset == step.destination.offset:
@@ -277,7 +277,7 @@ def _in_place_of(step: _Work) -> tuple[InPlace, ...]:
 
 
 def _strongest(guards: Iterable[Expr]) -> list[Dim]:
-    """Return the guards that no other guard implies: of ``le(c * x, limit)``, the largest c implies the others."""
+    """Drop guards that another one implies: of ``le(c * x, limit)`` with one x and limit, the largest c implies all."""
     kept: list[Dim] = []
     limits: dict[tuple[Monomial, int], tuple[int, Expr]] = {}
     for guard in guards:

@@ -23,7 +23,10 @@ V = TypeVar("V")
 
 
 class Table(Generic[K, V]):
-    """Indexed entries of a cluster: ``known`` are those of earlier plans, ``new`` those that the current plan adds."""
+    """A cluster's entries of one kind, such as kernels: ``known`` of earlier plans, ``new`` of the current plan.
+
+    An entry has an index in the cluster, and another one in each plan that uses it.
+    """
 
     def __init__(self, known: dict[K, int]) -> None:
         self.known = known
@@ -32,12 +35,12 @@ class Table(Generic[K, V]):
         self.used: dict[int, int] = {}
 
     def use(self, key: K, value: V) -> int:
-        """Return the index of an entry in the plan; ``used`` maps indices in the cluster to indices in the plan."""
+        """Return an entry's index in the current plan; ``used`` maps indices in the cluster to indices in the plan."""
         number = self.number(key, value)
         return self.used.setdefault(number, len(self.used))
 
     def number(self, key: K, value: V) -> int:
-        """Return the index of an entry in the cluster; add the entry if it is new."""
+        """Return an entry's index in the cluster; add the entry ``value`` if ``key`` is new."""
         number = self.known.get(key)
         if number is None:
             number = self.keys.get(key)
@@ -87,7 +90,7 @@ class KnownEntries:
 
 
 class Tables:
-    """The tables of a cluster while one plan is made. ``precomputed`` has the intermediates that became weights."""
+    """The tables of a cluster while one plan is made. ``precomputed`` maps the buffers that became weights to these."""
 
     def __init__(self, known: KnownEntries) -> None:
         self.kernels: Table[KernelSpec, KernelSpec] = Table(known.kernels)
@@ -97,7 +100,7 @@ class Tables:
         self.precomputed: dict[Buffer, Precomputed] = {}
 
     def weight(self, buffer: Buffer) -> int:
-        """Return the index, in the plan, of the contents of a WEIGHT or STATE buffer."""
+        """Return the index, in the current plan, of the weight that a WEIGHT or STATE buffer holds."""
         weight = buffer.data or buffer.state or self.precomputed[buffer]
         return self.weights.use(weight_key(weight), weight)
 

@@ -1,4 +1,4 @@
-"""Computes what one Run does from the events of ONNX Runtime's profile, as medians over several equal Runs."""
+"""Computes what one Run does from the events of ONNX Runtime's profile: medians, on the host means, of equal Runs."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ COMPUTING = ("kernel", "library")
 @dataclass(frozen=True)
 class Step:
     """A kernel, copy or memset of a Run on the device; ``microseconds`` is its median time, ``share`` its fraction of
-    the device's time.
+    the time of all steps.
 
     ``bytes`` and ``flops`` are its traffic and arithmetic, None if unknown. ``peak`` is the larger of two
     fractions that the step reaches: of the described GPU's peak memory rate, and of its peak arithmetic rate.
-    ``begin`` is relative to the start of the Run. ``estimated`` are the microseconds of its nodes in the estimate.
+    ``begin`` is the time from the start of the Run, microseconds. ``estimated`` is the part of the estimated time of
+    its nodes that corresponds to this step, microseconds.
     """
 
     name: str
@@ -45,9 +46,10 @@ class Step:
 
 @dataclass(frozen=True)
 class NodeTime:
-    """Device time of a node: its share (`parts`) of the steps that compute it.
+    """Device time of a node: its part (`parts`) of the times of the steps that compute it.
 
-    ``estimated`` are its microseconds in the estimate.
+    ``share`` is the fraction of the time of all steps, ``steps`` the number of steps that compute the node, and
+    ``estimated`` the node's time in the estimate, microseconds.
     """
 
     name: str
@@ -60,7 +62,7 @@ class NodeTime:
 
 @dataclass(frozen=True)
 class KernelTime:
-    """All launches of a kernel, or all copies of a kind."""
+    """The total time and bytes of all launches of a kernel, or of all copies of one kind."""
 
     name: str
     kind: str
@@ -72,7 +74,7 @@ class KernelTime:
 
 @dataclass(frozen=True)
 class HostTime:
-    """Host time of an ONNX Runtime event, without the work of the emulated device on the same thread."""
+    """Mean host time per Run of a node that ONNX Runtime runs, without the emulated device's work on its thread."""
 
     name: str
     op_type: str
@@ -106,7 +108,7 @@ class Profile:
 class Plans:
     """The last plan of each cluster, from `program.analysis.plan_record`.
 
-    ``steps`` are the plan's steps by cluster; ``costs`` are the arithmetic and bytes of each node, by node.
+    ``steps`` are the plan's steps, by the name of the cluster; ``costs`` the arithmetic and bytes, by the node's name.
     """
 
     steps: Mapping[str, Sequence[Mapping[str, Any]]]
@@ -121,7 +123,7 @@ class Plans:
         return cls(steps, costs)
 
     def step(self, event: Event) -> Mapping[str, Any] | None:
-        """Return the plan's step for an event; None if there is none, or if another plan was running."""
+        """Return the plan's step that an event belongs to; None if there is none, or the event is of another plan."""
         arguments = event["args"]
         steps = self.steps.get(arguments.get("cluster", ""), ())
         number = int(arguments.get("step", -1))
@@ -165,23 +167,23 @@ def known_gpu(device_name: str) -> Gpu | None:
 
 
 def arithmetic_seconds(cost: Mapping[str, float], device: Gpu) -> float:
-    """Return the seconds of a node's arithmetic at the peak of its type; float32 may be TF32."""
+    """Return the seconds of a node's arithmetic at the peak rate for its type; float32 counts as TF32."""
     return cost.get("flops", 0.0) / device.flops[peak_kind(int(cost.get("type", 1)), tf32=True)]
 
 
 def windows_of_runs(events: Iterable[Event], runs: int) -> list[tuple[float, float]]:
-    """Return begin and end of each of the last ``runs`` Runs."""
+    """Return the begin and end of each of the last ``runs`` Runs, microseconds."""
     found = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e["name"] == "model_run")
     return found[-runs:]
 
 
 def is_of_device(event: Event) -> bool:
-    """Whether an event is work of one of the plugin's devices."""
+    """Return whether an event is work of one of the plugin's devices."""
     return "ort_event_id" in event.get("args", {})
 
 
 def within(events: Iterable[Event], window: tuple[float, float]) -> list[Event]:
-    """Return the events of a Run, in the order of their begin.
+    """Return the events of the Run that lasted for ``window``, in the order of their begin.
 
     ORT rounds times down, so an event may seem to begin a microsecond before its Run.
     """
@@ -198,7 +200,7 @@ def _duration(event: Event) -> float:
 
 
 def _host_alone(window: tuple[float, float], events: Iterable[Event]) -> float:
-    """Return the time of a Run in which none of the events, which are sorted, is in progress."""
+    """Return the time of a Run during which none of its device ``events`` (sorted by begin) is in progress."""
     alone, until = 0.0, window[0]
     for event in events:
         alone += max(0.0, event["ts"] - until)
@@ -227,7 +229,7 @@ def _step(column: Sequence[Event], starts: Sequence[float], total: float, plans:
 
 
 def _sharing_bytes(steps: Sequence[Step], events: Sequence[Event]) -> list[Step]:
-    """Divide the bytes of a library call among its kernels, because the plan counts them as one step."""
+    """Divide the bytes of each library call equally among its kernels, which are one step of the plan."""
 
     def call(number: int) -> tuple[str, str] | None:
         arguments = events[number]["args"]
@@ -242,7 +244,7 @@ def _sharing_bytes(steps: Sequence[Step], events: Sequence[Event]) -> list[Step]
 
 
 def _with_arithmetic(steps: Sequence[Step], plans: Plans, device: Gpu | None) -> list[Step]:
-    """Assign the arithmetic of a node to the longest of the kernels that compute it."""
+    """Assign the arithmetic of each node to the kernel that takes longest among those that compute the node."""
     longest: dict[str, int] = {}
     for number, step in enumerate(steps):
         for node in step.nodes if step.kind in COMPUTING else ():
@@ -262,7 +264,7 @@ def _with_arithmetic(steps: Sequence[Step], plans: Plans, device: Gpu | None) ->
 
 
 def _by_node(steps: Iterable[Step], plans: Plans, balance: Gpu) -> list[NodeTime]:
-    """Return the time of each node, the most expensive first."""
+    """Return the device time of each node, the longest first; for ``balance`` see `parts`."""
     times: dict[str, float] = {}
     counts: dict[str, int] = {}
     types: dict[str, str] = {}
@@ -278,10 +280,10 @@ def _by_node(steps: Iterable[Step], plans: Plans, balance: Gpu) -> list[NodeTime
 
 
 def parts(nodes: Sequence[str], plans: Plans, balance: Gpu) -> dict[str, float]:
-    """Return the share of a step's time for each of its nodes.
+    """Return the fraction of a step's time that each of its ``nodes`` accounts for.
 
-    If the step has GEMMs or convolutions, these share the time by their arithmetic at the rates of ``balance``.
-    Otherwise each node's share is proportional to the bytes that it would move alone.
+    If the step has GEMMs or convolutions, these divide the time by their arithmetic at the rates of the GPU
+    ``balance``. Otherwise each node's fraction is proportional to the bytes that it would move alone.
     """
     costs = {node: plans.costs.get(node, {}) for node in nodes}
     weights = {node: arithmetic_seconds(cost, balance) for node, cost in costs.items()}

@@ -18,7 +18,7 @@ _STYLE = """
 
 
 def page(profile: Profile, lines: Sequence[str]) -> str:
-    """Return the page. ``lines`` stand above the tables."""
+    """Return the HTML of the page. ``lines`` are paragraphs above the tables."""
     expensive = "".join(
         f'<li data-node="{escape(node.name)}">{escape(node.name)} ({escape(node.op_type)}):'
         f" {node.microseconds:.1f} &micro;s, {node.share:.0%}</li>"
@@ -146,15 +146,15 @@ def _estimate(profile: Profile, value: float | None) -> list[str]:
 
 
 def megabytes(count: int | None) -> str:
-    """Format bytes for a table; "-" if they are unknown."""
+    """Format a number of bytes in megabytes for a table; "-" if it is unknown."""
     return "-" if count is None else f"{count / 1e6:.2f}"
 
 
 def rate(step: Step) -> str:
-    """Format the step's bytes per second; "-" if they are unknown."""
+    """Format the step's bytes per second in GB/s for a table; "-" if they are unknown."""
     return "-" if step.bytes is None or not step.microseconds else f"{step.bytes / step.microseconds / 1e3:.1f}"
 
 
 def percent(share: float | None) -> str:
-    """Format a share for a table; "-" if it is unknown."""
+    """Format a fraction as a percentage for a table; "-" if it is unknown."""
     return "-" if share is None else f"{share:.0%}"

@@ -12,8 +12,9 @@ _HOST, _DEVICE, _ESTIMATED = 1, 2, 3
 
 
 def timeline(events: Sequence[Event], plans: Plans, device_name: str, estimate: Estimate | None) -> dict[str, Any]:
-    """Return all Runs of a profile, with separate rows for host and device. An estimate is a row of one Run, its steps
-    end to end.
+    """Return the trace of all Runs of a profile, with separate processes for host and device.
+
+    An estimate is a third process with the steps of one Run, end to end.
     """
     return {"traceEvents": [*_host_and_device(events, plans, device_name), *_estimated(estimate)]}
 

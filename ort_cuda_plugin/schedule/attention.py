@@ -27,7 +27,8 @@ DECODED_ROWS, MANY_KEYS = 4, 256
 def attention_choices(ctx: Lowering, step: Attend) -> Iterator[Choice]:
     """Yield the candidates for attention, the rules' preference first. A library may still decline a candidate.
 
-    cuDNN's blocks have many rows, and so occupy few multiprocessors if there are few rows in total.
+    FlashAttention precedes cuDNN if all its blocks run in one wave: cuDNN's blocks have more query rows, and so occupy
+    few multiprocessors.
     """
     decomposed = Choice(Schedule(Engine.DECOMPOSED), by_rules(ctx))
     if attention_form(ctx, step) is not None:
@@ -67,10 +68,10 @@ def _flash(ctx: Lowering, step: Attend) -> Choice:
 
 
 def choose_multi_pass_tile(ctx: Lowering, rows: Dim, keys: Dim, width: Dim) -> tuple[AttentionTile, tuple[Dim, ...]]:
-    """Return the best tile at the expected sizes, and the size conditions under which it stays the best.
+    """Return the multi-pass kernel's best tile at the expected sizes, and the conditions under which it stays the best.
 
     With more rows per block, fewer blocks read the keys. But scores that fit in shared memory are computed once instead
-    of once per pass, so 16 rows per block may be faster than 32. Fewer than 16 would be slower than several passes. On
+    of once per pass, so 16 rows per block may be faster than 32. Fewer than 16 rows would cost more than the passes. On
     the emulated device, more than 8 rows whose number varies between Runs get 16, so that no Run compiles another tile.
     """
     is_one_tile = ctx.device.emulated and not isinstance(rows, int)
@@ -90,7 +91,7 @@ def _is_faster_decomposed(ctx: Lowering, step: Attend) -> bool:
     """Return whether three steps (GEMM, softmax, GEMM) beat one kernel, in spite of the scores' memory traffic.
 
     Three steps are faster for large scores with cuBLASLt, and in decoding, where one kernel would have few blocks.
-    Attention that the plugin computes on tensor cores is not decomposed.
+    Attention for which `is_faster_as_flash` is true is not decomposed.
     """
     if not step.parts or is_faster_as_flash(ctx, step):
         return False

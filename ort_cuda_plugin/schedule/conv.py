@@ -99,7 +99,7 @@ def _mma(ctx: Lowering, step: Convolve) -> list[Schedule]:
 
 
 def _mma_kind(ctx: Lowering, step: Convolve) -> str:
-    """Return the operand type on tensor cores, "" if they do not support the image."""
+    """Return the operand type on tensor cores, "" if they do not support the convolution or the image's strides."""
     return "" if place_stride(step.operands[0]) is None or 0 in step.shape else matrix_convolution_kind(ctx, step)
 
 
@@ -143,7 +143,7 @@ def _sliced_k_before_library(ctx: Lowering, step: Convolve, own: Schedule) -> Ch
 
 
 def _tile_config(ctx: Lowering, step: Convolve, convolutions: int = 1) -> TileConfig | None:
-    """Return the tile of `choose_tile_config` for a channels-last image, and a step that replaces ``convolutions``."""
+    """Return `choose_tile_config` of a step over a channels-last image that replaces ``convolutions`` separate ones."""
     m, n, k = gemm_sizes(step)
     kind = matrix_convolution_kind(ctx, step)
     more = {**epilogue_cost(step, n * step.groups), "products": convolutions, "left": _left_by_cudnn(ctx, step)}

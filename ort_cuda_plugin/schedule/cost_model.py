@@ -55,14 +55,14 @@ class _Rates:
     launch_cycles: float  # gap between successive kernels
     split_k_cycles: float  # duration of a library's split-K reduction
     library_flops: float  # 16-bit operations per cycle of a library's largest tiles
-    chunks: dict[str, float]  # accumulators updated per cycle by a 64-byte chunk along k, by operand type
+    chunks: dict[str, float]  # by operand type: accumulators updated with a 64-byte chunk along k, per cycle
     dram_bytes: float
     l2_read: float
     l2_written: float
     sharing: int
     instructions: float
     dependent_cycles: float  # latency of a dependent instruction in a lone warp
-    round_cycles: float  # a k step's loads from shared memory and its barrier
+    round_cycles: float  # latency of loading a 64-byte chunk along k from shared memory, or of a barrier
 
 
 @functools.cache
@@ -95,9 +95,9 @@ class Problem:
     """A GEMM at the expected sizes; ``kind`` is the operand type.
 
     With ``taps`` the first operand is the patches of an image; a patch has ``taps`` elements per channel. With
-    ``is_compact`` float16 weights serve a TF32 GEMM. ``along_k``: both operands are contiguous along k. The epilogue
-    has ``finish`` instructions per element; with ``reads`` it reads a tensor of the result's size. With ``is_part`` the
-    kernel stores 4-byte accumulators for a split-K reduction.
+    ``is_compact`` the weights of a TF32 GEMM are stored as float16. ``along_k``: both operands are contiguous along k.
+    The epilogue has ``finish`` instructions per element; with ``reads`` it reads a tensor of the result's size. With
+    ``is_part`` the kernel stores 4-byte accumulators for a split-K reduction.
     """
 
     kind: str
@@ -132,8 +132,9 @@ def choose_tile_config(
 ) -> TileConfig | None:
     """Return the fastest tile for a GEMM, None if a library call is faster. For most parameters see `Problem`.
 
-    The GEMM may replace ``products`` launches. A separate kernel copies ``left`` bytes of a library's result or applies
-    the epilogue to them. ``library`` is the operand type of a library call, by default ``kind``; "": no library.
+    The GEMM replaces ``products`` library calls. After these, a separate kernel would copy ``left`` bytes of the result
+    or apply the epilogue to them. ``library`` is the operand type of the calls, by default ``kind``; "" if no library
+    can compute the GEMM.
     """
     sizes = (hint(rows), hint(columns), hint(batch), hint(depth))
     problem = Problem(kind, *sizes, taps, is_compact, along_k, finish, reads)
@@ -159,9 +160,9 @@ def choose_split_k(
     left: int = 0,
     library: str | None = None,
 ) -> int:
-    """Return the fastest split-K factor of a GEMM with 16-bit operands; parameters as in `choose_tile_config`.
+    """Return the fastest split-K factor of a GEMM with 16-bit operands; 1 if a split is not faster, or a library is.
 
-    The next step reduces the splits and applies the epilogue.
+    The next step reduces the splits and applies the epilogue. The parameters are those of `choose_tile_config`.
     """
     rates, sizes = _rates_of(device), (hint(rows), hint(columns))
     problem = Problem(kind, *sizes, 1, depth, 0, False, along_k, finish, reads)
@@ -200,7 +201,7 @@ def count_blocks(tile: Tile, rows: Dim, columns: Dim, batch: Dim) -> Dim:
 
 
 def no_more_blocks(device: DeviceProperties, tile: Tile, rows: Dim, columns: Dim, batch: Dim) -> Dim:
-    """Return the condition that the busiest multiprocessor has no more blocks than at the expected sizes."""
+    """Return the condition that the busiest multiprocessor has no more blocks than it has at the expected sizes."""
     blocks, multiprocessors = count_blocks(tile, rows, columns, batch), device.multiprocessors
     return le(blocks, -(-hint(blocks) // multiprocessors) * multiprocessors)
 
@@ -228,11 +229,11 @@ def _cycles(rates: _Rates, problem: Problem, config: TileConfig) -> tuple[float,
     blocks = hint(count_blocks(tile, problem.rows, problem.columns, problem.batch))
     each = -(-blocks // rates.multiprocessors)
     loads = _loads(problem, config)
-    columns = tile.n / (2 if problem.is_compact else 1)  # compact (float16) columns have half the bytes
+    columns = tile.n / (2 if problem.is_compact else 1)  # float16 columns of weights have half the bytes of float32
     begin, own_steps, step = _instructions(problem, config)
     issued = begin + own_steps * step
     wavefronts = steps * ((tile.m + columns) * parts / 2 + 4 * loads * config.warps)
-    # With at most 16 columns, several rows of accumulators conflict in banks.
+    # In tiles of at most 16 columns, several rows of accumulators conflict in shared-memory banks.
     wavefronts += (config.sliced_k + 1) * tile.m * tile.n / (16 if tile.n > 16 else 10) + 100
     # L1 serves image elements that the windows of a block share.
     fetched = tile.m * min(1.0, 3 / max(1, problem.taps)) + columns

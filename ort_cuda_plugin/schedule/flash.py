@@ -101,7 +101,7 @@ def flash_choice(
 
 
 def small_tile(batches: Dim, rows: Dim, width: Dim, itemsize: int, multiprocessors: int) -> AttentionTile | None:
-    """Return the smallest tile with at most one block per multiprocessor at the expected sizes; None without one."""
+    """Return the smallest tile with at most one block per multiprocessor at the expected sizes; None if none has."""
     if hint(width) > SMALL_WIDTH or hint(rows) <= MATRIX_ROWS:
         return None
     fits = (tile for tile in SMALL_TILES[itemsize] if hint(batches) * hint(ceildiv(rows, tile.m)) <= multiprocessors)
@@ -111,9 +111,9 @@ def small_tile(batches: Dim, rows: Dim, width: Dim, itemsize: int, multiprocesso
 def _mma_tile(
     ctx: Lowering, batches: Dim, rows: Dim, keys: Dim, width: Dim, itemsize: int, is_masked: bool
 ) -> tuple[AttentionTile, tuple[Dim, ...]]:
-    """Return the tile for the expected number of rows, and the conditions on the number of keys that it needs.
+    """Return the tile for the expected number of query rows, and the conditions on the number of keys that it needs.
 
-    Results have up to 128 columns. With masks or biases (``is_masked``) registers hold fewer scores.
+    Results have up to 128 columns. With masks or biases (``is_masked``) a thread's registers hold fewer scores.
     """
     columns = SMALL_WIDTH if hint(width) <= SMALL_WIDTH else 2 * SMALL_WIDTH
     if hint(rows) <= MATRIX_ROWS:
@@ -167,7 +167,8 @@ def _split_kv(ctx: Lowering, tile: AttentionTile, blocks: Dim, keys: Dim) -> tup
 def is_faster_as_flash(ctx: Lowering, step: Attend) -> bool:
     """Return whether FlashAttention is faster than the plugin's other kernels.
 
-    Without tensor cores FlashAttention is faster if several heads with few rows share K and V, which it reads once.
+    For operands that tensor cores do not support, it is faster if several heads with few rows share K and V, which it
+    reads once. On the emulated device it is never preferred.
     """
     if not has_tensor_cores(ctx) or len(step.outputs) != 1 or uncast(step.outputs[0][0]) is not step.total:
         return False
@@ -197,7 +198,7 @@ def has_tensor_cores(ctx: Lowering) -> bool:
 
 
 def has_tensor_cores_for(ctx: Lowering, q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Return whether tensor cores serve heads of these types and sizes; few rows of float32 are memory-bound."""
+    """Return whether tensor cores serve heads of these types and sizes. Few float32 rows are excluded: memory-bound."""
     sizes, types, size = {q.shape[-1], k.shape[-1], v.shape[-1]}, {q.dtype, k.dtype, v.dtype}, v.shape[-1]
     if len(sizes) > 1 or len(types) > 1 or not isinstance(size, int) or size <= 0 or size % 16:
         return False

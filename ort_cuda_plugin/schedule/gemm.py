@@ -48,7 +48,7 @@ MAX_MEASURED = 6
 
 
 def gemm_choices(ctx: Lowering, step: Contract) -> Iterator[Choice]:
-    """Yield the candidates for the GEMM, the heuristics' preference first. A library may still decline a candidate."""
+    """Yield the candidates for the GEMM, the rules' preference first. A library may still decline a candidate."""
     own = own_gemm_schedules(ctx, step)
     if "cublaslt" in ctx.device.libraries:
         preferred = _gemv_before_library(ctx, step, own) or sliced_k_before_library(ctx, step, own)
@@ -62,7 +62,7 @@ def gemm_choices(ctx: Lowering, step: Contract) -> Iterator[Choice]:
 def own_gemm_choices(ctx: Lowering, step: Contract, own: list[Schedule] | None = None) -> Iterator[Choice]:
     """Yield the plugin's candidates for the GEMM, the rules' preference first.
 
-    Integer tensor cores serve more than `GEMV_ROWS` rows; with fewer rows a GEMV reads the weights as fast.
+    A guard limits kernels that multiply integers to more than `GEMV_ROWS` rows; with fewer, a GEMV is as fast.
     """
     for schedule in own or own_gemm_schedules(ctx, step):
         is_integer = schedule.operands in INTEGERS
@@ -97,7 +97,7 @@ def _schedules(ctx: Lowering, step: Contract) -> list[Schedule]:
         gemv = Schedule(Engine.GEMV)
         if has_compact_columns(ctx, step):
             gemv = replace(gemv, weights=WeightLayout.F16_ALONG_N)
-        elif is_first:  # the layout of plans with an unknown number of rows, so that plans share the weights
+        elif is_first:  # the weight layout of plans for any number of rows, so that all plans share the weights
             gemv = replace(gemv, weights=_weights(ctx, step, call, replace(tiles[0], gemv_rows=GEMV_ROWS)))
         found.insert(0 if is_first else 1 if hint(m) <= GEMV_ROWS else len(found), gemv)
     return found
@@ -114,8 +114,8 @@ def mma_schedules(
 ) -> list[Schedule]:
     """Return tiles on tensor cores that may be the fastest, the rules' preference first: sliced-K ``config``, if given.
 
-    Without ``config``, rules prefer the tile with the least time of a wave of blocks, and a power-of-two split-K factor
-    that keeps at most one block per multiprocessor.
+    Without ``config``, rules prefer the tile with the least estimated time (that of at least one block on each
+    multiprocessor), and a power-of-two split-K factor that keeps at most one block per multiprocessor.
     """
     ways: list[tuple[float, Tile, int]] = []
     first = (math.inf, matrix_tiles(kind)[0], 1)
@@ -144,7 +144,7 @@ def mma_schedules(
 
 
 def _gemv_before_library(ctx: Lowering, step: Contract, own: list[Schedule]) -> Choice | None:
-    """Return a GEMV for one row, else None. A GEMV is memory-bound, and a library's tiles would be mostly padding."""
+    """Return a GEMV if the GEMM has one row, else None: it is memory-bound, and tiles would be mostly padding."""
     call = folded(ctx, step)
     is_one = le(call.sizes[0], 1)
     if ctx.device.emulated or hint(call.sizes[0]) != 1 or not takes(operand_elements(step)[0], *call.contiguous):
@@ -197,13 +197,13 @@ def _tile_config(ctx: Lowering, step: Contract, kind: str, call: Folded, *, in_f
     if in_f16:
         return choose_tile_config(ctx.device, "f16", m, n, product(call.batch), k, along_k=True, **more)
     is_compact = has_compact_lines(ctx, step)
-    along_k = is_compact or kind in INTEGERS or _can_be_along_k(call, kind)  # codes are copied to rows along k
+    along_k = is_compact or kind in INTEGERS or _can_be_along_k(call, kind)  # rearranged codes have rows along k
     more |= {"is_compact": is_compact, "along_k": along_k}
     return choose_tile_config(ctx.device, kind, m, n, product(call.batch), k, **more)
 
 
 def _beside_library(ctx: Lowering, step: Contract, kind: str) -> dict[str, Any]:
-    """Return cuBLASLt's operand type and the result bytes for a map after its call, for `choose_tile_config`."""
+    """Return ``library`` and ``left`` for `choose_tile_config`: the work of a cuBLASLt call and of a map after it."""
     if "cublaslt" not in ctx.device.libraries:
         return {}
     form = product_form(ctx, step)
@@ -266,7 +266,7 @@ def _can_be_along_k(call: Folded, kind: str) -> bool:
 
 
 def _needs_rows_along_k(call: Folded, kind: str, config: TileConfig) -> bool:
-    """Return whether weights must be copied along k: for uneven tiles, and TF32 sliced-K, which is slow otherwise."""
+    """Return whether the weights need a copy with rows along k: uneven tiles need it, TF32 sliced-K is slow without."""
     return has_weights_along_n(call) and (not config.is_even or (kind == "tf32" and config.sliced_k > 1))
 
 

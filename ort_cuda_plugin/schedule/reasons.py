@@ -1,4 +1,4 @@
-"""Texts of the reasons for schedules, and notes on launches."""
+"""Texts that tell users why a schedule was selected, and their storage in launches."""
 
 from __future__ import annotations
 
