@@ -68,7 +68,7 @@ def stream_attention(
     *,
     elements: tuple[Element, Element] | None = None,
 ) -> None:
-    """Write softmax(``reading`` of q @ k) @ v to ``out`` [batch..., groups, rows, width], a view of any strides.
+    """Write softmax(``reading`` of q @ k^T) @ v to ``out`` [batch..., groups, rows, width], a view of any strides.
 
     q is [batch..., groups, rows, size]; its groups and rows must flatten into one dimension. k [batch..., keys, size]
     and v [batch..., keys, width] have any strides. All groups of a batch share its keys (grouped-query attention).
@@ -144,7 +144,7 @@ def stream_attention(
 
 
 def _weights(ctx: Lowering, scores: Map, reading: Reading) -> tuple[Weights, Parameters]:
-    """Return the code that computes the modified score, and its parameters."""
+    """Return the code that computes the modified score, and the kernel parameters that it needs."""
     emit = Emitter(PREFIX, indent=0)
     builder = KernelBuilder(PREFIX, emit)
     unit = [] if reading.unit is None else [reading.unit]
@@ -163,7 +163,7 @@ def _weights(ctx: Lowering, scores: Map, reading: Reading) -> tuple[Weights, Par
 
 
 def _range(ctx: Lowering, scores: Map, reading: Reading, needs_sink: bool) -> tuple[Range, Parameters]:
-    """Return the code that computes a row's key range and sink, and its parameters."""
+    """Return the code that computes a row's key range and sink, and the kernel parameters that it needs."""
     emit = Emitter("g_", indent=0)
     builder = KernelBuilder("g_", emit)
     wanted = (reading.first, reading.end, reading.sink if needs_sink else None)
@@ -182,7 +182,7 @@ def _axes(scores: Map, *names: str) -> list[Axes]:
 def _reduce_splits(
     ctx: Lowering, scores: Map, part: Tensor, statistics: Sequence[Tensor], out: Tensor, reading: Reading
 ) -> None:
-    """Combine the partial results, rescaled to the common maximum. A warp reduces one row."""
+    """Launch the kernel that combines the splits' partial results, rescaled to their common maximum; a warp per row."""
     *batch, groups, rows, width = out.shape
     splits = part.shape[0]
     assert isinstance(splits, int)

@@ -132,7 +132,7 @@ class OnlineSoftmax(StreamTiles):
         return f"multiply_add_matrix_{self.kind}({sums}, {at}, {a}, {b})"
 
     def _multiply(self, sums: str, count: int, load: str, step: int, a: Sequence[str]) -> list[str]:
-        """Multiply each matrix of ``a`` by ``count`` b matrices into ``sums``; one ``load`` (ldmatrix) reads two."""
+        """Accumulate in ``sums`` each ``a`` matrix times ``count`` b matrices; a ``load`` (ldmatrix) reads two of b."""
         lines = []
         for i in range(0, count, 2):
             lines += [f"b0, b1, b2, b3 = {load} + {i // 2 * step})", *self._rounded(["b0", "b1", "b2", "b3"])]

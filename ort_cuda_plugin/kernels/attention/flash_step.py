@@ -46,7 +46,7 @@ def flash_call(ctx: Lowering, step: Attend) -> tuple[Tensor, Tensor, Tensor, Ten
 
 
 def _logit(step: Attend, softmax: Softmax) -> tuple[Scalar, float, Scalar | None]:
-    """Return the softmax's operand, a constant positive factor of it, and a second factor known on the device, or None.
+    """Return the softmax's operand, a constant positive factor of it, and a factor computed on the device (None: 1).
 
     The product of the three is float32, as in cuDNN: rounding the scores to 16 bits takes longer than multiplying them.
     """

@@ -57,7 +57,7 @@ class CachePart:
 
 @dataclass(frozen=True)
 class CacheElement(Element):
-    """Loader of a cache element of type ``source``, or of a nibble."""
+    """Loader of a cache element: of type ``source``, or with 4 ``bits`` of a nibble with its offset of 8."""
 
     source: DType = DType.FLOAT32
     bits: int = 8

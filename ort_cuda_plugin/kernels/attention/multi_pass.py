@@ -166,7 +166,7 @@ class AttentionKernel:
         ]
 
     def scores(self) -> list[str]:
-        """Fill tile ``tile`` of scores, [key][row]: the product of b's rows (keys) and a's rows (queries)."""
+        """Compute tile ``tile`` of scores, [key][row]: dot products of b's columns (keys) and a's rows (queries)."""
         form, tile = self.form, self.form.scores
         b_n, b_k, a_m, a_k = (self._stride(name) for name in ("b_n", "b_k", "a_m", "a_k"))
         keys = Operand("a", "b", "key0", "n", "k_end", b_n, b_k, self.contiguous[1] == "k")
@@ -358,7 +358,7 @@ def launch_attend(ctx: Lowering, step: Attend) -> None:
 
 
 def _uses(step: Attend, passes: int, row_blocks: Dim, column_blocks: Dim, resident: bool) -> dict[Tensor, Use]:
-    """Return how often the launch reads each tensor. Each block reads V once, and K once per pass if not resident."""
+    """Return how often the launch reads each tensor. A block reads V once; K in each pass, or once if ``resident``."""
     a, b, c = step.operands
     reads = column_blocks * (1 if resident else passes)
     uses = {x: Use(column_blocks * passes) for _, x in step.score_inputs}

@@ -16,7 +16,10 @@ from .source import Parameters, register_type
 
 
 def element_number(index: DType) -> str:
-    """Assign one element to each thread of `THREADS`: ``number`` < ``count``, both of the ``index`` type."""
+    """Return source that assigns each thread an element: its index ``number`` < ``count``, both of type ``index``.
+
+    A block has `THREADS` threads.
+    """
     kind = register_type(index)
     return f"""
     number = {kind}({kind}(cuda.blockIdx.x) * {THREADS} + cuda.threadIdx.x)

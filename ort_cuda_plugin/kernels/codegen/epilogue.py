@@ -163,7 +163,7 @@ def make_epilogue(
     loads = list(zip(loaded, pointers, offsets, terms, along, strict=False))
 
     def load(pointer: str, offset: str, x: Tensor) -> str:
-        """Return the source of the element's value; append the load of its whole vector to ``together``."""
+        """Return the source of an element's value; if vectorised, append the load of its vector to ``together``."""
         if not is_wide:
             return load_text(pointer, offset, x.dtype)
         lanes = emit.fresh().removesuffix(lane)

@@ -47,8 +47,8 @@ NO_CACHE = RowCache({}, {}, {})
 def find_row_cache(walks: Sequence[Sequence[Scalar]], varies: Callable[[Scalar], bool]) -> RowCache:
     """Choose the values to cache. Pass i evaluates ``walks[i]``; ``varies`` tells which leaves differ by column.
 
-    The cache has the outermost values that a pass shares with a later one. A product is not cached: each pass may
-    contract a product and a following addition into an FMA, and caching would round the product.
+    The cache has the outermost values that a pass shares with a later one. A multiplication is not cached: each pass
+    may contract it and a following addition into an FMA, and caching would round its result.
     """
     by_column = find_by_column(walks, varies)
     computed: dict[Scalar, int] = {}

@@ -30,9 +30,10 @@ THREADS = 128
 
 @dataclass(frozen=True)
 class Element:
-    """Element type of an operand, with the source text of loads, accumulations and stores. Base of the operand loaders.
+    """Loader of an operand's elements, which also gives the accumulators' type and the conversion before a store.
 
-    `ConvertedElement` applies a prologue to what it loads, `BlockElement` unpacks block-quantised codes.
+    This class loads plain elements of type ``storage``. `ConvertedElement` applies a prologue to what it loads, and
+    `BlockElement` unpacks block-quantised codes.
     """
 
     storage: str
@@ -73,7 +74,7 @@ class Element:
 
 
 def indent(text: str, levels: int) -> str:
-    """Dedent a fragment and indent it by ``levels`` steps, without the trailing newline."""
+    """Dedent ``text`` and indent it by ``levels`` levels of four spaces; drop newlines at both ends."""
     return textwrap.indent(textwrap.dedent(text).strip("\n"), "    " * levels)
 
 
@@ -235,7 +236,7 @@ def _store_chunk(tile: Tile, values: list[str], element: Element, stride: int) -
 
 
 def copied_chunk(tile: Tile, element: Element, pointer: str, first: str, stride: int) -> list[str]:
-    """Copy the chunk at ``first`` to the tile from ``to`` on, ``stride`` apart: in one line if the chunk is a vector.
+    """Return the call of an intrinsic that copies the chunk at ``first`` to the tile from ``to`` on, ``stride`` apart.
 
     Returns [] for a GPU's tiles, whose chunks are short, and for elements that are converted.
     """
@@ -338,8 +339,8 @@ def store_rows(
 
     A thread keeps its columns for all its rows: stores coalesce, and values of a column are loaded once. The thread
     processes several rows at a time, so that their loads overlap. A vectorised epilogue gives it vectors of columns.
-    ``total`` is the format of an accumulator from a word of ``tile_c``. With sliced-K there is one tile for each of the
-    ``warp_groups``, one after the other, and the epilogue gets their sum.
+    ``total`` formats a word of ``tile_c`` as an accumulator. With sliced-K ``tile_c`` has one tile for each of the
+    ``warp_groups``, one after the other, and the epilogue gets the sums of their accumulators.
     """
     threads, width = tile.threads * warp_groups, epilogue.width
     vectors = tile.n // width
@@ -374,7 +375,7 @@ def store_rows(
             f"    line = int32(first_line + (piece + {number}) * {threads // per_line})",
             f"    own{mark} = int32(row0 + line)",
         ]
-        if rest:  # in the last step only some threads have a row
+        if rest:  # in the last iteration only some threads have a row
             lines += [
                 f"    own{mark} = choose(line < {tile.m}, own{mark}, int32({rows}))",
                 f"    line = int32(min(line, int32({tile.m - 1})))",
@@ -400,7 +401,7 @@ def store_rows(
 
 
 def _totals(mark: str, offsets: Sequence[str], total: str, width: int) -> list[str]:
-    """Sum the words of ``tile_c`` at ``offsets``: one word or a vector of ``width`` words each."""
+    """Add the words of ``tile_c`` at ``offsets``: at each offset one word, or a vector of ``width`` words."""
     lines = []
     if width == 1:
         parts = [[f"tile_c[{offset}]" for offset in offsets]]

@@ -115,7 +115,7 @@ class Combination:
 
 
 def atomic_type(dtype: DType, how: Combination) -> DType:
-    """Return the type through which an atomic update accesses elements of 4 or 8 bytes."""
+    """Return the type of an atomic update's accesses: unsigned for a float that needs a compare-and-swap loop."""
     if not dtype.is_float or how.instruction == "add":
         return dtype
     return DType.UINT64 if dtype is DType.FLOAT64 else DType.UINT32

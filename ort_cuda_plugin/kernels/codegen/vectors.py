@@ -19,7 +19,7 @@ CALL_WORK = 12
 """Operations that a call of a math library function counts as (estimate)."""
 cheap = frozenset({"leaf", "constant", "cast", "abs", "neg", "not", "min", "max", "where", "add", "sub", "mul"})
 cheap |= {"lt", "le", "gt", "ge", "eq", "ne", "and", "or", "xor", "shl", "shr", "rint", "floor", "ceil"}
-MOST_THREADS, LEAST_THREADS = 256, 64  # threads per block
+MOST_THREADS, LEAST_THREADS = 256, 64  # maximum and minimum threads per block
 BLOCKS_PER_MULTIPROCESSOR = 2
 """Minimum blocks per multiprocessor: below this number, blocks get smaller."""
 

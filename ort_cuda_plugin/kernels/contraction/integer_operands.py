@@ -1,8 +1,8 @@
-"""Integer GEMM and convolution: tensor cores multiply the int8 codes of dequantised operands.
+"""Integer GEMM and convolution: tensor cores multiply the 8-bit codes of dequantised operands.
 
 An operand is (code - zero point) * scale. If scales and zero points are constant along k, then ``sum(a * b) = scale_a *
-scale_b * (sum(code_a * code_b) - zero_a * sum(code_b))`` for weights b with zero point 0. The integer sums are exact,
-and the epilogue rounds once. Unfused steps, or a dequantising prologue, round each operand and each product.
+scale_b * (sum(code_a * code_b) - zero_a * sum(code_b))`` for weights b with zero point 0. Integer accumulators are
+exact, and the epilogue rounds once. Unfused steps, or a dequantising prologue, round each operand and each product.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def integer_form(step: Sums) -> IntegerForm | None:
 
 
 def integer_step(ctx: Lowering, step: Sums, form: IntegerForm) -> Sums:
-    """Return the step over codes with int32 accumulators; ``b`` is int8. Records the weights' conversion and sums."""
+    """Return the step over codes with int32 accumulators. Records the weights' conversion to int8 and column sums."""
     w = step.operands[1]
     if w.dtype is DType.UINT8:
         w = elementwise(ctx, lambda code: s.cast(s.cast(code, DType.INT32) - _middle, DType.INT8), w)
@@ -105,7 +105,10 @@ def integer_step(ctx: Lowering, step: Sums, form: IntegerForm) -> Sums:
 
 
 def integer_epilogue(step: AnySums, form: IntegerForm, sums: Tensor | None = None) -> AnySums:
-    """Return the step with the epilogue of integer accumulators; ``sums`` are the weights' column sums."""
+    """Return the step with the epilogue of integer accumulators.
+
+    ``sums`` are the weights' column sums; only a step for an estimate may lack them.
+    """
     w, total = step.operands[1], Scalar(DType.INT32, "leaf")
     (a, a_inputs), (b, b_inputs) = _over_results(step, 0, form.a), _over_results(step, 1, form.b)
     inputs = [*step.inputs, *a_inputs, *b_inputs]
@@ -128,7 +131,7 @@ def integer_epilogue(step: AnySums, form: IntegerForm, sums: Tensor | None = Non
 
 
 def _affine(conversion: Conversion | None) -> Affine | None:
-    """Return the dequantisation of a byte; None for another conversion."""
+    """Return the conversion as a dequantisation of 8-bit codes; None if it is another one."""
     if conversion is None or conversion.leaf.dtype not in KINDS or conversion.bits:
         return None
     value, leaf, scale = conversion.value, conversion.leaf, None

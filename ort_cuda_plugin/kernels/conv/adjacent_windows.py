@@ -19,7 +19,7 @@ Reads: TypeAlias = dict[int, list[tuple[int, int]]]
 
 
 def reads_of(windows: int, taps: int, stride: int, dilation: int) -> Reads:
-    """Return the reads of ``windows`` adjacent windows of ``taps`` elements along a dimension."""
+    """Return which elements ``windows`` adjacent windows of ``taps`` elements each read along a dimension."""
     found: Reads = {}
     for window, tap in itertools.product(range(windows), range(taps)):
         found.setdefault(window * stride + tap * dilation, []).append((window, tap))

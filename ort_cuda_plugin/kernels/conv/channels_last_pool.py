@@ -164,7 +164,7 @@ class _ChannelPool:
         return positions, tests
 
     def _cover(self, axis: int, start: str, tests: dict[int, str]) -> None:
-        """Emit the number of elements by which an average divides, for each output pixel along a dimension."""
+        """Emit, for each output pixel along a dimension, the number of its window's elements that an average counts."""
         if self.include_pad:
             end = self._size(self.windows.size[axis] + self.windows.end[axis])
             tests = {offset: self.emit.assign(f"{start} + {offset} < {end}") for offset in tests}

@@ -96,10 +96,10 @@ def _choose_form(ctx: Lowering, step: Convolve, strides: Sequence[Sequence[Dim]]
 
 
 def _side(blocks: int) -> int:
-    """Return how many of a pixel's ``blocks`` vectors of channels adjacent threads process before the next pixels.
+    """Return the number of vectors of channels that adjacent threads process before they turn to the next pixels.
 
-    With few vectors, a thread block has more pixels, whose overlapping windows share loads. At least half a warp must
-    load contiguously.
+    A pixel has ``blocks`` vectors. With few vectors at a time a thread block has more pixels, whose overlapping windows
+    share loads. At least half a warp must load contiguously.
     """
     side = next(size for size in range(min(SIDE, blocks), 0, -1) if blocks % size == 0)
     return side if side >= LEAST_SIDE else blocks
@@ -234,7 +234,7 @@ class _Depthwise:
         return self.emit.assign(f"({at} >= 0) & ({at} < {limit})"), at
 
     def _load_weights(self, channel: str, outer: Sequence[int], within: Sequence[str]) -> None:
-        """Emit loads of a row of the window's weights from the thread's first channel on; zeros for a row outside x.
+        """Emit loads of one row of the window's weights, for the thread's channels; zeros if it is outside the image.
 
         Without the predicate, NVVM and ptxas sink the loads below the preceding FMAs, which exposes their latency.
         """

@@ -39,9 +39,9 @@ EMULATED_THREADS = 16
 class Phases:
     """Phases of a transposed convolution, in row-major order of the axes' remainders. A plain convolution has one.
 
-    ``table`` has for each phase and axis: the remainder, the first input position relative to that of tap 0, and the
-    number of taps; then the index of the phase's first tap. ``taps`` lists flat kernel positions, phase by phase.
-    ``steps`` is the distance of input positions between consecutive taps of an axis.
+    ``table`` has for each phase and axis: the remainder, the input position of the first tap relative to (o + pad) //
+    stride, and the number of taps; then the index of the phase's first tap. ``taps`` lists flat kernel positions, phase
+    by phase. ``steps`` is, for each axis, the distance between the input positions of consecutive taps.
     """
 
     table: tuple[tuple[int, ...], ...]
@@ -246,7 +246,7 @@ class StripConv:
         return [*lines, f"    image = {integer}(image + size)", f"    weight += int64(taps * {self.rows})"]
 
     def _row(self, line: str) -> str:
-        """Multiply the taps along x, in the row of x that begins at ``line``."""
+        """Multiply the taps along the x axis, in the row of the image that begins at ``line``."""
         integer, element, sizes = register_type(self.index), self.element, f"{self.rows}, {self.width}"
 
         def add(pointer: str, at: str) -> str:

@@ -178,7 +178,7 @@ class MatrixConv:
     """Implicit GEMM: one block per tile of pixels x channels of a group and per split of k.
 
     The grid is (tiles along channels * tiles along pixels * ``splits`` * groups, 1, 1). With several splits the
-    epilogue is `split_k_epilogue`. Its coordinates are ``row``, over images and pixels, and ``column``.
+    epilogue is `parts_epilogue`. Its coordinates are ``row``, over images and pixels, and ``column``.
     `split_tile_of_block` defines ``is_alone``.
     """
 

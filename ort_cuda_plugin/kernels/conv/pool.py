@@ -159,7 +159,7 @@ class Pool:
         return ["covered = int32(0)", f"for k in range(kernel_{axis}):", f"    if {inside}:", "        covered += 1"]
 
     def _row(self, line: str) -> list[str]:
-        """Accumulate the window's elements along x, in the row of x that begins at ``line``."""
+        """Accumulate the window's elements along the x axis, in the row of the image that begins at ``line``."""
         at = f"{register_type(self.index)}({line} + at)"
         value = f"value = {self.register}({self.element.load('x', at)})"
         take = [value, self.taken("totals[i]")]
@@ -227,7 +227,7 @@ class Pool:
 
 @dataclass(frozen=True)
 class VectorPool(Pool):
-    """Pooling on a GPU for windows that tile x without overlap: vectorised loads of rows, and one vectorised store.
+    """Pooling on a GPU for windows that tile a row without overlap: vectorised loads of rows, one vectorised store.
 
     Each of a thread's ``width`` windows covers ``stride`` elements of a row. Indices are not supported.
     """
@@ -263,7 +263,7 @@ class VectorPool(Pool):
 
 
 def window_vectors(ctx: Lowering, x: Tensor, windows: Windows, spatial: Sequence[Dim]) -> int:
-    """Return the adjacent windows per thread; 1 if windows overlap along x or do not form vectors."""
+    """Return the adjacent windows per thread; 1 if windows overlap along a row or do not form vectors."""
     stride, begin = windows.strides[-1], windows.begin[-1]
     is_side_by_side = windows.kernel[-1] == stride and (windows.dilations[-1] == 1 or stride == 1) and begin == 0
     if ctx.device.emulated or not is_side_by_side or stride > MOST_STRIDE:

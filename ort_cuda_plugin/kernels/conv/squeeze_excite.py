@@ -40,14 +40,15 @@ MULTIPROCESSORS_PER_BLOCK = 2
 """Multiprocessors per block: more blocks would contend for the first matrix."""
 SUMS = 4
 """Independent accumulators per thread, to hide the latency of additions."""
-NOTE = "two convolutions of single places: one kernel"
+NOTE = "two pointwise convolutions of one output pixel: one kernel"
 
 
 @dataclass(frozen=True)
 class _Product:
-    """A block's matrix-vector product: ``rows`` x ``columns`` weights; ``lanes`` threads share a row of weights."""
+    """A block's matrix-vector product with ``rows`` x ``columns`` weights. ``lanes`` threads share a row of weights.
 
-    """A block makes ``rows`` results of ``columns`` channels. ``lanes`` threads have a row of weights, by vectors."""
+    A thread loads vectors of ``width`` weights.
+    """
 
     rows: int
     columns: int
@@ -126,8 +127,9 @@ def launch_chain(ctx: Lowering, form: ChainForm, first: Convolve, second: Convol
 class _Half:
     """Variables of a thread for one of the two matrix-vector products.
 
-    ``vectors`` are the thread's offsets in a row. For each round there are: ``rows``, the row of weights; ``starts``,
-    its offset; ``inside``, whether it exists; ``beside``, the values of the step's other inputs; ``totals``.
+    ``vectors`` are the thread's offsets in a row. In a round the block computes `_Product.groups` rows. For each round
+    there are: ``rows``, the thread's row of weights; ``starts``, its offset; ``inside``, whether the thread stores the
+    row's result; ``beside``, the values of the step's other inputs; ``totals``, the thread's partial dot product.
     """
 
     step: Convolve
@@ -242,7 +244,7 @@ class _Chain:
         return _Half(step, product, pointer, vectors, rows, starts, inside, beside, totals)
 
     def _loaded(self, half: _Half, pointer: str, begin: str) -> str:
-        """Emit loads of the thread's vectors of the row at ``begin``; return the variable."""
+        """Emit loads of the thread's vectors of the row at ``begin``; return the variable that holds them."""
         emit, width = self.emit, half.product.width
         lanes = emit.fresh("r")
         emit.line(f"{lanes} = lanes_of({pointer}, {half.product.own})")
@@ -252,7 +254,7 @@ class _Chain:
         return lanes
 
     def _add_up(self, half: _Half, number: int, values: str, lanes: str) -> None:
-        """Emit the thread's partial sum of a round from registers."""
+        """Emit the thread's partial dot product in round ``number``, of ``values`` and the weights in ``lanes``."""
         emit, p, dtype = self.emit, half.product, half.step.operands[1].dtype
         sums = emit.fresh("sums")
         emit.line(f"{sums} = registers_f32({SUMS})")
@@ -279,7 +281,7 @@ class _Chain:
         self.emit.line(f"    {total} += {factor} * {weight}")
 
     def _results(self, half: _Half) -> Iterator[str]:
-        """Reduce each round's sum across lanes; yield the round's row inside a branch for the thread that stores it."""
+        """Reduce each round's partial dot products; yield the round's row in a branch for the thread that stores it."""
         emit, totals, apart = self.emit, half.totals, half.product.lanes // 2
         while apart:
             totals = [emit.assign(f"{total} + shfl_xor_f32({total}, int32({apart}))") for total in totals]

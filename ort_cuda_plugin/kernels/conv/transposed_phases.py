@@ -1,4 +1,4 @@
-"""Transposed convolution as plain convolutions, one per phase: the output pixels with one remainder by the stride.
+"""Transposed convolution as plain convolutions, one per phase: output pixels with one remainder modulo the stride.
 
 Output pixel ``o`` accumulates ``x[i] * w[k]`` for ``o = i * stride + k * dilation - begin``. Pixels of a phase use the
 same taps k, and their inputs i are those of a window with a dilation.
@@ -57,7 +57,10 @@ def has_few_phases(step: Convolve) -> bool:
 
 
 def phases(ctx: Lowering, step: Convolve) -> Iterator[Map]:
-    """Yield the plain convolutions of a transposed ``step`` with constant padding; a phase without taps is a map."""
+    """Yield plain convolutions, one per phase of a transposed ``step``; a phase without taps becomes a map.
+
+    The padding must be constant.
+    """
     windows = step.windows
     kernel = step.operands[1].static_shape[2:]
     begin = [pad for pad in windows.begin if isinstance(pad, int)]

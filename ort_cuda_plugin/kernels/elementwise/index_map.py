@@ -30,7 +30,7 @@ __all__ = ["IndexMap", "Loads", "Source", "gather_into", "gather_map", "scatter_
 
 
 def unravel(index: Scalar, shape: Sequence[Scalar]) -> list[Scalar]:
-    """Return the coordinates of row-major ``index`` in ``shape``; the first one is not bounded."""
+    """Return the coordinates of row-major ``index`` in ``shape``. The first coordinate is not bounded."""
     coordinates: list[Scalar] = []
     for size in reversed(shape[1:]):
         coordinates.insert(0, s.trunc_modulo(index, size))
@@ -88,7 +88,7 @@ class Loads:
         self._pointers: dict[Source, tuple[str, list[str]]] = {}
 
     def dim(self, value: Dim) -> Scalar:
-        """Return a size as an int64 Scalar; it becomes a parameter of the kernel."""
+        """Return a size as an int64 Scalar. The size becomes a parameter of the kernel."""
         if isinstance(value, int) and value in (0, 1):
             return s.constant(value, DType.INT64)
         return Scalar(DType.INT64, "dim", (), value)
@@ -264,7 +264,7 @@ class IndexMap(Loads):
         how: Combination | None = None,
         remake: Remake | None = None,
     ) -> None:
-        """Emit the store of ``value`` at ``coordinates`` of ``destination`` under the predicate ``when``; launch.
+        """Emit the store of ``value`` at ``coordinates`` of ``destination`` if ``when``; launch the kernel.
 
         With ``how`` the store is an atomic update.
         """
@@ -400,7 +400,7 @@ class IndexMap(Loads):
         return {x: load_text(name, f"e + {reach * width + shift}", x.dtype) for x, shift in shifts.items()}
 
     def walk(self, destination: Tensor, axis: int, index: Scalar, value: Scalar, over: Tensor | None) -> None:
-        """Emit a loop that stores ``value`` for each ``index`` along ``axis`` in order; launch.
+        """Emit a loop that stores ``value`` for each ``index`` along ``axis`` in order; launch the kernel.
 
         The destination may alias ``over``, a source.
         """

@@ -1,7 +1,7 @@
 """Random numbers from a counter: Philox4x32-10 (Salmon, Moraes, Dror and Shaw, 2011) as a scalar expression.
 
 The bits of an element are a function of the seed, the number of the Run and the element's index. They depend neither on
-the kernel nor on its grid, and no two elements or Runs share bits.
+the kernel nor on its grid, and no two elements of a node share bits, in one Run or in several.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _high(x: Scalar) -> Scalar:
 class RandomRun:
     """Random bits of the node being lowered, different in every Run.
 
-    A separate launch counts Runs on the device, so that concurrent Runs, and replays of a captured Run, differ. Nodes
+    A separate launch counts Runs on the device, so that bits of concurrent Runs and of captured replays differ. Nodes
     with equal ``seed`` get equal bits, in other sessions as well, as in ONNX Runtime. For a node without ``seed`` each
     session draws a seed; a plugin cannot read the seed of ``onnxruntime.set_seed``.
     """

@@ -51,7 +51,7 @@ class VectorForm:
 def choose_vectors(
     step: Map, dims: Sequence[Dim], inputs: Sequence[tuple[Tensor, Sequence[Dim]]], outputs: Sequence[Sequence[Dim]]
 ) -> VectorForm | None:
-    """Choose the work of a thread; None if the results are not contiguous."""
+    """Choose the work of a thread; None for few elements, or if results have no vectors of contiguous elements."""
     if not dims or hint(product(dims)) < FEW_ELEMENTS:
         return None
     moved = [x for x, strides in inputs if any(stride != 0 for stride in strides) and strides[-1] == 1]

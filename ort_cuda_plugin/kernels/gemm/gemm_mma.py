@@ -1,4 +1,4 @@
-"""Tensor-core GEMM for float16, bfloat16, float32 (TF32) and int8, on GPUs with ``mma.sync`` (sm_80)."""
+"""Tensor-core GEMM for float16, bfloat16, float32 (TF32) and 8-bit integers, on GPUs with ``mma.sync`` (sm_80)."""
 
 from __future__ import annotations
 

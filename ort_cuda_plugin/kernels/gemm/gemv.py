@@ -117,7 +117,7 @@ class Gemv(GemvKernel):
     """GEMV for operands of any type.
 
     If b is contiguous along k, a thread multiplies chunks of 8 elements for 4 columns. If b is contiguous along n, a
-    thread owns 8 adjacent columns and every sixteenth k. Partial sums are reduced in shared memory.
+    thread owns 8 adjacent columns and every sixteenth k. Partial dot products are reduced in shared memory.
     """
 
     @property
@@ -209,8 +209,7 @@ class VectorGemv(GemvKernel):
 
     If b is contiguous along k, all ``threads`` share the block's columns, and load ``vectors`` of each column at once.
     If b is contiguous along n, ``side`` threads own a vector of adjacent columns each, and threads with the same
-    columns share k.
-    Partial sums are reduced by shuffles in a warp, and across warps in shared memory.
+    columns split k. Partial dot products are reduced by shuffles in a warp, and across warps in shared memory.
     """
 
     threads: int = 128
@@ -338,7 +337,8 @@ def takes(elements: tuple[Element, Element], a_contiguous: str, b_contiguous: st
 def few_row_form(device: DeviceProperties, product: Product, blocks: Dim, n: Dim, k: Dim) -> VectorGemv | None:
     """Choose the vectorised kernel by the expected sizes; it is correct for all sizes. None for unsupported operands.
 
-    ``blocks`` is the number of rows of all batches: each column gets this many blocks.
+    ``blocks`` is the number of rows of all batches. A block computes some columns of one row, so each column gets this
+    number of blocks.
     """
     if not takes(product.elements, product.a_contiguous, product.b_contiguous):
         return None

@@ -22,12 +22,12 @@ _ACCUMULATORS = frozenset({"float32", "float64", "int32"})
 
 @dataclass(frozen=True)
 class EmulatedGemv(GemvKernel):
-    """GEMV with ``columns`` columns; 0 for any number, if b is contiguous along k.
+    """GEMV for a b of ``columns`` columns; 0 for any number, if b is contiguous along k.
 
     If b is contiguous along n, a thread owns a strip of columns. The last strip is shifted back to end at the last
     column: it computes some columns again and does not store them. Otherwise a thread owns 4 columns, with a vector of
-    partial sums for each. Operands without vectorised loads are converted a strip at a time into a local array. Each
-    strip of a is converted once for all columns of the thread.
+    partial dot products for each. Operands without vectorised loads are converted a strip at a time into a local array.
+    Each strip of a is converted once for all columns of the thread.
     """
 
     columns: int = 0

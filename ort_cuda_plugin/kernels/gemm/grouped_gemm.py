@@ -2,7 +2,8 @@
 
 Weights of an expert that no row has chosen are not read. Few rows get a kernel with blocks per row. Many rows are first
 sorted by expert (an index, no copy), so that a tile of the result has rows of one expert and reads its weights once.
-Weights are a scalar expression of expert and coordinates, so that packed and scaled weights need no conversion pass.
+Kernels evaluate each weight from a scalar expression of expert, column and k, so that packed or scaled weights need no
+conversion pass.
 """
 
 from __future__ import annotations

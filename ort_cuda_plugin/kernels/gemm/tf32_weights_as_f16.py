@@ -80,7 +80,7 @@ def half_lines(ctx: Lowering, step: Contract, factors: Tensor) -> tuple[Contract
 
 
 def _lines(ctx: Lowering, step: AnySums, steps: tuple[int, int], factors: Tensor | None) -> tuple[AnySums, Tensor]:
-    """Convert weights to [columns, k]; each eight elements, viewed as [2, 4], get the strides ``steps``."""
+    """Convert weights to [columns, k]. Eight adjacent elements along k, viewed as [2, 4], get the strides ``steps``."""
     w, powers = step.operands[1], _powers(ctx, step, factors)
     if isinstance(step, Convolve):
         ordered = permute(ctx, w, (0, *range(2, w.rank), 1))

@@ -195,7 +195,7 @@ class RowKernel(RowColumns):
         return WARP if hint(columns) <= WARP_COLUMNS else BLOCK
 
     def _rows(self, dims: list[Dim]) -> tuple[tuple[Dim, Dim, Dim], tuple[int, int, int], list[str], str]:
-        """Emit the coordinates of the thread's row; return grid, block, coordinates, and the test if the row exists."""
+        """Emit the coordinates of the thread's row; return grid, block, coordinates, and the test that it exists."""
         if self.threads == 1 and not self.long:
             plane = Plane(self.ctx, self.builder, dims or [1], SERIAL_THREADS)
             self.emit.line("lane = 0")

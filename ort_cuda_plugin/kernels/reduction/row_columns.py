@@ -112,7 +112,7 @@ class RowColumns:
         return self.n if self.part_form is None else "stop"
 
     def _keep(self, kept: RowCache, columns: Dim, block: tuple[int, int, int]) -> Dim:
-        """Declare the row cache of each thread; return its bytes of shared memory."""
+        """Declare the row cache, in registers or shared memory; return the bytes of shared memory that it takes."""
         if not kept.slots:
             return 0
         emit, serial = self.emit, self.threads == 1

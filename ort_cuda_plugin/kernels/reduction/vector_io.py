@@ -17,9 +17,10 @@ AHEAD_REGISTERS = 24
 
 
 class RowMoves:
-    """Emitter of loads and stores for rows of ``n`` columns with layout ``form``; `lanes_of` declares registers.
+    """Emitter of loads and stores for rows of ``n`` columns with layout ``form``.
 
-    ``column0`` is added to the index of the first column.
+    A thread's elements are in registers, which the intrinsic ``lanes_of`` declares. ``column0`` is a summand of each
+    element's column.
     """
 
     def __init__(self, emit: Emitter, form: RowForm, n: str, column0: str) -> None:

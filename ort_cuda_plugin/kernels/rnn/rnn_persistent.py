@@ -167,7 +167,7 @@ class PartCell(CellKernel):
         emit.line("t = choose(goes_on & is_backward, length - 1 - step, step)")
 
     def _phase(self, gates: Sequence[int], load: Callable[[str], None], finish: Callable[[], None]) -> None:
-        """Emit the product of the vector that ``load`` reads and the weights of ``gates``, and then ``finish``."""
+        """Emit the dot products of the vector that ``load`` reads and the weights of ``gates``, and then ``finish``."""
         emit = self.emit
         for gate in gates:
             emit.line(f"weights{gate} = {self.registers}({self.count})")
