@@ -1,4 +1,4 @@
-"""The table of passes: every stage between the operators' lowering and a cluster's launches, in order.
+"""The table of passes: every pass between the operators' lowering and a cluster's launches, in order.
 
 A pass is a function from a program to a program. The pass's docstring says what it does, what it assumes besides
 docs/invariants.md, and what it guarantees to later passes. `run_passes` runs the passes that apply to a device
@@ -52,7 +52,7 @@ LOWERED = "lowering"
 
 @dataclass(frozen=True)
 class Pass:
-    """One stage of the compiler, which runs if ``when`` is true for the device and the options of the context.
+    """A compiler pass, which runs if ``when`` is true for the device and the options of the context.
 
     ``run`` gets the context, in which it records guards and folded launches, and the program, which it does not modify.
     """
@@ -119,7 +119,7 @@ def _has_libraries(ctx: Lowering) -> bool:
 
 
 def _of_steps(run: Callable[[Sequence[Step]], Sequence[Step]]) -> Callable[[Lowering, Sequence[Step]], Sequence[Step]]:
-    """Adapt a pass that needs no context to the table."""
+    """Return ``run``, a pass that needs no context, as a function of context and program for the table."""
 
     def with_context(ctx: Lowering, steps: Sequence[Step]) -> Sequence[Step]:
         return run(steps)

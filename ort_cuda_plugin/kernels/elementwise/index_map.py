@@ -202,7 +202,7 @@ class IndexMap(Loads):
 
     def number(self, x: Tensor) -> Scalar:
         """Return a one-element tensor as a Scalar. The Run fails if the tensor has another number of elements."""
-        self._ctx.require(eq(x.size, 1), "an input that must have one element has another number of elements")
+        self._ctx.require(eq(x.size, 1), "an input that must have one element has none or several")
         leaf = Scalar(x.dtype, "leaf")
         element = self._builder.element(x)
         if element is None:

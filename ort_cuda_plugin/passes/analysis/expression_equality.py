@@ -48,8 +48,9 @@ def same_leaves(
     """Map the leaves of ``first`` to those of ``other`` if both apply the same operations to ``own``, else None.
 
     ``own`` of an expression is the accumulator or the operand's element. ``columns`` is the axis along which the
-    results will be concatenated; None: there is no such axis. Each other pair of leaves must read equal elements that
-    do not vary along ``columns``, or constants that do. With ``spreads`` they may also be constants of one element.
+    results will be concatenated; None: there is no such axis. The leaves of every other pair must either read equal
+    elements that do not vary along ``columns``, or be constants with one element per column. With ``spreads`` such a
+    constant may also have one element for all columns.
     """
     if _beside(first.shape, columns) != _beside(other.shape, columns):
         return None
@@ -136,7 +137,10 @@ def completed(first: Expression, other: Expression, columns: int) -> Expression:
 
 
 def _chain(expression: Expression) -> list[tuple[Scalar, int]] | None:
-    """Return the operations from ``own`` to the value, each with the index of its chain operand; None for no chain."""
+    """Return the operations from ``own`` to the value, each with the index of its operand on that path.
+
+    Returns None if there are several paths, or more than `LONGEST` operations.
+    """
     chain: list[tuple[Scalar, int]] = []
     current = expression.value
     while current is not expression.own:
@@ -169,7 +173,7 @@ def _same_elements(x: Tensor, y: Tensor) -> bool:
 
 
 def _only_element(x: Tensor) -> bytes | None:
-    """Return the bytes of the known element that x broadcasts; None if x has several elements."""
+    """Return the bytes of the known element that x broadcasts; None if x has several elements or unknown contents."""
     if any(dim != 1 and stride != 0 for dim, stride in zip(x.shape, x.strides, strict=True)):
         return None
     contents = Tensor(x.dtype, (), x.buffer, offset=x.offset).constant

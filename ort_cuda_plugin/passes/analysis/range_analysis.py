@@ -153,7 +153,7 @@ class RangeAnalysis:
         return self.ctx.view(limits, (columns,), (0 if limits.size == 1 else 1,), limits.offset)
 
     def _of_sums(self, step: Contract) -> Tensor:
-        """Return bounds of accumulators: sums of the first operand's bounds times the magnitudes of weights."""
+        """Return bounds of accumulators: the matrix product of operand a's bounds and the weights' magnitudes."""
         depth, columns = step.b.static_shape
         limits = self.of(step.a.buffer)
         along = self.ctx.view(limits, (depth, 1), (0 if limits.size == 1 else 1, 0), limits.offset)

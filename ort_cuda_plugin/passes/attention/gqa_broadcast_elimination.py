@@ -41,14 +41,14 @@ def eliminate_gqa_broadcasts(steps: Sequence[Step]) -> list[Step]:
 
 
 def _is_for_cudnn(step: Attend) -> bool:
-    """Return whether cuDNN may compute the step with two batch dimensions: the number of keys does not grow."""
+    """Return whether cuDNN may compute the step, with two batch dimensions: 16-bit types, and keys that do not grow."""
     *_, rows, keys = step.score_shape
     return step.operands[0].dtype is not DType.FLOAT32 and (isinstance(keys, int) or keys == rows)
 
 
 @dataclass(frozen=True)
 class _Repeated:
-    """The source of an Expand at ``position``: the Expand repeats one of its dimensions ``times`` times."""
+    """The source ``tensor`` of an Expand, the ``step`` at ``position``, which repeats a dimension ``times`` times."""
 
     position: int
     step: Map

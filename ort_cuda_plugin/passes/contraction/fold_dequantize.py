@@ -72,7 +72,8 @@ def fold_dequantize_of_integers(ctx: Lowering, steps: Sequence[Step]) -> list[St
 def _operands(step: Step, twice: bool) -> Sequence[int]:
     """Return the numbers of the operands that the step's kernel can load with a prologue.
 
-    Weights of a direct convolution have none: they are reordered once, before the first Run.
+    Weights of a direct convolution have none: they are reordered once, before the first Run. Without ``twice`` only
+    transposed convolutions count as direct, since tensor cores may multiply the codes of the others.
     """
     if isinstance(step, Convolve):
         return () if 0 in step.shape else (0,) if is_direct(step) and (twice or step.transposed) else (0, 1)
@@ -227,7 +228,7 @@ def _is_storable(x: Scalar) -> bool:
 
 
 def _kept(producer: Map, source: Scalar) -> Tensor | None:
-    """Return the tensor that the producer loads ``source`` from, or stores ``source`` in; None if there is none."""
+    """Return the tensor that the producer loads ``source`` from, or stores it in; None without one on the device."""
     if source.op == "leaf":
         return next((x for leaf, x in producer.inputs if leaf is source and x.buffer.kind is not BufferKind.HOST), None)
     return next((y for x, y in producer.outputs if x is source and dense(y) and y.dtype is x.dtype), None)

@@ -64,7 +64,7 @@ def emit(ctx: Lowering, steps: Iterable[Step]) -> list[Recordable]:
 
 
 class StepTrials:
-    """Generates the kernels of steps for a claim, to find out whether that fails; once for steps of equal structure."""
+    """Generates the kernels of a claimed node's steps, to find out whether that fails; once per step structure."""
 
     def __init__(self) -> None:
         self._tried: dict[Hashable, Inspected] = {}

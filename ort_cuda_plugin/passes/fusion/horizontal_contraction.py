@@ -29,7 +29,7 @@ AnySums = TypeVar("AnySums", bound=Sums)
 
 
 class Merging(ABC, Generic[AnySums]):
-    """The policy of one merging pass, which joins results along axis ``columns``, weights along ``weight_columns``."""
+    """The policy of a merging pass, which joins results along axis ``columns`` and weights along ``weight_columns``."""
 
     columns: int
     weight_columns: int
@@ -60,7 +60,7 @@ class Merging(ABC, Generic[AnySums]):
 
     @abstractmethod
     def made(self, merged: AnySums, count: int) -> list[Step] | None:
-        """Return the steps that replace ``count`` separate steps; None if only a Run knows sizes that decide this."""
+        """Return the steps that replace ``count`` steps and compute ``merged``; None if they must stay separate."""
 
     def joined(self, steps: Sequence[AnySums]) -> AnySums:
         """Return the merged step, which has the columns of all ``steps``."""
@@ -129,7 +129,7 @@ class _Merger(Generic[AnySums]):
         return result
 
     def _merge_first(self, positions: Sequence[int]) -> list[int]:
-        """Merge the first step with as many others as possible; return the positions of the steps that stay."""
+        """Merge the step at the first position with as many others as possible; return the positions that are left."""
         start, *others = positions
         taken, merged = [start], self.candidates[start]
         for position in others:

@@ -274,7 +274,10 @@ class _Views:
         return covers(self.shape, view.path, view.form.dims)
 
     def value(self, expression: Scalar, x: Tensor) -> Scalar | None:
-        """Return the producer's ``expression`` for the element that the consumer reads through x, or None."""
+        """Return the producer's ``expression`` for the element that the consumer reads through x.
+
+        Returns None if x is not an affine view of the producer's result.
+        """
         strides = broadcast_strides(x, self.shape)
         for form in self.forms:
             path = find_path(self.shape, strides, x.offset, form.dims)
@@ -402,7 +405,10 @@ def _of_rank(x: Tensor, rank: int) -> Tensor:
 
 
 def rebased(consumer: Map, shape: tuple[Dim, ...], x: Tensor) -> Map | None:
-    """Return the consumer over ``shape``, the dimensions of the dense tensor that it views through x; else None."""
+    """Return the consumer over ``shape``, the dimensions of the dense tensor that it views through x.
+
+    Returns None if no strides over ``shape`` express the consumer's tensors.
+    """
     strides = broadcast_strides(x, consumer.shape)
     over: Callable[[Sequence[Dim]], tuple[Dim, ...] | None]
     path = find_path(consumer.shape, strides, x.offset, shape)

@@ -149,7 +149,7 @@ class _Propagation:
         return moved is not None
 
     def _view(self, number: int, x: Tensor) -> Tensor:
-        """Return x over the memory that step ``number`` uses: NHWC, or the old layout."""
+        """Return x as step ``number`` accesses it: a view in NHWC if the image has moved for this step, else x."""
         move = self.moves.get(x.buffer)
         if move is None or number in self.refusing[x.buffer]:
             return x
@@ -182,7 +182,7 @@ class _Propagation:
         return [changed]
 
     def _ordered(self, number: int, step: Convolve, x: Tensor) -> tuple[list[Step], Tensor]:
-        """Return (steps that copy x to NHWC, the copy); no steps if x needs no copy."""
+        """Return (steps that copy x to NHWC, the copy); no steps for an earlier copy, or if x itself serves."""
         padded = padded_channels(self.ctx, step)
         if not padded and (is_channels_last(x) or _try_reading_in_place(self.ctx, step, x)):
             return [], x

@@ -1,6 +1,4 @@
-"""Common subexpression elimination among the results of one step, for example of a tensor that is quantized several
-times.
-"""
+"""Common subexpression elimination among the results of one step, as after several quantizations of one tensor."""
 
 from __future__ import annotations
 

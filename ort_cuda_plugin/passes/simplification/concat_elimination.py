@@ -32,7 +32,7 @@ def eliminate_concats(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
 
 @dataclass(frozen=True)
 class Copy:
-    """Output ``number`` of a step copies all of ``source`` to ``target``."""
+    """A copy of all elements of ``source`` to ``target``, by output ``number`` of a step."""
 
     number: int
     source: Tensor
@@ -85,7 +85,11 @@ class _Placement:
         return True
 
     def _is_free(self, position: int, users: Sequence[int], copy: Copy) -> bool:
-        """Return whether the target exists before all ``users`` of the source, and no other step writes to it."""
+        """Return whether all ``users`` of the copy's source can use its target instead.
+
+        The target's size must be known before they run, no step may change the source after the copy, and no other step
+        may write to the target.
+        """
         source, target = copy.source.buffer, copy.target.buffer
         first = min(users[0], position)
         if any(isinstance(step, ReadBack) for step in self.steps[first:position]):

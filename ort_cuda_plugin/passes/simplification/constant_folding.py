@@ -26,9 +26,9 @@ twice."""
 def fixed_buffers(steps: Sequence[Step]) -> Fixed:
     """Return the intermediates that depend on weights only.
 
-    All writers of such an intermediate have fixed sizes, and read only weights and other such intermediates. Results
-    that are much larger than their weights are excluded, since they would occupy memory between Runs. Results of
-    library calls are excluded, since a GEMM of two weights is rare.
+    All writers of such an intermediate have fixed sizes, and read only weights and other such intermediates; the host
+    does not read it back. Results that are much larger than their weights are excluded, since they would occupy memory
+    between Runs. Results of library calls are excluded, since a GEMM of two weights is rare.
     """
     refused = {buffer for step in steps if not _is_static(step) for buffer in (*step.writes, *_read_back(step))}
     measure = Measure("fixed")

@@ -52,7 +52,7 @@ def _with_fewer_reads(step: Map, steps: Sequence[Step], uses: Uses[int]) -> Map:
 
 
 def _made_by(x: Tensor, steps: Sequence[Step], uses: Uses[int]) -> tuple[int, Output] | None:
-    """Return the position of the step that writes x, and the output that x is; None if x has several writers."""
+    """Return the position of the only step that writes x's buffer, and its only output there; else None."""
     writers = uses.writers(x.buffer)
     writer = steps[writers[0]] if len(writers) == 1 else None
     if x.buffer.kind is not BufferKind.SCRATCH or not isinstance(writer, Map):

@@ -27,7 +27,7 @@ def sink_through_concat(steps: Sequence[Step]) -> list[Step]:
 
 @dataclass(frozen=True)
 class Part:
-    """A step that writes a part of a larger tensor, from coordinate ``start`` on along ``axis``."""
+    """The ``step`` at ``position``, which writes a part of a larger tensor: from ``start`` on along ``axis``."""
 
     position: int
     step: Map
@@ -95,9 +95,9 @@ class _Spreading:
         return parts if len(parts) > 1 and end == x.shape[parts[0].axis] else None
 
     def _is_joinable(self, part: Part) -> bool:
-        """Return whether the part's step only copies or maps a result that no other step reads.
+        """Return whether an input of the part's step is the result of one other step, and no third step reads it.
 
-        Such a step fuses with the producer of the result.
+        The part's step then fuses with the step that computes this input.
         """
         for _, x in part.step.inputs:
             if list(self.uses.readers(x.buffer)) == [part.position] and x.buffer.kind is BufferKind.SCRATCH:

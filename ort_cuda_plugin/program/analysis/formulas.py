@@ -9,14 +9,17 @@ from ..expressions.scalar import Scalar, operands_first
 from ..steps.row_program import MAX, MIN, PRODUCT, SUM, Stage
 
 MOST_OPERATIONS = 60
-"""Maximum operations of an expression that is written out; larger ones are shown as a count."""
+"""Maximum operations of the expressions of a step that are written out; of more, only the number is shown."""
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==",
           "ne": "!=", "and": "&", "or": "|", "xor": "^"}  # fmt: skip
 _REDUCTIONS = {SUM: "sum", PRODUCT: "product", MAX: "max", MIN: "min"}
 
 
 def formulas(results: Sequence[tuple[str, Scalar]], leaves: Mapping[Scalar, str]) -> list[str]:
-    """Return a line per result (name, expression), after a line per shared subexpression; ``leaves`` names inputs."""
+    """Return a line per result (name, expression), after a line per shared subexpression; ``leaves`` names inputs.
+
+    Returns one line for all results if they have more than `MOST_OPERATIONS` in all.
+    """
     values = [value for _, value in results]
     ordered = list(operands_first(values))
     inner = [x for x in ordered if x not in leaves]

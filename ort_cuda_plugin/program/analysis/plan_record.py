@@ -25,10 +25,10 @@ def plan_record(
 ) -> dict[str, Any]:
     """Return the record of a plan, as data for JSON.
 
-    ``shapes`` are the input shapes that the plan was built for, None for a guessed shape. ``steps`` holds the steps of
-    a Run in order, with their bytes; ``once`` the steps before the first Run. ``text`` names their tensors, and
-    ``history`` is the output of a `ProgramHistory` with these names. The record's ``nodes`` holds, per node, bytes and
-    operations of its unfused steps in ``lowered``, and the operand type of a GEMM as a number of ONNX's DataType.
+    ``shapes`` are the input shapes that the plan was built for, None for a guessed shape. ``launches`` are the steps of
+    a Run in order, ``once`` those before the first Run. ``text`` names their tensors, and ``history`` is the output of
+    a `ProgramHistory` with these names. The record's ``nodes`` holds, per node, bytes and operations of its unfused
+    steps in ``lowered``, and the operand type of a GEMM or a convolution as a number of ONNX's DataType.
     """
     nodes: dict[str, dict[str, float]] = {}
     for step in lowered:

@@ -53,7 +53,7 @@ class ProgramText:
         return "\n".join([*lines, ""])
 
     def blocks(self, steps: Sequence[Step]) -> list[Block]:
-        """Return the lines of each step: its kind, its nodes, and notes."""
+        """Return the lines of each step: its kind, writes and reads, its nodes, its note and its formulas."""
         return [self._block(step) for step in steps]
 
     def _block(self, step: Step) -> Block:
@@ -90,7 +90,7 @@ class ProgramText:
         yield from formulas([(self._name(y.buffer), value) for value, y in step.all_outputs], leaves)
 
     def details(self, step: Step) -> list[str]:
-        """Return lines about a step: its grid, and shape, strides and buffer of each tensor."""
+        """Return lines about a step: a launch's grid and block, and each tensor's shape, strides and buffer size."""
         lines = []
         if isinstance(step, Launch):
             grid = " x ".join(map(repr, step.grid))
@@ -159,7 +159,7 @@ class ProgramHistory:
 
 
 def step_kind(step: Step) -> str:
-    """Describe a step in a few words."""
+    """Return the kind of a step in a few words; for a launch, the name of its kernel."""
     match step:
         case Contract():
             return "product"

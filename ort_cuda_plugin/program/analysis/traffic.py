@@ -18,7 +18,7 @@ from ..steps.trace import Copy, HostCall, Launch, LibraryCall, Memset, ReadBack,
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes at the expected sizes: those of the Run for which the plan is built."""
+    """Bytes that steps read and write, at the expected sizes: those of the Run for which the plan is built."""
 
     read: int = 0
     written: int = 0
@@ -41,7 +41,7 @@ class ProgramTraffic:
 
 @dataclass(frozen=True)
 class Access:
-    """``bytes`` of a tensor that a step reads or writes ``times`` times."""
+    """A step's reads, or its writes, of a tensor: ``bytes`` of it, ``times`` times."""
 
     tensor: Tensor
     bytes: int
@@ -58,7 +58,7 @@ def traffic(steps: Iterable[Step]) -> Traffic:
 
 
 def accesses(step: Step) -> tuple[list[Access], list[Access]]:
-    """Return the reads and writes of a step; each element counts once."""
+    """Return (reads, writes) of a step. An element of a view counts once in ``bytes``, even if it is broadcast."""
     match step:
         case Map():
             return _accesses(step.tensors_read), _accesses(y for _, y in step.all_outputs)

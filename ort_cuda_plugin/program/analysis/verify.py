@@ -19,7 +19,7 @@ VERIFY_VARIABLE = "ORT_CUDA_PLUGIN_VERIFY"
 CHECK_VARIABLE = "ORT_CUDA_PLUGIN_EMULATE_CHECK"
 """Environment variables that turn verification on; the second one is the emulated device's checking mode."""
 MAX_MASKED = 1 << 16
-"""Maximum elements of a buffer whose parts are checked element by element; of others only the sizes are summed."""
+"""Maximum elements of a buffer whose parts are checked element by element; of others only the sizes are added."""
 _written_first = frozenset({BufferKind.SCRATCH, BufferKind.OUTPUT})
 
 

@@ -10,7 +10,7 @@ from ort_cuda_plugin.program.expressions.symbolic import Dim
 
 
 class NotFoldable(Exception):
-    """The expression has operations or values other than integers and booleans."""
+    """Symbolic integers lack an operation or a type of an expression, or hold a value that is not one 64-bit number."""
 
 
 _operations: Mapping[str, Callable[..., Dim]] = {

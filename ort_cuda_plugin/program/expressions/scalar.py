@@ -187,7 +187,7 @@ def in_order(expressions: Iterable[Scalar]) -> list[Scalar]:
 
 
 def operands_first(expressions: Iterable[Scalar], done: Container[Scalar] = ()) -> Iterator[Scalar]:
-    """Yield the Scalars of `reachable`, each after its operands, without those in ``done`` and beneath them.
+    """Yield the Scalars of `reachable`, each after its operands. Scalars in ``done``, and their operands, are skipped.
 
     The walk does not recurse, since chains are as long as models are deep. It visits shared Scalars once, since a walk
     along every path would take exponential time.
@@ -386,7 +386,7 @@ def _is_unsigned(dtype: DType) -> bool:
 
 
 def power(a: Operand, b: Operand) -> Scalar:
-    """Return ``a ** b`` of floats, with a product or a square root for the usual constant exponents."""
+    """Return ``a ** b`` of floats; by multiplications, a square root or a division for `SIMPLE_EXPONENTS`."""
     if isinstance(b, (int, float)) and isinstance(a, Scalar) and b in SIMPLE_EXPONENTS:
         return SIMPLE_EXPONENTS[b](a)
     return _float_function("pow", a, b)

@@ -100,7 +100,10 @@ class Conditions:
         return truth(condition)
 
     def index_dtype(self, *sizes: Dim) -> str:
-        """Return "i32" if all sizes are below 2**31 (guarded), else "i64": the type for index arithmetic."""
+        """Return the type for index arithmetic: "i32" if all sizes are below 2**31 (guarded), else "i64".
+
+        Returns "i64" also if a Run computes a size whose bounds do not decide this.
+        """
         if self.options.wide_indices:
             return "i64"
         fits = [le(size, _INT32_MAX) for size in sizes]

@@ -85,7 +85,7 @@ class Tuner(Protocol):
     """Selects schedules and tactics by timing them."""
 
     def choice(self, ctx: Lowering, step: Sums, choices: Sequence[Choice]) -> Choice | None:
-        """Return the fastest of ``choices``; None without measurements. Rules prefer the first choice."""
+        """Return the fastest of ``choices``, in the order in which rules prefer them; None without measurements."""
 
     def fastest(
         self, ctx: Lowering, problem: str, inputs: Sequence[Tensor | None], names: Sequence[str], make: Make
@@ -101,7 +101,7 @@ class Lowering(Recorder):
 
     The context extends the `Recorder` by contents on the host and states of nodes. ``opset`` is the opset version that
     the model imports for the node's domain. Claims pass ``try_step``, which generates a step's kernel to find out
-    whether that fails. ``guessed`` becomes True when `host_constants` returns an arbitrary hint. ``trial`` selects the
+    whether that fails. ``guessed`` becomes True when `host_constants` returns its ``guess``. ``trial`` selects the
     value that `chosen` assumes for an unknown dimension. ``states`` holds the states of the cluster's nodes, which the
     plans share. ``notes`` holds remarks for users, by node.
     """

@@ -61,7 +61,7 @@ def leaves_of(tensors: Sequence[Tensor]) -> list[Scalar]:
 
 
 def elementwise_into(ctx: Recorder, fn: Callable[..., Scalar], destination: Tensor, *tensors: Tensor) -> None:
-    """Write ``fn`` of the elements of ``tensors``, which broadcast to the destination's shape, into a strided view."""
+    """Write ``fn`` of the elements of ``tensors`` to ``destination``, a strided view to whose shape they broadcast."""
     leaves = leaves_of(tensors)
     expression = s.expression(fn(*leaves))
     if expression.dtype is not destination.dtype:

@@ -27,8 +27,8 @@ def multiply(
     """Return a @ b for a [batch..., m, k], b [batch..., k, n] of any strides; batches broadcast.
 
     ``finish(total, *elements)`` is the epilogue, by default none: a function of the accumulator and of the elements of
-    ``others``, which broadcast to the result. ``conversion`` is the prologue of b. Raises InvalidModel if the inner
-    dimensions differ.
+    ``others``, which broadcast to the result. ``conversion`` is the prologue of b. If the inner dimensions differ,
+    raises InvalidModel, or the Run fails that first knows them.
     """
     ctx.require(eq(a.shape[-1], b.shape[-2]), "the inner dimensions of the matrices differ, expected equal ones")
     shape = (*broadcast_shapes(ctx, a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])

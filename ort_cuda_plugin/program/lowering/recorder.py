@@ -56,7 +56,7 @@ class Recorder(Conditions):
         self.checks_author = False
         self.host_work = 0
         self.stand_ins: set[Buffer] = set()
-        """Buffers of `stand_in`, and outputs with parts in them: never written, in plans that never run."""
+        """Buffers of `stand_in`, and outputs that contain such a tensor. No step writes them; their plans never run."""
         self._is_recording = not is_claim
         self._materialized: dict[tuple[DType, tuple[Dim, ...]], Buffer] = {}
 
@@ -88,7 +88,7 @@ class Recorder(Conditions):
         known = isinstance(nbytes, int) or not (self._speculative or is_read_back(nbytes))
         if self.node is not None and known and hint(nbytes) > _INT64_MAX:
             sizes = " x ".join(str(hint(dim)) for dim in shape)
-            raise InvalidModel(f"the shape {sizes} has more bytes than a 64-bit integer holds")
+            raise InvalidModel(f"a tensor of shape {sizes} has more bytes than a 64-bit integer holds")
         return nbytes
 
     def view(self, x: Tensor, shape: Sequence[Dim], strides: Sequence[Dim] | None = None, offset: Dim = 0) -> Tensor:
@@ -182,9 +182,9 @@ class Recorder(Conditions):
     ) -> None:
         """Record a launch.
 
-        Tensor arguments are reads unless they are in ``writes``; a tensor in ``reads`` and ``writes`` is both. ``uses``
-        describes arguments that the kernel does not read exactly once as a whole; for other arguments see `Launch`. A
-        grid with a dimension of 0 launches nothing. Raises TypeError if arguments do not match the signature.
+        Tensor arguments are reads unless they are in ``writes``; a tensor in ``reads`` and ``writes`` is both. `Launch`
+        describes the other parameters. A grid with a dimension of 0 launches nothing. Raises TypeError if arguments do
+        not match the signature.
         """
         signature = kernel.signature
         if len(args) != len(signature):
@@ -230,7 +230,7 @@ class Recorder(Conditions):
         self.trace.steps.append(LibraryCall(self.nodes, problem, placed, read, written, note))
 
     def copy(self, dst: Tensor, src: Tensor) -> None:
-        """Copy all elements; both tensors are contiguous, with one element type and the same number of elements."""
+        """Record a copy of all elements of ``src``. Both tensors are contiguous, of one element type and size."""
         if dst.dtype is not src.dtype or dst.size != src.size or not (dst.is_contiguous and src.is_contiguous):
             raise TypeError(
                 f"copy: got {src!r} and {dst!r}, expected contiguous tensors of one type and size. Use copy_into"
@@ -242,7 +242,7 @@ class Recorder(Conditions):
         self.trace.steps.append(Copy(self.nodes, dst, src, read, written))
 
     def memset(self, dst: Tensor, byte: int) -> None:
-        """Set every byte of a contiguous tensor."""
+        """Record that every byte of a contiguous tensor becomes ``byte``."""
         if not dst.is_contiguous:
             raise TypeError(f"memset: got {dst!r}, expected a contiguous tensor. Use elementwise_into")
         if self._is_recording:
@@ -293,7 +293,7 @@ def kernel(out, {names}):
 
 
 def _store_values(ctx: Recorder, target: Tensor, values: Sequence[Dim]) -> None:
-    """Write register values to the device, by one thread; the values are the kernel's parameters."""
+    """Write ``values`` to ``target`` by launches of one thread; the values are parameters of the kernels."""
     for start in range(0, len(values), _STORE_WIDTH):
         chunk = values[start : start + _STORE_WIDTH]
         names = [f"v{i}" for i in range(len(chunk))]

@@ -51,10 +51,10 @@ def unsqueeze(ctx: Recorder, x: Tensor, axes: Sequence[int]) -> Tensor:
 
 
 def reshape(ctx: Recorder, x: Tensor, shape: Sequence[Dim]) -> Tensor:
-    """Return the elements in row-major order as ``shape``; copies x only if no strides express the result."""
+    """Return the elements of x in row-major order as a tensor of ``shape``; copies x only if no strides express it."""
     shape = dims_of(shape, x.dtype)
     if ctx.checks_author:
-        ctx.require(eq(product(shape), x.size), f"reshape of {x!r} to {shape}: must have as many elements")
+        ctx.require(eq(product(shape), x.size), f"reshape of {x!r} to {shape}: both must have as many elements")
     strides = None if x.is_contiguous else _reshaped_strides(x, shape)
     if strides is None:
         x = ctx.contiguous(x)

@@ -1,4 +1,4 @@
-"""Callbacks of a plan: Python code that each Run calls, and its view of the Run."""
+"""Callbacks of a plan: Python code that each Run calls, and the arrays and the stream that it gets."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class DeviceArray:
         return self.address
 
     def view(self, dtype: DType, shape: Sequence[int], offset: int = 0) -> DeviceArray:
-        """View the memory from byte ``offset`` on as other elements. Raises ValueError for a view beyond the end."""
+        """View the memory from byte ``offset`` on as other elements. Raises ValueError for a view that exceeds it."""
         made = DeviceArray(self.address + offset, tuple(shape), dtype, self.stream)
         if offset < 0 or offset + made.nbytes > self.nbytes:
             raise ValueError(f"view: got bytes {offset} to {offset + made.nbytes}, expected at most {self.nbytes}")

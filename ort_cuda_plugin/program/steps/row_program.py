@@ -115,7 +115,7 @@ class Stage:
 
 
 class Row:
-    """The first argument of a row program, which declares its reductions."""
+    """The first argument of a row program, by whose methods the program declares its reductions."""
 
     def __init__(self) -> None:
         self.index = Scalar(DType.INT64, "index")

@@ -130,7 +130,7 @@ class Conversion(TensorFields):
 class Sums(Map):
     """A contraction (GEMM, convolution or attention) with operand prologues ``conversions`` and an epilogue.
 
-    ``total`` is the accumulator's leaf in the epilogue, in the accumulation type.
+    ``total`` is the leaf that stands for the accumulator in the epilogue. It has the accumulation type.
     """
 
     operands: tuple[Tensor, ...] = field(kw_only=True)
@@ -210,8 +210,9 @@ class Attend(Sums):
 class Convolve(Sums):
     """A convolution with an epilogue; the result is [images, channels..., space...] with ``channel_axes`` channel axes.
 
-    ``operands`` are a contiguous x [images, channels, space...] and weights in ONNX's layout. ``windows`` slide over x;
-    for a ``transposed`` convolution they slide over the result, but ``windows.size`` is still the size of x.
+    ``operands`` are x [images, channels, space...] and weights in ONNX's order of dimensions. x is contiguous unless
+    layout propagation has moved it to NHWC. ``windows`` slide over x; for a ``transposed`` convolution they slide over
+    the result, but ``windows.size`` is still the size of x.
     """
 
     windows: Windows = field(kw_only=True)

@@ -131,7 +131,7 @@ class Tensor:
 
     @property
     def is_constant(self) -> bool:
-        """Return whether the contents are known at lowering; does not read them, unlike ``constant``."""
+        """Return whether x is a view of constant data with static sizes; does not read it, unlike ``constant``."""
         return self.buffer.data is not None and self._static
 
     @property
@@ -175,7 +175,7 @@ class Tensor:
         return self._host
 
     def positions(self) -> tuple[int, ...] | None:
-        """Return the elements' offsets in the buffer in row-major order; None for a large or symbolic shape."""
+        """Return the elements' offsets in the buffer in row-major order; None for a large tensor or symbolic sizes."""
         size = self.size
         if not self._static or not isinstance(size, int) or size > MAX_HOST_ELEMENTS:
             return None

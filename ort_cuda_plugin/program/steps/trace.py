@@ -121,7 +121,7 @@ class LibraryCall(Recorded):
 
 @dataclass(eq=False)
 class Copy(Recorded):
-    """A device-to-device copy of contiguous bytes."""
+    """A device-to-device copy of all elements of ``source``; both tensors are contiguous."""
 
     destination: Tensor
     source: Tensor
@@ -131,7 +131,7 @@ class Copy(Recorded):
 
 @dataclass(eq=False)
 class Memset(Recorded):
-    """Sets every byte of a contiguous tensor."""
+    """A fill of a contiguous tensor: every byte becomes ``byte``."""
 
     destination: Tensor
     byte: int

@@ -31,7 +31,7 @@ class Windows:
         return all(size == 1 for size in ones) and all(pad == 0 for pad in pads)
 
     def is_single(self, axis: int) -> bool:
-        """Return whether an axis has size 1 and one window of size 1."""
+        """Return whether an axis has size 1, windows of size 1, and no padding."""
         ones = self.size[axis], self.kernel[axis]
         return all(size == 1 for size in ones) and self.begin[axis] == 0 and self.end[axis] == 0
 
