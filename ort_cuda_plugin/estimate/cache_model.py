@@ -15,7 +15,7 @@ from .work import Access, Region, Step, distinct
 
 _ALIGNMENT = 1 << 21
 MAX_CHUNKS = 1 << 11
-"""Maximum number of chunks in the cache model."""
+"""Chunks of the modelled L2: at most twice this number, since a chunk has a power of two of bytes."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ STEP_BYTES = 32
 MANY_THREADS = 256
 """Maximum threads of a block in which each thread can have 255 registers."""
 ONES = {"f16": 0x3C003C00, "bf16": 0x3F803F80, "tf32": 0x3F800000}
-"""A register of ones of each type; multiplying weights by it sums them."""
+"""By operand type, the bits of a register with ones; weights @ ones adds up the weights of each row."""
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ class OnlineSoftmax(StreamTiles):
         return [f"if vote_any({grown}):", *indented(fitted, 1)]
 
     def _multiply_values(self) -> list[str]:
-        """Accumulate weights @ V, and the row sums of the weights as weights @ ones."""
+        """Accumulate weights @ V, and the sum of each row's weights as weights @ ones."""
         ones = f"ones = uint32({ONES[self.kind]:#x})"
         if self.kind == "tf32":
             return [ones, *self._multiply_float32_values()]

@@ -23,7 +23,7 @@ from ..codegen.source import KernelBuilder, kernel_name, load_text, offset_text
 from ..codegen.vectors import FEW_ELEMENTS, VECTOR_BYTES, vector_width
 
 ROWS = 16
-"""Rows of the cache per thread."""
+"""Rows of the cache that a thread writes."""
 
 
 @dataclass(frozen=True, eq=False)

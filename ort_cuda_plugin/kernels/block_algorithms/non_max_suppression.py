@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["suppress_boxes"]
 
 EMULATED_THREADS, THREADS, WARP = 32, 1024, 32
-"""Threads per block on the emulated device, at most on a GPU, and per warp."""
+"""Threads per block on the emulated device, maximum threads per block on a GPU, and threads per warp."""
 
 
 _center_corners = ", ".join(

@@ -284,7 +284,7 @@ def _largest(expressions: Sequence[Scalar], is_shared: dict[Scalar, bool]) -> li
 
 
 Terms: TypeAlias = list[tuple[str, str]]
-"""Pairs of a coordinate and a stride; their sum of products is an offset."""
+"""Pairs of a coordinate and a stride. An element's offset is the sum of coordinate * stride."""
 
 
 def count_along(

@@ -25,7 +25,7 @@ from .source import KernelBuilder
 Lines: TypeAlias = "Callable[..., None]"
 """Generated statements. The arguments of the call only document which variables they read and assign."""
 Expression: TypeAlias = "Callable[..., Any]"
-"""A generated expression; its arguments are documentation as well."""
+"""A generated expression. The arguments of the call only document which variables it reads."""
 
 
 class PlainKernel:

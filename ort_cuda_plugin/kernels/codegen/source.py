@@ -27,7 +27,7 @@ from .fragment import check_parameters
 
 T = TypeVar("T", bound=Hashable)
 MAX_PARAMETERS = 64
-"""Maximum number of kernel parameters that every device accepts."""
+"""Maximum number of kernel parameters: the limit of the emulated device (``OCP_EMU_MAX_PARAMS``)."""
 
 _wrapping = ("add", "sub", "mul")
 _infix = {

@@ -286,7 +286,7 @@ def _other(x: Scalar, operand: Scalar) -> Scalar:
 
 
 _tolerances = {DType.FLOAT32: 1e-6, DType.FLOAT16: 2.0**-11, DType.BFLOAT16: 2.0**-8}
-"""Maximum error of a GELU or SiLU relative to the exact function, since constants are rounded to the element type."""
+"""By element type: maximum error of a GELU or SiLU whose constants are rounded to this type."""
 _narrower = {
     DType.FLOAT32: (DType.FLOAT16, DType.BFLOAT16),
     DType.FLOAT64: (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32),

@@ -29,11 +29,11 @@ __all__ = ["IntegerForm", "integer_epilogue", "integer_form", "integer_step"]
 MAX_DEPTH = 1 << 16
 """Maximum k for which an int32 accumulator of products of two bytes cannot overflow."""
 PIECE = 16
-"""Codes in a 16-byte chunk; aligned copies need a multiple of this number as k."""
+"""Codes in a 16-byte chunk; aligned copies need a k that is a multiple of this number."""
 KINDS = {DType.INT8: "i8", DType.UINT8: "u8"}
 """Operand type of the mma instruction, by the type of the first operand's codes."""
 _middle = 128
-"""The zero point of uint8 weights that become int8 weights with zero point 0."""
+"""The zero point that uint8 weights must have, so that they become int8 weights with zero point 0."""
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 CHANNELS_APART = 4
-"""Channels to which a copied float32 image is padded: cuDNN has no tensor-core engine for 3."""
+"""Channels to which a copied float32 image is padded: cuDNN has no tensor-core engine for 3 channels."""
 
 
 def to_memory(rank: int) -> tuple[int, ...]:

@@ -27,7 +27,7 @@ __all__ = ["launch_channel_pool"]
 PIXELS, ROWS = 4, 2
 """Maximum output pixels per thread along the last dimension, and along the one before."""
 SIDE = 8
-"""Maximum vectors of channels that adjacent threads process before the next output pixels: one cache line."""
+"""Maximum vectors of channels that adjacent threads process before the next pixels: a cache line of 8 x 16 bytes."""
 MAX_READS = 32
 """Maximum vector loads per thread; they are unrolled."""
 THREADS = 512

@@ -28,9 +28,9 @@ from ..codegen.source import register_type, text_property
 from ..contraction.prologue import conversion_setup, type_names
 
 PHASE_ENTRIES = 12
-"""Integers per phase in the table of `Phases`."""
+"""Integers per phase in the table of `Phases`: three per axis, an index, and padding."""
 ACCUMULATORS = 128
-"""Accumulators per thread on the emulated device: eight of its longest vectors."""
+"""Accumulators per thread on the emulated device: eight of the device's longest vectors."""
 EMULATED_THREADS = 16
 """Threads per block on the emulated device; each has much work."""
 

@@ -32,7 +32,7 @@ MAX_TAPS, MAX_CHANNELS = 64, 16
 """Maximum window elements that a kernel unrolls, and maximum channels of a normalisation that it unrolls."""
 
 MOST_STRIDE = 4
-"""Maximum vectors of a row that a thread of pooling loads on a GPU."""
+"""Maximum stride of `VectorPool`: the vectors that a thread loads of each row of its windows."""
 
 _lowest = {"f32": "float32(-math.inf)", "f64": "float64(-math.inf)", "f16": "float32(-math.inf)"}
 _lowest |= {"bf16": "float32(-math.inf)", "i8": "int32(-128)", "u8": "int32(0)"}

@@ -29,7 +29,7 @@ MOST_BYTES = 1 << 18
 MOST_VECTORS = 12
 """Maximum vectors of an image, and of the second matrix, per thread."""
 MOST_KEPT = 24
-"""Maximum vectors that a thread prefetches into registers, after widening of 16-bit values."""
+"""Maximum vectors in a thread's registers: of the image twice (as loaded and as float32), and of the second matrix."""
 AT_ONCE = 15
 """Vectors of weights that a thread loads before it multiplies them."""
 LEAST_ROWS = 64

@@ -156,7 +156,7 @@ class IndexMap(Loads):
         emit.handlers["fold"] = self._fold
         self._size = product(shape)
         self._loads: dict[Source, int | None] = {}
-        """Elements that each thread reads of a source; None if a loop reads them."""
+        """By source, the number of elements that a thread reads; None if it reads them in a loop."""
         self._loops = 0
         self._shifts: dict[Scalar, tuple[int, int]] = {}
         """Loads at an offset from a coordinate: the axis and the offset."""

@@ -21,7 +21,7 @@ SIDE = 32
 ROWS = 8
 """Rows of threads in a block; each thread moves `SIDE` / `ROWS` elements."""
 LEAST = 16
-"""Minimum elements along both axes: shorter ones leave tiles mostly empty, and the cache serves strided loads."""
+"""Minimum elements along both axes: shorter axes leave tiles mostly empty, and the cache serves strided loads."""
 MAX_TILES = 4  # maximum inputs that go through shared memory
 
 

@@ -11,7 +11,7 @@ from ..contraction.block_quantized import BlockElement
 from .gemv import GemvKernel
 
 ACCUMULATORS = 128
-"""Accumulators per thread: eight of its longest vectors."""
+"""Accumulators per thread: eight of the emulated device's longest vectors."""
 COLUMNS = 4
 """Columns per thread if b is contiguous along k."""
 _STORAGES = frozenset({"f32", "f64", "f16", "bf16", "i32"})

@@ -11,7 +11,7 @@ from ..codegen.simt_fragments import Tile
 from .gemm_simt import FLAT, LONG, SQUARE, TALL
 
 STEP = 64
-"""Bytes along k per step of the first operand; some sliced-K tiles have twice this."""
+"""Bytes of a row of the first operand that a k step multiplies; twice as many in some sliced-K tiles."""
 BLOCK_BYTES = 99 << 10
 """Maximum shared memory per block on every supported GPU, in bytes."""
 DECLARED_BYTES = 48 << 10
@@ -26,7 +26,7 @@ INTEGERS = frozenset({"i8", "u8"})
 """Operand types with int32 accumulators, whose second operand is int8."""
 
 SIMT_TILES = ((TALL, 1.0), (SQUARE, 1.1), (FLAT, 1.4))
-"""SIMT tiles, with their relative time per multiply-add."""
+"""SIMT tiles of a GPU, each with its time per multiply-add relative to the first tile (estimates)."""
 EMULATED_TILES = tuple(
     (Tile(m, 64, thread_m=16, thread_n=16, chunk=16), cost) for m, cost in ((64, 1.0), (32, 1.2), (16, 1.6))
 )

@@ -56,7 +56,7 @@ class RowColumns:
         self.threads = 1
         """Threads per row."""
         self.n = ""
-        """Parameter of the number of columns."""
+        """Name of the parameter with the number of columns."""
         self.column_dtype = DType.INT64
         self.column_extents: list[Extent] = []
         self.pass_number = -1
@@ -69,9 +69,9 @@ class RowColumns:
         self.by_column: dict[Scalar, bool] = {}
         """Whether each value depends on the column; empty on the emulated device, where LLVM hoists by itself."""
         self.load_passes: dict[Scalar, set[int]] = {}
-        """Passes that load elements of an input."""
+        """By input, the numbers of the passes that load its elements."""
         self.form: RowForm | None = None
-        """Layout of a row in registers; None for rows that are not."""
+        """Layout of a row in registers; None if rows are not in registers."""
         self.moves: RowMoves | None = None
         """Loads and stores of rows in registers."""
         self.vectors: set[Scalar] = set()
@@ -80,7 +80,7 @@ class RowColumns:
         self.pending: list[Scalar] = []
         """Inputs that the pass being emitted reads from registers."""
         self.strided: StridedSchedule | None = None
-        """Schedule of a reduction over a strided axis."""
+        """Schedule of a reduction over a strided axis; None for other reductions."""
         self.rows_of_thread: list[Accumulators] = [self.results.current]
         """Accumulators of each row of the thread; those of the row being emitted are the current ones."""
         self.row_number = 0
@@ -88,7 +88,7 @@ class RowColumns:
         self.adjacent: set[Scalar] = set()
         """Inputs in which a thread's rows are adjacent, if it has several rows."""
         self.row_lanes: dict[Scalar, str] = {}
-        """Registers with vectors of adjacent rows, for the column being emitted."""
+        """By input, the registers with a vector of adjacent rows, for the column being emitted."""
         self.whole_rows = ""
         """Condition that vectors of adjacent rows are aligned."""
         self.is_exact = False

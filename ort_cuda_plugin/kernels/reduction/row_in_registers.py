@@ -25,7 +25,7 @@ EXACT_LANES = 24
 MANY_ROWS = 8
 """Rows per multiprocessor from which a warp may hold several rows."""
 FEW_ROWS, FEW_LANES = 2, 4
-"""Rows per multiprocessor that leave it mostly idle with one warp per row; elements per thread for so few rows.
+"""Maximum rows per multiprocessor for which one warp per row leaves it mostly idle; elements per thread for such rows.
 
 Serial work of a thread takes longer than a reduction across more threads.
 """
@@ -111,7 +111,7 @@ def choose_row_form(
 
 
 def _wide_form(ctx: Lowering, columns: Dim, rows: Dim, width: int) -> RowForm | None:
-    """Return the layout for few rows: the fewest threads with at most `FEW_LANES` elements each, or None."""
+    """Return the layout for few rows: the fewest threads with at most one vector or `FEW_LANES` elements, or None."""
     if hint(rows) > FEW_ROWS * ctx.device.multiprocessors or hint(columns) <= WARP * FEW_LANES:
         return None
     for threads in FEW_ROWS_THREADS:

@@ -17,7 +17,7 @@ WARP = 32
 SIDE = 8
 """Adjacent threads with vectors of rows: with 16 bytes each they load a 128-byte cache line."""
 PARTS, MOST_PARTS = 8, 16
-"""Minimum threads per row, and accumulators of a thread for one row; maximum accumulators of a thread for all its rows.
+"""PARTS: minimum threads per row, and accumulators of a thread with one row. MOST_PARTS: accumulators of any thread.
 
 Several accumulators let a thread overlap loads.
 """

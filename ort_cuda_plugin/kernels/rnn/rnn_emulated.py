@@ -20,7 +20,7 @@ from ..codegen.source import kernel_name
 from .rnn_cell import CellKernel, Direction, Elements, Gates
 
 ACCUMULATORS = 128
-"""Accumulators per thread: eight of its longest vectors."""
+"""Accumulators per thread: eight of the emulated device's longest vectors."""
 ROWS = 4
 """Sequences per thread; 1 for at most `FEW` sequences."""
 FEW = 2  # maximum batch size for which a thread computes one sequence instead of ROWS

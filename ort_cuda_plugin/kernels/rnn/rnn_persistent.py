@@ -97,7 +97,7 @@ class PartCell(CellKernel):
             for elements, (x, written) in zip(first, _tensors(other), strict=True)
             if elements is not None and x is not None
         ]
-        """Pointers of the first direction, each with that of the second."""
+        """Names of the first direction's pointers, each with that of the second direction's pointer."""
         builder.integers(n_groups=self.groups * len(directions), n_each=self.groups, n_sequences=self.sequences)
         self.registers = f"registers_{self.compute.short}"
 

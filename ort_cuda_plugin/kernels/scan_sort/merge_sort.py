@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 THREADS = 256  # threads per block
 PIECE = 1024
-"""Elements that a block sorts; a power of four, so that the number of passes is even and needs no copy."""
+"""Elements that a block sorts; a power of four, so that an even number of passes ends in the buffer of the first."""
 MOST_MERGES = 16  # maximum merge launches; longer rows are sorted by one block
 
 

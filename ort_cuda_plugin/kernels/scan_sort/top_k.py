@@ -20,7 +20,7 @@ from ..codegen.source import KernelBuilder, load_text, text_property
 
 WARP = 32
 MOST = 2048
-"""Maximum k, the elements that a block sorts."""
+"""Maximum k: the number of elements that a block sorts."""
 MOST_LAUNCHES = 6  # maximum launches before the last one
 MOST_PARTS = 65535  # maximum parts of a row: the maximum gridDim.y
 _INT32_MAX = 2**31 - 1

@@ -45,7 +45,7 @@ MAX_REPEATED_OPERATIONS = 16
 MAX_DISTANCE = 400
 """Maximum number of steps between producer and consumer that are searched for dependencies."""
 FEW_ROWS, MANY_COLUMNS = 128, 8192
-"""Up to FEW_ROWS rows of at least MANY_COLUMNS columns make too few blocks: elementwise work stays in a separate
+"""Fewer than FEW_ROWS rows of more than MANY_COLUMNS columns make too few blocks: elementwise work stays in a separate
 map."""
 
 

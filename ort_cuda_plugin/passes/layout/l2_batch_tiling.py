@@ -23,8 +23,8 @@ from ..analysis.uses import Uses
 L2_BYTES = {(8, 0): 40 << 20, (8, 9): 48 << 20, (9, 0): 50 << 20, (10, 0): 126 << 20, (12, 0): 64 << 20}
 """L2 bytes of the smallest data-center GPU of each compute capability. The L2 of other GPUs is too small."""
 FULL, PART = 0.75, 0.6
-"""Fractions of the L2. FULL: working set of both convolutions up to which tiling is not needed; PART: maximum working
-set of a tile."""
+"""Fractions of the L2. FULL: bytes of the expansion's input and result up to which tiling is not needed; PART: maximum
+bytes of a batch tile, with the result of the depthwise convolution."""
 MOST_PARTS = 4
 """Maximum number of tiles: more launches cost as much as the memory traffic that they save."""
 

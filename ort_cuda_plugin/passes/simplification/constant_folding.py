@@ -15,7 +15,7 @@ from ...program.termination import Measure
 MAX_GROWTH = 8
 """Maximum size of a folded result, relative to the bytes of its weights: 8 lets 4-bit codes become float32."""
 SMALL_BYTES = 1 << 16
-"""Maximum bytes of a folded result that reads no weights, such as tables and masks."""
+"""Bytes up to which a result is folded even if its weights are smaller or missing, as for tables and masks."""
 
 _MANY = 1 << 62
 Fixed: TypeAlias = Mapping[Buffer, int]

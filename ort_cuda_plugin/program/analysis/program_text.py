@@ -14,7 +14,7 @@ from .step_tensors import tensors_of
 from .traffic import Access, accesses, traffic
 
 Block: TypeAlias = tuple[str, ...]
-"""Lines of a step."""
+"""The lines of text for a step."""
 
 
 class ProgramText:

@@ -125,7 +125,7 @@ Monomial: TypeAlias = tuple[Atom, ...]
 
 MAX_DEGREE: Final = 32
 MAX_TERMS: Final = 256
-"""Maximum terms of a product. A larger product, as from a chain of squares, becomes an opaque operation."""
+"""Maximum terms of a product of polynomials. A larger one, as from a chain of squares, becomes an opaque operation."""
 
 _SHOWN_DEPTH: Final = 2
 _SHOWN_TERMS: Final = 6

@@ -123,7 +123,7 @@ class Lowering(Recorder):
         self._try_step = try_step
         self.opset = 0
         self.tuner: Tuner | None = None
-        """Times tactics of custom operators; None without autotuning."""
+        """Times schedules, and tactics of custom operators; None without autotuning."""
         self.guessed = False
         self.trial = trial
         self.notes: dict[Node, str] = {}

@@ -13,7 +13,7 @@ from .steps import Attend, Convolve, Map
 from .tensor import Buffer, BufferKind, Tensor
 
 _FILLING = 0x3C
-"""Fill byte of float tensors: floats of these bytes are small and positive, so that no sum overflows."""
+"""Fill byte of float tensors: floats of these bytes are small and positive, so that no accumulator overflows."""
 
 
 class Concrete:

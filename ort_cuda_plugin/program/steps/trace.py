@@ -169,7 +169,7 @@ Recordable: TypeAlias = Launch | LibraryCall | Copy | Memset | ReadBack | HostCa
 Step: TypeAlias = Recordable | Map
 View: TypeAlias = Callable[[Tensor], Tensor]
 Remake: TypeAlias = Callable[[View], Sequence[Step]]
-"""Records the same work for other views of the tensors, and returns the steps."""
+"""Function that records the same work for other views of the tensors, and returns the steps."""
 
 
 @dataclass(frozen=True)
