@@ -211,8 +211,8 @@ def input_shapes(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) ->
             for dim, size in zip(dims, shapes[info.name], strict=True):
                 if dim.dim_param and told.setdefault(dim.dim_param, size) != size:
                     raise ShapeError(
-                        f"dimension {dim.dim_param!r}: got {size} in input {info.name!r}, and {told[dim.dim_param]} in"
-                        " an earlier one"
+                        f"input {info.name!r}: got size {size} for dimension {dim.dim_param!r}, expected"
+                        f" {told[dim.dim_param]}, the size where the dimension occurs first"
                     )
                 if dim.HasField("dim_value") and dim.dim_value != size:
                     raise ShapeError(

@@ -11,7 +11,7 @@ from .multi_pass import AttentionKernel
 
 @dataclass(frozen=True)
 class Range:
-    """Code that computes a row's key range and sink, and the names of the variables; "" for a missing bound or sink.
+    """Code that computes a row's key range and sink, and the variables that hold them; "" for a missing one.
 
     The kernel has ``block_lines`` once, and ``row_lines`` after each assignment of ``row``.
     """
@@ -25,7 +25,7 @@ class Range:
 
 @dataclass(frozen=True)
 class StreamKernel(AttentionKernel):
-    """SIMT FlashAttention kernel. With ``split`` it stores unnormalised accumulators, maxima and weight sums of rows.
+    """SIMT FlashAttention kernel. With ``split`` it stores a row's unnormalised accumulators, maximum and weight sum.
 
     The result of a row without keys is NaN with ``nan``, else 0.
     """

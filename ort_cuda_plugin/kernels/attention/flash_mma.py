@@ -224,7 +224,7 @@ class MatrixStreamKernel(OnlineSoftmax):
         ]
 
     def _reduce_partials(self, number: int) -> list[str]:
-        """Sum the rescaled accumulators of all warps and store them: 4 or 8 columns of some rows per thread."""
+        """Add the rescaled accumulators of all warps and store the results: 4 or 8 columns of some rows per thread."""
         form, pitch, parts = self.form, self.result_pitch, self.form.sharing_warps
         lanes = form.width // 2 // LANES
         groups = range(0, self.round_columns, form.width // 2)

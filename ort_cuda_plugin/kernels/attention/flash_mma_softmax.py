@@ -30,7 +30,7 @@ class OnlineSoftmax(StreamTiles):
 
     @property
     def steps(self) -> range:
-        """k steps of Q @ K^T, along the head."""
+        """k steps of Q @ K^T, along the elements of a head."""
         return range(self.size * self.itemsize // STEP_BYTES)
 
     @property

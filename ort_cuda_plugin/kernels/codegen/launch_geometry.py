@@ -19,7 +19,7 @@ def flat_block(device: DeviceProperties) -> int:
 
 
 def no_wider(threads: int, dim: Dim) -> int:
-    """Return ``threads``, or fewer whole warps if ``dim`` is known and fewer threads (a power of two) cover it."""
+    """Return ``threads``, or the smallest power of two, of at least 32, that covers a known ``dim``."""
     return min(threads, max(32, 1 << (dim - 1).bit_length())) if isinstance(dim, int) and dim > 0 else threads
 
 

@@ -8,11 +8,11 @@ from ...program.steps.tensor import contiguous_strides
 from ..contraction.epilogue_patterns import LibraryForm, convolution_form
 from .channels_last import channels_last_strides, is_channels_last, prefers_channels_last
 
-MIN_TENSOR_CHANNELS = 16  # least input and output channels for which compiling an engine pays off
+MIN_TENSOR_CHANNELS = 16  # minimum input and output channels for which compiling an engine pays off
 
 
 def cudnn_form(ctx: Lowering, step: Convolve) -> LibraryForm | None:
-    """Match the part of the epilogue that cuDNN can fuse, in the layout of `call_cudnn`."""
+    """Match the part of the epilogue that cuDNN can fuse, for a result in the layout that `call_cudnn` selects."""
     last = prefers_channels_last(ctx, step) and is_channels_last(step.operands[0])
     dense = channels_last_strides(step.shape) if last else contiguous_strides(step.shape)
     return convolution_form(ctx, step, dense, compiles=last and _is_compiled_for(ctx, step))

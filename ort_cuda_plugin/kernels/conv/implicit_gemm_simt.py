@@ -181,7 +181,7 @@ class TiledConv:
         )
 
     def _patches(self) -> str:
-        """Compute the coordinates of the thread's `patches` columns; ``together``: they are adjacent in a row of x."""
+        """Compute the coordinates of the thread's columns, and ``together``: whether these are adjacent in x."""
         axes, last = self.axes, self.patches - 1
         lines = [f"{axis}_of = array_pointer(cuda.local.array({self.patches}, int32))" for axis in axes]
         lines += [

@@ -71,7 +71,7 @@ class RandomRun:
     """
 
     def __init__(self, ctx: Lowering, seed: float | None) -> None:
-        """``seed`` is the node's attribute, None if the node has none."""
+        """Record the launch that counts the Run. ``seed`` is the node's attribute, None if the node has none."""
 
         def initial() -> Array:
             # A hash of the seed: equal seeds give equal keys, similar seeds unrelated keys.

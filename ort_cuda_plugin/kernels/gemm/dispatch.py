@@ -137,7 +137,7 @@ def _with_integers(ctx: Lowering, step: Contract) -> Contract:
 
 
 def operand_elements(step: Contract) -> tuple[tuple[Element, Element], tuple[Parameters, Parameters]]:
-    """Return the loaders of the operands, and their parameters."""
+    """Return the loader of each operand, and the kernel parameters that each needs."""
     a_element, of_a = make_element(step.a, step.conversions[0], -2, "pa_")
     converted = step.conversions[1]
     b_element: Element

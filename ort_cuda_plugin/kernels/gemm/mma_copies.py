@@ -169,7 +169,7 @@ class OperandCopies:
         return [*result, *self._targets(of)]
 
     def _targets(self, of: OperandTile) -> list[str]:
-        """Compute the offsets of the thread's chunks in a stage. Opaque values stay in registers."""
+        """Compute the offsets of the thread's chunks in a stage, as opaque values, which no step recomputes."""
         result = []
         for number in range(self._distinct_chunks(of)):
             line, chunk = self._row_and_chunk(of, f"(thread + {number * self.tile.threads})")

@@ -173,7 +173,7 @@ GAP = 8
 
 
 def operand_sizes(kind: str, compact: bool) -> tuple[int, int]:
-    """Return the bytes per element of both operands in shared memory."""
+    """Return the bytes per element of each operand in shared memory; ``compact`` weights are float16."""
     return SIZES[kind], 2 if compact else SIZES[kind]
 
 

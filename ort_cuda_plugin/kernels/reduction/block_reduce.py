@@ -105,7 +105,7 @@ class PartialResults:
         return combine
 
     def shuffled(self, distance: str) -> Change:
-        """Return the change that combines accumulators with those of lane XOR ``distance``."""
+        """Return the change that combines the lane's accumulators with those of the lane at index XOR ``distance``."""
         return functools.partial(self.combined, other=_shuffled(distance))
 
 
@@ -115,7 +115,7 @@ def stepped(stage: Stage, totals: Values) -> Values:
 
 
 def _shuffled(distance: str) -> Callable[[DType, str, int], str]:
-    """Return a function that returns the source of an accumulator of lane XOR ``distance``."""
+    """Return a function that returns the source of an accumulator of the lane at index XOR ``distance``."""
 
     def text(dtype: DType, name: str, number: int) -> str:
         if dtype in NARROW_FLOATS:

@@ -244,7 +244,7 @@ class RowColumns:
         self.whole_rows = self.emit.assign(aligned)
 
     def _loaded_rows(self, pointer: str, offset: str) -> str:
-        """Emit the load of one column of the thread's rows, from ``offset`` on; return the lanes."""
+        """Emit the load of one column of the thread's rows, from ``offset`` on; return the variable that holds it."""
         assert self.strided is not None
         width, name = self.strided.width, self.emit.fresh("r")
         for line in vector_load(name, pointer, offset, self.whole_rows, width):

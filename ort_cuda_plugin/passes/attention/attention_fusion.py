@@ -1,4 +1,4 @@
-"""Attention fusion: matches a GEMM, a row program over its rows, and a GEMM with the results."""
+"""Attention fusion: matches a GEMM, a row program over its rows, and a second GEMM, which multiplies the results."""
 
 from __future__ import annotations
 

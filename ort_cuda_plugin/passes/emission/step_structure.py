@@ -28,7 +28,7 @@ class _HasNoStructureError(Exception):
 
 @dataclass(frozen=True)
 class Structure:
-    """The ``key`` of a step, and its buffers in an order that equal keys share."""
+    """The ``key`` of a step, and its buffers; in steps with equal keys, corresponding buffers have equal positions."""
 
     key: Hashable
     buffers: tuple[Buffer, ...]

@@ -328,7 +328,7 @@ def not_equal(a: Operand, b: Operand) -> Scalar:
 def where(condition: Scalar, a: Operand, b: Operand) -> Scalar:
     """Return ``a`` if the boolean ``condition`` holds, else ``b``. Both operands are evaluated."""
     if expression(condition).dtype is not DType.BOOL:
-        raise TypeError(f"expected a condition of BOOL, got {condition.dtype.name}")
+        raise TypeError(f"where: expected a condition of BOOL, got {condition.dtype.name}")
     scalars = _unify((a, b))
     return Scalar(scalars[0].dtype, "where", (condition, *scalars))
 

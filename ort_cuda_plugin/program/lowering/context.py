@@ -99,8 +99,8 @@ class Tuner(Protocol):
 class Lowering(Recorder):
     """The context that an operator's lowering function gets as its first argument.
 
-    The context extends the `Recorder` by contents on the host and states of nodes. ``opset`` is the opset version that
-    the model imports for the node's domain. Claims pass ``try_step``, which generates a step's kernel to find out
+    The context extends the `Recorder` by tensor contents on the host and states of nodes. ``opset`` is the version that
+    the model imports of the node's domain. Claims pass ``try_step``, which generates a step's kernel to find out
     whether that fails. ``guessed`` becomes True when `host_constants` returns its ``guess``. ``trial`` selects the
     value that `chosen` assumes for an unknown dimension. ``states`` holds the states of the cluster's nodes, which the
     plans share. ``notes`` holds remarks for users, by node.

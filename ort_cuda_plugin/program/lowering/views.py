@@ -26,7 +26,7 @@ def part(ctx: Recorder, x: Tensor, axis: int, start: Dim, size: Dim) -> Tensor:
 
 
 def expand(ctx: Recorder, x: Tensor, shape: Sequence[Dim]) -> Tensor:
-    """Return x broadcast together with ``shape``, without a copy."""
+    """Return x broadcast to the common shape of x and ``shape``, without a copy."""
     target = broadcast_shapes(ctx, x.shape, shape)
     return ctx.view(x, target, broadcast_strides(x, target), x.offset)
 

@@ -124,5 +124,5 @@ class Callback:
 
     @property
     def num_dims(self) -> int:
-        """Return the total rank of all tensors: the plan's record of a call has their sizes before other integers."""
+        """Return the number of dimensions of all tensors. In a plan, their sizes precede a call's other integers."""
         return sum(rank for _, rank in self.tensors)
