@@ -216,7 +216,7 @@ def narrow_accesses(sites: Sequence[Site]) -> list[str]:
     """Describe loads and stores of global memory that move contiguous data with fewer than 16 bytes per lane.
 
     Accesses that execute no more often than the most frequent 16-byte access are exempt: they move no more elements
-    than that, of a smaller type.
+    than that access, of a smaller type.
     """
     total = sum(_bytes(site) for site in sites if site.kind in ("load", "store"))
     if total < MUCH:

@@ -309,7 +309,7 @@ class Strings:
     def add(self, text: str) -> int:
         if text not in self.offsets:
             if "\0" in text:
-                raise ValueError(f"{text!r} contains a NUL character")
+                raise ValueError(f"a string of the plan contains a NUL character: {text!r}")
             self.offsets[text] = len(self.data)
             self.data += text.encode() + b"\0"
         return self.offsets[text]

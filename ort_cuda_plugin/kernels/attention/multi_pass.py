@@ -113,7 +113,7 @@ class AttentionKernel:
         return name if name in self.strides else "1"
 
     def element(self, number: int) -> Element:
-        """Return the loader of an operand's elements."""
+        """Return the loader of the elements of operand ``number``."""
         return Element(self.storage[number])
 
     @property
@@ -369,7 +369,7 @@ def _uses(step: Attend, passes: int, row_blocks: Dim, column_blocks: Dim, reside
 
 
 def make_weights(ctx: Lowering, step: Attend) -> tuple[Weights, Parameters]:
-    """Return the row program of a step as source text, and its parameters."""
+    """Return the row program of a step as source text, and the kernel parameters that it needs."""
     emit = Emitter(PREFIX, indent=0)
     builder = KernelBuilder(PREFIX, emit)
     scores = Map(step.nodes, step.score_shape, step.score_inputs, ())

@@ -67,7 +67,7 @@ def _fits(ctx: Lowering, x: Tensor, out: Tensor, windows: Windows, kind: str) ->
 
 
 def _reads(form: _Form, windows: Windows) -> list[Reads]:
-    """Return a thread's reads along each dimension."""
+    """Return which elements a thread's windows read along each dimension."""
     kernel = [operator.index(size) for size in windows.kernel]
     counts = form.counts(len(kernel))
     return [reads_of(*each) for each in zip(counts, kernel, windows.strides, windows.dilations, strict=True)]

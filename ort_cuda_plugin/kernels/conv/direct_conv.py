@@ -314,7 +314,7 @@ class StripConv:
         return lines
 
     def _store_in_loop(self) -> list[str]:
-        """Like `_store`, with a loop over the rows of accumulators, which are in memory by then.
+        """Apply the epilogue like `_store`, but in a loop over the rows of accumulators, which are in memory by then.
 
         The epilogue appears once instead of once for each row, which halves the time to compile the kernel.
         """

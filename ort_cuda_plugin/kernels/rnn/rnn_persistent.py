@@ -30,7 +30,7 @@ AT_ONCE = 4
 
 
 def try_persistent(ctx: Lowering, direction: Direction) -> bool:
-    """Tell whether the weights fit the registers and there is a time step; guard the plan on the latter."""
+    """Tell whether a GPU's registers hold the weights and there is a time step; guard the plan on the time steps."""
     steps, size = direction.given.inputs.shape[0], direction.outputs.shape[2]
     if ctx.device.emulated or not isinstance(size, int) or size <= 0:
         return False

@@ -37,7 +37,7 @@ _TYPES |= dict.fromkeys((DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16), "f32")
 
 
 def has_block_scan(ctx: Lowering, x: Tensor, axis: int) -> bool:
-    """Tell whether blocks scan such rows faster than threads."""
+    """Tell whether blocks scan rows of x along ``axis`` faster than single threads do."""
     return not ctx.device.emulated and x.dtype in _TYPES and hint(x.shape[axis]) >= SHORT
 
 

@@ -235,7 +235,10 @@ def _kept(producer: Map, source: Scalar) -> Tensor | None:
 
 
 def _placed(y: Tensor, x: Tensor, beneath: Sequence[Dim]) -> Tensor | None:
-    """Return the view of y, a tensor over ``beneath``, that has the elements at which x views a dense result."""
+    """Return y, a tensor over ``beneath``, viewed at the coordinates at which x views a dense tensor over ``beneath``.
+
+    Returns None if there is no `Path` from x to the dense tensor.
+    """
     if y.size == 1:
         return Tensor(y.dtype, x.shape, y.buffer, strides=[0] * x.rank, offset=y.offset)
     path = find_path(x.shape, x.strides, x.offset, beneath)

@@ -289,7 +289,7 @@ class Substitution:
         self._stages: dict[Stage, Stage] = {}
 
     def __call__(self, x: Scalar) -> Scalar:
-        """Return the new expression."""
+        """Return x with the Scalars replaced."""
         for current in operands_first([x], self._new):
             self._new[current] = self._rebuilt(current)
         return self._new[x]
