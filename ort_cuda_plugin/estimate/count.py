@@ -264,9 +264,8 @@ def summary(
 ) -> Counted:
     """Extrapolate the records of the sampled blocks to the grid.
 
-    ``executed`` and ``issued`` are the executions of each memory instruction, then of each basic block, by threads and
-    by warps. ``widest`` has the maximum bytes of one access by instruction, such as "LDG". Without ``uses_stack`` a
-    thread's arrays are in registers, and accesses to them are not counted.
+    ``executed`` and ``issued``: executions of each memory instruction, then basic block, by threads and by warps.
+    ``widest``: an instruction's maximum bytes per access. Without ``uses_stack`` no access to a local array counts.
     """
     accesses, parts = metadata["accesses"], metadata["parts"]
     # The counters are totals of all sampled blocks; only the recorded accesses tell which block made them.
