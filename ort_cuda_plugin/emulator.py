@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -23,6 +24,8 @@ import numpy.typing as npt
 from .abi.device import CudaError, Device, DeviceArray, Dim3, Module
 from .abi.emulation import clear_findings, configuration, configure, findings
 from .compiler.library.isolation import import_compiler
+from .compiler.library.ptx_image import ImageError, ptx_text
+from .compiler.ptx.linking import declared_resources, link
 from .compiler.targets import Target
 
 Argument: TypeAlias = "npt.NDArray[Any] | np.generic | int | float | bytes | tuple[npt.NDArray[Any] | np.generic, ...]"
@@ -37,26 +40,56 @@ class EmulatorError(RuntimeError):
         self.findings = tuple(findings)
 
 
-def load(ptx: str | bytes | Path, *, check: bool = True) -> PtxModule:
-    """Parse a module of PTX: its text, or the path of a file.
+Source: TypeAlias = "str | bytes | Path"
+
+
+def load(ptx: Source | Sequence[Source], *, check: bool = True) -> PtxModule:
+    """Parse a module of PTX: its text, a fatbin's bytes, or the path of a file with either; or link several modules.
 
     Without ``check`` accesses to memory are not checked, which is faster. Raises EmulatorError for text that is not
     PTX, and OSError for a file that cannot be read.
     """
-    text = ptx.read_text() if isinstance(ptx, Path) else ptx.decode() if isinstance(ptx, bytes) else ptx
-    return PtxModule(text.rstrip("\0"), check)
+    sources = [ptx] if isinstance(ptx, str | bytes | Path) else list(ptx)
+    if not sources:
+        raise EmulatorError("no PTX was given")
+    try:
+        return PtxModule([_text_of(source) for source in sources], check)
+    except ImageError as error:
+        raise EmulatorError(str(error)) from error
+
+
+def _text_of(source: Source) -> str:
+    data = source.read_bytes() if isinstance(source, Path) else source
+    return ptx_text(data.encode() if isinstance(data, str) else data)
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a kernel declares. ptxas, which allocates a GPU's registers, is not modelled.
+
+    Attributes:
+        registers: virtual registers that the kernel itself declares, in words of 4 bytes; predicates do not count.
+        shared_bytes: bytes of shared memory that the module declares for each block.
+        local_bytes: bytes of local memory that the kernel itself declares for each thread.
+    """
+
+    registers: int
+    shared_bytes: int
+    local_bytes: int
 
 
 class PtxModule:
-    """A module of PTX. Kernels are compiled for the host when they are first launched."""
+    """A module of PTX. Kernels are compiled for the host when they are first launched.
 
-    def __init__(self, text: str, check: bool) -> None:
+    Kernels of a module with variables in global memory are compiled together, so that they share the variables.
+    """
+
+    def __init__(self, texts: Sequence[str], check: bool) -> None:
         self._target = Target.emulated(check=check)
         self._compiler = import_compiler()
         self._loaded: dict[str, Module] = {}
         try:
-            self._module = self._compiler.parse(text)
-            self._module.check = check
+            self._module = link([self._compiler.parse(text) for text in texts])
         except self._compiler.PtxError as error:
             raise EmulatorError(str(error)) from error
         self.kernels = tuple(name for name, function in self._module.functions.items() if function.is_entry)
@@ -70,6 +103,11 @@ class PtxModule:
             f".{each.type} {each.name}" + (f"[{each.count}]" if each.count > 1 else "")
             for each in self._module.functions[kernel].arguments
         ]
+
+    def resources(self, kernel: str) -> Resources:
+        """Return the registers, shared memory and local memory that a kernel declares."""
+        self._require(kernel)
+        return Resources(*declared_resources(self._module, kernel))
 
     def launch(self, kernel: str, grid: Dim3, block: Dim3, args: Sequence[Argument], shared: int = 0) -> None:
         """Launch a kernel and wait for it.
@@ -127,11 +165,16 @@ class PtxModule:
     def _kernel(self, name: str) -> Module:
         self._require(name)
         if name not in self._loaded:
+            together = any(each.space == "global" for each in self._module.variables.values())
             try:
-                image = self._compiler.compile_ptx_kernel(self._module, name, self._target)
+                if together:
+                    image = self._compiler.compile_ptx_module(self._module, self._target)
+                else:
+                    image = self._compiler.compile_ptx_kernel(self._module, name, self._target).data
             except self._compiler.PtxError as error:
                 raise EmulatorError(str(error)) from error
-            self._loaded[name] = self._device.load(image.data)
+            module = self._device.load(image)
+            self._loaded |= dict.fromkeys(self.kernels if together else (name,), module)
         return self._loaded[name]
 
 

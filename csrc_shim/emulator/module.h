@@ -38,7 +38,7 @@ struct CUfunc_st {
   _Atomic uint32_t ticks_per_block; /* cost estimate that decides whether to wake workers; 0: not known yet */
   struct CUfunc_st *next;
 };
-/* Whether the range lies in the module's constants and writable data. */
-bool emu_module_owns(const struct CUmod_st *module, uint64_t address, uint64_t bytes);
+/* Whether the range lies in the module's writable data or, for a load, in its constants. */
+bool emu_module_owns(const struct CUmod_st *module, uint64_t address, uint64_t bytes, bool loads);
 
 #endif

@@ -1,11 +1,13 @@
 #include "python/host.h"
 
 #include <signal.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/counters.h"
 #include "base/host.h"
 #include "base/process.h"
+#include "emulator/calls/image.h"
 #include "python/start.h"
 #include "run/executor.h"
 #include "vendor/store.h"
@@ -62,6 +64,19 @@ static int run_substitute(const void *made, ocp_stream *stream, const ocp_refuse
   return ocp_cluster_run(substitute->cluster, stream, inputs, substitute->num_inputs, no_output, NULL, error);
 }
 
+/* The emu_translate_fn of the emulated device. */
+static int translate_image(const void *image, size_t bytes, emu_deliver_fn deliver, void *context, char *text,
+                           size_t text_bytes) {
+  ocp_error error = {0};
+  const ocp_python *table = ocp_python_call(&error);
+  if (table) {
+    table->translate_image(image, bytes, deliver, context, &error);
+    ocp_python_returned();
+  }
+  snprintf(text, text_bytes, "%s", error.text);
+  return error.code;
+}
+
 int ocp_set_python(const ocp_python *table, ocp_error *error) {
   if (table->abi != OCP_CORE_ABI)
     return ocp_fail(error, ORT_FAIL, "the bridge has ABI %u and the library %u: rebuild with build_plugin.py",
@@ -71,6 +86,7 @@ int ocp_set_python(const ocp_python *table, ocp_error *error) {
   ocp_python_set_ready();
   ocp_store_use(&(ocp_plan_store){load_plan, keep_plan});
   ocp_substitutes_use(&(ocp_substitutes){make_substitute, run_substitute});
+  emu_use_translator(translate_image);
   return ORT_OK;
 }
 

@@ -141,6 +141,9 @@ typedef struct ocp_python {
   int (*make_substitute)(ocp_device *device, const char *library, const ocp_problem_spec *spec, const int64_t *values,
                          uint32_t num_values, const char *why, int lasts, const ocp_substitute **substitute,
                          ocp_error *error);
+  /* Compiles PTX or a fatbin for the emulated device, and passes the object to `deliver`. */
+  int (*translate_image)(const void *image, uint64_t bytes, void (*deliver)(void *context, const void *, uint64_t),
+                         void *context, ocp_error *error);
   /* Control CUPTI for profiles of GPUs: begin, pass the recorded activities to tracer_deliver, end. Each trace_begin is
    * followed by a trace_end. */
   int (*trace_begin)(ocp_error *error);

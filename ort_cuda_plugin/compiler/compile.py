@@ -356,6 +356,7 @@ def ptx_kernel_module(
 
     ``sizes`` are those of `kernel_module`'s parameters. Raises PtxError and UnsupportedIR.
     """
+    module.check = target.check
     ir, static_bytes = llvm_module(module, kernel, [size == 0 for size in sizes], target.contract)
     shared = host_ir.SharedMemory({"": 0}, static_bytes)
     inlined = inline_into_kernel([ir], kernel, target.count)
@@ -369,9 +370,11 @@ OPTIMISATION_LEVEL = 1
 """LLVM's level for the emulated device. Kernels are as fast as with 3, and LLVM takes a quarter less."""
 
 
-def optimised_module(text: str) -> llvm.ModuleRef:
-    """The module of `emulated_ir`, ready for code generation."""
-    module = llvm.parse_assembly(text)
+def optimised_module(texts: Sequence[str]) -> llvm.ModuleRef:
+    """One module of the texts of `emulated_ir`, ready for code generation."""
+    module, *others = (llvm.parse_assembly(text) for text in texts)
+    for other in others:
+        module.link_in(other)
     module.triple = llvm.get_process_triple()
     module.data_layout = str(host_target_machine().target_data)
     module.verify()
@@ -389,6 +392,19 @@ def compile_emulated(spec: KernelSpec, ir: KernelIR, target: Target) -> KernelIm
 
 def compile_ptx_kernel(module: Module, kernel: str, target: Target) -> KernelImage:
     """Compile a kernel of a PTX module for the emulated device. Raises PtxError."""
+    return emulated_image(kernel, ptx_kernel_text(module, kernel, target), target)
+
+
+def compile_ptx_module(module: Module, target: Target) -> bytes:
+    """Compile all kernels of a PTX module into one object, in which they share variables. Raises PtxError."""
+    kernels = [name for name, function in module.functions.items() if function.is_entry and function.is_defined]
+    if not kernels:
+        raise PtxError(1, module.target, "the module has no kernel")
+    return emulated_object(kernels, [ptx_kernel_text(module, kernel, target) for kernel in kernels])
+
+
+def ptx_kernel_text(module: Module, kernel: str, target: Target) -> str:
+    """Return the module of one kernel for the emulated device, before optimisation. Raises PtxError."""
     function = module.functions[kernel]
     sizes = [0 if parameter.is_pointer else parameter.size for parameter in function.parameters]
     try:
@@ -397,22 +413,28 @@ def compile_ptx_kernel(module: Module, kernel: str, target: Target) -> KernelIma
         raise PtxError(function.line, kernel, f"the emulated device does not support {error}") from error
     if reason := excess_shared_memory(shared.static_bytes):
         raise PtxError(function.line, kernel, reason)
-    return emulated_image(kernel, text, target)
+    return text
+
+
+def emulated_object(symbols: Sequence[str], texts: Sequence[str]) -> bytes:
+    """Generate code of kernels, each with its module of LLVM IR, for the emulated device: one object file."""
+    data = bytearray(host_target_machine().emit_object(optimised_module(texts)))
+    elf = Elf(bytes(data))
+    for symbol in symbols:
+        code = elf.symbol(symbol)
+        start = elf.symbol_offset(code)
+        stack = frame_bytes(bytes(data[start : start + code.size]))
+        struct.pack_into("<I", data, elf.symbol_offset(elf.symbol(f"{symbol}.meta")) + 12, stack)
+    return bytes(data)
 
 
 def emulated_image(symbol: str, text: str, target: Target) -> KernelImage:
     """Generate code of a kernel's module of LLVM IR for the emulated device."""
-    module = optimised_module(text)
-    data = bytearray(host_target_machine().emit_object(module))
-    elf = Elf(bytes(data))
-    meta = elf.symbol_offset(elf.symbol(f"{symbol}.meta"))
-    code = elf.symbol(symbol)
-    start = elf.symbol_offset(code)
-    stack = frame_bytes(bytes(data[start : start + code.size]))
-    struct.pack_into("<I", data, meta + 12, stack)
-    mode, static_shared = struct.unpack_from("<II", data, meta + 4)
+    data = emulated_object([symbol], [text])
+    elf = Elf(data)
+    mode, static_shared, stack = struct.unpack_from("<III", data, elf.symbol_offset(elf.symbol(f"{symbol}.meta")) + 4)
     return KernelImage(
-        bytes(data),
+        data,
         symbol,
         target,
         {

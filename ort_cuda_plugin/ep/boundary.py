@@ -13,7 +13,11 @@ from typing import Any
 from ..abi import core as abi_core
 from ..abi import host
 from ..abi.core import ffi, lib
+from ..abi.emulation import configuration
 from ..compiler.caches.plan_cache import plan_cache
+from ..compiler.library.isolation import import_compiler
+from ..compiler.library.ptx_image import object_of
+from ..compiler.targets import Target
 from ..context.compatibility import Fit, fit
 from ..model.ir import DType
 from ..program.steps.libraries import LibraryProblem, ProblemFlags
@@ -185,6 +189,13 @@ def make_substitute(
     problem = LibraryProblem(**fields | {"flags": ProblemFlags(spec.flags)})
     call = RefusedCall(host.text(library), problem, tuple(values[0:num_values]), host.text(why), bool(lasts))
     substitute[0] = substitutes_of(device).pointer(call)
+
+
+@error_guard
+def translate_image(image: Any, nbytes: int, deliver: Any, context: Any) -> None:
+    target = Target.emulated(check=bool(configuration().check))
+    compiled = object_of(import_compiler(), bytes(ffi.buffer(image, nbytes)), target)
+    deliver(context, ffi.from_buffer(compiled), len(compiled))
 
 
 @error_guard

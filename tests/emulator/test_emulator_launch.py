@@ -334,17 +334,7 @@ def test_objects_of_other_code_models_load_or_say_why(device: Device, tmp_path: 
     assert device.download(data)[0] == pytest.approx(0.8427008, rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("image", "kind"),
-    [
-        (b".version 8.0\n.target sm_80\n\0", "PTX"),
-        (b"// a comment\n.version 8.0\n\0", "PTX"),
-        (b"\x50\xed\x55\xba" + bytes(60), "a fatbin"),
-        (b"\x7fELF\x02\x01\x01" + bytes(9) + b"\x02\x00\xbe\x00" + bytes(60), "a cubin"),
-    ],
-)
-def test_code_for_gpus_is_refused_with_its_kind(device: Device, image: bytes, kind: str) -> None:
-    with pytest.raises(
-        CudaError, match=f"CUDA_ERROR_NO_BINARY_FOR_GPU.*the image is {kind}: .*ort_cuda_plugin.emulator"
-    ):
-        device.load(image)
+def test_cubins_are_refused(device: Device) -> None:
+    cubin = b"\x7fELF\x02\x01\x01" + bytes(9) + b"\x02\x00\xbe\x00" + bytes(60)
+    with pytest.raises(CudaError, match=r"CUDA_ERROR_NO_BINARY_FOR_GPU.*the image is a cubin.* Load the PTX"):
+        device.load(cubin)

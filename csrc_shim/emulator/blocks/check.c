@@ -99,7 +99,7 @@ bool emu_check_block(emu_cpu *cpu) {
 bool emu_is_of_thread(const ocp_emu_thread *thread, uint64_t host, uint32_t bytes, bool loads) {
   const emu_cpu *cpu = thread->scheduler;
   bool stack = host - (uint64_t)__builtin_frame_address(0) < NEAR_STACK;
-  return stack || (loads && emu_module_owns(cpu->launch->function->module, host, bytes));
+  return stack || emu_module_owns(cpu->launch->function->module, host, bytes, loads);
 }
 
 static void check(ocp_emu_thread *thread, const void *pointer, uint32_t bytes, emu_access access) {

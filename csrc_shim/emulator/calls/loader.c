@@ -14,7 +14,6 @@
 #include "emulator/blocks/symbols.h"
 #include "emulator/module.h"
 #include "emulator/state.h"
-#include "emulator/work/capture.h"
 
 #define PAGE 4096u
 #define MAX_IMAGE ((size_t)64 << 20)
@@ -116,26 +115,7 @@ static CUresult read_sections(loader *in) {
                                              : read_strings(in, in->header->e_shstrndx, &in->section_names);
 }
 
-/* Names the format of an image that only a GPU's driver loads; NULL: another format. */
-static const char *foreign_kind(const loader *in) {
-  static const uint8_t fatbin[] = {0x50, 0xed, 0x55, 0xba};
-  const uint8_t *image = in->image;
-  size_t bytes = in->image_bytes;
-  if (bytes >= sizeof(Elf64_Ehdr) && memcmp(image, ELFMAG, SELFMAG) == 0)
-    return ((const Elf64_Ehdr *)in->image)->e_machine == EM_CUDA ? "a cubin" : NULL;
-  if (bytes >= sizeof fatbin && memcmp(image, fatbin, sizeof fatbin) == 0)
-    return "a fatbin";
-  return bytes && (image[0] == '.' || image[0] == '/') ? "PTX" : NULL;
-}
-
 static CUresult read_headers(loader *in) {
-  const char *kind = in->image_bytes <= MAX_IMAGE && (uintptr_t)in->image % 8 == 0 ? foreign_kind(in) : NULL;
-  if (kind)
-    return emu_fail(
-        CUDA_ERROR_NO_BINARY_FOR_GPU,
-        "the image is %s: the emulated device loads objects that the plugin's compiler makes. Load PTX with "
-        "ort_cuda_plugin.emulator",
-        kind);
   if (in->image_bytes < sizeof(Elf64_Ehdr) || in->image_bytes > MAX_IMAGE)
     return bad("its size is impossible");
   if ((uintptr_t)in->image % 8)
@@ -364,20 +344,14 @@ static void destroy(struct CUmod_st *module) {
   free(module);
 }
 
-CUresult emu_module_load(CUmodule *out, const void *image, size_t image_bytes) {
-  emu_device *device;
-  CUresult result = emu_enter(&device);
-  if (result || (result = emu_capture_unsafe()))
-    return result;
-  if (!out || !image)
-    return CUDA_ERROR_INVALID_VALUE;
+CUresult emu_object_load(CUmodule *out, emu_device *device, const void *image, size_t image_bytes) {
   struct CUmod_st *module = calloc(1, sizeof *module);
   if (!module)
     return CUDA_ERROR_OUT_OF_MEMORY;
   module->device = device;
   pthread_mutex_init(&module->lock, NULL);
   loader in = {.image = image, .image_bytes = image_bytes};
-  result = read_headers(&in);
+  CUresult result = read_headers(&in);
   if (!result)
     result = place_sections(&in, module);
   if (!result)

@@ -24,7 +24,6 @@ def compile_for(compiler: Any, spec: KernelSpec, target: Target, cache: Any) -> 
     try:
         ptx, entry = ptx_of(spec.foreign, target.compute_capability if target.executes_ptx else CAPABILITY)
         module: Module = compiler.parse(ptx)
-        module.check = target.check
         check_parameters(spec, module.functions.get(entry), entry)
         image = compiler.compile_ptx_kernel(module, entry, target)
     except (ForeignCodeError, compiler.PtxError) as error:

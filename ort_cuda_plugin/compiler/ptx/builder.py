@@ -264,6 +264,8 @@ class Builder:
         if name in self.parameters:
             address = self.device_address(self.parameters[name])
         elif name in self.module.variables:
+            if self.module.variables[name].linkage == ".extern":
+                raise self.error(f"{name} is declared, but no module defines it")
             self.globals.add(name)
             address = self.device_address(f'@"{name}"')
         else:

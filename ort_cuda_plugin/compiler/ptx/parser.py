@@ -67,7 +67,7 @@ class Variable:
 
     ``initial`` has the elements of an initialiser: numbers, or (symbol, offset) for addresses. ``is_pointer`` is the
     attribute ``.ptr`` of a kernel's parameter. A part of a parameter has the parameter's name, ``whole``, and its
-    ``offset`` there.
+    ``offset`` there. ``linkage`` is the linking directive of a variable of the module, such as ``.extern``; "" for none.
     """
 
     space: str
@@ -80,6 +80,7 @@ class Variable:
     is_pointer: bool = False
     whole: str = ""
     offset: int = 0
+    linkage: str = ""
 
     @property
     def size(self) -> int:
@@ -117,6 +118,7 @@ class Function:
 
     Names of nested scopes are made unique. ``tables`` are the targets of indirect branches, by label. The
     ``arguments`` of a kernel are its parameters as declared; in ``parameters`` structures are cut into words.
+    ``linkage`` is as for a variable.
     """
 
     name: str
@@ -130,6 +132,7 @@ class Function:
     is_defined: bool = False
     line: int = 0
     arguments: tuple[Variable, ...] = ()
+    linkage: str = ""
 
 
 @dataclass
@@ -297,15 +300,18 @@ class Parser:
         return self.module
 
     def statement_of_module(self) -> None:
-        token = self.take()
+        token, linkage = self.take(), ""
         while token.text in linking:
+            linkage = token.text
             token = self.take()
         if token.text in (".entry", ".func"):
-            self.function(token)
+            self.function(token, linkage)
         elif token.text in spaces:
-            variable = self.variable(token)
+            variable = replace(self.variable(token), linkage=linkage)
             self.take(";")
-            self.module.variables[variable.name] = variable
+            known = self.module.variables.get(variable.name)
+            if known is None or known.linkage == ".extern":
+                self.module.variables[variable.name] = variable
         elif token.text == ".section":
             self.take()
             self.take("{")
@@ -379,11 +385,11 @@ class Parser:
 
     # functions
 
-    def function(self, start: Token) -> None:
+    def function(self, start: Token, linkage: str) -> None:
         results = self.parameters() if start.text == ".func" and self.next.text == "(" else []
         name = self.take()
         parameters = self.parameters() if self.next.text == "(" else []
-        function = Function(name.text, start.text == ".entry", results, parameters, line=name.line)
+        function = Function(name.text, start.text == ".entry", results, parameters, line=name.line, linkage=linkage)
         set_arguments(function)
         while self.next.text in performance:
             self.take()

@@ -101,7 +101,10 @@ def function_text(builder: Builder) -> str:
 
 
 def variable_text(variable: Variable) -> str:
-    """Return the definition of a variable of the module in global or constant memory."""
+    """Return the definition of a variable of the module in global or constant memory.
+
+    Kernels that are linked into one object share it.
+    """
     data = bytearray(variable.size)
     width = variable.size // max(variable.count, 1)
     for index, value in enumerate(variable.initial):
@@ -109,7 +112,7 @@ def variable_text(variable: Variable) -> str:
             raise PtxError(variable.line, variable.name, "addresses in initialisers are not supported")
         data[index * width : (index + 1) * width] = (value & (1 << 8 * width) - 1).to_bytes(width, "little")
     text = "".join(f"\\{byte:02x}" for byte in data)
-    return f'@"{variable.name}" = internal global [{len(data)} x i8] c"{text}", align {variable.alignment}'
+    return f'@"{variable.name}" = linkonce_odr global [{len(data)} x i8] c"{text}", align {variable.alignment}'
 
 
 def llvm_module(module: Module, kernel: str, pointers: Sequence[bool] = (), contract: bool = True) -> tuple[str, int]:
