@@ -13,9 +13,9 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static char findings[MAX_FINDINGS][EMU_FINDING_BYTES]; /* the first findings; later ones are dropped */
 static int num_findings;
 
-const char *const emu_finding_kinds[] = {"out-of-bounds", "use-after-free",    "uninitialised-read",
-                                         "missing-wait",  "divergent-barrier", "misaligned",
-                                         "race",          "pending-copy"};
+const char *const emu_finding_kinds[] = {
+    "out-of-bounds", "use-after-free", "uninitialised-read", "missing-wait",      "divergent-barrier",
+    "misaligned",    "race",           "pending-copy",       "read-only-written", "invalid-mask"};
 
 int ocp_emu_num_findings(void) {
   pthread_mutex_lock(&lock);

@@ -8,9 +8,9 @@
 #include "driver/driver.h"
 
 /* Findings of the checking mode since the last clear: kinds out-of-bounds, use-after-free, uninitialised-read,
- * divergent-barrier, missing-wait, misaligned, race, pending-copy. Each is one line of text that names kernel, block,
- * thread, address, bytes. A finding also makes the launch or copy fail with CUDA_ERROR_ILLEGAL_ADDRESS or
- * CUDA_ERROR_LAUNCH_FAILED. */
+ * divergent-barrier, missing-wait, misaligned, race, pending-copy, read-only-written, invalid-mask. Each is one line of
+ * text that names kernel, block, thread, address, bytes. A finding also makes the launch or copy fail with
+ * CUDA_ERROR_ILLEGAL_ADDRESS or CUDA_ERROR_LAUNCH_FAILED. */
 int ocp_emu_num_findings(void);
 /* Copies finding `index` into text; returns its length, or -1. */
 int ocp_emu_finding(int index, char *text, size_t text_bytes);
@@ -28,7 +28,9 @@ typedef enum emu_finding_kind {
   EMU_DIVERGENT_BARRIER,
   EMU_MISALIGNED,
   EMU_RACE,
-  EMU_PENDING_COPY
+  EMU_PENDING_COPY,
+  EMU_READ_ONLY_WRITTEN,
+  EMU_INVALID_MASK
 } emu_finding_kind;
 extern const char *const emu_finding_kinds[]; /* names, by emu_finding_kind */
 void emu_finding_keep(const char *text);

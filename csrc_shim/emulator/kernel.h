@@ -13,7 +13,7 @@
  * for the findings. Otherwise the mode is OCP_EMU_FIBER: one call runs one thread, and barriers, shuffles and votes
  * switch fibers.
  *
- * Undefined symbols are resolved against the table in blocks/symbols.c: the ocp_emu_* functions of blocks/fiber.h,
+ * Undefined symbols are resolved against the table in calls/symbols.c: the ocp_emu_* functions of blocks/fiber.h,
  * warp.h, check.h and count.h, libm, memcpy and the like. Any other name makes ModuleLoadData fail and name it. */
 #ifndef OCP_EMULATOR_KERNEL_H
 #define OCP_EMULATOR_KERNEL_H

@@ -18,6 +18,7 @@ typedef struct freed {
 
 static uint8_t *states; /* one for each byte of the emulated devices' memory */
 static emu_history *histories;
+static emu_word *words;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards the quarantine */
 static freed *oldest, *newest;
 static uint64_t quarantined[EMU_MAX_DEVICES];
@@ -32,10 +33,13 @@ static void mark_live(void *unused, uint64_t address, uint64_t bytes) {
   memset(states + (address - emu.base), EMU_BYTE_ALLOCATED | EMU_BYTE_WRITTEN, bytes);
 }
 
+static uint64_t words_bytes(void) { return emu.bytes / 4 * sizeof *words; }
+
 int emu_shadow_start(void) {
   states = reserve(emu.bytes);
   histories = reserve(emu.bytes / EMU_GRANULE * sizeof *histories);
-  if (!states || !histories) {
+  words = reserve(words_bytes());
+  if (!states || !histories || !words) {
     emu_shadow_stop();
     return -1;
   }
@@ -52,9 +56,16 @@ void emu_shadow_stop(void) {
     munmap(states, emu.bytes);
   if (histories)
     munmap(histories, emu.bytes / EMU_GRANULE * sizeof *histories);
+  if (words)
+    munmap(words, words_bytes());
   states = NULL;
   histories = NULL;
+  words = NULL;
 }
+
+emu_word *emu_shadow_word(uint64_t address) { return &words[(address - emu.base) / 4]; }
+
+void emu_shadow_forget_words(void) { madvise(words, words_bytes(), MADV_DONTNEED); }
 
 /* Clears the state and the history of the range. Pages returned to the system read as zero, which means cleared. */
 static void forget(uint64_t address, uint64_t bytes) {

@@ -33,6 +33,13 @@ uint64_t emu_shadow_first_not(uint64_t address, uint64_t bytes, uint8_t states);
 bool emu_shadow_is_written(uint64_t address, uint32_t bytes);
 uint8_t emu_shadow_state(uint64_t address);
 
+/* The last plain accesses to 4 bytes of device memory, as blocks/global_order.c packs them. */
+typedef struct emu_word {
+  _Atomic uint64_t written, read;
+} emu_word;
+emu_word *emu_shadow_word(uint64_t address);
+void emu_shadow_forget_words(void);
+
 /* Returns the last accesses to the granule of the address. */
 emu_history *emu_history_of(uint64_t address);
 

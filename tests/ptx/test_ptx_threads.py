@@ -62,7 +62,8 @@ def test_lanes_match_and_reduce() -> None:
         "selp.u32 %r4, 1, 0, %p1; cvt.u64.u32 %a, %t; shl.b64 %a, %a, 33; match.any.sync.b64 %r5, %a, 0xffffffff;"
         "sub.u32 %r6, %t, 40; redux.sync.min.s32 %r7, %r6, 0xffffffff; redux.sync.max.u32 %r8, %t, 0xffffffff;"
         "redux.sync.add.s32 %r9, %t, 0xffffffff; redux.sync.xor.b32 %r10, %t, 0xffffffff; activemask.b32 %r11;"
-        "elect.sync %r12|%p2, 0xfffffff0; selp.u32 %r13, 1, 0, %p2;"
+        "and.b32 %r12, %t, 31; setp.ge.u32 %p1, %r12, 4; setp.ne.u32 %p2, %t, %t; mov.u32 %r12, 4;"
+        "@%p1 elect.sync %r12|%p2, 0xfffffff0; selp.u32 %r13, 1, 0, %p2;"
     )
     body += "".join(f"st.global.u32 [%y+{4 * i}], %r{n};" for i, n in enumerate((2, 3, 4, 5, 7, 8, 9, 10, 11, 12, 13)))
     y = run(body, 64, 11)

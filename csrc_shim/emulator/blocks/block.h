@@ -25,13 +25,34 @@ typedef struct emu_launch {
   const emu_clock *clock;
   _Atomic int error;
   _Atomic unsigned found; /* bit mask of the kinds of findings so far */
+  /* Checking mode: the launch's number, a counter of its synchronising accesses, and the counter at each block's last
+   * release, then at each block's last acquire. */
+  uint32_t serial;
+  _Atomic uint32_t now, *released;
 } emu_launch;
+
+/* Checking mode: a thread's local memory, followed by a byte for each of its bytes: 1 if it is written. */
+typedef struct emu_local {
+  uint8_t *start;
+  uint32_t bytes;
+} emu_local;
+enum { EMU_MAX_LOCALS = 8 }; /* functions with local memory that are checked */
 
 typedef struct emu_fiber {
   ocp_emu_thread thread; /* first member: kernels identify a fiber by it */
   void *stack_pointer;   /* saved while the fiber does not run */
   uint32_t index;        /* linear index of the thread in its block */
+  uint32_t num_locals;
+  emu_local locals[EMU_MAX_LOCALS];
 } emu_fiber;
+
+/* Checking mode: a store over another block's store, which is a race if it changes a byte. bytes 0: none. */
+typedef struct emu_doubt {
+  ocp_emu_thread thread;
+  uint64_t address;
+  uint32_t bytes, other;
+  uint8_t before[16];
+} emu_doubt;
 
 /* Values of emu_meeting.operation. The mode of a shfl, vote, match or redux is added to its value. */
 enum {
@@ -94,9 +115,10 @@ typedef struct emu_cpu {
   uint8_t *shared;         /* EMU_MAX_SHARED bytes, between two pages that fault on every access */
   uint8_t *written;        /* checking mode: for each byte of shared memory an emu_byte_of_block */
   struct emu_races *races; /* checking mode: accesses to shared memory by threads, and the barriers that order them */
-  jmp_buf abandon;         /* checking and counting modes: target for leaving a kernel without fibers */
-  uint32_t current;        /* index of the running thread */
-  uint32_t started;        /* threads below this index have a stack in use */
+  emu_doubt doubt;
+  jmp_buf abandon;  /* checking and counting modes: target for leaving a kernel without fibers */
+  uint32_t current; /* index of the running thread */
+  uint32_t started; /* threads below this index have a stack in use */
   uint32_t threads, live, arrived, runnable_warps, num_warps;
   bool diverged; /* some threads of the block wait for others that never arrive */
   uint32_t block_index[3];

@@ -102,6 +102,43 @@ bool emu_is_of_thread(const ocp_emu_thread *thread, uint64_t host, uint32_t byte
   return stack || emu_module_owns(cpu->launch->function->module, host, bytes, loads);
 }
 
+/* ---- local memory ---- */
+
+void *ocp_emu_local_begin(ocp_emu_thread *thread, void *memory, uint32_t bytes) {
+  emu_fiber *fiber = (emu_fiber *)thread;
+  memset(memory, EMU_UNWRITTEN, bytes);
+  memset((uint8_t *)memory + bytes, 0, bytes);
+  uint32_t index = 0;
+  while (index < fiber->num_locals && fiber->locals[index].start != memory)
+    index++;
+  if (index == fiber->num_locals && index < EMU_MAX_LOCALS)
+    fiber->locals[fiber->num_locals++] = (emu_local){memory, bytes};
+  return memory;
+}
+
+/* Checks an access to the stack, which may be one to local memory. */
+static void check_local(ocp_emu_thread *thread, emu_access access, uint64_t host, uint32_t bytes) {
+  const emu_cpu *cpu = thread->scheduler;
+  const emu_fiber *fiber = (const emu_fiber *)thread;
+  if (cpu->launch->function->meta->mode != OCP_EMU_FIBER)
+    return;
+  for (uint32_t index = 0; index < fiber->num_locals; index++) {
+    const emu_local *local = &fiber->locals[index];
+    uint64_t offset = host - (uint64_t)local->start;
+    if (offset >= 2 * (uint64_t)local->bytes)
+      continue;
+    char where[100];
+    snprintf(where, sizeof where, "byte %" PRIu64 " of %u bytes of local memory", offset, local->bytes);
+    if (offset + bytes > local->bytes)
+      refuse(thread, EMU_OUT_OF_BOUNDS, access, offset, bytes, where);
+    uint8_t *written = local->start + local->bytes + offset;
+    if (access & EMU_LOAD && memchr(written, 0, bytes))
+      emu_order_report(thread, EMU_UNINITIALISED_READ, access, offset, bytes, where);
+    memset(written, 1, bytes);
+    return;
+  }
+}
+
 static void check(ocp_emu_thread *thread, const void *pointer, uint32_t bytes, emu_access access) {
   uint64_t host = (uint64_t)pointer, address = host - (uint64_t)emu.alias;
   const emu_cpu *cpu = thread->scheduler;
@@ -124,17 +161,33 @@ static void check(ocp_emu_thread *thread, const void *pointer, uint32_t bytes, e
       refuse(thread, EMU_OUT_OF_BOUNDS, access, host, bytes, "page-locked memory that is not allocated");
     return;
   }
-  if (!emu_is_of_thread(thread, host, bytes, access == EMU_LOAD))
+  if (emu_is_of_thread(thread, host, bytes, access == EMU_LOAD))
+    check_local(thread, access, host, bytes);
+  else
     refuse(thread, EMU_OUT_OF_BOUNDS, access, address, bytes, "outside of device memory");
 }
 
-void ocp_emu_check_aligned(ocp_emu_thread *thread, const void *address, uint32_t bytes) {
+void emu_check_aligned(ocp_emu_thread *thread, emu_access access, const void *address, uint32_t bytes) {
   uint64_t host = (uint64_t)address;
   char where[60];
   if (host % bytes && emu.config.check) {
     snprintf(where, sizeof where, "the address is not a multiple of %u", bytes);
-    refuse(thread, EMU_MISALIGNED, EMU_LOAD, host - (uint64_t)emu.alias, bytes, where);
+    refuse(thread, EMU_MISALIGNED, access, host - (uint64_t)emu.alias, bytes, where);
   }
+}
+
+void emu_check_mask(ocp_emu_thread *thread, const char *operation, uint32_t mask) {
+  const emu_cpu *cpu = thread->scheduler;
+  emu_launch *launch = cpu->launch;
+  if (!emu.config.check || !launch->function->meta->checked || mask >> thread->laneid & 1 ||
+      !emu_order_first(launch, EMU_INVALID_MASK))
+    return;
+  char text[EMU_FINDING_BYTES];
+  snprintf(text, sizeof text,
+           "%s: kernel %s, block (%u,%u,%u), thread (%u,%u,%u): the mask 0x%08x of %s leaves out the calling lane %u",
+           emu_finding_kinds[EMU_INVALID_MASK], launch->function->name, thread->ctaid[0], thread->ctaid[1],
+           thread->ctaid[2], thread->tid[0], thread->tid[1], thread->tid[2], mask, operation, thread->laneid);
+  emu_finding_keep(text);
 }
 
 void ocp_emu_check_load(ocp_emu_thread *thread, const void *address, uint32_t bytes) {
@@ -145,6 +198,28 @@ void ocp_emu_check_store(ocp_emu_thread *thread, const void *address, uint32_t b
 }
 void ocp_emu_check_atomic(ocp_emu_thread *thread, const void *address, uint32_t bytes) {
   check(thread, address, bytes, EMU_ATOMIC);
+}
+
+/* Describes a lane that waits in a warp operation for lanes that do not come; "" if there is none. */
+static void describe_meeting(const emu_cpu *cpu, char *text, size_t text_bytes) {
+  text[0] = 0;
+  for (uint32_t index = 0; index < cpu->num_warps; index++) {
+    const emu_warp *warp = &cpu->warps[index];
+    if (!warp->meeting)
+      continue;
+    uint32_t lane = (uint32_t)__builtin_ctz(warp->meeting);
+    const emu_meeting *meeting = warp->ragged ? &warp->lanes[lane] : &warp->uniform;
+    uint32_t elsewhere = meeting->mask & warp->live & ~warp->meeting;
+    if (elsewhere)
+      snprintf(text, text_bytes, "; lane %u of warp %u waits for lanes 0x%08x of its mask, which are elsewhere", lane,
+               index, elsewhere);
+    else
+      snprintf(text, text_bytes,
+               "; lane %u of warp %u waits with the mask 0x%08x, other lanes with other masks or in "
+               "other operations",
+               lane, index, meeting->mask);
+    return;
+  }
 }
 
 void emu_check_divergence(emu_cpu *cpu) {
@@ -159,13 +234,14 @@ void emu_check_divergence(emu_cpu *cpu) {
     meeting += warp->meeting >> index % EMU_WARP & 1;
   }
   const uint32_t *tid = cpu->fibers[waiting].thread.tid;
-  char text[EMU_FINDING_BYTES];
+  char text[EMU_FINDING_BYTES], lanes[140];
+  describe_meeting(cpu, lanes, sizeof lanes);
   snprintf(text, sizeof text,
            "%s: kernel %s, block (%u,%u,%u): thread (%u,%u,%u) waits for ever; of %u threads %u wait at a barrier, %u "
-           "in a warp operation, %u have ended",
+           "in a warp operation, %u have ended%s",
            emu_finding_kinds[EMU_DIVERGENT_BARRIER], launch->function->name, cpu->block_index[0], cpu->block_index[1],
            cpu->block_index[2], tid[0], tid[1], tid[2], cpu->threads, cpu->live - meeting, meeting,
-           cpu->threads - cpu->live);
+           cpu->threads - cpu->live, lanes);
   emu_finding_keep(text);
 }
 

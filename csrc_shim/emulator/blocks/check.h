@@ -4,6 +4,7 @@
 
 #include "driver/driver.h"
 #include "emulator/blocks/block.h"
+#include "emulator/clock.h"
 #include "emulator/kernel.h"
 
 /* Called before a block: fills its shared memory with NaN bytes and marks it as not written. False: out of host
@@ -16,8 +17,13 @@ void emu_check_divergence(emu_cpu *cpu);
 /* Whether these bytes are on the running thread's stack, or, if `loads`, data of its kernel's module. */
 bool emu_is_of_thread(const ocp_emu_thread *thread, uint64_t host, uint32_t bytes, bool loads);
 
-/* Checking mode, for PTX: the address of an access must be a multiple of its bytes. */
-void ocp_emu_check_aligned(ocp_emu_thread *thread, const void *address, uint32_t bytes);
+/* Reports an access whose address is not a multiple of its bytes. */
+void emu_check_aligned(ocp_emu_thread *thread, emu_access access, const void *address, uint32_t bytes);
+/* Reports a mask of a warp operation that leaves out the calling lane. */
+void emu_check_mask(ocp_emu_thread *thread, const char *operation, uint32_t mask);
+
+/* Checking mode, for PTX: the local memory of a function, with as many bytes after it for the check. Returns it. */
+void *ocp_emu_local_begin(ocp_emu_thread *thread, void *memory, uint32_t bytes);
 /* Checking mode: called before each access through a pointer that is not provably on the stack. */
 void ocp_emu_check_load(ocp_emu_thread *thread, const void *address, uint32_t bytes);
 void ocp_emu_check_store(ocp_emu_thread *thread, const void *address, uint32_t bytes);

@@ -223,6 +223,7 @@ void ocp_emu_fiber_main(emu_fiber *fiber) {
                                   cpu->main_bottom ? NULL : &cpu->main_size);
 #endif
   memcpy(fiber->thread.ctaid, cpu->block_index, sizeof cpu->block_index);
+  fiber->num_locals = 0;
   cpu->launch->function->entry(cpu->launch->params, &fiber->thread);
   uint32_t index = fiber->index;
   emu_warp *warp = &cpu->warps[index / EMU_WARP];

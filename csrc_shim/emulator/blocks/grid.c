@@ -8,6 +8,7 @@
 #include "emulator/blocks/check.h"
 #include "emulator/blocks/count.h"
 #include "emulator/blocks/fiber.h"
+#include "emulator/blocks/global_order.h"
 #include "emulator/blocks/profile.h"
 #include "emulator/blocks/workers.h"
 #include "emulator/kernel.h"
@@ -131,6 +132,7 @@ static void run_blocks(emu_launch *launch, emu_cpu *cpu, uint64_t first, uint64_
   for (uint64_t index = first; index < last; index++) {
     if (atomic_load_explicit(&launch->error, memory_order_relaxed))
       return;
+    emu_global_settle(cpu);
     if (is_checked && !emu_check_block(cpu)) {
       atomic_store(&launch->error, CUDA_ERROR_OUT_OF_MEMORY);
       return;
@@ -155,6 +157,7 @@ static void run_blocks(emu_launch *launch, emu_cpu *cpu, uint64_t first, uint64_
       }
     }
   }
+  emu_global_settle(cpu);
 }
 
 /* The blocks of a grid from `first` on. */
@@ -275,7 +278,8 @@ CUresult emu_run_kernel(emu_device *device, const emu_op *op, const emu_clock *c
     _mm_setcsr(0x1f80);
 #endif
   uint64_t begun = emu_profile_begin();
-  result = run_grid(&launch, function);
+  result = emu_global_begin(&launch) ? run_grid(&launch, function) : CUDA_ERROR_OUT_OF_MEMORY;
+  emu_global_end(&launch);
   emu_profile_end(begun, &launch);
 #ifdef __x86_64__
   if (differs)

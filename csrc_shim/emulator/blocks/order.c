@@ -2,7 +2,9 @@
  *
  * A counter advances at each barrier. An earlier access is ordered before the current access of another thread if it
  * was made before a barrier in which both threads took part: of the block, of warps (per pair of warps), or of lanes
- * (per pair of lanes). Orders by atomics and fences are not followed; atomics themselves never race. */
+ * (per pair of lanes). In PTX, it is also ordered if the other thread has released and the current thread has acquired
+ * since then, by fences and ordered accesses: whether the two met is not asked, so some races are missed. Atomics
+ * themselves never race. */
 #include "emulator/blocks/order.h"
 
 #include <inttypes.h>
@@ -53,8 +55,9 @@ struct emu_races {
   uint32_t doubtful_bytes, doubtful_offset, doubtful_other;
   ocp_emu_thread *doubtful;
   uint8_t before[16];
-  uint32_t groups[EMU_MAX_THREADS]; /* cp.async groups that each thread has closed */
-  uint32_t first[EMU_MAX_THREADS];  /* the list of each thread's copies: index + 1 in copies; 0: the end */
+  uint32_t released[EMU_MAX_THREADS], acquired[EMU_MAX_THREADS]; /* the counter at each thread's last ones */
+  uint32_t groups[EMU_MAX_THREADS];                              /* cp.async groups that each thread has closed */
+  uint32_t first[EMU_MAX_THREADS]; /* the list of each thread's copies: index + 1 in copies; 0: the end */
   uint32_t num_copies, free_copy;
   pending_copy *copies;
   size_t room;
@@ -68,6 +71,8 @@ static uint32_t index_of(const ocp_emu_thread *thread) {
 /* Whether a barrier orders the access of thread `other` at `time` (a counter) before the present one of `thread`. */
 static bool is_ordered(const struct emu_races *races, uint32_t thread, uint32_t other, uint32_t time) {
   if (thread == other || time < races->barrier)
+    return true;
+  if (time < races->released[other] && time < races->acquired[thread])
     return true;
   uint32_t w = thread / EMU_WARP, v = other / EMU_WARP;
   return time < races->warps[w][v] || (w == v && time < races->lanes[w][thread % EMU_WARP][other % EMU_WARP]);
@@ -164,6 +169,17 @@ void emu_order_warp_barrier(emu_cpu *cpu, uint32_t warp, uint32_t mask) {
     join(races->lanes[warp][__builtin_ctz(rest)], known, EMU_WARP);
 }
 
+void emu_order_fence(ocp_emu_thread *thread, bool acquires, bool releases) {
+  emu_cpu *cpu = thread->scheduler;
+  if (!follows_order(cpu))
+    return;
+  struct emu_races *races = cpu->races;
+  settle_doubt(cpu);
+  uint32_t own = index_of(thread), now = ++races->now;
+  races->acquired[own] = acquires ? now : races->acquired[own];
+  races->released[own] = releases ? now : races->released[own];
+}
+
 /* ---- shared memory: copies in flight ---- */
 
 void ocp_emu_copy_begun(ocp_emu_thread *thread, const void *address, uint32_t bytes) {
@@ -230,6 +246,8 @@ bool emu_order_begin(emu_cpu *cpu, uint32_t size) {
   races->now = races->barrier = 1;
   memset(races->warps, 0, sizeof races->warps);
   memset(races->lanes, 0, sizeof races->lanes);
+  memset(races->released, 0, sizeof races->released);
+  memset(races->acquired, 0, sizeof races->acquired);
   memset(races->groups, 0, sizeof races->groups);
   memset(races->first, 0, sizeof races->first);
   memset(races->cells, 0, size * sizeof *races->cells);

@@ -24,6 +24,8 @@ void emu_order_note(ocp_emu_thread *thread, emu_access access, uint32_t offset, 
 void emu_order_barrier(emu_cpu *cpu);
 void emu_order_numbered_barrier(emu_cpu *cpu, const uint32_t *arrived, const uint32_t *waiting);
 void emu_order_warp_barrier(emu_cpu *cpu, uint32_t warp, uint32_t mask);
+/* Records a fence or an ordered access of a thread. */
+void emu_order_fence(ocp_emu_thread *thread, bool acquires, bool releases);
 
 /* cp.async. begun: the thread has started a copy to shared memory. commit: it has closed a group. wait: it has waited
  * until at most `left` groups are unfinished (UINT32_MAX: for all copies). */

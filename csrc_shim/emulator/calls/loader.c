@@ -11,7 +11,7 @@
 #include <sys/mman.h>
 
 #include "driver/driver.h"
-#include "emulator/blocks/symbols.h"
+#include "emulator/calls/symbols.h"
 #include "emulator/module.h"
 #include "emulator/state.h"
 

@@ -50,6 +50,9 @@ def thread_function(name: str, result: str, *types: str) -> str:
     return f"ptx.{name}"
 
 
+LOCAL = thread_function("local_begin", "ptr", "ptr", "i32")
+
+
 def bits_of(ty: str) -> int:
     """Return the bits of a scalar type of PTX."""
     if ty == "pred":
@@ -342,7 +345,12 @@ class Builder:
         self.emit(f"%alias = load i64, ptr @{ALIAS}, !invariant.load !{{}}")
         if size := self.lay_out_locals():
             self.local_bytes = size
-            self.emit(f"%local = alloca [{size} x i8], align 16")
+            if self.module.check:  # the bytes behind say which of them are written
+                self.emit(f"%local.memory = alloca [{2 * size} x i8], align 16")
+                local = self.call("ptr", LOCAL, "ptr %local.memory", f"i32 {size}")
+                self.emit(f"%local = getelementptr i8, ptr {local}, i64 0")
+            else:
+                self.emit(f"%local = alloca [{size} x i8], align 16")
         for variable in function.variables:
             if variable.space == "param":
                 self.allocate_parameter(variable)

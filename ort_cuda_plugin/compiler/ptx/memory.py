@@ -72,16 +72,32 @@ def access(b: Builder, ins: Instruction, data: Operand, address: Operand) -> Acc
     items = data.items if isinstance(data, Group) else (data,)
     size = bits_of(ty) // 8 * len(items)
     pointer = b.pointer(address, space_of(ins))
-    check_alignment(b, pointer, size)
+    check_access(b, ins, pointer, size, STORE if ins.opcode == "st" else LOAD)
     return Access(items, ty, memory_type(ty, len(items)), size, pointer, ordering(ins))
 
 
-ALIGNED = thread_function("check_aligned", "void", "ptr", "i32")
+CHECK = thread_function("check_access", "void", "ptr", "i32", "i32")
+LOAD, STORE, ATOMIC = 1, 2, 3
+"""The emulator's numbers of accesses."""
+STRONG, ACQUIRES, RELEASES, READ_ONLY, OF_BLOCK = 4, 8, 16, 32, 64
+"""The emulator's flags of an access: see ``csrc_shim/emulator/blocks/global_order.h``."""
 
 
-def check_alignment(b: Builder, pointer: str, size: int) -> None:
-    if b.module.check:
-        b.call("void", ALIGNED, f"ptr {pointer}", f"i32 {size}")
+def check_access(b: Builder, ins: Instruction, pointer: str, size: int, kind: int) -> None:
+    """Call the checking mode before an access: its alignment, and its order with others of the launch.
+
+    A load with any order and each atomic acquire: code that waits for a flag often has its fence before the flag only.
+    """
+    if not b.module.check:
+        return
+    what = kind
+    if kind == ATOMIC or ordering(ins) or ins.has("mmio"):
+        what |= STRONG | (ACQUIRES if kind != STORE else 0)
+    if ins.has("release", "acq_rel"):
+        what |= RELEASES
+    what |= READ_ONLY if ins.has("nc") else 0
+    what |= OF_BLOCK if ins.has("cta") else 0
+    b.call("void", CHECK, f"ptr {pointer}", f"i32 {size}", f"i32 {what}")
 
 
 @instruction("9.7.9.8, 9.7.9.9", "ld", "ldu")
@@ -201,7 +217,7 @@ def copy(b: Builder, ins: Instruction) -> None:
         raise ins.error("the size is 4, 8 or 16")
     given = rest[1] if len(rest) > 1 and not ins.has("L2::cache_hint") else rest[1] if len(rest) > 2 else None
     to, at = b.pointer(destination, "shared"), b.pointer(source, "global")
-    check_alignment(b, to, int(size))
+    check_access(b, ins, to, int(size), STORE)
     kind = {"4": "i32", "8": "i64", "16": "<4 x i32>"}[size]
     if given is None:
         value = b.op(f"load {kind}, ptr {at}, align {size}")
@@ -274,7 +290,7 @@ def atomic_update(b: Builder, ins: Instruction, pointer: str, ty: str, values: S
     """Update one element; return what was there, and its type."""
     operation = next((each for each in ins.modifiers if each in OPERATIONS), "")
     size = bits_of(ty) // 8
-    check_alignment(b, pointer, size)
+    check_access(b, ins, pointer, size, ATOMIC)
     order = {"acquire": "acquire", "release": "release", "acq_rel": "acq_rel"}.get(ordering(ins), "monotonic")
     if operation == "cas":
         kind = f"b{bits_of(ty)}"
@@ -340,8 +356,13 @@ def atomic_name(ins: Instruction, operation: str, ty: str) -> str:
     return ATOMICS[operation]
 
 
+FENCE = thread_function("fence", "void", "i32")
+
+
 @instruction("9.7.13.4, 9.7.13.5", "membar", "fence")
 def fence(b: Builder, ins: Instruction) -> None:
     if ins.has("proxy", "mbarrier_init"):
         raise ins.error("fences of proxies are not supported")
+    if b.module.check:
+        b.call("void", FENCE, f"i32 {OF_BLOCK if ins.has('cta') else 0}")
     b.emit("fence seq_cst")

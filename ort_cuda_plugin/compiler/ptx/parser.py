@@ -67,7 +67,7 @@ class Variable:
 
     ``initial`` has the elements of an initialiser: numbers, or (symbol, offset) for addresses. ``is_pointer`` is the
     attribute ``.ptr`` of a kernel's parameter. A part of a parameter has the parameter's name, ``whole``, and its
-    ``offset`` there. ``linkage`` is the linking directive of a variable of the module, such as ``.extern``; "" for none.
+    ``offset`` there. ``linkage`` is the linking directive of a variable of the module, such as ``.extern``, or "".
     """
 
     space: str
@@ -302,16 +302,13 @@ class Parser:
     def statement_of_module(self) -> None:
         token, linkage = self.take(), ""
         while token.text in linking:
-            linkage = token.text
-            token = self.take()
+            linkage, token = token.text, self.take()
         if token.text in (".entry", ".func"):
             self.function(token, linkage)
         elif token.text in spaces:
             variable = replace(self.variable(token), linkage=linkage)
             self.take(";")
-            known = self.module.variables.get(variable.name)
-            if known is None or known.linkage == ".extern":
-                self.module.variables[variable.name] = variable
+            declare(self.module, variable)
         elif token.text == ".section":
             self.take()
             self.take("{")
@@ -546,6 +543,13 @@ class Parser:
         found = Address(name, self.offset() if name else self.integer())
         self.take("]")
         return found
+
+
+def declare(module: Module, variable: Variable) -> None:
+    """Add a variable of the module; a definition takes the place of a declaration."""
+    known = module.variables.get(variable.name)
+    if known is None or known.linkage == ".extern":
+        module.variables[variable.name] = variable
 
 
 def parse(text: str) -> Module:

@@ -1,7 +1,7 @@
 /* The functions that a kernel object may call: the emulator's intrinsics, libm, and what compilers emit calls to.
  * The compile pipeline expands libdevice functions that libm lacks inside the kernel. */
 #define _GNU_SOURCE /* exp10, sincos */
-#include "emulator/blocks/symbols.h"
+#include "emulator/calls/symbols.h"
 
 #include <math.h>
 #include <sched.h>
@@ -11,6 +11,7 @@
 #include "emulator/blocks/check.h"
 #include "emulator/blocks/count.h"
 #include "emulator/blocks/fiber.h"
+#include "emulator/blocks/global_order.h"
 #include "emulator/blocks/order.h"
 #include "emulator/blocks/warp.h"
 
@@ -122,7 +123,7 @@ static const entry table[] = {
     {"ocp_emu_alias", (const void *)&emu.alias},
     SAME(ocp_emu_assert_fail),
     SAME(ocp_emu_barrier),
-    SAME(ocp_emu_check_aligned),
+    SAME(ocp_emu_check_access),
     SAME(ocp_emu_check_atomic),
     SAME(ocp_emu_check_load),
     SAME(ocp_emu_check_store),
@@ -131,7 +132,9 @@ static const entry table[] = {
     SAME(ocp_emu_copy_wait),
     SAME(ocp_emu_count_access),
     SAME(ocp_emu_count_part),
+    SAME(ocp_emu_fence),
     SAME(ocp_emu_load_matrix),
+    SAME(ocp_emu_local_begin),
     SAME(ocp_emu_match),
     SAME(ocp_emu_mma),
     SAME(ocp_emu_numbered_barrier),

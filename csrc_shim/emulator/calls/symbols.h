@@ -1,6 +1,6 @@
 /* The symbols that kernel objects may import. */
-#ifndef OCP_EMULATOR_BLOCKS_SYMBOLS_H
-#define OCP_EMULATOR_BLOCKS_SYMBOLS_H
+#ifndef OCP_EMULATOR_CALLS_SYMBOLS_H
+#define OCP_EMULATOR_CALLS_SYMBOLS_H
 
 /* Address of the function that a kernel object may call by that name, or NULL. */
 const void *emu_symbol(const char *name);

@@ -1,0 +1,28 @@
+/* The checking mode of PTX: order of the accesses that the blocks of one launch make to global memory. */
+#ifndef OCP_EMULATOR_BLOCKS_GLOBAL_ORDER_H
+#define OCP_EMULATOR_BLOCKS_GLOBAL_ORDER_H
+
+#include "emulator/blocks/block.h"
+#include "emulator/kernel.h"
+
+/* What ocp_emu_check_access says of an access, next to an emu_access in the lowest two bits. */
+enum {
+  EMU_STRONG = 4,     /* volatile, relaxed or ordered: never races */
+  EMU_ACQUIRES = 8,   /* orders the thread's later accesses after it */
+  EMU_RELEASES = 16,  /* orders the thread's earlier accesses before it */
+  EMU_READ_ONLY = 32, /* ld.global.nc: the launch must not write the memory */
+  EMU_OF_BLOCK = 64   /* the scope is .cta */
+};
+
+/* Before and after a launch. False: out of host memory. */
+bool emu_global_begin(emu_launch *launch);
+void emu_global_end(emu_launch *launch);
+/* Reports the latest store of the cpu over another block's store if that store changed a byte. */
+void emu_global_settle(emu_cpu *cpu);
+
+/* Before an access: checks that the address is a multiple of the bytes, and notes the access to global memory. */
+void ocp_emu_check_access(ocp_emu_thread *thread, const void *address, uint32_t bytes, uint32_t what);
+/* A fence; `what` has EMU_OF_BLOCK or 0. */
+void ocp_emu_fence(ocp_emu_thread *thread, uint32_t what);
+
+#endif
