@@ -50,7 +50,7 @@ def pytest(session: nox.Session, *arguments: str) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Run ruff and clang-format, and check the schemas and the audit of the workflows."""
+    """Run ruff and clang-format, and check the workflows' schemas and security."""
     pytest(session, "-q", "-n", "0", "tests/test_static.py", "-k", "not mypy", *session.posargs)
 
 

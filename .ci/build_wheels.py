@@ -56,7 +56,7 @@ np.savez(sys.argv[2], **feeds, **dict(zip((entry.name for entry in session.get_o
 
 
 def run(*command: str | Path, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> str:
-    """Return the program's output. Raises SystemExit if it fails."""
+    """Run a command and return its output. Raises SystemExit if it fails."""
     words = list(map(str, command))
     variables = {**os.environ, **(env or {})}
     done = subprocess.run(words, cwd=cwd, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -66,7 +66,7 @@ def run(*command: str | Path, cwd: Path | None = None, env: Mapping[str, str] | 
 
 
 def backend(call: str, source: Path, output: Path, settings: str = "None", **env: str) -> Path:
-    """Return the archive that a call of the build backend makes."""
+    """Call a function of setuptools' build backend in the folder ``source``, and return the archive that it makes."""
     code = f"import sys; from setuptools import build_meta; print(build_meta.{call}(sys.argv[1], {settings}))"
     return output / run(sys.executable, "-c", code, output, cwd=source, env=env).splitlines()[-1]
 
@@ -76,7 +76,7 @@ def source_distribution(output: Path) -> Path:
 
 
 def wheel(sdist: Path, architecture: str, output: Path) -> Path:
-    """Return the wheel of an architecture, built outside of the checkout."""
+    """Build the wheel of an architecture outside of the checkout, and return its path."""
     platform = f"{PLATFORM}_{architecture}"
     with tempfile.TemporaryDirectory() as folder:
         with tarfile.open(sdist) as archive:

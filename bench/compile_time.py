@@ -32,7 +32,7 @@ WHOLE_KERNEL = "compile_kernel"
 
 
 def write_model(name: str, path: Path) -> None:
-    """Write the model of a name as a file, with its weights beside it where they are large."""
+    """Write the model with this name to ``path``, with its weights beside it if they are large."""
     import onnx
 
     from ort_cuda_plugin import models, networks

@@ -127,7 +127,7 @@ HEADINGS = ("steps", "us", "DRAM MB", "model's", "ratio", "steps'", "ratio", "be
 
 
 def figures(found: Estimate, before: Estimate | None) -> list[str]:
-    """Return the columns of `HEADINGS`."""
+    """Return a model's figures for the columns of `HEADINGS`."""
     shown = [f"{len(found.steps)}", f"{found.seconds * 1e6:.0f}", f"{found.dram / 1e6:.1f}"]
     shown += [f"{found.roofline * 1e6:.1f}", f"{found.ratio:.2f}"]
     shown += [f"{found.steps_roofline * 1e6:.0f}", f"{found.steps_ratio:.2f}"]

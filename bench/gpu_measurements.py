@@ -65,7 +65,7 @@ class OneNode:
 
 
 def kernels(largest: int = 1 << 26) -> Iterator[OneNode]:
-    """Return about a hundred kernels: elementwise, row-wise, reductions, transposes, copies, GEMMs and convolutions."""
+    """Yield about a hundred kernels: elementwise, row-wise, reductions, transposes, copies, GEMMs and convolutions."""
     for element, count in itertools.product(
         (TensorProto.FLOAT, TensorProto.FLOAT16), (1 << 20, 1 << 22, 1 << 24, 1 << 26)
     ):

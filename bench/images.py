@@ -3,9 +3,9 @@
     python bench/images.py [NAME ...] [--runs N] [--seconds S] [--threads T] [--device emulated|cuda] [--list] [--json]
 
 Runs alternate between the two sessions of one process, so that other load on the machine meets both. Printed are the
-median times of a Run and the median of the ratios of neighbouring Runs. NAME selects what begins with it: the networks
-of `u_networks` ("u2net", "u2netp", "isnet", "isnetp"; with "/f16", or "/u8" for dynamic quantization) and the layers
-below. Without NAME: all layers and the networks of float32.
+median times of a Run and the median of the ratios of neighbouring Runs. NAME selects all whose names begin with it: the
+networks of `u_networks` ("u2net", "u2netp", "isnet", "isnetp"; with "/f16", or "/u8" for dynamic quantization) and the
+layers below. Without NAME: all layers and the networks of float32.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 Each model is planned for a GPU, with NVIDIA's libraries and without them, at each batch. Its kernels are compiled for
 sm_80, sm_90, sm_100 and sm_120, and some of their blocks run in the counting mode of the emulated device. Prints a line
 for each finding of ``estimate/findings.py``: spills, GEMMs without tensor cores, accesses of contiguous data by less
-than 16 bytes, and bank conflicts of more than two ways. Ends with 1 where there is any. nvdisasm is needed (``pip
+than 16 bytes, and bank conflicts of more than two ways. Exits with 1 if there is any finding. nvdisasm is needed (``pip
 install nvidia-cuda-nvdisasm``). Without ``--models`` it takes all networks and the wheel's light models.
 """
 

@@ -1,4 +1,4 @@
-"""Which of random mistakes in lines of the package the tests notice.
+"""Mutation testing: reports which random mistakes in expressions of the package the tests notice.
 
     python bench/line_mutants.py [--count 200] [--seed 0] [--folders passes schedule] [--tests 40] [-- tests/graph]
 

@@ -112,7 +112,7 @@ class Result:
 
     @property
     def ratio(self) -> float:
-        """The geometric mean of the sizes' ratios to the CPU provider's time."""
+        """Return the geometric mean, over the sizes, of the ratio to the CPU provider's time."""
         return geometric_mean([size.ratio for size in self.sizes])
 
 

@@ -10,9 +10,8 @@ with NumPy, and sometimes uses IO binding. Each thread also advances states of i
 buffer, with automatic CUDA graphs and with graphs that ONNX Runtime captures. Now and then it requests more memory than
 the device has, which must fail with that error and affect no other Run.
 
-With --replace a session is replaced by a new one every five seconds. At the
-end the report has the number of Runs, the growth of the process's own memory per minute after the first ten seconds,
-and what is still allocated.
+With --replace a session is replaced by a new one every five seconds. The report at the end has the number of Runs, the
+growth of the process's own memory per minute after the first ten seconds, and what is still allocated.
 
 Exits with 1 where a result was wrong, a Run failed, or anything is still allocated.
 """

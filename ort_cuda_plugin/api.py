@@ -184,8 +184,9 @@ def _register(ort: ModuleType, name: str, emulate: bool | None, identity: Identi
     if foreign:
         place = dict(foreign[0].ep_metadata).get("library_path", "")
         warnings.warn(
-            f"another library{f' ({place})' if place else ''} offers {identity.ep_name} as well: providers=[...] with "
-            "that name may get it. Use ort_cuda_plugin.session, or give add_provider_for_devices what register returns",
+            f"another library{f' ({place})' if place else ''} offers {identity.ep_name} as well: "
+            f"providers=[{identity.ep_name!r}] may select that library instead of this plugin. Use "
+            "ort_cuda_plugin.session, or pass the devices that register returns to add_provider_for_devices",
             RuntimeWarning,
             stacklevel=3,
         )

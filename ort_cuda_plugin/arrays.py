@@ -115,9 +115,9 @@ def as_cuda_array(value: Any) -> CudaArray:
         TypeError: ``value`` is not an OrtValue, or not a tensor in device memory.
     """
     if not hasattr(value, "is_tensor"):
-        raise TypeError(f"a CUDA array is a view of an OrtValue, not of a {type(value).__name__}")
+        raise TypeError(f"value: expected an onnxruntime.OrtValue, got {type(value).__name__}")
     if not value.is_tensor() or value.device_name() == "cpu":
-        raise TypeError("only a tensor in device memory can be a CUDA array; use numpy() for a value in host memory")
+        raise TypeError("value: expected a tensor in device memory. For a value in host memory use its method numpy()")
     return CudaArray(value)
 
 
@@ -248,4 +248,4 @@ def _device_of(address: int, size: int, what: str) -> Device:
             raise CudaError("PointerGetAttribute", result, driver_error_text(driver, result))
     if size == 0:
         raise ValueError(f"{what}: an array without elements has no device; bind a NumPy array instead")
-    raise ValueError(f"{what}: the address {address:#x} is in no memory of a device that {get_ep_name()} offers")
+    raise ValueError(f"{what}: address {address:#x} does not belong to the memory of any {get_ep_name()} device")

@@ -233,7 +233,7 @@ def _device_value(upload: Upload, label: str, given: Argument, parameter: Any) -
         return given
     if isinstance(given, float) or parameter.type[0] == "f":
         if parameter.size not in (4, 8):
-            raise TypeError(f"{label}: got a float, expected a NumPy scalar of {parameter.size} bytes")
+            raise TypeError(f"{label}: got {type(given).__name__}, expected a NumPy scalar of {parameter.size} bytes")
         number: np.generic = np.dtype(f"f{parameter.size}").type(given)
         return number
     if not isinstance(given, int):

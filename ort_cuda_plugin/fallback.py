@@ -1,4 +1,4 @@
-"""Disables ONNX Runtime's fallback to the CPU: after an error ``InferenceSession`` is created without the provider.
+"""Disables ONNX Runtime's fallback, which after an error recreates the ``InferenceSession`` on the CPU provider.
 
 One wrong option would make an application that uses the plugin in place of another provider run on the CPU, with only a
 line on stdout. ``enable_fallback=0`` makes the session raise the error instead. The parameter is not documented, and no

@@ -49,7 +49,7 @@ def memory_stats(device: Any = None) -> dict[str, dict[str, int]]:
 
 
 def trim(device: Any = None) -> int:
-    """Give memory that no tensor, weight or enqueued work uses back to the driver, and return its bytes.
+    """Release memory that no tensor, weight or enqueued work uses to the driver; return the number of bytes released.
 
     CUDA's own pool keeps ``arena.cuda_mempool_bytes_to_keep_on_shrink`` bytes. Automatic CUDA graphs that are not
     running are released with the memory of their intermediate tensors, and made again in later Runs.
@@ -93,4 +93,4 @@ def _find(device: Any) -> DeviceInfo:
         if device is None or info.ordinal == device:
             return info
     names = ", ".join(f"{info.ordinal} ({info.name})" for info in known) or "none"
-    raise ValueError(f"there is no device {'' if device is None else device}; there are: {names}")
+    raise ValueError(f"there is no device{'' if device is None else f' {device}'}; there are: {names}")

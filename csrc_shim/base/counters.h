@@ -1,4 +1,4 @@
-/* Counters: process wide, relaxed atomics; read by ort_cuda_plugin.counters(). */
+/* Process-wide counters (relaxed atomics), which ort_cuda_plugin.counters() returns. */
 #ifndef OCP_BASE_COUNTERS_H
 #define OCP_BASE_COUNTERS_H
 
@@ -29,11 +29,11 @@ typedef enum ocp_counter {
   OCP_GRAPH_FALLBACKS_READ_BACK,  /* the host needs values in the middle of the Run */
   OCP_GRAPH_FALLBACKS_CALL,       /* the Run calls Python, which a graph cannot do */
   OCP_GRAPH_FALLBACKS_CAPTURING,  /* the application captures the stream */
-  OCP_GRAPH_FALLBACKS_CACHE_FULL, /* the cluster's limit is reached, and Runs use its other graphs */
+  OCP_GRAPH_FALLBACKS_CACHE_FULL, /* a limit of the cluster's graphs is reached, and Runs use all of them */
   OCP_GRAPH_FALLBACKS_MEMORY,     /* too little memory for the graph or its slab */
   OCP_GRAPH_FALLBACKS_LIBRARY,    /* a library call cannot be captured */
   OCP_GRAPH_FALLBACKS_DRIVER,     /* the driver cannot make a graph of the work */
-  OCP_DEVICE_BYTES_IN_USE,        /* handed out and not yet freed: ORT's tensors, slabs, weights */
+  OCP_DEVICE_BYTES_IN_USE,        /* device memory allocated and not yet freed: ORT's tensors, slabs, weights */
   OCP_PINNED_BYTES_IN_USE,
   OCP_WEIGHT_BYTES,
   OCP_STREAMS_LIVE,

@@ -4,8 +4,8 @@
  * function that returns a pointer returns NULL instead. When it succeeds, it may leave the error as it was: a caller
  * that reads error->code afterwards clears it first. A caller adds context in front of the text and keeps the rest.
  *
- * No error has the code ORT_EP_FAIL: InferenceSession.run answers it by making the session again without the provider,
- * and the application stays on the CPU. Errors of the device and of the driver have the code
+ * No error has the code ORT_EP_FAIL: ORT's Python method InferenceSession.run would react by recreating the session
+ * without the provider, and all later Runs would use the CPU. Errors of the device and of the driver have the code
  * ORT_RUNTIME_EXCEPTION. */
 #ifndef OCP_BASE_ERROR_H
 #define OCP_BASE_ERROR_H

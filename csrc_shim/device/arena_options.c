@@ -12,7 +12,7 @@
 static const struct {
   const char *key;
   size_t offset;
-  int64_t least, largest, initial; /* -1 always means the default */
+  int64_t least, largest, initial; /* bounds and default of the value; the text "-1" selects the default */
   const char *takes;
 } keys_known[] = {
     KEY(extend_strategy, 0, 1, OCP_EXTEND_NEXT_POWER_OF_TWO, "0 (kNextPowerOfTwo) or 1 (kSameAsRequested)"),

@@ -6,13 +6,13 @@
 
 enum { OCP_DEVICE_MEMORY = 0, OCP_PINNED_MEMORY = 1, OCP_NUM_MEMORIES = 2 };
 
-/* Strategies for the size of the next region. */
+/* Values of extend_strategy: how an arena chooses the size of its next region. */
 enum { OCP_EXTEND_NEXT_POWER_OF_TWO = 0, OCP_EXTEND_SAME_AS_REQUESTED = 1 };
 
 typedef struct ocp_arena_config {
   int64_t extend_strategy;
   int64_t initial_chunk_size_bytes;        /* bytes of the first region */
-  int64_t max_dead_bytes_per_chunk;        /* a chunk that exceeds its request by this much is always split */
+  int64_t max_dead_bytes_per_chunk;        /* a chunk that exceeds its request by this or more is split */
   int64_t initial_growth_chunk_size_bytes; /* bytes of the first region after a shrink */
   int64_t max_power_of_two_extend_bytes; /* maximum bytes of a region that growth makes; a larger request gets a region
                                             of its size */
@@ -44,12 +44,12 @@ void ocp_arena_config_defaults(ocp_arena_config *config);
  * that its key cannot have, is an error that names the key and the values that the key accepts. */
 int ocp_arena_config_parse(const char *const *keys, const char *const *values, size_t count, ocp_arena_config *config,
                            uint32_t *given, ocp_error *error);
-/* ORT_OK, or the error that ocp_arena_config_parse would report. */
+/* Returns ORT_OK, or the error that ocp_arena_config_parse would report. */
 int ocp_arena_check(const char *const *keys, const char *const *values, size_t count, ocp_error *error);
 /* Parses the text as a value of arena.max_mem, in bytes; INT64_MAX: no limit. */
 int ocp_arena_read_limit(const char *text, int64_t *bytes, ocp_error *error);
 
-/* ---- sets of keys, as bits ---- */
+/* ---- sets of options: one bit per option ---- */
 /* Returns the bits of the options in `given` whose values in `config` and `wanted` differ. */
 uint32_t ocp_arena_config_differences(const ocp_arena_config *config, const ocp_arena_config *wanted, uint32_t given);
 /* Copies the members whose bits are in `given` from `wanted` to `config`. */

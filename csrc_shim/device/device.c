@@ -61,7 +61,7 @@ void ocp_device_leave(ocp_stay *stay) {
   stay->driver = NULL;
 }
 
-/* Errors after which every call on the context fails until the process ends. */
+/* Whether after this error every call on the context fails, until the process ends. */
 static bool is_sticky(CUresult result) {
   switch (result) {
   case CUDA_ERROR_ILLEGAL_ADDRESS:

@@ -9,12 +9,12 @@
 /* Records that work was enqueued on the stream. All code that enqueues calls it, before any memory that the work uses
  * can be freed without naming the stream. ocp_device_free on the stream calls it as well. */
 void ocp_stream_enqueued(ocp_stream *stream);
-/* Called around each Run, on its thread. Until the Run ends, no other thread can have its results. `waited`: the Run
- * has waited for its work. */
+/* Called around each Run, on its thread. Until the Run ends, no other thread can have its results. `waited`: the host
+ * has waited for the Run's work. */
 void ocp_run_started(void);
 void ocp_run_ended(ocp_device *device, bool waited);
 
-/* The sequence number of the stream's latest work. */
+/* Returns the sequence number of the stream's latest work. */
 uint64_t ocp_stream_position(const ocp_stream *stream);
 /* Whether all work of the stream is known to be finished; makes no driver call. */
 bool ocp_stream_is_idle(const ocp_stream *stream);

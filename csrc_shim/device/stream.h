@@ -34,10 +34,10 @@ int ocp_stream_close_capture(ocp_stream *stream, ocp_error *error);
 void ocp_stream_take_turn(ocp_stream *stream, bool alone);
 bool ocp_stream_try_turn(ocp_stream *stream);
 void ocp_stream_end_turn(ocp_stream *stream);
-/* Finds our stream with this CUstream on the device (NULL: on any device); NULL when there is none. Default streams
+/* Finds the ocp_stream of this CUstream on the device (NULL: on any device); NULL if there is none. Default streams
  * have the same handle on every device. */
 ocp_stream *ocp_stream_of_handle(const ocp_device *device, void *handle);
-/* Finds our stream whose slot holds the state; NULL when there is none. Does not dereference the state. */
+/* Finds the ocp_stream whose slot `slot` holds `state`; NULL if there is none. Does not dereference `state`. */
 ocp_stream *ocp_stream_of_state(ocp_stream_slot_id slot, const void *state);
 /* Takes an idle stream from the pool, for work whose caller names no stream. A returned stream waits for the next
  * borrower, which is cheaper than creating one. */

@@ -19,7 +19,7 @@
 #include "driver/listener.h"
 #include "driver/tracer.h"
 
-/* The id of the calling thread as in ORT's profile (gettid); 0 if it was never in an event. */
+/* Returns the calling thread's id in ORT's profile (gettid); 0 if the thread was never in a profile event. */
 int32_t ocp_activity_thread(void);
 
 /* ---- events ---- */

@@ -1,4 +1,4 @@
-/* Listeners: receivers of the activities of devices and their times. A listener is a profile that ONNX Runtime
+/* Listeners receive the activities of devices, with their times. A listener stands for a profile that ONNX Runtime
  * makes, of a session or of one Run (activity.h). Times are nanoseconds of CLOCK_MONOTONIC. */
 #ifndef OCP_DRIVER_LISTENER_H
 #define OCP_DRIVER_LISTENER_H

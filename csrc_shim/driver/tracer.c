@@ -30,7 +30,7 @@ static size_t num_layouts, max_layouts;
 static char **names;
 static size_t num_names, max_names;
 
-/* Makes room for one more element. */
+/* Makes room in an array for one more element; false: out of memory. */
 static bool grow(void *array, size_t count, size_t *max, size_t element) {
   if (count < *max)
     return true;

@@ -20,7 +20,7 @@ typedef struct ocp_tracer_functions {
   int kind;
 } ocp_tracer_functions;
 
-/* One record of CUPTI's. */
+/* An activity record of CUPTI. */
 typedef struct ocp_trace_record {
   uint64_t id;     /* the external correlation id */
   uint64_t launch; /* CUPTI's correlation id: equal in all records of one driver call */

@@ -1,4 +1,4 @@
-/* Loading of plans: from a blob to an ocp_plan.
+/* Loads a plan: makes a checked ocp_plan from a blob.
  *
  * A blob may come from a file and is untrusted until check.c has checked it; code that runs plans relies on that check.
  *
@@ -101,7 +101,7 @@ static ocp_range *range_of(const ocp_plan *p, const segmented *array, uint32_t s
   return (ocp_range *)((char *)&p->views[segment] + array->range_offset);
 }
 
-/* Finds the ranges of an array that is ordered by segment. */
+/* Finds each segment's range of an array that is ordered by segment. */
 static bool split(const ocp_plan *p, segmented array, const char *what, ocp_error *error) {
   uint32_t last = 0;
   for (uint32_t i = 0; i < array.count; i++) {
@@ -117,7 +117,7 @@ static bool split(const ocp_plan *p, segmented array, const char *what, ocp_erro
   return true;
 }
 
-/* Fills `order` with the indices grouped by segment, and finds the ranges of `order`. */
+/* Fills `order` with the array's indices grouped by segment, and finds each segment's range of `order`. */
 static bool group(const ocp_plan *p, segmented array, uint32_t *order, const char *what, ocp_error *error) {
   for (uint32_t i = 0; i < array.count; i++) {
     if (segment_of(&array, i) >= p->header.num_segments)
@@ -165,7 +165,7 @@ static bool split_records(ocp_plan *p, ocp_error *error) {
   return true;
 }
 
-/* Finds the elements of each segment. */
+/* Finds each segment's records, expressions, assertions, read-backs, outputs and buffers. */
 static bool split_all(ocp_plan *p, ocp_error *error) {
   const ocp_plan_header *h = &p->header;
   const segmented exprs = {&p->exprs->segment, sizeof *p->exprs, h->num_exprs, offsetof(ocp_segment_view, exprs)};

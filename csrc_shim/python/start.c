@@ -84,8 +84,9 @@ enum {
 _Static_assert(sizeof(python_api) == NUM_NAMES * sizeof(void *), "one name per member");
 
 /* Loads the package that contains the library, by path, so that no other copy of the package is imported. A library
- * that was copied out of its package loads the installed package. A Python that this file `started` does not search the
- * user's site-packages; if the package lies there, that folder is added, since the dependencies lie there too. */
+ * that was copied out of its package loads the installed package. If this file started Python (`started`), Python does
+ * not search the user's site-packages; if the package lies there, that folder is added, since the dependencies lie
+ * there too. */
 static const char bootstrap[] =
     "try:\n"
     "    import sys, os\n"

@@ -28,8 +28,9 @@ int ocp_cluster_set_host_inputs(ocp_cluster *cluster, const uint32_t *inputs, ui
  * contents, so the capture fails. The contents of the other host inputs follow from sizes. Must be called before the
  * first Run. */
 int ocp_cluster_set_fed_inputs(ocp_cluster *cluster, const uint32_t *inputs, uint32_t count, ocp_error *error);
-/* Sets when instances get CUDA graphs: after `warm_runs` Runs (at most OCP_MAX_WARM_RUNS), while the cluster has fewer
- * than `max_graphs` graphs. After creation of the cluster max_graphs is 0: no graphs. Other threads may be in Runs. */
+/* Sets when instances get CUDA graphs: after `warm_runs` Runs (at most OCP_MAX_WARM_RUNS). The cluster has at most
+ * `max_graphs` graphs; a new one replaces the least recently used one that no Run is using. Until this call max_graphs
+ * is 0: no graphs. Other threads may be in Runs. */
 #define OCP_MAX_WARM_RUNS 1000u
 void ocp_cluster_set_graphs(ocp_cluster *cluster, uint32_t warm_runs, uint32_t max_graphs);
 /* Releases the graphs that no Run is using, and their memory; the library does the same when memory runs out. Later

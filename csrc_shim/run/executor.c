@@ -168,9 +168,9 @@ static ocp_instance *match(const run *r, const ocp_variant *newest) {
   return NULL;
 }
 
-/* Builds a variant, unless another thread is building one, for which this call waits, or has added one since `seen` was
- * the newest. In both cases the caller searches again. *built: whether this call built a variant. No mutex is held
- * while Python builds, and waiting threads hold nothing that Python could need. */
+/* Builds a variant. If another thread is building one, waits for it instead; if one newer than `seen` exists, does
+ * nothing. In both cases the caller searches again. *built: whether this call built a variant. No mutex is held while
+ * Python builds, and waiting threads hold nothing that Python could need. */
 static int build_variant(const run *r, const ocp_variant *seen, bool *built) {
   ocp_cluster *cluster = r->cluster;
   pthread_mutex_lock(&cluster->build_mutex);

@@ -37,7 +37,7 @@ typedef struct ocp_library {
   bool one_thread;    /* one thread at a time may use an algorithm */
   /* Whether the library can be used, once it is loaded; NULL: always. */
   int (*check)(ocp_error *error);
-  /* Whether problems of these sizes are valid. */
+  /* Whether the sizes in `values` are valid for the problem. */
   bool (*valid)(const ocp_problem_spec *spec, const int64_t *values);
   int (*open)(void **handle, ocp_error *error);
   void (*close)(void *handle);

@@ -210,7 +210,9 @@ class DeviceArray:
 
     def _check_host(self, values: NDArray[Any]) -> None:
         if not values.flags.c_contiguous or values.nbytes != self.nbytes:
-            raise ValueError(f"need a C-contiguous array of {self.nbytes} bytes, got {values.nbytes}")
+            raise ValueError(
+                f"expected {self.nbytes} C-contiguous bytes, got {values.nbytes} bytes, strides {values.strides}"
+            )
 
     def free(self) -> None:
         """Free the memory, after waiting for all work of the device. Safe to call twice."""

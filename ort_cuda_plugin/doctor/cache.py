@@ -29,9 +29,9 @@ def cache_findings(cache: KernelCache) -> Iterator[Finding]:
     else:
         yield warning(
             _SUBJECT,
-            f"{text}. It can be read, and not be written to",
-            "this is right for an image that was warmed; else kernels that it lacks are compiled in each process: set"
-            f" {CACHE_DIR_VARIABLE} to another folder",
+            f"{text}. It can be read but not written",
+            "this is right for a container image with a warm cache. Otherwise each process compiles the kernels that "
+            f"are missing: set {CACHE_DIR_VARIABLE} to a writable folder",
         )
     damaged = [name for name, _ in entries if not cache.is_whole(name)]
     if damaged:

@@ -186,7 +186,8 @@ class Provider:
         clusters = self.session.contexts.load([*found.values()], self.device, properties, self.options, options)
         loaded = dict(zip(found, clusters, strict=True))
         is_for_others = False
-        if self.session.contexts.output is not None:  # before the device takes over the constants
+        if self.session.contexts.output is not None:
+            # Written before the loop below uploads the constants and releases their host copies.
             request = request_of(self.device, properties, self.options, options)
             is_for_others = self.device.target.arch not in request.architectures
             model = model_path(ort_graphs[0]) if ort_graphs else ""

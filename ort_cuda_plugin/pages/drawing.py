@@ -43,7 +43,7 @@ class Edge:
 
 
 def drawing(boxes: Mapping[Hashable, Box], edges: Sequence[Edge]) -> str:
-    """Return the SVG. Edges to missing boxes are left out."""
+    """Return the graph as SVG. Edges from or to missing boxes are left out."""
     known = [edge for edge in edges if edge.source in boxes and edge.target in boxes and edge.source != edge.target]
     places = layout(list(boxes), [(edge.source, edge.target) for edge in known])
     width = max((x for x, _ in places.values()), default=0) + WIDTH + _ASIDE // 2

@@ -53,7 +53,7 @@ static void bin_remove(ocp_arena *arena, ocp_chunk *chunk) {
     arena->bin_mask[bin / 64] &= ~(UINT64_C(1) << bin % 64);
 }
 
-/* The first bin from `bin` on that is not empty; OCP_ARENA_BINS when none is. */
+/* Returns the first non-empty bin from `bin` on; OCP_ARENA_BINS if all of these are empty. */
 static unsigned next_bin(const ocp_arena *arena, unsigned bin) {
   for (unsigned word = bin / 64; word < OCP_ARENA_BINS / 64; word++, bin = word * 64) {
     const uint64_t rest = arena->bin_mask[word] >> bin % 64;
@@ -169,8 +169,8 @@ static void cut(ocp_arena *arena, ocp_chunk *chunk, size_t size) {
 
 /* ---- allocation and free ---- */
 
-/* Limits internal fragmentation: at most an eighth of a chunk, and never more than max_dead_bytes_per_chunk, may lie
- * idle behind the requested bytes. */
+/* Limits internal fragmentation: the unused end of a chunk has at most an eighth of the requested bytes, and fewer than
+ * max_dead_bytes_per_chunk. */
 static bool is_too_large(const ocp_arena *arena, const ocp_chunk *chunk, size_t size) {
   const size_t dead = chunk->size - size;
   return dead > size / 8 || (dead > 0 && dead >= (size_t)arena->config.max_dead_bytes_per_chunk);

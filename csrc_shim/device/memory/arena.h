@@ -30,7 +30,8 @@
  * - The chunks of a region follow each other without gaps and cover it, linked from left to right.
  * - Every chunk is in the chunk table. A chunk that is not handed out is in the bin of its size, and a bound one also
  *   in the list of bound chunks.
- * - freed_at is 0 in a free chunk and not 0 in a bound one. stream_id is 0 where any stream may use the chunk.
+ * - freed_at is 0 in a free chunk and not 0 in a bound one. stream_id is 0 in a free chunk, and in one that was bound
+ *   because work of any stream may use it.
  * - No two neighbours are both free, or both bound to the same stream: they would have merged.
  * - A reserved region is one chunk, handed out. When the chunk is given back, the region leaves the arena; if work may
  *   still use the chunk, the region becomes an ordinary one. */

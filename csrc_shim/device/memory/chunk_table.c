@@ -9,7 +9,7 @@ static size_t home_of(const ocp_chunk_table *table, uint64_t address) {
   return (size_t)((address / ALIGNMENT) * 0x9E3779B97F4A7C15u >> 20) & (table->num_slots - 1);
 }
 
-/* The slot of the address, or the empty slot where it would be inserted. */
+/* Returns the slot of the chunk at the address, or the empty slot where such a chunk would be inserted. */
 static size_t find_slot(const ocp_chunk_table *table, uint64_t address) {
   size_t slot = home_of(table, address);
   while (table->slots[slot] && table->slots[slot]->address != address)

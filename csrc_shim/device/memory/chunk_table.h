@@ -8,7 +8,7 @@
 
 typedef struct ocp_region ocp_region; /* arena.c */
 
-/* A span of device or pinned memory, which is handed out or not. */
+/* A span of device or pinned memory. While `handed_out` is true, an allocation owns it. */
 typedef struct ocp_chunk {
   uint64_t address;
   size_t size;

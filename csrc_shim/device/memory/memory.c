@@ -294,7 +294,7 @@ static CUresult add_region(const request *r, ocp_chunk **chunk) {
   CUresult result = bytes ? driver_alloc(r->device->driver, r->memory, bytes, &address) : CUDA_ERROR_OUT_OF_MEMORY;
   if (result == CUDA_SUCCESS && is_reported(r))
     r->device->driver->ReuseMemory(address, 0, bytes,
-                                   NULL); /* tells the checking mode that nothing of it is allocated yet */
+                                   NULL); /* tells the checking mode that nothing in the new region is allocated yet */
   pthread_mutex_lock(&pool->lock);
   *chunk = result == CUDA_SUCCESS ? ocp_arena_add_region(arena, address, bytes, r->size) : NULL;
   if (!*chunk) {

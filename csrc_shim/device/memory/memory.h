@@ -23,10 +23,10 @@ void ocp_device_free(ocp_device *device, CUdeviceptr address, ocp_stream *stream
  * may use the memory. Free it by ocp_device_free. */
 int ocp_device_reserve(ocp_device *device, size_t bytes, CUdeviceptr *address, ocp_error *error);
 
-/* Returns memory that no enqueued work uses to the driver, and destroys the idle streams of the pool. Returns the bytes
- * of device and pinned memory that the driver got. */
+/* Releases to the driver the memory that no enqueued work uses, and destroys the idle streams of the pool. The result
+ * is the number of bytes of device and pinned memory released. */
 int64_t ocp_device_trim(ocp_device *device);
-/* Like ocp_device_trim, but a mempool keeps as many bytes as its options say. */
+/* Like ocp_device_trim, but the mempool retains the number of bytes that its options set. */
 int64_t ocp_device_shrink(ocp_device *device);
 
 /* Determines the available device memory: the bytes that the driver has free and those that the arena holds idle, up to
@@ -59,16 +59,14 @@ int ocp_pool_alloc(ocp_device *device, int memory, size_t bytes, ocp_stream *str
 bool ocp_pool_free(ocp_device *device, int memory, uint64_t address, ocp_stream *stream);
 /* Like ocp_device_reserve, for device or pinned memory. */
 int ocp_pool_reserve(ocp_device *device, int memory, size_t bytes, uint64_t *address, ocp_error *error);
-/* Gives unused memory back to the driver and returns its bytes. `keep`: a mempool keeps as many bytes as its options
- * say.
- */
+/* Releases unused memory to the driver; the result is the number of bytes released. `keep`: the mempool retains the
+ * number of bytes that its options set; else it retains none. */
 int64_t ocp_pool_shrink(ocp_device *device, int memory, bool keep);
 void ocp_pool_stats(ocp_device *device, int memory, ocp_memory_stats *stats);
 /* Called at the end of a Run: frees the bound chunks whose work has finished. */
 void ocp_pool_run_ended(ocp_device *device);
 
-/* Returns the blocks that a watched Run had freed to the arena. Blocks that are still allocated stay with their
- * owners. */
+/* Gives the arena the allocations that a watched Run had freed. Those still in use stay with their owners. */
 void ocp_run_memory_release(ocp_run_memory *memory);
 
 #endif

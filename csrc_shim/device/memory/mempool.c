@@ -161,7 +161,7 @@ static CUresult driver_alloc(ocp_device *device, const ocp_mempool *mempool, siz
                "cuMemAllocFromPoolAsync", error);
 }
 
-/* Allocates memory that any stream may use: first waits until the allocating stream has reached the allocation. */
+/* Allocates memory that any stream may use: waits until the allocating stream has executed the allocation. */
 static CUresult driver_alloc_at_once(ocp_device *device, const ocp_mempool *mempool, size_t size, uint64_t *address,
                                      ocp_error *error) {
   ocp_stream *stream;
@@ -221,7 +221,7 @@ CUresult ocp_mempool_alloc(ocp_device *device, size_t size, ocp_stream *stream, 
       ocp_pool_advance(pool, stream); /* the memory exists only after this point of the stream */
     pthread_mutex_unlock(&pool->lock);
   } else {
-    ocp_fail(error, ORT_RUNTIME_EXCEPTION, "the arena's limit leaves fewer than %zu bytes", size);
+    ocp_fail(error, ORT_RUNTIME_EXCEPTION, "the arena's limit (arena.max_mem) leaves fewer than %zu bytes", size);
   }
   pthread_mutex_unlock(&mempool->lock);
   return result;

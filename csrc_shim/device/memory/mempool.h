@@ -21,8 +21,8 @@ CUresult ocp_mempool_alloc(ocp_device *device, size_t size, ocp_stream *stream, 
 bool ocp_mempool_free(ocp_device *device, uint64_t address, ocp_stream *stream, size_t *size);
 /* Frees the blocks that were waiting for work that has now finished. */
 void ocp_mempool_collect(ocp_device *device);
-/* Gives unused memory back to the driver and returns its bytes. `keep`: the pool keeps as many bytes as its options
- * say. */
+/* Releases unused memory to the driver; the result is the number of bytes released. `keep`: the pool retains the number
+ * of bytes that its options set; else it retains none. */
 int64_t ocp_mempool_shrink(ocp_device *device, bool keep);
 /* Returns the bytes that the pool holds from the driver. The arena's statistics count the bytes that are handed out. */
 int64_t ocp_mempool_held_bytes(ocp_device *device);

@@ -26,7 +26,7 @@ static settings *settings_of(bool emulated, int ordinal, int memory) {
   return s;
 }
 
-/* Pools of the open devices. */
+/* The pools of the open devices, by kind (1: emulated) and ordinal; NULL: not open. */
 static ocp_pool *pools[2][OCP_MAX_DEVICES];
 
 static void apply(bool emulated, int ordinal, int memory, const settings *s) {

@@ -13,7 +13,8 @@ enum { OCP_VENDOR_NVIDIA = 0x10DE, OCP_VENDOR_EMULATED = 0x10DE0E };
  * not change while the process lives. */
 uint32_t ocp_vendor_id(bool emulated);
 
-/* Returns the device with that ordinal, and opens it on first use (thread safe); NULL with the error. Never closed. */
+/* Returns the device with that ordinal, or NULL with the error. The first call opens the device, which then stays open.
+ * Thread safe. */
 ocp_device *ocp_device_open(bool emulated, int ordinal, ocp_error *error);
 /* Returns the device if it is open already, else NULL. */
 ocp_device *ocp_device_find(bool emulated, int ordinal);

@@ -86,13 +86,13 @@ typedef struct emu_warp {
   uint32_t meeting;    /* lanes that wait in a warp operation */
   bool ragged;         /* true: lanes wait in different operations, described in lanes */
   emu_meeting uniform; /* the operation that all waiting lanes share, unless ragged */
-  uint32_t predicates; /* bit mask of the lanes' predicates in the results */
+  uint32_t predicates; /* results: bit mask of the predicates that the operation returns to the lanes */
   uint32_t value[EMU_WARP], result[EMU_WARP];
   emu_meeting lanes[EMU_WARP];
   const emu_fragments *fragments[EMU_WARP];
 } emu_warp;
 
-/* The largest shape of mma. */
+/* The largest m, n and k of an mma instruction. */
 enum { EMU_MATRIX_ROWS = 16, EMU_MATRIX_COLUMNS = 8, EMU_MATRIX_DEPTH = 256 };
 
 /* A barrier of the block with a number, or one that reduces a predicate. A plain __syncthreads counts in
@@ -104,8 +104,8 @@ typedef struct emu_barrier {
   uint32_t waiting[EMU_MAX_WARPS], present[EMU_MAX_WARPS]; /* lanes that wait, and all that have arrived */
 } emu_barrier;
 
-/* A byte of shared memory in the checking mode: not written, written, or the target of a cp.async that its thread has
- * not waited for. */
+/* State of a byte of shared memory in the checking mode: unwritten, written, or the target of a pending cp.async (its
+ * thread has not waited for it). */
 enum emu_byte_of_block { EMU_BLOCK_UNWRITTEN, EMU_BLOCK_WRITTEN, EMU_BLOCK_PENDING };
 
 /* The resources that a host thread needs to run blocks, lent for the duration of a launch. There are at most
@@ -116,7 +116,7 @@ typedef struct emu_cpu {
   uint8_t *written;        /* checking mode: for each byte of shared memory an emu_byte_of_block */
   struct emu_races *races; /* checking mode: accesses to shared memory by threads, and the barriers that order them */
   emu_doubt doubt;
-  jmp_buf abandon;  /* checking and counting modes: target for leaving a kernel without fibers */
+  jmp_buf abandon;  /* checking and counting modes: longjmp target that abandons a block run without fibers */
   uint32_t current; /* index of the running thread */
   uint32_t started; /* threads below this index have a stack in use */
   uint32_t threads, live, arrived, runnable_warps, num_warps;

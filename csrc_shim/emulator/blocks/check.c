@@ -148,7 +148,7 @@ static void check(ocp_emu_thread *thread, const void *pointer, uint32_t bytes, e
     if (bytes <= emu.base + emu.bytes - address)
       check_device(thread, access, address, bytes);
     else
-      refuse(thread, EMU_OUT_OF_BOUNDS, access, address, bytes, "the end of the device's memory");
+      refuse(thread, EMU_OUT_OF_BOUNDS, access, address, bytes, "beyond the end of the device's memory");
     return;
   }
   uint64_t shared = host - (uint64_t)cpu->shared;
@@ -158,7 +158,7 @@ static void check(ocp_emu_thread *thread, const void *pointer, uint32_t bytes, e
   }
   if (emu_is_pinned_address(host)) {
     if (!emu_heap_find(&emu.pinned, host, bytes, NULL, NULL))
-      refuse(thread, EMU_OUT_OF_BOUNDS, access, host, bytes, "page-locked memory that is not allocated");
+      refuse(thread, EMU_OUT_OF_BOUNDS, access, host, bytes, "outside of the allocations of page-locked memory");
     return;
   }
   if (emu_is_of_thread(thread, host, bytes, access == EMU_LOAD))

@@ -31,8 +31,8 @@ bool emu_fibers_run_block(emu_cpu *cpu, const uint32_t block[3]);
 _Noreturn void emu_abandon_block(ocp_emu_thread *thread);
 
 /* ---- for kernels ---- */
-/* __syncthreads and its variants. A fiber that ends without arriving at a barrier where others wait is a divergence
- * error. */
+/* bar.sync 0 of all threads of the block (__syncthreads). A fiber that ends without arriving at a barrier where others
+ * wait is a divergence error. */
 void ocp_emu_barrier(ocp_emu_thread *thread);
 /* barrier.sync, .arrive and .red: mode 0 sync, 1 arrive (does not wait), 2 popc, 3 and, 4 or. `threads` is the number
  * of threads that take part; 0: all of the block. Returns the reduction of the threads' predicates. */

@@ -64,9 +64,9 @@ static void put_on_list(emu_cpu *cpu) {
   pthread_mutex_unlock(&cpus_lock);
 }
 
-/* Makes the resources available. take_from_list increments cpus_wanted before it reads last_cpu, and this function
- * reads cpus_wanted after it has set last_cpu. So a waiting thread finds the resources in last_cpu, or this function
- * puts them on the list and wakes the waiting thread. */
+/* Makes the emu_cpu available to other launches. take_from_list increments cpus_wanted before it reads last_cpu, and
+ * this function reads cpus_wanted after it has set last_cpu. So a waiting thread finds the resources in last_cpu, or
+ * this function puts them on the list and wakes the waiting thread. */
 static void release_cpu(emu_cpu *cpu) {
   emu_cpu *none = NULL;
   if (!atomic_compare_exchange_strong(&last_cpu, &none, cpu))

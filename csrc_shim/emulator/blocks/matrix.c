@@ -174,7 +174,7 @@ static void multiply(emu_cpu *cpu, const emu_warp *warp, const form *f) {
 
 /* ---- loads and stores ---- */
 
-/* The row and column of element `half` (0, 1) of register `index` of a lane. */
+/* Finds the position in its matrix, row and column, of element `half` (0, 1) of a lane's register `index`. */
 static void locate(uint32_t lane, uint32_t index, uint32_t half, bool transposed, uint32_t *row, uint32_t *column) {
   uint32_t group = lane / 4, pair = lane % 4 * 2 + half;
   *row = 8 * index + (transposed ? pair : group);

@@ -6,7 +6,8 @@
 #include "emulator/blocks/order.h"
 #include "emulator/state.h"
 
-/* Returns the lane that `lane` reads from in shfl.sync of the PTX ISA, or -1 where the predicate is false. */
+/* Returns the lane that `lane` reads from in shfl.sync, or -1 if that lane is out of range, so that the PTX ISA sets
+ * the predicate to false. */
 static inline int source_of(uint32_t lane, const emu_meeting *meeting) {
   uint32_t segment = meeting->clamp >> 8 & 31, clamp = meeting->clamp & 31, by = meeting->source & 31;
   int lowest = (int)(lane & segment), highest = lowest | (int)(clamp & ~segment & 31), source;
@@ -52,7 +53,8 @@ static uint32_t vote(const emu_warp *warp, uint32_t mode, uint32_t mask) {
   }
 }
 
-/* Returns the result of match.sync: the lanes of `mask` with the value of `lane`; for mode 1 all of `mask`, or 0. */
+/* Returns the result of match.sync: the lanes of `mask` with the value of `lane`; mode 1: all of `mask` if all its
+ * lanes have that value, else 0. */
 static uint32_t match(const emu_warp *warp, uint32_t mode, uint32_t mask, uint32_t lane) {
   uint32_t same = 0;
   for (uint32_t rest = mask; rest; rest &= rest - 1) {

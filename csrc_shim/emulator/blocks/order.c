@@ -39,8 +39,8 @@ void emu_order_report(ocp_emu_thread *thread, emu_finding_kind kind, emu_access 
 /* ---- accesses ---- */
 
 typedef struct cell {
-  uint16_t writer, reader; /* threads */
-  uint32_t written, read;  /* the counter at their accesses; 0: none */
+  uint16_t writer, reader; /* linear indices of the threads that last stored and last loaded the byte */
+  uint32_t written, read;  /* the counter at these accesses; 0: none */
 } cell;
 
 typedef struct pending_copy {

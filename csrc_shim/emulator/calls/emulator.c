@@ -37,7 +37,7 @@ static bool read_number(const char *name, uint64_t least, uint64_t largest, uint
   return false;
 }
 
-/* Reads the configuration from the environment, unless ocp_emu_configure came first. If a value is invalid, Init
+/* Reads the configuration from the environment, unless ocp_emu_configure was called before. If a value is invalid, Init
  * fails. */
 static void configure_from_environment(void) {
   if (configured)

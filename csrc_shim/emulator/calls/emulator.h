@@ -19,7 +19,7 @@ void ocp_emu_get_config(ocp_emu_config *config);
 /* Returns the host alias of an emulated device address, for host implementations of library calls; NULL when the
  * range is not allocated. */
 void *ocp_emu_host_pointer(uint64_t address, size_t bytes);
-/* 1 when the address lies in the emulated devices' address space. */
+/* Returns 1 if the address lies in the emulated devices' address space, else 0. */
 int ocp_emu_owns(uint64_t address);
 
 /* Reserves the address space of the devices on the first call. */

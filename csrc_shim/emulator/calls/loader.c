@@ -59,7 +59,7 @@ static const char *string_at(const strings *in, uint32_t offset) {
   return offset < in->bytes ? in->text + offset : NULL;
 }
 
-/* Whether the section holds bytes of the file; an unused section header means nothing, whatever its fields say. */
+/* Whether the section has bytes in the file. The fields of an unused header (SHT_NULL) have no meaning. */
 static bool has_bytes(const Elf64_Shdr *section) {
   return section->sh_type != SHT_NOBITS && section->sh_type != SHT_NULL;
 }
@@ -86,7 +86,7 @@ static CUresult read_symbols(loader *in, const Elf64_Shdr *section) {
   return read_strings(in, section->sh_link, &in->strings);
 }
 
-/* Sections of one file do not overlap, so their total size is bounded by its length. */
+/* Checks the section headers. Sections must not overlap, so their bytes together may not exceed the file's. */
 static CUresult read_sections(loader *in) {
   uint64_t bytes = 0;
   for (uint32_t i = 0; i < in->num_sections; i++) {

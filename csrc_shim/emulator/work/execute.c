@@ -33,7 +33,7 @@ static CUresult run_copy(const emu_op *op, bool deferred, const emu_clock *clock
 
 static CUresult run_set(const emu_op *op, bool deferred, const emu_clock *clock) {
   if (deferred && !emu_device_range(op->set.dst, op->set.bytes))
-    return emu_fail(CUDA_ERROR_ILLEGAL_ADDRESS, "a fill touches memory that was freed before it ran");
+    return emu_fail(CUDA_ERROR_ILLEGAL_ADDRESS, "a memset touches memory that was freed before it ran");
   CUresult result = clock ? emu_check_op(op, clock) : CUDA_SUCCESS;
   memset(host_view(op->set.dst, false), op->set.value, op->set.bytes);
   return result;

@@ -31,7 +31,7 @@ struct ocp_capture_thread {
   ocp_capture_thread *next_of_owner, *next_of_thread;
   ocp_capture_thread **list; /* the list of the thread's states, which contains this one */
   ocp_stream *stream;
-  pthread_mutex_t lock; /* guards the list of ids and their state, except for the Run that is being captured */
+  pthread_mutex_t lock; /* guards `ids` and its entries; other threads leave the entry `active` unchanged */
   captured *ids;
   captured *active;        /* entry of the id whose Run is captured or has its allocations watched; NULL: none */
   bool captures;           /* true: that Run is captured */

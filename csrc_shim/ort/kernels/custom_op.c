@@ -70,7 +70,8 @@ static OrtStatus *create_kernel(const OrtCustomOp *op, const OrtApi *api, const 
 
 static OrtStatus *compute_kernel(void *kernel, OrtKernelContext *context) {
   (void)kernel, (void)context;
-  return ocp_api->CreateStatus(ORT_NOT_IMPLEMENTED, "an application's operator has no kernel of the CPU provider");
+  return ocp_api->CreateStatus(ORT_NOT_IMPLEMENTED,
+                               "an application's custom operator has no kernel in the CPU provider");
 }
 
 static void *create_old_kernel(const OrtCustomOp *op, const OrtApi *api, const OrtKernelInfo *info) {

@@ -308,7 +308,7 @@ OrtStatus *ocp_profile_write(ocp_profile *profile, OrtProfilingEventsContainer *
   free_event(&e);
   if (profile->num_lost) {
     char line[160];
-    snprintf(line, sizeof line, "the profile lacks %zu events of devices: it holds at most as many as ONNX Runtime's",
+    snprintf(line, sizeof line, "the profile lacks %zu device events: its maximum is that of ONNX Runtime's own events",
              profile->num_lost);
     ocp_log(ORT_LOGGING_LEVEL_WARNING, line, OCP_EP_NAME);
   }

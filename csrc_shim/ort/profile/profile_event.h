@@ -28,7 +28,7 @@ typedef struct ocp_profile_parent {
 typedef struct ocp_profile {
   const char *provider;
   bool emulated;
-  int64_t origin; /* start of ORT's profile, in nanoseconds of the activities' clock */
+  int64_t origin; /* start of ORT's profile, CLOCK_MONOTONIC nanoseconds */
   ocp_activity *activities;
   size_t num_activities, num_lost;
   ocp_profile_parent *parents;

@@ -22,7 +22,7 @@ typedef struct profiler {
   bool is_started;
   bool traced;          /* Python has started CUPTI for this profile */
   pthread_mutex_t lock; /* guards the members below */
-  int64_t origin;       /* start of ORT's profile, in nanoseconds of the activities' clock */
+  int64_t origin;       /* start of ORT's profile, CLOCK_MONOTONIC nanoseconds */
   ocp_profile_names names;
   ocp_profile_parent *parents; /* ORT's events that have ended */
   size_t num_parents, max_parents;

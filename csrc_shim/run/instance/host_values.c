@@ -7,7 +7,7 @@
 #include "base/dtype.h"
 #include "device/device.h"
 
-/* Converts one element to int64; false when it does not fit (uint64). */
+/* Converts one element to int64; false if it is a uint64 above INT64_MAX, or not an integer. */
 static bool convert(const char *from, uint32_t dtype, int64_t *value) {
   union {
     int8_t i8;
@@ -88,7 +88,7 @@ int ocp_host_values_read(ocp_stream *stream, const ocp_host_read *reads, uint32_
     const char *from = reads[i].host ? reads[i].host : next;
     for (uint32_t k = 0; k < reads[i].count && code == ORT_OK; k++)
       if (!convert(from + k * (size_t)(ocp_dtype_bits(reads[i].dtype) / 8), reads[i].dtype, &reads[i].values[k]))
-        code = ocp_fail(error, ORT_INVALID_ARGUMENT, "a value that decides a shape is not a 64-bit signed integer");
+        code = ocp_fail(error, ORT_INVALID_ARGUMENT, "a value that decides a shape exceeds the maximum of int64");
     if (!reads[i].host)
       next += bytes_of(&reads[i]);
   }

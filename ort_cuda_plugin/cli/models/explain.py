@@ -77,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--autotune",
         action="store_true",
-        help="with --program: measure candidate kernels of products, convolutions and attention",
+        help="with --program: measure candidate kernels of matrix products, convolutions and attention",
     )
     parser.add_argument("--json", action="store_true", help="print a JSON list instead of a table")
 

@@ -51,7 +51,7 @@ def page(
     lines: Sequence[str],
     texts: KernelTexts | None = None,
 ) -> str:
-    """Return the page. ``plans`` has a `plan_record` of each cluster, if known; ``lines`` stand at the top."""
+    """Return the page as HTML. ``plans`` has a `plan_record` of each cluster, if known; ``lines`` stand at the top."""
     texts = texts or KernelTexts()
     verdicts = [verdict for verdict in placement.verdicts if not verdict.body_of]
     found = list(copies(placement))

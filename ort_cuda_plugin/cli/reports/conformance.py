@@ -1,6 +1,6 @@
-"""Run ONNX's backend tests on the emulated device and give each one verdict.
+"""Run ONNX's backend tests on the emulated device, and print one verdict for each test.
 
-Without ONNX Runtime's optimisations by default, so that nothing is folded away before the provider sees it.
+ONNX Runtime's optimisations are off by default, so that the provider sees every node of a test.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with streams that defer and interleave work; the seed of each test is derived from SEED",
     )
     parser.add_argument(
-        "--write", type=output_file, metavar="FILE", help="run all tests both ways and write the report (Markdown)"
+        "--write",
+        type=output_file,
+        metavar="FILE",
+        help="run all tests, also with --optimised, and write the report (Markdown)",
     )
     parser.add_argument("--json", action="store_true", help="print a JSON list of all outcomes")
 

@@ -50,7 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--against", default="cpu", metavar="EP", help="cpu (default), cuda, or the name of an execution provider"
     )
     add_input_arguments(parser)
-    parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="an option of the plugin's")
+    parser.add_argument(
+        "--option", action="append", default=[], metavar="KEY=VALUE", help="a provider option for the plugin"
+    )
     parser.add_argument(
         "--tolerance",
         action="append",
@@ -152,7 +154,7 @@ def _plain(source: str | bytes | onnx.ModelProto) -> str | bytes:
 def _first(
     source: str | bytes, feeds: Mapping[str, Any], sides: _Sides, tolerances: Mapping[str, float], is_kept: bool
 ) -> tuple[FirstDifference | None, str]:
-    """Return the first node whose results differ, or why it is not known. ``is_kept``: a file has the other outputs."""
+    """Return the first node whose results differ, or why it is unknown. ``is_kept``: the other outputs were loaded."""
     if isinstance(source, bytes):
         model = onnx.load_from_string(source)
     else:
@@ -162,7 +164,7 @@ def _first(
         with waiting(console, "looking for the first node that differs"):
             first = first_difference(model, feeds, sides.own, sides.reference, tolerances)
     except Exception as error:  # a difference of outputs is worth showing without the node
-        return None, f"the graph cannot be cut: {error}"
+        return None, f"the model cannot be cut into submodels: {error}"
     reason = "the computation of the loaded outputs, or the fusion of nodes," if is_kept else "the fusion of nodes"
     if first is not None:
         return first, ""

@@ -122,7 +122,7 @@ def measure(
 
 
 def _estimate(path: Path, name: str, shapes: dict[str, tuple[int, ...]]) -> Estimate | None:
-    """Return the estimate of a GPU; None, after a line with the reason, if it fails."""
+    """Return the estimate for the GPU ``name``. If it fails, print the reason and return None."""
     from ort_cuda_plugin.cli.models.estimate import estimate_model
 
     try:

@@ -34,7 +34,7 @@ class SourceFinder:
 
     @property
     def paths(self) -> list[str]:
-        """The path of the source model that the application names, as a list; empty if it names none."""
+        """Return the path of the source model that the application names, as a list; empty if it names none."""
         return [self._path] if self._path else []
 
     def find(self, folder: ModelFolder | None, file: str) -> Source:

@@ -111,10 +111,10 @@ def _metadata(info: Any) -> dict[str, str]:
 
 
 def emulation_requested() -> bool:
-    """Whether the environment asks for emulated devices.
+    """Return whether ``ORT_CUDA_PLUGIN_EMULATE`` asks for emulated devices.
 
     Raises:
-        ValueError: the variable holds neither a yes nor a no.
+        ValueError: the variable has another value than 1 or 0 (or a synonym such as "true").
     """
     error = new_error()
     requested = core().emulation_requested(error)
@@ -125,7 +125,7 @@ def emulation_requested() -> bool:
 
 def emulated_properties() -> DeviceProperties:
     """Return the properties for which kernels of emulated devices are generated: those of the emulated device, or of
-    the GPU that the environment names.
+    the GPU that ``ORT_CUDA_PLUGIN_EMULATE_LOWERING`` names.
 
     Raises: ValueError: the variable does not name a GPU.
     """

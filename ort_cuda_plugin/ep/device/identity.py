@@ -31,17 +31,17 @@ class Identity(IntEnum):
 
     @property
     def ep_name(self) -> str:
-        """The name of the execution provider."""
+        """Return the name of the execution provider."""
         return _NAMES[self]
 
     @property
     def session_prefix(self) -> str:
-        """Prefix of the session entries for the provider's options."""
+        """Return the prefix of the session entries for the provider's options."""
         return f"ep.{self.ep_name.lower()}."
 
     @property
     def environment_prefix(self) -> str:
-        """Prefix of the entries of ONNX Runtime's environment for the provider's options."""
+        """Return the prefix of the entries of ONNX Runtime's environment for the provider's options."""
         return f"ep_factory.{self.ep_name}."
 
 

@@ -58,11 +58,11 @@ class OpenDevice:
 
     @property
     def target(self) -> Target:
-        """The compilation target."""
+        """Return the target for which kernels of the device are compiled."""
         return target_of(self.info)
 
     def properties(self) -> DeviceProperties:
-        """The properties on which lowering may depend."""
+        """Return the device properties on which lowering may depend."""
         if self.info.emulated:
             return replace(emulated_properties(), refusals=self.refusals)
         gpu = DeviceProperties.gpu(self.info.compute_capability, self.info.multiprocessors, load_libraries())

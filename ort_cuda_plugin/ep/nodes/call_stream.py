@@ -53,7 +53,7 @@ class RunStream:
 
     @property
     def handle(self) -> int:
-        """The ``cudaStream_t``."""
+        """Return the Run's ``cudaStream_t`` as an integer."""
         return int(ffi.cast("uintptr_t", self._handle))
 
     @property

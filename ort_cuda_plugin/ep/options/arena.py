@@ -70,7 +70,7 @@ CUDA_PROVIDER_KEYS = {"gpu_mem_limit": "arena.max_mem", "arena_extend_strategy":
 
 @cache
 def keys() -> tuple[str, ...]:
-    """All keys of an arena's options."""
+    """Return all keys of an arena's options."""
     return tuple(re.findall(rf"{PREFIX}\w+", check_options({"": ""})))
 
 

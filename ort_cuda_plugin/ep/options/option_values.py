@@ -92,7 +92,7 @@ def _stream(text: str) -> int:
 
 
 def name_or_number(names: tuple[str, ...]) -> Reader:
-    """Read one of ``names`` in any case, or its index among them."""
+    """Return a reader of one of ``names``, in any case, or of its index among them."""
     choices = ", ".join(f"{name} ({number})" for number, name in enumerate(names))
 
     def parse_name(text: str) -> str:
@@ -107,7 +107,7 @@ def name_or_number(names: tuple[str, ...]) -> Reader:
 
 
 def count(least: int, most: int) -> Reader:
-    """Read an integer from ``least`` to ``most``."""
+    """Return a reader of an integer from ``least`` to ``most``."""
 
     def parse_count(text: str) -> int:
         digits = text.strip()
