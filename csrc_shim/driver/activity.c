@@ -50,7 +50,8 @@ int32_t ocp_activity_thread(void) { return mine ? mine->number : 0; }
 
 /* ---- events ---- */
 
-/* Finds the calling thread's entry for a listener, else takes the entry of a listener that has ended. */
+/* Finds the calling thread's entry for a listener. Else takes an entry without open events, or that of a listener that
+ * has ended; NULL if there is none. */
 static entered *place_of(uint64_t listener) {
   entered *unused = NULL;
   for (int i = 0; i < OCP_MAX_OWNERS; i++) {

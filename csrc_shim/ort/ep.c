@@ -16,7 +16,8 @@
  *     ReleaseEp                       (factory.c) clusters are released by Python
  *
  * Invariants:
- * - Between OnRunStart and OnRunEnd, Python is called only to build a plan for new shapes.
+ * - Between OnRunStart and OnRunEnd, Python is called only for new shapes (to build a plan or a transposition of Scan,
+ *   to load a library's stored algorithm) and for callbacks of plans.
  * - Every slot returns a clear error after Python has shut down, after a fork, and on a lost device. */
 #include "ort/ep.h"
 

@@ -1,7 +1,7 @@
 /* Evaluation of the expressions of a plan, with every overflow detected. */
 #include "plan/expr.h"
 
-/* Returns the quotient, rounded toward zero; false for INT64_MIN / -1, which overflows. */
+/* Computes the quotient, rounded toward zero; false for division by zero, and for INT64_MIN / -1, which overflows. */
 static bool divide(int64_t a, int64_t b, int64_t *quotient) {
   if (b == 0 || (a == INT64_MIN && b == -1))
     return false;

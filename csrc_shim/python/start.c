@@ -131,7 +131,8 @@ static int find_libpython(struct dl_phdr_info *info, size_t size, void *path) {
   return 1;
 }
 
-/* Finds a libpython that the host has loaded, and makes its symbols global, which extension modules need. */
+/* Finds the functions of a Python that the process has loaded. If the symbols of its libpython are not global, makes
+ * them global, which extension modules need. */
 static bool use_loaded_python(python_api *api) {
   if (resolve(RTLD_DEFAULT, api))
     return true;
@@ -149,8 +150,8 @@ static void parent(char *path) {
   *(slash ? slash : path) = '\0';
 }
 
-/* Whether the library may run the interpreter. An interpreter of another user is refused: that user may have put it
- * into a folder above the package, as any user can in /tmp. */
+/* Whether the library may run an interpreter: `path` must belong to root, to this user or to the package's owner, and
+ * not be writable for all. Another user may have put it into a folder above the package, as any user can in /tmp. */
 static bool belongs_to_us(const char *path, const char *package) {
   struct stat status, ours;
   return lstat(path, &status) == 0 && stat(package, &ours) == 0 &&

@@ -6,11 +6,11 @@
  *                    that instance gets the new key instead
  *     bind_inputs    sets the addresses of inputs; uploads inputs in host memory that the device needs
  *     run_segment    for each segment: read back, resolve, outputs, slab, records; or launches the instance's graph
- *     aliasing_copy  copies outputs that share memory with inputs and were redirected for that reason (aliasing.h)
+ *     aliasing_copy  copies outputs that were redirected because they share memory with another tensor (aliasing.h)
  *     put            returns the instance to the cache
  *
  * Invariants:
- * - A Run that finds its instance calls no Python.
+ * - A Run that finds its instance calls no Python, except in callbacks and to load a library's stored algorithm.
  * - No lock is held while the builder runs. One thread at a time builds for a cluster; others that need a plan wait and
  *   then search again.
  * - Slabs and uploads are freed on the Run's stream as soon as the work that uses them is enqueued: stream order keeps
@@ -57,7 +57,8 @@ typedef struct run {
 
 /* ---- the key ---- */
 
-/* Returns the number of elements of a host input; if the product overflows, a number that no plan accepts. */
+/* Returns the number of elements of a host input; UINT64_MAX, which no plan accepts, if a dimension is negative or the
+ * product overflows. */
 static uint64_t count_elements(const ocp_input *input) {
   uint64_t elements = 1;
   for (uint32_t d = 0; d < input->rank; d++)
@@ -98,7 +99,7 @@ static int read_host_inputs(run *r) {
   return ocp_host_values_read(r->stream, reads, cluster->num_host_inputs, r->error);
 }
 
-/* Whether the application or ONNX Runtime captures the stream, so that nothing can be read back. */
+/* Whether ONNX Runtime captures the Run (ort/data/capture.h), so that nothing can be read back. */
 static bool is_capturing(const run *r) { return atomic_load_explicit(&r->stream->capturing, memory_order_relaxed); }
 
 static int fail_capture(const run *r, const char *why, uint32_t input) {
@@ -223,7 +224,7 @@ static ocp_instance *find_instance(const run *r) {
 
 /* ---- execution ---- */
 
-/* Prefixes the error with `what`: the cluster or tensor that the error concerns. */
+/* Prefixes the error with `what`: the tensors that the error concerns. */
 static int name_subject(const run *r, const char *what) {
   const ocp_error cause = *r->error;
   return ocp_fail(r->error, cause.code, "%s: %.900s", what, cause.text); /* ORT names the node */

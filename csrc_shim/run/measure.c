@@ -9,8 +9,8 @@
 #include "run/executor.h"
 
 enum { WARM_RUNS = 3, BATCHES = 7, MOST_RUNS = 64 }; /* MOST_RUNS: maximum number of Runs per batch */
-static const float BATCH_MS = 1;                     /* minimum duration of a batch */
-static const float TOTAL_MS = 400;                   /* maximum duration of all batches */
+static const float BATCH_MS = 1;                     /* minimum duration of a batch with fewer than MOST_RUNS Runs */
+static const float TOTAL_MS = 400;                   /* duration of all batches above which there are fewer batches */
 
 typedef struct measurement {
   ocp_cluster *cluster;

@@ -8,7 +8,7 @@
  * if a Run is in progress. */
 typedef struct ocp_plan_memory {
   uint64_t planned;       /* bytes of the slabs of all segments */
-  uint64_t alive_at_once; /* peak bytes of live tensors: a lower bound for any packing of the slab */
+  uint64_t alive_at_once; /* sum over the segments of the peak bytes of live tensors: a lower bound for any packing */
 } ocp_plan_memory;
 bool ocp_cluster_memory(ocp_cluster *cluster, ocp_plan_memory *memory);
 

@@ -77,7 +77,7 @@ ocp_repeat *ocp_repeat_create(ocp_device *device, const ocp_repeat_spec *spec, o
   }
   if (!valid) {
     ocp_fail(error, ORT_INVALID_ARGUMENT,
-             "a loop: the clusters `first`, `step` and `last` disagree on the number of states");
+             "a loop: invalid states, or invalid sources or results of the cluster `first`, `step` or `last`");
     return NULL;
   }
   ocp_repeat *self = calloc(1, sizeof *self + count * sizeof *self->numbers);

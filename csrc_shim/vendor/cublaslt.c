@@ -272,7 +272,7 @@ enum { MAX_RANK = 8 };
 static int prepare(const ocp_problem_spec *spec, const ocp_library_handle *handle, const int64_t *key, uint32_t rank,
                    void **algorithm, ocp_error *error) {
   if (key[M] == 0 || key[N] == 0 || key[BATCHES] == 0 || rank >= MAX_RANK)
-    return ORT_OK; /* nothing to compute: no algorithm */
+    return ORT_OK; /* no algorithm: nothing to compute, or no algorithm of this rank */
   matmul *call = calloc(1, sizeof *call);
   if (!call)
     return ocp_fail_memory(error);

@@ -205,8 +205,8 @@ static cudnnBackendDescriptor_t try_config(cudnnBackendDescriptor_t device, cudn
   return NULL;
 }
 
-/* Finds a plan in the order of one heuristic mode: skips *rank plans, and decrements *rank for each. Returns NULL if
- * there are not enough plans. */
+/* Finds a plan in the order of one heuristic mode (`in_two_rounds`: engines with *tensor_cores first): skips *rank
+ * plans, and decrements *rank for each. Returns NULL if there are not enough plans. */
 static cudnnBackendDescriptor_t search(ocp_dnn_builder *b, const ocp_problem_spec *spec,
                                        cudnnBackendDescriptor_t device, cudnnBackendDescriptor_t graph, int mode,
                                        uint64_t workspace, bool in_two_rounds, uint32_t *rank) {

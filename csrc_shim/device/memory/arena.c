@@ -129,7 +129,8 @@ static bool can_merge(const ocp_chunk *chunk, const ocp_chunk *neighbour) {
          chunk->stream_id == neighbour->stream_id;
 }
 
-/* Merges a free chunk, which is in no bin, with its neighbours and puts the result into its bin. */
+/* Merges a chunk that is free or bound, and in no bin, with neighbours of the same state; puts the result into its
+ * bin. */
 static void merge(ocp_arena *arena, ocp_chunk *chunk) {
   if (can_merge(chunk, chunk->right)) {
     leave(arena, chunk->right);

@@ -23,8 +23,8 @@ void ocp_device_free(ocp_device *device, CUdeviceptr address, ocp_stream *stream
  * may use the memory. Free it by ocp_device_free. */
 int ocp_device_reserve(ocp_device *device, size_t bytes, CUdeviceptr *address, ocp_error *error);
 
-/* Releases to the driver the memory that no enqueued work uses, and destroys the idle streams of the pool. The result
- * is the number of bytes of device and pinned memory released. */
+/* Calls the reclaimers, destroys the idle streams of the pool, and releases to the driver the memory that no enqueued
+ * work uses. The result is the number of bytes of device and pinned memory released. */
 int64_t ocp_device_trim(ocp_device *device);
 /* Like ocp_device_trim, but the mempool retains the number of bytes that its options set. */
 int64_t ocp_device_shrink(ocp_device *device);

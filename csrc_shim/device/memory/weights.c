@@ -17,7 +17,7 @@ typedef struct content_hash {
   uint64_t low, high;
 } content_hash;
 
-/* Shared by all clusters that acquired the same content; freed with the last of them. */
+/* A weight. A shared one belongs to all clusters that acquired the same content, and is freed with the last of them. */
 struct ocp_weight {
   ocp_weight *next; /* next weight of the bucket */
   ocp_device *device;
@@ -44,7 +44,7 @@ static void make_hash_key(void) {
   for (size_t done = 0; done < sizeof hash_key;) {
     const ssize_t got = getrandom(key + done, sizeof hash_key - done, 0);
     if (got < 0 && errno != EINTR)
-      abort(); /* cannot happen for an allocation this small */
+      abort(); /* cannot happen: without flags getrandom fails only if a signal interrupts it */
     done += got > 0 ? (size_t)got : 0;
   }
 }

@@ -276,7 +276,8 @@ void ocp_ort_release_allocator(OrtEpFactory *factory, OrtAllocator *released) {
   ort_allocator *allocator = (ort_allocator *)(void *)released;
   if (!allocator)
     return;
-  /* ORT holds one allocator per memory while the library is registered. */
+  /* ORT holds one allocator per memory while the library is registered, so nothing uses the arena after the last
+   * one. */
   if (ocp_arena_release(allocator->emulated, allocator->ordinal, allocator->memory)) {
     ocp_device *device = ocp_device_find(allocator->emulated, allocator->ordinal);
     if (device)

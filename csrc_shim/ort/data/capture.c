@@ -510,7 +510,8 @@ int ocp_capture_replay(ocp_capture *capture, int id, ocp_error *error) {
   return code;
 }
 
-/* Releases the thread's state for the id, except for a Run that is being tracked. Called under the thread's lock. */
+/* Releases the thread's state for the id, unless the thread tracks a Run of the id now. Called under the thread's
+ * lock. */
 static void release_id(ocp_capture_thread *thread, int id) {
   captured **link = &thread->ids;
   while (*link && (*link)->id != id)

@@ -55,8 +55,8 @@ int ocp_capture_run_end(ocp_capture *capture, int id, bool synchronize, ocp_erro
 /* ocp_capture_has: whether the calling thread has a graph for the id. ocp_capture_replay launches it and waits. */
 bool ocp_capture_has(ocp_capture *capture, int id);
 int ocp_capture_replay(ocp_capture *capture, int id, ocp_error *error);
-/* Releases every thread's state for the id: its graph and the memory that the graph keeps. Safe during Runs: a Run that
- * is being captured continues, and a thread that runs the id later starts with warm Runs. */
+/* Releases the threads' states for the id: graphs and the memory that they keep. Safe during Runs: a thread that is
+ * capturing a Run of the id, or watching its allocations, keeps its state. Other threads start with warm Runs. */
 void ocp_capture_release(ocp_capture *capture, int id);
 
 /* ---- for code that enqueues ---- */

@@ -1,5 +1,5 @@
-/* OrtNodeComputeInfo and OrtKernelImpl over an ocp_cluster: from ORT's values to ocp_input, and back. Needs neither the
- * GIL nor Python, and allocates host memory only for more than INPUTS_ON_STACK inputs. */
+/* OrtNodeComputeInfo and OrtKernelImpl over an ocp_cluster: from ORT's values to ocp_input, and back. This file calls
+ * no Python, and allocates host memory only for more than INPUTS_ON_STACK inputs. */
 #include "ort/kernels/compute.h"
 
 #include <stdio.h>

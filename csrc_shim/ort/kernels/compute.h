@@ -28,8 +28,8 @@ OrtKernelImpl *ocp_node_kernel_create(const ocp_node_kernel_spec *spec, ocp_erro
  * of the cluster's device. */
 int ocp_ort_input_of(const OrtValue *value, uint32_t index, const char *name, const OrtMemoryDevice *device_memory,
                      ocp_input *input, ocp_error *error);
-/* Calls ocp_cluster_run on the Run's stream, or without a stream if ORT gave none. error->code must be ORT_OK before
- * the call. */
+/* Calls ocp_cluster_run on the Run's stream. If `stream` is NULL, uses a borrowed stream, and waits for it. error->code
+ * must be ORT_OK before the call. */
 int ocp_ort_run_cluster(ocp_cluster *cluster, ocp_device *device, ocp_stream *stream, const ocp_input *inputs,
                         uint32_t num_inputs, ocp_output_fn output, void *output_context, ocp_error *error);
 

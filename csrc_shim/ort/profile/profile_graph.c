@@ -46,8 +46,8 @@ static void resolve(ocp_activity *activities, size_t count) {
       library = 0;
       continue;
     }
-    /* The kernel may belong to the next library call, or to no graph of ours. Nothing tells the kernels of two adjacent
-     * library calls apart: all are attributed to the second call. */
+    /* The kernel may belong to the next library call, or to work that has no source. Nothing tells the kernels of two
+     * adjacent library calls apart: all are attributed to the second call. */
     while (next < num_sources && is_library(sources[next]))
       library = sources[next++];
     if (library)
