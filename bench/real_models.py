@@ -448,7 +448,7 @@ def table() -> dict[str, dict[str, Result]]:
 
 
 def chosen(packages: Mapping[str, Any], cache: Path, names: Sequence[str]) -> Iterator[tuple[str, Path | None, Listed]]:
-    """Return names, files and their entries in the table; for a file that cannot be had, ``skip`` has the reason."""
+    """Yield names, files and their entries in the table; for a file that cannot be had, ``skip`` has the reason."""
     for requirement, listed in packages.items():
         package = requirement.split("==")[0]
         if names and not any("/" not in name or package.endswith(name.partition("/")[0]) for name in names):

@@ -163,7 +163,7 @@ class Decoder:
         A model with states of a fixed size then computes these tokens again.
         """
         if not 0 <= length <= (longest := max(map(len, self.tokens))):
-            raise ValueError(f"length={length}: expected at most {longest}, the number of tokens")
+            raise ValueError(f"length={length}: expected 0 to {longest}, the number of tokens")
         self.tokens = [known[:length] for known in self.tokens]
         if self._states and (self._cached > length).any():
             length = 0

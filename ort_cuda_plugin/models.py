@@ -106,8 +106,8 @@ def before_softmax(model: onnx.ModelProto) -> tuple[onnx.ModelProto, str]:
 def random_inputs(
     model: onnx.ModelProto, seed: int = 0, dims: Mapping[str, int] | None = None, skip: Collection[str] = ()
 ) -> dict[str, NDArray[np.generic]]:
-    """Return seeded values for every graph input: normal noise around an offset per channel for floats, 0 or 1 for
-    integers and bool.
+    """Return seeded values for every graph input: 0 or 1 for integers and bool, else normal noise; for floats of rank 3
+    or more around an offset per channel.
 
     Because of the offsets, a network that averages over the image gets different numbers for different seeds.
     A symbolic dimension takes its size from ``dims`` by name, else 1. Inputs in ``skip`` are left out.
@@ -163,7 +163,7 @@ def with_input_shapes(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]
 def relative_error(actual: NDArray[np.generic], expected: NDArray[np.generic]) -> float:
     """Return max|a-b| / max|b| over finite values; infinity if shapes, or positions of NaN and infinities, differ.
 
-    For strings: 0 if they are equal, else infinity.
+    If b is 0 everywhere: max|a|. For strings: 0 if they are equal, else infinity.
     """
     if actual.shape != expected.shape:
         return math.inf

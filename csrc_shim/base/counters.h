@@ -28,7 +28,7 @@ typedef enum ocp_counter {
   OCP_GRAPH_FALLBACKS,            /* warm Runs without a graph; the counters below count them by reason */
   OCP_GRAPH_FALLBACKS_READ_BACK,  /* the host needs values in the middle of the Run */
   OCP_GRAPH_FALLBACKS_CALL,       /* the Run calls Python, which a graph cannot do */
-  OCP_GRAPH_FALLBACKS_CAPTURING,  /* the application captures the stream */
+  OCP_GRAPH_FALLBACKS_CAPTURING,  /* ONNX Runtime or the application captures the stream */
   OCP_GRAPH_FALLBACKS_CACHE_FULL, /* a limit of the cluster's graphs is reached, and Runs use all of them */
   OCP_GRAPH_FALLBACKS_MEMORY,     /* too little memory for the graph or its slab */
   OCP_GRAPH_FALLBACKS_LIBRARY,    /* a library call cannot be captured */

@@ -211,7 +211,8 @@ uint64_t emu_history_note(emu_history *history, const emu_clock *clock, uint32_t
       store(&history->atomic, updated, clock, first, last);
     return conflict;
   }
-  /* Two reads are kept, of different streams. Replace a read that happens before this access. */
+  /* Two reads are kept. This one replaces a read by the same operation; else the first if that happens before this
+   * access, else the second. */
   int place = is_own(reads[0], clock)                   ? 0
               : is_own(reads[1], clock)                 ? 1
               : !reads[0] || is_before(reads[0], clock) ? 0

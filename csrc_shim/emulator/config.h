@@ -41,7 +41,7 @@ typedef struct ocp_emu_count {
   uint32_t num_places; /* number of instructions that access memory, and of basic blocks, in the kernel */
   uint32_t max_turns;  /* recorded executions per thread and instruction; later ones are not recorded */
   uint32_t block;      /* index of the running block */
-  uint32_t num_left;   /* blocks that ended early, at an access outside of all allocations */
+  uint32_t num_left;   /* blocks that ended early, at an access outside of all memory */
   uint64_t max_accesses, num_accesses;
   ocp_emu_access *accesses;
   uint64_t *executed; /* executions of each instruction or basic block, summed over threads */

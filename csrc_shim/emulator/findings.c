@@ -57,7 +57,6 @@ CUresult emu_finding_report(emu_finding_kind kind, const char *operation, uint64
   return emu_fail(CUDA_ERROR_ILLEGAL_ADDRESS, "%s", text);
 }
 
-/* Describes an address: "byte 4096 of an allocation of 4096 bytes at 0x...". */
 void emu_finding_locate(uint64_t address, char *text, size_t text_bytes) {
   uint64_t start, size;
   if (emu_is_device_address(address) && emu_heap_around(&emu_device_of(address)->heap, address, &start, &size))

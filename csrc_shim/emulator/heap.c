@@ -1,6 +1,7 @@
 /* An allocator that never touches the memory it manages: two-level segregated free lists (eight size classes per
  * power of two), and a summarised bitmap of block starts that finds neighbours and the block around an address.
- * Every operation takes constant time. */
+ * Every operation takes constant time, except an allocation that only blocks of its own size class can serve: it
+ * searches that class. */
 #include "emulator/heap.h"
 
 #include <sys/mman.h>

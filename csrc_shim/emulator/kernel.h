@@ -14,7 +14,8 @@
  * switch fibers.
  *
  * Undefined symbols are resolved against the table in calls/symbols.c: the ocp_emu_* functions of blocks/fiber.h,
- * warp.h, check.h and count.h, libm, memcpy and the like. Any other name makes ModuleLoadData fail and name it. */
+ * warp.h, check.h, order.h, global_order.h and count.h, libm, memcpy and the like. Any other name makes ModuleLoadData
+ * fail and name it. */
 #ifndef OCP_EMULATOR_KERNEL_H
 #define OCP_EMULATOR_KERNEL_H
 

@@ -1,6 +1,7 @@
 /* Memory pools of the emulated device. An allocation has its address at once. A free is an operation of its stream;
- * after it has run, the pool can reuse the block. Freed blocks stay with the pool until the program trims it, or
- * waits for the device while the pool holds more than its release threshold. */
+ * after it has run, the pool can reuse the block. Freed blocks stay with the pool until the program trims or
+ * destroys it, or waits for work while the pool holds more than its release threshold, or an allocation needs their
+ * memory. */
 #include "emulator/mempool.h"
 
 #include <stdlib.h>

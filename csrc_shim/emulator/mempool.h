@@ -17,7 +17,8 @@ bool emu_mempool_begin_free(uint64_t address);
 void emu_mempool_cancel_free(uint64_t address);
 /* Runs the free of a block, in stream order. */
 void emu_mempool_run_free(uint64_t address);
-/* Called when the program has synchronized with the device: trims the pools to their release thresholds. */
+/* Called when the program has waited for the device, a stream or an event: trims the pools to their release
+ * thresholds. */
 void emu_mempools_synchronized(const emu_device *device);
 
 /* Members of the driver table. */

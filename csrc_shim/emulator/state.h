@@ -72,7 +72,7 @@ typedef struct emu_state {
   emu_heap pinned; /* page-locked host memory; its addresses are host pointers */
   struct CUctx_st devices[EMU_MAX_DEVICES];
   uint32_t threads;            /* host threads that run blocks, the launching one included */
-  atomic_int live;             /* allocations, streams, events, modules and graphs */
+  atomic_int live;             /* allocations, memory pools, streams, events, modules and graphs */
   atomic_bool started, forked; /* the address space is reserved; this process is a forked child */
 } emu_state;
 extern emu_state emu;
@@ -81,7 +81,8 @@ static inline bool emu_is_device_address(uint64_t address) { return address - em
 static inline bool emu_is_pinned_address(uint64_t address) { return address - emu.pinned.base < emu.pinned.bytes; }
 static inline emu_device *emu_device_of(uint64_t address) { return &emu.devices[(address - emu.base) / emu.span]; }
 
-/* Checks at the start of most calls: fails after a fork, without a current context, and after a sticky error. */
+/* Checks at the start of most calls: fails before Init, after a fork, without a current context, and after a sticky
+ * error. */
 CUresult emu_enter(emu_device **device);
 /* Checks at the start (emu_leave) and result (emu_lost) of calls that release something: these calls do so even after a
  * sticky error, and then return that error. */

@@ -18,7 +18,7 @@ void emu_streams_unlock(void);
 void emu_stream_free(CUstream stream);
 /* Checks at the start of calls on a stream; replaces *stream by emu_stream_of. */
 CUresult emu_enter_stream(CUstream *stream);
-/* Makes the error of an operation the device's sticky error. */
+/* Makes an illegal address or a launch failure the device's sticky error, unless it has one. */
 void emu_note_error(emu_device *device, CUresult result);
 
 #endif

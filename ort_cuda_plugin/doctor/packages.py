@@ -73,7 +73,7 @@ def requirement_findings(machine: Machine) -> Iterator[Finding]:
 
 
 def compiler_findings(machine: Machine) -> Iterator[Finding]:
-    """Examine the compiler's packages, without which only kernels in the kernel cache run."""
+    """Examine the compiler's packages. Without them only kernels in the kernel cache or in compiled models run."""
     missing = [name for name in COMPILER if name not in machine.packages]
     if not missing and find_spec("numba") is not None:
         yield ok("compiler", ", ".join(f"{name} {machine.packages[name]}" for name in COMPILER))

@@ -101,8 +101,9 @@ class Claiming:
     def _runs_singly(self, graph: Graph, cluster: list[Node], nodes: list[Any], info: Any) -> bool:
         """Whether ORT runs the cluster by a kernel of the registry.
 
-        ORT does so for all nodes if it writes the optimized model. The plugin chooses it for a node without neighbours
-        to fuse with, because ORT then passes inputs whose contents determine shapes in host memory.
+        The plugin chooses this for all nodes if `Session.single_nodes`, for example because ORT writes the optimized
+        model; else for a node without neighbours to fuse with, because ORT then passes inputs whose contents determine
+        shapes in host memory.
         """
         if len(cluster) > 1 or cluster[0].has_subgraphs or self._session.contexts.output is not None:
             return False

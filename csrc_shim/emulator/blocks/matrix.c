@@ -1,6 +1,7 @@
 /* mma, ldmatrix and stmatrix of a warp (PTX ISA 9.7.14). mma has the shapes with n = 8: lane 4 g + t holds elements of
  * row g (or g + 8) of a, elements of column g of b, and columns 2 t and 2 t + 1 of row g (or g + 8) of the
- * accumulators. An accumulator adds the products in ascending order of k, and rounds to its type after each. */
+ * accumulators. The products are added to the accumulator in ascending order of k, as float32, float64 or 64-bit
+ * integers; the sum is converted to the type of the accumulator at the end. */
 #include "emulator/blocks/matrix.h"
 
 #include <math.h>
@@ -174,7 +175,8 @@ static void multiply(emu_cpu *cpu, const emu_warp *warp, const form *f) {
 
 /* ---- loads and stores ---- */
 
-/* Finds the position in its matrix, row and column, of element `half` (0, 1) of a lane's register `index`. */
+/* Finds the row in memory of element `half` (0, 1) of a lane's register `index`, by the lane that gives the row's
+ * address, and the column in that row. */
 static void locate(uint32_t lane, uint32_t index, uint32_t half, bool transposed, uint32_t *row, uint32_t *column) {
   uint32_t group = lane / 4, pair = lane % 4 * 2 + half;
   *row = 8 * index + (transposed ? pair : group);

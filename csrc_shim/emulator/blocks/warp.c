@@ -1,4 +1,5 @@
-/* The warp operations that kernels call: barriers of a mask, shuffles, votes, matches and reductions. */
+/* The warp operations that kernels call: barriers of a mask, shuffles, votes, matches, reductions, and matrix
+ * operations. */
 #include "emulator/blocks/warp.h"
 
 #include "emulator/blocks/check.h"

@@ -158,5 +158,5 @@ bool emu_reuse(CUdeviceptr address, size_t bytes, size_t held, CUstream stream) 
   stream = emu_stream_of(emu_device_of(address), stream);
   if (emu_is_capturing(stream, &result) || result) /* a graph contains no allocations */
     return false;
-  return emu_enqueue(stream, &op) == CUDA_SUCCESS; /* emu_enqueue fails only on a lost device */
+  return emu_enqueue(stream, &op) == CUDA_SUCCESS; /* a failure: lost device, or no host memory */
 }

@@ -1,4 +1,4 @@
-/* Executes operations, and returns the memory ranges that they may access. */
+/* Executes operations, and checks the memory ranges that they access. */
 #ifndef OCP_EMULATOR_WORK_EXECUTE_H
 #define OCP_EMULATOR_WORK_EXECUTE_H
 

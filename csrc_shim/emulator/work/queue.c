@@ -1,7 +1,7 @@
 /* The adversarial mode keeps the work of streams and graphs in queues. When the program waits, operations run one at a
  * time until the awaited work is done. A seeded generator picks each operation from those that stream order and events
- * allow. So a program that forgets to wait reads the stale data that it could read on a slow GPU. All functions run
- * under emu_order. */
+ * allow. So a program that forgets to wait reads the stale data that it could read on a slow GPU. The functions
+ * run under emu_order. */
 #include "emulator/work/queue.h"
 
 #include <stdlib.h>
@@ -62,7 +62,7 @@ static bool is_ready(const struct CUstream_st *stream) {
 }
 
 /* Runs the first item of a stream, or the next node if the item is a graph. After a sticky error it only removes the
- * item, so that every wait ends. */
+ * item, and frees the memory of an EMU_OP_FREE, so that every wait ends. */
 static void run_first(struct CUstream_st *stream) {
   emu_item *item = stream->head;
   emu_device *device = stream->device;

@@ -12,7 +12,7 @@
  * functions below hold it, except for emu_queue_seed and emu_queue_run_all. */
 extern pthread_mutex_t emu_order;
 
-/* Seeds the generator, after running all deferred operations. */
+/* Seeds the generator of the random order. */
 void emu_queue_seed(uint64_t seed);
 void emu_queue_run_all(void);
 uint32_t emu_random(uint32_t below);

@@ -20,9 +20,9 @@ _STEPS = ("#b7dfb0", "#cfe0f3", "#f3e3b3", "#e0cfee", "#c9ece6", "#f0cfd8")
 DRAWN_NODES = 300
 """Nodes above which a cluster is drawn by its steps."""
 _OPEN = 60
-"""Nodes of a page's only cluster up to which its section is open at first."""
+"""Nodes of a model up to which the section of its only cluster is open at first."""
 _MANY = 150
-"""Number of boxes of the overview from which each chain of nodes on another provider is drawn as one box."""
+"""Number of boxes of the overview above which each chain of nodes on another provider is drawn as one box."""
 _SCRIPT = """
 const show = () => {
   const part = document.getElementById(decodeURIComponent(location.hash.slice(1)));
@@ -68,7 +68,7 @@ _KEY = (("runs here", "#4f9a43"), ("another provider", "#d98a2b"), ("nowhere", "
 
 
 def place(verdict: NodeVerdict) -> str:
-    """Return the provider and device that run a node, as text."""
+    """Return the provider that runs a node, as text."""
     return "nowhere" if verdict.reason.endswith(NOWHERE) else verdict.provider or "another provider"
 
 
@@ -166,7 +166,7 @@ def _group_box(key: Hashable, nodes: Sequence[NodeVerdict], numbers: dict[Hashab
 
 
 def _chained(verdicts: Sequence[NodeVerdict], group: Mapping[int, Hashable]) -> dict[int, Hashable]:
-    """Merge a node with its only reader or its only source if another provider runs both.
+    """Merge a node with its only source if the node is the source's only reader, and one other provider runs both.
 
     Since no second path connects the two, merging makes no cycle.
     """

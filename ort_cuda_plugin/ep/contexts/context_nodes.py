@@ -59,7 +59,9 @@ class ContextOutput:
         )
 
     def compiled_path(self, model_path: str) -> Path | None:
-        """Return the file to which ONNX Runtime writes the compiled model; None if no entry names it."""
+        """Return the file to which ONNX Runtime writes the compiled model; None if no entry names it and the model
+        comes from memory.
+        """
         if self.file_path or not model_path:
             return Path(self.file_path) if self.file_path else None
         path = Path(model_path)
@@ -228,7 +230,7 @@ class ContextReader:
         raise ContextError(f"node {node.label}: no node with main_context=1 holds partition {name!r}")
 
     def _folders(self, model_path: str) -> Iterator[ModelFolder]:
-        """Return the folders that may hold files of the model, the most likely one first: the model's own folder, then
+        """Yield the folders that may hold files of the model, the most likely one first: the model's own folder, then
         those of paths in session entries.
         """
         named = self._entries.get(CONTEXT_PATH, "")

@@ -33,7 +33,7 @@ LIBRARIES = (
 
 
 def candidates(library: Library, site_packages: Path) -> Iterator[str]:
-    """Return the paths to try for a library, best first: pip's NVIDIA packages, then the system's loader."""
+    """Yield the paths to try for a library, best first: pip's NVIDIA packages, then the system's loader."""
     for file in library.files:
         yield from map(str, sorted(site_packages.glob(f"nvidia/*/lib/{file}")))
     yield from library.files

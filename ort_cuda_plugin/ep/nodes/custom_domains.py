@@ -94,7 +94,7 @@ def _common(rows: Sequence[Sequence[Port]]) -> list[SchemaPort]:
 def _typed(
     operator: CustomOperator, inputs: list[SchemaPort], outputs: list[SchemaPort], types: frozenset[DType]
 ) -> Iterator[tuple[DType | None, ...]]:
-    """Return the combinations of element types of one operator, for all ports of the schema."""
+    """Yield the combinations of element types of one operator, for all ports of the schema."""
     ports = [*operator.inputs[: len(inputs)], *operator.outputs[: len(outputs)]]
     groups: dict[str, frozenset[DType]] = {}
     for number, port in enumerate(ports):

@@ -28,7 +28,7 @@ class PlanVariant:
         shapes: the input shapes for which the plan was built, by input; empty if the model fixes all sizes.
         contents: the first elements of the inputs that determine shapes, by input.
         seconds: the time to build the plan and compile its kernels.
-        reason: the failed guard of each earlier plan, the latest plan first.
+        reason: the failed guards of the latest earlier plans, at most three, the latest plan first.
     """
 
     cluster: str
@@ -90,7 +90,7 @@ def plan_variants() -> list[PlanVariant]:
     """Return the latest 1000 plans that sessions of this process have built, in order.
 
     ``counters()["plan_variants_built"]`` counts all of them. A plan is built when the inputs of a Run satisfy the
-    guards of none of the cluster's plans.
+    guards of none of the cluster's plans, or with the session if the model fixes all sizes.
     """
     return list(BUILT)
 

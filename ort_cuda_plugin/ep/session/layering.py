@@ -20,7 +20,7 @@ from ..device.identity import Identity
 NAMES_SINCE = 28
 KEYS = ("session.layer_assignment_settings", "session.name_based_layer_assignment")
 
-#: "cuda" means CUDAExecutionProvider, in later versions also Microsoft's plugin, and never this plugin.
+#: "cuda" means the provider named CUDAExecutionProvider, and in later versions Microsoft's plugin as well.
 _ANY_GPU = ("gpu", "gpu:nvidia", "accelerator", "cuda")
 
 

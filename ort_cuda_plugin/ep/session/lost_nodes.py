@@ -28,7 +28,8 @@ _ON_CPU = frozenset({
     "Tokenizer", "TransposeMatMul", "Trilu", "UnfoldTensor", "Unique", "VarlenNGramHashMapping",
     "WhisperBeamSearch", "WordConvEmbedding",
 })  # fmt: skip
-#: Domains of ONNX Runtime's own providers and plugins. Operators of other domains come with libraries of kernels.
+#: Domains of ONNX Runtime's own operators. ONNX's operators have CPU kernels, and other domains come with libraries of
+#: kernels.
 _OF_HOST = ("com.microsoft", "com.ms.internal.nhwc")
 
 

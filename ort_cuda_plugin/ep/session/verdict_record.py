@@ -86,7 +86,7 @@ def _type(value: Value) -> str:
 
 
 def _labels_with_bodies(node: Node) -> Iterator[str]:
-    """Return the label of ``node`` if it has bodies, and the labels of the nodes with bodies inside them."""
+    """Yield the label of ``node`` if it has bodies, and the labels of the nodes with bodies inside them."""
     for body in node.subgraphs.values():
         yield node.label
         for member in body.nodes:
