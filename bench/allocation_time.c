@@ -1,5 +1,6 @@
-/* Times pairs of allocation and free that a cached chunk serves, in nanoseconds, on one arena of the emulated
- * device: with one thread, with four, and for comparison in the driver. Prints CPU time and waiting time per pair. */
+/* Times pairs of allocation and free that a cached chunk serves, in nanoseconds, on one arena of the emulated device
+ * (with any argument: of the first GPU): with one thread, with four, and for comparison in the driver. Prints the CPU
+ * time and the elapsed time of a pair. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -199,7 +199,9 @@ def network(name: str, size: int) -> bytes:
 
 @dataclass
 class Result:
-    """Medians over the Runs. ``error`` is the largest difference, relative to the CPU provider's largest value."""
+    """Medians over the Runs. ``error`` is the largest difference; for floats relative to the CPU provider's
+    largest value.
+    """
 
     name: str
     plugin_ms: float

@@ -16,7 +16,7 @@ static uint32_t version;
 static OrtMemoryInfo *memory_info;
 static OrtHardwareDevice *hardware;
 
-/* ---- memory: the two latest sizes are kept, so that malloc is not what is measured ---- */
+/* ---- memory: two freed blocks are kept, so that malloc is not what is measured ---- */
 
 static _Atomic(void *) spare[2];
 

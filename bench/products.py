@@ -3,8 +3,8 @@
     python bench/products.py [NAME ...] [--device emulated|cuda] [--seconds S] [--json]
 
 GMAC/s are billions of multiplications per second of CPU time that the process spends, so on the emulated device other
-load on the machine counts little and the number is that of one core; on a GPU they are per second of wall time. NAME
-selects the layers whose name begins with it.
+load on the machine counts little and the number is that of one core; with a GPU the plugin's are per second of wall
+time. NAME selects the layers whose name begins with it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import ort_cuda_plugin
 
 @dataclass(frozen=True)
 class Layer:
-    """One node, ``operator``, with constant ``weights`` and an input ``x``; ``pads`` and ``stride`` are a
+    """One node, ``operator``, with ``weights`` and an input ``x``; ``stride``, ``pad`` and ``group`` are a
     convolution's.
     """
 

@@ -6,9 +6,9 @@ freed.
 
 Four sessions: a classifier with a dynamic batch, a convolution with a dynamic image, a selection whose size depends on
 the data, and a model whose middle runs on the CPU provider. Each thread takes a session and a shape at random, compares
-with NumPy, and sometimes uses IO binding. Each thread also advances states of its own, whose input and output share a
-buffer, with automatic CUDA graphs and with graphs that ONNX Runtime captures. Now and then it requests more memory than
-the device has, which must fail with that error and affect no other Run.
+with NumPy, and sometimes uses IO binding. Each thread also advances a state of its own, whose input and output share a
+buffer, with automatic CUDA graphs; one thread also a state with graphs that ONNX Runtime captures. Now and then it
+requests more memory than the device has, which must fail with that error and affect no other Run.
 
 With --replace a session is replaced by a new one every five seconds. The report at the end has the number of Runs, the
 growth of the process's own memory per minute after the first ten seconds, and what is still allocated.
@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 WARM_UP = 10.0
-"""Seconds before the first memory sample: kernels, plans and thread pools are created in them."""
+"""Seconds before the first memory sample that counts: kernels, plans and thread pools are created in them."""
 SIZES = range(1, 17)
 
 Arrays = dict[str, NDArray[Any]]
