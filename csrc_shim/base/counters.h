@@ -10,7 +10,7 @@ typedef enum ocp_counter {
   OCP_RUNS,         /* Compute calls of compiled clusters */
   OCP_LAUNCHES,     /* kernels launched, one by one or by replays of automatic graphs */
   OCP_LIBRARY_CALLS,
-  OCP_LIBRARY_REFUSALS,
+  OCP_LIBRARY_REFUSALS, /* library calls that were refused, each counted once: vendor/substitute.h */
   OCP_COPIES_H2D,
   OCP_COPIES_D2H,
   OCP_COPIES_D2D,

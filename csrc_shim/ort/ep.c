@@ -17,7 +17,7 @@
  *
  * Invariants:
  * - Between OnRunStart and OnRunEnd, Python is called only for new shapes (to build a plan or a transposition of Scan,
- *   to load a library's stored algorithm) and for callbacks of plans.
+ *   to load a library's stored algorithm, or to replace a library call that is refused) and for callbacks of plans.
  * - Every slot returns a clear error after Python has shut down, after a fork, and on a lost device. */
 #include "ort/ep.h"
 

@@ -74,8 +74,8 @@ typedef struct ocp_custom_op_spec {
   const ocp_custom_port *ports; /* inputs, then outputs */
 } ocp_custom_op_spec;
 
-/* A cluster that computes a call of a library with our kernels. Its inputs are the call's tensors, also the one that it
- * writes, each as a vector of `elements` from its address on. */
+/* A cluster that computes a call of a library with kernels of the plugin. Its inputs are the call's tensors, also the
+ * one that it writes, each as a vector of `elements` from its address on. */
 enum { OCP_MAX_SUBSTITUTE_INPUTS = 5 };
 typedef struct ocp_substitute {
   ocp_cluster *cluster;

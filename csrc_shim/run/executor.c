@@ -10,7 +10,8 @@
  *     put            returns the instance to the cache
  *
  * Invariants:
- * - A Run that finds its instance calls no Python, except in callbacks and to load a library's stored algorithm.
+ * - A Run that finds its instance calls no Python, except in callbacks, to load a library's stored algorithm,
+ *   and to replace a library call that is refused.
  * - No lock is held while the builder runs. One thread at a time builds for a cluster; others that need a plan wait and
  *   then search again.
  * - Slabs and uploads are freed on the Run's stream as soon as the work that uses them is enqueued: stream order keeps

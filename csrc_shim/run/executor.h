@@ -1,6 +1,6 @@
 /* The hot path: evaluates a plan for the inputs of one Run and enqueues it. Needs neither the GIL nor Python, except
- * when no variant matches, for new library algorithms, and in callbacks. Independent of ORT's kernel context, so that
- * tests call it directly; ort/kernels/compute.c calls it for OrtNodeComputeInfo. */
+ * when no variant matches, for new library algorithms or refused library calls, and in callbacks. Independent of ORT's
+ * kernel context, so that tests call it directly; ort/kernels/compute.c calls it for OrtNodeComputeInfo. */
 #ifndef OCP_RUN_EXECUTOR_H
 #define OCP_RUN_EXECUTOR_H
 

@@ -498,7 +498,7 @@ static bool lasts(const arguments *call, int code) {
   return code == ORT_RUNTIME_EXCEPTION && bits % 16 == 0;
 }
 
-/* Runs our kernels in place of a refused call. The caller has locked nothing, since this may call Python. */
+/* Runs kernels of the plugin in place of a refused call. The caller has locked nothing, since this may call Python. */
 static int run_substitute(ocp_problem *problem, ocp_stream *stream, const arguments *call, ocp_prepared *prepared,
                           ocp_error *error) {
   const ocp_refused_call refused = {problem->library->name, &problem->spec, call->values,

@@ -1,5 +1,5 @@
-/* Our own kernels in place of a library call that the library refuses: no algorithm for a problem, an engine that does
- * not execute, a library without kernels for a GPU.
+/* Kernels of the plugin in place of a library call that the library refuses: no algorithm for a problem, an engine that
+ * does not execute, a library without kernels for a GPU.
  *
  * Python makes the substitute of a problem with these sizes once, with a warning, and remembers the refusal, so that
  * later plans do not call the library. Calls of plans that exist run the substitute without Python. */

@@ -70,12 +70,12 @@ class OpenDevice:
 
     @cached_property
     def refusals(self) -> Refusals:
-        """The library calls that were refused on this device, by the versions of driver and libraries in use."""
+        """Return the library calls that were refused on this device by the libraries and the driver in use."""
         return Refusals(refusal_cache().load(self.identity))
 
     @property
     def identity(self) -> str:
-        """The device, its driver, and the libraries in use, as text that decides whether a refusal still holds."""
+        """Return the device, its driver and its libraries as text; a refusal holds while the text is the same."""
         names = frozenset(library.name for library in LIBRARIES)
         versions = {"driver": str(self.info.driver_version), **library_versions(names)}
         return device_identity(self.info.name, self.info.compute_capability, self.info.multiprocessors, versions)
