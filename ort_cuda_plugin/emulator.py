@@ -6,9 +6,9 @@
     module = emulator.load(ptx_text)          # of nvcc, NVRTC, Triton, Numba, ...; any .target up to sm_90
     module.launch("add", grid=4, block=256, args=(a, b, out, 1000))
 
-Arrays are copied to the device before a launch and back after it. Unless `load` gets ``check=False``, each access to
-memory is checked: out-of-bounds and misaligned accesses, races, reads of memory that nothing has written, and divergent
-barriers raise `EmulatorError`.
+Arrays are copied to the device before a launch and back after it. Unless `load` gets ``check=False``, the launch is
+checked: out-of-bounds and misaligned accesses, races, reads of memory that nothing has written, divergent barriers and
+invalid masks raise `EmulatorError`.
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@
 #include "driver/driver.h"
 
 /* Findings of the checking mode since the last clear: kinds out-of-bounds, use-after-free, uninitialised-read,
- * divergent-barrier, missing-wait, misaligned, race, pending-copy, read-only-written, invalid-mask; and traps of kernels,
- * in every mode. Each is one line of text: kernel, block and thread, or "fill" or the name of a copy; address and bytes
- * of an access. A finding also makes the launch, copy or memset fail with CUDA_ERROR_ILLEGAL_ADDRESS or
+ * divergent-barrier, missing-wait, misaligned, race, pending-copy, read-only-written, invalid-mask; and traps of
+ * kernels, in every mode. Each is one line of text: kernel, block and thread, or "fill" or the name of a copy; address
+ * and bytes of an access. A finding also makes the launch, copy or memset fail with CUDA_ERROR_ILLEGAL_ADDRESS or
  * CUDA_ERROR_LAUNCH_FAILED. */
 int ocp_emu_num_findings(void);
 /* Copies finding `index` into text; returns its length, or -1. */

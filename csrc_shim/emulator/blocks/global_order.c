@@ -2,8 +2,8 @@
  *
  * A counter of the launch advances at each fence, atomic and ordered access. A word of memory keeps block and counter
  * of its last store and of its last load. An access comes after another block's access if that block has released
- * (by a fence or a release) and the own block has acquired (by a fence, an acquire or an atomic) since then. This is
- * weaker than happens-before, which also asks whether the two met: so no report is false, but some races are missed.
+ * (by a fence or a release) and the present block has acquired (by a fence, an acquire or an atomic) since then. This
+ * is weaker than happens-before, which also asks whether the two met: so no report is false, but some races are missed.
  * Order by .cta scope counts for shared memory only. Stores of equal values do not race. */
 #include "emulator/blocks/global_order.h"
 
