@@ -301,7 +301,7 @@ def test_every_symbol_of_the_table_is_found(device: Device, tmp_path: Path) -> N
 
     import build_plugin
 
-    text = (build_plugin.SOURCES / "emulator" / "blocks" / "symbols.c").read_text()
+    text = (build_plugin.SOURCES / "emulator" / "calls" / "symbols.c").read_text()
     names = re.findall(r"SAME\((\w+)\),", text)
     assert len(names) > 100
     uses = "\n".join(f'__asm__(".quad {name}");' for name in names)

@@ -261,7 +261,7 @@ def test_the_emulator_knows_every_function_that_kernels_can_need() -> None:
     from pathlib import Path
 
     names = set(host_math.libm_declarations) | set(host_intrinsics.declarations)
-    text = (Path(__file__).parents[2] / "csrc_shim" / "emulator" / "blocks" / "symbols.c").read_text()
+    text = (Path(__file__).parents[2] / "csrc_shim" / "emulator" / "calls" / "symbols.c").read_text()
     missing = {name for name in names if f'"{name}"' not in text and f"SAME({name})" not in text}
     assert not missing
 
