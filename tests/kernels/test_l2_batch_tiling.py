@@ -14,6 +14,7 @@ from ort_cuda_plugin.estimate.gather import work_of_model
 from ort_cuda_plugin.estimate.work import KernelStep, LibraryStep
 from ort_cuda_plugin.passes.layout import l2_batch_tiling
 from ort_cuda_plugin.program.lowering.context import DeviceProperties
+from pass_programs import DEVICES, programs_after, small_models_count
 
 TEXT = """<ir_version: 10, opset_import: ["" : 20]> images (float16[N, 16, S, S] x) => (float16[N, 16, S, S] y) {
     p = Conv(x, a, ab) q = Relu(p) r = Conv<group = 64, pads = [1, 1, 1, 1]>(q, b, ab) s = Relu(r)
@@ -23,10 +24,14 @@ SHAPES = {"a": (64, 16, 1, 1), "ab": (64,), "b": (64, 1, 3, 3), "c": (16, 64, 1,
 
 def network(images: int | str, side: int) -> ModelProto:
     model = parser.parse_model(TEXT.replace("[N", f"[{images}").replace("S,", f"{side},").replace("S]", f"{side}]"))
-    for seed, (name, shape) in enumerate(SHAPES.items()):
-        data = noise(*shape, seed=seed, scale=0.3).astype(np.float16)
-        model.graph.initializer.append(numpy_helper.from_array(data, name))
+    add_weights(model, *SHAPES)
     return model
+
+
+def add_weights(model: ModelProto, *names: str) -> None:
+    for seed, name in enumerate(names):
+        data = noise(*SHAPES[name], seed=seed, scale=0.3).astype(np.float16)
+        model.graph.initializer.append(numpy_helper.from_array(data, name))
 
 
 @pytest.mark.parametrize("images", ["N", 5])
@@ -49,3 +54,28 @@ def test_parts_fit_the_cache_if_few_do(images: int, parts: list[int]) -> None:
     kernels = [step.kernel for step in work.steps if isinstance(step, KernelStep) and "taps" in step.kernel.source]
     assert len(kernels) == len(parts)
     assert len(set(kernels)) == 1
+
+
+@pytest.mark.parametrize(
+    ("outputs", "tail", "is_tiled"),
+    [
+        pytest.param("y", "y = Identity(s)", True, id="one reader"),
+        pytest.param("y, q", "y = Identity(s)", False, id="an output"),
+        pytest.param("y, z", "y = Identity(s) z = CumSum(q, axis)", False, id="another reader"),
+        pytest.param("y", "y = Add(s, q)", False, id="read by the epilogue"),
+    ],
+)
+def test_only_a_tensor_that_one_convolution_alone_reads_is_tiled(outputs: str, tail: str, is_tiled: bool) -> None:
+    results = ", ".join(f"float16[5, 64, 20, 20] {name}" for name in outputs.split(", "))
+    body = "p = Conv(x, a, ab) q = Relu(p) s = Conv<group = 64, pads = [1, 1, 1, 1]>(q, b, ab)"
+    model = parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["" : 20]> images (float16[5, 16, 20, 20] x) => ({results}) {{
+        axis = Constant<value_int = 3>() {body} {tail} }}"""
+    )
+    add_weights(model, "a", "ab", "b")
+    with small_models_count():
+        programs = programs_after(model, DEVICES["gpu"])
+    steps = {name: text.partition("\n")[2] for name, text in programs.items()}  # without the line that names the pass
+    names = list(steps)
+    before = names[names.index("l2_batch_tiling") - 1]
+    assert (steps["l2_batch_tiling"] != steps[before]) == is_tiled

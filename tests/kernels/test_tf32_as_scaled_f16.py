@@ -181,6 +181,17 @@ def test_sizes_may_be_open(monkeypatch: pytest.MonkeyPatch, body: str) -> None:
         assert np.abs(found - exact).mean() < 2**-9 * np.abs(exact).mean()
 
 
+def divided(factors: str) -> str:
+    """Rows divided by the root of the mean of products."""
+    return f"""axes = Constant<value_ints = [-1]>() p = Mul({factors}) m = ReduceMean(p, axes) r = Sqrt(m)
+        n = Div(x, r) y = MatMul(n, c)"""
+
+
+def test_a_root_mean_square_that_nodes_compute_bounds_its_rows() -> None:
+    names = of_tensor_cores(network(divided("x, x"), f"{DEPTH}"))
+    assert any("_f16" in name and "tf32" not in name for name in names), names
+
+
 @pytest.mark.parametrize(
     ("body", "options"),
     [
@@ -190,6 +201,7 @@ def test_sizes_may_be_open(monkeypatch: pytest.MonkeyPatch, body: str) -> None:
         pytest.param("n = Softmax<axis = 0>(x) y = MatMul(n, w)", {}, id="other rows"),
         pytest.param("n = LayerNormalization(x, scale, shift) y = MatMul(n, x)", {}, id="no known weights"),
         pytest.param("m = LayerNormalization(x, scale, shift) n = Transpose(m) y = MatMul(n, c)", {}, id="columns"),
+        pytest.param(divided("x, shift"), {}, id="mean of other products than squares"),
     ],
 )
 def test_others_are_multiplied_as_they_are(body: str, options: dict[str, Any]) -> None:
