@@ -172,8 +172,9 @@ def register(name: str | None = None, emulate: bool | None = None, *, as_: str |
 def _register(ort: ModuleType, name: str, emulate: bool | None, identity: Identity) -> None:
     if identity is not Identity.OWN and _api_version(ort) < _NAMES_A_PLUGIN:
         warnings.warn(
-            f"ONNX Runtime {ort.__version__} has the name {identity.ep_name} for itself, and asks no plugin for it "
-            f"where providers=[...] names it: use 1.{_NAMES_A_PLUGIN} or newer, or add_provider_for_devices",
+            f"{identity.ep_name}: in providers=[...] ONNX Runtime reserves this name for its own provider: got version "
+            f"{ort.__version__}, expected 1.{_NAMES_A_PLUGIN} or newer. Upgrade onnxruntime, or pass the devices that "
+            "register returns to add_provider_for_devices",
             RuntimeWarning,
             stacklevel=3,
         )

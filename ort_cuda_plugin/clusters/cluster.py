@@ -25,6 +25,7 @@ from ..program.lowering.context import Buffer, DeviceProperties, LoweringOptions
 from ..program.steps.callbacks import Callback
 from ..program.steps.libraries import LibraryProblem
 from ..program.steps.trace import Step
+from .cycle_collection import paused
 from .launches import make_launches, place_outputs
 from .nodes.control_flow import CompiledBodies
 from .nodes.node_lowering import InputSymbols, NodeLowering, UnknownValue, symbolic_input
@@ -132,6 +133,7 @@ class CompiledCluster:
         """Return the names of ``inputs``."""
         return [value.name for value in self.inputs]
 
+    @paused()
     def prepare(self) -> Variant:
         """Return the first variant. The owner calls this, and adds the variant, while ORT's graph is alive.
 
@@ -199,6 +201,7 @@ class CompiledCluster:
                 lowering.lower(node)
         return found
 
+    @paused()
     def build(self, input_shapes: Sequence[Sequence[int]], host_values: Sequence[Sequence[int]]) -> Variant:
         """Build the variant for these input shapes; ``host_values`` holds the elements of each of ``host_inputs``.
 
@@ -329,6 +332,7 @@ class CompiledCluster:
             self.show_plan(plan_record(input_shapes, live, once, launches, recorded.text, told))
         precompute(fixed, launches, tables)
         plan = make_plan(lowering.ctx.trace, launches, plan_inputs, placed, symbols.guards, tables, symbols.count)
+        lowering.ctx.trace.release_steps()
         return plan, tables
 
     def _history(self, show: Callable[[str], None] | None, formulas: bool = False) -> ProgramHistory | None:

@@ -8,6 +8,7 @@ from ..abi import host
 from ..abi.core import ffi
 from ..clusters.claims.claims import NodeVerdict, claim, decline
 from ..clusters.claims.fed_values import fed_values
+from ..clusters.cycle_collection import paused
 from ..model.ir import Graph, Node
 from ..ops.registry import CHANNELS_LAST_DOMAIN
 from .contexts.context_nodes import ContextNode, is_context
@@ -40,6 +41,7 @@ class Claiming:
         self.read_by_bodies: set[str] = set()
         self.single_contexts: dict[tuple[str, ...], ContextNode] = {}
 
+    @paused()
     def claim(self, ort_graph: Any, info: Any) -> None:
         """Claim the nodes of ``ort_graph`` (``const OrtGraph *``) that the device can run."""
         session = self._session

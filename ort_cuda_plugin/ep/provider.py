@@ -16,7 +16,6 @@ from ..clusters.nodes.control_flow import CompiledBodies, CompiledBody
 from ..clusters.search.search import as_repetition, is_search
 from ..clusters.transposition import transposition
 from ..context.reader import Loaded
-from ..context.storage.errors import ContextError
 from ..context.writer import ContextCluster
 from ..model.ir import DType, Graph
 from ..ops.registry import channels_last_operators
@@ -310,14 +309,8 @@ class Provider:
             properties, options = self.session.properties(), self.options.lowering
             loaded = self.session.contexts.load(nodes, self.device, properties, self.options, options)
             self._loaded_contexts = [*zip(nodes, loaded, strict=True)]
-        found = [pair for pair in self._loaded_contexts if pair[0].identity == identity]
-        if not found or (len(found) > 1 and not identity.file):
-            raise ContextError(
-                f"{len(found)} nodes with a context are called {identity.name!r}, so ONNX Runtime cannot run them one "
-                "by one. Give each node another name"
-            )
-        self._loaded_contexts.remove(found[0])
-        node, one = found[0]
+        index = identity.find([node for node, _ in self._loaded_contexts])
+        node, one = self._loaded_contexts.pop(index)
         self._tell(one)
         return context_kernel(node.node, self._fuse(node.node.name, one), self.device)
 

@@ -13,7 +13,10 @@ from onnx import helper
 
 import ort_cuda_plugin
 from contexts import assert_same, compile_model, nothing_compiled, rows, settings, two_clusters
+from ort_cuda_plugin.context.storage.errors import ContextError
+from ort_cuda_plugin.ep.contexts.context_nodes import ContextIdentity, ContextNode
 from ort_cuda_plugin.ep.session.layering import KEYS, NAMES_SINCE
+from ort_cuda_plugin.model.ir import Node
 from ort_versions import api_version
 from session_pair import FLOAT, info
 
@@ -100,6 +103,12 @@ def twice(compiled: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
     return annotated(helper.make_model(graph, opset_imports=compiled.opset_import, ir_version=compiled.ir_version))
 
 
+def test_a_node_that_the_session_did_not_claim_is_not_blamed_on_its_name() -> None:
+    node = Node("known", "EPContext", "com.microsoft", 1, (), (), {"partition_name": "p0"}, 0)
+    with pytest.raises(ContextError, match=r"^EPContext node 'lost': .*got partition 'p1', expected one of"):
+        ContextIdentity("lost", "p1", "").find([ContextNode(node, None, "")])
+
+
 @pytest.mark.parametrize("embed", [False, True])
 def test_a_partition_may_be_used_twice(tmp_path: Path, embed: bool) -> None:
     source = helper.make_graph(
@@ -114,9 +123,7 @@ def test_a_partition_may_be_used_twice(tmp_path: Path, embed: bool) -> None:
         again.CopyFrom(compiled)
         onnx.save(twice(again, names), path)
         if embed and not any(names):
-            with pytest.raises(
-                Exception, match=r"INVALID_GRAPH.*2 nodes with a context are called ''.* Give each node"
-            ):
+            with pytest.raises(Exception, match=r"INVALID_GRAPH.*EPContext node '': .*got 2 nodes .*, expected 1"):
                 session(path, {ANNOTATIONS: "cpu(host)"})
             continue
         made, _ = session(path, {ANNOTATIONS: "cpu(host)"})

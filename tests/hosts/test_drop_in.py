@@ -291,7 +291,7 @@ def test_a_version_that_asks_no_plugin_for_that_name_is_warned_of() -> None:
     )
     done = python(code, env=NO_GPU)
     assert done.stdout == "CUDAExecutionProvider\n"
-    assert "asks no plugin for it where providers=[...] names it" in done.stderr
+    assert "in providers=[...] ONNX Runtime reserves this name for its own provider: got version 1." in done.stderr
 
 
 # ---- ort-cuda-plugin exec ----

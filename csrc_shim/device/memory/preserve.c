@@ -58,7 +58,7 @@ static int save(ocp_touched *touched, ocp_stream *stream, ocp_error *error) {
   }
   const CUresult result = device->driver->MemcpyDtoDAsync(touched->copy, touched->start, bytes, stream->handle);
   if (result != CUDA_SUCCESS)
-    return ocp_device_fail(device, result, "keeping an input of a Run that is repeated: cuMemcpyDtoDAsync", error);
+    return ocp_device_fail(device, result, "saving an input that a repeated Run overwrites: cuMemcpyDtoDAsync", error);
   ocp_count(OCP_COPIES_D2D, 1);
   return ORT_OK;
 }
@@ -99,7 +99,7 @@ int ocp_preserve_end(ocp_preserved *preserved, ocp_stream *stream, ocp_error *er
         device->driver->MemcpyDtoDAsync(touched->start, touched->copy, touched->end - touched->start, stream->handle);
     if (result != CUDA_SUCCESS)
       code =
-          ocp_device_fail(device, result, "putting back an input of a Run that is repeated: cuMemcpyDtoDAsync", error);
+          ocp_device_fail(device, result, "restoring an input that a repeated Run overwrote: cuMemcpyDtoDAsync", error);
     ocp_count(OCP_COPIES_D2D, 1);
   }
   release(preserved, stream);

@@ -308,6 +308,26 @@ class ContextIdentity:
     partition: str
     file: str
 
+    def find(self, nodes: Sequence[ContextNode]) -> int:
+        """Return the index of the node, which the session claimed and has made no kernel for.
+
+        Raises:
+            ContextError: no node has this identity, or several nodes have it, whose contexts may differ.
+        """
+        found = [index for index, node in enumerate(nodes) if node.identity == self]
+        if not found:
+            raise ContextError(
+                f"{OP_TYPE} node {self.name!r}: ONNX Runtime wants a kernel, but the session claimed no such node: got "
+                f"partition {self.partition!r}, expected one of {sorted({n.identity.partition for n in nodes})}. "
+                "Report the model"
+            )
+        if len(found) > 1 and not self.file:
+            raise ContextError(
+                f"{OP_TYPE} node {self.name!r}: the name must identify the node, because ONNX Runtime runs it alone: "
+                f"got {len(found)} nodes of this name and partition, expected 1. Give each node another name"
+            )
+        return found[0]
+
 
 @dataclass(frozen=True)
 class ContextNode:

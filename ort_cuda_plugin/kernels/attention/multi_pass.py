@@ -395,6 +395,7 @@ def make_weights(ctx: Lowering, step: Attend) -> tuple[Weights, Parameters]:
     with emit.scope():
         value = emit.value(step.weight)
         passes.append(Pass(tuple(emit.taken()), value))
+    emit.release()
     return Weights(block_lines, key_lines, row_lines, tuple(passes)), builder
 
 

@@ -195,6 +195,17 @@ class Emitter:
             yield
         self._indent -= 1
 
+    def release(self) -> None:
+        """Release the handlers, and the Scalars that have names: both may refer to the generator of the kernel, which
+        has this emitter. Only the finished ``lines`` stay valid.
+        """
+        self.handlers.clear()
+        self.known.clear()
+        self._divisions.clear()
+        self._reciprocals.clear()
+        for names in self._names:
+            names.clear()
+
     def bind(self, leaf: Scalar, name: str) -> None:
         self._names[-1][leaf] = name
 
@@ -498,6 +509,7 @@ class KernelBuilder(Parameters):
         register limit of 256-thread blocks, or with ``bounded`` that of ``block``.
         """
         names, signature = tuple(self._names), tuple(self._signature)
+        self.emit.release()
         if is_wanted():
             check_parameters(name, body or "\n".join(self.emit.lines), names)
         if body:

@@ -425,6 +425,8 @@ class IndexMap(Loads):
         grid, block = self._plane.grid, self._plane.block
         name = kernel_name(self._ctx)
         self._builder.launch(self._ctx, name, grid, block, uses, remake=remake, in_place=in_place)
+        self._loads.clear()  # sources refer to this object
+        self._pointers.clear()
 
 
 def _work(value: Scalar, column: Scalar, moved: Sequence[Scalar]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -36,12 +37,14 @@ class OrtCalls:
 
     def out(self, name: str, kind: str, *args: Any) -> Any:
         """Call a function whose last parameter is an out pointer to ``kind``; return the value that it stores."""
-        out = ffi.new(f"{kind}*" if kind.endswith("*") else f"{kind} *")
+        out = ffi.new(_pointer_to(kind))
         self.call(name, *args, out)
         return out[0]
 
     def list(self, count_name: str, name: str, kind: str, owner: Any) -> list[Any]:
         count = self.out(count_name, "size_t", owner)
+        if count == 0:
+            return []
         items = ffi.new(f"{kind}[]", count)
         self.call(name, owner, items, count)
         return [*items]
@@ -96,6 +99,12 @@ class OrtCalls:
         self.call("GetDimensions", tensor, dims, rank)
         self.call("GetSymbolicDimensions", tensor, names, rank)
         return dtype, tuple(int(dim) if dim >= 0 else text(name) or None for dim, name in zip(dims, names, strict=True))
+
+
+@cache
+def _pointer_to(kind: str) -> Any:
+    """Return the C type of a pointer to ``kind``."""
+    return ffi.typeof(ffi.getctype(kind, "*"))
 
 
 def text(pointer: Any) -> str:

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, is_dataclass
 from enum import Enum
-from functools import cache
 
 from ...model.ir import Constant, DType
 from ...program.expressions.scalar import Scalar, operands_first
@@ -17,9 +16,11 @@ from ...program.expressions.symbolic import Expr
 from ...program.steps.row_program import Reduction, Row, Stage
 from ...program.steps.steps import Map
 from ...program.steps.tensor import Buffer, BufferKind, Tensor
+from ...program.steps.tensor_fields import field_names
 
 _PLAIN = (int, str, bytes, DType, Enum, Expr, type(None), Reduction)
 """Types whose equal values are interchangeable. Floats are excluded: -0.0 equals 0.0."""
+_PLAIN_TYPES = frozenset(_PLAIN)
 
 
 class _HasNoStructureError(Exception):
@@ -56,12 +57,14 @@ class _Form:
         self._stages: dict[Stage, int] = {}
 
     def of(self, value: object) -> Hashable:
+        if type(value) in _PLAIN_TYPES:
+            return value
+        if isinstance(value, tuple):
+            return tuple([self.of(item) for item in value])
         if isinstance(value, Tensor):
             return value.dtype, value.shape, value.strides, value.offset, self._buffer(value.buffer)
         if isinstance(value, Scalar):
             return self._scalar(value)
-        if isinstance(value, tuple):
-            return tuple(map(self.of, value))
         if isinstance(value, _PLAIN):
             return value
         if isinstance(value, float):
@@ -75,7 +78,7 @@ class _Form:
         if isinstance(value, Row):
             return self._scalar(value.index), self._scalar(value.count)
         if is_dataclass(value) and not isinstance(value, type):
-            return type(value), tuple(self.of(getattr(value, name)) for name in _names(type(value)))
+            return type(value), tuple([self.of(getattr(value, name)) for name in field_names(type(value))])
         return self._unknown()
 
     def _buffer(self, buffer: Buffer) -> int:
@@ -103,11 +106,6 @@ class _Form:
 
     def _unknown(self) -> int:
         raise _HasNoStructureError
-
-
-@cache
-def _names(kind: type) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(kind) if field.name != "nodes")
 
 
 # ---- constants whose contents the kernels depend on ----

@@ -69,6 +69,8 @@ def aligned(ctx: Conditions, x: Tensor, shape: Sequence[Dim]) -> Tensor:
 
 def broadcast_strides(x: Tensor, shape: Sequence[Dim]) -> tuple[Dim, ...]:
     """Return the strides to read x as a tensor of ``shape``, to which it broadcasts: 0 for broadcast dimensions."""
+    if x.shape == tuple(shape):
+        return x.strides
     lead = len(shape) - x.rank
     strides: list[Dim] = [0] * lead
     for dim, stride, target in zip(x.shape, x.strides, shape[lead:], strict=True):

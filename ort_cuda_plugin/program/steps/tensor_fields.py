@@ -5,8 +5,10 @@ Passes rewrite tensors through `TensorFields`, so that a field that is added lat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+import operator
+from collections.abc import Callable, Collection
 from dataclasses import fields, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from .tensor import Tensor
@@ -20,30 +22,36 @@ class TensorFields:
 
     def tensors(self, without: Collection[str] = ()) -> tuple[Tensor, ...]:
         """Return the tensors of all fields except ``without``, in the order of the fields."""
-        names = (name for name in _names(self) if name not in without)
-        return tuple(x for name in names for x in _found(getattr(self, name)))
+        kind: type = type(self)
+        found: list[Tensor] = []
+        for name in field_names(kind):
+            if name not in without:
+                _collect(getattr(self, name), found)
+        return tuple(found)
 
     def map_tensors(self, function: Callable[[Tensor], Tensor]) -> Self:
         """Return a copy with ``function`` applied to each tensor, or the object itself if no tensor changes."""
-        old = {name: getattr(self, name) for name in _names(self)}
+        kind: type = type(self)
+        old = {name: getattr(self, name) for name in field_names(kind)}
         new = {name: _mapped(value, function) for name, value in old.items()}
         changed: dict[str, Any] = {name: value for name, value in new.items() if value is not old[name]}
         return replace(self, **changed) if changed else self  # type: ignore[type-var]
 
 
-def _names(holder: TensorFields) -> tuple[str, ...]:
-    """Return the names of the fields except ``nodes``, which holds no tensors and may be long."""
-    return tuple(field.name for field in fields(holder) if field.name != "nodes")  # type: ignore[arg-type]
+@cache
+def field_names(kind: type) -> tuple[str, ...]:
+    """Return the names of a dataclass's fields except ``nodes``, which holds no tensors and may be long."""
+    return tuple(field.name for field in fields(kind) if field.name != "nodes")
 
 
-def _found(value: object) -> Iterator[Tensor]:
+def _collect(value: object, found: list[Tensor]) -> None:
     if isinstance(value, Tensor):
-        yield value
+        found.append(value)
     elif isinstance(value, tuple):
         for item in value:
-            yield from _found(item)
+            _collect(item, found)
     elif isinstance(value, TensorFields):
-        yield from value.tensors()
+        found += value.tensors()
 
 
 def _mapped(value: object, function: Callable[[Tensor], Tensor]) -> object:
@@ -53,5 +61,5 @@ def _mapped(value: object, function: Callable[[Tensor], Tensor]) -> object:
         return value.map_tensors(function)
     if not isinstance(value, tuple):
         return value
-    new = tuple(_mapped(item, function) for item in value)
-    return value if all(one is two for one, two in zip(new, value, strict=True)) else new
+    new = tuple([_mapped(item, function) for item in value])
+    return value if all(map(operator.is_, new, value)) else new

@@ -193,6 +193,10 @@ class Trace:
     folded: list[list[Recordable]] = field(default_factory=list)
     """Launches that constant folding moved before the first Run, in groups that share no intermediate."""
 
+    def release_steps(self) -> None:
+        """Remove the steps of a finished plan. Their ``remake`` may refer to the context, which has this trace."""
+        self.steps, self.folded = [], []
+
     def originate(self, node: Node | None, dims: Iterable[Dim]) -> None:
         """Record that ``node`` needs ``dims``; if a Run cannot evaluate one of them, the error names the node."""
         if node is None:

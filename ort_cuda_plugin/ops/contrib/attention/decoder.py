@@ -100,7 +100,10 @@ def decoder_masked_self_attention(
     past_present_share_buffer: int = 0,
     scale: float = 0.0,
 ) -> tuple[Tensor, ...]:
-    """Return the output, and a tensor of past and new keys and values. Keys of a shared buffer are chunked."""
+    """Compute attention of one new token to past tokens and itself; also return past and new keys and values.
+
+    Where past and present share a buffer, keys are stored as [batch, heads, size / chunk, length, chunk].
+    """
     if do_rotary:
         raise require.unsupported("attribute", "do_rotary", do_rotary, "0")
     require.rank(3, input=x)

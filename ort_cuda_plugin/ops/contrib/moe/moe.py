@@ -292,7 +292,11 @@ def moe(
     swiglu_limit_after_activation: int = 0,
     use_sparse_mixer: int = 0,
 ) -> Tensor:
-    """Compute a mixture of experts. Weights are [experts, outputs, inputs] or the older shape; fc3 gates fc1."""
+    """Compute a mixture of experts. Weights are declared as [experts, outputs, inputs] or [experts, inputs, outputs].
+
+    Both shapes mean the same order of bytes (`settle_older_shape`). With fc3, an expert multiplies the activated result
+    of fc1 by the result of fc3.
+    """
     gate = make_gate(
         activation_type,
         swiglu_fusion,

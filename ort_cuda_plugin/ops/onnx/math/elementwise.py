@@ -294,7 +294,10 @@ def cast_like(ctx: Lowering, x: T1, target: T2, *, saturate: int = 1, round_mode
 
 @op("BitCast", since=26, types={"T1": ALL_TENSORS, "T2": ALL_TENSORS})
 def bit_cast(ctx: Lowering, x: T1, *, to: int) -> Tensor:
-    """Reinterpret a copy of the bytes, since facts about the values of x do not hold for the result."""
+    """Copy x and reinterpret the bytes as elements of type ``to``, which must have as many bits.
+
+    A view without the copy would share x's buffer, about whose values the program may know facts.
+    """
     dtype = DType.of_attribute(to, "a cast to")
     require.that(dtype.bits == x.dtype.bits, "to", f"have the {x.dtype.bits} bits of {x.dtype.name}", dtype.name)
     # Elements of packed types have a byte each: sign-extended for integers, the code for floats and unsigned integers.
