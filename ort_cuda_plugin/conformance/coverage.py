@@ -48,7 +48,8 @@ wrote it with onnx {onnx}; a test fails if the table is out of date.
 - {no_launch}: the node needs no work on the device (a view, or shape arithmetic).
 - {no_test}: the plugin supports the operator, but no backend test contains it.
 
-*Left to the CPU* lists element types and versions that ONNX has and the plugin does not support.
+*Versions* are opset versions of the operator's domain. *Left to the CPU* lists element types and versions that ONNX has
+and the plugin does not support.
 
 The column *types* uses these names: {types}.
 """

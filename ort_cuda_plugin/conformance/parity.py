@@ -25,7 +25,7 @@ not list them, so they are not compared. The host inputs of the plugin's kernels
 """
 _LACKING: Final = """\
 CUDAExecutionProvider has kernels for these operators, versions or types, and the plugin has not. A row lists operators
-that lack the same for the same reason."""
+for which the plugin lacks the same versions or types, for the same reason."""
 _ADDED: Final = "The plugin has kernels for these operators, and CUDAExecutionProvider has not:"
 _SEQUENCES: Final = "the C API has no type for sequences, and a kernel cannot make or read a sequence in device memory"
 _STRINGS: Final = "strings are in host memory"
@@ -282,7 +282,7 @@ def render(other: str, theirs: Sequence[Kernel], ours: Sequence[Kernel], host_me
         partial = {(gap.domain, gap.name) for gap in found if gap.domain == domain}
         here, whole = len(of_domain - missing), len(of_domain - partial)
         lines.append(f"| {_domain(domain)} | {len(of_domain)} | {here} | {whole} |")
-    lines += ["", "## What it has and we lack", "", _LACKING, ""]
+    lines += ["", "## What CUDAExecutionProvider has and the plugin lacks", "", _LACKING, ""]
     lines += ["| domain | operators | lacking | reason |", "|---|---|---|---|"]
     rows: dict[tuple[str, str, str], list[str]] = defaultdict(list)
     for gap in found:
@@ -292,7 +292,7 @@ def render(other: str, theirs: Sequence[Kernel], ours: Sequence[Kernel], host_me
             names_of_row.append(gap.name)
     for (domain, lacking, reason), operators in rows.items():
         lines.append(f"| {_domain(domain)} | {', '.join(operators)} | {lacking} | {reason} |")
-    lines += ["", "## What we add", "", _ADDED, ""]
+    lines += ["", "## What the plugin adds", "", _ADDED, ""]
     for domain, operators in additions(theirs, ours).items():
         lines.append(f"- {_domain(domain)}: {', '.join(operators)}")
     if unknown := unknown_constraints(ours, names_of):
