@@ -26,7 +26,7 @@ from .abi.device import CudaError, Device, DeviceArray, Dim3, Module
 from .abi.emulation import clear_findings, configuration, configure, findings
 from .compiler.library.isolation import import_compiler
 from .compiler.library.ptx_image import ImageError, ptx_text
-from .compiler.ptx.linking import declared_resources, link
+from .compiler.ptx.linking import declared_resources, link, with_shared_variables
 from .compiler.targets import Target
 
 Argument: TypeAlias = "npt.NDArray[Any] | np.generic | int | float | bytes | tuple[npt.NDArray[Any] | np.generic, ...]"
@@ -82,7 +82,7 @@ class Resources:
 class PtxModule:
     """A module of PTX. Kernels are compiled for the host when they are first launched.
 
-    Kernels of a module with variables in global memory are compiled together, so that they share the variables.
+    Kernels that use the same variables in global memory are compiled together, so that they share the variables.
     """
 
     def __init__(self, texts: Sequence[str], check: bool) -> None:
@@ -166,16 +166,13 @@ class PtxModule:
     def _kernel(self, name: str) -> Module:
         self._require(name)
         if name not in self._loaded:
-            together = any(each.space == "global" for each in self._module.variables.values())
+            part = with_shared_variables(self._module, name)
             try:
-                if together:
-                    image = self._compiler.compile_ptx_module(self._module, self._target)
-                else:
-                    image = self._compiler.compile_ptx_kernel(self._module, name, self._target).data
+                image = self._compiler.compile_ptx_module(part, self._target)
             except self._compiler.PtxError as error:
                 raise EmulatorError(str(error)) from error
-            module = self._device.load(image)
-            self._loaded |= dict.fromkeys(self.kernels if together else (name,), module)
+            kernels = [each for each, function in part.functions.items() if function.is_entry]
+            self._loaded |= dict.fromkeys(kernels, self._device.load(image))
         return self._loaded[name]
 
 

@@ -71,11 +71,13 @@ def by_struct(module: PtxModule) -> None:
 
 @check
 def count_and_limits(module: PtxModule) -> None:
-    x = random().integers(-50, 90, 64).astype(np.int32)
-    x[5] = 77
+    x = random().integers(-50, 70, 64).astype(np.int32)
     out = np.zeros(8 + 64, np.int32)
-    module.launch("count_and_limits", 1, 64, (x, out, 64))
-    assert list(out[:5]) == [(x > 0).sum(), 1, 1, x.sum(), min(0, x.min())]
+    for has_77 in (0, 1):
+        x[5] = 77 if has_77 else 70
+        out[:] = 0
+        module.launch("count_and_limits", 1, 64, (x, out, 64))
+        assert list(out[:5]) == [(x > 0).sum(), has_77, 1, x.sum(), min(0, x.min())]
     for lane in range(64):
         warp = lane // 32 * 32
         same = sum(1 << other for other in range(32) if (x[warp + other] & 3) == (x[lane] & 3))
@@ -236,10 +238,11 @@ def add(module: PtxModule) -> None:
 
 @check
 def softmax(module: PtxModule) -> None:
-    x, out = random().standard_normal((3, 300)).astype(np.float32), np.zeros((3, 300), np.float32)
-    module.launch("softmax", 3, 128, (x, out, 300, 0, 0), shared=16)
-    e = np.exp(x - x.max(1, keepdims=True))
-    np.testing.assert_allclose(out, e / e.sum(1, keepdims=True), rtol=1e-5, atol=1e-7)
+    for columns in (300, 100, 200, 450):  # the last column is another one of the four of a thread
+        x, out = random().standard_normal((3, columns)).astype(np.float32), np.zeros((3, columns), np.float32)
+        module.launch("softmax", 3, 128, (x, out, columns, 0, 0), shared=16)
+        e = np.exp(x - x.max(1, keepdims=True))
+        np.testing.assert_allclose(out, e / e.sum(1, keepdims=True), rtol=1e-5, atol=1e-7)
 
 
 @check
@@ -256,16 +259,22 @@ def layer_norm(module: PtxModule) -> None:
 def matrices(name: str, kind: str, shared: int, tolerance: float) -> None:
     """Enter the check of a matrix product of elements of ``kind``."""
 
-    def function(module: PtxModule) -> None:
-        a, b = (random().standard_normal(shape).astype(np.float32) for shape in ((70, 50), (50, 90)))
+    def product(module: PtxModule, m: int, n: int, k: int) -> None:
+        a, b = (random().standard_normal(shape).astype(np.float32) for shape in ((m, k), (k, n)))
         if kind == "bf16":
             a, b = bfloat16(a), bfloat16(b)
         elif kind == "fp16":
             a, b = a.astype(np.float16), b.astype(np.float16)
-        c = np.zeros((70, 90), np.float32)
-        module.launch("matmul", (2, 2), 128, (a, b, c, 70, 90, 50, 0, 0), shared=shared)
+        c = np.zeros((m, n), np.float32)
+        grid = (-(-m // 64), -(-n // 64))
+        module.launch("matmul", grid, 128, (a, b, c, m, n, k, 0, 0), shared=shared)
         wide = [(from_bfloat16(each) if kind == "bf16" else each).astype(np.float64) for each in (a, b)]
         np.testing.assert_allclose(c, wide[0] @ wide[1], rtol=tolerance, atol=tolerance)
+
+    def function(module: PtxModule) -> None:
+        product(module, 70, 90, 50)
+        for index in range(32):  # each bounds check of a thread is at the edge in one of these
+            product(module, 2 * index + 1, 2 * (index * 7 % 32) + 1, 2 * (index * 11 % 32) + 1 + 32 * (index % 2))
 
     CHECKS[name] = function
 

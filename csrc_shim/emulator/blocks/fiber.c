@@ -216,16 +216,8 @@ uint32_t ocp_emu_numbered_barrier(ocp_emu_thread *thread, uint32_t number, uint3
 
 /* ---- start and end ---- */
 
-void ocp_emu_fiber_main(emu_fiber *fiber) {
-  emu_cpu *cpu = emu_running;
-#if defined(__SANITIZE_ADDRESS__)
-  __sanitizer_finish_switch_fiber(NULL, cpu->main_bottom ? NULL : &cpu->main_bottom,
-                                  cpu->main_bottom ? NULL : &cpu->main_size);
-#endif
-  memcpy(fiber->thread.ctaid, cpu->block_index, sizeof cpu->block_index);
-  fiber->num_locals = 0;
-  cpu->launch->function->entry(cpu->launch->params, &fiber->thread);
-  uint32_t index = fiber->index;
+/* Ends a thread and runs another one; the last thread of the block returns to emu_fibers_run_block. */
+static _Noreturn void end_thread(emu_cpu *cpu, uint32_t index) {
   emu_warp *warp = &cpu->warps[index / EMU_WARP];
   warp->live &= ~((uint32_t)1 << index % EMU_WARP);
   emu_block_thread(cpu, index);
@@ -238,6 +230,23 @@ void ocp_emu_fiber_main(emu_fiber *fiber) {
     diverged(cpu);
   switch_to(cpu, NULL, next);
   __builtin_unreachable();
+}
+
+void ocp_emu_fiber_main(emu_fiber *fiber) {
+  emu_cpu *cpu = emu_running;
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_finish_switch_fiber(NULL, cpu->main_bottom ? NULL : &cpu->main_bottom,
+                                  cpu->main_bottom ? NULL : &cpu->main_size);
+#endif
+  memcpy(fiber->thread.ctaid, cpu->block_index, sizeof cpu->block_index);
+  fiber->num_locals = 0;
+  cpu->launch->function->entry(cpu->launch->params, &fiber->thread);
+  end_thread(cpu, fiber->index);
+}
+
+_Noreturn void ocp_emu_exit(ocp_emu_thread *thread) {
+  emu_fiber *fiber = (emu_fiber *)thread;
+  end_thread(thread->scheduler, fiber->index);
 }
 
 bool emu_fibers_prepare(emu_cpu *cpu, const emu_launch *launch) {

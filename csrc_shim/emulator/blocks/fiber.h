@@ -40,6 +40,8 @@ uint32_t ocp_emu_numbered_barrier(ocp_emu_thread *thread, uint32_t number, uint3
                                   uint32_t predicate);
 /* Ends the launch with CUDA_ERROR_LAUNCH_FAILED; `why` is part of the error's text. Only in kernels whose threads are
  * fibers. */
+/* Ends the calling thread, from any depth of calls. */
+_Noreturn void ocp_emu_exit(ocp_emu_thread *thread);
 _Noreturn void ocp_emu_trap(ocp_emu_thread *thread, const char *why);
 /* A failed assert of CUDA C++, with host addresses of its texts; ends the launch as a trap does. */
 _Noreturn void ocp_emu_assert_fail(ocp_emu_thread *thread, const char *message, const char *file, uint32_t line,

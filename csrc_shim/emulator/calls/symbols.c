@@ -14,6 +14,7 @@
 #include "emulator/blocks/global_order.h"
 #include "emulator/blocks/order.h"
 #include "emulator/blocks/warp.h"
+#include "emulator/calls/device_functions.h"
 
 #ifdef __FLT16_MAX__
 /* Conversions of float16, for CPUs without such instructions; the C compiler's runtime library implements them. */
@@ -132,12 +133,15 @@ static const entry table[] = {
     SAME(ocp_emu_copy_wait),
     SAME(ocp_emu_count_access),
     SAME(ocp_emu_count_part),
+    SAME(ocp_emu_directed),
+    SAME(ocp_emu_exit),
     SAME(ocp_emu_fence),
     SAME(ocp_emu_load_matrix),
     SAME(ocp_emu_local_begin),
     SAME(ocp_emu_match),
     SAME(ocp_emu_mma),
     SAME(ocp_emu_numbered_barrier),
+    SAME(ocp_emu_printf),
     SAME(ocp_emu_reduce),
     SAME(ocp_emu_shfl),
     SAME(ocp_emu_store_matrix),

@@ -26,6 +26,7 @@ from .parser import (
     PtxError,
     Register,
     Variable,
+    function_address,
 )
 
 FLOATS = {"f16": "half", "f32": "float", "f64": "double"}
@@ -45,9 +46,16 @@ def thread_function(name: str, result: str, *types: str) -> str:
     ``types`` are those of its parameters after the thread. Returns the name by which code calls ``ocp_emu_NAME``.
     """
     symbol = f"ocp_emu_{name}"
-    intrinsics.switching_calls[f"ptx.{name}"] = f"call {result} @{symbol}(ptr %ocp.thread, {{}})"
+    given = ", {}" if types else ""
+    intrinsics.switching_calls[f"ptx.{name}"] = f"call {result} @{symbol}(ptr %ocp.thread{given})"
     intrinsics.declarations[symbol] = f"declare {result} @{symbol}({', '.join(('ptr', *types))}) nounwind"
     return f"ptx.{name}"
+
+
+def host_function(symbol: str, result: str, *types: str) -> str:
+    """Enter a function of the emulator that needs no thread into the tables of the next step. Returns its name."""
+    intrinsics.declarations[symbol] = f"declare {result} @{symbol}({', '.join(types)}) nounwind"
+    return symbol
 
 
 LOCAL = thread_function("local_begin", "ptr", "ptr", "i32")
@@ -264,6 +272,8 @@ class Builder:
             return str(self.shared[name] + offset)
         if name in self.local_offsets:
             return str(self.local_offsets[name] + offset)
+        if name in self.module.functions:
+            return str(function_address(self.module, name))
         if name in self.parameters:
             address = self.device_address(self.parameters[name])
         elif name in self.module.variables:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from .builder import Builder, thread_function
 from .instructions import check_modifiers, instruction
-from .parser import Group, Instruction, Operand, Register
+from .parser import Group, Instruction, Operand, Register, function_address, reachable
 
 
 def label_of(b: Builder, ins: Instruction, operand: Operand) -> str:
@@ -29,17 +29,23 @@ def branch(b: Builder, ins: Instruction) -> None:
     b.end(f"switch i32 {b.value(ins.operands[0], 'u32')}, label {b.label(targets[0])} [ {cases} ]")
 
 
+EXIT = thread_function("exit", "void")
+"""Ends the thread, from any depth of calls."""
+
+
 @instruction("9.7.12.5, 9.7.12.6", "ret", "exit")
 def leave(b: Builder, ins: Instruction) -> None:
     check_modifiers(ins, frozenset(("uni",)))
     if ins.opcode == "exit" and not b.function.is_entry:
-        raise ins.error("exit in a device function is not supported")
+        b.call("void", EXIT)
+        b.end("unreachable")
+        return
     b.end("ret void")
 
 
 @instruction("9.7.12.4", "call")
 def call(b: Builder, ins: Instruction) -> None:
-    """Call a device function: results and parameters are passed by the address of their memory."""
+    """Call a device function, by name or by address. Results and parameters are passed by their addresses."""
     check_modifiers(ins, frozenset(("uni",)))
     operands = list(ins.operands)
     first = operands.pop(0)
@@ -48,8 +54,11 @@ def call(b: Builder, ins: Instruction) -> None:
         results, first = first.items, operands.pop(0)
     callee = first
     arguments = operands[0].items if operands and isinstance(operands[0], Group) else ()
-    if not isinstance(callee, Register) or callee.name not in b.module.functions:
-        raise ins.error("only calls of functions by name are supported")
+    if not isinstance(callee, Register):
+        raise ins.error("expected the name of a function, or a register with its address")
+    if callee.name not in b.module.functions:
+        call_by_address(b, ins, callee, [*results, *arguments])
+        return
     function = b.module.functions[callee.name]
     if not function.is_defined and callee.name not in EXTERNAL:
         raise ins.error(f"{callee.name} is declared, but not defined in this module")
@@ -60,9 +69,41 @@ def call(b: Builder, ins: Instruction) -> None:
             raise ins.error("only arguments of the state space .param are supported")
         memory.append(f"ptr {b.parameters[given.name]}")
     if not function.is_defined:
-        EXTERNAL[callee.name](b, ins, [each.removeprefix("ptr ") for each in memory][len(results) :])
+        EXTERNAL[callee.name](b, [each.removeprefix("ptr ") for each in memory])
         return
     b.emit(f'call void @"{callee.name}"({", ".join(memory)})')
+
+
+def call_by_address(b: Builder, ins: Instruction, callee: Register, given: Sequence[Operand]) -> None:
+    """Call the function with the address in a register: a switch over functions with such results and parameters."""
+    memory = [b.parameters.get(each.name, "") if isinstance(each, Register) else "" for each in given]
+    if not all(memory):
+        raise ins.error("only arguments of the state space .param are supported")
+    sizes = {each.name: each.size for each in b.function.variables}
+    wanted = [sizes.get(each.name) for each in given if isinstance(each, Register)]
+    candidates = [
+        function
+        for function in reachable(b.module, b.function.name)
+        if not function.is_entry
+        and function.is_defined
+        and [each.size for each in (*function.results, *function.parameters)] == wanted
+    ]
+    address = b.value(callee, "b64")
+    labels = [b.name("callee") for _ in candidates]
+    wrong, done = b.name("callee.none"), b.name("called")
+    cases = " ".join(
+        f"i64 {function_address(b.module, function.name)}, label {label}"
+        for function, label in zip(candidates, labels, strict=True)
+    )
+    b.end(f"switch i64 {address}, label {wrong} [ {cases} ]")
+    for function, label in zip(candidates, labels, strict=True):
+        b.block(label)
+        b.emit(f'call void @"{function.name}"({", ".join(f"ptr {each}" for each in memory)})')
+        b.end(f"br label {done}")
+    b.block(wrong)
+    b.call("void", TRAP, f"ptr {b.text(f'line {ins.line} of the PTX calls an address that is not such a function')}")
+    b.end("unreachable")
+    b.block(done)
 
 
 # ---- the end of a launch ----
@@ -78,7 +119,7 @@ def trap(b: Builder, ins: Instruction) -> None:
     b.end("unreachable")
 
 
-def fail_assertion(b: Builder, ins: Instruction, arguments: Sequence[str]) -> None:
+def fail_assertion(b: Builder, arguments: Sequence[str]) -> None:
     """Call ``__assertfail``: addresses of message and file, line, address of the function's name, bytes of a char."""
     values = []
     for index, memory in enumerate(arguments[:4]):
@@ -87,5 +128,16 @@ def fail_assertion(b: Builder, ins: Instruction, arguments: Sequence[str]) -> No
     b.call("void", ASSERT_FAIL, *values)
 
 
-EXTERNAL = {"__assertfail": fail_assertion}
+PRINT = thread_function("printf", "i32", "ptr", "ptr")
+
+
+def print_text(b: Builder, memory: Sequence[str]) -> None:
+    """Call ``vprintf``: the result, the address of the format, and the address of the values."""
+    result, *arguments = memory
+    addresses = [b.op(f"load i64, ptr {each}") for each in arguments]
+    count = b.call("i32", PRINT, *(f"ptr {b.host_pointer(each, '')}" for each in addresses))
+    b.emit(f"store i32 {count}, ptr {result}")
+
+
+EXTERNAL = {"__assertfail": fail_assertion, "vprintf": print_text}
 """Functions that the driver defines."""

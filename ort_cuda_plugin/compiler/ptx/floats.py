@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from .builder import Builder, bits_of, llvm_type
+from .builder import Builder, bits_of, host_function, llvm_type
 from .instructions import check_modifiers, instruction, type_of
 from .parser import Instruction, Operand
 
@@ -146,8 +146,10 @@ def directed(b: Builder, mode: str, total: str, error: str) -> str:
 
 def with_direction(b: Builder, ins: Instruction, ty: str, values: Sequence[str]) -> str:
     """Return a sum, product or fused product of floats with a directed rounding."""
+    if ty == "double":
+        return directed_double(b, ins, values)
     if ty != "float":
-        raise ins.error(f"the rounding .{rounding(ins)} is supported for .f32 only")
+        raise ins.error(f"the rounding .{rounding(ins)} is supported for .f32 and .f64 only")
     wide = [b.op(f"fpext float {value} to double") for value in values]
     if ins.opcode in ("add", "sub"):
         second = b.op(f"fneg double {wide[1]}") if ins.opcode == "sub" else wide[1]
@@ -161,6 +163,22 @@ def with_direction(b: Builder, ins: Instruction, ty: str, values: Sequence[str])
     else:
         raise ins.error(f"the rounding .{rounding(ins)} is not supported for {ins.opcode}")
     return directed(b, rounding(ins), total, error)
+
+
+DIRECTED = host_function("ocp_emu_directed", "double", "i32", "i32", "double", "double", "double")
+OPERATIONS = {"add": 0, "sub": 1, "mul": 2, "fma": 3, "mad": 3, "div": 4, "rcp": 4, "sqrt": 5}
+"""The emulator's numbers of operations with a directed rounding."""
+DIRECTIONS = {"rm": 1, "rp": 2, "rz": 3}
+
+
+def directed_double(b: Builder, ins: Instruction, values: Sequence[str]) -> str:
+    """Return a result with a directed rounding, which the host's floating-point unit computes in that mode."""
+    if ins.opcode not in OPERATIONS:
+        raise ins.error(f"the rounding .{rounding(ins)} is not supported for {ins.opcode}")
+    given = ["1.0", *values] if ins.opcode == "rcp" else list(values)
+    given += ["0.0"] * (3 - len(given))
+    numbers = (OPERATIONS[ins.opcode], DIRECTIONS[rounding(ins)])
+    return b.call("double", DIRECTED, *(f"i32 {each}" for each in numbers), *(f"double {each}" for each in given))
 
 
 def quotient(b: Builder, opcode: str, values: Sequence[str]) -> tuple[str, str]:

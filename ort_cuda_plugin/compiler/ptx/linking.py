@@ -6,7 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from .parser import Address, Function, Group, Label, Module, Operand, PtxError, Register, Variable, type_bytes
+from .parser import (
+    Address,
+    Function,
+    Group,
+    Label,
+    Module,
+    Operand,
+    PtxError,
+    Register,
+    Variable,
+    function_names,
+    reachable,
+    type_bytes,
+)
 from .translate import lay_out_shared
 
 Symbol = TypeVar("Symbol", Function, Variable)
@@ -86,7 +99,23 @@ def renamed_variable(variable: Variable, names: Mapping[str, str]) -> Variable:
     return replace(variable, name=names.get(variable.name, variable.name), initial=initial)
 
 
-# ---- resources ----
+# ---- what kernels use ----
+
+
+def with_shared_variables(module: Module, kernel: str) -> Module:
+    """Return the module with only this kernel, and the kernels that use the same variables in global memory."""
+    used = {
+        name: {used for each in reachable(module, name) for used in function_names(each)}
+        & {each.name for each in module.variables.values() if each.space == "global"}
+        for name, function in module.functions.items()
+        if function.is_entry
+    }
+    chosen, variables = {kernel}, used[kernel]
+    while more := {name for name in used.keys() - chosen if used[name] & variables}:
+        chosen |= more
+        variables = variables.union(*(used[name] for name in more))
+    kept = {name: each for name, each in module.functions.items() if not each.is_entry or name in chosen}
+    return replace(module, functions=kept)
 
 
 def declared_resources(module: Module, kernel: str) -> tuple[int, int, int]:

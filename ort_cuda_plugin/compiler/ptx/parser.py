@@ -145,6 +145,43 @@ class Module:
     functions: dict[str, Function] = field(default_factory=dict)
 
 
+def function_address(module: Module, name: str) -> int:
+    """Return the number by which an indirect call finds a function. No data of the device has such an address."""
+    return 0x0F00_0000_0000_0000 + 16 * list(module.functions).index(name)
+
+
+def names_in(operand: Operand) -> Iterator[str]:
+    """Yield the names of registers, variables and functions in an operand."""
+    if isinstance(operand, Register):
+        yield operand.name
+    elif isinstance(operand, Address):
+        yield operand.base
+    elif isinstance(operand, Group):
+        for item in operand.items:
+            yield from names_in(item)
+
+
+def reachable(module: Module, kernel: str) -> list[Function]:
+    """Return the kernel and the functions that it names or whose addresses it may read, directly or not."""
+    found: dict[str, Function] = {}
+    pending = [kernel]
+    while pending:
+        name = pending.pop()
+        if name in module.variables:
+            pending += [each[0] for each in module.variables[name].initial if isinstance(each, tuple)]
+        if name in found or name not in module.functions:
+            continue
+        found[name] = module.functions[name]
+        pending += function_names(found[name])
+    return list(found.values())
+
+
+def function_names(function: Function) -> set[str]:
+    """Return all names that the instructions of a function have."""
+    instructions = [item for item in function.body if isinstance(item, Instruction)]
+    return {name for each in instructions for operand in each.operands for name in names_in(operand)}
+
+
 def type_bytes(ty: str) -> int:
     """Return the bytes of a fundamental type such as ``f32`` or ``b8x2``."""
     if ty == "pred":

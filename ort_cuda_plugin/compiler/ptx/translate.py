@@ -12,7 +12,7 @@ from dataclasses import replace
 from . import control, floats, integers, matrices, memory, threads
 from .builder import ALIAS, Builder, parameter_type
 from .instructions import RULES
-from .parser import Function, Instruction, Label, Module, PtxError, Register, Variable
+from .parser import Function, Instruction, Label, Module, PtxError, Variable, function_address, reachable
 
 SUBJECTS = (integers, floats, memory, control, threads, matrices)
 """The modules that fill `RULES`."""
@@ -32,21 +32,6 @@ def lay_out_shared(module: Module) -> tuple[dict[str, int], int]:
             size += variable.size
     size = -(-size // 16) * 16
     return offsets | {variable.name: size for variable in shared if not variable.count}, size
-
-
-def reachable(module: Module, kernel: str) -> list[Function]:
-    """Return the kernel and the functions that it calls, directly or not."""
-    found: dict[str, Function] = {}
-    pending = [kernel]
-    while pending:
-        name = pending.pop()
-        if name in found or name not in module.functions:
-            continue
-        found[name] = module.functions[name]
-        for item in found[name].body:
-            if isinstance(item, Instruction) and item.opcode == "call":
-                pending += [operand.name for operand in item.operands if isinstance(operand, Register)]
-    return list(found.values())
 
 
 def translate_function(module: Module, function: Function, shared: dict[str, int], contract: bool) -> Builder:
@@ -100,7 +85,7 @@ def function_text(builder: Builder) -> str:
     return "\n".join([head, *builder.finished(), "}"])
 
 
-def variable_text(variable: Variable) -> str:
+def variable_text(module: Module, variable: Variable) -> str:
     """Return the definition of a variable of the module in global or constant memory.
 
     Kernels that are linked into one object share it.
@@ -109,7 +94,9 @@ def variable_text(variable: Variable) -> str:
     width = variable.size // max(variable.count, 1)
     for index, value in enumerate(variable.initial):
         if not isinstance(value, int):
-            raise PtxError(variable.line, variable.name, "addresses in initialisers are not supported")
+            if value[0] not in module.functions:
+                raise PtxError(variable.line, variable.name, "addresses of variables in initialisers are not supported")
+            value = function_address(module, value[0])
         data[index * width : (index + 1) * width] = (value & (1 << 8 * width) - 1).to_bytes(width, "little")
     text = "".join(f"\\{byte:02x}" for byte in data)
     return f'@"{variable.name}" = linkonce_odr global [{len(data)} x i8] c"{text}", align {variable.alignment}'
@@ -131,7 +118,7 @@ def llvm_module(module: Module, kernel: str, pointers: Sequence[bool] = (), cont
     builders = [translate_function(module, function, shared, contract) for function in functions]
     declarations = sorted(set().union(*(builder.declarations for builder in builders)))
     used = set().union(*(builder.globals for builder in builders))
-    variables = [variable_text(variable) for name, variable in module.variables.items() if name in used]
+    variables = [variable_text(module, variable) for name, variable in module.variables.items() if name in used]
     variables += [text for builder in builders for text in builder.texts]
     variables.append(f"@{ALIAS} = external global i64")
     return "\n".join([*variables, *map(function_text, builders), *declarations]) + "\n", static_bytes
