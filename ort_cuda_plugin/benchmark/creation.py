@@ -47,11 +47,11 @@ class Creation:
 
 
 class ChildError(RuntimeError):
-    """A process that measured a session failed."""
+    """A process that measured the creation of a session failed, or a call of the CUDA driver."""
 
 
 def measure_creation(task: Task, side: str) -> Creation:
-    """Measure two processes: one starts with an empty kernel cache, the next with the cache that the first filled."""
+    """Measure session creation in two processes: one with an empty kernel cache, one with the cache that it filled."""
     with tempfile.TemporaryDirectory() as folder:
         feeds = Path(folder, "feeds.npz")
         np.savez(feeds, allow_pickle=False, **{name: np.asarray(array) for name, array in task.feeds.items()})

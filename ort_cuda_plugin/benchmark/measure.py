@@ -19,8 +19,10 @@ from ort_cuda_plugin.benchmark.sides import CPU, PLUGIN, Feeds, Runner
 from ort_cuda_plugin.profiles.collect import is_of_device, windows_of_runs, within
 
 TOLERANCES = {"float32": 1e-3, "float16": 2e-2, "int8": 1e-1}
-"""Bounds of max|a-b|/max|b| against the CPU provider, by the model's element type. Where values are quantized, another
-summation order moves some of them by a quantization step."""
+"""Bounds of max|a-b|/max|b| against the CPU provider, by the model's element type.
+
+In int8 models, another summation order moves some values by a quantization step.
+"""
 
 
 @dataclass(frozen=True)
@@ -30,8 +32,9 @@ class SideReport:
     ``host_share`` is the part of a median Run in which the device is idle, None if the profile has no device events.
     ``ratio`` is the median, over neighbouring Runs, of this side's time divided by the plugin's. ``error`` is
     max|a-b|/max|b| against the CPU provider, None if the CPU provider cannot run the model. Three figures are measured
-    in separate processes: ``device_bytes``, the peak of device memory, and ``cold_s`` and ``warm_s``, the seconds of
-    session creation and first Run with an empty and with a filled kernel cache.
+    in separate processes: ``device_bytes``, the device memory that the session holds after its first Run, and
+    ``cold_s`` and ``warm_s``, the seconds of session creation and first Run with an empty and with a filled kernel
+    cache.
     """
 
     p50: float
@@ -99,7 +102,7 @@ def measure(
     progress: Callable[[Sequence[int]], Iterable[int]],
     may_lack: Collection[str] = (),
 ) -> ModelReport:
-    """Compare the results of the sides, then time the sides in turn.
+    """Compare the results of the sides ``chosen`` with the CPU provider's, then time the sides in turn.
 
     Leaves out sides in ``may_lack`` that cannot run the model. Raises SideError if another side cannot run it.
     """
@@ -154,7 +157,7 @@ def summary(seconds: Sequence[float], batch: int, ratio: float, error: float | N
 
 
 def device_milliseconds(task: Task, side: str) -> float | None:
-    """Return the milliseconds of device work in a Run, from ONNX Runtime's profile; None without device events."""
+    """Profile a new session; return the milliseconds of device work in a Run, None without device events."""
     with tempfile.TemporaryDirectory() as folder:
         session = sides.create_session(side, task.source, task.emulate, str(Path(folder, "profile")))
         runner = _runner(task, side, session)
@@ -165,8 +168,9 @@ def device_milliseconds(task: Task, side: str) -> float | None:
 
 
 def device_work(events: Sequence[Mapping[str, Any]], runs: int) -> float | None:
-    """Return the milliseconds of device events per Run, over the profile's last ``runs`` Runs, which are equal; None if
-    the profile has no device events.
+    """Return the median milliseconds of device events in a Run, over the profile's last ``runs`` Runs.
+
+    Return None if the profile has no device events.
     """
     work = [event for event in events if is_of_device(event) or event.get("cat") == "Kernel"]
     windows = windows_of_runs(events, runs)
@@ -183,8 +187,9 @@ def _runner(task: Task, side: str, session: Any) -> Runner:
 
 
 def _errors(task: Task, runners: Mapping[str, Runner]) -> tuple[Mapping[str, float | None], str]:
-    """Return the errors of each side against the CPU provider, and "". If the CPU provider cannot run the model, the
-    errors are None, and the text is the reason.
+    """Return the error of each side against the CPU provider, and "".
+
+    If the CPU provider cannot run the model, the errors are None, and the text is the reason.
 
     Makes a session of the CPU provider unless it is one of the sides.
     """

@@ -31,8 +31,10 @@ class LackingSideError(SideError):
 
 
 def available(emulate: bool) -> list[str]:
-    """Return the default side of a comparison: the built-in CUDA provider on a machine with a GPU, else the CPU
-    provider.
+    """Return the default sides of a comparison.
+
+    They are the plugin, and the built-in CUDA provider without and with CUDA graphs if ONNX Runtime has it; else, and
+    with ``emulate``, the plugin and the CPU provider.
     """
     import onnxruntime as ort
 
@@ -40,7 +42,7 @@ def available(emulate: bool) -> list[str]:
 
 
 def _has_cuda(ort: ModuleType) -> bool:
-    """Whether ONNX Runtime has the built-in CUDA provider (its name may stand for the plugin)."""
+    """Return whether ONNX Runtime has the built-in CUDA provider, and its name does not stand for the plugin."""
     return "CUDAExecutionProvider" in ort.get_available_providers() and not is_registered_as(Identity.CUDA)
 
 
@@ -89,7 +91,7 @@ class Runner:
 
 
 def runner(side: str, session: Any, emulate: bool, feeds: Feeds, names: Sequence[str]) -> Runner:
-    """Bind inputs and outputs in the side's memory. Does the first Run, which decides the outputs' shapes.
+    """Bind inputs and outputs to memory of the side's device. A first Run gives the outputs' shapes.
 
     Raises ValueError for an output that cannot be bound.
     """
@@ -103,7 +105,9 @@ def runner(side: str, session: Any, emulate: bool, feeds: Feeds, names: Sequence
     results = session.run(list(names), dict(feeds))
     for name, value in zip(names, results, strict=True):
         if not isinstance(value, np.ndarray) or value.dtype.kind not in "biufc":
-            raise ValueError(f"output {name!r} is not a tensor of numbers, so it cannot stay on a device: use `run`")
+            raise ValueError(
+                f"output {name!r} is not a tensor of numbers, so it cannot stay on a device: use `ort-cuda-plugin run`"
+            )
     shapes = [(value.shape, value.dtype) for value in results]
     outputs = [ort.OrtValue.ortvalue_from_numpy(np.zeros(*each), *place) for each in shapes]
     for name, value in zip(names, outputs, strict=True):
@@ -124,8 +128,9 @@ def _place(side: str, emulate: bool) -> tuple[Any, ...]:
 
 
 def plugin_place(emulate: bool) -> tuple[str, int, int]:
-    """Return the arguments with which ``OrtValue.ortvalue_from_numpy`` places a value on the plugin's device: kind,
-    device and vendor.
+    """Return the arguments with which ``OrtValue.ortvalue_from_numpy`` places a value on the plugin's device.
+
+    They are kind, number and vendor of the device.
     """
     import onnxruntime as ort
 

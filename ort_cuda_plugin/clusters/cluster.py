@@ -40,9 +40,10 @@ class Variant:
     """A plan, with the kernels, weights and problems that no earlier plan of the cluster added.
 
     Indices in ``plan`` number the cluster's kernels, weights and problems in the order in which all variants added
-    them. So the owner adds each list to the device's cluster, reports that (`CompiledCluster.kernels_added`, ...), and
-    adds the plan last. If shapes are unknown, ``plan`` is None, and the lists hold entries that plans will probably
-    need. ``stored`` are plans built earlier, encoded by `plan.format.encode`.
+    them. So the owner of the `CompiledCluster` adds each list to the C cluster, reports that
+    (`CompiledCluster.kernels_added`, ...), and adds the plan last. If shapes are unknown, ``plan`` is None, and the
+    lists hold entries that plans will probably need. ``stored`` are plans built earlier, encoded by
+    `plan.format.encode`.
     """
 
     plan: Plan | None
@@ -60,7 +61,7 @@ class Variant:
 
 
 def _agrees(value: Value, shape: Sequence[int] | None) -> bool:
-    """Return whether an input has the shape that the model declares, as far as both are known."""
+    """Return whether ``shape`` is the shape that the model declares for ``value``, as far as both are known."""
     if value.shape is None or shape is None:
         return True
     pairs = zip(value.shape, shape, strict=False)
@@ -80,16 +81,16 @@ class WeightReader:
 
 
 class CompiledCluster:
-    """The nodes of one fused node. Not thread-safe: the owner adds each variant before the next `build`.
+    """Compiles the nodes of one fused node. Not thread-safe: the owner adds each variant before the next `build`.
 
-    ``inputs`` and ``outputs`` are the fused node's, in order, by default the graph's. ``ranks`` are the ranks assumed
-    by the claim. ``fed`` names the values that the application feeds, whose shapes ORT checks, by default all inputs.
-    ``compiled`` as for `NodeLowering`. ``known`` holds the table indices that earlier plans have assigned, ``tuner``
-    selects kernels by measured times. The owner sets ``weight_reader.read`` while added weights exist. `prepare` sets
-    ``host_inputs``, the indices of inputs whose contents determine shapes. ``show_program``, if set, receives the
-    program of each plan as text, from a `ProgramHistory`, and ``show_plan`` its `plan_record`; ``watch`` receives the
-    program after each pass. ``traffic`` is the memory traffic of the last plan, at its sizes. ``states`` holds the
-    states of stateful nodes.
+    ``inputs`` and ``outputs`` name those of the fused node, in order, by default those of the graph. ``ranks`` are the
+    ranks assumed by the claim. ``fed`` names the values that the application feeds, whose shapes ORT checks, by default
+    all inputs. ``compiled`` as for `NodeLowering`. ``known`` holds the table indices that earlier plans have assigned,
+    ``tuner`` selects kernels by measured times. The owner sets ``weight_reader.read`` while added weights exist.
+    `prepare` sets ``host_inputs``, the indices of inputs whose contents determine shapes. ``show_program``, if set,
+    receives the program of each plan as text, from a `ProgramHistory`, and ``show_plan`` its `plan_record`; ``watch``
+    receives the program after each pass. ``traffic`` is the memory traffic of the last plan, at its sizes. ``states``
+    holds the states of stateful nodes.
     """
 
     def __init__(
@@ -138,8 +139,8 @@ class CompiledCluster:
         """Return the first variant. The owner calls this, and adds the variant, while ORT's graph is alive.
 
         If all dimensions are static and there is no host input, the variant has the cluster's only plan. Otherwise it
-        has weights, so that host memory can free them, and kernels, so that session creation compiles them instead of
-        the first Run. Raises NodeError if a claimed node cannot be lowered.
+        has weights, so that the host can free its copies, and kernels, so that session creation compiles them instead
+        of the first Run. Raises NodeError if a claimed node cannot be lowered.
         """
         shapes = [value.shape for value in self.inputs]
         try:
@@ -165,7 +166,7 @@ class CompiledCluster:
             return *self._plan(nothing, {}, found, settles=False, trial=trial), found
 
     def _prepare_by_trials(self) -> Variant:
-        """Return the first variant for unknown ranks, with the most likely ranks that are possible."""
+        """Return the first variant for unknown ranks, built with the ranks of the most likely trial that has a plan."""
         tables: Tables | None = None
         found: set[int] = set()
         for trial in LIKELY:
@@ -177,7 +178,7 @@ class CompiledCluster:
         return self._variant(None, Tables(self._known) if tables is None else tables)
 
     def _host_inputs_of(self, trial: int) -> set[int]:
-        """Return the host inputs of the nodes that can be lowered with the ranks of a trial."""
+        """Return the indices of the inputs whose contents the lowering functions request, with the ranks of a trial."""
         symbols, found = InputSymbols(), set[int]()
 
         def read(buffer: Buffer, count: int) -> tuple[Dim, ...]:
@@ -236,8 +237,8 @@ class CompiledCluster:
     def weights_added(self, variant: Variant) -> None:
         """Record that ``variant.weights`` were added to the C cluster after those of earlier variants.
 
-        Large constants are released; small ones that a later plan may need are copied. A static cluster has no later
-        plan, if ORT checks that no input has another shape.
+        Large constants are released; small ones that a later plan may need are copied. If ``variant`` has a plan and
+        ORT checks the shapes of all inputs, no later plan can follow, and nothing is copied.
         """
         variant.tables.weights.commit()
         for constant in variant.weights:
@@ -245,13 +246,13 @@ class CompiledCluster:
                 number = self._known.weights[weight_key(constant)]
                 constant.release(partial(self.weight_reader.array, number, constant.dtype, constant.shape))
         for constant in [value.initializer for value in self.graph.used_values if value.initializer]:
-            if variant.plan is None or not all(self._checked) or not self._checked:  # a later plan may expand the body
+            if variant.plan is None or not all(self._checked) or not self._checked:  # for later plans and `expand`
                 constant.keep()
             else:
                 constant.forget_borrowed()
 
     def keep_constants(self) -> None:
-        """Copy all constants before ORT frees them, if no variant was added."""
+        """Copy all constants before ORT frees them, for an owner that adds the first variant later."""
         for value in self.graph.used_values:
             if value.initializer is not None:
                 value.initializer.keep()
@@ -343,7 +344,10 @@ class CompiledCluster:
         return ProgramHistory(text, show, [each.name for each in PASSES], whole={"emission"})
 
     def _watch(self, live: list[Step], histories: Sequence[ProgramHistory]) -> Watch | None:
-        """Return the watch for all consumers, None if there are none; it stores the unfused steps in ``live``."""
+        """Return a watch that calls ``self.watch`` and ``histories``, or None without any.
+
+        For ``self.show_plan`` it also stores the steps after dead code elimination in ``live``.
+        """
         watches: list[Watch] = [*histories] if self.watch is None else [self.watch, *histories]
         if self.show_plan is not None:
             watches.append(lambda name, steps: live.extend(steps if name == "dead_code_elimination" else ()))

@@ -17,7 +17,7 @@ from ..program.steps.tensor import BufferKind, Tensor
 from ..program.steps.trace import Recordable, Step
 
 Output = tuple[Tensor, Node | None]
-"""A result of a cluster, and the node that produces it."""
+"""A result of a cluster, and the node that produces it; None for an input of the cluster."""
 
 
 def place_outputs(ctx: Lowering, outputs: Sequence[Output]) -> list[Output]:
@@ -66,7 +66,7 @@ def make_launches(
 
     launches = [step for step in run_passes(ctx, fused, KERNELS, note) if not isinstance(step, Map)]
     if folded and any(each.when(ctx) for each in KERNEL_SELECTION):
-        folded = [fold_dequantize(fused)]  # ``folded`` has library calls, which accept no prologues
+        folded = [fold_dequantize(fused)]  # library calls were chosen for ``folded``, and they accept no prologues
     compulsory = _compulsory(ctx, folded[0] if folded else fused)
     return ctx.trace.folded, launches, ProgramTraffic(compulsory, traffic(launches))
 

@@ -51,8 +51,8 @@ class MeasuringTuner:
     def choice(self, ctx: Lowering, step: Sums, choices: Sequence[Choice]) -> Choice | None:
         """Return the fastest of ``choices`` at the sizes of the current Run.
 
-        A plan with a measured schedule is valid for sizes up to the next power of two; larger sizes get another plan
-        and another measurement. Guessed sizes, and sizes that a Run computes, are not measured.
+        A plan with a measured schedule is valid for sizes between two successive powers of two; other sizes get another
+        plan and another measurement. Guessed sizes, and sizes that a Run computes, are not measured.
         """
         by_text = {schedule_text(choice.schedule): choice for choice in choices}
         best = self._fastest(
@@ -70,7 +70,7 @@ class MeasuringTuner:
     def fastest(
         self, ctx: Lowering, problem: str, inputs: Sequence[Tensor | None], names: Sequence[str], make: Make
     ) -> Tactic | None:
-        """Return the fastest tactic of a custom operator, by the same rules as `choice`. See `Tuner`."""
+        """Return the fastest tactic of ``names`` for a custom operator, by the same rules as `choice`. See `Tuner`."""
         given = [x for x in inputs if x is not None]
         options = asdict(ctx.options)
         parts = [problem, [_layout(x) for x in given], [options[name] for name in sorted(options)], kernels_digest()]
@@ -95,7 +95,7 @@ class MeasuringTuner:
         label: str,
         shown: Callable[[str], str] = str,
     ) -> Tactic | None:
-        """Return the fastest candidate, after measuring the candidates that the cache lacks.
+        """Return the fastest of the candidates ``names``; measure those that the timing cache lacks.
 
         ``program`` returns the program of a candidate, or None if it cannot run; ``shown`` describes a candidate.
         """
@@ -155,7 +155,7 @@ def _operator_program(ctx: Lowering, inputs: Sequence[Tensor | None], name: str,
 
 
 class _Rules:
-    """The tuner of a measured program. It measures nothing: rules decide every choice that the schedule leaves open."""
+    """The tuner for programs that are being measured. It chooses nothing, so the cost model makes all other choices."""
 
     def choice(self, ctx: Lowering, step: Sums, choices: Sequence[Choice]) -> Choice | None:
         return None
@@ -202,7 +202,7 @@ def _types(step: Sums) -> list[str]:
 
 
 def _timing_id(ctx: Lowering, step: Sums) -> str:
-    """Return a key of the step without sizes and types: layouts, epilogue, options, and the kernels' sources."""
+    """Return a key of the step without sizes and types: layouts, epilogue, options, libraries and `kernels_digest`."""
     parts: list[object] = [type(step).__name__, [_layout(x) for x in _tensors(step)], _operations(step)]
     if isinstance(step, Convolve):
         parts += [step.windows.strides, step.windows.dilations, step.groups, step.transposed]
@@ -233,7 +233,10 @@ def _operations(step: Sums) -> list[tuple[str, int]]:
 
 @cache
 def kernels_digest() -> str:
-    """Return a hash of the kernels' sources: a change of the sources invalidates measured times."""
+    """Return a hash of the toolchain and of the sources of kernels, schedules and passes.
+
+    Any change of these invalidates measured times.
+    """
     root = Path(__file__).parent.parent
     rooms = ("kernels", "schedule", "passes")
     sources = [path.relative_to(root).as_posix() for room in rooms for path in root.glob(f"{room}/**/*.py")]

@@ -23,8 +23,9 @@ Run = Callable[[onnx.ModelProto, Sequence[str], Mapping[str, Any]], list[Any]]
 class FirstDifference:
     """The first node that differs.
 
-    ``alone`` is the node's difference if both providers compute it from the reference's values. If these results
-    agree, the node only amplifies small differences of earlier nodes.
+    ``found`` are the differences of the model that ends with the node. ``alone`` are the node's differences if both
+    providers compute it from the reference's values; without any, the node only amplifies small differences of earlier
+    nodes.
     """
 
     number: int
@@ -42,8 +43,10 @@ def first_difference(
     tolerances: Mapping[str, float],
     progress: Callable[[int, int], None] = lambda low, high: None,
 ) -> FirstDifference | None:
-    """Return the first node that differs, or None if the results agree. ``progress`` is called with the first and last
-    node of the remaining range.
+    """Return the first node that differs, or None if the results agree.
+
+    ``progress`` is called with the number of first nodes that are known to agree, and the number of first nodes that
+    are known to differ.
     """
     nodes = model.graph.node
 
@@ -71,8 +74,9 @@ def first_difference(
 
 
 def prefix(model: onnx.ModelProto, count: int) -> tuple[onnx.ModelProto, list[str]]:
-    """Return a model of the first ``count`` nodes, and the names of its outputs: values that later nodes or the
-    application read.
+    """Return a model of the first ``count`` nodes, and the names of its outputs.
+
+    The outputs are the values that later nodes or the application read.
     """
     graph = model.graph
     made = [name for node in graph.node[:count] for name in node.output if name]
@@ -122,7 +126,7 @@ def _alone(
 
 
 def _typed(model: onnx.ModelProto, name: str, value: Any) -> onnx.ValueInfoProto:
-    """Return a model input of the value's type."""
+    """Return the declaration of input ``name``: the model's own, else one with type and shape of ``value``."""
     known: dict[str, onnx.ValueInfoProto] = {info.name: info for info in model.graph.input}
     if name in known:
         return known[name]

@@ -58,7 +58,7 @@ class Case:
 
 @functools.cache
 def load_cases() -> dict[str, Case]:
-    """Return every test by key, in a stable order. `onnx` computes the values of all node tests, for seconds."""
+    """Return all backend tests by key, in a stable order. Takes seconds: `onnx` computes the values of node tests."""
     from onnx.backend.test.loader import load_model_tests
 
     with _quiet():
@@ -66,9 +66,9 @@ def load_cases() -> dict[str, Case]:
 
 
 def load_case(key: str) -> Case:
-    """Return one test. Of the node tests, `onnx` computes only those of modules that mention the test's name.
+    """Return one test. Of the node tests, `onnx` computes only those of modules whose source has the test's name.
 
-    Raises KeyError.
+    Raises KeyError if no test has this key.
     """
     from onnx.backend.test.loader import DATA_DIR, load_model_tests
 
@@ -99,7 +99,7 @@ def _cases(kind: str, tests: Iterable[Any]) -> Iterator[Case]:
 
 
 def _node_tests(text: str) -> Iterable[Any]:
-    """Import the modules of node tests whose source has ``text``; return the tests of all that are imported."""
+    """Import the modules of node tests whose source has ``text``; return the tests of all imported modules."""
     from onnx.backend.test.case import node
 
     for module, source in _node_modules().items():

@@ -1,5 +1,4 @@
-"""The coverage table, docs/operators.md: the operators, and whether each runs by kernels, library calls or copies on a
-GPU.
+"""Writes the coverage table, docs/operators.md: whether each operator runs as kernels, library calls or copies.
 
 The kinds of work are those that lowering records for the nodes of ONNX's backend tests, for a GPU with NVIDIA's
 libraries.
@@ -85,8 +84,9 @@ def render() -> str:
 
 @functools.cache
 def recorded() -> Mapping[tuple[str, str, int], set[str]]:
-    """Return the kinds of launches of each operator's nodes, by (domain, name, since), over all backend tests that can
-    be lowered.
+    """Return the kinds of launches of each operator's nodes, by (domain, name, since).
+
+    The nodes are those of all backend tests that can be lowered.
     """
     found: dict[tuple[str, str, int], set[str]] = defaultdict(set)
     for case in load_cases().values():
@@ -171,7 +171,7 @@ def _versions(operator: Operator) -> str:
 
 
 def _served(operator: Operator) -> range:
-    """Return the opsets for which the declaration ``operator`` applies."""
+    """Return the versions of the domain for which the declaration ``operator`` applies."""
     following = [
         other.since
         for other in registry.operators()

@@ -37,7 +37,7 @@ class Mode:
         }
 
     def apply(self, key: str) -> None:
-        """Prepare the emulated devices of this process for one test."""
+        """Prepare the emulated devices of this process for the test ``key``."""
         from ort_cuda_plugin.abi.emulation import clear_findings, configuration, configure
 
         clear_findings()

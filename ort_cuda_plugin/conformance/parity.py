@@ -58,8 +58,9 @@ NamesOf: TypeAlias = "Callable[[Kernel], frozenset[str] | None]"
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel definition. ``types`` maps each type constraint to the types that it allows; a constraint that is not
-    in it allows all types.
+    """A kernel definition.
+
+    ``types`` maps each type constraint to the types that it allows; a constraint that is not in it allows all types.
     """
 
     domain: str
@@ -89,10 +90,10 @@ class Gap:
 
 
 def read_digest(text: str) -> list[Kernel]:
-    """Parse the kernels of a digest, or of a list of definitions with ``domain``, ``op``, ``versions`` and ``types``.
+    """Parse a `digest` of kernels, or a JSON list of definitions with ``domain``, ``op``, ``versions`` and ``types``.
 
     Raises:
-        ValueError: the text is neither.
+        ValueError: ``text`` is neither of the two.
     """
     try:
         kernels = json.loads(text)["kernels"]
@@ -109,9 +110,7 @@ def read_digest(text: str) -> list[Kernel]:
 
 
 def packaged_digest() -> tuple[str, list[Kernel]]:
-    """Return the provider and version of the packaged digest, and the kernels of the built-in CUDA execution provider
-    in it.
-    """
+    """Return the packaged digest of the built-in CUDA execution provider: its name and version, and its kernels."""
     text = files("ort_cuda_plugin.conformance").joinpath("cuda_kernels.json").read_text(encoding="utf-8")
     return str(json.loads(text)["about"]), read_digest(text)
 
@@ -150,7 +149,7 @@ def registered(ep_name: str) -> list[Kernel]:
 
 
 def names_of_host() -> NamesOf:
-    """Return a function from a kernel to the names of type constraints, inputs and outputs in its ONNX schema."""
+    """Return a function that maps a kernel to the names of type constraints, inputs and outputs in its ONNX schema."""
     from onnxruntime.capi import _pybind_state as state
 
     schemas: dict[tuple[str, str], dict[int, frozenset[str]]] = defaultdict(dict)
@@ -231,7 +230,7 @@ def _short(type_name: str) -> str:
 
 
 def _merged(types: Sequence[Mapping[str, frozenset[str]]]) -> list[Mapping[str, frozenset[str]]]:
-    """Merge definitions that have the same combinations of types."""
+    """Merge kernel definitions that differ in the types of one constraint only."""
     merged = list(types)
     for key in sorted({key for constraints in merged for key in constraints}):
         by_rest: dict[Any, set[str]] = defaultdict(set)
@@ -243,7 +242,7 @@ def _merged(types: Sequence[Mapping[str, frozenset[str]]]) -> list[Mapping[str, 
 
 
 def _lacking(kernel: Kernel, own: Sequence[Kernel]) -> Iterator[str]:
-    """Return the versions and types of ``kernel`` that no kernel in ``own`` serves."""
+    """Yield the versions and types of ``kernel`` that no kernel in ``own`` serves."""
     # In ORT, a kernel without a last version serves only the schema of its first version.
     last = kernel.since if kernel.until == UNLIMITED else kernel.until
     versions = {kernel.since} | {other.since for other in own if kernel.since <= other.since <= last}
@@ -306,7 +305,7 @@ def _domain(domain: str) -> str:
 
 
 def _types_in_words(types: Sequence[str]) -> list[str]:
-    """Replace the entries for strings and sequences, which no device tensor has, by one word for all constraints."""
+    """Replace the entries for strings and sequences by the words "strings" and "sequences" for all constraints."""
     strings = [text for text in types if text.endswith(": string")]
     sequences = [text for text in types if "seq(" in text]
     rest = [text for text in types if text not in strings and text not in sequences]

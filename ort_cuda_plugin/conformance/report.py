@@ -42,8 +42,10 @@ def versions() -> str:
 
 
 def render(as_written: Sequence[Outcome], optimised: Sequence[Outcome]) -> str:
-    """Return the report in Markdown: totals without and with ONNX Runtime's optimisations, then each test that does not
-    pass on the EP as written (without these optimisations), by the kind of reason.
+    """Return the report in Markdown.
+
+    It has totals without and with ONNX Runtime's optimisations, then each test that does not pass on the EP as written
+    (without these optimisations), by the kind of reason.
     """
     first = Counter(outcome.verdict for outcome in as_written)
     second = Counter(outcome.verdict for outcome in optimised)
@@ -69,7 +71,7 @@ def render(as_written: Sequence[Outcome], optimised: Sequence[Outcome]) -> str:
 
 
 def is_open(outcome: Outcome) -> bool:
-    """Whether the plugin should run the whole test and does not."""
+    """Return whether the plugin should run the whole test and does not."""
     return outcome.group == IN_SCOPE and outcome.verdict not in (Verdict.ON_EP, Verdict.NO_NODE)
 
 
@@ -98,9 +100,12 @@ _KEY = re.compile(r"`((?:node|simple|pytorch-operator|pytorch-converted)/[^`]+)`
 
 
 def read_verdicts(text: str, keys: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the verdicts of ``keys`` in a report, as written and optimised. Raises ValueError for another text."""
+    """Return the verdicts of the tests ``keys`` in a report, as written and optimised.
+
+    Raises ValueError for other text.
+    """
     if not text.startswith("# Conformance\n"):
-        raise ValueError("expected a conformance report, got another text")
+        raise ValueError("expected a conformance report, whose first line is '# Conformance'")
     as_written: dict[str, str] = dict.fromkeys(keys, Verdict.ON_EP)
     optimised: dict[str, str] = {}
     section = group = ""

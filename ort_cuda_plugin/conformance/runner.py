@@ -1,4 +1,4 @@
-"""Runs tests in worker processes, so that a crash or a hang costs one verdict and not the whole run."""
+"""Runs backend tests in worker processes, so that a crash or a hang fails one test and not the whole run."""
 
 from __future__ import annotations
 
@@ -57,8 +57,9 @@ def run(
 
 
 class _Worker:
-    """A process of `ort_cuda_plugin.conformance.worker`. It receives tests pickled, because generating all of them
-    takes seconds.
+    """A process of `ort_cuda_plugin.conformance.worker`.
+
+    It receives tests pickled, because generating all of them takes seconds.
     """
 
     def __init__(self, mode: Mode, jobs: int) -> None:
@@ -74,7 +75,7 @@ class _Worker:
         self._mode = mode
 
     def judge(self, case: Case) -> Outcome | None:
-        """Return the outcome; None if the worker died or took too long."""
+        """Let the worker judge a test, and return the outcome; None if the worker died or took too long."""
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
         assert stdout is not None

@@ -15,7 +15,7 @@ RANDOM = {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "Rando
 
 
 def out_of_scope(model: ModelProto, placed: Collection[str]) -> str:
-    """Return the names of the parts that are not tensor operators of ai.onnx; "" if there are none.
+    """Return the names of the model's parts that are not tensor operators of ai.onnx; "" if there are none.
 
     ``placed`` are the operator types that ran as nodes. For other operators the function bodies are searched, because
     ONNX Runtime ran the bodies instead.
@@ -39,7 +39,7 @@ def out_of_scope(model: ModelProto, placed: Collection[str]) -> str:
 
 
 def is_random(model: ModelProto) -> bool:
-    """Whether the model's results depend on random numbers."""
+    """Return whether the model's results depend on random numbers."""
     for graph in _graphs(model.graph):
         for node in graph.node:
             if node.op_type in RANDOM or (node.op_type == "Dropout" and len(node.input) > 2):

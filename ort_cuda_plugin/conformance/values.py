@@ -1,6 +1,4 @@
-"""Converts values between NumPy and ONNX Runtime, also of element types that its Python API does not take from
-NumPy.
-"""
+"""Converts values between NumPy and ONNX Runtime, with the element types that its Python API does not convert."""
 
 from __future__ import annotations
 
@@ -38,7 +36,7 @@ USER_DEFINED = 256
 
 
 def is_plain(value: Any) -> bool:
-    """Whether ONNX Runtime takes the value from NumPy directly."""
+    """Return whether ONNX Runtime takes the value's element type from NumPy directly."""
     if value is None or isinstance(value, list):
         return True
     return int(value.dtype.num) < USER_DEFINED
@@ -64,7 +62,7 @@ def to_ort_value(array: Array) -> Any:
 
 
 def from_ort_value(value: Any) -> Any:
-    """Return the contents as an array, with ml_dtypes' type if NumPy has none; a list for a sequence."""
+    """Return the contents of an OrtValue as an array, of ml_dtypes' type if NumPy has none; a list for a sequence."""
     if not value.is_tensor() or value.element_type() not in (*_SUB_BYTE, *_WHOLE_BYTE):
         contents = value.numpy()  # a view of memory that is freed with the value
         return contents.copy() if isinstance(contents, np.ndarray) else contents
@@ -84,7 +82,7 @@ def from_ort_value(value: Any) -> Any:
 
 
 def difference(actual: Any, expected: Any, rtol: float, atol: float) -> str:
-    """Describe the difference in one line, or "". The rules are those of ONNX's test runner."""
+    """Describe the difference of two values in one line; "" if they agree by the rules of ONNX's test runner."""
     if isinstance(expected, list) or isinstance(actual, list):
         if not isinstance(actual, list) or not isinstance(expected, list) or len(actual) != len(expected):
             return "another sequence"

@@ -1,4 +1,4 @@
-"""Runs one test on the plugin and on the CPU provider, and judges it."""
+"""Runs one backend test on the plugin and on the CPU provider, and judges the plugin's results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Verdict(enum.StrEnum):
 LEFT_BY_ORT = "left there by ORT"
 BAD = (Verdict.WRONG, Verdict.FAILED)
 IN_SCOPE = "in scope"
-"""Group of the tests that the plugin should run and does not."""
+"""Group of tests that the plugin should run on the EP; the report lists those that it does not."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,11 @@ class Outcome:
 
 @dataclass
 class Attempt:
-    """The result of a test on one provider. ``problem`` is "" if the test passed; ``wrong``: the problem is a wrong
-    result, not an error.
+    """The result of a test on one provider.
 
-    ``placed`` has (provider, operator type, reason) of each node. ``declined`` has the plugin's reasons if the session
-    could not be created. ``results`` are the outputs of the data set that was judged last.
+    ``problem`` is "" if the test passed; ``wrong``: the problem is a wrong result, not an error. ``placed`` has
+    (provider, operator type, reason) of each node. ``declined`` has the plugin's reasons if the session could not be
+    created. ``results`` are the outputs of the data set that was judged last.
     """
 
     problem: str = ""
@@ -161,7 +161,7 @@ def _session(model: bytes, mode: Mode, attempt: Attempt, on_plugin: bool) -> Any
 
 
 def run_session(session: Any, inputs: list[Any]) -> list[Any]:
-    """Return the outputs for the inputs in order, as arrays, lists or None."""
+    """Run a session on ``inputs``, in the order of its inputs; return its outputs as arrays, lists or None."""
     names = [value.name for value in session.get_inputs()]
     feeds = dict(zip(names, inputs, strict=False))
     outputs = [value.name for value in session.get_outputs()]

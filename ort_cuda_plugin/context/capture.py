@@ -1,4 +1,4 @@
-"""Compiles a cluster for one target without a device, and collects everything that its plans refer to."""
+"""Compiles a cluster for one target without its device, and collects everything that its plans refer to."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from .guards import Guards
 from .sample_shapes import Shapes, sample_shapes
 
 MAX_RANKS = 5
-"""Number of ranks for which plans are built if a model does not fix the rank."""
+"""Number of ranks for which plans are built if the model does not declare the rank of an input."""
 MAX_CONDITIONS = 3
 """Number of boolean host inputs for which plans are built with both values."""
 
 
 @dataclass(frozen=True)
 class ContextTarget:
-    """A target of a context: the compiler's target, and the properties of the device that plans are built for."""
+    """A target of a compiled model: the compiler's target, and the device properties for which plans are built."""
 
     target: Target
     device: DeviceProperties
@@ -36,8 +36,9 @@ class ContextTarget:
 
 @dataclass
 class Captured:
-    """Plans of one cluster for one target. Indices in the plans refer to the lists of this object. ``failures`` has
-    the shapes without a plan, and the reasons.
+    """Plans of one cluster for one target. Indices in the plans refer to the lists of this object.
+
+    ``failures`` has the shapes without a plan, and the reasons.
     """
 
     host_inputs: list[int] = field(default_factory=list)
@@ -64,12 +65,12 @@ class Captured:
 
 
 def capture(cluster: CompiledCluster, ranks: Ranks, wanted: Sequence[Shapes] = ()) -> Captured:
-    """Build the plan of a cluster with fixed shapes, or plans for sample shapes and for the ``wanted`` ones.
+    """Build the plans of a cluster: one if its shapes are static, else plans for sample shapes and the ``wanted`` ones.
 
     ``cluster`` cannot be used afterwards.
 
     Raises:
-        NodeError: a node cannot be run after all.
+        NodeError: a node that the plugin claimed cannot be lowered.
     """
     captured = Captured()
     variant = cluster.prepare()
@@ -99,7 +100,10 @@ def capture(cluster: CompiledCluster, ranks: Ranks, wanted: Sequence[Shapes] = (
 def _samples(
     cluster: CompiledCluster, ranks: Ranks, wanted: Sequence[Shapes]
 ) -> Iterator[tuple[list[tuple[int, ...]], dict[int, Sequence[int]]]]:
-    """Yield shapes of inputs with contents of host inputs. Unknown ranks are assumed to be those of typical models."""
+    """Yield shapes of all inputs, with contents of host inputs.
+
+    Unknown ranks are assumed to be those of typical models.
+    """
     is_known = all(ranks.under(None).rank(value) is not None for value in cluster.inputs)
     for trial in (None,) if is_known else LIKELY[:MAX_RANKS]:
         assumed = {value.name: ranks.under(trial).rank(value) for value in cluster.inputs}

@@ -24,7 +24,7 @@ class Fit(enum.IntEnum):
 
 
 def compatibility_info(architectures: Sequence[str]) -> str:
-    """Return the string: format versions, architectures, toolkits, and the CPU for the emulated device's code."""
+    """Return the compatibility string: format versions, architectures, toolkit, and the CPU of emulated kernels."""
     cpu = cpu_digest(Target.emulated())[:16] if "emulated" in architectures else ""
     toolkit = toolkit_version() if any(arch.startswith("sm_") for arch in architectures) else ""
     versions = f"format={VERSION[0]}.{VERSION[1]};plans={plan_version};toolkit={toolkit}"
@@ -32,9 +32,11 @@ def compatibility_info(architectures: Sequence[str]) -> str:
 
 
 def fit(info: str, target: Target, allow_host_code: bool, driver_version: str = "") -> Fit:
-    """Rate a compiled model for a device: code for this device, code for an older one, compiled again, or unsupported.
+    """Rate a compiled model for a device by its compatibility string.
 
-    ``driver_version`` is the CUDA version of the device's driver.
+    OPTIMAL: the model has code for ``target`` that can run. USABLE: the session uses code for another architecture, or
+    compiles the model again. UNSUPPORTED: the context format has another major version. NOT_APPLICABLE: the string is
+    not the plugin's. ``driver_version`` is the CUDA version of the device's driver.
     """
     fields = dict(part.partition("=")[::2] for part in info.split(";"))
     major = re.match(r"(\d+)\.\d+$", fields.get("format", ""))

@@ -89,7 +89,7 @@ def _target(context: Context, row: Any, inputs: list[str]) -> dict[str, Any]:
 
 
 def _bytes_by_kind(context: Context) -> dict[str, int]:
-    """Return bytes by kind of array. An array with several uses counts once, for its first use."""
+    """Return the bytes of all arrays by kind, such as "plans". An array with several uses counts for the first one."""
     container = context.container
     targets = [target for row in context.partitions.values() for target in row["targets"]]
     users = {

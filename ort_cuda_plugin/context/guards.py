@@ -1,4 +1,4 @@
-"""Evaluates and prints the guards of a plan in Python: tells whether a plan accepts some inputs, and if not, why."""
+"""Evaluates and prints the guards of a plan in Python: says whether a plan accepts given inputs, and if not, why."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SIGNS = {
 _OPERANDS = {ExprOp.CONST: 0, ExprOp.SELECT: 3}
 _MAX_TEXT_DEPTH = 12
 _MAX_REGISTERS = 1 << 16
-"""Number of registers that an input may have."""
+"""Maximum registers of an input: one for each dimension, or one for each element that the host reads."""
 
 
 class Guards:
@@ -53,7 +53,7 @@ class Guards:
                     self._registers[given.host_register + index] = f"{name}[{index}]"
 
     def texts(self) -> list[str]:
-        """Return each guard as an expression of the inputs' dimensions."""
+        """Return each guard as the text of an expression of the inputs' dimensions and host elements."""
         return [self._text(register, 0) for register in self.plan.guards]
 
     def refusal(self, shapes: Sequence[Sequence[int]], host_values: Mapping[int, Sequence[int]]) -> str:

@@ -1,4 +1,4 @@
-"""Loads clusters from a context. Inputs that a stored plan accepts need no compilation."""
+"""Loads clusters from a compiled model's context. Inputs that a stored plan accepts need no compilation."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def _index(number: Json) -> int:
 
 
 class _Partition:
-    """The part of a context for one cluster."""
+    """The part of a context for one cluster, for the session that loads it."""
 
     def __init__(self, context: Context, row: Json, session: Session) -> None:
         self.context = context
@@ -180,7 +180,7 @@ class _Partition:
         self.why_not = ""
 
     def usable_target(self) -> Json | None:
-        """Return the stored target for the session's device; None, with ``why_not``, if none can be used."""
+        """Return the stored target for the session's device. If none can be used, return None and set ``why_not``."""
         session = self.session
         if session.target.is_emulated and not session.allow_host_code:
             self.why_not = (
@@ -202,7 +202,7 @@ class _Partition:
         return max(fitting, key=lambda row: (row["arch"] == session.target.arch, row["arch"]))
 
     def _misfit(self, row: Json) -> str:
-        """Return why the code for an architecture cannot be used; "" if it can."""
+        """Return why the session's device cannot use the stored target ``row``; "" if it can."""
         session, target, arch = self.session, self.session.target, row["arch"]
         if target.is_emulated != arch.startswith("emulated"):
             return "another kind of device"
@@ -220,7 +220,7 @@ class _Partition:
         missing = sorted(set(row["libraries"]) - session.device.libraries)
         if missing:
             return f"its plans call {', '.join(missing)}, which this computer lacks; install them"
-        return "" if row["plans"] else "no plan could be made"
+        return "" if row["plans"] else "no plan could be compiled for it"
 
     def graph(self) -> Graph:
         """Return the cluster's graph. Raises ContextError."""
@@ -230,7 +230,7 @@ class _Partition:
             raise self.context.container.damaged(f"the graph of {self.name!r}: {error!r}") from error
 
     def compiled(self, known: KnownEntries | None = None) -> CompiledCluster:
-        """Return a cluster of the stored graph, without the stored plans. Raises ContextError."""
+        """Return a cluster that compiles the stored graph, without the stored plans. Raises ContextError."""
         graph = self.graph()
         asked = self.session.options
         options = replace(
@@ -273,7 +273,7 @@ class StoredCluster:
         self._rebuilt: CompiledCluster | None = None
         for numbered in (self._kernels, self._problems, self._weights, self._callbacks):
             if len(set(numbered)) != len(numbered):  # variants that are added later would get wrong indices
-                raise ValueError("an index is listed twice")
+                raise ValueError("a kernel, problem, weight or callback is listed twice")
 
     def prepare(self) -> Variant:
         """Return one `Variant` with all stored plans, their kernels and weights."""
@@ -284,8 +284,8 @@ class StoredCluster:
     def build(self, input_shapes: Sequence[Sequence[int]], host_values: Sequence[Sequence[int]]) -> Variant:
         """Compile a variant from the stored graph, for inputs that no stored plan accepts.
 
-        Raises: UnforeseenShapes: the compiler is not installed. NodeError, InvalidModel, ContextError: as
-            `CompiledCluster.build`, and the graph may be damaged.
+        Raises: ImportError: the compiler is not installed; see `unforeseen`. NodeError, InvalidModel: as
+        `CompiledCluster.build`. ContextError: the stored graph is damaged.
         """
         if self._rebuilt is None:
             self._rebuilt = self._compiler()
@@ -293,7 +293,7 @@ class StoredCluster:
 
     @property
     def input_names(self) -> list[str]:
-        """As `CompiledCluster.input_names`."""
+        """Return the names of the cluster's inputs, as `CompiledCluster.input_names`."""
         return list(self._partition.inputs)
 
     def explain(self, shapes: Sequence[Sequence[int]], host_values: Sequence[Sequence[int]]) -> str:
@@ -317,19 +317,19 @@ class StoredCluster:
         )
 
     def kernels_added(self, variant: Variant) -> None:
-        """As `CompiledCluster.kernels_added`."""
+        """Record that the kernels were added, as `CompiledCluster.kernels_added`."""
         variant.tables.kernels.commit()
 
     def problems_added(self, variant: Variant) -> None:
-        """As `CompiledCluster.problems_added`."""
+        """Record that the problems were added, as `CompiledCluster.problems_added`."""
         variant.tables.problems.commit()
 
     def callbacks_added(self, variant: Variant) -> None:
-        """As `CompiledCluster.callbacks_added`."""
+        """Record that the callbacks were added, as `CompiledCluster.callbacks_added`."""
         variant.tables.callbacks.commit()
 
     def weights_added(self, variant: Variant) -> None:
-        """As `CompiledCluster.weights_added`."""
+        """Record that the weights were added, as `CompiledCluster.weights_added`. Stored weights need no release."""
         if self._rebuilt is not None:
             self._rebuilt.weights_added(variant)
 
@@ -341,7 +341,10 @@ class StoredCluster:
                 raise ValueError("a plan has other inputs or outputs than its partition")
 
     def _compiler(self) -> CompiledCluster:
-        """Return a cluster of the stored graph. Indices in its variants continue those of the stored plans."""
+        """Return a cluster that compiles the stored graph.
+
+        Indices in its variants continue those of the stored plans.
+        """
         known = KnownEntries()
         known.kernels.update((kernel, number) for number, kernel in enumerate(self._kernels))
         known.problems.update((problem, number) for number, problem in enumerate(self._problems))
@@ -366,7 +369,7 @@ class StoredCluster:
         if "program" in row:
             program = programs[_index(row["program"])]
             if _index(row["output"]) >= len(program.plan.outputs):
-                raise ValueError("a program has no such output")
+                raise ValueError(f"a program has no output {row['output']}")
             return Precomputed(program, row["output"], _index(row["bytes"]))
         constant = self._context.constant(row["constant"])
         if "node" in row:
@@ -386,7 +389,7 @@ _FORMER_OPTIONS = {
 
 
 def _stored_options(row: Mapping[str, Json]) -> LoweringOptions:
-    """Return the options of a partition that this version knows."""
+    """Return a partition's stored options by their current names, without those that this version does not know."""
     known = {field.name for field in fields(LoweringOptions)}
     given = {_FORMER_OPTIONS.get(name, name): value for name, value in row.items()}
     if "measure_products" in row:

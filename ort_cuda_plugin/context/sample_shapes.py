@@ -9,12 +9,13 @@ from ..model.ir import Value
 SAMPLES = ((2, 224), (1, 64), (8, 8), (4, 1), (1, 1))
 """Sizes of open dimensions: (first dimension of an input, all others).
 
-A plan's guards extend it to other sizes, so each pair stands for a class: one or several, small or large.
+A plan's guards allow other sizes too, so each pair stands for a class: first dimensions of one or several, other
+dimensions small or large.
 """
 
 
 Shapes = Mapping[str, tuple[int, ...]]
-"""Shapes of some inputs by name."""
+"""Shapes of some of a cluster's inputs, by name."""
 
 
 def sample_shapes(

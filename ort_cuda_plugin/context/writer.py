@@ -1,4 +1,4 @@
-"""Writes contexts: compiles each cluster for its targets, and stores the results with its graph."""
+"""Writes contexts: compiles each cluster for the requested targets, and stores plans, kernels and its graph."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class ContextRequest:
 
     @property
     def architectures(self) -> list[str]:
-        """The names of the targets."""
+        """Return the architectures of the targets."""
         return [target.target.arch for target in self.targets]
 
 
@@ -84,7 +84,7 @@ class ContextWriter:
         The cluster's constants are read now, and again when the context is written.
 
         Raises:
-            NodeError: a node cannot be run after all.
+            NodeError: a node that the plugin claimed cannot be lowered.
             KernelCompileError: a kernel does not compile.
             ContextError: the source model cannot be read.
         """

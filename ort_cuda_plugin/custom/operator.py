@@ -1,4 +1,4 @@
-"""Record of a custom operator, the same for every way in which its author may write it."""
+"""Defines the record of a custom operator, which all ways of writing an operator produce."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Port:
 
 @dataclass(frozen=True)
 class Attribute:
-    """An attribute. It is required if ``default`` is None, unless it is ``optional``."""
+    """An attribute of a custom operator. A node must have it if ``default`` is None, unless it is ``optional``."""
 
     name: str
     kind: AttributeKind
@@ -87,7 +87,10 @@ class Attribute:
     is_flag: bool = False
 
     def checked(self, value: AttrValue, operator: str) -> AttrValue | bool:
-        """Return ``value`` converted for the author's code. Raises InvalidModel if it has another type."""
+        """Return the attribute's ``value`` converted for the author's code.
+
+        Raises InvalidModel for a value of another type.
+        """
         if self.kind is AttributeKind.FLOAT and type(value) is int:
             return float(value)
         if self.kind is AttributeKind.FLOATS and isinstance(value, tuple) and all(type(x) is int for x in value):
@@ -179,35 +182,39 @@ class CustomOperator:
 
     @property
     def label(self) -> str:
-        """The name in messages: "my.domain::CircularPad-1"."""
+        """Return the operator's name in messages, such as "my.domain::CircularPad-1"."""
         return f"{self.qualified_name}-{self.version}"
 
     @property
     def description(self) -> str:
-        """The name that `explain` shows for the implementation of a node."""
+        """Return the text by which `explain` says that this operator implements a node."""
         origin = f" of {self.origin}" if self.origin else ""
         return f"run by {self.label}{origin}" + (f", priority {self.priority}" if self.priority else "")
 
     @property
     def is_own_schema(self) -> bool:
-        """Whether ONNX Runtime gets the operator's schema from the plugin, because ONNX Runtime defines none."""
+        """Return whether ONNX Runtime gets the operator's schema from the plugin, because it defines none itself."""
         return self.domain not in HOST_DOMAINS
 
     @property
     def host_inputs(self) -> tuple[int, ...]:
-        """The indices of inputs that the host reads."""
+        """Return the indices of the inputs whose contents the host reads."""
         return tuple(index for index, port in enumerate(self.inputs) if port.on_host)
 
     def port(self, ports: Sequence[Port], index: int) -> Port:
-        """Return the input or output number ``index`` of a node. Raises InvalidModel if there are fewer."""
+        """Return the port of ``ports`` for a node's tensor ``index``. Raises InvalidModel if the operator has fewer."""
         if index < len(ports):
             return ports[index]
         if ports and ports[-1].kind is PortKind.VARIADIC:
             return ports[-1]
-        raise InvalidModel(f"{self.label}: a node has more inputs or outputs than the {len(ports)} of the operator")
+        kind = "outputs" if ports is self.outputs else "inputs"
+        raise InvalidModel(f"{self.label}: a node has more {kind} than the {len(ports)} that the operator declares")
 
     def bound_attributes(self, attributes: Mapping[str, AttrValue]) -> dict[str, Any]:
-        """Return the function's attributes. Raises InvalidModel for one that is unknown, missing or of another type."""
+        """Return the attributes for the author's function.
+
+        Raises InvalidModel for an unknown, missing or mistyped one.
+        """
         known = {attribute.name: attribute for attribute in self.attributes}
         for name, value in attributes.items():
             if name not in known:
@@ -224,7 +231,7 @@ class CustomOperator:
         return bound
 
     def check_inputs(self, dtypes: Sequence[DType | None]) -> dict[str, DType]:
-        """Check the inputs of a node, and return the element type of each constraint.
+        """Check the element types of a node's inputs, and return the type that each type constraint got.
 
         Raises InvalidModel for a wrong number of inputs, Unsupported("dtype") for a type that an input cannot have.
         """
@@ -286,7 +293,7 @@ class CustomOperator:
         return results
 
     def _check_written(self, results: Sequence[Tensor], written: Collection[Buffer]) -> None:
-        """Check that steps write all outputs: an unwritten output would have the former contents of its memory."""
+        """Check that recorded steps write all outputs: an unwritten one would have its memory's former contents."""
         for index, result in enumerate(results):
             buffer = result.buffer
             if buffer.kind is BufferKind.SCRATCH and buffer not in written and result.size != 0:

@@ -32,29 +32,30 @@ _Table: TypeAlias = Mapping[tuple[str, str], tuple[CustomOperator, ...]]
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Immutable state of the registry. ``generation`` is the number of changes of the registry before it."""
+    """Immutable state of the registry. ``generation`` counts the changes of the registry before this state."""
 
     generation: int = 0
     _table: _Table = field(default_factory=dict, repr=False)
 
     @staticmethod
     def of(operator: CustomOperator) -> Snapshot:
-        """Return a registry of one operator."""
+        """Return a snapshot of a registry with one operator."""
         return Snapshot(0, {(operator.domain, operator.name): (operator,)})
 
     @property
     def operators(self) -> list[CustomOperator]:
-        """All operators, ordered by domain, name, version and priority."""
+        """Return all custom operators, ordered by domain, name, version and priority."""
         return [operator for key in sorted(self._table) for operator in self._table[key]]
 
     @property
     def by_name(self) -> _Table:
-        """All operators, by domain and name, the oldest version of each first."""
+        """Return the custom operators by domain and name, each with its oldest version first."""
         return self._table
 
     def serving(self, domain: str, name: str, version: int) -> list[CustomOperator]:
-        """Return the operators for a node of this version, highest priority first: for each priority the newest
-        operator whose version is at most the node's.
+        """Return the custom operators for a node of this version, highest priority first.
+
+        For each priority it is the newest operator whose version is at most the node's.
         """
         best: dict[int, CustomOperator] = {}
         for operator in self._table.get((domain, name), ()):
@@ -63,7 +64,7 @@ class Snapshot:
         return [best[priority] for priority in sorted(best, reverse=True)]
 
     def implementations(self, node: Node, opset: int) -> Sequence[Implementation]:
-        """Return the operators that may run a node, in the order in which they are tried.
+        """Return the built-in and custom operators that may run a node, in the order in which they are tried.
 
         ``opset`` is the version of the node's domain that the model imports. Raises Unsupported if no operator serves
         the node.
@@ -95,7 +96,7 @@ class Snapshot:
 
 
 def snapshot_of(graph: Graph) -> Snapshot:
-    """Return the operators of the graph's session, or without a session the operators that are registered now."""
+    """Return the custom operators of the graph's session; if it has no session, those registered now."""
     return graph.operators if isinstance(graph.operators, Snapshot) else current()
 
 
@@ -138,7 +139,7 @@ def register(operator: CustomOperator) -> CustomOperator:
 
 
 def replaces(new: CustomOperator, old: CustomOperator) -> bool:
-    """Return whether both operators have the same definition: a notebook cell ran again, or a module was reloaded."""
+    """Return whether ``new`` has the definition of ``old``: a notebook cell ran again, or a module was reloaded."""
 
     def place(row: CustomOperator) -> tuple[object, ...]:
         return row.origin, row.definition, row.version, row.priority
@@ -187,8 +188,9 @@ def _load_all(entries: Iterable[EntryPoint]) -> None:
 
 
 def _load(entry: EntryPoint) -> None:
-    """Load an entry point without holding a lock: an import may wait for another thread's import, which registers an
-    operator.
+    """Load an entry point without holding a lock.
+
+    An import may wait for another thread's import, which registers an operator.
     """
     package = f"package {entry.dist.name} {entry.dist.version}" if entry.dist is not None else f"entry {entry.name}"
     _loading.package = package

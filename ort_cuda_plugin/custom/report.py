@@ -24,5 +24,5 @@ def report(text: str, where: str = "ort_cuda_plugin") -> None:
 
 
 def report_failure(where: str, error: BaseException) -> None:
-    """Report an exception with its traceback, as `report` does."""
+    """Report an exception in the author's code ``where``, with its traceback, as `report` does."""
     report(f"{where}:\n{''.join(traceback.format_exception(error))}", where)

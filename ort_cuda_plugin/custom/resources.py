@@ -45,8 +45,10 @@ class Resources:
         self._entries: dict[str, _Entry] = {}
 
     def acquire(self, key: str, make: Callable[[], T], release: Callable[[T], None] | None = None) -> SharedResource[T]:
-        """Return a use of the resource with this key. The first user's ``make`` creates it; the last user's end calls
-        ``release``.
+        """Return a use of the resource with this key.
+
+        The ``make`` of the first user creates the resource; the end of the last use calls the ``release`` of that first
+        user.
 
         Exceptions of ``make`` are passed on; the resource then does not exist.
         """

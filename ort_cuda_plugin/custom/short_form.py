@@ -50,7 +50,7 @@ _SEQUENCES: Final[Mapping[object, AttributeKind]] = {
 class Op(Generic[P, R]):
     """An operator in the short form; calling it calls the author's function.
 
-    ``operator`` is its record. `autotune` gives it tactics.
+    ``operator`` is the record that is registered. `autotune` adds tactics.
     """
 
     def __init__(self, function: Callable[P, R], operator: CustomOperator, tactics: Tactics) -> None:
@@ -64,7 +64,7 @@ class Op(Generic[P, R]):
     def autotune(
         self, tactics: Callable[..., Sequence[Any]] | None = None, *, timing_id: str = ""
     ) -> Callable[..., Any]:
-        """Let ``tactics`` return the tactics of a node, the default one first. Also a decorator.
+        """Let the function ``tactics`` list the tactics of a node, the default one first. Also a decorator.
 
         ``tactics`` gets the arguments of the operator's function. The operator's function gets the chosen tactic (a
         block size, a memory format, a kernel) in the keyword-only parameter ``tactic``. Sessions with the option
@@ -176,7 +176,7 @@ class _Schema:
 
     @property
     def num_fixed(self) -> int:
-        """The number of inputs that are not variadic."""
+        """Return the number of declared inputs that are not variadic."""
         return sum(port.kind is not PortKind.VARIADIC for port in self.inputs)
 
     def _input(self, parameter: inspect.Parameter) -> Port:
@@ -230,7 +230,7 @@ class _Schema:
         hints = list(get_args(hint)) if get_origin(hint) is tuple else [hint]
         labels = list(outputs) or (["y"] if len(hints) == 1 else [f"y{number}" for number in range(len(hints))])
         if len(labels) != len(hints):
-            raise TypeError(f"{self._operator}: {len(labels)} names for {len(hints)} results")
+            raise TypeError(f"{self._operator}: outputs has {len(labels)} names, expected {len(hints)} for the results")
         pairs = [(label, *_without_none(each)) for label, each in zip(labels, hints, strict=True)]
         return [
             self._port(label, each, PortKind.OPTIONAL if optional else PortKind.REQUIRED)
@@ -239,7 +239,10 @@ class _Schema:
 
 
 def _hints(operator: str, function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the annotations as objects. Names imported only for type checkers must be names of this package."""
+    """Return the function's annotations as objects.
+
+    Names imported only for type checkers must be those of this package.
+    """
     known = {name: getattr(names, name) for name in dir(names) if not name.startswith("_")}
     known |= {"Lowering": Lowering, "Tensor": Tensor, "Constant": Constant, "Sequence": Sequence}
     try:
@@ -262,7 +265,7 @@ def _without_none(hint: Any) -> tuple[Any, bool]:
 
 
 def _call(function: Callable[..., Any], schema: _Schema) -> Callable[..., Any]:
-    """Return the function with the signature of `CustomOperator.function`: None for inputs that a node omits."""
+    """Wrap the author's function to the signature of `CustomOperator.function`; omitted inputs become None."""
 
     def call(ctx: Lowering, inputs: Sequence[Tensor | None], attributes: Mapping[str, Any], **tactic: Any) -> Any:
         missing = max(0, schema.num_fixed - len(inputs))

@@ -25,7 +25,7 @@ def choose_tactic(
     names: Sequence[str],
     make: Callable[[Lowering, Sequence[Tensor | None], str], object],
 ) -> Tactic:
-    """Return the fastest of the tactics ``names`` if they are measured, else the first one.
+    """Return the fastest of the tactics ``names`` if the session measures tactics, else the first one.
 
     ``problem`` is the timing-cache id: it identifies the computation without types and sizes. ``make`` records the work
     of a tactic in a separate context, with separate inputs; a tactic for which it raises is not used.

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 Array: TypeAlias = "npt.NDArray[Any]"
 Parameter: TypeAlias = "int | float | bool | tuple[int, ...]"
-"""An argument of a recipe that a compiled model can store."""
+"""An argument of a recipe other than its operands; a compiled model can store it."""
 
 _storage: Final[Mapping[int, tuple[str, str, str]]] = {
     1: ("f32", "float32", "float"),
@@ -43,8 +43,10 @@ _storage: Final[Mapping[int, tuple[str, str, str]]] = {
     25: ("u2", "uint8", "integer"),
     26: ("i2", "int8", "integer"),
 }
-"""Element types that tensors in device memory can have: ONNX number -> short name, NumPy type of the same storage, kind
-of arithmetic."""
+"""Element types that tensors in device memory can have.
+
+ONNX number -> short name, NumPy type of the stored element, kind of arithmetic.
+"""
 _packed_bits: Final[Mapping[int, int]] = {21: 4, 22: 4, 23: 4, 25: 2, 26: 2}
 _ort_numbers: Final[Mapping[int, int]] = {24: 26, 25: 24, 26: 25}
 """Numbers in ONNXTensorElementDataType of the element types that have another number in ONNX's TensorProto."""
@@ -100,8 +102,10 @@ class DType(enum.Enum):
 
     @property
     def numpy(self) -> np.dtype[Any]:
-        """Return the NumPy type of the same storage: uint16 for bfloat16, uint8 for smaller floats, (u)int8 for small
-        integers. Raises ValueError if there is none.
+        """Return the NumPy type that stores an element.
+
+        It is uint16 for bfloat16, uint8 for smaller floats, and (u)int8 for small integers. Raises ValueError if
+        tensors in device memory cannot have the type.
         """
         if not self.is_supported:
             raise ValueError(f"{self.name} has no NumPy type")
@@ -323,8 +327,9 @@ class Recipe:
 
 @dataclass(eq=False)
 class Value:
-    """A named value. ``dtype`` is None if unknown or if the value is not a tensor; ``shape`` is None if the rank is
-    unknown.
+    """A named value of a graph.
+
+    ``dtype`` is None if unknown or if the value is not a tensor; ``shape`` is None if the rank is unknown.
 
     A dimension is an int, a symbolic name, or None if unknown. ``is_container`` is set for a sequence, an optional
     value or a map.
@@ -394,7 +399,7 @@ MAX_SUBGRAPH_DEPTH: Final = 16
 
 @dataclass(eq=False)
 class Node:
-    """One operator. ``domain`` is "" for ai.onnx. None stands for an omitted optional input or output.
+    """A node of a graph. ``domain`` is "" for ai.onnx. None stands for an omitted optional input or output.
 
     ``implicit_inputs`` are the values of outer scopes that the node's bodies read. ``subgraphs`` has the bodies by
     attribute name, without those nested deeper than `MAX_SUBGRAPH_DEPTH`. ``provider`` is the execution provider to
@@ -485,9 +490,7 @@ class Unsupported(Exception):
 
 
 class UnknownRank(Unsupported):
-    """A node cannot be lowered yet, because the rank of an input, or a value that decides a result's rank, is
-    unknown.
-    """
+    """A node cannot be lowered yet, because the rank of an input or of a result is unknown."""
 
     def __init__(self, reason: str) -> None:
         super().__init__("shape", reason)

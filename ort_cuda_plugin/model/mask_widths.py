@@ -50,7 +50,7 @@ def width_limits(model: bytes, mask: str, initializer: Callable[[str], int | Non
                 choices.append(node.inputs[0])
 
     def origin(name: str) -> tuple[str, _Node | None]:
-        """Return the name of the value before casts and selections of elements, and the node that computes it."""
+        """Return the name of the value from which casts and selections of elements make ``name``, and its producer."""
         seen = set()
         while (node := producers.get(name)) and node.operator in _KEEPS_VALUE and name not in seen:
             seen.add(name)
@@ -66,7 +66,7 @@ def width_limits(model: bytes, mask: str, initializer: Callable[[str], int | Non
         return initializer(name) if node is None else _constant(node) if node.operator == "Constant" else None
 
     def comparison(name: str) -> _Node | None:
-        """Return the comparison that computes a condition or its negation; None if there is none."""
+        """Return the comparison whose result or negated result is the condition ``name``; None for other conditions."""
         _, found = origin(name)
         while found is not None and found.operator == "Not":
             _, found = origin(found.inputs[0])
@@ -82,7 +82,7 @@ def width_limits(model: bytes, mask: str, initializer: Callable[[str], int | Non
 
 
 def _constant(node: _Node) -> int | None:
-    """Return the integer of a Constant, None for anything else."""
+    """Return the value of a Constant node with one integer; None for other Constant nodes."""
     for attribute in messages(node.message, 5):
         entries = dict(fields(attribute))
         if text(attribute, 1) == "value_int" and isinstance(value := entries.get(3), int):

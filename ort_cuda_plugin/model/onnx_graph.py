@@ -44,14 +44,14 @@ def _value(info: onnx.ValueInfoProto, dynamic: bool) -> Value:
 
 
 def read_model(model: onnx.ModelProto, dynamic: bool = False) -> Graph:
-    """Return the IR of a model; ``dynamic`` makes all dimensions of its inputs unknown."""
+    """Return the IR of a model; ``dynamic`` makes the static dimensions of its inputs unknown."""
     opsets = {entry.domain: entry.version for entry in model.opset_import}
     inferred = onnx.shape_inference.infer_shapes(model).graph
     return _Reader(opsets, inferred, dynamic, {}, 0).read("harness")
 
 
 class _Reader:
-    """Reads a graph with inferred types; ``outer`` has the values of the graphs around it."""
+    """Reads a GraphProto with inferred types; ``outer`` has the values of the graphs around it."""
 
     def __init__(
         self, opsets: Mapping[str, int], graph: onnx.GraphProto, dynamic: bool, outer: dict[str, Value], depth: int
@@ -67,7 +67,8 @@ class _Reader:
         self.results = {info.name: _value(info, dynamic=True) for info in (*graph.value_info, *graph.output)}
         self.own = {name for proto in graph.node for name in proto.output}
         for info in graph.output if depth == 0 else ():
-            # ONNX infers no result types for some function operators; those results have the type of the first input.
+            # ONNX infers no result types for some function operators; such an output gets the type of the graph's first
+            # input.
             if self.results[info.name].dtype is None and info.type.WhichOneof("value") in (None, "tensor_type"):
                 self.results[info.name] = Value(info.name, next(iter(self.values.values())).dtype, None)
 

@@ -12,8 +12,9 @@ from .ir import Graph, Node
 
 
 def partition(graph: Graph, claimed: Sequence[bool]) -> list[list[Node]]:
-    """Return clusters of the nodes whose entry in ``claimed`` is true, each in topological order, ordered by their
-    first nodes.
+    """Return clusters of the nodes whose entry in ``claimed`` is true.
+
+    Each cluster is in topological order, and clusters are ordered by their first nodes.
 
     ``graph.nodes`` must be in topological order. No two clusters of the result could be merged.
 

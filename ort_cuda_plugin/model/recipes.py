@@ -15,7 +15,7 @@ from .ir import Array, Constant, ConstantView, DType, Recipe, dense_strides
 
 
 def derived_constant(recipe: Recipe, dtype: DType, shape: tuple[int, ...]) -> Constant:
-    """Return the constant that the recipe makes: for equal recipes the same object, computed on first use."""
+    """Return the constant that ``recipe`` derives, computed on first use. Equal recipes return the same object."""
     first = recipe.parts[0].constant
     known = first.derived.get((recipe, dtype, shape))
     if known is None:

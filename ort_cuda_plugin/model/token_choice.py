@@ -16,10 +16,16 @@ from .ir import Array, DType
 from .wire import field, fields, message, messages, text
 
 TOKEN, MASK, POSITION = "ocp.token", "ocp.mask", "ocp.position"
-"""Appended outputs, int64: the token [batch, 1], the mask including the token, and the token's position [batch, 1]."""
+"""Appended outputs, int64: the token [batch, 1], the mask including the token, and the token's position.
+
+The position has the rank of the model's input `POSITIONS`.
+"""
 UNIFORM, TEMPERATURE, TOP_K, TOP_P = "ocp.uniform", "ocp.temperature", "ocp.top_k", "ocp.top_p"
-"""Appended inputs of a model that samples: random numbers in [0, 1) for each position, float32 [batch, n]; then the
-settings, each [1]: float32, int64 and float32."""
+"""Appended inputs of a model that samples: random numbers in [0, 1) and three settings.
+
+There is a random number for each position: float32 [batch, n]. Temperature is float32 [1], k of top-k int64 [1], and p
+of top-p float32 [1].
+"""
 IDS, ATTENTION, POSITIONS, LOGITS = "input_ids", "attention_mask", "position_ids", "logits"
 """Names of a decoder's inputs and output in onnxruntime-genai."""
 
@@ -28,8 +34,10 @@ _INT, _LEAST_OPSET, _RANK_WITH_PLANES = 2, 13, 3
 
 @dataclass(frozen=True)
 class DecoderInputs:
-    """The interface of a model: shapes of its inputs (None for a dynamic dimension), their element types as numbers in
-    TensorProto, the names of its outputs, and its opset version of ai.onnx.
+    """The interface of a model.
+
+    ``shapes`` and ``types`` are those of its inputs: None is a dynamic dimension, types are numbers in TensorProto.
+    ``opset`` is the version of ai.onnx.
     """
 
     shapes: Mapping[str, tuple[int | None, ...]]
@@ -138,7 +146,7 @@ def _sample(graph: _Graph, logits: str, position: str, candidates: int) -> None:
 
 
 class _Graph:
-    """Nodes and initializers to append to a GraphProto, as encoded fields."""
+    """Collects nodes and initializers to append to a GraphProto, as encoded fields."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []

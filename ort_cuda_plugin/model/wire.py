@@ -12,7 +12,7 @@ _DAMAGED = "the bytes are not those of an ONNX model"
 
 
 def field(number: int, value: int | str | bytes) -> bytes:
-    """Return an encoded field: an integer as a varint, text or bytes with their length."""
+    """Encode a field: an integer as a varint, text or bytes with their length."""
     if isinstance(value, int):
         return _varint(number << 3) + _varint(value)
     data = value.encode() if isinstance(value, str) else value
@@ -35,7 +35,7 @@ def messages(data: memoryview, number: int) -> Iterator[memoryview]:
 
 
 def message(data: memoryview, number: int) -> memoryview:
-    """Return the first of `messages`, or an empty message."""
+    """Return the contents of the first length-delimited field with a field number, or empty contents."""
     return next(messages(data, number), memoryview(b""))
 
 
@@ -72,7 +72,7 @@ def fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
 
 
 def _read_varint(data: memoryview, at: int) -> tuple[int, int]:
-    """Return a varint at an offset, and the offset after it."""
+    """Decode the varint at an offset; return its value and the offset after it."""
     value = shift = 0
     while at < len(data) and shift <= 63:
         byte = data[at]

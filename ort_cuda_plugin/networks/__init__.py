@@ -50,10 +50,10 @@ def split_name(name: str) -> tuple[str, str] | None:
 
 
 def build(name: str, seed: int = 0) -> onnx.ModelProto:
-    """Generate the model of a name; with ``int8`` its GEMMs and convolutions have quantized operands (QDQ).
+    """Generate the network ``name``; as ``int8`` its GEMMs and convolutions have quantized operands (QDQ).
 
     Raises:
-        ValueError: there is no such network, or no such type.
+        ValueError: `NETWORKS` has no such network, or `DTYPES` no such element type.
     """
     parts = split_name(name)
     if parts is None:

@@ -14,14 +14,15 @@ from onnx import TensorProto, helper, numpy_helper
 DTYPES = ("float32", "float16", "int8")
 OPSET = 17
 _STEP = 1 / 32
-"""Quantization step of activations, which are around 1, so that few are outside of -4 to 4."""
+"""Quantization step of int8 activations. It makes their range -4 to 4, and few activations are outside of it."""
 
 
 class NetworkGraph:
     """Collects nodes and weights. Methods take and return names of values.
 
-    ``dtype`` is ``float32``, ``float16`` or ``int8``. With ``int8`` values are float32, and the operands of GEMMs and
-    convolutions pass QuantizeLinear and DequantizeLinear, weights with one scale per channel.
+    ``dtype`` is ``float32``, ``float16`` or ``int8``. With ``int8`` values are float32. Activations that GEMMs and
+    convolutions read pass QuantizeLinear and DequantizeLinear, and weights are int8 with one scale per channel and a
+    DequantizeLinear.
     """
 
     def __init__(self, name: str, dtype: str, seed: int) -> None:
@@ -68,7 +69,10 @@ class NetworkGraph:
     def conv(
         self, x: str, inputs: int, outputs: int, kernel: int | Sequence[int] = 1, gain: float = 2.0, **attributes: Any
     ) -> str:
-        """Add a convolution with a bias, as after folding a BatchNormalization; padding keeps the size."""
+        """Add a convolution with a bias, as after folding a BatchNormalization.
+
+        By default padding keeps the image size.
+        """
         sizes = [kernel] * 2 if isinstance(kernel, int) else list(kernel)
         group = int(attributes.get("group", 1))
         shape = (outputs, inputs // group, *sizes)
@@ -83,7 +87,7 @@ class NetworkGraph:
         return str(self.add("Add", self.noise(outputs, deviation=0.02), product) if bias else product)
 
     def gemm(self, x: str, inputs: int, outputs: int) -> str:
-        """Add the linear layer at the end of a classifier."""
+        """Add a Gemm with a bias, the exported form of a linear layer over a matrix."""
         weight = self._weight((outputs, inputs), math.sqrt(1 / inputs), axis=0)
         return str(self.add("Gemm", self._activation(x), weight, self.noise(outputs), transB=1))
 
@@ -109,7 +113,7 @@ class NetworkGraph:
         return str(self.add("Reshape", together, self.constant([0, 0, columns])))
 
     def attention(self, query: str, key: str, value: str, width: int, mask: str = "") -> str:
-        """Add attention of heads: scores, an added mask, Softmax, and the weighted sum of values."""
+        """Add scaled dot-product attention of heads: scores, an added mask, Softmax, and the weighted sum of values."""
         turned = self.add("Transpose", key, perm=[0, 1, 3, 2])
         scores = self.add("Div", self.add("MatMul", query, turned), self.number(math.sqrt(width)))
         scores = self.add("Add", scores, mask) if mask else scores

@@ -8,7 +8,7 @@ from ort_cuda_plugin.networks.graph import INT64, NetworkGraph
 
 
 def bert_base(b: NetworkGraph, layers: int = 12, tokens: int = 30522) -> None:
-    """Devlin et al. 2018, without the pooler: inputs ``input_ids`` and ``attention_mask``."""
+    """Write BERT base (Devlin et al. 2018) without the pooler: inputs ``input_ids`` and ``attention_mask``."""
     hidden, count = 768, 12
     ids = b.input("input_ids", ["batch", "sequence"], INT64)
     mask = b.input("attention_mask", ["batch", "sequence"], INT64)
@@ -28,7 +28,10 @@ def bert_base(b: NetworkGraph, layers: int = 12, tokens: int = 30522) -> None:
 
 
 def whisper_tiny_encoder(b: NetworkGraph, layers: int = 4) -> None:
-    """Radford et al. 2022: 30 seconds of sound as 3000 frames of 80 features, 4 layers of 384."""
+    """Write Whisper's encoder (Radford et al.
+
+    2022): 30 s of sound as 3000 frames of 80 features, 4 layers of width 384.
+    """
     hidden, count, frames = 384, 6, 1500
     x = b.gelu(b.conv(b.input("input_features", ["batch", 80, 2 * frames]), 80, hidden, [3]))
     x = b.gelu(b.conv(x, hidden, hidden, [3], strides=[2]))
@@ -46,7 +49,7 @@ def whisper_tiny_encoder(b: NetworkGraph, layers: int = 4) -> None:
 
 
 def llama(b: NetworkGraph, layers: int = 2, tokens: int = 16000) -> None:
-    """Touvron et al. 2023 in the sizes of the Llama 3.2 model with a billion parameters.
+    """Write Llama (Touvron et al. 2023) in the sizes of the Llama 3.2 model with a billion parameters.
 
     The network has 2 of that model's 16 layers, and a vocabulary of 16,000 tokens. Its nodes are those of ai.onnx, with
     rotary embedding, grouped-query attention, and in each layer a K/V cache that a Concat extends.
@@ -99,7 +102,7 @@ def _rms_norm(b: NetworkGraph, x: str, width: int) -> str:
 
 
 def _turn(b: NetworkGraph, x: str, turns: list[str], width: int) -> str:
-    """Add the rotary embedding of heads."""
+    """Add the rotary embedding of the heads ``x``; ``turns`` are cosines and sines."""
     first = b.add("Slice", x, b.constant([0]), b.constant([width // 2]), b.constant([3]))
     second = b.add("Slice", x, b.constant([width // 2]), b.constant([width]), b.constant([3]))
     turned = b.add("Concat", b.add("Neg", second), first, axis=-1)
@@ -107,7 +110,7 @@ def _turn(b: NetworkGraph, x: str, turns: list[str], width: int) -> str:
 
 
 def _repeat(b: NetworkGraph, x: str, groups: int, times: int, width: int) -> str:
-    """Repeat each K/V head for the query heads that share it."""
+    """Add nodes that repeat each K/V head for the query heads that share it."""
     shape = b.add("Shape", x)
     batch = b.add("Slice", shape, b.constant([0]), b.constant([1]))
     total = b.add("Slice", shape, b.constant([2]), b.constant([3]))

@@ -11,7 +11,7 @@ _IMAGE: Sequence[int | str] = ["batch", 3, 224, 224]
 
 
 def resnet50(b: NetworkGraph) -> None:
-    """He et al. 2015, with the stride in the 3x3 convolution as torchvision has it: 53 convolutions."""
+    """Write ResNet-50 (He et al. 2015), with the stride in the 3x3 convolutions as in torchvision: 53 convolutions."""
     x = b.add("Relu", b.conv(b.input("input", _IMAGE), 3, 64, 7, strides=[2, 2]))
     x = b.add("MaxPool", x, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
     channels = 64
@@ -30,7 +30,7 @@ def resnet50(b: NetworkGraph) -> None:
 
 
 def mobilenet_v2(b: NetworkGraph) -> None:
-    """Sandler et al. 2018."""
+    """Write MobileNetV2 (Sandler et al. 2018)."""
 
     def bounded(x: str) -> str:
         return str(b.add("Clip", x, b.number(0), b.number(6)))
@@ -57,7 +57,7 @@ def mobilenet_v2(b: NetworkGraph) -> None:
 
 
 def efficientnet_b0(b: NetworkGraph) -> None:
-    """Tan and Le 2019: inverted bottlenecks with squeeze-and-excitation."""
+    """Write EfficientNet-B0 (Tan and Le 2019): inverted bottlenecks with squeeze-and-excitation."""
     x = b.silu(b.conv(b.input("input", _IMAGE), 3, 32, 3, strides=[2, 2]))
     channels = 32
     for factor, kernel, first, outputs, blocks in (
@@ -82,7 +82,7 @@ def efficientnet_b0(b: NetworkGraph) -> None:
 
 
 def vit_b_16(b: NetworkGraph, layers: int = 12) -> None:
-    """Dosovitskiy et al. 2020: 196 patches and a class token, 12 layers of 768."""
+    """Write ViT-B/16 (Dosovitskiy et al. 2020): 196 patches and a class token, 12 layers of width 768."""
     hidden, count = 768, 12
     patches = b.conv(b.input("input", _IMAGE), 3, hidden, 16, gain=1.0, strides=[16, 16], pads=[0] * 4)
     rows = b.add("Transpose", b.add("Reshape", patches, b.constant([0, hidden, 196])), perm=[0, 2, 1])
@@ -102,7 +102,7 @@ def vit_b_16(b: NetworkGraph, layers: int = 12) -> None:
 
 
 def unet(b: NetworkGraph) -> None:
-    """Ronneberger et al. 2015 with padded convolutions, over images of 256 x 256."""
+    """Write U-Net (Ronneberger et al. 2015) with padded convolutions, over images of 256 x 256."""
     x, channels, kept = b.input("input", ["batch", 3, 256, 256]), 3, []
     for level in range(5):
         width = 64 << level

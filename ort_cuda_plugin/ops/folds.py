@@ -12,7 +12,7 @@ from ort_cuda_plugin.program.steps.row_program import Reduction, Values
 
 
 def in_order(initial: Values, step: Callable[[Values, Values], Values]) -> Reduction:
-    """Return the fold of ``step`` from ``initial`` on, which only one thread can compute."""
+    """Return the reduction that applies ``step`` to the elements in order, from ``initial`` on, in one thread."""
 
     def combine(a: Values, b: Values) -> Values:
         raise TypeError("sequential fold: partial results cannot be combined. Fold in one thread")
@@ -21,7 +21,10 @@ def in_order(initial: Values, step: Callable[[Values, Values], Values]) -> Reduc
 
 
 def lower_bound(maps: IndexMap, count: int, is_less: Callable[[Scalar], Scalar]) -> Scalar:
-    """Return the index (int64) of the first of ``count`` sorted entries without ``is_less(index)``, or the last."""
+    """Return the index (int64) of the first of ``count`` sorted entries that is not less, else of the last entry.
+
+    ``is_less(index)`` returns whether the entry at an index is less than the searched value.
+    """
     end = maps.dim(count - 1)
 
     def halve(bounds: Values, _: Values) -> Values:

@@ -13,7 +13,7 @@ from ort_cuda_plugin.model.ort.ort_schema import OpSchema
 from ort_cuda_plugin.ops.registry import Operator, lookup, operators
 
 UNLIMITED: Final = 2**31 - 1
-"""Last opset version of a kernel that serves an operator's newest schema."""
+"""Value of `KernelDefinition.until` for a kernel that serves an operator's newest schema."""
 
 _VIEWS: Final = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 # fmt: off
@@ -27,7 +27,7 @@ _IN_PLACE: Final = frozenset(
     }
 )
 # fmt: on
-#: Operators with results in host memory. They do not read the contents of their input.
+#: Operators whose result is in host memory. They do not read the contents of their input.
 HOST_RESULTS: Final = frozenset({"Shape", "Size"})
 
 
@@ -96,7 +96,7 @@ class Mismatch:
 def kernel_definitions(
     schemas: Callable[[str, str], Iterable[OpSchema]],
 ) -> tuple[list[KernelDefinition], list[Mismatch]]:
-    """Return the kernels of all operators, and the mismatches of the table.
+    """Return the kernel definitions of all operators in the table, and the mismatches of the table.
 
     ``schemas(name, domain)`` returns all versions of an operator's schema, newest first. An operator without schemas
     has no kernels.
@@ -120,7 +120,7 @@ def kernel_definitions(
 
 
 def _mismatches(row: Operator, versions: Sequence[OpSchema]) -> Iterable[Mismatch]:
-    """Return the mismatches of a table row. Some, but not all, schema versions may lack a type constraint of it."""
+    """Yield the mismatches of a table row. At least one schema version must have each type constraint of the row."""
     newest = versions[0]
     wrong = functools.partial(Mismatch, row.name, row.domain)
     for constraint in row.types:

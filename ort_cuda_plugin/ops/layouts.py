@@ -15,9 +15,9 @@ def as_number(ctx: Lowering, x: Tensor, name: str = "each scale and zero point")
     return ctx.view(x, (), (), x.offset)
 
 
-def per_channel(ctx: Lowering, x: Tensor, rank: int) -> Tensor:
-    """View a vector [C] so that it broadcasts to [N, C, ...] of ``rank``."""
-    require.rank(1, **{"a value per channel": x})
+def per_channel(ctx: Lowering, x: Tensor, rank: int, name: str) -> Tensor:
+    """View the input ``name``, a vector [C], so that it broadcasts to [N, C, ...] of ``rank``."""
+    require.rank(1, **{name: x})
     return unsqueeze(ctx, x, range(1, rank - 1))
 
 

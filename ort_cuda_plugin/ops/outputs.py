@@ -1,4 +1,4 @@
-"""Test for used outputs of a node."""
+"""Tests whether a node's output is used."""
 
 from __future__ import annotations
 

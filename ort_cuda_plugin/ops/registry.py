@@ -125,7 +125,7 @@ Function = TypeVar("Function", bound=OperatorFunction)
 
 @dataclass(frozen=True)
 class Operator:
-    """A row of the table. ``until`` is the last version that ``function`` serves, or None.
+    """A row of the table. ``until`` is the last version that ``function`` serves, None without an own limit.
 
     ``containers``: inputs or outputs are sequences or optional values, which exist inside a cluster only.
     """
@@ -187,7 +187,7 @@ class Operator:
         return index < len(self.inputs) and self._annotation(self.inputs[index]) == "Operand"
 
     def check_inputs(self, dtypes: Sequence[DType | None]) -> None:
-        """Check number and types of a node's inputs; an entry of ``dtypes`` is None for an omitted input.
+        """Check the number and element types of a node's inputs; an entry of ``dtypes`` is None for an omitted input.
 
         Raises InvalidModel for a missing input, Unsupported("dtype") for an unsupported type, and Unsupported("op") for
         more inputs than this version has: the schema of a newer ORT may allow them.

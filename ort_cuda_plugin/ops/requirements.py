@@ -29,7 +29,7 @@ def unsupported(kind: str, subject: str, got: object, supported: str) -> Unsuppo
 
 
 def violation(subject: str, expected: str, got: object) -> InvalidModel:
-    """Return the error for an input or attribute that violates ``expected``, for example "have rank 2"."""
+    """Return the error for an input or attribute that violates ``expected``, which is text such as "have rank 2"."""
     return InvalidModel(_message(subject, expected, got))
 
 
@@ -180,9 +180,10 @@ def broadcast(ctx: Lowering, shape: Sequence[Dim], **inputs: Tensor | None) -> N
             holds(ctx, logical_or(eq(dim, 1), eq(dim, wanted)), name, f"broadcast to {list(shape)}", list(x.shape))
 
 
-def multiple_of(ctx: Lowering, size: Dim, divisor: Dim, subject: str) -> None:
-    """Check that the size named by ``subject`` is a multiple of the divisor."""
-    holds(ctx, eq(floordiv(size, divisor) * divisor, size), subject, f"be a multiple of {divisor!r}", size)
+def multiple_of(ctx: Lowering, size: Dim, divisor: Dim, subject: str, name: str = "") -> None:
+    """Check that the size ``subject`` is a multiple of the divisor; ``name`` names the divisor, "" if it is fixed."""
+    expected = f"be a multiple of {name} ({divisor!r})" if name else f"be a multiple of {divisor!r}"
+    holds(ctx, eq(floordiv(size, divisor) * divisor, size), subject, expected, size)
 
 
 def least_dim(ctx: Lowering, minimum: Dim, **numbers: Dim) -> None:

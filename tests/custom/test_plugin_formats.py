@@ -149,7 +149,7 @@ def test_a_volume_is_packed() -> None:
 def test_a_node_whose_formats_all_fail_says_so_for_each_type(dtype: DType, dims: tuple[int | str, ...]) -> None:
     """ONNX Runtime types a node without known types by its schema's first type, and complains about that instead."""
     SAID["format"] = None
-    with pytest.raises(Exception, match=f"supports_format_combination takes no {dtype.name} in .* for tensor 0"):
+    with pytest.raises(Exception, match=f"supports_format_combination accepts no {dtype.name} in .* for tensor 0"):
         ort_cuda_plugin.session(model(dtype, *dims), emulate=True)
 
 

@@ -296,7 +296,7 @@ def test_supports_format_combination() -> None:
     ],
 )
 def test_formats_that_cannot_be_given_are_not_offered(format: TensorFormat, shape: Sequence[Any], dtype: DType) -> None:
-    with pytest.raises(Unsupported, match=f"takes no {dtype.name} in .*LINEAR.* for tensor 0 of the node"):
+    with pytest.raises(Unsupported, match=f"accepts no {dtype.name} in .*LINEAR.* for tensor 0 of the node"):
         lowered(formats(format, format), tensor(shape, dtype))
 
 

@@ -165,7 +165,7 @@ def test_contradictions_are_refused() -> None:
         ("Scaler", {"offset": [1.0, 2.0], "scale": [1.0]}, "the offset must have one entry"),
         ("Scaler", {"scale": [1.0]}, "offset and scale must be given"),
         ("Normalizer", {"norm": "L3"}, "norm must be one of 'MAX', 'L1', 'L2', got 'L3'"),
-        ("Imputer", {"imputed_value_int64s": [1]}, "the imputed values must be given for the type f32"),
+        ("Imputer", {"imputed_value_int64s": [1]}, "imputed_value_floats must be given for X of type f32"),
         ("OneHotEncoder", {"cats_strings": ["a"]}, "the list of categories is a list of strings"),
         ("OneHotEncoder", {"cats_int64s": [1], "zeros": 0}, "zeros is 0"),
         ("FeatureVectorizer", {"inputdimensions": [1, 2]}, "inputdimensions must have 1 entries, got 2"),

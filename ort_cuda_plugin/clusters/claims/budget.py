@@ -13,7 +13,7 @@ from ...model.ir import Node, Value
 
 
 class MemoryBudget:
-    """The memory budget of a session, ``nbytes``; the nodes of its clusters spend the budget in graph order."""
+    """Memory budget of a session: ``nbytes`` bytes of device memory, which claimed nodes spend in graph order."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -30,7 +30,10 @@ class MemoryBudget:
         return None
 
     def spend(self, nodes: Iterable[Node]) -> None:
-        """Count these nodes as placed on the device, regardless of later changes of the graph."""
+        """Spend the estimated bytes of these nodes, which the plugin runs.
+
+        Later changes of the graph return nothing.
+        """
         for node in nodes:
             self._spent += _nbytes(node, self._counted)
 

@@ -89,9 +89,10 @@ def analyze(
     """Return one verdict per node of ``graph``, in order.
 
     Calls the lowering functions of operators on symbolic shapes; reads no large initializer. After a declined node the
-    analysis continues with the types and shapes that ORT infers. ``ranks`` holds further known ranks; ranks that the
-    lowering functions infer are added to it. ``provider`` is the plugin's provider name: after layout changes ORT asks
-    for claims a second time, and the nodes claimed before then carry this name.
+    analysis continues with the types and shapes that ORT infers. ``ranks`` holds ranks that ORT does not infer; ranks
+    that the lowering functions infer are added to it. ``provider`` is the plugin's provider name: after layout changes
+    ORT asks for claims a second time, and the nodes claimed before then carry this name. ``single_nodes`` as for
+    `claim`.
     """
     analysis = _Analysis(graph, device, options or LoweringOptions(), ranks or Ranks(), provider)
     verdicts = analysis.verdicts(graph.nodes)
@@ -99,10 +100,10 @@ def analyze(
 
 
 def is_unrolled(body: Graph, device: DeviceProperties, options: LoweringOptions, passes_implicit_inputs: bool) -> bool:
-    """Return whether the control-flow node of ``body`` is lowered with its bodies: their nodes then must not be fused.
+    """Return whether the control-flow node that owns ``body`` is lowered together with its bodies.
 
-    ORT presents a body before the surrounding graph, so that the decision depends on the node alone: an If is unrolled
-    only if its condition is a constant.
+    If it is, the nodes of its bodies must not be fused. ORT presents a body before the surrounding graph, so the
+    decision depends on the node alone: an If is lowered with its bodies only if its condition is a constant.
     """
     parent = body.parent
     if parent is None or (parent.op_type == "If" and (not parent.inputs[0] or parent.inputs[0].initializer is None)):
@@ -132,14 +133,14 @@ def claim(
 
     ``passes_implicit_inputs``: ORT passes a fused node the values that only its bodies read; ``has_kernel``: the kernel
     registry has a kernel for a control-flow node. With ``claim_unprofitable_nodes`` the plugin also claims nodes that
-    are faster on the CPU, because of their copies. With ``single_nodes`` each node is a separate cluster, and the CPU
-    does shape arithmetic.
-    ``compiled`` holds the clusters of bodies, by the names of their nodes. The first node that does not fit in the
-    ``budget``, and all later ones, are declined.
+    are faster on the CPU, because their inputs and results would be copied between host and device. With
+    ``single_nodes`` each node is a separate cluster, and the CPU does shape arithmetic. ``compiled`` holds the clusters
+    of bodies, by the names of their fused nodes. The first node that does not fit in the ``budget``, and all later
+    ones, are declined.
 
-    In its cluster an operator may know less about its inputs (for example a shape's contents) than in the whole graph,
-    if a declined node or another cluster is in between. So each cluster is also analysed alone, and nodes that this
-    analysis declines are removed, until it declines none.
+    If an input comes from a declined node or from another cluster, an operator may know less about it in its cluster
+    than in the whole graph, for example not the contents of a shape. So each cluster is also analysed alone. Nodes that
+    this analysis declines are removed, and the analysis repeats until it declines none.
     """
     options = options or LoweringOptions()
     ranks = ranks or Ranks()
@@ -236,8 +237,8 @@ class _Analysis:
     """Calls the lowering functions of operators on symbolic shapes.
 
     Nodes that need an unknown rank are analysed once per trial, see `ranks`. ``singles`` receives the control-flow
-    nodes that ORT's kernels run (without ``inlines``, all control-flow nodes), and token searches. Nodes that read
-    results of ``singles`` get unknown inputs.
+    nodes that ORT's kernels run (without ``inlines``, all control-flow nodes), and token searches. For nodes that read
+    results of ``singles``, these results are new symbolic inputs.
     """
 
     def __init__(
@@ -293,9 +294,9 @@ class _Analysis:
     def _by_trials(self, nodes: list[Node]) -> dict[Node, NodeVerdict]:
         """Return verdicts of nodes that need a rank that ORT does not infer.
 
-        A node is supported if some trials accept it and none declines it. A trial in which the node, or a producer of
-        its inputs, is invalid does not count. A control-flow node that cannot be lowered goes to ONNX Runtime's
-        kernels.
+        A node is supported if at least one trial accepts it and none declines it. A trial in which the node, or a
+        producer of its inputs, is invalid does not count. A control-flow node that cannot be lowered goes to ONNX
+        Runtime's kernels.
         """
         taken: dict[Node, NodeVerdict] = {}
         declined: dict[Node, NodeVerdict] = {}
@@ -381,7 +382,7 @@ class _Analysis:
             return decline(node, "shape", f"the model is invalid at this node: {error}", _Invalid)
         except Exception as error:
             # A bug in one operator's lowering function must not lose the claims of all other nodes.
-            logger.exception("node %s: internal error in the operator's function. Report the model", node.label)
+            logger.exception("node %s: internal error in its lowering function. Report the model", node.label)
             return decline(node, "op", f"internal error: {type(error).__name__}: {error}")
         if node.provider and node.provider != self.provider:  # in a cluster, the node would make ORT drop the cluster
             return decline(node, "op", f"ONNX Runtime has assigned the node to {node.provider}")
@@ -390,7 +391,7 @@ class _Analysis:
     def as_single(self, node: Node, why_not_fused: Unsupported) -> NodeVerdict:
         """Return the verdict for a node whose bodies cannot be lowered with it: supported if a kernel of ORT runs it.
 
-        ORT has already asked for claims in the bodies.
+        ORT has asked for claims in the bodies before, so their nodes name the providers that run them.
         """
         if node.domain or node.op_type not in CONTROL_FLOW:
             return decline(node, why_not_fused.kind, why_not_fused.reason)
@@ -404,7 +405,7 @@ class _Analysis:
         return _supported(node)
 
     def _check_search(self, node: Node) -> None:
-        """Add a search to ``singles`` if the plugin can run it; else raise the errors of `_lower`."""
+        """Add the token search ``node`` to ``singles`` if the plugin can run it; else raise the errors of `_lower`."""
         repetition = as_repetition(node, self._graph.opsets)
         for part in repetition.parts:
             inner = _Analysis(part.graph, self._device, self._options, self._ranks, self.provider)
@@ -470,5 +471,5 @@ class _Invalid(NodeVerdict):
 
 
 def decline(node: Node, kind: str, reason: str, how: type[NodeVerdict] = NodeVerdict) -> NodeVerdict:
-    """Return the verdict for a node that the plugin does not run."""
+    """Return a verdict of class ``how``: the plugin does not run the node, for the reason given."""
     return how(node.name, node.op_type, node.domain, node.since_version, False, kind, reason)

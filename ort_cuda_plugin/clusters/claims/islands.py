@@ -1,4 +1,4 @@
-"""Unprofitable islands: connected parts of clusters with all inputs and results in host memory, faster on the CPU."""
+"""Finds unprofitable islands: connected parts of clusters that are slower on the device, because of their copies."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from ...model.ir import Graph, Node, Value
 CONTROL_FLOW: Final = {"If": 1, "Loop": 2, "Scan": 0}
 """Number of leading inputs of a control-flow node that ORT keeps in host memory.
 
-The same inputs of a Loop's body, and its first output, are in host memory too.
+In a Loop's body, the inputs iteration number and condition, and the output condition, are in host memory too.
 """
 _HEAVY: Final = re.compile("MatMul|Gemm|Conv|Attention|LSTM|GRU|RNN|Einsum")
-"""Operators whose run time outweighs any copy."""
+"""Matches the operators whose time on the CPU outweighs any copy."""
 
 
 def unprofitable_islands(
     graph: Graph, runs_here: bool, clusters: Sequence[Sequence[Node]], ours: Collection[Node]
 ) -> list[list[Node]]:
-    """Return the connected parts of ``clusters`` that are slower on the device, because of their copies.
+    """Return the connected parts of ``clusters`` that copies make slower on the device than on the CPU.
 
     ``ours`` are all nodes that the plugin runs; ``runs_here``: the plugin runs the control-flow node of this body. A
     part is profitable if it has more nodes than values to copy, or a heavy operator.
@@ -57,7 +57,7 @@ def _connected(cluster: Sequence[Node]) -> list[list[Node]]:
 
 
 class _Borders:
-    """Location of the inputs and results of a connected part of a cluster: host memory or device."""
+    """Finds the inputs and results of a connected part of a cluster that would be copied between host and device."""
 
     def __init__(self, graph: Graph, runs_here: bool, ours: Collection[Node]) -> None:
         self.graph = graph

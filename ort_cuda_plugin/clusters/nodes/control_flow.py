@@ -31,7 +31,7 @@ MAX_UNROLLED_NODES = 1024
 """Maximum nodes of an unrolled Loop or Scan, over all iterations and inner bodies."""
 
 MAX_EXPANDED_BYTES = 2**22
-"""Maximum bytes of constants of a cluster in a body that is lowered again with the surrounding graph."""
+"""Maximum bytes of constants in a body's cluster whose nodes are lowered again with the surrounding graph."""
 
 Inputs = Sequence[Operand | None]
 
@@ -168,7 +168,11 @@ def _if(lowering: BodyLowering, node: Node, inputs: Inputs) -> list[Operand]:
 
 
 def _either(ctx: Lowering, x: Tensor, other: Tensor) -> Tensor:
-    """Return a tensor with type and shape of x and unknown contents, since a Run may take the branch of ``other``."""
+    """Return a tensor with type and shape of x, for a result of If whose branch is known only in a Run.
+
+    If the host requests its elements, it gets those of ``other`` if a Run reads these back from the device, else those
+    of x.
+    """
     if x is other or x.positions() is None:
         return x
 
@@ -284,7 +288,9 @@ def _parts_of_scan(node: Node, inputs: Inputs) -> tuple[Graph, list[Operand], li
     body, count = node.subgraphs.get("body"), node.attributes.get("num_scan_inputs")
     given = _given(node, inputs)
     if body is None or not isinstance(count, int) or not 0 < count <= len(given):
-        raise InvalidModel(f"Scan: must have a body and num_scan_inputs in [1, {len(given)}], got {count}")
+        raise InvalidModel(
+            f"Scan: needs a body, and num_scan_inputs in [1, {len(given)}], got num_scan_inputs = {count}"
+        )
     states, sequences = given[:-count], _tensors(node, given[-count:])
     if len(body.outputs) < len(states):
         raise InvalidModel(f"Scan: the body has {len(body.outputs)} results, expected at least {len(states)} states")
@@ -294,7 +300,7 @@ def _parts_of_scan(node: Node, inputs: Inputs) -> tuple[Graph, list[Operand], li
 def _steps_of_scan(
     lowering: BodyLowering, node: Node, states: Sequence[Operand], scanned: Sequence[tuple[Tensor, int, int]]
 ) -> tuple[list[Operand], list[list[Operand]]]:
-    """Return the last states, and the body's other results per iteration; ``scanned``: (tensor, axis, is backward)."""
+    """Return the last states, and per iteration the body's other results; ``scanned``: (tensor, axis, is backward)."""
     ctx = lowering.ctx
     lengths = [x.shape[axis] for x, axis, _ in scanned]
     for other in lengths[1:]:
@@ -354,7 +360,7 @@ def _is_missing(inputs: Inputs, index: int) -> bool:
 def _scalar(node: Node, inputs: Inputs, index: int, dtype: DType) -> Tensor:
     x = inputs[index] if index < len(inputs) else None
     if not isinstance(x, Tensor) or x.dtype is not dtype or x.size != 1:
-        raise InvalidModel(f"{node.op_type}: input {index} must be one {dtype.short}, got {x!r}")
+        raise InvalidModel(f"{node.op_type}: input or body result {index} must be one {dtype.short}, got {x!r}")
     return x
 
 

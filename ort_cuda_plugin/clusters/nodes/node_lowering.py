@@ -22,7 +22,7 @@ MAX_DIM = 2**40
 MAX_RANK = 16
 """Maximum rank of inputs and outputs of clusters, equal to the executor's ``OCP_MAX_RANK``."""
 _TYPICAL_DIM = 16
-"""Hint for the size of an unknown dimension."""
+"""Hint (expected size) for an unknown dimension."""
 
 
 class InputSymbols:
@@ -43,7 +43,11 @@ class InputSymbols:
         return symbol(self.count - 1, name, hint, lower, upper)
 
     def dimension(self, dim: int | str | None, hint: int | None = None) -> Dim:
-        """Return the symbol of the model's dimension ``dim``; guard that dimensions of one name and hint are equal."""
+        """Return the model's dimension ``dim``: an integer as it is, with a guard on the size, else a symbol.
+
+        Dimensions with the same name and hint (expected size) share one symbol, with a guard that their sizes are
+        equal.
+        """
         if isinstance(dim, int):
             self.guards.append(eq(self._fresh("", dim, 0, None), dim))
             return dim
@@ -121,7 +125,7 @@ class UnknownValue(KeyError):
 
 
 class NodeLowering:
-    """Lowers nodes in order, on the tensors of their values.
+    """Lowers nodes in order, and holds the tensors of their values.
 
     ``read_host_input(buffer, count)`` returns the symbols of a host input's elements. While contents of host inputs are
     unknown, ``guesses`` creates symbols for values that depend on them. ``compiled`` are clusters that bodies may
@@ -157,7 +161,7 @@ class NodeLowering:
         self.tensors: dict[Value, Tensor] = {}
         self.containers: dict[Value, TensorSequence | TensorOptional] = {}
         self.served: dict[Node, CustomOperator] = {}
-        """The custom operator of each node that has one."""
+        """The custom operator that lowered each node, for nodes that one lowered."""
         self._guesses = guesses
         self._nodes_unrolled = 0
         self._depth = 0

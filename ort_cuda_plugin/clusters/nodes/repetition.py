@@ -24,7 +24,10 @@ class FunctionNode(Node):
 
 @dataclass(frozen=True)
 class Part:
-    """One of a repetition's three clusters. It reads states and node inputs, and writes the states ``results``."""
+    """One of a repetition's three clusters. It reads states and inputs of the node.
+
+    Its outputs are the states with the indices ``results``; those of the last cluster are the node's outputs.
+    """
 
     graph: Graph
     results: tuple[int, ...]
@@ -62,9 +65,9 @@ def part(
     opsets: dict[str, int],
     results: Iterable[int] | None = None,
 ) -> Part:
-    """Return the part with ``nodes``, whose inputs are the values of ``available`` that ``nodes`` read.
+    """Return the cluster with ``nodes``, whose inputs are the values of ``available`` that ``nodes`` read.
 
-    ``made`` are the values of the states with the indices ``results``, by default of the first states.
+    ``made`` are the cluster's outputs: the states with the indices ``results``, by default the first states.
     """
     read = {value for node in nodes for value in node.reads()}.union(made)
     inputs = [value for value in available if value in read and value.initializer is None]

@@ -26,7 +26,7 @@ def unknown_dim() -> str:
 def infer_results(
     operator: CustomOperator, inputs: Sequence[Value | None], attributes: Mapping[str, AttrValue]
 ) -> list[tuple[DType, NamedShape]]:
-    """Return type and shape of each result of the operator; a dimension is an integer or a name.
+    """Return type and shape of each result of ``operator``; a dimension is an integer or a name.
 
     The name of a computed dimension is the text of its expression. Raises Unsupported, InvalidModel, ZeroDivisionError
     or OverflowError if the operator has no results for these inputs.

@@ -14,7 +14,7 @@ from ...program.lowering.context import Lowering, Tensor
 from ..nodes.repetition import FunctionNode
 
 MOST_ROOM: Final = 4096
-"""Maximum of the input max_length, tokens, as in ONNX Runtime."""
+"""Maximum of the input max_length, in tokens, as in ONNX Runtime."""
 
 Given = Mapping[str, Tensor | None]
 """Tensors by name: inputs of the search, ``logits``, ``sequences``, and the search's own states."""
@@ -22,10 +22,10 @@ Given = Mapping[str, Tensor | None]
 
 @dataclass(frozen=True)
 class Choice:
-    """Result of a choice of tokens.
+    """The tokens that a search chooses in one step, and the states after it.
 
-    ``own`` are the search's own states. ``rows`` holds, for each new row of ``sequences``, the index of the row that it
-    continues; None if each row continues itself.
+    ``goes_on`` is the flag "continue"; ``own`` are the search's own states. ``rows`` holds, for each new row of
+    ``sequences``, the index of the row that it continues; None if each row continues itself.
     """
 
     goes_on: Tensor
@@ -104,9 +104,9 @@ class Search(ABC):
         return body
 
     def room(self, ctx: Lowering, given: Given, length: Dim) -> Dim:
-        """Return max_length, which must be greater than the length of the prompt."""
+        """Return max_length, which must be greater than ``length``, the number of the decoder's first tokens."""
         room = ctx.host_number(needed(given, "max_length"), "max_length")
-        ctx.require(lt(length, room), "max_length must be greater than the length of input_ids")
+        ctx.require(lt(length, room), "max_length must be greater than the number of the decoder's first tokens")
         ctx.require(lt(room, MOST_ROOM + 1), f"max_length must be at most {MOST_ROOM}")
         return room
 
@@ -116,7 +116,7 @@ class Search(ABC):
         inputs: Mapping[str, Value],
         outputs: Sequence[Value | None],
     ) -> FunctionNode:
-        """Return a node that ``function`` lowers."""
+        """Return a node that ``function`` lowers; the function gets the tensors of ``inputs`` by the same names."""
         node, names = self.node, list(inputs)
 
         def lowered(ctx: Lowering, *tensors: Tensor) -> Sequence[Tensor]:
@@ -156,5 +156,5 @@ def by_name(values: Iterable[Value]) -> dict[str, Value]:
 
 
 def following(values: Iterable[Value]) -> list[Value]:
-    """Return new values for the states after a choice."""
+    """Return a new value for each state, which holds the state after a choice of tokens."""
     return [Value(f"next {value.name}", value.dtype, value.shape) for value in values]

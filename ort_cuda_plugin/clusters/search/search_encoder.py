@@ -44,7 +44,7 @@ class EncoderDecoder:
         if (shape := self._decoder.inputs[0].shape) is None or len(shape) != 2 or shape[1] != 1:
             raise Unsupported("control-flow", "a decoder without a cache, which reads all tokens, is not implemented")
         if any(value.dtype not in _REALS or len(value.shape or ()) != 4 for value in self._caches):
-            raise InvalidModel("the decoder's caches must have rank 4 and type float32 or float16, got another")
+            raise InvalidModel("the decoder's caches must have rank 4 and element type float32 or float16")
         encoder_names = ["encoder_input_ids", *names[1:]]
         self._decodes_first = len(self._encoder.inputs) > len(encoder_names)
         if self._decodes_first:
@@ -65,7 +65,7 @@ class EncoderDecoder:
     def _check_names(body: str, values: Sequence[Value], wanted: Sequence[str]) -> None:
         names = [value.name for value in values[: len(wanted)]]
         if names != list(wanted):
-            raise InvalidModel(f"the {body} must have {list(wanted)}, got {names}")
+            raise InvalidModel(f"the first inputs or outputs of the {body} must be {list(wanted)}, got {names}")
 
     def repetition(self) -> Repetition:
         kind, name, opsets = self._search, self._search.node.name, self._search.opsets
@@ -179,7 +179,7 @@ class EncoderDecoder:
         return self._search.function(begin, inputs, self._decoder.inputs)
 
     def _after(self, sequences: Value, own: Sequence[Value], *, is_first: bool) -> tuple[FunctionNode, list[Value]]:
-        """Return the node that chooses tokens after a call of the decoder, and the states that change."""
+        """Return the node that chooses tokens after a call of the decoder, and the values of the states that change."""
         kind, presents = self._search, self._decoder.outputs[1:]
         inputs = {
             **kind.given,

@@ -41,7 +41,7 @@ class GptDecoder:
         if "init_decoder" in kind.node.subgraphs:
             self._first_decoder = kind.body("init_decoder")
             if self._caches_of("init_decoder", self._first_decoder) != self._caches:
-                raise InvalidModel(f"{kind.node.op_type}: the bodies have different caches, expected the same")
+                raise InvalidModel(f"{kind.node.op_type}: decoder and init_decoder must have the same caches")
 
     def repetition(self) -> Repetition:
         kind, name, opsets = self._search, self._search.node.name, self._search.opsets
@@ -125,16 +125,20 @@ class GptDecoder:
         return self._search.function(states, inputs, results), results
 
     def _caches_of(self, name: str, body: Graph) -> list[Cache]:
-        """Return the decoder's caches. Raises Unsupported or InvalidModel for other inputs and outputs."""
+        """Return the caches of a decoder. Raises Unsupported or InvalidModel for unexpected inputs and outputs."""
         inputs, outputs = body.inputs, body.outputs
         first = [value.name for value in inputs[: _NUM_FIRST + 1]]
         wanted = ["input_ids", "position_ids", "attention_mask", "past_0"]
         if first != wanted or [value.name for value in outputs[:2]] != ["logits", "present_0"]:
-            raise InvalidModel(f"{self._search.node.op_type}: the {name} must have inputs {wanted}, got {first}")
+            raise InvalidModel(
+                f"{self._search.node.op_type}: the first inputs of the {name} must be {wanted}, and its first outputs "
+                f"logits and present_0; got {first} and {[value.name for value in outputs[:2]]}"
+            )
         if len(inputs) != len(outputs) + _NUM_FIRST - 1:
             raise Unsupported("control-flow", f"a {name} whose past and present share a buffer is not implemented")
         if any(value.dtype is not DType.INT32 for value in inputs[:_NUM_FIRST]):
-            raise InvalidModel(f"{self._search.node.op_type}: the first inputs of the {name} must be int32")
+            names = ", ".join(wanted[:_NUM_FIRST])
+            raise InvalidModel(f"{self._search.node.op_type}: the inputs {names} of the {name} must be int32")
         caches: list[Cache] = []
         for value in inputs[_NUM_FIRST:]:
             shape = value.shape or ()

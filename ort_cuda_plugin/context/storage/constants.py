@@ -37,7 +37,7 @@ class Source:
 
     @cached_property
     def digests(self) -> dict[str, str]:
-        """The hashes of initializers for which `digest` was called."""
+        """Return the hashes that `digest` has computed, by the names of the initializers."""
         return {}
 
     def digest(self, tensor: SourceTensor) -> str:
@@ -91,14 +91,15 @@ class ConstantWriter:
         return {"constants": self._rows, "sources": [self._rest(number) for number in range(len(self._sources))]}
 
     def source_number(self, source: Source) -> int:
-        """Return the number of a source."""
+        """Return the number of a source in the context; a new source gets the next one."""
         if source not in self._sources:
             self._sources.append(source)
         return self._sources.index(source)
 
     def _rest(self, number: int) -> Json:
-        """Return the entry of source ``number``: its file, and the hashes of initializers that no constant refers to,
-        because they were folded into constants or are unused.
+        """Return the entry of source ``number``: its file, and hashes of initializers that no constant refers to.
+
+        Such initializers were folded into constants, or are unused.
         """
         source = self._sources[number]
         named = {row["source"][1] for row in self._rows if "source" in row and row["source"][0] == number}
@@ -125,7 +126,7 @@ class ConstantWriter:
         return {"source": [self.source_number(source), tensor.name], "digest": source.digest(tensor)}
 
     def _recipe_row(self, constant: Constant, source: Source) -> Json | None:
-        """Return the recipe of a constant; None if a recipe saves nothing, because its operands are stored."""
+        """Return the entry of a constant as a recipe; None if all operands of the recipe would be stored."""
         recipe = constant.recipe
         if recipe is None or constant.nbytes > _allowed_bytes(recipe.parts):
             return None
@@ -203,8 +204,9 @@ class StoredConstants:
         return differing
 
     def check_rest(self, number: int) -> None:
-        """Check that initializers that no constant refers to have not changed: ONNX Runtime may have folded them into
-        constants.
+        """Check that initializers to which no constant refers have not changed.
+
+        ONNX Runtime may have folded them into constants.
 
         Raises:
             ContextError: an initializer differs.

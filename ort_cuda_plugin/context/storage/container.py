@@ -67,7 +67,7 @@ class Builder:
     def add(self, data: Buffer | np.ndarray[Any, Any], again: Callable[[], Buffer] | None = None) -> int:
         """Add an array and return its number. The contents must not change until the container is written.
 
-        With ``again``, which returns the contents when the container is written, memory need not hold them until then.
+        ``again`` returns the contents when the container is written, so that memory need not hold them until then.
         """
         if isinstance(data, np.ndarray):
             data = array_bytes(data)
@@ -152,7 +152,9 @@ class Container:
         return self._place(number)[2]
 
     def array(self, number: Json) -> memoryview:
-        """Return the contents of an array, checked against its hash. From a file they are read anew each time.
+        """Return the contents of an array, checked against its hash.
+
+        If the container is a file, each call reads them anew.
 
         Raises:
             ContextError: the array does not exist, or its contents are not those that were stored.
@@ -206,7 +208,7 @@ class Container:
     def _read_places(self) -> list[tuple[int, int, bytes]]:
         rows = self.index.get("arrays")
         if not isinstance(rows, list) or len(rows) > MAX_ARRAYS:
-            raise self.damaged("it has no list of arrays")
+            raise self.damaged("its list of arrays is missing or too long")
         places: list[tuple[int, int, bytes]] = []
         end = FIRST_ARRAY
         for number, row in enumerate(rows):

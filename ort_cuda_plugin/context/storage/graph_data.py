@@ -75,7 +75,10 @@ class _Encoder:
         }
 
     def attribute(self, value: AttrValue) -> Json:
-        """Return kind and value. Floats are hexadecimal text, which JSON cannot round and which may be infinite."""
+        """Return kind and value of an attribute.
+
+        Floats are hexadecimal text, which JSON cannot round and may be infinite.
+        """
         if isinstance(value, Constant):
             return ["constant", self.number(value)]
         if isinstance(value, tuple):

@@ -14,7 +14,7 @@ from ...model.open_file import OpenFile
 from .files import Buffer
 
 PIECE = 1 << 22
-"""Bytes of a block."""
+"""Size of a block that is hashed separately, in bytes."""
 MAX_THREADS = 8
 T = TypeVar("T")
 R = TypeVar("R")
@@ -58,7 +58,7 @@ def in_pieces(length: int) -> Iterator[tuple[int, int]]:
 
 
 def in_threads(function: Callable[[T], R], items: Iterable[T], nbytes: int) -> list[R]:
-    """Return ``function(item)`` for all items, which threads compute if ``nbytes`` are many.
+    """Return ``function(item)`` for all items; several threads call it if ``nbytes`` fill at least two blocks.
 
     ``function`` must release the GIL. Raises the exception of ``function``, once no call is in progress.
     """

@@ -34,7 +34,7 @@ _PARTS: Final[dict[str, dict[int, str]]] = {
     "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse tensor", 23: "sparse tensor"},
     "sparse tensor": {1: "tensor", 2: "tensor"},
 }
-"""By message, the fields that lead to tensors, with the messages that they contain."""
+"""By kind of message: the numbers of the fields that lead to tensors, and the kinds of messages in them."""
 _FIXED_DATA: Final[dict[int, np.dtype[Any]]] = {4: np.dtype("<f4"), 10: np.dtype("<f8")}
 _VARINT_DATA: Final = {_INT32_DATA, 7, 11}
 _MAX_DIMS = 64
@@ -64,7 +64,7 @@ class _Messages:
         return read(self._data, start, end - start, self._subject)
 
     def varint(self, position: int, end: int) -> tuple[int, int]:
-        """Return a number, and the offset of the byte after it."""
+        """Decode the varint at ``position``; return its value and the offset of the byte after it."""
         value = 0
         for shift in range(0, 70, 7):
             if position >= end:
@@ -104,7 +104,7 @@ class _Messages:
         return bytes(self.contents(_span(value))).decode()
 
     def numbers(self, value: int | Span) -> Iterator[int]:
-        """Yield the number in a field, or the packed numbers in a field."""
+        """Yield the numbers of a repeated field: its one number, or all numbers if the field is packed."""
         if isinstance(value, int):
             yield value
             return
@@ -122,7 +122,11 @@ def _span(value: int | Span) -> Span:
 
 @dataclass
 class SourceTensor:
-    """An initializer: type, shape, and location of its elements. ``span`` and ``pieces`` are offsets in the model."""
+    """An initializer: type, shape, and location of its elements.
+
+    ``span`` has the offsets of raw data in the model. ``pieces`` are fields with typed data: (field number, number or
+    offsets). ``external`` describes external data.
+    """
 
     name: str = ""
     dtype: DType | None = None
@@ -228,7 +232,7 @@ class SourceModel:
         return source, start, wanted
 
     def _check_unchanged(self, source: Readable) -> None:
-        """Check that the model has not changed since its bytes were hashed."""
+        """Check that a file has not changed since it was opened."""
         try:
             if isinstance(source, OpenFile):
                 source.check_unchanged()

@@ -20,7 +20,7 @@ class ArrayKernel(Kernel):
     """A Numba kernel that gets, for each tensor, an array of its rank. Made by `array_kernel`."""
 
     def for_arguments(self, args: Sequence[Any]) -> tuple[Kernel, list[Any]]:
-        """Return the kernel, whose parameters are pointers and sizes, and its arguments."""
+        """Return a kernel whose parameters are pointers and sizes, and its arguments: tensors and their sizes."""
         parameters, passed = [], []
         flat: list[Any] = []
         for number, arg in enumerate(args):
@@ -42,7 +42,7 @@ def array_kernel(function: Function) -> ArrayKernel:
     """Make a Numba kernel from a function, decorated with ``numba.cuda.jit`` or not.
 
     The function gets each tensor as an array with the tensor's rank, ``shape`` and ``size``. Elements of 16-bit floats
-    are uint16, elements of smaller types uint8.
+    are uint16; elements of smaller floats and of bool are uint8.
 
     Raises:
         KernelSourceError: the function cannot be a kernel.

@@ -1,4 +1,4 @@
-"""Finds kernels in Numba that compute with the bits of 16-bit floats as if they were numbers."""
+"""Rejects Numba kernels that compute with the bits of 16-bit floats as if they were integers."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _ORDER = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 
 
 def check_halves(name: str, source: str, dtypes: Sequence[DType | None]) -> None:
-    """Check a kernel. Raises TypeError if it computes with elements of 16-bit floats; moving and converting is allowed.
+    """Raise TypeError if a kernel computes with elements of 16-bit floats; moving and converting them is allowed.
 
-    ``dtypes`` has an entry for each parameter, None for a number.
+    ``dtypes`` has the element type of each parameter, None for a parameter that is a number.
     """
     halves = tuple(number for number, dtype in enumerate(dtypes) if dtype in _HALVES)
     number = _computed_with(source, halves) if halves else None
@@ -26,14 +26,14 @@ def check_halves(name: str, source: str, dtypes: Sequence[DType | None]) -> None
     assert dtype is not None
     convert = f"{dtype.short}_to_f32() and f32_to_{dtype.short}()"
     raise TypeError(
-        f"kernel {name} computes with elements of parameter {number}, which are the bits of {dtype.name} in uint16: "
+        f"kernel {name} computes with elements of parameter {number}, which are {dtype.name} bits in a uint16: "
         f"convert them by {convert}, or take Float32"
     )
 
 
 @functools.lru_cache(maxsize=256)
 def _computed_with(source: str, halves: tuple[int, ...]) -> int | None:
-    """Return the index of a parameter in ``halves`` whose elements are operands of arithmetic; None: there is none."""
+    """Return the index of a parameter of ``halves`` whose elements are operands of arithmetic, None without any."""
     kernel = next(x for x in ast.parse(source).body if isinstance(x, ast.FunctionDef) and x.name == "kernel")
     names = {kernel.args.args[number].arg: number for number in halves if number < len(kernel.args.args)}
 

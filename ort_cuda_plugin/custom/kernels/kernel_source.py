@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 
 _ROOTS = ("math", "numba", "numpy")
-"""Modules whose names a kernel may use; the text imports them."""
+"""Modules whose names a kernel may use; the kernel's source text imports them."""
 _MODULES = ("math", "numba.cuda", "numba.cuda.libdevice", "numba", "numpy", "ort_cuda_plugin.compiler.intrinsics")
-"""Modules in which names of functions and types are looked up."""
+"""Modules in which functions and types that a kernel uses are looked up, to import them by name."""
 _KNOWN = {"math": "math", "cuda": "numba.cuda", "libdevice": "numba.cuda.libdevice"}
 """Modules that every kernel can use, by name."""
 _TYPES = frozenset({"float32", "float64", *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64))})
 """Number types that every kernel can use, by name."""
 _TAKEN = frozenset({"kernel", "author"})
-"""Names that the generated text defines."""
+"""Names that the generated source text defines."""
 
 
 class KernelSourceError(ValueError):
@@ -32,12 +32,12 @@ class KernelSourceError(ValueError):
 
 @functools.cache
 def kernel_source(function: Callable[..., Any]) -> tuple[str, tuple[str, ...]]:
-    """Return the text for `KernelSpec.source`, and the names of the parameters.
+    """Return the text for `KernelSpec.source`, and the names of the function's parameters.
 
-    The text includes everything that the function uses from its module or from an enclosing function: numbers as
-    constants, functions as device functions.
+    The text defines everything that ``function`` uses from its module or from an enclosing function: numbers become
+    constants, functions become device functions.
 
-    Raises: KernelSourceError: the source cannot be found, or the function uses other objects from outside.
+    Raises: KernelSourceError: the source cannot be found, or ``function`` uses other kinds of objects from outside.
     """
     definition, plain = _definition(function, "kernel")
     around: dict[str, str] = {}
@@ -48,7 +48,7 @@ def kernel_source(function: Callable[..., Any]) -> tuple[str, tuple[str, ...]]:
 
 
 def _definition(function: Callable[..., Any], what: str) -> tuple[ast.FunctionDef, FunctionType]:
-    """Return a function's syntax tree, without decorators and annotations, and the plain Python function."""
+    """Return the function's syntax tree without decorators and annotations, and the undecorated function."""
     plain = getattr(function, "py_func", function)  # a function that numba.cuda.jit decorates
     if not isinstance(plain, FunctionType):
         raise KernelSourceError(f"{function!r} is not a Python function, as a Numba kernel is")
@@ -72,7 +72,7 @@ def _definition(function: Callable[..., Any], what: str) -> tuple[ast.FunctionDe
 
 
 def _add_surroundings(function: FunctionType, definition: ast.FunctionDef, around: dict[str, str], kernel: str) -> None:
-    """Add the text of each name that the function uses from outside to ``around``."""
+    """Add to ``around`` the source text of each name that the function uses from outside."""
     outside = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
     read = {x.id for x in ast.walk(definition) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Load)}
     for name in sorted((read & outside.keys()) - _local_names(function.__code__)):
@@ -120,7 +120,7 @@ def _text(name: str, value: Any) -> str | None:
 
 
 def _number(value: Any) -> str | None:
-    """Return the text of a number, or of a tuple of numbers."""
+    """Return the source text of a number or of a tuple of numbers, None for another value."""
     if isinstance(value, bool | np.bool_):
         return repr(bool(value))
     if isinstance(value, int):

@@ -1,4 +1,4 @@
-"""Kernels of applications, written with Numba or in another language, and launched with symbolic sizes.
+"""Kernels of applications: Numba or foreign code, which lowering functions launch with symbolic sizes.
 
 A launch is an ordinary record of the plan: a Run launches the kernel without calling Python, CUDA graphs replay it, and
 compiled models store it. If the emulated device runs a NumPy counterpart of the kernel, the Run calls Python instead.
@@ -31,12 +31,14 @@ Sizes: TypeAlias = "Dim | np.integer[Any] | Sequence[Dim | np.integer[Any]]"
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel and its counterparts. Made by `numba_kernel`, `cuda_kernel`, `ptx_kernel`, `cubin_kernel`,
-    `ltoir_kernel`.
+    """A kernel and its counterparts.
 
-    Attributes: signature: a type for each parameter, as "*f32" or "i32"; None: derived from the arguments of a launch.
-        foreign: its code for GPUs, if it was not written with Numba. source: its source for Numba, or that of its Numba
-        counterpart; "" if there is none. numpy_twin: the NumPy counterpart for the emulated device, a function that
+    Made by `numba_kernel`, `cuda_kernel`, `ptx_kernel`, `cubin_kernel`, `ltoir_kernel`.
+
+    Attributes: signature: the type of each parameter, such as "*f32" or "i32"; None if each launch derives the types
+    from its arguments. foreign: the kernel's code for GPUs, None for a Numba kernel. source: the source of the Numba
+    kernel or of the Numba counterpart, "" without either. numpy_twin: the NumPy counterpart for the emulated device, a
+    function that
         writes into its arguments.
     """
 
@@ -48,7 +50,7 @@ class Kernel:
 
     @property
     def needs_gpu(self) -> bool:
-        """Whether the emulated device can run neither the kernel's code nor a counterpart of it."""
+        """Return whether the emulated device can run neither the kernel's code nor a counterpart of it."""
         is_cubin = self.foreign is not None and self.foreign.kind == "cubin"
         return is_cubin and not self.source and self.numpy_twin is None
 
@@ -66,8 +68,8 @@ class Kernel:
 def numba_kernel(function: Function | str, *, name: str = "", signature: Sequence[str] | None = None) -> Kernel:
     """Make a kernel in Numba: from a function, decorated with ``numba.cuda.jit`` or not, or from source text.
 
-    Tensors are plain pointers in the kernel: use one index. Elements of 16-bit floats are uint16, elements of smaller
-    types uint8; built-in functions of kernels, such as ``f16_to_f32``, convert them.
+    Tensors are plain pointers in the kernel: use one index. Elements of 16-bit floats are uint16; elements of smaller
+    floats and of bool are uint8. Built-in functions of kernels, such as ``f16_to_f32``, convert them.
 
     Raises:
         KernelSourceError: the function cannot be a kernel.
@@ -108,7 +110,10 @@ def ptx_kernel(
     numba_twin: Function | None = None,
     numpy_twin: Function | None = None,
 ) -> Kernel:
-    """Make a kernel from PTX: one text for all architectures, or one for each. Raises ValueError as `cuda_kernel`."""
+    """Make a kernel from PTX: one text for all architectures, or a text for each.
+
+    Raises ValueError as `cuda_kernel`.
+    """
     images = {"": ptx.encode()} if isinstance(ptx, str) else ptx
     return _foreign(ForeignCode("ptx", _images(images), entry), signature, numba_twin, numpy_twin)
 
@@ -154,8 +159,8 @@ def launch(
 ) -> None:
     """Record a launch. Grid, block, numbers and ``shared_bytes`` may be expressions of sizes.
 
-    ``args`` are contiguous tensors and numbers. The kernel writes the tensors in ``writes``. It reads the tensors in
-    ``reads`` and those that are not in ``writes``. The block size is a constant of a plan: if the block size depends on
+    ``args`` are contiguous tensors and numbers. The kernel writes the tensors in ``writes``. It reads all other
+    tensors, and those of ``writes`` that ``reads`` also lists. The block size is a constant of a plan: if it depends on
     input sizes, each of its values gets a plan. An empty grid launches nothing.
 
     Raises:
@@ -195,7 +200,8 @@ class NumpyCounterpart:
     """Runs a function on NumPy copies of the tensors, and copies back the tensors that the function may write.
 
     ``kinds`` has the kind of each argument: "t" a tensor, "n" a number of the Run, "f" the float in ``floats`` at that
-    position. ``written`` and ``unread`` are indices of tensors. The first three numbers of a Run are the grid.
+    position. ``written`` are the indices of the tensors that are copied back. ``unread`` are the indices of those that
+    the function does not read, so it gets zeros for them. The first three numbers of a Run are the grid.
     """
 
     function: Function
@@ -268,7 +274,7 @@ def _identifier(function: Function) -> str:
 
 
 def sizes_of(sizes: Sizes) -> tuple[Any, Any, Any]:
-    """Return the three sizes of a grid or a block. Raises TypeError for more."""
+    """Return the three sizes of a grid or a block. Raises TypeError for none or more than three."""
     given = tuple(sizes) if isinstance(sizes, Sequence) else (sizes,)
     if not 1 <= len(given) <= 3:
         raise TypeError(f"a grid or a block: got {len(given)} sizes, expected one to three")
@@ -292,7 +298,7 @@ def checked_block(kernel: Kernel, sizes: Sequence[Any]) -> tuple[int, int, int]:
 
 
 def size_of(kernel: Kernel, what: str, size: Any) -> Dim:
-    """Return a size of a launch. Raises TypeError if it is not a size."""
+    """Return a size of the launch's ``what`` as a `Dim`. Raises TypeError if ``size`` is not a size."""
     if isinstance(size, Expr):
         return size
     try:
@@ -320,7 +326,7 @@ def _number(ctx: Lowering, kernel: Kernel, size: Any) -> Any:
 
 
 def arguments(kernel: Kernel, args: Sequence[Any]) -> list[Any]:
-    """Convert arguments to parameters of the kernel; objects with a ``dtype`` become pointers. Raises TypeError."""
+    """Convert arguments to the types of the kernel's parameters; objects with a ``dtype`` are passed as pointers."""
     types = kernel.signature or (None,) * len(args)
     if len(types) != len(args):
         raise TypeError(f"kernel {kernel.name} takes {len(types)} arguments, got {len(args)}")

@@ -1,4 +1,4 @@
-"""Queries an author's plugin about a node, and checks what it returns: output types and shapes, formats, tactics."""
+"""Queries an application's plugin object about a node, and checks its output types, shapes, formats and tactics."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ Combination = tuple[TensorFormat, ...]
 
 
 class Answers:
-    """Calls an author's plugin for one plan of a node. An impossible return value raises PluginFailure.
+    """Calls an application's plugin object for one plan of a node. An impossible return value raises PluginFailure.
 
-    ``label`` names the author's plugin in messages. ``scope`` wraps sizes for the author's code, as `Size`.
+    ``label`` names the application's plugin in messages. ``scope`` wraps sizes for the application's code, as `Size`.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Answers:
         return called(self.label, subject, function, *arguments)
 
     def _listed(self, method: str, function: Callable[..., object], *arguments: Any, about: str = "") -> list[Any]:
-        """Call an author's method that returns a list with one entry for each output."""
+        """Call a method of the application's plugin that returns a list with one entry for each output."""
         given = self.ask(method, function, *arguments, about=about)
         if isinstance(given, str) or not isinstance(given, Sequence):
             raise PluginFailure(
@@ -56,7 +56,7 @@ class Answers:
         return list(given)
 
     def check(self, method: str, function: Callable[..., Any], *arguments: Any, about: str = "") -> bool:
-        """Call an author's method that may reject sizes. Return False if it rejects sizes that are only guessed."""
+        """Call a method of the application's plugin. Return False if it rejects sizes that are only guessed."""
         try:
             self.ask(method, function, *arguments, about=about)
         except PluginFailure:
@@ -66,10 +66,10 @@ class Answers:
         return True
 
     def count(self) -> int:
-        """Return the number of outputs of the author's plugin."""
+        """Return the number of outputs of the application's plugin."""
         count = self.ask("get_nb_outputs", self.build.get_nb_outputs)
         if not isinstance(count, int) or count < 1:
-            raise PluginFailure(f"{self.label}: get_nb_outputs returned {count!r}, expected a number from 1")
+            raise PluginFailure(f"{self.label}: get_nb_outputs returned {count!r}, expected an integer of at least 1")
         return count
 
     def note(self) -> str:
@@ -135,7 +135,7 @@ class Answers:
             )
 
     def aliases(self, types: Sequence[DType], shapes: Sequence[tuple[Any, ...]]) -> dict[int, int]:
-        """Return for each output the input whose memory it shares."""
+        """Return the index of the input whose memory each output shares; outputs with own memory are left out."""
         found: dict[int, int] = {}
         for output, (dtype, shape) in enumerate(zip(types, shapes, strict=True)):
             number = self.ask("get_aliased_input", self.build.get_aliased_input, output, about=f"of output {output}")
@@ -162,7 +162,7 @@ class Answers:
     def descs(
         self, types: Sequence[DType], shapes: Sequence[tuple[Any, ...]], formats: Combination, wild: Any
     ) -> tuple[list[PluginTensorDesc | None], list[PluginTensorDesc]]:
-        """Return descriptions of inputs and outputs, with ``wild`` in place of sizes that a Run computes."""
+        """Return descriptions of the node's inputs and outputs, with ``wild`` in place of sizes that a Run computes."""
         formats = (*formats, *[TensorFormat.LINEAR] * (len(self._inputs) + len(types) - len(formats)))
         sizes = [tuple(wild if isinstance(size, SizeTensor) else size for size in shape) for shape in shapes]
         inputs = [
@@ -172,7 +172,7 @@ class Answers:
         return inputs, list(map(PluginTensorDesc, sizes, types, formats[len(inputs) :]))
 
     def combinations(self, types: Sequence[DType], shapes: Sequence[tuple[Any, ...]]) -> list[Combination]:
-        """Return the combinations of formats that the author's plugin supports, in trial order: LINEAR first."""
+        """Return the combinations of formats that the application's plugin supports, those with LINEAR first."""
         inputs, outputs = self.descs(types, shapes, (), -1)
         all_descs = [*inputs, *outputs]
         limit = self.ask("get_format_combination_limit", self.build.get_format_combination_limit)
@@ -213,7 +213,8 @@ class Answers:
             pos = max(refused, default=0)
             desc = all_descs[pos] if all_descs else None
             what = "" if desc is None else f" {desc.type.name} in {', '.join(refused.get(pos, []))}"
-            reason = f"{self.label}: supports_format_combination takes no{what} for tensor {pos} of the node"
+            what = what or " format"
+            reason = f"{self.label}: supports_format_combination accepts no{what} for tensor {pos} of the node"
             sizes = [tuple(None if isinstance(x, SizeTensor) else dim_of(x) for x in shape) for shape in shapes]
             raise DeclinedLayout(reason, list(zip(types, sizes, strict=True)))
         return found
@@ -234,7 +235,7 @@ class Answers:
 
 
 def capability(plugin: Plugin, label: str, kind: CapabilityType) -> Any:
-    """Return a capability object of an author's plugin. Raises PluginFailure if it has none of that type."""
+    """Return the capability object ``kind`` of an application's plugin. Raises PluginFailure if it has none."""
     part = called(label, f"get_capability_interface({kind.name})", plugin.get_capability_interface, kind)
     classes = {
         CapabilityType.CORE: PluginCore,
@@ -251,7 +252,7 @@ def _dim_or_wild(size: Any) -> Dim:
 
 
 def dynamic(desc: PluginTensorDesc, *, keep: bool = False) -> DynamicPluginTensorDesc:
-    """Return the description with ranges of sizes. Unless ``keep``, ``desc.dims`` gets -1 for each unknown size."""
+    """Add the range of each size to a description. Unless ``keep``, ``desc.dims`` gets -1 for each unknown size."""
     low, now, high, dims = [], [], [], []
     for size in desc.dims:
         dim = dim_of(size)

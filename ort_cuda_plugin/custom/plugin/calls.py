@@ -1,4 +1,4 @@
-"""Calls an author's methods when a plan is built, and calls `enqueue` in each Run."""
+"""Calls methods of an application's plugin object when a plan is built, and its `enqueue` in each Run."""
 
 from __future__ import annotations
 
@@ -21,14 +21,17 @@ T = TypeVar("T")
 
 
 class PluginFailure(Exception):
-    """A method of an author's plugin failed, or returned an impossible value. The message names method and value."""
+    """A method of an application's plugin failed or returned an impossible value.
+
+    The message names method and value.
+    """
 
     ort_code = 1  # ORT_FAIL
     log_level = "ERROR"
 
 
 def called(label: str, subject: str, function: Callable[..., T], *arguments: Any) -> T:
-    """Call an author's method. Raises PluginFailure for its exceptions, and for a status other than 0."""
+    """Call a method of an application's plugin. Raises PluginFailure for its exceptions and a status other than 0."""
     try:
         result = function(*arguments)
     except (Unsupported, InvalidModel, NodeError, PluginFailure, KeyboardInterrupt):
@@ -42,7 +45,10 @@ def called(label: str, subject: str, function: Callable[..., T], *arguments: Any
 
 
 def attached(label: str, plugin: Plugin, *, is_emulated: bool) -> tuple[Plugin, PluginRuntime]:
-    """Return a clone that ``attach_to_context`` made, and its runtime capability. Raises PluginFailure."""
+    """Return the clone of ``plugin`` that ``attach_to_context`` makes, and its runtime capability.
+
+    Raises PluginFailure.
+    """
     runtime = plugin.get_capability_interface(CapabilityType.RUNTIME)
     context = PluginResourceContext(is_emulated)
     clone: Plugin | None = called(label, "attach_to_context", runtime.attach_to_context, context)
@@ -54,11 +60,10 @@ def attached(label: str, plugin: Plugin, *, is_emulated: bool) -> tuple[Plugin, 
 
 @dataclass(frozen=True)
 class Tensors:
-    """The tensors of an `enqueue` in a Run: which inputs are given, types and formats, and whether there is scratch
-    memory.
+    """The tensors of an `enqueue` in a Run: the given inputs, types, formats, and whether there is scratch memory.
 
-    ``wild`` has for each output the dimensions that `enqueue` computes. If a format packs channels into vectors, the
-    number of channels follows the type and the format.
+    ``inputs`` and ``outputs`` have (element type, format, number of channels if the format packs them into vectors,
+    else 0). ``wild`` has for each output the dimensions whose sizes `enqueue` computes.
     """
 
     given: tuple[bool, ...]
@@ -68,7 +73,7 @@ class Tensors:
     has_workspace: bool
 
     def descs(self, arrays: Sequence[DeviceArray]) -> tuple[list[PluginTensorDesc | None], list[PluginTensorDesc]]:
-        """Return descriptions of inputs and outputs with the sizes of a Run; None for an input that is left out."""
+        """Return descriptions of inputs and outputs with the sizes of a Run; None for an input that the node omits."""
         rows = [*self.inputs, *self.outputs]
         descs = []
         for number, ((dtype, format, channels), array) in enumerate(zip(rows, arrays, strict=False)):
@@ -86,7 +91,7 @@ class Tensors:
 
 
 class EnqueueFunction:
-    """Calls `enqueue` in each Run. Concurrent Runs use separate clones of the author's plugin."""
+    """Calls `enqueue` in each Run. Concurrent Runs use separate clones of the application's plugin."""
 
     def __init__(self, label: str, plugin: Plugin, tactic: int, tensors: Tensors) -> None:
         self._label, self._plugin, self._tactic, self._tensors = label, plugin, tactic, tensors
@@ -146,7 +151,7 @@ class _Watched(DeviceArray):
 
 @dataclass
 class _Context:
-    """A clone of an author's plugin object, attached to a device, for one Run at a time; ``plugin`` keeps it alive."""
+    """A clone of an application's plugin object, attached to a device, that serves one Run at a time."""
 
     plugin: Plugin
     runtime: PluginRuntime
@@ -168,7 +173,10 @@ def each_run(
     inputs: Sequence[Tensor | None],
     writes: Sequence[Tensor],
 ) -> None:
-    """Record a call of `enqueue` in each Run. ``writes`` are the outputs, and scratch memory."""
+    """Record a callback that calls `enqueue` in each Run.
+
+    ``writes`` are the outputs, then scratch memory if there is any.
+    """
     layout = Tensors(
         tuple(x is not None for x in inputs),
         tuple(map(_row, filter(None, given))),

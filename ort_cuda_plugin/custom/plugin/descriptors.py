@@ -1,4 +1,4 @@
-"""Descriptions of tensors for authors' plugins: element types, formats, and sizes that may be expressions."""
+"""Descriptions of tensors for applications' plugins: element types, formats, and sizes that may be expressions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class TensorFormat(enum.Enum):
 
     LINEAR is the model's order. HWC... formats store channels last; the number of channels must be a multiple of the
     number in the name, and D is a third spatial dimension. CHW4 and similar formats pack channels into vectors, which
-    are the last dimension: [N, ceil(C / 4), H, W, 4]. Inputs are padded with 0.
+    are the last dimension: [N, ceil(C / 4), H, W, 4]. The last vectors of inputs are padded with 0.
     """
 
     LINEAR = "linear"
@@ -53,16 +53,16 @@ _PACKED: Final = {
     TensorFormat.CHW32: (4, 32, frozenset({DType.FLOAT32, DType.FLOAT16, DType.INT8})),
     TensorFormat.CDHW32: (5, 32, frozenset({DType.FLOAT16, DType.INT8})),
 }
-"""By format: rank, channels of a vector, and element types."""
+"""By format: rank, number of channels in a vector, and element types."""
 
 
 def packed_channels(format: TensorFormat) -> int:
-    """Return the channels that a format packs into a vector; 1 for a format that packs none."""
+    """Return the number of channels that a format packs into a vector; 1 for a format that packs none."""
     return _PACKED[format][1] if format in _PACKED else 1
 
 
 def why_not(format: TensorFormat, dtype: DType, shape: tuple[Dim, ...]) -> str:
-    """Return why a tensor cannot have a format; "" if it can."""
+    """Return why a tensor of this type and shape cannot have a format; "" if it can."""
     if format is TensorFormat.LINEAR:
         return ""
     rank, multiple, types = _PACKED[format] if format in _PACKED else _CHANNELS_LAST[format]
@@ -89,7 +89,7 @@ class PluginTensorDesc:
 
 @dataclass(frozen=True)
 class DynamicPluginTensorDesc:
-    """A tensor of unknown sizes: -1 in ``desc.dims``, and the range of each; ``opt`` is the expected size."""
+    """A tensor whose unknown sizes are -1 in ``desc.dims``, with the range of each; ``opt`` is the expected size."""
 
     desc: PluginTensorDesc
     min: tuple[int, ...]
@@ -108,7 +108,7 @@ class Scope:
         self.asked = False
 
     def wrap(self, dim: Dim) -> Any:
-        """Return an int, or the `Size` of an expression."""
+        """Return the `Size` of an expression; return an int as it is."""
         return Size(self, dim) if isinstance(dim, Expr) else dim
 
     def decide(self, condition: Dim) -> bool:
@@ -207,7 +207,7 @@ class Size:
 
 
 def dim_of(size: Operand) -> Dim:
-    """Return the expression of a size."""
+    """Return the expression of a `Size`, or a number as an int. Raises TypeError for other values."""
     if isinstance(size, Size):
         return size.dim
     if isinstance(size, np.integer):
@@ -219,10 +219,10 @@ def dim_of(size: Operand) -> Dim:
 
 @dataclass(frozen=True)
 class SizeTensor:
-    """A size that a Run computes and stores in the scalar output ``output`` of the author's plugin. It can be a
-    dimension of other outputs, but not an operand of an expression.
+    """A size that a Run computes and stores in the scalar output ``output`` of the application's plugin.
 
-    ``upper`` bounds the size, and memory is allocated for ``upper``; ``opt`` is the expected size.
+    It can be a dimension of other outputs, but not an operand of an expression. ``upper`` bounds the size, and memory
+    is allocated for ``upper``; ``opt`` is the expected size.
     """
 
     output: int
@@ -237,7 +237,7 @@ class ExprBuilder:
         self._scope = scope
 
     def constant(self, value: int) -> int:
-        """Return a size that is a number."""
+        """Return ``value``, a size that is a number."""
         return value
 
     def min(self, a: Operand, b: Operand) -> Any:

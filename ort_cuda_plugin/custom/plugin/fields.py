@@ -1,4 +1,4 @@
-"""Fields of authors' plugins: the attributes that a creator takes, and the state that a compiled model stores."""
+"""Fields of applications' plugins: the attributes that a creator takes, and the state that a compiled model stores."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class PluginFieldType(enum.Enum):
 
     @property
     def numpy(self) -> np.dtype[Any] | None:
-        """The type of the elements, None for text and bytes."""
+        """Return NumPy's type of the field's elements, None for text and bytes."""
         if self in (PluginFieldType.CHAR, PluginFieldType.UNKNOWN):
             return None
         return np.dtype(np.int64 if self is PluginFieldType.DIMS else self.value)
@@ -54,7 +54,7 @@ class PluginField:
 
     @staticmethod
     def of(name: str, value: Any, type: PluginFieldType) -> PluginField:
-        """Return a field with that value. Raises ValueError if the type cannot hold it."""
+        """Return the field ``name`` with ``value``. Raises ValueError if ``type`` cannot hold the value."""
         kind = type.numpy
         if kind is None:
             wanted = str if type is PluginFieldType.CHAR else bytes
@@ -71,7 +71,7 @@ class PluginField:
 
     @property
     def value(self) -> Any:
-        """The data as a Python object: one number, a tuple of numbers, text or bytes."""
+        """Return the field's data as a Python object: a number, a tuple of numbers, text or bytes."""
         if isinstance(self.data, np.ndarray):
             numbers = tuple(self.data.tolist())
             return numbers[0] if len(numbers) == 1 and self.type is not PluginFieldType.DIMS else numbers
@@ -107,7 +107,7 @@ def _short(value: object) -> str:
 
 
 def attribute_of(field: PluginField) -> Attribute:
-    """Return the ONNX attribute for a field; a node may omit the attribute."""
+    """Return the declaration of the ONNX attribute for a field; a node may omit the attribute."""
     if field.type.numpy is None:
         return Attribute(field.name, AttributeKind.STRING, optional=True)
     is_single = field.length == 1 and field.type is not PluginFieldType.DIMS
@@ -124,9 +124,9 @@ def attribute_of(field: PluginField) -> Attribute:
 def fields_of(
     wanted: PluginFieldCollection, attributes: Mapping[str, AttrValue | None], label: str
 ) -> PluginFieldCollection:
-    """Return the fields from the attributes of a node.
+    """Return those of the fields ``wanted`` that a node has as attributes, with their values.
 
-    Raises InvalidModel, with the plugin, the field and the value, if a value does not fit.
+    Raises InvalidModel, whose message names plugin, field and value, if a value does not fit its field.
     """
     found = []
     for field in wanted:
@@ -162,7 +162,7 @@ def fields_to_json(fields: Iterable[PluginField]) -> list[list[str]]:
 
 
 def fields_from_json(rows: Iterable[Sequence[str]]) -> PluginFieldCollection:
-    """Decode fields. Raises ValueError or KeyError for data that `fields_to_json` did not make."""
+    """Decode fields that `fields_to_json` encoded. Raises ValueError or KeyError for other data."""
     found = []
     for name, type_name, text in rows:
         type_, raw = PluginFieldType[type_name], base64.b64decode(text, validate=True)

@@ -1,4 +1,4 @@
-"""Base classes for authors of plugins, modelled on IPluginV3 and its capabilities.
+"""Base classes of applications' plugins, modelled on TensorRT's IPluginV3 and its capabilities.
 
 A method without a sensible default raises NotImplementedError. Methods report errors by exceptions. Methods that return
 a status in TensorRT may also return a number other than 0, and methods that make a plugin may return None. If a node
@@ -23,11 +23,11 @@ from .fields import PluginFieldCollection
 logger = logging.getLogger(__name__)
 
 Dims: TypeAlias = tuple[Any, ...]
-"""Sizes: ints, `Size` and, in output shapes, `SizeTensor`."""
+"""A shape; a size is an int, a `Size` or, in output shapes, a `SizeTensor`."""
 
 
 class Phase(enum.Enum):
-    """The purpose for which a plugin is created: a node of a model, or a compiled model that is loaded."""
+    """The purpose for which a plugin is created: BUILD for a node of a model, RUNTIME for a compiled model."""
 
     BUILD = 0
     RUNTIME = 1
@@ -73,9 +73,7 @@ class Plugin(ABC):
 
     @abstractmethod
     def clone(self) -> Plugin | None:
-        """Return a new plugin with the same parameters, for each use of the node. Cloning must be cheap, and must not
-        allocate device memory.
-        """
+        """Return a new plugin with the same parameters. Cloning must be cheap, and must not allocate device memory."""
 
 
 class PluginCore(ABC):
@@ -121,7 +119,7 @@ class PluginBuild(ABC):
         return in_out[pos].desc.format.name == "LINEAR"
 
     def get_aliased_input(self, output_index: int) -> int:
-        """Return the input whose memory an output shares, or -1."""
+        """Return the index of the input whose memory output ``output_index`` shares, or -1."""
         return -1
 
     def get_workspace_size(
@@ -156,10 +154,13 @@ class PluginRuntime(ABC):
     """Runtime capability: enqueues the plugin's work."""
 
     enqueue_is_recorded = True
-    """Whether `enqueue` is called when a plan is built, which records its launches. Otherwise each Run calls it."""
+    """Whether `enqueue` is called once when a plan is built, which records its launches.
+
+    Otherwise each Run calls it.
+    """
 
     def set_tactic(self, tactic: int) -> Any:
-        """Set the tactic of the next `enqueue`; 0 if there is only one."""
+        """Set the tactic of the next `enqueue`; 0 if the plugin lists no tactics."""
         return 0
 
     def on_shape_change(self, inputs: Sequence[PluginTensorDesc], outputs: Sequence[PluginTensorDesc]) -> Any:

@@ -1,4 +1,7 @@
-"""Lowers a node to an author's plugin: queries types, shapes and formats, records the work that it enqueues."""
+"""Lowers a node through an application's plugin object, modelled on TensorRT's IPluginV3.
+
+Queries the plugin for types, shapes and formats, and records the work that its ``enqueue`` launches.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,10 @@ _FIRST = {4: (0, 3, 1, 2), 5: (0, 4, 1, 2, 3)}
 
 
 class PluginNodes:
-    """Lowers the nodes of a creator. The creator makes a plugin once for a node; each plan gets a clone of it."""
+    """Lowers the nodes of a creator.
+
+    The creator makes one plugin object for each node; each plan gets a clone of it.
+    """
 
     def __init__(self, creator: PluginCreator) -> None:
         self._creator = creator
@@ -48,7 +54,7 @@ class PluginNodes:
     ) -> list[Tensor]:
         """Return the node's outputs.
 
-        Raises InvalidModel, Unsupported or PluginFailure, which name the author's plugin, the method and values.
+        Raises InvalidModel, Unsupported or PluginFailure, which name the application's plugin, the method and values.
         """
         plugin = self._clone(ctx, attributes)
         return _Plan(self._creator, self.label, plugin, ctx, inputs).outputs()
@@ -69,7 +75,11 @@ class PluginNodes:
 
 
 def create(creator: PluginCreator, label: str, name: str, fields: PluginFieldCollection, phase: Phase) -> Plugin:
-    """Create a plugin with the capabilities of its phase and its creator's name. Raises PluginFailure, InvalidModel."""
+    """Create a plugin object.
+
+    Raises PluginFailure if it lacks a capability that ``phase`` needs, or if its name, version or namespace is not its
+    creator's; InvalidModel if the creator raises it.
+    """
     subject = f"create_plugin with {fields!r}"
     plugin: Plugin | None = called(label, subject, creator.create_plugin, name, fields, phase)
     if plugin is None:
@@ -85,7 +95,7 @@ def create(creator: PluginCreator, label: str, name: str, fields: PluginFieldCol
 
 
 def cloned(label: str, plugin: Plugin) -> Plugin:
-    """Clone the plugin. Raises PluginFailure if that fails."""
+    """Return a clone of the plugin. Raises PluginFailure if its ``clone`` fails or returns None."""
     clone: Plugin | None = called(label, "clone", plugin.clone)
     if clone is None:
         raise PluginFailure(f"{label}: clone returned no plugin")
@@ -94,7 +104,7 @@ def cloned(label: str, plugin: Plugin) -> Plugin:
 
 @dataclass(frozen=True)
 class _Memory:
-    """Memory of an output: the tensor that the author's plugin writes, and the shape of the node's output."""
+    """Memory of an output: the tensor that the application's plugin writes, and the shape of the node's output."""
 
     tensor: Tensor
     shape: tuple[Any, ...]
@@ -102,7 +112,7 @@ class _Memory:
 
 
 class _Plan:
-    """The lowering of a node for one plan."""
+    """Lowers a node for one plan."""
 
     def __init__(
         self, creator: PluginCreator, label: str, plugin: Plugin, ctx: Lowering, inputs: Sequence[Tensor | None]
@@ -112,7 +122,7 @@ class _Plan:
         self._answers = Answers(creator, label, plugin, ctx, inputs)
 
     def outputs(self, way: str = "") -> list[Tensor]:
-        """Return the outputs, computed by the fastest tactic, or by the tactic and formats that ``way`` names."""
+        """Return the outputs of the fastest tactic and formats, or of the tactic and formats that ``way`` names."""
         answers = self._answers
         types = answers.types(answers.count())
         shapes = answers.shapes(types)
@@ -135,7 +145,8 @@ class _Plan:
     def _way(self, combinations: Sequence[Combination], way: str) -> tuple[Combination, int, str]:
         """Return formats, tactic and reason: the fastest pair of formats and tactic, or the pair that ``way`` names.
 
-        Pairs are measured only if the author's plugin returns a timing-cache id.
+        Pairs are measured only if the application's plugin returns a timing-cache id; else the first pair counts as
+        fastest.
         """
         ways = {
             f"tactic {tactic}, {'/'.join(format.name for format in formats)}": (formats, tactic)
@@ -148,19 +159,19 @@ class _Plan:
         is_recorded = capability(self._plugin, self._label, CapabilityType.RUNTIME).enqueue_is_recorded
         if problem is None or not is_recorded:
             name = next(iter(ways))
-            why = "it has no get_timing_cache_id" if is_recorded else "what each Run calls is not measured"
+            why = "it has no get_timing_cache_id" if is_recorded else "an enqueue that each Run calls is not measured"
             return *ways[name], f"{name}: {why}"
         chosen = choose_tactic(self._ctx, f"{self._label} {problem}", self._inputs, list(ways), self._by)
         return *ways[chosen.name], f"{chosen.name}: {chosen.why}"
 
     def _by(self, ctx: Lowering, inputs: Sequence[Tensor | None], way: str) -> None:
-        """Record the work of a clone in ``ctx``, by the tactic and formats that ``way`` names."""
+        """Record in ``ctx`` the work of a clone of the plugin, with the tactic and formats that ``way`` names."""
         _Plan(self._creator, self._label, cloned(self._label, self._plugin), ctx, inputs).outputs(way)
 
     # ---- memory of inputs and outputs ----
 
     def _placed(self, x: Tensor, format: TensorFormat) -> Tensor:
-        """Return a contiguous tensor in the format, with its sizes in memory order."""
+        """Return x as a contiguous tensor in ``format``; its shape is in memory order."""
         if packed_channels(format) > 1:
             return pack_channels(self._ctx, x, packed_channels(format))
         return self._ctx.contiguous(x if format is TensorFormat.LINEAR else permute(self._ctx, x, _LAST[x.rank]))
@@ -192,8 +203,10 @@ class _Plan:
         return [self._result(memory, format, memories) for memory, format in pairs]
 
     def _shared(self, x: Tensor) -> Tensor:
-        """Return memory that is both input ``x`` and an output. For an initializer, the node keeps this memory and its
-        contents from Run to Run.
+        """Return memory that is both input ``x`` and an output.
+
+        If ``x`` is an initializer, the node keeps this memory and its contents from Run to Run; else the memory is a
+        copy of ``x``.
         """
         ctx = self._ctx
         if x.is_constant:
@@ -219,7 +232,7 @@ class _Plan:
         return x if format is TensorFormat.LINEAR else permute(ctx, x, _FIRST[x.rank])
 
     def _found(self, size: SizeTensor, memories: Sequence[_Memory]) -> Dim:
-        """Return the size that ``size`` stands for, which the Run reads back. The Run fails if it exceeds its bound."""
+        """Return the size that a Run stores in the output ``size.output``; the Run fails if it exceeds its bound."""
         what = f"size tensor {size.output} of {self._label}"
         ctx = self._ctx
         (found,) = ctx.read_back(memories[size.output].tensor, what, likely=hint(size.opt))

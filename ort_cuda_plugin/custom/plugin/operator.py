@@ -1,4 +1,4 @@
-"""Registers creators of authors' plugins, each as an operator of models."""
+"""Registers the creators of applications' plugins, each as a custom operator."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ Creator = TypeVar("Creator", bound="PluginCreator | type[PluginCreator]")
 def register_creator(given: Creator, *, priority: int = 0) -> Creator:
     """Register the operator of a creator for sessions that are created from now on. Also a decorator of the class.
 
-    ``priority`` as in `CustomOperator`. If a notebook cell defines the class again, the new class replaces the old one.
+    ``given`` is a creator, or its class, which is called without arguments. ``priority`` as in `CustomOperator`. If a
+    notebook cell defines the class again, the new class replaces the old one.
 
     Raises:
         ValueError: the name, version and namespace are taken, or the creator's declaration cannot be an operator.

@@ -1,4 +1,4 @@
-"""Loads the callbacks of compiled models: a registered creator makes the plugin whose `enqueue` each Run calls."""
+"""Loads callbacks of compiled models: a registered creator makes the plugin object whose `enqueue` each Run calls."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def stored_callback(row: Mapping[str, Any]) -> Callback:
     )
     described = len(layout.inputs) + len(layout.outputs)
     if sum(layout.given) != len(layout.inputs) or len(layout.wild) != len(layout.outputs):
-        raise ValueError("the tensors of a callback contradict each other")
+        raise ValueError("a callback: the numbers of its inputs and outputs contradict their descriptions")
     if len(tensors) != described + layout.has_workspace:
-        raise ValueError(f"a callback has {len(tensors)} tensors, but {described} descriptions")
+        raise ValueError(f"a callback has {len(tensors)} tensors, expected {described + layout.has_workspace}")
 
     def function() -> CallFunction:
         return _function(name, version, namespace, node, label, fields, tactic, layout)

@@ -32,7 +32,7 @@ class RecordedTensor:
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """The tensor's sizes, in memory order."""
+        """Return the tensor's sizes, in memory order."""
         return tuple(map(self.scope.wrap, self.tensor.shape))
 
     @property
@@ -41,11 +41,14 @@ class RecordedTensor:
 
     @property
     def size(self) -> Any:
-        """The tensor's number of elements."""
+        """Return the tensor's number of elements."""
         return self.scope.wrap(self.tensor.size)
 
     def view(self, dtype: DType, shape: Sequence[Any], offset: Any = 0) -> RecordedTensor:
-        """Return a tensor in the same memory, ``offset`` bytes after its start, a multiple of the element size."""
+        """Return a tensor in the same memory, ``offset`` bytes after its start.
+
+        The offset is a multiple of the element size.
+        """
         old = self.tensor
         start = _elements(old.offset * old.dtype.itemsize + dim_of(offset), dtype)
         made = Tensor(dtype, tuple(map(dim_of, shape)), old.buffer, offset=start)
@@ -127,7 +130,8 @@ def _plain_sizes(sizes: Any) -> Any:
 class RunStream:
     """The stream of a Run, for an `enqueue` that each Run calls.
 
-    Valid until `enqueue` returns. ``fresh`` are unwritten outputs: a NumPy counterpart gets zeros for them.
+    Valid until `enqueue` returns. ``fresh`` are outputs and scratch memory that nothing has written yet: a NumPy
+    counterpart gets zeros for them.
     """
 
     def __init__(self, stream: CallStream, fresh: Sequence[DeviceArray] = ()) -> None:
@@ -136,7 +140,7 @@ class RunStream:
 
     @property
     def handle(self) -> int:
-        """The ``cudaStream_t``."""
+        """Return the stream as ``cudaStream_t``."""
         return self._stream.handle
 
     def __int__(self) -> int:
@@ -144,7 +148,7 @@ class RunStream:
 
     @property
     def is_emulated(self) -> bool:
-        """Whether the memory is on the emulated device, whose kernels and copies alone can read it."""
+        """Return whether the device is the emulated one, whose kernels and copies alone can read its memory."""
         return self._stream.is_emulated
 
     def launch(self, kernel: Kernel, grid: Any, block: Any, args: Sequence[Any], shared_bytes: int = 0) -> None:

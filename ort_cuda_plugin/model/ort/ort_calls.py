@@ -66,7 +66,7 @@ class OrtCalls:
         return elements(np.frombuffer(ffi.buffer(data, size), np.uint8), dtype, dims)
 
     def tensor_constant(self, tensor: Any) -> Constant | None:
-        """Return a copy of an OrtValue in host memory; None if its element type is not supported."""
+        """Copy an OrtValue in host memory to a `Constant`; None if device memory cannot hold its element type."""
         info = self.out("GetTensorTypeAndShape", "OrtTensorTypeAndShapeInfo *", tensor)
         try:
             dtype = element_type(self.out("GetTensorElementType", "ONNXTensorElementDataType", info))
@@ -80,7 +80,7 @@ class OrtCalls:
         return Constant.of(self.tensor_data(tensor, dtype, tuple(int(dim) for dim in dims)).copy(), dtype)
 
     def is_container(self, info: Any) -> bool:
-        """Return whether a ``const OrtTypeInfo *`` is known and describes no dense tensor."""
+        """Return whether a ``const OrtTypeInfo *`` has a known type that is not a dense tensor."""
         kinds = (lib.ONNX_TYPE_UNKNOWN, lib.ONNX_TYPE_TENSOR)
         return info != ffi.NULL and self.out("GetOnnxTypeFromTypeInfo", "ONNXType", info) not in kinds
 

@@ -30,7 +30,10 @@ def read_graph(api: Any, ort_graph: Any) -> Graph:
 
 
 class _GraphReader:
-    """Reads an ``OrtGraph``. If it is a body of a node, ``outer`` is the reader of the graph around it."""
+    """Reads an ``OrtGraph``.
+
+    For a body that is reached from its node, ``outer`` is the reader of the graph around it.
+    """
 
     def __init__(self, ort: OrtCalls, graph: Any, outer: _GraphReader | None = None) -> None:
         self.ort = ort

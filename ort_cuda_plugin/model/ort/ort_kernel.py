@@ -12,7 +12,7 @@ from ..ir import Array, AttrValue, Constant, DType, Graph, Node, Value
 from .ort_calls import OrtCallError, OrtCalls, elements, stored_bytes, text
 
 ReadDevice = Callable[[int, bytearray], None]
-"""Copies device memory at an address into a buffer."""
+"""Type of a function that copies device memory at an address into a buffer."""
 
 
 def read_operator(ort: OrtCalls, info: Any) -> tuple[str, str, int]:
@@ -23,7 +23,7 @@ def read_operator(ort: OrtCalls, info: Any) -> tuple[str, str, int]:
 
 
 def read_name(ort: OrtCalls, info: Any) -> str:
-    """Return the name of the node."""
+    """Return the name of the kernel's node."""
     return _string(ort, "KernelInfo_GetNodeName", info)
 
 
@@ -193,4 +193,4 @@ READERS: Mapping[str, Callable[[OrtCalls, Any, bytes], AttrValue | None]] = {
     "tuple[float, ...]": _numbers,
     "tuple[str, ...]": _texts,
 }
-"""Annotation of an operator's parameter -> function that reads the attribute."""
+"""Annotation of an attribute parameter in an operator's function -> function that reads an attribute of this type."""

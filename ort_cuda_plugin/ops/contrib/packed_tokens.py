@@ -61,7 +61,7 @@ class PackedTokens:
         return sequence, begin, token - begin
 
     def row(self, maps: IndexMap, token: Scalar) -> tuple[Scalar, Scalar, Scalar]:
-        """Return the sequence of a token, its position, and whether the sequence contains it.
+        """Return a token's sequence, its position in the sequence, and whether the sequence contains the token.
 
         With invalid bounds (a late start, an early end, decreasing values) a token may be in no sequence.
         """

@@ -31,7 +31,7 @@ def real(x: Scalar) -> Scalar:
 
 
 def _per_feature(ctx: Lowering, x: Tensor, values: Array, what: str) -> Tensor:
-    """Return a constant with one value, or with one value per element of the last dimension of a matrix or vector."""
+    """Return ``values`` of the attribute ``what`` as a constant: one value, or one for each feature of x."""
     if len(values) != 1:
         if x.rank not in (1, 2):
             raise require.unsupported(
@@ -120,7 +120,8 @@ def imputer(
 ) -> Tensor:
     values: Sequence[float] = imputed_value_floats if x.dtype.is_float else imputed_value_int64s
     if not values:
-        raise require.violation("the imputed values", f"be given for the type {x.dtype.short} of the input", "none")
+        name = f"imputed_value_{'floats' if x.dtype.is_float else 'int64s'}"
+        raise require.violation(name, f"be given for X of type {x.dtype.short}", "none")
     # int64 attributes may exceed an int32 input: astype wraps them.
     imputed = _per_feature(ctx, x, np.array(values).astype(x.dtype.numpy), "the imputed values")
     wanted = replaced_value_float if x.dtype.is_float else replaced_value_int64

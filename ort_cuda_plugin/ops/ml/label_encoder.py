@@ -98,7 +98,7 @@ def _encode_listed(ctx: Lowering, x: Tensor, attributes: Mapping[str, object], *
 
 @op("LabelEncoder", domain="ai.onnx.ml", since=2, types={"T1": _KEYS_2})
 def label_encoder_2(ctx: Lowering, x: T1, **attributes: Unpack[LabelAttributes]) -> Tensor:
-    """Encode labels; a NaN key matches from version 4 on, as in ONNX Runtime."""
+    """Encode labels; a NaN key matches nothing. From version 4 on it matches NaN, as in ONNX Runtime."""
     return _encode_listed(ctx, x, attributes, finds_nan=False)
 
 

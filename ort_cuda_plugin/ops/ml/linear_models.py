@@ -143,7 +143,7 @@ def svm_regressor(
     rho: tuple[float, ...] = (),
     support_vectors: tuple[float, ...] = (),
 ) -> Tensor:
-    """Compute scores; without support vectors the model is linear.
+    """Compute regression scores; without support vectors the model is linear.
 
     ``post_transform`` does not change the score, as in ONNX Runtime.
     """

@@ -130,7 +130,7 @@ def _walk(ctx: Lowering, maps: IndexMap, forest: Forest, x: Tensor, row: Scalar,
 
 
 def _better(name: str, value: Scalar, total: Scalar) -> Scalar:
-    """Return the aggregate ``total`` after ``value`` is added to it."""
+    """Return the aggregate of ``total`` and ``value``: their minimum, maximum or sum."""
     if name == "MIN":
         return s.where(value < total, value, total)
     return s.where(value > total, value, total) if name == "MAX" else total + value
@@ -388,7 +388,7 @@ def tree_ensemble_classifier(
 
 
 def _has(ctx: Lowering, x: Tensor, forest: Forest, target: int) -> Tensor:
-    """Return flags, [rows] or one element: whether a row's leaves have a weight for the target."""
+    """Return flags [rows], or one flag that holds for all rows: whether a row's leaves have a weight for ``target``."""
     if target in forest.always or target not in forest.used:
         return ctx.constant(np.array(target in forest.always))
     return _column(ctx, _totals(ctx, forest, x, "SUM", lambda total, has, base, count: has), target)

@@ -1,4 +1,4 @@
-"""Decoder attention of com.microsoft: one new token per sequence, or an operator with projections and caches."""
+"""Decoder attention of com.microsoft: operators for one new token per sequence, and DecoderAttention."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def decoder_masked_multi_head_attention(
     past_present_share_buffer: int = 0,
     scale: float = 0.0,
 ) -> tuple[Tensor, ...]:
-    """Return output, present key, present value and scores with bias.
+    """Return output, present key, present value and biased scores.
 
     A key of rank 4 means cross attention. Keys of a shared buffer have the CPU provider's layout, without chunks.
     """
@@ -174,7 +174,7 @@ def _with_cache(
     (present_value,) = grown(ctx, (past_value,), (v,), first, room)
     values = part(ctx, present_value, 2, 0, at + 1)
     chunks = floordiv(size, chunk)
-    require.multiple_of(ctx, size, chunk, "the head size of past_key")
+    require.multiple_of(ctx, size, chunk, "the head size of past_key", "the number of elements in 16 bytes")
     past = reshape(ctx, past_key, [batch, heads * chunks, room, chunk])
     (present,) = grown(ctx, (past,), (reshape(ctx, k, [batch, heads * chunks, 1, chunk]),), first, room)
     in_order = permute(ctx, reshape(ctx, present, [batch, heads, chunks, room, chunk]), (0, 1, 3, 2, 4))

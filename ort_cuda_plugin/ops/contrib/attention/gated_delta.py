@@ -91,8 +91,10 @@ def gated_delta_net(
     lead, q, k, v = _heads(ctx, query, key, value, initial_state)
     tokens, heads, width = v.shape
     size, key_heads = q.shape[2], k.shape[1]
-    require.multiple_of(ctx, heads, key_heads, "the number of heads of value")
-    require.that(cu_seqlens is None or len(lead) == 1, "query", "have one dimension of tokens beside cu_seqlens", lead)
+    require.multiple_of(ctx, heads, key_heads, "the number of heads of value", "that of key")
+    require.that(
+        cu_seqlens is None or len(lead) == 1, "query", "have one dimension before its heads with cu_seqlens", lead
+    )
     packed, count, steps = _sequences(ctx, cu_seqlens, initial_state, tokens)
     require.shape(ctx, (count, heads, width, size), initial_state=initial_state)
     gates = None
@@ -156,7 +158,7 @@ def gated_delta_net(
 def _sequences(
     ctx: Lowering, cu_seqlens: Tensor | None, initial_state: Tensor | None, tokens: Dim
 ) -> tuple[PackedTokens | None, Dim, Dim]:
-    """Return the bounds of sequences, if any, their number, and the maximum tokens per sequence."""
+    """Return the packed sequences (None without ``cu_seqlens``), their number, and the maximum tokens of a sequence."""
     if cu_seqlens is not None:
         packed = PackedTokens(ctx, cu_seqlens, tokens)
         return packed, packed.count, tokens
@@ -164,7 +166,7 @@ def _sequences(
         raise require.violation("cu_seqlens or initial_state", "be given", "neither")
     count = initial_state.shape[0]
     require.least_dim(ctx, 1, **{"the number of sequences of initial_state": count})
-    require.multiple_of(ctx, tokens, count, "the number of tokens")
+    require.multiple_of(ctx, tokens, count, "the number of tokens", "the number of sequences")
     return None, count, floordiv(tokens, count)
 
 
@@ -202,11 +204,12 @@ def _decay(
     ctx: Lowering, decay: Tensor, lead: Sequence[Dim], size: Dim, heads: Dim, a_log: Tensor | None, bias: Tensor | None,
     bound: float | None,
 ) -> Tensor:  # fmt: skip
-    """Return logarithms of decays [tokens, heads, size].
+    """Return the logarithms of the decays, [tokens, heads, size].
 
-    ``decay`` has them per element or per head; with ``a_log`` and ``bias`` it has the inputs of a gate instead.
+    ``decay`` has one for each element or for each head; with ``a_log`` and ``bias`` it has the inputs of a gate
+    instead.
 
-    With a ``bound`` the logarithms are in [bound, 0].
+    With a ``bound`` the logarithms of the gate are in [bound, 0].
     """
     tokens, each = product(lead), decay.rank == len(lead) + 2
     require.shape(ctx, (*lead, heads, size) if each else (*lead, heads), decay=decay)

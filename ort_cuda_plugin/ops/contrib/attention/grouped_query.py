@@ -139,7 +139,7 @@ def group_query_attention(
         return output, keys.present, values.present
     if keys.scale is not None or values.scale is not None:
         raise require.unsupported(
-            "attribute", "the output of scores", "used with a quantized cache", "a cache of query's type"
+            "attribute", "the output output_qk", "used with a quantized cache", "a cache of query's type"
         )
     total = ctx.host_number(total_sequence_length, "total_sequence_length")
     k, v = (_valid(ctx, x.present, lengths, total) for x in (keys, values))
@@ -182,12 +182,12 @@ def _cache(
 ) -> CachePart:
     """Return the cache of keys or values, with an uninitialized present buffer of ``capacity`` rows."""
     batch, heads, _, size = new.shape
-    require.one_of(("NONE", "PER_TENSOR", "PER_CHANNEL"), quantization=kind)
+    require.one_of(("NONE", "PER_TENSOR", "PER_CHANNEL"), **{"k_quant_type and v_quant_type": kind})
     require.one_of((0, 4, 8), kv_cache_bit_width=bits)
     dtype, stored = new.dtype, size
     if kind == "NONE":
         if past is not None and past.dtype is not new.dtype:
-            raise require.unsupported("dtype", "the cache without a scale", past.dtype.short, new.dtype.short)
+            raise require.unsupported("dtype", "the type of an unquantized cache", past.dtype.short, new.dtype.short)
         bits, scale = 8, None
     else:
         if past is None or past.dtype not in QUANTIZED or scale is None:
@@ -206,11 +206,11 @@ def _cache(
             require.multiple_of(ctx, size, 2, "the head size of a cache of 4 bits")
             stored = floordiv(size, 2)
         wanted = (1, 1, 1) if kind == "PER_TENSOR" else (heads, 1, size)
-        require.size(ctx, product(wanted), **{"the scale of the cache": scale})
+        require.size(ctx, product(wanted), **{"k_scale and v_scale": scale})
         scale = reshape(ctx, scale, list(wanted))
     if past is not None:
         wanted_past = (batch, heads, past.shape[2] if past.rank == 4 else 0, stored)
-        require.shape(ctx, wanted_past, past=past)
+        require.shape(ctx, wanted_past, **{"past_key and past_value": past})
     return CachePart(past, ctx.empty((batch, heads, capacity, stored), dtype), new, scale, bits)
 
 

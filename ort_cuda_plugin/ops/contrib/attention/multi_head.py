@@ -41,10 +41,10 @@ MASKED: Final = -10000.0
 
 
 def _mask_bias(ctx: Lowering, mask: Tensor, batch: Dim, rows: Dim, keys: Dim, masked: float) -> Tensor:
-    """Return the additive bias of a mask for scores [batch, heads, rows, keys]: 0, or ``masked``.
+    """Return a mask's additive bias for scores [batch, heads, rows, keys]: ``masked`` for a masked key, else 0.
 
-    A vector holds the number of keys of each sequence, optionally followed by start indices, or by cumulative
-    lengths, which are redundant. A matrix has an element per key, or per query and key: 0 masks.
+    A vector holds the number of keys of each sequence, optionally followed by start indices, or by cumulative lengths,
+    which are redundant. A mask of rank 2 has an element per key, a mask of rank 3 per query and key; 0 masks the key.
     """
     if mask.rank == 1:
         has_starts = not ctx.guard(eq(mask.size, batch)) and ctx.guard(eq(mask.size, 2 * batch))
@@ -95,7 +95,7 @@ def score_bias(
 
 @dataclass(frozen=True)
 class Masking:
-    """Masks of attention of com.microsoft, causality, and scale of scores (0: 1 / sqrt(size))."""
+    """Masks, causality and scale (0: 1 / sqrt(size)) of the scores in attention of com.microsoft."""
 
     mask: Tensor | None
     attention_bias: Tensor | None = None
@@ -200,7 +200,7 @@ def of_projection(
 
 
 def attended(ctx: Lowering, q: Tensor, k: Tensor, v: Tensor, past: Dim, masking: Masking) -> tuple[Tensor, Tensor]:
-    """Return output [batch, sequence, heads * size] and scores without bias.
+    """Return output [batch, sequence, heads * size] and scores without bias; ``past`` is the number of cached keys.
 
     If there are more keys than queries and past, the last query sees all keys, as in ONNX Runtime's CUDA provider.
     """
@@ -336,7 +336,7 @@ def rotary_embedding(
     rotary_embedding_dim: int = 0,
     scale: float = 1.0,
 ) -> Tensor:
-    """Rotate pairs of elements by the position of each token, or of the first token. Invalid positions give zeros.
+    """Rotate pairs of elements by each token's position, or by the first one's. Invalid positions give zeros.
 
     ``is_packed_batching`` changes nothing: packed tokens have explicit positions too.
     """

@@ -31,7 +31,7 @@ from ort_cuda_plugin.program.steps.row_program import MAX
 
 @contrib_op("RemovePadding", T=FLOAT_OR_HALF, M=INT32)
 def remove_padding(ctx: Lowering, x: T, sequence_token_count: M) -> tuple[Tensor, ...]:
-    """Return packed tokens, ``token_offset``, cumulative lengths and the maximum length; lengths are clamped."""
+    """Return packed tokens, ``token_offset``, cumulative and maximum lengths; lengths are clamped to the input."""
     require.rank(3, input=x)
     batch, rows, hidden = x.shape
     require.shape(ctx, (batch,), sequence_token_count=sequence_token_count)
@@ -157,7 +157,7 @@ def _heads_of_tokens(ctx: Lowering, x: Tensor, heads: int) -> Tensor:
     require.rank(2, input=x)
     require.least(1, num_heads=heads)
     size = floordiv(x.shape[1], heads)
-    require.multiple_of(ctx, x.shape[1], heads, "the last dimension of input")
+    require.multiple_of(ctx, x.shape[1], heads, "the last dimension of input", "num_heads")
     return reshape(ctx, x, [x.shape[0], heads, size])
 
 

@@ -33,7 +33,11 @@ from ort_cuda_plugin.program.steps.row_program import MAX
 
 @dataclass(frozen=True)
 class Tokens:
-    """Packed tokens. ``past`` [sequences]: cached keys. ``positions`` [tokens]: in the sequence, -1 outside of all."""
+    """Packed tokens of several sequences.
+
+    ``past`` [sequences] is the number of cached keys. ``positions`` [tokens] is the position in the sequence, -1 for a
+    token outside all sequences.
+    """
 
     packed: PackedTokens
     count: Dim
@@ -71,7 +75,10 @@ def packed_tokens(ctx: Lowering, count: Dim, starts: Tensor, past: Tensor) -> To
 
 @dataclass(frozen=True)
 class Batch:
-    """Batch of attention: ``entries`` x ``rows`` queries. An entry is a sequence, or with ``by_token`` a token."""
+    """Batch of attention: ``entries`` of ``rows`` queries and ``keys`` keys.
+
+    An entry is a sequence, or with ``by_token`` a token.
+    """
 
     tokens: Tokens
     entries: Dim
@@ -134,7 +141,7 @@ def batch_of(ctx: Lowering, tokens: Tokens, room: Dim, metadata: Tensor | None, 
 
 @dataclass(frozen=True)
 class Cache:
-    """Keys or values [blocks, slots, heads, size], with scales if quantized.
+    """A paged cache of keys or of values, [blocks, slots, heads, size], with scales if it is quantized.
 
     With 4 ``bits`` a byte holds two elements with offset 8, the first in the low nibble; the last byte may hold one.
     """
@@ -204,15 +211,17 @@ def cache_of(
     what: str,
     elements: str = "",
 ) -> Cache:
-    """Return the checked cache; ``kind`` is the granularity of quantization, ``dtype`` the type of the query.
+    """Return the checked cache ``what``; ``kind`` is its quant_type attribute, ``dtype`` the type of the query.
 
     ``elements`` is the attribute that names the cache's element type, or empty.
     """
-    require.one_of(("NONE", "PER_TENSOR", "PER_CHANNEL"), **{f"quantization of {what}": kind})
+    require.one_of(("NONE", "PER_TENSOR", "PER_CHANNEL"), **{f"{what[0]}_quant_type": kind})
     if elements.lower() == "float4e2m1":
         raise require.unsupported("attribute", f"the element type of {what}", elements, ", ".join(_STORED.values()))
     if elements.lower() != _STORED.get(blocks.dtype) and (elements or blocks.dtype is DType.UINT8):
-        raise require.violation(what, f"have the element type {elements!r} of its attribute", blocks.dtype.short)
+        raise require.violation(
+            what, f"have the element type of {what[0]}_cache_dtype, {elements!r}", blocks.dtype.short
+        )
     if (kind == "NONE") != (scale is None) or (kind == "NONE") == (blocks.dtype in QUANTIZED):
         raise require.violation(
             what, "be quantized and have a scale unless its quant_type is 'NONE'", f"{kind!r} of {blocks.dtype.short}"

@@ -14,7 +14,7 @@ from ort_cuda_plugin.program.lowering.views import reshape
 
 @dataclass(frozen=True)
 class Preparation:
-    """QK norm and rotary embedding as data: the inputs and attributes of an operator, under their ONNX names."""
+    """QK norm and rotary embedding as data. Fields are inputs and attributes of an operator, by their ONNX names."""
 
     do_rotary: int
     cos_cache: Tensor | None
@@ -26,9 +26,10 @@ class Preparation:
     qk_norm_epsilon: float = 1e-6
 
     def __call__(self, ctx: Lowering, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Normalize and rotate q and k: [batch, heads, sequence, size] at ``positions`` [batch, sequence], or tokens.
+        """Normalize and rotate q and k at ``positions``.
 
-        Tokens are [tokens, heads, size] at ``positions`` [tokens].
+        Q and k are [batch, heads, sequence, size] at positions [batch, sequence], or packed tokens
+        [tokens, heads, size] at positions [tokens].
         """
         require.all_or_none(q_norm_weight=self.q_norm_weight, k_norm_weight=self.k_norm_weight)
         q, k = self._normalized(ctx, q, self.q_norm_weight), self._normalized(ctx, k, self.k_norm_weight)
@@ -37,7 +38,7 @@ class Preparation:
     def _normalized(self, ctx: Lowering, x: Tensor, weight: Tensor | None) -> Tensor:
         if weight is None:
             return x
-        require.shape(ctx, x.shape[-1:], **{"norm weight": weight})
+        require.shape(ctx, x.shape[-1:], **{"q_norm_weight and k_norm_weight": weight})
         return layer_norm(ctx, x, weight, None, [x.rank - 1], self.qk_norm_epsilon, DType.FLOAT32.onnx, center=False)[0]
 
     def _rotated(self, ctx: Lowering, x: Tensor, positions: Tensor) -> Tensor:

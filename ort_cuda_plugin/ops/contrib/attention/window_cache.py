@@ -39,7 +39,7 @@ class WindowStep:
 
 
 def window_step(ctx: Lowering, positions: Tensor, lengths: Tensor, capacity: Dim, window: int) -> WindowStep:
-    """Return the step of new tokens at positions ``positions`` [batch, rows]; ``lengths`` has the last positions."""
+    """Return the step for new tokens at ``positions`` [batch, rows]; ``lengths`` [batch] has the last positions."""
     require.that(window > 0, "local_window_size", "be positive with sliding_window_cache", window)
     require.most_dim(ctx, capacity, local_window_size=window)
     begins = select_index(ctx, positions, 1, 0)

@@ -78,7 +78,7 @@ class _Hashes:
         require.that(-limit <= pad_id < limit, "pad_id", f"fit {self.dtype.short}", pad_id)
         self.heads = (max_ngram_size - 1) * n_head_per_ngram
         self.window = max_ngram_size - 1
-        """Tokens before the current one in the longest n-gram."""
+        """Number of tokens before the current one in the longest n-gram."""
         self._heads_each, self._pad = n_head_per_ngram, pad_id
         self._multipliers, self._vocabularies = multipliers, vocab_sizes
         self._offsets, self._end_of_text = head_offsets, eos_token_id
@@ -119,7 +119,10 @@ class _Hashes:
 
 
 def _history(maps: IndexMap, past: Tensor | None, row: Scalar, slot: Scalar, when: Scalar, missing: Scalar) -> Scalar:
-    """Return the id at a slot of the past, or ``missing`` unless ``when``, which implies a valid slot."""
+    """Return the id at ``slot`` of the past; ``missing`` without a past, or if ``when`` is false.
+
+    A true ``when`` implies a valid slot.
+    """
     return missing if past is None else maps.source(past).at([row, slot], when, missing)
 
 

@@ -99,7 +99,7 @@ def _seen(ctx: Lowering, sequences: Tensor, length: Dim, vocabulary: Dim) -> Ten
 
 
 def _after_repeated_ngram(ctx: Lowering, sequences: Tensor, length: Dim, vocabulary: Dim, size: int) -> Tensor:
-    """Flag the tokens that followed an earlier occurrence of the last ``size`` - 1 tokens."""
+    """Return flags of the tokens that followed an earlier occurrence of the last ``size`` - 1 tokens."""
 
     def token(maps: IndexMap, row: Scalar, i: Scalar) -> tuple[Scalar, Scalar]:
         source = maps.source(sequences)
@@ -158,7 +158,7 @@ def _masked(ctx: Lowering, scores: Tensor, mask: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Found:
-    """State after each row got a token: whether to continue, all tokens, flags of finished rows, next input tokens."""
+    """State after each row got a token: the flag "continue", all tokens, flags of finished rows, next input tokens."""
 
     goes_on: Tensor
     sequences: Tensor

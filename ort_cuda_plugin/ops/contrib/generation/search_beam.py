@@ -34,7 +34,7 @@ _FAR_BEHIND: Final = -1e9
 
 @dataclass(frozen=True)
 class Beams:
-    """Scores [prompts, beams] of the sequences so far; ``done`` flags finished prompts.
+    """State of a beam search: ``scores`` [prompts, beams] of the sequences so far; ``done`` flags finished prompts.
 
     Hypotheses have scores ``found``, lengths (0: none yet) and padded ``tokens`` [prompts, beams, room].
     """
@@ -72,7 +72,7 @@ def log_probabilities(ctx: Lowering, scores: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Rules:
-    """Attributes of the search. Scores of hypotheses are divided by length ** penalty (None: 1)."""
+    """Attributes of the search. Scores of hypotheses are divided by length ** penalty; None stands for penalty 1."""
 
     end: int
     pad: int
@@ -275,8 +275,9 @@ def _chosen(ctx: Lowering, candidates: _Candidates, now: Beams) -> Tensor:
 def _done(
     ctx: Lowering, now: Beams, found: Tensor, lengths: Tensor, scores: Tensor, length: Dim, rules: Rules
 ) -> Tensor:
-    """Return flags of finished prompts. A prompt is finished if it has ``beams`` hypotheses and, unless ``early``, can
-    get no better ones.
+    """Return flags of finished prompts.
+
+    A prompt is finished if it has as many hypotheses as beams and, unless ``rules.early``, can get no better ones.
 
     ONNX Runtime's CPU provider compares with candidates of earlier prompts, and so stops too late or too early.
     """

@@ -34,7 +34,10 @@ _ACTIVATIONS: Final[dict[str, Callable[[Scalar], Scalar]]] = {
 INTERLEAVED: Final = 1
 """`Gate.fusion` of a first GEMM whose columns alternate between gate and linear part."""
 _JITTER: Final = 0.01
-"""Relative jitter of the sparse mixer: masks experts whose distance to the best score exceeds twice this share."""
+"""Relative jitter of the sparse mixer.
+
+An expert is masked if its distance to the best score exceeds twice this share.
+"""
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,8 @@ class Gate:
     """The gate between the two GEMMs: ``kind`` is an activation, or "swiglu" with its parameters.
 
     ``fusion`` says how the first GEMM stores swiglu's gate and linear part: 0 two GEMMs, 1 interleaved, 2 concatenated.
-    ``limit`` clamps the gate, or with ``limits_activation`` the activated gate, and the linear part on both sides.
+    ``limit`` clamps the linear part on both sides, and the gate from above. With ``limits_activation`` it clamps the
+    activated gate instead of the gate.
     """
 
     kind: str
@@ -54,7 +58,7 @@ class Gate:
 
     @property
     def parts(self) -> int:
-        """Return the number of columns of the first GEMM per column of the second GEMM's input."""
+        """Return how many columns of the first GEMM make one column of the second GEMM's input."""
         return 2 if self.kind == "swiglu" and self.fusion else 1
 
     def swiglu(self, gate: Scalar, linear: Scalar) -> Scalar:
@@ -92,7 +96,7 @@ def make_gate(
     limits_activation: int,
     third: Tensor | None,
 ) -> Gate:
-    """Check the attributes and return the gate."""
+    """Check the attributes of the gate and return it; ``third`` are the weights of fc3."""
     require.one_of((*_ACTIVATIONS, "swiglu"), activation_type=activation)
     require.one_of((0, 1, 2), swiglu_fusion=fusion)
     require.one_of((0, 1) if activation == "swiglu" else (0,), swiglu_limit_after_activation=limits_activation)
@@ -159,9 +163,10 @@ def factors(
 ) -> Tensor:
     """Return the weight of each chosen expert, float32 [tokens, k].
 
-    Weights are the softmax of the scores over all experts, with ``normalize`` over the chosen experts; or the weights
-    ``given`` per expert, with ``normalize`` divided by their sum. ``sparse`` selects the sparse mixer of two experts:
-    softmax over scores close to the best, then, without the best, over scores close to the second.
+    Without ``given``, weights are the softmax of the scores over all experts, with ``normalize`` over the chosen ones.
+    With ``given`` [tokens, experts], weights are its elements, with ``normalize`` divided by their sum. ``sparse``
+    selects the sparse mixer of two experts: softmax over scores close to the best, then, without the best, over scores
+    close to the second.
     """
     tokens, k = chosen.shape
     experts = scores.shape[1]
@@ -240,7 +245,7 @@ def mixture(
 
 
 def check_tokens(ctx: Lowering, x: Tensor, scores: Tensor) -> tuple[Dim, Dim, Dim]:
-    """Return the number of tokens, their width, and the number of experts."""
+    """Check x and router_probs; return the number of tokens, their width, and the number of experts."""
     require.rank((2, 3), input=x)
     tokens = product(x.shape[:-1])
     require.rank(2, router_probs=scores)

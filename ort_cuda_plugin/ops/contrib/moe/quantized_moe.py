@@ -174,7 +174,7 @@ class _Projection:
 
 
 def _check_block(kind: str, block: int) -> int:
-    """Check and return the inputs per scale, 0 without blocks."""
+    """Check ``block_size``; return the number of inputs per scale, 0 for scales without blocks."""
     if kind in _FLOATS_4:
         return _FLOATS_4[kind][0]
     if block <= 0:

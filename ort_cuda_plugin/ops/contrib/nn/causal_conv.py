@@ -18,9 +18,9 @@ from ort_cuda_plugin.program.steps.row_program import SUM
 MAX_WINDOW = 8
 """Maximum number of states that a node may keep, by the schema."""
 _PLAIN = (0, 0, -1, 0, 0)
-"""Supported values, the defaults, of the attributes that newer schemas add (see `_ADDED`)."""
+"""Supported values of the attributes `_ADDED`, which newer schemas add: their defaults."""
 _ADDED = "(input_channel_offset, input_channels, state_channels_last, state_length, state_update_capacity)"
-"""Names of the attributes, for messages."""
+"""Names of the attributes that newer schemas add, for messages."""
 
 
 @contrib_op("CausalConvWithState", T=UP_TO_FLOAT32)
@@ -113,7 +113,7 @@ def varlen_causal_conv_with_state(
 ) -> tuple[Tensor, ...]:
     """Return output [tokens, channels], final state, and the first ``capture_count`` tokens of each sequence.
 
-    ``delta_offset`` and ``group_size`` belong to inputs of newer schemas.
+    ``delta_offset`` and ``group_size`` are ignored: they belong to inputs that only newer schemas have.
     """
     check_capture(state_update_capacity, capture_count)
     check_convolution(activation, dilation)

@@ -28,7 +28,7 @@ def rfft(ctx: Lowering, x: Tensor, *, normalized: int = 0, onesided: int = 1, si
 
 @contrib_op("Irfft", T=NO_BFLOAT16)
 def irfft(ctx: Lowering, x: Tensor, *, normalized: int = 0, onesided: int = 1, signal_ndim: int) -> Tensor:
-    """Invert Rfft for an even size of the last dimension."""
+    """Invert Rfft; the last dimension of the result has an even size."""
     rank = x.rank - 1
     _check(rank, signal_ndim, onesided, normalized)
     require.dim(ctx, -1, 2, X=x)

@@ -30,7 +30,7 @@ from ort_cuda_plugin.program.lowering.views import part, permute
 
 
 def _operand(ctx: Lowering, x: Tensor, transpose: int, transpose_batch: int) -> Tensor:
-    """Transpose an operand: transBatch moves dimension 0 behind the batch, trans swaps the last two.
+    """Transpose an operand: transBatch moves dimension 0 behind the batch, trans swaps the last two dimensions.
 
     ``transpose`` does not change a vector.
     """

@@ -83,7 +83,7 @@ def gated_rms_norm(
     require.shape(ctx, x.shape, gate=gate)
     width = scale.shape[0]
     count = floordiv(x.shape[-1], width)
-    require.multiple_of(ctx, x.shape[-1], width, "the last dimension of X")
+    require.multiple_of(ctx, x.shape[-1], width, "the last dimension of X", "the size of scale")
 
     def program(row: Row, value: Scalar, factor: Scalar, gated: Scalar) -> Outputs:
         real, z = s.widen(value), s.widen(gated)

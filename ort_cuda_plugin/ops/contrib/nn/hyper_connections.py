@@ -26,7 +26,7 @@ def _grouped(ctx: Lowering, x: Tensor, num_branches: int) -> Tensor:
     if not num_branches:
         return x
     width = floordiv(x.shape[-1], num_branches)
-    require.multiple_of(ctx, x.shape[-1], num_branches, "the last dimension of X")
+    require.multiple_of(ctx, x.shape[-1], num_branches, "the last dimension of X", "num_branches")
     return reshape(ctx, x, [*x.shape[:-1], num_branches, width])
 
 
@@ -41,7 +41,8 @@ def _gates(ctx: Lowering, gates: Tensor, streams: Tensor) -> Tensor:
         require.shape(ctx, (*outer, branches if each else branches * width), gates=gates)
         gates = reshape(ctx, gates, (*outer, branches, 1 if each else width))
     else:
-        raise require.violation("gates", f"have rank {streams.rank} or {streams.rank - 1}", f"rank {gates.rank}")
+        expected = f"have rank {streams.rank} or {streams.rank - 1}"
+        raise require.violation("pre_mix and post_mix", expected, f"rank {gates.rank}")
     return expand(ctx, gates, streams.shape)
 
 
@@ -100,11 +101,11 @@ def hyper_connection_post_mix(
     grouped = _grouped(ctx, streams, num_branches)
     gates = _gates(ctx, post_mix, grouped)
     *outer, branches, width = grouped.shape
-    require.shape(ctx, (*outer, width), **{"block output": block_output})
+    require.shape(ctx, (*outer, width), block_output=block_output)
     block, axis = unsqueeze(ctx, block_output, [len(outer)]), len(outer)
     mixed = grouped
     if stream_mix is not None:
-        require.shape(ctx, (*outer, branches, branches), **{"stream matrix": stream_mix})
+        require.shape(ctx, (*outer, branches, branches), stream_mix=stream_mix)
         sources = unsqueeze(ctx, grouped, [axis + 1])
         matrix = unsqueeze(ctx, stream_mix, [axis + 2])
         (total,) = row_map(

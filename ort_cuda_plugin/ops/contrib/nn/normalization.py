@@ -35,7 +35,7 @@ def skip_layer_normalization(
     *,
     epsilon: float = 1e-12,
 ) -> tuple[Tensor, ...]:
-    """Return the layer norm of x + skip + bias, mean, reciprocal standard deviation, and the sum."""
+    """Return the layer norm of s = x + skip + bias, the mean and reciprocal standard deviation of s, and s."""
     total = _skipped(ctx, x, skip, bias)
     return *layer_norm(ctx, total, gamma, beta, [total.rank - 1], epsilon, _FLOAT32), total
 
@@ -137,7 +137,7 @@ def skip_group_norm(
     channels_last: int = 1,
     epsilon: float = 1e-5,
 ) -> tuple[Tensor, ...]:
-    """Return the GroupNorm of x + skip + bias, and the sum."""
+    """Return the GroupNorm of x + skip + bias, and this sum."""
     require.rank(4, X=x)
     spatial, after = ((1, 2), ()) if channels_last else ((2, 3), (1, 2))
     if skip.rank == 2:

@@ -65,7 +65,7 @@ def _reordered(ctx: Lowering, x: Tensor, before: int, after: int) -> Tensor:
     for order in (before, after):
         check_order(order, COL, ROW, COL32)
         if order == COL32 and x.rank:
-            require.multiple_of(ctx, x.shape[-1], _WIDTH, "the last dimension in the order COL32")
+            require.multiple_of(ctx, x.shape[-1], _WIDTH, "the last dimension of input in the order COL32")
     if before == after or x.rank < 2:
         return x
     return _in_order(ctx, from_order(ctx, x, before), after)

@@ -43,7 +43,7 @@ def _blocked(
     scale: Callable[[Loads, Scalar, Scalar], Scalar],
     value: Callable[[Loads, Scalar, Scalar], Scalar],
 ) -> Weights:
-    """Return weights ``value(loads, column, k) * scale(loads, column, k // block)``."""
+    """Return weights whose elements are ``value(loads, column, k) * scale(loads, column, k // block)``."""
     together = block % BLOCK == 0
 
     def scale_at(loads: Loads, column: Scalar, k: Scalar) -> Scalar:

@@ -121,7 +121,7 @@ _WORDS = {2: DType.UINT16, 4: DType.UINT32, 8: DType.UINT64}
 
 
 def _words(b: Tensor, rows: int, columns: int, pitch: int, bits: int) -> Tensor | None:
-    """Return b's codes as a GEMM operand, K x N words; None unless b is a weight, which is aligned to words."""
+    """Return b's packed codes as a GEMM operand, K x N; None unless b is a weight, which is aligned to words."""
     if b.buffer.kind is not BufferKind.WEIGHT or b.offset != 0 or not b.is_contiguous:
         return None
     return Tensor(_WORDS[bits], (rows, columns), b.buffer, strides=(1, pitch))
@@ -138,7 +138,7 @@ def _conversion(
 
 
 def _zero_points(ctx: Lowering, zeros: Tensor, rows: int, blocks: int, bits: int) -> Tensor:
-    """Return zero points [rows, blocks] from codes, packed like the weights, or from unpacked values."""
+    """Return zero points [rows, blocks]. Zero points of uint8 are codes that are packed like the weights."""
     if zeros.dtype is not DType.UINT8:
         require.size(ctx, rows * blocks, zero_points=zeros)
         return reshape(ctx, zeros, [rows, blocks])
@@ -176,10 +176,13 @@ def gather_block_quantized(
     at, along = normalize_axis(gather_axis, data.rank), normalize_axis(quantize_axis, data.rank)
     default = 0
     if data.dtype is DType.UINT8:
-        if bits not in WIDTHS or at == along or at == data.rank - 1:
-            raise require.violation(
-                "bits", f"be one of {WIDTHS}, with the last axis quantized and another gathered", bits
-            )
+        require.one_of(WIDTHS, bits=bits)
+        require.that(
+            at not in (along, data.rank - 1),
+            "gather_axis",
+            "be neither quantize_axis nor the last axis of uint8 data, whose bytes pack several codes",
+            gather_axis,
+        )
         default = 1 << (bits - 1)
         data = _along_last(ctx, data, bits)
         zero_points = None if zero_points is None else _along_last(ctx, zero_points, bits)

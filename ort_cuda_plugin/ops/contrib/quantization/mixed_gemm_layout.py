@@ -47,7 +47,7 @@ def raw_codes(ctx: Lowering, codes: Tensor, rows: Dim, width: Dim, bits: int) ->
     """Return the codes in plain order: uint8 [rows, width * bits / 8], lowest bits first."""
     turns, pack = ACTIVATION_BITS // bits, 8 // bits
     for size, name, divisor in ((width, "inputs", TILE), (rows, "outputs", PACKED_COLUMNS * pack)):
-        require.multiple_of(ctx, size, divisor, f"the number of {name} of weights in the layout of CUTLASS")
+        require.multiple_of(ctx, size, divisor, f"the number of {name} of weights in CUTLASS's layout")
     packed = floordiv(width, pack)
     source = reshape(ctx, codes, [1, rows * packed])
 

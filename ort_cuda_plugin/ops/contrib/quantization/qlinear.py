@@ -142,7 +142,7 @@ def _leaky_relu(ctx: Lowering, x: Tensor, *, alpha: float = 0.01) -> Tensor:
 
 @_unary("QLinearSoftmax")
 def _softmax(ctx: Lowering, x: Tensor, *, opset: int, axis: int = -1) -> Tensor:
-    """Compute softmax along the axis, or before ``opset`` 13 over all dimensions from it on."""
+    """Compute softmax along ``axis``; if the attribute ``opset`` is below 13, over all dimensions from ``axis`` on."""
     first = normalize_axis(axis, x.rank)
     return row_map(ctx, softmax_row, range(first, x.rank if opset < 13 else first + 1), x)[0]
 
@@ -177,7 +177,9 @@ def _global_average_pool(ctx: Lowering, x: Tensor, *, channels_last: int = 0) ->
 @contrib_op("QLinearConcat", T8=BYTES, TF=FLOAT32, TV=BYTES | FLOAT32)
 def qlinear_concat(ctx: Lowering, y_scale: TF, y_zero_point: T8, *inputs: TV, axis: int) -> Tensor:
     """Concatenate inputs, each of which is followed by its scale and zero point."""
-    require.that(len(inputs) % 3 == 0 < len(inputs), "inputs", "be triples: tensor, scale, zero point", len(inputs))
+    require.that(
+        len(inputs) % 3 == 0 < len(inputs), "inputs", "be triples: tensor, scale, zero point", f"{len(inputs)} inputs"
+    )
     parts = []
     for x, scale, zero in zip(inputs[::3], inputs[1::3], inputs[2::3], strict=True):
         if not x.dtype.is_integer or not zero.dtype.is_integer or scale.dtype is not DType.FLOAT32:
@@ -190,11 +192,11 @@ def qlinear_concat(ctx: Lowering, y_scale: TF, y_zero_point: T8, *inputs: TV, ax
 
 
 def _of_columns(ctx: Lowering, x: Tensor, columns: Tensor) -> Tensor:
-    """Check a per-tensor or per-column parameter; return it as a scalar or a vector."""
+    """Check a parameter with one element or one per column; return it as a scalar or a vector."""
     if x.rank > 1:
-        raise require.unsupported("shape", "the rank of a scale or zero point", x.rank, "0 and 1")
+        raise require.unsupported("shape", "the rank of B's scale or zero point, or of bias", x.rank, "0 and 1")
     width = columns.shape[-1]
-    require.one_or_size(ctx, width, **{"a scale or zero point": x})
+    require.one_or_size(ctx, width, **{"each of B's scale and zero point, and bias,": x})
     return ctx.view(x, (), (), x.offset) if x.size == 1 else x
 
 
@@ -326,10 +328,10 @@ def _recurrent_weights(ctx: Lowering, codes: Tensor, scale: Tensor, zero: Tensor
     placed = []
     for x in (scale, zero):
         if x.rank == 2:
-            require.shape(ctx, (directions, gates), **{"scale or zero point": x})
+            require.shape(ctx, (directions, gates), **{"each scale and zero point of W and R": x})
             placed.append(unsqueeze(ctx, x, (1,)))
         else:
-            require.size(ctx, directions, **{"a scale or zero point": x})
+            require.size(ctx, directions, **{"each scale and zero point of W and R": x})
             placed.append(reshape(ctx, x, [directions, 1, 1]))
 
     def real(code: Scalar, factor: Scalar, offset: Scalar) -> Scalar:

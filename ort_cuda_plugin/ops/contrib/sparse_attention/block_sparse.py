@@ -50,7 +50,8 @@ def sparse_attention(
 ) -> tuple[Tensor, ...]:
     """Return output, present key and present value; a query attends to the key blocks of its head's layout.
 
-    Head h has layout h % layouts. New keys begin at 0 for a prompt; otherwise they are the last ones of a sequence.
+    Head h has layout h % layouts. New keys begin at index 0 for a prompt; otherwise they are the last ones of a
+    sequence.
     """
     require.heads(num_heads, kv_num_heads)
     require.least(1, sparse_block_size=sparse_block_size)
@@ -73,7 +74,7 @@ def sparse_attention(
     present = grown(ctx, (past_key, past_value), (k, v), first, past_key.shape[2])
     blocks = _blocks(ctx, block_row_indices, block_col_indices)
     layouts, count = blocks.shape[:2]
-    require.multiple_of(ctx, num_heads, layouts, "num_heads")
+    require.multiple_of(ctx, num_heads, layouts, "num_heads", "the number of layouts in block_row_indices")
 
     def counts(maps: IndexMap, c: list[Scalar]) -> Scalar:
         position = maps.source(positions).at([c[0], c[2]])

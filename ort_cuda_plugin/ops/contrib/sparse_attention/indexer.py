@@ -107,7 +107,7 @@ def sparse_attention_indexer(
         query, key = split_columns(ctx, query, [hidden, size], "the packed query")
     batch, rows = query.shape[:2]
     heads = floordiv(query.shape[2], size)
-    require.multiple_of(ctx, query.shape[2], size, "the last dimension of query")
+    require.multiple_of(ctx, query.shape[2], size, "the last dimension of query", "the size of query_norm_weight")
     require.shape(ctx, (batch, past_key.shape[1], size), past_key=past_key)
     before = past_key.shape[1]
     if past_sequence_length is not None:
@@ -177,7 +177,7 @@ def sparse_attention_indexer(
 
 
 class _Visible:
-    """Tokens visible to queries: all up to the query's own token, restricted by the mask if there is one."""
+    """Finds the tokens that queries may attend to: all up to the query's own token that the mask, if given, allows."""
 
     def __init__(self, ctx: Lowering, mask: Tensor | None, batch: Dim, before: Dim, rows: Dim) -> None:
         self.before, self.total, self.rows = before, before + rows, rows
@@ -251,7 +251,7 @@ def _chosen_tokens(ctx: Lowering, scores: Tensor, visible: _Visible, ratio: int,
 
 
 class _Windows:
-    """Windows of ``ratio`` tokens over buffered tokens followed by new ones.
+    """Pools windows of ``ratio`` tokens; the tokens are the buffered ones followed by the new ones.
 
     The buffer may begin with the last complete window, which overlaps the next entry.
     """

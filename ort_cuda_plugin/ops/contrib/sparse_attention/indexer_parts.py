@@ -1,4 +1,4 @@
-"""Helpers of the two operators that are sparse attention indexers: norms, rotary embedding, pooling, ranking."""
+"""Shared parts of the two sparse attention indexers: norms, rotary embedding, pooling, ranking."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ FLOAT: Final = DType.FLOAT32
 
 
 def normalized(ctx: Lowering, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """Return the RMS norm along the last dimension, float32."""
-    require.shape(ctx, x.shape[-1:], **{"norm weight": weight})
+    """Return the RMS norm of x along the last dimension, float32."""
+    require.shape(ctx, x.shape[-1:], **{"query_norm_weight and key_norm_weight": weight})
 
     def program(row: Row, value: Scalar, factor: Scalar) -> tuple[Sequence[Scalar], Sequence[Scalar]]:
         wide = s.widen(value)
@@ -35,7 +35,7 @@ def normalized(ctx: Lowering, x: Tensor, weight: Tensor, epsilon: float) -> Tens
 
 
 class Rotary:
-    """Rotary embedding. The position of a token, clamped, selects the row of the cos and sin tables.
+    """Rotary embedding. A token's position, clamped to the tables, selects the row of the cos and sin tables.
 
     With ``leading`` the first elements rotate, in pairs (i, i + half) with an angle per element; otherwise the last
     ones, in adjacent pairs that share an angle. A table of rank 3 holds one table per sequence.
@@ -149,6 +149,7 @@ def check_policy(mode: str, ratio: int, budget: int | None, top: int | None) -> 
     require.one_of(("qsa", "csa"), policy_mode=mode)
     require.least(1, compress_ratio=ratio)
     if mode == "qsa" and (budget is None or budget <= 0 or budget % ratio or top is not None):
-        raise require.violation("token_budget", f"be a positive multiple of {ratio}, without index_topk", budget)
+        expected = f"be a positive multiple of compress_ratio ({ratio}), without index_topk"
+        raise require.violation("token_budget", expected, budget)
     if mode == "csa" and (top is None or top <= 0 or budget is not None):
         raise require.violation("index_topk", "be positive, without token_budget", f"{top}, token_budget = {budget}")

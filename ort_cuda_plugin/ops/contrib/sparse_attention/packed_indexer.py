@@ -101,7 +101,7 @@ def packed_sparse_attention_indexer(
     if key is None:
         query, key = split_columns(ctx, query, [query.shape[1] - size, size], "the packed query")
     count, heads, columns = query.shape[0], floordiv(query.shape[1], size), size if by_tokens else 2 * size
-    require.multiple_of(ctx, query.shape[1], size, "the last dimension of query")
+    require.multiple_of(ctx, query.shape[1], size, "the last dimension of query", "the size of query_norm_weight")
     tokens = PackedTokens(ctx, cumulative_sequence_lengths, count, empty=True)
     room = 2 * ratio - 1
     shapes = [
@@ -166,7 +166,7 @@ class _Series:
 
 @dataclass(frozen=True)
 class _Row:
-    """New token ``row`` of a sequence from token ``begin`` on; ``counts``: whether row and sequence are valid."""
+    """New token number ``row`` of a sequence that begins at token ``begin``; ``counts``: row and sequence are valid."""
 
     sequence: Scalar
     begin: Scalar
@@ -175,7 +175,7 @@ class _Row:
 
 
 class _Steps:
-    """Update of the state of each sequence by a Run.
+    """Computes how a Run updates the state of each sequence.
 
     The tokens of a sequence are the buffered ones followed by the new ones, with indices from the buffer's start. In
     mode "csa" the buffer may begin with the last complete block.
@@ -251,7 +251,9 @@ class _Steps:
         return s.where(changes, entries + new, entries), s.where(changes, kept, waiting), s.where(changes, start, 0)
 
     def lengths(self) -> Tensor:
-        """Return the operator's output of lengths, the numbers of entries and buffered tokens: int32 [sequences, 2]."""
+        """Return the present state lengths, each sequence's numbers of entries and buffered tokens: int32 [sequences,
+        2].
+        """
 
         def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
             entries, waiting, _ = self.after(maps, c[0])
@@ -339,7 +341,7 @@ def _update(
 
 
 def _seen(ctx: Lowering, steps: _Steps, count: Dim, position: PositionOf) -> Tensor:
-    """Return the number of tokens, or of compressed entries, that each token may attend to."""
+    """Return the number of tokens, in mode "csa" of compressed entries, that each token may attend to."""
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         row, at = steps.of_token(maps, c[0]), position(maps, c)
@@ -385,7 +387,10 @@ def _scores(
 
 
 def _chosen(ctx: Lowering, steps: _Steps, seen: Tensor, order: Tensor, picked: int) -> tuple[Tensor, Tensor]:
-    """Return indices and counts of the ``picked`` best entries, or of the tokens of best and incomplete blocks."""
+    """Return indices and their number: the ``picked`` best entries, in mode "qsa" the tokens of blocks.
+
+    Those blocks are the ``picked`` best ones, followed by the incomplete block.
+    """
     ratio, count = steps.ratio, order.shape[0]
     room = picked * ratio + ratio - 1 if steps.by_tokens else picked
 

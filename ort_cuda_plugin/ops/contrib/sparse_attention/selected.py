@@ -52,7 +52,7 @@ from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.views import part, reshape
 
 Local: TypeAlias = Callable[[IndexMap, Scalar, Scalar, Scalar], Scalar]
-"""Predicate (entry, row, key): the query attends to the key without a selection."""
+"""Predicate (entry, row, key): whether the query attends to the key although it is not selected."""
 Locate: TypeAlias = Callable[[IndexMap, Scalar, Scalar], tuple[list[Scalar], Scalar]]
 """Maps (token, index in the selection) to the key's mask coordinates (entry, row, key), and whether the key exists."""
 
@@ -60,7 +60,10 @@ Locate: TypeAlias = Callable[[IndexMap, Scalar, Scalar], tuple[list[Scalar], Sca
 def selection(
     ctx: Lowering, shape: tuple[Dim, Dim, Dim], local: Local | None, indices: Tensor, counts: Tensor, locate: Locate
 ) -> Tensor:
-    """Return the mask [entries, 1, rows, keys] of keys in ``local`` or among the first ``counts`` ``indices``."""
+    """Return the mask [entries, 1, rows, keys] of keys that ``local`` accepts, or that are selected.
+
+    A token's selected keys are the first ``counts[token]`` of ``indices[token]``.
+    """
     require.rank(2, selected_indices=indices)
     require.shape(ctx, indices.shape[:1], selected_counts=counts)
     entries, rows, keys = shape
@@ -235,7 +238,7 @@ def _is_visible(
 
 
 def _other(x: Tensor) -> Callable[[IndexMap, Scalar, Scalar, Scalar, Scalar], Scalar]:
-    """Return the element function of an auxiliary cache [sequences, keys, heads or 1, size]."""
+    """Return the function ``other`` of `gathered` for an auxiliary cache [sequences, keys, heads or 1, size]."""
 
     def element(maps: IndexMap, sequence: Scalar, head: Scalar, number: Scalar, at: Scalar) -> Scalar:
         source = maps.source(x)

@@ -46,9 +46,9 @@ def split_heads(ctx: Lowering, x: Tensor, heads: int | None) -> Tensor:
         return x
     require.rank((3, 4), **{"query, key and value": x})
     if heads is None or heads <= 0:
-        raise require.violation("the number of heads", "be positive", heads)
+        raise require.violation("the number of heads of an input of rank 3", "be positive", heads)
     size = floordiv(x.shape[2], heads)
-    require.multiple_of(ctx, x.shape[2], heads, "the last dimension of query, key and value")
+    require.multiple_of(ctx, x.shape[2], heads, "the last dimension of query, key and value", "the number of heads")
     return permute(ctx, reshape(ctx, x, [x.shape[0], x.shape[1], heads, size]), (0, 2, 1, 3))
 
 
@@ -109,7 +109,7 @@ def after_past(
 
 
 def _probability(row: Row, score: Scalar, sink: Scalar | None) -> Scalar:
-    """Return the softmax along the row; zeros if the row is empty or all its scores are -inf.
+    """Return a row's softmax element for ``score``; 0 if the row is empty or all its scores are -inf.
 
     ``sink`` is the score of an additional key with the value zero.
     """
@@ -268,7 +268,7 @@ def rotate(
         require.shape(ctx, wanted, position_ids=position_ids)
     for cache in (cos_cache, sin_cache):
         rows = tokens if position_ids is None else cos_cache.shape[:1]
-        require.shape(ctx, (*rows, floordiv(rotated, 2)), cache=cache)
+        require.shape(ctx, (*rows, floordiv(rotated, 2)), **{"cos_cache and sin_cache": cache})
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         source = maps.source(heads)

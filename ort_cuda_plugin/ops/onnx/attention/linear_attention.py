@@ -15,7 +15,7 @@ from ort_cuda_plugin.program.lowering.views import expand, part, reshape, squeez
 UPDATE_RULES = ("linear", "gated", "delta", "gated_delta")
 """"gated": the state decays. "delta": the state's present value for the key is subtracted from the new value."""
 MAX_WINDOW = 8
-"""Maximum of state_window, states, by the schema."""
+"""Maximum of the attribute state_window, in states, by the schema."""
 
 
 @op("LinearAttention", since=27, types={"T": FLOATS, "S": FLOATS})
@@ -79,7 +79,9 @@ def _linear_attention(
     """Return output and present state, with the last ``window`` states in dimension 0 unless ``window`` is 0."""
     require.one_of(UPDATE_RULES, update_rule=update_rule)
     if heads <= 0 or query_heads <= 0 or (query_heads % heads and heads % query_heads):
-        raise require.violation("q_num_heads", f"be a positive multiple or divisor of {heads}", query_heads)
+        raise require.violation(
+            "q_num_heads", f"be a positive multiple or divisor of kv_num_heads ({heads})", query_heads
+        )
     require.rank(3, query=query, key=key, value=value, decay=decay, beta=beta)
     batch, steps, hidden = query.shape
     group = max(query_heads // heads, 1)
@@ -93,11 +95,11 @@ def _linear_attention(
     if not ctx.guard(eq(key.shape[2], heads * size)):
         key_heads = floordiv(key.shape[2], size)
 
-        require.multiple_of(ctx, heads, key_heads, "the number of heads of value")
+        require.multiple_of(ctx, heads, key_heads, "the number of heads of value", "that of key")
     kept, past_window = query.dtype if past is None else past.dtype, past if window else None
     if past is not None:
         lead = (window,) if window else ()
-        require.shape(ctx, (*lead, batch, heads, size, width), **{"past state": past})
+        require.shape(ctx, (*lead, batch, heads, size, width), past_state=past)
         if window:
             past = squeeze(ctx, part(ctx, past, 0, window - 1, 1), [0])
     if decay is not None:

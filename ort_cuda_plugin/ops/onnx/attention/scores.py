@@ -24,7 +24,7 @@ def require_head_shapes(ctx: Lowering, q: Tensor, k: Tensor, v: Tensor) -> tuple
     (batch, _, _, size), (_, heads, keys, _), width = q.shape, k.shape, v.shape[3]
     require.shape(ctx, (batch, heads, keys, size), key=k)
     require.shape(ctx, (batch, heads, keys, width), value=v)
-    require.multiple_of(ctx, q.shape[1], heads, "the number of heads of query")
+    require.multiple_of(ctx, q.shape[1], heads, "the number of heads of query", "that of key")
     return (
         ctx.view(k, (batch, heads, keys, size), k.strides, k.offset),
         ctx.view(v, (batch, heads, keys, width), v.strides, v.offset),
@@ -33,7 +33,10 @@ def require_head_shapes(ctx: Lowering, q: Tensor, k: Tensor, v: Tensor) -> tuple
 
 @dataclass(frozen=True)
 class Reach:
-    """Causality and sliding window: a query attends to ``left`` keys before its position, ``right`` after; -1: all."""
+    """Causality and sliding window.
+
+    A query attends to ``left`` keys before its position and ``right`` keys after it; -1 stands for all keys.
+    """
 
     is_causal: bool = False
     left: int = -1
@@ -58,7 +61,7 @@ EVERYWHERE = Reach()
 
 
 def window_before(is_causal: int, size: int) -> Reach:
-    """Return the window of ``local_window_size``: the query's own position and those before it; -1: all."""
+    """Return the reach for local_window_size = ``size``: as many keys, the last at the query's position; -1: all."""
     return Reach(is_causal=bool(is_causal), left=size - 1 if size > 0 else -1)
 
 

@@ -96,7 +96,7 @@ class Sampling:
 def grid_sample(
     ctx: Lowering, x: T1, grid: T2, *, align_corners: int = 0, mode: str = "linear", padding_mode: str = "zeros"
 ) -> Tensor:
-    """Sample ``x`` [n, channels, *dims] at ``grid`` [n, *output dims, rank]; version 16 has "bilinear", "bicubic"."""
+    """Sample ``x`` [n, channels, *dims] at ``grid``. Version 16 calls the modes "bilinear" and "bicubic"."""
     mode = mode.removeprefix("bi")
     rank = x.rank - 2
     require.one_of(("linear", "cubic", "nearest"), mode=mode)

@@ -86,9 +86,11 @@ BROADCAST_SINCE = 7
 
 
 def aligned(ctx: Lowering, a: Tensor, b: Tensor, axis: int | None, broadcast: int) -> Tensor:
-    """Align b as versions before `BROADCAST_SINCE` do: equal to a's shape, or with ``broadcast`` from ``axis`` on.
+    """Align b to dimensions of a, as versions before `BROADCAST_SINCE` do.
 
-    Without an axis, b has the last dimensions.
+    Without ``broadcast`` b must have a's shape; with it, b must broadcast to the dimensions of a from ``axis`` on.
+
+    Without ``axis``, b is aligned to the last dimensions.
     """
     start = a.rank - b.rank if axis is None else normalize_axis(axis, a.rank)
     if start < 0 or start + b.rank > a.rank or (a.rank != b.rank and not broadcast):
@@ -271,7 +273,7 @@ def clip(ctx: Lowering, x: Tensor, min: Tensor | None = None, max: Tensor | None
 
 @op("Cast", since=1, types={"T1": ALL_TENSORS, "T2": ALL_TENSORS})
 def cast_1(ctx: Lowering, x: T1, *, to: str) -> Tensor:
-    """Cast to the type named ``to`` in ONNX."""
+    """Cast to the type whose ONNX name is the string ``to``, such as FLOAT."""
     name = {"FLOAT": "FLOAT32", "DOUBLE": "FLOAT64"}.get(to.upper(), to.upper())
     if name not in DType.__members__:
         raise require.unsupported("dtype", "to", repr(to), ", ".join(DType.__members__))

@@ -210,7 +210,7 @@ def dropout_10(ctx: Lowering, data: Tensor, *, ratio: float = 0.5) -> tuple[Tens
 def dropout_12(
     ctx: Lowering, data: T, ratio: T1 | None = None, training_mode: T2 | None = None, *, seed: int | None = None
 ) -> tuple[Tensor, ...]:
-    """Drop elements with probability ``ratio``. A ratio that only a Run knows is not checked; below 0 drops nothing."""
+    """Drop elements. A ratio that is computed during the Run is not checked; a negative one drops nothing."""
     if training_mode is None or constant_number(training_mode) is False:
         return _kept(ctx, data, DType.BOOL, True)
     if ratio is None:

@@ -19,7 +19,10 @@ Parameters = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def _folded_batch_norm(ctx: Lowering, parameters: Parameters, epsilon: float) -> tuple[Tensor, Tensor] | None:
-    """Return factor and offset per channel, folded from constants of at least float32; otherwise None."""
+    """Return factor and offset per channel, folded from constant parameters; None if they cannot be folded.
+
+    All parameters must be constants of one type, float32 or float64, and of equal static shape.
+    """
     scale = parameters[0]
     wide = (DType.FLOAT32, DType.FLOAT64)
     if not all(x.is_constant and x.dtype is scale.dtype and x.shape == scale.shape for x in parameters):
@@ -33,11 +36,11 @@ def _folded_batch_norm(ctx: Lowering, parameters: Parameters, epsilon: float) ->
     )
 
 
-_PARAMETER = "parameter of BatchNormalization"
+_PARAMETER = "each of scale, B, mean and var"
 
 
 def _parameter_shape(x: Tensor, spatial: bool) -> tuple[Dim, ...]:
-    """Return the shape of parameters: [C] for x [N, C, ...], or without ``spatial`` [C, ...]."""
+    """Return the shape of the parameters of x [N, C, ...]: [C], or without ``spatial`` [C, ...]."""
     return x.shape[1 : 2 if spatial else x.rank] or (1,)
 
 

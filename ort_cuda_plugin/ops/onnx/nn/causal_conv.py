@@ -47,7 +47,7 @@ def causal_convolution(
     reach = (width - 1) * dilation
     if past is None:
         past = full(ctx, (batch, channels, reach), 0.0, x.dtype)
-    require.shape(ctx, (batch, channels, reach), past=past)
+    require.shape(ctx, (batch, channels, reach), past_state=past)
     padded = concat(ctx, past, x, axis=2)
     outer, inner, step = padded.strides
     windows = ctx.view(padded, (batch, channels, length, width), (outer, inner, step, step * dilation), padded.offset)

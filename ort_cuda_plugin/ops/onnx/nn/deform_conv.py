@@ -100,8 +100,8 @@ def deform_conv(
     positions, taps = product(spatial), product(kernel)
     expected = f"have {channels!r} input channels / {group} groups in dimension 1"
     require.holds(ctx, eq(depth * group, channels), "W", expected, depth)
-    require.multiple_of(ctx, w.shape[0], group, "the number of output channels of W")
-    require.multiple_of(ctx, channels, offset_group, "the number of channels of X")
+    require.multiple_of(ctx, w.shape[0], group, "the number of output channels of W", "group")
+    require.multiple_of(ctx, channels, offset_group, "the number of channels of X", "offset_group")
     require.shape(ctx, (samples, offset_group * taps * rank, *spatial), offset=offset)
     offset = reshape(ctx, offset, [samples, offset_group, taps, rank, positions])
     if mask is not None:

@@ -179,7 +179,7 @@ def rms_normalization(ctx: Lowering, x: T, scale: V, **attributes: Unpack[LayerN
 @op("InstanceNormalization", since=1, types={"T": FLOATS})
 def instance_normalization(ctx: Lowering, x: Tensor, scale: Tensor, bias: Tensor, *, epsilon: float = 1e-5) -> Tensor:
     require.least_rank(3, input=x)
-    affine = [per_channel(ctx, value, x.rank) for value in (scale, bias)]
+    affine = [per_channel(ctx, value, x.rank, name) for value, name in ((scale, "scale"), (bias, "B"))]
 
     def program(row: Row, x: Scalar, scale: Scalar, bias: Scalar) -> Outputs:
         difference = s.widen(x) - row.mean(x)
@@ -213,7 +213,7 @@ def _group_norm(
     """Normalize x [N, C, ...] per sample and group of channels; affine: scale and bias, [groups, 1 or C / groups]."""
     _check_stash(stash_type)
     depth = floordiv(x.shape[1], groups)
-    require.multiple_of(ctx, x.shape[1], groups, "the number of channels of X")
+    require.multiple_of(ctx, x.shape[1], groups, "the number of channels of X", "the number of groups")
     placed = [unsqueeze(ctx, y, range(2, x.rank)) for y in affine]
 
     def program(row: Row, x: Scalar, scale: Scalar, bias: Scalar) -> Outputs:

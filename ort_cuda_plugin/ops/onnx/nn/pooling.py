@@ -180,7 +180,7 @@ def col2im(
     pads: tuple[int, ...] | None = None,
     strides: tuple[int, ...] | None = None,
 ) -> Tensor:
-    """Sum, for each image element, the elements of the blocks that cover it."""
+    """Sum, for each image element, the elements of all blocks that cover it."""
     require.rank(3, input=x)
     image, block = ctx.host_values(image_shape, "image_shape"), ctx.host_values(block_shape, "block_shape")
     require.that(len(image) > 0, "image_shape", "not be empty", "none")
@@ -193,7 +193,7 @@ def col2im(
         require.least_dim(ctx, 1, **{"each of image_shape and block_shape": dim})
     count, size = count_windows(ctx, window), product(block)
     channels = floordiv(x.shape[1], size)
-    require.multiple_of(ctx, x.shape[1], size, "the number of rows of input")
+    require.multiple_of(ctx, x.shape[1], size, "dimension 1 of input", "the number of elements of a block")
     require.dim(ctx, 2, product(count), input=x)
     reduction = MAX if x.dtype is DType.BOOL else SUM
 

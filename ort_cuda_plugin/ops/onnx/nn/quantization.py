@@ -226,7 +226,10 @@ def matmul_integer(
 
 
 def _product(ctx: Lowering, a: Tensor, b: Tensor, a_zero: Tensor | None, b_zero: Tensor | None, dtype: DType) -> Tensor:
-    """Return (a - a_zero) @ (b - b_zero), computed in ``dtype``; zero points are scalars, or per row and column."""
+    """Return (a - a_zero) @ (b - b_zero), computed in ``dtype``.
+
+    A zero point is a scalar; a's may also have one element per row of a, b's one per column of b.
+    """
     rows = None if a_zero is None else _per_row(ctx, a_zero)
     return matmul(ctx, shifted(ctx, a, rows, dtype), shifted(ctx, b, b_zero, dtype))
 
@@ -275,7 +278,7 @@ def _per_channel(ctx: Lowering, x: Tensor, after: int) -> Tensor:
     """View a scalar or per-channel parameter so that it broadcasts; ``after`` dimensions follow the channels."""
     if x.size == 1:
         return _scalar(ctx, x)
-    require.rank(1, **{"a parameter per channel": x})
+    require.rank(1, **{"each scale, zero point and bias per channel": x})
     return unsqueeze(ctx, x, range(1, after + 1))
 
 

@@ -58,7 +58,7 @@ def windows(
     size: Sequence[Dim], kernel: Sequence[Dim], *, auto_pad: str = "NOTSET", dilations: Ints | None = None,
     pads: Ints | None = None, strides: Ints | None = None,
 ) -> Windows:  # fmt: skip
-    """Resolve the attributes that convolutions and pooling share.
+    """Return the sliding windows that the shared attributes of convolutions and pooling describe.
 
     Raises Unsupported for a rank or padding that kernels do not support, InvalidModel for contradictions.
     """

@@ -93,7 +93,7 @@ def concat_from_sequence(ctx: Lowering, input_sequence: Operand, *, axis: int, n
     first = tensors[0]
     at = normalize_axis(axis, first.rank + 1)
     for x in tensors:
-        require.shape(ctx, first.shape, element=x)
+        require.shape(ctx, first.shape, **{"each element of the sequence": x})
     return concat(ctx, *(unsqueeze(ctx, x, (at,)) for x in tensors), axis=at)
 
 

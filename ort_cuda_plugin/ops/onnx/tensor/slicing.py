@@ -160,7 +160,7 @@ def split_2(ctx: Lowering, x: Tensor, *, axis: int = 0, split: tuple[int, ...] |
 def split_13(
     ctx: Lowering, x: T, split: HostTensor | None = None, *, axis: int = 0, num_outputs: int | None = None
 ) -> tuple[Tensor, ...]:
-    """Split x; with ``num_outputs``, of version 18, the last part may be smaller."""
+    """Split x. With ``num_outputs``, an attribute since version 18, the last part may be smaller."""
     axis = normalize_axis(axis, x.rank)
     dim = x.shape[axis]
     if split is not None and num_outputs is not None:
@@ -282,7 +282,7 @@ def _cut(ctx: Lowering, x: Tensor, begins: Sequence[Dim], ends: Sequence[Dim]) -
     removed = [(sym_max(0 - begin, 0), sym_max(0 - end, 0)) for begin, end in zip(begins, ends, strict=True)]
     shape = [dim - first - last for dim, (first, last) in zip(x.shape, removed, strict=True)]
     for dim in shape:
-        require.least_dim(ctx, 0, **{"each dimension that pads leave": dim})
+        require.least_dim(ctx, 0, **{"each dimension of data after negative pads": dim})
     offset = x.offset
     for stride, (first, _) in zip(x.strides, removed, strict=True):
         offset = offset + first * stride
@@ -386,7 +386,7 @@ def center_crop_pad(ctx: Lowering, x: T, shape: HostTensor, *, axes: tuple[int, 
 def depth_to_space(ctx: Lowering, x: Tensor, *, blocksize: int, mode: str = "DCR") -> Tensor:
     n, c, h, w = _image(x)
     depth = c // (blocksize * blocksize)
-    require.multiple_of(ctx, c, blocksize * blocksize, "the number of channels")
+    require.multiple_of(ctx, c, blocksize * blocksize, "the number of channels of input", "blocksize * blocksize")
     if mode == "DCR":
         parted = reshape(ctx, x, [n, blocksize, blocksize, depth, h, w])
         moved = permute(ctx, parted, (0, 3, 4, 1, 5, 2))
@@ -402,8 +402,8 @@ def depth_to_space(ctx: Lowering, x: Tensor, *, blocksize: int, mode: str = "DCR
 def space_to_depth(ctx: Lowering, x: Tensor, *, blocksize: int, mode: str = "DCR") -> Tensor:
     n, c, h, w = _image(x)
     height, width = h // blocksize, w // blocksize
-    require.multiple_of(ctx, h, blocksize, "the height")
-    require.multiple_of(ctx, w, blocksize, "the width")
+    require.multiple_of(ctx, h, blocksize, "the height of input", "blocksize")
+    require.multiple_of(ctx, w, blocksize, "the width of input", "blocksize")
     parted = reshape(ctx, x, [n, c, height, blocksize, width, blocksize])
     orders = {"DCR": (0, 3, 5, 1, 2, 4), "CRD": (0, 1, 3, 5, 2, 4)}
     require.one_of(orders, mode=mode)

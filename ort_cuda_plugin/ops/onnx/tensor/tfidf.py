@@ -23,7 +23,7 @@ MAX_GRAM_LENGTH = 16
 
 
 def _pool(pool: Sequence[int], starts: Sequence[int], columns: Sequence[int]) -> dict[int, dict[tuple[int, ...], int]]:
-    """Return, by length, the n-grams and their result columns; ``starts`` are the offsets in ``pool`` by length.
+    """Return the n-grams and their result columns, by length; ``starts`` are the offsets of each length in ``pool``.
 
     Raises InvalidModel for inconsistent attributes.
     """
@@ -35,7 +35,10 @@ def _pool(pool: Sequence[int], starts: Sequence[int], columns: Sequence[int]) ->
     for length, (start, end) in enumerate(zip(starts, ends, strict=True), 1):
         grams = [tuple(pool[at : at + length]) for at in range(start, end - length + 1, length)]
         require.that(
-            len(grams) * length == end - start, "the pool", f"hold whole n-grams of length {length}", end - start
+            len(grams) * length == end - start,
+            "pool_int64s",
+            f"hold whole n-grams of length {length}",
+            f"{end - start} elements",
         )
         taken = [next(remaining, None) for _ in grams]
         require.that(None not in taken, "ngram_indexes", "have an entry for each n-gram of the pool", len(columns))
