@@ -255,7 +255,7 @@ class CustomOperator:
             if first is not dtype:
                 pair = f"{first.name} and {dtype.name}"
                 raise InvalidModel(
-                    f"{self.label}: inputs of the type {port.constraint!r} are {pair}, expected one type"
+                    f"{self.label}: inputs of the type constraint {port.constraint!r} are {pair}, expected one type"
                 )
         return bound
 
@@ -321,7 +321,8 @@ class CustomOperator:
         required = sum(port.kind is PortKind.REQUIRED for port in self.outputs)
         most = None if self.outputs[-1].kind is PortKind.VARIADIC else len(self.outputs)
         if len(given) < required or len(given) > (most or len(given)):
-            raise Unsupported("op", f"{self.label} returned {len(given)} outputs, expected {required}")
+            bounds = f"{required} or more" if most is None else f"{required} to {most}" if most > required else required
+            raise Unsupported("op", f"{self.label} returned {len(given)} outputs, expected {bounds}")
         for index, tensor in enumerate(given):
             if not isinstance(tensor, Tensor):
                 raise Unsupported(

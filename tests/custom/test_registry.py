@@ -128,7 +128,7 @@ def test_inputs_are_checked() -> None:
     two = operator(inputs=(X, Port("bias", FLOATS, "T", PortKind.OPTIONAL), rest))
     f32, f16, i64 = DType.FLOAT32, DType.FLOAT16, DType.INT64
     assert two.check_inputs([f32, None, i64, i64]) == {"T": f32}
-    with pytest.raises(InvalidModel, match="inputs of the type 'T' are FLOAT32 and FLOAT16"):
+    with pytest.raises(InvalidModel, match="inputs of the type constraint 'T' are FLOAT32 and FLOAT16"):
         two.check_inputs([f32, f16, i64, i64])
     with pytest.raises(InvalidModel, match="got 1 tensors for input 'rest', expected at least 2"):
         two.check_inputs([f32, None, i64])

@@ -162,7 +162,7 @@ def test_contradictions_are_refused() -> None:
         ),
         ("LabelEncoder", {"keys_floats": [1.0]}, "values must be given by one attribute, got 0"),
         ("LabelEncoder", {"keys_strings": ["a"], "values_int64s": [1]}, "the type of keys is string"),
-        ("Scaler", {"offset": [1.0, 2.0], "scale": [1.0]}, "the offset must have one entry"),
+        ("Scaler", {"offset": [1.0, 2.0], "scale": [1.0]}, "offset must have one entry"),
         ("Scaler", {"scale": [1.0]}, "offset and scale must be given"),
         ("Normalizer", {"norm": "L3"}, "norm must be one of 'MAX', 'L1', 'L2', got 'L3'"),
         ("Imputer", {"imputed_value_int64s": [1]}, "imputed_value_floats must be given for X of type f32"),

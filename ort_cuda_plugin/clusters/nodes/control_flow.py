@@ -368,14 +368,16 @@ def _tensors(node: Node, operands: Iterable[Operand]) -> list[Tensor]:
     operands = list(operands)
     tensors = [x for x in operands if isinstance(x, Tensor)]
     if len(tensors) != len(operands):
-        raise InvalidModel(f"{node.op_type}: scanned inputs and stacked results must be tensors, got a container")
+        raise InvalidModel(
+            f"{node.op_type}: scanned inputs and stacked results must be tensors, not sequences or optional values"
+        )
     return tensors
 
 
 def _given(node: Node, inputs: Iterable[Operand | None]) -> list[Operand]:
     given = [x for x in inputs if x is not None]
     if len(given) != len(list(inputs)):
-        raise InvalidModel(f"{node.op_type}: a required input is missing")
+        raise InvalidModel(f"{node.op_type}: an input that is a state or a scanned tensor is missing")
     return given
 
 
@@ -383,5 +385,5 @@ def _numbers(node: Node, name: str, count: int) -> tuple[int, ...]:
     value = node.attributes.get(name, (0,) * count)
     numbers = tuple(number for number in value if isinstance(number, int)) if isinstance(value, tuple) else ()
     if len(numbers) != count:
-        raise InvalidModel(f"{node.op_type}: {name} must be {count} numbers, got {value!r}")
+        raise InvalidModel(f"{node.op_type}: {name} must have {count} integers, got {value!r}")
     return numbers

@@ -296,7 +296,9 @@ class NodeLowering:
             return implementation.lower(self.ctx, inputs, node.attributes)
         tensors = [x for x in inputs if isinstance(x, Tensor | None)]
         if len(tensors) < len(inputs):
-            raise Unsupported("dtype", f"{implementation.label}: an input is a container; supported: tensors")
+            raise Unsupported(
+                "dtype", f"{implementation.label}: an input is a sequence or an optional value; supported: tensors"
+            )
         results = implementation.lower(self.ctx, tensors, node.attributes)
         self.served[node] = implementation
         return results

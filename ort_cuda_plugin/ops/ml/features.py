@@ -77,7 +77,7 @@ def scaler(ctx: Lowering, x: T, *, offset: tuple[float, ...] = (), scale: tuple[
         raise require.violation("offset and scale", "be given", "one of them or neither")
     offsets, factors = (
         _per_feature(ctx, x, np.array(values, np.float32), what)
-        for values, what in ((offset, "the offset"), (scale, "the scale"))
+        for values, what in ((offset, "offset"), (scale, "scale"))
     )
 
     def scaled(value: Scalar, offset: Scalar, factor: Scalar) -> Scalar:

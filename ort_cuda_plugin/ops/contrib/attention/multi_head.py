@@ -336,7 +336,7 @@ def rotary_embedding(
     rotary_embedding_dim: int = 0,
     scale: float = 1.0,
 ) -> Tensor:
-    """Rotate pairs of elements by each token's position, or by the first one's. Invalid positions give zeros.
+    """Rotate pairs of elements by positions: one per token, or the first token's. Invalid positions give zeros.
 
     ``is_packed_batching`` changes nothing: packed tokens have explicit positions too.
     """

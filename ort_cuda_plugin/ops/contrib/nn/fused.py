@@ -136,7 +136,7 @@ def fused_conv(
     """Return activation(conv(x, w) + b + z)."""
     result = conv(ctx, x, w, b, **attributes)
     if z is not None:
-        require.shape(ctx, result.shape, **{"addend Z": z})
+        require.shape(ctx, result.shape, Z=z)
         result = elementwise(ctx, lambda total, added: total + added, result, z)
     names = _ACTIVATIONS.get(activation, ())
     require.count(range(len(names) + 1), activation_params=activation_params)

@@ -67,7 +67,7 @@ def scaled_silu(ctx: Lowering, x: T, scale: M | None = None, *, alpha: float = 1
 def gated_add(ctx: Lowering, x: Tensor, y: Tensor, gate: Tensor) -> Tensor:
     """Return x + y * gate with one gate per row; y * gate is rounded to the type of the inputs."""
     require.least_rank(1, X=x)
-    require.shape(ctx, x.shape, **{"second input": y})
+    require.shape(ctx, x.shape, **{"the second input": y})
     require.shape(ctx, (*x.shape[:-1], 1), gate=gate)
     return elementwise(ctx, lambda a, b, factor: a + b * factor, x, y, gate)
 

@@ -251,9 +251,7 @@ class _Steps:
         return s.where(changes, entries + new, entries), s.where(changes, kept, waiting), s.where(changes, start, 0)
 
     def lengths(self) -> Tensor:
-        """Return the present state lengths, each sequence's numbers of entries and buffered tokens: int32 [sequences,
-        2].
-        """
+        """Return each sequence's present numbers of entries and of buffered tokens: int32 [sequences, 2]."""
 
         def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
             entries, waiting, _ = self.after(maps, c[0])

@@ -214,7 +214,7 @@ def shifted(ctx: Lowering, x: Tensor, zero: Tensor | None, dtype: DType = DType.
     if zero is None:
         return elementwise(ctx, lambda value: s.cast(value, dtype), x)
     zero = _scalar(ctx, zero)
-    require.that(zero.rank <= x.rank, "zero point", f"have at most rank {x.rank}", f"rank {zero.rank}")
+    require.that(zero.rank <= x.rank, "the zero point", f"have at most rank {x.rank}", f"rank {zero.rank}")
     return elementwise(ctx, lambda value, offset: s.cast(value, dtype) - s.cast(offset, dtype), x, zero)
 
 

@@ -20,7 +20,7 @@ MAX_LENGTH = 1024
 
 def _sequence(x: Operand) -> TensorSequence:
     if not isinstance(x, TensorSequence):
-        raise require.violation("the input", "be a sequence", "a tensor or an optional value")
+        raise require.violation("input_sequence", "be a sequence", "a tensor or an optional value")
     return x
 
 
@@ -30,7 +30,7 @@ def _position(ctx: Lowering, position: Tensor, length: int, ends: int = 0, choic
     ``choices`` are the positions that a claim tries, by default all.
     """
     limit = length + ends
-    require.that(limit != 0, "the sequence", "have an element", "none")
+    require.that(limit != 0, "input_sequence", "have an element", "none")
     given = ctx.host_number(position, "position")
     number = ctx.chosen(given, "position", range(limit) if choices is None else choices)
     require.that(-length <= number < limit, "position", f"be in [{-length}, {limit})", number)
@@ -66,7 +66,7 @@ def sequence_insert(
 def sequence_erase(ctx: Lowering, input_sequence: Operand, position: HostTensor | None = None) -> TensorSequence:
     sequence = _sequence(input_sequence)
     length = len(sequence.tensors)
-    require.that(length != 0, "the sequence", "have an element", "none")
+    require.that(length != 0, "input_sequence", "have an element", "none")
     at = length - 1 if position is None else _position(ctx, position, length)
     return TensorSequence(sequence.dtype, sequence.tensors[:at] + sequence.tensors[at + 1 :])
 
@@ -87,7 +87,7 @@ def sequence_length(ctx: Lowering, input_sequence: Operand) -> Tensor:
 @op("ConcatFromSequence", since=11, containers=True)
 def concat_from_sequence(ctx: Lowering, input_sequence: Operand, *, axis: int, new_axis: int = 0) -> Tensor:
     tensors = _sequence(input_sequence).tensors
-    require.that(len(tensors) > 0, "the sequence", "have an element", "none")
+    require.that(len(tensors) > 0, "input_sequence", "have an element", "none")
     if not new_axis:
         return concat(ctx, *tensors, axis=axis)
     first = tensors[0]

@@ -46,7 +46,7 @@ def slice_axis(ctx: Lowering, x: Tensor, axis: int, start: Dim, end: Dim, step: 
 
     A backward slice that starts before the first element holds the first element, as in ONNX.
     """
-    require.holds(ctx, 1 - eq(step, 0), "each step", "not be 0", step)
+    require.holds(ctx, 1 - eq(step, 0), "each of steps", "not be 0", step)
     dim = x.shape[axis]
     if not isinstance(step, int) or abs(step) > _INT_MAX[0]:
         longest = sym_max(dim, 1)
