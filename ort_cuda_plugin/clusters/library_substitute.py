@@ -1,8 +1,8 @@
 """Substitutes of vendor library calls: programs of the plugin's kernels that compute a call's problem.
 
-A library may refuse a call in a Run: it has no algorithm for the sizes, or an engine does not execute. The program has
-the call's tensors as inputs, also the tensor that it writes, each as a vector from the call's address on. So it runs in
-the middle of a plan, at the call's addresses, and writes only the elements of the result.
+A library may refuse a call in a Run: it has no algorithm for the sizes, or an engine does not execute. The inputs of
+the program are the call's tensors, including the one that it writes; each is a vector that begins at the call's
+pointer. So the program can run in the middle of a plan, and it writes only the elements of the result.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .launches import make_launches
 
 __all__ = ["SUBSTITUTES", "Substitute", "substitute_of"]
 
-PER_DIMENSION = 7  # values of a convolution for each spatial dimension
+PER_DIMENSION = 7  # integer arguments of a convolution's call for each spatial dimension
 _GELU_FACTOR = math.sqrt(2 / math.pi)
 
 
@@ -78,7 +78,7 @@ def substitute_of(problem: LibraryProblem, values: Sequence[int], device: Device
     is_empty = SUBSTITUTES[problem.kind](ctx, problem, flags, values, tensors)
     tables = Tables(KnownEntries())
     fixed, launches, _ = ([], [], None) if is_empty else make_launches(ctx)
-    tensors.buffers[0].kind = BufferKind.INPUT  # passes keep the steps that write an output
+    tensors.buffers[0].kind = BufferKind.INPUT  # an output until here, since passes drop steps that nothing reads
     precompute(fixed, launches, tables)
     inputs = [PlanInput(dtype.ort, 1, index) for index in range(len(tensors.buffers))]
     plan = make_plan(ctx.trace, launches, inputs, (), (), tables, len(inputs))
@@ -89,7 +89,7 @@ def substitute_of(problem: LibraryProblem, values: Sequence[int], device: Device
 def _finish(
     problem: LibraryProblem, flags: ProblemFlags, total: Scalar, residual: Tensor | None, bias: Tensor | None
 ) -> tuple[tuple[Input, ...], Scalar]:
-    """Return the inputs of the epilogue of ``problem``, and its value: accumulators, factors, addends, activation."""
+    """Return the inputs and the value of the epilogue of ``problem``: ``total``, factors, addends, activation."""
     value = total * problem.alpha if problem.alpha != 1.0 else total
     inputs: list[Input] = []
     for tensor, factor in ((residual, problem.beta), (bias, 1.0)):
@@ -128,8 +128,9 @@ def _product(
 
 
 def _image_strides(shape: Sequence[int], is_last: bool, apart: int = 0) -> tuple[int, ...]:
-    """Return the strides of an image, with channels last or in the model's order; ``apart`` is the distance between
-    images (with channels last between pixels), by default that of a contiguous tensor.
+    """Return the strides of images of ``shape``, (image, channel, spatial...), with channels last or contiguous.
+
+    ``apart`` is the distance between images (with channels last, between pixels), by default that without gaps.
     """
     order = [0, *range(2, len(shape)), 1] if is_last else list(range(len(shape)))
     strides, step = [0] * len(shape), 1

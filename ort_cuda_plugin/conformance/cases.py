@@ -79,7 +79,7 @@ def load_case(key: str) -> Case:
         if Path(DATA_DIR, kind).is_dir():
             return {case.key: case for case in _cases(kind, load_model_tests(kind=kind))}[key]
         words = name.split("_")
-        for count in range(len(words), 0, -1):  # most names are literals; others are composed, and only begin as one
+        for count in range(len(words), 0, -1):  # most names are literals; composed names only begin with one
             for case in _cases(kind, _node_tests("test_" + "_".join(words[:count]))):
                 if case.key == key:
                     return case
@@ -125,7 +125,7 @@ def _node_modules() -> dict[str, str]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The node tests compute values that overflow, and divide by zero, on purpose."""
+    """Suppress warnings: the node tests compute values that overflow, and divide by zero, on purpose."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
