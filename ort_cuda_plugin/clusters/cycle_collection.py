@@ -1,9 +1,9 @@
 """Pauses Python's cyclic garbage collector while the plugin claims nodes and builds plans.
 
 Claiming and lowering make many objects that live until the plan is done. CPython reacts with full collections, which
-traverse all objects of the process, those of the application and of its packages included: up to a quarter of the time
-in which a warm session of a small network is created. A finished plan is freed without the collector, because no cycle
-of references contains its program.
+traverse all objects of the process, including those of the application and its packages. They took up to a quarter of
+the time in which a session of a small network is created with a warm cache. The program of a finished plan is freed
+without the collector, because no cycle of references contains it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ _resumes = False
 
 @contextmanager
 def paused() -> Iterator[None]:
-    """Pause the collector of the whole process. When the last of overlapping pauses ends, the collector is on again if
-    it was on before the first.
+    """Pause the collector of the whole process.
+
+    When the last of overlapping pauses ends, the collector is enabled if it was enabled before the first pause.
     """
     global _pauses, _resumes
     with _lock:
