@@ -175,7 +175,7 @@ def test_tensor_cores_multiply_what_ldmatrix_loads() -> None:
             "wgmma.fence.sync.aligned;",
             "PTX line 8, `wgmma.fence.sync.aligned`: the instruction wgmma is not",
         ),
-        ("mov.u32 %r1, %clock;", r"line 8, .*: the special register %clock is not supported"),
+        ("mov.u32 %r1, %pm0;", r"line 8, .*: the special register %pm0 is not supported"),
         ("ld.global.u32 %nothing, [%x];", "%nothing is not declared"),
         ("add.u32 %r1, %r2;", "the operands or modifiers are not those"),
         ("cvt.rn.f16.f64.satfinite %r1, %x;", "the modifier .satfinite is not supported for these types"),

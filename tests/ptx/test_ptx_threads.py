@@ -108,3 +108,33 @@ def test_a_failed_assertion_names_its_text_and_thread() -> None:
     )
     with pytest.raises(emulator.EmulatorError, match=r"thread \(3,0,0\): n > 0:12: n > 0: assertion `n > 0` failed"):
         run(body, 32, 1, before)
+
+
+def test_threads_wait_at_an_mbarrier() -> None:
+    module = emulator.load(
+        f"{HEAD}.shared .align 8 .b64 barrier; .shared .align 4 .b8 tile[256];\n.visible .entry k(.param .u64 y) {{\n"
+        ".reg .b64 %y, %a, %s; .reg .b32 %t, %m, %o, %r; .reg .pred %p, %q;\n"
+        "ld.param.u64 %y, [y]; mov.u32 %t, %tid.x; setp.eq.u32 %p, %t, 0; mul.wide.u32 %a, %t, 4; add.u64 %y, %y, %a;\n"
+        "@%p mbarrier.init.shared.b64 [barrier], 64; bar.sync 0;"
+        "mov.u32 %m, tile; shl.b32 %o, %t, 2; add.u32 %o, %o, %m;"
+        "st.shared.u32 [%o], %t; mbarrier.arrive.shared.b64 %s, [barrier];\n"
+        "wait: mbarrier.test_wait.shared.b64 %q, [barrier], %s; @!%q bra wait;\n"
+        "xor.b32 %o, %t, 63; shl.b32 %o, %o, 2; add.u32 %o, %o, %m; ld.shared.u32 %r, [%o]; st.global.u32 [%y], %r;\n"
+        "mbarrier.arrive.release.cta.shared::cta.b64 _, [barrier];\n"
+        "again: mbarrier.try_wait.parity.shared.b64 %q, [barrier], 1; @!%q bra again;\n"
+        "@%p mbarrier.inval.shared.b64 [barrier]; ret;\n}"
+    )
+    y = np.zeros(64, np.uint32)
+    module.launch("k", 1, 64, (y,))
+    np.testing.assert_array_equal(y, np.arange(64)[::-1])
+
+
+def test_clocks_advance() -> None:
+    module = emulator.load(
+        f"{HEAD}.visible .entry k(.param .u64 y) {{ .reg .b64 %y, %a, %b; .reg .b32 %c; ld.param.u64 %y, [y];"
+        "mov.u64 %a, %globaltimer; mov.u32 %c, %clock; mov.u64 %b, %clock64; sub.u64 %a, %b, %a;"
+        "st.global.u64 [%y], %a; st.global.u32 [%y+8], %c; ret; }"
+    )
+    y = np.full(2, -1, np.int64)
+    module.launch("k", 1, 1, (y,))
+    assert 0 <= y[0] < 10**9

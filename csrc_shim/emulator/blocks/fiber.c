@@ -214,6 +214,63 @@ uint32_t ocp_emu_numbered_barrier(ocp_emu_thread *thread, uint32_t number, uint3
   return cpu->warps[warp].result[lane];
 }
 
+/* ---- mbarrier objects ---- */
+
+enum { EMU_INIT, EMU_ARRIVE_AT, EMU_DROP, EMU_TEST, EMU_TEST_PARITY };
+
+/* A phase of an mbarrier object in shared memory, of 64 bits. */
+typedef struct mbarrier {
+  uint32_t pending : 20; /* arrivals that the phase still expects */
+  uint32_t unused : 12;
+  uint32_t expected : 20; /* arrivals of the next phase */
+  uint32_t phase : 12;
+} mbarrier;
+
+/* Lets other threads run while this one polls: the rest of its warp, then the other warps. */
+static void let_others_run(emu_cpu *cpu, uint32_t index) {
+  uint32_t warp = index / EMU_WARP, lanes = cpu->warps[warp].runnable, warps = cpu->runnable_warps;
+  uint32_t after = lanes & ~(((uint32_t)2 << index % EMU_WARP) - 1);
+  if (!after) {
+    uint32_t later = warps & ~(((uint32_t)2 << warp) - 1);
+    warp = (uint32_t)__builtin_ctz(later ? later : warps);
+    after = cpu->warps[warp].runnable;
+  }
+  uint32_t next = warp * EMU_WARP + (uint32_t)__builtin_ctz(after);
+  if (next != index)
+    switch_to(cpu, &cpu->fibers[index].stack_pointer, next);
+}
+
+uint64_t ocp_emu_mbarrier(ocp_emu_thread *thread, void *object, uint32_t operation, uint64_t given) {
+  mbarrier state;
+  memcpy(&state, object, sizeof state);
+  uint64_t token = state.phase;
+  switch (operation) {
+  case EMU_INIT:
+    state = (mbarrier){.pending = (uint32_t)given, .expected = (uint32_t)given};
+    break;
+  case EMU_TEST:
+  case EMU_TEST_PARITY:
+    if (operation == EMU_TEST ? token != given : (token & 1) != given) {
+      emu_order_fence(thread, true, false);
+      return 1;
+    }
+    let_others_run(emu_running, emu_running->current);
+    return 0;
+  default:
+    if (given > state.pending)
+      ocp_emu_trap(thread, "more threads arrive at an mbarrier than its phase expects");
+    emu_order_fence(thread, false, true);
+    state.pending -= (uint32_t)given;
+    state.expected -= operation == EMU_DROP ? (uint32_t)given : 0;
+    if (!state.pending) {
+      state.pending = state.expected;
+      state.phase++;
+    }
+  }
+  memcpy(object, &state, sizeof state);
+  return token;
+}
+
 /* ---- start and end ---- */
 
 /* Ends a thread and runs another one; the last thread of the block returns to emu_fibers_run_block. */

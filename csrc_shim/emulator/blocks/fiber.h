@@ -40,6 +40,9 @@ uint32_t ocp_emu_numbered_barrier(ocp_emu_thread *thread, uint32_t number, uint3
                                   uint32_t predicate);
 /* Ends the launch with CUDA_ERROR_LAUNCH_FAILED; `why` is part of the error's text. Only in kernels whose threads are
  * fibers. */
+/* An mbarrier object of 64 bits: operation 0 begins it with `given` arrivals, 1 arrives `given` times and returns the
+ * phase, 2 also leaves the next phases, 3 and 4 test whether the phase `given`, or of that parity, is complete. */
+uint64_t ocp_emu_mbarrier(ocp_emu_thread *thread, void *object, uint32_t operation, uint64_t given);
 /* Ends the calling thread, from any depth of calls. */
 _Noreturn void ocp_emu_exit(ocp_emu_thread *thread);
 _Noreturn void ocp_emu_trap(ocp_emu_thread *thread, const char *why);

@@ -5,6 +5,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #include "emulator/state.h"
 
@@ -48,6 +49,12 @@ double ocp_emu_directed(uint32_t operation, uint32_t mode, double a, double b, d
   _mm_setcsr(control);
 #endif
   return result;
+}
+
+uint64_t ocp_emu_clock(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
 /* ---- printf ---- */

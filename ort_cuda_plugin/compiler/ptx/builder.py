@@ -58,6 +58,9 @@ def host_function(symbol: str, result: str, *types: str) -> str:
     return symbol
 
 
+CLOCK = host_function("ocp_emu_clock", "i64")
+CLOCKS = ("%globaltimer", "%globaltimer_lo", "%clock64", "%clock")
+"""Special registers with a time: nanoseconds of the host here, also where a GPU counts cycles."""
 LOCAL = thread_function("local_begin", "ptr", "ptr", "i32")
 
 
@@ -231,7 +234,7 @@ class Builder:
         if operand.name == "WARP_SZ":
             return "32"
         if operand.name[0] == "%":
-            return self.convert_bits(special(self, operand.name), "i32", target)
+            return special_value(self, operand.name, target)
         return self.convert_bits(self.symbol(operand.name, 0), "i64", target)
 
     def packed(self, group: Group, target: str) -> str:
@@ -386,6 +389,13 @@ class Builder:
 
 
 # ---- special registers ----
+
+
+def special_value(b: Builder, name: str, target: str) -> str:
+    """Return a special register as a value of an LLVM type."""
+    if name in CLOCKS:
+        return b.convert_bits(b.call("i64", CLOCK), "i64", target)
+    return b.convert_bits(special(b, name), "i32", target)
 
 
 def special(b: Builder, name: str) -> str:

@@ -45,6 +45,38 @@ def barrier(b: Builder, ins: Instruction) -> None:
         b.set(result, b.op(f"icmp ne i32 {value}, 0"), "pred")
 
 
+MBARRIER = thread_function("mbarrier", "i64", "ptr", "i32", "i64")
+MBARRIER_MODIFIERS = frozenset(
+    (
+        *("init", "inval", "arrive", "arrive_drop", "test_wait", "try_wait", "parity", "shared", "shared::cta"),
+        *("release", "acquire", "cta"),
+    )
+)
+
+
+@instruction("9.7.13.16", "mbarrier")
+def mbarrier(b: Builder, ins: Instruction) -> None:
+    """Begin an mbarrier object, arrive at it, or test whether a phase is complete; there are no transactions."""
+    check_modifiers(ins, MBARRIER_MODIFIERS)
+    operands = list(ins.operands)
+    result = None if ins.has("init", "inval") else operands.pop(0)
+    pointer = b.pointer(operands.pop(0), "shared" if ins.has("shared", "shared::cta") else "")
+    if ins.has("inval"):
+        return
+    if ins.has("init", "test_wait", "try_wait"):
+        given = b.value(operands[0], "u32" if ins.has("init", "parity") else "u64")
+        given = given if not ins.has("init", "parity") else b.convert_bits(given, "i32", "i64")
+    else:
+        given = b.convert_bits(b.value(operands[0], "u32"), "i32", "i64") if operands else "1"
+    names = ("init", "arrive", "arrive_drop")
+    operation = next((names.index(each) for each in names if ins.has(each)), 4 if ins.has("parity") else 3)
+    value = b.call("i64", MBARRIER, f"ptr {pointer}", f"i32 {operation}", f"i64 {given}")
+    if result is not None and operation >= 3:
+        b.set(result, b.op(f"icmp ne i64 {value}, 0"), "pred")
+    elif result is not None:
+        b.set(result, value, "b64")
+
+
 @instruction("9.7.15.3, 9.7.15.4", "nanosleep", "pmevent")
 def sleep(b: Builder, ins: Instruction) -> None:
     if ins.opcode == "nanosleep":
