@@ -25,6 +25,8 @@ from device_models import add_and_double, model, with_cpu_nodes
 from ort_cuda_plugin.abi.core import core, ffi
 from ort_cuda_plugin.abi.device import CudaError, Device
 from ort_cuda_plugin.custom.plugin import register_creator, unregister_creator
+from ort_cuda_plugin.ep.device import open_device
+from ort_cuda_plugin.program.steps.libraries import Refusals
 from plugins import DOUBLE, ProbeCreator
 from profiles import Profile, profiled_session
 
@@ -582,6 +584,9 @@ class Library(Scenario):
             with tempfile.TemporaryDirectory() as folder:  # loaded, it needs no file any more
                 type(self).fake = use(self.name, self.number, str(fake_library(self.name, Path(folder))))
             self.configure()
+        # A refusal of an earlier injection would keep the library from being called.
+        for opened in open_device._open.values():
+            vars(opened)["refusals"] = Refusals()
 
     def configure(self) -> None:
         copy = int(ffi.cast("uintptr_t", core().driver_emulator().MemcpyDtoDAsync))

@@ -112,6 +112,7 @@ def remembered(cublaslt: str, folder: str) -> dict[str, Any]:
     """What Runs of sessions do after a refusal: refusals, searches of the library, calls into Python, and errors."""
     fake = use("cublaslt", 0, cublaslt)
     cache = RefusalCache(Path(folder))
+    open_device.OpenDevice.keeps_refusals = True  # type: ignore[assignment,method-assign]
     for module in (substitutes, open_device):
         vars(module)["refusal_cache"] = lambda: cache
     source = model(

@@ -67,6 +67,8 @@ class DeviceCluster:
         core().cluster_release(self.pointer)
         for problem in self._problems:
             core().problem_release(problem)
+        if self._problems:
+            self._device.let_libraries_go()
         self._problems.clear()
         self.callbacks.clear()
         self._device.release_kernels(self._kernels)
@@ -106,6 +108,8 @@ class DeviceCluster:
     def _add_problems(self, problems: Sequence[LibraryProblem]) -> None:
         error = new_error()
         created = []
+        if problems and not self._problems:
+            self._device.hold_libraries()
         for problem in problems:
             created.append(core().problem_create(ffi.new("ocp_problem_spec *", asdict(problem)), error))
             self._problems.append(created[-1])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, cached_property
@@ -53,8 +53,10 @@ class OpenDevice:
         self.info = info
         self.pointer = open_device(info)
         self.driver = core().driver_emulator() if info.emulated else core().driver_cuda(ffi.new("const char **"))
+        self.release_substitutes: Callable[[], None] = lambda: None
         self._loaded: dict[KernelSpec, LoadedKernel] = {}
         self._lock = threading.Lock()
+        self._library_users = 0
 
     @property
     def target(self) -> Target:
@@ -71,7 +73,12 @@ class OpenDevice:
     @cached_property
     def refusals(self) -> Refusals:
         """Return the library calls that were refused on this device by the libraries and the driver in use."""
-        return Refusals(refusal_cache().load(self.identity))
+        return Refusals(refusal_cache().load(self.identity) if self.keeps_refusals else ())
+
+    @property
+    def keeps_refusals(self) -> bool:
+        """Return whether refusals are kept for later processes: those of the stand-ins of tests are not."""
+        return not self.info.emulated
 
     @property
     def identity(self) -> str:
@@ -132,6 +139,19 @@ class OpenDevice:
             for kernel in unused:
                 self.driver.ModuleUnload(kernel.module)
             core().device_leave(stay)
+
+    def hold_libraries(self) -> None:
+        """Note that a cluster has library problems, until it calls `let_libraries_go`."""
+        with self._lock:
+            self._library_users += 1
+
+    def let_libraries_go(self) -> None:
+        """Note that a cluster has released its library problems; the last one releases the calls' substitutes."""
+        with self._lock:
+            self._library_users -= 1
+            is_last = self._library_users == 0
+        if is_last:
+            self.release_substitutes()
 
     def synchronize(self) -> None:
         """Wait for all work on the device.

@@ -41,10 +41,11 @@ class Refused(Exception):
 
 
 class Substitutes:
-    """The substitutes of one device. They live as long as the process. Thread safe."""
+    """The substitutes of one device. They live as long as a cluster of the device has library problems. Thread safe."""
 
     def __init__(self, device: OpenDevice) -> None:
         self._device = device
+        device.release_substitutes = self.release
         self._lock = threading.Lock()
         self._made: dict[tuple[LibraryProblem, tuple[int, ...]], tuple[Any, DeviceCluster]] = {}
 
@@ -64,6 +65,14 @@ class Substitutes:
                 self._made[key] = self._make(call)
                 self._remember(call)
             return self._made[key][0]
+
+    def release(self) -> None:
+        """Release all substitutes. No Run may be active."""
+        with self._lock:
+            made = [*self._made.values()]
+            self._made.clear()
+        for _, cluster in made:
+            cluster.close()
 
     def _make(self, call: RefusedCall) -> tuple[Any, DeviceCluster]:
         properties = replace(self._device.properties(), libraries=frozenset())
@@ -91,7 +100,7 @@ class Substitutes:
             call.why,
             "; later sessions on this device do not try the call again" if call.lasts else "",
         )
-        if call.lasts:
+        if call.lasts and self._device.keeps_refusals:
             refusal_cache().keep(self._device.identity, refusal)
 
 
