@@ -50,6 +50,26 @@ def test_text_without_fragments_is_checked_as_well() -> None:
         check_parameters("copy", "    y[0] = x[m]", ("x", "y"))
 
 
+@pytest.mark.parametrize(("rows", "columns"), [(16, 16), (17, 70), (33, 65)])
+def test_threads_beyond_the_result_of_a_product_do_not_multiply(
+    rows: int, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bodies: list[str] = []
+    write = gemm_simt.TiledProduct.body._write.__wrapped__
+
+    def body(kernel: gemm_simt.TiledProduct) -> str:
+        bodies.append(write(kernel))
+        return bodies[-1]
+
+    monkeypatch.setattr(gemm_simt.TiledProduct.body, "_write", body)
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal(shape).astype(np.float32) for shape in ((rows, 40), (40, columns)))
+    np.testing.assert_allclose(run_op("MatMul", [a, b])[0], a @ b, rtol=1e-4, atol=1e-5)
+    condition = "idle = choose(row0 + thread_row < m and column0 + thread_column < n, int32(0), int32(steps + 1))"
+    assert all(condition in text and "if step > idle:" in text for text in bodies)
+    assert bodies
+
+
 def test_a_missing_name_is_found_when_the_kernel_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gemm_simt, "steps_of", lambda depth: Fragment("steps_of", "count = k_end", "count"))
     monkeypatch.setattr(gemm_simt.TiledProduct.body, "_write", gemm_simt.TiledProduct.body._write.__wrapped__)

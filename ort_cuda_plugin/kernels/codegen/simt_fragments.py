@@ -125,17 +125,30 @@ def multiply(tile: Tile, accumulator: str) -> str:
     return "\n".join(lines)
 
 
-def pipeline(tile: Tile, accumulator: str, fill: str) -> Fragment:
+def overlap_of_thread(tile: Tile, a: Operand, b: Operand) -> str:
+    """Return the condition under which a thread's accumulators overlap the result; "" on a GPU.
+
+    A thread of the emulated device has 16 rows and 16 columns, and the threads of a block run one after the other:
+    without the condition, a Run of 16 rows would take as long as one of 32. A warp of a GPU would gain nothing.
+    """
+    if tile.chunk <= CHUNK:
+        return ""
+    return f"{a.origin} + thread_row < {a.bound} and {b.origin} + thread_column < {b.bound}"
+
+
+def pipeline(tile: Tile, accumulator: str, fill: str, multiplies: str = "") -> Fragment:
     """Loop over the ``steps`` k steps, double-buffered: each iteration fills one stage and multiplies the other.
 
-    ``fill`` is code that fills stage ``filling`` of both operands' tiles for ``step``.
+    ``fill`` is code that fills stage ``filling`` of both operands' tiles for ``step``. ``multiplies`` is the condition
+    under which a thread multiplies, "" for all threads.
     """
     lines = [
+        *([f"idle = choose({multiplies}, int32(0), int32(steps + 1))"] if multiplies else []),
         "for step in range(int32(steps + 1)):",
         "    filling = int32(step & 1)",
         "    if step < steps:",
         indent(fill, 2),
-        "    if step > 0:",
+        f"    if step > {'idle' if multiplies else '0'}:",
         "        current = int32(1 - filling)",
         indent(multiply(tile, accumulator), 2),
         "    cuda.syncthreads()",
@@ -163,10 +176,12 @@ class Operand:
     row: str = "{}"
 
 
-def fill_matrix(operand: Operand, extent: int, tile: Tile, element: Element, index: str) -> str:
+def fill_matrix(operand: Operand, extent: int, tile: Tile, element: Element, index: str, of_thread: int = 0) -> str:
     """Fill stage ``filling`` of the shared tile for ``step``, with zeros outside the matrix.
 
-    ``extent`` is the tile's size along x, ``index`` the type of index arithmetic within the matrix.
+    ``extent`` is the tile's size along x, ``index`` the type of index arithmetic within the matrix. ``of_thread``
+    is the number of rows of the tile that a thread reads: those of a thread without a row of the matrix are not filled.
+    0 fills all rows.
     """
     total, chunk = tile.k * extent, tile.chunk
     start, pitch = (tile.b_first, tile.b_pitch) if operand.name == "b" else (0, tile.a_pitch)
@@ -183,6 +198,9 @@ def fill_matrix(operand: Operand, extent: int, tile: Tile, element: Element, ind
     last_x, last_k = (0, chunk - 1) if operand.inner_major else (chunk - 1, 0)
     edge_x, edge_k = ("0", "i") if operand.inner_major else ("i", "0")
     name = operand.name
+    otherwise = "else:"
+    if of_thread:
+        otherwise = f"elif {operand.origin} + int32({name}_tile_x & -{of_thread}) < {operand.bound}:"
 
     def read(i: str) -> str:
         # A 64-bit addition cannot wrap, so that LLVM proves the elements adjacent and merges their loads.
@@ -217,7 +235,7 @@ def fill_matrix(operand: Operand, extent: int, tile: Tile, element: Element, ind
             *indented(before, 2),
             *[f"        {name}_value{i} = {value}" for i, value in enumerate(values)],
             *indented(_store_chunk(tile, [f"{name}_value{i}" for i in range(len(values))], element, shared_stride), 2),
-            "    else:",
+            f"    {otherwise}",
             f"        for i in range({chunk}):",
             f"            {name}_edge = {element.accumulator}(0)",
             f"            inside = {name}_x_at + {edge_x} < {operand.bound}",

@@ -12,7 +12,16 @@ from ...model.ir import DType
 from ..codegen.block_mapping import batch_offsets, steps_of, tile_of_block
 from ..codegen.epilogue import Epilogue
 from ..codegen.fragment import Fragment, join
-from ..codegen.simt_fragments import Element, Operand, Tile, declare, fill_matrix, pipeline, store_tile
+from ..codegen.simt_fragments import (
+    Element,
+    Operand,
+    Tile,
+    declare,
+    fill_matrix,
+    overlap_of_thread,
+    pipeline,
+    store_tile,
+)
 from ..codegen.source import register_type, text_property
 from ..contraction.prologue import conversion_setup, type_names
 
@@ -82,11 +91,13 @@ class Product:
 
     def tile_fragments(self, tile: Tile, a: Operand, b: Operand) -> list[Fragment]:
         """Return the SIMT fragments of the block's tile: accumulators, pipeline, epilogue."""
-        pairs = zip((a, b), (tile.m, tile.n), self.elements, strict=True)
-        fill = [fill_matrix(x, extent, tile, element, self.index_type) for x, extent, element in pairs]
+        condition = overlap_of_thread(tile, a, b)
+        of_thread = (tile.thread_m, tile.thread_n) if condition else (0, 0)
+        pairs = zip((a, b), (tile.m, tile.n), self.elements, of_thread, strict=True)
+        fill = [fill_matrix(x, extent, tile, element, self.index_type, own) for x, extent, element, own in pairs]
         return [
             declare(tile, self.element.accumulator),
-            pipeline(tile, self.element.accumulator, "\n".join(fill)),
+            pipeline(tile, self.element.accumulator, "\n".join(fill), condition),
             store_tile(tile, a.bound, b.bound, self.element, self.epilogue),
         ]
 
