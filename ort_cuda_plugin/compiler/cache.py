@@ -58,12 +58,12 @@ class KernelCache(CacheFolder):
         self.foreign: dict[bool, list[Tools]] | None = None
 
     def load(self, key: str, target: Target) -> KernelImage | None:
-        """Return the kernel, or None if there is no entry or it is damaged."""
+        """Return the kernel of a key; None if the key has no entry, or a damaged one."""
         return decode(self.read(key) or b"", target)
 
     def load_made(self, spec: KernelSpec, target: Target) -> KernelImage | None:
-        """Return the kernel, compiled with the tools of this process, or with any tools if the process lacks one of
-        them.
+        """Return the kernel as compiled with the tools of this process; if this process lacks a tool, as compiled with
+        the tools of any other process. None if the cache has no such kernel.
         """
         for tools in (installed_tools(target.is_emulated), *self.others(target.is_emulated)):
             image = self.load(kernel_key(spec, target, tools), target)
@@ -72,8 +72,8 @@ class KernelCache(CacheFolder):
         return None
 
     def others(self, emulated: bool) -> list[Tools]:
-        """Return the tools of other processes whose kernels this process accepts, the latest first; empty if it can
-        compile.
+        """Return the tools of other processes whose kernels this process accepts, the latest first; none if this
+        process can compile.
         """
         if is_complete(installed_tools(emulated)):
             return []
@@ -101,19 +101,19 @@ class KernelCache(CacheFolder):
             self.write_file(f"{tools_prefix}{kind}-{hashlib.sha256(data).hexdigest()[:16]}.json", data)
 
     def store(self, key: str, image: KernelImage) -> None:
-        """Store a kernel."""
+        """Store the compiled kernel of a key."""
         self.write(key, encode(image))
 
     def load_ir(self, key: str) -> list[str] | None:
-        """Return the texts of an IR, or None if there is no entry or it is damaged."""
+        """Return the mangled name and the modules of a kernel's IR; None if the key has no entry, or a damaged one."""
         return decode_texts(self.read(key) or b"")
 
     def store_ir(self, key: str, texts: Sequence[str]) -> None:
-        """Store the texts of an IR."""
+        """Store the mangled name and the modules of a kernel's IR."""
         self.write(key, encode_texts(texts))
 
 
-# ---- the bodies of entries; that of a kernel: three lengths, JSON, image, PTX ----
+# ---- bodies of entries; a kernel's body has three lengths, JSON, image, PTX ----
 
 
 def encode(image: KernelImage) -> bytes:
@@ -122,7 +122,7 @@ def encode(image: KernelImage) -> bytes:
 
 
 def decode(body: bytes, target: Target) -> KernelImage | None:
-    """Decode an image; None if the bytes are malformed."""
+    """Decode the body of a kernel's entry; None if the bytes are malformed."""
     try:
         header_bytes, image_bytes, ptx_bytes = struct.unpack_from("<III", body)
         image_start = 12 + header_bytes
@@ -146,14 +146,14 @@ def encode_texts(texts: Sequence[str]) -> bytes:
 
 
 def decode_texts(body: bytes) -> list[str] | None:
-    """Decode texts; None if the bytes are malformed, or more than an entry may have."""
+    """Decode the body of an IR's entry; None if the bytes are malformed, or expand to more than `max_entry_bytes`."""
     unpacker = zlib.decompressobj()
     try:
         data = unpacker.decompress(body, max_entry_bytes)
         texts = json.loads(data) if unpacker.eof else None
         if not isinstance(texts, list) or len(texts) < 2:
             return None
-        "".join(texts).encode()  # LLVM wants UTF-8
+        "".join(texts).encode()  # raises for lone surrogates: LLVM takes UTF-8
     except (zlib.error, ValueError, TypeError, RecursionError):
         return None
     return texts

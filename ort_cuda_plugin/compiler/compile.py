@@ -1,7 +1,7 @@
 """Compiles kernels: Python function -> Numba -> LLVM IR -> cubin, or host object for the emulated device.
 
-Only this module and `ort_cuda_plugin.compiler.intrinsics` use Numba and llvmlite; both are imported only when a kernel
-has to be compiled.
+Only this module and those that it imports from `ort_cuda_plugin.compiler` use Numba and llvmlite. They are imported
+only when a kernel has to be compiled.
 """
 
 from __future__ import annotations
@@ -144,7 +144,10 @@ def parameter_type(entry: str) -> types.Type:
 
 @lru_cache(maxsize=64)
 def kernel_ir(spec: KernelSpec) -> KernelIR:
-    """Run Numba's front end. The last results are cached: a report compiles a kernel for several architectures."""
+    """Compile the kernel's source to LLVM IR with Numba's front end.
+
+    The last results are cached: a report compiles a kernel for several architectures.
+    """
     function = kernel_function(spec)
     bounds = (spec.launch_bounds, spec.resident) if spec.resident else spec.launch_bounds
     signature = types.void(*(parameter_type(entry) for entry in spec.signature))
@@ -221,15 +224,15 @@ def find_linker(spec: KernelSpec) -> None:
 
 
 def with_short_rounding(ptx: bytes, capability: tuple[int, int]) -> bytes:
-    """Return the PTX with rounding to TF32 as one instruction, from sm_90 on: it rounds half to even.
+    """Return the PTX; from sm_90 on, with its roundings to TF32 replaced by an instruction that rounds half to even.
 
-    Rounding half away from zero takes three instructions on all GPUs.
+    Rounding half away from zero takes three machine instructions on all GPUs.
     """
     return ptx.replace(b"cvt.rna.tf32.f32", b"cvt.rn.tf32.f32") if capability >= (9, 0) else ptx
 
 
 def compile_ptx(spec: KernelSpec, ir: KernelIR, target: Target) -> bytes:
-    """The kernel as PTX, by NVVM."""
+    """Compile the kernel's IR to PTX with NVVM."""
     modules = [text.replace(ir.mangled_name, spec.symbol) for text in ir.modules]
     try:
         capability = closest_capability(target.compute_capability)
@@ -241,7 +244,7 @@ def compile_ptx(spec: KernelSpec, ir: KernelIR, target: Target) -> bytes:
 
 
 def compile_cuda(spec: KernelSpec, ir: KernelIR, target: Target) -> KernelImage:
-    """Compile to a cubin, or to PTX, which the driver compiles, if the architecture is newer than the toolkit."""
+    """Compile the IR to a cubin; to PTX, which the driver compiles, if the architecture is newer than the toolkit."""
     from cuda.core import Linker, LinkerOptions, ObjectCode
 
     ptx = compile_ptx(spec, ir, target)
@@ -306,7 +309,7 @@ def inline_into_kernel(prepared: Sequence[str], kernel: str, count: bool = False
 
     optimise(main, configure)
     if count:
-        # NVVM does the same: a value that is loaded once counts once.
+        # NVVM optimises as well: it loads a value once where the IR loads it repeatedly, so count it once.
         options = llvm.create_pipeline_tuning_options(2)
         options.loop_vectorization = options.slp_vectorization = False
         builder = llvm.create_pass_builder(host_target_machine(), options)
@@ -323,8 +326,8 @@ def excess_shared_memory(static_bytes: int) -> str:
     if static_bytes <= MAX_DECLARED_SHARED:
         return ""
     return (
-        f"it declares {static_bytes} bytes of shared memory, more than the {MAX_DECLARED_SHARED} that "
-        "are possible: a launch can ask for more, which is an array of the size 0 in the kernel"
+        f"it declares {static_bytes} bytes of shared memory, more than the {MAX_DECLARED_SHARED} that a kernel can "
+        "declare. Request the bytes in the launch instead, and declare an array of size 0 in the kernel"
     )
 
 
@@ -360,7 +363,7 @@ def ptx_kernel_module(
     ir, static_bytes = llvm_module(module, kernel, [size == 0 for size in sizes], target.contract)
     shared = host_ir.SharedMemory({"": 0}, static_bytes)
     inlined = inline_into_kernel([ir], kernel, target.count)
-    # The translation marks what may be contracted.
+    # The translation of PTX has marked the operations that may fuse to an FMA.
     return host_ir.kernel_module(
         inlined, kernel, kernel, sizes, shared, target.check, contract=False, count=target.count
     ), shared
@@ -379,7 +382,7 @@ def optimised_module(texts: Sequence[str]) -> llvm.ModuleRef:
     module.data_layout = str(host_target_machine().target_data)
     module.verify()
     options = llvm.create_pipeline_tuning_options(OPTIMISATION_LEVEL)
-    options.slp_vectorization = True  # what makes the register tiles of products vectors
+    options.slp_vectorization = True  # turns the register tiles of GEMMs into vectors
     options.loop_vectorization = True
     builder = llvm.create_pass_builder(host_target_machine(), options)
     builder.getModulePassManager().run(module, builder)

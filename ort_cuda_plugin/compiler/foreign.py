@@ -1,7 +1,7 @@
 """Kernels of applications in CUDA C++, PTX, cubins and LTO-IR.
 
-NVRTC compiles CUDA C++, nvJitLink links all of them to cubins; neither needs a GPU. The emulated device runs
-``source``, the kernel's counterpart in Numba; without one it executes the PTX, which a cubin lacks.
+NVRTC compiles CUDA C++ to PTX, and nvJitLink links PTX and LTO-IR to cubins; neither needs a GPU. The emulated device
+runs ``source``, the kernel's counterpart in Numba; without one it executes the PTX, which a cubin lacks.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class ForeignCode:
                 raise ValueError(f"kernel {self.entry}: a cubin is for one architecture: give {{'sm_90': cubin}}")
         for arch, data in self.images:
             if not isinstance(data, bytes):
-                raise ValueError(f"kernel {self.entry}: the code for {arch} is {type(data).__name__}, not bytes")
+                shown = arch or "all architectures"
+                raise ValueError(f"kernel {self.entry}: the code for {shown} is {type(data).__name__}, not bytes")
             if self.kind == "cubin":
                 try:
                     _sections(data, self.entry, arch)
@@ -68,7 +69,8 @@ class ForeignCode:
     def image_for(self, compute_capability: tuple[int, int]) -> bytes | None:
         """Return the newest code that runs on an architecture; None if there is none.
 
-        A cubin must be for the same major version and not a newer minor one; PTX and LTO-IR for any older architecture.
+        A cubin must be for the same major version and not for a newer minor one; PTX and LTO-IR must be for the
+        architecture or an older one. Code for sm_90a runs on sm_90 only, code for sm_100f within the major version.
         """
         fitting = [
             (*_number(arch), data)
@@ -222,7 +224,7 @@ def _headers() -> list[bytes]:
 
 
 def _newest_known(nvrtc: Any, compute_capability: tuple[int, int]) -> tuple[int, int]:
-    """Return the architecture, or the newest one that NVRTC knows, whose PTX runs on newer ones."""
+    """Return the newest architecture up to ``compute_capability`` that NVRTC knows; its PTX runs on newer GPUs too."""
     failed, *rest = nvrtc.nvrtcGetSupportedArchs()
     known = [divmod(number, 10) for number in (rest[-1] if failed == 0 and rest else ())]
     older = [each for each in known if each <= compute_capability]

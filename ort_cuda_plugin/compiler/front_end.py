@@ -1,7 +1,8 @@
-"""Numba's front end without what kernels have no use for: half of its passes, most look-ups and lifetimes.
+"""Patches Numba's front end, so that it skips work that kernels do not need: half of its passes, repeated look-ups, and
+lifetimes of variables.
 
-Kernels are straight code over numbers and pointers: no closures, exceptions or array expressions. LLVM makes the same
-of the IR as with all passes; a test compares the PTX of the two.
+Kernels are code over numbers and pointers, without closures, exceptions or array expressions. Their PTX is the same as
+with all of Numba's passes, which a test compares.
 """
 
 from __future__ import annotations
@@ -74,21 +75,21 @@ data_types = (types.Number, types.Boolean, types.CPointer, types.Array)
 
 @cache
 def is_of_data(kind: type) -> bool:
-    """Whether Numba's types of a class are those of data."""
+    """Return whether ``kind`` is a class of Numba's types of data, not of functions or modules."""
     return issubclass(kind, data_types)
 
 
 signatures: dict[tuple[Any, Any, tuple[types.Type, ...]], tuple[Any, Any]] = {}
-"""What functions of such types were resolved to, and by which overload: by function, typing context and arguments."""
+"""Resolved signature and key of the overload, by function, typing context and argument types (`data_types`)."""
 
 resolve = BaseFunction.get_call_type
 
 
 def remembered(function: Any, context: Any, args: tuple[types.Type, ...], kws: dict[str, types.Type]) -> Any:
-    """`BaseFunction.get_call_type`, which tries every overload of an operator each time that one appears."""
+    """Replace `BaseFunction.get_call_type`, which tries every overload at each use of an operator: cache the result."""
     if kws or not all(is_of_data(each.__class__) for each in args):
         return resolve(function, context, args, kws)
-    # Numba makes a new function for each conversion to a type of numbers.
+    # Numba makes a new function object for each conversion to a number type, so use the type as the key.
     conversion = function.typing_key if isinstance(function.typing_key, types.Number) else None
     key = (conversion or function, context, tuple(args))
     if key not in signatures:
@@ -101,12 +102,12 @@ def remembered(function: Any, context: Any, args: tuple[types.Type, ...], kws: d
 
 resolve_value = BaseContext.resolve_value_type
 values: dict[tuple[Any, int], tuple[Any, Any]] = {}
-"""Numba's types of functions, modules and types, by typing context and identity, with what they are the types of."""
+"""Numba's type of a function, module or type, and this object itself, by typing context and the object's id."""
 kinds_of_names = (FunctionType, BuiltinFunctionType, ModuleType, type, types.Type, extending._Intrinsic)
 
 
 def remembered_value(context: Any, value: Any) -> Any:
-    """`BaseContext.resolve_value_type`, which tries a dozen protocols for each function that a kernel calls."""
+    """Replace `BaseContext.resolve_value_type`, which tries a dozen protocols for each function that a kernel calls."""
     if not isinstance(value, kinds_of_names):
         return resolve_value(context, value)
     key = (context, id(value))
@@ -121,7 +122,7 @@ omitted = types.Omitted(ir.UNDEFINED)
 
 
 def literal_if_known(value: Any) -> Any:
-    """`lowering._lit_or_omitted`, which raises and catches an error for each operand that is no constant."""
+    """Replace `lowering._lit_or_omitted`, which raises and catches an error for each operand that is not a constant."""
     return omitted if value is ir.UNDEFINED else literal_or_omitted(value)
 
 
@@ -130,12 +131,12 @@ location_takers: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
 
 def remembered_location(function: Any) -> bool:
-    """`base._has_loc`, which looks at the signature of an implementation each time that a kernel uses it."""
+    """Replace `base._has_loc`, which inspects the signature of an implementation at each use: cache the result."""
     try:
         known = location_takers.get(function)
         if known is None:
             known = location_takers[function] = takes_location(function)
-    except TypeError:  # it has no hash or cannot be referred to weakly
+    except TypeError:  # the function has no hash, or does not allow weak references
         return bool(takes_location(function))
     return known
 
@@ -146,7 +147,7 @@ sizes: dict[str, int] = {}
 
 
 def remembered_size(context: Any, kind: Any) -> int:
-    """`BaseContext.get_abi_sizeof`, which has LLVM parse a module for each variable."""
+    """Replace `BaseContext.get_abi_sizeof`, which has LLVM parse a module for each variable: cache the sizes."""
     text = str(kind)
     if text not in sizes:
         sizes[text] = size_of(context, kind)
@@ -154,7 +155,7 @@ def remembered_size(context: Any, kind: Any) -> int:
 
 
 def unmarked(scheme: Any, text: str, *colours: Any) -> str:
-    """For errors, most of which Numba catches: a terminal's escape sequences take longer than all else of an error."""
+    """Replace the colouring of error texts: Numba catches most of these errors, and colours take most of their time."""
     return text
 
 
@@ -165,15 +166,15 @@ def without_lifetimes(processor: Any, emit_dels: bool = False, extend_lifetimes:
 
 
 def unchanged(func_ir: Any) -> Any:
-    """In place of Numba's searches for ``with`` statements and updates of dictionaries, which kernels do not have."""
+    """Replace Numba's searches for ``with`` statements and updates of dictionaries, which kernels do not have."""
     return func_ir
 
 
 @contextmanager
 def collection_paused() -> Iterator[None]:
-    """Holds back the collection of cycles, which goes over all objects again and again while Numba makes its own.
+    """Pause the garbage collector, which visits all objects again and again while Numba makes new ones.
 
-    A third of the time of a kernel's front end goes there. Other threads of the process free their cycles later.
+    It would take a third of the front end's time. Cycles of other threads are collected later as well.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -186,7 +187,7 @@ def collection_paused() -> Iterator[None]:
 
 @contextmanager
 def front_end_of_kernels() -> Iterator[None]:
-    """Numba compiles kernels so while this lasts. The caller holds Numba's lock."""
+    """Apply the patches of this module to Numba in a ``with`` block. The caller holds Numba's lock."""
     device = ComputeCapability(compute_capability)
     with (
         collection_paused(),

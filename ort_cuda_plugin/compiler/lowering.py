@@ -29,7 +29,7 @@ def find_singly_assigned(lower: Any) -> None:
 
 
 def lower_block(lower: Any, block: Any) -> None:
-    """Replace `Lower.lower_block`: skip a context per statement, for a line of messages that `explain` drops."""
+    """Replace `Lower.lower_block`: skip the context manager of each statement, which only adds a line to errors."""
     lower.pre_block(block)
     for statement in block.body:
         lower.loc = statement.loc

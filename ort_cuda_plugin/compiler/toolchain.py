@@ -113,14 +113,15 @@ OF_NEWER_TOOLKITS = {(10, 7): (13, 5)}
 
 
 def supported_capabilities(toolkit: str | None = None) -> list[tuple[int, int]]:
-    """Return the compute capabilities that a toolkit (the installed one) compiles for, in ascending order."""
+    """Return the compute capabilities for which a toolkit (default: the installed one) compiles, in ascending order."""
     version = tuple(map(int, re.findall(r"\d+", toolkit_version() if toolkit is None else toolkit)))
     return sorted((*OF_EVERY_TOOLKIT, *(each for each, since in OF_NEWER_TOOLKITS.items() if version >= since)))
 
 
 def closest_capability(capability: tuple[int, int], toolkit: str | None = None) -> tuple[int, int]:
-    """Return the newest capability whose code runs on a GPU, or can be compiled again for it. Raises ValueError for an
-    old GPU.
+    """Return the newest supported capability up to that of a GPU: its cubin runs there, or the driver compiles its PTX.
+
+    Raises ValueError for a GPU older than all supported capabilities.
     """
     older = [each for each in supported_capabilities(toolkit) if each <= capability]
     if not older:
@@ -132,8 +133,8 @@ def closest_capability(capability: tuple[int, int], toolkit: str | None = None) 
 
 
 def kernel_key(spec: KernelSpec, target: Target, tools: Tools | None = None) -> str:
-    """Return the hex hash of the kernel's source and options, the target, and every tool that compiles one for the
-    other.
+    """Return the hex hash of the kernel's source and options, the target, and every tool that compiles the kernel for
+    the target.
 
     ``tools`` are by default those of this process.
     """

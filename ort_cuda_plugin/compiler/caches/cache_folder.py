@@ -49,8 +49,8 @@ class CacheFolder:
     """Entries by key in one folder. If the folder cannot be used, a warning says so once, and the cache stays empty.
 
     ``max_bytes`` bounds the sum of the entries' sizes: the least recently used entries are removed. A subclass defines
-    its entries by ``name``, ``suffix``, ``magic`` and ``max_entry_bytes``; ``consequence`` (the loss without a folder)
-    and ``remedy`` (the action without an entry) are parts of messages. A read-only folder can be read.
+    its entries by ``name``, ``suffix``, ``magic`` and ``max_entry_bytes``. Warnings contain ``consequence``, what is
+    lost without the folder, and ``remedy``, what replaces an unusable entry. A read-only folder can be read.
     """
 
     name: str
@@ -140,13 +140,13 @@ class CacheFolder:
 
     @contextlib.contextmanager
     def lock(self, key: str) -> Iterator[bool]:
-        """Hold the lock of an entry while it is made; yield False if another process holds the lock. Yield True as well
-        if the folder cannot be written to.
+        """Hold the lock of an entry in a ``with`` block that makes the entry. Yield False if another process holds the
+        lock, True if this process does. In a folder that cannot be written to, there is no lock: yield True.
         """
         with contextlib.ExitStack() as stack:
             held = True
             if self.opened is not None and self.writable:
-                with contextlib.suppress(OSError):  # two processes may make it then
+                with contextlib.suppress(OSError):  # without the lock, two processes may make the entry
                     held = stack.enter_context(self.opened.lock(f"{key}{lock_suffix}"))
             yield held
 
@@ -187,7 +187,7 @@ class CacheFolder:
         if total <= self.max_bytes:
             return
         for _, size, name in sorted(entries):
-            with contextlib.suppress(OSError):  # another process has removed it
+            with contextlib.suppress(OSError):  # another process has removed the file
                 self.opened.remove(name)
             total -= size
             if total <= self.max_bytes * 9 // 10:

@@ -37,7 +37,7 @@ class PlanCache(CacheFolder):
         return self.read(_key(what))
 
     def keep(self, what: bytes, plan: bytes) -> None:
-        """Store a plan."""
+        """Store the plan of a key."""
         self.write(_key(what), plan)
 
 
@@ -51,5 +51,5 @@ def _cache_in(folder: Path) -> PlanCache:
 
 
 def plan_cache() -> PlanCache:
-    """Return the process's cache, in the folder that the environment names."""
+    """Return this process's plan cache, in the folder ``plans`` of `cache_folder`."""
     return _cache_in(cache_folder() / "plans")

@@ -96,18 +96,18 @@ class TimingCache(CacheFolder):
         self._lock = threading.Lock()
 
     def times(self, problem: TimedProblem) -> dict[str, float]:
-        """Return the median seconds of each measured candidate; infinity for one that cannot run."""
+        """Return the median seconds of each measured candidate of a problem; infinity for one that cannot run."""
         with self._lock:
             return dict(self._known(problem))
 
     def missing(self, problem: TimedProblem, candidates: Sequence[str]) -> list[str]:
-        """Return the candidates that have not been measured."""
+        """Return those of the candidates that have not been measured for the problem."""
         times = self.times(problem)
         return [candidate for candidate in candidates if candidate not in times]
 
     def best(self, problem: TimedProblem, candidates: Sequence[str]) -> str | None:
-        """Return the fastest of the candidates, the first of equal ones; None if one is not measured, or none can
-        run.
+        """Return the fastest of the candidates, the first of equal ones; None if one has not been measured, or if none
+        of them can run.
         """
         times = self.times(problem)
         if not candidates or not all(candidate in times for candidate in candidates):
@@ -118,14 +118,17 @@ class TimingCache(CacheFolder):
     def record(self, problem: TimedProblem, times: Mapping[str, float]) -> None:
         """Add the median seconds of candidates to the stored times; infinity for a candidate that cannot run.
 
-        Raises ValueError for other numbers, and for names of more than `max_name_characters`.
+        Raises ValueError for other numbers, and for an empty name or one of more than `max_name_characters`.
         """
         for candidate, seconds in times.items():
             if not (_is_name(candidate) and _is_time(seconds)):
-                raise ValueError(f"candidate {candidate!r} of {problem.timing_id}: expected a time, got {seconds!r}")
+                raise ValueError(
+                    f"candidate {candidate!r} of {problem.timing_id}: expected a time above 0 s, and a name of 1 to "
+                    f"{max_name_characters} characters, got {seconds!r}"
+                )
         with self._lock:
             known = self._known(problem, of_disk=True)
-            # Keep the newest names: names of candidates change with their kernels.
+            # Drop the oldest candidates beyond the maximum: when kernels change, their candidates get new names.
             for candidate, seconds in times.items():
                 known.pop(candidate, None)
                 known[candidate] = float(seconds)
@@ -134,8 +137,8 @@ class TimingCache(CacheFolder):
             self.write(problem.key, _encode(problem, known))
 
     def _known(self, problem: TimedProblem, of_disk: bool = False) -> dict[str, float]:
-        """Return the stored times of a problem; ``of_disk`` reads the file again, which another process may have
-        written.
+        """Return the stored times of a problem. With ``of_disk`` read the problem's file again, since another process
+        may have written it.
         """
         known = self._times.get(problem, {})
         if not known or of_disk:
@@ -151,7 +154,7 @@ def _cache_in(folder: Path) -> TimingCache:
 
 
 def timing_cache() -> TimingCache:
-    """Return the process's cache, in the folder that the environment names."""
+    """Return this process's timing cache, in the folder ``timings`` of `cache_folder`."""
     return _cache_in(cache_folder() / "timings")
 
 

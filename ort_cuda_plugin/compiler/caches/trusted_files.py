@@ -55,11 +55,11 @@ class TrustedFolder:
         weakref.finalize(self, os.close, self.handle).atexit = False
 
     def read(self, name: str, most_bytes: int, is_use: bool = True) -> bytes:
-        """Return the contents of a file. If the read counts as a use, refresh a time stamp older than an hour."""
+        """Return the contents of a file. If the read counts as a use, refresh the file's time stamp, at most hourly."""
         with os.fdopen(os.open(name, os.O_RDONLY | CAREFULLY, dir_fd=self.handle), "rb", buffering=0) as file:
             status = _check_file(file.fileno())
             if status.st_size > most_bytes:
-                raise Untrusted(f"it has {status.st_size} bytes")
+                raise Untrusted(f"it has {status.st_size} bytes, expected at most {most_bytes}")
             data = file.read(status.st_size)
             if is_use and time.time() - status.st_mtime > 3600:
                 with contextlib.suppress(OSError):
@@ -102,8 +102,8 @@ class TrustedFolder:
                     self.remove(name)
 
     def files(self) -> Iterator[tuple[str, os.stat_result]]:
-        """Return the names in the folder and their types; links are not followed."""
-        # A separate handle has a position of its own.
+        """Yield the name and the status of each file in the folder; links are not followed."""
+        # A separate handle: the position of a listing belongs to its handle, and threads may list at once.
         own = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.handle)
         try:
             with os.scandir(own) as entries:
@@ -181,7 +181,7 @@ class _Walk:
         self.links = 0
 
     def go(self, path: Path) -> None:
-        """Enter each component; create missing folders."""
+        """Enter each component of the path; create missing folders. Raises Untrusted if a component fails a check."""
         todo = deque(path.parts[1:])
         self.check()
         while todo:
@@ -210,7 +210,7 @@ class _Walk:
             return os.stat(name, dir_fd=self.handles[-1], follow_symlinks=False)
 
     def follow(self, name: str, status: os.stat_result) -> str:
-        """Return the target of a link that only its owner can replace."""
+        """Check the owner of the link ``name`` and return its target; go to the root if the target is absolute."""
         _check_owner(status, f"the link {self.place(name)}")
         self.links += 1
         if self.links > MOST_LINKS:

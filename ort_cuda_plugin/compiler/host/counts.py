@@ -62,9 +62,9 @@ _functions = {
 }
 """Instructions of a function: all, and those of the special function unit. `_other_function` is for other names."""
 _quotient = 4
-"""Instructions of a quotient by a reciprocal, by nvdisasm of kernels for sm_90 that have more or fewer of them."""
+"""Instructions of a quotient by a reciprocal: from the SASS of sm_90 kernels with different numbers of quotients."""
 _approximations = {"ptx.half_exp": (2, 1), "ptx.half_exp2": (1, 1), "ptx.half_reciprocal": (1, 1)}
-"""The same for approximations by the special function unit, alone or with a multiplication."""
+"""Instructions, all and those of the special function unit, of approximations by this unit."""
 _other_function = (20, 1)
 _single = (
     *("llvm.fma", "llvm.fmuladd", "llvm.fabs", "llvm.min", "llvm.max", "llvm.s", "llvm.u", "llvm.ct", "llvm.abs"),
@@ -75,7 +75,8 @@ _single = (
 
 Counts = Counter[str]
 """By kind: "issued", "float" (of the float units), "double", "special", "matrix" (products of 16-bit numbers),
-"matrix_tf32", "matrix_int8", "barriers", "shuffles", and "waits0" and "waits1" for copies but the last group or two.
+"matrix_tf32", "matrix_int8", "barriers", "shuffles", "waits0" (for all asynchronous copies), "waits1" (for all but the
+last group).
 
 "stack" are those of "issued" that a GPU issues only where a thread's arrays are not in registers.
 """
@@ -86,7 +87,7 @@ def add_counts(body: list[str], size_of: Callable[[str], int], stored_type: Call
     on_stack: set[str] = set()
     addresses = {match[1] for line in body if (match := _address.match(line))}
     mentioned = Counter(name for line in body for name in _value.findall(line))
-    accesses: list[int] = []  # their parts
+    accesses: list[int] = []  # for each access the index of its basic block in `parts`
     parts: list[Counts] = []
     out: list[str] = []
     waiting = True  # for the first line of a basic block that is not a phi
@@ -125,11 +126,11 @@ def add_counts(body: list[str], size_of: Callable[[str], int], stored_type: Call
                 )
         elif not (
             ((match := _cleared.search(line)) and match[1] in on_stack)
-            # Numba reads the thread's place and the block's in all dimensions.
+            # Numba reads the indices of thread and block in all dimensions; NVVM removes unused reads.
             or ((match := _place_read.match(line)) and mentioned[match[1]] == 1)
             # The condition of a copy is an operand, which costs no instruction.
             or line.lstrip().startswith(COPIED)
-            # An access has a constant offset, which costs no instruction.
+            # A constant that is added to an address is part of the access.
             or ((match := _constant_sum.match(line)) and match[1] in addresses)
         ):
             current.update(instructions(line))
@@ -177,9 +178,9 @@ def instructions(line: str) -> Counts:
     if name == "getelementptr":  # a constant offset is part of the access
         return Counter(issued=0 if _constant_offset.search(rest) else 1)
     if name in ("and", "or", "xor") and re.match(r" (?:disjoint )?i1 ", rest):
-        return Counter()  # of predicates
+        return Counter()  # logic on predicates
     if name == "select" and re.match(r" i1 [^,]+, i1 ", rest):
-        return Counter()  # of predicates, by a predicate
+        return Counter()  # selects between predicates
     if name == "fdiv":
         return Counter(issued=_float_division * lanes, float=_float_division * lanes, special=lanes)
     if name in _divisions:
@@ -191,7 +192,7 @@ def _call(rest: str, lanes: int) -> Counts:
     match = _called.search(rest)
     name = match[1] if match else ""
     if "load_matrices" in name:
-        return Counter()  # `matrices.with_accesses` has a load for it
+        return Counter()  # the loads that `matrices.with_accesses` adds are counted
     if name == "ocp.matrix.tf32":
         return Counter(issued=1, matrix_tf32=1)
     if name in ("ocp.matrix.i8", "ocp.matrix.u8"):
@@ -199,7 +200,7 @@ def _call(rest: str, lanes: int) -> Counts:
     if "matrix" in name:
         return Counter(issued=1, matrix=1)
     if "load_matrices" in name or name in ("ptx.shared_address", "ptx.copy_async_commit"):
-        return Counter()  # of loads, a line before it is counted
+        return Counter()  # part of a load or copy that another line counts
     if name.startswith("ptx.copy_async_wait_"):
         return Counter({"issued": 1, f"waits{name[-1]}": 1})
     if name == "ocp_emu_barrier":

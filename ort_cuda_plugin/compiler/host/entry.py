@@ -107,7 +107,7 @@ def leading_guard(body: list[str]) -> Guard | None:
             break
     if not condition:
         return None
-    # The name of the block after the checks; if the search stopped there, it is not in `condition` yet.
+    # `condition` branches to the block after the checks, `onward`, and does not define that label yet.
     return Guard([*condition, f"{onward}:", "  ret i1 true", "ocp.fails:", "  ret i1 false"], inside)
 
 
@@ -240,7 +240,11 @@ def guarded_row(values: list[str], body: str) -> list[str]:
 def x_loop(
     prefix: str, before: str, loop: str, after: str, call: str = "", condition: str = "", limit: str = "%ntid.x"
 ) -> list[str]:
-    """Return a loop over tid.x, with values named ``prefix``...: it makes a call, or counts calls that are true."""
+    """Return a loop over tid.x below ``limit``, whose labels and values begin with ``prefix``.
+
+    Each iteration executes ``call``. With ``condition``, a call that returns i1, the loop instead counts the iterations
+    in which the call returns true. ``before`` and ``after`` are the labels around the loop, ``loop`` its metadata.
+    """
     lines = [f"{prefix}loop:", f"  %{prefix}tid.x = phi i32 [ 0, %{before} ], [ %{prefix}next.x, %{prefix}loop ]"]
     if condition:
         lines.append(f"  %{prefix}so.far = phi i32 [ 0, %{before} ], [ %{prefix}count, %{prefix}loop ]")
@@ -266,9 +270,9 @@ meta_version, max_parameters, pointer_kind = 1, 64, 0x80
 
 
 def meta_data(name: str, fibers: bool, static_shared: int, check: bool, parameter_bytes: list[int]) -> str:
-    """Return NAME.meta, a constant ``ocp_emu_kernel_meta``; stack_bytes is 0 until the object is made."""
+    """Return NAME.meta, a constant ``ocp_emu_kernel_meta``, with stack_bytes 0: `emulated_image` fills it in."""
     if len(parameter_bytes) > max_parameters:
-        raise UnsupportedIR(f"{len(parameter_bytes)} parameters; the emulated device allows {max_parameters}")
+        raise UnsupportedIR(f"{len(parameter_bytes)} parameters, at most {max_parameters}")
     kinds = [size or pointer_kind for size in parameter_bytes]
     kinds += [0] * (max_parameters - len(kinds))
     words = [meta_version, int(fibers), static_shared, 0, int(check), len(parameter_bytes)]

@@ -222,7 +222,7 @@ def kernel_module(
     """
     match = next((m for m in function_pattern.finditer(text) if m[1] == mangled_name), None)
     if match is None:
-        raise UnsupportedIR("no kernel function in the module")
+        raise UnsupportedIR(f"a module without the kernel function {mangled_name}")
     parameters = split_arguments(match[2])
     calls: set[str] = set()
     lines = contracted.sub(r" = \1 contract ", match[3]) if contract else match[3]

@@ -87,7 +87,7 @@ def _widened(kind: str, name: str, word: str, part: int, signed: bool) -> list[s
 
 
 def _product(kind: str) -> str:
-    parts = range(DEPTHS[kind] // 8)  # of a word
+    parts = range(DEPTHS[kind] // 8)  # elements of a 32-bit word
     ty, times, plus = (_sum(kind), "mul", "add") if kind in INTEGERS else (_sum(kind), "fmul", "fadd")
     lines = [
         "%predicate = alloca i32",

@@ -76,7 +76,7 @@ ln2_high, ln2_low = 0.693359375, -2.12194440e-4
 
 
 def exponential(b: Body, x: str) -> str:
-    """Return exp(x) = 2**n * exp(r), n the nearest integer to x / ln 2; 2**n in two factors, as it may be subnormal."""
+    """Emit exp(x) = 2**n * exp(r), n the nearest integer to x / ln 2; 2**n in two factors, as it may be subnormal."""
     x = b.select(b.compare("ogt", x, 89.0), 89.0, x)
     x = b.select(b.compare("olt", x, -104.0), -104.0, x)
     biased = b.fma(x, 1.44269504088896341, round_bias)
@@ -96,7 +96,7 @@ def exp(name: str = "__nv_expf") -> str:
 
 
 def log() -> str:
-    """Return log(x) = n ln 2 + log(m), m in [sqrt(1/2), sqrt(2))."""
+    """Return the IR of log(x) = n ln 2 + log(m), m in [sqrt(1/2), sqrt(2))."""
     b = Body()
     tiny = b.compare("olt", "%x", 2.0**-126)
     scaled = b.select(tiny, b.binary("fmul", "%x", 2.0**23), "%x")
@@ -122,7 +122,7 @@ def log() -> str:
 
 
 def tanh() -> str:
-    """Return tanh: an odd polynomial near 0, 1 - 2 / (exp(2 |x|) + 1) elsewhere."""
+    """Return the IR of tanh: an odd polynomial near 0, 1 - 2 / (exp(2 |x|) + 1) elsewhere."""
     b = Body()
     absolute = b.call("llvm.fabs.f32", "%x")
     square = b.binary("fmul", "%x", "%x")
@@ -137,7 +137,7 @@ def tanh() -> str:
 
 
 def erf() -> str:
-    """Return erf: an odd polynomial near 0, 1 - exp of a polynomial in |x| elsewhere."""
+    """Return the IR of erf: an odd polynomial near 0, 1 - exp of a polynomial in |x| elsewhere."""
     b = Body()
     t = b.call("llvm.fabs.f32", "%x")
     s = b.binary("fmul", "%x", "%x")

@@ -66,7 +66,7 @@ def export(name: str, result: types.Type, parameters: tuple[types.Type, ...], lo
 
 
 def call(name: str, result: ir.Type, *parameters: ir.Type) -> Lowering:
-    """Emit a call of the external function ``name``."""
+    """Return a `Lowering` that calls the external function ``name``."""
 
     def lower(builder: ir.IRBuilder, args: Any) -> ir.Value:
         function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(result, parameters), name)
@@ -76,7 +76,7 @@ def call(name: str, result: ir.Type, *parameters: ir.Type) -> Lowering:
 
 
 def assembly(code: str, constraints: str, result: ir.Type, *parameters: ir.Type) -> Lowering:
-    """Emit inline PTX; `ort_cuda_plugin.compiler.host.intrinsics` has the replacement for the emulated device."""
+    """Return a `Lowering` to inline PTX, which `compiler.host.intrinsics` replaces for the emulated device."""
 
     def lower(builder: ir.IRBuilder, args: Any) -> ir.Value:
         return builder.call(ir.InlineAsm(ir.FunctionType(result, parameters), code, constraints), args)
@@ -167,7 +167,7 @@ def lower_quotient_by_f32(builder: ir.IRBuilder, args: Any) -> ir.Value:
 
     x, y, reciprocal = args
     first = builder.fmul(x, reciprocal)
-    excess = builder.fma(first, y, negative(x))  # 0, not -0, where there is none: so zeros keep their signs
+    excess = builder.fma(first, y, negative(x))  # +0, not -0, if the product is exact: so zeros keep their signs
     second = builder.fma(negative(excess), reciprocal, first)
     return builder.select(builder.fcmp_ordered("ord", second, second), second, first)
 
@@ -198,7 +198,7 @@ def lower_half_erf(builder: ir.IRBuilder, args: Any) -> ir.Value:
 
 
 export("half_erf", types.float32, (types.float32,), lower_half_erf)
-# Also accurate for 16-bit types: exp within 2**-16, 2**x and 1 / x within 2**-22; subnormal results are 0.
+# Accurate enough for 16-bit types: exp within 2**-16, 2**x and 1 / x within 2**-22; subnormal results are 0.
 HALF_EXP = "{ .reg .f32 t; mul.ftz.f32 t, $1, 0f3FB8AA3B; ex2.approx.ftz.f32 $0, t; }"
 HALF_EXP2 = "ex2.approx.ftz.f32 $0, $1;"
 HALF_RECIPROCAL = "rcp.approx.ftz.f32 $0, $1;"
@@ -290,7 +290,7 @@ def truncating(remainder: bool, signed: bool) -> Lowering:
         if not signed:
             result = builder.urem(a, safe) if remainder else builder.udiv(a, safe)
             return builder.select(zero, b.type(0), result)
-        # The smallest integer divided by -1 traps on x86: -1 goes another way.
+        # The smallest integer divided by -1 traps on x86, so divide by 1 and select the result for -1 afterwards.
         minus = builder.icmp_signed("==", b, b.type(-1))
         safe = builder.select(minus, b.type(1), safe)
         result = builder.srem(a, safe) if remainder else builder.sdiv(a, safe)

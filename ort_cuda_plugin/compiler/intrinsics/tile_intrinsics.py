@@ -204,7 +204,7 @@ def strip_functions(storage: str, memory: types.Type, ty: types.Type, element: i
     the products of ``rows`` weights from ``at_w`` on, a multiple of ``rows``, with the strip of x at ``at_x``;
     ``multiply_add_lanes_*(sums, row, x, at_x, y, at_y, n)`` adds the products of two strips' elements to a row,
     ``copy_strip_*(to, sums, row, n)`` copies a row, and ``store_strips_*(to, at, sums, rows, n)`` stores all. Names end
-    in the storage type of x; ``ty`` is the type of sums and weights, ``element`` the same in LLVM.
+    in the storage type of x; ``ty`` is the type of accumulators (``sums``) and weights, ``element`` the same in LLVM.
     """
     pointer, source = types.CPointer(ty), types.CPointer(memory)
     llvm = Strips(storage, element)

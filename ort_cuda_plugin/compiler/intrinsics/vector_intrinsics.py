@@ -94,7 +94,8 @@ def lanes_of(typingctx: Any, pointer: Any, count: Any) -> Any:
 def _vector(builder: ir.IRBuilder, pointer: ir.Value, at: ir.Value, width: int) -> tuple[ir.Value, int]:
     """Return the address of a vector, and the number of elements in each of its items.
 
-    Vectors of narrow elements are moved as 32-bit items: PTX has no vectors of eight. Shifts hide that from LLVM.
+    Narrow elements are moved as 32-bit items, since PTX has no vectors of eight elements. Shifts unpack an item, so
+    that LLVM does not turn the access into one of narrow elements.
     """
     element = pointer.type.pointee
     size = _element_bytes(element)

@@ -31,7 +31,7 @@ from ort_cuda_plugin.compiler.toolchain import installed_tools, joined_digest, t
 
 
 class WorkerClient:
-    """The parent's end of a helper's pipe. ``process`` is the first helper; all are in its process group."""
+    """The parent's end of a helper's pipe. ``process`` is the first helper; all helpers are in its process group."""
 
     def __init__(self, process: subprocess.Popen[bytes], jobs: IO[bytes], replies: IO[bytes]) -> None:
         self.process = process
@@ -73,15 +73,15 @@ class WorkerClient:
         finally:
             for pair in pairs:
                 for end in pair:
-                    end.close()  # the files of ours keep it open
+                    end.close()  # the clients' file objects keep the parent's end open
 
     def wait_ready(self) -> bool:
-        """Wait; return whether the helper can compile with the same tools as this process."""
+        """Wait for the helper's first message; return whether it compiles with the same tools as this process."""
         self.is_ready = self.receive() == tools().encode()
         return self.is_ready
 
     def stop_unless_ready(self) -> None:
-        """End helpers that are still importing: no work is left for them."""
+        """Kill all helpers if this one is still importing the compiler: no work is left for them."""
         if not self.is_ready:
             self.kill()
 
@@ -107,7 +107,7 @@ class WorkerClient:
         self.kill()
         self.process.wait()
         for pipe in (self.jobs, self.replies):
-            with contextlib.suppress(OSError):  # what a dead helper did not read
+            with contextlib.suppress(OSError):  # closing writes what a dead helper has not read
                 pipe.close()
 
 
@@ -159,8 +159,8 @@ WARMING = KernelSpec("warming", ("*f32", "i32"), "def kernel(x, n):\n    if cuda
 
 
 def main(folder: str = "", *channels: str) -> None:
-    """Run the helper: fork one for each channel, and answer jobs until there are no more."""
-    # Output of libraries must not get into the messages.
+    """Run a helper process: fork another helper for each channel, then answer jobs until the parent closes the pipe."""
+    # Output of libraries on stdout must not get into the messages.
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     jobs: IO[bytes] = sys.stdin.buffer
@@ -170,7 +170,7 @@ def main(folder: str = "", *channels: str) -> None:
         compiler.kernel_ir(WARMING)
     for number, end in enumerate(ends):
         if os.fork() == 0:
-            # A pipe ends for the parent when all processes have closed the helper's end of it.
+            # The parent reads the end of a pipe only after every process has closed the helper's end: close the copies.
             replies.close()
             for other in ends[number + 1 :]:
                 other.close()
@@ -182,7 +182,7 @@ def main(folder: str = "", *channels: str) -> None:
 
 
 def answer(compiler: Any, folder: str, jobs: IO[bytes], replies: IO[bytes]) -> None:
-    """Compile what the parent asks for."""
+    """Send the digest of this helper's tools, then compile the jobs that the parent sends, until it closes the pipe."""
     cache = KernelCache(Path(folder)) if folder else None
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the parent is gone
         send(replies, tools().encode())

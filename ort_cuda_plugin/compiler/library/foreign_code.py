@@ -1,4 +1,4 @@
-"""Kernels of applications in CUDA C++, PTX and LTO-IR on the emulated device: their PTX, translated."""
+"""Compiles applications' kernels (CUDA C++, PTX, LTO-IR) for the emulated device by translating their PTX."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ CAPABILITY = (9, 0)
 
 
 def compile_for(compiler: Any, spec: KernelSpec, target: Target, cache: Any) -> KernelImage:
-    """Compile a kernel: foreign code for the emulated device here, unless it has a counterpart in Numba.
+    """Compile a kernel for a target.
 
-    ``compiler`` is the module of the compiler, which imports Numba. Raises KernelCompileError.
+    Foreign code without a counterpart in Numba is compiled here for the emulated device; all else by ``compiler``, the
+    module `ort_cuda_plugin.compiler.compile`, which imports Numba. Raises KernelCompileError.
     """
     if not isinstance(spec, ForeignKernel) or not target.is_emulated or spec.source:
         image: KernelImage = compiler.compile_kernel(spec, target, cache)

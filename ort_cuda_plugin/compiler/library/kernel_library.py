@@ -59,8 +59,8 @@ class KernelLibrary:
     """Compiled kernels of this process. Its methods may be called from any thread.
 
     ``count(name, by)`` is called with KERNELS_COMPILED and KERNEL_CACHE_HITS. ``watch(asked, done)``, if set, is called
-    from any thread with the numbers of requested and of available kernels. ``compiling``, if set, is called before
-    kernels are compiled, with their number and the expected CPU seconds.
+    from any thread with the numbers of kernels that were requested, and became available, since its last call.
+    ``compiling``, if set, is called before kernels are compiled, with their number and the expected CPU seconds.
     """
 
     watch: Callable[[int, int], None] | None = None
@@ -86,8 +86,9 @@ class KernelLibrary:
         return self.get_jobs([(spec, target) for spec in specs])
 
     def get_jobs(self, jobs: Sequence[Job], progress: Callable[[int], None] = lambda done: None) -> list[KernelImage]:
-        """Like `get_many`, with a target for each kernel. ``progress`` is called with the number of finished jobs, from
-        any thread.
+        """Return the compiled kernels as `get_many` does, with a target for each kernel.
+
+        ``progress`` is called from any thread, with the number of jobs that have finished since the last call.
         """
 
         def advance(done: int) -> None:
@@ -119,7 +120,7 @@ class KernelLibrary:
 
                 def keep(index: int, image: KernelImage, compiled: bool) -> None:
                     nonlocal done
-                    # Stored at once: if the call is interrupted, the next one finds the kernels.
+                    # Store the kernel at once: if this call is interrupted, the next call finds it.
                     self.images[missing_keys[index]] = image
                     if compiled:
                         self.cache.note_tools(image.target.is_emulated)
@@ -172,7 +173,7 @@ class Compilation:
         self.elsewhere: deque[int] = deque()
 
     def run(self) -> None:
-        """Compile all, with helpers if that pays. Raises KernelCompileError."""
+        """Compile all jobs, with helpers if that pays. Raises KernelCompileError."""
         self.workers = start_workers(self.seconds, self.cache)
         threads = [threading.Thread(target=self.run_in, args=(worker,)) for worker in self.workers]
         try:
@@ -180,7 +181,7 @@ class Compilation:
                 thread.start()
             if not self.workers or compiler_is_imported():
                 self.run_here()
-            else:  # as many helpers as there are cores: this process is spared the import
+            else:  # the helpers do this process's share as well, so that it need not import the compiler
                 for worker, thread in zip(self.workers, threads, strict=True):
                     worker.due = min(worker.due, time.monotonic() + least_patience_seconds)
                     self.await_helper(worker, thread)
@@ -215,11 +216,11 @@ class Compilation:
 
     @staticmethod
     def await_helper(worker: WorkerClient, thread: threading.Thread) -> None:
-        """Wait for a helper's thread; kill the helper if it does not finish a kernel."""
+        """Wait for a helper's thread; kill all helpers if this one does not finish a kernel by its deadline."""
         while thread.is_alive():
             thread.join(look_seconds)
             if thread.is_alive() and time.monotonic() > worker.due:
-                logger.warning("a compiling helper process does not answer: this process does its work")
+                logger.warning("a helper process that compiles kernels does not answer: this process compiles them")
                 worker.kill()
 
     def abandon(self) -> None:
@@ -239,7 +240,7 @@ class Compilation:
         self.finish(index, compile_for(import_compiler(), *self.jobs[index], self.cache))
 
     def run_in(self, worker: WorkerClient) -> None:
-        """Give jobs to a helper. If the helper fails, its jobs are compiled here, which raises their errors here."""
+        """Give jobs to a helper. If a job fails there, `run` compiles it in this process, which raises its error."""
         if not worker.wait_ready():
             return
         worker.due = math.inf
@@ -256,7 +257,7 @@ class Compilation:
             self.done(index, image, compiled)
 
     def take(self) -> Iterator[int]:
-        """Yield jobs to compile, each with the lock of its kernel held until the next one is requested."""
+        """Yield the index of each job to compile, and hold the lock of its kernel until the next index is requested."""
         while True:
             try:
                 indices = self.todo.popleft()
@@ -275,7 +276,7 @@ class Compilation:
 
 
 def compile_many(jobs: Sequence[Job], done: Done, cache: KernelCache, *, is_told: bool = False) -> list[KernelImage]:
-    """Compile all, with helper processes if there is enough work.
+    """Compile all jobs, with helper processes if there is enough work.
 
     Raises KernelCompileError. ``done`` is called with the index of each job as it ends, from one thread at a time;
     ``cache`` loads and stores IR. A long compilation is logged as a warning unless ``is_told`` (the user knows). If a
@@ -297,7 +298,7 @@ def compile_many(jobs: Sequence[Job], done: Done, cache: KernelCache, *, is_told
 
 
 def start_workers(seconds: float, cache: KernelCache) -> list[WorkerClient]:
-    """Start helpers for this amount of work: besides this process, or without it where it has not imported Numba."""
+    """Start helpers for ``seconds`` of work. If this process has not imported Numba, one more compiles in its place."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     wanted = min(cores - 1, max_workers, int(seconds / worker_pays_seconds))
     if wanted <= 0:

@@ -399,7 +399,7 @@ def special_value(b: Builder, name: str, target: str) -> str:
 
 
 def special(b: Builder, name: str) -> str:
-    """Return a special register of 32 bits."""
+    """Read a special register of 32 bits; return its value."""
     if name in SPECIAL:
         return b.call("i32", SPECIAL[name])
     if name in ("%warpid", "%nwarpid"):

@@ -182,7 +182,7 @@ def directed_double(b: Builder, ins: Instruction, values: Sequence[str]) -> str:
 
 
 def quotient(b: Builder, opcode: str, values: Sequence[str]) -> tuple[str, str]:
-    """Return a rounded square root, reciprocal or quotient of doubles, and a number of its error's sign."""
+    """Return a rounded square root, reciprocal or quotient of doubles, and a number with the sign of its error."""
     if opcode == "sqrt":
         total = b.call("double", "llvm.sqrt.f64", f"double {values[0]}")
         product, above, divisor = total, values[0], "1.0"

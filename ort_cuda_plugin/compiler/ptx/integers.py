@@ -403,7 +403,7 @@ PACKED = tuple(f"{name}{count}" for name in ("vadd", "vsub", "vavrg", "vabsdiff"
 
 
 def packed_result(b: Builder, opcode: str, x: str, y: str) -> str:
-    """Return the i32 that an operation of PACKED makes of two parts."""
+    """Return the i32 result of an operation of `PACKED` for one halfword or byte of each operand."""
     if opcode in ("vadd", "vsub"):
         return b.op(f"{opcode[1:]} i32 {x}, {y}")
     if opcode == "vavrg":
@@ -451,7 +451,7 @@ RELATIONS = frozenset((*FLOAT_RELATIONS, *UNSIGNED_ONLY, "and", "or", "xor", "ft
 
 
 def compare(b: Builder, ins: Instruction, x: str, y: str, ty: str) -> str:
-    """Return the i1 of the relation among the modifiers."""
+    """Emit the comparison that the instruction's modifiers name, such as ``.lt``; return its i1 result."""
     relation = next((each for each in ins.modifiers if each in RELATIONS - {"and", "or", "xor", "ftz"}), "")
     if ty == "bf16":
         x, y, ty = from_bf16(b, x), from_bf16(b, y), "f32"
@@ -467,7 +467,7 @@ def compare(b: Builder, ins: Instruction, x: str, y: str, ty: str) -> str:
 
 
 def compared_pair(b: Builder, ins: Instruction, ty: str) -> list[str]:
-    """Return the i1 of the relation for the lower and the upper half of a packed type."""
+    """Emit the comparisons of the lower and of the upper halves of a packed type; return their i1 results."""
     single = ty.removesuffix("x2")
     pairs = [split(b, b.value(operand, ty)) for operand in ins.operands[1:3]]
     conditions = []

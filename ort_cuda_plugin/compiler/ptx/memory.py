@@ -232,7 +232,7 @@ def copy(b: Builder, ins: Instruction) -> None:
 
 
 def copied_where(b: Builder, kind: str, at: str, size: str, condition: str) -> str:
-    """Return what is at ``at``, or zeros, without reading it, where the condition does not hold."""
+    """Return the value at the address ``at``; zeros, without reading memory, if the condition does not hold."""
     zero = "zeroinitializer" if kind[0] == "<" else "0"
     b.count += 1
     read, done, start = (f"%{name}.{b.count}" for name in ("copy.read", "copy.done", "copy.start"))
@@ -287,7 +287,7 @@ def atomic(b: Builder, ins: Instruction) -> None:
 
 
 def atomic_update(b: Builder, ins: Instruction, pointer: str, ty: str, values: Sequence[Operand]) -> tuple[str, str]:
-    """Update one element; return what was there, and its type."""
+    """Update one element of memory; return its old value, and the type of that."""
     operation = next((each for each in ins.modifiers if each in OPERATIONS), "")
     size = bits_of(ty) // 8
     check_access(b, ins, pointer, size, ATOMIC)
@@ -308,14 +308,14 @@ def atomic_update(b: Builder, ins: Instruction, pointer: str, ty: str, values: S
 def exchanged(
     b: Builder, pointer: str, integer: str, expected: str, desired: str, order: str, size: int
 ) -> tuple[str, str]:
-    """Compare and swap; return what was there, and whether it was what was expected."""
+    """Compare and swap; return the old value, and whether it was the expected one."""
     failure = "acquire" if order in ("acquire", "acq_rel") else "monotonic"
     pair = b.op(f"cmpxchg ptr {pointer}, {integer} {expected}, {integer} {desired} {order} {failure}, align {size}")
     return tuple(b.op(f"extractvalue {{ {integer}, i1 }} {pair}, {index}") for index in (0, 1))  # type: ignore[return-value]
 
 
 def updated_halves(b: Builder, pointer: str, operation: str, ty: str, value: str, order: str) -> str:
-    """Update one or two numbers of 16 bits by comparing and swapping until it succeeds; return what was there."""
+    """Update one or two numbers of 16 bits by a loop of compare-and-swap; return the old value."""
     size = bits_of(ty) // 8
     integer = f"i{8 * size}"
 
@@ -362,7 +362,7 @@ FENCE = thread_function("fence", "void", "i32")
 @instruction("9.7.13.4, 9.7.13.5", "membar", "fence")
 def fence(b: Builder, ins: Instruction) -> None:
     if ins.has("proxy", "mbarrier_init"):
-        raise ins.error("fences of proxies are not supported")
+        raise ins.error("fence.proxy and fence.mbarrier_init are not supported")
     if b.module.check:
         b.call("void", FENCE, f"i32 {OF_BLOCK if ins.has('cta') else 0}")
     b.emit("fence seq_cst")
