@@ -268,7 +268,7 @@ def explain(
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the nodes of a model run, and the type and shape of each value, as text, by its name."""
+    """Where each node of a model runs. ``values`` maps the name of a value to its type and shape, as text."""
 
     verdicts: list[NodeVerdict]
     values: Mapping[str, str]

@@ -34,7 +34,7 @@ typedef struct ocp_activity {
   uint8_t kind, direction;             /* ocp_activity_kind, ocp_activity_direction */
   bool in_graph;
   int32_t device; /* ordinal */
-  int32_t thread; /* the host thread, if the emulated device ran it inline; else 0 */
+  int32_t thread; /* the enqueuing host thread, if the emulated device ran the work in it; else 0 */
   /* Set for a CUPTI record of a CUDA graph's node: the layout that has the sources of the graph's nodes (tracer.h),
    * and the number of the launch. `layout` 0: `source` is known. */
   uint64_t layout, launch;

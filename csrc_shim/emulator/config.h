@@ -38,7 +38,7 @@ typedef struct ocp_emu_access {
 typedef struct ocp_emu_count {
   const uint64_t *blocks; /* the blocks of a launch that run, one after the other */
   uint32_t num_blocks;
-  uint32_t num_places; /* number of instructions that access memory, and of basic blocks, in the kernel */
+  uint32_t num_places; /* instructions that access memory plus basic blocks of the kernel */
   uint32_t max_turns;  /* recorded executions per thread and instruction; later ones are not recorded */
   uint32_t block;      /* index of the running block */
   uint32_t num_left;   /* blocks that ended early, at an access outside of all memory */

@@ -115,8 +115,8 @@ def check_types(model: onnx.ModelProto) -> None:
                 type_name = onnx.TensorProto.DataType.Name(element_type).lower()
                 raise UserError(
                     ExitCode.MODEL_FAILED,
-                    f"{kind} {value.name!r} is of {type_name}, for which ONNX Runtime has no NumPy arrays: cast it in"
-                    " the model. explain, estimate and compile need no arrays",
+                    f"{kind} {value.name!r} is of {type_name}, for which ONNX Runtime has no NumPy arrays. Cast it in"
+                    " the model. The commands explain, estimate and compile work without the cast",
                 )
 
 

@@ -20,14 +20,17 @@ This page compares the plugin's kernel registry with the registry of {other}.
 `{command}` wrote it with onnxruntime {version}; a test fails if the page is out of date.
 
 The first table counts, for each domain, the operators in the registry of CUDAExecutionProvider, and how many of these
-the plugin has. *Host inputs* are inputs that a kernel needs in host memory. The registry of CUDAExecutionProvider does
-not list them, so they are not compared. The host inputs of the plugin's kernels, by operator and position: {host}.
+the plugin has. *Host inputs* are inputs that a kernel needs in host memory. ONNX Runtime's Python API
+does not report them (`get_registered_ep_kernel_defs`), so they are not compared. The tensors of the plugin's kernels
+that are in host memory, inputs by operator and position, then results: {host}.
 """
 _LACKING: Final = """\
 CUDAExecutionProvider has kernels for these operators, versions or types, and the plugin has not. A row lists operators
 for which the plugin lacks the same versions or types, for the same reason."""
 _ADDED: Final = "The plugin has kernels for these operators, and CUDAExecutionProvider has not:"
-_SEQUENCES: Final = "the C API has no type for sequences, and a kernel cannot make or read a sequence in device memory"
+_SEQUENCES: Final = (
+    "the EP API has type constraints for tensors only, and a kernel cannot make or read a sequence in device memory"
+)
 _STRINGS: Final = "strings are in host memory"
 _BODIES: Final = "the C API passes the graphs in attributes to a plugin's kernel only for If, Loop and Scan"
 _REASONS: Final[Mapping[tuple[str, str], str]] = {
@@ -36,7 +39,7 @@ _REASONS: Final[Mapping[tuple[str, str], str]] = {
         _SEQUENCES: "ConcatFromSequence Identity MemcpyFromHost MemcpyToHost SequenceAt SequenceConstruct "
         "SequenceEmpty SequenceErase SequenceInsert SequenceLength",
         _STRINGS: "RandomNormalLike RandomUniformLike Size",
-        f"{_STRINGS}; the C API has no type for sequences": "If Loop",
+        f"{_STRINGS}; the EP API has type constraints for tensors only": "If Loop",
         "ONNX Runtime's CreateScanKernel makes kernels of Scan from version 9 on": "Scan",
     }.items()
     for name in names.split()

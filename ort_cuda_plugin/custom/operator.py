@@ -169,9 +169,10 @@ class CustomOperator:
                     raise ValueError(f"{self.label}: only the last {what} may be variadic, not {port.name!r}")
             for port in ports:
                 if not port.types or not all(dtype.is_supported for dtype in port.types):
+                    names = ", ".join(dtype.name for dtype in port.types) or "none"
                     raise ValueError(
-                        f"{self.label}: {what} {port.name!r} needs element types, and only types that tensors in"
-                        " device memory can have"
+                        f"{self.label}: {what} {port.name!r}: got the element types {names}, expected at least one, "
+                        "each a type of tensors in device memory"
                     )
         if not self.outputs:
             raise ValueError(f"{self.label}: got no outputs, expected at least one")

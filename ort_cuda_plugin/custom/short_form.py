@@ -8,8 +8,8 @@
 
 Positional parameters after the context are inputs, keyword-only ones are attributes, annotated as in `tensor_types`. An
 input that may be ``None`` is optional, ``*inputs`` is variadic. The function defines both shapes and computation. It
-calls the functions of the built-in operators, such as ``elementwise``, and then fuses like them, or launches
-kernels (`kernels.launch`).
+calls functions of the built-in operators, such as ``elementwise``, whose steps are fused as in a built-in operator, or
+launches kernels (`kernels.launch`).
 """
 
 from __future__ import annotations

@@ -435,8 +435,8 @@ def _once(records: Records, factor: NDArray[np.float64]) -> float:
 def _wavefronts(one: Records, key: NDArray[np.int64], nbytes: int, factor: NDArray[np.float64]) -> tuple[float, float]:
     """Return the wavefronts of shared-memory requests, and their minimum.
 
-    Each group of lanes that together access 128 bytes takes as many wavefronts as it accesses distinct words in one
-    bank, at least one.
+    Each group of lanes that together access 128 bytes takes as many wavefronts as the most distinct 4-byte words that
+    it accesses in any bank. The minimum is one wavefront per group.
     """
     words = max(nbytes // 4, 1)
     groups = max(nbytes * WARP // LINE, 1)

@@ -124,7 +124,7 @@ def _strips(parts: Parts, dtype: DType, shape: Shape, taps: tuple[int, ...], tra
 
 
 def _full(parts: Parts, dtype: DType, shape: Shape, value: float) -> Array:
-    """Return an array filled with ``value``; the operand is not used."""
+    """Return an array filled with ``value``; ``parts`` is not used."""
     if dtype is DType.BFLOAT16:
         return np.full(shape, np.float32(value).view(np.uint32) >> 16, dtype.numpy)
     return np.full(shape, value, dtype.numpy)

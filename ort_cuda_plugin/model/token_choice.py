@@ -108,8 +108,8 @@ def with_token(model: bytes, candidates: int) -> bytes:
         _sample(graph, logits, graph.node("Sub", count, one), candidates)
     else:
         graph.node("ArgMax", logits, result=TOKEN, axis=1, keepdims=1)
-    # Make MASK and POSITION depend on TOKEN: the model then reads its inputs first, so that callers may bind an input
-    # and its new value to the same memory.
+    # Make MASK and POSITION depend on TOKEN, so that the model writes them after it has read its inputs: callers may
+    # bind an input, such as the mask, and its new value to the same memory.
     after = graph.node("Min", TOKEN, graph.constant([0]))
     width = graph.node("Gather", graph.node("Shape", ATTENTION), one)
     column = graph.node("Min", count, graph.node("Sub", width, one))

@@ -310,7 +310,7 @@ def _load() -> None:
 
 
 def lookup(domain: str, op_type: str, since_version: int) -> Operator:
-    """Return the row that serves a node; ``since_version`` is the version of the node's ONNX schema.
+    """Return the operator that serves a node; ``since_version`` is the version of the node's ONNX schema.
 
     Raises Unsupported("op") or Unsupported("version").
     """

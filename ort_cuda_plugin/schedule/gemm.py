@@ -1,4 +1,7 @@
-"""Schedules of GEMMs: cuBLASLt, GEMV, tiles on tensor cores with split-K or sliced-K, or SIMT tiles."""
+"""Schedules of GEMMs: cuBLASLt, GEMV, tiles on tensor cores with split-K or sliced-K, or SIMT tiles.
+
+The *rules* are the heuristics of this folder, which choose without measured times.
+"""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def one_node(**changes: object) -> Graph:
         ({"attributes": {"axis": 1}}, "attribute", "axis"),
         ({"unreadable_attributes": ("body",)}, "attribute", "attribute 'body' has an unsupported type"),
         ({"has_subgraphs": True}, "control-flow", "the bodies of Add are nested too deeply"),
-        ({"inputs": (Value("s", DType.STRING, ("n",)),) * 2}, "dtype", "'s' has element type STRING"),
+        ({"inputs": (Value("s", DType.STRING, ("n",)),) * 2}, "dtype", "'s': element type STRING is not supported"),
         ({"inputs": (Value("q", None, None),) * 2}, "dtype", "'q' is not a tensor"),
         (
             {"op_type": "Limited", "inputs": (Value("u", DType.FLOAT32, None),)},

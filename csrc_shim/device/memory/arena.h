@@ -69,7 +69,8 @@ struct ocp_arena {
   ocp_memory_stats stats;
 };
 
-/* Returns the size of the chunk for a request. `redzone`: bytes that are added if the driver detects overruns. */
+/* Returns the size of the chunk for a request. `redzone`: bytes that are added to detect overruns; 0 except in
+ * the checking mode of the emulated device. */
 size_t ocp_arena_round(size_t bytes, size_t redzone);
 
 /* Takes a chunk of at least `size` bytes (rounded) that `taker` may use at once (NULL: that every stream may), and

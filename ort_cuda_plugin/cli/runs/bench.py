@@ -245,7 +245,7 @@ def print_report(report: ModelReport, console: Console) -> None:
 
 
 def print_means(reports: Sequence[ModelReport], console: Console) -> None:
-    """Print how many times as fast the plugin is as each other side: the geometric mean over the models."""
+    """Print the plugin's speedup over every other side: the geometric mean over the models."""
     for side in dict.fromkeys(side for report in reports for side in report.sides if side != sides.PLUGIN):
         ratios = [report.sides[side].ratio for report in reports if side in report.sides]
         mean = math.exp(statistics.fmean(math.log(ratio) for ratio in ratios))

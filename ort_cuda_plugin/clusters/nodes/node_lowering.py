@@ -93,7 +93,7 @@ def symbolic_input(
     if value.dtype is None:
         raise Unsupported("dtype", f"{value.name!r} is not a tensor")
     if not value.dtype.is_supported:
-        raise Unsupported("dtype", f"{value.name!r} has element type {value.dtype.name}")
+        raise Unsupported("dtype", f"{value.name!r}: element type {value.dtype.name} is not supported")
     known = value.shape
     if known is None:
         rank = len(hints) if hints is not None else ranks.rank(value) if ranks is not None else None

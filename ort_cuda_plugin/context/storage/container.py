@@ -170,7 +170,7 @@ class Container:
             found = digest if number in self._checked else array_digest(view)
             self._checked.add(number)
         if found != digest:
-            raise self.damaged(f"array {number} has other contents than were stored")
+            raise self.damaged(f"the hash of array {number} does not match")
         return view
 
     def _place(self, number: Json) -> tuple[int, int, bytes]:
@@ -195,7 +195,7 @@ class Container:
             raise self.damaged("its index lies outside of the file")
         text = bytes(read(self.data, offset, length, self.subject))
         if hashlib.sha256(text).digest() != digest:
-            raise self.damaged("its index has other contents than were stored")
+            raise self.damaged("the hash of its index does not match")
         try:
             index = parse_json(text)
         except ValueError as error:

@@ -232,6 +232,9 @@ def _value(arg: Arg) -> int | float:
     assert not isinstance(arg, Tensor)
     value = arg.value
     if isinstance(arg, Int64) and not isinstance(value, int):
-        raise TypeError(f"argument {value!r} of a launch in a Run: expected a number. Read sizes from the tensors")
+        raise TypeError(
+            f"argument {value!r} of a launch in a Run: expected an integer, not a symbolic size. Take sizes from the "
+            "shapes of the tensors that enqueue gets"
+        )
     assert isinstance(value, int | float)
     return value

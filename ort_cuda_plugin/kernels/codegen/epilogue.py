@@ -251,7 +251,7 @@ def _has_vectors(step: Map, last: Axes, tensors: Sequence[tuple[Tensor, Sequence
 
 
 def _hoist(results: Sequence[Scalar], shared: set[Scalar], emit: Emitter) -> None:
-    """Emit the largest subexpressions of ``results`` that depend only on ``shared`` leaves, and inverted divisors."""
+    """Emit the largest subexpressions of ``results`` that depend only on ``shared`` leaves; invert divisors."""
     is_shared = _depend_on_shared(results, shared)
     for value in _largest(results, is_shared):
         emit.value(value)

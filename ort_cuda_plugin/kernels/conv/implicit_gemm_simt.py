@@ -181,7 +181,9 @@ class TiledConv:
         )
 
     def _patches(self) -> str:
-        """Compute the coordinates of the thread's columns, and ``together``: whether these are adjacent in x."""
+        """Compute the input coordinates of the first element of each of the thread's patches (columns of the GEMM), and
+        ``together``: whether the patches are adjacent along the innermost axis of the image.
+        """
         axes, last = self.axes, self.patches - 1
         lines = [f"{axis}_of = array_pointer(cuda.local.array({self.patches}, int32))" for axis in axes]
         lines += [

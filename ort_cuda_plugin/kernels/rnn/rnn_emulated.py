@@ -238,7 +238,7 @@ class StripCell(CellKernel):
         return [f"kept{number}" for number in range(len(self.gated))]
 
     def _state_elements(self) -> list[tuple[str, str]]:
-        """Return the pointers of the states, and the index of the element in a copy."""
+        """Return for each state its pointer, and the element's index in one of the state's two copies."""
         hidden = (self.hidden, f"j * {self.rows} + row")
         return [hidden, (self.states, f"row * {self.size} + j")] if self.states else [hidden]
 

@@ -30,7 +30,9 @@ AT_ONCE = 4
 
 
 def try_persistent(ctx: Lowering, direction: Direction) -> bool:
-    """Tell whether a GPU's registers hold the weights and there is a time step; guard the plan on the time steps."""
+    """Return whether the persistent kernel applies: a GPU, weights that fit its registers, and at least one time step,
+    which is guarded in the plan.
+    """
     steps, size = direction.given.inputs.shape[0], direction.outputs.shape[2]
     if ctx.device.emulated or not isinstance(size, int) or size <= 0:
         return False

@@ -140,7 +140,7 @@ class Scalar:
     __hash__ = object.__hash__
 
     def __bool__(self) -> bool:
-        raise TypeError("an expression has no value yet: use where(), & and | instead of if, and and or")
+        raise TypeError("an expression has no value yet: use `where()`, `&`, `|` instead of `if`, `and`, `or`")
 
 
 def reachable(expressions: Iterable[Scalar]) -> set[Scalar]:

@@ -257,8 +257,8 @@ def rotate(
 ) -> Tensor:
     """Rotate and scale ``rotated`` elements of each head from ``offset`` on; ``sequence`` is the axis of tokens.
 
-    The caches have a row per position, or without ``position_ids`` [batch, sequence] a row per token. With ``stream``
-    ``position_ids`` are [3, batch, sequence], and ``stream(pair)`` selects one of a token's three positions.
+    The caches have a row per position, or without ``position_ids`` a row per token. ``position_ids`` are [batch,
+    sequence], or with ``stream`` [3, batch, sequence]: ``stream(pair)`` then selects one of a token's three positions.
     """
     require.most_dim(ctx, heads.shape[3], **{"the number of rotated elements": rotated + offset})
     require.multiple_of(ctx, rotated, 2, "the number of rotated elements")

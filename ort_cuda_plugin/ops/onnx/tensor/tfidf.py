@@ -103,7 +103,9 @@ def tf_idf_vectorizer(
     require.one_of(("TF", "IDF", "TFIDF"), mode=mode)
     require.within(1, max_gram_length, min_gram_length=min_gram_length)
     require.least(0, max_skip_count=max_skip_count)
-    require.that(min(ngram_indexes, default=-1) >= 0, "ngram_indexes", "be non-negative indices", list(ngram_indexes))
+    require.that(
+        min(ngram_indexes, default=-1) >= 0, "ngram_indexes", "be one or more non-negative indices", list(ngram_indexes)
+    )
     columns = max(ngram_indexes) + 1
     enough = not weights or len(weights) >= columns
     require.that(enough, "weights", f"have at least {columns} entries", weights and len(weights))
