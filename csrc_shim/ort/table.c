@@ -137,6 +137,7 @@ static const ocp_core core = {
     .cluster_set_graphs = ocp_cluster_set_graphs,
     .cluster_release_graphs = ocp_cluster_release_graphs,
     .library_load = ocp_library_load,
+    .library_version = ocp_library_version,
     .problem_create = ocp_problem_create,
     .problem_release = ocp_problem_release,
     .weight_create_state = ocp_weight_create_state,

@@ -213,6 +213,7 @@ typedef struct ocp_core {
   int (*cluster_add_problem)(ocp_cluster *cluster, ocp_problem *problem, ocp_error *error);
   uint64_t (*slab_pack)(ocp_slab_item *items, uint32_t count);
   int (*library_load)(uint32_t library, const char *path, ocp_error *error);
+  uint64_t (*library_version)(uint32_t library);
   ocp_problem *(*problem_create)(const ocp_problem_spec *spec, ocp_error *error);
   void (*problem_release)(ocp_problem *problem);
   int (*weight_create_state)(ocp_device *device, const void *data, size_t bytes, ocp_weight **out, ocp_error *error);

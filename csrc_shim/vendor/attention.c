@@ -183,6 +183,7 @@ const ocp_library ocp_cudnn_attention = {
     .num_values = NUM_VALUES,
     .is_for_device = true,
     .one_thread = true,
+    .version = ocp_dnn_version,
     .check = ocp_dnn_check,
     .valid = valid,
     .open = ocp_dnn_open,

@@ -228,6 +228,7 @@ const ocp_library ocp_cudnn = {
     .values_per_dimension = PER_DIMENSION,
     .is_for_device = true,
     .one_thread = true,
+    .version = ocp_dnn_version,
     .check = ocp_dnn_check,
     .valid = valid,
     .open = ocp_dnn_open,

@@ -51,6 +51,7 @@ enum {
 static const char *const symbols[] = {
     "cublasLtCreate",
     "cublasLtDestroy",
+    "cublasLtGetVersion",
     "cublasLtGetStatusString",
     "cublasLtMatmulDescCreate",
     "cublasLtMatmulDescDestroy",
@@ -67,6 +68,7 @@ static const char *const symbols[] = {
 static struct {
   cublasStatus_t (*Create)(cublasLtHandle_t *handle);
   cublasStatus_t (*Destroy)(cublasLtHandle_t handle);
+  size_t (*GetVersion)(void);
   const char *(*GetStatusString)(cublasStatus_t status);
   cublasStatus_t (*MatmulDescCreate)(cublasLtMatmulDesc_t *desc, int compute_type, int scale_type);
   cublasStatus_t (*MatmulDescDestroy)(cublasLtMatmulDesc_t desc);
@@ -346,6 +348,8 @@ static int run(const ocp_problem_spec *spec, const ocp_library_handle *handle, c
   return made.status ? fail(error, made.status, made.failed) : ORT_OK;
 }
 
+static size_t version(void) { return lt.GetVersion(); }
+
 const ocp_library ocp_cublaslt = {
     .name = "cuBLASLt",
     .slot = OCP_SLOT_CUBLASLT,
@@ -354,6 +358,7 @@ const ocp_library ocp_cublaslt = {
     .num_symbols = sizeof symbols / sizeof *symbols,
     .num_pointers = NUM_POINTERS,
     .num_values = NUM_VALUES,
+    .version = version,
     .valid = valid,
     .open = open_handle,
     .close = close_handle,

@@ -107,6 +107,8 @@ int64_t ocp_dnn_alignment(const void *address) {
   return (int64_t)(bits & -bits);
 }
 
+size_t ocp_dnn_version(void) { return ocp_dnn.GetVersion(); }
+
 /* Checks the version of cuDNN: from 9.8 on, a plan can outlive the handle with which it was made. */
 int ocp_dnn_check(ocp_error *error) {
   const size_t version = ocp_dnn.GetVersion(), least = 90800;

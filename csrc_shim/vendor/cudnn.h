@@ -209,6 +209,7 @@ void *ocp_dnn_load(const ocp_library_handle *handle, const char *data, uint64_t 
 int ocp_dnn_execute(void *handle, const void *algorithm, CUstream stream, uint32_t count, const int64_t *numbers,
                     void *const *pointers, void *const *workspace, ocp_error *error);
 void ocp_dnn_release(void *algorithm);
+size_t ocp_dnn_version(void);
 int ocp_dnn_check(ocp_error *error);
 int ocp_dnn_open(void **handle, ocp_error *error);
 void ocp_dnn_close(void *handle);

@@ -35,6 +35,8 @@ typedef struct ocp_library {
   uint32_t values_per_dimension;
   bool is_for_device; /* `prepare` uses only the handle's device, and is slow: several threads call it ahead of time */
   bool one_thread;    /* one thread at a time may use an algorithm */
+  /* Returns the version of the loaded library: 10000 * major + 100 * minor + patch. */
+  size_t (*version)(void);
   /* Whether the library can be used, once it is loaded; NULL: always. */
   int (*check)(ocp_error *error);
   /* Whether the sizes in `values` are valid for the problem. */

@@ -69,6 +69,10 @@ int ocp_library_load(uint32_t id, const char *path, ocp_error *error) {
   return code;
 }
 
+uint64_t ocp_library_version(uint32_t id) {
+  return id < OCP_NUM_LIBRARIES && atomic_load(&loaded[id]) ? libraries[id]->version() : 0;
+}
+
 /* ---- problems ---- */
 
 static bool is_matmul(const ocp_problem_spec *spec) {

@@ -18,6 +18,8 @@ struct ocp_prepared; /* prepared.h */
 /* Opens a library by path, or by a name that the system resolves, and finds its functions. Thread safe; after the first
  * success the library stays open. Returns 0, or an error code. */
 int ocp_library_load(uint32_t library, const char *path, ocp_error *error);
+/* Returns 10000 * major + 100 * minor + patch of the loaded library; 0 if it is not loaded. */
+uint64_t ocp_library_version(uint32_t library);
 
 /* Makes a problem; NULL with the error if the spec is invalid or its library is not loaded. Release the problem after
  * the last Run. */

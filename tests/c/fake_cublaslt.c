@@ -52,6 +52,7 @@ int cublasLtDestroy(void *handle) {
   fake_handles--;
   return SUCCESS;
 }
+size_t cublasLtGetVersion(void) { return 130102; }
 const char *cublasLtGetStatusString(int status) { return status == INVALID_VALUE ? "invalid value" : "not supported"; }
 
 static int made(void *object, void **out) {

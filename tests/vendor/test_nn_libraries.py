@@ -234,6 +234,19 @@ def test_an_old_cudnn_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     python(code)
 
 
+def test_versions_are_those_of_the_loaded_libraries(tmp_path: Path) -> None:
+    code = f"""
+    from ort_cuda_plugin.abi.core import core, new_error
+    from ort_cuda_plugin.ep.device.libraries import library_versions
+    names = frozenset(["cublaslt", "cudnn"])
+    assert library_versions(names) == {{"cublaslt": "absent", "cudnn": "absent"}}
+    for number, path in enumerate({[os.fsencode(fake_library(name, tmp_path)) for name in ("cublaslt", "cudnn")]!r}):
+        assert not core().library_load(number, path, new_error())
+    assert library_versions(names) == {{"cublaslt": "13.1.2", "cudnn": "9.12.0"}}
+    """
+    python(code)
+
+
 def test_plans_with_other_parameters_than_a_librarys_are_refused(tmp_path: Path) -> None:
     fake_library("cublaslt", tmp_path)
     result = run_scenario("plans", tmp_path, "cudnn")

@@ -11,7 +11,6 @@ from functools import cache
 from pathlib import Path
 
 from ...abi.core import core, ffi, new_error
-from ...compiler.toolchain import version_of
 
 logger = logging.getLogger(__name__)
 
@@ -82,5 +81,9 @@ def _opened(library: Library) -> LibraryPlace:
 
 
 def library_versions(names: frozenset[str]) -> dict[str, str]:
-    """Return the versions of the libraries' pip packages, "absent" for a library that no package installed."""
-    return {library.name: version_of(library.package) for library in LIBRARIES if library.name in names}
+    """Return the versions that the loaded libraries report, such as "9.12.0"; "absent" for one that is not loaded."""
+    numbers = {library.name: core().library_version(library.number) for library in LIBRARIES if library.name in names}
+    return {
+        name: f"{number // 10000}.{number // 100 % 100}.{number % 100}" if number else "absent"
+        for name, number in numbers.items()
+    }
