@@ -155,6 +155,21 @@ def fused(mode: str) -> Reference:
     return reference
 
 
+def mixed(operation: str, ty: str, mode: str = "rn") -> Reference:
+    """Return add, sub or fma with a float32 as last operand and operands of a half type before it."""
+
+    def value(bits: int) -> float:
+        return f32((bits & 65535) << 16) if ty == "bf16" else float(np.uint16(bits & 65535).view(np.float16))
+
+    def reference(a: int, b: int, c: int) -> int:
+        one = bits32(1.0)
+        if operation == "fma":
+            return int(fused(mode)(bits32(value(a)), bits32(value(b)), c))
+        return int(fused(mode)(bits32(value(a)), one, c ^ (1 << 31) if operation == "sub" else c))
+
+    return reference
+
+
 def saturated_sum(a: int, b: int, c: int) -> int:
     return masked(min(max(signed(a, 32) + signed(b, 32), -(1 << 31)), (1 << 31) - 1), 32)
 
@@ -429,6 +444,12 @@ FLOAT = [
     Case("div.rn.f64 %d, %a, %b;", 64, lambda a, b, c: bits64(f64(a) / f64(b))),
     Case("add.f16x2 %d, %a, %b;", 32, lambda a, b, c: pairwise(a, b, lambda x, y: x + y)),
     Case("fma.rn.f16x2 %d, %a, %b, %a;", 32, fused_halves),
+    *(
+        Case(f"cvt.u16.u32 %h1, %a; cvt.u16.u32 %h2, %b; fma.rn.f32.{ty} %d, %h1, %h2, %c;", 32, mixed("fma", ty))
+        for ty in ("f16", "bf16")
+    ),
+    Case("cvt.u16.u32 %h1, %a; add.f32.f16 %d, %h1, %c;", 32, mixed("add", "f16")),
+    Case("cvt.u16.u32 %h1, %a; sub.rz.f32.bf16 %d, %h1, %c;", 32, mixed("sub", "bf16", "rz")),
     Case(
         "mul.bf16x2 %d, %a, %b;",
         32,

@@ -179,6 +179,7 @@ def test_tensor_cores_multiply_what_ldmatrix_loads() -> None:
         ("ld.global.u32 %nothing, [%x];", "%nothing is not declared"),
         ("add.u32 %r1, %r2;", "the operands or modifiers are not those"),
         ("cvt.rn.f16.f64.satfinite %r1, %x;", "the modifier .satfinite is not supported for these types"),
+        ("mul.f32.f16 %r1, %r2, %r3;", "`mul.f32.f16 .*`: expected one type that is known, got f32, f16"),
         ("bra NOWHERE;", "NOWHERE"),
         ("add.u32 %r1, %r2, %r3", "expected"),
         ("bar.arrive 1;", "expected .sync, .arrive with a count of threads"),

@@ -48,6 +48,7 @@ CASES: dict[str, tuple[list[onnx.NodeProto], Arrays, Arrays]] = {
     "softmax": ([node("Softmax", ["x"], ["y"], axis=-1)], {"x": array(9, 300)}, {}),
     "product": (PRODUCT, {"x": array(70, 96)}, {"w": array(96, 80)}),
     "half product": (PRODUCT, {"x": array(64, 64, dtype=np.float16)}, {"w": array(64, 72, dtype=np.float16)}),
+    "half vector": (PRODUCT, {"x": array(1, 64, dtype=np.float16)}, {"w": array(64, 72, dtype=np.float16)}),
     "convolution": (
         [node("Conv", ["x", "w"], ["y"], pads=[1, 1, 1, 1])],
         {"x": array(1, 16, 14, 14)},
@@ -59,7 +60,7 @@ CASES: dict[str, tuple[list[onnx.NodeProto], Arrays, Arrays]] = {
 """By name: nodes, inputs and constants of a model with the output y, of the type of x."""
 
 
-@pytest.fixture(params=["sm_80", "sm_90"])
+@pytest.fixture(params=["sm_80", "sm_90", "sm_120"])
 def lowering(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv(LOWERING_VARIABLE, f"{request.param}:ptx")
     return str(request.param)

@@ -1,4 +1,4 @@
-"""Floating-point instructions: sections 9.7.3 (single, double) and 9.7.4 (half types) of the PTX ISA.
+"""Floating-point instructions: sections 9.7.3 (single, double), 9.7.4 (half) and 9.7.5 (mixed) of the PTX ISA.
 
 Each computes with the rounding that the modifier names; without one, sums and products round to nearest, and may fuse
 with each other as in ptxas. Approximations (``.approx``) are the C library's functions, whose error is within theirs.
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from .builder import Builder, bits_of, host_function, llvm_type
-from .instructions import check_modifiers, instruction, type_of
+from .instructions import check_modifiers, instruction, type_of, types_of
 from .parser import Instruction, Operand
 
 SUFFIX = {"half": "f16", "float": "f32", "double": "f64"}
@@ -48,6 +48,9 @@ def joined(b: Builder, low: str, high: str) -> str:
 
 def elementwise(b: Builder, ins: Instruction, operands: Sequence[Operand], compute: Compute) -> None:
     """Write ``compute(LLVM type, values)`` to the destination; packed types are computed element by element."""
+    if ins.opcode in ("add", "sub", "fma") and len(types_of(ins)) == 2:
+        mixed_precision(b, ins, operands, compute)
+        return
     ty = type_of(ins)
     values = [b.value(operand, ty) for operand in operands]
     if ty in ("f16x2", "bf16x2"):
@@ -58,6 +61,16 @@ def elementwise(b: Builder, ins: Instruction, operands: Sequence[Operand], compu
         b.set(ins.operands[0], of_half(b, ty, values, compute), ty)
     else:
         b.set(ins.operands[0], compute(llvm_type(ty), values), ty)
+
+
+def mixed_precision(b: Builder, ins: Instruction, operands: Sequence[Operand], compute: Compute) -> None:
+    """Compute in float32 (section 9.7.5): all operands but the last have the second type, a half type."""
+    result, ty = types_of(ins)
+    if result != "f32" or ty not in ("f16", "bf16"):
+        raise ins.error(f"expected .f32 and a half type, got .{result} and .{ty}")
+    halves = [b.value(operand, ty) for operand in operands[:-1]]
+    values = [from_bf16(b, half) if ty == "bf16" else b.op(f"fpext half {half} to float") for half in halves]
+    b.set(ins.operands[0], compute("float", [*values, b.value(operands[-1], "f32")]), "f32")
 
 
 def of_half(b: Builder, ty: str, values: Sequence[str], compute: Compute) -> str:

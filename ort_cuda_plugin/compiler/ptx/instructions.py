@@ -49,11 +49,11 @@ def types_of(ins: Instruction) -> list[str]:
 
 
 def type_of(ins: Instruction) -> str:
-    """Return the only or last type among the modifiers."""
+    """Return the only type among the modifiers."""
     types = types_of(ins)
-    if not types:
-        raise ins.error("no type that is known")
-    return types[-1]
+    if len(types) != 1:
+        raise ins.error(f"expected one type that is known, got {', '.join(types) or 'none'}")
+    return types[0]
 
 
 def check_modifiers(ins: Instruction, known: frozenset[str]) -> None:

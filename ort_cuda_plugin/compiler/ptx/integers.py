@@ -30,10 +30,10 @@ def integers(
 
     def register(compute: Compute) -> Compute:
         def translate(b: Builder, ins: Instruction) -> None:
-            ty = type_of(ins)
-            if floats and not is_integer_type(ty):
+            if floats and not all(map(is_integer_type, types_of(ins))):
                 float_arithmetic(b, ins)
                 return
+            ty = type_of(ins)
             check_modifiers(ins, modifiers)
             values = [b.value(operand, ty) for operand in ins.operands[1:]]
             if ty.endswith("x2"):
