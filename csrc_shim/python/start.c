@@ -86,14 +86,19 @@ _Static_assert(sizeof(python_api) == NUM_NAMES * sizeof(void *), "one name per m
 /* Loads the package that contains the library, by path, so that no other copy of the package is imported. A library
  * that was copied out of its package loads the installed package. If this file started Python (`started`), Python does
  * not search the user's site-packages; if the package lies there, that folder is added, since the dependencies lie
- * there too. */
+ * there too. As in a Python with this folder, it comes before the system's packages, which can be of other versions. */
 static const char bootstrap[] =
     "try:\n"
     "    import sys, os\n"
     "    packages = os.path.dirname(folder)\n"
     "    if started and packages.endswith(('/site-packages', '/dist-packages')) and packages not in sys.path:\n"
     "        import site\n"
+    "        others = list(sys.path)\n"
     "        site.addsitedir(packages)\n"
+    "        users = [path for path in sys.path if path not in others]\n"
+    "        systems = (at for at, path in enumerate(others) if path.endswith(('/site-packages', '/dist-packages')))\n"
+    "        first = next(systems, len(others))\n"
+    "        sys.path[:] = others[:first] + users + others[first:]\n"
     "    start = os.path.join(folder, '__init__.py')\n"
     "    if 'ort_cuda_plugin' not in sys.modules and os.path.exists(start):\n"
     "        from importlib import util\n"

@@ -174,10 +174,9 @@ def test_no_code_comes_from_the_home_folder_that_a_host_names(
 
 
 def test_a_package_in_a_folder_of_the_users_finds_its_dependencies_there(host: Path, tmp_path: Path) -> None:
-    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "python3").symlink_to(Path(sys.executable).resolve())
-    site = tmp_path / "home" / ".local" / "lib" / version / "site-packages"
+    system = environment_folder(tmp_path)
+    (system / "_cffi_backend.py").write_text('__version__ = "of an old package"\n')
+    site = tmp_path / "home" / ".local" / "lib" / system.parent.name / "site-packages"
     site.mkdir(parents=True)
     borrow_packages(site)
     done = run(host, copy_package(site), ORT_CUDA_PLUGIN_CACHE_DIR=str(tmp_path / "cache"))
