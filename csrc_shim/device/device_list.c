@@ -12,6 +12,8 @@
 
 /* CUDA 13.0, as the driver reports it: older drivers cannot load the cubins of the CUDA 13 toolkit. */
 enum { LEAST_DRIVER_VERSION = 13000 };
+/* Major compute capability of the oldest GPUs for which our kernels compile: they use cp.async and bfloat16. */
+enum { LEAST_CC_MAJOR = 8 };
 
 static int ask(const ocp_driver *driver, CUresult result, const char *what, ocp_error *error) {
   return result == CUDA_SUCCESS ? ORT_OK : ocp_fail_cuda(error, driver, result, what);
@@ -60,13 +62,24 @@ int ocp_list_devices(int emulated, ocp_device_info *infos, uint32_t room, uint32
                     version / 1000, version % 1000 / 10);
   if (ask(driver, driver->DeviceGetCount(&found), "cuDeviceGetCount", error))
     return error->code;
-  for (int i = 0; i < found && (uint32_t)i < room; i++) {
-    infos[i] = (ocp_device_info){.emulated = emulated != 0, .ordinal = i, .driver_version = version};
-    if (describe(driver, &infos[i], error) != ORT_OK)
+  uint32_t kept = 0;
+  for (int i = 0; i < found; i++) {
+    ocp_device_info info = {.emulated = emulated != 0, .ordinal = i, .driver_version = version};
+    if (describe(driver, &info, error) != ORT_OK)
       return error->code;
+    if (info.cc_major < LEAST_CC_MAJOR) {
+      ocp_fail(error, ORT_RUNTIME_EXCEPTION, "GPU %d (%s) has compute capability %d.%d, expected %d.0 or newer", i,
+               info.name, info.cc_major, info.cc_minor, LEAST_CC_MAJOR);
+      continue;
+    }
+    if (kept < room)
+      infos[kept] = info;
+    kept++;
   }
-  *count = (uint32_t)found;
-  return ORT_OK;
+  *count = kept;
+  if (kept > 0)
+    error->code = ORT_OK;
+  return error->code;
 }
 
 static void add(ocp_device_metadata **entry, const char *key, const char *format, ...)

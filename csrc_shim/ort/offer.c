@@ -109,7 +109,7 @@ static int make_ep_device(OrtEpFactory *factory, const ocp_device_info *info, co
 /* Finds the devices: GPUs first, then emulated devices. If there is no GPU, logs why. */
 static int find(ocp_offer *offer, const ocp_registration_request *request, uint32_t room, uint32_t *found,
                 ocp_error *error) {
-  ocp_error why = {.text = "the CUDA driver reports no device"};
+  ocp_error why = {0};
   uint32_t gpus = 0, emulated = 0;
   if (request->cuda)
     ocp_list_devices(/*emulated=*/false, offer->devices, room, &gpus, &why);
@@ -118,13 +118,18 @@ static int find(ocp_offer *offer, const ocp_registration_request *request, uint3
       ocp_list_devices(/*emulated=*/true, offer->devices + taken, room - taken, &emulated, error) != ORT_OK)
     return error->code;
   char line[sizeof why.text + 100];
+  if (gpus > 0 && why.text[0]) {
+    snprintf(line, sizeof line, "not offered: %s", why.text);
+    ocp_log(ORT_LOGGING_LEVEL_WARNING, line, "GetSupportedDevices");
+  }
   *found = gpus + emulated;
   if (*found > room) {
     snprintf(line, sizeof line, "%u devices, of which ONNX Runtime takes the first %u", *found, room);
     ocp_log(ORT_LOGGING_LEVEL_WARNING, line, "GetSupportedDevices");
     *found = room;
   } else if (*found == 0) {
-    snprintf(line, sizeof line, "no CUDA device: %s; the emulated device is offered on request only", why.text);
+    snprintf(line, sizeof line, "no CUDA device: %s; the emulated device is offered on request only",
+             why.text[0] ? why.text : "the CUDA driver reports no device");
     ocp_log(ORT_LOGGING_LEVEL_WARNING, line, "GetSupportedDevices");
   }
   return ORT_OK;
@@ -184,11 +189,12 @@ uint32_t ocp_why_not_offered(const ocp_offer *offer, const OrtHardwareDevice *ha
   }
   ocp_device_info infos[OCP_MAX_DEVICES];
   uint32_t gpus = 0;
-  ocp_fail(why, ORT_FAIL, "the CUDA driver reports no device");
   ocp_list_devices(/*emulated=*/false, infos, OCP_MAX_DEVICES, &gpus, why);
   if (is_among(infos, gpus < OCP_MAX_DEVICES ? gpus : OCP_MAX_DEVICES, hardware))
     return OrtDeviceEpIncompatibility_NONE;
-  if (gpus > 0)
-    ocp_fail(why, ORT_FAIL, "the CUDA driver does not show the device to this process (CUDA_VISIBLE_DEVICES)");
+  if (!why->text[0])
+    ocp_fail(why, ORT_FAIL,
+             gpus > 0 ? "the CUDA driver does not show the device to this process (CUDA_VISIBLE_DEVICES)"
+                      : "the CUDA driver reports no device");
   return OrtDeviceEpIncompatibility_DRIVER_INCOMPATIBLE;
 }

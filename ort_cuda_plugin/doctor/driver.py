@@ -8,8 +8,6 @@ from ..ep.device.devices import DeviceInfo
 from .findings import Finding, Machine, note, ok, problem, warning
 
 _SUBJECT = "CUDA driver"
-_LEAST_CAPABILITY = (7, 5)
-"""Minimum compute capability that CUDA 13 compiles for: Turing's."""
 
 
 def driver_findings(machine: Machine, devices: Sequence[DeviceInfo], why: str) -> Iterator[Finding]:
@@ -31,16 +29,15 @@ def driver_findings(machine: Machine, devices: Sequence[DeviceInfo], why: str) -
 def _device(device: DeviceInfo) -> Finding:
     major, minor = device.compute_capability
     subject = f"device {device.ordinal}"
-    text = f"{device.name}, compute capability {major}.{minor}, {device.memory_bytes / 2**30:.1f} GiB"
-    if device.compute_capability < _LEAST_CAPABILITY:
-        return problem(subject, text, "CUDA 13 has no code for it: use a GPU of the Turing generation or newer")
-    return ok(subject, text)
+    return ok(subject, f"{device.name}, compute capability {major}.{minor}, {device.memory_bytes / 2**30:.1f} GiB")
 
 
 def _missing(machine: Machine, why: str) -> Finding:
     """Explain why no GPU is offered, and what the user can do on this machine."""
     has_module = bool(machine.text("proc/driver/nvidia/version"))
     has_nodes = machine.has("dev/nvidiactl")
+    if "compute capability" in why:  # the driver works, and all GPUs are too old
+        return problem(_SUBJECT, why, "use an Ampere GPU or a newer one, or the emulated device (--device emulated)")
     if machine.has("dev/dxg"):
         folder = "/usr/lib/wsl/lib"
         return problem(

@@ -168,8 +168,8 @@ def test_a_missing_driver(
 def test_devices_that_are_hidden_or_old(tmp_path: Path) -> None:
     hidden = machine(tmp_path, environment={"CUDA_VISIBLE_DEVICES": "-1", "NVIDIA_VISIBLE_DEVICES": "all"})
     assert severities(driver_findings(hidden, [], "no device")) == ["note", "warning"]
-    old = DeviceInfo(0, False, "Old", (7, 0), 1 << 30, "13.0", "", 80, 1 << 16)
-    assert severities(driver_findings(machine(tmp_path), [GPU, old], "")) == ["ok", "ok", "problem"]
+    (old,) = driver_findings(machine(tmp_path), [], "GPU 0 (Old) has compute capability 7.5, expected 8.0 or newer")
+    assert (old.severity.value, "Ampere" in old.advice) == ("problem", True)
     contained = machine(tmp_path, [".dockerenv"])
     assert severities(driver_findings(contained, [GPU], "")) == ["ok", "ok", "ok"]
 
