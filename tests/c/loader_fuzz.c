@@ -59,8 +59,8 @@ typedef struct counts {
 /* The whole description and the first byte of the kernel are readable and lie inside of the module. */
 static void check_kernel(const struct CUmod_st *module, const struct CUfunc_st *function) {
   const ocp_emu_kernel_meta *meta = function->meta;
-  CHECK(emu_module_owns(module, (uint64_t)meta, sizeof *meta));
-  CHECK(!emu_module_owns(module, (uint64_t)function->entry, 1));
+  CHECK(emu_module_owns(module, (uint64_t)meta, sizeof *meta, /*loads=*/true));
+  CHECK(!emu_module_owns(module, (uint64_t)function->entry, 1, /*loads=*/true));
   CHECK(*(const volatile uint8_t *)(uintptr_t)function->entry <= 0xFF);
   CHECK(meta->version == OCP_EMU_META_VERSION && meta->num_params <= OCP_EMU_MAX_PARAMS);
   CHECK(function->max_dynamic_shared <= EMU_DEFAULT_SHARED);

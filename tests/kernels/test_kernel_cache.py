@@ -402,7 +402,7 @@ def test_keys_depend_on_every_module_that_the_compiler_imports() -> None:
     files = [path for path in output.split() if Path(path).read_text().count("\n") > 1]  # others are docstrings
     imported = {path.rpartition("/ort_cuda_plugin/")[2] for path in files}
     sources = {*toolchain.front_end_sources, *toolchain.back_end_sources, *toolchain.ptx_sources()}
-    sources.discard("compiler/ptx/__init__.py")
+    sources -= {"compiler/ptx/__init__.py", "compiler/ptx/linking.py"}  # the latter is of `emulator.load`
     others = {
         f"compiler/{name}.py"
         for name in ("cache", "caches/cache_folder", "caches/trusted_files", "foreign", "toolchain")
