@@ -128,4 +128,7 @@ _lock = threading.Lock()
 def substitutes_of(pointer: Any) -> Substitutes:
     """Return the substitutes of the device with this ``ocp_device *``."""
     with _lock:
-        return _substitutes.setdefault(device := open_device_at(pointer), Substitutes(device))
+        device = open_device_at(pointer)
+        if device not in _substitutes:
+            _substitutes[device] = Substitutes(device)
+        return _substitutes[device]
