@@ -11,7 +11,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ..kernels.conv.channels_last import channels_last_strides
 from ..model.ir import DType, Node
+from ..ops.onnx.math.activation import gelu_tanh
 from ..ops.onnx.nn.normalization import softmax_row
 from ..plan.format import PlanInput
 from ..plan.planner import make_plan
@@ -20,13 +22,14 @@ from ..plan.tables import KnownEntries, Tables
 from ..program.device import DeviceProperties, LoweringOptions
 from ..program.expressions import scalar as s
 from ..program.expressions.scalar import Scalar
+from ..program.expressions.symbolic import hint
 from ..program.lowering.context import Lowering
 from ..program.lowering.elementwise import copy_into, elementwise
 from ..program.lowering.multiply import multiply
 from ..program.lowering.reduce import row_map
 from ..program.steps.libraries import ATTENTION, CONV, MATMUL, LibraryProblem, ProblemFlags
 from ..program.steps.steps import Contract, Convolve, Input
-from ..program.steps.tensor import Buffer, BufferKind, Tensor
+from ..program.steps.tensor import Buffer, BufferKind, Tensor, contiguous_strides
 from ..program.steps.windows import Windows
 from .cluster import Variant
 from .launches import make_launches
@@ -34,7 +37,6 @@ from .launches import make_launches
 __all__ = ["SUBSTITUTES", "Substitute", "substitute_of"]
 
 PER_DIMENSION = 7  # integer arguments of a convolution's call for each spatial dimension
-_GELU_FACTOR = math.sqrt(2 / math.pi)
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ def _finish(
     if ProblemFlags.SWISH in flags:
         value = value * s.sigmoid(value)
     if ProblemFlags.GELU in flags:
-        value = 0.5 * value * (1.0 + s.tanh(_GELU_FACTOR * (value + 0.044715 * value * value * value)))
+        value = gelu_tanh(value)
     return tuple(inputs), value
 
 
@@ -132,14 +134,10 @@ def _image_strides(shape: Sequence[int], is_last: bool, apart: int = 0) -> tuple
 
     ``apart`` is the distance between images (with channels last, between pixels), by default that without gaps.
     """
-    order = [0, *range(2, len(shape)), 1] if is_last else list(range(len(shape)))
-    strides, step = [0] * len(shape), 1
-    for axis in reversed(order):
-        if apart and ((is_last and axis == len(shape) - 1) or (not is_last and axis == 0)):
-            step = apart
-        strides[axis] = step
-        step *= shape[axis]
-    return tuple(strides)
+    if is_last:
+        return tuple(map(hint, channels_last_strides(shape, apart or None)))
+    images, *others = map(hint, contiguous_strides(shape))
+    return (apart or images, *others)
 
 
 def _convolution(

@@ -9,8 +9,8 @@ from typing import Any
 from ..targets import Target
 
 FATBIN_MAGIC = b"\x50\xed\x55\xba"
-PTX_ENTRY, CUBIN_ENTRY = 1, 2
-"""Kinds of a fatbin's entries."""
+PTX_ENTRY = 1
+"""Kind of a fatbin's entries with PTX."""
 LZ4, ZSTD = 0x2000, 0x8000
 """Flags of a fatbin's compressed entries."""
 ENTRY_HEADER = struct.Struct("<HHIQIIHHIIIQQQ")
