@@ -58,7 +58,7 @@ COMPILER_STAGES = {
 in the outer one's.
 """
 Record = dict[str, Any]
-"""What `Recorder` writes about a test."""
+"""The JSON object that `Recorder` writes for a test."""
 COLUMNS = (*COMPILER_STAGES.values(), "create session", "run session", "other", "child processes")
 
 

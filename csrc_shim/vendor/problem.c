@@ -445,7 +445,7 @@ static int fail_refused(const ocp_problem *problem, ocp_error *error) {
 }
 
 /* Enqueues a call with the stream's handle, which the caller has locked. *used: the entry of the call, with a reference
- * for the caller; NULL with the error if the library has no algorithm. */
+ * for the caller. It is NULL, with the error, if the library finds no algorithm. */
 static int run_with(ocp_problem *problem, ocp_stream *stream, ocp_library_handle *handle, const arguments *call,
                     const int64_t *key, uint32_t words, ocp_prepared **used, ocp_error *error) {
   ocp_prepared *prepared = *used;
@@ -465,7 +465,8 @@ static int run_with(ocp_problem *problem, ocp_stream *stream, ocp_library_handle
   return code;
 }
 
-/* Marks the entry of a call as refused, and makes it if the library has no algorithm; NULL with the error. */
+/* Marks the entry of a call as refused. Makes the entry if the library has no algorithm. Returns NULL, with the error,
+ * if memory runs out. */
 static ocp_prepared *mark_refused(ocp_problem *problem, ocp_prepared *known, const int64_t *key, uint32_t words,
                                   ocp_error *error) {
   pthread_mutex_lock(&problem->preparing);

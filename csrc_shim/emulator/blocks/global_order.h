@@ -5,7 +5,7 @@
 #include "emulator/blocks/block.h"
 #include "emulator/kernel.h"
 
-/* What ocp_emu_check_access says of an access, next to an emu_access in the lowest two bits. */
+/* Flags of an access, for ocp_emu_check_access; its two lowest bits are the emu_access. */
 enum {
   EMU_STRONG = 4,     /* volatile, relaxed or ordered: never races */
   EMU_ACQUIRES = 8,   /* orders the thread's later accesses after it */
