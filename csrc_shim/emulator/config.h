@@ -4,6 +4,8 @@
 
 #include <stdint.h>
 
+enum { OCP_EMU_FAULT_BYTES = 256 }; /* maximum length of ocp_emu_config.faults, with its final 0 */
+
 typedef struct ocp_emu_config {
   uint32_t num_devices;  /* 1 .. 8 */
   uint32_t workers;      /* host threads that run blocks; 0: one per core of the process's affinity mask */
@@ -11,6 +13,7 @@ typedef struct ocp_emu_config {
   uint32_t adversarial;  /* 0: inline streams; 1: deferred and interleaved by `seed` until the program waits */
   uint32_t check;        /* 1: the checking mode; needs kernels compiled with checks */
   uint64_t seed;
+  char faults[OCP_EMU_FAULT_BYTES]; /* faults of the devices: emulator/fault.h; "": none */
 } ocp_emu_config;
 
 /* ---- the counting mode ---- */

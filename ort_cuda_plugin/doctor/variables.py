@@ -110,6 +110,15 @@ EMULATED = (
         "",
         "the emulated device appends a line for each kernel launch: kernel, grid, block, nanoseconds",
     ),
+    Variable(
+        "ORT_CUDA_PLUGIN_EMULATE_FAULTS",
+        "settings, separated by semicolons",
+        "",
+        "for tests of checks: `kernel=PATTERN` makes one element of the results of these kernels wrong, "
+        "`unsupported=MemPoolCreate,GraphInstantiate` these calls of the driver unsupported; `exclusive=1`, "
+        "`capability=7.5`, `driver=12.8`, `multiprocessors=16` and `name=TEXT` describe the device. A warning on the "
+        "standard error tells of the faults",
+    ),
 )
 """Variables of the emulated device."""
 

@@ -103,6 +103,7 @@ EFFECTS = {
     "EMULATE": Effect("1", "offered"),
     "EMULATE_CHECK": Effect("1", "kernels"),
     "EMULATE_DEVICES": Effect("2", "devices"),
+    "EMULATE_FAULTS": Effect("multiprocessors=7", "devices"),
     "EMULATE_LOWERING": Effect("sm_90", "kernels"),
     "EMULATE_MEMORY": Effect("1G", "devices"),
     "EMULATE_PROFILE": Effect("FOLDER/profile", "files"),

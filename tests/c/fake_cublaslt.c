@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-enum { SUCCESS = 0, INVALID_VALUE = 7, NOT_SUPPORTED = 15, ALGO = 0xA160, NUM_ALGORITHMS = 3 };
+enum { SUCCESS = 0, INVALID_VALUE = 7, EXECUTION_FAILED = 13, NOT_SUPPORTED = 15, ALGO = 0xA160, NUM_ALGORITHMS = 3 };
 enum { BIAS_LOADS = 16, WORKSPACE = 256 }; /* bytes: alignments that algorithms assume without a declaration */
 enum { DEFAULT = 1, RELU = 2, BIAS = 4, GELU = 32 }; /* epilogues */
 
@@ -53,7 +53,9 @@ int cublasLtDestroy(void *handle) {
   return SUCCESS;
 }
 size_t cublasLtGetVersion(void) { return 130102; }
-const char *cublasLtGetStatusString(int status) { return status == INVALID_VALUE ? "invalid value" : "not supported"; }
+const char *cublasLtGetStatusString(int status) {
+  return status == INVALID_VALUE ? "invalid value" : status == EXECUTION_FAILED ? "execution failed" : "not supported";
+}
 
 static int made(void *object, void **out) {
   *out = object;
@@ -160,12 +162,26 @@ static int fits(const desc *d, const layout *a, const layout *b, const layout *o
          valid(out, m, n) && a->batches == out->batches && b->batches == out->batches;
 }
 
+enum { CALL_BYTES = 64 };
+static void describe(char text[CALL_BYTES], const desc *d, const layout *c, const layout *out) {
+  snprintf(text, CALL_BYTES, "product%s%s%s%s_%s", out->batches > 1 ? "_batched" : "",
+           d->epilogue & BIAS ? "_bias" : "", c != out ? "_residual" : "",
+           d->epilogue & RELU   ? "_relu"
+           : d->epilogue & GELU ? "_gelu"
+                                : "",
+           name_of(type_of(out)));
+}
+
 int cublasLtMatmulAlgoGetHeuristic(void *handle, const desc *d, const layout *a, const layout *b, const layout *c,
                                    const layout *out, const preference *p, int requested, heuristic *results,
                                    int *found) {
   MAY_FAIL();
   if (!handle || requested < 1 || !same_size(c, out) || !fits(d, a, b, out))
     return INVALID_VALUE;
+  char call[CALL_BYTES];
+  describe(call, d, c, out);
+  if (has_fault("refused", call))
+    return NOT_SUPPORTED;
   fake_searches++;
   fake_reductions = p->reductions;
   for (int i = 0; i < 4; i++)
@@ -202,6 +218,10 @@ static int multiply(exclusive *handle, const desc *d, const float *alpha, const 
     return INVALID_VALUE;
   if (!can_execute(handle, stream))
     return NOT_SUPPORTED;
+  char call[CALL_BYTES];
+  describe(call, d, c_layout, out_layout);
+  if (has_fault("failing", call))
+    return EXECUTION_FAILED;
   fake_runs++;
   fake_compute = d->compute;
   fake_epilogue = d->epilogue;
@@ -240,6 +260,7 @@ static int multiply(exclusive *handle, const desc *d, const float *alpha, const 
         store(type, z, place, finished(d, value));
       }
   }
+  put_fault(call, type, translate(out, type, 1));
   return SUCCESS;
 }
 

@@ -5,7 +5,7 @@
 
 #include "fake_library.h"
 
-enum { SUCCESS = 0, BAD_PARAM = 2000, NOT_SUPPORTED = 3000 };
+enum { SUCCESS = 0, BAD_PARAM = 2000, NOT_SUPPORTED = 3000, EXECUTION_FAILED = 5000 };
 enum {
   POINTWISE = 0,
   CONVOLUTION = 1,
@@ -89,7 +89,9 @@ int cudnnSetStream(void *handle, void *stream) {
   end_use(handle);
   return SUCCESS;
 }
-const char *cudnnGetErrorString(int status) { return status == BAD_PARAM ? "bad parameter" : "not supported"; }
+const char *cudnnGetErrorString(int status) {
+  return status == BAD_PARAM ? "bad parameter" : status == EXECUTION_FAILED ? "execution failed" : "not supported";
+}
 
 int cudnnBackendCreateDescriptor(int type, void **out) {
   MAY_FAIL();
@@ -271,6 +273,33 @@ static int has_engines(const descriptor *graph) {
   return !is_virtual(value) && (is_dense(&result) || addends < 2);
 }
 
+enum { CALL_BYTES = 64 };
+static void describe(char text[CALL_BYTES], const descriptor *graph) {
+  const int64_t count = count_operations(graph);
+  const descriptor *multiply = get_one(graph, 801, MULTIPLY, count, 0),
+                   *forward = get_one(graph, 801, FORWARD, count, 0);
+  if (multiply) {
+    const int has_bias = count == sizeof attention / sizeof *attention;
+    snprintf(text, CALL_BYTES, "attention%s_%s", has_bias ? "_bias" : "",
+             name_of(type_of(get_descriptor(multiply, 1520, TENSOR))));
+    return;
+  }
+  int addends = 0, activation = 0;
+  for (int64_t i = 1; i < count; i++) {
+    const int mode = mode_of(get_one(graph, 801, ELEMENTS, count, i));
+    addends += mode == ADD;
+    activation = mode == RELU || mode == SWISH ? mode : activation;
+  }
+  const descriptor *x = get_descriptor(forward, 704, TENSOR);
+  const layout l = layout_of(x);
+  snprintf(text, CALL_BYTES, "convolution%s%s%s%s%s_%s", get(x, 902, 3, 5) ? "_3d" : "_2d",
+           l.strides[1] == 1 && l.dims[1] > 1 ? "_nhwc" : "", addends ? "_bias" : "", addends > 1 ? "_residual" : "",
+           activation == RELU    ? "_relu"
+           : activation == SWISH ? "_swish"
+                                 : "",
+           name_of(type_of(x)));
+}
+
 static void build_plan(void) {
   const int64_t now = ++fake_building;
   for (int64_t most = fake_most_at_once; now > most && !atomic_compare_exchange_weak(&fake_most_at_once, &most, now);)
@@ -368,7 +397,9 @@ int cudnnBackendGetAttribute(const descriptor *d, int name, int type, int64_t re
     fake_searches++;
     if (*get(d, 200, 8, 1) != 2) /* FALLBACK */
       fake_mode = *get(d, 200, 8, 1);
-    *count = has_engines(get_descriptor(d, 201, GRAPH)) ? 2 : 0;
+    char call[CALL_BYTES];
+    describe(call, get_descriptor(d, 201, GRAPH));
+    *count = has_engines(get_descriptor(d, 201, GRAPH)) && !has_fault("refused", call) ? 2 : 0;
     for (int64_t i = 0; i < *count; i++) {
       results[i]->engine = i;
       results[i]->attributes[results[i]->count++] =
@@ -467,7 +498,7 @@ static float finished(const epilogue *e, element type, float value, const int64_
   return value;
 }
 
-static int execute(exclusive *handle, descriptor *plan, const descriptor *pack) {
+static int execute(exclusive *handle, descriptor *plan, const descriptor *pack, const char *call) {
   const descriptor *config = get_descriptor(plan, 401, CONFIG), *graph = get_descriptor(config, 201, GRAPH);
   const descriptor *forward = get_one(graph, 801, FORWARD, count_operations(graph), 0);
   const descriptor *conv = get_descriptor(forward, 702, CONVOLUTION);
@@ -517,11 +548,12 @@ static int execute(exclusive *handle, descriptor *plan, const descriptor *pack) 
     }
     store(type, out, place_in(&size, at), finished(&e, type, total, at));
   }
+  put_fault(call, type, out);
   return SUCCESS;
 }
 
 /* softmax(scale * q @ k + bias) @ v */
-static int execute_attention(const descriptor *graph, const descriptor *pack) {
+static int execute_attention(const descriptor *graph, const descriptor *pack, const char *call) {
   const int64_t count = count_operations(graph);
   const descriptor *first = get_one(graph, 801, MULTIPLY, count, 0),
                    *second = get_one(graph, 801, MULTIPLY, count, count - 1);
@@ -568,6 +600,7 @@ static int execute_attention(const descriptor *graph, const descriptor *pack) {
     }
   }
   free(weights);
+  put_fault(call, type, out);
   return SUCCESS;
 }
 
@@ -576,11 +609,15 @@ int cudnnBackendExecute(exclusive *handle, descriptor *plan, const descriptor *p
   begin_use(handle);
   begin_use(&plan->use);
   const descriptor *graph = get_descriptor(get_descriptor(plan, 401, CONFIG), 201, GRAPH);
+  char call[CALL_BYTES];
+  describe(call, graph);
   int status = NOT_SUPPORTED;
-  if (!get_one(graph, 801, MULTIPLY, count_operations(graph), 0))
-    status = execute(handle, plan, pack);
+  if (has_fault("failing", call))
+    status = EXECUTION_FAILED;
+  else if (!get_one(graph, 801, MULTIPLY, count_operations(graph), 0))
+    status = execute(handle, plan, pack, call);
   else if (can_execute(handle, handle->stream) && can_execute(&plan->use, handle->stream))
-    status = execute_attention(graph, pack);
+    status = execute_attention(graph, pack, call);
   end_use(&plan->use);
   end_use(handle);
   return status;

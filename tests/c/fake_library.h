@@ -3,6 +3,7 @@
 #ifndef FAKE_LIBRARY_H
 #define FAKE_LIBRARY_H
 
+#include <fnmatch.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -35,6 +36,25 @@ int64_t fake_fastest = -1;
 static inline void take_time(int64_t algorithm) {
   if (fake_fastest >= 0 && algorithm != fake_fastest)
     usleep(50000); /* much slower than the others on a busy machine */
+}
+
+/* A fault of some calls, "HOW:CALL": set by a test, or by the environment variable FAKE_FAULT. HOW is refused (no
+ * algorithm is found), failing (the execution fails), wrong (one element of the result is) or slow. CALL is a pattern
+ * of fnmatch for the call's description: what it computes, its epilogue and its element type, as
+ * product_bias_relu_float16. */
+char fake_fault[128];
+/* Calls that had the fault. */
+_Atomic int64_t fake_faults;
+enum { SLOW_MICROSECONDS = 100000 };
+
+static inline int has_fault(const char *how, const char *call) {
+  const char *fault = fake_fault[0] || !getenv("FAKE_FAULT") ? fake_fault : getenv("FAKE_FAULT");
+  const size_t length = strlen(how);
+  if (strncmp(fault, how, length) != 0 || fault[length] != ':' || fnmatch(fault + length + 1, call, 0) != 0)
+    return 0;
+  if (fake_faults++ == 0)
+    fprintf(stderr, "FAKE_FAULT=%s: a library call has a fault on purpose: %s\n", fault, call);
+  return 1;
 }
 
 /* A resource that one thread at a time may use: a handle, or an algorithm. */
@@ -123,6 +143,18 @@ static inline void store(element type, void *memory, int64_t index, float value)
   default:
     memcpy(to, &value, sizeof value);
   }
+}
+
+static inline const char *name_of(element type) {
+  return type == FLOAT32 ? "float32" : type == FLOAT16 ? "float16" : "bfloat16";
+}
+
+/* Ends an execution: makes one element wrong, or takes time, if the call has that fault. */
+static inline void put_fault(const char *call, element type, void *result) {
+  if (has_fault("wrong", call))
+    store(type, result, 0, 2 * load(type, result, 0) + 1);
+  if (has_fault("slow", call))
+    usleep(SLOW_MICROSECONDS);
 }
 
 #endif

@@ -11,6 +11,7 @@
 #include "emulator/blocks/global_order.h"
 #include "emulator/blocks/profile.h"
 #include "emulator/blocks/workers.h"
+#include "emulator/fault.h"
 #include "emulator/kernel.h"
 #include "emulator/module.h"
 
@@ -277,10 +278,14 @@ CUresult emu_run_kernel(emu_device *device, const emu_op *op, const emu_clock *c
   if (differs)
     _mm_setcsr(0x1f80);
 #endif
+  emu_wrong *wrong = emu_wrong_begin(op);
   uint64_t begun = emu_profile_begin();
-  result = emu_global_begin(&launch) ? run_grid(&launch, function) : CUDA_ERROR_OUT_OF_MEMORY;
-  emu_global_end(&launch);
+  do {
+    result = emu_global_begin(&launch) ? run_grid(&launch, function) : CUDA_ERROR_OUT_OF_MEMORY;
+    emu_global_end(&launch);
+  } while (result == CUDA_SUCCESS && emu_wrong_again(wrong));
   emu_profile_end(begun, &launch);
+  emu_wrong_end(wrong);
 #ifdef __x86_64__
   if (differs)
     _mm_setcsr(control);

@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 
 #include "base/number.h"
+#include "emulator/fault.h"
 #include "emulator/shadow.h"
 #include "emulator/state.h"
 #include "emulator/work/queue.h"
@@ -61,6 +62,9 @@ static void configure_from_environment(void) {
       .check = (uint32_t)check,
       .seed = seed,
   };
+  const char *faults = getenv(ENVIRONMENT "_FAULTS");
+  if (!environment_error[0] && faults && emu_faults_configure(faults, environment_error, sizeof environment_error))
+    snprintf(emu.config.faults, sizeof emu.config.faults, "%s", faults);
 }
 
 static int refuse(char *text, size_t text_bytes, const char *reason) {
@@ -96,6 +100,10 @@ int ocp_emu_configure(const ocp_emu_config *config, char *text, size_t text_byte
     return refuse(text, text_bytes, "at most 1024 workers can run blocks");
   pthread_mutex_lock(&start_lock);
   int result = CUDA_SUCCESS;
+  if (strcmp(config->faults, emu.config.faults) != 0 && !emu_faults_configure(config->faults, text, text_bytes)) {
+    pthread_mutex_unlock(&start_lock);
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   bool resize = config->num_devices != emu.config.num_devices || config->device_bytes != emu.config.device_bytes;
   if (!configured || !atomic_load(&emu.started)) {
     emu.config = *config;

@@ -13,6 +13,7 @@
 #include "emulator/calls/loader.h"
 #include "emulator/calls/memory.h"
 #include "emulator/calls/stream.h"
+#include "emulator/fault.h"
 #include "emulator/mempool.h"
 #include "emulator/state.h"
 #include "emulator/work/capture.h"
@@ -23,7 +24,8 @@ static CUresult init(unsigned flags) { return flags ? CUDA_ERROR_INVALID_VALUE :
 static CUresult driver_get_version(int *version) {
   if (!version)
     return CUDA_ERROR_INVALID_VALUE;
-  *version = 13000;
+  const int old = emu_faults_set()->driver_version;
+  *version = old ? old : 13000;
   return CUDA_SUCCESS;
 }
 
@@ -36,6 +38,8 @@ static const struct {
     {CUDA_ERROR_OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
     {CUDA_ERROR_NOT_INITIALIZED, "CUDA_ERROR_NOT_INITIALIZED", "initialization error"},
     {CUDA_ERROR_DEINITIALIZED, "CUDA_ERROR_DEINITIALIZED", "driver shutting down"},
+    {CUDA_ERROR_DEVICE_UNAVAILABLE, "CUDA_ERROR_DEVICE_UNAVAILABLE",
+     "CUDA-capable device(s) is/are busy or unavailable"},
     {CUDA_ERROR_NO_DEVICE, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"},
     {CUDA_ERROR_INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
     {CUDA_ERROR_INVALID_IMAGE, "CUDA_ERROR_INVALID_IMAGE", "device kernel image is invalid"},
@@ -51,6 +55,7 @@ static const struct {
     {CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES",
      "too many resources requested for launch"},
     {CUDA_ERROR_LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"},
+    {CUDA_ERROR_NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
     {CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
      "operation not permitted when stream is capturing"},
     {CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED",
@@ -116,7 +121,7 @@ static CUresult device_get(CUdevice *device, int ordinal) {
 static CUresult device_get_name(char *name, int length, CUdevice device) {
   CUresult result = check_device(device);
   if (!result)
-    snprintf(name, (size_t)length, "Emulated CUDA device");
+    snprintf(name, (size_t)length, "%s", emu_faults_set()->name[0] ? emu_faults_set()->name : "Emulated CUDA device");
   return result;
 }
 
@@ -124,6 +129,7 @@ static CUresult device_get_attribute(int *value, int attribute, CUdevice device)
   CUresult result = check_device(device);
   if (result)
     return result;
+  const emu_faults *faults = emu_faults_set();
   switch (attribute) {
   case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK:
     *value = (int)EMU_MAX_THREADS;
@@ -132,13 +138,13 @@ static CUresult device_get_attribute(int *value, int attribute, CUdevice device)
     *value = (int)EMU_WARP;
     return CUDA_SUCCESS;
   case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
-    *value = (int)emu.threads;
+    *value = faults->multiprocessors ? faults->multiprocessors : (int)emu.threads;
     return CUDA_SUCCESS;
   case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
-    *value = 9;
+    *value = faults->cc_major ? faults->cc_major : 9;
     return CUDA_SUCCESS;
   case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR:
-    *value = 0;
+    *value = faults->cc_minor;
     return CUDA_SUCCESS;
   case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN:
     *value = (int)EMU_MAX_SHARED;
@@ -167,6 +173,8 @@ static CUresult primary_ctx_retain(CUcontext *context, CUdevice device) {
   CUresult result = check_device(device);
   if (result)
     return result;
+  if (emu_faults_set()->exclusive)
+    return CUDA_ERROR_DEVICE_UNAVAILABLE;
   atomic_fetch_add(&emu.devices[device].retained, 1);
   *context = &emu.devices[device];
   return CUDA_SUCCESS;
@@ -184,7 +192,7 @@ static CUresult primary_ctx_release(CUdevice device) {
   return CUDA_SUCCESS;
 }
 
-static const ocp_driver table = {
+static ocp_driver table = {
     .Init = init,
     .DriverGetVersion = driver_get_version,
     .GetErrorName = get_error_name,
@@ -257,4 +265,7 @@ static const ocp_driver table = {
     .RedZone = emu_redzone,
 };
 
-const ocp_driver *ocp_driver_emulator(void) { return &table; }
+const ocp_driver *ocp_driver_emulator(void) {
+  emu_faults_attach(&table);
+  return &table;
+}

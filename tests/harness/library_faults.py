@@ -1,0 +1,61 @@
+"""What test_library_faults.py runs in a process of its own: calls of stand-ins that are wrong, slow, refused, failing.
+
+``python library_faults.py FAKE_CUBLASLT.so FAKE_CUDNN.so`` prints a JSON list.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import sys
+from typing import Any
+
+import numpy as np
+
+import ort_cuda_plugin
+from kernel_harness import device
+from library_images import ATTENTION
+from library_refusals import Run, attention, epilogue
+from library_scenarios import number, offer, use
+from ort_cuda_plugin.ep import boundary
+from ort_cuda_plugin.ep.device import substitutes
+from ort_cuda_plugin.program.steps.libraries import Refusals
+
+HOW = ("refused", "failing", "wrong", "slow")
+CALLS: dict[str, tuple[str, Run]] = {
+    "product_bias_relu_float32": ("cublaslt", lambda: epilogue("product, bias, ReLU", 1, "float32")),
+    "product_residual_float16": ("cublaslt", lambda: epilogue("product, residual", 1, "float16")),
+    "product_batched_bias_residual_relu_float32": ("cublaslt", lambda: epilogue("products, all", 1, "float32")),
+    "convolution_2d*_bias_relu_float32": ("cudnn", lambda: epilogue("convolution, ReLU", 1, "float32")),
+    "convolution_3d*_bias*_float16": ("cudnn", lambda: epilogue("volumes, all", 1, "float16")),
+    "attention*_float16": ("cudnn", lambda: attention(next(iter(ATTENTION.values())))),
+}
+"""Descriptions of calls, as patterns, with their library and a Run of it that returns its largest error."""
+
+
+def main(cublaslt: str, cudnn: str) -> list[dict[str, Any]]:
+    """Of each fault of each call, and without one: the error of the result, refusals, and calls with the fault."""
+    fakes = {"cublaslt": use("cublaslt", 0, cublaslt), "cudnn": use("cudnn", 1, cudnn)}
+    offer("cublaslt", "cudnn")
+    boundary.attach_own()
+    vars(substitutes)["refusal_cache"] = lambda: None
+    results = []
+    for call, (library, run) in CALLS.items():
+        for how in ("", *HOW):
+            vars(device())["refusals"] = Refusals()
+            fake = fakes[library]
+            fault = (ctypes.c_char * 128).in_dll(fake, "fake_fault")
+            fault.value = f"{how}:{call}".encode() if how else b""
+            before, struck, runs = ort_cuda_plugin.counters(), number(fake, "fake_faults"), number(fake, "fake_runs")
+            with np.errstate(all="ignore"):
+                error = run()
+            refusals = ort_cuda_plugin.counters()["library_refusals"] - before["library_refusals"]
+            found = {"call": call, "how": how, "error": error, "refusals": refusals}
+            found |= {"faults": number(fake, "fake_faults") - struck, "runs": number(fake, "fake_runs") - runs}
+            results.append(found)
+            fault.value = b""
+    return results
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(*sys.argv[1:])))
