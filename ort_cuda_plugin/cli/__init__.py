@@ -28,6 +28,7 @@ COMMANDS = {
     "profile": "runs.profile",
     "bench": "runs.bench",
     "compare": "runs.compare",
+    "selftest": "runs.selftest",
     "run-ptx": "runs.ptx",
     "exec": "runs.drop_in",
     "with": "runs.with_plugin",

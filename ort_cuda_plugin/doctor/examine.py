@@ -18,6 +18,7 @@ from .driver import driver_findings, machine_findings
 from .findings import Finding, Machine, Severity, ok, problem
 from .libraries import library_findings
 from .packages import compiler_findings, requirement_findings, runtime_findings
+from .quarantine import quarantine_findings
 from .variables import variable_findings
 
 
@@ -39,6 +40,7 @@ def examine(machine: Machine | None = None) -> Iterator[Finding]:
         yield _registration()
     devices, why = _cuda_devices()
     yield from driver_findings(machine, devices, why)
+    yield from quarantine_findings([*devices, *(emulated_devices() if environment[0].severity is Severity.OK else [])])
     yield from library_findings(machine, library_places(), bool(devices))
     yield from compiler_findings(machine)
     logging.getLogger("ort_cuda_plugin").addFilter(_nothing)

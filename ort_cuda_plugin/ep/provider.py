@@ -24,7 +24,7 @@ from .claiming import Claiming
 from .contexts.context_nodes import ContextIdentity, ContextNode, is_context, model_path, only_node
 from .contexts.context_session import give, request_of
 from .device.identity import Identity
-from .device.measuring import tuner_of
+from .device.measuring import given_tuner, tuner_of
 from .factory import memory_info
 from .nodes.fused_node import FusedNode
 from .nodes.kernel_registry import number_of
@@ -251,7 +251,9 @@ class Provider:
         compiled: CompiledBodies | None = None,
     ) -> CompiledCluster:
         """Compile the nodes of ``graph`` with the options of the session. Arguments are those of `CompiledCluster`."""
-        tuner = tuner_of(self.device, self.session.properties()) if self._is_tuned else None
+        tuner = given_tuner()
+        if tuner is None and self._is_tuned:
+            tuner = tuner_of(self.device, self.session.properties())
         return CompiledCluster(
             graph,
             self.session.properties(),

@@ -15,6 +15,7 @@ from ..model.ort.ort_graph import read_graph
 from ..plugin_library import EP_NAME
 from ..program.lowering.context import DeviceProperties
 from .contexts.context_session import ContextSession
+from .device import quarantined
 from .device.devices import DeviceInfo
 from .device.identity import Identity
 from .device.open_device import use_device
@@ -47,6 +48,7 @@ class Session:
         self.contexts = ContextSession(entries, session_options)
         offered = [DeviceInfo.from_metadata(host.key_value_pairs(pairs)) for pairs in metadata]
         self.device = use_device(_choose(offered, self.options.device_id))
+        self._quarantine = quarantined.load(self.device)
         others = rules_of_others(entries, identity, self.device.info, host.host_version())
         if others and self.contexts.output is not None:
             raise OptionError(
@@ -85,7 +87,7 @@ class Session:
             host.log(level, message, self._logger)
 
     def properties(self) -> DeviceProperties:
-        properties = self.device.properties()
+        properties = replace(self.device.properties(), quarantine=self._quarantine)
         return (
             properties
             if self.options.enable_cudnn

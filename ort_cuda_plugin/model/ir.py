@@ -477,10 +477,10 @@ class Graph:
 class Unsupported(Exception):
     """The plugin does not run this node; ORT assigns it to another execution provider.
 
-    ``kind`` is one of "op", "version", "dtype", "attribute", "shape", "control-flow", "cost".
+    ``kind`` is one of "op", "version", "dtype", "attribute", "shape", "control-flow", "cost", "quarantine".
     """
 
-    kinds: Final = ("op", "version", "dtype", "attribute", "shape", "control-flow", "cost")
+    kinds: Final = ("op", "version", "dtype", "attribute", "shape", "control-flow", "cost", "quarantine")
 
     def __init__(self, kind: str, reason: str) -> None:
         assert kind in self.kinds, kind

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from ..gpus import typical_multiprocessors
 from .steps.libraries import Refusals
+from .steps.quarantine import Quarantine
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,7 @@ class DeviceProperties:
     number of multiprocessors. ``runs_cubins``: the device is a real GPU, not the emulated device running GPU kernels.
     ``tf32``: kernels may round float32 to TF32 if the options allow it. An emulated device with GPU kernels keeps
     float32, so that its results can be compared with other providers'. ``refusals``: library calls that plans avoid.
+    ``quarantine``: schedules and operators that plans avoid.
     """
 
     emulated: bool = True
@@ -26,6 +28,7 @@ class DeviceProperties:
     runs_cubins: bool = False
     tf32: bool = False
     refusals: Refusals = field(default_factory=Refusals, compare=False, repr=False)
+    quarantine: Quarantine = field(default_factory=Quarantine)
 
     @staticmethod
     def gpu(

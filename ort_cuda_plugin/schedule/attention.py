@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 from ..kernels.attention.flash_step import flash_call
 from ..kernels.attention.multi_pass import RESIDENT_BYTES, resident_tile
 from ..kernels.library.library_attention import attention_form
+from ..model.ir import Unsupported
 from ..program.expressions.symbolic import Dim, hint, le, logical_not
 from ..program.lowering.context import Lowering
 from ..program.steps.schedule import AttentionTile, Choice, Engine, Schedule
@@ -34,9 +36,10 @@ def attention_choices(ctx: Lowering, step: Attend) -> Iterator[Choice]:
     if attention_form(ctx, step) is not None:
         wave = flash_wave(ctx, step)
         if wave is not None and ctx.holds(wave):
-            flash = _flash(ctx, step)
             why = f"small, all blocks run at once; {by_rules(ctx)}"
-            yield replace(flash, why=why, guards=(*flash.guards, wave))
+            with suppress(Unsupported):
+                flash = _flash(ctx, step)
+                yield replace(flash, why=why, guards=(*flash.guards, wave))
         yield Choice(Schedule(Engine.LIBRARY), by_rules(ctx))
     elif _is_faster_decomposed(ctx, step):
         yield decomposed
@@ -48,7 +51,8 @@ def attention_choices(ctx: Lowering, step: Attend) -> Iterator[Choice]:
 def own_attention_choices(ctx: Lowering, step: Attend) -> Iterator[Choice]:
     """Yield the plugin's kernels for attention, the rules' preference first."""
     if is_faster_as_flash(ctx, step):
-        yield _flash(ctx, step)
+        with suppress(Unsupported):
+            yield _flash(ctx, step)
     a, b, c = step.operands
     rows, keys, width = a.shape[-2], b.shape[-1], c.shape[-1]
     tile, guards = choose_multi_pass_tile(ctx, rows, keys, width)
@@ -114,6 +118,7 @@ def decomposed_attention(ctx: Lowering, step: Attend) -> Iterator[Map]:
     """
     for one in step.parts:
         if isinstance(one, Contract) and _is_decoding(step):
-            first = next(x for x in own_gemm_schedules(ctx, one) if not x.gemv_rows and not x.is_transposed)
-            one = replace(one, schedule=first, why="the number of keys grows")
+            own = own_gemm_schedules(ctx, one)
+            first = next((x for x in own if not x.gemv_rows and not x.is_transposed), None)
+            one = one if first is None else replace(one, schedule=first, why="the number of keys grows")
         yield one

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from ..kernels.conv.channels_last import matrix_convolution_kind
 from ..kernels.gemm.tile_shapes import INTEGERS
+from ..model.ir import Unsupported
 from ..program.expressions.symbolic import hint
 from ..program.lowering.context import Lowering
 from ..program.steps.schedule import Choice, Schedule
@@ -24,7 +25,8 @@ AnySums = TypeVar("AnySums", bound=Sums)
 def candidates(ctx: Lowering, step: Sums) -> list[Choice]:
     """Return the candidates for the step, the rules' preference first, without duplicate schedules.
 
-    Rules and the autotuner select among them. A library may still decline a candidate.
+    Rules and the autotuner select among them. A library may still decline a candidate. None is quarantined; the list is
+    empty if all are.
     """
     match step:
         case Contract():
@@ -37,20 +39,29 @@ def candidates(ctx: Lowering, step: Sums) -> list[Choice]:
             raise TypeError(f"step: got {type(step).__name__}, expected a Contract, Convolve or Attend")
     unique: dict[Schedule, Choice] = {}
     for choice in found:
-        unique.setdefault(choice.schedule, choice)
+        if ctx.device.quarantine.allows(step, choice.schedule):
+            unique.setdefault(choice.schedule, choice)
     return list(unique.values())
 
 
 def own_choice(ctx: Lowering, step: Sums) -> Choice:
-    """Return the choice that rules prefer among the plugin's kernels, without libraries."""
+    """Return the choice that rules prefer among the plugin's kernels, without libraries.
+
+    Raises: Unsupported: each of them is quarantined.
+    """
     match step:
         case Contract():
-            return next(iter(own_gemm_choices(ctx, step)))
+            found = own_gemm_choices(ctx, step)
         case Convolve():
-            return Choice(own_conv_schedules(ctx, step)[0], by_rules(ctx))
+            found = (Choice(schedule, by_rules(ctx)) for schedule in own_conv_schedules(ctx, step))
         case Attend():
-            return next(own_attention_choices(ctx, step))
-    raise TypeError(f"step: got {type(step).__name__}, expected a Contract, Convolve or Attend")
+            found = own_attention_choices(ctx, step)
+        case _:
+            raise TypeError(f"step: got {type(step).__name__}, expected a Contract, Convolve or Attend")
+    for choice in found:
+        if ctx.device.quarantine.allows(step, choice.schedule):
+            return choice
+    raise Unsupported("quarantine", ctx.device.quarantine.why_none(step))
 
 
 def has_integer_operands(ctx: Lowering, step: Sums) -> bool:
@@ -62,7 +73,7 @@ def has_integer_operands(ctx: Lowering, step: Sums) -> bool:
 
 def choose(ctx: Lowering, step: Sums) -> Choice:
     """Return the candidate with the least measured time, or without measurements the rules' preference."""
-    found = candidates(ctx, step)
+    found = candidates(ctx, step) or [own_choice(ctx, step)]
     if ctx.tuner is not None and all(hint(dim) != 0 for dim in step.shape):
         # Schedules with two launches are not measured: a Run uses only one of the two, which is a candidate by itself.
         single = [choice for choice in found if not choice.schedule.gemv_rows and not choice.schedule.im2col_pixels]
@@ -78,4 +89,4 @@ def scheduled(ctx: Lowering, step: AnySums, choice: Choice | None = None) -> Any
             return step
         choice = own_choice(ctx, step)
     ctx.take(choice)
-    return replace(step, schedule=choice.schedule, why=choice.why)
+    return replace(step, schedule=choice.schedule, why=choice.why + ctx.device.quarantine.note(step))

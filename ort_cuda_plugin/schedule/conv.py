@@ -40,7 +40,7 @@ def conv_choices(ctx: Lowering, step: Convolve) -> Iterator[Choice]:
         yield Choice(Schedule(Engine.DEPTHWISE), by_rules(ctx), guards)
         return
     if "cudnn" in ctx.device.libraries:
-        preferred = _sliced_k_before_library(ctx, step, own[0])
+        preferred = _sliced_k_before_library(ctx, step, own[0]) if own else None
         if preferred is not None:
             yield preferred
         if step.operands[0].dtype.is_float and not step.transposed:
@@ -50,8 +50,9 @@ def conv_choices(ctx: Lowering, step: Convolve) -> Iterator[Choice]:
 
 
 def own_conv_schedules(ctx: Lowering, step: Convolve) -> list[Schedule]:
-    """Return the plugin's kernels for the convolution, the rules' preference first."""
-    return [*_mma(ctx, step), *_others(ctx, step)]
+    """Return the plugin's kernels for the convolution, the rules' preference first; none is quarantined."""
+    found = [*_mma(ctx, step), *_others(ctx, step)]
+    return [schedule for schedule in found if ctx.device.quarantine.allows(step, schedule)]
 
 
 def is_direct(step: Convolve) -> bool:
@@ -73,13 +74,17 @@ def merged_conv_choice(ctx: Lowering, merged: Convolve, count: int) -> Choice | 
     The merged convolution has no split-K, since the reduction writes one result only. If cuDNN is installed, the merged
     convolution must beat ``count`` calls of cuDNN, which does not support integer convolutions.
     """
-    own = _mma(ctx, merged)
+    own = [schedule for schedule in _mma(ctx, merged) if ctx.device.quarantine.allows(merged, schedule)]
+    if not own:
+        return None
     m, n, _ = gemm_sizes(merged)
     why = f"replaces {count} convolutions of one image, which take longer separately"
     config = None if merged.is_converted else _tile_config(ctx, merged, count)
     if config is not None:
         bounded = no_more_blocks(ctx.device, config.tile, m, n, merged.groups)
         found = replace(own[0], tile=config.tile, split_k=1, sliced_k=config.sliced_k)
+        if not ctx.device.quarantine.allows(merged, found):
+            return None
         return Choice(found, why, (bounded,)) if ctx.holds(bounded) else None
     is_ours = merged.is_converted or "cudnn" not in ctx.device.libraries
     return Choice(own[0], why) if is_ours and own[0].split_k == 1 else None

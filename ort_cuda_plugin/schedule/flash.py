@@ -16,7 +16,7 @@ from ..kernels.attention.multi_pass import block_tile
 from ..kernels.gemm.dispatch import contiguous_axis
 from ..kernels.gemm.gemm_mma import kind_of
 from ..kernels.library.library_attention import softmax_of, uncast
-from ..model.ir import DType
+from ..model.ir import DType, Unsupported
 from ..program.expressions.symbolic import Dim, ceildiv, hint, le, product
 from ..program.lowering.context import Lowering, Tensor
 from ..program.steps.schedule import AttentionTile, Choice, Engine, Schedule
@@ -84,12 +84,21 @@ def flash_choice(
     """Return the schedule of `stream_attention` for these arguments at the expected sizes.
 
     Every schedule is correct for all sizes; guards concern speed only. With ``is_converted``, k and v are codes that
-    the kernel dequantizes.
+    the kernel dequantizes. Raises: Unsupported: the schedules with and without tensor cores are quarantined.
     """
+    for uses_tensor_cores in (True, False):
+        choice = _flash_choice(ctx, q, k, v, reading, is_converted or not uses_tensor_cores)
+        if ctx.device.quarantine.allows_schedule("attention", q.dtype.short, choice.schedule):
+            return choice
+    raise Unsupported("quarantine", f"each kernel of FlashAttention for {q.dtype.short} is quarantined on this device")
+
+
+def _flash_choice(ctx: Lowering, q: Tensor, k: Tensor, v: Tensor, reading: Reading, is_plain: bool) -> Choice:
+    """Return the schedule with tensor cores, unless ``is_plain`` or tensor cores do not support the arguments."""
     *batch, groups, rows, _ = q.shape
     m, keys, width = groups * rows, k.shape[-2], v.shape[-1]
     is_dense = all(contiguous_axis(x, "row", "column") == "column" for x in (q, k, v))
-    if has_tensor_cores(ctx) and not is_converted and is_dense and has_tensor_cores_for(ctx, q, k, v):
+    if has_tensor_cores(ctx) and not is_plain and is_dense and has_tensor_cores_for(ctx, q, k, v):
         is_masked = any(x.size != 1 for _, x in reading.inputs)
         engine = Engine.FLASH_MMA
         tile, guards = _mma_tile(ctx, product(batch), m, keys, width, q.dtype.itemsize, is_masked)

@@ -74,11 +74,20 @@ def own_gemm_choices(ctx: Lowering, step: Contract, own: list[Schedule] | None =
 
 
 def own_gemm_schedules(ctx: Lowering, step: Contract) -> list[Schedule]:
-    """Return the schedules of the plugin's kernels for the GEMM, the rules' preference first."""
+    """Return the schedules of the plugin's kernels for the GEMM, the rules' preference first.
+
+    None is quarantined. If all tiles on tensor cores are, the schedules without tensor cores follow.
+    """
     found = []
     if _has_few_columns(ctx, step):
         found = [replace(_schedules(ctx, transposed(ctx, step))[0], is_transposed=True)]
-    return [*found, *_schedules(ctx, step)]
+    found += _schedules(ctx, step)
+    if not ctx.device.quarantine.has("gemm"):
+        return found
+    if any(schedule.engine is Engine.MMA for schedule in found):
+        m = folded(ctx, step).sizes[0]
+        found += simt_schedules(ctx.device, m, hint(m), step.total.dtype)
+    return [schedule for schedule in found if ctx.device.quarantine.allows(step, schedule)]
 
 
 def _schedules(ctx: Lowering, step: Contract) -> list[Schedule]:
@@ -179,7 +188,9 @@ def sliced_k_before_library(ctx: Lowering, step: Contract, own: list[Schedule] |
     bounded = no_more_blocks(ctx.device, config.tile, m, n, product(call.batch))
     if not all(divides(piece_of(kind), row) for row in rows) or not ctx.holds(bounded):
         return None
-    found = next(x for x in own or own_gemm_schedules(ctx, step) if not x.gemv_rows)
+    found = next((x for x in own or own_gemm_schedules(ctx, step) if not x.gemv_rows), None)
+    if found is None or found.sliced_k != config.sliced_k or found.tile != config.tile:  # quarantined
+        return None
     return Choice(found, f"takes less than a library's call; {by_rules(ctx)}", (bounded,))
 
 
@@ -244,7 +255,7 @@ def is_faster_in_f16(ctx: Lowering, step: Contract) -> bool:
     """Return whether the plugin's kernel computes a TF32 GEMM on float16 operands faster than a library on TF32."""
     call = folded(ctx, step)
     kind = _kind(ctx, step, call)
-    is_long = hint(call.sizes[0]) > GEMV_ROWS and call.contiguous[0] == "k"
+    is_long = hint(call.sizes[0]) > GEMV_ROWS and call.contiguous[0] == "k" and not ctx.device.quarantine.has("gemm")
     return kind == "tf32" and is_long and _tile_config(ctx, step, kind, call, in_f16=True) is not None
 
 
@@ -255,6 +266,8 @@ def fused_split_k(ctx: Lowering, step: Contract) -> int:
     kind = _kind(ctx, step, call)
     is_one = product(call.batch) == 1 and not step.is_converted and not step.column_parts and step.schedule is None
     if kind not in ("f16", "bf16") or not is_one or not isinstance(k, int) or call.contiguous[0] != "k":
+        return 1
+    if ctx.device.quarantine.has("gemm"):  # the kernels of the fused reduction are those of tiles
         return 1
     if hint(m) <= GEMV_ROWS or step.b.rank != 2 or not _can_be_along_k(call, kind):
         return 1

@@ -13,6 +13,7 @@ from ...program.expressions.symbolic import Dim, Expr, eq, is_read_back, le, pro
 from ...program.lowering.context import Buffer, BufferKind, DeviceProperties, Lowering, LoweringOptions, Tensor
 from ...program.lowering.host import defer_host
 from ...program.steps.containers import Operand, TensorOptional, TensorSequence
+from ...program.steps.quarantine import Quarantine
 from .control_flow import MAX_UNROLLED_NODES, CompiledBodies, expand, inline
 from .ranks import RanksOfTrial
 from .repetition import FunctionNode
@@ -147,6 +148,7 @@ class NodeLowering:
         compiled: CompiledBodies | None = None,
     ) -> None:
         self.graph = graph
+        self._is_claim = not record
         self.compiled = compiled or CompiledBodies()
         self.ctx = Lowering(
             device,
@@ -213,6 +215,8 @@ class NodeLowering:
         inputs = [None if value is None else self.operand(value) for value in node.inputs]
         if node.unreadable_attributes and node.op_type != "Optional":  # Optional's result has its input's type
             raise Unsupported("attribute", f"attribute {node.unreadable_attributes[0]!r} has an unsupported type")
+        if self._is_claim and (refusal := _refusal(self.ctx.device.quarantine, node, inputs)):
+            raise Unsupported("quarantine", refusal)
         self.ctx.node = node
         self.ctx.guessed = False
         self.ctx.opset = self.graph.opsets.get(node.domain, node.since_version)
@@ -311,6 +315,14 @@ class NodeLowering:
             return inline(self, node, inputs)
         finally:
             self._depth -= 1
+
+
+def _refusal(quarantine: Quarantine, node: Node, inputs: Sequence[Operand | None]) -> str:
+    """Return why the node is quarantined, "" if it is not."""
+    if not quarantine.entries:
+        return ""
+    operator = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+    return quarantine.refusal(operator, {x.dtype.short for x in inputs if isinstance(x, Tensor)})
 
 
 def _check_rank(value: Value, rank: int) -> None:

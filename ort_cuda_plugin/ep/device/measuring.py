@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from ...abi.core import PluginError, check, core, ffi, new_error
 from ...clusters.cluster import Variant
@@ -12,7 +14,7 @@ from ...clusters.tuning import MeasuringTuner
 from ...compiler.caches.timing_cache import device_identity, timing_cache
 from ...compiler.kernel import KernelSpec
 from ...compiler.toolchain import host_cpu, joined_digest
-from ...program.lowering.context import DeviceProperties
+from ...program.lowering.context import DeviceProperties, Tuner
 from .device_cluster import DeviceCluster, Unnoted
 from .devices import DriverError
 from .libraries import library_versions
@@ -32,6 +34,28 @@ def tuner_of(device: OpenDevice, properties: DeviceProperties) -> MeasuringTuner
     if info.emulated and not properties.emulated:
         identity += ", with the kernels of a GPU"
     return MeasuringTuner(timing_cache(), identity, lambda programs: measure(device, programs))
+
+
+class _Choosing(threading.local):
+    tuner: Tuner | None = None
+
+
+_choosing = _Choosing()
+
+
+@contextmanager
+def choosing_by(tuner: Tuner | None) -> Iterator[None]:
+    """Let ``tuner`` choose the schedules of the sessions that this thread creates in the block; None: the rules do."""
+    before, _choosing.tuner = _choosing.tuner, tuner
+    try:
+        yield
+    finally:
+        _choosing.tuner = before
+
+
+def given_tuner() -> Tuner | None:
+    """Return the tuner of `choosing_by` in this thread."""
+    return _choosing.tuner
 
 
 def measure(device: OpenDevice, programs: Sequence[Variant]) -> list[float | None]:

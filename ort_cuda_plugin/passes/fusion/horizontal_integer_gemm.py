@@ -47,13 +47,19 @@ class _Products(Merging[Contract]):
 
     def is_faster(self, merged: Contract, count: int) -> bool:
         """Return whether the schedule has no split-K, whose reduction writes one tensor instead of several results."""
-        schedule = self._choice(merged, count).schedule
-        return schedule.tile is not None and schedule.split_k == 1
+        choice = self._choice(merged, count)
+        return choice is not None and choice.schedule.tile is not None and choice.schedule.split_k == 1
 
     def made(self, merged: Contract, count: int) -> list[Step]:
-        return [scheduled(self.ctx, merged, self._choice(merged, count))]
+        choice = self._choice(merged, count)
+        assert choice is not None
+        return [scheduled(self.ctx, merged, choice)]
 
-    def _choice(self, merged: Contract, count: int) -> Choice:
-        """Return the rules' choice without sliced-K: a merged GEMM has enough tiles for all multiprocessors."""
-        choice = next(choice for choice in own_gemm_choices(self.ctx, merged) if choice.schedule.sliced_k == 1)
-        return replace(choice, why=f"replaces {count} GEMMs of the same codes")
+    def _choice(self, merged: Contract, count: int) -> Choice | None:
+        """Return the rules' choice without sliced-K: a merged GEMM has enough tiles for all multiprocessors.
+
+        None: its schedules are quarantined.
+        """
+        own = own_gemm_choices(self.ctx, merged)
+        choice = next((choice for choice in own if choice.schedule.sliced_k == 1), None)
+        return choice and replace(choice, why=f"replaces {count} GEMMs of the same codes")

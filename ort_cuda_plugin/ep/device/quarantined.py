@@ -1,0 +1,72 @@
+"""The quarantine of a device: what failed the selftest with this driver, these libraries and these kernels."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+
+from ...clusters.tuning import kernels_digest
+from ...compiler.caches.quarantine_cache import quarantine_cache
+from ...compiler.toolchain import host_cpu, joined_digest
+from ...program.steps.quarantine import Quarantine, Quarantined, QuarantinedOperator, QuarantinedSchedule
+from .open_device import OpenDevice
+
+
+class _Ignoring(threading.local):
+    active = False
+
+
+_ignoring = _Ignoring()
+
+
+@contextmanager
+def without_quarantine() -> Iterator[None]:
+    """Let sessions that this thread creates in the block use what is quarantined."""
+    before, _ignoring.active = _ignoring.active, True
+    try:
+        yield
+    finally:
+        _ignoring.active = before
+
+
+def identity_of(device: OpenDevice) -> str:
+    """Return the device, its PCI address, its driver and libraries as text; a quarantine holds for this text.
+
+    The emulated device is identified by the processor, and by the GPU whose kernels it runs.
+    """
+    if device.info.emulated:
+        return f"{device.identity}, CPU {joined_digest(host_cpu())[:16]}, kernels {device.target.arch}"
+    return f"{device.identity}, {device.info.pci_bus_id}"
+
+
+def load(device: OpenDevice) -> Quarantine:
+    """Return what is quarantined on the device now."""
+    if _ignoring.active:
+        return Quarantine()
+    return load_by(identity_of(device))
+
+
+def load_by(identity: str) -> Quarantine:
+    """Return what is quarantined on the device with this text of `identity_of`."""
+    cache = quarantine_cache()
+    if not cache.has(identity):
+        return Quarantine()
+    found = (_entry(dict(data)) for data in cache.load(identity, kernels_digest()))
+    return Quarantine(tuple(entry for entry in found if entry is not None))
+
+
+def store(identity: str, entries: Sequence[Quarantined]) -> bool:
+    """Quarantine ``entries``, and nothing else, on a device; return whether later processes will know."""
+    kinds = {QuarantinedSchedule: "schedule", QuarantinedOperator: "operator"}
+    data = [{"kind": kinds[type(entry)], **asdict(entry), "reason": entry.reason[:500]} for entry in entries]
+    return quarantine_cache().store(identity, kernels_digest(), data)
+
+
+def _entry(data: dict[str, str]) -> Quarantined | None:
+    kind = {"schedule": QuarantinedSchedule, "operator": QuarantinedOperator}.get(data.pop("kind", ""))
+    try:
+        return None if kind is None else kind(**data)
+    except TypeError:  # of another version
+        return None

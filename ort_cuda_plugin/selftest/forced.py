@@ -1,0 +1,50 @@
+"""Tuners that list the schedules of a session's steps, and force one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..program.lowering.context import Lowering, Make, Tactic
+from ..program.steps.quarantine import family_of
+from ..program.steps.schedule import Choice, Schedule
+from ..program.steps.steps import Sums
+from ..program.steps.tensor import Tensor
+
+Candidate = tuple[str, str, Schedule]
+"""The family of a step, the type of its first operand, and a schedule for it."""
+
+
+class Noting:
+    """A tuner that leaves each choice to the rules, and notes all candidates."""
+
+    def __init__(self) -> None:
+        self.found: dict[Candidate, None] = {}
+
+    def choice(self, ctx: Lowering, step: Sums, choices: Sequence[Choice]) -> Choice | None:
+        for choice in choices:
+            self.found.setdefault((family_of(step), step.operands[0].dtype.short, choice.schedule))
+        return None
+
+    def fastest(
+        self, ctx: Lowering, problem: str, inputs: Sequence[Tensor | None], names: Sequence[str], make: Make
+    ) -> Tactic | None:
+        return None
+
+
+class Forcing(Noting):
+    """A tuner that chooses one candidate for each step that has it."""
+
+    def __init__(self, candidate: Candidate) -> None:
+        super().__init__()
+        self._candidate = candidate
+        self.was_used = False
+
+    def choice(self, ctx: Lowering, step: Sums, choices: Sequence[Choice]) -> Choice | None:
+        family, dtype, schedule = self._candidate
+        if (family, dtype) != (family_of(step), step.operands[0].dtype.short):
+            return None
+        for choice in choices:
+            if choice.schedule == schedule:
+                self.was_used = True
+                return choice
+        return None

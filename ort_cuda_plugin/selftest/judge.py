@@ -1,0 +1,79 @@
+"""Runs a case on the device that is tested and on the reference, and compares the results."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import onnx
+
+from ..conformance.verdict import run_session
+from ..program.steps.schedule import describe
+from .device import Device, Skipped
+from .forced import Candidate, Forcing, Noting
+from .sections.case import Array, Case, Result, Verdict, difference, short_type
+
+
+def judge(case: Case, device: Device) -> Iterator[Result]:
+    """Yield the results of a case: with the schedules of the rules, then with each other schedule of the device."""
+    model = case.model()
+    feeds = [*case.feeds(model).values()]
+    made = Result(case.name, Verdict.PASS, short_type(case.type), case=case.name)
+    expected: list[Array] = []
+
+    def run(result: Result, tuner: Forcing | None = None) -> Iterator[Result]:
+        begun = time.process_time()
+        try:
+            session = device.session(model, tuner)
+            if tuner is not None and not tuner.was_used:
+                return  # a later pass has made another step of it
+            if not expected:
+                expected.extend(device.expected(case))
+            found = run_session(session, feeds)
+        except Skipped as skipped:
+            yield replace(result, verdict=Verdict.SKIPPED, reason=str(skipped), operators=())
+            return
+        except Exception as error:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:400]
+            yield replace(result, verdict=Verdict.FAIL, reason=reason, seconds=time.process_time() - begun)
+            return
+        yield from _compared(case, model, result, found, expected, time.process_time() - begun)
+
+    yield from run(replace(made, operators=case.operators))
+    if not case.each_schedule:
+        return
+    for candidate in _candidates(device, model):
+        family, operand, schedule = candidate
+        tile = "" if schedule.tile is None else schedule.tile.name
+        forced = replace(made, name=f"{case.name}: {describe(schedule)}", schedule=describe(schedule), family=family)
+        yield from run(replace(forced, operand=operand, engine=schedule.engine.value, tile=tile), Forcing(candidate))
+
+
+def _compared(
+    case: Case, model: onnx.ModelProto, result: Result, found: list[Any], expected: list[Array], seconds: float
+) -> Iterator[Result]:
+    """Yield the result of a Run; with ``case.by_output`` one for each output, which its operator is named for."""
+    names = [output.name for output in model.graph.output]
+    wrong = {
+        name: text
+        for name, a, e in zip(names, found, expected, strict=True)
+        if (text := difference(a, e, case.is_exact))
+    }
+    if not case.by_output:
+        texts = "; ".join(text if len(names) == 1 else f"{name}: {text}" for name, text in wrong.items())
+        yield replace(result, verdict=Verdict.FAIL if wrong else Verdict.PASS, reason=texts, seconds=seconds)
+        return
+    for name in names:
+        own = replace(result, name=f"{case.name} {name}", seconds=seconds / len(names), operators=(name,))
+        yield replace(own, verdict=Verdict.FAIL if name in wrong else Verdict.PASS, reason=wrong.get(name, ""))
+
+
+def _candidates(device: Device, model: onnx.ModelProto) -> Mapping[Candidate, None]:
+    noting = Noting()
+    try:
+        device.session(model, noting)
+    except Exception:  # the check with the schedules of the rules has reported it
+        return {}
+    return noting.found

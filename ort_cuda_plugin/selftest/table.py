@@ -1,0 +1,34 @@
+"""The sections of the selftest, in the order in which they run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from .device import Device
+from .judge import judge
+from .sections import gemm
+from .sections.case import Case, Result
+
+
+@dataclass(frozen=True)
+class Section:
+    """A subject of checks. ``run`` yields a function for each check, by name; the function yields the results."""
+
+    name: str
+    checks: Callable[[Device, bool], Iterator[tuple[str, Callable[[], Iterator[Result]]]]]
+
+
+def of_cases(
+    cases: Callable[[bool], Iterator[Case]],
+) -> Callable[..., Iterator[tuple[str, Callable[[], Iterator[Result]]]]]:
+    """Return the checks of models."""
+
+    def checks(device: Device, is_quick: bool) -> Iterator[tuple[str, Callable[[], Iterator[Result]]]]:
+        for case in cases(is_quick):
+            yield case.name, lambda case=case: judge(case, device)  # type: ignore[misc]
+
+    return checks
+
+
+SECTIONS = (Section("gemm", of_cases(gemm.cases)),)
