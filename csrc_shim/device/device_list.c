@@ -68,8 +68,9 @@ int ocp_list_devices(int emulated, ocp_device_info *infos, uint32_t room, uint32
     if (describe(driver, &info, error) != ORT_OK)
       return error->code;
     if (info.cc_major < LEAST_CC_MAJOR) {
-      ocp_fail(error, ORT_RUNTIME_EXCEPTION, "GPU %d (%s) has compute capability %d.%d, expected %d.0 or newer", i,
-               info.name, info.cc_major, info.cc_minor, LEAST_CC_MAJOR);
+      const ocp_error others = *error;
+      ocp_fail(error, ORT_RUNTIME_EXCEPTION, "%.600s%sGPU %d (%s) has compute capability %d.%d, expected %d.0 or newer",
+               others.text, others.text[0] ? "; " : "", i, info.name, info.cc_major, info.cc_minor, LEAST_CC_MAJOR);
       continue;
     }
     if (kept < room)

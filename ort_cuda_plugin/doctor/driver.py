@@ -8,6 +8,7 @@ from ..ep.device.devices import DeviceInfo
 from .findings import Finding, Machine, note, ok, problem, warning
 
 _SUBJECT = "CUDA driver"
+_NEWER_GPU = "use an Ampere GPU or a newer one, or the emulated device (--device emulated)"
 
 
 def driver_findings(machine: Machine, devices: Sequence[DeviceInfo], why: str) -> Iterator[Finding]:
@@ -16,6 +17,8 @@ def driver_findings(machine: Machine, devices: Sequence[DeviceInfo], why: str) -
         yield ok(_SUBJECT, f"CUDA {devices[0].driver_version}, {len(devices)} devices")
         for device in devices:
             yield _device(device)
+        if why:
+            yield warning(_SUBJECT, f"not used: {why}", _NEWER_GPU)
     else:
         yield _missing(machine, why)
     yield from _hidden(machine)
@@ -37,7 +40,7 @@ def _missing(machine: Machine, why: str) -> Finding:
     has_module = bool(machine.text("proc/driver/nvidia/version"))
     has_nodes = machine.has("dev/nvidiactl")
     if "compute capability" in why:  # the driver works, and all GPUs are too old
-        return problem(_SUBJECT, why, "use an Ampere GPU or a newer one, or the emulated device (--device emulated)")
+        return problem(_SUBJECT, why, _NEWER_GPU)
     if machine.has("dev/dxg"):
         folder = "/usr/lib/wsl/lib"
         return problem(

@@ -79,21 +79,28 @@ def test_gpus_for_which_kernels_do_not_compile_are_refused_by_name(tmp_path: Pat
     infos, count, error = ffi.new("ocp_device_info[4]"), ffi.new("uint32_t *"), new_error()
     print(core().list_devices(0, infos, 4, count, error), count[0], infos[0].ordinal)
     print(ffi.string(error.text).decode())
+    from ort_cuda_plugin.ep.device.devices import cuda_devices
+    devices, why = cuda_devices()
+    print([device.ordinal for device in devices], why == ffi.string(error.text).decode())
     """
-    reason = "GPU 0 (Old) has compute capability 7.5, expected 8.0 or newer"
-    for count, expected in ((1, "6 0 0"), (2, "0 1 1")):  # alone, and beside a newer GPU
+    old = "GPU {} (Old) has compute capability 7.5, expected 8.0 or newer"
+    one, two = old.format(0), f"{old.format(0)}; {old.format(1)}"
+    for count, expected, reason, listed in (  # one alone, two beside a newer GPU
+        (1, "6 0 0", one, "[] True"),
+        (3, "0 1 2", two, "[2] True"),
+    ):
         numbers = {"cuDriverGetVersion": 13000, "cuDeviceGetCount": count}
         functions = [f"int {name}(int *out) {{ *out = {n}; return 0; }}" for name, n in numbers.items()]
         functions += [
             "int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return 0; }",
             'int cuDeviceGetName(char *name, int room, int device) { strcpy(name, "Old"); return 0; }',
             "int cuDeviceGetAttribute(int *out, int attribute, int device) {"
-            " *out = attribute == 75 ? 7 + device : 5; return 0; }",
+            " *out = attribute == 75 ? 7 + device / 2 : 5; return 0; }",
         ]
         made = {re.split(r"[ (]", function)[1] for function in functions}
         functions += [f"int {name}(void) {{ return 0; }}" for name in SYMBOLS if name not in made]
         (tmp_path / "cuda.c").write_text("\n".join(["#include <string.h>", *functions]))
-        assert python(code, env=compiled(tmp_path)).stdout.splitlines() == [expected, reason]
+        assert python(code, env=compiled(tmp_path)).stdout.splitlines() == [expected, reason, listed]
 
 
 def test_without_a_driver_the_reason_names_the_library(tmp_path: Path) -> None:

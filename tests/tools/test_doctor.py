@@ -170,6 +170,9 @@ def test_devices_that_are_hidden_or_old(tmp_path: Path) -> None:
     assert severities(driver_findings(hidden, [], "no device")) == ["note", "warning"]
     (old,) = driver_findings(machine(tmp_path), [], "GPU 0 (Old) has compute capability 7.5, expected 8.0 or newer")
     assert (old.severity.value, "Ampere" in old.advice) == ("problem", True)
+    (driver, device, old) = driver_findings(machine(tmp_path), [GPU], "GPU 1 (Old) has compute capability 7.5")
+    assert [found.severity.value for found in (driver, device, old)] == ["ok", "ok", "warning"]
+    assert old.text == "not used: GPU 1 (Old) has compute capability 7.5"
     contained = machine(tmp_path, [".dockerenv"])
     assert severities(driver_findings(contained, [GPU], "")) == ["ok", "ok", "ok"]
 

@@ -60,6 +60,7 @@ def collect() -> dict[str, Any]:
         "packages": {name: _version(name) for name in PACKAGES},
         "devices": [],
         "why_no_cuda_device": "",
+        "why_not_used": "",
         "libraries": {},
         "cache": {
             "folder": str(folder),
@@ -73,7 +74,7 @@ def collect() -> dict[str, Any]:
         from ort_cuda_plugin.ep.device.devices import cuda_devices
 
         found, why = cuda_devices()
-        report["why_no_cuda_device"] = why
+        report["why_not_used" if found else "why_no_cuda_device"] = why
         ort_cuda_plugin.register(emulate=True)
         emulated = [device for device in ort_cuda_plugin.devices() if device.emulated]
         report["devices"] = [device.metadata() for device in (*found, *emulated)]
@@ -105,6 +106,8 @@ def print_report(report: dict[str, Any]) -> None:
     print(aligned("devices", devices))
     if report["why_no_cuda_device"]:
         print(printable(f"no CUDA device: {report['why_no_cuda_device']}"))
+    if report["why_not_used"]:
+        print(printable(f"not used: {report['why_not_used']}"))
     for name, place in report["libraries"].items():
         missing = 'not found, the plugin uses its own kernels; `pip install "ort-cuda-plugin[libs]"` installs it'
         print(printable(f"{name}: {place or missing}"))

@@ -166,12 +166,12 @@ def gpu_properties(text: str) -> DeviceProperties:
 
 
 def cuda_devices() -> tuple[list[DeviceInfo], str]:
-    """Return the GPUs, and the reason if there are none."""
+    """Return the GPUs, and the reason if there are none, or if some are not used."""
     try:
-        devices = _list(emulated=False)
+        devices, refused = _list(emulated=False)
     except PluginError as error:
         return [], str(error)
-    return devices, "" if devices else "the CUDA driver reports no device"
+    return devices, refused if devices else "the CUDA driver reports no device"
 
 
 def emulated_devices() -> list[DeviceInfo]:
@@ -180,14 +180,16 @@ def emulated_devices() -> list[DeviceInfo]:
     Raises:
         PluginError: the configuration has an error.
     """
-    return _list(emulated=True)
+    return _list(emulated=True)[0]
 
 
-def _list(*, emulated: bool) -> list[DeviceInfo]:
+def _list(*, emulated: bool) -> tuple[list[DeviceInfo], str]:
+    """Return the devices, and text that names the GPUs that are too old."""
     infos, count, error = ffi.new("ocp_device_info[]", _MOST_DEVICES), ffi.new("uint32_t *"), new_error()
     core().list_devices(emulated, infos, len(infos), count, error)
     check(error)
-    return [DeviceInfo.from_c(infos + index) for index in range(min(count[0], len(infos)))]
+    devices = [DeviceInfo.from_c(infos + index) for index in range(min(count[0], len(infos)))]
+    return devices, ffi.string(error.text).decode(errors="replace")
 
 
 def open_device(info: DeviceInfo) -> Any:
