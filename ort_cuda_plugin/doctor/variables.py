@@ -111,6 +111,13 @@ EMULATED = (
         "the emulated device appends a line for each kernel launch: kernel, grid, block, nanoseconds",
     ),
     Variable(
+        "ORT_CUDA_PLUGIN_EMULATE_LIBRARIES",
+        "a folder",
+        "",
+        "for tests: the emulated device offers the stand-ins of cuBLASLt and cuDNN in this folder, `libcublaslt.so` "
+        "and `libcudnn.so`, which are compiled from `tests/c`",
+    ),
+    Variable(
         "ORT_CUDA_PLUGIN_EMULATE_FAULTS",
         "settings, separated by semicolons",
         "",

@@ -9,11 +9,15 @@ from typing import Any
 
 import onnx
 
+from .. import counters
 from ..conformance.verdict import run_session
-from ..program.steps.schedule import describe
+from ..program.steps.schedule import Engine, describe
 from .device import Device, Skipped
 from .forced import Candidate, Forcing, Noting
 from .sections.case import Array, Case, Result, Verdict, difference, short_type
+
+SLOW_SECONDS = 0.02
+"""Time of a Run from which on a library call is too slow: a thousand times what the small models of the cases need."""
 
 
 def judge(case: Case, device: Device) -> Iterator[Result]:
@@ -24,7 +28,7 @@ def judge(case: Case, device: Device) -> Iterator[Result]:
     expected: list[Array] = []
 
     def run(result: Result, tuner: Forcing | None = None) -> Iterator[Result]:
-        begun = time.process_time()
+        begun, refused = time.process_time(), counters()["library_refusals"]
         try:
             session = device.session(model, tuner)
             if tuner is not None and not tuner.was_used:
@@ -32,6 +36,7 @@ def judge(case: Case, device: Device) -> Iterator[Result]:
             if not expected:
                 expected.extend(device.expected(case))
             found = run_session(session, feeds)
+            slow = _slow(session, feeds) if result.engine == Engine.LIBRARY.value else ""
         except Skipped as skipped:
             yield replace(result, verdict=Verdict.SKIPPED, reason=str(skipped), operators=())
             return
@@ -39,7 +44,13 @@ def judge(case: Case, device: Device) -> Iterator[Result]:
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:400]
             yield replace(result, verdict=Verdict.FAIL, reason=reason, seconds=time.process_time() - begun)
             return
-        yield from _compared(case, model, result, found, expected, time.process_time() - begun)
+        seconds = time.process_time() - begun
+        if counters()["library_refusals"] > refused:  # a kernel of the plugin has replaced the call
+            yield _refused(result, device.opened.refusals.latest)
+        elif slow:
+            yield replace(result, verdict=Verdict.FAIL, reason=slow, seconds=seconds)
+            return
+        yield from _compared(case, model, result, found, expected, seconds)
 
     yield from run(replace(made, operators=case.operators))
     if not case.each_schedule:
@@ -49,6 +60,29 @@ def judge(case: Case, device: Device) -> Iterator[Result]:
         tile = "" if schedule.tile is None else schedule.tile.name
         forced = replace(made, name=f"{case.name}: {describe(schedule)}", schedule=describe(schedule), family=family)
         yield from run(replace(forced, operand=operand, engine=schedule.engine.value, tile=tile), Forcing(candidate))
+
+
+def _slow(session: Any, feeds: list[Any]) -> str:
+    """Return why the Runs of a session are too slow, "" if they are not. The first Run has loaded the kernels."""
+    times = []
+    for _ in range(3):
+        begun = time.perf_counter()
+        run_session(session, feeds)
+        times.append(time.perf_counter() - begun)
+    least = min(times)
+    return (
+        f"a Run takes {1e3 * least:.1f} ms, expected at most {1e3 * SLOW_SECONDS:.0f} ms"
+        if least > SLOW_SECONDS
+        else ""
+    )
+
+
+def _refused(result: Result, reason: str) -> Result:
+    """Return the failed check of a library that has refused a call, which later sessions do not try again."""
+    name = f"{result.case}: library call"
+    return replace(
+        result, name=name, verdict=Verdict.FAIL, reason=reason, engine="", tile="", operators=(), is_refusal=True
+    )
 
 
 def _compared(

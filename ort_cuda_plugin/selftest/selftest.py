@@ -80,7 +80,7 @@ def _quarantine(runner: Runs, report: Report) -> None:
     kept = _without(still_quarantined(before, report.results), found)
     if not (before or found):
         report.is_stored = True
-        report.unresolved = failures(report.results)
+        report.unresolved = [result for result in failures(report.results) if not result.is_refusal]
         return
     entries = [*found, *kept]
     report.is_stored = quarantined.store(identity, entries)
@@ -90,7 +90,7 @@ def _quarantine(runner: Runs, report: Report) -> None:
             entries += more
             report.is_stored = quarantined.store(identity, entries)
     report.quarantined = entries
-    report.unresolved = [result for result in failures(report.results) if not (result.engine or result.operators)]
+    report.unresolved = [result for result in failures(report.results) if not _is_resolved(result)]
 
 
 def _still_wrong(runner: Runs, section: SectionReport, is_quick: bool) -> list[Quarantined]:
@@ -105,6 +105,10 @@ def _still_wrong(runner: Runs, section: SectionReport, is_quick: bool) -> list[Q
         for result in wrong
         for operator in result.operators
     ]
+
+
+def _is_resolved(result: Result) -> bool:
+    return bool(result.engine or result.operators or result.is_refusal)
 
 
 def _without(entries: Iterable[Quarantined], others: Sequence[Quarantined]) -> list[Quarantined]:

@@ -51,6 +51,12 @@ def kernels():
     device = ran().device
     return [repr(device.properties()), device.target.arch]
 
+def libraries():
+    "The libraries that the device offers, with stand-ins in the folder."
+    from c_programs import stand_ins
+    stand_ins(folder)
+    return sorted(ran().device.properties().libraries)
+
 def verified():
     "How many programs are verified."
     from ort_cuda_plugin.program.analysis.verify import Verifier
@@ -104,6 +110,7 @@ EFFECTS = {
     "EMULATE_CHECK": Effect("1", "kernels"),
     "EMULATE_DEVICES": Effect("2", "devices"),
     "EMULATE_FAULTS": Effect("multiprocessors=7", "devices"),
+    "EMULATE_LIBRARIES": Effect("FOLDER", "libraries"),
     "EMULATE_LOWERING": Effect("sm_90", "kernels"),
     "EMULATE_MEMORY": Effect("1G", "devices"),
     "EMULATE_PROFILE": Effect("FOLDER/profile", "files"),

@@ -72,3 +72,10 @@ def run_program(*command: str | Path, timeout: float = 600) -> subprocess.Comple
     return subprocess.run(
         [str(part) for part in command], env=environment, capture_output=True, text=True, timeout=timeout
     )
+
+
+def stand_ins(folder: Path) -> Path:
+    """A folder with the stand-ins of both libraries, as `ORT_CUDA_PLUGIN_EMULATE_LIBRARIES` names one."""
+    for name in ("cublaslt", "cudnn"):
+        fake_library(name, folder)
+    return folder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import sysconfig
@@ -24,6 +25,9 @@ class Library:
     files: tuple[str, ...]
     package: str
 
+
+STAND_INS_VARIABLE = "ORT_CUDA_PLUGIN_EMULATE_LIBRARIES"
+"""Environment variable: the folder of stand-in libraries that the emulated device offers."""
 
 LIBRARIES = (
     Library(0, "cublaslt", ("libcublasLt.so.13", "libcublasLt.so.12"), "nvidia-cublas"),
@@ -68,6 +72,36 @@ def load_libraries() -> frozenset[str]:
                 place.why,
             )
     return frozenset(name for name, place in library_places().items() if place.path)
+
+
+@cache
+def load_stand_ins() -> frozenset[str]:
+    """Load the stand-in libraries that the emulated device offers, and return their names.
+
+    They are those of the folder that `STAND_INS_VARIABLE` names, and none without it. They compute on the memory of the
+    emulated device: their variable ``fake_translate`` gets the function that returns its address on the host.
+
+    Raises: ValueError: a library of the folder cannot be loaded.
+    """
+    folder = os.environ.get(STAND_INS_VARIABLE, "").strip()
+    return frozenset(library.name for library in LIBRARIES if folder and _is_stand_in(library, Path(folder)))
+
+
+def _is_stand_in(library: Library, folder: Path) -> bool:
+    path = folder / f"lib{library.name}.so"
+    error = new_error()
+    if not path.exists():
+        return False
+    if core().library_load(library.number, os.fsencode(path), error):
+        raise ValueError(f"{STAND_INS_VARIABLE}: {ffi.string(error.text).decode(errors='replace')}")
+    try:
+        translate = ctypes.c_void_p.in_dll(ctypes.CDLL(str(path)), "fake_translate")
+    except ValueError:
+        raise ValueError(
+            f"{STAND_INS_VARIABLE}: {path} is not a stand-in of tests/c: it has no fake_translate"
+        ) from None
+    translate.value = int(ffi.cast("uintptr_t", core().emu_host_pointer))
+    return True
 
 
 def _opened(library: Library) -> LibraryPlace:

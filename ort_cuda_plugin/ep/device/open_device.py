@@ -22,7 +22,7 @@ from ...plan.format import param_kind
 from ...program.lowering.context import DeviceProperties
 from ...program.steps.libraries import Refusals
 from .devices import DeviceInfo, DriverError, emulated_properties, executed_ptx, open_device
-from .libraries import LIBRARIES, library_versions, load_libraries
+from .libraries import LIBRARIES, library_versions, load_libraries, load_stand_ins
 
 #: Bytes of shared memory that a block can have without an opt-in.
 _DEFAULT_SHARED_BYTES = 48 * 1024
@@ -66,7 +66,7 @@ class OpenDevice:
     def properties(self) -> DeviceProperties:
         """Return the device properties on which lowering may depend."""
         if self.info.emulated:
-            return replace(emulated_properties(), refusals=self.refusals)
+            return replace(emulated_properties(), libraries=load_stand_ins(), refusals=self.refusals)
         gpu = DeviceProperties.gpu(self.info.compute_capability, self.info.multiprocessors, load_libraries())
         return replace(gpu, refusals=self.refusals)
 
@@ -77,8 +77,8 @@ class OpenDevice:
 
     @property
     def keeps_refusals(self) -> bool:
-        """Return whether refusals are kept for later processes: those of the stand-ins of tests are not."""
-        return not self.info.emulated
+        """Return whether refusals are kept for later processes: those of libraries that a test has loaded are not."""
+        return not self.info.emulated or bool(load_stand_ins())
 
     @property
     def identity(self) -> str:

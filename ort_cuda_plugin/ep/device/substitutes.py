@@ -91,13 +91,13 @@ class Substitutes:
     def _remember(self, call: RefusedCall) -> None:
         refusal = Refusals.refusal(call.problem, call.values[:-1])
         is_first = self._device.refusals.add(refusal)
+        sizes = ", ".join(map(str, call.values[:-1]))
+        text = f"{call.library} refuses a {KINDS[call.problem.kind]} of sizes {sizes}: {call.why}"
+        self._device.refusals.latest = text
         logger.log(
             logging.WARNING if is_first else logging.INFO,
-            "%s refuses a %s of sizes %s: %s. A kernel of this package replaces the call, which can be slower%s",
-            call.library,
-            KINDS[call.problem.kind],
-            ", ".join(map(str, call.values[:-1])),
-            call.why,
+            "%s. A kernel of this package replaces the call, which can be slower%s",
+            text,
             "; later sessions on this device do not try the call again" if call.lasts else "",
         )
         if call.lasts and self._device.keeps_refusals:

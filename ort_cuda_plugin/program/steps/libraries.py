@@ -64,10 +64,14 @@ Refusal = tuple[int, ...]
 
 
 class Refusals:
-    """Calls that the libraries of a device have refused, in this process or an earlier one. Not thread safe."""
+    """Calls that the libraries of a device have refused, in this process or an earlier one. Not thread safe.
+
+    ``latest`` says which call was refused last in this process, and why.
+    """
 
     def __init__(self, known: Iterable[Refusal] = ()) -> None:
         self._known: dict[Refusal, set[Refusal]] = {}
+        self.latest = ""
         for refusal in known:
             self._known.setdefault(refusal[:4], set()).add(refusal)
 

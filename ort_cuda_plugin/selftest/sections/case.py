@@ -42,7 +42,8 @@ class Result:
     ``type`` is the short name of the element type, as "f16". ``schedule`` is the schedule that was forced, as text; ""
     for the one that rules prefer. ``case`` is the name of the `Case`. If the check fails, its schedule is quarantined
     (``family``, ``operand``: the type of the first operand, ``engine``, ``tile``), or its ``operators``; neither if
-    there is no alternative. ``seconds`` are of CPU time.
+    there is no alternative. With ``is_refusal`` a library has refused a call: the device's refusals hold it, which
+    later sessions read. ``seconds`` are of CPU time.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Result:
     tile: str = ""
     operators: tuple[str, ...] = ()
     case: str = ""
+    is_refusal: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,438 @@
+"""Puts faults into the emulated device, one at a time, and checks what `ort-cuda-plugin selftest` makes of each.
+
+    python bench/selftest_faults.py [--kinds kernel library driver] [--full] [--sections NAME ...] [--only PATTERN]
+
+Faults: each kernel that the selftest launches is wrong in one element; each library call with its epilogue and type is
+refused, fails, is wrong in one element or slow (stand-in libraries of the tests compute the calls); each newer call of
+the driver is unsupported. For each fault the selftest runs checks that use what is faulty. The fault counts as found if
+a check fails, as named if the report names the schedule, operator, call or driver function, as quarantined if the
+next session avoids it, and the next session as right if the same models then have right results while the fault is
+there. If there is no alternative to a driver call, the error of the next session has to name the call.
+
+The table has the totals, and a line for each fault that lacks a mark. The exit code is 1 if there is such a line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import fnmatch
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+KINDS = ("kernel", "library", "driver")
+HOW = ("refused", "failing", "wrong", "slow")
+"""Faults of a library call: see tests/c/fake_library.h."""
+MOST_CHECKS = 2
+"""Checks that run for the fault of a kernel or of a library call."""
+NEWER = (
+    "MemHostAlloc",
+    "MemPoolCreate",
+    "MemPoolSetAttribute",
+    "MemPoolGetAttribute",
+    "MemPoolTrimTo",
+    "MemAllocFromPoolAsync",
+    "MemFreeAsync",
+    "MemsetD8Async",
+    "PointerGetAttribute",
+    "StreamGetCtx",
+    "StreamQuery",
+    "StreamWaitEvent",
+    "StreamBeginCapture",
+    "StreamEndCapture",
+    "StreamIsCapturing",
+    "EventQuery",
+    "EventElapsedTime",
+    "FuncSetAttribute",
+    "GraphCreate",
+    "GraphAddKernelNode",
+    "GraphAddMemcpyNode",
+    "GraphAddMemsetNode",
+    "GraphAddChildGraphNode",
+    "GraphGetNodes",
+    "GraphNodeGetType",
+    "GraphInstantiate",
+    "GraphExecKernelNodeSetParams",
+    "GraphExecMemcpyNodeSetParams",
+    "GraphExecMemsetNodeSetParams",
+    "GraphExecChildGraphNodeSetParams",
+    "GraphLaunch",
+)
+"""Calls of the driver that are not in every driver or mode: pools, graphs, captures, pinned memory, timing."""
+
+
+@dataclass
+class Outcome:
+    """What the selftest made of a fault.
+
+    ``is_told``: the next session fails, with an error that names the call, which has no alternative. ``why`` has the
+    first failed check, or the reason why a mark is missing.
+    """
+
+    kind: str
+    fault: str
+    is_found: bool = False
+    is_named: bool = False
+    is_quarantined: bool = False
+    is_right: bool = False
+    is_told: bool = False
+    why: str = ""
+    quarantined: list[str] = field(default_factory=list)
+
+    @property
+    def is_complete(self) -> bool:
+        return self.is_found and self.is_named and (self.is_told or (self.is_quarantined and self.is_right))
+
+
+@dataclass
+class Campaign:
+    """The sections and checks of the selftest that are used, and the faults that are put in."""
+
+    sections: Sequence[str]
+    checks: str
+    is_quick: bool
+    faults: str
+    number: int
+    count: int
+    seen: int = 0
+
+    def has(self, fault: str) -> bool:
+        """Whether a fault is among those of this process."""
+        if not fnmatch.fnmatch(fault, self.faults):
+            return False
+        self.seen += 1
+        return self.seen % self.count == self.number % self.count
+
+
+Uses = dict[str, list[tuple[str, str]]]
+"""The section and the name of each check that uses a kernel, or a library call, by the name of that."""
+
+
+class Local:
+    """Runs checks of the selftest in this process: only those of ``only``, by section, unless that is None."""
+
+    def __init__(self) -> None:
+        from ort_cuda_plugin.selftest.device import Device, describe
+
+        self.target = Device(True)
+        self.only: dict[str, tuple[str, ...]] | None = None
+        self.device = describe(self.target)
+
+    def run(self, request: Any) -> Any:
+        from ort_cuda_plugin.selftest.runner import SectionReport, result_of
+        from ort_cuda_plugin.selftest.worker import run_section
+
+        report = SectionReport(request.section)
+        if self.only is not None and not request.only:
+            request = replace(request, only=self.only.get(request.section, ("",)))
+        for event in run_section(self.target, request):
+            if "result" in event:
+                report.results.append(result_of(event["result"]))
+            if "lost" in event:
+                report.ended = event["lost"]
+        return report
+
+
+def uses_of(campaign: Campaign, local: Local, used: Callable[[], Iterable[str]]) -> Uses:
+    """Run the checks without a fault; ``used`` returns what was used since its last call."""
+    from ort_cuda_plugin.selftest.sections.case import Verdict
+    from ort_cuda_plugin.selftest.table import SECTIONS
+
+    found: Uses = {}
+    used()
+    for section in SECTIONS:
+        if section.name not in campaign.sections:
+            continue
+        for check, run in section.checks(local.target, campaign.is_quick):
+            if not fnmatch.fnmatch(check, campaign.checks):
+                continue
+            failed = [result for result in run() if result.verdict is Verdict.FAIL]
+            for result in failed:
+                print(f"fails without a fault: {result.name}: {result.reason}", flush=True)
+            for name in dict.fromkeys(used()):
+                found.setdefault(name, []).append((section.name, check))
+    return found
+
+
+def check_fault(local: Local, outcome: Outcome, checks: Sequence[tuple[str, str]], is_quick: bool) -> Outcome:
+    """Run the selftest and then the same models in new sessions, while the fault is there."""
+    from ort_cuda_plugin import counters
+    from ort_cuda_plugin.selftest.quarantining import failures
+    from ort_cuda_plugin.selftest.selftest import selftest
+    from ort_cuda_plugin.selftest.worker import Request
+
+    local.only = {}
+    for section, check in checks:
+        local.only[section] = (*local.only.get(section, ()), check)
+    report = selftest(local, [*local.only], is_quick)
+    failed = failures(report.results)
+    outcome.is_found = bool(failed)
+    outcome.why = f"{failed[0].name}: {failed[0].reason}" if failed else f"no check of {checks} failed"
+    outcome.is_named = any(result.schedule or result.operators or result.is_refusal for result in failed)
+    outcome.quarantined = [str(entry) for entry in report.quarantined]
+    outcome.is_quarantined = bool(report.quarantined) and report.is_stored
+    wrong = []
+    if any(result.is_refusal for result in failed):  # the next process reads the refusals, and does not try the call
+        vars(local.target.opened).pop("refusals", None)
+        outcome.quarantined.append("the refused call")
+        outcome.is_quarantined = True
+    refused = counters()["library_refusals"]
+    for section, names in local.only.items():
+        again = local.run(Request(section, is_quick, only=names, with_quarantine=True))
+        wrong += [result for result in failures(again.results) if not result.engine]
+    outcome.is_quarantined &= counters()["library_refusals"] == refused
+    outcome.is_right = not wrong
+    if wrong:
+        outcome.why = f"the next session is wrong: {wrong[0].name}: {wrong[0].reason}"
+    forget(local)
+    return outcome
+
+
+def forget(local: Local) -> None:
+    """Forget the quarantine and the refusals of the device."""
+    from ort_cuda_plugin.compiler.caches.cache_folder import cache_folder
+    from ort_cuda_plugin.ep.device import quarantined
+
+    quarantined.store(local.device["identity"], [])
+    for file in (cache_folder() / "refusals").glob("*"):
+        file.unlink()
+    vars(local.target.opened).pop("refusals", None)
+
+
+# ---- kernels ----
+
+
+def kernel_faults(campaign: Campaign, local: Local) -> Iterator[Outcome]:
+    from ort_cuda_plugin.abi.emulation import configuration, configure
+
+    profile = Path(os.environ["ORT_CUDA_PLUGIN_EMULATE_PROFILE"])
+    begin = 0
+
+    def launched() -> list[str]:
+        nonlocal begin
+        lines = profile.read_text().splitlines() if profile.exists() else []
+        names = [line.split()[0] for line in lines[begin:]]
+        begin = len(lines)
+        return names
+
+    uses = uses_of(campaign, local, launched)
+    config = configuration()
+    for kernel, checks in sorted(uses.items()):
+        if not campaign.has(kernel):
+            continue
+        config.faults = f"kernel={kernel}".encode()
+        configure(config)
+        try:
+            yield check_fault(local, Outcome("kernel", kernel), checks[:MOST_CHECKS], campaign.is_quick)
+        finally:
+            config.faults = b""
+            configure(config)
+
+
+# ---- library calls ----
+
+
+def library_faults(campaign: Campaign, local: Local) -> Iterator[Outcome]:
+    fakes = stand_ins()
+    calls = Path(os.environ["FAKE_CALLS"])
+    begin = 0
+
+    def called() -> list[str]:
+        nonlocal begin
+        lines = calls.read_text().splitlines() if calls.exists() else []
+        found, begin = lines[begin:], len(lines)
+        return found
+
+    uses = uses_of(campaign, local, called)
+    for call, checks in sorted(uses.items()):
+        for how in HOW:
+            fault = f"{how}:{call}"
+            if not campaign.has(fault):
+                continue
+            for fake in fakes:
+                (ctypes.c_char * 128).in_dll(fake, "fake_fault").value = fault.encode()
+            try:
+                yield check_fault(local, Outcome("library", fault), checks[:MOST_CHECKS], campaign.is_quick)
+            finally:
+                for fake in fakes:
+                    (ctypes.c_char * 128).in_dll(fake, "fake_fault").value = b""
+
+
+def stand_ins() -> list[ctypes.CDLL]:
+    """The loaded stand-ins, whose variable ``fake_fault`` sets a fault."""
+    folder = Path(os.environ["ORT_CUDA_PLUGIN_EMULATE_LIBRARIES"])
+    return [ctypes.CDLL(str(path)) for path in sorted(folder.glob("*.so"))]
+
+
+# ---- driver calls ----
+
+
+def driver_faults(campaign: Campaign) -> Iterator[Outcome]:
+    """Each fault has a process of its own, since pools, graphs and streams live as long as the device."""
+    for member in NEWER:
+        if campaign.has(member):
+            yield driver_fault(member, campaign)
+
+
+def driver_fault(member: str, campaign: Campaign) -> Outcome:
+    outcome = Outcome("driver", f"unsupported={member}")
+    environment = {"ORT_CUDA_PLUGIN_EMULATE_FAULTS": outcome.fault}
+    plugin = [sys.executable, "-m", "ort_cuda_plugin", "selftest", "--device", "emulated"]
+    names = [name for name in campaign.sections if name == "driver"] or campaign.sections[:1]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "report.json")
+        options = ["--json", str(file), "--sections", *names, *(["--quick"] if campaign.is_quick else [])]
+        code, printed = run([*plugin, *options], environment)
+        report = json.loads(file.read_text()) if file.exists() else {"sections": [], "quarantined": []}
+    checks = [check for section in report["sections"] for check in section["checks"]]
+    failed = [f"{check['name']}: {check['reason']}" for check in checks if check["result"] == "FAIL"]
+    told = "; ".join(failed) or printed.strip().splitlines()[-1]
+    outcome.is_found = code in (1, 3)  # a check failed, or the device cannot be opened
+    outcome.is_named = outcome.is_found and names_call(member, told)
+    outcome.quarantined = [entry["what"] for entry in report["quarantined"]]
+    code, printed = run([sys.executable, __file__, "--session"], environment)
+    outcome.is_right = code == 0
+    outcome.is_quarantined = outcome.is_right  # sessions avoid the call, or do without what it is for
+    outcome.is_told = code != 0 and names_call(member, printed)
+    outcome.why = told[:300] if outcome.is_right or outcome.is_told else printed.strip()[-300:]
+    run([*plugin, "--clear"], {})
+    return outcome
+
+
+def names_call(member: str, text: str) -> bool:
+    return re.search(rf"\bcu{member}(_v\d|WithFlags)?\b", text) is not None
+
+
+def run(command: Sequence[str], environment: dict[str, str]) -> tuple[int, str]:
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        command,
+        env={**os.environ, "PYTHONPATH": path, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=600,
+    )
+    return done.returncode, done.stdout
+
+
+def run_session() -> int:
+    """Run a session until a CUDA graph replays, with the defaults of its options; return 0 if it is right."""
+    import numpy as np
+    from onnx import parser
+
+    import ort_cuda_plugin
+
+    model = parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 20]> next (float[8, 16] x, float[16, 16] w) => (float[8, 16] y)'
+        " { p = MatMul(x, w) q = Relu(p) y = Softmax(q) }"
+    )
+    session = ort_cuda_plugin.session(model.SerializeToString(), emulate=True)
+    for seed in range(5):
+        random = np.random.default_rng(seed)
+        x, w = random.standard_normal((8, 16), np.float32), random.standard_normal((16, 16), np.float32)
+        (found,) = session.run(None, {"x": x, "w": w})
+        powers = np.exp(np.maximum(x @ w, 0))
+        np.testing.assert_allclose(found, powers / powers.sum(-1, keepdims=True), rtol=1e-4, atol=1e-5)
+    return 0
+
+
+# ---- the campaign ----
+
+
+def outcomes(given: argparse.Namespace) -> Iterator[Outcome]:
+    from ort_cuda_plugin.selftest.table import SECTIONS
+
+    number, _, count = given.share.partition("/")
+    names = [section.name for section in SECTIONS if not given.sections or section.name in given.sections]
+    campaign = Campaign(names, given.checks, not given.full, given.only, int(number), int(count or 1))
+    if "driver" in given.kinds:
+        yield from driver_faults(campaign)
+    if "kernel" in given.kinds:
+        yield from kernel_faults(campaign, Local())
+    if "library" in given.kinds:
+        yield from library_faults(campaign, Local())
+
+
+def table(found: Sequence[Outcome]) -> Iterator[str]:
+    """Yield the lines of the table: totals, and what is missing."""
+    marks = ("found", "named", "quarantined", "right")
+    yield f"{'faults':10} {'number':>7} " + " ".join(f"{mark:>12}" for mark in marks)
+    for kind in (*KINDS, "all"):
+        of_kind = [outcome for outcome in found if kind in (outcome.kind, "all")]
+        if of_kind:
+            counts = (sum(bool(getattr(outcome, f"is_{mark}")) for outcome in of_kind) for mark in marks)
+            yield f"{kind:10} {len(of_kind):7} " + " ".join(f"{count:12}" for count in counts)
+    told = [outcome.fault for outcome in found if outcome.is_told]
+    if told:
+        yield f"the next session fails with an error that names the call, which has no alternative: {', '.join(told)}"
+    for outcome in found:
+        if not outcome.is_complete:
+            missing = ", ".join(mark for mark in marks if not getattr(outcome, f"is_{mark}"))
+            yield f"not {missing}: {outcome.kind} {outcome.fault}: {outcome.why[:400]}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--sections", nargs="+", help="sections of the selftest, by default all")
+    parser.add_argument("--full", action="store_true", help="the checks of the full selftest, not of the quick one")
+    parser.add_argument("--share", default="1/1", metavar="I/N", help="only each N-th fault, from the I-th on")
+    parser.add_argument("--only", default="*", help="only faults that match this pattern")
+    parser.add_argument("--checks", default="*", help="only checks whose name matches this pattern")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--session", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.session:
+        return run_session()
+    if "library" in given.kinds and len(given.kinds) > 1:
+        return in_processes(given)
+    with tempfile.TemporaryDirectory() as folder:
+        if given.kinds == ["library"]:
+            sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "harness")]
+            from c_programs import stand_ins as build
+
+            os.environ["ORT_CUDA_PLUGIN_EMULATE_LIBRARIES"] = str(build(Path(folder)))
+        os.environ["ORT_CUDA_PLUGIN_EMULATE_PROFILE"] = str(Path(folder, "launches"))
+        os.environ["FAKE_CALLS"] = str(Path(folder, "calls"))
+        found = []
+        for outcome in outcomes(given):
+            found.append(outcome)
+            state = "ok" if outcome.is_complete else "MISSED"
+            print(f"{state} {outcome.kind} {outcome.fault}: {', '.join(outcome.quarantined)}", flush=True)
+    return finish(given, found)
+
+
+def in_processes(given: argparse.Namespace) -> int:
+    """Run each kind in a process of its own: the emulated device offers stand-ins from its start or never."""
+    found: list[Outcome] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for kind in given.kinds:
+            file = Path(folder, kind)
+            command = [sys.executable, __file__, "--kinds", kind, "--share", given.share, "--only", given.only]
+            command += ["--checks", given.checks]
+            command += ["--json", str(file), *(["--full"] if given.full else [])]
+            command += ["--sections", *given.sections] if given.sections else []
+            subprocess.run(command, check=False)
+            found += [Outcome(**each) for each in json.loads(file.read_text())]
+    return finish(given, found)
+
+
+def finish(given: argparse.Namespace, found: Sequence[Outcome]) -> int:
+    if given.json:
+        given.json.write_text(json.dumps([asdict(outcome) for outcome in found], indent=1))
+    print(*table(found), sep="\n")
+    return int(not all(outcome.is_complete for outcome in found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
