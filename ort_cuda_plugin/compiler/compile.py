@@ -283,11 +283,15 @@ def optimise(module: llvm.ModuleRef, configure: Callable[[llvm.ModulePassManager
     passes.run(module, builder)
 
 
+function_head = re.compile(r"^(define [^\n]*\)(?: (?:local_)?unnamed_addr)?)", re.MULTILINE)
+"""The head of a definition, up to its attributes. llvmlite below 0.48 can add attributes to the result alone."""
+
+
 def inline_into_kernel(prepared: Sequence[str], kernel: str, count: bool = False) -> str:
     """Return one module with all functions inlined into the kernel, and its local variables in registers."""
     main = None
     for text in prepared:
-        module = llvm.parse_assembly(text)
+        module = llvm.parse_assembly(function_head.sub(r"\1 alwaysinline", text))
         if main is None:
             main = module
         else:
@@ -298,7 +302,6 @@ def inline_into_kernel(prepared: Sequence[str], kernel: str, count: bool = False
     for function in main.functions:
         if not function.is_declaration and function.name != kernel:
             function.linkage = "internal"
-            function.add_function_attribute("alwaysinline")
 
     def configure(passes: llvm.ModulePassManager) -> None:
         passes.add_always_inliner_pass()
