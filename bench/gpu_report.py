@@ -2,11 +2,12 @@
 
     python bench/gpu_report.py [--output docs/gpu/NAME] [--seconds 540] [--device cuda|emulated] [--sections NAME ...]
 
-The sections are: the machine; the tests that need a GPU; ONNX's backend tests on it; compute-sanitizer on a model;
-kernels and models timed against their estimates, two thirds of which fit the constants of the performance model while
-the last third is held out; models beside CUDAExecutionProvider, with and without CUDA graphs; layers beside PyTorch,
-where it is installed. A section that fails, or runs out of time, says so and the next ones run. With
-``--device emulated`` it is a rehearsal: its times mean nothing.
+The sections are: the selftest; calibration; the machine; the tests that need a GPU; ONNX's backend tests on it;
+compute-sanitizer on a model; kernels and models timed against their estimates, two thirds of which fit the constants of
+the performance model while the last third is held out; models beside CUDAExecutionProvider, with and without CUDA
+graphs; layers beside PyTorch, where it is installed. Each section runs in a process of its own. A section that fails,
+crashes or runs out of time says so, and the next ones run. The report ends with one page about all of them, which is
+also printed. With ``--device emulated`` it is a rehearsal: its times mean nothing.
 
 It exits with 1 where a section failed.
 """
@@ -14,15 +15,20 @@ It exits with 1 where a section failed.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import math
+import multiprocessing
 import os
 import platform
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -30,6 +36,10 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("onnxruntime-gpu", "onnxruntime", "numba", "numba-cuda", "cuda-bindings", "nvidia-cublas", "torch", "onnx")
+CHECKS_VARIABLE = "GPU_REPORT_SELFTEST_SECTIONS"
+"""Environment variable of rehearsals: the sections of the selftest, by default all."""
+MOST_SECONDS, GRACE_SECONDS = 200.0, 20.0
+"""Longest time of a section, and the time beyond that of its commands after which its process is ended."""
 COMPARED = (
     "light_resnet50",
     "resnet50:float16",
@@ -42,13 +52,14 @@ COMPARED = (
 
 @dataclass
 class Section:
-    """The result of a section: ``data`` for the JSON file, ``lines`` for the Markdown file, and the reason of a
-    failure.
+    """The result of a section: ``data`` for the JSON file, ``lines`` for the Markdown file, the reason of a failure,
+    and the reason why the section could not run at all.
     """
 
     data: dict[str, Any] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
     failure: str = ""
+    left_out: str = ""
 
 
 @dataclass
@@ -92,8 +103,31 @@ def checked(command: Sequence[str], seconds: float, good: Callable[[int], bool] 
     if code is None:
         section.failure = f"no end within {seconds:.0f} s"
     elif not good(code):
-        section.failure = f"exit code {code}"
+        section.failure = f"exit code {code}{f': {tail[-1]}' if tail else ''}"
     return section
+
+
+def selftest(device: str, clock: Clock) -> Section:
+    """Check the kernels, library calls and driver features, and quarantine what is wrong."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "selftest.json")
+        names = os.environ.get(CHECKS_VARIABLE, "").split()
+        chosen = ["--quick", *(["--sections", *names] if names else [])]
+        section = checked(plugin("selftest", "--device", device, "--json", str(file), *chosen), clock.left(180))
+        found = json.loads(file.read_text()) if file.exists() else None
+    section.data["report"] = found
+    if found and section.failure:
+        wrong = [check for each in found["sections"] for check in each["checks"] if check["result"] == "FAIL"]
+        first = f": {wrong[0]['name']}: {wrong[0]['reason']}" if wrong else ""
+        section.failure = f"{found['counts']['FAIL']} of {sum(found['counts'].values())} checks failed{first}"
+    return section
+
+
+def calibration(device: str, clock: Clock) -> Section:
+    """Measure the rates of the device."""
+    if call(plugin("calibrate", "--help"), clock.left(30))[0] != 0:
+        return Section(left_out="this version of the plugin has no command `calibrate`")
+    return checked(plugin("calibrate", "--device", device), clock.left(60))
 
 
 def machine(device: str, clock: Clock) -> Section:
@@ -104,6 +138,9 @@ def machine(device: str, clock: Clock) -> Section:
         except metadata.PackageNotFoundError:
             versions[name] = "-"
     section = Section({"versions": versions, "python": platform.python_version(), "cores": os.cpu_count()})
+    _, printed = call(plugin("info", "--json"), clock.left(60))
+    with contextlib.suppress(ValueError):
+        section.data["info"] = json.loads(printed[printed.find("{") :])
     if shutil.which("nvidia-smi"):
         query = "--query-gpu=name,driver_version,memory.total,clocks.max.sm,clocks.max.memory,power.limit"
         _, printed = call(["nvidia-smi", query, "--format=csv,noheader"], clock.left(30))
@@ -133,7 +170,7 @@ def operators(device: str, clock: Clock) -> Section:
 def sanitizer(device: str, clock: Clock) -> Section:
     found = shutil.which("compute-sanitizer")
     if found is None:
-        return Section({}, [], "" if device == "emulated" else "there is no compute-sanitizer")
+        return Section(left_out="there is no compute-sanitizer")
     run = plugin("run", "light_squeezenet", "--runs", "1", "--device", device)
     return checked([found, "--error-exitcode", "9", *run], clock.left(90))
 
@@ -176,12 +213,14 @@ def comparison(device: str, clock: Clock) -> Section:
 def pytorch(device: str, clock: Clock) -> Section:
     """Compare layers with PyTorch's, each as a model of one node."""
     if device != "cuda":
-        return Section({}, ["PyTorch is measured on a GPU only."])
+        return Section(left_out="PyTorch is measured on a GPU only")
     script = Path(__file__).with_name("pytorch_layers.py")
     return checked([sys.executable, str(script)], clock.left(60))
 
 
 SECTIONS: dict[str, Callable[[str, Clock], Section]] = {
+    "selftest": selftest,
+    "calibration": calibration,
     "machine": machine,
     "gpu-tests": gpu_tests,
     "operators": operators,
@@ -196,13 +235,143 @@ def report(device: str, seconds: float, names: Sequence[str]) -> dict[str, Secti
     clock, found = Clock(time.monotonic() + seconds), {}
     for name in names:
         begun = time.monotonic()
-        try:
-            found[name] = SECTIONS[name](device, clock)
-        except Exception as error:  # the next sections still run
-            found[name] = Section(failure=f"{type(error).__name__}: {error}")
+        found[name] = in_process(name, device, clock)
         found[name].data["seconds"] = round(time.monotonic() - begun, 1)
-        print(f"{name}: {found[name].failure or 'done'} ({found[name].data['seconds']} s)", flush=True)
+        state = found[name].failure or found[name].left_out or "done"
+        print(f"{name}: {state} ({found[name].data['seconds']} s)", flush=True)
     return found
+
+
+def in_process(name: str, device: str, clock: Clock) -> Section:
+    """Run a section in a process of its own, which may crash or hang. Ends it, and its children, at the time limit."""
+    context = multiprocessing.get_context("fork")  # nothing has started CUDA or threads here
+    receiving, sending = context.Pipe(duplex=False)
+    process = context.Process(target=send_section, args=(sending, name, device, clock))
+    process.start()
+    sending.close()
+    limit = clock.left(MOST_SECONDS) + GRACE_SECONDS
+    try:
+        section = Section(failure=f"no end within {limit:.0f} s")
+        if receiving.poll(limit):
+            section = receiving.recv()
+    except EOFError:
+        process.join()
+        section = Section(failure=f"its process ended with exit code {process.exitcode}")
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid or 0, signal.SIGKILL)
+    process.join()
+    return section
+
+
+def send_section(sending: Any, name: str, device: str, clock: Clock) -> None:
+    os.setpgrp()  # with its children it is one group of processes
+    try:
+        section = SECTIONS[name](device, clock)
+    except Exception as error:
+        section = Section(failure=f"{type(error).__name__}: {error}")
+    sending.send(section)
+
+
+# ---- the page ----
+
+
+def page(found: dict[str, Section]) -> list[str]:
+    """Return the page that a person reads in a minute: the device, what passed and failed, speeds, the estimates."""
+    passed = [name for name, section in found.items() if not (section.failure or section.left_out)]
+    rows = [
+        ("device", device_line(found)),
+        ("libraries", libraries_line(found)),
+        ("passed", ", ".join(passed) or "nothing"),
+        ("selftest", selftest_line(found)),
+        ("speed", speed_line(found)),
+        ("estimates", estimates_line(found)),
+    ]
+    lines = ["## On one page", "", "| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows), ""]
+    lines += list_of("Failed", [f"{name}: {short(each.failure)}" for name, each in found.items() if each.failure])
+    lines += list_of("Left out", [f"{name}: {short(each.left_out)}" for name, each in found.items() if each.left_out])
+    quarantined = (selftest_report(found) or {"quarantined": []})["quarantined"]
+    lines += list_of("Quarantined", [f"{entry['what']}: {short(entry['reason'])}" for entry in quarantined])
+    return lines
+
+
+MOST_ENTRIES = 8
+"""Entries of a list of the page; the report has the others."""
+
+
+def list_of(title: str, entries: Sequence[str]) -> Iterator[str]:
+    if not entries:
+        return
+    yield from (f"**{title}:**", "", *(f"- {entry}" for entry in entries[:MOST_ENTRIES]))
+    if len(entries) > MOST_ENTRIES:
+        yield f"- and {len(entries) - MOST_ENTRIES} more"
+    yield ""
+
+
+def short(text: str) -> str:
+    """Return text on one line, without its middle if it is long: errors end with what is wrong."""
+    line = " ".join(text.split())
+    return line if len(line) <= 300 else f"{line[:100]} ... {line[-200:]}"
+
+
+def selftest_report(found: dict[str, Section]) -> dict[str, Any] | None:
+    report: dict[str, Any] | None = found["selftest"].data.get("report") if "selftest" in found else None
+    return report
+
+
+def device_line(found: dict[str, Section]) -> str:
+    if report := selftest_report(found):
+        device = report["device"]
+        return (
+            f"{device['name']}, compute capability {device['compute_capability']}, {device['multiprocessors']} "
+            f"multiprocessors, {device['memory_bytes'] / 2**30:.1f} GiB, driver for CUDA {device['driver']}"
+        )
+    machine = found["machine"].data if "machine" in found else {}
+    if "gpu" in machine:
+        return f"{machine['gpu']} (name, driver, memory, clocks, power); the plugin cannot use it"
+    info = machine.get("info", {})
+    names = [f"{one['name']}, compute capability {one['compute_capability']}" for one in info.get("devices", [])]
+    return short("; ".join(names) or info.get("problem") or info.get("why_no_cuda_device") or "unknown")
+
+
+def libraries_line(found: dict[str, Section]) -> str:
+    report = selftest_report(found)
+    libraries = report["device"]["libraries"] if report else {}
+    versions = found["machine"].data.get("versions", {}) if "machine" in found else {}
+    packages = [f"{name} {version}" for name, version in versions.items() if version != "-"]
+    return ", ".join([*(f"{name} {version}" for name, version in libraries.items()), *packages]) or "unknown"
+
+
+def selftest_line(found: dict[str, Section]) -> str:
+    report = selftest_report(found)
+    if report is None:
+        return "no report"
+    counts = ", ".join(f"{count} {name}" for name, count in report["counts"].items())
+    return f"{counts} in {report['seconds']:.0f} s; {len(report['quarantined'])} quarantined"
+
+
+def speed_line(found: dict[str, Section]) -> str:
+    """Compare the times of CUDAExecutionProvider with those of the plugin."""
+    reports = found["comparison"].data.get("reports", []) if "comparison" in found else []
+    ratios = {
+        f"{report['model']} (batch {report['batch']})": side["ratio"]
+        for report in reports
+        for name, side in report["sides"].items()
+        if name.startswith("cuda")
+    }
+    if not ratios:
+        return f"{len(reports)} models ran; none was compared with CUDAExecutionProvider"
+    mean = math.exp(sum(math.log(ratio) for ratio in ratios.values()) / len(ratios))
+    worst, best = min(ratios, key=lambda name: ratios[name]), max(ratios, key=lambda name: ratios[name])
+    return (
+        f"CUDAExecutionProvider takes {mean:.2f} times the plugin's time (geometric mean of {len(ratios)}); "
+        f"from {ratios[worst]:.2f} for {worst} to {ratios[best]:.2f} for {best}"
+    )
+
+
+def estimates_line(found: dict[str, Section]) -> str:
+    output = found["estimates"].data.get("output", []) if "estimates" in found else []
+    errors = [match[0] for line in output if (match := re.search(r"\d+ measurements, .*", line))]
+    return errors[-1] if errors else "not measured"
 
 
 def markdown(device: str, found: dict[str, Section]) -> str:
@@ -212,8 +381,9 @@ def markdown(device: str, found: dict[str, Section]) -> str:
     for name, section in found.items():
         lines += [f"## {name}", ""]
         lines += [f"**Failed:** {section.failure}", ""] if section.failure else []
+        lines += [f"Left out: {section.left_out}.", ""] if section.left_out else []
         lines += [*section.lines, ""]
-    return "\n".join(lines)
+    return "\n".join([*lines, *page(found)])
 
 
 def main() -> int:
@@ -226,8 +396,12 @@ def main() -> int:
     found = report(arguments.device, arguments.seconds, arguments.sections)
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     arguments.output.with_suffix(".md").write_text(markdown(arguments.device, found))
-    sections = {name: {"failure": section.failure, **section.data} for name, section in found.items()}
+    sections = {
+        name: {"failure": section.failure, "left_out": section.left_out, **section.data}
+        for name, section in found.items()
+    }
     arguments.output.with_suffix(".json").write_text(json.dumps({"device": arguments.device, **sections}, indent=1))
+    print(*page(found), sep="\n")
     return int(any(section.failure for section in found.values()))
 
 

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 import ort_cuda_plugin
 from device_models import add_and_double
 from faults import TEXTS, driver_members
-from isolated import python
+from isolated import HARNESS, python
 from ort_cuda_plugin.abi.core import PluginError, core, ffi
 from ort_cuda_plugin.abi.device import CudaError, Device
 from ort_cuda_plugin.abi.emulation import configuration, configure
@@ -136,6 +136,9 @@ def test_an_old_device_or_driver_is_refused(setting: str, error: str) -> None:
 def test_a_busy_device_gives_no_context() -> None:
     with faults("exclusive=1"), pytest.raises(CudaError, match="CUDA_ERROR_DEVICE_UNAVAILABLE"):
         Device.emulated()
+    code = "import ort_cuda_plugin as p; from isolated import add_model; p.session(add_model(), emulate=True)"
+    done = python(code, env={**env("exclusive=1"), "PYTHONPATH": str(HARNESS)}, check=False)
+    assert "Another process has the device exclusively: end it, or allow several with" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+
+from c_programs import stand_ins
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
@@ -36,6 +40,138 @@ def test_a_section_that_fails_does_not_stop_the_next_ones(tmp_path: Path, monkey
     assert text.index("## a") < text.index("on emulated")
     assert data["b"]["n"] == 1
     assert data["a"]["failure"] == "OSError: no such thing"
+
+
+def test_a_section_that_crashes_or_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hangs(device: str, clock: Clock) -> Section:
+        return gpu_report.checked([sys.executable, "-c", "import time; time.sleep(60)"], 60)
+
+    def crashes(device: str, clock: Clock) -> Section:
+        os._exit(9)
+
+    sections = {"hangs": hangs, "crashes": crashes, "works": lambda device, clock: Section(left_out="no need")}
+    monkeypatch.setattr(gpu_report, "SECTIONS", sections)
+    monkeypatch.setattr(gpu_report, "MOST_SECONDS", 1.0)
+    monkeypatch.setattr(gpu_report, "GRACE_SECONDS", 0.5)
+    found = gpu_report.report("emulated", 60, list(sections))
+    assert found["hangs"].failure == "no end within 2 s"
+    assert found["crashes"].failure == "its process ended with exit code 9"
+    assert found["works"].left_out == "no need"
+
+
+def test_the_page_has_the_device_the_speeds_and_the_error_of_the_estimates() -> None:
+    device = {"name": "GPU", "compute_capability": "9.0", "multiprocessors": 132, "memory_bytes": 80 << 30}
+    device |= {"driver": "13.0", "libraries": {"cudnn": "9.12.0"}}
+    entries = [{"what": f"gemm f16 {number}", "reason": "x" * 999} for number in range(20)]
+    selftest = {"device": device, "counts": {"pass": 8, "FAIL": 1}, "seconds": 9.0, "quarantined": entries}
+    sides = {"plugin": {"ratio": 1.0}, "cuda": {"ratio": 2.0}}
+    reports = [
+        {"model": "a", "batch": 1, "sides": sides},
+        {"model": "b", "batch": 4, "sides": {**sides, "cuda": {"ratio": 0.5}}},
+    ]
+    found = {
+        "selftest": Section({"report": selftest}, failure="1 of 9 checks failed"),
+        "machine": Section({"versions": {"onnx": "1.19", "torch": "-"}}),
+        "comparison": Section({"reports": reports}),
+        "estimates": Section({"output": ["x", "90 measurements, 30 held out: median error 12%"]}),
+        "sanitizer": Section(left_out="there is no compute-sanitizer"),
+    }
+    text = "\n".join(gpu_report.page(found))
+    for line in (
+        "| device | GPU, compute capability 9.0, 132 multiprocessors, 80.0 GiB, driver for CUDA 13.0 |",
+        "| libraries | cudnn 9.12.0, onnx 1.19 |",
+        "| passed | machine, comparison, estimates |",
+        "| selftest | 8 pass, 1 FAIL in 9 s; 20 quarantined |",
+        "| speed | CUDAExecutionProvider takes 1.00 times the plugin's time (geometric mean of 2); "
+        "from 0.50 for b (batch 4) to 2.00 for a (batch 1) |",
+        "| estimates | 90 measurements, 30 held out: median error 12% |",
+        "- selftest: 1 of 9 checks failed",
+        "- sanitizer: there is no compute-sanitizer",
+        "- and 12 more",
+    ):
+        assert line in text.splitlines()
+    assert len(text.splitlines()) < 40
+    assert gpu_report.page({})[4:6] == ["| device | unknown |", "| libraries | unknown |"]
+
+
+# ---- rehearsals ----
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+def rehearsed(folder: Path, cache: Path, **environment: str) -> tuple[int, str, str]:
+    """The exit code of a report, its page and all of it."""
+    for file in [*cache.glob("quarantine/*"), *cache.glob("refusals/*")]:
+        file.unlink()
+    command = [sys.executable, str(ROOT / "bench" / "gpu_report.py"), "--device", "emulated"]
+    command += ["--output", str(folder / "report"), "--sections", "selftest", "calibration", "machine"]
+    environment |= {"ORT_CUDA_PLUGIN_CACHE_DIR": str(cache), "CUDA_VISIBLE_DEVICES": ""}
+    environment |= {gpu_report.CHECKS_VARIABLE: "gemm"}
+    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=600)
+    text = (folder / "report.md").read_text()
+    page = text[text.index("## On one page") :]
+    assert page in done.stdout
+    data = json.loads((folder / "report.json").read_text())
+    assert list(data) == ["device", "selftest", "calibration", "machine"], "each section ran"
+    return done.returncode, page, text
+
+
+BROKEN = {
+    "an old GPU": ("capability=7.5", "compute capability 7.5, expected 8.0 or newer"),
+    "an old driver": ("driver=12.8", "supports CUDA 12.8, expected 13.0 or newer. Install driver R580 or newer"),
+    "exclusive mode": ("exclusive=1", "Another process has the device exclusively"),
+}
+
+
+@pytest.mark.parametrize(
+    "name", ["exclusive mode", *(pytest.param(name, marks=pytest.mark.full) for name in [*BROKEN][:2])]
+)
+def test_a_device_that_cannot_be_used_is_named_on_the_page(name: str, tmp_path: Path, cache: Path) -> None:
+    fault, reason = BROKEN[name]
+    code, page, _ = rehearsed(tmp_path, cache, ORT_CUDA_PLUGIN_EMULATE_FAULTS=fault)
+    assert code == 1
+    failed = page[page.index("**Failed:**") :]
+    assert reason in failed
+    assert "| selftest | no report |" in page
+    assert "machine" in page[page.index("| passed |") :].splitlines()[0]
+
+
+@pytest.mark.full
+def test_a_wrong_kernel_is_on_the_page(tmp_path: Path, cache: Path) -> None:
+    code, page, _ = rehearsed(tmp_path, cache, ORT_CUDA_PLUGIN_EMULATE_FAULTS="kernel=matmul_32*_f16_*")
+    assert code == 1
+    assert "checks failed: product" in page
+    assert "- gemm f16 simt 32x64x16: product" in page[page.index("**Quarantined:**") :]
+
+
+@pytest.mark.full
+def test_a_library_that_refuses_is_on_the_page(tmp_path: Path, cache: Path) -> None:
+    libraries = str(stand_ins(tmp_path))
+    code, page, text = rehearsed(
+        tmp_path, cache, ORT_CUDA_PLUGIN_EMULATE_LIBRARIES=libraries, FAKE_FAULT="refused:product_bias_*"
+    )
+    assert code == 1
+    assert "| libraries | cublaslt 13.1.2" in page
+    assert "cuBLASLt refuses a matrix product of sizes" in page
+    assert "library call" in text
+
+
+@pytest.mark.full
+def test_small_and_partitioned_devices_pass(tmp_path: Path, cache: Path) -> None:
+    code, page, _ = rehearsed(tmp_path, cache, ORT_CUDA_PLUGIN_EMULATE_MEMORY="2G")
+    assert (code, "2.0 GiB" in page) == (0, True), page
+    name = "NVIDIA H100 80GB HBM3 MIG 1g.10gb"
+    code, page, _ = rehearsed(
+        tmp_path,
+        cache,
+        ORT_CUDA_PLUGIN_EMULATE_FAULTS=f"name={name};multiprocessors=16",
+        ORT_CUDA_PLUGIN_EMULATE_MEMORY="10G",
+    )
+    assert code == 0, page
+    assert f"| device | {name}, compute capability 9.0, 16 multiprocessors, 10.0 GiB, driver for CUDA 13.0 |" in page
 
 
 def test_commands_end_in_time_and_say_how() -> None:

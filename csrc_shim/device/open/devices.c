@@ -33,7 +33,15 @@ uint32_t ocp_vendor_id(bool emulated) {
 }
 
 static int open_failed(ocp_device *device, CUresult result, const char *what, ocp_error *error) {
-  return ocp_fail_cuda(error, device->driver, result, what);
+  ocp_fail_cuda(error, device->driver, result, what);
+  if (result == CUDA_ERROR_DEVICE_UNAVAILABLE) {
+    const ocp_error driver = *error;
+    ocp_fail(
+        error, driver.code,
+        "%.700s. Another process has the device exclusively: end it, or allow several with `nvidia-smi -c DEFAULT`",
+        driver.text);
+  }
+  return error->code;
 }
 
 static int fill(ocp_device *device, bool emulated, int ordinal, ocp_error *error) {
