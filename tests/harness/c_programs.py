@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,10 +22,13 @@ SANITIZE = {"": [], "thread": ["-fsanitize=thread"], "address": ["-fsanitize=add
 
 
 def build_program(name: str, sources: list[str], sanitize: str = "") -> Path:
-    """Return the executable of the named files of ``tests/c`` and the library; unchanged ones are not built again."""
-    work = ROOT / "build" / f"tests-{sanitize or 'plain'}"
+    """Return the executable of the named files of ``tests/c`` and the library; unchanged ones are not built again.
+
+    Without sanitizers, the objects of the library are those that ``build_plugin.py`` compiled.
+    """
+    work = ROOT / "build" / (f"tests-{sanitize}" if sanitize else "shim")
     flags = ["-O1", "-fno-omit-frame-pointer", *SANITIZE[sanitize]] if sanitize else []
-    return Builder(work / "bin", work, flags).program(name, [SOURCES / source for source in sources])
+    return Builder(work / "tests", work, flags).program(name, [SOURCES / source for source in sources])
 
 
 # The C library keeps memory that a thread freed in its own cache, which would count as memory that Runs keep.
@@ -54,12 +59,18 @@ def build_kernels(folder: Path) -> Path:
 
 
 def fake_library(name: str, folder: Path) -> Path:
-    """``tests/c/fake_<name>.c`` as a shared library that stands in for a vendor's."""
-    path = folder / f"lib{name}.so"
-    source = SOURCES / f"fake_{name}.c"
+    """``tests/c/fake_<name>.c`` as a shared library in ``folder`` that stands in for a vendor's; compiled once."""
     flags = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O1", "-shared", "-fPIC"]
-    subprocess.run([*compiler(), *flags, source, "-o", path, "-lm"], check=True)
-    return path
+    command = [*compiler(), *flags, str(SOURCES / f"fake_{name}.c"), "-lm"]
+    sources = (SOURCES / f"fake_{name}.c").read_bytes() + (SOURCES / "fake_library.h").read_bytes()
+    key = hashlib.sha256(repr(command).encode() + sources).hexdigest()[:16]
+    kept = ROOT / "build" / "stand-ins" / f"{name}-{key}.so"
+    if not kept.exists():
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        partial = kept.with_suffix(f".{os.getpid()}.tmp")
+        subprocess.run([*command, "-o", partial], check=True)
+        partial.replace(kept)
+    return Path(shutil.copy(kept, folder / f"lib{name}.so"))
 
 
 def run_program(*command: str | Path, timeout: float = 600) -> subprocess.CompletedProcess[str]:
