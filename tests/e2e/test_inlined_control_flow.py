@@ -13,6 +13,7 @@ from onnx import numpy_helper, parser
 import ort_cuda_plugin
 from ort_cuda_plugin.clusters.claims.claims import analyze
 from ort_cuda_plugin.clusters.cluster import CompiledCluster
+from ort_cuda_plugin.clusters.nodes import node_lowering
 from ort_cuda_plugin.clusters.nodes.control_flow import MAX_EXPANDED_BYTES, MAX_UNROLLED_NODES
 from ort_cuda_plugin.ep.nodes.fused_node import FusedNode
 from ort_cuda_plugin.ep.provider import last_verdicts
@@ -271,3 +272,43 @@ def test_a_mistake_in_a_body_names_the_node() -> None:
     with pytest.raises(Exception, match=r"node 't \(Add\)': dimensions cannot be broadcast"):
         ours.run(None, {"x": floats(2, 4), "z": floats(3, 5), "c": np.array(True)})
     ours.run(None, {"x": floats(2, 4), "z": floats(3, 5), "c": np.array(False)})
+
+
+def reason_of_loop(model: onnx.ModelProto) -> str:
+    """Why the last Loop of the outer graph is declined; "" if it is claimed."""
+    verdicts = analyze(read_model(model), DeviceProperties())
+    return [verdict.reason for verdict in verdicts if verdict.op_type == "Loop"][-1]
+
+
+def test_each_node_with_bodies_may_have_as_many_unrolled_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_lowering, "MAX_UNROLLED_NODES", 6)
+    body = """<body = b (int64 i, bool on, float[p, 4] carried) => (bool still, float[p, 4] next)
+        { still = Identity(on) next = Add(carried, x) }>"""
+    text = f"""(float[n, 4] x) => (float[n, 4] y) {{ m = Constant<value_int = 3>()
+        z = Loop(m, , x) {body} y = Loop(m, , z) {body} }}"""
+    assert reason_of_loop(parse(text)) == ""  # each Loop has 6 nodes, both together 12
+
+
+def test_iterations_of_nested_loops_are_limited_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = """(float[n, 4] x) => (float[n, 4] y) { m = Constant<value_int = 3>()
+        y = Loop(m, , x) <body = outer (int64 i, bool on, float[p, 4] carried) => (bool still, float[p, 4] last)
+        { still = Identity(on) last = Loop(m, , carried) <body = inner (int64 j, bool on2, float[q, 4] carried2)
+          => (bool still2, float[q, 4] next) { still2 = Identity(on2) next = Add(carried2, x) }> }> }"""
+    model = parse(text)
+    assert reason_of_loop(model) == ""
+    # The outer loop counts 4 nodes in each of 3 iterations; each inner loop 2 nodes in 3: in all 30.
+    monkeypatch.setattr(node_lowering, "MAX_UNROLLED_NODES", 29)
+    assert "the unrolled node has too many nodes; supported: up to 29" in reason_of_loop(model)
+    monkeypatch.setattr(node_lowering, "MAX_UNROLLED_NODES", 30)
+    assert reason_of_loop(model) == ""
+
+
+def test_rows_of_no_iteration_need_a_declared_shape() -> None:
+    text = """(float[4] x) => (float[a, b] y) { m = Constant<value_int = 0>() c = Constant<value = bool {1}>()
+        y = Loop(m, c) <body = b (int64 i, bool on) => (bool still, float[q] row)
+        { still = Identity(on) row = Neg(x) }> }"""
+    graph = read_model(parse(text))
+    unknown = "the shape of 'row' is unknown if no iteration runs"
+    assert analyze(graph, DeviceProperties())[-1].reason.startswith(unknown)
+    graph.nodes[-1].subgraphs["body"].outputs[-1].shape = (4,)
+    assert unknown not in analyze(graph, DeviceProperties())[-1].reason

@@ -255,3 +255,25 @@ def test_a_formula_that_is_no_size_for_the_guess_alone_does_not_decline_a_reshap
     )
     model.graph.initializer.append(numpy_helper.from_array(np.array([shift]), "shift"))
     assert [verdict.reason for verdict in analyze(read_model(model), DEVICE)] == [""] * len(model.graph.node)
+
+
+ANALYSED: list[int] = []
+
+
+@op("Counted", domain=DOMAIN)
+def counted(ctx: Lowering, x: Tensor) -> Tensor:
+    ANALYSED.append(x.rank)
+    return ctx.empty(x.shape, x.dtype)
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    ("second", "single_nodes", "analyses"), [("Transpose", False, 1), ("Broken", False, 2), ("Transpose", True, 2)]
+)
+def test_a_cluster_is_analysed_alone_unless_it_is_the_whole_graph(
+    second: str, single_nodes: bool, analyses: int
+) -> None:
+    ANALYSED.clear()
+    b = Builder()
+    claim(b.graph(b.node(second, b.node("Counted", b.input("x", "n", 3)))), DEVICE, single_nodes=single_nodes)
+    assert len(ANALYSED) == analyses
