@@ -22,6 +22,9 @@ _EVERYWHERE = frozenset({"cuda", "libdevice", "math", "range", "float32", "float
 }
 """Names that a kernel may use as values without a definition. Called names (intrinsics) need no entry."""
 
+_CALL = ("args", "keywords")
+"""Fields of `ast.Call` without the function."""
+
 
 class FragmentError(ValueError):
     """A fragment reads an undefined name, or does not assign a name that it declares: a mistake in the plugin."""
@@ -127,10 +130,27 @@ def _reads(statements: Iterable[ast.stmt], assigned: set[str]) -> Iterator[str]:
 
 
 def _names(node: ast.AST, assigned: set[str]) -> Iterator[str]:
-    called = {id(call.func) for call in ast.walk(node) if isinstance(call, ast.Call)}
-    for x in ast.walk(node):
-        if isinstance(x, ast.Name) and id(x) not in called and x.id not in _EVERYWHERE:
+    # One pass without ast.walk, which takes longer: each launch of a test is checked.
+    pending = [node]
+    while pending:
+        x = pending.pop()
+        if isinstance(x, ast.Name):
+            if x.id in _EVERYWHERE:
+                continue
             if isinstance(x.ctx, ast.Store):
                 assigned.add(x.id)
             elif x.id not in assigned:
                 yield x.id
+        else:
+            pending += _parts(x)
+
+
+def _parts(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the parts of a node that may have names, the last one first; not the name of a called function."""
+    fields = _CALL if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else node._fields
+    for name in reversed(fields):
+        part = getattr(node, name, None)
+        if isinstance(part, list):
+            yield from (x for x in reversed(part) if isinstance(x, ast.AST) and x._fields)
+        elif isinstance(part, ast.AST) and part._fields:
+            yield part

@@ -211,7 +211,11 @@ class Emitter:
 
     def bound(self, x: Scalar) -> str | None:
         """Return the variable that holds x in an open scope, or None."""
-        return next((scope[x] for scope in reversed(self._names) if x in scope), None)
+        for scope in reversed(self._names):
+            name = scope.get(x)
+            if name is not None:
+                return name
+        return None
 
     def value(self, x: Scalar) -> str:
         """Return the variable that holds x. Emits operands iteratively: chains can be as long as a model is deep."""
