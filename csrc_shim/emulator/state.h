@@ -53,7 +53,7 @@ struct CUstream_st {
   struct emu_capture *_Atomic capture;
   struct CUgraphNode_st **frontier; /* the captured nodes on which the next node of this stream depends */
   uint32_t num_frontier;
-  struct CUstream_st *previous, *next; /* in emu_streams (stream_list.h) */
+  struct CUstream_st *previous, *next; /* in emu_streams (work/stream_list.h) */
   struct emu_clock *clock;             /* checking mode */
 };
 struct CUctx_st {

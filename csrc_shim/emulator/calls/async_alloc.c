@@ -6,10 +6,10 @@
 #include "emulator/op.h"
 #include "emulator/shadow.h"
 #include "emulator/state.h"
-#include "emulator/stream_list.h"
 #include "emulator/work/capture.h"
 #include "emulator/work/enqueue.h"
 #include "emulator/work/queue.h"
+#include "emulator/work/stream_list.h"
 
 CUresult emu_mem_alloc_from_pool_async(CUdeviceptr *address, size_t bytes, CUmemoryPool pool, CUstream stream) {
   CUresult result = emu_enter_stream(&stream);

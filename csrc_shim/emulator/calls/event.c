@@ -8,9 +8,9 @@
 #include "emulator/mempool.h"
 #include "emulator/record.h"
 #include "emulator/state.h"
-#include "emulator/stream_list.h"
 #include "emulator/work/capture.h"
 #include "emulator/work/queue.h"
+#include "emulator/work/stream_list.h"
 
 CUresult emu_event_create(CUevent *event, unsigned flags) {
   emu_device *device;

@@ -5,10 +5,10 @@
 #include <string.h>
 
 #include "emulator/state.h"
-#include "emulator/stream_list.h"
 #include "emulator/work/enqueue.h"
 #include "emulator/work/graph.h"
 #include "emulator/work/replay.h"
+#include "emulator/work/stream_list.h"
 
 CUresult emu_graph_instantiate(CUgraphExec *out, CUgraph graph, unsigned long long flags) {
   emu_device *device;

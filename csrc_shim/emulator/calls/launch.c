@@ -5,8 +5,8 @@
 #include "emulator/module.h"
 #include "emulator/op.h"
 #include "emulator/state.h"
-#include "emulator/stream_list.h"
 #include "emulator/work/enqueue.h"
+#include "emulator/work/stream_list.h"
 
 CUresult emu_func_set_attribute(CUfunction function, int attribute, int value) {
   emu_device *device;

@@ -6,10 +6,10 @@
 #include "emulator/op.h"
 #include "emulator/shadow.h"
 #include "emulator/state.h"
-#include "emulator/stream_list.h"
 #include "emulator/work/capture.h"
 #include "emulator/work/enqueue.h"
 #include "emulator/work/execute.h"
+#include "emulator/work/stream_list.h"
 
 CUresult emu_mem_get_info(size_t *free_bytes, size_t *total_bytes) {
   emu_device *device;

@@ -6,9 +6,9 @@
 #include "emulator/clock.h"
 #include "emulator/mempool.h"
 #include "emulator/state.h"
-#include "emulator/stream_list.h"
 #include "emulator/work/capture.h"
 #include "emulator/work/queue.h"
+#include "emulator/work/stream_list.h"
 
 CUresult emu_stream_create(CUstream *stream, unsigned flags) {
   emu_device *device;

@@ -8,8 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "emulator/stream_list.h"
 #include "emulator/work/graph.h"
+#include "emulator/work/stream_list.h"
 
 struct emu_capture {
   CUgraph graph;

@@ -3,11 +3,11 @@
 #include "emulator/work/enqueue.h"
 
 #include "emulator/clock.h"
-#include "emulator/stream_list.h"
 #include "emulator/work/capture.h"
 #include "emulator/work/execute.h"
 #include "emulator/work/observe.h"
 #include "emulator/work/queue.h"
+#include "emulator/work/stream_list.h"
 
 CUresult emu_enqueue(CUstream stream, const emu_op *op) {
   CUresult result;

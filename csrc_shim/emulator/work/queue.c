@@ -8,9 +8,9 @@
 #include <string.h>
 
 #include "emulator/clock.h"
-#include "emulator/stream_list.h"
 #include "emulator/work/execute.h"
 #include "emulator/work/observe.h"
+#include "emulator/work/stream_list.h"
 
 #define MAX_PENDING 4096u /* deferred operations above which some run although the program does not wait */
 

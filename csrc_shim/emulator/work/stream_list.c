@@ -1,4 +1,4 @@
-#include "emulator/stream_list.h"
+#include "emulator/work/stream_list.h"
 
 #include <stdlib.h>
 

@@ -1,6 +1,6 @@
 /* The list of all streams, and the checks at the start of each call on a stream. */
-#ifndef OCP_EMULATOR_STREAM_LIST_H
-#define OCP_EMULATOR_STREAM_LIST_H
+#ifndef OCP_EMULATOR_WORK_STREAM_LIST_H
+#define OCP_EMULATOR_WORK_STREAM_LIST_H
 
 #include "driver/driver.h"
 #include "emulator/state.h"
