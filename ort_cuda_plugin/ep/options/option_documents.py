@@ -41,7 +41,7 @@ def _options() -> Iterable[tuple[str, str, str, str, str]]:
                 row.reader.takes,
                 "",
                 decides,
-                f"ONNX Runtime's other name of {_code(key)}, and overrides it",
+                f"ONNX Runtime's other name of {_code(key)}. If a session sets both, {_code(key)} decides",
             )
 
 

@@ -286,8 +286,8 @@ class Options:
         (),
         values.SHAPES,
         Decides.COMPILED,
-        "input shapes for which a compiled model gets plans. Default: shapes in which each symbolic dimension is 1, "
-        "small or large. Most of the resulting plans hold for all sizes",
+        "further input shapes for which a compiled model gets plans. It always gets plans for shapes in which each "
+        "symbolic dimension is 1, small or large; most of these plans hold for all sizes",
     )
     context_weightless: bool = _option(
         False,
