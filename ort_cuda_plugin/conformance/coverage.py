@@ -34,21 +34,23 @@ NO_TEST = "no test of ONNX has it"
 
 _HEADER = """# Operators
 
-This table has a row for each operator that `ort_cuda_plugin/ops/` declares. `{command}`
+This page lists the operators that the plugin supports, with their opset versions and element types. The table has a row
+for each operator, or range of versions of an operator, that `ort_cuda_plugin/ops/` declares. `{command}`
 wrote it with onnx {onnx}; a test fails if the table is out of date.
 
-*Runs as* says what the nodes of ONNX's backend tests become on a GPU with cuBLASLt and cuDNN:
+The column *versions* has opset versions of the operator's domain. The column *types* has the element types of each type
+constraint of the operator's ONNX schema, such as `T`. The column *left to the CPU* has element types and versions that
+ONNX has and the plugin does not support: the CPU provider runs these nodes.
+
+The column *runs as* says what the nodes of ONNX's backend tests become on a GPU with cuBLASLt and cuDNN:
 
 - cuBLASLt, cuDNN: a call of this library. A GPU without the library, and the emulated device, run a kernel of the
   plugin instead.
-- kernel: a kernel of the plugin
-- copy: a copy or fill by the CUDA driver
+- kernel: a kernel of the plugin.
+- copy: a copy or fill by the CUDA driver.
 - read-back: the host reads a value in the middle of a Run.
 - {no_launch}: the node needs no work on the device (a view, or shape arithmetic).
 - {no_test}: the plugin supports the operator, but no backend test contains it.
-
-*Versions* are opset versions of the operator's domain. *Left to the CPU* lists element types and versions that ONNX has
-and the plugin does not support.
 
 The column *types* uses these names: {types}.
 """

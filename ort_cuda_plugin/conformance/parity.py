@@ -16,17 +16,19 @@ WRITE_COMMAND: Final = "ort-cuda-plugin parity --write docs/parity.md"
 _HEADER: Final = """\
 # Parity
 
-This page compares the plugin's kernel registry with the registry of {other}.
-`{command}` wrote it with onnxruntime {version}; a test fails if the page is out of date.
+This page says which kernels only one of two providers has: it compares the plugin's kernel registry with that of
+{other}. `{command}` wrote it with onnxruntime {version}; a test fails if the page is out of date.
 
 The first table counts, for each domain, the operators in the registry of CUDAExecutionProvider, and how many of these
-the plugin has. *Host inputs* are inputs that a kernel needs in host memory. ONNX Runtime's Python API
-does not report them (`get_registered_ep_kernel_defs`), so they are not compared. The tensors of the plugin's kernels
-that are in host memory, inputs by operator and position, then results: {host}.
+the plugin has.
+
+The page does not compare which inputs a kernel needs in host memory, because ONNX Runtime's Python API
+(`get_registered_ep_kernel_defs`) does not report them. The kernels of the plugin have these tensors in host memory
+(each operator with the positions of its inputs, counted from 0; then results): {host}.
 """
 _LACKING: Final = """\
 CUDAExecutionProvider has kernels for these operators, versions or types, and the plugin has not. A row lists operators
-for which the plugin lacks the same versions or types, for the same reason."""
+for which the plugin lacks the same versions or types (column *lacking*), for the same reason."""
 _ADDED: Final = "The plugin has kernels for these operators, and CUDAExecutionProvider has not:"
 _SEQUENCES: Final = (
     "the EP API has type constraints for tensors only, and a kernel cannot make or read a sequence in device memory"
@@ -278,7 +280,8 @@ def render(other: str, theirs: Sequence[Kernel], ours: Sequence[Kernel], host_me
     header = _HEADER.format(
         other=other, command=WRITE_COMMAND, version=onnxruntime.__version__, host=", ".join(host_memory)
     )
-    lines = [header, "| domain | operators | in the plugin | with all versions and types |", "|---|---|---|---|"]
+    columns = ("domain", "operators of CUDAExecutionProvider", "in the plugin", "with all versions and types")
+    lines = [header, f"| {' | '.join(columns)} |", "|---|---|---|---|"]
     for domain in sorted({domain for domain, _ in names}):
         of_domain = {name for name in names if name[0] == domain}
         partial = {(gap.domain, gap.name) for gap in found if gap.domain == domain}

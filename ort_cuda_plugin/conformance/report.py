@@ -14,16 +14,18 @@ WRITE_COMMAND = "ort-cuda-plugin conformance --write docs/conformance.md"
 
 _HEADER = """# Conformance
 
-This page has the verdicts of ONNX's backend tests (kinds node, simple, pytorch-operator, pytorch-converted), which run
-through stock ONNX Runtime on the emulated device, with {versions}. `{command}`
-wrote it; the test suite runs all of these tests and compares the verdicts with this page.
+This page says which of ONNX's backend tests (kinds node, simple, pytorch-operator, pytorch-converted) the plugin
+passes.
+The tests run through stock ONNX Runtime on the emulated device, with {versions}. `{command}`
+wrote this page; the test suite runs all of these tests and compares the verdicts with the page.
 
 *Passed on the EP*: the results are right, and the plugin ran every node. *Passed with no node left to run*: ONNX
 Runtime removed all nodes before the session ran. *Partly elsewhere*: the results are right, and the CPU provider ran at
-least one node. *Wrong*: a result differs. *Failed*: the session or the Run failed. *The host cannot*: ONNX Runtime or
-its CPU provider cannot run the test either.
+least one node. *Wrong*: a result differs. *Failed*: the session or the Run failed. *The host cannot*: the CPU provider
+alone does not pass the test either; the headings below say why. The sessions have the option
+`claim_unprofitable_nodes=1`, so that the tests reach every kernel.
 
-| verdict | as written (ORT_DISABLE_ALL) | optimised (ORT_ENABLE_ALL) |
+| verdict | tests as written (ORT_DISABLE_ALL) | tests after ONNX Runtime's optimisations (ORT_ENABLE_ALL) |
 |---|---:|---:|
 """
 _IN_SCOPE = """
