@@ -121,10 +121,11 @@ EMULATED = (
         "ORT_CUDA_PLUGIN_EMULATE_FAULTS",
         "settings, separated by semicolons",
         "",
-        "for tests of checks: `kernel=PATTERN` makes one element of the results of these kernels wrong, "
-        "`unsupported=MemPoolCreate,GraphInstantiate` these calls of the driver unsupported; `exclusive=1`, "
-        "`capability=7.5`, `driver=12.8`, `multiprocessors=16` and `name=TEXT` describe the device. A warning on the "
-        "standard error tells of the faults",
+        "for tests of the plugin's checks: faults of the emulated device. `kernel=PATTERN`: after each launch of a "
+        "kernel whose name matches, one element of its results is wrong. `unsupported=MemPoolCreate,GraphInstantiate`: "
+        "these driver calls return CUDA_ERROR_NOT_SUPPORTED. `exclusive=1`: another process has the device. "
+        "`capability=7.5`, `driver=12.8`, `multiprocessors=16` and `name=TEXT` are properties of the device. A warning "
+        "on the standard error lists the faults",
     ),
 )
 """Variables of the emulated device."""
