@@ -184,7 +184,7 @@ class Options:
         values.COUNT,
         Decides.PLANS,
         "a sum of ONNX Runtime's flags for attention kernels that may be used. 0: any kernel. 16 (MATH) alone: two "
-        "matrix products and a softmax. 8 (CUDNN): cuDNN's attention; without this flag cuDNN computes no attention. "
+        "matrix products and a softmax. 8 (CUDNN): cuDNN's attention; numbers above 0 without this flag exclude it. "
         "1 (FLASH) and 2 (EFFICIENT): the plugin's own fused kernel. The plugin has no kernels for other flags, and "
         "logs a warning if one is set",
     )
