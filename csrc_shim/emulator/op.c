@@ -7,6 +7,26 @@
 #include "emulator/module.h"
 #include "emulator/state.h"
 
+/* Reads the value of a parameter; `kind` is an entry of ocp_emu_kernel_meta.params, which the loader has checked. Each
+ * memcpy has a constant size: byte by byte, the read of the whole value would wait for the stores. */
+static uint64_t param_value(const void *param, uint8_t kind) {
+  uint64_t value = 0;
+  switch (kind) {
+  case 1:
+    memcpy(&value, param, 1);
+    break;
+  case 2:
+    memcpy(&value, param, 2);
+    break;
+  case 4:
+    memcpy(&value, param, 4);
+    break;
+  default:
+    memcpy(&value, param, 8);
+  }
+  return value;
+}
+
 CUresult emu_make_launch(emu_op *op, CUfunction function, const unsigned grid[3], const unsigned block[3],
                          unsigned shared_bytes, void **params, void **extra) {
   if (!function)
@@ -33,9 +53,7 @@ CUresult emu_make_launch(emu_op *op, CUfunction function, const unsigned grid[3]
   memcpy(op->kernel.grid, grid, sizeof op->kernel.grid);
   memcpy(op->kernel.block, block, sizeof op->kernel.block);
   op->kernel.dynamic_shared = shared_bytes;
-  for (uint32_t i = 0; i < meta->num_params; i++) {
-    op->params[i] = 0;
-    memcpy(&op->params[i], params[i], meta->params[i] == OCP_EMU_PARAM_POINTER ? 8 : meta->params[i]);
-  }
+  for (uint32_t i = 0; i < meta->num_params; i++)
+    op->params[i] = param_value(params[i], meta->params[i]);
   return CUDA_SUCCESS;
 }
