@@ -340,3 +340,9 @@ def test_rearranging_a_constant_costs_no_launch(monkeypatch: pytest.MonkeyPatch)
     session = Session(b, b.node("Add", b.input("x", 6), b.node("Reshape", constant, b.constant(np.array([6])))))
     np.testing.assert_array_equal(session.run(floats(6))[0], floats(6) + floats(2, 3).T.reshape(6))
     assert [record.kind for record in session.plans[0].records] == [RecordKind.LAUNCH]
+
+
+def test_a_plan_that_reads_nothing_back_has_one_segment() -> None:
+    b = Builder()
+    (plan,) = Session(b, b.node("Add", b.input("x", 2, 3), b.input("y", 3))).plans
+    assert plan.num_segments == 1

@@ -73,6 +73,10 @@ MODELS = {
         for dtype in FLOATS
         for rows, k, n in PRODUCTS
     },
+    "product float [4096, 64] x [64, 4096], with an epilogue that cuBLASLt lacks": (
+        "(float[4096, 64] x) => (float[4096, 4096] y) { t = MatMul(x, w) u = Sin(t) y = Mul(t, u) }",
+        ("float", (64, 4096)),
+    ),
     **{
         f"product int8 [{rows}, {k}] x [{k}, {n}]": (
             f"(int8[{rows}, {k}] x) => (int32[{rows}, {n}] y) {{ y = MatMulInteger(x, w) }}",
