@@ -20,6 +20,7 @@ import fnmatch
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -34,6 +35,8 @@ HOW = ("refused", "failing", "wrong", "slow")
 """Faults of a library call: see tests/c/fake_library.h."""
 MOST_CHECKS = 2
 """Checks that run for the fault of a kernel or of a library call."""
+HANG_SECONDS = 300
+"""Time after which a process with an unsupported driver call counts as hung."""
 NEWER = (
     "MemHostAlloc",
     "MemPoolCreate",
@@ -212,8 +215,6 @@ def forget(local: Local) -> None:
 
 
 def kernel_faults(campaign: Campaign, local: Local) -> Iterator[Outcome]:
-    from ort_cuda_plugin.abi.emulation import configuration, configure
-
     profile = Path(os.environ["ORT_CUDA_PLUGIN_EMULATE_PROFILE"])
     begin = 0
 
@@ -225,17 +226,14 @@ def kernel_faults(campaign: Campaign, local: Local) -> Iterator[Outcome]:
         return names
 
     uses = uses_of(campaign, local, launched)
-    config = configuration()
     for kernel, checks in sorted(uses.items()):
         if not campaign.has(kernel):
             continue
-        config.faults = f"kernel={kernel}".encode()
-        configure(config)
+        set_faults(f"kernel={kernel}")
         try:
             yield check_fault(local, Outcome("kernel", kernel), checks[:MOST_CHECKS], campaign.is_quick)
         finally:
-            config.faults = b""
-            configure(config)
+            set_faults("")
 
 
 # ---- library calls ----
@@ -277,7 +275,8 @@ def stand_ins() -> list[ctypes.CDLL]:
 
 
 def driver_faults(campaign: Campaign) -> Iterator[Outcome]:
-    """Each fault has a process of its own, since pools, graphs and streams live as long as the device."""
+    """Each fault has processes of its own, since pools, graphs and streams live as long as the device."""
+
     for member in NEWER:
         if campaign.has(member):
             yield driver_fault(member, campaign)
@@ -285,48 +284,80 @@ def driver_faults(campaign: Campaign) -> Iterator[Outcome]:
 
 def driver_fault(member: str, campaign: Campaign) -> Outcome:
     outcome = Outcome("driver", f"unsupported={member}")
-    environment = {"ORT_CUDA_PLUGIN_EMULATE_FAULTS": outcome.fault}
-    plugin = [sys.executable, "-m", "ort_cuda_plugin", "selftest", "--device", "emulated"]
-    names = [name for name in campaign.sections if name == "driver"] or campaign.sections[:1]
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "report.json")
-        options = ["--json", str(file), "--sections", *names, *(["--quick"] if campaign.is_quick else [])]
-        code, printed = run([*plugin, *options], environment)
-        report = json.loads(file.read_text()) if file.exists() else {"sections": [], "quarantined": []}
-    checks = [check for section in report["sections"] for check in section["checks"]]
-    failed = [f"{check['name']}: {check['reason']}" for check in checks if check["result"] == "FAIL"]
-    told = "; ".join(failed) or printed.strip().splitlines()[-1]
-    outcome.is_found = code in (1, 3)  # a check failed, or the device cannot be opened
-    outcome.is_named = outcome.is_found and names_call(member, told)
-    outcome.quarantined = [entry["what"] for entry in report["quarantined"]]
-    code, printed = run([sys.executable, __file__, "--session"], environment)
-    outcome.is_right = code == 0
+    found = in_child(lambda: driver_selftest(outcome.fault, campaign))
+    told = "; ".join(found["failed"]) or found["error"]
+    outcome.is_found = bool(told)
+    outcome.is_named = names_call(member, told)
+    outcome.quarantined = found.get("quarantined", [])
+    error = in_child(lambda: driver_session(outcome.fault))["error"]
+    outcome.is_right = not error
     outcome.is_quarantined = outcome.is_right  # sessions avoid the call, or do without what it is for
-    outcome.is_told = code != 0 and names_call(member, printed)
-    outcome.why = told[:300] if outcome.is_right or outcome.is_told else printed.strip()[-300:]
-    run([*plugin, "--clear"], {})
+    outcome.is_told = bool(error) and names_call(member, error)
+    outcome.why = (told if outcome.is_right or outcome.is_told else f"the next session fails: {error}")[:400]
     return outcome
+
+
+def driver_selftest(fault: str, campaign: Campaign) -> dict[str, Any]:
+    """Run the driver's section of the selftest with a fault."""
+    from ort_cuda_plugin.selftest.quarantining import failures
+    from ort_cuda_plugin.selftest.selftest import selftest
+
+    set_faults(fault)
+    local = Local()
+    report = selftest(local, [name for name in campaign.sections if name == "driver"], campaign.is_quick)
+    forget(local)
+    failed = [f"{result.name}: {result.reason}" for result in failures(report.results)]
+    return {"failed": failed, "error": "", "quarantined": [str(entry) for entry in report.quarantined]}
+
+
+def driver_session(fault: str) -> dict[str, Any]:
+    """Run a session with a fault, as after the selftest."""
+    set_faults(fault)
+    run_session()
+    return {"failed": [], "error": ""}
+
+
+def set_faults(text: str) -> None:
+    from ort_cuda_plugin.abi.emulation import configuration, configure
+
+    config = configuration()
+    config.faults = text.encode()
+    configure(config)
+
+
+def in_child(action: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return the result of an action in a child process; with "error" if it fails, dies or hangs."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            found = action()
+        except BaseException as error:
+            found = {"failed": [], "error": " ".join(f"{type(error).__name__}: {error}".split()) or "an error"}
+        with os.fdopen(writing, "w") as file:
+            json.dump(found, file)
+        os._exit(0)
+    os.close(writing)
+    signal.alarm(HANG_SECONDS)
+    try:
+        with os.fdopen(reading) as file:
+            text = file.read()
+    except TimeoutError:
+        os.kill(child, signal.SIGKILL)
+        text = '{"failed": [], "error": "the process hangs"}'
+    signal.alarm(0)
+    _, status = os.waitpid(child, 0)
+    died = {"failed": [], "error": f"the process ended with exit code {os.waitstatus_to_exitcode(status)}"}
+    result: dict[str, Any] = json.loads(text) if text else died
+    return result
 
 
 def names_call(member: str, text: str) -> bool:
     return re.search(rf"\bcu{member}(_v\d|WithFlags)?\b", text) is not None
 
 
-def run(command: Sequence[str], environment: dict[str, str]) -> tuple[int, str]:
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        command,
-        env={**os.environ, "PYTHONPATH": path, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=600,
-    )
-    return done.returncode, done.stdout
-
-
-def run_session() -> int:
-    """Run a session until a CUDA graph replays, with the defaults of its options; return 0 if it is right."""
+def run_session() -> None:
+    """Run a session until a CUDA graph replays, with the defaults of its options."""
     import numpy as np
     from onnx import parser
 
@@ -343,7 +374,6 @@ def run_session() -> int:
         (found,) = session.run(None, {"x": x, "w": w})
         powers = np.exp(np.maximum(x @ w, 0))
         np.testing.assert_allclose(found, powers / powers.sum(-1, keepdims=True), rtol=1e-4, atol=1e-5)
-    return 0
 
 
 # ---- the campaign ----
@@ -390,10 +420,8 @@ def main() -> int:
     parser.add_argument("--only", default="*", help="only faults that match this pattern")
     parser.add_argument("--checks", default="*", help="only checks whose name matches this pattern")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--session", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.session:
-        return run_session()
+    signal.signal(signal.SIGALRM, hang)
     if "library" in given.kinds and len(given.kinds) > 1:
         return in_processes(given)
     with tempfile.TemporaryDirectory() as folder:
@@ -410,6 +438,10 @@ def main() -> int:
             state = "ok" if outcome.is_complete else "MISSED"
             print(f"{state} {outcome.kind} {outcome.fault}: {', '.join(outcome.quarantined)}", flush=True)
     return finish(given, found)
+
+
+def hang(number: int, frame: Any) -> None:
+    raise TimeoutError
 
 
 def in_processes(given: argparse.Namespace) -> int:

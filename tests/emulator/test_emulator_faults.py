@@ -112,6 +112,19 @@ def test_an_unsupported_call_says_so() -> None:
     assert "ORT_CUDA_PLUGIN_EMULATE_FAULTS makes the call unsupported" in str(error.value)
 
 
+@pytest.mark.parametrize("name", ["GraphCreate", "GraphAddKernelNode", "GraphInstantiate", "GraphLaunch"])
+def test_runs_do_without_graphs_that_the_driver_does_not_support(name: str) -> None:
+    session = ort_cuda_plugin.session(add_and_double(), emulate=True)
+    a, before = np.ones(16, np.float32), ort_cuda_plugin.counters()
+    with faults(f"unsupported={name}"):
+        for _ in range(5):
+            assert session.run(None, {"a": a, "b": a})[0].tolist() == [4.0] * 16
+    after = ort_cuda_plugin.counters()
+    assert after["graph_fallbacks_driver"] > before["graph_fallbacks_driver"]
+    assert after["graph_replays"] == before["graph_replays"]
+    assert after["graphs_live"] == before["graphs_live"]
+
+
 def test_the_device_describes_itself_as_told() -> None:
     with faults("name=NVIDIA H100 80GB HBM3 MIG 1g.10gb;multiprocessors=16;capability=9.1;driver=13.2"):
         (device,) = emulated_devices()

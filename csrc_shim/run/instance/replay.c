@@ -413,6 +413,16 @@ int ocp_replay_run(ocp_replay_budget *budget, ocp_instance *instance, ocp_stream
     *launched = false;
     return ORT_OK;
   }
+  if (result == CUDA_ERROR_NOT_SUPPORTED) {
+    ocp_error refused = {0};
+    ocp_fail_cuda(&refused, device->driver, result, "cuGraphLaunch");
+    refuse(budget, instance, OCP_GRAPH_FALLBACKS_DRIVER, &refused);
+    fall_back(OCP_GRAPH_FALLBACKS_DRIVER);
+    ocp_replay_release(instance->replay);
+    instance->replay = NULL;
+    *launched = false;
+    return ORT_OK;
+  }
   if (result != CUDA_SUCCESS) {
     char what[300];
     snprintf(what, sizeof what, "%.200s: cuGraphLaunch", budget->cluster_name);
