@@ -128,7 +128,10 @@ HEADINGS = ("steps", "us", "DRAM MB", "model's", "ratio", "steps'", "ratio", "be
 
 def figures(found: Estimate, before: Estimate | None) -> list[str]:
     """Return a model's figures for the columns of `HEADINGS`."""
-    shown = [f"{len(found.steps)}", f"{found.seconds * 1e6:.0f}", f"{found.dram / 1e6:.1f}"]
+    from ort_cuda_plugin.gpus import accuracy
+
+    shown = [f"{len(found.steps)}", accuracy.range_text(accuracy.run_range(found.seconds), 0)]
+    shown.append(f"{found.dram / 1e6:.1f}")
     shown += [f"{found.roofline * 1e6:.1f}", f"{found.ratio:.2f}"]
     shown += [f"{found.steps_roofline * 1e6:.0f}", f"{found.steps_ratio:.2f}"]
     return [*shown, f"{before.seconds * 1e6:.0f}", f"{before.seconds / found.seconds:.2f}"] if before else shown
@@ -145,6 +148,7 @@ def main() -> int:
     from ort_cuda_plugin.estimate import gather
     from ort_cuda_plugin.estimate.model import estimate
     from ort_cuda_plugin.estimate.work import from_json, to_json
+    from ort_cuda_plugin.gpus import accuracy
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=gpus.names(), default="h100")
@@ -154,7 +158,7 @@ def main() -> int:
     parser.add_argument("--save", type=Path, metavar="FOLDER")
     arguments = parser.parse_args()
     gpu = gpus.gpu(arguments.device)
-    print(f"{gpu.name}, estimated")
+    print(f"{gpu.name}. {accuracy.error_text()}")
     print(line("model", HEADINGS, arguments.markdown))
     if arguments.markdown:
         print(f"|---|{'---:|' * len(HEADINGS)}")
@@ -162,7 +166,7 @@ def main() -> int:
     if arguments.save:
         arguments.save.mkdir(parents=True, exist_ok=True)
     for name in models if arguments.models == "suite" else arguments.models.split(","):
-        work = gather.work_of_model(*models[name]())
+        work = gather.work_of_model(*models[name](), gpu=gpu)
         if arguments.save:
             (arguments.save / f"{name}.json").write_text(to_json(work))
         other = arguments.against / f"{name}.json" if arguments.against else None

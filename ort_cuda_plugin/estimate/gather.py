@@ -12,6 +12,8 @@ import onnx
 from ..abi.core import core, ffi
 from ..clusters.claims.claims import claim
 from ..clusters.cluster import CompiledCluster
+from ..gpus import Gpu
+from ..gpus import gpu as described_gpu
 from ..model.ir import Graph, Node, Value
 from ..model.onnx_graph import read_model
 from ..models import is_wheel_model, with_noise_weights
@@ -127,15 +129,18 @@ def work_of_model(
     options: LoweringOptions | None = None,
     libraries: frozenset[str] = LIBRARIES,
     watch: Watch | None = None,
+    gpu: Gpu | None = None,
 ) -> Work:
-    """Return the work of a Run of a model from `optimised`, with inputs of these shapes; dimensions that stay unknown
-    are 1.
+    """Return the work of a Run of a model from `optimised` on ``gpu``, by default an H100, with inputs of these shapes.
+
+    Dimensions that stay unknown are 1.
 
     ``values`` fill integer inputs; other inputs are zero. ``watch`` receives each cluster's program after each pass.
     Raises ShapeError, and NodeError for a node that cannot run.
     """
     sizes = input_shapes(model, shapes)
-    device = DeviceProperties(emulated=False, libraries=libraries, tf32=True)
+    gpu = gpu or described_gpu("h100")
+    device = DeviceProperties(False, libraries, gpu.compute_capability, gpu.multiprocessors, tf32=True)
     graph = read_model(model)
     claims = claim(graph, device, options)
     elsewhere = tuple(

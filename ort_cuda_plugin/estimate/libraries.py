@@ -1,6 +1,6 @@
 """Cost model of cuBLASLt and cuDNN calls: arithmetic, bytes, and an efficiency by tile and number of tiles.
 
-The model assumes the tile and split-K factor with the least time. A convolution is an implicit GEMM. cuDNN's
+The model assumes the tile with the least time. A convolution is an implicit GEMM. cuDNN's
 tensor-core kernels read NHWC: for another layout cuDNN transposes operands and results in its workspace, in every Run;
 if the workspace is too small, cuDNN uses an engine without tensor cores. It writes a result with strided output pixels,
 as in a concatenation, to the workspace first and copies it. tests/vendor/test_cudnn_engines.py compares the model with
@@ -14,15 +14,12 @@ from dataclasses import dataclass
 
 from ..gpus import Gpu
 from ..gpus.constants import Constants
-from ..gpus.library_times import CONVOLUTION, SPLIT_K_SECONDS, Rates, library_time
+from ..gpus.library_times import ATTENTION_ROWS, CONVOLUTION, Rates, attention_time, library_time, tile_exponent
 from ..model.ir import DType
 from .work import LibraryStep
 
 GROUPED = 0.25
 """Efficiency of a convolution with few channels per group, relative to the peak without tensor cores."""
-ATTENTION = 0.6
-"""Efficiency of attention relative to a GEMM, as a factor: the softmax delays the second GEMM."""
-ATTENTION_ROWS = 128
 CHANNELS_LAST = "CHANNELS_LAST"
 
 
@@ -105,11 +102,11 @@ def _product(step: LibraryStep, device: Gpu, constants: Constants) -> Call:
 def _tiled(
     m: int, n: int, k: int, batches: int, itemsize: int, kind: str, device: Gpu, constants: Constants, factor: float
 ) -> tuple[float, float]:
-    """Return the seconds of the arithmetic, and the bytes that the tiles load, for the fastest tile and split-K."""
+    """Return the seconds of the arithmetic, and the bytes that the tiles load, for the fastest tile."""
     tensor = kind not in ("float32", "float64")
     rate = device.flops[kind] / device.multiprocessors * factor
-    rate *= constants.tensor_library * device.tensor_share if tensor else constants.float32_library
-    rates = Rates(device.multiprocessors, rate, device.l2_read * constants.l2, SPLIT_K_SECONDS, device.sharing)
+    rate *= constants.tensor_library * device.library_share(kind) if tensor else constants.float32_library
+    rates = Rates(device.multiprocessors, rate, device.l2_read * constants.l2, device.sharing, tile_exponent(kind))
     return library_time(m, n, k, batches, itemsize, rates)
 
 
@@ -118,9 +115,8 @@ def _attention(step: LibraryStep, device: Gpu, constants: Constants) -> Call:
     batches, heads, rows, keys, depth, width = step.sizes[:6]
     blocks = batches * heads * -(-rows // ATTENTION_ROWS)
     rate = device.flops[peak_kind(step.dtype, False)] / device.multiprocessors * device.tensor_share
-    waves = -(-blocks // device.multiprocessors)
-    padded = 2.0 * ATTENTION_ROWS * (-(-keys // 64) * 64) * (depth + width)
-    seconds = waves * padded / (rate * constants.tensor_library * ATTENTION)
+    rate *= constants.tensor_library
+    seconds = attention_time(batches * heads, rows, keys, depth + width, device.multiprocessors, rate)
     l2 = float(step.read_bytes) + blocks * keys * (depth + width) * _itemsize(step)
     return Call(arithmetic(step), seconds, l2, 1, 0.0, True)
 

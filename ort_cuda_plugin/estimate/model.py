@@ -9,11 +9,12 @@ from typing import Any
 from ..compiler.kernel import KernelSpec
 from ..compiler.targets import Target
 from ..gpus import Gpu
+from ..gpus.accuracy import error_text, run_range, step_range
 from ..gpus.constants import Constants
 from . import libraries
 from .cache_model import Served, served
 from .count import Counted, count_all
-from .pipes import described, kernel_seconds, operations
+from .pipes import described, kernel_seconds, operations, uses_tensor_cores
 from .roofline import model_roofline, step_rooflines
 from .sass import Code, code_of
 from .work import CopyStep, KernelStep, LibraryStep, Step, Work
@@ -87,7 +88,9 @@ class Estimate:
         """Return the estimate as plain data that JSON can represent."""
         return {
             "device": self.device.name,
+            "accuracy": error_text(),
             "seconds": self.seconds,
+            "seconds_range": list(run_range(self.seconds)),
             "roofline_seconds": self.roofline,
             "ratio": self.ratio,
             "steps_roofline_seconds": self.steps_roofline,
@@ -97,7 +100,7 @@ class Estimate:
             "flops": self.flops,
             "elsewhere": list(self.elsewhere),
             "constants": asdict(self.constants),
-            "steps": [asdict(step) for step in self.steps],
+            "steps": [{**asdict(step), "seconds_range": list(step_range(step.seconds))} for step in self.steps],
         }
 
 
@@ -135,7 +138,7 @@ def prepare(work: Work, device: Gpu, *, count: bool = True) -> Prepared:
 
 def estimate(work: Work, device: Gpu, constants: Constants | None = None, *, count: bool = True) -> Estimate:
     """Return the estimate of the Run ``work`` on the GPU. Raises the errors of `prepare`."""
-    return timed(prepare(work, device, count=count), constants or Constants())
+    return timed(prepare(work, device, count=count), constants or Constants.at(device.clock))
 
 
 def timed(prepared: Prepared, constants: Constants) -> Estimate:
@@ -185,7 +188,8 @@ class _Timer:
         parts = self._memory(step, moved, call.l2_bytes)
         parts["tensor" if call.tensor else "float32"] = call.seconds
         # Layout conversions are separate kernels, one after the other.
-        beside = call.transposed / (self.device.dram * self.constants.dram) + self.constants.library_seconds
+        beside = call.transposed / (self.device.dram * self.constants.dram)
+        beside += self.constants.product_seconds + self.constants.library_seconds
         beside += (call.kernels - 1) * self.constants.launch_seconds
         name = f"{'cuBLASLt' if step.kind == 'matmul' else 'cuDNN'} {'x'.join(map(str, _shape(step)))}"
         details = {"note": step.note, "transposed_bytes": call.transposed, "kernels": call.kernels}
@@ -201,7 +205,8 @@ class _Timer:
         code = self.code[step.kernel]
         parts, fits = kernel_seconds(step, counted, code, self.device, self.constants, moved.dram)
         details |= described(counted, code, fits, step.nbytes)
-        return self._made(step.kernel.name, "kernel", step, moved, parts, 0.0, details=details)
+        start = self.constants.product_seconds if uses_tensor_cores(counted) else 0.0
+        return self._made(step.kernel.name, "kernel", step, moved, parts, start, details=details)
 
     def _made(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..gpus.accuracy import range_text, step_range
 from ..pages import html
 from .model import Estimate, StepEstimate
 
@@ -44,7 +45,7 @@ def _row(number: int, step: StepEstimate, longest: float) -> list[html.Cell]:
     return [
         str(number),
         html.Name(step.name, "\n".join([nodes, parts, details])),
-        f"{step.seconds * 1e6:.1f}",
+        range_text(step_range(step.seconds)),
         f"{step.roofline * 1e6:.1f}",
         f"{step.touched / 1e6:.2f}",
         f"{step.dram / 1e6:.2f}",

@@ -118,6 +118,10 @@ def operations(counted: Counted) -> float:
     return found + sum(counted.instructions[kind] / WARP * flops for kind, flops in MATRIX_FLOPS.items())
 
 
+def uses_tensor_cores(counted: Counted) -> bool:
+    return any(counted.instructions[kind] for kind in MATRIX_FLOPS)
+
+
 def _chain(issued: float, barriers: float, shared_rounds: float, device: Gpu, constants: Constants) -> float:
     """Return the seconds that a thread takes for its instructions, barriers and loads from shared memory."""
     cycles = issued * constants.dependent_cycles / OPERATIONS_IN_FLIGHT

@@ -23,7 +23,8 @@ class Gpu:
     ``float32_lanes`` and ``special_lanes`` are float32 results and special-function results (such as exp2) per clock
     and multiprocessor. ``flops`` are peak rates by type: of tensor cores without sparsity, except for float32 and
     float64. ``tensor_share`` is the fraction of the peak that the largest GEMMs sustain, since the power limit lowers
-    the clock. ``l2_read`` and ``l2_written`` are measured L2 bandwidths.
+    the clock; ``tf32_share`` is that of a library's TF32 GEMMs. ``l2_read`` and ``l2_written`` are measured L2
+    bandwidths.
     """
 
     key: str
@@ -42,6 +43,7 @@ class Gpu:
     float32_lanes: int
     special_lanes: int
     tensor_share: float
+    tf32_share: float
     sources: Mapping[str, str]
     registers: int = 65536
 
@@ -53,6 +55,10 @@ class Gpu:
     def flops_per_clock(self, kind: str) -> float:
         """Return a multiprocessor's operations per clock; ``kind`` is a key of ``flops``."""
         return self.flops[kind] / self.multiprocessors / self.clock
+
+    def library_share(self, kind: str) -> float:
+        """Return the fraction of the peak rate ``kind`` of tensor cores that a library's largest GEMMs sustain."""
+        return self.tf32_share if kind == "tf32" else self.tensor_share
 
     def per_clock(self, rate: float) -> float:
         """Convert a rate of the whole GPU in bytes per second to bytes per clock and multiprocessor."""
@@ -93,6 +99,7 @@ def gpu(key: str) -> Gpu:
         float32_lanes=data["float32_lanes"],
         special_lanes=data["special_lanes"],
         tensor_share=data["tensor_share"],
+        tf32_share=data.get("tf32_share", data["tensor_share"]),
         sources=data["sources"],
     )
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+_FITTED_CLOCK = 1.83e9
+"""Clock of the GPU to whose times ``product_seconds`` and ``library_seconds`` are fitted, hertz."""
 
 
 @dataclass(frozen=True)
@@ -20,12 +23,19 @@ class Constants:
     float32_library: float = 0.85
     issue: float = 0.80  # issue rate of a multiprocessor, as a fraction of four instructions per clock
     launch_seconds: float = 1.6e-6  # gap between dependent kernels in a CUDA graph
-    library_seconds: float = 1.8e-6  # extra overhead of a library's kernel: pipeline fill and last tile
+    product_seconds: float = 4.9e-6  # start of a kernel that multiplies on tensor cores: instructions, cold operands
+    library_seconds: float = 0.9e-6  # pipeline fill and last tile of a library's kernel
     dram_latency: float = 420e-9
     l2_latency: float = 200e-9
     shared_cycles: float = 30.0
     barrier_cycles: float = 30.0
     dependent_cycles: float = 6.0  # latency from an instruction to a dependent one
+
+    @classmethod
+    def at(cls, clock: float) -> Constants:
+        """Return the defaults for a GPU with this clock: the starts of kernels, fitted to an H100, count in cycles."""
+        scale = _FITTED_CLOCK / clock
+        return replace(cls(), product_seconds=cls.product_seconds * scale, library_seconds=cls.library_seconds * scale)
 
 
 SOURCES = {
@@ -37,5 +47,6 @@ SOURCES = {
     "launch_seconds": "https://developer.nvidia.com/blog/constant-time-launch-for-straight-line-cuda-graphs-and-other-"
     "performance-enhancements/; https://github.com/te42kyfo/gpu-benches/tree/master/gpu-small-kernels has 1.26 us and,"
     " with another driver, 2.26 us for a kernel on an H200 that itself takes about 0.25 us",
+    "product_seconds, library_seconds": "fitted to gpus/published.json (docs/estimates.md)",
     "tensor_library": "the devices' tensor_share",
 }

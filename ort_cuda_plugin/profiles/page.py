@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from html import escape
 
+from ..gpus import accuracy
 from ..pages import html
 from .collect import Profile, Step
 
@@ -142,7 +143,12 @@ def _heads(profile: Profile) -> list[str]:
 
 
 def _estimate(profile: Profile, value: float | None) -> list[str]:
-    return [("-" if value is None else f"{value:.1f}")] if profile.gpu else []
+    return [estimated_range(value)] if profile.gpu else []
+
+
+def estimated_range(microseconds: float | None) -> str:
+    """Format an estimate as its range for a table; "-" if there is none."""
+    return "-" if microseconds is None else accuracy.range_text(accuracy.step_range(microseconds * 1e-6))
 
 
 def megabytes(count: int | None) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..estimate.model import Estimate
+from ..gpus.accuracy import error_text, range_text, step_range
 from .collect import Event, Plans, is_of_device
 
 _HOST, _DEVICE, _ESTIMATED = 1, 2, 3
@@ -46,10 +47,11 @@ def _host_and_device(events: Sequence[Event], plans: Plans, device_name: str) ->
 def _estimated(estimate: Estimate | None) -> Iterator[dict[str, Any]]:
     if estimate is None:
         return
-    yield _named(_ESTIMATED, 0, "process_name", f"estimate: {estimate.device.name}")
+    yield _named(_ESTIMATED, 0, "process_name", f"estimate: {estimate.device.name}. {error_text()}")
     begin = 0.0
     for step in estimate.steps:
         arguments = {"nodes": list(step.nodes), "bound": step.bound, "of peak": step.share}
+        arguments["us"] = range_text(step_range(step.seconds))
         yield _event(step.name, step.kind, _ESTIMATED, 1, begin, step.seconds * 1e6, arguments)
         begin += step.seconds * 1e6
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..gpus import closest
 from ..gpus.constants import Constants
-from ..gpus.library_times import CONVOLUTION, SPLIT_K_SECONDS, Rates, library_time
+from ..gpus.library_times import CONVOLUTION, Rates, library_time
 from ..kernels.codegen.epilogue import VECTOR
 from ..kernels.codegen.simt_fragments import VECTORS
 from ..kernels.gemm.tile_shapes import SIZES, STEP, TileConfig, tile_configs
@@ -51,10 +51,10 @@ class _Rates:
     """Throughput of a GPU per multiprocessor and cycle, and latencies in cycles."""
 
     multiprocessors: int
-    library_cycles: float  # overhead of a library call, before its first block runs
+    product_cycles: float  # start of a kernel that multiplies on tensor cores
+    library_cycles: float  # pipeline fill and last tile of a library's kernel
     launch_cycles: float  # gap between successive kernels
-    split_k_cycles: float  # duration of a library's split-K reduction
-    library_flops: float  # 16-bit operations per cycle of a library's largest tiles
+    library_flops: dict[str, float]  # by operand type: operations per cycle of a library's largest tiles
     chunks: dict[str, float]  # by operand type: accumulators updated with a 64-byte chunk along k, per cycle
     dram_bytes: float
     l2_read: float
@@ -67,14 +67,20 @@ class _Rates:
 
 @functools.cache
 def _rates(capability: tuple[int, int], multiprocessors: int) -> _Rates:
-    gpu, constants = closest(capability, multiprocessors), Constants()
+    gpu = closest(capability, multiprocessors)
+    constants = Constants.at(gpu.clock)
+    # A library counts as fast as in the fastest published GEMM of any type: none of our kernels
+    # has a published time.
     ours = gpu.tensor_share * constants.tensor_kernel
     return _Rates(
         multiprocessors,
+        constants.product_seconds * gpu.clock,
         constants.library_seconds * gpu.clock,
         constants.launch_seconds * gpu.clock,
-        SPLIT_K_SECONDS * gpu.clock,
-        gpu.flops_per_clock("float16") * gpu.tensor_share * constants.tensor_library,
+        {
+            kind: gpu.flops_per_clock(name) * gpu.tensor_share * constants.tensor_library
+            for kind, name in FLOPS_OF.items()
+        },
         {kind: gpu.flops_per_clock(FLOPS_OF[kind]) * ours / flops for kind, flops in CHUNK_FLOPS.items()},
         gpu.per_clock(gpu.dram),
         gpu.per_clock(gpu.l2_read) * constants.l2,
@@ -140,10 +146,11 @@ def choose_tile_config(
     problem = Problem(kind, *sizes, taps, is_compact, along_k, finish, reads)
     rates = _rates_of(device)
     config, cycles = fastest(device, problem)
-    if library == "":
+    if library == "" or not device.libraries:
         return config
     called = replace(problem, kind=library or kind)
-    limit = _library_cycles(rates, called) + _left_cycles(rates, called, left) + (products - 1) * rates.launch_cycles
+    another = rates.launch_cycles + rates.product_cycles + rates.library_cycles
+    limit = _library_cycles(rates, called) + _left_cycles(rates, called, left) + (products - 1) * another
     return config if cycles <= NEARLY * limit else None
 
 
@@ -216,7 +223,8 @@ def _fastest(capability: tuple[int, int], multiprocessors: int, problem: Problem
     """Compute `fastest`. The cache serves passes and emission, which ask about the same step, and repeated steps."""
     more = {"along_k": problem.along_k, "is_image": problem.taps > 0}
     configs = tile_configs(problem.kind, problem.is_compact, capability=capability, **more)
-    times = ((_cycles(_rates(capability, multiprocessors), problem, config), config) for config in configs)
+    rates = _rates(capability, multiprocessors)
+    times = ((_cycles(rates, problem, config), config) for config in configs)
     (cycles, _), config = min(times, key=lambda entry: entry[0])
     return config, cycles
 
@@ -257,7 +265,7 @@ def _cycles(rates: _Rates, problem: Problem, config: TileConfig) -> tuple[float,
         each * steps * parts * tile.m * tile.n / rates.chunks[problem.kind],
         (read / rates.l2_read + written / rates.l2_written) / rates.multiprocessors,
     )
-    return max(*pipes, waits), waits
+    return rates.product_cycles + max(*pipes, waits), waits
 
 
 def _loads(problem: Problem, config: TileConfig) -> float:
@@ -293,8 +301,8 @@ def _instructions(problem: Problem, config: TileConfig) -> tuple[float, float, f
 
 def _library_cycles(rates: _Rates, problem: Problem) -> float:
     size = SIZES[problem.kind]
-    flops = rates.library_flops * 2 / size * (CONVOLUTION if problem.taps else 1.0)
+    flops = rates.library_flops[problem.kind] * (CONVOLUTION if problem.taps else 1.0)
     l2_bytes = rates.l2_read * rates.multiprocessors
-    library = Rates(rates.multiprocessors, flops, l2_bytes, rates.split_k_cycles, rates.sharing)
+    library = Rates(rates.multiprocessors, flops, l2_bytes, rates.sharing)
     cycles, _ = library_time(problem.rows, problem.columns, problem.depth, problem.batch, size, library)
-    return rates.library_cycles + cycles
+    return rates.product_cycles + rates.library_cycles + cycles

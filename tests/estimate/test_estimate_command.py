@@ -7,12 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from ort_cuda_plugin.cli import main
 from ort_cuda_plugin.estimate import gather
 from ort_cuda_plugin.estimate.work import KernelStep, LibraryStep, from_json, to_json
+from ort_cuda_plugin.gpus import gpu
 
 
 def small_model() -> onnx.ModelProto:
@@ -50,6 +52,23 @@ def test_work_has_the_steps_of_a_gpu_and_survives_json(model: Path) -> None:
     assert from_json(to_json(work)) == work
 
 
+def test_the_plan_is_that_of_the_estimated_gpu() -> None:
+    """An A100 gets other tiles than an H100, which has more multiprocessors and faster tensor cores."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 20]> g (float16[128, 768] x, float16[768, 3072] w) => (float16[128, 3072]'
+        " y) { y = MatMul(x, w) }"
+    )
+    kernels = {}
+    for name in ("a100", "h100"):
+        (step,) = gather.work_of_model(model, {}, libraries=frozenset(), gpu=gpu(name)).steps
+        assert isinstance(step, KernelStep)
+        kernels[name] = step.kernel.name
+    assert kernels["a100"] != kernels["h100"]
+    (step,) = gather.work_of_model(model, {}, libraries=frozenset()).steps
+    assert isinstance(step, KernelStep)
+    assert step.kernel.name == kernels["h100"]
+
+
 def test_wrong_shapes_name_the_input(model: Path) -> None:
     for shapes, named in (({"z": (1,)}, "'z' is not an input"), ({"x": (1, 2, 3)}, "'x': got 3 sizes, expected 2")):
         with pytest.raises(gather.ShapeError, match=named):
@@ -65,12 +84,20 @@ def test_command_prints_a_table_and_writes_json(
     printed = capsys.readouterr().out
     assert "NVIDIA A100" in printed
     assert "roofline" in printed
+    assert "Estimates, not measurements" in printed
     data = json.loads(target.read_text())
     weights = 2 * 256 * 512 + 4 * 512  # float32 weights as scaled float16, and a scale for each column
     assert data["compulsory_bytes"] == 4 * (64 * 256 + 512 + 64 * 512) + weights
     assert data["seconds"] == pytest.approx(sum(step["seconds"] for step in data["steps"]))
+    low, high = data["seconds_range"]
+    assert low < data["seconds"] < high
+    assert f"A Run takes {low * 1e6:.0f}-{high * 1e6:.0f} us" in printed
+    first, last = data["steps"][0]["seconds_range"]
+    assert f"{first * 1e6:.1f}-{last * 1e6:.1f}" in printed
     assert [step["nodes"] for step in data["steps"]][1] == ["softmax (Softmax)"]
     html = shown.read_text()
+    assert "Estimates, not measurements" in html
+    assert f"{first * 1e6:.1f}-{last * 1e6:.1f}" in html
     assert html.count('class="bar"><div') == len(data["steps"])
     assert "://" not in html
 

@@ -130,13 +130,13 @@ def product(rows: int | str, k: int = 384, n: int = 384) -> ModelProto:
     [
         (128, 384, 384, False),
         (8192, 384, 384, True),
-        (128, 4096, 384, True),
+        (128, 4096, 384, False),
         (128, 384, 388, True),
         (3, 384, 384, True),
     ],
 )
 def test_small_products_go_before_a_library(rows: int, k: int, n: int, called: bool) -> None:
-    """Not with many blocks, many k steps, rows that are not whole 16-byte chunks, or few rows."""
+    """Not with many blocks, rows that are not whole 16-byte chunks, or few rows."""
     assert bool(CompiledCluster(read_model(product(rows, k, n)), LIBRARIES).prepare().problems) is called
 
 
@@ -171,7 +171,7 @@ def test_an_open_number_of_rows_has_a_plan_for_few_blocks(rows: int, called: boo
 
 
 def test_small_convolutions_go_before_a_library() -> None:
-    for size, channels, called in ((14, 64, False), (224, 64, True), (14, 1024, True)):
+    for size, channels, called in ((14, 64, False), (224, 64, True), (14, 1024, False)):
         given = [np.zeros(shape, np.float16) for shape in ((1, channels, size, size), (64, channels, 3, 3))]
         model = make_model("Conv", given, {"pads": [1] * 4})
         assert bool(CompiledCluster(read_model(model), LIBRARIES).prepare().problems) is called, (size, channels)

@@ -29,6 +29,7 @@ from ort_cuda_plugin.cli.devices import unavailable_as_user_error
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 from ort_cuda_plugin.cli.plain_text import json_text
 from ort_cuda_plugin.estimate.gather import ShapeError
+from ort_cuda_plugin.gpus import accuracy
 from ort_cuda_plugin.session_errors import explained
 
 if TYPE_CHECKING:
@@ -90,7 +91,9 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.html:
         from ort_cuda_plugin.estimate.page import page
 
-        arguments.html.write_text(page(arguments.model, found, summary(found)), encoding="utf-8")
+        arguments.html.write_text(
+            page(arguments.model, found, [accuracy.error_text(), *summary(found)]), encoding="utf-8"
+        )
     return ExitCode.OK
 
 
@@ -116,11 +119,12 @@ def estimate_model(
     from ort_cuda_plugin.estimate import gather
     from ort_cuda_plugin.estimate.model import estimate
 
-    work = gather.work_of_model(gather.optimised(path, shapes), shapes, values)
-    return estimate(work, gpus.gpu(device), constants)
+    gpu = gpus.gpu(device)
+    return estimate(gather.work_of_model(gather.optimised(path, shapes), shapes, values, gpu=gpu), gpu, constants)
 
 
 def print_estimate(found: Estimate, console: Console, top: int = 0) -> None:
+    console.print(accuracy.error_text(), highlight=False)
     table = Table("step", "of", title=f"{found.device.name}, estimated", title_justify="left")
     for name in ("us", "roofline", "MB", "DRAM MB", "of peak", "bound"):
         table.add_column(name, justify="right")
@@ -128,7 +132,7 @@ def print_estimate(found: Estimate, console: Console, top: int = 0) -> None:
     for step in shown:
         nodes = ", ".join(step.nodes)
         nodes = nodes if len(nodes) <= _SHORT_NAME else f"{nodes[:_SHORT_NAME]}..."
-        figures = [f"{seconds * 1e6:.1f}" for seconds in (step.seconds, step.roofline)]
+        figures = [accuracy.range_text(accuracy.step_range(step.seconds)), f"{step.roofline * 1e6:.1f}"]
         figures += [f"{nbytes / 1e6:.2f}" for nbytes in (step.touched, step.dram)]
         table.add_row(step.name, nodes, *figures, f"{step.share:.0%}", step.bound)
     console.print(table)
@@ -139,7 +143,8 @@ def print_estimate(found: Estimate, console: Console, top: int = 0) -> None:
 def summary(found: Estimate) -> list[str]:
     """Return lines of text about the estimate of the whole Run."""
     lines = [
-        f"A Run takes {_microseconds(found.seconds)} and moves {found.dram / 1e6:.1f} MB of memory."
+        f"A Run takes {accuracy.range_text(accuracy.run_range(found.seconds), 0)} us and moves"
+        f" {found.dram / 1e6:.1f} MB of memory."
         f" Steps: {len(found.steps)}.",
         f"The roofline of the model is {_microseconds(found.roofline)}: {found.compulsory / 1e6:.1f} MB of inputs,"
         f" weights and outputs, {found.flops / 1e9:.2f} GFLOP.{_times(found.roofline, found.ratio)}",
@@ -157,4 +162,4 @@ def _microseconds(seconds: float) -> str:
 
 def _times(roofline: float, ratio: float) -> str:
     """Return a sentence with the ratio of estimate to roofline; "" for a roofline below `_LEAST_SECONDS`."""
-    return f" The estimate is {ratio:.2f} times the roofline." if roofline >= _LEAST_SECONDS else ""
+    return f" The middle of the estimate is {ratio:.2f} times the roofline." if roofline >= _LEAST_SECONDS else ""

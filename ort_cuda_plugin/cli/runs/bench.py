@@ -197,11 +197,14 @@ def _completed(side_report: SideReport, task: Task, side: str, with_creation: bo
 
 def _estimate(path: Path, gpu: str, shapes: dict[str, tuple[int, ...]]) -> dict[str, Any]:
     from ort_cuda_plugin.cli.models.estimate import estimate_model
+    from ort_cuda_plugin.gpus import accuracy
 
     found = estimate_model(path, gpu, shapes, {})
     return {
         "device": found.device.name,
+        "accuracy": accuracy.error_text(),
         "microseconds": found.seconds * 1e6,
+        "range": f"{accuracy.range_text(accuracy.run_range(found.seconds), 0)} us",
         "roofline_microseconds": found.roofline * 1e6,
         "steps_roofline_microseconds": found.steps_roofline * 1e6,
         "dram_bytes": found.dram,
@@ -229,7 +232,7 @@ def print_report(report: ModelReport, console: Console) -> None:
     if report.estimate is not None:
         known = report.estimate
         lines.append(
-            f"Estimated for {known['device']}: {known['microseconds']:.0f} us, {known['dram_bytes'] / 1e6:.1f} MB;"
+            f"{known['accuracy']} For {known['device']}: {known['range']}, {known['dram_bytes'] / 1e6:.1f} MB;"
             f" the roofline is {known['roofline_microseconds']:.0f} us, that of the steps"
             f" {known['steps_roofline_microseconds']:.0f} us"
         )

@@ -23,8 +23,9 @@ from ort_cuda_plugin.cli.devices import select_device
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 from ort_cuda_plugin.cli.plain_text import json_text
 from ort_cuda_plugin.cli.runs.run import add_input_arguments, load, with_hint
+from ort_cuda_plugin.gpus import accuracy
 from ort_cuda_plugin.profiles.collect import Plans, Profile, collect
-from ort_cuda_plugin.profiles.page import megabytes, page, percent, rate
+from ort_cuda_plugin.profiles.page import estimated_range, megabytes, page, percent, rate
 
 if TYPE_CHECKING:
     from ort_cuda_plugin.estimate.model import Estimate
@@ -77,7 +78,7 @@ def execute(arguments: argparse.Namespace) -> int:
             json.dumps(timeline(events, plans, found.device_name, estimate)), encoding="utf-8"
         )
     if arguments.html is not None:
-        arguments.html.write_text(page(found, summary(found)), encoding="utf-8")
+        arguments.html.write_text(page(found, [*heading(found), *summary(found)]), encoding="utf-8")
     if arguments.json:
         print(json_text(asdict(found)))
     else:
@@ -138,6 +139,8 @@ def print_table(found: Profile, by: str, top: int) -> None:
     rows = {"nodes": _node_rows, "steps": _step_rows, "kernels": _kernel_rows, "host": _host_rows}[by](found)
     table = Table(title=f"{found.model} on {found.device_name}", title_justify="left")
     estimated = [f"us on {found.gpu}, estimated"] if found.gpu and by in ("nodes", "steps") else []
+    for line in heading(found):
+        console.print(line, highlight=False)
     for name in (*_HEADS[by], *estimated):
         table.add_column(name, justify="left" if name in _TEXTS else "right")
     rows = sorted(rows, key=lambda row: -row[0])[:top] if top else rows
@@ -157,6 +160,11 @@ _HEADS = {
 _TEXTS = ("node", "operator", "work", "nodes", "kernel", "kind", "node as ONNX Runtime runs it", "provider")
 
 
+def heading(found: Profile) -> list[str]:
+    """Return the line above the tables that states the errors of estimates, if the profile has any."""
+    return [accuracy.error_text()] if found.gpu else []
+
+
 def summary(found: Profile) -> list[str]:
     """Return lines of text about the times of the whole Run."""
     copies = sum(step.microseconds for step in found.steps if step.kind == "copy")
@@ -167,7 +175,8 @@ def summary(found: Profile) -> list[str]:
     ]
     estimated = [node.estimated for node in found.nodes if node.estimated is not None]
     if found.gpu:
-        lines.append(f"On {found.gpu} the estimate is {sum(estimated):.0f} us for {len(estimated)} of these nodes.")
+        whole = accuracy.range_text(accuracy.run_range(sum(estimated) * 1e-6), 0)
+        lines.append(f"On {found.gpu} the estimate is {whole} us for {len(estimated)} of these nodes.")
     return lines
 
 
@@ -206,4 +215,4 @@ def _host_rows(found: Profile) -> list[Any]:
 
 
 def _estimated(found: Profile, value: float | None) -> list[str]:
-    return [("-" if value is None else f"{value:.1f}")] if found.gpu else []
+    return [estimated_range(value)] if found.gpu else []
