@@ -29,6 +29,7 @@ COMMANDS = {
     "bench": "runs.bench",
     "compare": "runs.compare",
     "selftest": "runs.selftest",
+    "calibrate": "runs.calibrate",
     "run-ptx": "runs.ptx",
     "exec": "runs.drop_in",
     "with": "runs.with_plugin",

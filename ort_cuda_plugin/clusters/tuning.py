@@ -151,7 +151,7 @@ def _operator_program(ctx: Lowering, inputs: Sequence[Tensor | None], name: str,
     own.node, own.opset = ctx.node, ctx.opset
     concrete = Concrete()
     make(own, [None if x is None else concrete.tensor(x) for x in inputs], name)
-    return _alone(own, _launches(own, own.trace.steps))
+    return program_of(own, own.trace.steps)
 
 
 class _Rules:
@@ -169,6 +169,11 @@ class _Rules:
 def _launches(own: Lowering, steps: Sequence[Step]) -> list[Recordable]:
     own.tuner = _Rules()
     return emit(own, run_passes(own, steps, KERNEL_SELECTION))
+
+
+def program_of(own: Lowering, steps: Sequence[Step]) -> Variant:
+    """Return a program that consists of ``steps`` and has no inputs; the cost model chooses the other schedules."""
+    return _alone(own, _launches(own, steps))
 
 
 def _alone(own: Lowering, launches: Sequence[Recordable]) -> Variant:

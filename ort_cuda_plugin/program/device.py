@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass, field
 
 from ..gpus import typical_multiprocessors
+from ..gpus.calibration import Calibration
 from .steps.libraries import Refusals
 from .steps.quarantine import Quarantine
 
@@ -18,7 +19,7 @@ class DeviceProperties:
     number of multiprocessors. ``runs_cubins``: the device is a real GPU, not the emulated device running GPU kernels.
     ``tf32``: kernels may round float32 to TF32 if the options allow it. An emulated device with GPU kernels keeps
     float32, so that its results can be compared with other providers'. ``refusals``: library calls that plans avoid.
-    ``quarantine``: schedules and operators that plans avoid.
+    ``quarantine``: schedules and operators that plans avoid. ``calibration``: measured rates of the GPU, if it has any.
     """
 
     emulated: bool = True
@@ -29,6 +30,7 @@ class DeviceProperties:
     tf32: bool = False
     refusals: Refusals = field(default_factory=Refusals, compare=False, repr=False)
     quarantine: Quarantine = field(default_factory=Quarantine)
+    calibration: Calibration | None = None
 
     @staticmethod
     def gpu(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..gpus import closest
+from ..gpus.calibration import Calibration
 from ..gpus.constants import Constants
 from ..gpus.library_times import CONVOLUTION, Rates, library_time
 from ..kernels.codegen.epilogue import VECTOR
@@ -66,21 +67,21 @@ class _Rates:
 
 
 @functools.cache
-def _rates(capability: tuple[int, int], multiprocessors: int) -> _Rates:
+def _rates(capability: tuple[int, int], multiprocessors: int, calibration: Calibration | None) -> _Rates:
     gpu = closest(capability, multiprocessors)
     constants = Constants.at(gpu.clock)
-    # A library counts as fast as in the fastest published GEMM of any type: none of our kernels
+    if calibration is not None:
+        gpu, constants = calibration.gpu(gpu), calibration.constants(gpu)
+    # Without measured rates a library counts as fast as in the fastest published GEMM of any type: none of our kernels
     # has a published time.
+    share = gpu.library_share if calibration is not None else lambda name: gpu.tensor_share
     ours = gpu.tensor_share * constants.tensor_kernel
     return _Rates(
         multiprocessors,
         constants.product_seconds * gpu.clock,
         constants.library_seconds * gpu.clock,
         constants.launch_seconds * gpu.clock,
-        {
-            kind: gpu.flops_per_clock(name) * gpu.tensor_share * constants.tensor_library
-            for kind, name in FLOPS_OF.items()
-        },
+        {kind: gpu.flops_per_clock(name) * share(name) * constants.tensor_library for kind, name in FLOPS_OF.items()},
         {kind: gpu.flops_per_clock(FLOPS_OF[kind]) * ours / flops for kind, flops in CHUNK_FLOPS.items()},
         gpu.per_clock(gpu.dram),
         gpu.per_clock(gpu.l2_read) * constants.l2,
@@ -93,7 +94,7 @@ def _rates(capability: tuple[int, int], multiprocessors: int) -> _Rates:
 
 
 def _rates_of(device: DeviceProperties) -> _Rates:
-    return _rates(device.compute_capability, device.multiprocessors)
+    return _rates(device.compute_capability, device.multiprocessors, device.calibration)
 
 
 @dataclass(frozen=True)
@@ -215,15 +216,17 @@ def no_more_blocks(device: DeviceProperties, tile: Tile, rows: Dim, columns: Dim
 
 def fastest(device: DeviceProperties, problem: Problem) -> tuple[TileConfig, float]:
     """Return the fastest tile with its sliced-K factor, and the kernel's duration in cycles."""
-    return _fastest(device.compute_capability, device.multiprocessors, problem)
+    return _fastest(device.compute_capability, device.multiprocessors, device.calibration, problem)
 
 
 @functools.lru_cache(maxsize=1024)
-def _fastest(capability: tuple[int, int], multiprocessors: int, problem: Problem) -> tuple[TileConfig, float]:
+def _fastest(
+    capability: tuple[int, int], multiprocessors: int, calibration: Calibration | None, problem: Problem
+) -> tuple[TileConfig, float]:
     """Compute `fastest`. The cache serves passes and emission, which ask about the same step, and repeated steps."""
     more = {"along_k": problem.along_k, "is_image": problem.taps > 0}
     configs = tile_configs(problem.kind, problem.is_compact, capability=capability, **more)
-    rates = _rates(capability, multiprocessors)
+    rates = _rates(capability, multiprocessors, calibration)
     times = ((_cycles(rates, problem, config), config) for config in configs)
     (cycles, _), config = min(times, key=lambda entry: entry[0])
     return config, cycles

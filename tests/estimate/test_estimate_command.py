@@ -55,7 +55,7 @@ def test_work_has_the_steps_of_a_gpu_and_survives_json(model: Path) -> None:
 def test_the_plan_is_that_of_the_estimated_gpu() -> None:
     """An A100 gets other tiles than an H100, which has more multiprocessors and faster tensor cores."""
     model = onnx.parser.parse_model(
-        '<ir_version: 10, opset_import: ["" : 20]> g (float16[128, 768] x, float16[768, 3072] w) => (float16[128, 3072]'
+        '<ir_version: 10, opset_import: ["" : 20]> g (float16[3136, 64] x, float16[64, 256] w) => (float16[3136, 256]'
         " y) { y = MatMul(x, w) }"
     )
     kernels = {}

@@ -41,7 +41,7 @@ def network(text: str) -> ModelProto:
     return model
 
 
-@pytest.mark.parametrize(("text", "held"), [(TRANSFORMER, 2.0), (IMAGES, 2.1)], ids=["transformer", "images"])
+@pytest.mark.parametrize(("text", "held"), [(TRANSFORMER, 2.2), (IMAGES, 2.1)], ids=["transformer", "images"])
 def test_small_networks_stay_near_their_rooflines(text: str, held: float) -> None:
     found = estimate(gather.work_of_model(network(text), {}), gpus.gpu("h100"))
     slowest = sorted(found.steps, key=lambda step: step.roofline - step.seconds)

@@ -34,7 +34,7 @@ def test_no_gemm_is_predicted_to_beat_the_hardware(name: str, kind: str) -> None
 
 
 def test_a_slower_tensor_core_is_predicted_to_take_longer() -> None:
-    problem = cost_model.Problem("f16", 784, 3072, 1, 3072, 0, False, False, 0, False)
+    problem = cost_model.Problem("f16", 3136, 3072, 1, 3072, 0, False, False, 0, False)
     cycles = {name: cost_model.fastest(of(gpus.gpu(name)), problem)[1] for name in ("h100", "rtx4090")}
     assert cycles["rtx4090"] > 4 * cycles["h100"]
 

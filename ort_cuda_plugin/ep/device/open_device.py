@@ -12,12 +12,15 @@ from typing import Any
 from ...abi import host
 from ...abi.core import check, core, driver_error_text, ffi, lib, new_error
 from ...abi.emulation import configuration
+from ...compiler.caches.calibration_cache import stored_calibration
 from ...compiler.caches.refusal_cache import refusal_cache
 from ...compiler.caches.timing_cache import device_identity
 from ...compiler.kernel import KernelSpec
 from ...compiler.library.kernel_library import KernelLibrary
 from ...compiler.library.shared_memory import declared_bytes, may_ask_in_launch
 from ...compiler.targets import BuiltKernel, KernelImage, Target
+from ...gpus import Gpu, closest
+from ...gpus.calibration import Calibration, Sizes
 from ...plan.format import param_kind
 from ...program.lowering.context import DeviceProperties
 from ...program.steps.libraries import Refusals
@@ -68,7 +71,31 @@ class OpenDevice:
         if self.info.emulated:
             return replace(emulated_properties(), libraries=load_stand_ins(), refusals=self.refusals)
         gpu = DeviceProperties.gpu(self.info.compute_capability, self.info.multiprocessors, load_libraries())
-        return replace(gpu, refusals=self.refusals)
+        return replace(gpu, refusals=self.refusals, calibration=self.calibration)
+
+    @property
+    def described(self) -> Gpu:
+        """Return the description of the GPU, or of the most similar one."""
+        return closest(self.info.compute_capability, self.info.multiprocessors)
+
+    @property
+    def probe_sizes(self) -> Sizes:
+        """Return the sizes of the probes that calibrate the device."""
+        return Sizes.tiny() if self.info.emulated else Sizes.of(self.described)
+
+    @cached_property
+    def calibration(self) -> Calibration | None:
+        """Return the rates that `ort-cuda-plugin calibrate` has measured with this driver and these libraries.
+
+        None without them, and for the emulated device, whose times say nothing about a GPU.
+        """
+        if self.info.emulated:
+            return None
+        return stored_calibration(self.identity, self.described, self.probe_sizes)
+
+    def forget_calibration(self) -> None:
+        """Read the calibration again for the next session."""
+        self.__dict__.pop("calibration", None)
 
     @cached_property
     def refusals(self) -> Refusals:

@@ -1,0 +1,27 @@
+"""Calibrates a device: measures the probes, and keeps their times for the sessions to come."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from ...clusters.cluster import Variant
+from ...clusters.probes import probes
+from ...compiler.caches.calibration_cache import store_probes
+from .measuring import measure
+from .open_device import OpenDevice
+
+Measure = Callable[[OpenDevice, Sequence[Variant]], Sequence[float | None]]
+
+
+def calibrate(device: OpenDevice, measured: Measure = measure) -> dict[str, float]:
+    """Measure all probes of a device, keep their median seconds, and return them by name.
+
+    Probes that fail are left out. Sessions that exist keep their rates.
+    """
+    programs = probes(device.properties(), device.probe_sizes)
+    found = measured(device, list(programs.values()))
+    times = {name: each for name, each in zip(programs, found, strict=True) if each is not None and 0 < each < math.inf}
+    store_probes(device.identity, times)
+    device.forget_calibration()
+    return times
