@@ -292,3 +292,11 @@ def test_common_subexpressions_are_computed_once() -> None:
     registers.of(B * S * 384)
     registers.of(B * S * 1536)
     assert [expr.op.name for expr in registers.exprs] == ["MUL", "CONST", "MUL", "CONST", "MUL"]
+
+
+def test_a_choice_has_a_value_in_the_segment_that_reads_its_last_operand_back() -> None:
+    registers = Registers(2)
+    registers.read_back(READ_BACK, 1, segment=1)
+    read = symbol(READ_BACK, "read", 3)
+    chosen = [registers.of(select(eq(B, S), *operands)) for operands in ((B, S * 2), (B, read), (read, S))]
+    assert [registers.segment(register) for register in chosen] == [0, 1, 1]

@@ -9,7 +9,7 @@ of their column's bound lose bits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, replace
 
 from ...kernels.gemm.tf32_weights_as_f16 import half_lines, has_compact_lines, power_of
@@ -106,7 +106,7 @@ class _Halves:
         is_whole = y.buffer.kind is BufferKind.SCRATCH and y.offset == 0 and y.buffer.nbytes == y.nbytes
         return is_whole and len(self.uses.writers(y.buffer)) == 1
 
-    def _is_halved(self, step: Contract, limited: dict[Buffer, int]) -> bool:
+    def _is_halved(self, step: Contract, limited: Container[Buffer]) -> bool:
         a = step.a
         if (
             a.buffer not in limited
@@ -132,8 +132,7 @@ class _Halves:
         readers = [self.steps[reader] for reader in self.uses.readers(out.buffer)]
         if not readers or not is_faster_as_flash(self.ctx, step):
             return False
-        after = {out.buffer: 0}
-        return all(isinstance(one, Contract) and self._is_halved(one, after) for one in readers)
+        return all(isinstance(one, Contract) and self._is_halved(one, {out.buffer}) for one in readers)
 
     def _is_uniform(self, buffer: Buffer) -> bool:
         return any(isinstance(self.steps[reader], Attend) for reader in self.readers[buffer])
