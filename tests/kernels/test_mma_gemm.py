@@ -137,7 +137,10 @@ def test_products_of_halves_use_tensor_cores_without_spills(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("transposed", [0, 1])
-def test_no_access_to_shared_memory_has_bank_conflicts_above_two_way(transposed: int) -> None:
+def test_no_access_to_shared_memory_has_bank_conflicts_above_two_way(
+    transposed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_team(monkeypatch, None)
     halves = [np.zeros(shape, np.float16) for shape in ((2048, 64), (64, 2048))]
     given = [np.ascontiguousarray(x.T) if transposed else x for x in halves]
     model = make_model("Gemm", given, {"transA": transposed, "transB": transposed})

@@ -142,7 +142,10 @@ def test_products_use_tensor_cores_without_spills(transposed: tuple[int, int], m
 
 
 @pytest.mark.parametrize("transposed", [(1, 0), (0, 1)])
-def test_no_access_to_shared_memory_has_bank_conflicts_above_two_way(transposed: tuple[int, int]) -> None:
+def test_no_access_to_shared_memory_has_bank_conflicts_above_two_way(
+    transposed: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_team(monkeypatch, None)
     model, _ = model_of(np.zeros((2048, 64), np.float32), np.zeros((64, 2048), np.float32), transposed)
     work = work_of_model(model, {}, libraries=frozenset())
     (step,) = work.steps
