@@ -82,16 +82,16 @@ def test_convolutions_are_sums_of_all_teams(monkeypatch: pytest.MonkeyPatch, dty
     attributes = {"pads": [2, 1, 0, 3], "strides": [2, 1], "dilations": [1, 2]}
     monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
     forms = most_teams("f16" if dtype is np.float16 else "tf32", is_image=True)[dtype is np.float16 :: 2]
-    for number, team in enumerate(forms):
+    for number, config in enumerate(forms):
         x: Array = noise(2, 24, 9, 11, seed=number + 10).astype(dtype)
         (expected,) = run_op("Conv", [x.astype(np.float64), w.astype(np.float64)], attributes)
         (size,) = run_op("Conv", [abs(x).astype(np.float64), abs(w).astype(np.float64)], attributes)
-        use_team(monkeypatch, team)
+        use_team(monkeypatch, config)
         names = [spec.name for spec in kernels(make_model("Conv", [x, w], attributes))]
-        assert any(f"mma_teams{team.sliced_k}_{team.tile.name}" in name for name in names), names
+        assert any(f"mma_teams{config.sliced_k}_{config.tile.name}" in name for name in names), names
         with configured(check=1):
             (actual,) = run_op("Conv", [x, w], attributes)
-        assert (np.abs(actual - expected) <= (2**-10 + 216 * 2**-22) * size).all(), team
+        assert (np.abs(actual - expected) <= (2**-10 + 216 * 2**-22) * size).all(), config
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
