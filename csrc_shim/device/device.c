@@ -34,14 +34,45 @@ static CUresult make_current(const ocp_device *device, ocp_stay *stay) {
   return result;
 }
 
+/* The capture mode that the stays of the calling thread have set; driver NULL: none. A stay inside another one makes no
+ * call of the driver if the mode is relaxed enough already. */
+static _Thread_local ocp_capture_mode mode_in_stays;
+
+/* Makes the thread's capture mode at least as relaxed as `mode`: a mode that the application has set stays if it is more
+ * relaxed. */
+static CUresult relax_captures(const ocp_device *device, int mode, ocp_stay *stay) {
+  const ocp_driver *driver = device->driver;
+  if (mode_in_stays.driver == driver && mode_in_stays.mode >= mode)
+    return CUDA_SUCCESS;
+  ocp_capture_mode before = {driver, mode};
+  CUresult result = driver->ThreadExchangeStreamCaptureMode(&before.mode);
+  if (result != CUDA_SUCCESS)
+    return result;
+  stay->mode_before = before;
+  stay->outer = mode_in_stays;
+  mode_in_stays = (ocp_capture_mode){driver, mode};
+  if (before.mode > mode) {
+    mode_in_stays.mode = before.mode;
+    result = driver->ThreadExchangeStreamCaptureMode(&before.mode);
+  }
+  return result;
+}
+
 ocp_stay ocp_device_enter(ocp_device *device, ocp_error *error) {
   ocp_stay stay = {0};
   if (ocp_device_check(device, error) != ORT_OK)
     return stay;
-  const CUresult result = make_current(device, &stay);
+  const char *call = "cuCtxSetCurrent";
+  CUresult result = make_current(device, &stay);
+  if (result == CUDA_SUCCESS) {
+    call = "cuThreadExchangeStreamCaptureMode";
+    result = relax_captures(device, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, &stay);
+  }
   stay.entered = result == CUDA_SUCCESS;
-  if (!stay.entered)
-    ocp_device_fail(device, result, "cuCtxSetCurrent", error);
+  if (stay.entered)
+    return stay;
+  ocp_device_fail(device, result, call, error);
+  ocp_device_leave(&stay);
   return stay;
 }
 
@@ -50,10 +81,25 @@ ocp_stay ocp_device_enter_to_release(const ocp_device *device) {
   /* Tries twice: if this fails, what the caller wants to release stays allocated for good. */
   stay.entered = !atomic_load(&ocp_forked) &&
                  (make_current(device, &stay) == CUDA_SUCCESS || make_current(device, &stay) == CUDA_SUCCESS);
+  if (stay.entered)
+    relax_captures(device, CU_STREAM_CAPTURE_MODE_RELAXED, &stay); /* if it fails, most calls still succeed */
   return stay;
 }
 
+static void restore_mode(const ocp_stay *stay) {
+  const ocp_driver *driver = stay->mode_before.driver;
+  int mode = stay->mode_before.mode;
+  if (driver->ThreadExchangeStreamCaptureMode(&mode) != CUDA_SUCCESS) { /* tries twice, as for the context */
+    mode = stay->mode_before.mode;
+    driver->ThreadExchangeStreamCaptureMode(&mode);
+  }
+  mode_in_stays = stay->outer;
+}
+
 void ocp_device_leave(ocp_stay *stay) {
+  if (stay->mode_before.driver)
+    restore_mode(stay);
+  stay->mode_before.driver = NULL;
   if (!stay->driver)
     return;
   if (stay->driver->CtxSetCurrent(stay->before) != CUDA_SUCCESS) /* tries twice: no later call restores the context */

@@ -31,10 +31,13 @@ int ocp_device_check(const ocp_device *device, ocp_error *error);
 /* Declares a stay that ends with its scope: OCP_STAY stay = ocp_device_enter(device, error); */
 #define OCP_STAY __attribute__((cleanup(ocp_device_leave))) ocp_stay
 /* Checks the device as ocp_device_check does, and makes its context current on the calling thread until the stay ends.
- * A stay inside another stay on the same device costs one cuCtxGetCurrent. If `entered` is false, `error` says why. */
+ * Until then captures of other threads, such as those of torch.cuda.graph, forbid the thread no call, and its calls do
+ * not invalidate these captures; a capture of the thread itself still forbids calls that may synchronise. A stay inside
+ * another stay on the same device costs one cuCtxGetCurrent. If `entered` is false, `error` says why. */
 ocp_stay ocp_device_enter(ocp_device *device, ocp_error *error);
-/* Enters a device to release something, even if the device is lost. Does not enter in a forked child, which must not
- * touch anything of the device. */
+/* Enters a device to release something, even if the device is lost, or if the thread itself captures: what is released
+ * is in no use, whenever the application drops it. Does not enter in a forked child, which must not touch anything of
+ * the device. */
 ocp_stay ocp_device_enter_to_release(const ocp_device *device);
 void ocp_device_leave(ocp_stay *stay);
 /* Calls ocp_fail_cuda, and marks the device lost when the error is sticky. */

@@ -74,6 +74,7 @@ static const struct {
     MEMBER(StreamBeginCapture, "cuStreamBeginCapture_v2"),
     MEMBER(StreamEndCapture, "cuStreamEndCapture"),
     MEMBER(StreamIsCapturing, "cuStreamIsCapturing"),
+    MEMBER(ThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode"),
     MEMBER(GraphCreate, "cuGraphCreate"),
     MEMBER(GraphAddKernelNode, "cuGraphAddKernelNode_v2"),
     MEMBER(GraphAddMemcpyNode, "cuGraphAddMemcpyNode"),

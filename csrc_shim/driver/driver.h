@@ -200,6 +200,7 @@ typedef struct ocp_driver {
   CUresult (*StreamBeginCapture)(CUstream stream, int mode);
   CUresult (*StreamEndCapture)(CUstream stream, CUgraph *graph);
   CUresult (*StreamIsCapturing)(CUstream stream, int *status);
+  CUresult (*ThreadExchangeStreamCaptureMode)(int *mode);
   CUresult (*GraphCreate)(CUgraph *graph, unsigned flags);
   CUresult (*GraphAddKernelNode)(CUgraphNode *node, CUgraph graph, const CUgraphNode *before, size_t num_before,
                                  const CUDA_KERNEL_NODE_PARAMS *params);

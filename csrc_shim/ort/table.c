@@ -12,6 +12,7 @@
 #include "device/open/arena_settings.h"
 #include "device/open/devices.h"
 #include "device/stream.h"
+#include "device/wait.h"
 #include "driver/cuda.h"
 #include "driver/tracer.h"
 #include "emulator/blocks/count.h"
@@ -115,6 +116,7 @@ static const ocp_core core = {
     .device_enter = device_enter,
     .device_enter_to_release = device_enter_to_release,
     .device_leave = ocp_device_leave,
+    .device_synchronize = ocp_device_synchronize,
     .tracer_start = ocp_tracer_start,
     .tracer_stop = ocp_tracer_stop,
     .tracer_deliver = ocp_tracer_deliver,

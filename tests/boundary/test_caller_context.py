@@ -1,4 +1,4 @@
-"""Every call of the plugin leaves the CUDA context of the calling thread unchanged."""
+"""Every call of the plugin leaves the CUDA context and the capture mode of the calling thread unchanged."""
 
 from __future__ import annotations
 
@@ -24,13 +24,20 @@ def current():
     context = ffi.new("CUcontext *")
     assert other.driver.CtxGetCurrent(context) == 0
     return context[0]
+def exchanged(mode):
+    modes = ffi.new("int *", mode)
+    assert other.driver.ThreadExchangeStreamCaptureMode(modes) == 0
+    return modes[0]
 assert other.driver.CtxSetCurrent(own) == 0
+own_mode = 2 if has_context else 0
+exchanged(own_mode)
 did = []
 def step(name, action):
     try:
         result = action()
     finally:
         assert current() == own, name
+        assert exchanged(own_mode) == own_mode, name
         did.append(name)
     return result
 def fails(name, action):

@@ -23,6 +23,14 @@ static CUresult ctx_set_current(CUcontext context) {
   return CUDA_SUCCESS;
 }
 
+static CUresult exchange_capture_mode(int *mode) {
+  static _Thread_local int thread_mode;
+  const int before = thread_mode;
+  thread_mode = *mode;
+  *mode = before;
+  return CUDA_SUCCESS;
+}
+
 static CUresult get_error_text(CUresult error, const char **text) {
   *text = error == CUDA_ERROR_LAUNCH_FAILED ? "CUDA_ERROR_LAUNCH_FAILED" : "some error";
   return CUDA_SUCCESS;
@@ -124,6 +132,7 @@ static const ocp_driver fake_driver = {
     .StreamSynchronize = stream_synchronize,
     .StreamQuery = stream_query,
     .StreamIsCapturing = stream_is_capturing,
+    .ThreadExchangeStreamCaptureMode = exchange_capture_mode,
 };
 
 ocp_device *device;

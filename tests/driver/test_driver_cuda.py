@@ -152,6 +152,7 @@ def test_numbers_layouts_and_signatures_are_those_of_the_cuda_header(tmp_path: P
         "int *status": "CUstreamCaptureStatus *status",
         "int *type": "CUgraphNodeType *type",
         "int mode": "CUstreamCaptureMode mode",
+        "int *mode": "CUstreamCaptureMode *mode",
         "int attribute, CUdeviceptr": "CUpointer_attribute attribute, CUdeviceptr",
         "int attribute, CUdevice": "CUdevice_attribute attribute, CUdevice",
         "int attribute, int value": "CUfunction_attribute attribute, int value",

@@ -303,6 +303,61 @@ def test_the_mode_says_whether_other_threads_may_allocate(device: Device, mode: 
     end(device, stream).destroy()
 
 
+def exchange(device: Device, mode: int) -> int:
+    """Set the calling thread's capture mode; return the mode that it had."""
+    out = ffi.new("int *", mode)
+    device.call("ThreadExchangeStreamCaptureMode", out)
+    return int(out[0])
+
+
+ALLOWED = {  # by mode of the thread and of the capture: whether another thread, and the capturing one, may allocate
+    (GLOBAL, GLOBAL): (False, False),
+    (GLOBAL, THREAD_LOCAL): (True, False),
+    (GLOBAL, RELAXED): (True, True),
+    (THREAD_LOCAL, GLOBAL): (True, False),
+    (THREAD_LOCAL, THREAD_LOCAL): (True, False),
+    (THREAD_LOCAL, RELAXED): (True, True),
+    (RELAXED, GLOBAL): (True, True),
+    (RELAXED, THREAD_LOCAL): (True, True),
+    (RELAXED, RELAXED): (True, True),
+}
+
+
+@pytest.mark.parametrize("same", [False, True], ids=["other thread", "same thread"])
+@pytest.mark.parametrize(("thread", "mode"), ALLOWED)
+def test_a_thread_can_choose_which_captures_forbid_its_allocations(
+    device: Device, thread: int, mode: int, same: bool
+) -> None:
+    def work() -> str:
+        device.enter()
+        before = exchange(device, thread)
+        name = allocate(device)
+        assert exchange(device, before) == thread
+        return name
+
+    stream = device.stream()
+    begin(device, stream, mode)
+    with ThreadPoolExecutor(1) as pool:
+        name = work() if same else pool.submit(work).result()
+    if ALLOWED[thread, mode][same]:
+        assert name == ""
+        end(device, stream).destroy()
+        return
+    assert name == "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"
+    with pytest.raises(CudaError, match="CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"):
+        end(device, stream)
+
+
+def test_the_mode_of_a_thread_is_not_that_of_another_one(device: Device) -> None:
+    assert exchange(device, RELAXED) == GLOBAL
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(exchange, device, GLOBAL).result() == GLOBAL
+    assert exchange(device, GLOBAL) == RELAXED
+    for wrong in (-1, 3):
+        with pytest.raises(CudaError, match="CUDA_ERROR_INVALID_VALUE"):
+            exchange(device, wrong)
+
+
 def allocate(device: Device) -> str:
     """Allocate and free; return the name of the error, or nothing."""
     address = ffi.new("CUdeviceptr *")

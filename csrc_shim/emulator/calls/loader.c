@@ -14,6 +14,7 @@
 #include "emulator/calls/symbols.h"
 #include "emulator/module.h"
 #include "emulator/state.h"
+#include "emulator/work/capture.h"
 
 #define PAGE 4096u
 #define MAX_IMAGE ((size_t)64 << 20)
@@ -373,7 +374,7 @@ CUresult emu_object_load(CUmodule *out, emu_device *device, const void *image, s
 
 CUresult emu_module_unload(CUmodule module) {
   CUresult result = emu_leave();
-  if (result)
+  if (result || (result = emu_capture_unsafe()))
     return result;
   if (!module)
     return CUDA_ERROR_INVALID_HANDLE;

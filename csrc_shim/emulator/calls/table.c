@@ -245,6 +245,7 @@ static ocp_driver table = {
     .StreamBeginCapture = emu_stream_begin_capture,
     .StreamEndCapture = emu_stream_end_capture,
     .StreamIsCapturing = emu_stream_is_capturing,
+    .ThreadExchangeStreamCaptureMode = emu_thread_exchange_stream_capture_mode,
     .GraphCreate = emu_graph_create,
     .GraphAddKernelNode = emu_graph_add_kernel_node,
     .GraphAddMemcpyNode = emu_graph_add_memcpy_node,

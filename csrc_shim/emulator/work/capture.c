@@ -25,6 +25,9 @@ struct emu_capture {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct emu_capture *captures;
 static atomic_int num_captures; /* lets calls skip the lock while nothing is captured */
+/* Which captures forbid unsafe calls of the calling thread. GLOBAL: its own ones, and those of other threads that began
+ * in mode GLOBAL. THREAD_LOCAL: its own ones. RELAXED: none. A capture that began in mode RELAXED forbids nothing. */
+static _Thread_local int thread_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
 
 static bool any(void) { return atomic_load_explicit(&num_captures, memory_order_relaxed) > 0; }
 
@@ -219,14 +222,20 @@ CUresult emu_capture_forbids(CUstream stream) {
   return result ? result : emu_capture_unsafe();
 }
 
+static bool forbids_unsafe_calls(const struct emu_capture *capture) {
+  if (thread_mode == CU_STREAM_CAPTURE_MODE_RELAXED || capture->mode == CU_STREAM_CAPTURE_MODE_RELAXED)
+    return false;
+  return pthread_equal(capture->thread, pthread_self()) ||
+         (thread_mode == CU_STREAM_CAPTURE_MODE_GLOBAL && capture->mode == CU_STREAM_CAPTURE_MODE_GLOBAL);
+}
+
 CUresult emu_capture_unsafe(void) {
   if (!any())
     return CUDA_SUCCESS;
   CUresult result = CUDA_SUCCESS;
   pthread_mutex_lock(&lock);
   for (struct emu_capture *capture = captures; capture; capture = capture->next)
-    if (capture->mode == CU_STREAM_CAPTURE_MODE_GLOBAL ||
-        (capture->mode == CU_STREAM_CAPTURE_MODE_THREAD_LOCAL && pthread_equal(capture->thread, pthread_self()))) {
+    if (forbids_unsafe_calls(capture)) {
       capture->invalidated = true;
       result = emu_fail(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, "not allowed while a stream is being captured");
     }
@@ -338,5 +347,16 @@ CUresult emu_stream_is_capturing(CUstream stream, int *status) {
   if (capture)
     *status = capture->invalidated ? CU_STREAM_CAPTURE_STATUS_INVALIDATED : CU_STREAM_CAPTURE_STATUS_ACTIVE;
   pthread_mutex_unlock(&lock);
+  return CUDA_SUCCESS;
+}
+
+CUresult emu_thread_exchange_stream_capture_mode(int *mode) {
+  if (!atomic_load_explicit(&emu.started, memory_order_acquire))
+    return CUDA_ERROR_NOT_INITIALIZED;
+  if (!mode || *mode < CU_STREAM_CAPTURE_MODE_GLOBAL || *mode > CU_STREAM_CAPTURE_MODE_RELAXED)
+    return CUDA_ERROR_INVALID_VALUE;
+  const int before = thread_mode;
+  thread_mode = *mode;
+  *mode = before;
   return CUDA_SUCCESS;
 }

@@ -19,7 +19,8 @@ bool emu_capture_wait(CUstream stream, CUevent event, CUresult *result);
 void emu_capture_forget(CUevent event);
 /* ---- called without these locks ---- */
 void emu_capture_leave(CUstream stream); /* the stream is about to be destroyed */
-/* Returns the error of a call that may synchronise the device, such as an allocation, if a capture forbids the call. */
+/* Returns the error of a call that may synchronise the device, such as an allocation, if a capture forbids the call in
+ * the calling thread's mode (ThreadExchangeStreamCaptureMode). */
 CUresult emu_capture_unsafe(void);
 /* Returns the error of waiting for the stream (NULL: for all streams), if a capture forbids the wait. */
 CUresult emu_capture_forbids(CUstream stream);
@@ -29,5 +30,6 @@ CUresult emu_capture_event(CUevent event);
 CUresult emu_stream_begin_capture(CUstream stream, int mode);
 CUresult emu_stream_end_capture(CUstream stream, CUgraph *graph);
 CUresult emu_stream_is_capturing(CUstream stream, int *status);
+CUresult emu_thread_exchange_stream_capture_mode(int *mode);
 
 #endif

@@ -181,27 +181,42 @@ class OpenDevice:
             self.release_substitutes()
 
     def synchronize(self) -> None:
-        """Wait for all work on the device.
+        """Wait for all work on the plugin's streams, except for streams that are being captured.
+
+        The driver refuses to wait for the whole device (cuCtxSynchronize) while any code captures a stream.
 
         Raises:
-            PluginError: the device is lost, or this is a forked child.
-            DriverError: work failed.
+            PluginError: the device is lost, work failed, or this is a forked child.
         """
-        with self.entered():
-            self._check(self.driver.CtxSynchronize(), "cuCtxSynchronize", self.info.name)
+        error, stay = new_error(), ffi.new("ocp_stay *")
+        # To wait is part of a release, which a capture of the calling thread must not forbid.
+        is_entered = core().device_enter_to_release(self.pointer, stay)
+        core().device_synchronize(self.pointer, error)
+        if is_entered:
+            core().device_leave(stay)
+        check(error)
 
     def read(self, address: int, data: bytearray) -> None:
         """Copy device memory at ``address`` to ``data``. No pending work may write there.
 
         Raises:
             DriverError: the copy failed.
+            PluginError: there is no stream for the copy, or waiting for the copy failed.
         """
         if not data:
             return
+        out, error = ffi.new("ocp_stream **"), new_error()
         with self.entered():
-            buffer = ffi.from_buffer(data)
-            self._check(self.driver.MemcpyDtoHAsync(buffer, address, len(data), ffi.NULL), "cuMemcpyDtoH", "weights")
-            self._check(self.driver.StreamSynchronize(ffi.NULL), "cuStreamSynchronize", "weights")
+            core().stream_create(self.pointer, out, error)
+            check(error)
+            try:
+                buffer, stream = ffi.from_buffer(data), core().stream_handle(out[0])
+                result = self.driver.MemcpyDtoHAsync(buffer, address, len(data), stream)
+                self._check(result, "cuMemcpyDtoHAsync", "weights")
+                core().stream_synchronize(out[0], error)
+                check(error)
+            finally:
+                core().stream_release(out[0])
 
     def _load(self, image: KernelImage, spec: KernelSpec) -> LoadedKernel:
         module, function = ffi.new("CUmodule *"), ffi.new("CUfunction *")
