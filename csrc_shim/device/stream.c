@@ -6,6 +6,7 @@
 #include "base/process.h"
 #include "device/order.h"
 #include "device/pool.h"
+#include "device/release.h"
 
 /* All streams of all devices, searched by handle. There are few, so a list suffices. */
 static pthread_mutex_t all_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -104,7 +105,7 @@ static int make(ocp_device *device, CUstream handle, ocp_stream **out, ocp_error
   }
   if (!list_stream(stream)) {
     if (stream->owned)
-      device->driver->StreamDestroy(stream->handle);
+      ocp_device_released(device, device->driver->StreamDestroy(stream->handle), "cuStreamDestroy");
     ocp_fail_memory(error);
     goto failed;
   }
@@ -192,7 +193,7 @@ void ocp_stream_release(ocp_stream *stream) {
   *link = stream->priv->next;
   pthread_mutex_unlock(&pool->lock);
   if (stream->owned)
-    device->driver->StreamDestroy(stream->handle);
+    ocp_device_released(device, device->driver->StreamDestroy(stream->handle), "cuStreamDestroy");
   pthread_mutex_unlock(&pool->streams_lock);
   ocp_count(OCP_STREAMS_LIVE, -1);
   free(stream->priv);
@@ -213,9 +214,13 @@ int ocp_stream_wait(ocp_stream *stream, ocp_error *error) {
 }
 
 void ocp_stream_query(ocp_stream *stream) {
-  const ocp_device *device = stream->device;
+  ocp_device *device = stream->device;
   const uint64_t position = ocp_stream_position(stream);
-  if (device->driver->StreamQuery(stream->handle) == CUDA_SUCCESS || is_lost(device))
+  const CUresult result = device->driver->StreamQuery(stream->handle);
+  ocp_error ignored;
+  if (result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_READY)
+    ocp_device_fail(device, result, "cuStreamQuery", &ignored); /* marks the device lost; the next call on it fails */
+  if (result == CUDA_SUCCESS || is_lost(device))
     ocp_stream_set_completed(stream, position);
 }
 
@@ -239,7 +244,7 @@ CUresult ocp_stream_end_capture(ocp_stream *stream, CUgraph *graph) {
   if (result == CUDA_SUCCESS)
     return result;
   if (*graph)
-    driver->GraphDestroy(*graph);
+    ocp_device_released(stream->device, driver->GraphDestroy(*graph), "cuGraphDestroy");
   *graph = NULL;
   stream->priv->left_open = ocp_stream_is_captured(stream);
   ocp_error ignored;
@@ -256,7 +261,7 @@ int ocp_stream_close_capture(ocp_stream *stream, ocp_error *error) {
   const CUresult result = driver->StreamEndCapture(stream->handle, &graph);
   stream->priv->left_open = result != CUDA_SUCCESS && ocp_stream_is_captured(stream);
   if (result == CUDA_SUCCESS && graph)
-    driver->GraphDestroy(graph);
+    ocp_device_released(stream->device, driver->GraphDestroy(graph), "cuGraphDestroy");
   return stream->priv->left_open
              ? ocp_device_fail(stream->device, result, "ending a capture that failed before: cuStreamEndCapture", error)
              : ORT_OK;

@@ -80,6 +80,7 @@ static const struct {
     MEMBER(StreamBeginCapture),
     MEMBER(StreamEndCapture),
     MEMBER(StreamIsCapturing),
+    MEMBER(ThreadExchangeStreamCaptureMode),
     MEMBER(GraphCreate),
     MEMBER(GraphAddKernelNode),
     MEMBER(GraphAddMemcpyNode),

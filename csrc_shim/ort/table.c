@@ -11,6 +11,7 @@
 #include "device/memory/weights.h"
 #include "device/open/arena_settings.h"
 #include "device/open/devices.h"
+#include "device/release.h"
 #include "device/stream.h"
 #include "device/wait.h"
 #include "driver/cuda.h"
@@ -116,6 +117,7 @@ static const ocp_core core = {
     .device_enter = device_enter,
     .device_enter_to_release = device_enter_to_release,
     .device_leave = ocp_device_leave,
+    .device_released = ocp_device_released,
     .device_synchronize = ocp_device_synchronize,
     .tracer_start = ocp_tracer_start,
     .tracer_stop = ocp_tracer_stop,

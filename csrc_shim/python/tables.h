@@ -176,6 +176,7 @@ typedef struct ocp_core {
   int (*emu_owns)(uint64_t address);
   ocp_device *(*device_open)(int emulated, int ordinal, ocp_error *error);
   int (*device_enter)(ocp_device *device, ocp_stay *stay, ocp_error *error); /* device_leave ends the stay */
+  void (*device_released)(ocp_device *device, CUresult result, const char *call);
   int (*device_synchronize)(ocp_device *device, ocp_error *error);
   int (*device_alloc)(ocp_device *device, size_t bytes, ocp_stream *stream, CUdeviceptr *address, ocp_error *error);
   void (*device_free)(ocp_device *device, CUdeviceptr address, ocp_stream *stream);

@@ -4,6 +4,7 @@
 
 #include "base/counters.h"
 #include "device/device.h"
+#include "device/release.h"
 #include "device/stream.h"
 #include "run/cluster_state.h"
 #include "run/executor.h"
@@ -92,9 +93,9 @@ int ocp_cluster_measure(ocp_cluster *cluster, double *seconds, ocp_error *error)
   if (ocp_stream_synchronize(m.stream, &late) != ORT_OK && error->code == ORT_OK)
     *error = late;
   if (m.end)
-    device->driver->EventDestroy(m.end);
+    ocp_device_released(device, device->driver->EventDestroy(m.end), "cuEventDestroy");
   if (m.begin)
-    device->driver->EventDestroy(m.begin);
+    ocp_device_released(device, device->driver->EventDestroy(m.begin), "cuEventDestroy");
   ocp_stream_return(m.stream);
   return error->code;
 }

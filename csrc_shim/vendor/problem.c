@@ -19,6 +19,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "device/release.h"
 #include "device/wait.h"
 #include "vendor/attention.h"
 #include "vendor/convolution.h"
@@ -175,8 +176,9 @@ static float measure(const call_site *site, const ocp_prepared *prepared, CUeven
   ocp_error error = {0};
   float milliseconds = -1;
   for (int i = 0; i <= MEASURED_RUNS && error.code == ORT_OK; i++) {
-    if (i == 1) /* after the first call, which loads the algorithm's kernels */
-      driver->EventRecord(begin, site->stream->handle);
+    /* After the first call, which loads the algorithm's kernels. */
+    if (i == 1 && driver->EventRecord(begin, site->stream->handle) != CUDA_SUCCESS)
+      return -1;
     library->run(&site->problem->spec, site->handle, prepared, site->stream->handle, site->pointers, &error);
   }
   if (error.code != ORT_OK || driver->EventRecord(end, site->stream->handle) != CUDA_SUCCESS ||
@@ -215,9 +217,9 @@ static void choose_fastest(const call_site *site, ocp_prepared *prepared) {
   }
   prepared->algorithm = best;
   if (end)
-    driver->EventDestroy(end);
+    ocp_device_released(site->stream->device, driver->EventDestroy(end), "cuEventDestroy");
   if (begin)
-    driver->EventDestroy(begin);
+    ocp_device_released(site->stream->device, driver->EventDestroy(begin), "cuEventDestroy");
 }
 
 /* Whether an application's or ORT's capture records what is enqueued on the stream. */

@@ -6,7 +6,7 @@ atomic_int driver_calls;
 atomic_ullong bytes_live;
 static atomic_ullong next_address = 0x7000000000;
 uint64_t capacity = (uint64_t)1 << 40;
-CUresult synchronize_result = CUDA_SUCCESS;
+CUresult synchronize_result = CUDA_SUCCESS, free_result = CUDA_SUCCESS;
 static pthread_mutex_t blocks_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct block {
   uint64_t address, bytes;
@@ -52,6 +52,8 @@ static CUresult mem_alloc(CUdeviceptr *address, size_t bytes) {
 
 static CUresult mem_free(CUdeviceptr address) {
   atomic_fetch_add(&driver_calls, 1);
+  if (free_result != CUDA_SUCCESS)
+    return free_result;
   pthread_mutex_lock(&blocks_lock);
   for (size_t i = 0; i < num_blocks; i++)
     if (blocks[i].address == address) {

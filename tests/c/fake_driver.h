@@ -25,7 +25,7 @@ struct CUstream_st {
 extern atomic_int driver_calls;
 extern atomic_ullong bytes_live; /* bytes allocated and not freed */
 extern uint64_t capacity;        /* of the device; a test may change it */
-extern CUresult synchronize_result;
+extern CUresult synchronize_result, free_result;
 extern ocp_device *device;
 
 void make_device(void);

@@ -453,6 +453,65 @@ static void test_threads_never_share_memory_in_use(void) {
   CHECK(atomic_load(&bytes_live) == 0);
 }
 
+static int64_t held(void) {
+  ocp_memory_stats stats;
+  ocp_pool_stats(device, OCP_DEVICE_MEMORY, &stats);
+  return stats.total;
+}
+
+/* Trims while each free fails with the error; returns the bytes that then count as freed. */
+static int64_t trim_with(CUresult result) {
+  free_result = result;
+  const int64_t bytes = ocp_device_trim(device);
+  free_result = CUDA_SUCCESS;
+  return bytes;
+}
+
+static void test_memory_whose_free_fails_stays_held_and_is_not_used_again(void) {
+  enum { BYTES = 100 * 1024 };
+  ocp_device_trim(device);
+  const int64_t before = held();
+  CUdeviceptr lost = alloc_on(NULL, BYTES);
+  const int64_t region = held() - before;
+  ocp_device_free(device, lost, NULL);
+  CHECK(trim_with(CUDA_ERROR_UNKNOWN) == 0 && held() == before + region);
+  CUdeviceptr other = alloc_on(NULL, BYTES);
+  const int64_t second = held() - before - region; /* regions grow */
+  CHECK(other != lost && second >= BYTES);
+  ocp_device_free(device, other, NULL);
+  const int calls = atomic_load(&driver_calls);
+  CHECK(ocp_device_trim(device) == second && held() == before + region);
+  CHECK(atomic_load(&driver_calls) == calls + 1); /* the driver may have given the lost region to another owner */
+  /* Weights bypass the arena. */
+  CUdeviceptr weight = 0;
+  CHECK_OK(ocp_device_reserve(device, BYTES, &weight, error));
+  free_result = CUDA_ERROR_INVALID_VALUE;
+  const int64_t reserved = held();
+  ocp_device_free(device, weight, NULL);
+  free_result = CUDA_SUCCESS;
+  CHECK(held() == reserved && ocp_device_trim(device) == 0);
+}
+
+static void test_a_free_that_a_capture_forbids_is_repeated(void) {
+  enum { BYTES = 100 * 1024 };
+  ocp_device_trim(device);
+  const int64_t before = held();
+  ocp_device_free(device, alloc_on(NULL, BYTES), NULL);
+  const int64_t region = held() - before;
+  CHECK(trim_with(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) == 0 && held() == before + region);
+  CHECK(ocp_device_trim(device) == region && held() == before);
+}
+
+static void test_a_lost_device_holds_nothing(void) {
+  enum { BYTES = 100 * 1024 };
+  ocp_device_trim(device);
+  const int64_t before = held();
+  ocp_device_free(device, alloc_on(NULL, BYTES), NULL);
+  CHECK(trim_with(CUDA_ERROR_LAUNCH_FAILED) > 0 && held() == before);
+  CHECK(atomic_load(&device->lost) == CUDA_ERROR_LAUNCH_FAILED);
+  atomic_store(&device->lost, CUDA_SUCCESS);
+}
+
 static void test_a_sticky_error_loses_the_device(void) {
   ocp_stream *stream = make_stream();
   ocp_error error = {0};
@@ -531,6 +590,9 @@ static const test tests[] = {
     TEST(streams_are_found_by_handle),
     TEST(what_settles_waits_for_all_work_but_that_of_other_threads_in_a_run),
     TEST(threads_never_share_memory_in_use),
+    TEST(memory_whose_free_fails_stays_held_and_is_not_used_again),
+    TEST(a_free_that_a_capture_forbids_is_repeated),
+    TEST(a_lost_device_holds_nothing),
     TEST(a_sticky_error_loses_the_device),
 };
 

@@ -152,3 +152,34 @@ for _ in range(4):
 assert plugin.counters()["graph_replays"] > 0
 """
     )
+
+
+def test_a_release_that_fails_is_logged_once_by_name() -> None:
+    """The caller goes on: the resource stays allocated, and nothing else is wrong."""
+    calls = {
+        "graphs": ("MemFree", "StreamDestroy", "GraphExecDestroy", "GraphDestroy", "ModuleUnload"),
+        "mempool": ("MemFreeAsync",),
+    }
+    done = python(
+        START
+        + f"""
+ort.set_default_logger_severity(2)
+for scenario, calls in {calls!r}.items():
+    for call in calls:
+        for _ in range(2):
+            use = SCENARIOS[scenario]()
+            faults.arm(Fault(call, 1, 999, "on", True))
+            use.create()
+            for step in use.steps():
+                step()
+            use.close()
+            gc.collect()
+            plugin.trim()
+            assert faults.fired, call
+            faults.disarm()
+""",
+        env=ENVIRONMENT,
+    )
+    lines = (done.stdout + done.stderr).splitlines()
+    for call in [call for group in calls.values() for call in group]:
+        assert sum(f"cu{call} failed: CUDA_ERROR_UNKNOWN" in line for line in lines) == 1, (call, lines)

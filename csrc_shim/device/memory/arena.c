@@ -316,17 +316,11 @@ bool ocp_arena_expect_pooled(ocp_arena *arena, size_t size) {
   return true;
 }
 
-void ocp_arena_pooled(ocp_arena *arena, size_t size, bool given) {
-  if (given)
-    count_allocation(&arena->stats, size);
-  else
-    arena->pooled_bytes -= (int64_t)size;
-}
+void ocp_arena_pooled(ocp_arena *arena, size_t size) { count_allocation(&arena->stats, size); }
 
-void ocp_arena_pooled_freed(ocp_arena *arena, size_t size) {
-  arena->pooled_bytes -= (int64_t)size;
-  arena->stats.in_use -= (int64_t)size;
-}
+void ocp_arena_pooled_given_back(ocp_arena *arena, size_t size) { arena->stats.in_use -= (int64_t)size; }
+
+void ocp_arena_pooled_freed(ocp_arena *arena, size_t size) { arena->pooled_bytes -= (int64_t)size; }
 
 /* ---- unused regions ---- */
 
@@ -349,8 +343,19 @@ static void take_out(ocp_arena *arena, ocp_region *region) {
   arena->stats.total -= (int64_t)region->size;
 }
 
+void ocp_arena_lose(ocp_arena *arena, size_t region_bytes) { arena->stats.total += (int64_t)region_bytes; }
+
+void ocp_arena_keep_unfreed(ocp_arena *arena, ocp_region *region) {
+  arena->stats.total += (int64_t)region->size;
+  region->next = arena->unfreed;
+  arena->unfreed = region;
+}
+
 ocp_region *ocp_arena_remove_unused(ocp_pool *pool, ocp_arena *arena) {
-  ocp_region *removed = NULL;
+  ocp_region *removed = arena->unfreed;
+  arena->unfreed = NULL;
+  for (const ocp_region *region = removed; region; region = region->next)
+    arena->stats.total -= (int64_t)region->size;
   for (ocp_region *region = arena->regions, *next; region; region = next) {
     next = region->next;
     if (!is_unused(pool, region))

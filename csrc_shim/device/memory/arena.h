@@ -61,6 +61,7 @@ struct ocp_arena {
   uint64_t bin_mask[OCP_ARENA_BINS / 64];
   ocp_chunk *bound;
   ocp_region *regions;
+  ocp_region *unfreed; /* unused regions that the driver could not free yet; linked by `next`, without chunks */
   ocp_chunk_table table; /* all chunks by address */
   ocp_chunk *spare;      /* unused ocp_chunk structs, linked by `older` */
   size_t next_region_bytes;
@@ -92,10 +93,17 @@ ocp_chunk *ocp_arena_add_region(ocp_arena *arena, uint64_t address, size_t regio
 
 /* The arena's limit and statistics include memory that a CUDA pool hands out in its place. ocp_arena_expect_pooled
  * counts bytes before the pool is asked, and returns false if the limit leaves less. ocp_arena_pooled counts an
- * allocation that the pool has made, or (`given` false) has refused; ocp_arena_pooled_freed counts a free. */
+ * allocation that the pool has made. ocp_arena_pooled_given_back counts that its owner has freed it, and
+ * ocp_arena_pooled_freed that the pool has taken it back, or has refused an allocation. */
 bool ocp_arena_expect_pooled(ocp_arena *arena, size_t size);
-void ocp_arena_pooled(ocp_arena *arena, size_t size, bool given);
+void ocp_arena_pooled(ocp_arena *arena, size_t size);
+void ocp_arena_pooled_given_back(ocp_arena *arena, size_t size);
 void ocp_arena_pooled_freed(ocp_arena *arena, size_t size);
+
+/* Count memory of removed regions as held again, because the driver has not freed it. ocp_arena_keep_unfreed: the
+ * region is among those that ocp_arena_remove_unused returns next. ocp_arena_lose: the bytes stay held for good. */
+void ocp_arena_keep_unfreed(ocp_arena *arena, ocp_region *region);
+void ocp_arena_lose(ocp_arena *arena, size_t region_bytes);
 
 /* Remove all unused regions, or one region if it is unused; return them linked by `next`, for the driver to free. */
 ocp_region *ocp_arena_remove_unused(ocp_pool *pool, ocp_arena *arena);

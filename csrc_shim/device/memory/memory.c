@@ -27,6 +27,7 @@
 #include "device/memory/chunk_table.h"
 #include "device/memory/mempool.h"
 #include "device/order.h"
+#include "device/release.h"
 #include "device/wait.h"
 
 /* ---- pools ---- */
@@ -94,21 +95,38 @@ static CUresult driver_alloc(const ocp_driver *driver, int memory, size_t bytes,
   return result;
 }
 
-static void driver_free(const ocp_driver *driver, int memory, uint64_t address) {
-  if (memory == OCP_DEVICE_MEMORY)
-    driver->MemFree(address);
-  else
-    driver->MemFreeHost((void *)(uintptr_t)address);
+static ocp_freed driver_free(ocp_device *device, int memory, uint64_t address) {
+  const ocp_driver *driver = device->driver;
+  return memory == OCP_DEVICE_MEMORY
+             ? ocp_device_freed(device, driver->MemFree(address), "cuMemFree")
+             : ocp_device_freed(device, driver->MemFreeHost((void *)(uintptr_t)address), "cuMemFreeHost");
 }
 
+/* Counts a region that the driver has not freed as held. */
+static void keep_region(ocp_pool *pool, int memory, ocp_region *region, ocp_freed freed) {
+  ocp_arena *arena = pool->arenas[memory];
+  pthread_mutex_lock(&pool->lock);
+  if (freed == OCP_FREE_LATER)
+    ocp_arena_keep_unfreed(arena, region);
+  else
+    ocp_arena_lose(arena, region->size);
+  pthread_mutex_unlock(&pool->lock);
+  if (freed != OCP_FREE_LATER)
+    free(region);
+}
+
+/* Frees regions that the arena has removed. Returns the number of bytes that went back to the driver. */
 static int64_t free_regions(ocp_device *device, int memory, ocp_region *region) {
   int64_t bytes = 0;
-  while (region) {
-    ocp_region *next = region->next;
+  for (ocp_region *next; region; region = next) {
+    next = region->next;
+    const ocp_freed freed = driver_free(device, memory, region->address);
+    if (freed != OCP_FREED) {
+      keep_region(device->pool, memory, region, freed);
+      continue;
+    }
     bytes += (int64_t)region->size;
-    driver_free(device->driver, memory, region->address);
     free(region);
-    region = next;
   }
   return bytes;
 }
@@ -297,8 +315,10 @@ static CUresult add_region(const request *r, ocp_chunk **chunk) {
                                    NULL); /* tells the checking mode that nothing in the new region is allocated yet */
   pthread_mutex_lock(&pool->lock);
   *chunk = result == CUDA_SUCCESS ? ocp_arena_add_region(arena, address, bytes, r->size) : NULL;
-  if (!*chunk) {
+  if (result != CUDA_SUCCESS) {
     ocp_arena_cancel(arena, bytes);
+  } else if (!*chunk) {
+    /* out of host memory: freed below */
   } else if (r->reserve) {
     (*chunk)->region->reserved = true;
     arena->stats.num_reserves++;
@@ -309,7 +329,11 @@ static CUresult add_region(const request *r, ocp_chunk **chunk) {
   pthread_mutex_unlock(&pool->lock);
   if (result != CUDA_SUCCESS || *chunk)
     return result;
-  driver_free(r->device->driver, r->memory, address);
+  if (driver_free(r->device, r->memory, address) == OCP_FREED) {
+    pthread_mutex_lock(&pool->lock);
+    ocp_arena_cancel(arena, bytes);
+    pthread_mutex_unlock(&pool->lock);
+  }
   return CUDA_ERROR_OUT_OF_MEMORY;
 }
 

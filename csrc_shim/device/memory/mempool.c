@@ -5,6 +5,7 @@
 #include "device/memory/arena.h"
 #include "device/memory/chunk_table.h"
 #include "device/order.h"
+#include "device/release.h"
 
 struct ocp_mempool {
   pthread_mutex_t lock; /* held during driver calls */
@@ -12,6 +13,8 @@ struct ocp_mempool {
   int64_t keep_bytes;
   uint64_t release_threshold;
   CUmemoryPool handle; /* NULL: the pool does not exist */
+  CUstream frees;      /* frees of blocks that no stream uses; exists with the pool. The legacy default stream would wait
+                          for streams of the application, and cannot be used while they are captured. */
   ocp_chunk_table table;
   ocp_chunk *waiting; /* blocks freed without a stream while several streams were busy; linked by older */
   atomic_bool has_waiting;
@@ -58,11 +61,20 @@ static CUresult open_pool(ocp_mempool *mempool, ocp_device *device, ocp_error *e
   if (result != CUDA_SUCCESS)
     return result;
   result = driver->MemPoolSetAttribute(handle, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &mempool->release_threshold);
+  if (check(device, result, "cuMemPoolSetAttribute", error) == CUDA_SUCCESS)
+    result = check(device, driver->StreamCreate(&mempool->frees, CU_STREAM_NON_BLOCKING), "cuStreamCreate", error);
   if (result == CUDA_SUCCESS)
     mempool->handle = handle;
   else
-    driver->MemPoolDestroy(handle);
-  return check(device, result, "cuMemPoolSetAttribute", error);
+    ocp_device_released(device, driver->MemPoolDestroy(handle), "cuMemPoolDestroy");
+  return result;
+}
+
+static void close_pool(ocp_mempool *mempool, ocp_device *device) {
+  const ocp_driver *driver = device->driver;
+  ocp_device_released(device, driver->StreamDestroy(mempool->frees), "cuStreamDestroy");
+  ocp_device_released(device, driver->MemPoolDestroy(mempool->handle), "cuMemPoolDestroy");
+  mempool->handle = NULL;
 }
 
 static int64_t reserved_bytes(const ocp_mempool *mempool, const ocp_device *device) {
@@ -74,13 +86,23 @@ static int64_t reserved_bytes(const ocp_mempool *mempool, const ocp_device *devi
 
 /* ---- freeing ---- */
 
-/* Returns false if the driver is out of memory now; a later call may succeed. */
-static bool driver_free(const ocp_device *device, uint64_t address, CUstream stream) {
-  return device->driver->MemFreeAsync(address, stream) != CUDA_ERROR_OUT_OF_MEMORY;
+/* Frees the block in the order of the stream. Returns false if the driver cannot free it now: if it is out of memory, or
+ * if a capture forbids the call. A block whose free fails otherwise stays counted, and is not freed again. */
+static bool driver_free(ocp_device *device, const ocp_chunk *chunk, CUstream stream) {
+  ocp_pool *pool = device->pool;
+  const CUresult result = device->driver->MemFreeAsync(chunk->address, stream);
+  const ocp_freed freed =
+      result == CUDA_ERROR_OUT_OF_MEMORY ? OCP_FREE_LATER : ocp_device_freed(device, result, "cuMemFreeAsync");
+  if (freed == OCP_FREED) {
+    pthread_mutex_lock(&pool->lock);
+    ocp_arena_pooled_freed(pool->arenas[OCP_DEVICE_MEMORY], chunk->size);
+    pthread_mutex_unlock(&pool->lock);
+  }
+  return freed != OCP_FREE_LATER;
 }
 
 /* Frees the block in the order of the only busy stream that may have used it, or at once if no such stream is busy.
- * Returns false if several are busy, if the busy one is being captured, or if the driver is out of memory. */
+ * Returns false if several are busy, if the busy one is being captured, or if the driver cannot free it now. */
 static bool free_in_order(ocp_device *device, const ocp_chunk *chunk) {
   ocp_pool *pool = device->pool;
   ocp_stream *busy = NULL;
@@ -94,7 +116,7 @@ static bool free_in_order(ocp_device *device, const ocp_chunk *chunk) {
     }
   pthread_mutex_unlock(&pool->lock);
   const bool can = num_busy == 0 || (num_busy == 1 && !atomic_load(&busy->capturing));
-  const bool freed = can && driver_free(device, chunk->address, busy ? busy->handle : NULL);
+  const bool freed = can && driver_free(device, chunk, busy ? busy->handle : pool->mempool->frees);
   pthread_mutex_unlock(&pool->streams_lock);
   return freed;
 }
@@ -131,13 +153,13 @@ bool ocp_mempool_free(ocp_device *device, uint64_t address, ocp_stream *stream, 
     ocp_chunk_table_erase(&mempool->table, chunk);
     *size = chunk->size;
     pthread_mutex_lock(&pool->lock);
-    ocp_arena_pooled_freed(pool->arenas[OCP_DEVICE_MEMORY], chunk->size);
+    ocp_arena_pooled_given_back(pool->arenas[OCP_DEVICE_MEMORY], chunk->size);
     if (stream)
       ocp_pool_advance(pool, stream);
     chunk->freed_at = stream ? pool->sequence : ++pool->sequence;
     pthread_mutex_unlock(&pool->lock);
     OCP_STAY stay = ocp_device_enter_to_release(device);
-    if (stay.entered && stream && !atomic_load(&stream->capturing) && driver_free(device, address, stream->handle)) {
+    if (stay.entered && stream && !atomic_load(&stream->capturing) && driver_free(device, chunk, stream->handle)) {
       free(chunk);
     } else {
       chunk->older = mempool->waiting;
@@ -171,7 +193,7 @@ static CUresult driver_alloc_at_once(ocp_device *device, const ocp_mempool *memp
   if (result == CUDA_SUCCESS) {
     result = check(device, device->driver->StreamSynchronize(stream->handle), "cuStreamSynchronize", error);
     if (result != CUDA_SUCCESS) {
-      device->driver->MemFreeAsync(*address, stream->handle);
+      ocp_device_freed(device, device->driver->MemFreeAsync(*address, stream->handle), "cuMemFreeAsync");
       *address = 0;
     }
   }
@@ -196,7 +218,8 @@ static CUresult allocate(ocp_device *device, ocp_mempool *mempool, size_t size, 
     *chunk = (ocp_chunk){.address = *address, .size = size};
     if (ocp_chunk_table_insert(&mempool->table, chunk))
       return CUDA_SUCCESS;
-    device->driver->MemFreeAsync(*address, stream ? stream->handle : NULL);
+    const CUstream order = stream ? stream->handle : mempool->frees;
+    ocp_device_freed(device, device->driver->MemFreeAsync(*address, order), "cuMemFreeAsync");
     result = fail_host_memory(error);
   }
   free(chunk);
@@ -216,7 +239,10 @@ CUresult ocp_mempool_alloc(ocp_device *device, size_t size, ocp_stream *stream, 
   if (within_limit) {
     result = allocate(device, mempool, size, stream, address, error);
     pthread_mutex_lock(&pool->lock);
-    ocp_arena_pooled(arena, size, result == CUDA_SUCCESS);
+    if (result == CUDA_SUCCESS)
+      ocp_arena_pooled(arena, size);
+    else
+      ocp_arena_pooled_freed(arena, size);
     if (stream && result == CUDA_SUCCESS)
       ocp_pool_advance(pool, stream); /* the memory exists only after this point of the stream */
     pthread_mutex_unlock(&pool->lock);
@@ -237,10 +263,10 @@ int64_t ocp_mempool_shrink(ocp_device *device, bool keep) {
   if (mempool->handle) {
     collect(device, mempool);
     if (!keep && mempool->table.count == 0 && !mempool->waiting) {
-      driver->MemPoolDestroy(mempool->handle);
-      mempool->handle = NULL;
+      close_pool(mempool, device);
     } else {
-      driver->MemPoolTrimTo(mempool->handle, keep ? (size_t)mempool->keep_bytes : 0);
+      const CUresult result = driver->MemPoolTrimTo(mempool->handle, keep ? (size_t)mempool->keep_bytes : 0);
+      ocp_device_released(device, result, "cuMemPoolTrimTo");
     }
   }
   const int64_t after = reserved_bytes(mempool, device);

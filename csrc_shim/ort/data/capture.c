@@ -10,6 +10,7 @@
 #include "device/memory/memory.h"
 #include "device/memory/preserve.h"
 #include "device/order.h"
+#include "device/release.h"
 #include "device/run_memory.h"
 #include "driver/activity.h"
 #include "driver/driver.h"
@@ -61,7 +62,7 @@ static _Thread_local ocp_capture_thread *running;
 static void drop_graph(ocp_device *device, captured *entry) {
   OCP_STAY stay = ocp_device_enter_to_release(device);
   if (stay.entered && entry->exec)
-    device->driver->GraphExecDestroy(entry->exec);
+    ocp_device_released(device, device->driver->GraphExecDestroy(entry->exec), "cuGraphExecDestroy");
   if (entry->exec)
     ocp_count(OCP_GRAPHS_LIVE, -1);
   ocp_run_memory_release(&entry->memory);
@@ -288,7 +289,7 @@ static void abandon_run(ocp_capture_thread *thread, ocp_device *device) {
   if (stay.entered && thread->captures)
     ocp_stream_end_capture(thread->stream, &graph);
   if (graph)
-    device->driver->GraphDestroy(graph);
+    ocp_device_released(device, device->driver->GraphDestroy(graph), "cuGraphDestroy");
   pthread_mutex_lock(&thread->lock);
   deactivate(thread);
   drop_graph(device, entry);
@@ -416,7 +417,7 @@ static int take_graph(ocp_capture_thread *thread, captured *entry, ocp_error *er
     }
   }
   if (graph)
-    device->driver->GraphDestroy(graph);
+    ocp_device_released(device, device->driver->GraphDestroy(graph), "cuGraphDestroy");
   entry->exec = exec;
   ocp_run_memory_forget_held(&entry->memory);
   if (exec)

@@ -9,6 +9,7 @@
 #include "device/open/devices.h"
 #include "device/order.h"
 #include "device/pool.h"
+#include "device/release.h"
 #include "device/wait.h"
 #include "driver/driver.h"
 #include "ort/data/place.h"
@@ -27,7 +28,8 @@ static void notification_release(OrtSyncNotificationImpl *this_ptr) {
   notification *self = (notification *)(void *)this_ptr;
   OCP_STAY stay = ocp_device_enter_to_release(self->producer->device);
   if (stay.entered)
-    self->producer->device->driver->EventDestroy(self->event);
+    ocp_device_released(self->producer->device, self->producer->device->driver->EventDestroy(self->event),
+                        "cuEventDestroy");
   ocp_stream_release(self->producer);
   free(self);
 }

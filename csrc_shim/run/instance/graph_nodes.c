@@ -1,6 +1,7 @@
 #include "run/instance/graph_nodes.h"
 
 #include "base/counters.h"
+#include "device/release.h"
 #include "driver/activity.h"
 #include "driver/error.h"
 #include "plan/format.h"
@@ -97,7 +98,7 @@ static CUresult capture_library(const ocp_instance *instance, uint32_t index, oc
   if (error->code == ORT_OK)
     return CUDA_SUCCESS;
   if (*child)
-    device->driver->GraphDestroy(*child);
+    ocp_device_released(device, device->driver->GraphDestroy(*child), "cuGraphDestroy");
   ocp_library_let_go(call.problem, *used);
   *child = NULL;
   *used = NULL;
@@ -111,7 +112,7 @@ void ocp_graph_node_release(const ocp_variant *variant, uint32_t index, struct o
 
 static CUresult add(const ocp_instance *instance, uint32_t index, ocp_stream *stream, CUgraph graph, CUgraphNode before,
                     CUgraphNode *node, struct ocp_prepared **used, ocp_error *error) {
-  const ocp_device *device = instance->variant->device;
+  ocp_device *device = instance->variant->device;
   const ocp_driver *driver = device->driver;
   const uint64_t *values = instance->calls[index].values;
   const size_t num_before = before != NULL;
@@ -133,7 +134,7 @@ static CUresult add(const ocp_instance *instance, uint32_t index, ocp_stream *st
     CUresult result = capture_library(instance, index, stream, &child, used, error);
     if (result == CUDA_SUCCESS) {
       result = driver->GraphAddChildGraphNode(node, graph, &before, num_before, child);
-      driver->GraphDestroy(child);
+      ocp_device_released(device, driver->GraphDestroy(child), "cuGraphDestroy");
     }
     return result;
   }
@@ -150,7 +151,7 @@ CUresult ocp_graph_node_add(const ocp_instance *instance, uint32_t index, ocp_st
 
 static CUresult change(const ocp_instance *instance, uint32_t index, ocp_stream *stream, CUgraphExec exec,
                        CUgraphNode node, struct ocp_prepared **used) {
-  const ocp_device *device = instance->variant->device;
+  ocp_device *device = instance->variant->device;
   const ocp_driver *driver = device->driver;
   const uint64_t *values = instance->calls[index].values;
   ocp_count(OCP_GRAPH_UPDATES, 1);
@@ -174,7 +175,7 @@ static CUresult change(const ocp_instance *instance, uint32_t index, ocp_stream 
     CUresult result = capture_library(instance, index, stream, &child, &newer, &ignored);
     if (result == CUDA_SUCCESS) {
       result = driver->GraphExecChildGraphNodeSetParams(exec, node, child);
-      driver->GraphDestroy(child);
+      ocp_device_released(device, driver->GraphDestroy(child), "cuGraphDestroy");
       ocp_graph_node_release(instance->variant, index, *used);
       *used = newer;
     }

@@ -7,6 +7,7 @@
 #include "base/counters.h"
 #include "base/host.h"
 #include "device/memory/memory.h"
+#include "device/release.h"
 #include "driver/activity.h"
 #include "driver/driver.h"
 #include "driver/error.h"
@@ -113,9 +114,9 @@ void ocp_replay_release(ocp_replay *replay) {
   OCP_STAY stay = ocp_device_enter_to_release(device);
   if (stay.entered) {
     if (replay->exec)
-      device->driver->GraphExecDestroy(replay->exec);
+      ocp_device_released(device, device->driver->GraphExecDestroy(replay->exec), "cuGraphExecDestroy");
     if (replay->graph)
-      device->driver->GraphDestroy(replay->graph);
+      ocp_device_released(device, device->driver->GraphDestroy(replay->graph), "cuGraphDestroy");
     if (replay->slab)
       ocp_device_free(device, replay->slab, NULL); /* the stream of an unfinished launch may have been destroyed */
   }

@@ -164,7 +164,7 @@ class OpenDevice:
         stay = ffi.new("ocp_stay *")
         if unused and core().device_enter_to_release(self.pointer, stay):
             for kernel in unused:
-                self.driver.ModuleUnload(kernel.module)
+                self._unload(kernel.module)
             core().device_leave(stay)
 
     def hold_libraries(self) -> None:
@@ -237,9 +237,12 @@ class OpenDevice:
                 result = self.driver.FuncSetAttribute(function[0], attribute, dynamic)
                 self._check(result, "cuFuncSetAttribute", kernel)
         except BaseException:
-            self.driver.ModuleUnload(module[0])
+            self._unload(module[0])
             raise
         return LoadedKernel(module[0], function[0], image.entry, spec)
+
+    def _unload(self, module: Any) -> None:
+        core().device_released(self.pointer, self.driver.ModuleUnload(module), b"cuModuleUnload")
 
     def _check(self, result: int, call: str, subject: str) -> None:
         if result != lib.CUDA_SUCCESS:
