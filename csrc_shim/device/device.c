@@ -38,8 +38,12 @@ static CUresult make_current(const ocp_device *device, ocp_stay *stay) {
  * call of the driver if the mode is relaxed enough already. */
 static _Thread_local ocp_capture_mode mode_in_stays;
 
-/* Makes the thread's capture mode at least as relaxed as `mode`: a mode that the application has set stays if it is more
- * relaxed. */
+static _Thread_local bool in_foreign_capture;
+
+void ocp_device_in_foreign_capture(bool is_captured) { in_foreign_capture = is_captured; }
+
+/* Makes the thread's capture mode at least as relaxed as `mode`: a mode that the application has set stays if it is
+ * more relaxed. */
 static CUresult relax_captures(const ocp_device *device, int mode, ocp_stay *stay) {
   const ocp_driver *driver = device->driver;
   if (mode_in_stays.driver == driver && mode_in_stays.mode >= mode)
@@ -66,7 +70,8 @@ ocp_stay ocp_device_enter(ocp_device *device, ocp_error *error) {
   CUresult result = make_current(device, &stay);
   if (result == CUDA_SUCCESS) {
     call = "cuThreadExchangeStreamCaptureMode";
-    result = relax_captures(device, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, &stay);
+    const int mode = in_foreign_capture ? CU_STREAM_CAPTURE_MODE_RELAXED : CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+    result = relax_captures(device, mode, &stay);
   }
   stay.entered = result == CUDA_SUCCESS;
   if (stay.entered)

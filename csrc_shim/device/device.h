@@ -40,6 +40,10 @@ ocp_stay ocp_device_enter(ocp_device *device, ocp_error *error);
  * the device. */
 ocp_stay ocp_device_enter_to_release(const ocp_device *device);
 void ocp_device_leave(ocp_stay *stay);
+/* Says whether the application captures the Run that the calling thread executes. While it does, stays of the thread
+ * lift the ban of the application's capture, which may be in any mode: what the Run allocates lives as long as the
+ * session. */
+void ocp_device_in_foreign_capture(bool is_captured);
 /* Calls ocp_fail_cuda, and marks the device lost when the error is sticky. */
 int ocp_device_fail(ocp_device *device, CUresult result, const char *what, ocp_error *error);
 

@@ -64,6 +64,8 @@ void ocp_run_memory_forget_held(ocp_run_memory *memory) {
 
 bool ocp_run_memory_is_captured(void) { return watched && watched->captured; }
 
+bool ocp_run_memory_is_foreign(void) { return ocp_run_memory_is_captured() && watched->foreign; }
+
 uint64_t ocp_run_memory_reuse(const ocp_device *device, int memory, size_t bytes) {
   if (!watched || watched->device != device)
     return 0;

@@ -22,6 +22,7 @@ typedef struct ocp_run_memory {
   ocp_device *device;
   ocp_run_block *blocks;
   bool captured; /* a stream capture is open: driver calls that may synchronize are forbidden */
+  bool foreign;  /* the capture is the application's: the Run allocates from the driver all the same */
 } ocp_run_memory;
 
 /* Starts to record the allocations of the calling thread's Run. An allocation reuses a freed block of `memory` first.
@@ -40,6 +41,8 @@ void ocp_run_memory_forget_held(ocp_run_memory *memory);
 /* ---- for code that hands out memory ---- */
 /* Whether the calling thread watches a Run with an open stream capture. */
 bool ocp_run_memory_is_captured(void);
+/* Whether the calling thread watches a Run that the application captures. */
+bool ocp_run_memory_is_foreign(void);
 /* Takes a block of at least `bytes` that the calling thread's watched Run has freed; 0: none. */
 uint64_t ocp_run_memory_reuse(const ocp_device *device, int memory, size_t bytes);
 /* Records an allocation of the calling thread's watched Run. False: out of host memory. */

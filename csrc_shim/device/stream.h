@@ -8,6 +8,10 @@
 #include "device/stream_state.h"
 #include "driver/driver.h"
 
+/* The advice of errors of Runs that a CUDA graph cannot capture. */
+#define OCP_WITHOUT_CAPTURE                                                                                            \
+  "Run with gpu_graph_id=-1, or without enable_cuda_graph, or outside of the application's capture"
+
 int ocp_stream_create(ocp_device *device, ocp_stream **out, ocp_error *error);
 /* Returns the object of the application's stream with that handle (NULL: the default stream), the same to each caller.
  * Fails if the driver does not know the handle, or if the stream is of a context other than the device's primary one.

@@ -191,6 +191,10 @@ static OrtStatus *on_run_start(OrtEp *ep, const OrtRunOptions *options) {
     error.code = ORT_OK;
     if (!status && ocp_capture_run_start(self(ep)->capture, id, &error) != ORT_OK)
       status = ocp_status(&error);
+  } else if (self(ep)->recordings) {
+    error.code = ORT_OK;
+    if (ocp_recordings_run_start(self(ep)->recordings, &error) != ORT_OK)
+      status = ocp_status(&error);
   }
   if (!status)
     ocp_run_started();
@@ -205,6 +209,8 @@ static OrtStatus *on_run_end(OrtEp *ep, const OrtRunOptions *options, bool sync_
     status = annotation_id(options, &id);
     if (!status && ocp_capture_run_end(self(ep)->capture, id, sync_stream, &error) != ORT_OK)
       status = ocp_status(&error);
+  } else if (self(ep)->recordings) {
+    ocp_recordings_run_end(self(ep)->recordings);
   }
   ocp_run_ended(self(ep)->config.device, sync_stream);
   return status;
@@ -269,6 +275,11 @@ OrtEp *ocp_ep_create(const ocp_ep_config *config, ocp_identity identity) {
     free(ep);
     return NULL;
   }
+  if (config->stream && !config->stream->owned && !ep->capture &&
+      !(ep->recordings = ocp_recordings_create(config->stream))) {
+    free(ep);
+    return NULL;
+  }
   ep->ort = (OrtEp){
       .ort_version_supported = ocp_api_version,
       .GetName = get_name,
@@ -309,6 +320,8 @@ void ocp_ep_close(OrtEp *ep) {
   ocp_ep *own = (ocp_ep *)(void *)ep;
   ocp_capture_destroy(own->capture);
   own->capture = NULL;
+  ocp_recordings_destroy(own->recordings);
+  own->recordings = NULL;
 }
 
 void ocp_ep_release(OrtEp *ep) { free(ep); }

@@ -100,14 +100,14 @@ static int read_host_inputs(run *r) {
   return ocp_host_values_read(r->stream, reads, cluster->num_host_inputs, r->error);
 }
 
-/* Whether ONNX Runtime captures the Run (ort/data/capture.h), so that nothing can be read back. */
+/* Whether ONNX Runtime or the application captures the Run (ort/data/capture.h, ort/data/recording.h), so that nothing
+ * can be read back. */
 static bool is_capturing(const run *r) { return atomic_load_explicit(&r->stream->capturing, memory_order_relaxed); }
 
 static int fail_capture(const run *r, const char *why, uint32_t input) {
   return ocp_fail(r->error, ORT_NOT_IMPLEMENTED,
-                  "%s: input %u %s, and a CUDA graph cannot capture that. Run with gpu_graph_id=-1, or without "
-                  "enable_cuda_graph",
-                  r->cluster->name, input, why);
+                  "%s: input %u %s, and a CUDA graph cannot capture that. " OCP_WITHOUT_CAPTURE, r->cluster->name,
+                  input, why);
 }
 
 static int make_key(run *r) {
@@ -215,6 +215,13 @@ static ocp_instance *find_instance(const run *r) {
             cluster->name);
       return NULL;
     }
+    if (is_capturing(r)) {
+      ocp_fail(r->error, ORT_NOT_IMPLEMENTED,
+               "%s: there is no plan for these inputs yet, and a CUDA graph cannot capture that one is compiled. Run "
+               "once with inputs of these shapes before the capture",
+               cluster->name);
+      return NULL;
+    }
     if (build_variant(r, newest, &built) != ORT_OK)
       return NULL;
   }
@@ -312,8 +319,8 @@ static int run_segment(const run *r, ocp_instance *instance, uint32_t segment) {
   const ocp_plan *plan = instance->variant->plan;
   if (segment > 0 && is_capturing(r))
     return ocp_fail(r->error, ORT_NOT_IMPLEMENTED,
-                    "%s: the host must read a size from the device, and a CUDA graph cannot capture that. Run with "
-                    "gpu_graph_id=-1, or without enable_cuda_graph",
+                    "%s: the host must read a size from the device, and a CUDA graph cannot capture "
+                    "that. " OCP_WITHOUT_CAPTURE,
                     r->cluster->name);
   if (segment > 0 &&
       (read_back(r, instance, segment) != ORT_OK || ocp_instance_resolve(instance, segment, r->error) != ORT_OK))

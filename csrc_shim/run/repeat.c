@@ -184,7 +184,7 @@ int ocp_repeat_run(const ocp_repeat *repeat, ocp_stream *stream, const ocp_input
   if (atomic_load_explicit(&stream->capturing, memory_order_relaxed))
     return ocp_fail(error, ORT_NOT_IMPLEMENTED,
                     "the host must read after each iteration whether the loop continues, and a CUDA graph cannot "
-                    "capture that. Run with gpu_graph_id=-1, or without enable_cuda_graph");
+                    "capture that. " OCP_WITHOUT_CAPTURE);
   state *states = calloc(2 * (size_t)repeat->num_states, sizeof *states);
   ocp_input *sources = calloc((size_t)repeat->most_sources + 1, sizeof *sources);
   OCP_STAY stay = ocp_device_enter(repeat->device, error);

@@ -61,7 +61,7 @@ struct ocp_arena {
   uint64_t bin_mask[OCP_ARENA_BINS / 64];
   ocp_chunk *bound;
   ocp_region *regions;
-  ocp_region *unfreed; /* unused regions that the driver could not free yet; linked by `next`, without chunks */
+  ocp_region *unfreed;   /* unused regions that the driver could not free yet; linked by `next`, without chunks */
   ocp_chunk_table table; /* all chunks by address */
   ocp_chunk *spare;      /* unused ocp_chunk structs, linked by `older` */
   size_t next_region_bytes;

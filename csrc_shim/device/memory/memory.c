@@ -11,7 +11,8 @@
  * - Locks are taken in this order: reclaim_lock; that of a cluster's cache or of the mempool; streams_lock; the pool's.
  *   None but reclaim_lock is held while a reclaimer is called, and the pool's lock never in a call of the driver.
  * - Counters and statistics change when a chunk is allocated and freed, by the chunk's size.
- * - While this thread or the stream captures a graph, the driver is asked for no memory. */
+ * - While this thread or the stream captures a graph, the driver is asked for no memory, except for a Run that the
+ *   application captures (run_memory.h). */
 #define _GNU_SOURCE /* PTHREAD_MUTEX_ADAPTIVE_NP */
 #include "device/memory/memory.h"
 
@@ -350,7 +351,9 @@ static CUresult fetch(const request *r, ocp_chunk **chunk) {
 }
 
 static bool uses_mempool(const request *r) {
-  return r->memory == OCP_DEVICE_MEMORY && !r->reserve && ocp_mempool_is_wanted(r->device->pool->mempool);
+  /* A stream-ordered allocation on a captured stream would be a node of the graph. */
+  return r->memory == OCP_DEVICE_MEMORY && !r->reserve && !ocp_run_memory_is_foreign() &&
+         ocp_mempool_is_wanted(r->device->pool->mempool);
 }
 
 static int fail_in_capture(const request *r, ocp_error *error) {
@@ -364,7 +367,8 @@ static int fetch_or_make_room(request *r, uint64_t *address, size_t *size, ocp_e
   ocp_device *device = r->device;
   if (r->bytes > OCP_ARENA_MAX_BYTES)
     return out_of_memory(device, r->memory, r->bytes, error);
-  if (ocp_run_memory_is_captured() || (r->stream && atomic_load(&r->stream->capturing)))
+  if (!ocp_run_memory_is_foreign() &&
+      (ocp_run_memory_is_captured() || (r->stream && atomic_load(&r->stream->capturing))))
     return fail_in_capture(r, error);
   OCP_STAY stay = ocp_device_enter(device, error);
   if (!stay.entered)

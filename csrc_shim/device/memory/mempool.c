@@ -13,8 +13,8 @@ struct ocp_mempool {
   int64_t keep_bytes;
   uint64_t release_threshold;
   CUmemoryPool handle; /* NULL: the pool does not exist */
-  CUstream frees;      /* frees of blocks that no stream uses; exists with the pool. The legacy default stream would wait
-                          for streams of the application, and cannot be used while they are captured. */
+  CUstream frees; /* frees of blocks that no stream uses; exists with the pool. The legacy default stream would wait
+                     for streams of the application, and cannot be used while they are captured. */
   ocp_chunk_table table;
   ocp_chunk *waiting; /* blocks freed without a stream while several streams were busy; linked by older */
   atomic_bool has_waiting;
@@ -86,8 +86,8 @@ static int64_t reserved_bytes(const ocp_mempool *mempool, const ocp_device *devi
 
 /* ---- freeing ---- */
 
-/* Frees the block in the order of the stream. Returns false if the driver cannot free it now: if it is out of memory, or
- * if a capture forbids the call. A block whose free fails otherwise stays counted, and is not freed again. */
+/* Frees the block in the order of the stream. Returns false if the driver cannot free it now: if it is out of memory,
+ * or if a capture forbids the call. A block whose free fails otherwise stays counted, and is not freed again. */
 static bool driver_free(ocp_device *device, const ocp_chunk *chunk, CUstream stream) {
   ocp_pool *pool = device->pool;
   const CUresult result = device->driver->MemFreeAsync(chunk->address, stream);

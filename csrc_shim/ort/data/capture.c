@@ -241,7 +241,7 @@ void ocp_capture_computed(ocp_stream *stream, bool succeeded) {
     running->computations++;
     if (!succeeded)
       atomic_store(&running->failed, true);
-  } else if (!succeeded && atomic_load_explicit(&stream->capturing, memory_order_relaxed)) {
+  } else if (!succeeded && stream && atomic_load_explicit(&stream->capturing, memory_order_relaxed)) {
     /* This thread does not track the Run: in a parallel session ORT runs nodes on other threads. */
     atomic_store(&stream->capture_failed, true);
   }

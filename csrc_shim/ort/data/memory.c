@@ -27,7 +27,7 @@ static int refuse_in_capture(ocp_stream *stream, ocp_error *error) {
   ocp_capture_computed(stream, false);
   return ocp_fail(error, ORT_NOT_IMPLEMENTED,
                   "a captured CUDA graph cannot copy from or to host memory: bind inputs and outputs on the device "
-                  "(IO binding), or run with gpu_graph_id=-1");
+                  "(IO binding), or run with gpu_graph_id=-1, or outside of the application's capture");
 }
 
 /* The copies of one call. The device stays entered between the copies, and the stream's progress is recorded once,

@@ -133,13 +133,22 @@ static OrtStatus *stream_create_notification(OrtSyncStreamImpl *this_ptr, OrtSyn
   return NULL;
 }
 
+/* Whether the application captures its stream: it executes nothing, and waiting for it would invalidate the capture. */
+static bool is_recorded(const ocp_stream *stream) {
+  ocp_error ignored;
+  if (stream->owned)
+    return false;
+  OCP_STAY stay = ocp_device_enter(stream->device, &ignored);
+  return stay.entered && ocp_stream_is_captured(stream);
+}
+
 static OrtStatus *stream_wait(OrtSyncStreamImpl *this_ptr) {
   ocp_stream *stream = stream_of(this_ptr);
   ocp_error error;
   const bool forked = atomic_load_explicit(&ocp_forked, memory_order_relaxed); /* ocp_stream_synchronize then fails */
   if (!forked && (ocp_stream_is_idle(stream) || !ocp_stream_try_turn(stream)))
     return NULL; /* idle, or being captured: the end of the capture waits */
-  const int code = ocp_stream_synchronize(stream, &error);
+  const int code = !forked && is_recorded(stream) ? ORT_OK : ocp_stream_synchronize(stream, &error);
   if (!forked)
     ocp_stream_end_turn(stream);
   return code == ORT_OK ? NULL : ocp_status(&error);

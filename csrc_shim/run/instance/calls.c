@@ -211,9 +211,9 @@ static int call_back(const ocp_instance *instance, uint32_t index, ocp_stream *s
   if (atomic_load_explicit(&stream->capturing, memory_order_relaxed) ||
       (!stream->owned && ocp_stream_is_captured(stream))) {
     atomic_store(&stream->capture_failed, true);
-    return ocp_fail(error, ORT_NOT_IMPLEMENTED,
-                    "the operator's Python code runs in each Run, and a CUDA graph cannot capture it. Run with "
-                    "gpu_graph_id=-1, or without enable_cuda_graph");
+    return ocp_fail(
+        error, ORT_NOT_IMPLEMENTED,
+        "the operator's Python code runs in each Run, and a CUDA graph cannot capture it. " OCP_WITHOUT_CAPTURE);
   }
   const int code = variant->calls[record->index](variant->handle, record->index, call->values, call->num_pointers,
                                                  (const int64_t *)call->values + call->num_pointers,
