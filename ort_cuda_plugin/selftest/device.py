@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,10 +29,14 @@ class Skipped(Exception):
 
 @dataclass(frozen=True)
 class Device:
-    """The device that is tested: its kind, and its number among the devices of this kind."""
+    """The device that is tested: its kind, and its number among the devices of this kind.
+
+    With ``takes_all`` a model counts only if the plugin runs all of its nodes.
+    """
 
     is_emulated: bool
     ordinal: int = 0
+    takes_all: bool = True
 
     @property
     def reference(self) -> str:
@@ -39,10 +44,22 @@ class Device:
         return reference_of(self.is_emulated)
 
     @property
+    def memory(self) -> tuple[str, int, int]:
+        """Return the last arguments of ``OrtValue.ortvalue_from_numpy`` for a value in the device's memory."""
+        import onnxruntime as ort
+
+        info = self._offered.memory_info(ort.OrtDeviceMemoryType.DEFAULT)
+        return "gpu", self.ordinal, int(info.device_vendor_id)
+
+    @property
+    def _offered(self) -> Any:
+        """Return the ``OrtEpDevice``. Raises: RuntimeError: there is no such device."""
+        return chosen_device(self.is_emulated, {"device_id": str(self.ordinal)} if self.ordinal else {})
+
+    @property
     def opened(self) -> OpenDevice:
         """Return the open device. Raises: RuntimeError: there is no such device."""
-        options = {"device_id": str(self.ordinal)} if self.ordinal else {}
-        return use_device(described_by(chosen_device(self.is_emulated, options)))
+        return use_device(described_by(self._offered))
 
     def why_lost(self) -> str:
         """Return why the device no longer works, "" if it does."""
@@ -52,16 +69,18 @@ class Device:
             return f"{type(error).__name__}: {error}"
         return ""
 
-    def session(self, model: onnx.ModelProto, tuner: Tuner | None = None, **options: str) -> Any:
-        """Return a session on the device that runs all nodes of the model.
+    def session(
+        self, model: onnx.ModelProto, tuner: Tuner | None = None, options: Mapping[str, str] | None = None
+    ) -> Any:
+        """Return a session on the device.
 
-        Raises: Skipped: the plugin declines a node; the message has the reason.
+        Raises: Skipped: the plugin declines a node, and it must not; the message has the reason.
         """
-        given = {"claim_unprofitable_nodes": "1", **options}
+        given = {"claim_unprofitable_nodes": "1", **(options or {})}
         if self.ordinal:
             given["device_id"] = str(self.ordinal)
         with choosing_by(tuner):
-            return _on_plugin(model, self.is_emulated, given)
+            return _on_plugin(model, self.is_emulated, given, self.takes_all)
 
     def expected(self, case: Case) -> list[Array]:
         """Return the results of the reference."""
@@ -119,11 +138,11 @@ def _options() -> Any:
     return options
 
 
-def _on_plugin(model: onnx.ModelProto, emulate: bool, provider_options: dict[str, str]) -> Any:
+def _on_plugin(model: onnx.ModelProto, emulate: bool, provider_options: dict[str, str], takes_all: bool = True) -> Any:
     session, _ = create_session(model.SerializeToString(), emulate, provider_options, _options())
     declined = [f"{verdict.op_type}: {verdict.reason}" for verdict in last_verdicts() if not verdict.supported]
     parts = session.get_provider_graph_assignment_info()
     others = [node.op_type for part in parts if not is_our_name(part.ep_name) for node in part.get_nodes()]
-    if others:
+    if others and takes_all:
         raise Skipped(next(iter(declined), f"ONNX Runtime leaves {others[0]} to another provider"))
     return session

@@ -32,10 +32,10 @@ def quarantined_by(results: Sequence[Result]) -> list[Quarantined]:
 def _entries(result: Result) -> Iterator[Quarantined]:
     reason = f"{result.name}: {result.reason}"
     if result.engine:
-        yield QuarantinedSchedule(result.family, result.operand, result.engine, result.tile, reason)
+        yield QuarantinedSchedule(result.family, result.operand, result.engine, result.tile, reason, result.case)
         return
     for operator in result.operators:
-        yield QuarantinedOperator(operator, result.type, reason)
+        yield QuarantinedOperator(operator, result.type, reason, result.case)
 
 
 def _engines(results: Sequence[Result]) -> Iterator[QuarantinedSchedule]:
@@ -50,20 +50,11 @@ def _engines(results: Sequence[Result]) -> Iterator[QuarantinedSchedule]:
         wrong = failures(found.values())
         if len(wrong) == len(found) >= 2:
             reason = f"all {len(found)} tiles failed, {wrong[0].name}: {wrong[0].reason}"
-            yield QuarantinedSchedule(family, operand, engine, "", reason)
+            yield QuarantinedSchedule(family, operand, engine, "", reason, wrong[0].case)
 
 
 def still_quarantined(before: Iterable[Quarantined], results: Sequence[Result]) -> list[Quarantined]:
-    """Return the entries of an earlier selftest that no check of this one has lifted, by passing."""
-    passed = [result for result in results if result.verdict is Verdict.PASS]
-    schedules = {(result.family, result.operand, result.engine) for result in passed if result.engine}
-    tiles = {(result.family, result.operand, result.engine, result.tile) for result in passed if result.engine}
-    operators = {(operator, result.type) for result in passed for operator in result.operators}
-
-    def is_lifted(entry: Quarantined) -> bool:
-        if isinstance(entry, QuarantinedOperator):
-            return (entry.operator, entry.type) in operators
-        key = (entry.family, entry.type, entry.engine)
-        return (*key, entry.tile) in tiles if entry.tile else key in schedules
-
-    return [entry for entry in before if not is_lifted(entry)]
+    """Return the entries of an earlier selftest whose checks this one has not repeated, or has not seen pass."""
+    wrong = {result.case for result in failures(results)}
+    passed = {result.case for result in results if result.verdict is Verdict.PASS} - wrong
+    return [entry for entry in before if entry.case not in passed]

@@ -87,22 +87,23 @@ def _quarantine(runner: Runs, report: Report) -> None:
     for section in report.sections if found and report.is_stored else ():
         more = _without(_still_wrong(runner, section, report.is_quick), entries)
         if more:
-            entries += more
+            entries += dict.fromkeys(more)
             report.is_stored = quarantined.store(identity, entries)
     report.quarantined = entries
     report.unresolved = [result for result in failures(report.results) if not _is_resolved(result)]
 
 
 def _still_wrong(runner: Runs, section: SectionReport, is_quick: bool) -> list[Quarantined]:
-    """Run the cases that failed again, now with the quarantine; return the operators of those that are still wrong."""
+    """Run the cases that failed again, now with the quarantine; return all operators of those that are still wrong."""
     cases = tuple(dict.fromkeys(result.case for result in failures(section.results)))
     if not cases:
         return []
     again = runner.run(Request(section.name, is_quick, only=cases, with_quarantine=True))
-    wrong = [result for result in failures(again.results) if not result.engine]
+    wrong = {result.case: f"{result.name}: {result.reason}" for result in failures(again.results) if not result.engine}
     return [
-        QuarantinedOperator(operator, result.type, f"{result.name}: {result.reason}")
-        for result in wrong
+        QuarantinedOperator(operator, result.type, wrong[result.case], result.case)
+        for result in again.results
+        if result.case in wrong
         for operator in result.operators
     ]
 

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from .device import Device
+from .driver_checks import driver_checks
 from .judge import judge
-from .sections import gemm
+from .sections import attention, conv, elementwise, gemm, images, movement, ordered, quantized, recurrence, rows
 from .sections.case import Case, Result
 
 
@@ -31,4 +32,16 @@ def of_cases(
     return checks
 
 
-SECTIONS = (Section("gemm", of_cases(gemm.cases)),)
+SECTIONS = (
+    Section("gemm", of_cases(gemm.cases)),
+    Section("convolution", of_cases(conv.cases)),
+    Section("attention", of_cases(attention.cases)),
+    Section("reduction", of_cases(rows.cases)),
+    Section("order", of_cases(ordered.cases)),
+    Section("elementwise", of_cases(elementwise.cases)),
+    Section("movement", of_cases(movement.cases)),
+    Section("recurrence", of_cases(recurrence.cases)),
+    Section("image", of_cases(images.cases)),
+    Section("quantization", of_cases(quantized.cases)),
+    Section("driver", driver_checks),
+)

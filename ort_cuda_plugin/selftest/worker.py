@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ..compiler.library import kernel_library
@@ -29,7 +29,8 @@ Event = dict[str, Any]
 class Request:
     """The checks of a section to run: all but ``skip``, or only those of ``only``.
 
-    By default the quarantine is ignored, so that what it holds is checked as well.
+    By default the quarantine is ignored, so that what it holds is checked as well. ``with_quarantine``: results are
+    those of sessions to come, which may leave nodes to the CPU provider.
     """
 
     section: str
@@ -43,6 +44,7 @@ def run_section(device: Device, request: Request) -> Iterator[Event]:
     """Yield the events of a section; the last one is "end" or "lost"."""
     begun = time.process_time()
     section = next(section for section in SECTIONS if section.name == request.section)
+    device = replace(device, takes_all=not request.with_quarantine)
     for check, run in section.checks(device, request.is_quick):
         if check in request.skip or (request.only and check not in request.only):
             continue

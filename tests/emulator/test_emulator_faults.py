@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -12,6 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import ort_cuda_plugin
+from device_faults import faults
 from device_models import add_and_double
 from faults import TEXTS, driver_members
 from isolated import HARNESS, python
@@ -21,19 +20,6 @@ from ort_cuda_plugin.abi.emulation import configuration, configure
 from ort_cuda_plugin.ep.device.devices import emulated_devices
 
 NAMES = [name for name, _ in driver_members() if name not in TEXTS]
-
-
-@contextmanager
-def faults(text: str) -> Iterator[None]:
-    """The emulated devices with faults, which other settings and sessions outlive."""
-    config = configuration()
-    config.faults = text.encode()
-    configure(config)
-    try:
-        yield
-    finally:
-        config.faults = b""
-        configure(config)
 
 
 def session_of(element: int, op_type: str = "Add") -> Any:

@@ -80,7 +80,7 @@ def test_the_command_passes_on_the_emulated_device_and_writes_its_report(
         "emulated",
         "--quick",
         "--sections",
-        "gemm",
+        "order",
         "--no-quarantine",
         "--json",
         str(file),

@@ -15,7 +15,7 @@ __all__ = ["Quarantine", "Quarantined", "QuarantinedOperator", "QuarantinedSched
 class QuarantinedSchedule:
     """The schedules of a family with this engine and tile, for the short name of the first operand's type, as "f16".
 
-    ``tile`` is "" if the schedules with every tile are quarantined.
+    ``tile`` is "" if the schedules with every tile are quarantined. ``case`` names the check that failed.
     """
 
     family: str
@@ -23,6 +23,7 @@ class QuarantinedSchedule:
     engine: str
     tile: str
     reason: str = field(default="", compare=False)
+    case: str = field(default="", compare=False)
 
     @property
     def schedule(self) -> str:
@@ -35,11 +36,15 @@ class QuarantinedSchedule:
 
 @dataclass(frozen=True)
 class QuarantinedOperator:
-    """The nodes of an operator, as "Softmax" or "com.microsoft::FastGelu", that read an element type, as "f16"."""
+    """The nodes of an operator, as "Softmax" or "com.microsoft::FastGelu", that read an element type, as "f16".
+
+    ``case`` names the check that failed.
+    """
 
     operator: str
     type: str
     reason: str = field(default="", compare=False)
+    case: str = field(default="", compare=False)
 
     def __str__(self) -> str:
         return f"{self.operator} {self.type}"
