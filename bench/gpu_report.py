@@ -127,7 +127,7 @@ def calibration(device: str, clock: Clock) -> Section:
     """Measure the rates of the device."""
     if call(plugin("calibrate", "--help"), clock.left(30))[0] != 0:
         return Section(left_out="this version of the plugin has no command `calibrate`")
-    return checked(plugin("calibrate", "--device", device), clock.left(60))
+    return checked(plugin("calibrate", "--device", device), clock.left(120))
 
 
 def machine(device: str, clock: Clock) -> Section:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
 from onnx import numpy_helper
 
 from .. import counters
-from ..abi.core import driver_error_text, ffi, lib
+from ..abi.core import ffi
 from ..conformance.verdict import run_session
 from ..ep.device.devices import cuda_devices, emulated_devices
-from ..ep.device.open_device import OpenDevice
 from .device import Device, Skipped
+from .driver_calls import CALL_CHECKS
+from .driver_table import Wrong, driver_of, expect_same
 from .judge import judge
 from .sections.case import Case, Result, Verdict, difference
 
@@ -28,78 +28,24 @@ CHAIN = "({T}[n, 33] x) => ({T}[n, 20] y) { p = MatMul(x, w) r = Relu(p) y = Mat
 """A model of two launches."""
 
 
-class Wrong(Exception):
-    """A check failed; the message says how."""
-
-
-class Driver:
-    """Calls of the driver table on a device, whose context is current."""
-
-    def __init__(self, device: OpenDevice, stack: ExitStack) -> None:
-        self._device, self._stack = device, stack
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        function = getattr(self._device.driver, name)
-
-        def call(*arguments: Any) -> None:
-            code = function(*arguments)
-            if code != lib.CUDA_SUCCESS:
-                raise Wrong(f"cu{name} failed: {driver_error_text(self._device.driver, code)}")
-
-        return call
-
-    def made(self, kind: str, make: str, destroy: str, *arguments: Any) -> Any:
-        """Return what a function of the driver makes, until the check ends."""
-        out = ffi.new(f"{kind} *")
-        getattr(self, make)(out, *arguments)
-        self._stack.callback(getattr(self._device.driver, destroy), out[0])
-        return out[0]
-
-    def memory(self, nbytes: int) -> Any:
-        return self.made("CUdeviceptr", "MemAlloc", "MemFree", nbytes)
-
-    def stream(self) -> Any:
-        return self.made("CUstream", "StreamCreate", "StreamDestroy", 1)  # does not wait for the legacy stream
-
-    def upload(self, address: Any, data: np.ndarray[Any, Any], stream: Any = ffi.NULL) -> None:
-        self.MemcpyHtoDAsync(address, ffi.from_buffer(data), data.nbytes, stream)
-
-    def download(self, address: Any, nbytes: int, stream: Any = ffi.NULL) -> np.ndarray[Any, Any]:
-        data = np.zeros(nbytes, np.uint8)
-        self.MemcpyDtoHAsync(ffi.from_buffer(data), address, nbytes, stream)
-        self.StreamSynchronize(stream)
-        return data
-
-
-@contextmanager
-def _driver(device: Device) -> Iterator[Driver]:
-    with device.opened.entered(), ExitStack() as stack:
-        yield Driver(device.opened, stack)
-
-
 def _noise(nbytes: int) -> np.ndarray[Any, Any]:
     return np.random.default_rng(nbytes).integers(0, 256, nbytes).astype(np.uint8)
 
 
-def _same(found: np.ndarray[Any, Any], expected: np.ndarray[Any, Any], what: str) -> None:
-    if text := difference(found, expected, True):
-        raise Wrong(f"{what}: {text}")
-
-
 def _copies(device: Device) -> None:
-    with _driver(device) as driver:
+    with driver_of(device) as driver:
         for nbytes in SIZES:
             data, first, second = _noise(nbytes), driver.memory(nbytes), driver.memory(nbytes)
             driver.upload(first, data)
             driver.MemcpyDtoDAsync(second, first, nbytes, ffi.NULL)
-            _same(driver.download(second, nbytes), data, f"{nbytes} bytes, to the device, on the device and back")
+            expect_same(driver.download(second, nbytes), data, f"{nbytes} bytes, to the device, on the device and back")
             driver.MemsetD8Async(second, 7, nbytes, ffi.NULL)
-            _same(driver.download(second, nbytes), np.full(nbytes, 7, np.uint8), f"{nbytes} bytes, filled")
+            expect_same(driver.download(second, nbytes), np.full(nbytes, 7, np.uint8), f"{nbytes} bytes, filled")
 
 
 def _pinned_memory(device: Device) -> None:
     nbytes = SIZES[-1]
-    with _driver(device) as driver:
+    with driver_of(device) as driver:
         host = driver.made("void *", "MemHostAlloc", "MemFreeHost", nbytes, 0)
         view = np.frombuffer(ffi.buffer(host, nbytes), np.uint8)
         view[:] = data = _noise(nbytes)
@@ -109,12 +55,12 @@ def _pinned_memory(device: Device) -> None:
         view[:] = 0
         driver.MemcpyDtoHAsync(host, address, nbytes, stream)
         driver.StreamSynchronize(stream)
-        _same(view, data, "pinned memory")
+        expect_same(view, data, "pinned memory")
 
 
 def _streams_and_events(device: Device) -> None:
     nbytes = SIZES[-1]
-    with _driver(device) as driver:
+    with driver_of(device) as driver:
         data, first, second = _noise(nbytes), driver.memory(nbytes), driver.memory(nbytes)
         one, other = driver.stream(), driver.stream()
         events = [driver.made("CUevent", "EventCreate", "EventDestroy", 0) for _ in range(2)]
@@ -123,7 +69,7 @@ def _streams_and_events(device: Device) -> None:
         driver.EventRecord(events[1], one)
         driver.StreamWaitEvent(other, events[1], 0)
         driver.MemcpyDtoDAsync(second, first, nbytes, other)
-        _same(driver.download(second, nbytes, other), data, "a copy after an event of another stream")
+        expect_same(driver.download(second, nbytes, other), data, "a copy after an event of another stream")
         driver.EventSynchronize(events[1])
         milliseconds = ffi.new("float *")
         driver.EventElapsedTime(milliseconds, *events)
@@ -163,7 +109,7 @@ def _graphs(moves: bool, **options: str) -> Callable[[Device], None]:
             binding.bind_ortvalue_input("x", value)
             binding.bind_ortvalue_output("y", result)
             session.run_with_iobinding(binding)
-            _same(result.numpy(), _expected(model, x), f"Run {run}")
+            expect_same(result.numpy(), _expected(model, x), f"Run {run}")
         if counters()["graph_replays"] == before:
             known = {name: count for name, count in counters().items() if name.startswith("graph_fallbacks_") and count}
             raise Wrong(f"no Run was the replay of a graph: {known or 'no reason is known'}")
@@ -250,6 +196,7 @@ CHECKS: dict[str, Callable[[Device], None]] = {
     "concurrent Runs": _threads,
     "context of another library": _other_context,
     "two devices": _two_devices,
+    **CALL_CHECKS,
 }
 
 
