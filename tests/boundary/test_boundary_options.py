@@ -182,7 +182,7 @@ def test_the_tables_of_documents_are_those_of_the_code(name: str) -> None:
 
 
 def test_the_text_around_the_tables_names_the_options_that_it_is_about() -> None:
-    without_prefix = OPTIONS.split("(for ")[1].split("also the key alone")[0]
+    without_prefix = OPTIONS.split("(for ")[1].split("also the key without a prefix")[0]
     assert set(re.findall(r"`(\w+)`", without_prefix)) == {key for key, row in ROWS.items() if row.bare}
     that_change = OPTIONS.split("## Options that change while a session lives")[1].split("##")[0]
     assert [key for key in KEYS if f"`{key}`" not in that_change] == []
