@@ -62,6 +62,19 @@ def test_an_unsupported_call_fails_the_check_that_needs_it(call: str, check: str
     assert [result.verdict for result in report.results] == [Verdict.FAIL]
 
 
+@pytest.mark.parametrize(
+    ("section", "check", "verdict"),
+    [
+        ("convolution", "convolution one pixel, double", Verdict.PASS),
+        ("recurrence", "GRU of 1, double", Verdict.SKIPPED),
+    ],
+)
+def test_a_type_that_the_reference_lacks_is_not_a_failed_check(section: str, check: str, verdict: Verdict) -> None:
+    report = InProcess(check).run(Request(section))
+    assert report.results
+    assert {result.verdict for result in report.results} == {verdict}, report.results
+
+
 @pytest.mark.full
 def test_a_quick_selftest_of_the_emulated_device_passes() -> None:
     runner = InProcess()

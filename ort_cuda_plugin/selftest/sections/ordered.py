@@ -15,7 +15,8 @@ def cases(is_quick: bool) -> Iterator[Case]:
     for type_name in ("float", "int64") if is_quick else TYPES:
         for length in (33, 1025) if is_quick else LENGTHS:
             yield _one("CumSum", f"scan of {length}", type_name, length, _scan(length))
-            yield from _sorted(type_name, length)
+            if type_name != "bfloat16":  # ONNX has no TopK of it
+                yield from _sorted(type_name, length)
         yield _one("CumSum", "scan of columns", type_name, 40, SCAN_OF_COLUMNS)
     yield Case(
         "flags, bool",
