@@ -217,6 +217,19 @@ static int run(const ocp_problem_spec *spec, const ocp_library_handle *handle, c
                          error);
 }
 
+/* An image is one row of elements; with CHANNELS_LAST a pixel is. */
+static ocp_result result(const ocp_problem_spec *spec, const int64_t *key) {
+  int64_t pixels = 1;
+  for (int64_t i = 0; i < spec->rank; i++)
+    pixels *= key[FIRST_DIMENSION + i * PER_DIMENSION + SPATIAL];
+  const bool is_last = spec->flags & OCP_PROBLEM_CHANNELS_LAST;
+  const int64_t columns = is_last ? key[ROWS] : key[ROWS] * pixels, step = key[OUT_STRIDE];
+  return (ocp_result){.groups = 1,
+                      .rows = is_last ? key[IMAGES] * pixels : key[IMAGES],
+                      .row_stride = step ? step : columns,
+                      .columns = columns};
+}
+
 const ocp_library ocp_cudnn = {
     .name = "cuDNN",
     .slot = OCP_SLOT_CUDNN,
@@ -236,6 +249,7 @@ const ocp_library ocp_cudnn = {
     .extend_key = extend_key,
     .prepare = prepare,
     .release = ocp_dnn_release,
+    .result = result,
     .identify = ocp_dnn_identify,
     .save = ocp_dnn_save,
     .load = load,

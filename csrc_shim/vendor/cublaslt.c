@@ -348,6 +348,15 @@ static int run(const ocp_problem_spec *spec, const ocp_library_handle *handle, c
   return made.status ? fail(error, made.status, made.failed) : ORT_OK;
 }
 
+static ocp_result result(const ocp_problem_spec *spec, const int64_t *key) {
+  (void)spec;
+  return (ocp_result){.groups = key[BATCHES],
+                      .group_stride = key[OUT_BATCH],
+                      .rows = key[M],
+                      .row_stride = key[OUT_LEADING],
+                      .columns = key[N]};
+}
+
 static size_t version(void) { return lt.GetVersion(); }
 
 const ocp_library ocp_cublaslt = {
@@ -365,5 +374,6 @@ const ocp_library ocp_cublaslt = {
     .extend_key = extend_key,
     .prepare = prepare,
     .release = release,
+    .result = result,
     .run = run,
 };

@@ -22,6 +22,11 @@ typedef struct ocp_library_handle {
                     the lock */
 } ocp_library_handle;
 
+/* Where a call's result has its elements: `columns` contiguous ones in each row; strides in elements. */
+typedef struct ocp_result {
+  int64_t groups, group_stride, rows, row_stride, columns;
+} ocp_result;
+
 /* One vendor library. Its functions fail with ORT_RUNTIME_EXCEPTION if the library would refuse the same call in
  * another process as well, and with another code if, for example, memory ran out. ocp_library_load fills its table of
  * functions from `symbols`, in order. */
@@ -51,6 +56,8 @@ typedef struct ocp_library {
   int (*prepare)(const ocp_problem_spec *spec, const ocp_library_handle *handle, const int64_t *key, uint32_t rank,
                  void **algorithm, ocp_error *error);
   void (*release)(void *algorithm);
+  /* Describes the result of calls with this key; NULL if algorithms are not measured. */
+  ocp_result (*result)(const ocp_problem_spec *spec, const int64_t *key);
   /* For the store (store.h); all NULL if the library's algorithms are not stored. identify: writes the version and the
    * device as text; false if unknown. save: returns an algorithm as text, which the caller frees, or NULL. load: makes
    * the algorithm of such a text, or returns NULL. */

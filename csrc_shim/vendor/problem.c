@@ -15,13 +15,16 @@
 #include <dlfcn.h>
 #include <math.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "base/host.h"
 #include "device/release.h"
 #include "device/wait.h"
 #include "vendor/attention.h"
+#include "vendor/compare.h"
 #include "vendor/convolution.h"
 #include "vendor/cublaslt.h"
 #include "vendor/handle.h"
@@ -188,33 +191,62 @@ static float measure(const call_site *site, const ocp_prepared *prepared, CUeven
   return milliseconds;
 }
 
-/* Replaces the algorithm by the fastest one. Overwrites the call's result several times; later work on the stream
- * sees the call's own result. */
+/* Whether the result that the candidate has left is right, compared with that of the reference algorithm. A wrong one
+ * is logged: cuDNN has had plans that were fast and wrong. */
+static bool is_right(const call_site *site, const int64_t *key, uint32_t rank, const ocp_result *result,
+                     const void *reference) {
+  const ocp_problem *problem = site->problem;
+  void *found = ocp_result_copy(site->stream, &problem->spec, result, site->pointers[0]);
+  if (!found)
+    return false;
+  const double difference = ocp_result_difference(&problem->spec, result, reference, found),
+               most = ocp_result_bound(&problem->spec);
+  free(found);
+  if (difference <= most)
+    return true;
+  char text[300];
+  snprintf(
+      text, sizeof text,
+      "%s: the result of algorithm %u for a measured call (first values %lld, %lld, %lld) differs from that of the "
+      "library's first algorithm: got a difference of %.2g of the largest element, expected at most %.2g. The "
+      "algorithm is not used",
+      problem->library->name, rank, (long long)key[0], (long long)key[1], (long long)key[2], difference, most);
+  ocp_log(ORT_LOGGING_LEVEL_WARNING, text, OCP_EP_NAME);
+  return false;
+}
+
+/* Replaces the algorithm by the fastest one whose result is that of the first. Overwrites the call's result several
+ * times; later work on the stream sees the call's own result. */
 static void choose_fastest(const call_site *site, ocp_prepared *prepared) {
   const ocp_driver *driver = site->stream->device->driver;
   const ocp_problem *problem = site->problem;
+  const ocp_result result = problem->library->result(&problem->spec, prepared->key);
   CUevent begin = NULL, end = NULL;
-  void *best = prepared->algorithm;
+  void *best = prepared->algorithm, *reference = NULL;
   if (driver->EventCreate(&begin, CU_EVENT_DEFAULT) == CUDA_SUCCESS &&
       driver->EventCreate(&end, CU_EVENT_DEFAULT) == CUDA_SUCCESS) {
     float least = measure(site, prepared, begin, end), spent = least > 0 ? least : 0;
     for (uint32_t rank = 1; rank < MAX_MEASURED; rank++) {
       ocp_error ignored = {0};
       void *candidate = NULL;
-      if ((problem->spec.measuring_ms && spent > (float)problem->spec.measuring_ms) ||
+      if (least >= 0 && !reference)
+        reference = ocp_result_copy(site->stream, &problem->spec, &result, site->pointers[0]);
+      if ((least >= 0 && !reference) || (problem->spec.measuring_ms && spent > (float)problem->spec.measuring_ms) ||
           problem->library->prepare(&problem->spec, site->handle, prepared->key, rank, &candidate, &ignored) !=
               ORT_OK ||
           !candidate)
         break;
       prepared->algorithm = candidate;
       const float time = measure(site, prepared, begin, end);
-      const bool better = time >= 0 && (least < 0 || time < least);
+      const bool better =
+          time >= 0 && (least < 0 || (time < least && is_right(site, prepared->key, rank, &result, reference)));
       spent += time > 0 ? time : 0;
       problem->library->release(better ? best : candidate);
       best = better ? candidate : best;
       least = better ? time : least;
     }
   }
+  free(reference);
   prepared->algorithm = best;
   if (end)
     ocp_device_released(site->stream->device, driver->EventDestroy(end), "cuEventDestroy");

@@ -260,7 +260,7 @@ static int multiply(exclusive *handle, const desc *d, const float *alpha, const 
         store(type, z, place, finished(d, value));
       }
   }
-  put_fault(call, type, translate(out, type, 1));
+  put_fault(call, fake_algorithm, type, translate(out, type, 1));
   return SUCCESS;
 }
 

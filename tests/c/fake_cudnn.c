@@ -548,7 +548,7 @@ static int execute(exclusive *handle, descriptor *plan, const descriptor *pack, 
     }
     store(type, out, place_in(&size, at), finished(&e, type, total, at));
   }
-  put_fault(call, type, out);
+  put_fault(call, fake_engine, type, out);
   return SUCCESS;
 }
 
@@ -600,7 +600,7 @@ static int execute_attention(const descriptor *graph, const descriptor *pack, co
     }
   }
   free(weights);
-  put_fault(call, type, out);
+  put_fault(call, fake_engine, type, out);
   return SUCCESS;
 }
 

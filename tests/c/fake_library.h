@@ -33,6 +33,8 @@ static inline int fails(const char *function) {
 
 /* Set by tests of measurements: every algorithm but this one is slow; -1: none is slow. */
 int64_t fake_fastest = -1;
+/* Set by tests of measurements: the algorithm whose results have a wrong element; -1: none. */
+int64_t fake_wrong = -1;
 static inline void take_time(int64_t algorithm) {
   if (fake_fastest >= 0 && algorithm != fake_fastest)
     usleep(50000); /* much slower than the others on a busy machine */
@@ -159,10 +161,10 @@ static inline void note_call(const char *call) {
   fclose(file);
 }
 
-/* Ends an execution: makes one element wrong, or takes time, if the call has that fault. */
-static inline void put_fault(const char *call, element type, void *result) {
+/* Ends an execution: makes one element wrong, or takes time, if the call or its algorithm has that fault. */
+static inline void put_fault(const char *call, int64_t algorithm, element type, void *result) {
   note_call(call);
-  if (has_fault("wrong", call))
+  if ((fake_wrong >= 0 && algorithm == fake_wrong) || has_fault("wrong", call))
     store(type, result, 0, 2 * load(type, result, 0) + 1);
   if (has_fault("slow", call))
     usleep(SLOW_MICROSECONDS);

@@ -176,6 +176,11 @@ def measured_products(path: str) -> dict[str, Any]:
         before = number(fake, "fake_runs")
         check_op("MatMul", [noise(1, (5, 7)), noise(2, (7, 6))])
         results[name] = [number(fake, "fake_algorithm"), number(fake, "fake_runs") - before]
+    put(fake, "fake_wrong", 2)
+    set_options(**TUNED)
+    check_op("MatMul", [noise(1, (5, 7)), noise(2, (7, 6))])
+    check_op("MatMul", [noise(1, (3, 1, 7)), noise(2, (3, 7, 6))])
+    results["wrong"] = [number(fake, "fake_algorithm")]
     return {**results, "alive": number(fake, "fake_descriptors")}
 
 
@@ -220,6 +225,10 @@ def searches(path: str) -> dict[str, Any]:
         put(fake, "fake_runs", 0)
         check_op("Conv", [noise(1, (1, 4, 9)), noise(2, (6, 4, 3)), noise(3, (6,))], constant=[1])
         results[name] = [number(fake, value) for value in names]
+    put(fake, "fake_wrong", 1)
+    set_options(cudnn_conv_algo_search="EXHAUSTIVE")
+    check_op("Conv", [noise(1, (2, 4, 9, 5)), noise(2, (6, 4, 3, 3)), noise(3, (6,))], constant=[1])
+    results["wrong"] = [number(fake, "fake_engine")]
     return {**results, "alive": number(fake, "fake_descriptors")}
 
 

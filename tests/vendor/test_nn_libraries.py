@@ -91,6 +91,7 @@ def test_the_fastest_algorithm_of_a_product_is_found_by_measuring(tmp_path: Path
     assert result["limited"] == [0, 4 + result["not"][1]]  # the first one took all of the time
     assert result["deterministic"] == result["not"]
     assert result["not"][0] == 0
+    assert result["wrong"] != [2]  # the fastest one has a wrong element
     assert result["alive"] == 0
 
 
@@ -103,6 +104,7 @@ def test_options_decide_how_cudnn_gets_a_convolution(tmp_path: Path) -> None:
     assert result["deterministic"] == [3, 1, once, 9, 2]  # the first engine is not deterministic
     assert result["column"] == [3, 0, once, 1, 2]
     assert result["bare"] == [3, 0, once, 9, 1]
+    assert result["wrong"] == [0]  # the fastest engine has a wrong element
     assert result["alive"] == 0
 
 
