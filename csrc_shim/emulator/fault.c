@@ -289,7 +289,7 @@ static void spoil(uint8_t *byte) {
   if (!has_value(*byte))
     *byte = 0x45; /* 2048 as the last byte of a float32 */
   else
-    *byte = *byte == 1 ? 0 : *byte ^ 0x02; /* 1 may be a Boolean */
+    *byte = *byte == 1 ? 0 : *byte ^ 0x40; /* 1 may be a Boolean; 0x40 is the upper bit of an exponent */
 }
 
 bool emu_wrong_again(emu_wrong *wrong) {
