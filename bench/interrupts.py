@@ -69,7 +69,8 @@ def forget_kernels() -> None:
 
     library = kernel_library()
     for entry in library.cache.folder.iterdir():
-        entry.unlink()
+        if entry.is_file():
+            entry.unlink()
     library.images.clear()
     kernel_ir.cache_clear()
 

@@ -86,7 +86,7 @@ EXAMPLES = [
     ),
     Example("schedules", "H100 with libraries", LIBRARY, product(8192, 768, 768), {"w": (768, 768)}),
     Example("convolution", "H100 with libraries", LIBRARY, convolution(32, 64, 56, 1, "float16"), IMAGE),
-    Example("convolution", "H100", "conv2d_mma_128x64x32_f16", convolution(32, 64, 56, 1, "float16"), IMAGE),
+    Example("convolution", "H100", "conv2d_mma_teams2_192x64x32_f16", convolution(32, 64, 56, 1, "float16"), IMAGE),
     Example(
         "convolution",
         "H100 with libraries",
