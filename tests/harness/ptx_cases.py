@@ -214,6 +214,23 @@ def half_to_float(a: int, b: int, c: int) -> int:
     return bits32(np.float32(np.uint16(a & 65535).view(np.float16)))
 
 
+def two_floats(operation: Callable[[float, float, float], float]) -> Reference:
+    """Return a reference that computes with the lower and with the upper floats of its operands."""
+
+    def reference(a: int, b: int, c: int) -> int:
+        low, high = (bits32(operation(*(f32(masked(each >> start, 32)) for each in (a, b, c)))) for start in (0, 32))
+        return high << 32 | low
+
+    return reference
+
+
+def fused_floats(x: float, y: float, z: float) -> float:
+    total = Fraction(x) * Fraction(y) + Fraction(z)
+    if total == 0:
+        raise ValueError("a fraction has no sign of zero")
+    return rounded(total, "rn")
+
+
 def two_halves(a: int, b: int, c: int) -> int:
     return int(half(f32(a)).view(np.uint16)) << 16 | int(half(f32(b)).view(np.uint16))
 
@@ -442,6 +459,10 @@ FLOAT = [
     Case("cvt.rz.f32.f64 %r, %a; cvt.u64.u32 %d, %r;", 64, lambda a, b, c: bits32(rounded(Fraction(f64(a)), "rz"))),
     Case("add.rn.f64 %d, %a, %b;", 64, lambda a, b, c: bits64(f64(a) + f64(b))),
     Case("div.rn.f64 %d, %a, %b;", 64, lambda a, b, c: bits64(f64(a) / f64(b))),
+    Case("add.rn.f32x2 %d, %a, %b;", 64, two_floats(lambda x, y, z: float(np.float32(x) + np.float32(y)))),
+    Case("sub.rn.f32x2 %d, %a, %b;", 64, two_floats(lambda x, y, z: float(np.float32(x) - np.float32(y)))),
+    Case("mul.f32x2 %d, %a, %b;", 64, two_floats(lambda x, y, z: float(np.float32(x) * np.float32(y)))),
+    Case("fma.rn.f32x2 %d, %a, %b, %c;", 64, two_floats(fused_floats)),
     Case("add.f16x2 %d, %a, %b;", 32, lambda a, b, c: pairwise(a, b, lambda x, y: x + y)),
     Case("fma.rn.f16x2 %d, %a, %b, %a;", 32, fused_halves),
     *(
@@ -491,6 +512,10 @@ def equal(case: Case, got: int, expected: int) -> bool:
     if "f16x2" in kinds and kinds[0] != "cvt":
         one, other = (np.array([bits & 0xFFFF, bits >> 16], np.uint16).view(np.float16) for bits in (got, expected))
         return np.array_equal(one, other, equal_nan=True)
+    if "f32x2" in kinds:
+        one, other = (np.array([bits], np.uint64).view(np.float32) for bits in (got, expected))
+        signs = (np.signbit(one) == np.signbit(other)) | np.isnan(one)
+        return np.array_equal(one, other, equal_nan=True) and bool(signs.all())
     value = f32 if (case.result or case.bits) == 32 else f64
     return got == expected or (math.isnan(value(got)) and math.isnan(value(expected)))
 

@@ -68,6 +68,8 @@ def bits_of(ty: str) -> int:
     """Return the bits of a scalar type of PTX."""
     if ty == "pred":
         return 1
+    if ty == "f32x2":
+        return 64
     digits = ty.lstrip("busfe")
     return 32 if ty.endswith("16x2") or ty == "tf32" else 16 if ty == "bf16" else int(digits)
 

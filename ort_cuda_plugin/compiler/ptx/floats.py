@@ -59,8 +59,23 @@ def elementwise(b: Builder, ins: Instruction, operands: Sequence[Operand], compu
         b.set(ins.operands[0], joined(b, low, high), ty)
     elif ty == "bf16":
         b.set(ins.operands[0], of_half(b, ty, values, compute), ty)
+    elif ty == "f32x2":
+        if ins.opcode not in ("add", "sub", "mul", "fma"):
+            raise ins.error(f"{ins.opcode} is not supported for .f32x2")
+        b.set(ins.operands[0], two_floats(b, values, compute), ty)
     else:
         b.set(ins.operands[0], compute(llvm_type(ty), values), ty)
+
+
+def two_floats(b: Builder, values: Sequence[str], compute: Compute) -> str:
+    """Return the 64 bits of a computation on the lower and on the upper floats of values of 64 bits."""
+    halves = []
+    for shift in (0, 32):
+        bits = [b.op(f"trunc i64 {b.op(f'lshr i64 {value}, {shift}')} to i32") for value in values]
+        result = compute("float", [b.op(f"bitcast i32 {each} to float") for each in bits])
+        halves.append(b.op(f"zext i32 {b.op(f'bitcast float {result} to i32')} to i64"))
+    low, high = halves
+    return b.op(f"or i64 {b.op(f'shl i64 {high}, 32')}, {low}")
 
 
 def mixed_precision(b: Builder, ins: Instruction, operands: Sequence[Operand], compute: Compute) -> None:
