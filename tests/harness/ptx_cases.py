@@ -513,9 +513,9 @@ def equal(case: Case, got: int, expected: int) -> bool:
         one, other = (np.array([bits & 0xFFFF, bits >> 16], np.uint16).view(np.float16) for bits in (got, expected))
         return np.array_equal(one, other, equal_nan=True)
     if "f32x2" in kinds:
-        one, other = (np.array([bits], np.uint64).view(np.float32) for bits in (got, expected))
-        signs = (np.signbit(one) == np.signbit(other)) | np.isnan(one)
-        return np.array_equal(one, other, equal_nan=True) and bool(signs.all())
+        floats, wanted = (np.array([bits], np.uint64).view(np.float32) for bits in (got, expected))
+        signs = (np.signbit(floats) == np.signbit(wanted)) | np.isnan(floats)
+        return np.array_equal(floats, wanted, equal_nan=True) and bool(signs.all())
     value = f32 if (case.result or case.bits) == 32 else f64
     return got == expected or (math.isnan(value(got)) and math.isnan(value(expected)))
 
