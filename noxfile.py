@@ -1,7 +1,7 @@
 """Sessions for recurring tasks: ``nox -l`` lists them, ``nox -s test -- -k Softmax`` runs one with arguments.
 
 Sessions run in the environment that nox is installed in, with the tools of the `test` extra; `exports`,
-`lock`, `serving`, `versions`, `wheels` and `workflows` make their own environments.
+`lock`, `ptx`, `serving`, `versions`, `wheels` and `workflows` make their own environments.
 `.ci/run` makes an environment of its own.
 """
 
@@ -102,6 +102,20 @@ def versions(session: nox.Session, resolution: str) -> None:
     session.run("uv", "pip", "install", "--quiet", *interpreter, "--constraint", packages, "--editable", wanted)
     session.run("uv", "pip", "list", *interpreter)
     session.run("pytest", "-n", "1", *(session.posargs or SAMPLE))
+
+
+@nox.session(venv_backend="venv")
+@nox.parametrize("arch", ["sm_80", "sm_90", "sm_120"], ids=["sm_80", "sm_90", "sm_120"])
+def ptx(session: nox.Session, arch: str) -> None:
+    """Execute the PTX of the plugin's kernels for a GPU, and of other compilers; arguments are those of conformance."""
+    session.install("-c", LOCK, "-e", ".[cpu,libs,test]", "nvidia-cuda-cccl", "triton")
+    lowering = f"--lowering={arch}:ptx"
+    session.run("pytest", *BOTH_TIERS, "tests/ptx")
+    session.run("pytest", *BOTH_TIERS, "tests/ops", lowering)
+    session.run("python", "-m", "ort_cuda_plugin", "conformance", "--check", "--adversarial", "7", lowering,
+                *session.posargs)  # fmt: skip
+    session.run("python", "bench/ptx_blocks.py", "--arch", arch)
+    session.run("python", "tests/harness/ptx_mutations.py", "--count", "200")
 
 
 @nox.session
