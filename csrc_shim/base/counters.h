@@ -1,4 +1,6 @@
-/* Process-wide counters (relaxed atomics), which ort_cuda_plugin.counters() returns. */
+/* Process-wide counters (relaxed atomics), which ort_cuda_plugin.counters() returns. An automatic CUDA graph is one
+ * that the plugin makes by itself for repeated Runs (run/instance/replay.h), as opposed to a capture that ONNX Runtime
+ * or the application asks for. */
 #ifndef OCP_BASE_COUNTERS_H
 #define OCP_BASE_COUNTERS_H
 
@@ -8,9 +10,9 @@
 typedef enum ocp_counter {
   OCP_PYTHON_CALLS, /* calls from C into Python */
   OCP_RUNS,         /* Compute calls of compiled clusters */
-  OCP_LAUNCHES,     /* kernels launched, one by one or by replays of automatic graphs */
+  OCP_LAUNCHES,     /* kernels launched, one by one or by replays of automatic CUDA graphs */
   OCP_LIBRARY_CALLS,
-  OCP_LIBRARY_REFUSALS, /* library calls that were refused, each counted once: vendor/substitute.h */
+  OCP_LIBRARY_REFUSALS, /* calls that cuBLASLt or cuDNN refused, each counted once: vendor/substitute.h */
   OCP_COPIES_H2D,
   OCP_COPIES_D2H,
   OCP_COPIES_D2D,
@@ -25,11 +27,11 @@ typedef enum ocp_counter {
   OCP_GRAPH_CAPTURES,             /* automatic CUDA graphs captured */
   OCP_GRAPH_REPLAYS,              /* launches of automatic CUDA graphs */
   OCP_GRAPH_UPDATES,              /* nodes of automatic CUDA graphs whose parameters were changed */
-  OCP_GRAPH_FALLBACKS,            /* warm Runs without a graph; the counters below count them by reason */
+  OCP_GRAPH_FALLBACKS,            /* Runs due for an automatic CUDA graph that ran without one; by reason below */
   OCP_GRAPH_FALLBACKS_READ_BACK,  /* the host needs values in the middle of the Run */
   OCP_GRAPH_FALLBACKS_CALL,       /* the Run calls Python, which a graph cannot do */
   OCP_GRAPH_FALLBACKS_CAPTURING,  /* ONNX Runtime or the application captures the stream */
-  OCP_GRAPH_FALLBACKS_CACHE_FULL, /* a limit of the cluster's graphs is reached, and Runs use all of them */
+  OCP_GRAPH_FALLBACKS_CACHE_FULL, /* the cluster has as many graphs as its limits allow, and Runs use all of them */
   OCP_GRAPH_FALLBACKS_MEMORY,     /* too little memory for the graph or its slab */
   OCP_GRAPH_FALLBACKS_LIBRARY,    /* a library call cannot be captured */
   OCP_GRAPH_FALLBACKS_DRIVER,     /* the driver cannot make a graph of the work */

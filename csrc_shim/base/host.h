@@ -7,24 +7,27 @@
 #define OCP_EP_NAME "CudaPluginExecutionProvider"
 
 /* The names under which ORT may know the provider: our own name, and the name of ORT's built-in CUDA EP, for builds of
- * ORT without that EP. A factory keeps one name for its life; messages say OCP_EP_NAME. */
+ * ORT without that EP. An OrtEpFactory keeps its name as long as it exists; messages always say OCP_EP_NAME. */
 typedef enum ocp_identity { OCP_IDENTITY_OWN, OCP_IDENTITY_CUDA, OCP_NUM_IDENTITIES } ocp_identity;
 extern const char *const ocp_ep_names[OCP_NUM_IDENTITIES];
 
-/* Set when a factory is created, before any other callback can run. */
+/* ORT's function tables. The creation of an OrtEpFactory sets them and the variables below, before any other callback.
+ */
 extern const OrtApi *ocp_api;
 extern const OrtEpApi *ocp_ep_api;
-/* The API version for every ort_version_supported: the lower of OCP_NEWEST_API and ORT's own version. A slot S newer
- * than OCP_OLDEST_API may be set or called only when ocp_api_version >= <Struct>_<S>_SINCE (ort_abi.h). */
+/* The API version that the plugin uses, and writes into the member ort_version_supported of each struct that it gives
+ * to ORT: the lower of OCP_NEWEST_API and ORT's own version. A function pointer S of an API struct that is newer than
+ * OCP_OLDEST_API may be set or called only when ocp_api_version >= <Struct>_<S>_SINCE (ort_abi.h). */
 extern uint32_t ocp_api_version;
-/* ORT's own API version, not capped at OCP_NEWEST_API. The few slots that are newer than OCP_NEWEST_API may be called
- * only when ocp_host_version >= <Struct>_<S>_SINCE. */
+/* ORT's own API version, not capped at OCP_NEWEST_API. The few function pointers that are newer than OCP_NEWEST_API may
+ * be called only when ocp_host_version >= <Struct>_<S>_SINCE. */
 extern uint32_t ocp_host_version;
 /* The default logger of ORT's environment, for messages outside of a session; NULL before a factory is created. */
 extern const OrtLogger *ocp_logger;
 
 OrtStatus *ocp_status(const ocp_error *error); /* NULL when error->code is 0 */
-/* Moves code and message of ORT's status, which is not NULL, into the error, and releases the status. */
+/* Copies the code and the message of ORT's status, which must not be NULL, into the error; releases the status and
+ * returns the code. */
 int ocp_fail_status(ocp_error *error, OrtStatus *status);
 
 /* Writes a line to the log of ORT's environment, if there is one; `origin` names the part of the library that logs. */

@@ -11,7 +11,7 @@ void ocp_watch_forks(void); /* called where Python or a device is first used */
 #define OCP_FORKED_TEXT                                                                                                \
   "this process was forked from one that used the CUDA plugin; start it with the spawn or forkserver method"
 
-/* Whether the Python interpreter is shutting down. If so, callers release nothing and do not call CUDA. */
+/* Whether the Python interpreter is shutting down. Callers then release nothing and do not call CUDA. */
 bool ocp_is_shutting_down(void);
 void ocp_shut_down(void);
 

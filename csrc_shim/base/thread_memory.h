@@ -1,5 +1,6 @@
-/* Heap memory per thread: made when the thread first asks for it, released when the thread ends. glibc keeps little
- * room for thread-local variables of libraries that are loaded late, so users keep only a pointer in one. */
+/* Heap memory per thread: allocated on the thread's first request, released when the thread ends. glibc reserves little
+ * thread-local storage for libraries that dlopen loads, so a thread-local variable of this library holds only a pointer
+ * to such memory. */
 #ifndef OCP_BASE_THREAD_MEMORY_H
 #define OCP_BASE_THREAD_MEMORY_H
 
@@ -7,14 +8,14 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* A kind of per-thread memory: a static variable whose only initialised member is `release`. */
+/* One kind of per-thread memory. Define it as a static variable that initialises `release` only. */
 typedef struct ocp_thread_memory {
   void (*release)(void *memory);
   bool has_key;
   pthread_key_t key;
 } ocp_thread_memory;
 
-/* Allocates zeroed memory for the calling thread, which must not have any of this kind yet; NULL: out of memory. */
+/* Allocates zeroed memory for the calling thread, at most once per thread and kind; NULL: out of memory. */
 void *ocp_thread_memory_make(ocp_thread_memory *kind, size_t bytes);
 
 #endif

@@ -82,7 +82,7 @@ static int unknown_key(const char *key, ocp_error *error) {
 int ocp_arena_config_parse(const char *const *keys, const char *const *values, size_t count, ocp_arena_config *config,
                            uint32_t *given, ocp_error *error) {
   for (size_t i = 0; i < count; i++) {
-    /* ONNX Runtime adds this key from 1.32 on: the id of the session's EP that will use the allocator. */
+    /* Not an option: ONNX Runtime 1.32 and later add the id of the session's EP that will use the allocator. */
     if (strcmp(keys[i], "ep_instance_id") == 0)
       continue;
     int index = 0;
@@ -112,7 +112,7 @@ void ocp_arena_config_take(ocp_arena_config *config, const ocp_arena_config *wan
       *member(config, i) = value_of(wanted, i);
 }
 
-/* Keeps the bits of `given` below USE_MEMPOOL: CUDA's memory pools hold device memory only. */
+/* Drops the options from USE_MEMPOOL on: they configure CUDA's memory pools, which hold device memory only. */
 uint32_t ocp_arena_config_of_pinned(uint32_t given) { return given & ((UINT32_C(1) << USE_MEMPOOL) - 1); }
 
 int ocp_arena_check(const char *const *keys, const char *const *values, size_t count, ocp_error *error) {

@@ -1,4 +1,4 @@
-/* The options of an arena, their keys and values, and the statistics of an arena. */
+/* Options and statistics of an arena (memory/arena.h), and the keys and values that users write for the options. */
 #ifndef OCP_DEVICE_ARENA_OPTIONS_H
 #define OCP_DEVICE_ARENA_OPTIONS_H
 
@@ -14,20 +14,20 @@ typedef struct ocp_arena_config {
   int64_t initial_chunk_size_bytes;        /* bytes of the first region */
   int64_t max_dead_bytes_per_chunk;        /* a chunk that exceeds its request by this or more is split */
   int64_t initial_growth_chunk_size_bytes; /* bytes of the first region after a shrink */
-  int64_t max_power_of_two_extend_bytes; /* maximum bytes of a region that growth makes; a larger request gets a region
-                                            of its size */
-  int64_t max_mem;                       /* bytes that the arena may hold; INT64_MAX: no limit */
-  int64_t use_cuda_mempool;              /* 1: a CUDA memory pool replaces the arena for device memory */
+  int64_t max_power_of_two_extend_bytes;   /* maximum bytes to which regions grow; a larger request gets a region of its
+                                              own size */
+  int64_t max_mem;                         /* bytes that the arena may hold; INT64_MAX: no limit */
+  int64_t use_cuda_mempool;                /* 1: a CUDA memory pool replaces the arena for device memory */
   int64_t cuda_mempool_release_threshold;
   int64_t cuda_mempool_bytes_to_keep_on_shrink;
 } ocp_arena_config;
 
 typedef struct ocp_memory_stats {
   int64_t limit;            /* bytes; INT64_MAX: none */
-  int64_t in_use;           /* bytes handed out, rounded up to chunks; weights included */
+  int64_t in_use;           /* bytes of the chunks that are allocated, weights included */
   int64_t max_in_use;       /* the most that in_use has been */
-  int64_t total;            /* bytes held from the driver */
-  int64_t weights;          /* bytes handed out that bypass the arena: read-only */
+  int64_t total;            /* bytes allocated from the driver */
+  int64_t weights;          /* bytes of read-only allocations, which bypass the arena */
   int64_t num_allocs;       /* all allocations */
   int64_t num_reserves;     /* allocations that bypass the arena */
   int64_t num_extensions;   /* regions taken from the driver for the arena */
@@ -36,7 +36,7 @@ typedef struct ocp_memory_stats {
   int64_t num_bound_chunks; /* free chunks that unfinished work of a stream may still use */
 } ocp_memory_stats;
 
-enum { OCP_ARENA_WARNING_BYTES = 600 }; /* buffer size of a warning about refused options */
+enum { OCP_ARENA_WARNING_BYTES = 600 }; /* buffer size, in bytes, of a warning about refused options */
 
 void ocp_arena_config_defaults(ocp_arena_config *config);
 

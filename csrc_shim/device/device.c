@@ -22,7 +22,8 @@ int ocp_device_check(const ocp_device *device, ocp_error *error) {
                   earlier.text);
 }
 
-/* The current context is queried each time, since other CUDA users of the process (PyTorch, CuPy) change it. */
+/* Makes the device's context current. Queries the current context each time, because other CUDA users of the process
+ * (PyTorch, CuPy) change it. */
 static CUresult make_current(const ocp_device *device, ocp_stay *stay) {
   CUcontext current = NULL;
   const bool known = device->driver->CtxGetCurrent(&current) == CUDA_SUCCESS;
@@ -34,16 +35,16 @@ static CUresult make_current(const ocp_device *device, ocp_stay *stay) {
   return result;
 }
 
-/* The capture mode that the stays of the calling thread have set; driver NULL: none. A stay inside another one makes no
- * call of the driver if the mode is relaxed enough already. */
+/* The capture mode that the calling thread's open stays (stay.h) have set; driver NULL: none. With it, a stay inside
+ * another one can tell without a driver call that the mode is relaxed enough already. */
 static _Thread_local ocp_capture_mode mode_in_stays;
 
 static _Thread_local bool in_foreign_capture;
 
 void ocp_device_in_foreign_capture(bool is_captured) { in_foreign_capture = is_captured; }
 
-/* Makes the thread's capture mode at least as relaxed as `mode`: a mode that the application has set stays if it is
- * more relaxed. */
+/* Makes the thread's capture mode at least as relaxed as `mode`. If the application has set a more relaxed mode, that
+ * mode is restored. */
 static CUresult relax_captures(const ocp_device *device, int mode, ocp_stay *stay) {
   const ocp_driver *driver = device->driver;
   if (mode_in_stays.driver == driver && mode_in_stays.mode >= mode)
@@ -83,7 +84,7 @@ ocp_stay ocp_device_enter(ocp_device *device, ocp_error *error) {
 
 ocp_stay ocp_device_enter_to_release(const ocp_device *device) {
   ocp_stay stay = {0};
-  /* Tries twice: if this fails, what the caller wants to release stays allocated for good. */
+  /* Tries twice: if both fail, the resource that the caller wants to release stays allocated until the process ends. */
   stay.entered = !atomic_load(&ocp_forked) &&
                  (make_current(device, &stay) == CUDA_SUCCESS || make_current(device, &stay) == CUDA_SUCCESS);
   if (stay.entered)
@@ -94,7 +95,7 @@ ocp_stay ocp_device_enter_to_release(const ocp_device *device) {
 static void restore_mode(const ocp_stay *stay) {
   const ocp_driver *driver = stay->mode_before.driver;
   int mode = stay->mode_before.mode;
-  if (driver->ThreadExchangeStreamCaptureMode(&mode) != CUDA_SUCCESS) { /* tries twice, as for the context */
+  if (driver->ThreadExchangeStreamCaptureMode(&mode) != CUDA_SUCCESS) { /* tries twice: nothing restores it later */
     mode = stay->mode_before.mode;
     driver->ThreadExchangeStreamCaptureMode(&mode);
   }
@@ -112,7 +113,7 @@ void ocp_device_leave(ocp_stay *stay) {
   stay->driver = NULL;
 }
 
-/* Whether after this error every call on the context fails, until the process ends. */
+/* Whether the error is sticky: every later call on the context fails with it, until the process ends. */
 static bool is_sticky(CUresult result) {
   switch (result) {
   case CUDA_ERROR_ILLEGAL_ADDRESS:

@@ -10,9 +10,9 @@
 #include "driver/error.h"
 #include "emulator/calls/table.h"
 
-/* CUDA 13.0, as the driver reports it: older drivers cannot load the cubins of the CUDA 13 toolkit. */
+/* CUDA 13.0 as cuDriverGetVersion reports it. Older drivers cannot load cubins of the CUDA 13 toolkit. */
 enum { LEAST_DRIVER_VERSION = 13000 };
-/* Major compute capability of the oldest GPUs for which our kernels compile: they use cp.async and bfloat16. */
+/* Lowest major compute capability of a GPU for which our kernels compile, since they use cp.async and bfloat16. */
 enum { LEAST_CC_MAJOR = 8 };
 
 static int ask(const ocp_driver *driver, CUresult result, const char *what, ocp_error *error) {

@@ -3,7 +3,7 @@
 static uint64_t load(const atomic_ullong *number) { return atomic_load_explicit(number, memory_order_acquire); }
 static void store(atomic_ullong *number, uint64_t value) { atomic_store_explicit(number, value, memory_order_release); }
 
-/* Whether this thread is in a Run; the variable's address identifies the thread. */
+/* Whether this thread executes a Run. The address of this variable identifies the thread (ocp_stream_private.run). */
 static _Thread_local bool in_run;
 
 void ocp_run_started(void) { in_run = true; }

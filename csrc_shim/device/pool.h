@@ -1,10 +1,10 @@
 /* The streams, arenas and sequence numbers of a device; private to this folder.
  *
- * All work of a device is numbered from one sequence. ocp_stream_enqueued gives the latest work of a stream the next
- * number, and a stream knows below which number all its work has finished. Freed memory remembers the number at which
- * it was freed: another stream can get it when every stream that could have used it has finished the work enqueued up
- * to that number, or when the new stream waits for that work on the device. No driver call is needed for that:
- * synchronisations that happen anyway advance the numbers. */
+ * All work of a device is numbered in one sequence. ocp_stream_enqueued gives the latest work of a stream the next
+ * number. Each stream stores the number below which all its work has finished, and freed memory stores the number of
+ * the newest work when it was freed. Another stream can get the memory when every stream that could have used it has
+ * finished its work up to that number, or when the other stream waits for that work on the device. This needs no driver
+ * call of its own: the synchronisations that Runs need anyway update the numbers. */
 #ifndef OCP_DEVICE_POOL_H
 #define OCP_DEVICE_POOL_H
 
@@ -31,12 +31,12 @@ struct ocp_stream_private {
     uint64_t id, position;
   } waited[OCP_MAX_WAITED];
   unsigned num_waited;
-  const void *run; /* the one Run that enqueued all unfinished work; NULL: no Run, or several; guarded by the lock */
-  /* Turns: see ocp_stream_take_turn. */
+  const void *run; /* identifies the thread whose Run enqueued all unfinished work; NULL: no Run, or several */
+  /* Turns, which are a readers-writer lock of the stream: see ocp_stream_take_turn. */
   atomic_uint turns; /* number of shared turns, or OCP_TURN_ALONE; plus OCP_TURN_WANTED if threads wait for a turn */
   pthread_mutex_t turn_lock; /* guards waiting for a turn */
   pthread_cond_t turn_ended;
-  unsigned want_alone; /* threads that wait for an exclusive turn */
+  unsigned want_alone; /* number of threads that wait for an exclusive turn */
   bool left_open;      /* true: a capture of the stream could not be ended */
 };
 
@@ -47,13 +47,13 @@ typedef struct ocp_pool {
   pthread_mutex_t lock; /* guards the members below, and ocp_stream_private; never held during a driver call */
   uint64_t sequence, last_stream_id;
   ocp_stream *streams;
-  ocp_stream *idle_streams; /* idle streams that can be borrowed */
+  ocp_stream *idle_streams; /* linked by next_idle; ocp_stream_borrow takes one */
   ocp_arena *arenas[OCP_NUM_MEMORIES];
   ocp_mempool *mempool;             /* replaces the device memory's arena if the options ask for that */
   struct ocp_reclaimer *reclaimers; /* memory.h */
   pthread_mutex_t reclaim_lock;     /* held while reclaimers work; taken before `lock` */
-  /* Held while code that does not own a stream waits for it or queries it, and while a stream is destroyed. Taken
-   * before `lock`. */
+  /* Held while a thread waits for or queries streams that it found in `streams`, so that none of them is destroyed
+   * meanwhile, and while a stream is destroyed. Taken before `lock`. */
   pthread_mutex_t streams_lock;
 } ocp_pool;
 

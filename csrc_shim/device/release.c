@@ -6,9 +6,11 @@
 
 #include "base/host.h"
 
-enum { MAX_REPORTED = 32, NAME_BYTES = 40 }; /* more than the driver has calls that release something; their names */
+/* Maximum number of calls whose first failure is logged, more than the driver table has calls that release something;
+ * and bytes of a call's name. */
+enum { MAX_REPORTED = 32, NAME_BYTES = 40 };
 
-/* Whether this is the first failure of the call in the process. */
+/* Whether this is the first failure in the process of the driver call with that name. */
 static bool is_first(const char *call) {
   static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
   static char reported[MAX_REPORTED][NAME_BYTES];
@@ -23,7 +25,7 @@ static bool is_first(const char *call) {
   return first;
 }
 
-/* Whether the context has ended, and with it all that was allocated in it. */
+/* Whether the context no longer exists or is unusable, so that its allocations need not be freed. */
 static bool is_gone(const ocp_device *device, CUresult result) {
   return atomic_load(&device->lost) || result == CUDA_ERROR_DEINITIALIZED ||
          result == 709; /* CUDA_ERROR_CONTEXT_IS_DESTROYED */

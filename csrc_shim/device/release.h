@@ -1,20 +1,22 @@
-/* Results of driver calls after whose failure the caller goes on: calls that release something. */
+/* Handles failures of driver calls that release something (memory, streams, events, graphs, modules). The caller goes
+ * on after such a failure, so it is logged instead of returned. */
 #ifndef OCP_DEVICE_RELEASE_H
 #define OCP_DEVICE_RELEASE_H
 
 #include "device/device.h"
 
 typedef enum ocp_freed {
-  OCP_FREED,       /* freed, or the context is gone with everything in it */
-  OCP_FREE_LATER,  /* a stream capture forbids the call now: the memory is as it was */
+  OCP_FREED,       /* the memory is free, or the context is gone with everything in it */
+  OCP_FREE_LATER,  /* a stream capture forbids the call now: the memory is still allocated and can be freed later */
   OCP_FREE_UNKNOWN /* the call failed: the memory may still be allocated. The driver may also have freed it and have
                       given it to another owner, so it must neither be reused nor be freed again. */
 } ocp_freed;
 
-/* Returns what a call that frees memory has done. A failure that leaves it unknown is logged, once for each call. */
+/* Returns what the result of a call that frees memory (`call`: its name) means for the memory. Logs a failure that
+ * leaves this unknown, once for each name. */
 ocp_freed ocp_device_freed(ocp_device *device, CUresult result, const char *call);
-/* Logs a failure of a call that releases something, such as an event: once for each call, and not for a lost device,
- * with which everything is released. */
+/* Logs the failure of a call that releases something other than memory, such as an event, once for each name. Logs
+ * nothing for a lost device, whose resources are gone. */
 void ocp_device_released(ocp_device *device, CUresult result, const char *call);
 
 #endif

@@ -3,9 +3,9 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-/* The Run that the calling thread watches. */
+/* Record of the Run on the calling thread whose allocations are recorded; NULL: none is. */
 static _Thread_local ocp_run_memory *watched;
-/* The watched Runs of all threads, since another thread may free their memory; guarded by `lock`. */
+/* The records of all threads, since another thread may free the memory of a recorded Run; guarded by `lock`. */
 enum { MAX_WATCHED = 64 };
 static ocp_run_memory *all[MAX_WATCHED];
 static atomic_uint num_watched;

@@ -1,9 +1,9 @@
 /* Ownership of the memory that a captured CUDA graph refers to.
  *
  * A captured graph holds the addresses of a Run's temporary tensors, so the arena must not hand this memory to other
- * users while the graph lives. While a thread watches its Run, each of its allocations on the device is recorded. A
- * block that any thread frees meanwhile returns to the Run instead of the arena, and serves the Run's later
- * allocations. */
+ * users while the graph exists. Therefore such a Run is *watched*: each allocation that its thread makes on the device
+ * is recorded as a block. If any thread frees a recorded block, the block returns to the record instead of the arena,
+ * and serves later allocations of the Run. */
 #ifndef OCP_DEVICE_RUN_MEMORY_H
 #define OCP_DEVICE_RUN_MEMORY_H
 
@@ -21,11 +21,11 @@ typedef struct ocp_run_block {
 typedef struct ocp_run_memory {
   ocp_device *device;
   ocp_run_block *blocks;
-  bool captured; /* a stream capture is open: driver calls that may synchronize are forbidden */
-  bool foreign;  /* the capture is the application's: the Run allocates from the driver all the same */
+  bool captured; /* the Run is in a stream capture, which forbids driver calls that may synchronise */
+  bool foreign;  /* the capture is the application's: the Run may still allocate from the driver */
 } ocp_run_memory;
 
-/* Starts to record the allocations of the calling thread's Run. An allocation reuses a freed block of `memory` first.
+/* Starts to record the allocations of the calling thread's Run in `memory`. Allocations reuse its freed blocks first.
  * `captured`: the Run is in a stream capture. */
 int ocp_run_memory_watch(ocp_run_memory *memory, ocp_device *device, bool captured, ocp_error *error);
 /* Stops recording; may be called on another thread. */
@@ -35,7 +35,7 @@ void ocp_run_memory_forget(void);
 /* Suspends recording on the calling thread; ocp_run_memory_resume with the returned value resumes it. */
 ocp_run_memory *ocp_run_memory_pause(void);
 void ocp_run_memory_resume(ocp_run_memory *paused);
-/* Forgets the blocks that are still in use: the application owns them (outputs), and frees them as usual. */
+/* Removes the blocks in use from the record: the application owns them (outputs), and frees them as usual. */
 void ocp_run_memory_forget_held(ocp_run_memory *memory);
 
 /* ---- for code that hands out memory ---- */
@@ -47,7 +47,7 @@ bool ocp_run_memory_is_foreign(void);
 uint64_t ocp_run_memory_reuse(const ocp_device *device, int memory, size_t bytes);
 /* Records an allocation of the calling thread's watched Run. False: out of host memory. */
 bool ocp_run_memory_allocated(const ocp_device *device, int memory, uint64_t address, size_t bytes);
-/* Whether a watched Run, of any thread, takes back the block that is being freed. */
+/* Returns a block that is being freed to the watched Run, of any thread, that allocated it; false: no such Run. */
 bool ocp_run_memory_keeps(const ocp_device *device, int memory, uint64_t address);
 
 #endif

@@ -6,7 +6,8 @@
 
 #include "driver/driver.h"
 
-/* A thread's capture mode (CU_STREAM_CAPTURE_MODE_...) at a driver. */
+/* A thread's capture mode (CU_STREAM_CAPTURE_MODE_...), which each of the two drivers (CUDA, emulated) keeps
+ * separately. */
 typedef struct ocp_capture_mode {
   const ocp_driver *driver;
   int mode;
@@ -17,7 +18,7 @@ typedef struct ocp_stay {
   const ocp_driver *driver; /* NULL: the context was current before, and stays current */
   CUcontext before;
   ocp_capture_mode mode_before; /* driver NULL: the mode was relaxed enough, and stays as it is */
-  ocp_capture_mode outer;       /* the mode that the stays around this one have set */
+  ocp_capture_mode outer;       /* the mode that the enclosing stays have set */
 } ocp_stay;
 
 #endif

@@ -81,7 +81,7 @@ ocp_stream *ocp_stream_of_state(ocp_stream_slot_id slot, const void *state) {
   return found;
 }
 
-/* Makes a stream around `handle`, or around a new CUDA stream if that is NULL. */
+/* Makes an ocp_stream for the CUDA stream `handle`; NULL: for a new CUDA stream. */
 static int make(ocp_device *device, CUstream handle, ocp_stream **out, ocp_error *error) {
   *out = NULL;
   ocp_stream *stream = calloc(1, sizeof *stream);
@@ -267,7 +267,8 @@ int ocp_stream_close_capture(ocp_stream *stream, ocp_error *error) {
              : ORT_OK;
 }
 
-/* Takes a turn if the present turns allow it. Takes no lock, since each Run takes a turn. */
+/* Takes a turn (ocp_stream_take_turn) unless other threads' turns exclude it. Lock-free, because every Run does this.
+ */
 static bool try_turn(struct ocp_stream_private *priv, bool alone) {
   const unsigned in_the_way = alone ? ~(unsigned)OCP_TURN_WANTED : OCP_TURN_ALONE;
   unsigned turns = atomic_load_explicit(&priv->turns, memory_order_relaxed);
@@ -282,7 +283,7 @@ void ocp_stream_take_turn(ocp_stream *stream, bool alone) {
   pthread_mutex_lock(&priv->turn_lock);
   priv->want_alone += alone;
   for (;;) {
-    /* Set before try_turn: a turn that ends from here on takes the lock to wake this thread. */
+    /* Set before try_turn: from here on, ocp_stream_end_turn takes the lock to wake this thread. */
     atomic_fetch_or(&priv->turns, OCP_TURN_WANTED);
     if ((alone || !priv->want_alone) && try_turn(priv, alone)) /* an exclusive turn goes first */
       break;

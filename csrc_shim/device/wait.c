@@ -18,8 +18,7 @@ static ocp_stream *next_stream(ocp_pool *pool, const ocp_stream *stream, bool (*
   return next;
 }
 
-/* Begins a turn, unless the stream is being captured by us or by the application: querying a captured stream
- * invalidates the capture. */
+/* Takes a shared turn (stream.h), unless the stream is being captured: a query would invalidate the capture. */
 static bool try_turn(ocp_stream *stream) {
   if (!ocp_stream_try_turn(stream))
     return false;

@@ -8,11 +8,11 @@
 
 #include "base/thread_memory.h"
 
-enum { MAX_DEPTH = 16 }; /* maximum number of nested events of a thread and listener */
+enum { MAX_DEPTH = 16 }; /* maximum nesting depth of profile events, per thread and listener */
 
 static atomic_ullong next_event = 1;
 
-/* The open events of one listener on the calling thread. */
+/* The profile events of one listener that have begun on a thread and not yet ended; the innermost is last. */
 typedef struct entered {
   uint64_t listener;
   uint32_t depth;
@@ -50,8 +50,8 @@ int32_t ocp_activity_thread(void) { return mine ? mine->number : 0; }
 
 /* ---- events ---- */
 
-/* Finds the calling thread's entry for a listener. Else takes an entry without open events, or that of a listener that
- * has ended; NULL if there is none. */
+/* Finds the calling thread's entry for a listener. If there is none, reuses an entry without open events, or the entry
+ * of a closed listener. NULL: all entries are in use. */
 static entered *place_of(uint64_t listener) {
   entered *unused = NULL;
   for (int i = 0; i < OCP_MAX_OWNERS; i++) {
@@ -72,7 +72,7 @@ void ocp_listener_enter(ocp_listener *listener, uint64_t key) {
   entered *place = my_state() ? place_of(ocp_listener_number(listener)) : NULL;
   if (!place)
     return;
-  if (place->depth == MAX_DEPTH) { /* ORT dropped the ends of some events: drop the oldest event */
+  if (place->depth == MAX_DEPTH) { /* ORT did not report the end of some events: drop the oldest one */
     memmove(place->events, place->events + 1, (MAX_DEPTH - 1) * sizeof *place->events);
     place->depth--;
   }
@@ -92,7 +92,7 @@ ocp_left_event ocp_listener_leave(const ocp_listener *listener, uint64_t key) {
       continue;
     for (uint32_t depth = place->depth; depth-- > 0;)
       if (place->events[depth].key == key) {
-        while (place->depth > depth) /* also closes nested events whose ends ORT dropped */
+        while (place->depth > depth) /* also ends nested events whose end ORT did not report */
           if (place->events[--place->depth].is_traced)
             ocp_tracer_pop();
         return place->events[depth].event;

@@ -1,9 +1,9 @@
 /* Profiling: attributes the work that devices run to the profile events and ONNX nodes that enqueued it.
  *
- * A listener is a profile that ONNX Runtime makes: of a session, or of one Run. ORT says on each thread which event
- * of the profile begins and ends. Work that the thread enqueues meanwhile belongs to that event, and every listener
- * with an open event on the thread receives the work as an activity. The code that enqueues also sets the source of the
- * work, a number that run/instance/sources.h resolves to ONNX nodes.
+ * A listener collects the activities (kernels, copies, memsets) of one ONNX Runtime profile: a session's, or a Run's.
+ * On each thread, ORT reports when an event of the profile begins and ends. Work that the thread enqueues in between
+ * belongs to that event, and every listener with an open event on the thread receives the work as an activity. The code
+ * that enqueues the work also sets its source, a number that run/instance/sources.h resolves to ONNX nodes.
  *
  *     StartEvent -> enter --+                              +-> driver: runs the work, now or later -> deliver
  *                           +-> owners and source of a call-+
@@ -24,9 +24,9 @@ int32_t ocp_activity_thread(void);
 
 /* ---- events ---- */
 
-/* Begin and end the event with this key on the calling thread. Events nest, and several threads may use one key at
- * once. ocp_listener_leave returns the event's start (`since`) and its process-wide number (0: the thread has no open
- * event with this key). */
+/* Begin and end a profile event on the calling thread. ORT chooses `key`; several threads may use one key at once, and
+ * events nest. ocp_listener_leave returns the event's start (`since`) and its process-wide number (`event`; 0: the
+ * thread has no open event with this key). */
 void ocp_listener_enter(ocp_listener *listener, uint64_t key);
 typedef struct ocp_left_event {
   uint64_t event;
@@ -37,11 +37,12 @@ ocp_left_event ocp_listener_leave(const ocp_listener *listener, uint64_t key);
 /* ---- work ---- */
 
 void ocp_graph_sources_clear(ocp_graph_sources *sources);
-/* Begin and end the recording of the sources that the calling thread sets; the end moves them to `into` (NULL: drops
- * them). */
+/* Begin and end recording, while the calling thread builds or captures a CUDA graph, the sources that it sets: one for
+ * each node. ocp_activity_end_graph moves them to `into` (NULL: drops them). */
 void ocp_activity_begin_graph(void);
 void ocp_activity_end_graph(ocp_graph_sources *into);
-/* Like ocp_activity_of, for the launch of a graph. */
+/* Attributes the graph that the calling thread launches next to the sources of the graph's nodes, until the next
+ * ocp_activity_of. */
 void ocp_activity_of_graph(ocp_graph_sources *sources);
 
 /* Sets the source of the work that the calling thread enqueues from now on; 0: none. */

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-enum { MAX_ACTIVITIES = 1 << 20 }; /* maximum number of activities of a listener; ORT keeps as many events */
+enum { MAX_ACTIVITIES = 1 << 20 }; /* maximum number of activities per listener; ORT's profiler keeps 10^6 events */
 
 struct ocp_listener {
   uint64_t number;

@@ -1,5 +1,5 @@
-/* Listeners receive the activities of devices, with their times. A listener stands for a profile that ONNX Runtime
- * makes, of a session or of one Run (activity.h). Times are nanoseconds of CLOCK_MONOTONIC. */
+/* Listeners receive activities: kernels, copies and memsets that a device has run, with their times. A listener belongs
+ * to one ONNX Runtime profile, of a session or of one Run (activity.h). Times are nanoseconds of CLOCK_MONOTONIC. */
 #ifndef OCP_DRIVER_LISTENER_H
 #define OCP_DRIVER_LISTENER_H
 
@@ -27,7 +27,7 @@ typedef struct ocp_activity {
   uint64_t source; /* 0: unknown */
   uint64_t event;  /* the event of this listener's profile in which the work was enqueued */
   int64_t begin, end;
-  const char *kernel; /* lives as long as the process; NULL: no kernel, or the source names it */
+  const char *kernel; /* name, valid as long as the process; NULL: not a kernel, or `source` determines the name */
   uint64_t stream;
   uint64_t bytes;                      /* bytes of a copy or memset */
   uint32_t grid[3], block[3], dynamic; /* of a kernel; `dynamic` bytes of shared memory */
@@ -35,8 +35,9 @@ typedef struct ocp_activity {
   bool in_graph;
   int32_t device; /* ordinal */
   int32_t thread; /* the enqueuing host thread, if the emulated device ran the work in it; else 0 */
-  /* Set for a CUPTI record of a CUDA graph's node: the layout that has the sources of the graph's nodes (tracer.h),
-   * and the number of the launch. `layout` 0: `source` is known. */
+  /* For a node of a CUDA graph, as CUPTI reports it: the number of the list that has the source of each node of the
+   * graph (ocp_tracer_layout), and CUPTI's correlation id of the graph's launch. Valid if `layout` is not 0; else
+   * `source` is. */
   uint64_t layout, launch;
 } ocp_activity;
 
@@ -46,16 +47,16 @@ typedef struct ocp_listener ocp_listener;
 
 /* Creates a closed listener. NULL: out of memory. */
 ocp_listener *ocp_listener_create(void);
-/* The listener receives activities from open to close. Threads may enter and leave events at any time. */
+/* Begin and end the delivery of activities to the listener. Threads may enter and leave its events at any time. */
 void ocp_listener_open(ocp_listener *listener);
 void ocp_listener_close(ocp_listener *listener);
 /* Closes and frees the listener, which no thread may be using. Ignores NULL. */
 void ocp_listener_destroy(ocp_listener *listener);
-/* Takes the activities received so far, in any order; the caller frees them. *lost: number of activities that were
- * dropped for lack of room. */
+/* Returns the activities received since the last call, in any order; the caller frees them. *lost: number of activities
+ * that were dropped because the listener had too many or host memory was exhausted. */
 ocp_activity *ocp_listener_take(ocp_listener *listener, size_t *count, size_t *lost);
-/* ocp_listener_number: a number that is unique in the process. ocp_listener_is_open: whether the listener with this
- * number is open. */
+/* ocp_listener_number returns a number that no other listener of the process has. ocp_listener_is_open tells whether
+ * the listener with that number exists and is open. */
 uint64_t ocp_listener_number(const ocp_listener *listener);
 bool ocp_listener_is_open(uint64_t number);
 
@@ -65,7 +66,7 @@ static inline bool ocp_is_anybody_listening(void) {
   return atomic_load_explicit(&ocp_num_listeners, memory_order_relaxed) != 0;
 }
 
-/* Delivers the activity to its owners, with the event of each. The caller has set all other members. */
+/* Gives each owner's listener a copy of the activity, with that owner's `event`. The caller sets all other members. */
 void ocp_activity_deliver(const ocp_activity_owners *owners, ocp_activity *activity);
 
 #endif

@@ -6,7 +6,7 @@
 
 enum { MAX_MARKS = 1 << 20 };
 
-/* The owners and the source of the work with one external correlation id. */
+/* The owners and the source of the work that was enqueued under one external correlation id of CUPTI. */
 typedef struct mark {
   ocp_activity_owners owners;
   uint64_t source, layout;
@@ -30,7 +30,7 @@ static size_t num_layouts, max_layouts;
 static char **names;
 static size_t num_names, max_names;
 
-/* Makes room in an array for one more element; false: out of memory. */
+/* Grows an array if it has no space for one more element; false: out of memory. `array` points to the pointer. */
 static bool grow(void *array, size_t count, size_t *max, size_t element) {
   if (count < *max)
     return true;
@@ -66,7 +66,8 @@ void ocp_tracer_stop(void) {
   pthread_mutex_unlock(&lock);
 }
 
-/* Returns the number of the graph's layout in this session; 0: out of memory. */
+/* Returns the number of the layout that holds the graph's sources in this session of the tracer, and makes the layout
+ * on first use; 0: out of memory. */
 static uint64_t layout_of(ocp_graph_sources *graph) {
   if (graph->session == session && graph->layout)
     return graph->layout;

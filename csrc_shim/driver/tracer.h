@@ -38,21 +38,22 @@ void ocp_tracer_stop(void);
 /* Delivers a record to the owners of its correlation id; ignores a record without owners. */
 void ocp_tracer_deliver(const ocp_trace_record *record);
 
-/* The sources of a graph's nodes, in the order in which the nodes run. */
+/* The sources (activity.h) of a CUDA graph's nodes, in the order in which the nodes run. The tracer keeps a copy of
+ * this list, called a layout, because CUPTI's records arrive later. */
 typedef struct ocp_graph_sources {
   uint64_t *each;
   uint32_t count, capacity;
-  uint64_t layout; /* number of the tracer's copy of `each`, if the graph was launched in its present session */
+  uint64_t layout; /* number of the layout with a copy of `each`; valid only in the session below */
   uint32_t session;
 } ocp_graph_sources;
 
 extern atomic_bool ocp_tracer_is_on;
 static inline bool ocp_is_tracing(void) { return atomic_load_explicit(&ocp_tracer_is_on, memory_order_relaxed); }
-/* Attributes the calling thread's work to these owners and this source, or for a graph to the sources of its nodes.
- * If it returns true, the caller must call ocp_tracer_pop. */
+/* Attributes the work that the calling thread enqueues from now on to these owners and this source, or if `graph` is
+ * not NULL to the sources of that graph's nodes. If it returns true, the caller must call ocp_tracer_pop. */
 bool ocp_tracer_push(const ocp_activity_owners *owners, uint64_t source, ocp_graph_sources *graph);
 void ocp_tracer_pop(void);
-/* Returns the sources of the graph nodes of a layout; NULL: no such layout. They live until the tracer stops. */
+/* Returns the sources in a layout, valid until the tracer stops; NULL: no such layout. */
 const uint64_t *ocp_tracer_layout(uint64_t layout, uint32_t *count);
 
 #endif

@@ -5,8 +5,8 @@
 
 #include "device/order.h"
 
-/* Maximum number of chunks that a search examines at each end of a bin. Missing a usable chunk only costs memory. The
- * newest chunks are warm in caches; the oldest are most likely unused. */
+/* Maximum number of chunks that a search examines at each end of a bin. A usable chunk that it misses only costs
+ * memory. The newest chunks are warm in caches; work on the oldest has most likely finished. */
 enum { MAX_LOOKS = 8 };
 
 size_t ocp_arena_round(size_t bytes, size_t redzone) {
@@ -14,9 +14,8 @@ size_t ocp_arena_round(size_t bytes, size_t redzone) {
   return ((bytes ? bytes : 1) + redzone + alignment - 1) / alignment * alignment;
 }
 
-/* ---- bins: one for each size up to 8 units of 256 bytes, then eight per doubling ---- */
+/* ---- bins (size classes): one for each size below 8 units of 256 bytes, then eight for each power of two ---- */
 
-/* Counts an allocation of `size` bytes. */
 static void count_allocation(ocp_memory_stats *stats, size_t size) {
   const int64_t bytes = (int64_t)size;
   stats->num_allocs++;
@@ -63,7 +62,7 @@ static unsigned next_bin(const ocp_arena *arena, unsigned bin) {
   return OCP_ARENA_BINS;
 }
 
-/* ---- bound chunks ---- */
+/* ---- bound chunks: free, but unfinished work of a stream may still use them ---- */
 
 static bool is_bound(const ocp_chunk *chunk) { return chunk->freed_at != 0; }
 
@@ -129,8 +128,8 @@ static bool can_merge(const ocp_chunk *chunk, const ocp_chunk *neighbour) {
          chunk->stream_id == neighbour->stream_id;
 }
 
-/* Merges a chunk that is free or bound, and in no bin, with neighbours of the same state; puts the result into its
- * bin. */
+/* Merges a chunk that is not allocated, and not in a bin, with neighbours that are in the same state: all free, or all
+ * bound to the same stream. Puts the result into its bin. */
 static void merge(ocp_arena *arena, ocp_chunk *chunk) {
   if (can_merge(chunk, chunk->right)) {
     leave(arena, chunk->right);
@@ -233,7 +232,7 @@ bool ocp_arena_unbind(ocp_pool *pool, ocp_arena *arena) {
 
 /* ---- regions ---- */
 
-/* Returns the maximum size of a region that growth makes; a larger request gets a region of its own size. */
+/* Returns the maximum size to which regions grow; a larger request gets a region of its own size. */
 static size_t most_growth(const ocp_arena *arena) {
   const size_t most = ocp_arena_round((size_t)arena->config.max_power_of_two_extend_bytes, 0);
   return arena->most_growth_bytes && arena->most_growth_bytes < most ? arena->most_growth_bytes : most;

@@ -52,7 +52,7 @@ struct ocp_region {
   uint64_t address;
   size_t size;
   ocp_chunk *first; /* the chunks cover the region */
-  bool reserved;    /* true: one chunk, which bypasses the arena */
+  bool reserved;    /* true: the region is one long-lived allocation (ocp_device_reserve), not part of the arena */
 };
 
 struct ocp_arena {
@@ -65,18 +65,18 @@ struct ocp_arena {
   ocp_chunk_table table; /* all chunks by address */
   ocp_chunk *spare;      /* unused ocp_chunk structs, linked by `older` */
   size_t next_region_bytes;
-  size_t most_growth_bytes; /* limit of a region's size in addition to the options; 0: none */
+  size_t most_growth_bytes; /* maximum bytes to which regions grow, besides the limit in the options; 0: none */
   int64_t pooled_bytes;     /* bytes handed out by the CUDA pool that replaces the arena */
   ocp_memory_stats stats;
 };
 
-/* Returns the size of the chunk for a request. `redzone`: bytes that are added to detect overruns; 0 except in
- * the checking mode of the emulated device. */
+/* Returns the size of the chunk for a request: its bytes plus `redzone`, rounded up. `redzone` is not 0 only in the
+ * emulated device's checking mode, which uses these bytes to detect overruns. */
 size_t ocp_arena_round(size_t bytes, size_t redzone);
 
-/* Takes a chunk of at least `size` bytes (rounded) that `taker` may use at once (NULL: that every stream may), and
- * splits off the bytes above `size`. Returns NULL if there is none; *blocked says that unfinished work may still use a
- * chunk that would fit. */
+/* Allocates a chunk of at least `size` bytes (rounded) that the stream `taker` may use at once (NULL: that every stream
+ * may), and splits it if it is much larger. Returns NULL if there is none, and sets *blocked if a chunk would fit but
+ * unfinished work may still use it. */
 ocp_chunk *ocp_arena_take(ocp_pool *pool, ocp_arena *arena, size_t size, const ocp_stream *taker, bool *blocked);
 /* Gives back a chunk that was handed out. The caller has set its stream_id and freed_at. */
 void ocp_arena_give(ocp_pool *pool, ocp_arena *arena, ocp_chunk *chunk);
@@ -100,15 +100,16 @@ void ocp_arena_pooled(ocp_arena *arena, size_t size);
 void ocp_arena_pooled_given_back(ocp_arena *arena, size_t size);
 void ocp_arena_pooled_freed(ocp_arena *arena, size_t size);
 
-/* Count memory of removed regions as held again, because the driver has not freed it. ocp_arena_keep_unfreed: the
- * region is among those that ocp_arena_remove_unused returns next. ocp_arena_lose: the bytes stay held for good. */
+/* Count the memory of a removed region as held again, because the driver has not freed it. After
+ * ocp_arena_keep_unfreed, the next ocp_arena_remove_unused returns the region, so that the driver can free it then.
+ * After ocp_arena_lose, the bytes count as held until the process ends. */
 void ocp_arena_keep_unfreed(ocp_arena *arena, ocp_region *region);
 void ocp_arena_lose(ocp_arena *arena, size_t region_bytes);
 
 /* Remove all unused regions, or one region if it is unused; return them linked by `next`, for the driver to free. */
 ocp_region *ocp_arena_remove_unused(ocp_pool *pool, ocp_arena *arena);
 ocp_region *ocp_arena_remove_region(ocp_pool *pool, ocp_arena *arena, ocp_region *region);
-/* After a shrink, growth begins with a small region again. */
+/* Resets the size of the next region to initial_growth_chunk_size_bytes. Called after a shrink. */
 void ocp_arena_restart_growth(ocp_arena *arena);
 
 #endif

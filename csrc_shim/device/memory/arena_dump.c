@@ -1,6 +1,6 @@
 /* An out-of-memory error says how many bytes the arena holds; this dump lists its chunks by size.
- * Many small free chunks mean fragmentation. A large chunk that waits is bound to the unfinished work of another
- * stream. */
+ * Many small free chunks mean fragmentation. A large chunk that "waits for a stream" was freed, but unfinished work of
+ * that stream may still use it. */
 #include "device/memory/arena_dump.h"
 
 #include <stdint.h>

@@ -8,8 +8,9 @@
 
 enum { OCP_ARENA_DUMP_BYTES = 6144 };
 
-/* For each power of two, writes how many chunks are in use, are freed but wait for work of a stream, and are free; then
- * the largest free chunk. The caller holds the pool's lock. */
+/* Writes the bytes of the arena's regions and of its largest chunk that is not in use, then for each power of two the
+ * number and bytes of chunks of that size: in use, freed but waiting for work of a stream, and free. The caller holds
+ * the pool's lock. */
 void ocp_arena_dump(const ocp_arena *arena, char *text, size_t room);
 
 #endif

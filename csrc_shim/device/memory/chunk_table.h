@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-typedef struct ocp_region ocp_region; /* arena.c */
+typedef struct ocp_region ocp_region; /* arena.h */
 
 /* A span of device or pinned memory. While `handed_out` is true, an allocation owns it. */
 typedef struct ocp_chunk {
@@ -19,7 +19,7 @@ typedef struct ocp_chunk {
   /* Only the arena uses the members below. */
   ocp_region *region;
   struct ocp_chunk *left, *right;  /* neighbours in the region */
-  struct ocp_chunk *newer, *older; /* neighbours in its bin while not handed out */
+  struct ocp_chunk *newer, *older; /* neighbours in the list of its bin, while the chunk is not handed out */
   struct ocp_chunk *previous_bound, *next_bound;
 } ocp_chunk;
 

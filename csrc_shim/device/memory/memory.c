@@ -1,18 +1,18 @@
-/* Device and pinned memory: allocation from the arenas, else from the driver, and the recovery when neither has
- * enough.
+/* Device and pinned memory: allocates from the arenas, else from the driver, and recovers memory if neither has enough.
  *
- * An allocation is tried in this order: memory that the watched Run of this thread has freed (run_memory.h); a chunk
- * of the arena, or CUDA's pool where the options ask for it; a bound chunk whose work has finished; a new region. If
- * the driver or the limit refuses a new region, memory is recovered in three steps, each followed by another try:
- * return unused regions to the driver; synchronise all streams; ask the owners of optional memory (ocp_reclaimer) to
- * free it.
+ * An allocation tries these sources in order: memory that this thread's Run has freed while its allocations are
+ * recorded for a CUDA graph (run_memory.h); a chunk of the arena, or CUDA's memory pool if the options select it; a
+ * bound chunk (arena.h) whose work has finished; a new region of the driver. If the driver or the limit refuses a new
+ * region, memory is recovered in three steps, each followed by another try: return unused regions to the driver;
+ * synchronise all streams; call the reclaimers, whose owners free memory that they can do without (ocp_reclaimer).
  *
  * Invariants:
- * - Locks are taken in this order: reclaim_lock; that of a cluster's cache or of the mempool; streams_lock; the pool's.
- *   None but reclaim_lock is held while a reclaimer is called, and the pool's lock never in a call of the driver.
+ * - Locks are taken in this order: reclaim_lock; the mutex of a cluster's instance cache, or the mempool's lock;
+ *   streams_lock; the pool's lock. A reclaimer is called with no lock held but reclaim_lock, and the driver is never
+ *   called with the pool's lock held.
  * - Counters and statistics change when a chunk is allocated and freed, by the chunk's size.
- * - While this thread or the stream captures a graph, the driver is asked for no memory, except for a Run that the
- *   application captures (run_memory.h). */
+ * - While this thread captures a Run, or the stream is being captured, no memory is allocated from the driver. A Run
+ *   that the application captures is an exception (run_memory.h). */
 #define _GNU_SOURCE /* PTHREAD_MUTEX_ADAPTIVE_NP */
 #include "device/memory/memory.h"
 
@@ -33,7 +33,8 @@
 
 /* ---- pools ---- */
 
-/* Initialises a lock that is held for well under a microsecond: a thread that finds it taken spins before it sleeps. */
+/* Initialises an adaptive lock: a thread that finds it taken spins before it sleeps, because the owner holds the lock
+ * for less than a microsecond. */
 static void init_lock(pthread_mutex_t *lock) {
   pthread_mutexattr_t attributes;
   pthread_mutexattr_init(&attributes);
@@ -103,7 +104,7 @@ static ocp_freed driver_free(ocp_device *device, int memory, uint64_t address) {
              : ocp_device_freed(device, driver->MemFreeHost((void *)(uintptr_t)address), "cuMemFreeHost");
 }
 
-/* Counts a region that the driver has not freed as held. */
+/* Counts a region as held again, because the driver has not freed it (`freed`: why). */
 static void keep_region(ocp_pool *pool, int memory, ocp_region *region, ocp_freed freed) {
   ocp_arena *arena = pool->arenas[memory];
   pthread_mutex_lock(&pool->lock);
@@ -231,8 +232,8 @@ int ocp_device_available(ocp_device *device, uint64_t *bytes, ocp_error *error) 
   return ORT_OK;
 }
 
-/* Logs the chunk sizes, which tell fragmentation from a lack of memory. A CUDA pool that replaces the arena has no
- * chunks. */
+/* Logs the sizes of the arena's chunks: they show whether memory is fragmented or exhausted. Logs nothing if a CUDA
+ * memory pool replaces the arena, since that has no chunks. */
 static void log_arena(ocp_device *device, int memory) {
   char text[OCP_ARENA_DUMP_BYTES];
   pthread_mutex_lock(&device->pool->lock);
@@ -265,7 +266,7 @@ static int out_of_memory(ocp_device *device, int memory, size_t bytes, ocp_error
                   (long long)stats.total, limit, of_device, *limit ? ", or raise the limit (arena.max_mem)" : "");
 }
 
-/* Recovers memory after the n-th failed attempt; false when nothing is left to try. */
+/* Recovers memory after failed attempt number `attempt` (from 0) to allocate; false: nothing is left to try. */
 static bool make_room(ocp_device *device, int memory, int attempt, ocp_error *error) {
   if (attempt > 2)
     return false;
@@ -291,7 +292,7 @@ typedef struct request {
 /* Whether the request is reported to the emulated device's checking mode. */
 static bool is_reported(const request *r) { return r->device->driver->ReuseMemory && r->memory == OCP_DEVICE_MEMORY; }
 
-/* Takes a chunk without a call of the driver. */
+/* Allocates a chunk of the arena without a driver call; NULL: none fits. */
 static ocp_chunk *take(const request *r, bool *blocked) {
   ocp_pool *pool = r->device->pool;
   ocp_arena *arena = pool->arenas[r->memory];
@@ -338,7 +339,7 @@ static CUresult add_region(const request *r, ocp_chunk **chunk) {
   return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* Allocates a chunk after freeing the bound chunks of finished work, else in a new region. */
+/* Allocates a chunk whose work a query of the streams finds finished, else a chunk of a new region. */
 static CUresult fetch(const request *r, ocp_chunk **chunk) {
   bool blocked = false;
   if (!r->reserve) {
@@ -420,7 +421,7 @@ static int allocate(request *r, uint64_t *address, ocp_error *error) {
     return error->code;
   }
   count_bytes(r->memory, (int64_t)size);
-  /* In the checking mode the block has the requested size: a watched Run that reuses it gets no more bytes. */
+  /* In the checking mode the Run's record has the requested size: a reuse of the block must not get bytes beyond it. */
   if (!ocp_run_memory_allocated(device, r->memory, *address, reported ? r->bytes : size)) {
     ocp_pool_free(device, r->memory, *address, NULL);
     *address = 0;
@@ -444,7 +445,8 @@ int ocp_pool_reserve(ocp_device *device, int memory, size_t bytes, uint64_t *add
 
 /* ---- free ---- */
 
-/* A reserved region goes back to the driver if no work can be using it, else it becomes part of the arena. */
+/* Gives a chunk back to the arena. If its region was reserved and no work can be using it, removes the region from the
+ * arena and returns it, for the caller to free; a reserved region that work may still use becomes part of the arena. */
 static ocp_region *give(ocp_pool *pool, int memory, ocp_chunk *chunk) {
   ocp_arena *arena = pool->arenas[memory];
   ocp_region *region = chunk->region;

@@ -10,17 +10,19 @@
 #include "device/stream.h"
 #include "driver/driver.h"
 
-/* Device memory, at least 256-byte aligned, never host readable; bytes == 0 gives a valid, separate address.
- * Work enqueued on `stream` may use the memory; if that is NULL, all work may. While a graph is captured on the stream,
- * an allocation succeeds only if it needs no call of the driver. Free what a graph refers to only after the graph.
+/* Allocate and free device memory: at least 256-byte aligned, not readable by the host; 0 bytes also give an address of
+ * their own. Work enqueued on `stream` may use the memory (NULL: work on any stream). While the stream is being
+ * captured, an allocation succeeds only if it needs no driver call. Free memory that a CUDA graph refers to only after
+ * destroying the graph.
  *
- * Free is stream ordered. On a stream: all work that used the memory comes before the stream's end. Later work on the
- * stream can get the memory at once, other streams when that work has finished. With NULL: any stream may have used it.
- * A stream can get it again once the work that is enqueued now on the other streams has finished. */
+ * Freeing is stream ordered. With a stream, all work that used the memory must precede the work that the stream
+ * enqueues from now on: the same stream can get the memory again at once, other streams when the earlier work has
+ * finished. With NULL, any stream may have used the memory: a stream can get it again when the work that other streams
+ * have enqueued by now has finished. */
 int ocp_device_alloc(ocp_device *device, size_t bytes, ocp_stream *stream, CUdeviceptr *address, ocp_error *error);
 void ocp_device_free(ocp_device *device, CUdeviceptr address, ocp_stream *stream);
-/* Allocates memory of the driver, not of the arena, for long-lived data that is only read, such as weights. All work
- * may use the memory. Free it by ocp_device_free. */
+/* Allocates memory from the driver, bypassing the arena, for long-lived data that is only read, such as weights. Work
+ * on any stream may use it. Free it by ocp_device_free. */
 int ocp_device_reserve(ocp_device *device, size_t bytes, CUdeviceptr *address, ocp_error *error);
 
 /* Calls the reclaimers, destroys the idle streams of the pool, and releases to the driver the memory that no enqueued
@@ -29,13 +31,13 @@ int64_t ocp_device_trim(ocp_device *device);
 /* Like ocp_device_trim, but the mempool retains the number of bytes that its options set. */
 int64_t ocp_device_shrink(ocp_device *device);
 
-/* Determines the available device memory: the bytes that the driver has free and those that the arena holds idle, up to
- * the arena's limit. */
+/* Determines the available device memory: the driver's free bytes plus the unused bytes of the arena, at most what the
+ * arena's limit allows. */
 int ocp_device_available(ocp_device *device, uint64_t *bytes, ocp_error *error);
 
-/* An owner of device memory that it can release, such as a cluster with CUDA graphs that no Run uses. When memory runs
- * out, an allocating thread that holds none of our locks calls `reclaim`, which frees what it can. Removing a reclaimer
- * waits for a call in progress. */
+/* A callback that frees optional device memory, such as the slabs of CUDA graphs that no Run of a cluster uses. When
+ * memory runs out, the allocating thread calls `reclaim` with none of the plugin's other locks held. Removing a
+ * reclaimer waits for a call in progress. */
 typedef struct ocp_reclaimer {
   struct ocp_reclaimer *next;
   void (*reclaim)(struct ocp_reclaimer *self);
@@ -46,7 +48,8 @@ void ocp_reclaimer_remove(ocp_device *device, ocp_reclaimer *reclaimer);
 /* ---- pools ---- */
 
 ocp_pool *ocp_pool_create(void);
-/* Limits the size of regions on a small device: a region with one chunk in use cannot go back to the driver. */
+/* Limits the growth of regions to a sixteenth of the device's memory: a large region goes back to the driver only when
+ * none of its chunks is in use. */
 void ocp_pool_set_device_bytes(ocp_pool *pool, size_t total_bytes);
 void ocp_pool_destroy(ocp_pool *pool); /* only for a pool that was never used */
 /* Sets the arena's options from now on. A lower limit frees nothing. */
@@ -66,7 +69,8 @@ void ocp_pool_stats(ocp_device *device, int memory, ocp_memory_stats *stats);
 /* Called at the end of a Run: frees the bound chunks whose work has finished. */
 void ocp_pool_run_ended(ocp_device *device);
 
-/* Gives the arena the allocations that a watched Run had freed. Those still in use stay with their owners. */
+/* Frees the recorded blocks (run_memory.h) that the Run had freed; blocks still in use stay with their owners. Forgets
+ * all records. */
 void ocp_run_memory_release(ocp_run_memory *memory);
 
 #endif

@@ -13,10 +13,11 @@ struct ocp_mempool {
   int64_t keep_bytes;
   uint64_t release_threshold;
   CUmemoryPool handle; /* NULL: the pool does not exist */
-  CUstream frees; /* frees of blocks that no stream uses; exists with the pool. The legacy default stream would wait
-                     for streams of the application, and cannot be used while they are captured. */
+  CUstream frees; /* stream on which blocks are freed that no stream uses any more; exists with the pool. The legacy
+                     default stream would wait for streams of the application, and is forbidden while these are being
+                     captured. */
   ocp_chunk_table table;
-  ocp_chunk *waiting; /* blocks freed without a stream while several streams were busy; linked by older */
+  ocp_chunk *waiting; /* blocks whose free was deferred, mostly because several streams may use them; linked by older */
   atomic_bool has_waiting;
 };
 
@@ -86,8 +87,9 @@ static int64_t reserved_bytes(const ocp_mempool *mempool, const ocp_device *devi
 
 /* ---- freeing ---- */
 
-/* Frees the block in the order of the stream. Returns false if the driver cannot free it now: if it is out of memory,
- * or if a capture forbids the call. A block whose free fails otherwise stays counted, and is not freed again. */
+/* Frees the block in the order of the stream. Returns false if the driver cannot free it now because it is out of
+ * memory or a capture forbids the call. After any other error the block counts as allocated for good and is not freed
+ * again. */
 static bool driver_free(ocp_device *device, const ocp_chunk *chunk, CUstream stream) {
   ocp_pool *pool = device->pool;
   const CUresult result = device->driver->MemFreeAsync(chunk->address, stream);
@@ -244,7 +246,7 @@ CUresult ocp_mempool_alloc(ocp_device *device, size_t size, ocp_stream *stream, 
     else
       ocp_arena_pooled_freed(arena, size);
     if (stream && result == CUDA_SUCCESS)
-      ocp_pool_advance(pool, stream); /* the memory exists only after this point of the stream */
+      ocp_pool_advance(pool, stream); /* counts the allocation as work of the stream: it must run before any use */
     pthread_mutex_unlock(&pool->lock);
   } else {
     ocp_fail(error, ORT_RUNTIME_EXCEPTION, "the arena's limit (arena.max_mem) leaves fewer than %zu bytes", size);

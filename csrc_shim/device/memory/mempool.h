@@ -1,5 +1,5 @@
-/* Device memory from a CUDA memory pool (cuMemAllocFromPoolAsync) instead of the arena. Private to memory.c; has its
- * own lock, which is taken before those of pool.h. */
+/* Allocates device memory from a CUDA memory pool (cuMemAllocFromPoolAsync) instead of the arena. Private to memory.c.
+ * Its lock is taken before streams_lock and the pool's lock (pool.h). */
 #ifndef OCP_DEVICE_MEMORY_MEMPOOL_H
 #define OCP_DEVICE_MEMORY_MEMPOOL_H
 
@@ -19,7 +19,7 @@ bool ocp_mempool_is_wanted(const ocp_mempool *mempool);
 CUresult ocp_mempool_alloc(ocp_device *device, size_t size, ocp_stream *stream, uint64_t *address, ocp_error *error);
 /* Frees the allocation; *size: its bytes. Returns false if no allocation starts at the address. */
 bool ocp_mempool_free(ocp_device *device, uint64_t address, ocp_stream *stream, size_t *size);
-/* Frees the blocks that were waiting for work that has now finished. */
+/* Frees the blocks that could not be freed earlier, as far as this is possible now. */
 void ocp_mempool_collect(ocp_device *device);
 /* Releases unused memory to the driver; the result is the number of bytes released. `keep`: the pool retains the number
  * of bytes that its options set; else it retains none. */

@@ -45,7 +45,8 @@ int ocp_preserve_reads(uint64_t address, uint64_t bytes, ocp_error *error) {
 static int save(ocp_touched *touched, ocp_stream *stream, ocp_error *error) {
   ocp_device *device = current->device;
   const uint64_t bytes = touched->end - touched->start;
-  /* The captured repetition of the Run makes no copies, so its graph must not keep this memory. */
+  /* Keeps the copy out of the Run's recorded allocations (run_memory.h), which belong to the graph later: the captured
+   * repetition of the Run makes no copies. */
   ocp_run_memory *watched = ocp_run_memory_pause();
   const int code = ocp_device_alloc(device, bytes, stream, &touched->copy, error);
   ocp_run_memory_resume(watched);

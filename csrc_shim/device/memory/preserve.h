@@ -4,8 +4,8 @@
  * input and output (a KV cache, a state), each repetition would advance that state. So a repeated Run records the
  * ranges that it reads, copies a range before it overwrites it, and restores the copies when it ends.
  *
- * Only memory of the application is recorded. Ranges that the Run wrote before it read them are scratch and are not
- * saved: other Runs may own them as soon as it has ended. */
+ * Only memory of the application is recorded. A range that the Run wrote before it read it is scratch memory and is not
+ * saved: after the Run it may belong to another Run, which a restoring copy would damage. */
 #ifndef OCP_DEVICE_MEMORY_PRESERVE_H
 #define OCP_DEVICE_MEMORY_PRESERVE_H
 
@@ -40,8 +40,8 @@ void ocp_preserve_drop(ocp_preserved *preserved);
 bool ocp_preserve_is_wanted(const ocp_device *device);
 /* Records that the work enqueued next reads the range. */
 int ocp_preserve_reads(uint64_t address, uint64_t bytes, ocp_error *error);
-/* Records that the work enqueued next on the stream writes the range, and saves the range's contents first. `kept`: the
- * work writes the same bytes back, so nothing has to be saved. */
+/* Records that the work enqueued next on the stream writes the range, and first saves the recorded inputs that overlap
+ * it. `kept`: the work writes back the bytes of an input with this very range, which need not be saved. */
 int ocp_preserve_writes(uint64_t address, uint64_t bytes, bool kept, ocp_stream *stream, ocp_error *error);
 
 #endif

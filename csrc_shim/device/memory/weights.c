@@ -1,5 +1,6 @@
-/* The weight store: device copies of constants, keyed by device and content, shared by all clusters of the process.
- * States (weights that Runs write) and precomputed weights are not shared: each has one owner. */
+/* The weight store: device copies of constants, keyed by device and content hash, shared by all clusters of the
+ * process. States (weights that Runs write) and weights that a precomputation writes are not shared: each has one
+ * owner. */
 #include "device/memory/weights.h"
 
 #include <errno.h>
@@ -17,7 +18,7 @@ typedef struct content_hash {
   uint64_t low, high;
 } content_hash;
 
-/* A weight. A shared one belongs to all clusters that acquired the same content, and is freed with the last of them. */
+/* A weight. A shared one belongs to all clusters that acquired the same content; the last release frees it. */
 struct ocp_weight {
   ocp_weight *next; /* next weight of the bucket */
   ocp_device *device;
@@ -34,8 +35,8 @@ static ocp_weight *buckets[BUCKETS];
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* never held while hashing or copying */
 static pthread_cond_t uploaded = PTHREAD_COND_INITIALIZER;
 
-/* ---- content: SipHash-1-3 with 128 bits (Aumasson and Bernstein). Its key is random for each process, so that no
- * model can be made whose weights collide with those of another session. ---- */
+/* ---- content hash: SipHash-1-3 with 128 bits (Aumasson and Bernstein). Its key is random in each process, so that no
+ * model can be crafted whose weights collide with those of another session. ---- */
 
 static uint64_t hash_key[2];
 

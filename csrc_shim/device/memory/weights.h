@@ -8,7 +8,8 @@
 
 typedef struct ocp_weight ocp_weight;
 
-/* Hashes the bytes and finds their device copy, or uploads them (synchronously). */
+/* Returns the shared device copy of the bytes (`data`: host memory) with a reference for the caller; uploads them
+ * synchronously if the device has no copy yet. */
 int ocp_weight_acquire(ocp_device *device, const void *data, size_t bytes, ocp_weight **out, ocp_error *error);
 /* Creates a weight that is not shared, because Runs or a precomputation write it. `data`: its initial contents; NULL:
  * undefined. */

@@ -10,7 +10,7 @@
 
 typedef struct settings {
   ocp_arena_config config;
-  uint32_t given; /* keys that were given; while none are, the arena takes the first options that are configured */
+  uint32_t given; /* bits of the options that a user has set; while 0, the arena accepts the next options offered */
   int users;
   bool initialised;
 } settings;
@@ -48,8 +48,8 @@ void ocp_arena_retain(bool emulated, int ordinal, int memory) {
   pthread_mutex_unlock(&lock);
 }
 
-/* The latest refused options. Each session configures device memory and pinned memory, both itself and through ONNX
- * Runtime: one warning is enough. */
+/* By device: the options that were refused last. A session offers the same options several times: for device memory and
+ * for pinned memory, both directly and through ONNX Runtime. One warning is enough. */
 static struct {
   ocp_arena_config wanted;
   uint32_t refused;

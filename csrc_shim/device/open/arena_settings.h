@@ -1,19 +1,19 @@
-/* The options of the living arenas: one set for each kind of device, ordinal and memory. They live from the first
- * user of an arena to its last, independently of the device, since ORT creates allocators before the device is
- * opened. */
+/* The options of the arenas in use: one set for each kind of device (CUDA, emulated), ordinal and memory (device,
+ * pinned). They exist from the first user of an arena to its last, whether or not the device is open, since ORT creates
+ * allocators before the device is opened. */
 #ifndef OCP_DEVICE_OPEN_ARENA_SETTINGS_H
 #define OCP_DEVICE_OPEN_ARENA_SETTINGS_H
 
 #include "base/error.h"
 #include "device/pool.h"
 
-/* Adds or removes a user of the arena (an OrtAllocator). Release returns whether it was the last user; the options
- * are reset to the defaults then. */
+/* Add or remove a user of the arena (an OrtAllocator). ocp_arena_release returns whether it was the last user; the
+ * options are then reset to their defaults. */
 void ocp_arena_retain(bool emulated, int ordinal, int memory);
 bool ocp_arena_release(bool emulated, int ordinal, int memory);
-/* Offers options to the arena. An arena without options takes them. An arena with different options keeps its own,
- * and `warning` (of OCP_ARENA_WARNING_BYTES) gets a sentence that names the keys. It stays "" if no option differs, or
- * if the same options for another memory of the device have just given that warning. */
+/* Offers options to the arena. If no user has set options of the arena yet, it takes them. Otherwise it keeps its own,
+ * and `warning` (OCP_ARENA_WARNING_BYTES bytes) gets a sentence that names the keys that differ. `warning` is ""
+ * if no option differs, or if the same keys and values were refused last time on this device. */
 int ocp_arena_configure(int emulated, int ordinal, int memory, const char *const *keys, const char *const *values,
                         size_t count, char *warning, ocp_error *error);
 /* Sets the arena's limit, even if the arena has options already. `bytes`: INT64_MAX for no limit. */

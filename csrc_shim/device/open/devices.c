@@ -14,7 +14,7 @@
 
 static pthread_mutex_t devices_lock = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic(ocp_device *) devices[2]
-                                    [OCP_MAX_DEVICES]; /* by kind and ordinal; written under the lock, never cleared */
+                                    [OCP_MAX_DEVICES]; /* [emulated][ordinal]; written under the lock, never cleared */
 
 static uint32_t emulated_vendor_id;
 
