@@ -10,8 +10,7 @@
  * be freed with a NULL stream. ocp_device_free with this stream records it too. */
 void ocp_stream_enqueued(ocp_stream *stream);
 /* Called at the start and end of each Run, on its thread. Until the end, no other thread can have results of the Run,
- * so ocp_device_settle on another thread need not wait for its work. `waited`: the host has waited for the Run's work.
- */
+ * so ocp_device_settle on another thread need not wait for it. `waited`: the host has waited for the Run's work. */
 void ocp_run_started(void);
 void ocp_run_ended(ocp_device *device, bool waited);
 

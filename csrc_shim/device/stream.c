@@ -267,8 +267,7 @@ int ocp_stream_close_capture(ocp_stream *stream, ocp_error *error) {
              : ORT_OK;
 }
 
-/* Takes a turn (ocp_stream_take_turn) unless other threads' turns exclude it. Lock-free, because every Run does this.
- */
+/* Takes a turn (ocp_stream_take_turn) unless other threads' turns exclude it. Lock-free: every Run does this. */
 static bool try_turn(struct ocp_stream_private *priv, bool alone) {
   const unsigned in_the_way = alone ? ~(unsigned)OCP_TURN_WANTED : OCP_TURN_ALONE;
   unsigned turns = atomic_load_explicit(&priv->turns, memory_order_relaxed);

@@ -1,6 +1,6 @@
-/* Happens-before race detection: a vector clock for each stream and one for the host, and for each granule of device
- * memory the last accesses to it. If no chain of stream order, events and host waits orders two accesses to the same
- * bytes, and one of the accesses is a write, the program lacks a wait.
+/* Happens-before race detection between operations of streams: keeps a vector clock for each stream and one for the
+ * host, and for each granule (256 bytes) of device memory the last accesses to it. If no chain of stream order, events
+ * and host waits orders two accesses to the same bytes, and one of the accesses is a write, the program lacks a wait.
  *
  * All host threads count as one, since their synchronisation is not visible here. */
 #include "emulator/clock.h"
@@ -11,8 +11,10 @@
 
 #include "emulator/state.h"
 
-#define MAX_SLOTS 4096u /* streams with their own slot; further streams share a slot, so some races are missed */
-#define NAMES 16u       /* operations per stream whose names are kept */
+/* Entries of a vector clock, one for each stream. Streams beyond that number share the last entry, so that some races
+ * are missed. */
+#define MAX_SLOTS 4096u
+#define NAMES 16u /* number of latest operations per stream whose names are stored, for reports */
 #define NAME_BYTES 64u
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -20,8 +22,8 @@ static uint32_t host[MAX_SLOTS];
 static uint32_t num_slots;
 static uint32_t last_time[MAX_SLOTS];
 static uint32_t free_slots[MAX_SLOTS], num_free;
-static emu_clock *blocking[EMU_MAX_DEVICES]; /* clocks that the null stream waits for */
-static char (*names)[NAMES][NAME_BYTES];     /* by slot */
+static emu_clock *blocking[EMU_MAX_DEVICES]; /* the blocking streams' clocks joined: the null stream waits for them */
+static char (*names)[NAMES][NAME_BYTES];     /* [slot][time % NAMES] */
 
 static emu_clock *copy_of(const emu_clock *clock) {
   size_t bytes = sizeof *clock + clock->count * sizeof clock->times[0];
@@ -174,8 +176,8 @@ static bool is_own(uint64_t access, const emu_clock *clock) {
   return access && slot_of(access) == clock->slot && time_of(access) == clock->time;
 }
 
-/* Stores an access. Two host threads that run blocks of one launch may overwrite each other's range. The check then
- * misses races, but reports no false ones. */
+/* Stores an access, joined with an earlier one (`before`) of the same operation. Two host threads that run blocks of
+ * one launch may overwrite each other's range: the check then misses races, but reports no false ones. */
 static void store(_Atomic uint64_t *place, uint64_t before, const emu_clock *clock, uint32_t first, uint32_t last) {
   if (is_own(before, clock)) {
     first = first < first_of(before) ? first : first_of(before);
@@ -188,7 +190,7 @@ uint64_t emu_history_note(emu_history *history, const emu_clock *clock, uint32_t
                           emu_access access) {
   uint64_t written = atomic_load_explicit(&history->write, memory_order_relaxed), conflict = 0;
   uint64_t updated = atomic_load_explicit(&history->atomic, memory_order_relaxed);
-  /* The same operation has recorded this range before, and compared it with the other accesses. */
+  /* Returns early if the same operation has already recorded this range, and so compared it with other accesses. */
   if (access == EMU_STORE && is_own(written, clock) && covers(written, first, last))
     return 0;
   if (access == EMU_ATOMIC && is_own(updated, clock) && covers(updated, first, last))
@@ -211,8 +213,8 @@ uint64_t emu_history_note(emu_history *history, const emu_clock *clock, uint32_t
       store(&history->atomic, updated, clock, first, last);
     return conflict;
   }
-  /* Two reads are kept. This one replaces a read by the same operation; else the first if that happens before this
-   * access, else the second. */
+  /* A granule stores two reads. This read replaces one by the same operation; else the first one if that is absent or
+   * happens before this read; else the second one. */
   int place = is_own(reads[0], clock)                   ? 0
               : is_own(reads[1], clock)                 ? 1
               : !reads[0] || is_before(reads[0], clock) ? 0

@@ -1,4 +1,5 @@
-/* The checking mode's race detector: vector clocks of streams and the host. Clocks are NULL outside of that mode. */
+/* The checking mode's detector of missing waits: vector clocks of the streams and the host. Outside of that mode, all
+ * clocks are NULL. */
 #ifndef OCP_EMULATOR_CLOCK_H
 #define OCP_EMULATOR_CLOCK_H
 
@@ -12,7 +13,7 @@ typedef struct emu_clock {
   uint32_t count;
   uint32_t times[]; /* for each stream, the last operation known to be complete */
 } emu_clock;
-/* The last accesses to a granule of device memory: slot, time, and the accessed bytes of the granule. */
+/* The last accesses to a granule of device memory. Each packs the operation's slot and time, and the accessed bytes. */
 typedef struct emu_history {
   _Atomic uint64_t write, atomic, reads[2];
 } emu_history;
@@ -21,12 +22,13 @@ typedef enum emu_access { EMU_LOAD = 1, EMU_STORE = 2, EMU_ATOMIC = 3 } emu_acce
  * race with each other. */
 uint64_t emu_history_note(emu_history *history, const emu_clock *clock, uint32_t first, uint32_t last,
                           emu_access access);
-/* Store the name of an operation for reports, and write it as text. */
+/* Store the name of an operation, and describe an access for a report: "copy to the host of stream 2". */
 void emu_clock_name(const emu_clock *clock, const char *name);
 void emu_clock_describe(uint64_t access, char *text, size_t text_bytes);
 
 /* ---- the clocks of streams ---- */
-/* Begins a new operation of the stream and returns its clock, which the caller frees. */
+/* emu_clock_tick begins a new operation of the stream and returns its clock; emu_clock_snapshot returns the stream's
+ * present clock. The caller frees both. emu_clock_join orders the stream's later operations after those in `clock`. */
 emu_clock *emu_clock_tick(CUstream stream);
 emu_clock *emu_clock_snapshot(CUstream stream);
 void emu_clock_join(CUstream stream, const emu_clock *clock);

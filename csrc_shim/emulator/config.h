@@ -1,4 +1,4 @@
-/* Configuration of the emulated CUDA device, and requests of its counting mode. Python fills these. Types only. */
+/* Configuration of the emulated CUDA devices, and requests of their counting mode; Python fills them. Types only. */
 #ifndef OCP_EMULATOR_CONFIG_H
 #define OCP_EMULATOR_CONFIG_H
 
@@ -9,8 +9,8 @@ enum { OCP_EMU_FAULT_BYTES = 256 }; /* maximum length of ocp_emu_config.faults, 
 typedef struct ocp_emu_config {
   uint32_t num_devices;  /* 1 .. 8 */
   uint32_t workers;      /* host threads that run blocks; 0: one per core of the process's affinity mask */
-  uint64_t device_bytes; /* memory of each device; address space only until it is touched */
-  uint32_t adversarial;  /* 0: inline streams; 1: deferred and interleaved by `seed` until the program waits */
+  uint64_t device_bytes; /* memory of each device; it takes host memory only once it is accessed */
+  uint32_t adversarial;  /* 0: inline streams; 1: work is deferred until the program waits, in an order from `seed` */
   uint32_t check;        /* 1: the checking mode; needs kernels compiled with checks */
   uint64_t seed;
   char faults[OCP_EMU_FAULT_BYTES]; /* faults of the devices: emulator/fault.h; "": none */
@@ -44,11 +44,11 @@ typedef struct ocp_emu_count {
   uint32_t num_places; /* instructions that access memory plus basic blocks of the kernel */
   uint32_t max_turns;  /* recorded executions per thread and instruction; later ones are not recorded */
   uint32_t block;      /* index of the running block */
-  uint32_t num_left;   /* blocks that ended early, at an access outside of all memory */
+  uint32_t num_left;   /* blocks that ended early, at an access to an invalid address */
   uint64_t max_accesses, num_accesses;
   ocp_emu_access *accesses;
   uint64_t *executed; /* executions of each instruction or basic block, summed over threads */
-  uint64_t *issued;   /* the same by warps: for each warp the maximum over its lanes, summed over warps */
+  uint64_t *issued;   /* the same per warp: the maximum over the warp's lanes, summed over warps */
   uint32_t *turns;    /* executions by each thread of the running block, 1024 entries per instruction or basic block */
 } ocp_emu_count;
 

@@ -19,7 +19,7 @@ const emu_faults *emu_faults_set(void) { return &faults; }
 /* ---- unsupported calls ---- */
 
 static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER;
-static ocp_driver *attached, supported; /* the table, and its members when it was attached */
+static ocp_driver *attached, supported; /* the emulator's driver table, and a copy without faults */
 
 /* Stands in for a member of the driver table. It takes no parameters: the calling conventions of x86-64 and aarch64
  * leave the arguments to the caller. */
@@ -109,7 +109,7 @@ static int find_member(const char *name, size_t length) {
   return -1;
 }
 
-/* Calls `visit` for each name of a list. False: the table has no member of a name. */
+/* Calls `visit` (may be NULL) for each name in a list separated by commas. False: the driver table lacks a name. */
 static bool visit_members(const char *list, void (*visit)(int member)) {
   for (const char *name = list; *name;) {
     const size_t length = strcspn(name, ",");
@@ -210,8 +210,9 @@ bool emu_faults_configure(const char *text, char *why, size_t why_bytes) {
 
 /* ---- wrong kernels ---- */
 
-#define WINDOW ((uint64_t)1 << 20) /* bytes from the address of a parameter on in which a result is looked for */
+#define WINDOW ((uint64_t)1 << 20) /* maximum bytes behind a pointer parameter that are searched for a result */
 
+/* Memory behind a pointer parameter of a launch, and its contents before the launch. */
 typedef struct range {
   uint8_t *now, *before;
   uint64_t bytes;
@@ -219,7 +220,7 @@ typedef struct range {
 enum { PROBE_BYTES = 8 };
 struct emu_wrong {
   uint32_t count, num_probed;
-  bool is_last; /* no parameter is an output, and the launch runs once more without a probe */
+  bool is_last; /* true: no probe has found an output, and the launch runs once more without a probe */
   range ranges[OCP_EMU_MAX_PARAMS];
 };
 
@@ -250,9 +251,10 @@ emu_wrong *emu_wrong_begin(const emu_op *launch) {
 
 static bool has_value(uint8_t byte) { return byte & 0x7f; }
 
-/* Returns a byte that the launch has changed, so that its change alters an element of any type by more than a rounding
- * error: the last byte of 8, of 4 or of 2, which has the exponent of a number of that size, and is not that of a zero.
- * NULL: none. */
+/* Returns a byte that the launch has changed, for spoil to change; NULL: none. Any element must then differ by more
+ * than a rounding error, but the element type is not known. So this function tries the last byte of each 8 bytes, then
+ * of 4, of 2, and every byte: the last byte of a little-endian float holds bits of its exponent. `with_value`: skips
+ * bytes without a value (has_value), which may belong to a zero. */
 static uint8_t *find_changed(const emu_wrong *wrong, bool with_value) {
   for (uint64_t step = 8; step; step /= 2)
     for (uint32_t i = 0; i < wrong->count; i++)
@@ -264,8 +266,9 @@ static uint8_t *find_changed(const emu_wrong *wrong, bool with_value) {
   return NULL;
 }
 
-/* The memory of an output may hold the same result already. Then nothing changes, and the launch runs again for each
- * parameter, with other bytes at its address: those of an output are written again. */
+/* find_changed finds nothing if the memory of each output already held its result. Then each pointer parameter is
+ * probed: begin_probe flips a bit in each of the first bytes behind it, the launch runs again, and end_probe looks for
+ * a byte that the launch has written. It also restores the bytes that the launch has not written. */
 static void begin_probe(const range *probed) {
   for (uint64_t at = 0; at < PROBE_BYTES && at < probed->bytes; at++)
     probed->now[at] ^= 1;

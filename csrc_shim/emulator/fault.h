@@ -1,17 +1,18 @@
-/* Faults of the emulated devices, with which tests rehearse what a GPU may do: a kernel that is wrong in one element, a
- * driver call that is unsupported, and devices that are too old, busy, small or slices of a GPU.
+/* Fault injection for the emulated devices, so that tests can ask how the plugin reacts to a faulty GPU or
+ * installation: a kernel with one wrong element, an unsupported driver call, or a device that is too old, busy, small
+ * or a slice of a GPU.
  *
  * ORT_CUDA_PLUGIN_EMULATE_FAULTS, or ocp_emu_config.faults, lists them as "key=value;key=value":
  *
  *   kernel=PATTERN            after each launch of a kernel whose name matches, one element of its result is wrong
  *   unsupported=CALL,CALL     these calls return CUDA_ERROR_NOT_SUPPORTED; names are those of driver.h: MemPoolCreate
- *   exclusive=1               another process has the device: its context cannot be created
+ *   exclusive=1               another process uses the device exclusively: the context cannot be created
  *   capability=7.5            compute capability
  *   driver=12.8               CUDA version of the driver
  *   multiprocessors=16        number of multiprocessors
  *   name=TEXT                 name of the device
  *
- * A warning on the standard error tells of faults that are set. */
+ * If faults are set, a warning on the standard error says so. */
 #ifndef OCP_EMULATOR_FAULT_H
 #define OCP_EMULATOR_FAULT_H
 
@@ -30,19 +31,19 @@ typedef struct emu_faults {
   int cc_major, cc_minor, driver_version, multiprocessors; /* 0: the emulated device's own */
 } emu_faults;
 
-/* The faults that are set. */
+/* Returns the faults that are set. */
 const emu_faults *emu_faults_set(void);
 /* Sets the faults that the text lists; "" sets none. False, with the reason in `why`, if the text is invalid. */
 bool emu_faults_configure(const char *text, char *why, size_t why_bytes);
-/* Exchanges the unsupported members of this driver table, now and when other faults are set. */
+/* Replaces the unsupported members of this driver table by a failing function, now and whenever the faults change. */
 void emu_faults_attach(ocp_driver *table);
 
-/* The memory of a launch that will be made wrong. */
+/* A launch whose result will be made wrong: the contents of its parameters' memory before the launch. */
 typedef struct emu_wrong emu_wrong;
-/* Called before a launch. Returns NULL if its kernel is right. */
+/* Called before a launch. Returns NULL if no fault applies to its kernel. */
 emu_wrong *emu_wrong_begin(const emu_op *launch);
-/* Called after the launch: changes one element that it has written. True if the launch has to run again, since its
- * outputs are not known yet. */
+/* Called after the launch: changes one element that the launch has written. Returns true if the launch must run again
+ * first, to find out which memory it writes. */
 bool emu_wrong_again(emu_wrong *wrong);
 void emu_wrong_end(emu_wrong *wrong);
 

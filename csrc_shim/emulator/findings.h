@@ -1,4 +1,4 @@
-/* The findings of the checking mode: what compute-sanitizer would report. */
+/* Findings: the checking mode's reports of errors in kernels, copies and memsets, like those of compute-sanitizer. */
 #ifndef OCP_EMULATOR_FINDINGS_H
 #define OCP_EMULATOR_FINDINGS_H
 
@@ -7,18 +7,18 @@
 
 #include "driver/driver.h"
 
-/* Findings of the checking mode since the last clear: kinds out-of-bounds, use-after-free, uninitialised-read,
+/* Returns the number of findings since the last clear. Kinds: out-of-bounds, use-after-free, uninitialised-read,
  * divergent-barrier, missing-wait, misaligned, race, pending-copy, read-only-written, invalid-mask; and traps of
- * kernels, in every mode. Each is one line of text: kernel, block and thread, or "fill" or the name of a copy; address
- * and bytes of an access. A finding also makes the launch, copy or memset fail with CUDA_ERROR_ILLEGAL_ADDRESS or
- * CUDA_ERROR_LAUNCH_FAILED. */
+ * kernels, in every mode. Each finding is one line of text, with kernel, block and thread, or "fill" for a memset, or
+ * the name of a copy; and with address and bytes of an access. A finding also makes the launch, copy or memset fail
+ * with CUDA_ERROR_ILLEGAL_ADDRESS or CUDA_ERROR_LAUNCH_FAILED. */
 int ocp_emu_num_findings(void);
 /* Copies finding `index` into text; returns its length, or -1. */
 int ocp_emu_finding(int index, char *text, size_t text_bytes);
 /* Forgets the findings and the sticky errors of the devices. */
 void ocp_emu_clear_findings(void);
 
-/* ---- for the checks ---- */
+/* ---- for the code that checks ---- */
 
 enum { EMU_FINDING_BYTES = 400 }; /* maximum length of a finding's text, with its final 0 */
 typedef enum emu_finding_kind {
@@ -35,7 +35,7 @@ typedef enum emu_finding_kind {
 } emu_finding_kind;
 extern const char *const emu_finding_kinds[]; /* names, by emu_finding_kind */
 void emu_finding_keep(const char *text);
-/* Records a finding of a copy or memset. Returns the error with which the operation fails. */
+/* Records a finding about a copy or memset. Returns the error with which that operation must fail. */
 CUresult emu_finding_report(emu_finding_kind kind, const char *operation, uint64_t address, uint64_t bytes,
                             const char *where);
 /* Describes where a device address lies: "byte 4096 of 4096 allocated at 0x...". */

@@ -1,26 +1,26 @@
-/* An allocator that never touches the memory it manages: two-level segregated free lists (eight size classes per
- * power of two), and a summarised bitmap of block starts that finds neighbours and the block around an address.
- * Every operation takes constant time, except an allocation that only blocks of its own size class can serve: it
- * searches that class. */
+/* An allocator that never touches the memory it manages. It has two-level segregated free lists (eight size classes per
+ * power of two), and a bitmap of block starts with summary levels (a bit for each non-zero word of the level below), by
+ * which it finds neighbours and the block around an address. Every operation takes constant time, except an allocation
+ * that only blocks of its own size class can serve: it searches that class. */
 #include "emulator/heap.h"
 
 #include <sys/mman.h>
 
-/* Entry of a block, in a table with one entry per granule, at the granule where the block starts. The table is reserved
- * address space that costs memory only when touched. */
+/* A block. The table `blocks` has one entry per granule; a block uses the entry of its first granule. The table is
+ * reserved address space: only the pages that are accessed take memory. */
 struct emu_heap_block {
   uint32_t size; /* in granules */
   uint32_t live;
   union {
     struct {
-      uint32_t previous, next; /* of a free block: the granules of its neighbours in the free list */
+      uint32_t previous, next; /* free block: first granules of its neighbours in the free list */
     };
-    uint64_t bytes; /* of a live block: the requested size */
+    uint64_t bytes; /* live block: requested bytes */
   };
 };
 
 #define NONE UINT32_MAX
-#define GIVE_BACK ((uint64_t)1 << 20) /* freed blocks of at least this size return their pages to the system */
+#define GIVE_BACK ((uint64_t)1 << 20) /* bytes from which a freed block returns its pages to the operating system */
 
 static void start_set(emu_heap *heap, uint32_t granule) {
   for (uint32_t level = 0; level < heap->levels; level++) {
@@ -37,7 +37,7 @@ static void start_clear(emu_heap *heap, uint32_t granule) {
   }
 }
 
-/* Returns the granule where the block that holds `granule` starts. Blocks cover the whole range. */
+/* Returns the first granule of the block that contains `granule`. Blocks, free ones included, cover the whole range. */
 static uint32_t start_of(const emu_heap *heap, uint32_t granule) {
   uint64_t below = (uint64_t)2 << granule % 64;
   uint64_t word = heap->starts[0][granule / 64] & (below - 1);
@@ -57,7 +57,7 @@ static uint32_t start_of(const emu_heap *heap, uint32_t granule) {
   }
 }
 
-/* Returns the size class of a size. Every block of a class is larger than the blocks of lower classes. */
+/* Returns the class of a size in granules. Every block of a class is larger than the blocks of lower classes. */
 static uint32_t bin_of(uint32_t size) {
   if (size < 8)
     return size;

@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define EMU_GRANULE 256u /* alignment and unit of allocations, and of the missing-wait check */
+#define EMU_GRANULE 256u /* bytes; alignment and unit of allocations, and unit of the missing-wait check */
 typedef struct emu_heap_block emu_heap_block;
 #define EMU_HEAP_BINS 256
 #define EMU_HEAP_LEVELS 6
@@ -31,7 +31,7 @@ typedef struct emu_heap {
  * range. */
 int emu_heap_init(emu_heap *heap, uint64_t base, ptrdiff_t alias, uint64_t bytes, uint64_t capacity, uint32_t redzone);
 void emu_heap_destroy(emu_heap *heap);
-uint64_t emu_heap_alloc(emu_heap *heap, uint64_t bytes); /* 0: no room */
+uint64_t emu_heap_alloc(emu_heap *heap, uint64_t bytes); /* 0: out of memory */
 bool emu_heap_free(emu_heap *heap, uint64_t address);    /* false: no block starts there */
 /* Whether [address, address + bytes) lies in one live block; stores the block's start and size through the pointers
  * that are not NULL. */

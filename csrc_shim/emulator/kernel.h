@@ -8,10 +8,10 @@
  *   addresses to the alias that host code can read.
  * - NAME.meta, a constant ocp_emu_kernel_meta.
  *
- * A kernel without barriers, shuffles or votes has mode OCP_EMU_BLOCK: one call runs every thread of the block (the
- * loop over threads is in the object, where LLVM can vectorise it); only kernels compiled with checks set thread->tid,
- * for the findings. Otherwise the mode is OCP_EMU_FIBER: one call runs one thread, and barriers, shuffles and votes
- * switch fibers.
+ * A kernel without barriers, shuffles or votes has mode OCP_EMU_BLOCK: one call runs every thread of the block. The
+ * loop over the threads is in the object, where LLVM can vectorise it; only kernels compiled with checks set
+ * thread->tid in it, for error reports. Other kernels have mode OCP_EMU_FIBER: one call runs one thread, and barriers,
+ * shuffles and votes switch fibers.
  *
  * Undefined symbols are resolved against the table in calls/symbols.c: the ocp_emu_* functions of blocks/fiber.h,
  * warp.h, check.h, order.h, global_order.h and count.h, libm, memcpy and the like. Any other name makes ModuleLoadData
@@ -25,7 +25,8 @@
 #define OCP_EMU_MAX_PARAMS 64
 
 enum { OCP_EMU_BLOCK = 0, OCP_EMU_FIBER = 1 };
-/* Parameter kinds: a global pointer (translated), or a plain value of 1, 2, 4 or 8 bytes. */
+/* Kind of a parameter that is a global pointer, which the emulator translates. Other parameters are plain values; their
+ * kind is their size, 1, 2, 4 or 8 bytes. */
 enum { OCP_EMU_PARAM_POINTER = 0x80 };
 
 typedef struct ocp_emu_kernel_meta {

@@ -1,7 +1,7 @@
-/* Memory pools of the emulated device. An allocation has its address at once. A free is an operation of its stream;
- * after it has run, the pool can reuse the block. Freed blocks stay with the pool until the program trims or
- * destroys it, or waits for work while the pool holds more than its release threshold, or an allocation needs their
- * memory. */
+/* Memory pools of the emulated device. An allocation takes effect in the call. A free is an operation of its stream;
+ * after it has run, the pool can reuse the block. Freed blocks stay in the pool until one of these events: the program
+ * trims or destroys the pool; it waits for work while the pool holds more than its release threshold; another
+ * allocation needs the memory. */
 #include "emulator/mempool.h"
 
 #include <stdlib.h>
@@ -69,7 +69,7 @@ static void raise_to(uint64_t *most, uint64_t value) {
     *most = value;
 }
 
-/* Finds the smallest unused block that fits, if it has at most twice the bytes. */
+/* Finds the smallest unused block of at least `bytes` and at most twice as many bytes; NULL: none. */
 static block *find_unused(const struct CUmemPoolHandle_st *pool, uint64_t bytes) {
   block *best = NULL;
   for (block *other = pool->blocks; other; other = other->next)

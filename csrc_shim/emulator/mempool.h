@@ -1,4 +1,4 @@
-/* CUDA memory pools (cuMemPool): their blocks, and frees in stream order. */
+/* CUDA memory pools (CUmemoryPool) of the emulated devices, with frees in stream order. */
 #ifndef OCP_EMULATOR_MEMPOOL_H
 #define OCP_EMULATOR_MEMPOOL_H
 
@@ -8,14 +8,14 @@
 #include "driver/driver.h"
 #include "emulator/state.h"
 
-/* Allocates a block from the pool, without waiting for frees that have not run. */
+/* Allocates a block from the pool. Blocks whose free is enqueued but has not run count as in use. */
 CUresult emu_mempool_allocate(CUdeviceptr *address, uint64_t bytes, CUmemoryPool pool);
-/* Marks a block whose free is about to be enqueued. Returns false if no block starts there, or if its free is already
- * enqueued. */
+/* Marks the block at the address because its free is about to be enqueued. Returns false if no block starts there, or
+ * if its free is already enqueued. */
 bool emu_mempool_begin_free(uint64_t address);
-/* Clears the mark after the free could not be enqueued, so that the block can be freed again. */
+/* Clears that mark after the free could not be enqueued, so that the program can free the block later. */
 void emu_mempool_cancel_free(uint64_t address);
-/* Runs the free of a block, in stream order. */
+/* Frees the block: runs the operation that was enqueued. */
 void emu_mempool_run_free(uint64_t address);
 /* Called when the program has waited for the device, a stream or an event: trims the pools to their release
  * thresholds. */

@@ -10,7 +10,7 @@
 #include "emulator/kernel.h"
 #include "emulator/state.h"
 
-/* Parts of the mapping, in their order. */
+/* Groups of sections, in the order in which they lie in the mapping. */
 enum emu_section_group { EMU_CODE, EMU_CONSTANTS, EMU_WRITABLE, EMU_NUM_GROUPS };
 
 struct CUmod_st {
@@ -26,7 +26,7 @@ struct CUmod_st {
   size_t num_symbols;
   char *strings;
   pthread_mutex_t lock;
-  struct CUfunc_st *functions; /* the functions that callers looked up */
+  struct CUfunc_st *functions; /* the functions that cuModuleGetFunction has returned */
 };
 
 struct CUfunc_st {
@@ -38,7 +38,7 @@ struct CUfunc_st {
   _Atomic uint32_t ticks_per_block; /* cost estimate that decides whether to wake workers; 0: not known yet */
   struct CUfunc_st *next;
 };
-/* Whether the range lies in the module's writable data or, for a load, in its constants. */
+/* Whether the range lies in the module's writable data; for a load (`loads`), also whether it lies in its constants. */
 bool emu_module_owns(const struct CUmod_st *module, uint64_t address, uint64_t bytes, bool loads);
 
 #endif

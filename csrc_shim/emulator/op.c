@@ -8,7 +8,8 @@
 #include "emulator/state.h"
 
 /* Reads the value of a parameter; `kind` is an entry of ocp_emu_kernel_meta.params, which the loader has checked. Each
- * memcpy has a constant size: byte by byte, the read of the whole value would wait for the stores. */
+ * memcpy has a constant size, so that it compiles to one store. After a copy byte by byte, the read of `value` would
+ * stall until all these stores have reached the cache (no store forwarding). */
 static uint64_t param_value(const void *param, uint8_t kind) {
   uint64_t value = 0;
   switch (kind) {

@@ -1,4 +1,4 @@
-/* Operations: kernel launches, copies, memsets and frees, as streams run them and graph nodes hold them. */
+/* Operations: kernel launches, copies, memsets and frees. Streams run them, and nodes of graphs contain them. */
 #ifndef OCP_EMULATOR_OP_H
 #define OCP_EMULATOR_OP_H
 
@@ -44,7 +44,7 @@ static inline size_t emu_op_bytes(const emu_op *op) {
   return offsetof(emu_op, params) + op->num_params * sizeof(op->params[0]);
 }
 
-/* Checks the parameters of a launch and makes an operation of them. */
+/* Checks the parameters of a launch and makes *op the operation that runs it. */
 CUresult emu_make_launch(emu_op *op, CUfunction function, const unsigned grid[3], const unsigned block[3],
                          unsigned shared_bytes, void **params, void **extra);
 

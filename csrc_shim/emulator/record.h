@@ -1,4 +1,4 @@
-/* Events and their recordings. */
+/* Events of the emulated driver, and the recordings that cuEventRecord makes of them. */
 #ifndef OCP_EMULATOR_RECORD_H
 #define OCP_EMULATOR_RECORD_H
 
@@ -26,9 +26,9 @@ void emu_record_release(emu_record *record);
 struct CUevent_st {
   unsigned flags;
   emu_record *record;          /* the latest recording; NULL: never recorded */
-  struct emu_capture *capture; /* the capture in which the event was last recorded */
+  struct emu_capture *capture; /* the capture in which the event was last recorded; NULL: none */
   struct CUgraphNode_st **nodes;
-  uint32_t num_nodes;      /* nodes of the capture on which a wait for the event depends */
+  uint32_t num_nodes;      /* nodes of the capture that a wait for the event waits for */
   struct CUevent_st *next; /* next event of the capture */
 };
 

@@ -13,7 +13,7 @@ typedef struct freed {
   struct freed *next;
   emu_device *device;
   uint64_t address, bytes;
-  uint64_t held; /* bytes with the red zone */
+  uint64_t held; /* bytes of the block with its red zone */
 } freed;
 
 static uint8_t *states; /* one for each byte of the emulated devices' memory */
@@ -67,7 +67,7 @@ emu_word *emu_shadow_word(uint64_t address) { return &words[(address - emu.base)
 
 void emu_shadow_forget_words(void) { madvise(words, words_bytes(), MADV_DONTNEED); }
 
-/* Clears the state and the history of the range. Pages returned to the system read as zero, which means cleared. */
+/* Clears the state and the history of the range. */
 static void forget(uint64_t address, uint64_t bytes) {
   memset(states + (address - emu.base), 0, bytes);
   memset(emu_history_of(address), 0, (bytes + EMU_GRANULE - 1) / EMU_GRANULE * sizeof *histories);

@@ -1,6 +1,6 @@
-/* The checking mode's shadow memory: the state of each byte of device memory. While config.check is 0,
- * emu_shadow_allocated, _reused, _flush, _quarantined and _is_freed do nothing, and emu_shadow_free and the functions
- * for states and histories of bytes must not be called. */
+/* The checking mode's shadow memory, which has the state of each byte of device memory, and its quarantine, which
+ * delays the reuse of freed blocks. While config.check is 0, emu_shadow_allocated, _reused, _flush, _quarantined and
+ * _is_freed do nothing, and emu_shadow_free and the functions for states and histories of bytes must not be called. */
 #ifndef OCP_EMULATOR_SHADOW_H
 #define OCP_EMULATOR_SHADOW_H
 
@@ -15,7 +15,7 @@ enum { EMU_BYTE_ALLOCATED = 1, EMU_BYTE_WRITTEN = 2, EMU_BYTE_FREED = 4 };
 /* The byte that the checking mode fills unwritten memory with: NaN in every floating-point type, -1 as an index. */
 enum { EMU_UNWRITTEN = 0xff };
 
-/* Makes the shadow memory, with all live allocations counted as written. Returns 0, or -1 when it cannot be mapped. */
+/* Makes the shadow memory; all allocations that exist count as written. Returns 0, or -1 if it cannot be mapped. */
 int emu_shadow_start(void);
 void emu_shadow_stop(void); /* also frees the blocks in quarantine */
 void emu_shadow_allocated(uint64_t address, uint64_t bytes);
@@ -34,14 +34,15 @@ uint64_t emu_shadow_first_not(uint64_t address, uint64_t bytes, uint8_t states);
 bool emu_shadow_is_written(uint64_t address, uint32_t bytes);
 uint8_t emu_shadow_state(uint64_t address);
 
-/* The last plain accesses to 4 bytes of device memory, as blocks/global_order.c packs them. */
+/* The last plain (not volatile, atomic or ordered) accesses to 4 bytes of device memory, as blocks/global_order.c packs
+ * them. */
 typedef struct emu_word {
   _Atomic uint64_t written, read;
 } emu_word;
 emu_word *emu_shadow_word(uint64_t address);
 void emu_shadow_forget_words(void);
 
-/* Returns the last accesses to the granule of the address. */
+/* Returns the record of the last accesses to the granule (EMU_GRANULE bytes) that contains the address. */
 emu_history *emu_history_of(uint64_t address);
 
 #endif

@@ -1,9 +1,9 @@
 /* The state of the emulated CUDA devices, and the checks at the start of each driver call.
  *
- * A device is a range of reserved addresses that host code cannot access, and an alias of the same length at a
- * constant distance, through which kernels and copies access the bytes. Work arrives as emu_op values (op.h); a
- * stream runs them at once (inline) or keeps them until the program waits (adversarial), and a capture keeps them as
- * the nodes of a graph.
+ * The memory of a device is a range of reserved addresses that host code cannot access, and an alias: a mapping of the
+ * same length at a constant distance, through which kernels and copies access the bytes. Driver calls turn work into
+ * emu_op values (op.h). A stream runs them at once (inline mode) or queues them until the program waits (adversarial
+ * mode); a capture stores them as nodes of a graph.
  *
  *     call of the table -> emu_enter -> emu_op -+-> inline: runs now, under the stream's lock
  *                                               +-> adversarial: the stream's queue; runs when the program waits
@@ -34,7 +34,7 @@
 #define EMU_DEFAULT_SHARED (48u << 10)
 #define EMU_MAX_SHARED (227u << 10)
 
-/* CUDA error codes that the emulator returns, and that no caller tests for. */
+/* CUDA error codes that the emulator returns and that driver.h lacks, because the plugin does not test for them. */
 enum {
   EMU_ERROR_ILLEGAL_STATE = 401,
   EMU_ERROR_CAPTURE_MERGE = 902,
@@ -47,9 +47,9 @@ typedef struct CUctx_st emu_device; /* a device and its primary context are one 
 struct CUstream_st {
   emu_device *device;
   unsigned flags;
-  pthread_mutex_t lock; /* inline: held while an operation runs */
+  pthread_mutex_t lock; /* inline mode: held while an operation runs */
   struct emu_item *head, *tail;
-  bool destroyed; /* adversarial: freed after its last operation has run */
+  bool destroyed; /* adversarial mode: true: freed after its last operation has run */
   struct emu_capture *_Atomic capture;
   struct CUgraphNode_st **frontier; /* the captured nodes on which the next node of this stream depends */
   uint32_t num_frontier;
@@ -81,11 +81,11 @@ static inline bool emu_is_device_address(uint64_t address) { return address - em
 static inline bool emu_is_pinned_address(uint64_t address) { return address - emu.pinned.base < emu.pinned.bytes; }
 static inline emu_device *emu_device_of(uint64_t address) { return &emu.devices[(address - emu.base) / emu.span]; }
 
-/* Checks at the start of most calls: fails before Init, after a fork, without a current context, and after a sticky
- * error. */
+/* Makes the checks at the start of most driver calls: fails before Init, after a fork, without a current context, and
+ * after a sticky error. *device: the current device. */
 CUresult emu_enter(emu_device **device);
-/* Checks at the start (emu_leave) and result (emu_lost) of calls that release something: these calls do so even after a
- * sticky error, and then return that error. */
+/* For driver calls that release something: they do so even after a sticky error, and then return that error. emu_leave
+ * makes the checks at their start; emu_lost returns the sticky error, or CUDA_SUCCESS, for their end. */
 CUresult emu_leave(void);
 CUresult emu_lost(void);
 /* Stores the message for emu_last_error and returns `code`. */

@@ -1,5 +1,5 @@
-/* Running kernels: a launch, the threads of a block as fibers of one host thread, and the resources of a host thread
- * that runs blocks. Types only. */
+/* State of running kernels: a launch, the threads of a block as fibers of one host thread, and the resources of a host
+ * thread that runs blocks. Types only. */
 #ifndef OCP_EMULATOR_BLOCKS_BLOCK_H
 #define OCP_EMULATOR_BLOCKS_BLOCK_H
 
@@ -25,18 +25,20 @@ typedef struct emu_launch {
   const emu_clock *clock;
   _Atomic int error;
   _Atomic unsigned found; /* bit mask of the kinds of findings so far */
-  /* Checking mode: the launch's number, a counter of its synchronising accesses, and the counter at each block's last
-   * release, then at each block's last acquire. */
+  /* Checking mode, used by global_order.c. `serial`: number of the launch. `now`: counts the fences and ordered
+   * accesses of the launch. `released`: 2 * blocks values of `now`, at the last release of each block, then at the last
+   * acquire of each block; NULL: order between blocks is not checked. */
   uint32_t serial;
   _Atomic uint32_t now, *released;
 } emu_launch;
 
-/* Checking mode: a thread's local memory, followed by a byte for each of its bytes: 1 if it is written. */
+/* Checking mode: the local memory of one function of a thread. Behind it lie as many shadow bytes: shadow byte i is 1
+ * if byte i of the memory has been written, else 0. */
 typedef struct emu_local {
   uint8_t *start;
   uint32_t bytes;
 } emu_local;
-enum { EMU_MAX_LOCALS = 8 }; /* functions with local memory that are checked */
+enum { EMU_MAX_LOCALS = 8 }; /* maximum number of functions per thread whose local memory is checked */
 
 typedef struct emu_fiber {
   ocp_emu_thread thread; /* first member: kernels identify a fiber by it */
@@ -46,7 +48,8 @@ typedef struct emu_fiber {
   emu_local locals[EMU_MAX_LOCALS];
 } emu_fiber;
 
-/* Checking mode: a store over another block's store, which is a race if it changes a byte. bytes 0: none. */
+/* Checking mode: a store to memory that another block has stored to, with no order between the two. It is a race only
+ * if it changes a byte, which is known after the store: emu_global_settle compares with `before`. bytes 0: none. */
 typedef struct emu_doubt {
   ocp_emu_thread thread;
   uint64_t address;
@@ -73,10 +76,10 @@ typedef struct emu_fragments {
   void *row;
 } emu_fragments;
 
-/* The operation that a lane waits in. */
+/* A warp operation in which lanes wait for each other, as one lane calls it. */
 typedef struct emu_meeting {
   uint32_t mask;      /* the lanes that take part */
-  uint32_t operation; /* lanes wait for each other only in the same operation */
+  uint32_t operation; /* EMU_SHUFFLE to EMU_STORE_MATRIX; lanes wait for each other only in the same operation */
   uint32_t source, clamp;
 } emu_meeting;
 
@@ -95,8 +98,8 @@ typedef struct emu_warp {
 /* The largest m, n and k of an mma instruction. */
 enum { EMU_MATRIX_ROWS = 16, EMU_MATRIX_COLUMNS = 8, EMU_MATRIX_DEPTH = 256 };
 
-/* A barrier of the block with a number, or one that reduces a predicate. A plain __syncthreads counts in
- * emu_cpu.arrived instead. */
+/* A named barrier of the block (barrier.sync with a number), or a barrier that reduces a predicate. A plain
+ * __syncthreads counts in emu_cpu.arrived instead. */
 enum { EMU_BARRIERS = 16 };
 typedef struct emu_barrier {
   uint32_t expected, arrived; /* threads of the current phase; expected 0: no phase has begun */
@@ -108,13 +111,13 @@ typedef struct emu_barrier {
  * thread has not waited for it). */
 enum emu_byte_of_block { EMU_BLOCK_UNWRITTEN, EMU_BLOCK_WRITTEN, EMU_BLOCK_PENDING };
 
-/* The resources that a host thread needs to run blocks, lent for the duration of a launch. There are at most
- * `emu.threads` of these structs; further host threads wait for one. */
+/* The resources that a host thread needs to run blocks; it borrows them for the duration of a launch. There are at most
+ * `emu.threads` of these structs; further host threads wait until one is free. */
 typedef struct emu_cpu {
   emu_launch *launch;
   uint8_t *shared;         /* EMU_MAX_SHARED bytes, between two pages that fault on every access */
   uint8_t *written;        /* checking mode: for each byte of shared memory an emu_byte_of_block */
-  struct emu_races *races; /* checking mode: accesses to shared memory by threads, and the barriers that order them */
+  struct emu_races *races; /* checking mode: the last accesses to shared memory, and the barriers that order them */
   emu_doubt doubt;
   jmp_buf abandon;  /* checking and counting modes: longjmp target that abandons a block run without fibers */
   uint32_t current; /* index of the running thread */
@@ -125,7 +128,7 @@ typedef struct emu_cpu {
   void *main_stack_pointer;
   emu_fiber *fibers;
   uint8_t *stacks;
-  size_t stacks_bytes, stack_size; /* of all stacks with their guard pages, and of one stack */
+  size_t stacks_bytes, stack_size; /* bytes of all stacks with their guard pages, and of one stack */
   emu_warp warps[EMU_MAX_WARPS];
   emu_barrier barriers[EMU_BARRIERS];
   _Alignas(8) uint32_t elements[(EMU_MATRIX_ROWS + EMU_MATRIX_COLUMNS) * EMU_MATRIX_DEPTH]; /* a and b of an mma */

@@ -1,4 +1,4 @@
-/* The checking mode: the checks of compute-sanitizer, for kernels compiled with checks. */
+/* The checking mode, for kernels compiled with checks: finds what compute-sanitizer finds on a GPU. */
 #include "emulator/blocks/check.h"
 
 #include <inttypes.h>
@@ -116,7 +116,7 @@ void *ocp_emu_local_begin(ocp_emu_thread *thread, void *memory, uint32_t bytes) 
   return memory;
 }
 
-/* Checks an access to the stack, which may be one to local memory. */
+/* Checks an access to the thread's stack if it hits local memory that ocp_emu_local_begin has registered. */
 static void check_local(ocp_emu_thread *thread, emu_access access, uint64_t host, uint32_t bytes) {
   const emu_cpu *cpu = thread->scheduler;
   const emu_fiber *fiber = (const emu_fiber *)thread;
@@ -200,7 +200,7 @@ void ocp_emu_check_atomic(ocp_emu_thread *thread, const void *address, uint32_t 
   check(thread, address, bytes, EMU_ATOMIC);
 }
 
-/* Describes a lane that waits in a warp operation for lanes that do not come; "" if there is none. */
+/* Describes a lane that waits in a warp operation for lanes that never arrive; "" if there is none. */
 static void describe_meeting(const emu_cpu *cpu, char *text, size_t text_bytes) {
   text[0] = 0;
   for (uint32_t index = 0; index < cpu->num_warps; index++) {

@@ -1,5 +1,5 @@
-/* The threads of a block as fibers. Fibers switch to each other directly, in the order of their lanes, and a fiber that
- * waits is found through two levels of bit masks: a barrier of n threads costs n switches. */
+/* The threads of a block as fibers. A fiber that waits switches directly to the next runnable one in lane order, which
+ * two levels of bit masks find (warps of the block, lanes of a warp): a barrier of n threads costs n switches. */
 #include "emulator/blocks/fiber.h"
 
 #include <stdio.h>
@@ -27,7 +27,7 @@
 #else
 #define STACK_MARGIN (6u << 10) /* stack bytes for libm and the functions of this file */
 #endif
-/* Stacks start at different cache sets: page-aligned stacks would all compete for the same few cache lines. */
+/* The tops of the stacks are staggered over 16 cache sets: page-aligned tops would all map to the same few sets. */
 #define COLOURS 16u
 #define COLOUR_BYTES 320u
 
@@ -38,7 +38,7 @@ _Thread_local __attribute__((tls_model("initial-exec"))) emu_cpu *emu_running;
 void ocp_emu_switch(void **save, void *load);
 /* Like ocp_emu_switch, but starts ocp_emu_fiber_main(fiber) on an empty stack. */
 void ocp_emu_switch_new(void **save, void *stack_top, emu_fiber *fiber);
-/* Resumes the fiber whose saved stack pointer is `load`, without saving the present one. */
+/* Resumes the fiber whose saved stack pointer is `load`, without saving the state of the current fiber. */
 _Noreturn void ocp_emu_switch_last(void *load);
 __attribute__((used, visibility("hidden"))) _Noreturn void ocp_emu_fiber_main(emu_fiber *fiber);
 
@@ -87,7 +87,7 @@ static inline void switch_to(emu_cpu *cpu, void **save, uint32_t next) {
   cpu->current = next;
 #if defined(__SANITIZE_ADDRESS__)
   void *fake_stack = NULL;
-  if (next >= cpu->started) /* the last fiber on this stack never returned from its frames */
+  if (next >= cpu->started) /* the previous fiber on this stack never returned from its frames */
     __asan_unpoison_memory_region(stack_bottom(cpu, next), cpu->stack_size);
   __sanitizer_start_switch_fiber(save ? &fake_stack : NULL, stack_bottom(cpu, next), cpu->stack_size);
 #elif defined(__SANITIZE_THREAD__)
@@ -164,7 +164,7 @@ void ocp_emu_barrier(ocp_emu_thread *thread) {
   yield(cpu, index);
 }
 
-/* ---- barriers with numbers ---- */
+/* ---- named barriers ---- */
 
 enum { EMU_ARRIVE = 1, EMU_POPC = 2, EMU_AND = 3 };
 
@@ -218,11 +218,11 @@ uint32_t ocp_emu_numbered_barrier(ocp_emu_thread *thread, uint32_t number, uint3
 
 enum { EMU_INIT, EMU_ARRIVE_AT, EMU_DROP, EMU_TEST, EMU_TEST_PARITY };
 
-/* A phase of an mbarrier object in shared memory, of 64 bits. */
+/* State of an mbarrier object in shared memory, 64 bits. */
 typedef struct mbarrier {
   uint32_t pending : 20; /* arrivals that the phase still expects */
   uint32_t unused : 12;
-  uint32_t expected : 20; /* arrivals of the next phase */
+  uint32_t expected : 20; /* arrivals that the next phase will expect */
   uint32_t phase : 12;
 } mbarrier;
 

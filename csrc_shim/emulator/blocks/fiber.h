@@ -8,9 +8,10 @@
 #include "emulator/blocks/block.h"
 #include "emulator/kernel.h"
 
-/* The fibers that the calling host thread runs. A switch of fibers is a chain of dependent loads; this variable halves
- * the chain, compared with a pointer in the fiber. "initial-exec" has a price: glibc keeps about 1.5 KB of thread-local
- * data for all libraries that a process loads late, so this library must have little thread-local data. */
+/* The emu_cpu whose fibers the calling host thread runs. A switch of fibers is a chain of dependent loads; this
+ * variable makes the chain half as long as a pointer in the fiber would. "initial-exec" has a price: glibc reserves
+ * about 1.5 KB of thread-local storage for all libraries that dlopen loads, so this library must have few thread-local
+ * variables. */
 extern _Thread_local __attribute__((tls_model("initial-exec"))) emu_cpu *emu_running;
 
 /* Removes a thread from the runnable threads, before it waits. */
@@ -19,7 +20,7 @@ static inline void emu_block_thread(emu_cpu *cpu, uint32_t index) {
   if (!(cpu->warps[warp].runnable &= ~((uint32_t)1 << index % EMU_WARP)))
     cpu->runnable_warps &= ~((uint32_t)1 << warp);
 }
-/* Runs other threads; returns when one of them has made this thread runnable again. */
+/* Runs other threads of the block; returns when one of them has made this thread runnable again. */
 void emu_yield(emu_cpu *cpu, uint32_t index);
 
 /* Allocates the stacks for the launch's fibers; false: out of host memory. */
@@ -27,7 +28,7 @@ bool emu_fibers_prepare(emu_cpu *cpu, const emu_launch *launch);
 /* Runs one block whose threads are fibers, after emu_fibers_prepare. Returns false if some threads wait for others that
  * never arrive (cpu->warps describes the waits). */
 bool emu_fibers_run_block(emu_cpu *cpu, const uint32_t block[3]);
-/* Leaves the running block at once, from inside a kernel. */
+/* Ends the running block at once, from inside a kernel: no thread of the block runs on. */
 _Noreturn void emu_abandon_block(ocp_emu_thread *thread);
 
 /* ---- for kernels ---- */
@@ -38,15 +39,16 @@ void ocp_emu_barrier(ocp_emu_thread *thread);
  * of threads that take part; 0: all of the block. Returns the reduction of the threads' predicates. */
 uint32_t ocp_emu_numbered_barrier(ocp_emu_thread *thread, uint32_t number, uint32_t threads, uint32_t mode,
                                   uint32_t predicate);
-/* Ends the launch with CUDA_ERROR_LAUNCH_FAILED; `why` is part of the error's text. Only in kernels whose threads are
- * fibers. */
-/* An mbarrier object of 64 bits: operation 0 begins it with `given` arrivals, 1 arrives `given` times and returns the
- * phase, 2 also leaves the next phases, 3 and 4 test whether the phase `given`, or of that parity, is complete. */
+/* Executes an operation on the 64-bit mbarrier object. 0: init with `given` expected arrivals. 1: arrive `given` times;
+ * returns the current phase. 2: arrive_drop, which also lowers the arrivals that later phases expect. 3 and 4:
+ * test_wait; returns whether the phase `given`, or the phase with parity `given`, is complete. */
 uint64_t ocp_emu_mbarrier(ocp_emu_thread *thread, void *object, uint32_t operation, uint64_t given);
 /* Ends the calling thread, from any depth of calls. */
 _Noreturn void ocp_emu_exit(ocp_emu_thread *thread);
+/* Ends the launch with CUDA_ERROR_LAUNCH_FAILED, with `why` in the error's text. Only for kernels whose threads are
+ * fibers. */
 _Noreturn void ocp_emu_trap(ocp_emu_thread *thread, const char *why);
-/* A failed assert of CUDA C++, with host addresses of its texts; ends the launch as a trap does. */
+/* Ends the launch, as a trap does, after a failed assert of CUDA C++. The pointers to the texts are host addresses. */
 _Noreturn void ocp_emu_assert_fail(ocp_emu_thread *thread, const char *message, const char *file, uint32_t line,
                                    const char *function);
 

@@ -1,10 +1,11 @@
-/* Races between blocks of a launch in global memory, and ld.global.nc of memory that the launch writes.
+/* Finds races between blocks of a launch in global memory, and ld.global.nc of memory that the launch writes.
  *
- * A counter of the launch advances at each fence, atomic and ordered access. A word of memory keeps block and counter
- * of its last store and of its last load. An access comes after another block's access if that block has released
- * (by a fence or a release) and the present block has acquired (by a fence, an acquire or an atomic) since then. This
- * is weaker than happens-before, which also asks whether the two met: so no report is false, but some races are missed.
- * Order by .cta scope counts for shared memory only. Stores of equal values do not race. */
+ * A counter of the launch advances at each fence, atomic and ordered access. Each 4-byte word of memory stores the
+ * block and the counter of its last store and of its last load. An access counts as ordered after another block's
+ * access if, since that access, the other block has released (by a fence or a release) and the present block has
+ * acquired (by a fence, an acquire or an atomic). Happens-before also requires that the acquire reads what the release
+ * wrote, which is not checked: so no report is false, but some races are missed. Fences and accesses of .cta scope
+ * order shared memory only (order.c). Stores of equal values do not race. */
 #include "emulator/blocks/global_order.h"
 
 #include <inttypes.h>
@@ -20,11 +21,11 @@
 
 #define WORD 4u
 #define MAX_TIME ((1u << 20) - 1)
-#define SEVERAL ((1u << 24) - 1) /* a block number: blocks that are not known have read the word */
+#define SEVERAL ((1u << 24) - 1) /* in place of a block number: several blocks have read the word */
 #define SERIALS (1u << 15)
 
 typedef struct note {
-  uint32_t serial, read_only, block, time, mask; /* of 15, 1, 24, 20 and 4 bits; serial 0: none */
+  uint32_t serial, read_only, block, time, mask; /* packed into 15, 1, 24, 20 and 4 bits; serial 0: no access */
 } note;
 
 static uint64_t packed(note one) {
@@ -42,7 +43,7 @@ bool emu_global_begin(emu_launch *launch) {
     return true;
   uint32_t serial = (atomic_fetch_add(&launches, 1) + 1) % SERIALS;
   if (serial == 0) {
-    emu_shadow_forget_words(); /* words of the launch that had this number before */
+    emu_shadow_forget_words(); /* from here on, numbers of earlier launches are used again */
     serial = (atomic_fetch_add(&launches, 1) + 1) % SERIALS;
   }
   launch->serial = serial;
@@ -94,7 +95,7 @@ void emu_global_settle(emu_cpu *cpu) {
     report(&doubt->thread, EMU_STORE, doubt->address, bytes, doubt->other, "writes");
 }
 
-/* Keeps a store over another block's store until it shows whether it changes the memory. */
+/* Remembers a store to memory that another block has stored to, until emu_global_settle compares the memory. */
 static void doubt(ocp_emu_thread *thread, uint64_t address, uint32_t bytes, uint32_t other) {
   emu_cpu *cpu = thread->scheduler;
   if (cpu->doubt.bytes || bytes > sizeof cpu->doubt.before)
@@ -118,7 +119,7 @@ static note merged(note before, note own) {
   return own;
 }
 
-/* Notes an access to one word; `own.mask` says which of its bytes. */
+/* Checks an access to one word against earlier ones, and records it; `own.mask`: bit i for byte i of the word. */
 static void note_word(ocp_emu_thread *thread, uint64_t address, uint32_t bytes, uint32_t what, emu_word *word,
                       note own) {
   const emu_cpu *cpu = thread->scheduler;
@@ -142,7 +143,7 @@ static void note_word(ocp_emu_thread *thread, uint64_t address, uint32_t bytes, 
       report(thread, EMU_STORE, address, bytes, read.block, "reads");
   }
   if (what & EMU_STRONG)
-    return; /* a strong access and a plain one may race as well, which is not noted */
+    return; /* not recorded: races between a strong access and a later plain one are missed */
   if (stores) {
     if (written.serial == own.serial && written.block == own.block && written.time == own.time)
       own.mask |= written.mask;
@@ -158,7 +159,7 @@ static void note_access(ocp_emu_thread *thread, uint64_t address, uint32_t bytes
   const emu_launch *launch = cpu->launch;
   uint32_t time = atomic_load_explicit(&launch->now, memory_order_relaxed);
   if (!launch->released || time >= MAX_TIME ||
-      emu_shadow_first_not(address, bytes, EMU_BYTE_ALLOCATED) != bytes) /* the check of the access reports it */
+      emu_shadow_first_not(address, bytes, EMU_BYTE_ALLOCATED) != bytes) /* ocp_emu_check_load etc. report it */
     return;
   for (uint64_t at = address / WORD * WORD; at < address + bytes; at += WORD) {
     uint64_t first = at < address ? address - at : 0, last = address + bytes - at;

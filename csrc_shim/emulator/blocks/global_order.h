@@ -1,4 +1,4 @@
-/* The checking mode of PTX: order of the accesses that the blocks of one launch make to global memory. */
+/* The checking mode, for kernels from PTX: finds races between the blocks of one launch in global memory. */
 #ifndef OCP_EMULATOR_BLOCKS_GLOBAL_ORDER_H
 #define OCP_EMULATOR_BLOCKS_GLOBAL_ORDER_H
 
@@ -14,15 +14,16 @@ enum {
   EMU_OF_BLOCK = 64   /* the scope is .cta */
 };
 
-/* Before and after a launch. False: out of host memory. */
+/* Called before and after a launch. False: out of host memory. */
 bool emu_global_begin(emu_launch *launch);
 void emu_global_end(emu_launch *launch);
-/* Reports the latest store of the cpu over another block's store if that store changed a byte. */
+/* Reports the store in cpu->doubt as a race if it has changed a byte, and clears it. */
 void emu_global_settle(emu_cpu *cpu);
 
-/* Before an access: checks that the address is a multiple of the bytes, and notes the access to global memory. */
+/* A kernel calls this before an access: checks that the address is a multiple of `bytes`, and checks and records an
+ * access to global memory. `what`: an emu_access with the flags above. */
 void ocp_emu_check_access(ocp_emu_thread *thread, const void *address, uint32_t bytes, uint32_t what);
-/* A fence; `what` has EMU_OF_BLOCK or 0. */
+/* A kernel calls this for a fence. `what`: EMU_OF_BLOCK for .cta scope, else 0. */
 void ocp_emu_fence(ocp_emu_thread *thread, uint32_t what);
 
 #endif

@@ -1,4 +1,4 @@
-/* Runs a kernel: its parameters, and the blocks of its grid over the host's threads. */
+/* Runs a kernel launch: translates its parameters, and distributes the blocks of its grid over host threads. */
 #include "emulator/blocks/grid.h"
 
 #include <stdlib.h>
@@ -94,8 +94,8 @@ static emu_cpu *take_from_list(void) {
   return cpu;
 }
 
-/* Takes the resources for a launch; NULL: out of host memory. Waits while `emu.threads` host threads run blocks. A
- * block waits only for blocks that run or have run, so each of these threads can finish its launch. */
+/* Borrows an emu_cpu for a launch; NULL: out of host memory. Waits while `emu.threads` host threads run blocks. This
+ * cannot deadlock: a block waits only for blocks that run or have run, so each of these threads finishes its launch. */
 static emu_cpu *acquire_cpu(emu_launch *launch) {
   emu_cpu *cpu = atomic_exchange(&last_cpu, NULL);
   if (!cpu && !(cpu = take_from_list()))
@@ -110,7 +110,7 @@ static emu_cpu *acquire_cpu(emu_launch *launch) {
 
 /* ---- blocks ---- */
 
-/* Runs a block that is checked or counted: its kernel may be left in the middle. */
+/* Runs a block of a kernel without fibers that is checked or counted, so that emu_abandon_block may end it early. */
 static void run_observed(const emu_launch *launch, emu_cpu *cpu, ocp_emu_thread *thread) {
   if (!setjmp(cpu->abandon))
     launch->function->entry(launch->params, thread);
@@ -198,7 +198,7 @@ static CUresult run_grid(emu_launch *launch, struct CUfunc_st *function) {
   ocp_emu_count *count = emu_counting();
   if (count)
     return run_counted(launch, count);
-  if (launch->blocks == 1) { /* nothing to share: skip the clock */
+  if (launch->blocks == 1) { /* no blocks for workers: skip the measurement */
     emu_cpu *cpu = acquire_cpu(launch);
     if (!cpu)
       return CUDA_ERROR_OUT_OF_MEMORY;

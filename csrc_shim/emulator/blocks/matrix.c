@@ -17,7 +17,7 @@ static float float_of(uint32_t bits) {
   return value;
 }
 
-/* Returns the value of a float whose format has `exponent` and `mantissa` bits, and NaN and infinities as in IEEE 754.
+/* Converts a float of a format with `exponent` and `mantissa` bits, and NaN and infinities as in IEEE 754, to float32.
  * `smallest`: the smallest positive subnormal number of the format. */
 static float small_float(uint32_t bits, uint32_t exponent, uint32_t mantissa, float smallest) {
   uint32_t bias = (1u << (exponent - 1)) - 1, largest = (1u << exponent) - 1;
@@ -103,8 +103,9 @@ static uint32_t part_of(uint32_t kind, uint32_t word, uint32_t part) {
   return width == 32 ? word : word >> part * width & ((1u << width) - 1);
 }
 
-/* Defines the product of two matrices for one type of numbers. `typed` converts the bits of an element. A compiler can
- * vectorise the loop over the COLUMNS accumulators of a row. */
+/* Defines a function that multiplies two matrices of one number type: it gathers a and b from the lanes' registers,
+ * then adds the products to `sums`. `typed` converts the bits of an element. A compiler can vectorise the innermost
+ * loop, over the COLUMNS accumulators of a row. */
 #define MULTIPLY(name, type, sum, typed, accumulate)                                                                   \
   static void name(emu_cpu *cpu, const emu_warp *warp, const form *f, sum sums[ROWS][COLUMNS]) {                       \
     uint32_t depth = 4 * f->words * f->parts;                                                                          \
@@ -135,7 +136,7 @@ static int32_t clamped(int64_t value) {
   return (int32_t)(value < INT32_MIN ? INT32_MIN : value > INT32_MAX ? INT32_MAX : value);
 }
 
-/* Runs `move` for each accumulator of each lane, with its row, its column, and its index in the lane. */
+/* Runs the statement `move` for each accumulator of each lane; it can use row, column, and index (in the lane). */
 #define EACH_SUM(f, move)                                                                                              \
   for (uint32_t lane = 0; lane < EMU_WARP; lane++)                                                                     \
     for (uint32_t index = 0; index < 2 * (f)->halves; index++) {                                                       \
@@ -175,8 +176,8 @@ static void multiply(emu_cpu *cpu, const emu_warp *warp, const form *f) {
 
 /* ---- loads and stores ---- */
 
-/* Finds the row in memory of element `half` (0, 1) of a lane's register `index`, by the lane that gives the row's
- * address, and the column in that row. */
+/* Locates element `half` (0 or 1) of a lane's register `index` in memory. *row: the lane whose `row` pointer is the
+ * address of the element's row. *column: the element's index in that row. */
 static void locate(uint32_t lane, uint32_t index, uint32_t half, bool transposed, uint32_t *row, uint32_t *column) {
   uint32_t group = lane / 4, pair = lane % 4 * 2 + half;
   *row = 8 * index + (transposed ? pair : group);

@@ -6,8 +6,7 @@
 #include "emulator/blocks/order.h"
 #include "emulator/state.h"
 
-/* Returns the lane that `lane` reads from in shfl.sync, or -1 if that lane is out of range, so that the PTX ISA sets
- * the predicate to false. */
+/* Returns the lane that `lane` reads from in shfl.sync, or -1 if that is out of range: the predicate is then false. */
 static inline int source_of(uint32_t lane, const emu_meeting *meeting) {
   uint32_t segment = meeting->clamp >> 8 & 31, clamp = meeting->clamp & 31, by = meeting->source & 31;
   int lowest = (int)(lane & segment), highest = lowest | (int)(clamp & ~segment & 31), source;
@@ -28,7 +27,8 @@ static inline int source_of(uint32_t lane, const emu_meeting *meeting) {
   return source <= highest ? source : -1;
 }
 
-/* If the source does not take part, PTX leaves the value undefined; the lane's own value is used. */
+/* Computes the result of shfl.sync for `lane`. If the source lane is not in `present`, PTX leaves the value undefined;
+ * here it is the lane's own value. */
 static inline void shuffle(emu_warp *warp, uint32_t lane, const emu_meeting *meeting, uint32_t present) {
   int source = source_of(lane, meeting);
   warp->result[lane] = source >= 0 && (present >> source & 1) ? warp->value[source] : warp->value[lane];

@@ -10,7 +10,7 @@
 /* If all live lanes that take part in the operation of `lane` have arrived, gives them their results, makes them
  * runnable and returns true. */
 bool emu_warp_complete(emu_cpu *cpu, emu_warp *warp, uint32_t lane);
-/* After a lane has ended: makes the lanes runnable that waited for this lane only. */
+/* Called after a lane of the warp has ended: completes the operations that waited for this lane only. */
 void emu_warp_lane_ended(emu_cpu *cpu, emu_warp *warp);
 
 #endif

@@ -1,10 +1,10 @@
-/* The checking mode: order of a block's accesses to shared memory.
+/* The checking mode: finds races between the threads of a block in shared memory.
  *
  * A counter advances at each barrier. An earlier access is ordered before the current access of another thread if it
  * was made before a barrier in which both threads took part: of the block, of warps (per pair of warps), or of lanes
- * (per pair of lanes). In PTX, it is also ordered if the other thread has released and the current thread has acquired
- * since then, by fences and ordered accesses: whether the two met is not asked, so some races are missed. Atomics
- * themselves never race. */
+ * (per pair of lanes). In PTX, it is also ordered if, since that access, the other thread has released and the current
+ * thread has acquired, by fences or ordered accesses. Whether the acquire read what the release wrote is not checked,
+ * so some races are missed. Atomics themselves never race. */
 #include "emulator/blocks/order.h"
 
 #include <inttypes.h>
@@ -38,11 +38,14 @@ void emu_order_report(ocp_emu_thread *thread, emu_finding_kind kind, emu_access 
 
 /* ---- accesses ---- */
 
+/* The last accesses to one byte of shared memory. */
 typedef struct cell {
   uint16_t writer, reader; /* linear indices of the threads that last stored and last loaded the byte */
   uint32_t written, read;  /* the counter at these accesses; 0: none */
 } cell;
 
+/* A cp.async that its thread has not waited for: its destination in shared memory, the number of its group, and the
+ * next entry of its list. */
 typedef struct pending_copy {
   uint32_t offset, bytes, group, next;
 } pending_copy;
@@ -51,13 +54,15 @@ struct emu_races {
   uint32_t now, barrier;                             /* the counter, and its value at the block's last barrier */
   uint32_t warps[EMU_MAX_WARPS][EMU_MAX_WARPS];      /* [w][v]: w comes after accesses of v with lower counters */
   uint32_t lanes[EMU_MAX_WARPS][EMU_WARP][EMU_WARP]; /* the same for pairs of lanes of a warp */
-  /* The latest store over another thread's store: a race unless it changes no byte, as settle_doubt finds later. */
+  /* The latest store to bytes that another thread has stored to, with no order between the two. It is a race only if it
+   * changes a byte; settle_doubt compares with `before` when the store has happened. */
   uint32_t doubtful_bytes, doubtful_offset, doubtful_other;
   ocp_emu_thread *doubtful;
   uint8_t before[16];
-  uint32_t released[EMU_MAX_THREADS], acquired[EMU_MAX_THREADS]; /* the counter at each thread's last ones */
-  uint32_t groups[EMU_MAX_THREADS];                              /* cp.async groups that each thread has closed */
-  uint32_t first[EMU_MAX_THREADS]; /* the list of each thread's copies: index + 1 in copies; 0: the end */
+  uint32_t released[EMU_MAX_THREADS],
+      acquired[EMU_MAX_THREADS];    /* the counter at each thread's last release, acquire */
+  uint32_t groups[EMU_MAX_THREADS]; /* cp.async groups that each thread has closed */
+  uint32_t first[EMU_MAX_THREADS];  /* head of each thread's list of copies: index in `copies` + 1; 0: empty */
   uint32_t num_copies, free_copy;
   pending_copy *copies;
   size_t room;
@@ -68,7 +73,7 @@ static uint32_t index_of(const ocp_emu_thread *thread) {
   return thread->tid[0] + thread->ntid[0] * (thread->tid[1] + thread->ntid[1] * thread->tid[2]);
 }
 
-/* Whether a barrier orders the access of thread `other` at `time` (a counter) before the present one of `thread`. */
+/* Whether the access of thread `other` when the counter was `time` is ordered before the present access of `thread`. */
 static bool is_ordered(const struct emu_races *races, uint32_t thread, uint32_t other, uint32_t time) {
   if (thread == other || time < races->barrier)
     return true;
@@ -87,7 +92,7 @@ static void report_race(ocp_emu_thread *thread, emu_access access, uint32_t offs
   emu_order_report(thread, EMU_RACE, access, offset, bytes, where);
 }
 
-/* Reports the latest store over another thread's store if that store changed a byte. */
+/* Reports the doubtful store as a race if it has changed a byte, and clears it. */
 static void settle_doubt(emu_cpu *cpu) {
   struct emu_races *races = cpu->races;
   uint32_t bytes = races->doubtful_bytes;
@@ -196,7 +201,7 @@ void ocp_emu_copy_begun(ocp_emu_thread *thread, const void *address, uint32_t by
       size_t room = races->room ? 2 * races->room : 1024;
       pending_copy *grown = realloc(races->copies, room * sizeof *grown);
       if (!grown)
-        return; /* the copy counts as finished */
+        return; /* out of host memory: the copy counts as finished */
       races->copies = grown;
       races->room = room;
     }

@@ -12,7 +12,7 @@ static bool same(const emu_meeting *a, const emu_meeting *b) {
   return a->mask == b->mask && a->operation == b->operation && a->source == b->source && a->clamp == b->clamp;
 }
 
-/* Waits for the other lanes of the operation. Returns the warp, which then holds the calling lane's result. */
+/* Waits for the other lanes of the operation. Returns the warp, which then holds the calling lane's result at *own. */
 static inline emu_warp *meet(ocp_emu_thread *thread, const char *name, emu_meeting meeting, uint32_t value,
                              uint32_t *own) {
   emu_cpu *cpu = emu_running;
@@ -70,8 +70,8 @@ uint32_t ocp_emu_reduce(ocp_emu_thread *thread, uint32_t mask, uint32_t mode, ui
   return meet(thread, "redux.sync", (emu_meeting){mask, EMU_REDUCE + (mode & 7), 0, 0}, value, &own)->result[own];
 }
 
-/* Waits for the other lanes of the warp in a matrix operation. `fragments` is on this lane's stack; the lane that
- * completes the meeting reads and writes it there. */
+/* Waits for the other lanes of the warp in a matrix operation. `fragments` is on this lane's stack, where the lane that
+ * arrives last reads and writes it. */
 static void meet_with(ocp_emu_thread *thread, uint32_t operation, uint32_t source, uint32_t clamp,
                       const emu_fragments *fragments) {
   const emu_cpu *cpu = emu_running;

@@ -13,7 +13,7 @@
 
 CUresult emu_mem_alloc_from_pool_async(CUdeviceptr *address, size_t bytes, CUmemoryPool pool, CUstream stream) {
   CUresult result = emu_enter_stream(&stream);
-  /* CUDA would add an allocation node to the graph. No caller needs that, so it is not emulated. */
+  /* In a capture, CUDA would add an allocation node to the graph. No caller needs that, so it is not emulated. */
   if (result || (result = emu_capture_forbids(stream)))
     return result;
   if (!address || bytes == 0 || bytes > stream->device->heap.capacity)
@@ -34,7 +34,7 @@ CUresult emu_mem_free_async(CUdeviceptr address, CUstream stream) {
   CUresult result = emu_leave();
   if (result)
     return result;
-  if (emu_lost()) { /* a lost device runs no work that the free would have to wait for */
+  if (emu_lost()) { /* a lost device runs no work, so frees at once */
     emu_mempool_run_free(address);
     return emu_lost();
   }

@@ -18,7 +18,7 @@
 enum { ADD, SUB, MUL, FMA, DIV, SQRT };
 
 double ocp_emu_directed(uint32_t operation, uint32_t mode, double a, double b, double c) {
-  volatile double x = a, y = b, z = c, result = 0; /* volatile: computed between the changes of the mode */
+  volatile double x = a, y = b, z = c, result = 0; /* volatile: no operation moves across _mm_setcsr */
 #ifdef __x86_64__
   unsigned control = _mm_getcsr();
   _mm_setcsr((control & ~0x6000u) | mode << 13);
@@ -76,7 +76,8 @@ static uint64_t next_value(reader *from, size_t bytes) {
   return value;
 }
 
-/* Prints one conversion. `spec` has its text without length and letter. Returns the length of the output. */
+/* Prints one conversion. `spec` holds its text without length modifier and letter: "%-8.3". Returns the number of
+ * characters. */
 static int print_value(char *out, size_t room, char spec[SPEC_BYTES], bool is_long, char letter, reader *from) {
   size_t end = strlen(spec);
   if (strchr("diuoxX", letter) && is_long) {
@@ -93,12 +94,13 @@ static int print_value(char *out, size_t room, char spec[SPEC_BYTES], bool is_lo
     return snprintf(out, room, spec, value);
   }
   uint64_t address = next_value(from, 8);
-  if (letter == 's') /* a generic address: the host's is at a constant distance */
+  if (letter == 's') /* a device address of the string: its host alias is at a constant distance */
     return snprintf(out, room, spec, address ? (const char *)(address + (uint64_t)emu.alias) : "(null)");
   return snprintf(out, room, spec, (void *)address);
 }
 
-/* Prints the conversion after a '%' at *format, and moves *format behind it. */
+/* Prints the conversion whose text after the '%' begins at *format, and advances *format behind it. Returns the number
+ * of characters. */
 static int print_conversion(char *out, size_t room, const char **format, reader *from) {
   char spec[SPEC_BYTES] = "%";
   size_t used = 1;
@@ -135,7 +137,8 @@ uint32_t ocp_emu_printf(ocp_emu_thread *thread, const char *format, const uint8_
     int printed = print_conversion(line + used, sizeof line - used, &format, &from);
     used += printed < 0 ? 0 : (size_t)printed;
   }
-  fwrite(line, 1, used < sizeof line ? used : sizeof line - 1, stdout); /* one call: lines of threads do not mix */
+  fwrite(line, 1, used < sizeof line ? used : sizeof line - 1,
+         stdout); /* one call, so that lines of several threads do not mix */
   fflush(stdout);
   return from.count;
 }

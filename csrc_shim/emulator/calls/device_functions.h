@@ -1,4 +1,4 @@
-/* Functions of the C library that kernels from PTX call, and the C library lacks in this form. */
+/* Functions that kernels translated from PTX call, and that the C library does not have in this form. */
 #ifndef OCP_EMULATOR_CALLS_DEVICE_FUNCTIONS_H
 #define OCP_EMULATOR_CALLS_DEVICE_FUNCTIONS_H
 
@@ -6,12 +6,12 @@
 
 #include "emulator/kernel.h"
 
-/* Computes a double with a directed rounding. operation: add, sub, mul, fma, div, sqrt; mode: the rounding control of
- * x86, 1 down, 2 up, 3 toward 0. */
+/* Computes a double with a directed rounding. operation: 0 add, 1 sub, 2 mul, 3 fma, 4 div, 5 sqrt; mode (rounding
+ * control of MXCSR): 1 down, 2 up, 3 toward 0. */
 double ocp_emu_directed(uint32_t operation, uint32_t mode, double a, double b, double c);
-/* Nanoseconds of the host's monotonic clock. */
+/* Returns the nanoseconds of the host's monotonic clock. */
 uint64_t ocp_emu_clock(void);
-/* vprintf of CUDA: writes to the process's standard output. `arguments` has the values, each aligned to its size.
+/* CUDA's vprintf: writes to the standard output of the process. `arguments` holds the values, each aligned to its size.
  * Returns the number of values. */
 uint32_t ocp_emu_printf(ocp_emu_thread *thread, const char *format, const uint8_t *arguments);
 

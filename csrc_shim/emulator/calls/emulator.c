@@ -83,7 +83,7 @@ static uint32_t count_threads(void) {
   return count > 0 ? (uint32_t)count : 1;
 }
 
-/* In the checking mode some bytes after each allocation stay unallocated. */
+/* Sets the red zone of each heap: in the checking mode EMU_GRANULE bytes after each allocation stay unallocated. */
 static void set_redzones(void) {
   for (uint32_t index = 0; index < emu.config.num_devices && atomic_load(&emu.started); index++)
     emu.devices[index].heap.redzone = emu.config.check ? EMU_GRANULE : 0;
@@ -139,7 +139,7 @@ void ocp_emu_get_config(ocp_emu_config *config) {
   pthread_mutex_unlock(&start_lock);
 }
 
-/* ---- life ---- */
+/* ---- lifetime ---- */
 
 static void after_fork_in_child(void) { atomic_store(&emu.forked, true); }
 
@@ -233,7 +233,7 @@ void *ocp_emu_host_pointer(uint64_t address, size_t bytes) {
       !emu_heap_find(&emu_device_of(address)->heap, address, bytes, NULL, NULL))
     return NULL;
   if (emu.config.check)
-    emu_shadow_written(address, bytes); /* the checking mode does not see the host's writes to the range */
+    emu_shadow_written(address, bytes); /* the checking mode cannot see what the caller writes */
   return (void *)(address + (uint64_t)emu.alias);
 }
 

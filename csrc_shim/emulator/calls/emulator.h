@@ -23,7 +23,7 @@ void *ocp_emu_host_pointer(uint64_t address, size_t bytes);
 /* Returns 1 if the address lies in the emulated devices' address space, else 0. */
 int ocp_emu_owns(uint64_t address);
 
-/* Reserves the address space of the devices on the first call. */
+/* Reads the configuration and reserves the address space of the devices, on the first call. */
 CUresult emu_start(void);
 
 #endif

@@ -93,7 +93,7 @@ CUresult emu_stream_wait_event(CUstream stream, CUevent event, unsigned flags) {
   return result;
 }
 
-/* Checks the device and the event at the start of a call that queries the event. */
+/* Makes the checks at the start of a call that waits for or queries an event; *device: the current device. */
 static CUresult enter_with(CUevent event, emu_device **device) {
   const CUresult result = emu_enter(device);
   if (result)
@@ -124,7 +124,7 @@ CUresult emu_event_query(CUevent event) {
   if (result)
     return result;
   pthread_mutex_lock(&emu_order);
-  if (!emu_record_is_done(event->record) && emu_random(2)) /* in adversarial mode, polling makes some work run */
+  if (!emu_record_is_done(event->record) && emu_random(2)) /* polling makes deferred work run, at random */
     emu_queue_run();
   result = emu_record_is_done(event->record) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
   if (!result && event->record)

@@ -1,5 +1,5 @@
-/* Images of modules. An object of the compile pipeline is loaded as it is; PTX and fatbins are compiled first, by
- * Python, as a driver compiles PTX; a cubin is refused. */
+/* Loads module images. An ELF object of the compile pipeline is loaded as it is. PTX and fatbins are first compiled by
+ * Python, as CUDA's driver compiles PTX. A cubin is refused. */
 #include "emulator/calls/image.h"
 
 #include <elf.h>
@@ -29,7 +29,7 @@ static image_kind kind_of(const uint8_t *image, size_t bytes) {
   return bytes && (image[0] == '.' || image[0] == '/' || image[0] == '\n') ? PTX : OBJECT;
 }
 
-/* A copy of the object that Python delivers. */
+/* A copy of the ELF object that Python passes to `deliver`. */
 typedef struct delivery {
   void *object;
   size_t bytes;

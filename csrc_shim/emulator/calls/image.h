@@ -8,12 +8,12 @@
 #include "driver/driver.h"
 
 typedef void (*emu_deliver_fn)(void *context, const void *object, uint64_t bytes);
-/* Compiles PTX or a fatbin into an object and passes the object to `deliver`. Returns 0; otherwise the reason is in
- * text. */
+/* Compiles PTX or a fatbin into an ELF object (kernel.h) and passes it to `deliver`. Returns 0, or another number with
+ * the reason in `text`. */
 typedef int (*emu_translate_fn)(const void *image, size_t bytes, emu_deliver_fn deliver, void *context, char *text,
                                 size_t text_bytes);
 
-/* Sets the compiler of PTX, which is Python's. Until then PTX and fatbins are refused. */
+/* Sets the compiler of PTX, which Python implements. Until then PTX and fatbins are refused. */
 void emu_use_translator(emu_translate_fn translate);
 CUresult emu_module_load(CUmodule *module, const void *image, size_t image_bytes);
 

@@ -1,8 +1,9 @@
 /* Loads relocatable x86-64 ELF objects, the format of kernels that the compile pipeline makes for the emulated device.
  *
- * The bytes come from a cache file, so every offset, index and size is checked before it is used, and the work is
- * bounded by the length of the file. What a kernel's code does once it runs is not checked. Sections go into one
- * mapping, code first, then read-only data, then writable data; nothing is ever writable and executable at once. */
+ * The bytes come from a cache file that may be damaged or hostile, so every offset, index and size is checked before it
+ * is used, and the loader's work is bounded by the length of the file. What the code does when it runs is not checked.
+ * Sections go into one mapping: code first, then read-only data, then writable data. No page is ever writable and
+ * executable at once. */
 #include "emulator/calls/loader.h"
 
 #include <elf.h>
@@ -21,7 +22,7 @@
 #define MAX_MAPPING (4 * (uint64_t)MAX_IMAGE)
 #define MAX_ALIGN PAGE
 
-/* An undefined symbol: its address, and a jump to that address for calls, which reach only 2 GiB. */
+/* An undefined symbol: its address, and a jump to that address. Calls go to the jump, since they reach only 2 GiB. */
 typedef struct import {
   uint64_t address;
   uint8_t jump[8]; /* jmp *-14(%rip), which reads `address` */
@@ -41,7 +42,7 @@ typedef struct loader {
   uint32_t num_sections;
   uint8_t **placed; /* address of each section in the mapping, NULL where it has none */
   const Elf64_Sym *symbols;
-  uint32_t num_symbols, symbol_table; /* the symbol table's section */
+  uint32_t num_symbols, symbol_table; /* number of symbols; index of the symbol table's section */
   strings strings;                    /* names of the symbols */
   strings section_names;              /* empty where there are none */
   import *imports;                    /* one per symbol; used for the undefined ones and as the global offset table */
@@ -154,7 +155,7 @@ static enum emu_section_group group_of(const Elf64_Shdr *section) {
   return section->sh_flags & SHF_EXECINSTR ? EMU_CODE : section->sh_flags & SHF_WRITE ? EMU_WRITABLE : EMU_CONSTANTS;
 }
 
-/* Gives each loaded section its offset in the mapping, and each group its end. */
+/* Computes the offset in the mapping of each loaded section, and where each group (code, constants, writable) ends. */
 static void lay_out(const loader *in, uint64_t *offsets, uint64_t ends[EMU_NUM_GROUPS]) {
   uint64_t offset = (uint64_t)in->num_symbols * sizeof(import); /* the imports are at the start of the code */
   for (enum emu_section_group group = EMU_CODE; group < EMU_NUM_GROUPS; group++) {
@@ -268,7 +269,7 @@ static CUresult relocate_one(loader *in, uint32_t target, const Elf64_Rela *rela
     break;
   case R_X86_64_GOTPCREL:
   case R_X86_64_GOTPCRELX:
-  case R_X86_64_REX_GOTPCRELX: { /* any symbol's own slot serves as its entry of the global offset table */
+  case R_X86_64_REX_GOTPCRELX: { /* the symbol's import serves as its entry of the global offset table */
     in->imports[index].address = symbol;
     symbol = (uint64_t)&in->imports[index].address;
     relative = true;

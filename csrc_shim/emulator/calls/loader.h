@@ -1,4 +1,4 @@
-/* Loads objects of the compile pipeline, and members of the driver table: modules. */
+/* Loads ELF objects of the compile pipeline as modules; the other members of the driver table for modules. */
 #ifndef OCP_EMULATOR_CALLS_LOADER_H
 #define OCP_EMULATOR_CALLS_LOADER_H
 

@@ -100,7 +100,7 @@ CUresult emu_stream_query(CUstream stream) {
     return result;
   if (emu.config.adversarial) {
     pthread_mutex_lock(&emu_order);
-    if (stream->head && emu_random(2)) /* in adversarial mode, polling makes some work run */
+    if (stream->head && emu_random(2)) /* polling makes deferred work run, at random */
       emu_queue_run();
     result = stream->head ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
     if (!result)

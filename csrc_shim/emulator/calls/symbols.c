@@ -1,5 +1,5 @@
-/* The functions that a kernel object may call: the emulator's intrinsics, libm, and what compilers emit calls to.
- * The compile pipeline expands libdevice functions that libm lacks inside the kernel. */
+/* The functions that a kernel object may call: the emulator's intrinsics, libm, and functions such as memcpy that
+ * compilers call on their own. The compile pipeline inlines libdevice functions that libm lacks into the kernel. */
 #define _GNU_SOURCE /* exp10, sincos */
 #include "emulator/calls/symbols.h"
 

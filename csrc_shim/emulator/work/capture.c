@@ -21,12 +21,13 @@ struct emu_capture {
   struct emu_capture *next;
 };
 
-/* Guards everything in this file; taken after all other locks. */
+/* Guards all captures and the capture state of streams and events; taken after all other locks. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct emu_capture *captures;
 static atomic_int num_captures; /* lets calls skip the lock while nothing is captured */
-/* Which captures forbid unsafe calls of the calling thread. GLOBAL: its own ones, and those of other threads that began
- * in mode GLOBAL. THREAD_LOCAL: its own ones. RELAXED: none. A capture that began in mode RELAXED forbids nothing. */
+/* The calling thread's capture mode, which says whose captures forbid its potentially unsafe calls (such as
+ * allocations). GLOBAL: its own captures, and those of other threads that began in mode GLOBAL. THREAD_LOCAL: its own
+ * captures. RELAXED: none. A capture that began in mode RELAXED forbids nothing. */
 static _Thread_local int thread_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
 
 static bool any(void) { return atomic_load_explicit(&num_captures, memory_order_relaxed) > 0; }
@@ -166,7 +167,7 @@ bool emu_capture_wait(CUstream stream, CUevent event, CUresult *result) {
   if ((capture && capture->invalidated) || (other && other->invalidated)) {
     *result = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
   } else if (capture && !other) {
-    if (event->record) { /* work outside of the capture; waiting for an event that was never recorded does nothing */
+    if (event->record) { /* recorded outside of the capture. Waiting for an event that was never recorded is valid. */
       capture->invalidated = true;
       *result = CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
     }

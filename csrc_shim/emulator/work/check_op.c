@@ -1,4 +1,4 @@
-/* The checking mode: checks copies and memsets, and marks memory that a kernel without checks may have written. */
+/* The checking mode: checks copies and memsets, and marks memory that a kernel compiled without checks may write. */
 #include "emulator/work/check_op.h"
 
 #include <stdio.h>
@@ -54,8 +54,8 @@ static CUresult check_copy(const emu_op *op, const emu_clock *clock) {
   return result;
 }
 
-/* Marks the allocations that the kernel's parameters point into as written: the stores of a kernel that was compiled
- * without checks are not observed. */
+/* Marks the allocations into which the kernel's parameters point as written, because the checking mode cannot observe
+ * the stores of a kernel compiled without checks. */
 static void trust(const emu_op *op) {
   const ocp_emu_kernel_meta *meta = op->kernel.function->meta;
   for (uint32_t i = 0; i < op->num_params; i++) {

@@ -1,4 +1,4 @@
-/* The checking mode: the check of an operation before it runs. Called only in that mode. */
+/* The checking mode: checks each operation before it runs. Called only in that mode. */
 #ifndef OCP_EMULATOR_WORK_CHECK_OP_H
 #define OCP_EMULATOR_WORK_CHECK_OP_H
 

@@ -1,5 +1,4 @@
-/* Enqueues operations and graph launches: they run at once, wait in the stream's queue, or become nodes of a capture.
- */
+/* Enqueues operations and graph launches: runs them at once, queues them, or captures them as nodes of a graph. */
 #ifndef OCP_EMULATOR_WORK_ENQUEUE_H
 #define OCP_EMULATOR_WORK_ENQUEUE_H
 

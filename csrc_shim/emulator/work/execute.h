@@ -10,11 +10,12 @@
 #include "emulator/op.h"
 #include "emulator/state.h"
 
-/* Runs the operation to completion in the calling thread (and the workers). `deferred`: the operation was made earlier,
- * so its memory ranges must be checked. clock: the operation's vector clock in the checking mode. */
+/* Runs the operation to completion in the calling thread (and the workers). `deferred`: time has passed since the call
+ * that made the operation, so its memory ranges must be checked again. clock: the operation's vector clock in the
+ * checking mode. */
 CUresult emu_run(emu_device *device, const emu_op *op, bool deferred, const emu_clock *clock);
 /* emu_device_range: whether the range lies in one live allocation of a device. emu_is_pageable: whether the range is
- * pageable host memory, so that a copy blocks the host. */
+ * pageable host memory, to which a copy blocks the host. */
 bool emu_device_range(uint64_t address, uint64_t bytes);
 bool emu_is_pageable(const void *pointer, uint64_t bytes);
 

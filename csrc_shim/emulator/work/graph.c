@@ -56,7 +56,8 @@ CUresult emu_kernel_work(const CUDA_KERNEL_NODE_PARAMS *params, emu_work **work)
   return result ? result : single(CU_GRAPH_NODE_TYPE_KERNEL, &op, work);
 }
 
-/* Makes the work of a copy node. Only one-dimensional copies within a device are emulated: run/ makes no others. */
+/* Makes the work of a copy node. Only one-dimensional copies within a device are emulated: the executor
+ * (csrc_shim/run) makes no others. */
 CUresult emu_memcpy_work(const CUDA_MEMCPY3D *params, emu_work **work) {
   const bool row = params->srcMemoryType == CU_MEMORYTYPE_DEVICE && params->dstMemoryType == CU_MEMORYTYPE_DEVICE &&
                    !params->srcXInBytes && !params->srcY && !params->srcZ && !params->srcLOD && !params->dstXInBytes &&
@@ -198,7 +199,7 @@ CUresult emu_graph_destroy(CUgraph graph) {
   return CUDA_SUCCESS;
 }
 
-/* ---- graphs that are made node by node ---- */
+/* ---- graphs that the program builds node by node ---- */
 
 CUresult emu_graph_create(CUgraph *graph, unsigned flags) {
   emu_device *device;

@@ -6,8 +6,8 @@
 #include "emulator/op.h"
 #include "emulator/state.h"
 
-/* The work of a node: one operation, or a child graph's operations in order. Immutable; shared by graphs, executable
- * graphs and unfinished launches. */
+/* The work of a graph node: one operation, or for a child graph all its operations in order. Immutable; shared by
+ * graphs, executable graphs and unfinished launches. */
 typedef struct emu_work {
   atomic_int references;
   int type; /* type of the node: CU_GRAPH_NODE_TYPE_... */
@@ -35,11 +35,11 @@ CUgraph emu_graph_make(emu_device *device); /* NULL: out of memory */
 void emu_graph_free(CUgraph graph);
 /* Appends a node that holds a copy of the operation and depends on the nodes `before`; NULL: out of memory. */
 CUgraphNode emu_graph_add(CUgraph graph, const emu_op *op, CUgraphNode const *before, uint32_t num_before);
-/* Fails like the end of a capture with unjoined work unless every node of the graph is in, or precedes a node in,
- * `last`. */
+/* Fails with CUDA_ERROR_STREAM_CAPTURE_UNJOINED unless every node of the captured graph is in `last` or precedes a node
+ * in `last`, the nodes on which the next node of the capture's first stream would depend. */
 CUresult emu_graph_check_joined(CUgraph graph, CUgraphNode const *last, uint32_t num_last);
 
-/* Check the parameters as a launch, copy or memset on a stream does, and make the work of a node with them. */
+/* Check the parameters as a launch, copy or memset on a stream does, and make a node's work from them. */
 CUresult emu_kernel_work(const CUDA_KERNEL_NODE_PARAMS *params, emu_work **work);
 CUresult emu_memcpy_work(const CUDA_MEMCPY3D *params, emu_work **work);
 CUresult emu_memset_work(const CUDA_MEMSET_NODE_PARAMS *params, emu_work **work);

@@ -10,9 +10,9 @@
 typedef struct emu_context {
   CUstream stream;
   ocp_activity_owners owners; /* the profile events that were open when the operation was enqueued */
-  bool observed;              /* true: the owners want its times; false: `owners` is undefined */
+  bool observed;              /* true: a profile event was open; false: `owners` may be uninitialised */
   bool is_inline;             /* true: the call that enqueued the operation runs it */
-  bool deferred;              /* true: made earlier than it runs, as a node of a graph or an item of a queue */
+  bool deferred;              /* true: runs later than it was made, from a graph or a queue */
   bool in_graph;
 } emu_context;
 

@@ -1,7 +1,7 @@
-/* The adversarial mode keeps the work of streams and graphs in queues. When the program waits, operations run one at a
- * time until the awaited work is done. A seeded generator picks each operation from those that stream order and events
- * allow. So a program that forgets to wait reads the stale data that it could read on a slow GPU. The functions
- * run under emu_order. */
+/* The queues of the adversarial mode, which defers the work of streams and graphs. When the program waits, operations
+ * run one at a time until the awaited work is done. A seeded random generator picks each operation from those that
+ * stream order and events allow. So a program that forgets to wait reads the stale data that it could read on a slow
+ * GPU. The functions run with emu_order held. */
 #include "emulator/work/queue.h"
 
 #include <stdlib.h>
@@ -12,7 +12,8 @@
 #include "emulator/work/observe.h"
 #include "emulator/work/stream_list.h"
 
-#define MAX_PENDING 4096u /* deferred operations above which some run although the program does not wait */
+/* Maximum number of deferred operations. Above it, some run although the program does not wait. */
+#define MAX_PENDING 4096u
 
 pthread_mutex_t emu_order = PTHREAD_MUTEX_INITIALIZER;
 
@@ -40,8 +41,8 @@ uint32_t emu_random(uint32_t below) {
   return (uint32_t)((random_state >> 32) * below >> 32);
 }
 
-/* Whether the order between the null stream and blocking streams lets the first item of `stream` run: the
- * null stream waits for earlier work of blocking streams, and they wait for its earlier work. */
+/* Whether the order between the null stream and blocking streams lets the first item of `stream` run: the null stream
+ * waits for earlier work of all blocking streams, and each of these waits for earlier work of the null stream. */
 static bool legacy_allows(const struct CUstream_st *stream) {
   const emu_device *device = stream->device;
   if (stream != &device->legacy) {

@@ -1,5 +1,4 @@
-/* The adversarial mode's queues: deferred operations that run in a random order within the constraints of streams
- * and events. */
+/* The adversarial mode's queues of deferred operations, which run in a random order that streams and events allow. */
 #ifndef OCP_EMULATOR_WORK_QUEUE_H
 #define OCP_EMULATOR_WORK_QUEUE_H
 

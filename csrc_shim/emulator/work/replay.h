@@ -1,4 +1,4 @@
-/* Executable graphs, and their launches, which streams run node by node. */
+/* Executable graphs, and their launches ("replays"), which streams run node by node. */
 #ifndef OCP_EMULATOR_WORK_REPLAY_H
 #define OCP_EMULATOR_WORK_REPLAY_H
 
@@ -48,8 +48,8 @@ emu_replay *emu_replay_make(CUgraphExec exec, CUstream stream);
 bool emu_replay_step(emu_replay *replay, const emu_clock *clock, uint32_t (*random)(uint32_t below));
 /* Runs the whole launch at once. The launches of an executable graph run one at a time, in order. */
 CUresult emu_replay_run(emu_replay *replay, const emu_clock *clock);
-/* For deferred launches, under emu_order. emu_replay_queued numbers a launch that was queued; emu_replay_is_next tells
- * whether all earlier launches of the graph have run. */
+/* For deferred launches; called with emu_order held. emu_replay_queued numbers a launch that was queued;
+ * emu_replay_is_next tells whether all earlier launches of the graph have run. */
 void emu_replay_queued(emu_replay *replay);
 bool emu_replay_is_next(const emu_replay *replay);
 CUresult emu_replay_result(const emu_replay *replay);
