@@ -1,4 +1,4 @@
-/* Ownership of the memory that a captured CUDA graph refers to.
+/* Records which memory belongs to a captured CUDA graph.
  *
  * A captured graph holds the addresses of a Run's temporary tensors, so the arena must not hand this memory to other
  * users while the graph exists. Therefore such a Run is *watched*: each allocation that its thread makes on the device
@@ -39,11 +39,12 @@ void ocp_run_memory_resume(ocp_run_memory *paused);
 void ocp_run_memory_forget_held(ocp_run_memory *memory);
 
 /* ---- for code that hands out memory ---- */
-/* Whether the calling thread watches a Run with an open stream capture. */
+/* Whether the calling thread's Run is watched (see above) and is in a stream capture. */
 bool ocp_run_memory_is_captured(void);
-/* Whether the calling thread watches a Run that the application captures. */
+/* Whether, besides, the capture is the application's. */
 bool ocp_run_memory_is_foreign(void);
-/* Takes a block of at least `bytes` that the calling thread's watched Run has freed; 0: none. */
+/* Returns the address of a block of at least `bytes` that the calling thread's watched Run has freed, and marks it as
+ * in use; 0: none. */
 uint64_t ocp_run_memory_reuse(const ocp_device *device, int memory, size_t bytes);
 /* Records an allocation of the calling thread's watched Run. False: out of host memory. */
 bool ocp_run_memory_allocated(const ocp_device *device, int memory, uint64_t address, size_t bytes);

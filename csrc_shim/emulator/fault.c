@@ -290,7 +290,7 @@ static uint8_t *end_probe(const range *probed) {
 
 static void spoil(uint8_t *byte) {
   if (!has_value(*byte))
-    *byte = 0x45; /* 2048 as the last byte of a float32 */
+    *byte = 0x45; /* last byte of the float32 2048 */
   else
     *byte = *byte == 1 ? 0 : *byte ^ 0x40; /* 1 may be a Boolean; 0x40 is the upper bit of an exponent */
 }

@@ -28,7 +28,7 @@ struct CUmemPoolHandle_st {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* taken after all other locks except the heap's */
 static struct CUmemPoolHandle_st *_Atomic pools;         /* written under the lock; compared with NULL without it */
 
-/* ---- under the lock ---- */
+/* ---- called with the lock held ---- */
 
 static void release_block(block **link) {
   block *gone = *link;

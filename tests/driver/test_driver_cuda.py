@@ -1,4 +1,4 @@
-"""The table over NVIDIA's driver: names against a stand-in library, numbers and layouts against CUDA's header."""
+"""The driver table for libcuda: names against a stand-in library, constants and layouts against CUDA's header."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ EMULATED_ONLY = {"LastErrorText", "ReuseMemory", "RedZone"}
 
 
 def stand_in(folder: Path, missing: str = "") -> dict[str, str]:
-    """The environment in which libcuda.so.1 is a library whose functions return their index in SYMBOLS."""
+    """Return an environment in which libcuda.so.1 is a library whose functions return their index in SYMBOLS."""
     functions = [f"int {name}(void) {{ return {i}; }}" for i, name in enumerate(SYMBOLS) if name != missing]
     (folder / "cuda.c").write_text("\n".join(functions))
     return compiled(folder)
 
 
 def compiled(folder: Path) -> dict[str, str]:
-    """The environment in which libcuda.so.1 is the folder's cuda.c."""
+    """Return an environment in which libcuda.so.1 is the folder's cuda.c, compiled."""
     command = [*build_plugin.compiler(), "-shared", "-fPIC", "-o", "libcuda.so.1", "cuda.c"]
     subprocess.run(command, check=True, cwd=folder)
     return {"LD_LIBRARY_PATH": str(folder)}
@@ -85,7 +85,7 @@ def test_gpus_for_which_kernels_do_not_compile_are_refused_by_name(tmp_path: Pat
     """
     old = "GPU {} (Old) has compute capability 7.5, expected 8.0 or newer"
     one, two = old.format(0), f"{old.format(0)}; {old.format(1)}"
-    for count, expected, reason, listed in (  # one alone, two beside a newer GPU
+    for count, expected, reason, listed in (  # one old GPU; two old GPUs and a newer one
         (1, "6 0 0", one, "[] True"),
         (3, "0 1 2", two, "[2] True"),
     ):
@@ -111,7 +111,7 @@ def test_without_a_driver_the_reason_names_the_library(tmp_path: Path) -> None:
 
 
 def test_the_emulator_has_every_function() -> None:
-    """C sets members of a table that nothing names to NULL."""
+    """C sets members that the initializer of a table leaves out to NULL."""
     table = core().driver_emulator()
     assert [member for member in dir(table) if not getattr(table, member)] == []
 
@@ -143,10 +143,10 @@ def test_numbers_layouts_and_signatures_are_those_of_the_cuda_header(tmp_path: P
     for body, struct in structs:
         lines.append(f"typedef struct {{ {body} }} our_{struct};")
         lines.append(f'_Static_assert(sizeof(our_{struct}) == sizeof({struct}), "{struct}");')
-        for name in re.findall(r"(\w+)[,;]", body):  # not the bytes that one version reserves and the next one uses
+        for name in re.findall(r"(\w+)[,;]", body):  # skips arrays: headers use reserved bytes later
             same = f"offsetof(our_{struct}, {name}) == offsetof({struct}, {name})"
             lines.append(f'_Static_assert({same}, "{name}");')
-    # Enumerations of CUDA are ints of ours, which C lets pass by value; pointers to them are cast.
+    # driver.h declares CUDA's enumerations as int; here their parameters get CUDA's types, so that the types are equal.
     enums = {
         "int status": "CUstreamCaptureStatus status",
         "int *status": "CUstreamCaptureStatus *status",
@@ -172,7 +172,7 @@ def test_numbers_layouts_and_signatures_are_those_of_the_cuda_header(tmp_path: P
         lines.append(f"CUresult (*check_{member})({parameters}) = {symbol};")
     (tmp_path / "check.c").write_text("\n".join(lines) + "\n")
     include = ["-I", str(cuda_header().parent)]
-    # Without this the header gives the old names to new functions, and these functions other names.
+    # Without __CUDA_API_VERSION_INTERNAL, macros of the header rename cuMemAlloc to cuMemAlloc_v2, for example.
     command = [
         *build_plugin.compiler(),
         "-Werror",

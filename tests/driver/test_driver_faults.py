@@ -1,6 +1,6 @@
-"""Fault injection: the tool, a sample of every scenario, and the guarantees after a failure.
+"""Fault injection into driver calls: the injector, a sample of each scenario, and the guarantees after a failure.
 
-The whole campaign is ``python tests/harness/fault_campaign.py``.
+``python tests/harness/fault_campaign.py`` runs the whole campaign.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def run(code: str) -> None:
     python(START + code, env=ENVIRONMENT)
 
 
-# ---- the tool ----
+# ---- the injector ----
 
 
 def test_a_fault_is_written_as_it_is_read() -> None:
@@ -76,7 +76,7 @@ plain.run(78)
     )
 
 
-# ---- the campaign ----
+# ---- a sample of the campaign ----
 
 
 @pytest.mark.parametrize("scenario", [name for name, kind in SCENARIOS.items() if not kind.fresh_process])
@@ -96,7 +96,7 @@ def test_the_first_use_of_a_device_fails_and_the_second_works() -> None:
     assert len(report.outcomes) > 6
 
 
-# ---- what is promised ----
+# ---- guarantees after a failure ----
 
 
 @pytest.mark.parametrize("scenario", ["graphs", "captured", "mempool", "cpu-nodes"])
@@ -155,7 +155,7 @@ assert plugin.counters()["graph_replays"] > 0
 
 
 def test_a_release_that_fails_is_logged_once_by_name() -> None:
-    """The caller goes on: the resource stays allocated, and nothing else is wrong."""
+    """The plugin goes on after the failure: the resource stays allocated, and nothing else is wrong."""
     calls = {
         "graphs": ("MemFree", "StreamDestroy", "GraphExecDestroy", "GraphDestroy", "ModuleUnload"),
         "mempool": ("MemFreeAsync",),

@@ -1,4 +1,4 @@
-"""Stream capture and graphs, on the emulated device and, where there is one, on a GPU: both follow the same rules."""
+"""Stream capture and graphs, on the emulated device and, if there is one, on a GPU: the same tests hold for both."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def kernels(device: Device) -> Iterator[Kernels]:
 
 
 class Graph:
-    """A captured graph and its executable; destroyed with `destroy`."""
+    """A graph and an executable graph made from it; `destroy` frees both."""
 
     def __init__(self, device: Device, handle: Any) -> None:
         self.device = device
@@ -310,7 +310,7 @@ def exchange(device: Device, mode: int) -> int:
     return int(out[0])
 
 
-ALLOWED = {  # by mode of the thread and of the capture: whether another thread, and the capturing one, may allocate
+ALLOWED = {  # (thread's mode, capture's mode): may another thread allocate, may the capturing thread?
     (GLOBAL, GLOBAL): (False, False),
     (GLOBAL, THREAD_LOCAL): (True, False),
     (GLOBAL, RELAXED): (True, True),
@@ -359,7 +359,7 @@ def test_the_mode_of_a_thread_is_not_that_of_another_one(device: Device) -> None
 
 
 def allocate(device: Device) -> str:
-    """Allocate and free; return the name of the error, or nothing."""
+    """Allocate and free device memory; return the name of the error, or ``""``."""
     address = ffi.new("CUdeviceptr *")
     try:
         device.call("MemAlloc", address, 100)
@@ -412,11 +412,11 @@ def test_a_stream_captures_once_at_a_time_and_the_null_stream_never(device: Devi
         device.call("StreamBeginCapture", ffi.NULL, RELAXED)
 
 
-# ---- graphs that are made node by node ----
+# ---- graphs that are built node by node ----
 
 
 def kernel_node(kernels: Kernels, values: Params) -> Any:
-    """Parameters of a node that launches affine over eight elements; ``values`` must outlive them."""
+    """Return parameters of a node that launches the kernel ``affine`` over 8 elements; ``values`` must outlive them."""
     params = ffi.new("CUDA_KERNEL_NODE_PARAMS *")
     params.func = kernels.function("affine")
     params.gridDimX = params.gridDimY = params.gridDimZ = params.blockDimY = params.blockDimZ = 1
@@ -439,7 +439,7 @@ def memset_node(target: DeviceArray, value: int) -> Any:
 
 
 class Chain:
-    """A graph whose nodes follow each other."""
+    """A graph in which each node depends on the one before it."""
 
     def __init__(self, device: Device) -> None:
         self.device = device

@@ -1,4 +1,4 @@
-"""Memory pools of the driver, on the emulated device and, where there is one, on a GPU: both follow the same rules."""
+"""Memory pools of the driver, on the emulated device and, if there is one, on a GPU: the same tests hold for both."""
 
 from __future__ import annotations
 
@@ -171,12 +171,12 @@ def test_a_second_free_is_refused(emulated: Device) -> None:
 def test_frees_that_are_still_to_come_make_room(emulated: Device) -> None:
     pool, stream = Pool(emulated), emulated.stream()
     free_before = emulated.memory[0]
-    most = free_before * 5 // 8 // MIB * MIB  # two of these do not fit, and none is touched
+    most = free_before * 5 // 8 // MIB * MIB  # two blocks of this size do not fit; nothing accesses them
     for _ in range(10):
         pool.free(pool.alloc(most, stream), stream)
     address = pool.alloc(most, stream)
     refuses(lambda: pool.alloc(most, stream), f"no room for {most} bytes on emulated device 0")
-    pool.destroy()  # its memory lives until it is freed
+    pool.destroy()  # the allocation stays valid until it is freed
     assert emulated.memory[0] < free_before
     pool.free(address, stream)
     stream.synchronize()

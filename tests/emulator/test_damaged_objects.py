@@ -1,4 +1,4 @@
-"""Kernel objects that are damaged or hostile: the loader and the reader in Python refuse them, or stay inside them."""
+"""Damaged and hostile kernel objects (ELF): the C loader and the Python reader refuse them, or stay inside them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_damaged_objects_are_value_errors_of_the_reader_in_python() -> None:
 
 
 class Patched:
-    """An object file of the C compiler, to be changed."""
+    """An ELF object file of the C compiler, with methods that change fields of its section headers."""
 
     def __init__(self, image: bytes) -> None:
         self.data = bytearray(image)
@@ -63,8 +63,9 @@ def unused_section_in_place_of_the_code(image: Patched) -> None:
 
 
 def so_many_sections_that_absolute_symbols_name_one(image: Patched) -> None:
-    """Return an object with so many sections that absolute symbols refer to one: a kernel and its description at
-    arbitrary addresses.
+    """Add sections until the number ``SHN_ABS``, which marks absolute symbols, is the index of a section.
+
+    Makes the kernel ``add`` and its metadata absolute symbols, with an address that the file chooses.
     """
     sections = bytes(image.data[image.table : image.section(len(image.names))])
     while len(image.data) % 8:
@@ -148,5 +149,5 @@ def test_a_hostile_object_is_refused_with_the_reason(
     if reason:
         assert "CudaError" in done.stderr, (done.returncode, done.stderr)
         assert reason in done.stderr
-    else:  # what it says outside of the file, nothing refers to
+    else:  # the unused section lies outside of the file, but nothing refers to it
         assert done.returncode == 0, (done.returncode, done.stderr)

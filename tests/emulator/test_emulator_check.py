@@ -59,7 +59,7 @@ def both(first: Callable[[], object], second: Callable[[], object]) -> None:
 
 @pytest.mark.parametrize("is_default", [True, False])
 def test_memory_is_used_again_on_any_stream(device: Device, is_default: bool) -> None:
-    """The stream may be the application's default stream, whose handle is a number."""
+    """The stream may be the legacy default stream, whose handle is the number 1 and not a pointer."""
     array, own = device.empty(64, np.uint8), device.stream()
     with device.entered():
         device.driver.ReuseMemory(array.address, 48, 64, ffi.cast("CUstream", 1) if is_default else own.handle)
@@ -298,7 +298,7 @@ def test_streams_may_use_neighbouring_bytes(device: Device, kernels: Module) -> 
     assert "missing-wait: fill of 1" in fails(device, fill, "CUDA_ERROR")
 
 
-# ---- through the compile pipeline ----
+# ---- kernels from the compile pipeline ----
 
 SHIFTED = KernelSpec(
     "shifted",
@@ -342,7 +342,10 @@ def kernel(out, shared_written, shared_read):
 
 @pytest.mark.parametrize("shared_read", [40, 41])
 def test_a_read_of_shared_memory_that_the_block_has_not_written_is_found(device: Device, shared_read: int) -> None:
-    """An earlier block has written it. Unwritten memory is NaN, in a thread's own arrays as well."""
+    """The launch before has written these bytes, but each block starts with unwritten shared memory.
+
+    Unwritten elements are NaN, also in local arrays.
+    """
     image = compile_kernel(SCRATCH, Target.emulated(check=True))
     module, out = device.load(image.data), device.upload(np.zeros(64, np.float32))
     module.launch(image.entry, 1, 64, [out, np.int32(64), np.int32(64)])
@@ -360,18 +363,18 @@ def test_a_read_of_shared_memory_that_the_block_has_not_written_is_found(device:
 
 
 def test_memory_that_nothing_has_written_is_nan(device: Device, kernels: Module) -> None:
-    """A kernel without checks may read it, and adds 1 to each word."""
+    """The kernel is compiled without checks, so its read is not reported. It adds 1 to each word, 0xffffffff."""
     bumped = device.empty(128, np.int32)
     kernels.launch("bump", 4, 32, [bumped, np.int32(1)])
     np.testing.assert_array_equal(device.download(bumped), 0)
 
 
-# ---- memory that an allocator of ours hands out again ----
+# ---- memory that the plugin's own allocator hands out again ----
 
 
 @contextmanager
 def pooled(device: Device, elements: int, stream: object) -> Iterator[DeviceArray]:
-    """Return memory of the plugin's allocator, as int32."""
+    """Yield an int32 array in memory of the plugin's allocator; free the memory at the end."""
     error, address = ffi.new("ocp_error *"), ffi.new("CUdeviceptr *")
     ours = core().device_open(1, 0, error)
     assert core().device_alloc(ours, 4 * elements, stream, address, error) == 0
@@ -379,7 +382,7 @@ def pooled(device: Device, elements: int, stream: object) -> Iterator[DeviceArra
     try:
         yield array
     finally:
-        array.address = 0  # not owned
+        array.address = 0  # so that the array does not free the memory
         core().device_free(ours, address[0], stream)
 
 
@@ -389,7 +392,7 @@ def test_memory_of_a_pool_is_unwritten_again_when_it_gets_a_new_use(device: Devi
     core().device_trim(core().device_open(1, 0, error))  # the allocator learns which streams are idle
     finding = ""
     written: set[int] = set()
-    while not finding and len(written) < 100:  # which of its free chunks the allocator returns is arbitrary
+    while not finding and len(written) < 100:  # the allocator may return any free chunk: wait until one comes again
         with pooled(device, 128, ffi.NULL) as array:
             if array.address in written:
                 finding = fails(device, partial(copy, kernels, array, target), "CUDA_ERROR_LAUNCH_FAILED")

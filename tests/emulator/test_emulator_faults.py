@@ -1,4 +1,4 @@
-"""Faults that the emulated device is given: wrong kernels, unsupported calls, old, busy and small devices."""
+"""Fault injection into the emulated device: wrong kernels, unsupported calls, and old, busy or small devices."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAMES = [name for name, _ in driver_members() if name not in TEXTS]
 
 
 def session_of(element: int, op_type: str = "Add") -> Any:
-    """A session that adds two vectors, or computes another operator of two inputs."""
+    """Return a session with one node, an ``Add`` or another operator of two vectors ``a`` and ``b``."""
     inputs = [helper.make_tensor_value_info(name, element, [64]) for name in "ab"]
     output = helper.make_tensor_value_info("c", TensorProto.BOOL if op_type == "Equal" else element, [64])
     graph = helper.make_graph([helper.make_node(op_type, ["a", "b"], ["c"])], "two", inputs, [output])

@@ -72,7 +72,7 @@ def test_barriers_order_shared_memory(image: bytes, threads: int, blocks: int, r
 
 
 def reference_shuffle(lanes: int, mask: int, mode: int, by: int, clamp: int) -> tuple[list[int], list[int]]:
-    """The shfl.sync of the PTX ISA, for the lanes of one warp; lanes outside of the mask give 0."""
+    """Return the values and predicates of shfl.sync by the PTX ISA: lane i passes 100 + i; 0 outside of the mask."""
     out, inside = [0] * lanes, [0] * lanes
     segment, limit = clamp >> 8 & 31, clamp & 31
     for lane in range(lanes):
@@ -84,7 +84,7 @@ def reference_shuffle(lanes: int, mask: int, mode: int, by: int, clamp: int) -> 
         predicate = source >= highest if mode == 1 else source <= highest
         out[lane], inside[lane] = 100 + (source if predicate else lane), int(predicate)
         if predicate and (source >= lanes or not mask >> source & 1):
-            out[lane] = 100 + lane  # undefined on a GPU
+            out[lane] = 100 + lane  # undefined by the PTX ISA; the emulator returns the lane's own value
     return out, inside
 
 
@@ -262,7 +262,7 @@ def test_launches_from_many_threads_do_not_disturb_each_other(device: Device, ke
 
 
 def test_hundreds_of_host_threads_need_few_mappings(image: bytes) -> None:
-    """A process may have about 65,000. Each host thread that runs blocks has stacks for 1024 threads, with guards."""
+    """A process may have about 65,000 mappings. Each host thread that runs blocks maps 1024 stacks with guard pages."""
     started = Barrier(200)
 
     def work(emulated: Device, kernels: Module) -> None:

@@ -1,4 +1,4 @@
-"""Memory of the emulated device: the allocator, page-locked memory, copies, what the host may not do."""
+"""Memory of the emulated device: the allocator, page-locked memory, copies, and accesses that the host may not make."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The file of launches that the environment asks for."""
+"""The file of launch times that ``ORT_CUDA_PLUGIN_EMULATE_PROFILE`` asks for."""
 
 from __future__ import annotations
 

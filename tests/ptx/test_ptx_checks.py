@@ -1,4 +1,4 @@
-"""The checking mode of PTX: misaligned accesses, races in a block and between blocks, unwritten local memory, masks."""
+"""The checking mode for PTX: misaligned accesses, races in and between blocks, unwritten local memory, wrong masks."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from ort_cuda_plugin import emulator
 
 HEAD = ".version 8.0\n.target sm_80\n.address_size 64\n.shared .align 16 .b8 tile[1024];\n"
 OTHER = "xor.b32 %o, %t, {}; shl.b32 %o, %o, 2; add.u32 %o, %o, %s; ld.shared.u32 %r, [%o]; st.global.u32 [%y], %r;"
-"""Reads the word of the thread whose number differs by a mask."""
+"""Copies the shared word of thread ``%t ^ {}`` to y."""
 USED = "st.global.u32 [%y], %r;"
 MINE = "st.shared.u32 [%m], %t;"
 MASKED = "and.b32 %q, %t, 31; setp.ne.u32 %p, %q, 0; selp.u32 %q, -1, 0xfffffffe, %p;"
-"""Sets %q to a mask of all lanes, but in lane 0 to a mask without it."""
+"""Sets %q to the mask of all lanes; in lane 0, to the mask of all lanes but lane 0."""
 SHIFTED = "mov.u32 %w, %ctaid.x; shl.b32 %q, %w, 7; cvt.u64.u32 %a, %q; add.u64 %a, %y, %a;"
-"""Sets %a to the address of a word of this thread and block, %w to the block."""
+"""Sets %w to the number of the block, and %a to the address of the word of this thread and block in y."""
 OWN = SHIFTED + "st.global.u32 [%a], %t;"
 TICKET = "atom.global.add.u32 %r, [%x], 1;"
 LAST = "setp.eq.u32 %p, %w, 0; @%p ret; ld.global.u32 %r, [%y]; st.global.u32 [%a], %r;"
-"""The block 1 reads a word that the block 0 has written."""
+"""Ends block 0; the other blocks read words that block 0 has written."""
 LOCAL = ".local .align 8 .b8 own[16];"
 LOCK = (
     "setp.eq.u32 %p, %t, 0; @%p st.shared.v2.u32 [%s], {{0, 0}}; bar.sync 0;"
@@ -30,7 +30,10 @@ FROM = "cvt.u64.u32 %a, %m; cp.async.ca.shared.global [%m], [%x], 4;"
 
 
 def run(body: str, threads: int = 64, blocks: int = 1) -> None:
-    """Run a kernel: %t is the thread, %s the address of a tile, %m of the thread's word there, %x and %y its words."""
+    """Run a kernel with these registers: %t number of the thread, %w of its warp, %s address of a shared tile.
+
+    %m is the address of the thread's word in the tile; %x and %y are the addresses of its words in the arrays.
+    """
     module = emulator.load(
         f"{HEAD}.visible .entry k(.param .u64 x, .param .u64 y) {{\n"
         ".reg .b64 %x, %y, %a; .reg .b32 %t, %s, %m, %o, %r, %w, %q; .reg .pred %p; .reg .b16 %h;\n"

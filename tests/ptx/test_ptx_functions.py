@@ -1,4 +1,4 @@
-"""PTX that calls: functions by address, printf, exit in a function; and arithmetic with directed rounding."""
+"""PTX with calls (through function pointers, printf, exit in a function), and arithmetic with directed rounding."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_printf_writes_to_standard_output(capfd: pytest.CaptureFixture[str]) -> 
 
 
 def rounded(exact: Fraction, mode: str) -> float:
-    """The double next to an exact value: toward 0 (rz), down (rm) or up (rp)."""
+    """Round an exact value to a double: toward 0 (rz), down (rm) or up (rp)."""
     near = float(exact)
     down = near if Fraction(near) <= exact else nextafter(near, -np.inf)
     up = near if Fraction(near) >= exact else nextafter(near, np.inf)
@@ -103,7 +103,7 @@ def test_doubles_round_in_each_direction(mode: str) -> None:
         p, q = Fraction(c), Fraction(abs(b))
         exact = [p + q, p - q, p * q, p * q + p, p / q, 1 / q]
         np.testing.assert_array_equal(x[4:10], [rounded(each, mode) for each in exact])
-        root = Fraction(isqrt(int(q * 2**400)), 2**200)  # below the root by less than any double's spacing
+        root = Fraction(isqrt(int(q * 2**400)), 2**200)  # rounded down, by far less than the spacing of doubles
         assert x[10] == rounded(root + Fraction(1, 2**201), mode)
 
 

@@ -25,7 +25,7 @@ def test_instructions_compute_what_the_isa_says(cases: Sequence[Case], floats: b
                 try:
                     expected = case.reference(a, b, c)
                 except (OverflowError, ValueError, ZeroDivisionError):
-                    continue  # a case of doubles with infinities or zeros, which Python's numbers refuse
+                    continue  # Python raises for some infinities and zeros for which the ISA defines a result
                 got = masked(int(out[thread, number]), case.result or case.bits)
                 same = equal(case, got, expected) if floats else got == expected
                 assert same, f"thread {thread}: {a:#x}, {b:#x}, {c:#x} -> {got:#x}, expected {expected:#x}"

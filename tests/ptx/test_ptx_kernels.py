@@ -1,4 +1,4 @@
-"""PTX on the emulated device: memory, control flow, and what the threads of a block do together."""
+"""PTX on the emulated device: memory, control flow, barriers, warp operations, tensor cores, and errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HEAD = ".version 8.0\n.target sm_80\n.address_size 64\n"
 
 
 def kernel(body: str, registers: str = "", before: str = "") -> emulator.PtxModule:
-    """A module with a kernel ``k`` of two arrays, whose addresses are %x and %y; %t is the thread's number."""
+    """Return a module with a kernel ``k`` of two arrays: %x and %y hold their addresses, %t the thread's number."""
     return emulator.load(
         f"{HEAD}{before}\n.visible .entry k(.param .u64 x, .param .u64 y) {{\n"
         f".reg .b64 %x, %y, %a, %b; .reg .b32 %t, %r<16>; .reg .f32 %f<16>; .reg .pred %p<4>; {registers}\n"
@@ -137,15 +137,15 @@ def test_functions_loops_and_tables_of_branches() -> None:
 
 
 def test_tensor_cores_multiply_what_ldmatrix_loads() -> None:
-    """C = A B, A [16, 16] and B [8, 16] transposed, both in shared memory as rows of halves."""
+    """A [16, 16] and B [8, 16] are in shared memory as rows of float16; the kernel computes A B^T, [16, 8]."""
     module = kernel(
         "mul.wide.u32 %a, %t, 16; add.u64 %b, %x, %a; mov.u32 %r1, tile; shl.b32 %r2, %t, 4; add.u32 %r2, %r1, %r2;"
         "cp.async.cg.shared.global [%r2], [%b], 16; add.u64 %b, %b, 512; add.u32 %r2, %r2, 512;"
         "setp.lt.u32 %p1, %t, 16; @%p1 cp.async.cg.shared.global [%r2], [%b], 16; cp.async.wait_all; bar.warp.sync -1;"
-        # Rows 0 to 15 of A, first the left 8 columns, then the right ones.
+        # Lanes 0 to 15 give ldmatrix the addresses of A's rows, lanes 16 to 31 those of columns 8 to 15 of the rows.
         "and.b32 %r3, %t, 15; shl.b32 %r3, %r3, 5; shr.u32 %r4, %t, 4; shl.b32 %r4, %r4, 4; add.u32 %r3, %r3, %r4;"
         "add.u32 %r3, %r1, %r3; ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r5, %r6, %r7, %r8}, [%r3];"
-        # B: the word of column t / 4 and rows 2 (t % 4), and that 8 rows on.
+        # Fragment of B: elements k = 2 (t % 4) and k + 1 of column t / 4, and those at k + 8 and k + 9.
         "shr.u32 %r9, %t, 2; shl.b32 %r9, %r9, 5; and.b32 %r10, %t, 3; shl.b32 %r10, %r10, 2; add.u32 %r9, %r9, %r10;"
         "add.u32 %r9, %r1, %r9; ld.shared.b32 %r11, [%r9+512]; ld.shared.b32 %r12, [%r9+528];"
         "mov.f32 %f1, 0f00000000; mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%f2, %f3, %f4, %f5},"

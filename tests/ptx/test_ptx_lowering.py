@@ -57,7 +57,7 @@ CASES: dict[str, tuple[list[onnx.NodeProto], Arrays, Arrays]] = {
     "scan": ([node("CumSum", ["x", "axis"], ["y"])], {"x": np.round(array(5, 700) * 8)}, {"axis": np.array(1)}),
     "top": ([node("TopK", ["x", "k"], ["y", "i"], axis=1)], {"x": array(4, 200)}, {"k": np.array([7])}),
 }
-"""By name: nodes, inputs and constants of a model with the output y, of the type of x."""
+"""Models by name: nodes, inputs and constants. The output y has the element type of x."""
 
 
 @pytest.fixture(params=["sm_80", "sm_90", "sm_120"])
@@ -78,7 +78,7 @@ def test_results_are_those_of_the_cpu_provider(lowering: str, case: str) -> None
 
 
 def test_a_search_over_a_power_of_two_ends(lowering: str) -> None:
-    """libdevice's log2 of 8 is just below 3; the C library's, which kernels from IR call, is exact."""
+    """Kernels from PTX use libdevice's log2, which is just below 3 for 8; kernels from LLVM IR call an exact log2."""
     draw = node("Multinomial", ["x"], ["y"], sample_size=160, dtype=TensorProto.INT64, seed=3.0)
     inputs = {"x": np.zeros((1, 8), np.float32)}
     session = ort_cuda_plugin.session(model([draw], inputs, {}, TensorProto.INT64), emulate=True)

@@ -1,4 +1,4 @@
-"""PTX on the emulated device: products of matrices in each form, and matrices that lanes load and store together."""
+"""PTX on the emulated device: mma in all shapes and types, ldmatrix and stmatrix."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BITS = {"f16": 16, "bf16": 16, "tf32": 32, "s8": 8, "u8": 8, "e4m3": 8, "e5m2": 
 
 
 def codes(rng: np.random.Generator, kind: str, shape: tuple[int, int]) -> npt.NDArray[np.uint64]:
-    """Return random elements as the bits of their type."""
+    """Return the bit patterns of random elements of a type."""
     numbers = rng.standard_normal(shape)
     if kind == "f64":
         return numbers.view(np.uint64)
@@ -29,7 +29,7 @@ def codes(rng: np.random.Generator, kind: str, shape: tuple[int, int]) -> npt.ND
 
 
 def numbers(kind: str, bits: npt.NDArray[np.uint64]) -> npt.NDArray[Any]:
-    """Return the numbers that the bits of a type mean."""
+    """Return the values of bit patterns of a type."""
     if kind == "f64":
         return bits.view(np.float64)
     if kind == "tf32":
@@ -46,9 +46,10 @@ def numbers(kind: str, bits: npt.NDArray[np.uint64]) -> npt.NDArray[Any]:
 
 
 def registers(bits: npt.NDArray[np.uint64], kind: str, halves: int) -> npt.NDArray[np.uint32]:
-    """Distribute the rows of a, or the columns of b, to the lanes: 32-bit words of [lane, register].
+    """Return the mma fragments of the rows of a, or of the columns of b: 32-bit words of [lane, register].
 
-    Lane 4 g + t has of register i of a row g + 8 (i % 2), and of each quarter of a block of k its t-th.
+    A register holds ``parts`` elements along k; a pair of registers holds a float64. Register i of lane 4 g + t holds
+    row g + 8 (i % halves), from k = parts (4 (i // halves) + t) on.
     """
     width = BITS[kind]
     parts = max(1, 32 // width)

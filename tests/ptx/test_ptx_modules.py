@@ -1,4 +1,4 @@
-"""Modules of PTX as the driver loads them: text, fatbins, several modules linked, variables that kernels share."""
+"""PTX modules as the driver loads them: text, fatbins, linked modules, and variables that kernels of a module share."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def words(*values: int) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
 
 
 def fatbin(*entries: tuple[int, int, bytes, int, int]) -> bytes:
-    """A fatbin with entries: kind, architecture, payload, flags, uncompressed bytes."""
+    """Return a fatbin. Each entry: kind (1 PTX, 2 cubin), architecture, payload, flags, uncompressed bytes."""
     body = b""
     for kind, arch, payload, flags, size in entries:
         padded = payload + bytes(-len(payload) % 8)
@@ -61,7 +61,7 @@ def fatbin(*entries: tuple[int, int, bytes, int, int]) -> bytes:
 
 
 def lz4(data: bytes) -> bytes:
-    """A block of LZ4 without matches, but for a run of spaces at the end."""
+    """Return an LZ4 block: the data and a space as literals, then one match that repeats the space 300 times."""
 
     def lengths(size: int) -> bytes:
         return b"" if size < 15 else b"\xff" * ((size - 15) // 255) + bytes([(size - 15) % 255])

@@ -1,4 +1,4 @@
-"""Faults in PTX show as findings or wrong results."""
+"""Mutation tests: the checking mode reports faults that are put into PTX kernels, or their results are wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PTX on the emulated device: barriers with numbers, lanes that match and reduce, and updates of halves."""
+"""PTX on the emulated device: named barriers, mbarriers, match and redux in a warp, float16 atomics, assert, clocks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ HEAD = ".version 8.6\n.target sm_90\n.address_size 64\n"
 def run(
     body: str, threads: int, words: int, before: str = "", x: npt.NDArray[np.uint32] | None = None
 ) -> npt.NDArray[np.uint32]:
-    """Run a kernel in which each thread has %t, the array %x, and %y, the address of its ``words`` results."""
+    """Run a kernel, and return each thread's ``words`` results.
+
+    Registers: %t number of the thread, %w of its warp; %x address of the array ``x``, %y of the thread's results.
+    """
     module = emulator.load(
         f"{HEAD}{before}\n.visible .entry k(.param .u64 x, .param .u64 y) {{\n"
         ".reg .b64 %x, %y, %a, %b; .reg .b32 %t, %w, %r<16>; .reg .b16 %h<8>; .reg .pred %p<4>;\n"

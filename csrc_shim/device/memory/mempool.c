@@ -42,7 +42,7 @@ bool ocp_mempool_is_wanted(const ocp_mempool *mempool) {
   return atomic_load_explicit(&mempool->wanted, memory_order_relaxed);
 }
 
-/* ---- the driver's pool ---- */
+/* ---- the driver's memory pool ---- */
 
 /* Returns the driver's result, and fills the error unless the result is CUDA_SUCCESS. */
 static CUresult check(ocp_device *device, CUresult result, const char *what, ocp_error *error) {

@@ -78,7 +78,7 @@ static uint16_t half_of(float value) {
     return sign | 0x7c00;
   int power;
   frexpf(size, &power);
-  int unit = (power < -13 ? -13 : power) - 11; /* exponent of the last bit */
+  int unit = (power < -13 ? -13 : power) - 11; /* exponent of the last bit's value */
   uint32_t steps = (uint32_t)nearbyintf(ldexpf(size, -unit));
   return (uint16_t)(sign | (size == 0 ? 0 : (uint32_t)((unit + 24) << 10) + steps));
 }

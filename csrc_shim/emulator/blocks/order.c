@@ -59,10 +59,9 @@ struct emu_races {
   uint32_t doubtful_bytes, doubtful_offset, doubtful_other;
   ocp_emu_thread *doubtful;
   uint8_t before[16];
-  uint32_t released[EMU_MAX_THREADS],
-      acquired[EMU_MAX_THREADS];    /* the counter at each thread's last release, acquire */
-  uint32_t groups[EMU_MAX_THREADS]; /* cp.async groups that each thread has closed */
-  uint32_t first[EMU_MAX_THREADS];  /* head of each thread's list of copies: index in `copies` + 1; 0: empty */
+  uint32_t released[EMU_MAX_THREADS], acquired[EMU_MAX_THREADS]; /* `now` at each thread's last release, acquire */
+  uint32_t groups[EMU_MAX_THREADS];                              /* cp.async groups that each thread has closed */
+  uint32_t first[EMU_MAX_THREADS]; /* head of each thread's list of copies: index in `copies` + 1; 0: empty */
   uint32_t num_copies, free_copy;
   pending_copy *copies;
   size_t room;

@@ -2,7 +2,7 @@
  *
  * A capture begins in one stream. Another stream joins the capture by waiting for an event recorded in it; before the
  * capture ends, the first stream must wait for the work of the streams that joined. A call that CUDA forbids during a
- * capture fails with CUDA's code and invalidates the capture. */
+ * capture fails with the error code that CUDA returns, and invalidates the capture. */
 #include "emulator/work/capture.h"
 
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-"""A kernel of the CuTe DSL: CUTE_DSL_KEEP_PTX=1 CUTE_DSL_ARCH=sm_80 python cute_kernels.py writes its PTX."""
+"""A CuTe DSL kernel. ``CUTE_DSL_KEEP_PTX=1 CUTE_DSL_ARCH=sm_80 python cute_kernels.py`` writes its PTX."""
 
 # mypy: ignore-errors
 

@@ -1,4 +1,4 @@
-"""Kernels in Triton; tests/harness/foreign_kernels.py has what each computes."""
+"""Triton kernels; tests/harness/foreign_kernels.py launches them and compares with NumPy."""
 
 # mypy: ignore-errors
 
