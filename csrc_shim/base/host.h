@@ -11,8 +11,7 @@
 typedef enum ocp_identity { OCP_IDENTITY_OWN, OCP_IDENTITY_CUDA, OCP_NUM_IDENTITIES } ocp_identity;
 extern const char *const ocp_ep_names[OCP_NUM_IDENTITIES];
 
-/* ORT's function tables. Creating an OrtEpFactory sets these and the variables below, before ORT calls anything else.
- */
+/* ORT's function tables. Creating an OrtEpFactory sets them and the variables below before ORT calls anything else. */
 extern const OrtApi *ocp_api;
 extern const OrtEpApi *ocp_ep_api;
 /* The API version that the plugin uses, and writes into the member ort_version_supported of each struct that it gives

@@ -29,7 +29,7 @@ void ocp_stream_waits(ocp_stream *stream, uint64_t id, uint64_t up_to);
  * that id. */
 bool ocp_stream_comes_after(const ocp_stream *stream, uint64_t id, uint64_t up_to);
 
-/* ---- under the pool's lock ---- */
+/* ---- called with the pool's lock held ---- */
 /* Records that work was enqueued on the stream. */
 void ocp_pool_advance(ocp_pool *pool, ocp_stream *stream);
 /* Whether work enqueued on `taker` from now on runs after all work up to sequence number `up_to` of the stream with

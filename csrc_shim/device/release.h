@@ -15,8 +15,8 @@ typedef enum ocp_freed {
 /* Returns what the result of a call that frees memory (`call`: its name) means for the memory. Logs a failure that
  * leaves this unknown, once for each name. */
 ocp_freed ocp_device_freed(ocp_device *device, CUresult result, const char *call);
-/* Logs the failure of a call that releases something other than memory, such as an event, once for each name. Logs
- * nothing for a lost device, whose resources are gone. */
+/* Logs the failure of a call that releases something, such as an event, once for each name. Logs nothing for a lost
+ * device, whose resources are gone. For calls that free memory, use ocp_device_freed, which calls this function. */
 void ocp_device_released(ocp_device *device, CUresult result, const char *call);
 
 #endif

@@ -41,7 +41,7 @@ void ocp_run_memory_forget_held(ocp_run_memory *memory);
 /* ---- for code that hands out memory ---- */
 /* Whether the calling thread's Run is watched (see above) and is in a stream capture. */
 bool ocp_run_memory_is_captured(void);
-/* Whether, besides, the capture is the application's. */
+/* Whether the calling thread's Run is watched and is in a stream capture of the application. */
 bool ocp_run_memory_is_foreign(void);
 /* Returns the address of a block of at least `bytes` that the calling thread's watched Run has freed, and marks it as
  * in use; 0: none. */

@@ -232,8 +232,7 @@ int ocp_stream_synchronize(ocp_stream *stream, ocp_error *error) {
 bool ocp_stream_is_captured(const ocp_stream *stream) {
   int status = CU_STREAM_CAPTURE_STATUS_NONE;
   const CUresult result = stream->device->driver->StreamIsCapturing(stream->handle, &status);
-  /* The driver refuses the query of the default stream while a stream that synchronises with that stream is captured.
-   */
+  /* While a blocking stream is being captured, the driver refuses to query the legacy default stream. */
   return result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT ||
          (result == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE);
 }

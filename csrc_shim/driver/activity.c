@@ -19,13 +19,13 @@ typedef struct entered {
   struct {
     uint64_t key;
     ocp_left_event event;
-    bool is_traced; /* true: pushed to the tracer */
+    bool is_traced; /* true: pushed to the tracer, so its end must pop it */
   } events[MAX_DEPTH];
 } entered;
 
 typedef struct thread_state {
   uint64_t source;
-  bool is_traced; /* true: the source is pushed to the tracer */
+  bool is_traced; /* true: the source is pushed to the tracer, and must be popped */
   bool is_noting;
   ocp_graph_sources noted;
   int32_t number;

@@ -16,7 +16,7 @@ typedef struct emu_heap {
   uint64_t base;     /* first address handed out */
   ptrdiff_t alias;   /* add it to an address to get the host pointer of its bytes */
   uint64_t bytes;    /* length of the address range, a multiple of EMU_GRANULE */
-  uint64_t capacity; /* maximum bytes of live blocks */
+  uint64_t capacity; /* maximum bytes of live (allocated) blocks */
   uint64_t used;     /* bytes of live blocks, rounded to granules */
   uint32_t redzone;  /* bytes that stay unallocated behind each block */
   emu_heap_block *blocks;

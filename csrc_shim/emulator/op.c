@@ -1,4 +1,4 @@
-/* Makes the operation of a kernel launch. */
+/* Makes the operation (op.h) for a kernel launch. */
 #include "emulator/op.h"
 
 #include <string.h>

@@ -14,8 +14,6 @@ size_t ocp_arena_round(size_t bytes, size_t redzone) {
   return ((bytes ? bytes : 1) + redzone + alignment - 1) / alignment * alignment;
 }
 
-/* ---- bins (size classes): one for each size below 8 units of 256 bytes, then eight for each power of two ---- */
-
 static void count_allocation(ocp_memory_stats *stats, size_t size) {
   const int64_t bytes = (int64_t)size;
   stats->num_allocs++;
@@ -25,6 +23,8 @@ static void count_allocation(ocp_memory_stats *stats, size_t size) {
   if (bytes > stats->max_alloc_size)
     stats->max_alloc_size = bytes;
 }
+
+/* ---- bins (size classes): one for each size below 8 units of 256 bytes, then eight for each power of two ---- */
 
 static unsigned bin_of(size_t size) {
   const uint64_t units = size / OCP_ARENA_ALIGNMENT;

@@ -8,7 +8,7 @@
 #include "device/release.h"
 
 struct ocp_mempool {
-  pthread_mutex_t lock; /* held during driver calls */
+  pthread_mutex_t lock; /* unlike the pool's lock, held during driver calls */
   atomic_bool wanted;
   int64_t keep_bytes;
   uint64_t release_threshold;

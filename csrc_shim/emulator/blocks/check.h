@@ -10,7 +10,8 @@
 /* Called before a block: fills its shared memory with NaN bytes and marks it as not written. False: out of host
  * memory. */
 bool emu_check_block(emu_cpu *cpu);
-/* Returns the result of a finished launch: an error, with the text of the latest finding, if the launch had one. */
+/* Returns the result of a finished launch. If the launch had findings, the result is an error with the text of the
+ * latest finding. */
 CUresult emu_check_launched(emu_launch *launch);
 /* Reports that some threads of the block wait for others that never arrive. */
 void emu_check_divergence(emu_cpu *cpu);

@@ -1,4 +1,4 @@
-/* The counting mode: records the memory accesses that the performance model needs, of kernels compiled for it. */
+/* The counting mode, for kernels compiled for it: records the memory accesses that the performance model needs. */
 #include "emulator/blocks/count.h"
 
 #include <stdatomic.h>

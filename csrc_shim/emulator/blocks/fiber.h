@@ -9,7 +9,7 @@
 #include "emulator/kernel.h"
 
 /* The emu_cpu whose fibers the calling host thread runs. A switch of fibers is a chain of dependent loads; this
- * variable makes the chain half as long as a pointer in the fiber would. "initial-exec" has a price: glibc reserves
+ * variable halves the chain, compared with a pointer in the fiber. "initial-exec" has a price: glibc reserves
  * about 1.5 KB of thread-local storage for all libraries that dlopen loads, so this library must have few thread-local
  * variables. */
 extern _Thread_local __attribute__((tls_model("initial-exec"))) emu_cpu *emu_running;

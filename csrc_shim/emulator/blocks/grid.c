@@ -234,8 +234,8 @@ static CUresult run_grid(emu_launch *launch, struct CUfunc_st *function) {
   return emu_check_launched(launch);
 }
 
-/* Translates a pointer parameter: a device address becomes the host address of its bytes; the address of page-locked
- * memory stays. Any other address is an error. */
+/* Copies the parameters of the launch to `values`, and translates pointers: a device address becomes the host address
+ * of its bytes; the address of page-locked memory stays; any other address is an error. */
 static CUresult translate(const emu_op *op, uint64_t *values, const void **pointers) {
   const ocp_emu_kernel_meta *meta = op->kernel.function->meta;
   for (uint32_t i = 0; i < op->num_params; i++) {

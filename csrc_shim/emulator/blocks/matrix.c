@@ -1,4 +1,4 @@
-/* mma, ldmatrix and stmatrix of a warp (PTX ISA 9.7.14). mma has the shapes with n = 8: lane 4 g + t holds elements of
+/* mma, ldmatrix and stmatrix of a warp (PTX ISA 9.7.14). The mma shapes have n = 8: lane 4 g + t holds elements of
  * row g (or g + 8) of a, elements of column g of b, and columns 2 t and 2 t + 1 of row g (or g + 8) of the
  * accumulators. The products are added to the accumulator in ascending order of k, as float32, float64 or 64-bit
  * integers; the sum is converted to the type of the accumulator at the end. */

@@ -1,5 +1,4 @@
-/* The warp operations that kernels call: barriers of a mask, shuffles, votes, matches, reductions, and matrix
- * operations. */
+/* The warp operations that kernels call: bar.warp.sync, shuffles, votes, matches, reductions, and matrix operations. */
 #include "emulator/blocks/warp.h"
 
 #include "emulator/blocks/check.h"

@@ -1,4 +1,4 @@
-/* Loads ELF objects of the compile pipeline as modules; the other members of the driver table for modules. */
+/* Loads ELF objects of the compile pipeline as modules, unloads modules, and looks up their kernels. */
 #ifndef OCP_EMULATOR_CALLS_LOADER_H
 #define OCP_EMULATOR_CALLS_LOADER_H
 

@@ -1,4 +1,4 @@
-/* Graphs: nodes with their dependencies, captured or added one by one. */
+/* CUDA graphs (CUgraph) of the emulated driver: nodes with their dependencies, captured or added one by one. */
 #include "emulator/work/graph.h"
 
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* Graphs: nodes with their dependencies. */
+/* CUDA graphs (CUgraph) of the emulated driver: nodes with their dependencies. */
 #ifndef OCP_EMULATOR_WORK_GRAPH_H
 #define OCP_EMULATOR_WORK_GRAPH_H
 

@@ -24,8 +24,8 @@ struct CUgraphExec_st {
   pthread_mutex_t lock;  /* guards the snapshot */
   uint64_t identity;     /* unique number of the graph from which it was made */
   emu_device *device;
-  pthread_mutex_t running;           /* inline: held while a launch runs */
-  uint64_t num_queued, num_finished; /* adversarial: launches queued and run so far; guarded by emu_order */
+  pthread_mutex_t running;           /* inline mode: held while a launch runs */
+  uint64_t num_queued, num_finished; /* adversarial mode: launches queued and run so far; guarded by emu_order */
   emu_snapshot *snapshot;
   uint32_t count;
   struct {

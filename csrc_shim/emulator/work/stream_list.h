@@ -16,7 +16,7 @@ void emu_streams_lock(void);
 void emu_streams_unlock(void);
 /* Takes the stream from the list and frees it. */
 void emu_stream_free(CUstream stream);
-/* Checks at the start of calls on a stream; replaces *stream by emu_stream_of. */
+/* Makes the checks of emu_enter for a call on a stream, and replaces the handle *stream by emu_stream_of. */
 CUresult emu_enter_stream(CUstream *stream);
 /* Makes an illegal address or a launch failure the device's sticky error, unless it has one. */
 void emu_note_error(emu_device *device, CUresult result);
