@@ -1,4 +1,4 @@
-// Kernels with block primitives of CUB; tests/harness/foreign_kernels.py has what each computes.
+// Kernels with block primitives of CUB; tests/harness/foreign_kernels.py says what each computes.
 #include <cub/block/block_reduce.cuh>
 #include <cub/block/block_scan.cuh>
 #include <cub/block/block_radix_sort.cuh>

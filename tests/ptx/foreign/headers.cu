@@ -1,4 +1,4 @@
-// Kernels with types and groups of CUDA's headers; tests/harness/foreign_kernels.py has what each computes.
+// Kernels with types and groups of CUDA's headers; tests/harness/foreign_kernels.py says what each computes.
 #include <cuda_fp16.h>
 #include <cuda_bf16.h>
 #include <cuda_fp8.h>

@@ -1,4 +1,4 @@
-// Kernels of CUDA C++ for the emulated device; tests/harness/foreign_kernels.py has what each computes.
+// Kernels of CUDA C++ for the emulated device; tests/harness/foreign_kernels.py says what each computes.
 extern "C" __global__ void reverse_in_shared(const float* x, float* y, int n) {
   extern __shared__ float tile[];
   int base = blockIdx.x * blockDim.x, i = base + threadIdx.x;
