@@ -7,10 +7,10 @@
  *     GetSupportedDevices, CreateEp   (factory.c) -> Python, which fills an ocp_ep_config
  *     GetCapability, Compile          -> Python; each fused node gets an OrtNodeComputeInfo (compute.c)
  *     CreateSyncStreamForDevice       the thread's stream, the session's, or a new one (stream.c)
- *     OnRunStart                      a turn on the stream, or the start of a capture (capture.c)
+ *     OnRunStart                      takes a turn on the stream, or starts a capture (capture.c)
  *       Compute                       (compute.c) -> run/executor.c; ORT's allocators give the outputs (allocator.c)
- *       Memcpy kernels, CopyTensors   (kernels.c, memory.c) where a CPU node and a node of ours meet
- *     OnRunEnd                        the end of the turn, or of the capture
+ *       Memcpy kernels, CopyTensors   (kernels.c, memory.c) between a CPU node and a node of the plugin
+ *     OnRunEnd                        ends the turn or the capture
  *     ReplayGraph                     instead of OnRunStart to OnRunEnd, once the Run is captured
  *     CreateProfiler                  for a profile of the session or of a Run (profiler.h)
  *     ReleaseEp                       (factory.c) clusters are released by Python
@@ -128,9 +128,9 @@ static OrtStatus *get_kernel_registry(OrtEp *ep, const OrtKernelRegistry **regis
   return ocp_status(&error);
 }
 
-/* Always answers true: Runs that must not overlap take turns on their stream. For false, ORT would hold a lock of the
- * session during a Run. Python threads ask for that lock while they hold the GIL, and a Run may need the GIL: a
- * deadlock. */
+/* Always answers true: Runs that must not overlap take turns on their stream (ocp_stream_take_turn). If the answer were
+ * false, ORT would hold a lock of the session during each Run. Python threads ask for that lock while they hold the
+ * GIL, and a Run may need the GIL: a deadlock. */
 static OrtStatus *is_concurrent_run_supported(OrtEp *ep, bool *is_supported) {
   (void)ep;
   *is_supported = true;
@@ -178,7 +178,8 @@ static OrtStatus *annotation_id(const OrtRunOptions *options, int *id) {
   return NULL;
 }
 
-/* Starts a Run. A lost device or a forked child is reported here, because a failing allocation could give no reason. */
+/* Starts a Run. Reports a lost device or a forked child here, because the Run's failing allocations could not report a
+ * reason. */
 static OrtStatus *on_run_start(OrtEp *ep, const OrtRunOptions *options) {
   ocp_error error;
   ocp_capture_forget_run();

@@ -7,7 +7,7 @@
 
 /* Creates an EP; NULL: out of memory. */
 OrtEp *ocp_ep_create(const ocp_ep_config *config, ocp_identity identity);
-/* Destroys everything that refers to clusters; called before Python releases the clusters. */
+/* Destroys the EP's CUDA graphs and the memory that they use; called before Python releases the clusters. */
 void ocp_ep_close(OrtEp *ep);
 void ocp_ep_release(OrtEp *ep);
 

@@ -57,7 +57,8 @@ static const char *get_version(const OrtEpFactory *factory) {
   return OCP_VERSION;
 }
 
-/* Whether the library is still registered; false with the error. ORT frees its device objects at unregistration. */
+/* Returns whether the library is still registered; false with the error. ORT frees its OrtHardwareDevices at
+ * unregistration, so they must not be used afterwards. */
 static bool is_registered(const OrtEpFactory *factory, ocp_error *error) {
   const bool registered = !atomic_load(&((const ocp_factory *)factory)->unregistered);
   if (!registered)

@@ -91,7 +91,8 @@ static int make_ep_device(OrtEpFactory *factory, const ocp_device_info *info, co
   ocp_api->CreateKeyValuePairs(&options);
   for (int i = 0; i < OCP_DEVICE_METADATA; i++)
     ocp_api->AddKeyValuePair(metadata, entries[i].key, entries[i].value);
-  /* Without device_id, ORT would compare a session's device_id with the PCI model. */
+  /* If the EP device had no device_id option, ORT would compare a session's device_id with the PCI device id of the
+   * GPU. */
   snprintf(ordinal, sizeof ordinal, "%d", info->ordinal);
   ocp_api->AddKeyValuePair(options, "device_id", ordinal);
   check(error, ocp_ep_api->CreateEpDevice(factory, hardware, metadata, options, out));

@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "plan/plan.h"
 
-/* Whether the plan is consistent; false with the error. Its arrays and segment views are set. */
+/* Whether the plan is consistent; false with the error. The plan's arrays and segment views must be set. */
 bool ocp_plan_check(const ocp_plan *plan, ocp_error *error);
 /* Sets the error "invalid plan: ..." and returns false. */
 bool ocp_plan_reject(ocp_error *error, const char *format, ...) __attribute__((format(printf, 2, 3)));

@@ -6,8 +6,8 @@
  * a blob is the header followed by the arrays in the order of the header's counts, each array 8-byte aligned.
  *
  * Sizes, strides, offsets and grids are registers: int64 values. Registers 0.. hold, in this order, the dimensions of
- * all inputs (input by input), then the host values of all host inputs (see below); expressions in single-assignment
- * order fill the rest.
+ * all inputs (input by input), then the host values of all host inputs (see below); read-backs and expressions fill
+ * the rest, each register once.
  *
  * A plan is a list of segments. A segment reads back the values it needs from the device (after synchronising the
  * stream), evaluates its expressions, checks its assertions, allocates its outputs and its slab, and enqueues its

@@ -8,7 +8,7 @@
  *   its first use, by an input, an expression or a read-back of the segment that uses it or of an earlier one.
  * - Guards depend on dimensions of inputs and on host values alone.
  * - Records, outputs, buffers and expressions of a segment follow each other (ocp_segment_view).
- * - The record of a pair of in_place is the last that reads the input and the first that names the output.
+ * - For each pair of in_place, one record is the last that reads the input and the first that names the output.
  *
  * When a plan is added to a cluster, the cluster checks that the plan's kernels, weights and problems exist. */
 #include "plan/load.h"
@@ -198,8 +198,8 @@ static void find_buffer_ends(ocp_plan *p) {
       p->views[p->buffers[i].segment].keeps_slab = true;
 }
 
-/* Finds the expressions that guards depend on, by a walk back from the guards; `needed` has one entry per register,
- * all false. */
+/* Finds the expressions that guards depend on, backwards from the guards. `needed` has one entry per register, all
+ * false. */
 static void find_guard_exprs(ocp_plan *p, bool *needed) {
   for (uint32_t i = 0; i < p->header.num_guards; i++)
     needed[p->guards[i]] = true;
@@ -267,7 +267,8 @@ static void find_order(ocp_plan *p) {
   }
 }
 
-/* Checks that the pairs are in order, and that one record alone both reads the input and writes the output. */
+/* Checks that the pairs are in order, and that for each pair one record is the last that reads the input and the first
+ * that names the output. */
 static bool check_in_place(const ocp_plan *p, ocp_error *error) {
   for (uint32_t i = 0; i < p->header.num_in_place; i++) {
     const ocp_plan_in_place *pair = &p->in_place[i], *before = i ? pair - 1 : NULL;

@@ -8,7 +8,7 @@
 
 typedef struct ocp_slab_item {
   uint64_t bytes;       /* at most 2^62 */
-  uint32_t first, last; /* alive from step first to step last, both inclusive */
+  uint32_t first, last; /* alive from step first to step last, both inclusive; a step is the index of a record */
   uint64_t offset;      /* set by ocp_slab_pack; a multiple of OCP_SLAB_ALIGNMENT */
 } ocp_slab_item;
 

@@ -15,7 +15,7 @@
 
 static ocp_python python;
 
-/* Reads a stored plan of a vendor library; 0 on failure: the library then makes the plan. */
+/* Reads a vendor library's execution plan from the store; 0 on failure: the library then makes the plan. */
 static uint64_t load_plan(const char *key, char *data, uint64_t capacity) {
   ocp_error ignored = {0};
   uint64_t bytes = 0;

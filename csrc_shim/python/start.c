@@ -1,6 +1,6 @@
 /* Finds Python and loads the package into it.
  *
- * A Python process has an interpreter. In another process the library starts the interpreter of the environment in
+ * A Python process has an interpreter already. Elsewhere the library starts the interpreter of the environment in
  * which it is installed, else the one that ORT_CUDA_PLUGIN_PYTHON names. All functions are looked up by name at run
  * time: the library is linked to no libpython, and works with every Python from 3.11 on. */
 #define _GNU_SOURCE
@@ -85,8 +85,9 @@ _Static_assert(sizeof(python_api) == NUM_NAMES * sizeof(void *), "one name per m
 
 /* Loads the package that contains the library, by path, so that no other copy of the package is imported. A library
  * that was copied out of its package loads the installed package. If this file started Python (`started`), Python does
- * not search the user's site-packages; if the package lies there, that folder is added, since the dependencies lie
- * there too. As in a Python with this folder, it comes before the system's packages, which can be of other versions. */
+ * not search the user's site-packages. If the package is installed there, its dependencies are there too, so the script
+ * adds that folder to sys.path. As in a Python that searches it, the folder comes before the system's packages, whose
+ * versions can differ. */
 static const char bootstrap[] =
     "try:\n"
     "    import sys, os\n"

@@ -47,7 +47,7 @@ typedef struct ocp_ep_config {
   uint32_t capture_warm_runs;         /* warm Runs before ORT captures one; 0: captures are off */
   const char *const
       *channels_last; /* operators that ORT converts to NHWC, NULL-terminated; NULL: none. Python owns it */
-  int64_t operators;  /* Python's number of the set of custom operators that have kernels; 0: none */
+  int64_t operators;  /* Python's handle of the set of custom operators that have kernels; 0: none */
 } ocp_ep_config;
 
 /* The cluster that one node of ORT's graph calls, and the node's inputs and outputs. */
@@ -74,8 +74,8 @@ typedef struct ocp_custom_op_spec {
   const ocp_custom_port *ports; /* inputs, then outputs */
 } ocp_custom_op_spec;
 
-/* A cluster that computes a call of a library with kernels of the plugin. Its inputs are the call's tensors, also the
- * one that it writes, each as a vector of `elements` from its address on. */
+/* A cluster that does the work of a refused library call with kernels of the plugin. Its inputs are the call's tensors,
+ * including the one that the call writes. Input i is a vector of elements[i] elements. */
 enum { OCP_MAX_SUBSTITUTE_INPUTS = 5 };
 typedef struct ocp_substitute {
   ocp_cluster *cluster;
@@ -83,7 +83,7 @@ typedef struct ocp_substitute {
   int64_t elements[OCP_MAX_SUBSTITUTE_INPUTS];
 } ocp_substitute;
 
-/* A registration of the library that has not ended. Its pointers stay valid as long as the process lives. */
+/* An active registration of the library. Its pointers stay valid until the process ends. */
 typedef struct ocp_registration {
   const char *name;
   uint32_t identity; /* ocp_identity of base/host.h */
@@ -132,8 +132,8 @@ typedef struct ocp_python {
   /* Runs a callback of a plan: ocp_call_fn. */
   int (*call_back)(int64_t cluster, uint32_t callback, const uint64_t *pointers, uint32_t num_pointers,
                    const int64_t *numbers, uint32_t num_numbers, ocp_stream *stream, ocp_error *error);
-  /* Read and write plans of vendor libraries in the persistent store: ocp_plan_store. *bytes is 0 if the store has no
-   * plan for the key. */
+  /* Read and write execution plans of vendor libraries in the persistent store: ocp_plan_store. *bytes is 0 if the
+   * store has no plan for the key. */
   int (*load_plan)(const char *key, char *data, uint64_t capacity, uint64_t *bytes, ocp_error *error);
   int (*keep_plan)(const char *key, const char *data, uint64_t bytes, ocp_error *error);
   /* Makes or finds the substitute of a call that a library refuses: ocp_substitutes. `lasts`: whether to remember the

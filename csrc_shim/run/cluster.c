@@ -96,7 +96,7 @@ void ocp_cluster_release_graphs(ocp_cluster *cluster) {
     ocp_replay_release(replay);
 }
 
-/* Grows an array of `count` elements for `more` elements. */
+/* Grows an array of `count` elements to hold `more` additional ones. */
 static bool grow(void *array_of_pointers, uint32_t count, uint32_t more, size_t element) {
   void *old;
   memcpy(&old, array_of_pointers, sizeof old);

@@ -21,8 +21,8 @@ int ocp_cluster_add_problem(ocp_cluster *cluster, ocp_problem *problem, ocp_erro
  * callback's index. Returns the index, or -1 with the error. */
 int ocp_cluster_add_callback(ocp_cluster *cluster, ocp_call_fn call, uint32_t num_pointers, uint32_t num_numbers,
                              ocp_error *error);
-/* Sets the host inputs, which each Run reads back before it evaluates the guards of plans. `inputs`: indices,
- * ascending, at most OCP_MAX_HOST_INPUTS. Must be called before the first plan is added. */
+/* Sets the host inputs: inputs whose values decide shapes. Each Run reads them to the host before it evaluates guards.
+ * `inputs`: indices, ascending, at most OCP_MAX_HOST_INPUTS. Must be called before the first plan is added. */
 int ocp_cluster_set_host_inputs(ocp_cluster *cluster, const uint32_t *inputs, uint32_t count, ocp_error *error);
 /* Sets the host inputs whose contents the application supplies in each Run. Replays of a captured Run would use the old
  * contents, so the capture fails. The contents of the other host inputs follow from sizes. Must be called before the

@@ -1,9 +1,9 @@
-/* The Run: finds or makes the instance that the inputs need, then enqueues its segments.
+/* Execution of a Run: finds or makes the instance that the inputs need, then enqueues its segments.
  *
  *     make_key       element types, ranks, dimensions; values of host inputs, read back where they are on the device
  *     find_instance  takes the key's instance from the cache, else makes one of the newest variant whose guards hold,
- *                    else of a variant that the builder adds; if the latest other instance would enqueue the same work,
- *                    that instance gets the new key instead
+ *                    else of a variant that the builder adds; if the most recent other instance enqueues the same work,
+ *                    changes that instance's key instead
  *     bind_inputs    sets the addresses of inputs; uploads inputs in host memory that the device needs
  *     run_segment    for each segment: read back, resolve, outputs, slab, records; or launches the instance's graph
  *     aliasing_copy  copies outputs that were redirected because they share memory with another tensor (aliasing.h)

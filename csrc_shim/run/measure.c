@@ -11,7 +11,7 @@
 
 enum { WARM_RUNS = 3, BATCHES = 7, MOST_RUNS = 64 }; /* MOST_RUNS: maximum number of Runs per batch */
 static const float BATCH_MS = 1;                     /* minimum duration of a batch with fewer than MOST_RUNS Runs */
-static const float TOTAL_MS = 400;                   /* duration of all batches above which there are fewer batches */
+static const float TOTAL_MS = 400; /* ms; if all batches would take longer together, there are fewer batches */
 
 typedef struct measurement {
   ocp_cluster *cluster;

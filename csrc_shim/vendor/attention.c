@@ -147,7 +147,7 @@ static cudnnBackendDescriptor_t make_graph(attention *a) {
 static int prepare(const ocp_problem_spec *spec, const ocp_library_handle *handle, const int64_t *key, uint32_t rank,
                    void **algorithm, ocp_error *error) {
   if (key[BATCHES] * key[HEADS] * key[ROWS] == 0)
-    return ORT_OK; /* nothing to compute: no plan */
+    return ORT_OK; /* nothing to compute: no execution plan */
   ocp_dnn_builder b = {.conv = calloc(1, sizeof(ocp_dnn_plan))};
   if (!b.conv)
     return ocp_fail_memory(error);

@@ -13,9 +13,10 @@ void *ocp_result_copy(ocp_stream *stream, const ocp_problem_spec *spec, const oc
  * count. */
 double ocp_result_difference(const ocp_problem_spec *spec, const ocp_result *result, const void *first,
                              const void *second);
-/* Returns the largest such difference of two right results: 8 roundings to the precision in which the call multiplies,
- * and 1024 for float32 without TF32 and for float64, where the order of the additions matters more than the rounding of
- * the result. */
+/* Returns the bound of ocp_result_difference for two correct results. The unit is the rounding error of the precision
+ * in which the call multiplies: 2^-11 for float16 and TF32, 2^-8 for bfloat16, 2^-24 for float32, 2^-53 for float64.
+ * The bound is 8 units. For float32 without TF32 and for float64 it is 1024 units, since the order of the additions
+ * matters more than the rounding of the result. */
 double ocp_result_bound(const ocp_problem_spec *spec);
 
 #endif

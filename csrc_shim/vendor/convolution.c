@@ -26,7 +26,7 @@ static bool valid(const ocp_problem_spec *spec, const int64_t *v) {
   return v[GROUPS] > 0 && v[CHANNELS] % v[GROUPS] == 0 && v[ROWS] % v[GROUPS] == 0;
 }
 
-/* Finds the numbers of the tensors that a call has pointers to, in order; returns their count. */
+/* Lists the tensor numbers (OUT, X, W, BIAS, RESIDUAL) of a call's pointers, in order; returns their count. */
 static uint32_t tensor_numbers(const ocp_problem_spec *spec, int64_t numbers[FIRST_VIRTUAL]) {
   uint32_t count = 0;
   for (int64_t number = OUT; number < FIRST_VIRTUAL; number++)
@@ -36,8 +36,8 @@ static uint32_t tensor_numbers(const ocp_problem_spec *spec, int64_t numbers[FIR
   return count;
 }
 
-/* Adds the alignment of each tensor in bytes, up to the width of vector loads. The result and the residual both get the
- * smaller of their alignments, because engines require equal ones. */
+/* Appends to the key the alignment of each tensor in bytes, up to the width of vector loads. The result and the
+ * residual both get the smaller of their alignments, because engines require equal ones. */
 static uint32_t extend_key(const ocp_problem_spec *spec, void *const *pointers, int64_t *key) {
   int64_t numbers[FIRST_VIRTUAL];
   for (uint32_t i = tensor_numbers(spec, numbers); i-- > 0;)
@@ -180,7 +180,8 @@ static cudnnBackendDescriptor_t make_graph(ocp_dnn_builder *b, const ocp_problem
   return ocp_dnn_make_graph(b, ops.all, ops.count);
 }
 
-/* Whether engines on tensor cores are preferred to the order of the heuristics: if the channels fill their tiles. */
+/* Whether engines on tensor cores come first, whatever the heuristics say: the channels of a group fill a tensor-core
+ * tile. */
 static bool wants_tensor_cores(const ocp_problem_spec *spec, const int64_t *key) {
   const bool may = spec->dtype != ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT || spec->flags & OCP_PROBLEM_TF32;
   return may && spec->flags & OCP_PROBLEM_CHANNELS_LAST && key[CHANNELS] / key[GROUPS] >= MIN_TENSOR_CHANNELS &&
@@ -194,7 +195,7 @@ static uint64_t workspace_of(const ocp_problem_spec *spec, const int64_t *key) {
 static int prepare(const ocp_problem_spec *spec, const ocp_library_handle *handle, const int64_t *key, uint32_t rank,
                    void **algorithm, ocp_error *error) {
   if (key[IMAGES] == 0)
-    return ORT_OK; /* nothing to compute: no plan */
+    return ORT_OK; /* nothing to compute: no execution plan */
   ocp_dnn_builder b = {.conv = calloc(1, sizeof(ocp_dnn_plan))};
   if (!b.conv)
     return ocp_fail_memory(error);
@@ -217,7 +218,7 @@ static int run(const ocp_problem_spec *spec, const ocp_library_handle *handle, c
                          error);
 }
 
-/* An image is one row of elements; with CHANNELS_LAST a pixel is. */
+/* Describes the result as rows of contiguous elements: a row is an image, or with CHANNELS_LAST an output pixel. */
 static ocp_result result(const ocp_problem_spec *spec, const int64_t *key) {
   int64_t pixels = 1;
   for (int64_t i = 0; i < spec->rank; i++)

@@ -146,7 +146,7 @@ static int64_t alignment(const void *pointer) {
   return (int64_t)(address & -address);
 }
 
-/* Returns the library's operand C: the residual, or without one the result, whose factor is 0. */
+/* Returns the library's operand C: the residual, or without one the result, whose factor beta is 0. */
 static void *addend(const ocp_problem_spec *spec, void *const *pointers) {
   return pointers[spec->flags & OCP_PROBLEM_RESIDUAL ? MORE + !!(spec->flags & OCP_PROBLEM_BIAS) : OUT];
 }

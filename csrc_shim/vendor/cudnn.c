@@ -109,7 +109,7 @@ int64_t ocp_dnn_alignment(const void *address) {
 
 size_t ocp_dnn_version(void) { return ocp_dnn.GetVersion(); }
 
-/* Checks the version of cuDNN: from 9.8 on, a plan can outlive the handle with which it was made. */
+/* Checks the version of cuDNN: from 9.8 on, an execution plan can outlive the handle with which it was made. */
 int ocp_dnn_check(ocp_error *error) {
   const size_t version = ocp_dnn.GetVersion(), least = 90800;
   return version >= least ? ORT_OK
@@ -137,7 +137,7 @@ int ocp_dnn_data_type(uint32_t dtype) {
   }
 }
 
-/* Makes the descriptor of the device for which plans are made. */
+/* Makes the descriptor of the device for which execution plans are made. */
 static cudnnBackendDescriptor_t make_device(ocp_dnn_builder *b, int32_t ordinal) {
   cudnnBackendDescriptor_t device = ocp_dnn_create(b, CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR);
   ocp_dnn_set(b, device, CUDNN_ATTR_DEVICEPROP_DEVICE_ID, CUDNN_TYPE_INT32, 1, &ordinal);
@@ -186,8 +186,8 @@ static bool engine_allowed(const ocp_problem_spec *spec, cudnnBackendDescriptor_
   return allowed;
 }
 
-/* Makes the plan of one engine configuration; NULL if the engine does not support the graph, or needs a workspace of
- * more than `most` bytes. */
+/* Makes the execution plan of one engine configuration; NULL if the engine does not support the graph, or needs a
+ * workspace of more than `most` bytes. */
 static cudnnBackendDescriptor_t try_config(cudnnBackendDescriptor_t device, cudnnBackendDescriptor_t config,
                                            uint64_t most) {
   cudnnBackendDescriptor_t plan = NULL;
@@ -207,8 +207,9 @@ static cudnnBackendDescriptor_t try_config(cudnnBackendDescriptor_t device, cudn
   return NULL;
 }
 
-/* Finds a plan in the order of one heuristic mode (`in_two_rounds`: engines with *tensor_cores first): skips *rank
- * plans, and decrements *rank for each. Returns NULL if there are not enough plans. */
+/* Makes execution plans of the engine configurations that a heuristic mode proposes, in its order. Skips *rank of them,
+ * decrements *rank for each, and returns the next; NULL if there are not enough. in_two_rounds: configurations for
+ * which engine_allowed sets *tensor_cores come first. */
 static cudnnBackendDescriptor_t search(ocp_dnn_builder *b, const ocp_problem_spec *spec,
                                        cudnnBackendDescriptor_t device, cudnnBackendDescriptor_t graph, int mode,
                                        uint64_t workspace, bool in_two_rounds, uint32_t *rank) {
@@ -331,7 +332,7 @@ void *ocp_dnn_load(const ocp_library_handle *handle, const char *data, uint64_t 
     ocp_dnn_release(conv);
     return NULL;
   }
-  conv->plan = conv->descriptors[--conv->num_descriptors]; /* made last; it is destroyed first */
+  conv->plan = conv->descriptors[--conv->num_descriptors]; /* the plan was made last, and is destroyed first */
   return conv;
 }
 

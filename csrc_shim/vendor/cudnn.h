@@ -196,9 +196,9 @@ int ocp_dnn_data_type(uint32_t dtype);
 /* Returns the alignment of an address in bytes, up to the width of vector loads. */
 int64_t ocp_dnn_alignment(const void *address);
 
-/* Finds the graph's plan number `rank` (0: the best) among those that obey the spec. With `tensor_cores`, precompiled
- * plans on tensor cores come first, whatever the heuristics say. NULL in *algorithm if there are fewer plans. Takes
- * ownership of the builder's plan. */
+/* Finds execution plan number `rank` (0: the best) of the graph, among the plans that the spec allows. With
+ * `tensor_cores`, precompiled plans on tensor cores come first, whatever the heuristics say. *algorithm is NULL if
+ * there are fewer plans. Takes ownership of b->conv. */
 int ocp_dnn_find(ocp_dnn_builder *b, const ocp_problem_spec *spec, const ocp_library_handle *handle,
                  cudnnBackendDescriptor_t graph, uint64_t workspace, bool tensor_cores, uint32_t rank, void **algorithm,
                  ocp_error *error);

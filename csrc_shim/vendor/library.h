@@ -22,7 +22,7 @@ typedef struct ocp_library_handle {
                     the lock */
 } ocp_library_handle;
 
-/* Where a call's result has its elements: `columns` contiguous ones in each row; strides in elements. */
+/* Layout of a call's result in memory: `groups` of `rows` of `columns` contiguous elements. Strides are in elements. */
 typedef struct ocp_result {
   int64_t groups, group_stride, rows, row_stride, columns;
 } ocp_result;

@@ -191,8 +191,8 @@ static float measure(const call_site *site, const ocp_prepared *prepared, CUeven
   return milliseconds;
 }
 
-/* Whether the result that the candidate has left is right, compared with that of the reference algorithm. A wrong one
- * is logged: cuDNN has had plans that were fast and wrong. */
+/* Whether the candidate's result agrees with that of the reference algorithm. Logs a wrong result: cuDNN has had
+ * execution plans that were fast and wrong. */
 static bool is_right(const call_site *site, const int64_t *key, uint32_t rank, const ocp_result *result,
                      const void *reference) {
   const ocp_problem *problem = site->problem;
@@ -215,8 +215,8 @@ static bool is_right(const call_site *site, const int64_t *key, uint32_t rank, c
   return false;
 }
 
-/* Replaces the algorithm by the fastest one whose result is that of the first. Overwrites the call's result several
- * times; later work on the stream sees the call's own result. */
+/* Replaces the algorithm by the fastest one whose result agrees with that of the first. Overwrites the call's result
+ * several times; later work on the stream sees the call's own result. */
 static void choose_fastest(const call_site *site, ocp_prepared *prepared) {
   const ocp_driver *driver = site->stream->device->driver;
   const ocp_problem *problem = site->problem;

@@ -91,7 +91,7 @@ def substitute_of(problem: LibraryProblem, values: Sequence[int], device: Device
 def _finish(
     problem: LibraryProblem, flags: ProblemFlags, total: Scalar, residual: Tensor | None, bias: Tensor | None
 ) -> tuple[tuple[Input, ...], Scalar]:
-    """Return the inputs and the value of the epilogue of ``problem``: ``total``, factors, addends, activation."""
+    """Return inputs and value of the epilogue: activation(alpha * ``total`` + beta * ``residual`` + ``bias``)."""
     value = total * problem.alpha if problem.alpha != 1.0 else total
     inputs: list[Input] = []
     for tensor, factor in ((residual, problem.beta), (bias, 1.0)):
@@ -132,7 +132,7 @@ def _product(
 def _image_strides(shape: Sequence[int], is_last: bool, apart: int = 0) -> tuple[int, ...]:
     """Return the strides of images of ``shape``, (image, channel, spatial...), with channels last or contiguous.
 
-    ``apart`` is the distance between images (with channels last, between pixels), by default that without gaps.
+    ``apart`` is the distance between images (with channels last, between pixels) in elements; 0: no gaps.
     """
     if is_last:
         return tuple(map(hint, channels_last_strides(shape, apart or None)))

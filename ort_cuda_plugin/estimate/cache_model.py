@@ -15,7 +15,8 @@ from .work import Access, Region, Step, distinct
 
 _ALIGNMENT = 1 << 21
 MAX_CHUNKS = 1 << 11
-"""Chunks of the modelled L2: at most twice this number, since a chunk has a power of two of bytes."""
+"""Number of chunks of the modelled L2: from this number up to twice as many, since a chunk's bytes are a power of two.
+"""
 
 
 @dataclass(frozen=True)

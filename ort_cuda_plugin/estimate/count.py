@@ -232,7 +232,10 @@ def count_all(work: Work, code: Mapping[KernelSpec, Code], library: KernelLibrar
 
 
 def _count_key(step: KernelStep) -> tuple[object, ...]:
-    """Return what the counts depend on in the arguments: numbers, and the offsets of pointers within a cache line."""
+    """Return a key of the arguments: launches with equal keys have equal counts.
+
+    It has the numbers, and the offsets of pointers within a cache line.
+    """
     return tuple(a.offset % LINE if isinstance(a, Pointer) else a for a in step.arguments)
 
 

@@ -1,10 +1,10 @@
 """Cost model of cuBLASLt and cuDNN calls: arithmetic, bytes, and an efficiency by tile and number of tiles.
 
-The model assumes the tile with the least time. A convolution is an implicit GEMM. cuDNN's
-tensor-core kernels read NHWC: for another layout cuDNN transposes operands and results in its workspace, in every Run;
-if the workspace is too small, cuDNN uses an engine without tensor cores. It writes a result with strided output pixels,
-as in a concatenation, to the workspace first and copies it. tests/vendor/test_cudnn_engines.py compares the model with
-the reports of an installed cuDNN, which needs no GPU.
+The model assumes the tile with the least time. A convolution is an implicit GEMM. cuDNN's tensor-core kernels read
+NHWC: for another layout cuDNN transposes operands and results in its workspace, in every Run; if the workspace is too
+small, cuDNN uses an engine without tensor cores. It writes a result with strided output pixels, as in a concatenation,
+to the workspace first and copies it. tests/vendor/test_cudnn_engines.py compares the model with the reports of an
+installed cuDNN, which needs no GPU.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-/* A cluster that computes y = 2 * x + 1 for x float [rows, 3], for test programs about graphs. */
+/* A cluster that computes y = 2 * x + 1 for float x of shape [rows, 3], for tests of CUDA graphs. */
 #ifndef OCP_TESTS_AFFINE_CLUSTER_H
 #define OCP_TESTS_AFFINE_CLUSTER_H
 
@@ -10,26 +10,27 @@
 
 enum { MAX_ELEMENTS = 15 };
 
-extern ocp_device *device; /* emulated */
+extern ocp_device *device; /* the emulated device */
 extern ocp_cluster *cluster;
-extern const ocp_driver *real; /* the emulator, even if device->driver is a wrapper */
+extern const ocp_driver *real; /* the emulator's driver table, even if device->driver is a wrapper of it */
 
-/* IMAGE PLAN STREAMS SEED: PLAN does it by two launches of kernel 0 of IMAGE, "affine", the first from the input into a
- * buffer; STREAMS is inline or adversarial. */
+/* Makes the device and the cluster. `arguments`: IMAGE PLAN STREAMS SEED. IMAGE is the kernel object with the kernel
+ * "affine". PLAN launches it twice: from the input to a buffer, and from the buffer to the output. STREAMS is "inline"
+ * or "adversarial". */
 void make_affine_cluster(char **arguments);
-/* Checks that everything was freed. */
+/* Releases the cluster, and checks that no graph and no device memory is left. */
 void release_affine_cluster(void);
 
-/* Device memory for an input and an output. */
+/* Device memory of an input and an output. */
 typedef struct place {
   CUdeviceptr input, output;
 } place;
 place make_place(void);
 void free_place(const place *where);
-/* Sets the input to first, first + 1, ... */
+/* Uploads first, first + 1, ... as the input. */
 void upload(ocp_stream *stream, const place *where, float first);
 void run(ocp_stream *stream, place *where, int64_t rows);
-/* Waits, and checks the output for that input. */
+/* Waits for the stream, and checks the output for the input first, first + 1, ... */
 void check_result(ocp_stream *stream, const place *where, int64_t rows, float first);
 
 #endif

@@ -60,7 +60,7 @@ static long long stat_of(const OrtAllocator *allocator, const char *name) {
 
 static OrtEnv *create_env(const char *key) {
   OrtKeyValuePairs *entries = pairs(key, "8000000");
-  api->AddKeyValuePair(entries, "ep_factory.CudaPluginExecutionProvider.use_tf32", "0"); /* the provider's */
+  api->AddKeyValuePair(entries, "ep_factory.CudaPluginExecutionProvider.use_tf32", "0"); /* not of the arena */
   api->AddKeyValuePair(entries, "ep_factory.Other.arena.max_mem", "5");
   struct OrtEnvCreationOptions options = {.version = 24,
                                           .logging_severity_level = ORT_LOGGING_LEVEL_WARNING,
@@ -94,7 +94,7 @@ static void test_the_environment_configures_the_arena(OrtEnv *env, const OrtEpDe
   api->ReleaseStatus(status);
 }
 
-/* A shared allocator replaces the one of the registration: a new arena begins. */
+/* CreateSharedAllocator replaces the allocator that the registration made, so a new arena begins. */
 static void test_shared_allocators_configure_the_arena(OrtEnv *env, const OrtEpDevice *device) {
   OrtAllocator *allocator = shared(env, device, "arena.extend_strategy", "1");
   void *tensor = NULL;

@@ -1,5 +1,5 @@
-/* Tests of the arena: how it grows, splits and merges, each of its options, and what it does when memory runs out. Each
- * test is named on the command line, or all run. */
+/* Tests of the arena: how it grows, splits and merges, each of its options, and what it does when memory runs out. The
+ * command line names one test; without a name, all run. */
 #include <string.h>
 
 #include "fake_driver.h"
@@ -75,7 +75,7 @@ static void test_chunks_of_busy_streams_merge_when_the_run_ends(void) {
   ocp_device_free(device, second, other);
   CHECK(stats().num_bound_chunks == 2);
   const int calls = atomic_load(&driver_calls);
-  CHECK(alloc_on(stream, 512 * KIB) == first); /* at once on the same stream */
+  CHECK(alloc_on(stream, 512 * KIB) == first); /* the stream that freed the chunk gets it at once */
   CHECK(atomic_load(&driver_calls) == calls);
   ocp_device_free(device, first, stream);
   synchronize(stream);
@@ -161,7 +161,7 @@ static void test_a_capturing_stream_gets_what_is_at_hand_or_an_error(void) {
 static void test_regions_double_up_to_a_largest_one(void) {
   configure(OCP_DEVICE_MEMORY, "arena.initial_growth_chunk_size_bytes=4096 arena.max_power_of_two_extend_bytes=16384");
   free_now(alloc_on(NULL, 1));
-  ocp_device_trim(device); /* growth starts again as after a shrink */
+  ocp_device_trim(device); /* growth starts again, as after a shrink */
   static const int64_t regions[] = {4096, 8192, 16384, 16384, 16384};
   CUdeviceptr chunks[5];
   for (int i = 0; i < 5; i++) {
@@ -170,7 +170,7 @@ static void test_regions_double_up_to_a_largest_one(void) {
     CHECK(stats().total == before + regions[i]);
   }
   const int64_t before = stats().total;
-  CUdeviceptr large = alloc_on(NULL, 40000); /* a single request may exceed it */
+  CUdeviceptr large = alloc_on(NULL, 40000); /* a single request may exceed max_power_of_two_extend_bytes */
   CHECK(stats().total == before + 40192);
   free_now(large);
   for (int i = 0; i < 5; i++)
@@ -197,7 +197,7 @@ static void test_options_may_be_as_large_as_numbers_go(void) {
   configure(OCP_DEVICE_MEMORY, "arena.initial_chunk_size_bytes=9223372036854775807 arena.max_mem=9223372036854775807 "
                                "arena.initial_growth_chunk_size_bytes=9223372036854775807 "
                                "arena.max_power_of_two_extend_bytes=9223372036854775807");
-  for (int i = 0; i < 2; i++) { /* once for the first region, once for the first one after a shrink */
+  for (int i = 0; i < 2; i++) { /* once for the first region, once for the first region after a shrink */
     const int64_t before = stats().total;
     CUdeviceptr address = alloc_on(NULL, 100);
     CHECK(stats().total == before + (INT64_C(1) << 47));
@@ -205,8 +205,8 @@ static void test_options_may_be_as_large_as_numbers_go(void) {
     ocp_device_trim(device);
   }
   capacity = (uint64_t)1 << 40;
-  free_now(alloc_on(NULL, 100)); /* pretends that the device has less memory */
-  configure(OCP_DEVICE_MEMORY, "arena.initial_chunk_size_bytes=1000000 arena.max_mem=1000"); /* and a limit below it */
+  free_now(alloc_on(NULL, 100)); /* the first region's configured size exceeds the device's memory */
+  configure(OCP_DEVICE_MEMORY, "arena.initial_chunk_size_bytes=1000000 arena.max_mem=1000"); /* it exceeds max_mem */
   ocp_device_trim(device);
   CUdeviceptr address = alloc_on(NULL, 700);
   CHECK(stats().total == 768);
@@ -254,11 +254,11 @@ static void test_the_limit_holds_for_chunks_and_weights(void) {
   refused(600 * KIB, "limit 1048576");
   CHECK(ocp_device_reserve(device, 600 * KIB, &weight, &error) != 0 && strstr(error.text, "614400 bytes wanted"));
   free_now(half);
-  CHECK_OK(ocp_device_reserve(device, 600 * KIB, &weight, error)); /* the arena gives its own back */
+  CHECK_OK(ocp_device_reserve(device, 600 * KIB, &weight, error)); /* the arena frees its idle region for it */
   CHECK(stats().total == 600 * KIB);
-  CUdeviceptr rest = alloc_on(NULL, 400 * KIB); /* a smaller region than growth would take */
+  CUdeviceptr rest = alloc_on(NULL, 400 * KIB); /* a region as small as the request: growth would exceed the limit */
   CHECK(stats().total == MIB);
-  configure(OCP_DEVICE_MEMORY, "arena.max_mem=1000"); /* below the bytes that are held: nothing is lost */
+  configure(OCP_DEVICE_MEMORY, "arena.max_mem=1000"); /* below the bytes that are held, which stay valid */
   refused(600 * KIB, "limit 1000");
   free_now(rest);
   free_now(weight);
@@ -320,14 +320,14 @@ static void test_later_options_that_differ_are_refused_by_name(void) {
     CHECK_OK(ocp_arena_configure(1, ORDINAL, OCP_DEVICE_MEMORY, keys, second, 2, warning, error));
     CHECK(strstr(warning, "arena.max_mem and keeps") && !strstr(warning, "extend_strategy"));
     CHECK_OK(ocp_arena_configure(1, ORDINAL, OCP_DEVICE_MEMORY, keys, second, 2, warning, error));
-    CHECK(!*warning); /* said once */
+    CHECK(!*warning); /* the same warning is not repeated */
     CHECK(ocp_arena_release(true, ORDINAL, OCP_DEVICE_MEMORY));
   }
   CHECK_OK(ocp_arena_configure(1, ORDINAL, OCP_DEVICE_MEMORY, keys, second, 2, warning, error));
-  CHECK(!*warning); /* the arena has no user any more */
+  CHECK(!*warning); /* the arena has no user any more, so the options are not kept */
 }
 
-/* ---- what bypasses the arena, and what is given back ---- */
+/* ---- reserved memory, shrinking and reclaiming ---- */
 
 static void test_reserved_memory_bypasses_the_arena(void) {
   const uint64_t live = atomic_load(&bytes_live);
@@ -363,7 +363,7 @@ static void test_a_shrink_gives_back_unused_regions_only(void) {
 }
 
 typedef struct keeper {
-  ocp_reclaimer reclaimer; /* first */
+  ocp_reclaimer reclaimer; /* first member: give_up casts the reclaimer to its keeper */
   CUdeviceptr slab;
   int calls;
 } keeper;
@@ -387,7 +387,7 @@ static void test_others_give_up_what_they_keep_before_an_allocation_fails(void) 
   refused(MIB, "out of memory");
   refused(MIB, "weights 0) of the 4194304 bytes that it holds");
   free_now(address);
-  free_now(alloc_on(NULL, MIB)); /* allocation works again */
+  free_now(alloc_on(NULL, MIB)); /* after the keepers freed their slabs, allocations succeed */
   for (int i = 0; i < 2; i++)
     ocp_reclaimer_remove(device, &keepers[i].reclaimer);
   capacity = (uint64_t)1 << 40;

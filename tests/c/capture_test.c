@@ -1,7 +1,7 @@
 /* Tests the capture of whole Runs without ONNX Runtime: threads run, capture and replay one session while another
  * thread releases graphs.
  *
- * capture_test IMAGE PLAN STREAMS SEED ROUNDS */
+ * Arguments: IMAGE PLAN STREAMS SEED (affine_cluster.h) ROUNDS. */
 #include <pthread.h>
 #include <unistd.h>
 
@@ -21,7 +21,7 @@ static ocp_capture *capture;
 static long rounds;
 static atomic_bool done;
 
-/* Does what ORT does in a Run: allocates and frees memory on the stream around the computation. */
+/* Imitates a Run of ORT: allocates and frees memory on the stream before and after the computation. */
 static void run_whole(ocp_stream *stream, place *where, int id, int64_t rows) {
   CUdeviceptr before, after;
   CHECK_OK(ocp_capture_run_start(capture, id, error));
@@ -38,7 +38,7 @@ static void run_whole(ocp_stream *stream, place *where, int id, int64_t rows) {
   CHECK_OK(ocp_capture_run_end(capture, id, true, error));
 }
 
-/* Does what ORT does: replays the graph if there is one, else repeats Runs until there is one. */
+/* Imitates a session of ORT: replays the graph if there is one, else repeats Runs until there is one. */
 static void run_session(ocp_stream *stream, place *where, int id, int64_t rows) {
   for (int attempts = 0; attempts < 8; attempts++) {
     ocp_error error = {0};
@@ -50,7 +50,7 @@ static void run_session(ocp_stream *stream, place *where, int id, int64_t rows) 
 
 static void *run_many(void *argument) {
   const int seed = *(const int *)argument;
-  ocp_stream *stream, *own; /* work outside of the Run must not be recorded by another thread's capture */
+  ocp_stream *stream, *own; /* this thread's stream outside of Runs: other threads' captures must not record its work */
   CHECK_OK(ocp_capture_stream(capture, &stream, error));
   CHECK_OK(ocp_stream_create(device, &own, error));
   place places[NUM_IDS];
@@ -63,7 +63,7 @@ static void *run_many(void *argument) {
     CHECK_OK(ocp_stream_synchronize(own, error));
     run_session(stream, &places[id], id, id + 1);
     check_result(own, &places[id], id + 1, first);
-    CUdeviceptr other; /* memory of a graph must not be allocated again */
+    CUdeviceptr other; /* must not get memory that a graph uses */
     CHECK_OK(ocp_device_alloc(device, 4096, own, &other, error));
     CHECK(device->driver->MemsetD8Async(other, 1, 4096, own->handle) == CUDA_SUCCESS);
     run_session(stream, &places[id], id, id + 1);
@@ -100,7 +100,7 @@ static void failing_runs_leave_no_graph(void) {
   upload(stream, &where, 1);
   for (int i = 0; i < WARM; i++)
     run_whole(stream, &where, 5, 2);
-  /* A captured Run that fails with an error, and one that stops before its computation. */
+  /* Two captured Runs without a graph: one in which a cluster call fails, and one without any cluster call. */
   CHECK_OK(ocp_capture_run_start(capture, 5, error));
   ocp_capture_computed(stream, false);
   CHECK(ocp_capture_run_end(capture, 5, true, &error) != ORT_OK);
@@ -117,7 +117,7 @@ static void failing_runs_leave_no_graph(void) {
   CHECK_OK(ocp_capture_run_start(capture, 5, error));
   CHECK(ocp_device_alloc(device, (size_t)1 << 30, stream, &much, &error) != ORT_OK);
   CHECK(ocp_capture_run_end(capture, 5, true, &error) != ORT_OK);
-  /* ORT does not end a Run in which it threw; the thread's next Run replaces it, whatever its id. */
+  /* After an exception ORT does not end the Run. The thread's next Run abandons it, whatever its id. */
   for (int runs = 0; runs <= WARM; runs++) {
     for (int i = 0; i < runs; i++)
       run_whole(stream, &where, 5, 2);
@@ -125,7 +125,7 @@ static void failing_runs_leave_no_graph(void) {
     CHECK_OK(ocp_device_alloc(device, 4096, stream, &much, error));
     ocp_device_free(device, much, NULL);
     ocp_capture_forget_run();
-    ocp_capture_release(capture, 5); /* no effect on a Run that is not known to have ended */
+    ocp_capture_release(capture, 5); /* has no effect: the Run may still be in progress */
     CHECK_OK(ocp_capture_run_start(capture, OCP_NO_CAPTURE, error));
     CHECK_OK(ocp_capture_run_end(capture, OCP_NO_CAPTURE, true, error));
     ocp_capture_release(capture, 5);
@@ -138,11 +138,11 @@ static void failing_runs_leave_no_graph(void) {
   ocp_stream_release(stream);
 }
 
-/* ---- what a capture keeps goes with it ---- */
+/* ---- releasing an id frees its graph and memory ---- */
 
 static int64_t bytes_in_use(void) { return atomic_load(&ocp_counters[OCP_DEVICE_BYTES_IN_USE]); }
 
-/* Ids without a graph also keep memory: that of their last warm Run. */
+/* Runs every second id once less, so that it has no graph but keeps the memory of its last warm Run. */
 enum { FIRST_ID = 100, LAST_ID = 105 };
 
 static void *capture_some(void *where) {
@@ -172,14 +172,14 @@ static void releasing_an_id_or_the_end_of_its_thread_frees_all(void) {
   free_place(&where);
 }
 
-/* ---- others ask how far a stream is when its capture begins ---- */
+/* ---- a thread queries a stream whose capture is about to begin ---- */
 
 static atomic_bool querying, capturing;
 
 static CUresult slow_query(CUstream stream) {
   atomic_store(&querying, true);
   for (int i = 0; i < 50; i++) {
-    CHECK(!atomic_load(&capturing)); /* a query would invalidate the capture */
+    CHECK(!atomic_load(&capturing)); /* a query would invalidate a capture */
     usleep(1000);
   }
   return real->StreamQuery(stream);
@@ -211,7 +211,7 @@ static void a_capture_waits_for_who_asks_its_stream_for_progress(void) {
   slow.StreamBeginCapture = begin_capture;
   slow.StreamEndCapture = end_capture;
   device->driver = &slow;
-  upload(stream, &where, 1); /* the stream is not known to be idle */
+  upload(stream, &where, 1); /* so the stream is not known to be idle, and is queried */
   pthread_t asking;
   CHECK(pthread_create(&asking, NULL, ask_for_progress, NULL) == 0);
   while (!atomic_load(&querying))
@@ -225,7 +225,7 @@ static void a_capture_waits_for_who_asks_its_stream_for_progress(void) {
   ocp_stream_release(stream);
 }
 
-/* `shared`: the stream of all threads; NULL: each has one. */
+/* `shared`: a stream for all threads; NULL: each thread has its own. */
 static void threads_capture_and_replay(ocp_stream *shared) {
   capture = ocp_capture_create(device, shared, WARM);
   CHECK(capture);

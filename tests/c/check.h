@@ -1,4 +1,4 @@
-/* CHECK for the C test programs: says what failed and where, and ends the process. */
+/* CHECK and CHECK_OK for the C test programs: print the failed condition or error and its location, and abort. */
 #ifndef OCP_TESTS_CHECK_H
 #define OCP_TESTS_CHECK_H
 

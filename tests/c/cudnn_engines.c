@@ -1,11 +1,12 @@
-/* Queries cuDNN for the execution plans of problems, through the code of Runs, for a device that is only described:
+/* Makes cuDNN execution plans through the code that Runs use, for a device that exists only as a JSON description:
  *
- *   cudnn_engines LIBCUDNN DEVICE.json < problems
+ * cudnn_engines LIBCUDNN DEVICE.json < problems
  *
- * A line has the fields of a spec up to alpha, and the values of a call; the first number is how many follow. A
- * negative value stands for the address of the next pointer: pointers are as aligned as its amount. For each line one
- * is printed: the engine's number, whether it has tensor cores, the bytes of its workspace, the milliseconds that this
- * took, the bytes of the plan as text and the milliseconds to make it of that again; or "none" and the reason. */
+ * An input line describes one call: the number of its values, kind, dtype, flags, rank and alpha of the
+ * ocp_problem_spec, then the values. A negative number -n among the values sets the address of the next pointer to n,
+ * for its alignment. For each input line, one line is printed: the engine's index, whether it uses tensor cores, the
+ * bytes of its workspace, the milliseconds that making the plan took, the bytes of the plan as text, and the
+ * milliseconds of loading that text; or "none" and the reason. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,7 +22,7 @@ enum { CUDNN_ATTR_ENGINE_GLOBAL_INDEX = 1301 };
 static char json[1 << 16];
 static cudnnStatus_t (*set_attribute)(cudnnBackendDescriptor_t, int, int, int64_t, const void *);
 
-/* Writes the device's description in place of its number. */
+/* A BackendSetAttribute that sets the JSON description of the device where the code sets its ordinal. */
 static cudnnStatus_t set_for_device(cudnnBackendDescriptor_t descriptor, int attribute, int type, int64_t count,
                                     const void *elements) {
   if (attribute == CUDNN_ATTR_DEVICEPROP_DEVICE_ID)
@@ -52,7 +53,7 @@ static long milliseconds_since(const struct timespec *before) {
   return (now.tv_sec - before->tv_sec) * 1000 + (now.tv_nsec - before->tv_nsec) / 1000000;
 }
 
-/* Prints the properties of a plan. */
+/* Prints the engine, tensor cores and workspace of an execution plan. */
 static void describe(const ocp_dnn_plan *conv) {
   cudnnBackendDescriptor_t config = NULL, engine = NULL;
   int notes[MAX_NOTES] = {0};
@@ -76,7 +77,8 @@ static void describe(const ocp_dnn_plan *conv) {
   ocp_dnn.BackendDestroyDescriptor(config);
 }
 
-/* Saves a plan like the store does, loads it again, and prints the time; -1 if another plan is loaded. */
+/* Saves a plan as text and loads it again. Prints the bytes of the text and the milliseconds of loading it; -1 if the
+ * loaded plan differs. */
 static void reload(const ocp_library *library, const ocp_problem_spec *spec, const int64_t *key,
                    const ocp_dnn_plan *conv) {
   const ocp_library_handle none = {0};

@@ -17,7 +17,7 @@ static uint64_t next_random(uint64_t limit) {
 
 #define ONE_OF(values) (values)[next_random(sizeof(values) / sizeof *(values))]
 
-/* The object's present tables; num_sections is 0 if its section table is invalid. */
+/* An object file and its ELF header; num_sections is 0 if the section table is invalid. */
 typedef struct view {
   unsigned char *data;
   size_t bytes;
@@ -40,7 +40,7 @@ static unsigned char *section_at(const view *v, uint64_t index) {
   return v->data + v->header.e_shoff + index * sizeof(Elf64_Shdr);
 }
 
-/* Returns an entry of a random section of that type, or NULL; *entry_bytes is its length. */
+/* Returns a random entry, of entry_bytes bytes, of a random section with this type; NULL: none found. */
 static unsigned char *random_entry(const view *v, uint32_t type, uint64_t entry_bytes) {
   for (uint64_t tries = 2 * v->num_sections; tries; tries--) {
     Elf64_Shdr section;
@@ -53,7 +53,8 @@ static unsigned char *random_entry(const view *v, uint32_t type, uint64_t entry_
   return NULL;
 }
 
-/* Returns a boundary value: of the object's contents, of the machine's numbers, or near the old value. */
+/* Returns a value that is likely to break a reader: an offset or size in the object, a limit of an integer type, or a
+ * change of `old`; often plus or minus 1 or 8. */
 static uint64_t border(const view *v, uint64_t old) {
   const uint64_t near[] = {0, 0, 1, (uint64_t)-1, 8, (uint64_t)-8};
   const uint64_t numbers[] = {
@@ -67,7 +68,7 @@ static uint64_t border(const view *v, uint64_t old) {
     return old ^ 1ull << next_random(64);
   case 1:
     return next_random(v->bytes + 1);
-  case 2: { /* an offset or size of another section */
+  case 2: { /* the offset or size of a random section */
     if (!v->num_sections)
       return 0;
     Elf64_Shdr section;
@@ -105,7 +106,7 @@ static const field symbol_fields[] = {
     FIELD(Elf64_Sym, st_name),  FIELD(Elf64_Sym, st_info), FIELD(Elf64_Sym, st_shndx),
     FIELD(Elf64_Sym, st_value), FIELD(Elf64_Sym, st_size),
 };
-/* Type and symbol of a relocation are the halves of r_info. */
+/* The fields of Elf64_Rela: r_offset, the type and the symbol (the two halves of r_info), and r_addend. */
 static const field relocation_fields[] = {{0, 8}, {8, 4}, {12, 4}, {16, 8}};
 
 static void damage_section(const view *v) {
@@ -138,7 +139,7 @@ static void damage_symbol(const view *v, unsigned char *symbol) {
 }
 
 static void damage_relocation(const view *v, unsigned char *relocation) {
-  const uint32_t type = (uint32_t)next_random(44); /* all that x86-64 has */
+  const uint32_t type = (uint32_t)next_random(44); /* includes all relocation types of x86-64 */
   const field chosen = ONE_OF(relocation_fields);
   if (next_random(3) == 0)
     memcpy(relocation + 8, &type, sizeof type);
@@ -146,14 +147,14 @@ static void damage_relocation(const view *v, unsigned char *relocation) {
     set_field(v, relocation + chosen.offset, chosen.width);
 }
 
-/* Descriptions of kernels are in constant data; one of their words is 1, the version. */
+/* Damages bytes of a constant-data section, which also holds the kernels' descriptions (ocp_emu_kernel_meta). */
 static void damage_meta(const view *v) {
   unsigned char *entry = random_entry(v, SHT_PROGBITS, sizeof(ocp_emu_kernel_meta));
   if (entry)
     set_field(v, entry + next_random(sizeof(ocp_emu_kernel_meta)), 1 + next_random(4));
 }
 
-/* Moves the second entry over the first one, or swaps both. */
+/* Copies the second entry over the first, or swaps the two. */
 static void move_entry(unsigned char *first, unsigned char *second, size_t bytes) {
   unsigned char kept[sizeof(Elf64_Shdr)];
   memcpy(kept, first, bytes);
@@ -162,7 +163,7 @@ static void move_entry(unsigned char *first, unsigned char *second, size_t bytes
     memcpy(second, kept, bytes);
 }
 
-/* Appends a longer section table to the file, with copies of sections behind it. */
+/* Appends a longer section table to the file: the old sections, and copies of random ones at the end. */
 static void grow_sections(view *v) {
   static const uint64_t counts[] = {0, 1, 7, 7, 7, 7, 7, 7, SHN_LORESERVE, SHN_ABS + 1, SHN_COMMON + 1, SHN_XINDEX};
   uint64_t count = ONE_OF(counts), start = (v->bytes + 7) & ~7ull;

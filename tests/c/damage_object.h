@@ -1,4 +1,4 @@
-/* Damages x86-64 ELF objects at positions that matter to a reader. */
+/* Damages x86-64 ELF objects where a reader is likely to fail. */
 #ifndef OCP_TESTS_DAMAGE_OBJECT_H
 #define OCP_TESTS_DAMAGE_OBJECT_H
 
@@ -7,11 +7,11 @@
 
 enum { DAMAGE_ROOM = 8 << 20 }; /* capacity for a damaged object, in bytes */
 
-/* Starts the sequence of damages. */
+/* Seeds the random changes. */
 void damage_seed(uint64_t seed);
-/* One to four changes of the object: fields of its header, sections, symbols, relocations and kernel descriptions get
- * values at a border; entries change places or are doubled; the section table grows; the file ends early; bytes change.
- * `data` has room for DAMAGE_ROOM bytes. Returns its new length. */
+/* Makes one to four random changes of an object: boundary values in fields of the header, sections, symbols,
+ * relocations and kernel descriptions; copied or swapped entries; a longer section table; a truncated file; random
+ * bytes. `data` must have a capacity of DAMAGE_ROOM bytes. Returns the new length in bytes. */
 size_t damage_object(unsigned char *data, size_t bytes);
 
 #endif

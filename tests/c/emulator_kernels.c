@@ -1,4 +1,4 @@
-/* Kernels for the tests of the emulated device, written in C against the contract that compiled kernels follow. */
+/* Kernels for the tests of the emulated device: C code in the form that compiled kernels have (emulator/kernel.h). */
 #include "emulator/blocks/check.h"
 #include "emulator/blocks/fiber.h"
 #include "emulator/blocks/warp.h"
@@ -27,14 +27,14 @@ void add(Params params, ocp_emu_thread *t) {
 }
 META(add, OCP_EMU_BLOCK, 0, 0, 4, P, P, P, 4);
 
-/* out[i] += amount, n times: counts its executions. */
+/* out[i] += amount, once per launch, so that results show how often the kernel ran. */
 void bump(Params params, ocp_emu_thread *t) {
   for (unsigned x = 0; x < t->ntid[0]; x++)
     POINTER(int, 0)[t->ctaid[0] * t->ntid[0] + x] += VALUE(int, 1);
 }
 META(bump, OCP_EMU_BLOCK, 0, 0, 2, P, 4);
 
-/* out[i] = out[i] * factor + addend: not commutative, so results show the order of launches. */
+/* out[i] = out[i] * factor + addend. Launches do not commute, so results show their order. */
 void affine(Params params, ocp_emu_thread *t) {
   for (unsigned x = 0; x < t->ntid[0]; x++) {
     int *out = &POINTER(int, 0)[t->ctaid[0] * t->ntid[0] + x];
@@ -43,7 +43,7 @@ void affine(Params params, ocp_emu_thread *t) {
 }
 META(affine, OCP_EMU_BLOCK, 0, 0, 3, P, 4, 4);
 
-/* For each thread of the grid its block index, thread index and lane: ten int32. */
+/* Writes ten int32 per thread of the grid: block index, thread index, lane, ntid.y, nctaid.z, dynamic shared bytes. */
 void indices(Params params, ocp_emu_thread *t) {
   unsigned block = t->ctaid[0] + t->nctaid[0] * (t->ctaid[1] + t->nctaid[1] * t->ctaid[2]);
   int *out = POINTER(int, 0) + 10 * (block * threads(t) + linear(t));
@@ -74,11 +74,12 @@ void reverse(Params params, ocp_emu_thread *t) {
 }
 META(reverse, OCP_EMU_FIBER, 4096, 0, 2, P, 4);
 
-/* The same in dynamic shared memory. */
+/* Like `reverse`, in dynamic shared memory. */
 void reverse_dynamic(Params params, ocp_emu_thread *t) { reverse(params, t); }
 META(reverse_dynamic, OCP_EMU_FIBER, 0, 0, 2, P, 4);
 
-/* out[i] and predicates[i]: one shuffle of value i+100 with mask, mode, lane and clamp. */
+/* Shuffles the values i + 100 once, with the parameters mask, mode, lane and clamp; stores results in out[i] and
+ * predicates[i]. */
 void shuffle(Params params, ocp_emu_thread *t) {
   unsigned i = linear(t), predicate = 9;
   if (!(VALUE(unsigned, 2) >> (i % 32) & 1))
@@ -90,7 +91,7 @@ void shuffle(Params params, ocp_emu_thread *t) {
 }
 META(shuffle, OCP_EMU_FIBER, 0, 0, 6, P, P, 4, 4, 4, 4);
 
-/* Sum over the block: shuffles within warps, shared memory between them, and warps that end early. */
+/* Sums a block's values: by shuffles within warps, by shared memory between warps; some warps end early. */
 void block_sum(Params params, ocp_emu_thread *t) {
   unsigned self = linear(t), sum = POINTER(const unsigned, 0)[t->ctaid[0] * threads(t) + self];
   for (unsigned by = 16; by; by /= 2)
@@ -109,7 +110,7 @@ void block_sum(Params params, ocp_emu_thread *t) {
 }
 META(block_sum, OCP_EMU_FIBER, 128, 0, 2, P, P);
 
-/* The two halves of a warp shuffle separately, a different number of times. */
+/* Each half of a warp shuffles with its own mask, a different number of times. */
 void halves(Params params, ocp_emu_thread *t) {
   unsigned lane = t->laneid, value = lane;
   unsigned mask = lane < 16 ? 0xffffu : 0xffff0000u;
@@ -120,7 +121,7 @@ void halves(Params params, ocp_emu_thread *t) {
 }
 META(halves, OCP_EMU_FIBER, 0, 0, 1, P);
 
-/* out[4 * i + mode]: the four votes on whether value[i] is positive. */
+/* out[4 * i + mode] = the vote with that mode (0 to 3) on whether value[i] is positive. */
 void vote(Params params, ocp_emu_thread *t) {
   unsigned i = linear(t);
   for (unsigned mode = 0; mode < 4; mode++)
@@ -128,14 +129,14 @@ void vote(Params params, ocp_emu_thread *t) {
 }
 META(vote, OCP_EMU_FIBER, 0, 0, 2, P, P);
 
-/* Only some threads reach the barrier. */
+/* Only the threads below a parameter reach the barrier: an error. */
 void divergent(Params params, ocp_emu_thread *t) {
   if (t->tid[0] < VALUE(unsigned, 0))
     ocp_emu_barrier(t);
 }
 META(divergent, OCP_EMU_FIBER, 0, 1, 1, 4);
 
-/* Uses much stack, to test guard pages and stack sizes. */
+/* Uses more than 40000 bytes of stack per thread, to test stack sizes and guard pages. */
 void deep(Params params, ocp_emu_thread *t) {
   volatile unsigned char room[40000];
   for (unsigned i = 0; i < sizeof room; i += 256)
@@ -169,7 +170,7 @@ META(parameters, OCP_EMU_BLOCK, 0, 0, 7, P, 1, 2, 4, 8, 4, 8);
 
 /* ---- kernels with the calls of the checking mode ---- */
 
-/* to[i + to_shift] = from[i + from_shift], for `threads` threads of each block. */
+/* to[i + to_shift] = from[i + from_shift], by `threads` threads of each block. */
 void checked_copy(Params params, ocp_emu_thread *t) {
   for (unsigned x = 0; x < t->ntid[0]; x++) {
     unsigned i = t->ctaid[0] * t->ntid[0] + x;
@@ -184,7 +185,7 @@ void checked_copy(Params params, ocp_emu_thread *t) {
 }
 META(checked_copy, OCP_EMU_BLOCK, 0, 1, 4, P, 4, P, 4);
 
-/* The same with fibers and through shared memory, reading `beyond` elements after the shared array. */
+/* Like checked_copy, with fibers and through shared memory; reads `beyond` elements after the shared array. */
 void checked_shared(Params params, ocp_emu_thread *t) {
   int *values = (int *)t->shared;
   unsigned self = t->tid[0];

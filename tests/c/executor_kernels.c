@@ -13,7 +13,7 @@ static int64_t block_end(const ocp_emu_thread *thread, int64_t count) {
   return end < count ? end : count;
 }
 
-/* y[i] = a * x[i] + b for i < n: (x, y, n i64, a f32, b f32) */
+/* y[i] = a * x[i] + b for i < n. Parameters: x, y, n (int64), a (float), b (float). */
 void affine(const void *const *params, ocp_emu_thread *thread) {
   const float *x = POINTER(const float, 0);
   float *y = POINTER(float, 1);
@@ -22,14 +22,15 @@ void affine(const void *const *params, ocp_emu_thread *thread) {
 }
 META(affine, 5, 0x80, 0x80, 8, 4, 4);
 
-/* z[i] = x[i] + y[i] for i < n: (x, y, z, n i32) */
+/* z[i] = x[i] + y[i] for i < n. Parameters: x, y, z, n (int32). */
 void add(const void *const *params, ocp_emu_thread *thread) {
   for (int64_t i = block_start(thread); i < block_end(thread, VALUE(int32_t, 3)); i++)
     POINTER(float, 2)[i] = POINTER(const float, 0)[i] + POINTER(const float, 1)[i];
 }
 META(add, 4, 0x80, 0x80, 0x80, 4);
 
-/* count[0] = how many of the n values are positive, kept[] = those, by one thread: (x, kept, count i64, n i64) */
+/* One thread copies the positive ones of n values to `kept`, and their number to count[0]. Parameters: x, kept, count,
+ * n (int64). */
 void keep_positive(const void *const *params, ocp_emu_thread *thread) {
   (void)thread;
   int64_t count = 0;
@@ -40,7 +41,8 @@ void keep_positive(const void *const *params, ocp_emu_thread *thread) {
 }
 META(keep_positive, 4, 0x80, 0x80, 0x80, 8);
 
-/* out[0..8] = what each kind of parameter holds: (out i64, i8, i16, i32, i64, f32, f64) */
+/* Stores the values of the parameters in out[0..]. Parameters: out (int64 elements), int8, int16, int32, int64, float,
+ * double. */
 void parameters(const void *const *params, ocp_emu_thread *thread) {
   (void)thread;
   int64_t *out = POINTER(int64_t, 0);
@@ -53,7 +55,7 @@ void parameters(const void *const *params, ocp_emu_thread *thread) {
 }
 META(parameters, 7, 0x80, 1, 2, 4, 8, 4, 8);
 
-/* Touches nothing: (pointer, n i64) */
+/* Does nothing. Parameters: pointer, n (int64). */
 void idle(const void *const *params, ocp_emu_thread *thread) {
   (void)params;
   (void)thread;

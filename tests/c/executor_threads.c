@@ -1,8 +1,8 @@
-/* Threads that run one cluster with few and changing shapes while plans are added to it, and compute weights. For
- * builds with sanitizers.
+/* Runs one cluster on several threads, with few and changing shapes, while plans are added to it and weights are
+ * precomputed. For builds with sanitizers.
  *
- * executor_threads IMAGE PLAN ONCE ROUNDS: PLAN computes 2 * x + 1 for x float [n, m] by kernel 0 of IMAGE, "affine".
- * ONCE does so for weight 0, of MAX_ELEMENTS floats. */
+ * Arguments: IMAGE PLAN ONCE ROUNDS. PLAN computes 2 * x + 1 for float x of shape [n, m] by kernel 0 of IMAGE,
+ * "affine". ONCE computes the same for weight 0, which has MAX_ELEMENTS floats. */
 #include <pthread.h>
 
 #include "base/error.h"
@@ -53,7 +53,7 @@ static int give_output(void *context, uint32_t index, const int64_t *dims, uint3
   return ORT_OK;
 }
 
-/* Computes a weight on a stream of the library's, and reads it on another. */
+/* Precomputes a weight, on a stream that the library borrows, and reads it on `stream`. */
 static void compute_weight(ocp_stream *stream, const float *x) {
   float y[MAX_ELEMENTS];
   ocp_weight *source, *result;

@@ -31,12 +31,12 @@ typedef struct heuristic {
   int reserved[4];
 } heuristic;
 
-/* Arguments of the last call, for the test to read. */
+/* For the test: arguments of the last search and of the last call. */
 int64_t fake_compute, fake_reductions, fake_alignments[4], fake_epilogue, fake_algorithm;
 
-/* Set by tests of graphs: the driver's calls. With fake_copy, products by the identity matrix are enqueued as a copy
- * of the other factor. With fake_wait the library also waits for the stream, which a library must not do. With
- * fake_varies every second call enqueues its copy twice. */
+/* Set by tests of CUDA graphs to driver functions. With fake_copy, a call enqueues a copy of B, correct for products
+ * with an identity matrix. With fake_wait, a call also waits for the stream, which libraries must not do. With
+ * fake_varies, every second call enqueues its copy twice. */
 int64_t fake_varies;
 int (*fake_copy)(uint64_t dst, uint64_t src, size_t bytes, void *stream);
 int (*fake_wait)(void *stream);
@@ -67,7 +67,7 @@ static int destroyed(void *object) {
   fake_descriptors--;
   return SUCCESS;
 }
-/* Copies an attribute of exactly that many bytes. */
+/* Copies an attribute's value; fails unless it has `expected` bytes. */
 static int take(void *to, size_t expected, const void *value, size_t bytes) {
   if (bytes != expected)
     return INVALID_VALUE;
@@ -151,7 +151,7 @@ static int same_size(const layout *c, const layout *out) {
   return c->type == out->type && c->rows == out->rows && c->columns == out->columns && c->batches == out->batches &&
          valid(c, out->rows, out->columns);
 }
-/* Whether the layouts fit each other: d is m x n, all column-major. */
+/* Whether the layouts, all column-major, fit each other: d is m x n, a is m x k, b is k x n, or transposed. */
 static int fits(const desc *d, const layout *a, const layout *b, const layout *out) {
   const uint64_t m = out->rows, n = out->columns, k = d->transposed[0] ? a->rows : a->columns;
   const int activation = d->epilogue & ~BIAS, bias = d->epilogue & BIAS;
@@ -195,7 +195,7 @@ int cublasLtMatmulAlgoGetHeuristic(void *handle, const desc *d, const layout *a,
 
 static float finished(const desc *d, float value) {
   if (d->epilogue & RELU)
-    return value > 0 ? value : 0; /* of NaN, too */
+    return value > 0 ? value : 0; /* NaN gives 0 as well, as with cuBLASLt */
   if (d->epilogue & GELU)
     return 0.5F * value * (1 + tanhf(0.7978845608F * (value + 0.044715F * value * value * value)));
   return value;

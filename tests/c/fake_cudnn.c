@@ -1,6 +1,6 @@
-/* A stand-in for libcudnn with the functions that vendor/cudnn.c calls. For a convolution alone, and for one with a
- * residual, a bias and ReLU as far as the real library has precompiled engines, it offers two engines: the first
- * with tensor cores and results that vary, the second exact. */
+/* A stand-in for libcudnn with the functions that vendor/cudnn.c calls. It supports the graphs for which the real
+ * library has precompiled engines: a convolution, also with a residual, a bias and ReLU, and attention. It offers two
+ * engines: the first uses tensor cores and is nondeterministic, the second is exact. */
 #include <stdio.h>
 
 #include "fake_library.h"
@@ -14,7 +14,7 @@ enum {
   HEURISTIC = 4,
   PLAN = 5,
   FORWARD = 10,
-  ELEMENTS = 13, /* an operation by POINTWISE */
+  ELEMENTS = 13, /* a pointwise operation */
   GRAPH = 15,
   PACK = 16,
   TENSOR = 17,
@@ -38,24 +38,25 @@ typedef struct descriptor {
   int type, finalized, count;
   attribute attributes[MAX_ATTRIBUTES];
   int64_t engine;
-  int is_text; /* a plan that was loaded from text */
+  int is_text; /* whether the plan was loaded from text */
   exclusive use;
 } descriptor;
 
-/* Engine of the last run, and whether its stream was set, for the test to read. */
+/* For the test: engine of the last run, number of calls of cudnnSetStream, operations of the last run's graph. */
 int64_t fake_engine, fake_streams_set, fake_operations;
-/* Mode of the last search that began a choice, and the last dimension of the last call's x. */
+/* For the test: the mode of the last search that was not FALLBACK, and the innermost dimension of the last run's x. */
 _Atomic int64_t fake_mode;
 int64_t fake_columns;
-/* Calls with x in NHWC. */
+/* For the test: number of runs with x in NHWC. */
 int64_t fake_channels_last;
 
-/* Plans that an engine made, and plans loaded from text. A text is valid as long as its plan lives. */
+/* For the test: numbers of plans that an engine built, and of plans loaded from text. A text is valid while its plan
+ * exists. */
 _Atomic int64_t fake_plans_built, fake_plans_loaded;
 enum { MAX_PLANS = 64 };
 static descriptor *plans[MAX_PLANS];
 static _Atomic int64_t num_plans;
-/* Maximum number of plans that were built at once; each takes that many microseconds. */
+/* Number of plans being built now, its maximum so far, and the microseconds that building one takes (set by tests). */
 _Atomic int64_t fake_building, fake_most_at_once, fake_building_takes;
 static int saves_plans(void) { return getenv("FAKE_CUDNN_SAVES") != NULL; }
 static int64_t write_text(char *text, int64_t room, const char *what, long long number) {
@@ -109,7 +110,7 @@ int cudnnBackendDestroyDescriptor(void *d) {
   return SUCCESS;
 }
 
-static size_t element_bytes(int type) { /* enums, booleans and floats have 4 bytes */
+static size_t element_bytes(int type) { /* enums, booleans and floats have 4 bytes, other elements 8 */
   return type == 0 || type == 3 || type == 5 || type == 6 || type == 15 ? 8 : 4;
 }
 
@@ -145,7 +146,7 @@ static element type_of(const descriptor *tensor) {
   const int64_t type = *get(tensor, 901, 1, 1);
   return type == 0 ? FLOAT32 : type == 2 ? FLOAT16 : type == 9 ? BFLOAT16 : UNKNOWN;
 }
-/* Returns the number of tensors that a pack has memory for. */
+/* Returns the number of tensors that a variant pack has addresses for. */
 static int64_t tensors_of(const descriptor *pack) {
   for (int64_t count = 3; count <= 6; count++)
     if (get(pack, 1000, 3, count))
@@ -153,7 +154,8 @@ static int64_t tensors_of(const descriptor *pack) {
   return 0;
 }
 
-/* Element `index` of an attribute of `count`. */
+/* Returns element `index` of a descriptor attribute with `count` elements, if it is a finalized descriptor of this
+ * type. */
 static const descriptor *get_one(const descriptor *d, int name, int type, int64_t count, int64_t index) {
   const int64_t *elements = d ? get(d, name, 15, count) : NULL;
   const descriptor *found = elements ? (const descriptor *)(uintptr_t)elements[index] : NULL;
@@ -163,7 +165,7 @@ static const descriptor *get_descriptor(const descriptor *d, int name, int type)
   return get_one(d, name, type, 1, 0);
 }
 
-/* A tensor's dimensions and strides as those of [n, c, z, y, x]. */
+/* A tensor's dimensions and strides as [n, c, z, y, x]; span: elements from its first to its last. */
 typedef struct layout {
   int64_t dims[5], strides[5], span;
 } layout;
@@ -180,7 +182,8 @@ static layout layout_of(const descriptor *tensor) {
   return l;
 }
 static int64_t elements_of(const layout *l) { return l->dims[0] * l->dims[1] * l->dims[2] * l->dims[3] * l->dims[4]; }
-/* Whether the axes, the innermost first, are dense from `stride` on; the last may have a larger stride. */
+/* Whether the dimensions `axes`, innermost first, are contiguous from `stride` on; the outermost may have a larger
+ * stride. */
 static int follows(const layout *l, const int *axes, int count, int64_t stride) {
   for (int i = 0; i < count; i++) {
     const int64_t have = l->strides[axes[i]];
@@ -190,7 +193,7 @@ static int follows(const layout *l, const int *axes, int count, int64_t stride) 
   }
   return 1;
 }
-/* Whether each image is dense, or in NHWC the pixels of all images are contiguous. */
+/* Whether the layout is NCHW with contiguous images, or NHWC with equal distances between all pixels. */
 static int has_order(const layout *l) {
   static const int first[] = {4, 3, 2, 1, 0}, last[] = {4, 3, 2, 0};
   int64_t step = l->dims[1];
@@ -217,7 +220,7 @@ static int mode_of(const descriptor *operation) {
 static int is_activation(const descriptor *operation) {
   return mode_of(operation) == RELU || mode_of(operation) == SWISH;
 }
-/* Returns the number of elements of a pointwise operation's second tensor; 0 without one. */
+/* Returns the number of elements of a pointwise operation's second operand; 0: it has none. */
 static int64_t added_elements(const descriptor *operation) {
   const descriptor *b = get_descriptor(operation, 752, TENSOR);
   int64_t count = b != NULL;
@@ -227,14 +230,14 @@ static int64_t added_elements(const descriptor *operation) {
   return count;
 }
 
-/* The operation sequence of attention: a pointwise mode, or the negative type of another operation. The real library
- * recognises no other sequence. */
+/* The operations of attention, in order: a pointwise mode, or the negated descriptor type of another operation. The
+ * real library recognises no other order. */
 static const int attention[] = {-MULTIPLY, MUL, ADD, -REDUCE, SUB, EXP, -REDUCE, LOG, ADD, DIV, -MULTIPLY};
 
 static int is_attention(const descriptor *graph) {
   const int64_t count = count_operations(graph), all = sizeof attention / sizeof *attention;
   for (int64_t i = 0, at = 0; i < count; i++, at++) {
-    at += count < all && at == 2; /* without a bias */
+    at += count < all && at == 2; /* skips the addition of the bias */
     const int wanted = attention[at];
     const descriptor *operation = get_one(graph, 801, wanted < 0 ? -wanted : ELEMENTS, count, i);
     if (!operation || (wanted >= 0 && mode_of(operation) != wanted))
@@ -243,7 +246,7 @@ static int is_attention(const descriptor *graph) {
   return count == all || count == all - 1;
 }
 
-/* Whether the operations are a chain of virtual tensors that an engine supports: residual, bias, ReLU. */
+/* Whether an engine supports the operations: attention, or a convolution and a chain of residual, bias and ReLU. */
 static int has_engines(const descriptor *graph) {
   const int64_t count = count_operations(graph);
   if (get_one(graph, 801, MULTIPLY, count, 0))
@@ -268,7 +271,7 @@ static int has_engines(const descriptor *graph) {
       bias = b;
     }
   }
-  /* The result of a residual has the residual's strides: dense images. */
+  /* A result to which a residual was added has the residual's strides, so its images must be contiguous. */
   const layout result = layout_of(value);
   return !is_virtual(value) && (is_dense(&result) || addends < 2);
 }
@@ -364,11 +367,11 @@ int cudnnBackendFinalize(descriptor *d) {
   case HEURISTIC:
     complete = get_descriptor(d, 201, GRAPH) && get(d, 200, 8, 1) && get_descriptor(d, 204, DEVICE);
     break;
-  case PLAN: /* plans do not belong to a handle, which may be closed before */
+  case PLAN: /* a plan may outlive the handle with which it was made */
     complete = get_descriptor(d, 407, DEVICE) && get_descriptor(d, 401, CONFIG);
     if (complete && !d->is_text)
       build_plan();
-    if (complete && num_plans < MAX_PLANS - 16) /* several threads may pass this at once */
+    if (complete && num_plans < MAX_PLANS - 16) /* several threads may pass this test at once */
       plans[num_plans++] = d;
     break;
   case DEVICE:
@@ -434,7 +437,7 @@ int cudnnBackendGetAttribute(const descriptor *d, int name, int type, int64_t re
   }
 }
 
-/* Returns the tensor's memory in a pack. */
+/* Returns the memory of a tensor in a variant pack. */
 static void *bind(const descriptor *pack, const descriptor *tensor, layout *l) {
   *l = layout_of(tensor);
   const int64_t count = tensors_of(pack);
@@ -455,7 +458,7 @@ static int64_t place_in(const layout *l, const int64_t at[5]) {
   return place;
 }
 
-/* The epilogue of the convolution, with the memory of its operands. */
+/* The operations after the convolution, with the memory of their operands. */
 typedef struct epilogue {
   int64_t count;
   int modes[MAX_OPERATIONS];
@@ -465,7 +468,7 @@ typedef struct epilogue {
   const descriptor *out;
 } epilogue;
 
-/* Whether the pack has every tensor. */
+/* Fills `e`; false if the variant pack lacks a tensor. */
 static int bind_epilogue(const descriptor *pack, const descriptor *graph, epilogue *e) {
   const int64_t count = count_operations(graph);
   e->out = get_descriptor(get_one(graph, 801, FORWARD, count, 0), 705, TENSOR);
@@ -572,7 +575,7 @@ static int execute_attention(const descriptor *graph, const descriptor *pack, co
   const int64_t bound = tensors_of(pack), keys = of_k.dims[4];
   for (int64_t i = 0; i < bound; i++)
     if (get(pack, 1000, 3, bound)[i] == *get(factor, 906, 3, 1) && get(factor, 908, 2, 1))
-      scale = (const float *)(uintptr_t)get(pack, 1001, 6, bound)[i]; /* in the host's memory */
+      scale = (const float *)(uintptr_t)get(pack, 1001, 6, bound)[i]; /* a scalar in host memory */
   if (!q || !k || !v || !out || !scale || (bias && !b) || of_q.dims[4] != of_k.dims[3] || of_v.dims[3] != keys)
     return BAD_PARAM;
   fake_runs++;

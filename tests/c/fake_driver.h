@@ -1,4 +1,4 @@
-/* A fake driver: memory is only addresses, and streams finish their work when the test says so; and a device on it. */
+/* A fake CUDA driver and a device on it. Memory is only addresses; streams finish their work when the test says so. */
 #ifndef OCP_TESTS_FAKE_DRIVER_H
 #define OCP_TESTS_FAKE_DRIVER_H
 
@@ -15,7 +15,8 @@
 #include "device/wait.h"
 #include "driver/driver.h"
 
-/* Two numbers: enqueued and finished work. A query of a stream that the application captures ends the capture. */
+/* A stream: numbers of enqueued and of finished operations. Querying a stream that the application captures invalidates
+ * the capture, as in CUDA. */
 struct CUstream_st {
   atomic_ullong enqueued, done;
   CUresult capturing_result;
@@ -24,7 +25,7 @@ struct CUstream_st {
 
 extern atomic_int driver_calls;
 extern atomic_ullong bytes_live; /* bytes allocated and not freed */
-extern uint64_t capacity;        /* of the device; a test may change it */
+extern uint64_t capacity;        /* bytes of the device's memory; a test may change it */
 extern CUresult synchronize_result, free_result;
 extern ocp_device *device;
 
@@ -34,11 +35,11 @@ void enqueue(ocp_stream *stream);
 void synchronize(ocp_stream *stream);
 CUdeviceptr alloc_on(ocp_stream *stream, size_t bytes);
 int64_t in_use(void);
-/* Gives the device's arena these options, "arena.max_mem=1000 ..."; the others have their defaults. "" at the end of a
- * test. */
+/* Sets the options of the device's arena, such as "arena.max_mem=1000 ..."; other options get their defaults. Tests end
+ * with "". */
 void configure(int memory, const char *options);
 
-/* Runs the test named on the command line, or all; returns what main does. */
+/* Runs the test that the command line names, or all tests; returns the exit status for main. */
 typedef struct test {
   const char *name;
   void (*run)(void);

@@ -1,5 +1,5 @@
-/* Common part of the fake vendor libraries: they compute on the emulated device's memory in float32, round stored
- * values once, and refuse what the real libraries refuse. */
+/* Common part of the fake vendor libraries. They compute on the emulated device's memory in float32, round results to
+ * the element type once, and refuse what the real libraries refuse. */
 #ifndef FAKE_LIBRARY_H
 #define FAKE_LIBRARY_H
 
@@ -12,14 +12,14 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Set by the test: the host's address of emulated device memory, NULL where none is allocated. */
+/* Set by the test: returns the host address of emulated device memory; NULL if it is not allocated. */
 void *(*fake_translate)(uint64_t address, size_t bytes);
 
-/* Counts of events, for the test to read. Several threads prepare concurrently. */
+/* For the test: numbers of events. Atomic, since several threads prepare calls concurrently. */
 _Atomic int64_t fake_searches, fake_runs, fake_handles, fake_descriptors;
 
-/* Set by tests of failures: whether the call of that function fails. The function that the environment variable
- * FAKE_REFUSES names fails in each call. */
+/* Set by tests of failures: returns whether this call of the function fails. The function that the environment variable
+ * FAKE_REFUSES names always fails. */
 int (*fake_fails)(const char *function);
 static inline int fails(const char *function) {
   const char *refused = getenv("FAKE_REFUSES");
@@ -31,21 +31,21 @@ static inline int fails(const char *function) {
       return NOT_SUPPORTED;                                                                                            \
   } while (0)
 
-/* Set by tests of measurements: every algorithm but this one is slow; -1: none is slow. */
+/* Set by tests of measurements: index of the only fast algorithm; -1: all are fast. */
 int64_t fake_fastest = -1;
-/* Set by tests of measurements: the algorithm whose results have a wrong element; -1: none. */
+/* Set by tests of measurements: index of the algorithm whose results have a wrong element; -1: none. */
 int64_t fake_wrong = -1;
 static inline void take_time(int64_t algorithm) {
   if (fake_fastest >= 0 && algorithm != fake_fastest)
-    usleep(50000); /* much slower than the others on a busy machine */
+    usleep(50000); /* longer than noise on a busy machine */
 }
 
-/* A fault of some calls, "HOW:CALL": set by a test, or by the environment variable FAKE_FAULT. HOW is refused (no
- * algorithm is found), failing (the execution fails), wrong (one element of the result is) or slow. CALL is a pattern
- * of fnmatch for the call's description: what it computes, its epilogue and its element type, as
+/* Fault of some calls, as "HOW:CALL"; set by a test, or by the environment variable FAKE_FAULT. HOW: "refused" (no
+ * algorithm is found), "failing" (the execution fails), "wrong" (one element of the result is wrong) or "slow". CALL:
+ * an fnmatch pattern for the call's description, its computation, epilogue and element type, such as
  * product_bias_relu_float16. */
 char fake_fault[128];
-/* Calls that had the fault. */
+/* Number of calls that had the fault. */
 _Atomic int64_t fake_faults;
 enum { SLOW_MICROSECONDS = 100000 };
 
@@ -62,13 +62,14 @@ static inline int has_fault(const char *how, const char *call) {
 /* A resource that one thread at a time may use: a handle, or an algorithm. */
 typedef struct exclusive {
   atomic_int users;
-  atomic_int executed; /* has executed outside of captures: its initial allocations are done */
+  atomic_int executed; /* has executed outside of captures, so its initial allocations are done */
   void *stream;
 } exclusive;
 
-/* Counts of concurrent uses by two threads, and of first executions that were captured: these fail. */
+/* For the test: numbers of uses by two threads at once, and of first executions in a capture; both are errors of the
+ * caller. */
 int64_t fake_shared, fake_cold;
-/* Set by tests: microseconds that each use, and the driver's call, take. */
+/* Set by tests: microseconds that each use takes, and the driver function that returns a stream's capture status. */
 int64_t fake_slow;
 int (*fake_capturing)(void *stream, int *status);
 
@@ -80,7 +81,7 @@ static inline void begin_use(exclusive *it) {
 }
 static inline void end_use(exclusive *it) { atomic_fetch_sub(&it->users, 1); }
 
-/* Whether the resource can execute on the stream now. */
+/* Whether the resource may execute on the stream: outside of captures, or after a first execution. */
 static inline int can_execute(exclusive *it, void *stream) {
   int status = 0;
   if (fake_capturing)
@@ -92,8 +93,8 @@ static inline int can_execute(exclusive *it, void *stream) {
   return 1;
 }
 
-/* Ends the process if an address is not a multiple of the bytes that the caller has declared for it, or that the
- * library assumes. On a GPU a vectorised load from such an address loses the device. */
+/* Aborts if an address is not a multiple of the bytes that the caller declared or that the library assumes. On a GPU, a
+ * vector load from such an address is a sticky error. */
 static inline void check_alignment(const char *function, const char *pointer, const void *address, uint64_t bytes) {
   if (!bytes || (uintptr_t)address % bytes == 0)
     return;
@@ -161,7 +162,7 @@ static inline void note_call(const char *call) {
   fclose(file);
 }
 
-/* Ends an execution: makes one element wrong, or takes time, if the call or its algorithm has that fault. */
+/* Ends an execution: makes one element wrong, or waits, if the call or its algorithm has that fault. */
 static inline void put_fault(const char *call, int64_t algorithm, element type, void *result) {
   note_call(call);
   if ((fake_wrong >= 0 && algorithm == fake_wrong) || has_fault("wrong", call))

@@ -1,8 +1,8 @@
-/* Fault injection: makes calls of the emulated driver, and of the C library by the plugin's library, fail. A test
- * loads this object into the process; the plugin knows nothing of it. The members of the driver's table and the
- * library's imported addresses are exchanged for functions that count, fail as told, and call the real one.
- * Stand-ins for vendor libraries ask here. faults_driver.h, which tests/harness/faults.py writes from driver.h and
- * the stand-ins, has the functions of the driver and all names. */
+/* Fault injection: makes chosen calls fail, of the emulated driver and of the C library by the plugin's library. A test
+ * loads this object into the process; the plugin does not know about it. It replaces the members of the driver's table,
+ * and the library's imported addresses, by functions that count calls, fail as told, or call the real function. The
+ * fake vendor libraries call faults_library_fails. tests/harness/faults.py writes faults_driver.h from driver.h and the
+ * fake libraries: the replacements of the driver's functions, and the names of all functions. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <elf.h>
@@ -20,14 +20,14 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-/* How often the call fails, and whether the device is lost with it. */
+/* Modes of an armed fault: one call fails; that call and all later ones fail; one call fails and its device is lost. */
 enum { FAULT_ONCE, FAULT_FROM_THEN_ON, FAULT_STICKY };
 enum { MAX_FUNCTIONS = 256, MAX_FRAMES = 24 };
 
 static atomic_long calls[MAX_FUNCTIONS];
 static struct {
   int function, code, mode;
-  long at; /* the number of the call, from 1 */
+  long at; /* number of the call that fails, from 1 */
   bool has_effect;
 } armed = {.function = -1};
 static atomic_long fired, host_blocks, locks;
@@ -44,7 +44,7 @@ static void lose_device(void) {
     atomic_compare_exchange_strong(&context->error, &healthy, armed.code);
 }
 
-/* Returns the code with which this call must fail, or 0. */
+/* Counts this call; returns the error code with which it must fail, or 0. */
 static int strikes(int function) {
   const long number = atomic_fetch_add(&calls[function], 1) + 1;
   if (function != armed.function || number < armed.at || (armed.mode != FAULT_FROM_THEN_ON && number > armed.at))
@@ -56,7 +56,8 @@ static int strikes(int function) {
   return armed.code;
 }
 
-/* Whether the real function is called nevertheless: after a sticky error the driver itself decides what still works. */
+/* Whether a failing call also calls the real function. After a sticky error it does: the driver itself decides what
+ * still works. */
 static bool has_effect(void) { return armed.has_effect || armed.mode == FAULT_STICKY; }
 
 #include "faults_driver.h"
@@ -110,7 +111,7 @@ static int faulty_pthread_setspecific(pthread_key_t key, const void *value) {
   return strikes(FAULT_pthread_setspecific) ? ENOMEM : pthread_setspecific(key, value);
 }
 
-/* Counts; never fails. */
+/* Counts locks; never fails. */
 static int faulty_pthread_mutex_lock(pthread_mutex_t *mutex) {
   atomic_fetch_add(&locks, 1);
   return pthread_mutex_lock(mutex);
@@ -134,7 +135,7 @@ static const struct {
 
 /* ---- stand-ins for vendor libraries ---- */
 
-/* Called by the fake libraries at the beginning of each function. */
+/* Called by the fake libraries at the start of each function: whether this call must fail. */
 EXPORT int faults_library_fails(const char *function) {
   for (int i = 0; i < NUM_LIBRARY_FUNCTIONS; i++)
     if (strcmp(library_functions[i], function) == 0)
@@ -196,7 +197,8 @@ static int exchange_imports(const struct link_map *library) {
   return 0;
 }
 
-/* Exchanges the members of the emulator's table and what its library imports. Once in a process; 0, or -1. */
+/* Replaces the members of the emulator's driver table and the imports of its library. Call once in a process. Returns
+ * 0, or -1 on failure. */
 EXPORT int faults_install(ocp_driver *table) {
   Dl_info info;
   struct link_map *library = NULL;
@@ -204,7 +206,7 @@ EXPORT int faults_install(ocp_driver *table) {
   void *address = NULL;
   memcpy(&address, &init, sizeof address);
   void *warm[1];
-  (void)backtrace(warm, 1); /* loads what it needs now */
+  (void)backtrace(warm, 1); /* backtrace loads libgcc now, not in a failing call */
   if (!dladdr1(address, &info, (void **)&library, RTLD_DL_LINKMAP))
     return -1;
   library_base = library->l_addr;
@@ -218,7 +220,7 @@ EXPORT int faults_install(ocp_driver *table) {
 
 /* ---- for the test ---- */
 
-/* Makes the at-th call of a function from now on fail; function -1: none. Resets the counts. */
+/* Makes call number `at` of a function, counted from now on, fail with `code`; function -1: none. Resets the counts. */
 EXPORT void faults_arm(int function, long at, int code, int mode, int with_effect) {
   armed.function = -1;
   for (int i = 0; i < MAX_FUNCTIONS; i++)
@@ -237,10 +239,11 @@ EXPORT void faults_disarm(void) { armed.function = -1; }
 
 EXPORT long faults_calls(int function) { return atomic_load(&calls[function]); }
 EXPORT long faults_fired(void) { return atomic_load(&fired); }
-/* Mutexes that the library has locked since faults_arm. */
+/* Returns the number of mutexes that the library has locked since faults_arm. */
 EXPORT long faults_locks(void) { return atomic_load(&locks); }
 
-/* Offsets in the plugin's library of the callers of the function that failed first, the innermost first. */
+/* Writes the callers of the function that failed first, innermost first, as offsets in the plugin's library; returns
+ * their number. */
 EXPORT int faults_callers(uint64_t *offsets, int most) {
   int count = 0;
   for (int i = 0; i < num_frames && count < most; i++) {
@@ -251,8 +254,8 @@ EXPORT int faults_callers(uint64_t *offsets, int most) {
   return count;
 }
 
-/* Counts the emulator's live objects, the bytes of device memory in use, and the blocks of host memory that the
- * library has allocated since the start. */
+/* Returns in `usage` the emulator's live objects, the bytes of device memory in use, and the blocks of host memory that
+ * the library has allocated and not freed. */
 EXPORT void faults_usage(const ocp_device *device, int64_t usage[3]) {
   state = (emu_state *)(void *)((char *)(device->context - device->ordinal) - offsetof(emu_state, devices));
   usage[0] = atomic_load(&state->live);
@@ -260,10 +263,10 @@ EXPORT void faults_usage(const ocp_device *device, int64_t usage[3]) {
   usage[2] = atomic_load(&host_blocks);
 }
 
-/* Whether a sticky error has hit the device; false if no context is current. */
+/* Returns the device's sticky error; 0: none. */
 EXPORT int faults_device_lost(const ocp_device *device) { return atomic_load(&device->context->error); }
 
-/* Heals a lost device, which outside of tests only a new process does. */
+/* Clears a device's sticky error. Outside of tests, only a new process does so. */
 EXPORT void faults_heal(ocp_device *device) {
   atomic_store(&device->context->error, CUDA_SUCCESS);
   atomic_store(&device->lost, CUDA_SUCCESS);

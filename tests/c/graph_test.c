@@ -1,6 +1,7 @@
-/* Automatic CUDA graphs by the driver calls that they make, through a table that counts and can be made to refuse.
+/* Tests of automatic CUDA graphs: counts the driver calls of each Run, by a driver table that counts and can refuse
+ * calls.
  *
- * graph_test IMAGE PLAN STREAMS SEED ROUNDS */
+ * Arguments: IMAGE PLAN STREAMS SEED (affine_cluster.h) ROUNDS. */
 #include <pthread.h>
 
 #include "affine_cluster.h"
@@ -10,11 +11,11 @@ enum { NUM_THREADS = 4, WARM = 2 };
 
 static ocp_driver counting;
 
-/* ---- the table ---- */
+/* ---- the counting driver table ---- */
 
 static atomic_int enqueued, launched, changed, made, waited, allocated, entered;
 static atomic_bool refuse_changes;
-static _Atomic CUresult refuse_graphs, refuse_launches; /* with that error */
+static _Atomic CUresult refuse_graphs, refuse_launches; /* the errors with which to refuse; CUDA_SUCCESS: do not */
 
 static CUresult launch_kernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                               unsigned block_y, unsigned block_z, unsigned shared_bytes, CUstream stream, void **params,
@@ -52,7 +53,7 @@ static CUresult get_current(CUcontext *context) {
   return real->CtxGetCurrent(context);
 }
 
-/* Returns the number of driver calls since the last time; querying the current context does not count. */
+/* Returns the number of driver calls since the last call of this function, without queries of the current context. */
 static int calls(void) {
   return atomic_exchange(&enqueued, 0) + atomic_exchange(&launched, 0) + atomic_exchange(&changed, 0) +
          atomic_exchange(&made, 0) + atomic_exchange(&waited, 0) + atomic_exchange(&allocated, 0);
@@ -74,7 +75,7 @@ static void one_call_for_each_steady_run(ocp_stream *stream) {
   }
   check_result(stream, &one, 4, 1);
   calls();
-  run(stream, &two, 4); /* the input is in the first node, the output in the second */
+  run(stream, &two, 4); /* updates two nodes: the first reads the input, the second writes the output */
   CHECK(atomic_load(&changed) == 2 && atomic_load(&launched) == 1);
   CHECK(calls() == 3);
   place mixed = {one.input, two.output};
@@ -96,7 +97,7 @@ static void a_change_that_is_refused_makes_the_graph_anew(ocp_stream *stream) {
   run(stream, &two, 4);
   CHECK(atomic_load(&made) == 1 && atomic_load(&launched) == 1 && atomic_load(&enqueued) == 0);
   calls();
-  for (int i = 0; i < 60; i++) /* changes continue to be refused */
+  for (int i = 0; i < 60; i++) /* updates continue to be refused */
     run(stream, i % 2 ? &two : &one, 4);
   CHECK(atomic_load(&made) <= 4);
   refuse_changes = false;
@@ -122,7 +123,8 @@ static void a_graph_that_is_refused_is_counted_and_not_tried_again(ocp_stream *s
   free_place(&where);
 }
 
-/* If the driver has no memory for a graph or its launch, the Run continues without one, and later Runs try again. */
+/* If the driver has no memory for a graph or for its launch, the Run continues without a graph; later Runs try
+ * again. */
 static void a_graph_without_memory_is_tried_again_later(ocp_stream *stream) {
   place where = make_place();
   const int64_t before = atomic_load(&ocp_counters[OCP_GRAPH_FALLBACKS_MEMORY]);
@@ -162,7 +164,7 @@ static void a_stream_that_somebody_captures_gets_the_records(ocp_stream *stream)
   check_result(stream, &where, 3, 5);
   place other = make_place();
   upload(stream, &other, 6);
-  run(stream, &other, 3); /* the slab of that Run was at another address */
+  run(stream, &other, 3); /* the instance's parameters still have the slab of the captured Run */
   run(stream, &other, 3);
   check_result(stream, &other, 3, 6);
   free_place(&where);
@@ -174,11 +176,11 @@ static int64_t counter(ocp_counter which) { return atomic_load(&ocp_counters[whi
 static void capture(ocp_stream *stream, place *where, int64_t rows) {
   const int64_t captures = counter(OCP_GRAPH_CAPTURES);
   for (int i = 0; i < 2000 && counter(OCP_GRAPH_CAPTURES) == captures; i++)
-    run(stream, where, rows); /* an instance needs more warm Runs each time it loses its graph */
+    run(stream, where, rows); /* each loss of its graph raises the number of warm Runs of an instance */
   CHECK(counter(OCP_GRAPH_CAPTURES) == captures + 1);
 }
 
-/* Each graph has a slab of 256 bytes. */
+/* Each graph has a slab of 256 bytes, so the memory share of graphs limits their number. */
 static void graphs_keep_a_share_of_the_memory(ocp_stream *stream) {
   const size_t total_bytes = device->total_bytes;
   place where = make_place();

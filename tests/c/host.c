@@ -1,8 +1,8 @@
-/* An application in C, linked to libonnxruntime and nothing else: registers the plugin, selects its emulated device,
- * runs a model with one Add of eight floats, unregisters, and exits with 0. Steady Runs keep no host memory; what
- * outlives the registration can be released.
+/* An application in C, linked only to libonnxruntime. It registers the plugin, selects the emulated device, runs a
+ * model with one Add of eight floats, and unregisters. Checks that repeated Runs do not leak host memory, and that
+ * sessions, allocators and values which outlive the registration can be released. Exits with 0.
  *
- *   host LIBRARY MODEL */
+ * host LIBRARY MODEL */
 #include "base/ort_abi.h"
 
 #include <malloc.h>
@@ -76,7 +76,7 @@ static void run(OrtSession *session, const OrtRunOptions *options) {
   api->ReleaseMemoryInfo(memory);
 }
 
-/* A Run on a stream that the application made and that the Run options name. */
+/* Runs on a stream that the application creates and passes in the Run options. */
 static void run_on_stream(OrtSession *session, const OrtEpDevice *device) {
   OrtSyncStream *stream;
   CALL(CreateSyncStreamForEpDevice, device, NULL, &stream);
@@ -88,7 +88,7 @@ static void run_on_stream(OrtSession *session, const OrtEpDevice *device) {
   api->ReleaseSyncStream(stream);
 }
 
-/* Under a sanitizer malloc is not glibc's, and this shows nothing. */
+/* Checks that 500 Runs keep no host memory. Shows nothing with a sanitizer, whose malloc is not glibc's. */
 static void run_steadily(OrtSession *session) {
   for (int i = 0; i < 50; i++)
     run(session, NULL);
@@ -113,7 +113,7 @@ static OrtSession *create_session(OrtEnv *env, const OrtEpDevice *device, const 
   return session;
 }
 
-/* Three Runs; the second one has a profile of its own. */
+/* Three Runs; the second one has its own profile. */
 static void run_profiled(OrtEnv *env, const OrtEpDevice *device, const char *model, const char *folder) {
   char of_run[500];
   snprintf(of_run, sizeof of_run, "%s/run", folder);
@@ -137,7 +137,7 @@ static void use_shared_allocator(OrtEnv *env, const OrtEpDevice *device) {
   CALL(ReleaseSharedAllocator, env, device, OrtDeviceMemoryType_DEFAULT);
 }
 
-/* The session, its allocator and one of its values outlive the registration; the session can still run. */
+/* The session, its allocator and one of its values outlive the registration; the session still runs. */
 static void outlive_registration(OrtEnv *env, const char *library, const char *model, int session_first) {
   CALL(RegisterExecutionProviderLibrary, env, "cuda.virtual", library);
   const OrtEpDevice *device = find_device(env);
@@ -167,7 +167,7 @@ int main(int argc, char **argv) {
 
   OrtEnv *env;
   CALL(CreateEnv, ORT_LOGGING_LEVEL_WARNING, "host", &env);
-  for (int round = 0; round < 2; round++) { /* the second round finds Python running */
+  for (int round = 0; round < 2; round++) { /* in the second round Python is running already */
     CALL(RegisterExecutionProviderLibrary, env, "cuda.virtual", argv[1]);
     const OrtEpDevice *device = find_device(env);
     OrtSession *session = create_session(env, device, argv[2]);

@@ -1,11 +1,11 @@
-/* Kernels for the C tests, as the compile pipeline would give them: gcc -c -mcmodel=large -fno-pic. */
+/* Kernels for the C tests, in the form that compiled kernels have. Compiled with: gcc -c -mcmodel=large -fno-pic. */
 #include "emulator/blocks/fiber.h"
 #include "emulator/kernel.h"
 
 #define META(kernel, ...)                                                                                              \
   const ocp_emu_kernel_meta kernel##_meta __asm__(#kernel ".meta") = {.version = OCP_EMU_META_VERSION, __VA_ARGS__}
 
-/* out[i] = a[i] + b[i] for i < n: one call runs the whole block. */
+/* out[i] = a[i] + b[i] for i < n; one call runs a whole block. */
 void add(const void *const *params, ocp_emu_thread *thread);
 META(add, .mode = OCP_EMU_BLOCK, .num_params = 4,
      .params = {OCP_EMU_PARAM_POINTER, OCP_EMU_PARAM_POINTER, OCP_EMU_PARAM_POINTER, 8});
@@ -18,7 +18,8 @@ void add(const void *const *params, ocp_emu_thread *thread) {
     out[i] = a[i] + b[i];
 }
 
-/* Replaces each block's elements of data by their sum, through shared memory: one call runs one thread. */
+/* Replaces each element of `data` by the sum of its block's elements, through shared memory; one call runs one
+ * thread. */
 void block_sum(const void *const *params, ocp_emu_thread *thread);
 META(block_sum, .mode = OCP_EMU_FIBER, .static_shared_bytes = 256 * sizeof(float), .stack_bytes = 512, .num_params = 2,
      .params = {OCP_EMU_PARAM_POINTER, 8});

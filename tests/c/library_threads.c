@@ -1,7 +1,7 @@
-/* Threads that run the same calls of a vendor library for new sizes: each lets several threads prepare the
- * algorithms, and then runs the calls. For builds with sanitizers.
+/* Runs the same library calls, with new sizes in each round, on several threads. Each of them first lets several
+ * threads prepare the algorithms. For builds with sanitizers.
  *
- * library_threads LIBCUDNN ROUNDS: the stand-in of fake_cudnn.c. */
+ * Arguments: LIBCUDNN ROUNDS. LIBCUDNN: the stand-in fake_cudnn.c. */
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -22,7 +22,7 @@ static ocp_device *device;
 static ocp_problem *problems[NUM_CALLS];
 static long rounds;
 
-/* Ones of [1, 1, 4, width], a kernel of one two: twos of the same shape. */
+/* Sets the values of a convolution of x [1, 1, 4, width], all ones, with a 1x1 filter of 2: the result is all twos. */
 static void set_values(int64_t values[NUM_VALUES], int64_t width) {
   const int64_t first[5] = {1, 1, 1, 1, 4 * width}, sizes[2] = {4, width};
   for (int i = 0; i < 5; i++)
@@ -84,7 +84,7 @@ int main(int argc, char **argv) {
   void *fake = dlopen(argv[1], RTLD_NOW);
   CHECK(fake);
   *(void *(**)(uint64_t, size_t))dlsym(fake, "fake_translate") = ocp_emu_host_pointer;
-  *(_Atomic int64_t *)dlsym(fake, "fake_building_takes") = 1000; /* slow enough that threads overlap */
+  *(_Atomic int64_t *)dlsym(fake, "fake_building_takes") = 1000; /* microseconds; long enough for threads to overlap */
   const ocp_problem_spec spec = {
       .kind = OCP_PROBLEM_CONV, .dtype = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, .rank = 2, .alpha = 1};
   for (int i = 0; i < NUM_CALLS; i++)

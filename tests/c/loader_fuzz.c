@@ -1,8 +1,8 @@
-/* Fuzzes the loader with damaged kernel objects: loading fails with a reason, or every function lies inside of the
- * object. No code of them runs. For builds with sanitizers.
+/* Fuzzes the loader of the emulated device with damaged kernel objects. Loading an object either fails with a reason,
+ * or all its functions are inside of the object. Does not run the kernels. For builds with sanitizers.
  *
- *   loader_fuzz load SEED ROUNDS OBJECT...    prints how many were refused and loaded, and how many kernels were found
- *   loader_fuzz print SEED ROUNDS OBJECT...   writes the damaged objects, each after its length in four bytes */
+ * loader_fuzz load SEED ROUNDS OBJECT...    prints the numbers of refused objects, loaded objects and found kernels
+ * loader_fuzz print SEED ROUNDS OBJECT...   writes each damaged object after its length (4 bytes) */
 #include <elf.h>
 #include <string.h>
 
@@ -33,7 +33,7 @@ static object read_file(const char *path) {
   return out;
 }
 
-/* The names of an undamaged object's symbols. */
+/* Names of the symbols of undamaged objects. */
 typedef struct names {
   const char *text[MAX_NAMES];
   size_t count;
@@ -56,7 +56,7 @@ typedef struct counts {
   long refused, loaded, kernels;
 } counts;
 
-/* The whole description and the first byte of the kernel are readable and lie inside of the module. */
+/* Checks that the kernel's description is inside of the module and readable, and its first instruction readable. */
 static void check_kernel(const struct CUmod_st *module, const struct CUfunc_st *function) {
   const ocp_emu_kernel_meta *meta = function->meta;
   CHECK(emu_module_owns(module, (uint64_t)meta, sizeof *meta, /*loads=*/true));

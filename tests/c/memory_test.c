@@ -1,5 +1,5 @@
-/* Tests of memory in stream order. Each test is named on the command line, or all run; `time` prints the nanoseconds of
- * a cached allocation and its free: alone, and the processor's for each of four threads. */
+/* Tests of stream-ordered memory. The command line names one test; without a name, all run. `time` prints the
+ * nanoseconds of a cached allocation and its free: on one thread, and the processor time on four threads. */
 #include <pthread.h>
 #include <string.h>
 #include <time.h>
@@ -39,10 +39,10 @@ static void test_another_stream_gets_it_after_the_work_has_finished(void) {
   enqueue(other);
   CUdeviceptr fresh = alloc_on(other, 1000), anywhere = alloc_on(NULL, 1000);
   CHECK(fresh != address && anywhere != address);
-  enqueue(stream); /* later work does not matter */
+  enqueue(stream); /* work enqueued after the free does not delay the reuse */
   atomic_store(&stream->handle->done, 1);
   CUdeviceptr still_fresh = alloc_on(other, 1000);
-  CHECK(still_fresh != address); /* the pool has not been told that it finished */
+  CHECK(still_fresh != address); /* the pool does not know yet that the work has finished */
   synchronize(stream);
   enqueue(stream);
   CHECK(alloc_on(other, 1000) == address);
@@ -62,7 +62,7 @@ static void test_memory_freed_without_a_stream_waits_for_every_other_one(void) {
   CUdeviceptr first = alloc_on(stream, 3000), second = alloc_on(idle, 3000), third = alloc_on(NULL, 3000);
   CHECK(first != address && second != address && third != address);
   synchronize(reader);
-  CHECK(alloc_on(stream, 3000) == address); /* ordered after the stream's own work */
+  CHECK(alloc_on(stream, 3000) == address); /* on this stream, the reuse is ordered after the stream's own work */
   ocp_device_free(device, address, NULL);
   CUdeviceptr fourth = alloc_on(idle, 3000);
   CHECK(fourth != address);
@@ -77,7 +77,7 @@ static void test_memory_freed_without_a_stream_waits_for_every_other_one(void) {
 }
 
 static void test_a_miss_asks_blocked_streams_for_their_progress(void) {
-  configure(OCP_DEVICE_MEMORY, "arena.extend_strategy=1"); /* the arena has no other chunks */
+  configure(OCP_DEVICE_MEMORY, "arena.extend_strategy=1"); /* one region per allocation: no other chunk fits */
   ocp_stream *stream = make_stream(), *other = make_stream();
   CUdeviceptr address = alloc_on(stream, 1 << 20);
   enqueue(stream);
@@ -100,9 +100,9 @@ static void test_a_stream_that_the_application_captures_is_asked_nothing(void) {
     ocp_device_free(device, address, stream);
     if (i == 0)
       stream->handle->capturing = CU_STREAM_CAPTURE_STATUS_ACTIVE;
-    else /* the default stream's answer while another stream is captured */
+    else /* the driver's answer for the default stream while another stream is captured */
       stream->handle->capturing_result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
-    CUdeviceptr elsewhere = alloc_on(other, 1 << 20); /* queries all streams that it can query */
+    CUdeviceptr elsewhere = alloc_on(other, 1 << 20); /* queries every stream that may be queried */
     ocp_error ignored = {0};
     CHECK(ocp_pool_synchronize(device, &ignored) == ORT_OK);
     CHECK(stream->handle->capturing == (i == 0 ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE));
@@ -177,7 +177,7 @@ static void test_an_event_wait_advances_the_producer(void) {
   ocp_stream_completed(device, id, position);
   CHECK(!ocp_stream_is_idle(stream));
   CHECK(alloc_on(other, 20000) == address);
-  ocp_stream_completed(device, 123456, UINT64_MAX); /* a stream that was destroyed */
+  ocp_stream_completed(device, 123456, UINT64_MAX); /* the id of a stream that was destroyed */
   ocp_device_free(device, address, other);
   ocp_stream_release(stream);
   ocp_stream_release(other);
@@ -212,7 +212,8 @@ static void test_out_of_memory_takes_back_what_is_cached(void) {
   CUdeviceptr address = alloc_on(stream, 8192);
   enqueue(stream);
   ocp_device_free(device, address, stream);
-  /* Another size class: the cached chunk must be freed, after waiting for the stream that still uses it. */
+  /* The request has another size class: the arena must free the cached chunk, after waiting for the stream that uses
+   * it. */
   CUdeviceptr other = alloc_on(NULL, 5000);
   CHECK(atomic_load(&stream->handle->done) == atomic_load(&stream->handle->enqueued));
   CUdeviceptr refused = 0;
@@ -225,7 +226,7 @@ static void test_out_of_memory_takes_back_what_is_cached(void) {
   CHECK(ocp_device_alloc(device, (size_t)1 << 62, stream, &refused, &error) != 0);
   CHECK(ocp_device_alloc(device, SIZE_MAX, stream, &refused, &error) != 0);
   ocp_device_free(device, other, NULL);
-  /* The rest would not hold a chunk of that class, only the requested bytes. */
+  /* A chunk of this request's size class would exceed the capacity; the allocation gets only the requested bytes. */
   address = alloc_on(stream, 10 * 1024 - 100);
   ocp_device_free(device, address, stream);
   capacity = (uint64_t)1 << 40;
@@ -315,7 +316,7 @@ static void test_what_settles_waits_for_all_work_but_that_of_other_threads_in_a_
   enqueue(other);
   settle_on_another_thread();
   CHECK(ocp_stream_is_idle(stream) && ocp_stream_is_idle(other));
-  /* Some work on the stream was enqueued before the Run. */
+  /* The stream has work from before the Run, so that another thread waits for the stream. */
   enqueue(stream);
   ocp_run_started();
   enqueue(stream);
@@ -324,7 +325,7 @@ static void test_what_settles_waits_for_all_work_but_that_of_other_threads_in_a_
   enqueue(stream);
   ocp_run_ended(device, /*waited=*/true);
   settle_on_another_thread();
-  CHECK(!ocp_stream_is_idle(stream)); /* the thread of the Run is about to wait */
+  CHECK(!ocp_stream_is_idle(stream)); /* the Run's own thread waits for the work, so others do not */
   synchronize(stream);
   const int before = atomic_load(&driver_calls);
   settle(NULL);
@@ -333,12 +334,13 @@ static void test_what_settles_waits_for_all_work_but_that_of_other_threads_in_a_
   ocp_stream_release(other);
 }
 
-/* Every 256 bytes have an owner; the test finds memory with two owners, or whose earlier user has not finished. */
+/* Tracks who uses each granule of 256 bytes. Finds memory with two users, and memory whose last user has not
+ * finished. */
 enum { THREADS = 4, ROUNDS = 3000, HELD = 12, GRANULE = 256, SHADOW = 1 << 19 };
 typedef struct shadow {
   uint64_t granule;
-  struct CUstream_st *stream; /* that used it last */
-  unsigned long long work;    /* of that stream */
+  struct CUstream_st *stream; /* the stream that used the granule last */
+  unsigned long long work;    /* the stream's number of enqueued operations at that time */
   bool held;
 } shadow;
 static shadow shadows[SHADOW];
@@ -445,7 +447,7 @@ static void test_threads_never_share_memory_in_use(void) {
   void *streams[THREADS];
   for (int i = 0; i < THREADS; i++)
     pthread_join(threads[i], &streams[i]);
-  for (int i = 0; i < THREADS; i++) /* freed only here: the shadows refer to them */
+  for (int i = 0; i < THREADS; i++) /* released only here, since the shadows refer to them */
     ocp_stream_release(streams[i]);
   CHECK(in_use() == before);
   configure(OCP_DEVICE_MEMORY, "");
@@ -459,7 +461,7 @@ static int64_t held(void) {
   return stats.total;
 }
 
-/* Trims while each free fails with the error; returns the bytes that then count as freed. */
+/* Trims while each free fails with the error; returns the bytes that trimming reports as freed. */
 static int64_t trim_with(CUresult result) {
   free_result = result;
   const int64_t bytes = ocp_device_trim(device);
@@ -476,13 +478,13 @@ static void test_memory_whose_free_fails_stays_held_and_is_not_used_again(void) 
   ocp_device_free(device, lost, NULL);
   CHECK(trim_with(CUDA_ERROR_UNKNOWN) == 0 && held() == before + region);
   CUdeviceptr other = alloc_on(NULL, BYTES);
-  const int64_t second = held() - before - region; /* regions grow */
+  const int64_t second = held() - before - region; /* the second region may be larger than the first */
   CHECK(other != lost && second >= BYTES);
   ocp_device_free(device, other, NULL);
   const int calls = atomic_load(&driver_calls);
   CHECK(ocp_device_trim(device) == second && held() == before + region);
-  CHECK(atomic_load(&driver_calls) == calls + 1); /* the driver may have given the lost region to another owner */
-  /* Weights bypass the arena. */
+  CHECK(atomic_load(&driver_calls) == calls + 1); /* does not free `lost` again: it may have another owner by now */
+  /* Weights bypass the arena. Memory of a weight whose free fails stays held as well. */
   CUdeviceptr weight = 0;
   CHECK_OK(ocp_device_reserve(device, BYTES, &weight, error));
   free_result = CUDA_ERROR_INVALID_VALUE;
@@ -541,7 +543,7 @@ static double now(clockid_t clock) {
   return (double)time.tv_sec * 1e9 + (double)time.tv_nsec;
 }
 
-/* The best of many batches: nanoseconds of the process for each pair. */
+/* Returns the least time of many batches: nanoseconds of processor time per allocation and free. */
 static double measure(int num_threads) {
   enum { BATCHES = 50, MOST_THREADS = 4 };
   ocp_stream *streams[MOST_THREADS];

@@ -1,7 +1,7 @@
-/* A host of the shim without ONNX Runtime and without Python: every slot with hostile arguments, then sessions that run
- * on several threads. Built with the sanitizers over all of the shim.
+/* Tests of the C library without ONNX Runtime and without Python: calls every slot with hostile arguments, then runs
+ * sessions on several threads. Built with sanitizers over the whole library.
  *
- *     mock_host KERNELS.o [inline|adversarial] [seed] */
+ * mock_host KERNELS.o [inline|adversarial] [seed] */
 #include <string.h>
 
 #include "base/counters.h"
@@ -150,7 +150,7 @@ static void test_a_data_transfer_claims_only_memory_of_one_kind_of_device(void) 
   CHECK(transfer->CanCopy(transfer, &pinned_memory, &device_memory));
   CHECK(transfer->CanCopy(transfer, &device_memory, &other_device_memory));
   CHECK(transfer->CanCopy(transfer, &mock_cpu, &real));
-  /* Without a GPU the emulated device has NVIDIA's vendor id. */
+  /* Without a GPU, the emulated device has NVIDIA's vendor id, and takes the place of a real one. */
   bool in_its_place = ocp_vendor_id(/*emulated=*/true) == OCP_VENDOR_NVIDIA;
   CHECK(transfer->CanCopy(transfer, &real, &device_memory) == in_its_place);
   CHECK(transfer->CanCopy(transfer, &device_memory, &real) == in_its_place);
@@ -261,7 +261,7 @@ static void test_memory_for_streams_that_do_not_fit(void) {
     device_allocator->Free(device_allocator, all[i]);
 }
 
-/* Work that uses the memory on another stream must wait for the allocating stream. */
+/* With a CUDA memory pool, an allocation is work of its stream: others must wait for it before they use the memory. */
 static void test_an_allocation_of_a_pool_is_work_of_its_stream(void) {
   OrtSyncStream stream = make_stream();
   ocp_stream *own = ocp_ort_stream(&stream);
@@ -311,7 +311,7 @@ static void test_tensors_go_from_device_to_device(void) {
   OrtSyncStream streams[2] = {make_stream(), {0}};
   check_ok(factory->CreateSyncStreamForDevice(factory, &other_device_memory, NULL, &streams[1].impl));
   for (int use = 0; use < 3; use++) {
-    OrtSyncStream *used = use == 2 ? NULL : &streams[use]; /* a stream of this device, of the other one, or none */
+    OrtSyncStream *used = use == 2 ? NULL : &streams[use]; /* of the first device, of the other one, or no stream */
     OrtValue a = mock_wrap(there, mock_cpu, FLOAT, 1, dims), z = mock_wrap(back, mock_cpu, FLOAT, 1, dims);
     OrtValue first = mock_tensor(device_allocator, device_memory, FLOAT, 1, dims);
     OrtValue second = mock_tensor(other_allocator, other_device_memory, FLOAT, 1, dims);
@@ -319,7 +319,7 @@ static void test_tensors_go_from_device_to_device(void) {
     memset(back, 0, sizeof back);
     copy(&a, &first, used);
     copy(&first, &second, used);
-    copy(&second, &pinned, used); /* pinned memory of the first device */
+    copy(&second, &pinned, used); /* pinned memory belongs to the first device */
     copy(&pinned, &z, used);
     CHECK(memcmp(there, back, sizeof back) == 0);
     if (used)
@@ -335,7 +335,7 @@ static void test_tensors_go_from_device_to_device(void) {
 
 static void *handle_of_nobody(OrtSyncStreamImpl *this_ptr) { return this_ptr; }
 
-/* ORT passes streams whose owner only the handle tells. */
+/* Streams of ORT are identified by their handles alone. */
 static void test_streams_are_known_by_their_handles(void) {
   OrtSyncStreamImpl impl = {.GetHandle = handle_of_nobody};
   OrtSyncStream stream = make_stream(), other = {0}, foreign = {&impl}, without_handle = {NULL};
@@ -366,7 +366,7 @@ static void test_a_consumer_waits_for_the_producer(void) {
   OrtSyncNotificationImpl *notification = NULL, *again = NULL;
   check_ok(producer.impl->CreateNotification(producer.impl, &notification));
   check_ok(consumer.impl->CreateNotification(consumer.impl, &again));
-  check_ok(notification->WaitOnHost(notification)); /* never recorded: nothing to wait for */
+  check_ok(notification->WaitOnHost(notification)); /* the event was never recorded, so there is nothing to wait for */
   for (int round = 1; round <= 5; round++) {
     for (int i = 0; i < dims[0]; i++)
       ((float *)pinned.data)[i] = (float)(i + round);
@@ -381,9 +381,9 @@ static void test_a_consumer_waits_for_the_producer(void) {
       CHECK(((float *)back.data)[i] == (float)(i + round));
   }
   check_ok(notification->WaitOnDevice(notification, NULL));
-  OrtSyncStream foreign = {NULL}; /* the host waits instead */
+  OrtSyncStream foreign = {NULL}; /* a stream of another provider: the host waits instead */
   check_ok(notification->WaitOnDevice(notification, &foreign));
-  /* Streams that are released before their notifications, with unfinished work. */
+  /* Streams are released before their notifications, with unfinished work. */
   copy(&a, &b, &producer);
   check_ok(notification->Activate(notification));
   producer.impl->Release(producer.impl);
@@ -400,7 +400,7 @@ static void test_a_consumer_waits_for_the_producer(void) {
 }
 
 static OrtStatus *add_no_kernels(OrtKernelRegistry *registry, const char *ep_name, int64_t operators) {
-  CHECK(registry->count > 2 && *ep_name && !operators); /* copies, and control flow */
+  CHECK(registry->count > 2 && *ep_name && !operators); /* at least the kernels of copies and control flow */
   return NULL;
 }
 
@@ -461,7 +461,7 @@ static void test_memcpy_kernels_copy_on_the_stream(ocp_identity identity) {
   stream.impl->Release(stream.impl);
 }
 
-/* ---- ---- */
+/* ---- main ---- */
 
 static void *read_file(const char *path, size_t *bytes) {
   FILE *file = fopen(path, "rb");
@@ -476,7 +476,7 @@ static void *read_file(const char *path, size_t *bytes) {
 
 static int64_t counter(ocp_counter which) { return atomic_load(&ocp_counters[which]); }
 
-/* One registration of the library: create, use and release everything. */
+/* One registration of the library: creates, uses and releases everything. */
 static void run_round(const void *image, size_t bytes, uint32_t version, int runs, const OrtKeyValuePairs *options) {
   mock_ort_install(version);
   factory = ocp_factory_create("mock", &(ocp_registration_request){.identity = OCP_IDENTITY_OWN, .emulated = true});
@@ -484,7 +484,7 @@ static void run_round(const void *image, size_t bytes, uint32_t version, int run
   device_allocator = make_allocator_with(device_memory, options);
   pinned_allocator = make_allocator(pinned_memory);
   check_ok(factory->CreateDataTransfer(factory, &transfer));
-  if (!ocp_python_is_ready()) /* the first round */
+  if (!ocp_python_is_ready()) /* in the first round */
     test_slots_that_need_python_say_that_it_is_missing();
   test_memory_that_is_not_ours_is_refused();
   test_a_data_transfer_claims_only_memory_of_one_kind_of_device();
@@ -544,7 +544,7 @@ int main(int argc, char **argv) {
   run_round(image, bytes, OCP_NEWEST_API, runs, NULL);
   run_round(image, bytes, OCP_OLDEST_API, runs / 4 + 1, NULL);
   run_round(image, bytes, OCP_NEWEST_API, runs / 2 + 1, &mempool);
-  /* Everything has been freed, else the emulator would refuse. */
+  /* Fails if anything was not freed: the emulator then refuses a new configuration. */
   if (ocp_emu_configure(&config, text, sizeof text) != 0) {
     fprintf(stderr, "%s\n", text);
     return 1;

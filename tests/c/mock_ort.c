@@ -108,7 +108,7 @@ static OrtStatus *get_output(OrtKernelContext *context, size_t index, const int6
 
 static void *get_handle(OrtSyncStream *stream) { return stream->impl ? stream->impl->GetHandle(stream->impl) : NULL; }
 
-/* Of a plugin's stream. */
+/* Like ORT's function, valid only for streams that a plugin made. */
 static const OrtSyncStreamImpl *get_impl(const OrtSyncStream *stream) {
   CHECK(stream->impl && stream->impl->Release);
   return stream->impl;
@@ -268,13 +268,13 @@ static void release_definition(OrtKernelDef *definition) { free(definition); }
 
 static OrtStatus *get_data_type(ONNXTensorElementDataType type, const OrtDataType **out) {
   *out = NULL;
-  if (type > ONNX_TENSOR_ELEMENT_DATA_TYPE_INT4) /* as an older ONNX Runtime */
+  if (type > ONNX_TENSOR_ELEMENT_DATA_TYPE_INT4) /* like an older ONNX Runtime, which lacks the newer types */
     return create_status(ORT_NOT_IMPLEMENTED, "unknown element type");
   *out = (const OrtDataType *)(uintptr_t)(type + 1);
   return NULL;
 }
 
-/* ---- ---- */
+/* ---- installation ---- */
 
 void mock_ort_install(uint32_t version) {
   static OrtApi api;

@@ -18,14 +18,14 @@
 #include "python/host.h"
 #include "run/cluster.h"
 
-/* out = block_sum(a + b) for vectors of equal, dynamic length, in blocks of 64. */
+/* Builds the plan of out = block_sum(a + b), for vectors of equal dynamic length, in blocks of 64 elements. */
 static size_t make_plan(uint8_t *out, size_t capacity) {
   struct {
     ocp_plan_header header;
     ocp_plan_input inputs[2];
     ocp_plan_output outputs[1];
     uint32_t kernels[2];
-    uint32_t dims[2]; /* and padding to 8 bytes */
+    uint32_t dims[2]; /* one entry, padded to 8 bytes */
     ocp_plan_expr exprs[5];
     uint32_t guards[2];
     ocp_plan_record records[2];
@@ -107,11 +107,11 @@ typedef struct session {
   void *state;
   unsigned seed;
   int runs;
-  CUcontext host_context; /* NULL: none */
+  CUcontext host_context; /* a context that each Run must leave current; NULL: none */
 } session;
 
 static void run_once(const session *s, OrtSyncStream *stream, unsigned *seed) {
-  int64_t n = rand_r(seed) % 2 ? rand_r(seed) % 1000 : 64 * (rand_r(seed) % 4); /* some shapes repeat */
+  int64_t n = rand_r(seed) % 2 ? rand_r(seed) % 1000 : 64 * (rand_r(seed) % 4); /* so that some shapes repeat */
   float *host = malloc(2 * (size_t)n * sizeof *host + 1);
   OrtValue back = mock_tensor(pinned_allocator, pinned_memory, FLOAT, 1, &n);
   for (int64_t i = 0; i < 2 * n; i++)
@@ -128,7 +128,7 @@ static void run_once(const session *s, OrtSyncStream *stream, unsigned *seed) {
   check_ok(s->info->Compute(s->info, s->state, &context));
   if (stream)
     copy(&context.outputs[0], &back, stream);
-  mock_free(&a); /* like ORT: freed when its last user is enqueued */
+  mock_free(&a); /* like ORT, which frees a tensor once its last user is enqueued */
   if (stream)
     finish_run(stream);
   else
@@ -163,7 +163,7 @@ static void *run_many(void *argument) {
 
 static atomic_bool done;
 
-/* Calls that an application may make at any time. */
+/* Repeats calls that an application may make at any time: statistics, trim, shrink, limits and reservations. */
 static void *look_at_memory_and_trim(void *unused) {
   be_elsewhere(host_context);
   while (!atomic_load(&done)) {
@@ -211,7 +211,7 @@ static void test_hostile_values_fail_with_a_reason(const session *s) {
                               .allocator = device_allocator,
                               .output_device = device_memory,
                               .stream = &stream};
-  check_fails(s->info->Compute(s->info, s->state, &context), "Python"); /* no plan matches, and no builder exists */
+  check_fails(s->info->Compute(s->info, s->state, &context), "Python"); /* no plan matches; no Python builds one */
   context.inputs[1] = &matrix;
   check_fails(s->info->Compute(s->info, s->state, &context), "Python");
   context.inputs[1] = &other;
@@ -225,7 +225,7 @@ static void test_hostile_values_fail_with_a_reason(const session *s) {
   context.refuse_outputs = true;
   check_fails(s->info->Compute(s->info, s->state, &context), "no memory for the output");
   context.refuse_outputs = false;
-  check_ok(s->info->Compute(s->info, s->state, &context)); /* nothing was lost */
+  check_ok(s->info->Compute(s->info, s->state, &context)); /* the session still works after these failures */
   finish_run(&stream);
   mock_free(&context.outputs[0]);
   stream.impl->Release(stream.impl);

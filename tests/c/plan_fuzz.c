@@ -1,8 +1,8 @@
 /* Fuzzes plans: loading a damaged plan fails, or running it stays within its memory. For builds with sanitizers.
  *
- * plan_fuzz IMAGE PLAN SEED ROUNDS: PLAN takes x float [2, 3] and a host input int64 [2] with the values 3 and 2, names
- * kernel 0 of IMAGE ("idle") and weight 0 of 64 bytes. Prints how many damaged plans were refused, did not match,
- * failed, and ran. */
+ * Arguments: IMAGE PLAN SEED ROUNDS. PLAN has the inputs x, float [2, 3], and a host input int64 [2] with the values 3
+ * and 2; it uses kernel 0 of IMAGE, "idle", and weight 0 of 64 bytes. Prints how many damaged plans were refused, did
+ * not match, failed, and ran. */
 #include <string.h>
 
 #include "base/error.h"
@@ -71,7 +71,8 @@ static void damage_plan(unsigned char *blob, size_t *bytes) {
   }
 }
 
-/* The kernel does nothing; a damaged grid could make it run for years. */
+/* Wraps the emulator's launch function and limits the grid: the kernel does nothing, but a damaged grid could take
+ * years. */
 static const ocp_driver *emulator;
 static CUresult launch_few_blocks(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                                   unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
@@ -89,7 +90,7 @@ typedef struct outputs {
 static int allocate(void *context, uint32_t index, const int64_t *dims, uint32_t rank, void **data, ocp_error *error) {
   outputs *out = context;
   (void)index;
-  uint64_t bytes = 16; /* the largest element */
+  uint64_t bytes = 16; /* bytes of the largest element */
   for (uint32_t d = 0; d < rank; d++) {
     CHECK(dims[d] >= 0);
     if (__builtin_mul_overflow(bytes, (uint64_t)dims[d], &bytes) || bytes > DEVICE_BYTES)

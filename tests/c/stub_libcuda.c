@@ -1,5 +1,5 @@
-/* A stub of libcuda.so.1 for machines without a driver: cuDNN loads and sees no device (CUDA_ERROR_NO_DEVICE). Calls
- * that only create objects, as for planning, succeed. */
+/* A stub of libcuda.so.1 for machines without a driver. cuDNN loads, and sees no device (CUDA_ERROR_NO_DEVICE).
+ * Functions that only create objects, as planning needs them, succeed. */
 #define ABSENT(name)                                                                                                   \
   int name(void) { return 100; }
 #define DONE(name)                                                                                                     \

@@ -43,8 +43,8 @@ int ocp_ort_memory_info(bool emulated, int ordinal, int kind, const OrtMemoryInf
 
 /* ---- OrtAllocator ---- */
 
-/* An allocator of one memory of a device, made for each user. Its first allocation opens the device, so that
- * registering the library does not create a CUDA context on every GPU. */
+/* An OrtAllocator for one kind of memory of one device. Each CreateAllocator call makes one. Its first allocation opens
+ * the device, so that registering the library does not create a CUDA context on every GPU. */
 typedef struct ort_allocator {
   OrtAllocator ort;
   const OrtMemoryInfo *info;
@@ -53,8 +53,8 @@ typedef struct ort_allocator {
   _Atomic(ocp_device *) device;
 } ort_allocator;
 
-/* The error of the calling thread's latest failed allocation. OrtAllocator::Alloc can only return NULL, so the error
- * goes to the log, and the plugin's next call that uses the tensor without memory reports it. */
+/* The error of the calling thread's latest failed allocation. OrtAllocator::Alloc can only return NULL, so the error is
+ * logged and kept here. The plugin's next call that gets a tensor without memory reports it. */
 static pthread_key_t failure_key; /* an ocp_error: too large for a thread-local variable, see emulator/blocks/fiber.h */
 static bool has_failure_key;
 
@@ -80,7 +80,7 @@ const char *ocp_ort_why_no_memory(void) {
   return failure ? failure->text : "an allocation failed earlier, and ONNX Runtime's log says why";
 }
 
-/* The stream whose work will use the memory that the calling thread allocates. */
+/* The stream that will use the memory that the calling thread allocates; NULL: any stream may use it. */
 static _Thread_local ocp_stream *allocating_on;
 
 void ocp_ort_allocating_on(ocp_stream *stream) { allocating_on = stream; }
@@ -127,10 +127,11 @@ static void *allocator_reserve(OrtAllocator *this_, size_t size) {
 
 static void allocator_free(OrtAllocator *this_, void *address) {
   ort_allocator *allocator = (ort_allocator *)(void *)this_;
-  /* ORT may free memory through another allocator object of the same memory. */
+  /* ORT may free memory through another OrtAllocator for the same memory, so this one may not have opened the device
+   * yet. */
   ocp_error ignored;
   ocp_device *device = open_device(allocator, &ignored);
-  /* The stream is unknown: ORT frees a tensor once its last user is enqueued, and does not name the streams. */
+  /* Frees without a stream: ORT frees a tensor once its last user is enqueued, and does not tell on which streams. */
   if (device && !ocp_pool_free(device, allocator->memory, (uint64_t)(uintptr_t)address, NULL))
     ocp_log(ORT_LOGGING_LEVEL_ERROR, "cannot free an address that is not allocated by this allocator", "Free");
 }
@@ -182,7 +183,7 @@ static OrtStatus *allocator_shrink(OrtAllocator *this_) {
 
 /* ---- options ---- */
 
-/* Applies the options whose keys begin with the prefix. */
+/* Passes those options to the arena whose keys begin with `prefix` and name an arena option. */
 static int configure(const ort_allocator *allocator, const OrtKeyValuePairs *options, const char *prefix,
                      ocp_error *error) {
   enum { MAX_OPTIONS = 64 };
@@ -207,8 +208,8 @@ static int configure(const ort_allocator *allocator, const OrtKeyValuePairs *opt
   return error->code;
 }
 
-/* Applies `options`, or without any, the options "ep_factory.<name>.arena..." of ORT's environment, which ONNX Runtime
- * does not pass to this call. */
+/* Applies `options`. If it is NULL, applies the entries "ep_factory.<name>.arena..." of ORT's environment, which ORT
+ * does not pass to CreateAllocator. */
 static int use_options(const ort_allocator *allocator, const OrtEpFactory *factory, const OrtKeyValuePairs *options,
                        ocp_error *error) {
   char prefix[64];
@@ -276,8 +277,8 @@ void ocp_ort_release_allocator(OrtEpFactory *factory, OrtAllocator *released) {
   ort_allocator *allocator = (ort_allocator *)(void *)released;
   if (!allocator)
     return;
-  /* ORT holds one allocator per memory while the library is registered, so nothing uses the arena after the last
-   * one. */
+  /* While the library is registered, ORT holds one allocator for each memory. So nothing uses the arena after its last
+   * allocator was released. */
   if (ocp_arena_release(allocator->emulated, allocator->ordinal, allocator->memory)) {
     ocp_device *device = ocp_device_find(allocator->emulated, allocator->ordinal);
     if (device)

@@ -12,9 +12,9 @@ enum { OCP_INFO_DEVICE = 0, OCP_INFO_PINNED = 1, OCP_INFO_READ_ONLY = 2, OCP_NUM
 int ocp_ort_memory_info(bool emulated, int ordinal, int kind, const OrtMemoryInfo **out, ocp_error *error);
 
 /* ---- slots of OrtEpFactory ---- */
-/* Options: "arena.<key>". All allocators of one memory share its arena. The arena takes the first options that are
- * given; if later options differ, a warning names the keys. An allocator of type OrtReadOnlyAllocator bypasses the
- * arena. */
+/* The slots CreateAllocator and ReleaseAllocator. `options` has keys "arena.<key>" (device/arena_options.h). All
+ * allocators for one memory of a device share one arena, which keeps the first options that it gets; if later options
+ * differ, a warning names their keys. An allocator of type OrtReadOnlyAllocator bypasses the arena. */
 OrtStatus *ocp_ort_create_allocator(OrtEpFactory *factory, const OrtMemoryInfo *memory_info,
                                     const OrtKeyValuePairs *options, OrtAllocator **out);
 void ocp_ort_release_allocator(OrtEpFactory *factory, OrtAllocator *allocator);
@@ -23,7 +23,7 @@ void ocp_ort_release_allocator(OrtEpFactory *factory, OrtAllocator *allocator);
 /* Returns the reason why a tensor has no memory: the error of the calling thread's latest failed allocation through
  * ORT's allocators. */
 const char *ocp_ort_why_no_memory(void);
-/* Says which work will use the memory that ORT's allocators return on this thread: work on the stream, or any work if
+/* Declares who will use the memory that ORT's allocators return on this thread: work on the stream, or any work if
  * `stream` is NULL. */
 void ocp_ort_allocating_on(ocp_stream *stream);
 

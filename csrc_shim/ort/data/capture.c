@@ -15,12 +15,12 @@
 #include "driver/activity.h"
 #include "driver/driver.h"
 
-/* The state of one annotation id on one thread. */
+/* The state of one annotation id (run option gpu_graph_id) on one thread. */
 typedef struct captured {
   struct captured *next;
   int id;
   uint32_t warm_runs;
-  unsigned computations; /* calls of clusters in the latest Run */
+  unsigned computations; /* calls of clusters in the latest warm Run */
   CUgraphExec exec;      /* NULL: not captured yet */
   ocp_graph_sources sources;
   ocp_run_memory memory; /* the memory of the last warm Run, reused by the captured Run */
@@ -34,10 +34,10 @@ struct ocp_capture_thread {
   ocp_stream *stream;
   pthread_mutex_t lock; /* guards `ids` and its entries; other threads leave the entry `active` unchanged */
   captured *ids;
-  captured *active;        /* entry of the id whose Run is captured or has its allocations watched; NULL: none */
-  bool captures;           /* true: that Run is captured */
-  bool has_turn;           /* true: the thread holds a turn on the stream, from the start of a Run to its end */
-  unsigned computations;   /* calls of clusters in the latest Run; accessed by the thread only */
+  captured *active;      /* the entry of the current Run if it is captured or its allocations are watched; else NULL */
+  bool captures;         /* true: the current Run is captured */
+  bool has_turn;         /* true: the thread holds a turn (ocp_stream_take_turn), from the start of a Run to its end */
+  unsigned computations; /* calls of clusters in the latest Run; accessed by the thread only */
   ocp_preserved preserved; /* data that a warm Run overwrote, restored because ONNX Runtime repeats the Run */
   atomic_bool failed;
 };
@@ -49,7 +49,7 @@ struct ocp_capture {
   ocp_capture_thread *threads;
 };
 
-/* Guards the links between threads and EPs. */
+/* Guards the two lists that link an ocp_capture_thread: its thread's list and its EP's list. */
 static pthread_mutex_t links = PTHREAD_MUTEX_INITIALIZER;
 static pthread_key_t thread_key; /* the calling thread's list of ocp_capture_thread */
 static bool has_thread_key;
@@ -120,7 +120,7 @@ static void unlink_from_owner(ocp_capture_thread *thread) {
   *link = thread->next_of_owner;
 }
 
-/* Called when a thread that had graphs ends. */
+/* The destructor of thread_key: frees the capture states of a thread that ends. */
 static void thread_ends(void *list) {
   ocp_capture_thread **head = list;
   while (!ocp_is_shutting_down() && !atomic_load(&ocp_forked)) {

@@ -1,4 +1,4 @@
-/* ONNX Runtime's capture of whole Runs (the option enable_cuda_graph): the state of one OrtEp.
+/* Capture of whole Runs into CUDA graphs, for the option enable_cuda_graph. An ocp_capture is the state of one OrtEp.
  *
  * Each thread that runs the session has its own stream, and graphs by annotation id. After some warm Runs a Run is
  * captured between OnRunStart and OnRunEnd; from then on ORT asks for a replay instead of running. Memory that a
@@ -6,7 +6,7 @@
  *
  * The states of one annotation id on one thread:
  *
- *        +------+   the last of the warm Runs   +------+   Run starts, a turn alone   +-----------+
+ *        +------+   the last of the warm Runs   +------+  Run starts, exclusive turn  +-----------+
  *     +->| cold | ----------------------------> | warm | ---------------------------> | capturing |
  *     |  +------+ <-+                           +------+                              +-----------+
  *     |   |  |      |  the Run fails, lacks a cluster call, or never ends              |  | Run ends: instantiate,
@@ -38,8 +38,8 @@
 typedef struct ocp_capture ocp_capture;
 typedef struct ocp_capture_thread ocp_capture_thread;
 
-/* Makes the capture state for Runs on `stream`, where one thread at a time captures, or, if `stream` is NULL, for Runs
- * on one stream per thread. Returns NULL if out of memory. */
+/* Makes the capture state of an EP. All its Runs use `stream`, on which one thread at a time captures; if it is NULL,
+ * each thread gets its own stream. Returns NULL if out of memory. */
 ocp_capture *ocp_capture_create(ocp_device *device, ocp_stream *stream, uint32_t warm_runs);
 /* Destroys all graphs; no Run may be active. Ignores NULL. */
 void ocp_capture_destroy(ocp_capture *capture);

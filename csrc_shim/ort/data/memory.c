@@ -30,12 +30,12 @@ static int refuse_in_capture(ocp_stream *stream, ocp_error *error) {
                   "(IO binding), or run with gpu_graph_id=-1, or outside of the application's capture");
 }
 
-/* The copies of one call. The device stays entered between the copies, and the stream's progress is recorded once,
- * after the last copy: the caller keeps all tensors until then. */
+/* The copies of one call. The device's context stays current between the copies. The stream's sequence number advances
+ * once, after the last copy: the caller keeps all tensors alive until then. */
 typedef struct batch {
-  const ocp_device *device; /* the entered device; NULL: none yet */
+  const ocp_device *device; /* the device whose context is current; NULL: none yet */
   ocp_stay stay;
-  ocp_stream *stream; /* the stream with enqueued copies whose progress is not recorded yet; NULL: none */
+  ocp_stream *stream; /* the stream of enqueued copies that its sequence number does not include yet; NULL: none */
 } batch;
 
 static void record_progress(batch *copies) {
@@ -148,7 +148,7 @@ ocp_device *ocp_ort_copying_device(const OrtValue *src, const OrtValue *dst, ocp
   return copying_device(memory_of(src), memory_of(dst), error);
 }
 
-/* Finds the open device of ours that has the memory, or NULL. */
+/* Returns the open device that owns the memory; NULL for host memory, and for a device that is not open. */
 static ocp_device *device_of(ocp_place where) {
   return is_ours(where) ? ocp_device_find(where.emulated, where.ordinal) : NULL;
 }
@@ -174,7 +174,8 @@ static int copy_tensor(batch *copies, const OrtValue *src, OrtValue *dst, ocp_st
   const bool from_device = from.kind == OCP_PLACE_DEVICE, to_device = to.kind == OCP_PLACE_DEVICE;
   if (stream && stream->device != device)
     stream = NULL; /* the stream orders nothing on the other device */
-  /* In a Run that ORT repeats, the CPU provider computes host data anew each time: the copy counts as a plain write. */
+  /* ORT repeats a Run before it captures it. If the Run has read the destination, saves its contents, so that each
+   * repetition starts from the same inputs. kept=false: the copy may change these contents. */
   if (to_device && ocp_preserve_is_wanted(device) &&
       ocp_preserve_writes((uint64_t)(uintptr_t)dst_data, dst_bytes, /*kept=*/false, stream, error) != ORT_OK)
     return error->code;
@@ -212,7 +213,7 @@ static OrtStatus *copy_tensors(OrtDataTransferImpl *this_ptr, const OrtValue **s
   (void)this_ptr;
   BATCH copies = {0};
   ocp_error error;
-  error.code = ORT_OK; /* error.text is read only after a failure */
+  error.code = ORT_OK; /* error.text stays uninitialised: it is read only after a failure */
   for (size_t i = 0; i < num_tensors; i++)
     if (copy_tensor(&copies, src_tensors[i], dst_tensors[i], ocp_ort_stream(streams ? streams[i] : NULL), &error) !=
         ORT_OK)

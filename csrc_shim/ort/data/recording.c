@@ -6,7 +6,7 @@
 #include "device/memory/memory.h"
 #include "device/run_memory.h"
 
-/* A recorded Run. */
+/* A Run whose work the application has captured. */
 typedef struct recording {
   struct recording *next;
   ocp_run_memory memory; /* freed by the Run, but in use by the application's graph */

@@ -19,7 +19,7 @@
 typedef struct notification {
   OrtSyncNotificationImpl ort;
   ocp_stream *producer;           /* with a reference: ORT may release the stream before the notification */
-  uint64_t producer_id, position; /* the producer and its position when the event was recorded */
+  uint64_t producer_id, position; /* the producer's id, and its sequence number when the event was recorded */
   CUevent event;
   bool activated;
 } notification;
@@ -133,7 +133,8 @@ static OrtStatus *stream_create_notification(OrtSyncStreamImpl *this_ptr, OrtSyn
   return NULL;
 }
 
-/* Whether the application captures its stream: it executes nothing, and waiting for it would invalidate the capture. */
+/* Returns whether the application is capturing its own stream. Such a stream executes nothing, and waiting for it would
+ * invalidate the capture. */
 static bool is_recorded(const ocp_stream *stream) {
   ocp_error ignored;
   if (stream->owned)
@@ -147,7 +148,7 @@ static OrtStatus *stream_wait(OrtSyncStreamImpl *this_ptr) {
   ocp_error error;
   const bool forked = atomic_load_explicit(&ocp_forked, memory_order_relaxed); /* ocp_stream_synchronize then fails */
   if (!forked && (ocp_stream_is_idle(stream) || !ocp_stream_try_turn(stream)))
-    return NULL; /* idle, or being captured: the end of the capture waits */
+    return NULL; /* idle, or in a capture, whose end waits for the work */
   const int code = !forked && is_recorded(stream) ? ORT_OK : ocp_stream_synchronize(stream, &error);
   if (!forked)
     ocp_stream_end_turn(stream);
@@ -229,7 +230,7 @@ ocp_stream *ocp_ort_stream(OrtSyncStream *stream) {
   void *handle = stream ? ocp_api->SyncStream_GetHandle(stream) : NULL;
   if (!handle)
     return NULL;
-  if (handle == (void *)CU_STREAM_LEGACY || handle == (void *)CU_STREAM_PER_THREAD) /* exists on every device */
+  if (handle == (void *)CU_STREAM_LEGACY || handle == (void *)CU_STREAM_PER_THREAD) /* equal on every device */
     return ocp_stream_of_state(OCP_SLOT_ORT, ocp_ep_api->SyncStream_GetImpl(stream));
   return ocp_stream_of_handle(NULL, handle);
 }

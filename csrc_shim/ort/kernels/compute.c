@@ -1,5 +1,6 @@
-/* OrtNodeComputeInfo and OrtKernelImpl over an ocp_cluster: from ORT's values to ocp_input, and back. This file calls
- * no Python, and allocates host memory only for more than INPUTS_ON_STACK inputs. */
+/* OrtNodeComputeInfo and OrtKernelImpl for an ocp_cluster: converts ORT's values to ocp_input, runs the cluster, and
+ * lets ORT allocate the outputs. This file calls no Python, and allocates host memory only for more than
+ * INPUTS_ON_STACK inputs. */
 #include "ort/kernels/compute.h"
 
 #include <stdio.h>
@@ -25,8 +26,8 @@ typedef struct target {
   ocp_device *device;
   uint32_t num_inputs;                  /* number of the cluster's inputs */
   const OrtMemoryDevice *device_memory; /* memory of our device, where inputs normally are */
-  const uint32_t *inputs, *outputs;     /* index at ORT's node, by index at the cluster; NULL: the same index */
-  const char *const *names;             /* names of the inputs; NULL: ORT's errors name the node */
+  const uint32_t *inputs, *outputs; /* maps an index at the cluster to the index at ORT's node; NULL: both are equal */
+  const char *const *names;         /* names of the inputs; NULL: ORT's errors name the node */
 } target;
 
 typedef struct compute_info {
@@ -93,7 +94,7 @@ int ocp_ort_input_of(const OrtValue *value, uint32_t index, const char *name, co
                     ocp_ort_why_no_memory());
   input->dtype = (uint32_t)dtype;
   input->rank = (uint32_t)rank;
-  /* ORT can pass host memory; the application can pass memory of another device of ours. */
+  /* ORT can pass host memory; the application can pass memory of another device. */
   const OrtMemoryDevice *memory = ocp_ep_api->Value_GetMemoryDevice(value);
   input->on_device = ocp_ep_api->MemoryDevice_AreEqual(memory, device_memory);
   if (!input->on_device && ocp_ep_api->MemoryDevice_GetDeviceType(memory) != OrtMemoryInfoDeviceType_CPU &&
@@ -169,7 +170,7 @@ static int run(const target *self, OrtKernelContext *context, ocp_input *inputs,
 static OrtStatus *compute(const target *self, OrtKernelContext *context) {
   ocp_input on_stack[INPUTS_ON_STACK], *inputs = on_stack;
   ocp_error error;
-  error.code = ORT_OK; /* error.text is read only after a failure */
+  error.code = ORT_OK; /* error.text stays uninitialised: it is read only after a failure */
   if (self->num_inputs > INPUTS_ON_STACK && !(inputs = malloc(self->num_inputs * sizeof *inputs)))
     ocp_fail_memory(&error);
   else

@@ -56,7 +56,7 @@ static OrtStatus *loop_concat(OrtLoopKernelHelper *this_ptr, void *stream_handle
 
 /* ---- Scan ---- */
 
-/* A transposition of groups of adjacent axes, and the cluster that executes it. */
+/* A transposition, in which axes that stay adjacent are merged, and the cluster that executes it. */
 typedef struct transposition {
   struct transposition *next;
   uint32_t rank, dtype; /* dtype: the unsigned integer type of the elements' size */
@@ -84,7 +84,8 @@ static void scan_release(OrtScanKernelHelper *this_ptr) {
   free(self);
 }
 
-/* Merges axes that stay adjacent under the permutation, and computes the sizes of the merged axes. */
+/* Merges axes that stay adjacent under the permutation, and computes the sizes of the merged axes. Example:
+ * shape [a, b, c, d] with permutation (2, 3, 0, 1) becomes shape [a*b, c*d] with permutation (1, 0). */
 static int find_blocks(const size_t *permutation, size_t rank, const int64_t *dims, transposition *wanted,
                        int64_t sizes[OCP_MAX_RANK], ocp_error *error) {
   uint32_t block_of[OCP_MAX_RANK] = {0}, count = 0; /* block_of: nonzero for the first axis of a block only */
@@ -257,7 +258,7 @@ typedef struct operator_kernels {
   const char *name;
   OrtKernelCreateFunc create;
   bool has_trip_count, has_condition; /* inputs in host memory */
-  int starts[MAX_VERSIONS];           /* the opsets that define the operator, in order */
+  int starts[MAX_VERSIONS];           /* the opsets that redefine the operator, ascending */
 } operator_kernels;
 
 static const operator_kernels operators[] = {

@@ -1,4 +1,4 @@
-/* Kernels of Shape and Size for nodes that ORT runs one by one. */
+/* Kernels of Shape and Size, for nodes that are in no cluster. */
 #ifndef OCP_ORT_KERNELS_SHAPE_KERNEL_H
 #define OCP_ORT_KERNELS_SHAPE_KERNEL_H
 

@@ -251,7 +251,8 @@ static OrtStatus *write_event(event *e, const ocp_profile *profile, const ocp_ac
   /* Rounds both ends, not the duration, so that the sum of many short durations is right. */
   const int64_t begin = microseconds(activity->begin - profile->origin),
                 end = microseconds(activity->end - profile->origin);
-  /* Activities without a host thread get a thread id per stream. CUPTI numbers streams; else `stream` is an address. */
+  /* Activities without a host thread get a thread id per stream. CUPTI's stream ids are small numbers; other values are
+   * addresses, shifted to fit an int32. */
   const uint64_t row = activity->stream <= INT32_MAX ? activity->stream : activity->stream >> 4 & INT32_MAX;
   const int32_t thread = activity->thread ? activity->thread : (int32_t)row;
   const char *values[MAX_ARGS];

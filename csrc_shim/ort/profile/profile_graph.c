@@ -13,7 +13,8 @@ static int by_launch(const void *a, const void *b) {
   return (x->begin > y->begin) - (x->begin < y->begin);
 }
 
-/* Whether the activity matches a source that has exactly one activity: a kernel of ours, a copy or a memset. */
+/* Returns whether the activity is the one that source `number` has enqueued. Only for sources that enqueue exactly one
+ * activity: a kernel of ours, a copy or a memset. */
 static bool is_exactly(uint64_t number, const ocp_activity *activity) {
   ocp_source source;
   if (!ocp_source_find(number, &source))
@@ -35,7 +36,7 @@ static bool is_library(uint64_t number) {
   return ocp_source_find(number, &source) && source.record->kind == OCP_RECORD_LIBRARY;
 }
 
-/* Attributes the activities of one launch. */
+/* Attributes the activities of one graph launch, in their order, to the sources of the graph's nodes. */
 static void resolve(ocp_activity *activities, size_t count) {
   uint32_t num_sources, next = 0;
   const uint64_t *sources = ocp_tracer_layout(activities->layout, &num_sources);

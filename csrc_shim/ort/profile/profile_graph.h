@@ -6,8 +6,9 @@
 
 #include "driver/activity.h"
 
-/* Finds the sources of activities that have a layout. The nodes of a launch run in the layout's order. A library call
- * enqueues any number of kernels for one source: all until an activity matches the next source of another kind. */
+/* Sets the source of each activity of a graph launch (`layout` is nonzero). A layout is the list of the sources of a
+ * graph's nodes in the order in which they run (driver/tracer.h). A library call enqueues any number of kernels: it
+ * gets all activities before the one that matches the next launch, copy or memset. */
 void ocp_profile_resolve_graphs(ocp_activity *activities, size_t count);
 
 #endif

@@ -143,7 +143,8 @@ static OrtStatus *end_profiling(OrtEpProfilerImpl *impl, OrtProfilingEventsConta
   profiler *p = self(impl);
   if (!p->is_started)
     return NULL;
-  /* Waits, so that the profile has all work. On a lost device that fails; the profile has the activities before. */
+  /* Waits, so that all enqueued work has become activities. On a lost device the wait fails, and the profile has the
+   * activities up to then. */
   ocp_error ignored = {0};
   if (!atomic_load(&ocp_forked))
     ocp_device_synchronize(p->device, &ignored);

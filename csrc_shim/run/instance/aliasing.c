@@ -30,7 +30,7 @@ static bool overlaps(extent a, extent b) {
   return a.start < a.end && b.start < b.end && a.start < b.end && b.start < a.end;
 }
 
-/* Returns the start of the range of input `number`, or of output `number` - num_inputs. */
+/* Returns the address of input `number`, or of output `number` - num_inputs. */
 static uint64_t start_of(const ocp_instance *instance, uint32_t number) {
   const uint32_t num_inputs = instance->variant->plan->header.num_inputs;
   return number < num_inputs ? instance->bases[number] : instance->targets[number - num_inputs];
@@ -70,7 +70,8 @@ static bool any_output_overlaps(const ocp_instance *instance) {
   return false;
 }
 
-/* Whether the plan may write the output to its bound memory although the input overlaps that memory. */
+/* Whether the plan may write the output to its bound memory although the input overlaps that memory. is_same: both have
+ * the same address range. */
 static bool may_share(const ocp_plan *plan, uint32_t input, uint32_t output, bool is_same) {
   const ocp_sharing sharing = ocp_plan_sharing(plan, input, output);
   return sharing == OCP_SHARING_IN_ORDER || (is_same && sharing != OCP_SHARING_NONE);
@@ -153,8 +154,8 @@ int ocp_aliasing_resolve(ocp_instance *instance, uint32_t segment, ocp_stream *s
   return ORT_OK;
 }
 
-/* Whether an output is bound to the memory of an input whose bytes, as far as the plan reads them, keep their
- * values. */
+/* Whether an output is bound to the memory of an input with which it shares by OCP_IN_PLACE_KEPT: the Run does not
+ * change the bytes that it reads, for example when it appends rows to a K/V cache. */
 static bool is_kept(const ocp_instance *instance, uint32_t output) {
   const ocp_plan *plan = instance->variant->plan;
   const extent own = output_extent(instance, output);

@@ -27,7 +27,8 @@ static uint64_t ref_bytes(const ocp_instance *instance, uint32_t kind, uint32_t 
   }
 }
 
-/* Returns the index of the base of a reference (ocp_fixup.base); *offset: offset of its memory from that base. */
+/* Returns the index into `bases` of the memory that a reference names (ocp_fixup.base); *offset: offset from that
+ * base. */
 static uint32_t ref_base(const ocp_instance *instance, uint32_t kind, uint32_t index, uint64_t *offset) {
   const ocp_plan_header *h = &instance->variant->plan->header;
   *offset = 0;
@@ -64,8 +65,8 @@ static bool number(const ocp_plan_param *param, const int64_t *registers, uint64
   }
 }
 
-/* Resolves one pointer to a fixup, or to the final address of a weight; false if fewer than `needed` valid bytes follow
- * it. */
+/* Resolves a pointer parameter: adds a fixup, or computes the final address of a weight. False if fewer than `needed`
+ * valid bytes follow the address. */
 static bool pointer(ocp_instance *instance, const ocp_plan_param *param, uint64_t needed, uint64_t *value,
                     ocp_fixup **next_fixup) {
   int64_t offset = param->imm;
@@ -104,7 +105,8 @@ static int fill_launch(ocp_instance *instance, uint32_t index, ocp_error *error)
   return ORT_OK;
 }
 
-/* Computes the numbers of a copy or memset. A copy or memset of zero bytes is skipped. */
+/* Checks the byte value of a memset, and computes the bytes of a copy or memset. If they are zero, the record is
+ * skipped. */
 static int fill_move(ocp_instance *instance, uint32_t index, uint64_t *bytes, ocp_error *error) {
   const ocp_plan *plan = instance->variant->plan;
   const ocp_plan_param *params = plan->params + plan->records[index].first_param;

@@ -64,8 +64,8 @@ bool ocp_graph_call_is_warm(const ocp_instance *instance, uint32_t index, ocp_st
          ignored.code != ORT_OK;
 }
 
-/* Captures a library call as a child graph, on a separate stream but with the handle of the Run's stream. *used: the
- * algorithm that the graph needs. */
+/* Captures a library call as a child graph, on a separate stream but with the library handle of the Run's stream.
+ * *used: the algorithm that the graph needs. */
 static CUresult capture_library(const ocp_instance *instance, uint32_t index, ocp_stream *run_stream, CUgraph *child,
                                 struct ocp_prepared **used, ocp_error *error) {
   const library_call call = library_call_of(instance, index);

@@ -17,8 +17,8 @@ CUresult ocp_graph_node_change(const ocp_instance *instance, uint32_t index, ocp
                                CUgraphNode node, struct ocp_prepared **used);
 /* Releases the algorithm of a library call after the graph is destroyed; `used` may be NULL. */
 void ocp_graph_node_release(const ocp_variant *variant, uint32_t index, struct ocp_prepared *used);
-/* Whether a library call has executed with the stream's handle, so that it can be captured. True after an error, which
- * the call itself then reports. */
+/* Whether a library call has executed with the stream's library handle, so that it can be captured. True after an
+ * error, which the call itself then reports. */
 bool ocp_graph_call_is_warm(const ocp_instance *instance, uint32_t index, ocp_stream *stream);
 
 #endif

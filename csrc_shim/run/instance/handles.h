@@ -20,9 +20,9 @@ typedef struct ocp_kernel_ref {
   const uint8_t *params; /* the ocp_param_kind of each parameter; copied */
 } ocp_kernel_ref;
 
-/* A callback of a plan, called in each Run: enqueues its computation on the stream. The device is entered. `pointers`:
- * device addresses, in the order of the record's pointers. `numbers`: the record's numbers. The signature is that of
- * ocp_python.call_back. */
+/* A callback of a plan, called in each Run: enqueues its computation on the stream. The device's context is current.
+ * `pointers`: device addresses, in the order of the record's pointers. `numbers`: the record's numbers. The signature
+ * is that of ocp_python.call_back. */
 typedef int (*ocp_call_fn)(int64_t handle, uint32_t callback, const uint64_t *pointers, uint32_t num_pointers,
                            const int64_t *numbers, uint32_t num_numbers, ocp_stream *stream, ocp_error *error);
 

@@ -28,7 +28,8 @@ void ocp_instance_inherit(ocp_instance *instance, ocp_instance *from);
  * Returns ORT_OK if neither fails. */
 int ocp_instance_refusal(const ocp_variant *variant, const ocp_input *inputs, const int64_t *host_values,
                          ocp_error *error);
-/* Records the stream and position of the latest launch of the instance's graph; called after ocp_stream_enqueued. */
+/* Records the stream of the latest launch of the instance's graph, and its sequence number; called after
+ * ocp_stream_enqueued. */
 void ocp_instance_replayed(ocp_instance *instance, const ocp_stream *stream);
 /* Raises the number of warm Runs before the next graph, after the instance lost its graph or memory did not suffice
  * for one. */

@@ -20,11 +20,11 @@
  *     | cold | ----------------> | warm | ----------------------> | has a graph  | ----+  that hold other
  *     +------+                   +------+                         +--------------+ <---+  addresses, launch
  *        ^                          |                                    |
- *        |  cool: twice as many     | the driver or a library cannot:    | another instance, or a thread without
- *        |  Runs as before          | refused for ever                   | memory, takes the graph
+ *        |  cool: twice as many     | the driver or a library cannot     | the graph is released: the cluster has
+ *        |  Runs as before          | make it: refused for ever          | too many graphs, or memory ran out
  *        +--------------------------|------------------------------------+
  *                                   v
- *                        (its records are enqueued)
+ *                        (Runs enqueue its records one by one)
  *
  * If each Run has a new key, an instance that was used once passes its count of warm Runs and its graph to the next
  * instance of the same variant.
@@ -57,7 +57,7 @@ typedef struct ocp_variant {
   ocp_problem **problems;
   ocp_call_fn *calls;    /* the cluster's callbacks */
   int64_t handle;        /* the cluster's handle, passed to callbacks */
-  uint64_t first_source; /* number of the first record in profiles: sources.h */
+  uint64_t first_source; /* source id of the plan's first record (sources.h) */
 } ocp_variant;
 
 /* One record, ready to be enqueued. */

@@ -343,7 +343,7 @@ static bool find_differences(ocp_instance *instance, ocp_stream *stream) {
 }
 
 /* Updates the nodes of changed records. Returns COLD, without any update, if a changed library call has never run with
- * the stream's handle. */
+ * the stream's library handle. */
 static outcome update(ocp_instance *instance, ocp_stream *stream) {
   ocp_replay *replay = instance->replay;
   const ocp_plan *plan = instance->variant->plan;
@@ -366,7 +366,7 @@ static outcome update(ocp_instance *instance, ocp_stream *stream) {
   return READY;
 }
 
-/* Whether every library call of the instance has run with the stream's handle and the present addresses. */
+/* Whether every library call of the instance has run with the stream's library handle and the present addresses. */
 static bool are_all_warm(ocp_instance *instance, ocp_stream *stream) {
   const ocp_plan *plan = instance->variant->plan;
   bool warm = true, pointers = false;

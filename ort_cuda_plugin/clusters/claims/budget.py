@@ -32,7 +32,7 @@ class MemoryBudget:
     def spend(self, nodes: Iterable[Node]) -> None:
         """Spend the estimated bytes of these nodes, which the plugin runs.
 
-        Later changes of the graph return nothing.
+        The budget gets no bytes back if a later change of the graph removes nodes.
         """
         for node in nodes:
             self._spent += _nbytes(node, self._counted)

@@ -165,7 +165,7 @@ def claim(
     while True:
         ours = {node for node in graph.nodes if verdicts[node].supported}
         fused = [node in ours and node not in singles for node in graph.nodes]
-        # Each iteration declines nodes, or moves them from clusters to kernels of ORT.
+        # Each iteration declines nodes, or moves them from clusters to kernels of ORT, so the loop ends.
         measure.fall(len(ours) + sum(fused))
         clusters = partition(graph, fused)
         searches = [[node] for node in graph.nodes if node in ours and node in singles and is_search(node)]

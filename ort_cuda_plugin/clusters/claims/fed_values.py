@@ -11,7 +11,10 @@ from ...ops.kernel_definitions import HOST_RESULTS
 
 
 def fed_values(graph: Graph) -> set[str]:
-    """Return the names of inputs of the graph, and of all values computed from their elements."""
+    """Return the names of the graph's inputs, and of all values computed from their elements.
+
+    Shape and Size read only the sizes of their inputs, so their results do not count.
+    """
     found = {value.name for value in graph.inputs if value.initializer is None}
     for node in graph.nodes:
         if node.domain == "" and node.op_type in HOST_RESULTS:

@@ -1,4 +1,4 @@
-"""Finds unprofitable islands: connected parts of clusters that are slower on the device, because of their copies."""
+"""Finds unprofitable islands: connected parts of clusters that run faster on the CPU, where they need no copies."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ MAX_UNROLLED_NODES = 1024
 """Maximum nodes of an unrolled Loop or Scan, over all iterations and inner bodies."""
 
 MAX_EXPANDED_BYTES = 2**22
-"""Maximum bytes of constants in a body's cluster whose nodes are lowered again with the surrounding graph."""
+"""Maximum bytes of constants of a cluster in a body that can be lowered again, in the plan of the surrounding graph."""
 
 Inputs = Sequence[Operand | None]
 
@@ -168,7 +168,7 @@ def _if(lowering: BodyLowering, node: Node, inputs: Inputs) -> list[Operand]:
 
 
 def _either(ctx: Lowering, x: Tensor, other: Tensor) -> Tensor:
-    """Return a tensor with type and shape of x, for a result of If whose branch is known only in a Run.
+    """Return a stand-in for a result of If whose branch is known only in a Run; it has the type and shape of x.
 
     If the host requests its elements, it gets those of ``other`` if a Run reads these back from the device, else those
     of x.
