@@ -4,7 +4,8 @@
  * What ORT calls:
  *
  *     CreateEpFactories (entry.c)     once for each registration: starts or finds Python
- *     GetSupportedDevices, CreateEp   (factory.c) -> Python, which fills an ocp_ep_config
+ *     GetSupportedDevices             (factory.c, offer.c) lists the devices, without Python
+ *     CreateEp                        (factory.c) -> Python, which fills an ocp_ep_config
  *     GetCapability, Compile          -> Python; each fused node gets an OrtNodeComputeInfo (compute.c)
  *     CreateSyncStreamForDevice       the thread's stream, the session's, or a new one (stream.c)
  *     OnRunStart                      takes a turn on the stream, or starts a capture (capture.c)

@@ -7,7 +7,7 @@
  * - Every index and range in it is inside of its array, every string ends, and every register is defined once, before
  *   its first use, by an input, an expression or a read-back of the segment that uses it or of an earlier one.
  * - Guards depend on dimensions of inputs and on host values alone.
- * - Records, outputs, buffers and expressions of a segment follow each other (ocp_segment_view).
+ * - The records, outputs, buffers and expressions of a segment are contiguous ranges (ocp_segment_view).
  * - For each pair of in_place, one record is the last that reads the input and the first that names the output.
  *
  * When a plan is added to a cluster, the cluster checks that the plan's kernels, weights and problems exist. */
@@ -85,7 +85,8 @@ static bool place_arrays(ocp_plan *p, size_t bytes, ocp_error *error) {
 
 /* ---- segments ---- */
 
-/* An array of elements with a field `segment`, and the ocp_range of a segment view for its elements. */
+/* Describes an array of the plan whose elements (`element` bytes) have a field `segment`. range_offset: bytes from the
+ * start of an ocp_segment_view to the range of the segment's elements. */
 typedef struct segmented {
   const uint32_t *segment_of_first;
   size_t element;

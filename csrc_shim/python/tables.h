@@ -137,7 +137,7 @@ typedef struct ocp_python {
   int (*load_plan)(const char *key, char *data, uint64_t capacity, uint64_t *bytes, ocp_error *error);
   int (*keep_plan)(const char *key, const char *data, uint64_t bytes, ocp_error *error);
   /* Makes or finds the substitute of a call that a library refuses: ocp_substitutes. `lasts`: whether to remember the
-   * refusal for later processes. *substitute lives as long as the device has a problem. */
+   * refusal for later processes. *substitute is valid until the device's last cluster with library problems ends. */
   int (*make_substitute)(ocp_device *device, const char *library, const ocp_problem_spec *spec, const int64_t *values,
                          uint32_t num_values, const char *why, int lasts, const ocp_substitute **substitute,
                          ocp_error *error);

@@ -36,7 +36,7 @@ typedef struct ocp_library {
   const char *const *symbols;
   void **functions;
   uint32_t num_symbols;
-  uint32_t num_pointers, num_values; /* of a call of rank 0, without bias and residual */
+  uint32_t num_pointers, num_values; /* counts of a call of rank 0, without bias and residual */
   uint32_t values_per_dimension;
   bool is_for_device; /* `prepare` uses only the handle's device, and is slow: several threads call it ahead of time */
   bool one_thread;    /* one thread at a time may use an algorithm */

@@ -179,7 +179,7 @@ static float measure(const call_site *site, const ocp_prepared *prepared, CUeven
   ocp_error error = {0};
   float milliseconds = -1;
   for (int i = 0; i <= MEASURED_RUNS && error.code == ORT_OK; i++) {
-    /* After the first call, which loads the algorithm's kernels. */
+    /* Start the clock after the first call, which loads the algorithm's kernels. */
     if (i == 1 && driver->EventRecord(begin, site->stream->handle) != CUDA_SUCCESS)
       return -1;
     library->run(&site->problem->spec, site->handle, prepared, site->stream->handle, site->pointers, &error);

@@ -42,7 +42,7 @@ enum {
   OCP_PROBLEM_RELU = 32,         /* the activation ReLU; cuBLASLt's gives 0 for NaN */
   OCP_PROBLEM_GELU = 64,         /* MATMUL: the activation GELU, tanh approximation */
   OCP_PROBLEM_RESIDUAL = 128,
-  OCP_PROBLEM_BRIEF = 256,          /* CONV: cuDNN's heuristic INSTANT chooses the engine, not A */
+  OCP_PROBLEM_BRIEF = 256,          /* CONV: cuDNN's heuristic mode INSTANT chooses the engine, not mode A */
   OCP_PROBLEM_MEASURED = 512,       /* the first call with new sizes times some algorithms and keeps the fastest, unless
                                        DETERMINISTIC is set or the call is captured */
   OCP_PROBLEM_CHANNELS_LAST = 1024, /* CONV: NHWC layout of all tensors */

@@ -23,7 +23,8 @@ typedef struct ocp_refused_call {
   uint32_t num_pointers;
 } ocp_refused_call;
 
-/* Functions that make and run substitutes, which live as long as the device has a problem. */
+/* Functions that make and run substitutes. A substitute lives until the device's last cluster with library problems is
+ * released. */
 typedef struct ocp_substitutes {
   /* Returns the substitute; NULL with the error. `why`: the library's error. `lasts`: whether later processes would be
    * refused as well, as far as the library's error says. */

@@ -282,8 +282,8 @@ class CompiledCluster:
         for index, (value, shape) in enumerate(zip(self.inputs, input_shapes, strict=True)):
             first = symbols.count
             if shape is not None and not (self._checked[index] or _agrees(value, shape)):
-                # A Run contradicts the model. Values that are fed or read by the host seldom change their rank: keep
-                # their shape in the Run. Assume an unknown shape for other values.
+                # The Run's shape contradicts the model's. Values that the application feeds or the host reads seldom
+                # change their rank: use the Run's shape. Assume an unknown shape for other values.
                 value = replace(value, shape=tuple(shape) if self._fed[index] or index in host_values else None)
             tensor = symbolic_input(symbols, value, index, shape, self._ranks.under(trial))
             tensors.append(tensor)

@@ -66,7 +66,8 @@ def make_launches(
 
     launches = [step for step in run_passes(ctx, fused, KERNELS, note) if not isinstance(step, Map)]
     if folded and any(each.when(ctx) for each in KERNEL_SELECTION):
-        # In ``folded``, operands of library calls are not dequantised in place, as the minimum traffic assumes.
+        # The minimum traffic assumes that all operands are dequantised when they are loaded. In ``folded`` those of
+        # library calls are not.
         folded = [fold_dequantize(fused)]
     compulsory = _compulsory(ctx, folded[0] if folded else fused)
     return ctx.trace.folded, launches, ProgramTraffic(compulsory, traffic(launches))

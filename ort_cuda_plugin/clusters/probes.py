@@ -1,7 +1,7 @@
 """Programs that calibrate the performance model of a device: launches, copies, arithmetic and GEMMs.
 
-Each is a program without inputs, as the autotuner's, so that the same function measures it. `gpus.calibration` derives
-rates from the times.
+Each is a program without inputs, like those of the autotuner, so that the same function measures it.
+`gpus.calibration` derives rates from the times.
 """
 
 from __future__ import annotations

@@ -15,8 +15,7 @@ from .work import Access, Region, Step, distinct
 
 _ALIGNMENT = 1 << 21
 MAX_CHUNKS = 1 << 11
-"""Number of chunks of the modelled L2: from this number up to twice as many, since a chunk's bytes are a power of two.
-"""
+"""Number of chunks of the modelled L2, up to twice as many: a chunk's bytes are a power of two, at least 4096."""
 
 
 @dataclass(frozen=True)

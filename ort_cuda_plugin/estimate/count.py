@@ -80,10 +80,11 @@ class Counted:
 
     ``requests`` are memory instructions of warps, ``wavefronts`` the L1 and shared-memory wavefronts that these take.
     ``read`` and ``written`` are bytes between the multiprocessors and the L2, in whole sectors; a sector that a block
-    reads several times counts once, as if it stayed in the L1. ``instructions`` are those of threads, by kind, with
-    inactive lanes. The other fields are per thread: ``loads`` from global memory to registers, ``load_rounds``, the
-    executed basic blocks with such loads, ``shared_rounds``, those with loads from shared memory, and ``copy_waits``,
-    its waits for cp.async copies.
+    reads several times counts once, as if it stayed in the L1. ``instructions`` are those of threads, by kind; a
+    warp's inactive lanes count too.
+
+    The other fields are per thread: ``loads`` from global memory to registers; executed basic blocks with such loads
+    (``load_rounds``) and with loads from shared memory (``shared_rounds``); ``copy_waits``, waits for cp.async copies.
     """
 
     requests: float

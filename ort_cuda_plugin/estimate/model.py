@@ -122,7 +122,7 @@ class Prepared:
 
 
 def prepare(work: Work, device: Gpu, *, count: bool = True) -> Prepared:
-    """Derive what the estimate needs of ``work`` and does not depend on the constants.
+    """Derive from ``work`` all that the estimate needs and that does not depend on the constants.
 
     With ``count``, compile the kernels for the GPU and count their instructions on the emulated device; otherwise only
     the bytes of a kernel are known. Raises KernelCompileError, and CudaError if a kernel fails on the emulated device.

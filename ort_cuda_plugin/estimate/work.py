@@ -82,7 +82,7 @@ class Step:
 
 @dataclass(frozen=True)
 class KernelStep(Step):
-    """A launch of a kernel of the plugin. The grid has ``turns`` groups of blocks; each waits for the previous one."""
+    """A launch of one of the plugin's kernels. The grid has ``turns`` groups of blocks; a group waits for the previous."""
 
     kernel: KernelSpec
     grid: tuple[int, int, int]

@@ -170,7 +170,7 @@ META(parameters, OCP_EMU_BLOCK, 0, 0, 7, P, 1, 2, 4, 8, 4, 8);
 
 /* ---- kernels with the calls of the checking mode ---- */
 
-/* to[i + to_shift] = from[i + from_shift], by `threads` threads of each block. */
+/* Assigns to[i + to_shift] = from[i + from_shift] in thread i of the grid. */
 void checked_copy(Params params, ocp_emu_thread *t) {
   for (unsigned x = 0; x < t->ntid[0]; x++) {
     unsigned i = t->ctaid[0] * t->ntid[0] + x;
@@ -185,7 +185,8 @@ void checked_copy(Params params, ocp_emu_thread *t) {
 }
 META(checked_copy, OCP_EMU_BLOCK, 0, 1, 4, P, 4, P, 4);
 
-/* Like checked_copy, with fibers and through shared memory; reads `beyond` elements after the shared array. */
+/* Adds a value of shared memory atomically, after a barrier: needs fibers. Parameter 2 shifts the index of the value
+ * that each thread reads, also to beyond the shared array. */
 void checked_shared(Params params, ocp_emu_thread *t) {
   int *values = (int *)t->shared;
   unsigned self = t->tid[0];

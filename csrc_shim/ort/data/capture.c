@@ -30,7 +30,7 @@ typedef struct captured {
 struct ocp_capture_thread {
   ocp_capture *owner;
   ocp_capture_thread *next_of_owner, *next_of_thread;
-  ocp_capture_thread **list; /* the list of the thread's states, which contains this one */
+  ocp_capture_thread **list; /* the owning thread's list (thread_key), which contains this state */
   ocp_stream *stream;
   pthread_mutex_t lock; /* guards `ids` and its entries; other threads leave the entry `active` unchanged */
   captured *ids;

@@ -1,8 +1,9 @@
 /* Capture of whole Runs into CUDA graphs, for the option enable_cuda_graph. An ocp_capture is the state of one OrtEp.
  *
- * Each thread that runs the session has its own stream, and graphs by annotation id. After some warm Runs a Run is
- * captured between OnRunStart and OnRunEnd; from then on ORT asks for a replay instead of running. Memory that a
- * captured Run frees is kept with its graph, since replays use the same memory.
+ * Each thread that runs the session has graphs by annotation id (run option gpu_graph_id), and its own stream unless
+ * the session has one stream for all Runs. After some warm Runs a Run is captured between OnRunStart and OnRunEnd; from
+ * then on ORT asks for a replay instead of running. Memory that a captured Run frees is kept with its graph, since
+ * replays use the same memory.
  *
  * The states of one annotation id on one thread:
  *

@@ -11,7 +11,7 @@ typedef struct ocp_ep {
   OrtEp ort;            /* first member: ORT's view */
   void *newer_slots[4]; /* slots of OrtEp that are newer than this struct; NULL: ORT's default */
   ocp_ep_config config;
-  ocp_identity identity;      /* the factory's name for the EP */
+  ocp_identity identity;      /* the provider name under which the EP was registered */
   ocp_capture *capture;       /* NULL: captures are off */
   ocp_recordings *recordings; /* NULL: the application gave no stream, or ORT captures */
 } ocp_ep;

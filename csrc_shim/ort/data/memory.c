@@ -35,7 +35,7 @@ static int refuse_in_capture(ocp_stream *stream, ocp_error *error) {
 typedef struct batch {
   const ocp_device *device; /* the device whose context is current; NULL: none yet */
   ocp_stay stay;
-  ocp_stream *stream; /* the stream of enqueued copies that its sequence number does not include yet; NULL: none */
+  ocp_stream *stream; /* the stream with copies that its sequence number does not count yet; NULL: none */
 } batch;
 
 static void record_progress(batch *copies) {

@@ -15,8 +15,8 @@ OrtStatus *ocp_ort_create_sync_stream(OrtEpFactory *factory, const OrtMemoryDevi
 OrtStatus *ocp_ort_synchronize_device(ocp_device *device);
 
 /* ---- for other files of ort/ ---- */
-/* Makes ORT's view of the stream. The view takes over a reference of the caller, and releases it when ORT releases the
- * view. NULL with the error. */
+/* Makes ORT's view of the stream. The view takes over one of the caller's references, and releases it when ORT releases
+ * the view. NULL with the error. */
 OrtSyncStreamImpl *ocp_ort_stream_view(ocp_stream *stream, ocp_error *error);
 /* Returns our stream behind ORT's stream; NULL if ORT's stream is NULL or not ours. */
 ocp_stream *ocp_ort_stream(OrtSyncStream *stream);

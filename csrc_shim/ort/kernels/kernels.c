@@ -142,7 +142,7 @@ int ocp_kernel_registry(ocp_identity identity, int64_t operators, const OrtKerne
     *out = known->registry;
     return ORT_OK;
   }
-  /* Unlocks first: add_operators calls Python, which waits for the GIL, and the GIL's holder may wait for the lock. */
+  /* Not under the lock: add_operators calls Python, which waits for the GIL, whose holder may wait for the lock. */
   made_registry *made = calloc(1, sizeof *made);
   if (!made)
     return ocp_fail_memory(error);

@@ -103,7 +103,7 @@ typedef struct ocp_instance {
   void (*release_replay)(struct ocp_replay *replay);
   uint64_t replay_stream_id,
       replay_position;        /* of the graph's latest launch: its stream and sequence number (device/order.h) */
-  uint32_t warm_runs;         /* Runs without a graph */
+  uint32_t warm_runs;         /* number of Runs without a graph */
   uint32_t replay_evictions;  /* number of times that it lost its graph; each doubles the warm Runs before the next */
   ocp_counter replay_refused; /* reason why it can never have a graph; 0: it can */
   bool is_fresh;              /* true: its calls have not been enqueued since they were filled */
@@ -112,7 +112,7 @@ typedef struct ocp_instance {
   /* base addresses, set by each Run */
   uint64_t *bases;
   uint64_t
-      *targets; /* addresses to which outputs are bound; `bases` has scratch memory of redirected ones: aliasing.h */
+      *targets; /* the outputs' own addresses; for redirected outputs, `bases` has scratch memory instead: aliasing.h */
   uint64_t *scratch; /* per segment: address of the scratch memory of redirected outputs, 0: none */
   bool redirects;    /* true: an output is redirected */
   /* true: targets and known_inputs hold the addresses of the last Run, and is_redirected belongs to them */

@@ -15,7 +15,7 @@ typedef struct block {
 } block;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static block *blocks; /* sorted by first number */
+static block *blocks; /* sorted by `first` */
 static size_t num_blocks, max_blocks, num_kept;
 static uint64_t next_number = 1;
 

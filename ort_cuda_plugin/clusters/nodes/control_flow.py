@@ -31,7 +31,7 @@ MAX_UNROLLED_NODES = 1024
 """Maximum nodes of an unrolled Loop or Scan, over all iterations and inner bodies."""
 
 MAX_EXPANDED_BYTES = 2**22
-"""Maximum bytes of constants of a cluster in a body that can be lowered again, in the plan of the surrounding graph."""
+"""Maximum bytes of a body cluster's constants; with more, the surrounding graph's plan cannot lower it again."""
 
 Inputs = Sequence[Operand | None]
 

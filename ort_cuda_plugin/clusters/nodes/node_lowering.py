@@ -163,7 +163,7 @@ class NodeLowering:
         self.tensors: dict[Value, Tensor] = {}
         self.containers: dict[Value, TensorSequence | TensorOptional] = {}
         self.served: dict[Node, CustomOperator] = {}
-        """The custom operator that lowered each node, for nodes that one lowered."""
+        """For each node that a custom operator lowered, that operator."""
         self._guesses = guesses
         self._nodes_unrolled = 0
         self._depth = 0

@@ -37,8 +37,8 @@ class Part:
 class Repetition:
     """Three clusters and their states; the first state is the flag "continue".
 
-    ``first`` computes all states. ``step`` and ``last`` have the ``states`` as inputs. A state that ``step`` does not
-    compute stays constant.
+    ``first`` computes all states. ``step`` updates states for as long as the flag is true; a state that it does not
+    compute stays constant. ``last`` computes the node's outputs from the states.
     """
 
     node: Node

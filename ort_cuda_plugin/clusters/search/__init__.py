@@ -1,1 +1,1 @@
-"""Token searches of com.microsoft: a decoder and the choice of tokens run as a repetition."""
+"""Token searches of com.microsoft: the decoder and the choice of tokens run as a `Repetition`."""

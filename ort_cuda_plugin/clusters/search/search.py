@@ -1,4 +1,4 @@
-"""Token searches of com.microsoft (GreedySearch, BeamSearch, ...) as a repetition of decoder and choice of tokens.
+"""Token searches of com.microsoft (GreedySearch, BeamSearch, ...) as a `Repetition` of decoder and choice of tokens.
 
 ONNX Runtime's kernels read the decoder's results on the host, so the plugin runs decoder and search together on the
 device. ONNX Runtime's C API has helpers for a plugin's kernels of Loop, but not of these operators.
@@ -28,14 +28,14 @@ _GPT, _T5, _WHISPER = 0, 1, 2
 
 
 def is_search(node: Node | None) -> bool:
-    """Return whether the plugin may run the node, with its bodies, as a repetition."""
+    """Return whether the plugin may run the node, with its bodies, as a `Repetition`."""
     if node is None or isinstance(node, FunctionNode):
         return False
     return node.domain == "com.microsoft" and node.op_type in _KINDS
 
 
 def as_repetition(node: Node, opsets: Mapping[str, int]) -> Repetition:
-    """Return the repetition of a search. Raises Unsupported or InvalidModel if the plugin cannot run the search."""
+    """Return the three clusters of a search. Raises Unsupported or InvalidModel if the plugin cannot run the search."""
     kind = _KINDS[node.op_type](node, dict(opsets))
     model = attribute_number(node, "model_type", _WHISPER if node.op_type == "WhisperBeamSearch" else _GPT)
     if model == _GPT:

@@ -50,8 +50,9 @@ def attribute_real(node: Node, name: str, default: float) -> float:
 
 
 class Search(ABC):
-    """Base of the token searches. ``input_names`` lists the operator's inputs; ``given`` maps them to the node's
-    values.
+    """Base of the token searches.
+
+    ``input_names`` lists the operator's inputs; ``given`` maps them to the node's values.
     """
 
     input_names: str
@@ -85,8 +86,9 @@ class Search(ABC):
 
     @abstractmethod
     def choose(self, ctx: Lowering, given: Given, length: Dim, *, is_first: bool) -> Choice:
-        """Choose the tokens after the first ``length`` tokens of ``sequences``; ``is_first``: there are no own states
-        yet.
+        """Choose the tokens after the first ``length`` tokens of ``sequences``.
+
+        ``is_first``: the search's own states are not computed yet.
         """
 
     @abstractmethod

@@ -20,7 +20,7 @@ _REALS = (DType.FLOAT32, DType.FLOAT16)
 
 
 class EncoderDecoder:
-    """A search with encoder and decoder as a repetition.
+    """A search with encoder and decoder as a `Repetition`.
 
     States are the flag "continue", ``sequences``, the decoder's inputs, and the search's own states. Decoder inputs
     that the encoder computes are equal for all beams of a prompt, and stay constant.

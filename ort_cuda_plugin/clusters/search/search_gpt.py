@@ -28,7 +28,7 @@ class Cache:
 
 
 class GptDecoder:
-    """A search with a decoder-only model as a repetition.
+    """A search with a decoder-only model as a `Repetition`.
 
     States are the flag "continue", ``sequences``, the decoder's inputs, and the search's own states.
     """
