@@ -12,7 +12,8 @@
 
 enum { OCP_MAX_KEY = 40 };
 
-/* An entry. While it is in a list, only its atomic members and those guarded by a lock change. */
+/* An entry of the cache: a key and its algorithm. While it is in a list, only its atomic members and those guarded by a
+ * lock change. */
 typedef struct ocp_prepared {
   struct ocp_prepared *next;
   uint32_t holders; /* number of references; guarded by the list's lock */

@@ -246,7 +246,8 @@ class CompiledCluster:
                 number = self._known.weights[weight_key(constant)]
                 constant.release(partial(self.weight_reader.array, number, constant.dtype, constant.shape))
         for constant in [value.initializer for value in self.graph.used_values if value.initializer]:
-            if variant.plan is None or not all(self._checked) or not self._checked:  # for later plans and `expand`
+            # Later plans, and the plan of a surrounding graph (`control_flow.expand`), may need the constants.
+            if variant.plan is None or not all(self._checked) or not self._checked:
                 constant.keep()
             else:
                 constant.forget_borrowed()

@@ -40,9 +40,7 @@ SHARE = 1 / 8
 WAYS = 2.01
 """Maximum wavefronts of a shared-memory request as a multiple of its minimum: two-way conflicts are allowed."""
 WINDOW = 3
-"""Loads of each input byte above which a kernel is taken for one with sliding windows, whose vector loads would need
-too many registers.
-"""
+"""Maximum loads of each input byte for a finding; with more, windows overlap, and vectors need too many registers."""
 FEW = 16
 """Minimum of rows, columns and k for a finding about GEMMs: below it, a tensor core's tile is mostly padding."""
 
@@ -143,7 +141,7 @@ class Watched:
 
 
 def _has_broken_windows(step: Launch) -> bool:
-    """Return whether a launch pools windows, and rows of its input or result are not a multiple of a vector."""
+    """Return whether a launch is a pooling, and the bytes of its input's or result's rows no multiple of `VECTOR`."""
     tensors = [x for x in step.args if isinstance(x, Tensor)]
     return "_pool" in step.kernel.name and any(hint(x.shape[-1]) * x.dtype.itemsize % VECTOR for x in tensors)
 

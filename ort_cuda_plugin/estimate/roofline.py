@@ -13,10 +13,10 @@ from .work import KernelStep, LibraryStep, Step, Work
 
 
 def model_roofline(work: Work, device: Gpu) -> tuple[float, float, float]:
-    """Return the compulsory bytes of the model, the operations of its GEMMs and convolutions, and the roofline: the
-    longer of their times in seconds, at the peak rates.
+    """Return the model's compulsory bytes, the operations of its GEMMs and convolutions, and its roofline in seconds.
 
-    Intermediate tensors and launches are not included.
+    The roofline is the longer of the times that the bytes and the operations take, at the GPU's peak rates. It does not
+    include intermediate tensors and launches.
     """
     touched: dict[int, int] = {}
     for step in work.steps:

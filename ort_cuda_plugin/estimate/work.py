@@ -82,7 +82,7 @@ class Step:
 
 @dataclass(frozen=True)
 class KernelStep(Step):
-    """A launch of one of the plugin's kernels. The grid has ``turns`` groups of blocks; a group waits for the previous."""
+    """A launch of a kernel of the plugin, whose grid has ``turns`` groups of blocks that run one after the other."""
 
     kernel: KernelSpec
     grid: tuple[int, int, int]

@@ -142,9 +142,9 @@ static void failing_runs_leave_no_graph(void) {
 
 static int64_t bytes_in_use(void) { return atomic_load(&ocp_counters[OCP_DEVICE_BYTES_IN_USE]); }
 
-/* Runs every second id once less, so that it has no graph but keeps the memory of its last warm Run. */
 enum { FIRST_ID = 100, LAST_ID = 105 };
 
+/* Captures even ids. Odd ids get one Run less, so they have no graph, but keep the memory of their last warm Run. */
 static void *capture_some(void *where) {
   ocp_stream *stream;
   CHECK_OK(!ocp_device_enter(device, error).entered);

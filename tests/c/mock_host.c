@@ -261,7 +261,7 @@ static void test_memory_for_streams_that_do_not_fit(void) {
     device_allocator->Free(device_allocator, all[i]);
 }
 
-/* With a CUDA memory pool, an allocation is work of its stream: others must wait for it before they use the memory. */
+/* With a CUDA memory pool, an allocation is work of its stream: other streams must wait before they use the memory. */
 static void test_an_allocation_of_a_pool_is_work_of_its_stream(void) {
   OrtSyncStream stream = make_stream();
   ocp_stream *own = ocp_ort_stream(&stream);

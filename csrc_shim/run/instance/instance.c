@@ -121,7 +121,8 @@ static int check_asserts(const ocp_instance *instance, uint32_t segment, ocp_err
 }
 
 /* Fails because expression `failed` of a segment has no value. If an assertion forbids these inputs, its error is
- * better, since it names the node. So assertions are checked first; expressions that depend on `failed` count as 1. */
+ * better, since it names the node. So assertions are checked first. Expressions that depend on `failed` get the value
+ * 1, so that assertions about them hold. */
 static int fail_evaluation(ocp_instance *instance, uint32_t segment, uint32_t failed, ocp_error *error) {
   const ocp_plan *plan = instance->variant->plan;
   const ocp_range range = plan->views[segment].exprs;

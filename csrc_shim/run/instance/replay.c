@@ -194,7 +194,7 @@ static node_state state_of(const ocp_instance *instance, uint32_t index) {
                       .shared_bytes = call->shared_bytes};
 }
 
-/* Stores in `replay` which parameters the CUDA graph's node of plan record `index` has now: those of the instance. */
+/* Notes in `replay` that the graph's node of plan record `index` has the instance's present parameters. */
 static void note_node(const ocp_instance *instance, uint32_t index, ocp_replay *replay) {
   const ocp_plan_record *record = &instance->variant->plan->records[index];
   replay->states[index] = state_of(instance, index);

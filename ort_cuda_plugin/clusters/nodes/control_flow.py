@@ -170,8 +170,8 @@ def _if(lowering: BodyLowering, node: Node, inputs: Inputs) -> list[Operand]:
 def _either(ctx: Lowering, x: Tensor, other: Tensor) -> Tensor:
     """Return a stand-in for a result of If whose branch is known only in a Run; it has the type and shape of x.
 
-    If the host requests its elements, it gets those of ``other`` if a Run reads these back from the device, else those
-    of x.
+    Requested on the host, its elements are those of ``other`` if a Run must read these back from the device, else those
+    of ``x``.
     """
     if x is other or x.positions() is None:
         return x
