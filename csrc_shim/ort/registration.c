@@ -9,7 +9,8 @@
  * devices. */
 #define VIRTUAL_SUFFIX ".virtual"
 
-/* The requested values plus one; 0: nothing was requested. Bytes, since there is little room for thread-local data. */
+/* The requested values plus one; 0: nothing was requested. Bytes, since this library must have little thread-local
+ * data (emulator/blocks/fiber.h). */
 static _Thread_local uint8_t requested_emulated, requested_identity;
 
 void ocp_request_registration(int emulated, int identity) {

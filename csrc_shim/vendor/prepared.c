@@ -3,8 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Number of entries above which a list evicts entries (MOST: the maximum number of instances that a cluster caches),
- * and number of entries that eviction leaves. Evicting many at once amortises waiting for the device. */
+/* A list with more than MOST entries evicts all but LEFT: evicting many at once amortises the wait for the device. MOST
+ * is also the maximum number of instances that a cluster caches. */
 enum { MOST = 128, LEFT = 96 };
 
 void ocp_prepared_init(ocp_prepared_list *list) {

@@ -1,5 +1,4 @@
-"""Counts the instructions and memory requests of kernels by running some of their blocks in the emulated device's
-counting mode.
+"""Counts the instructions and memory requests of kernels, by running some of their blocks on the emulated device.
 
 Accesses of a warp by one execution of an instruction form one request. A request loads 32-byte sectors of global
 memory; in shared memory the number of wavefronts is the largest number of distinct words in one bank. Blocks outside

@@ -103,7 +103,7 @@ class Watched:
     ``all`` are contractions, including attention; ``tensor`` are GEMMs and attention of 16-bit floats, and with
     ``tf32`` GEMMs of float32, that are large enough for tensor cores. ``apart`` are steps that cannot use vector
     accesses: elementwise steps with an input that is contiguous along another axis than the result, and sliding windows
-    over rows that are not a multiple of a vector.
+    over rows whose bytes are not a multiple of `VECTOR`.
     """
 
     def __init__(self, tf32: bool = True) -> None:
@@ -195,6 +195,7 @@ def _has_tensor_cores(specs: Sequence[KernelSpec], code: Mapping[KernelSpec, Cod
 
 def of_counts(work: Work, products: Watched, counts: Mapping[int, Counted]) -> list[Finding]:
     """Return findings about narrow accesses of contiguous data outside of contractions, and about bank conflicts.
+
     ``counts`` has the counts of each launch by the number of its step.
     """
     found: dict[Finding, None] = {}

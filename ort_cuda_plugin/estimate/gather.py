@@ -133,10 +133,8 @@ def work_of_model(
 ) -> Work:
     """Return the work of a Run of a model from `optimised` on ``gpu``, by default an H100, with inputs of these shapes.
 
-    Dimensions that stay unknown are 1.
-
-    ``values`` fill integer inputs; other inputs are zero. ``watch`` receives each cluster's program after each pass.
-    Raises ShapeError, and NodeError for a node that cannot run.
+    Dimensions that stay unknown are 1. ``values`` fill integer inputs; other inputs are zero. ``watch`` receives each
+    cluster's program after each pass. Raises ShapeError, and NodeError for a node that cannot run.
     """
     sizes = input_shapes(model, shapes)
     gpu = gpu or described_gpu("h100")

@@ -37,11 +37,11 @@ def step_rooflines(
     memory: Sequence[Served],
     counted: Mapping[int, float],
 ) -> list[float]:
-    """Return the roofline of each step in seconds: a launch, plus the longest of the times of its bytes, its GEMMs and
-    convolutions, and the latency of one access.
+    """Return the roofline of each step in seconds.
 
-    ``memory`` is the memory traffic of each step with the GPU's L2; ``counted`` are the operations of kernels, by the
-    number of their step. The rates are those that benchmarks reach, not peaks.
+    It is the time of a launch, plus the longest of the times of the step's bytes, of its GEMMs and convolutions, and of
+    the latency of one access. The rates are those that benchmarks reach, not peaks. ``memory`` is the memory traffic of
+    each step with the GPU's L2; ``counted`` are the operations of kernels, by the number of their step.
     """
     found = []
     for moved, tensor in zip(memory, _product_seconds(work, device, constants, counted), strict=True):

@@ -180,7 +180,7 @@ static void capture(ocp_stream *stream, place *where, int64_t rows) {
   CHECK(counter(OCP_GRAPH_CAPTURES) == captures + 1);
 }
 
-/* Each graph has a slab of 256 bytes, so the memory share of graphs limits their number. */
+/* Each graph has a slab of 256 bytes. Slabs may take a quarter of the device's memory, which the test makes small. */
 static void graphs_keep_a_share_of_the_memory(ocp_stream *stream) {
   const size_t total_bytes = device->total_bytes;
   place where = make_place();

@@ -61,7 +61,7 @@ static void damage_plan(unsigned char *blob, size_t *bytes) {
   if (next_random(50) == 0)
     *bytes = next_random(*bytes);
   for (uint64_t i = 0, count = 1 + next_random(3); i < count && *bytes >= 4; i++) {
-    /* Half of the damage hits the header: counts are the most dangerous. */
+    /* At least a quarter of the changes hit the header, since wrong counts are the most dangerous. */
     const size_t words = next_random(4) == 0 && *bytes > 80 ? 20 : *bytes / 4;
     unsigned char *at = blob + 4 * next_random(words);
     uint32_t word;
