@@ -1,4 +1,4 @@
-"""A C application loads a compiled model and compiles nothing."""
+"""Compiled models in a C application: they load and run without compiling a kernel."""
 
 from __future__ import annotations
 
@@ -21,4 +21,4 @@ def test_a_compiled_model_runs_in_a_c_host(tmp_path: Path) -> None:
     command = [str(host), get_library_path(), str(tmp_path / "add_ctx.onnx")]
     done = subprocess.run(command, env=COUNTED | variables, cwd="/", capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
-    assert not list(cache.glob("*.kernel"))  # nothing was compiled, so nothing was stored
+    assert not list(cache.glob("*.kernel"))  # the cache has no kernel, so none was compiled

@@ -1,6 +1,6 @@
-"""Functions of the application that read and write the files of compiled models (ONNX Runtime 1.31 and later).
+"""Callbacks by which an application reads and writes context files itself (ONNX Runtime 1.31 and later).
 
-For 1.28 to 1.30 see tests/hosts/test_boundary_versions.py; older versions have none.
+tests/hosts/test_boundary_versions.py tests the callbacks of ONNX Runtime 1.28 to 1.30. Older versions have none.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FEED = [{"x": rows(2, 3)}]
 
 
 class Application:
-    """The application's files; ``fails`` makes its functions fail."""
+    """An application that keeps context files in memory. With ``fails`` its write callback raises OSError."""
 
     def __init__(self, fails: bool = False) -> None:
         self.files: dict[str, bytes] = {}
@@ -65,12 +65,12 @@ def test_the_application_writes_and_reads_the_file(tmp_path: Path) -> None:
     assert list(application.files) == [BINARY.format("m")]
     with nothing_compiled():
         assert_same(application.load(tmp_path / "m_ctx.onnx"), row_model(), FEED)
-    (tmp_path / BINARY.format("m")).write_bytes(application.files[BINARY.format("m")])  # the usual file
+    (tmp_path / BINARY.format("m")).write_bytes(application.files[BINARY.format("m")])  # load() has no read callback
     assert_same(load(tmp_path / "m_ctx.onnx"), row_model(), FEED)
 
 
 def test_model_and_context_in_memory(tmp_path: Path) -> None:
-    """No path is needed then: compile_to_bytes and compile_to_stream with a context that is not in the model."""
+    """Without a path, compile_to_bytes and compile_to_stream pass the context to the application's write callback."""
     application, other = Application(), Application()
     data = application.compiler(row_model()).compile_to_bytes()
     pieces: list[bytes] = []
@@ -86,7 +86,7 @@ def test_what_goes_wrong_with_the_applications_functions_is_told(tmp_path: Path)
         Application(fails=True).compiler(row_model()).compile_to_file(str(tmp_path / "m_ctx.onnx"))
     assert not list(tmp_path.iterdir())
     compiled = compile_model(row_model(), tmp_path / "m_ctx.onnx")
-    application = Application()  # must not get the one beside the model
+    application = Application()  # has no file: the context beside the model must not be used instead
     with pytest.raises(Exception, match=r"INVALID_GRAPH.*gives no context file 'm_CudaPlugin"):
         application.load(tmp_path / "m_ctx.onnx")
     application.files[BINARY.format("m")] = b"something else"

@@ -1,4 +1,4 @@
-"""``ort-cuda-plugin compile`` and ``inspect``."""
+"""The commands ``ort-cuda-plugin compile`` and ``ort-cuda-plugin inspect``."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_bar_counts_kernels(source: Path, tmp_path: Path, monkeypatch: pytest.
 def test_for_the_emulated_device_nobody_looks_for_libraries_of_gpus(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are not needed; a warning would name the missing ones."""
+    """The emulated device needs no cuBLAS or cuDNN, and the search would warn about each missing library."""
     asked: list[str] = []
 
     def load_libraries() -> frozenset[str]:
@@ -122,7 +122,7 @@ def test_shapes_that_are_wanted_come_last_and_bind_names() -> None:
     assert list(sample_shapes([unranked], {}, wanted)) == []
     assert len(next(sample_shapes([unranked], {"y": 2}))[0]) == 2
     for text in ("x", "x=", "=1x2", "x=1xx2", "x=-1", "x=1x2;", f"x={10**13}"):
-        if text == "x=":  # a scalar
+        if text == "x=":  # the shape of a scalar
             assert parse({"context_shapes": text})[0].context_shapes == ((("x", ()),),)
             continue
         with pytest.raises(OptionError, match="context_shapes"):

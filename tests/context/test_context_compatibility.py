@@ -1,4 +1,4 @@
-"""Compatibility of a compiled model, which ONNX Runtime queries before it loads the model."""
+"""The compatibility string in a compiled model, which ONNX Runtime passes to the plugin before it loads the model."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_the_model_says_what_it_was_compiled_for(tmp_path: Path, monkeypatch: py
     devices = ort_cuda_plugin.register(emulate=True)[:1]
     ask = _pybind_state.get_model_compatibility_for_ep_devices
     own = info_of(compile_model(row_model(), tmp_path / "m_ctx.onnx"))
-    assert ask(devices, own) == KINDS.EP_SUPPORTED_PREFER_RECOMPILATION  # its code is not allowed
+    assert ask(devices, own) == KINDS.EP_SUPPORTED_PREFER_RECOMPILATION  # host code is not allowed yet
     monkeypatch.setenv(ALLOW_VARIABLE, "1")
     assert ask(devices, own) == KINDS.EP_SUPPORTED_OPTIMAL
     other = info_of(compile_model(row_model(), tmp_path / "n_ctx.onnx", context_architectures="sm_90"))
@@ -61,7 +61,7 @@ def test_each_part_of_the_line_counts() -> None:
 
 
 def choice(container: Container, major: int, minor: int, driver: str = "13.0") -> str:
-    """Return the architecture whose plans a GPU would use, or the reason why it would compile."""
+    """Return the architecture whose stored plans a GPU would use, or the reason why it would use none."""
     device = DeviceProperties(False, frozenset())
     session = Session(Target.cuda(major, minor), device, LoweringOptions(), False, driver_version=driver)
     context = Context(container)
@@ -94,7 +94,7 @@ def test_a_gpu_takes_the_best_of_what_is_stored(tmp_path: Path) -> None:
 def test_plans_of_another_version_are_compiled_again(
     tmp_path: Path, version: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A library older than the context does not run plans that it does not know."""
+    """The plugin ignores stored plans of an older or newer version and compiles the stored graph."""
     source, path = row_model(), tmp_path / BINARY.format("m")
     compile_model(source, tmp_path / "m_ctx.onnx")
     (tmp_path / "right.bin").write_bytes(path.read_bytes())

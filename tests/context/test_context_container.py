@@ -35,7 +35,7 @@ def contents(data: bytes) -> tuple[Any, list[bytes]]:
 
 
 def with_index(index: Any, arrays_end: int) -> bytes:
-    """A container with the arrays of `built`, and an index of which only the hash is right."""
+    """Return a container with the arrays of `built` and an arbitrary ``index``, whose hash in the header is right."""
     text = index if isinstance(index, bytes) else json.dumps(index).encode()
     digest = hashlib.sha256(text).digest()
     header = HEADER.pack(MAGIC, *format_module.VERSION, 0, arrays_end + len(text), arrays_end, len(text), digest)
@@ -182,7 +182,7 @@ def test_a_name_leads_nowhere_out_of_the_folder(tmp_path: Path) -> None:
 
 
 def test_a_link_may_lead_to_where_the_models_file_is(tmp_path: Path) -> None:
-    """For example in the cache of the Hugging Face hub, where all files are links into one other folder."""
+    """In the Hugging Face hub's cache, each file in ``snapshots`` is a link to a file in ``blobs``."""
     for name in ("blobs", "snapshot/onnx", "elsewhere"):
         (tmp_path / name).mkdir(parents=True)
     for place in ("blobs/0", "blobs/1", "elsewhere/2", "blobs/only.bin"):
@@ -192,7 +192,7 @@ def test_a_link_may_lead_to_where_the_models_file_is(tmp_path: Path) -> None:
         (snapshot / name).symlink_to(f"../../{target}")
     folder = ModelFolder.of(snapshot / "m.onnx")
     os.link(tmp_path / "elsewhere" / "2", snapshot / "hard.bin")
-    kept = open_file(tmp_path / "elsewhere" / "2")  # a file that users have open under another name
+    kept = open_file(tmp_path / "elsewhere" / "2")  # open_context("hard.bin") must return this handle
     for name, expected in {"m.bin": b"blobs/1", "hard.bin": b"elsewhere/2", "only.bin": b"blobs/only.bin"}.items():
         assert open_context(folder, name).read(0, len(expected)) == expected
     assert open_context(folder, "hard.bin") is kept
@@ -228,5 +228,5 @@ def test_writers_of_one_file_do_not_meet(tmp_path: Path) -> None:
         thread.join()
     assert len(set(bytes(Container(open_context(ModelFolder.at(tmp_path), "m.bin"), "it").array(0)))) == 1
     assert list(tmp_path.iterdir()) == [path]
-    for number, builder in enumerate(builders):  # each continues with its own output
+    for number, builder in enumerate(builders):  # a builder reads its own file, not the last writer's
         assert bytes(Container(builder.to_bytes(CONTENTS), "it").array(0)) == bytes([number]) * 1000

@@ -1,4 +1,4 @@
-"""Contents of a context: everything that plans need, for each architecture; and inputs that no plan accepts."""
+"""Contents of a context (plans, kernels and weights for each architecture), and inputs that no stored plan accepts."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_what_is_computed_once_is_computed_when_the_context_is_loaded(tmp_path: 
 
 
 def test_types_of_all_sizes_come_back(tmp_path: Path) -> None:
-    """Quantised bytes, packed integers, half types, doubles, and infinite attributes."""
+    """Constants of int4, float16, float32 and float64, infinite values included, are equal after loading."""
     packed = helper.make_tensor("q", onnx.TensorProto.INT4, [16, 6], list(range(-8, 8)) * 6)
     nodes = [
         helper.make_node("DequantizeLinear", ["q", "scale"], ["w"]),
@@ -103,7 +103,7 @@ def test_types_of_all_sizes_come_back(tmp_path: Path) -> None:
 
 
 def test_weights_in_a_layout_of_kernels_are_stored_once(tmp_path: Path) -> None:
-    """The graph's own weights are views of them, for plans that are made later."""
+    """The context stores weights in the layout of kernels; the stored graph's initializers are views of them."""
     constants = {"k": RNG.random((24, 8, 3, 3), np.float32), "d": RNG.random((8, 1, 3, 3), np.float32)}
     constants["e"] = RNG.random((80, 4, 1, 1), np.float32)
     constants["i"] = RNG.random((8, 80, 1, 1), np.float32)
@@ -186,7 +186,7 @@ def test_shapes_that_are_wanted_are_foreseen(tmp_path: Path) -> None:
 
 
 def test_an_initializer_that_could_be_replaced_is_an_input(tmp_path: Path) -> None:
-    """ONNX Runtime makes a plain initializer of it in the compiled model."""
+    """An initializer that is also a graph input stays an input of the fused node, which may read a new value."""
     inputs = [info("x", FLOAT, ["n", 16]), info("w", FLOAT, [16])]
     source = model([helper.make_node("Add", ["x", "w"], ["y"])], inputs, {"y": FLOAT}, {"w": rows()})
     compiled = compile_model(source, tmp_path / "m_ctx.onnx")
@@ -196,7 +196,7 @@ def test_an_initializer_that_could_be_replaced_is_an_input(tmp_path: Path) -> No
 
 
 def test_bodies_come_back_with_the_graph(tmp_path: Path) -> None:
-    """A stored graph is compiled where host code is not allowed."""
+    """Without permission for host code, the session compiles the stored graph, which has both branches of the If."""
     body = helper.make_graph(
         [helper.make_node("Mul", ["outer", "outer"], ["then"])], "t", [], [info("then", FLOAT, None)]
     )
@@ -248,7 +248,7 @@ def test_contexts_are_for_several_architectures(tmp_path: Path) -> None:
 def test_a_model_for_other_devices_is_not_compiled_for_the_sessions_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But the session that wrote it can run."""
+    """The session that wrote the model still compiles kernels for its own device if a Run needs them."""
     asked = set()
     compile_kernels = KernelLibrary.get_many
 
@@ -339,7 +339,7 @@ np.testing.assert_array_equal(session.run(None, {"a": a, "b": a})[0], a + a)
 
 
 def test_plans_of_a_context_are_few(tmp_path: Path) -> None:
-    """Plans are symbolic: sample shapes that an earlier plan accepts add none."""
+    """Plans are symbolic: a sample shape that an earlier plan accepts adds no plan."""
     compile_model(row_model(), tmp_path / "m_ctx.onnx")
     path = tmp_path / BINARY.format("m")
     (target,) = index_of(path)["partitions"][0]["targets"]
@@ -349,8 +349,8 @@ def test_plans_of_a_context_are_few(tmp_path: Path) -> None:
 
 
 def test_contexts_are_damaged() -> None:
-    """The result is a session with right results, or an error of ONNX Runtime that says what to do."""
-    outcomes = context_campaign.run(0, 90) + context_campaign.run(22737, 1)  # an input with millions of elements
+    """A damaged context gives either right results or an error of ONNX Runtime that says what to do."""
+    outcomes = context_campaign.run(0, 90) + context_campaign.run(22737, 1)  # seed 22737: millions of elements
     for place in context_campaign.PLACES:
         assert sum(count for name, count in outcomes.items() if name.startswith(place) and "refused" in name) > 5
     assert any("right" in name for name in outcomes)

@@ -1,4 +1,4 @@
-"""Contexts with right hashes and wrong contents: an error of ONNX Runtime, or a session that runs."""
+"""Contexts with wrong contents and matching hashes: loading fails with ONNX Runtime's error, or the session runs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ JUNK: tuple[Any, ...] = (
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Return the paths of the values in a JSON value."""
+    """Yield the path (keys and indices) of each value inside a JSON value."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in items:
         yield (*path, key)
@@ -49,7 +49,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def mutate(value: Any, rng: random.Random) -> Any:
-    """Return the value with one part replaced, removed or doubled."""
+    """Return a copy of a JSON value in which one random inner value is replaced, removed or duplicated."""
     changed = copy.deepcopy(value)
     *way, last = rng.choice(list(places(value)))
     owner = changed
@@ -86,7 +86,7 @@ def test_a_context_that_contradicts_itself(tmp_path: Path, what: str) -> None:
         with contextlib.suppress(ContextError):
             describe(container_of(path))
         try:
-            # Code is not damaged: it is trusted where it is allowed.
+            # Without host code: the plugin does not check machine code that the user allowed, so none may run here.
             load(tmp_path / "m_ctx.onnx", host_code=False).run(None, {"x": rows(2, 3)})
             outcomes["ran"] += 1
         except Exception as error:

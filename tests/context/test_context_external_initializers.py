@@ -1,4 +1,4 @@
-"""Initializers of nodes that the CPU provider runs: in the compiled model, or in a separate file."""
+"""Initializers of CPU nodes in a compiled model: stored in the model itself, or in a separate external-data file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FEED = [{"x": rows(2, 3)}]
 
 
 def source() -> bytes:
-    """With an operator that only the CPU provider has."""
+    """Return a model with CDist nodes, which the CPU provider runs. They read the initializers on_cpu and small."""
     nodes = [
         helper.make_node("Flatten", ["y"], ["f"], axis=2),
         helper.make_node("CDist", ["f", "on_cpu"], ["p"], domain="com.microsoft", metric="euclidean"),
@@ -52,7 +52,7 @@ def check(path: Path, other_files: set[str]) -> None:
 
 @pytest.mark.parametrize("from_memory", [False, True])
 def test_ep_context_model_external_initializers_file_name(tmp_path: Path, from_memory: bool) -> None:
-    """By a session: without the entry initializers are in the model, with it all of them are in the file."""
+    """The session entry moves all initializers of CPU nodes to the named file; without it they stay in the model."""
     (tmp_path / "m.onnx").write_bytes(source())
     model = source() if from_memory else str(tmp_path / "m.onnx")
     for name in ("", "cpu.data"):
@@ -71,7 +71,7 @@ def test_ep_context_model_external_initializers_file_name(tmp_path: Path, from_m
 def test_model_compiler_with_a_file_of_initializers(
     tmp_path: Path, from_memory: bool, threshold: int, outside: set[str]
 ) -> None:
-    """Initializers above a size limit are in the file."""
+    """ModelCompiler moves initializers above a size threshold, in bytes, to the named file."""
     (tmp_path / "m.onnx").write_bytes(source())
     model: Any = source() if from_memory else str(tmp_path / "m.onnx")
     compiler = ort.ModelCompiler(
@@ -89,7 +89,7 @@ def test_model_compiler_with_a_file_of_initializers(
 
 @pytest.mark.parametrize("external", ["", "cpu.data"])
 def test_a_source_in_memory_with_external_data(tmp_path: Path, external: str) -> None:
-    """session.model_external_initializers_file_folder_path says where; the compiled model does not need them."""
+    """A session entry names the folder of the external data. The compiled model loads after their deletion."""
     (tmp_path / "from").mkdir()
     (tmp_path / "to").mkdir()
     made = onnx.load_from_string(source())

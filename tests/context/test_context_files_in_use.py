@@ -1,6 +1,6 @@
-"""Files that other processes write while sessions read them: an error, and never a crash.
+"""Files that change while a session reads them: the session fails with an error and never crashes.
 
-Reading a mapped file that became shorter would end the process with SIGBUS.
+Truncating a memory-mapped file would end the process with SIGBUS, so the plugin maps none.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ EXPECTED = X @ WEIGHT
 
 @pytest.fixture
 def models(tmp_path: Path) -> Path:
-    """A folder with m.onnx and m.data, and compiled models: with weights, and without."""
+    """Return a folder with m.onnx, its weights m.data, and compiled models with weights (full) and without (light)."""
     graph = helper.make_graph(
         [helper.make_node("MatMul", ["x", "w"], ["y"])],
         "g",
@@ -45,8 +45,9 @@ def models(tmp_path: Path) -> Path:
 
 @contextmanager
 def before_a_read(monkeypatch: pytest.MonkeyPatch, path: Path, act: Callable[[], None], least: int) -> Iterator[None]:
-    """Do something once, before the file's next read of at least ``least`` bytes, and restore the contents
-    afterwards.
+    """Call ``act`` once, before the next read of at least ``least`` bytes from the file at ``path``.
+
+    The file gets its old contents back at the end of the block.
     """
     contents, real = path.read_bytes(), OpenFile.read_into
     done: list[bool] = []
@@ -108,7 +109,7 @@ def test_a_file_that_is_written_while_it_is_read_gives_no_mixture(
 
 
 def test_external_data_that_become_shorter_are_an_error(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file is truncated after the graph of an uncompiled model was read and before its weights are."""
+    """A session reads the graph of an uncompiled model; the weight file is truncated before it reads the weights."""
     path = models / "m.data"
     with (
         before_a_read(monkeypatch, path, lambda: os.truncate(path, WEIGHT.nbytes // 2), WEIGHT.nbytes),
@@ -118,7 +119,7 @@ def test_external_data_that_become_shorter_are_an_error(models: Path, monkeypatc
 
 
 def test_a_session_maps_no_file_of_a_compiled_model(models: Path) -> None:
-    """It has everything that it needs after they are removed, also for other sizes."""
+    """Sessions still run after all files are deleted, also for sizes that need another plan."""
     sessions = [load(models / name) for name in ("full_ctx.onnx", "light_ctx.onnx")]
     mapped = Path("/proc/self/maps").read_text()
     assert str(models) not in mapped
@@ -132,13 +133,13 @@ def test_a_session_maps_no_file_of_a_compiled_model(models: Path) -> None:
 
 
 def handles(folder: Path) -> int:
-    """Return how many files of the folder this process has open."""
+    """Return the number of this process's open file descriptors for files in a folder."""
     found = [path for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
     return sum(os.path.realpath(path).startswith(str(folder)) for path in found)
 
 
 def test_files_are_closed_with_their_sessions(models: Path) -> None:
-    """Sessions of one file share its handle."""
+    """Three sessions on one context file share one file descriptor."""
     sessions = [load(models / "full_ctx.onnx") for _ in range(3)]
     assert handles(models) == 1
     del sessions

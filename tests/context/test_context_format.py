@@ -1,4 +1,4 @@
-"""The documented reader: a script without dependencies lists what a context holds."""
+"""The script docs/list_context.py, which lists the contents of a context and has no dependencies."""
 
 from __future__ import annotations
 

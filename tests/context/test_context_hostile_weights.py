@@ -1,4 +1,4 @@
-"""Invalid weights of compiled models: paths, sizes, files that change, killed writers."""
+"""Hostile weight files of compiled models: invalid paths and sizes, files that change, and killed writers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MUTANTS = 3000
 
 
 def compiled_without_weights(folder: Path, external: bool = False) -> onnx.ModelProto:
-    """Write m.onnx, whose weights may be in m.data, and m_ctx.onnx, compiled from it."""
+    """Write m.onnx and a weightless m_ctx.onnx compiled from it; with ``external`` the weights are in m.data."""
     made = onnx.load_from_string(row_model())
     onnx.save(made, folder / "m.onnx", save_as_external_data=external, location="m.data", size_threshold=64)
     return compile_model(str(folder / "m.onnx"), folder / "m_ctx.onnx", context_weightless="1")
@@ -81,7 +81,7 @@ def test_a_source_leads_to_no_data_outside_of_its_folder(tmp_path: Path) -> None
 
 
 def test_files_that_become_shorter_are_errors(tmp_path: Path) -> None:
-    """A read beyond the new end would crash the process. A file that replaces the old one does not matter."""
+    """Truncating an open file is an error. Renaming another file over it is harmless: the handle keeps the old file."""
     compiled_without_weights(tmp_path, external=True)
     binary = tmp_path / BINARY.format("m")
     folder = ModelFolder.at(tmp_path)
@@ -92,7 +92,7 @@ def test_files_that_become_shorter_are_errors(tmp_path: Path) -> None:
     replaced = tmp_path / "new"
     replaced.write_bytes(b"other")
     replaced.replace(tmp_path / "m.data")
-    assert source.array(tensor).tobytes() == WEIGHT.tobytes()  # of the file that was opened
+    assert source.array(tensor).tobytes() == WEIGHT.tobytes()  # still the contents of the opened file
     os.truncate(binary, 100)
     with pytest.raises(ContextError, match=r"the context: .* changed while it was read"):
         container.array(0)
@@ -118,14 +118,14 @@ def hostile_source() -> bytes:
 
 
 def test_damaged_sources_are_errors_or_readable(tmp_path: Path) -> None:
-    """Flipped, cut, doubled and enlarged: every initializer that is found is read, or is an error."""
+    """Models with random byte changes and truncations either load, or raise ContextError; nothing else is raised."""
     (tmp_path / "m.data").write_bytes(WEIGHT.tobytes())
     whole, rng = hostile_source(), random.Random(4)
     first = SourceModel(whole, "it", ModelFolder.at(tmp_path))
     for tensor, expected in zip(first.tensors.values(), onnx.load_from_string(whole).graph.initializer, strict=True):
         array = WEIGHT if tensor.name == "outside" else numpy_helper.to_array(expected)
         np.testing.assert_array_equal(first.array(tensor), array.astype(first.array(tensor).dtype))
-    small = whole.index(b"raw") + 3  # bytes before and after are not weights
+    small = whole.index(b"raw") + 3  # mutations skip the weight bytes, which are most of the file
     outcomes = {"read": 0, "refused": 0}
     for _ in range(MUTANTS):
         data = bytearray(whole)
@@ -201,5 +201,5 @@ def test_a_killed_writer_leaves_no_half_file(tmp_path: Path) -> None:
         writer.send_signal(signal.SIGKILL)
         writer.wait()
         assert read_all(path) in (9, *range(mark + 1))
-        # Between two system calls a whole file has a second name; nothing else is ever there.
+        # A writer killed before its rename may leave a complete file under a temporary name, never a partial one.
         assert all(read_all(each) <= 9 for each in tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""A compilation never replaces a file that its output still needs, or that belongs to its source."""
+"""Protection of input files: a compilation never overwrites its source model or a file that its output needs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ X = np.ones((2, 32), np.float32)
 
 
 def source(path: Path, data: str = "", in_a_body: bool = False) -> None:
-    """Write a GEMM's model; ``data`` names a file for its weight, ``in_a_body`` puts it into the bodies of an If."""
+    """Write a model with one MatMul, or with one in each branch of an If (``in_a_body``).
+
+    ``data`` is the name of a file for the weights; with "" they are in the model.
+    """
     weight = numpy_helper.from_array(WEIGHT, "w")
     nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
     initializers = [weight]
@@ -80,7 +83,7 @@ def write(
 
 @contextmanager
 def refused(folder: Path, why: str) -> Iterator[None]:
-    """Assert that nothing in ``folder`` changes, and that the error names the mistake."""
+    """Assert that the block fails with the reason ``why``, and that no file in ``folder`` changes."""
     before = {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     with pytest.raises(Exception, match=rf"INVALID_GRAPH.*it would replace .*, {why}.*Write the compiled model to"):
         yield
@@ -89,7 +92,7 @@ def refused(folder: Path, why: str) -> Iterator[None]:
 
 @pytest.mark.parametrize("embed", [False, True])
 def test_a_model_that_keeps_the_weights_is_not_replaced(tmp_path: Path, embed: bool) -> None:
-    """Under none of its names."""
+    """A weightless output may not overwrite its source, whether by path, symbolic link or hard link."""
     source(tmp_path / "m.onnx")
     (tmp_path / "link.onnx").symlink_to("m.onnx")
     os.link(tmp_path / "m.onnx", tmp_path / "hard.onnx")
@@ -109,7 +112,7 @@ def test_nor_is_the_one_that_the_application_names(tmp_path: Path) -> None:
 
 
 def test_a_sessions_entries_replace_nothing(tmp_path: Path) -> None:
-    """ONNX Runtime itself refuses a compiled model that exists, but not the files beside it."""
+    """ONNX Runtime refuses to overwrite a compiled model; the plugin must protect the other files."""
     source(tmp_path / "m.onnx", BINARY.format("c"))
     entries = {"ep.context_enable": "1", "ep.context_file_path": str(tmp_path / "c.onnx")}
     with refused(tmp_path, "which has"):
@@ -123,7 +126,7 @@ def test_a_sessions_entries_replace_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("weightless", [False, True])
 @pytest.mark.parametrize("in_a_body", [False, True])
 def test_external_data_are_not_replaced(tmp_path: Path, weightless: bool, in_a_body: bool) -> None:
-    """Neither by the compiled model, nor by the context file."""
+    """Neither the compiled model nor the context file may overwrite the source's external data."""
     data = BINARY.format("c")
     source(tmp_path / "m.onnx", data, in_a_body)
     with refused(tmp_path, "which has"):
@@ -139,7 +142,7 @@ def test_a_context_file_does_not_replace_its_source(tmp_path: Path) -> None:
 
 
 def test_a_group_replaces_the_source_of_none(tmp_path: Path) -> None:
-    """The file of the group needs the weights of all models."""
+    """With ep.share_ep_contexts, one context file refers to the weights of all source models of the group."""
     for name in ("a.onnx", "b.onnx"):
         source(tmp_path / name)
     share = {"ep.share_ep_contexts": "1"}
@@ -150,7 +153,7 @@ def test_a_group_replaces_the_source_of_none(tmp_path: Path) -> None:
 
 
 def test_a_compiled_model_with_weights_may_take_the_place_of_its_source(tmp_path: Path) -> None:
-    """As ONNX Runtime lets it."""
+    """A compiled model that stores its weights does not need its source. ONNX Runtime also allows overwriting it."""
     source(tmp_path / "m.onnx")
     write(tmp_path / "m.onnx", tmp_path / "m.onnx", weightless=False)
     session = ort.InferenceSession(str(tmp_path / "m.onnx"), settings(options={"context_allow_host_code": "1"}))

@@ -42,7 +42,10 @@ def result(model: Path | bytes, entries: dict[str, str] | None = None, **options
 
 
 def as_in_the_hub(cache: Path) -> Path:
-    """Move each file of a folder away, and put a link in its place. Return the folder of the links."""
+    """Arrange files as the Hugging Face hub's cache does: move them to ``blobs`` and leave links in ``snapshots/rev``.
+
+    Return the folder of the links.
+    """
     snapshot = cache / "snapshots" / "rev"
     (cache / "blobs").mkdir()
     for number, path in enumerate(sorted(snapshot.rglob("*.*"))):
@@ -54,7 +57,7 @@ def as_in_the_hub(cache: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With a source, and compiled models: one with weights, one without."""
+    """Return a folder of links to a source model and two compiled models, with weights (full) and without (light)."""
     cache = tmp_path_factory.mktemp("hub")
     onnx_folder = cache / "snapshots" / "rev" / "onnx"
     onnx_folder.mkdir(parents=True)
@@ -88,7 +91,7 @@ def test_new_weights_come_from_a_folder_of_links(hub: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("weightless", ["0", "1"])
 def test_models_in_a_folder_of_links_are_compiled(tmp_path: Path, weightless: str) -> None:
-    """The compiled model names its source as it is called there."""
+    """The compiled model refers to its source by the link's name, not by the name of the link's target."""
     snapshot = tmp_path / "snapshots" / "rev"
     snapshot.mkdir(parents=True)
     source(snapshot / "model.onnx")
@@ -109,7 +112,10 @@ def test_links_that_leave_both_folders_are_refused(hub: Path, tmp_path: Path) ->
 
 @pytest.fixture(scope="module")
 def apart(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Path]]:
-    """Makes src/m.onnx with src/m.onnx_data, and out/m_ctx.onnx."""
+    """Return a function that writes src/m.onnx, src/m.onnx_data and out/m_ctx.onnx, compiled from it.
+
+    The function returns the folder src and the path of m_ctx.onnx.
+    """
 
     def make(weightless: str) -> tuple[Path, Path]:
         folder = tmp_path_factory.mktemp("apart")
@@ -123,7 +129,10 @@ def apart(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Pat
 
 
 def test_the_folder_of_external_data_is_not_that_of_the_context(apart: Callable[[str], tuple[Path, Path]]) -> None:
-    """ONNX Runtime gives the path of a file in that folder as the model's path, wherever the model is."""
+    """With the entry `FOLDER`, ONNX Runtime reports a path in that folder as the model's path, even if it is wrong.
+
+    The plugin must still find the context file beside the model.
+    """
     folder, compiled = apart("0")
     for entries in ({}, {FOLDER: str(folder)}, {FOLDER: str(folder), "ep.context_file_path": str(compiled)}):
         np.testing.assert_allclose(result(compiled, entries), X @ WEIGHT, rtol=1e-6)
@@ -161,7 +170,7 @@ def test_a_model_is_compiled_whose_external_data_are_elsewhere(tmp_path: Path) -
 
 
 def test_the_models_own_folder_comes_before_that_of_an_entry(tmp_path: Path) -> None:
-    """For a model from a path; the entry's is asked for what is not there."""
+    """For a model loaded from a path, ep.context_file_path counts only if the model's own folder lacks the context."""
     for number, name in enumerate(("own", "other"), 1):
         (tmp_path / name).mkdir()
         source(tmp_path / name / "m.onnx", WEIGHT * number)

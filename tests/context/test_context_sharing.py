@@ -57,7 +57,7 @@ def shared_session(path: Path) -> ort.InferenceSession:
 
 @pytest.mark.usefixtures("collected")
 def test_prefill_and_decoding_of_one_decoder(tmp_path: Path) -> None:
-    """`compile --share-with` writes weights once, for com.microsoft's operators as well; the device has them once."""
+    """`compile --share-with` stores the weights of both models once, and both sessions share them on the device."""
     values = shared_decoder.weights()
     shared_decoder.save_pair(tmp_path, values)
     source, out = ({name: tmp_path / f"{name}{end}.onnx" for name in ("prefill", "decode")} for end in ("", "_ctx"))
@@ -84,7 +84,7 @@ def test_prefill_and_decoding_of_one_decoder(tmp_path: Path) -> None:
     assert in_use() - before <= total
     sessions.clear()
     assert in_use() == before
-    assert main(command) == ExitCode.USAGE  # the files are there
+    assert main(command) == ExitCode.USAGE  # compile does not overwrite its outputs
 
 
 def test_what_cannot_be_shared_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,7 +117,7 @@ def test_two_models_share_a_file_and_device_memory(tmp_path: Path) -> None:
     assert BIG.nbytes <= in_use() - before < 1.5 * BIG.nbytes
     for name, session in sessions.items():
         assert_same(session, sources[name], [{"x": rows(2, 3)}, {"x": rows(1, 1)}])
-    del session, sessions["prefill"]  # sessions end in any order
+    del session, sessions["prefill"]  # the other session must keep the shared weights
     assert_same(sessions["decode"], sources["decode"], [{"x": rows(5, 2)}])
     sessions.clear()
     assert in_use() == before
@@ -139,7 +139,7 @@ def test_a_group_writes_to_one_folder_and_not_into_models(tmp_path: Path) -> Non
     # The error ended the group: the next session begins another one.
     write(row_model(), tmp_path / "d_ctx.onnx")
     assert (tmp_path / BINARY.format("d")).exists()
-    write(row_model(), tmp_path / "e_ctx.onnx", last=True)  # with another name for its partition
+    write(row_model(), tmp_path / "e_ctx.onnx", last=True)  # its partition gets a name unlike that of d
     for name in "ade":
         assert_same(load(tmp_path / f"{name}_ctx.onnx"), row_model(), [{"x": rows(2, 3)}])
 
@@ -153,7 +153,7 @@ def pair(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_session_takes_from_the_workspace_what_another_has_read(tmp_path: Path) -> None:
-    """The file, and the first session, may be gone by then."""
+    """The second session finds the container in the workspace, although the file and the first session are gone."""
     sources = pair(tmp_path)
     binary = tmp_path / BINARY.format("first")
     for is_alive in (True, False):
@@ -186,7 +186,7 @@ def test_the_workspace_ends_with_its_last_session(tmp_path: Path) -> None:
 
 
 def test_only_sessions_that_share_use_the_workspace(tmp_path: Path) -> None:
-    """No session uses a file that has been replaced."""
+    """Other sessions read the file, and the workspace is not used for a file that has been replaced."""
     sources = pair(tmp_path)
     binary = tmp_path / BINARY.format("first")
     first = shared_session(tmp_path / "first_ctx.onnx")

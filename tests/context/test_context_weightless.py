@@ -1,4 +1,4 @@
-"""Compiled models without weights: they take them from the model that they were made of, and check them."""
+"""Weightless compiled models: they read their weights from the source model and check the weights' hashes."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ def noise(*shape: int) -> np.ndarray:
 
 
 def weights() -> Weights:
-    """The weights of `model`: packed (depth), folded (scale to variance), joined (q, k), precomputed (table), and
-    inspected.
+    """Return the weights of `model`, one for each way in which the plugin transforms weights.
+
+    depth is packed; scale, bias, mean and variance are folded; q and k are concatenated; table is precomputed on the
+    device. Plans depend on the values of half and shape.
     """
     found = {"depth": noise(4, 1, 3), "scale": noise(4), "bias": noise(4), "mean": noise(4)}
     found |= {"variance": np.abs(noise(4)) + 1, "q": noise(24, 16), "k": noise(24, 16), "table": noise(4, 4)}
@@ -78,7 +80,7 @@ def rows_of(path: Path) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Weights]:
-    """Write a compiled model without weights, m_ctx.onnx, and its source m.onnx. Tests change copies of them."""
+    """Return a folder with a weightless m_ctx.onnx and its source m.onnx, and the weights. Tests change copies."""
     folder = tmp_path_factory.mktemp("weightless")
     values = weights()
     model(values, folder / "m.onnx")
@@ -128,14 +130,14 @@ def test_another_models_weights_are_an_error_that_names_the_first(
 
 
 def test_refit_takes_new_values(compiled: tuple[Path, Weights], tmp_path: Path) -> None:
-    """Packed, folded, joined and precomputed weights change with them, and nothing is compiled."""
+    """With context_refit=1, all derived weights are computed from the new values, without compiling a kernel."""
     folder, values = compiled
     copied(folder, tmp_path)
     new = {**weights(), "half": values["half"], "shape": values["shape"]}
     model(new, tmp_path / "m.onnx")
     with nothing_compiled():
         assert_same(load(tmp_path / "m_ctx.onnx", context_refit="1"), model(new), feeds())
-    # Without permission for the stored code the graph is compiled again, with the new values as well.
+    # Without permission for host code, the session compiles the stored graph, also with the new values.
     assert_same(load(tmp_path / "m_ctx.onnx", host_code=False, context_refit="1"), model(new), feeds())
 
 
@@ -151,7 +153,7 @@ def test_refit_refuses_what_plans_depend_on(
 
 
 def test_refit_refuses_what_onnx_runtime_computed_with(tmp_path: Path) -> None:
-    """With ONNX Runtime's optimizations the product of two weights is a weight of its own."""
+    """ONNX Runtime's optimizer folds u + v into a new initializer, which a new value of u would make wrong."""
     nodes = [
         helper.make_node("Add", ["u", "v"], ["w"]),
         helper.make_node("MatMul", ["x", "w"], ["y"]),
@@ -173,11 +175,11 @@ def test_refit_refuses_what_onnx_runtime_computed_with(tmp_path: Path) -> None:
     saved(u * 2)
     with pytest.raises(Exception, match=r"INVALID_GRAPH.*'u' .* constants that ONNX Runtime computed"):
         load(tmp_path / "m_ctx.onnx", context_refit="1")
-    assert_same(load(tmp_path / "m_ctx.onnx"), source, feed)  # the values of the compilation
+    assert_same(load(tmp_path / "m_ctx.onnx"), source, feed)  # the folded weight is stored
 
 
 def test_weights_in_external_data(tmp_path: Path) -> None:
-    """ONNX's own place for weights; session.model_external_initializers_file_folder_path says where it has moved."""
+    """A session entry names the folder of the source's external data if they are no longer beside the source."""
     values = weights()
     source = model(values)
     model(values, tmp_path / "m.onnx", external=True)
@@ -190,12 +192,12 @@ def test_weights_in_external_data(tmp_path: Path) -> None:
     with pytest.raises(Exception, match=r"INVALID_GRAPH.*external data 'm.data' of source model 'm.onnx'"):
         load(tmp_path / "m_ctx.onnx")
     entries = {"session.model_external_initializers_file_folder_path": str(tmp_path / "data")}
-    entries["ep.context_file_path"] = str(tmp_path / "m_ctx.onnx")  # else: in the folder above
+    entries["ep.context_file_path"] = str(tmp_path / "m_ctx.onnx")  # else ORT reports a path in data/
     assert_same(load_with(tmp_path / "m_ctx.onnx", entries), source, feeds()[:1])
 
 
 def test_ep_context_source_model_path(compiled: tuple[Path, Weights], tmp_path: Path) -> None:
-    """The source is elsewhere, or the compiled model is in memory; the source may be in memory when it is compiled."""
+    """The entry names the source model if it is in another folder, or if either model is loaded from memory."""
     folder, values = compiled
     copied(folder, tmp_path, "m_ctx.onnx", BINARY.format("m"))
     entries = {"ep.context_source_model_path": str(folder / "m.onnx")}
@@ -213,7 +215,7 @@ def test_ep_context_source_model_path(compiled: tuple[Path, Weights], tmp_path: 
 
 @pytest.mark.parametrize("entry", ["ep.enable_weightless", "ep.enable_weightless_ep_context_nodes"])
 def test_onnx_runtimes_own_entries(compiled: tuple[Path, Weights], tmp_path: Path, entry: str) -> None:
-    """They ask for the same; from 1.29 on ONNX Runtime asks the provider first whether it can."""
+    """ONNX Runtime's own entries also request weightless models. Since 1.29, the device's metadata announce support."""
     folder, values = compiled
     copied(folder, tmp_path, "m.onnx")
     options = settings({entry: "1", "ep.context_embed_mode": "1"})
@@ -228,7 +230,7 @@ def test_onnx_runtimes_own_entries(compiled: tuple[Path, Weights], tmp_path: Pat
 
 
 def test_every_form_of_an_initializer_is_read(tmp_path: Path) -> None:
-    """Typed fields and raw data, with whole and packed elements; uniform ones are stored as one element."""
+    """Read TensorProto's typed fields, raw data and packed elements; store uniform constants as one element."""
     kinds = onnx.TensorProto
     tensors = [
         helper.make_tensor("f32", kinds.FLOAT, [3, 2], noise(3, 2).reshape(-1).tolist()),

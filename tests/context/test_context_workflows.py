@@ -1,4 +1,4 @@
-"""The workflows of ONNX Runtime's EPContext design: models are compiled, and compiled models run."""
+"""The workflows of ONNX Runtime's EPContext design: compiling models, and running compiled models."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_ep_context_enable_is_off_by_default(tmp_path: Path) -> None:
 
 
 def test_session_model_external_initializers_file_folder_path(tmp_path: Path) -> None:
-    """The source is in memory and its weights in a folder; the compiled model needs neither."""
+    """The source model is loaded from memory, its external data from a folder. The compiled model needs neither."""
     model = onnx.load_from_string(row_model())
     folder, out = tmp_path / "external_data_folder", tmp_path / "model_folder"
     folder.mkdir()
@@ -144,7 +144,7 @@ def test_a_model_in_memory_finds_its_context_by_ep_context_file_path(tmp_path: P
 
 
 def test_models_of_two_compilations_are_merged(tmp_path: Path) -> None:
-    """ep.context_node_name_prefix distinguishes their partitions. ONNX Runtime requires unique node names."""
+    """ep.context_node_name_prefix makes partition names unique. ONNX Runtime requires unique node names as well."""
     source = row_model()
     parts = [compile_model(source, tmp_path / f"{name}_ctx.onnx", prefix=f"{name}_") for name in "ab"]
     assert [context_nodes(part)[0]["partition_name"][:2] for part in parts] == [b"a_", b"b_"]  # type: ignore[index]
@@ -222,7 +222,7 @@ def saved_runs(source: bytes, path: Path) -> None:
 
 
 def test_loading_needs_no_compiler(tmp_path: Path) -> None:
-    """Neither Numba nor LLVM nor onnx, and no cache of kernels."""
+    """Loading imports neither Numba nor llvmlite nor onnx, and needs no kernel cache."""
     source = row_model()
     compile_model(source, tmp_path / "m_ctx.onnx", context_architectures="sm_90,emulated")
     saved_runs(source, tmp_path / "runs.npz")
@@ -237,7 +237,7 @@ def test_loading_needs_no_compiler(tmp_path: Path) -> None:
     environment = {"ORT_CUDA_PLUGIN_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": str(HARNESS)}
     allowed = {**environment, "ORT_CUDA_PLUGIN_CONTEXT_ALLOW_HOST_CODE": "1"}
     looked_at_operators = [python(LOADER + _dedented(code), *arguments, env=allowed).stdout for _ in range(2)]
-    assert looked_at_operators == ["True\n", "False\n"]  # the second process uses the stored result of the first
+    assert looked_at_operators == ["True\n", "False\n"]  # the first one caches kernel definitions on disk
 
 
 def test_host_code_of_a_context_needs_permission(tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_host_code_of_a_context_needs_permission(tmp_path: Path) -> None:
     assert_same(load(tmp_path / "m_ctx.onnx", host_code=False), source, FEEDS)
     after = ort_cuda_plugin.counters()
     made = ("kernels_compiled", "kernel_cache_hits")
-    assert sum(after[name] - before[name] for name in made) > 0  # compiled from the graph by the plugin's own compiler
+    assert sum(after[name] - before[name] for name in made) > 0  # from the stored graph
     assert after["plan_variants_built"] > before["plan_variants_built"]
     saved_runs(source, tmp_path / "runs.npz")
     code = """

@@ -1,4 +1,4 @@
-"""Arrays of other libraries bound without a copy, and values seen by them."""
+"""Zero-copy exchange with other array libraries: binding their arrays, and exporting OrtValues to them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def session() -> ort.InferenceSession:
 
 
 class Foreign:
-    """An array of another library: the interface of `DeviceArray`, with changes."""
+    """An array of another library: ``__cuda_array_interface__`` of a `DeviceArray`, with some entries replaced."""
 
     def __init__(self, array: DeviceArray, **changes: Any) -> None:
         self.array = array
@@ -36,7 +36,7 @@ class Foreign:
 
 
 class ForeignDlpack:
-    """An array that speaks DLPack only."""
+    """An array that supports only DLPack. It records the stream for which it was requested."""
 
     def __init__(self, value: ort.OrtValue) -> None:
         self.value = value
@@ -62,7 +62,7 @@ def on_device(array: np.ndarray) -> ort.OrtValue:
 
 
 def contents(value: ort.OrtValue, dtype: type[np.generic]) -> np.ndarray:
-    """Return the contents of a device vector, as elements of another type of the same size."""
+    """Copy a device value to the host; interpret its bytes as ``dtype``, which has the same element size."""
     out = np.empty(value.shape(), dtype)
     Device.emulated().call(
         "MemcpyDtoHAsync", ffi.cast("void *", out.ctypes.data), value.data_ptr(), out.nbytes, ffi.NULL
@@ -98,7 +98,7 @@ def test_dlpack_arrays_are_inputs_and_say_when_they_are_ready(device: Device, se
     binding = session.io_binding()
     for name in ("a", "b"):
         ort_cuda_plugin.bind_input(binding, name, array)
-    assert array.asked_for_stream == 1  # the default stream, which the binding waited for
+    assert array.asked_for_stream == 1  # DLPack's number of the default stream
     binding.bind_output("c")
     before = copies()
     session.run_with_iobinding(binding)

@@ -1,4 +1,4 @@
-"""Sessions that prefer NHWC: ONNX Runtime's graph, placement and results."""
+"""Sessions with prefer_nhwc=1: the graph that ONNX Runtime converts to NHWC, its placement, and its results."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def layout_session(model: bytes, prefer: bool = True) -> ort.InferenceSession:
 
 
 def placed(session: ort.InferenceSession) -> dict[str, Counter[str]]:
-    """For each provider its nodes, those of the channels-last domain with a star."""
+    """Count the nodes of each provider by operator; names in the channels-last domain end with a star."""
     found: dict[str, Counter[str]] = {}
     for part in session.get_provider_graph_assignment_info():
         names = (node.op_type + "*" * (node.domain == CHANNELS_LAST_DOMAIN) for node in part.get_nodes())
@@ -41,7 +41,7 @@ def placed(session: ort.InferenceSession) -> dict[str, Counter[str]]:
 
 
 def launches(session: ort.InferenceSession, feeds: Arrays) -> int:
-    """Return the launches of a Run after the first."""
+    """Return the number of launches of a second Run."""
     session.run(None, feeds)
     before = plugin.counters()["launches"]
     session.run(None, feeds)
@@ -59,7 +59,10 @@ def random_feeds(session: ort.InferenceSession, free: int = 2) -> Arrays:
 def compare(
     model: bytes, converted: Counter[str], elsewhere: Counter[str] | None = None, feeds: Arrays | None = None
 ) -> int:
-    """Check graph, placement and results of both layouts; return how many more launches NHWC needs."""
+    """Compare sessions in both layouts with the CPU provider. Return how many more launches NHWC needs.
+
+    ``converted`` counts the NHWC nodes by operator, ``elsewhere`` the nodes of the CPU provider.
+    """
     cpu = ort.InferenceSession(model, providers=["CPUExecutionProvider"])
     feeds = feeds or random_feeds(cpu)
     expected = cpu.run(None, feeds)
@@ -128,7 +131,7 @@ RESIDUAL = """(float[n, 3, h, w] x, float[8, 3, 3, 3] w1, float[8] b, float[8, 8
 
 
 def test_what_lies_between_convolutions_needs_no_copies() -> None:
-    """Dynamic sizes, a residual, a per-channel factor, a Concat of channels, and two outputs."""
+    """A residual, a per-channel factor and a Concat of channels between convolutions need no transposition."""
     model = graph_model(RESIDUAL)
     feeds: Arrays = {"x": RNG.standard_normal((2, 3, 8, 6), dtype=np.float32)}
     for name, shape in {"w1": (8, 3, 3, 3), "b": (8,), "w2": (8, 8, 3, 3), "s": (1, 8, 1, 1)}.items():
@@ -163,9 +166,7 @@ def test_a_cpu_node_in_the_middle_and_a_recurrent_layer() -> None:
 
 
 def test_control_flow_a_cpu_node_and_a_recurrent_layer_in_both_layouts() -> None:
-    """A Loop with an If whose branches are a convolution and an addition, string nodes in between, and an LSTM at the
-    end.
-    """
+    """Run a model with convolutions, a Loop that contains an If, Casts on the CPU, and an LSTM."""
     model = graph_model(
         """(float[n, 2, 6, 5] x, bool c, int64 trips, float[4, 2, 3, 3] w, float[4, 4, 1, 1] w2, float[1, 12, 4] lw,
             float[1, 12, 3] lr) => (float[a, b, e, d] y, int64[n, 4, 6, 5] i) {
@@ -238,12 +239,12 @@ def test_a_quantised_network() -> None:
     assert set(nodes) == {plugin.get_ep_name()}
     assert nodes[plugin.get_ep_name()]["Conv*"] == 1
     result = session.run(None, {"x": x})[0]
-    assert np.abs(result - expected).max() <= 0.0301  # one step, since the summation order differs
+    assert np.abs(result - expected).max() <= 0.0301  # at most one quantization step
     np.testing.assert_array_equal(result, layout_session(model, False).run(None, {"x": x})[0])
 
 
 def test_other_operators_between_convolutions() -> None:
-    """Operators that need the model's order get it: NonZero's indices, Reshape, sliding windows, row programs."""
+    """Operators whose results depend on the order of axes see NCHW: NonZero, Flatten, Softmax over channels."""
     model = graph_model(
         """(float[n, 4, 6, 6] x) => (float[n, 4, a, b] y, float[n, c] z, int64[4, d] nz)
         <float[4, 4, 1, 1] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 8, 7, 6, 5, 4, 3, 2},
@@ -256,7 +257,7 @@ def test_other_operators_between_convolutions() -> None:
 
 
 def test_a_vector_is_left_as_it_is() -> None:
-    """ONNX Runtime aborts the session when it should convert a vector to NHWC."""
+    """The plugin declines BatchNormalization of a vector, because ONNX Runtime fails to convert a vector to NHWC."""
     graph = """(float[5] x, float[1] s, float[1] b, float[1] m, float[1] v) => (float[5] y)
         { y = BatchNormalization(x, s, b, m, v) }"""
     options = {"prefer_nhwc": "1"}

@@ -18,7 +18,7 @@ THREADS = 4
 
 
 def in_threads(work: Callable[[int], None]) -> None:
-    """Runs ``work(0)`` to ``work(3)`` at once; raises what one of them raises."""
+    """Call ``work(0)`` to ``work(3)`` on concurrent threads. Raises the exception of a call."""
     start = Barrier(THREADS)
 
     def begin(index: int) -> None:

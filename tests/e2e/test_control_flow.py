@@ -1,4 +1,4 @@
-"""If, Loop and Scan that ONNX Runtime's kernels run, with compiled bodies: results, placement, and what is copied."""
+"""If, Loop and Scan run by ONNX Runtime with bodies compiled by the plugin: results, placement, and copies."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def parse(text: str, opset: int = 18, weights: Feed | None = None) -> bytes:
 
 
 class Pair:
-    """A model on the plugin and on the CPU provider, without ONNX Runtime's optimisations."""
+    """Sessions on the plugin and on the CPU provider, without ONNX Runtime's graph optimizations."""
 
     def __init__(self, model: bytes, **provider_options: object) -> None:
         options = ort.SessionOptions()
@@ -44,7 +44,7 @@ class Pair:
         return sorted(node.op_type for part in parts if part.ep_name != name for node in part.get_nodes())
 
     def check(self, **feed: np.ndarray) -> dict[str, int]:
-        """Compare; return the change of each counter in the Run on the plugin."""
+        """Run both sessions and compare. Return the change of each counter during the plugin's Run."""
         expected = self.cpu.run(None, feed)
         before = ort_cuda_plugin.counters()
         results = self.ours.run(None, feed)
@@ -119,7 +119,7 @@ def test_a_condition_that_needs_no_device_is_left_to_the_host() -> None:
     assert "would cost more than they gain" in costs[0].reason
     grown = pair.check(**feed)
     assert (grown["runs"], grown["copies_h2d"], grown["copies_d2h"]) == (3, 1, 1)
-    # Told to run whatever it can, the plugin copies the number and the condition in each iteration.
+    # With claim_unprofitable_nodes the plugin also runs these nodes, and copies their values in each iteration.
     everything = Pair(parse(text.replace("one = Constant", few + " = Constant")), claim_unprofitable_nodes=1)
     assert everything.elsewhere() == []
     everything.check(**feed)
@@ -144,9 +144,9 @@ def test_an_if_in_a_loop_in_a_scan_runs_here() -> None:
     x = np.abs(floats(6, 4)) * 3
     pair.check(x=x, trips=np.array(3))
     grown = pair.check(x=x, trips=np.array(3))
-    # ORT copies outer values that a Scan reads to the device, even a trip count that a body then reads on the host.
+    # ORT copies the outer values that a Scan reads to the device, even the trip count that Loop reads on the host.
     assert grown["copies_h2d"] == 2
-    assert grown["copies_d2h"] == 2 + 6 * 3 + 6  # results, conditions of the If, and the trip count
+    assert grown["copies_d2h"] == 2 + 6 * 3 + 6  # 2 results; in each of 6 steps: 3 conditions of If, the trip count
     pair.check(x=x[:1], trips=np.array(0))
 
 

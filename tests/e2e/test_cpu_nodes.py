@@ -1,4 +1,4 @@
-"""Models whose middle runs on the CPU provider: the Memcpy kernels and the waits between the two."""
+"""Models with CPU nodes between clusters: ONNX Runtime's Memcpy nodes, and synchronisation of device and host."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def test_a_tensor_goes_down_to_a_cpu_node_and_up_again(dtype: str) -> None:
         before = ort_cuda_plugin.counters()
         np.testing.assert_array_equal(session.run(None, {"x": x})[0], np.tile(x, (4, 1)))
         after = ort_cuda_plugin.counters()
-        # The model's input and output, and two copies in the middle.
+        # The model's input and output, and the input and output of the CPU nodes.
         assert after["copies_h2d"] - before["copies_h2d"] == 2
         assert after["copies_d2h"] - before["copies_d2h"] == 2
-        if run < 2:  # later Runs have graphs, which keep their memory
+        if run < 2:  # later Runs are CUDA graphs, which keep memory
             assert after["device_bytes_in_use"] == before["device_bytes_in_use"]
 
 
@@ -67,7 +67,10 @@ def test_many_changes_between_device_and_host_give_right_results(level: ort.Grap
 
 
 def reduced_around_a_string_node() -> bytes:
-    """y = relu(r + sum(r)) with r = sum(x, axes): ORT infers no rank of r, and text splits the graph."""
+    """Return a model of y = relu(r + sum(r)) with r = sum(x, axes).
+
+    ORT does not infer the rank of r. Casts to and from string, which run on the CPU, split the graph into two clusters.
+    """
     nodes = [
         helper.make_node("ReduceSum", ["x", "axes"], ["r"], keepdims=0),
         helper.make_node("ReduceSum", ["r"], ["reduced"], keepdims=0),
@@ -109,7 +112,7 @@ def test_a_rank_that_ort_does_not_infer_passes_from_one_cluster_to_the_next() ->
 
 @pytest.mark.parametrize("said", [[1, 300], [1], [1, 1, 300]], ids=["dimension", "lower-rank", "higher-rank"])
 def test_what_a_cpu_node_computes_may_have_another_shape_than_the_model_says(said: list[int]) -> None:
-    """Exporters write such models. ONNX Runtime only warns; it checks no more than what the application feeds."""
+    """Some exporters declare wrong shapes. ONNX Runtime checks only the inputs of a Run; about others it only warns."""
     text = """<ir_version: 9, opset_import: ["" : 18]> shapes (float[1, 2, 300] x, int64[1] axes) => (float[m, n] y) {
         letters = Cast <to = 8> (x)
         squeezed = Squeeze (letters, axes)
@@ -121,7 +124,7 @@ def test_what_a_cpu_node_computes_may_have_another_shape_than_the_model_says(sai
     model = onnx.parser.parse_model(text)
     rng = np.random.default_rng(0)
     constants = {
-        "factors": rng.standard_normal(300).astype(np.float32),  # has a host copy
+        "factors": rng.standard_normal(300).astype(np.float32),  # small: kept on the host
         "weights": rng.standard_normal((300, 100)).astype(np.float32),  # read back from the device
     }
     model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in constants.items())

@@ -1,4 +1,4 @@
-"""CUDA graphs in sessions: those that ONNX Runtime captures, with the tests of its plugin, and automatic ones."""
+"""CUDA graphs in sessions: graphs that ONNX Runtime captures, and graphs that the plugin captures automatically."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def on_device(array: np.ndarray) -> ort.OrtValue:
 
 
 def write(value: ort.OrtValue, array: np.ndarray) -> None:
-    """Changes a value on the device in place."""
+    """Overwrite a value in device memory with ``array``."""
     ort.copy_tensors([ort.OrtValue.ortvalue_from_numpy(array)], [value])
 
 
 class Bound:
-    """A session whose inputs and outputs stay where they are on the device."""
+    """A session whose inputs and outputs are bound to fixed device memory, as graphs require."""
 
     def __init__(self, session: ort.InferenceSession, inputs: Arrays, outputs: Arrays, graph_id: int | None = None):
         self.session = session
@@ -69,8 +69,9 @@ class Bound:
 
 @contextmanager
 def changes() -> Iterator[dict[str, int]]:
-    """Collect the changes of the counters, except for memory that earlier tests left to be freed; unchanged ones are
-    left out.
+    """Yield a dict that receives, at the end of the block, the changes of the counters that changed.
+
+    A garbage collection comes first, so that objects of earlier tests are not counted.
     """
     gc.collect()
     before = ort_cuda_plugin.counters()
@@ -102,7 +103,7 @@ def parsed(graph: str) -> bytes:
 def test_cuda_graph_capture_and_replay() -> None:
     a, b = vector(100, 3), vector(100, 4)
     bound = Bound(captured(), {"a": a, "b": b}, {"c": vector(100, 0)})
-    with changes() as first:  # ONNX Runtime repeats the Run until it is captured
+    with changes() as first:  # ORT repeats the first Run until it is captured
         np.testing.assert_array_equal(bound.run(), 2 * (a + b))
     assert (first["runs"], first["graph_captures"], first["graph_replays"]) == (3, 1, 1)
     for _ in range(3):
@@ -212,7 +213,7 @@ def test_outputs_that_onnxruntime_allocates_are_written_by_replays() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"arena.use_cuda_mempool": "1"}], ids=["arena", "mempool"])
 def test_memory_of_a_captured_run_is_kept_for_its_replays_and_returned(options: dict[str, str]) -> None:
-    """Other sessions that allocate between replays must not get memory that the graph writes."""
+    """A captured graph owns its memory: allocations of other sessions between replays must not get it."""
 
     def in_use() -> int:
         return ort_cuda_plugin.counters()["device_bytes_in_use"]
@@ -255,7 +256,7 @@ def test_each_thread_captures_and_replays_its_own_graphs() -> None:
             done.result()
     assert found["graph_captures"] == 4
     assert found["graph_replays"] == 4 * 8
-    end = time.monotonic() + 100  # the last of a thread ends after Python has joined it
+    end = time.monotonic() + 100  # a thread's graphs end after Python joins it
     while graphs_live() > before and time.monotonic() < end:
         time.sleep(0.01)
     assert graphs_live() == before
@@ -307,7 +308,7 @@ def test_what_cannot_be_captured_is_an_error_that_says_what_to_do() -> None:
 
 @pytest.mark.parametrize("name", ["c", "a"], ids=["output", "input"])
 def test_a_run_with_a_copy_to_the_host_gives_no_graph(name: str) -> None:
-    """A replay would not copy."""
+    """ONNX Runtime copies outputs to the host outside of the graph, so a replay would not repeat the copy."""
     nodes = [helper.make_node("Add", ["a", "a"], ["c"])]
     session = captured(model(nodes, {"a": [10]}, {"c": [10], "a": [10]}))
     bound = Bound(session, {"a": vector(10, 1)}, {"c": vector(10, 0)})
@@ -342,7 +343,7 @@ def test_a_size_on_the_device_cannot_be_captured() -> None:
         bound.run()
 
 
-#: Nodes with an input of the application, ``at``, that the host reads, and its values.
+#: Name -> nodes whose input ``at``, fed by the application, the host reads; declaration of ``at``.
 HOST_READS = {
     "Slice": ("y = Slice(x, at, end)", "int64[1] at"),
     "Pad": ("y = Pad(x, at)", "int64[2] at"),
@@ -359,7 +360,7 @@ HOST_READS = {
 @pytest.mark.parametrize("place", ["cpu", "cuda"])
 @pytest.mark.parametrize("name", HOST_READS)
 def test_what_the_application_feeds_and_the_host_reads_is_not_captured(name: str, place: str) -> None:
-    """A replay would not see another value."""
+    """The plan depends on the value of the input ``at``, so a replay would ignore a new value."""
     nodes, at = HOST_READS[name]
     session = captured(parsed(f"g (float[6] x, {at}) => (float[n] y) {{ end = Constant<value_ints=[9]>() {nodes} }}"))
     shape = session.get_inputs()[1].shape
@@ -459,7 +460,7 @@ def test_random_operators_go_on_in_replays() -> None:
     for array in expected:
         np.testing.assert_array_equal(session.run(None, {"x": zero})[0], array)
     bound = Bound(captured(source), {"x": zero}, {"y": zero})
-    # The captured Run draws random numbers once, like every other Run; the warm Runs came before it.
+    # Two warm-up Runs draw first, so the captured Run returns the third array.
     for array in expected[2:]:
         np.testing.assert_array_equal(bound.run(), array)
 
@@ -519,7 +520,7 @@ def test_runs_on_a_shared_stream_wait_for_a_capture() -> None:
 
 
 def test_a_run_that_builds_a_plan_on_a_shared_stream_holds_up_no_other_use_of_the_session() -> None:
-    """ONNX Runtime's own lock for mutually exclusive Runs is one that Python threads take while they hold the GIL."""
+    """The plugin must serialise such Runs itself: other threads would wait for ONNX Runtime's lock holding the GIL."""
     code = """
     import sys, threading, numpy as np, onnxruntime as ort, ort_cuda_plugin as plugin
     from ort_cuda_plugin.ep.nodes.fused_node import FusedNode

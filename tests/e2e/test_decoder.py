@@ -1,4 +1,4 @@
-"""A GPT-2-like decoder with a past, step by step."""
+"""A GPT-2-like decoder with a K/V cache: launches and results of each step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ LAYERS = 3
     "level", [ort.GraphOptimizationLevel.ORT_ENABLE_ALL, ort.GraphOptimizationLevel.ORT_DISABLE_ALL]
 )
 def test_a_step_takes_eight_launches_a_layer_and_matches_the_cpu_provider(level: ort.GraphOptimizationLevel) -> None:
-    """Four GEMMs, two normalisations, attention, and the new keys and values; past ones once for all layers."""
+    """A layer has four GEMMs, two normalisations, attention, and a copy of the new keys and values.
+
+    One more launch copies the past keys and values of all layers.
+    """
     model = decoder(LAYERS)
     session = ep_session(model.SerializeToString(), level)
     cpu = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])

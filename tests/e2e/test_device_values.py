@@ -1,4 +1,4 @@
-"""OrtValues on the device: IO binding, copies with and without a stream, the memory that they use."""
+"""OrtValues in device memory: IO binding, copies with and without a stream, and memory use."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_host_code_cannot_read_device_memory(on_device: Callable[..., ort.OrtVal
     libc = ctypes.CDLL(None, use_errno=True)
     ends = os.pipe()
     try:
-        # A system call says EFAULT where reading would crash.
+        # The system call fails with EFAULT, where a direct read would crash the process.
         assert libc.write(ends[1], ctypes.c_void_p(value.data_ptr()), 4) == -1
         assert ctypes.get_errno() == errno.EFAULT
     finally:
@@ -62,7 +62,7 @@ def test_host_code_cannot_read_device_memory(on_device: Callable[..., ort.OrtVal
 
 @pytest.mark.parametrize("options", [{}, {"single_nodes": "1"}])
 def test_an_input_that_nobody_bound_is_named(options: dict[str, str]) -> None:
-    """An unfused node's error has no input names, but names the node."""
+    """With single_nodes=1, the error has the number of the node's input instead of its name."""
     session = ort_cuda_plugin.session(add_and_double(), emulate=True, provider_options=options)
     binding = session.io_binding()
     binding.bind_cpu_input("a", np.ones(3, np.float32))
@@ -81,7 +81,7 @@ def test_bound_inputs_and_outputs_stay_on_the_device(on_device: Callable[..., or
     binding.bind_ortvalue_input("a", values["a"])
     binding.bind_ortvalue_input("b", values["b"])
     binding.bind_ortvalue_output("c", values["c"])
-    for _ in range(3):  # then there is a graph, which keeps its memory
+    for _ in range(3):  # the third Run is a CUDA graph, which keeps its memory
         session.run_with_iobinding(binding)
     before = ort_cuda_plugin.counters()
     for _ in range(5):
@@ -142,7 +142,7 @@ def test_tensors_of_different_sizes_are_not_copied(on_device: Callable[..., ort.
 def test_memory_that_a_deferred_run_reads_is_not_given_to_another_session(
     on_device: Callable[..., ort.OrtValue],
 ) -> None:
-    """A reader is enqueued and not waited for, its input is freed at once, another session writes into new memory."""
+    """A Run that is not waited for still reads an input that Python frees. The next session must not get it."""
     reader, writer = ep_session(add_and_double()), ep_session(add_and_double())
     options = ort.RunOptions()
     options.add_run_config_entry("disable_synchronize_execution_providers", "1")

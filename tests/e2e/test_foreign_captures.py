@@ -1,7 +1,7 @@
-"""Captures of other code in mode GLOBAL, the default of torch.cuda.graph: sessions neither break nor suffer from them.
+"""Stream captures by other code in mode GLOBAL, the default of torch.cuda.graph, while sessions run.
 
-In this mode CUDA forbids every thread calls that may synchronise, such as cuMemAlloc, unless the thread asks for
-another mode (cuThreadExchangeStreamCaptureMode); a forbidden call fails and invalidates the capture.
+In this mode, CUDA forbids calls that may synchronise, such as cuMemAlloc, in every thread. A forbidden call fails and
+invalidates the capture. A thread may select another mode for itself (cuThreadExchangeStreamCaptureMode).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BYTES = 64
 
 @contextmanager
 def captured_globally(device: Device) -> Iterator[None]:
-    """Capture a fill in mode GLOBAL around the block; check that the capture was not disturbed, and launch it."""
+    """Capture a memset in mode GLOBAL around the block. Afterwards check that the captured graph can be launched."""
     target = device.upload(np.zeros(BYTES, np.uint8))
     graph, exec_ = ffi.new("CUgraph *"), ffi.new("CUgraphExec *")
     with Stream(device) as stream:
@@ -62,7 +62,7 @@ class Buffers:
 
 
 def use_session(options: dict[str, str], buffers: Buffers) -> None:
-    """Create a session, run it with host memory and with device memory for several sizes, and drop it."""
+    """Create a session, run it with inputs in host memory and in device memory, and delete it."""
     session = ort_cuda_plugin.session(add_and_double(), emulate=True, provider_options=options)
     if "enable_cuda_graph" not in options:
         for n in (100, 100, 100, 100, 10_000, 3_000_000):
@@ -96,7 +96,7 @@ def test_a_session_works_while_another_thread_captures_in_global_mode(options: d
 
 @pytest.mark.usefixtures("collected")
 def test_a_thread_can_drop_a_session_while_it_captures() -> None:
-    """A garbage collection may happen anywhere, also between the calls of a capture."""
+    """Python's garbage collector may delete a session at any time, also during the thread's own capture."""
     device = Device.emulated()
     buffers = Buffers(device)
     sessions = [ort_cuda_plugin.session(add_and_double(), emulate=True) for _ in range(2)]

@@ -88,7 +88,7 @@ print(json.dumps(result))
 
 @pytest.mark.skipif(importlib.util.find_spec("onnxruntime_genai") is None, reason="onnxruntime-genai is not installed")
 def test_onnxruntime_genai_generates_as_on_the_cpu(tmp_path: Path) -> None:
-    """Greedy, with sampling, with a second prompt after the first and after going back, two sequences, two requests."""
+    """Compare greedy search, sampling, a batch of two, a second prompt, rewinding, and two concurrent requests."""
     model = genai_decoder()
     onnx.save(model, tmp_path / "model.onnx")
     (tmp_path / "genai_config.json").write_text(genai_config(model, "model.onnx"))

@@ -1,4 +1,4 @@
-"""Tokens of `ort_cuda_plugin.generate`, and the launches and bytes of each."""
+"""Text generation with `ort_cuda_plugin.generate`: the tokens, and the launches and device traffic of each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROMPT = np.array([[1, 5, 9, 33]])
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the model, with its weights in a separate file like the builder's."""
+    """Return the path of a decoder whose weights are in a separate file, as onnxruntime-genai's builder stores them."""
     path: Path = tmp_path_factory.mktemp("decoder") / "model.onnx"
     onnx.save(genai_decoder(), path, save_as_external_data=True, location="model.onnx.data", size_threshold=512)
     return path
@@ -41,14 +41,14 @@ def test_128_tokens_are_those_of_the_cpu_provider_and_each_is_one_graph(model: P
     assert {name: changed.pop(name) for name in ("runs", "graph_replays", "copies_d2h", "plan_hits")} == dict.fromkeys(
         ("runs", "graph_replays", "copies_d2h", "plan_hits"), 119
     )
-    # Counted: the graph's kernels as launches, and a copy of the mask onto itself.
+    # The only other changes: the launches of the replayed graph, and a copy of the mask onto itself.
     assert set(changed) <= {"launches", "copies_d2d"}
     assert np.array_equal(np.stack(tokens, 1), CpuDecoder(model).greedy(PROMPT, 128))
     assert np.array_equal(decoder.tokens, np.concatenate([PROMPT, np.stack(tokens, 1)], 1))
 
 
 def test_a_token_reads_weights_and_cache_once(tmp_path: Path) -> None:
-    """A prompt also reads the weights once: 4-bit weights stay packed."""
+    """The kernels of a token read each weight and the K/V cache about once. 4-bit weights stay packed on the device."""
     made = genai_decoder(1, 256, 8, 2)
     path = tmp_path / "model.onnx"
     onnx.save(made, path)
@@ -73,7 +73,7 @@ def test_generation_goes_on_stops_and_goes_back(model: Path) -> None:
     more = np.array([[44, 45, 46], [7, 6, 5]])
     second = np.stack(list(decoder.generate(more, new_tokens=100)), 1)
     assert second.shape[1] == 32 - 12 + 1, "the last token needs no place in the cache"
-    whole = np.concatenate([prompt, first, more], 1)  # the CPU provider takes no second prompt for a batch
+    whole = np.concatenate([prompt, first, more], 1)  # CpuDecoder has no second prompt
     assert np.array_equal(second[:, :6], CpuDecoder(model, batch=2).greedy(whole, 6))
     decoder.rewind(9)
     assert np.array_equal(np.stack(list(decoder.generate(more, new_tokens=6)), 1), second[:, :6])
@@ -84,7 +84,7 @@ def test_generation_goes_on_stops_and_goes_back(model: Path) -> None:
 
 
 def test_prompts_of_several_lengths(model: Path) -> None:
-    """Each sequence has the tokens that it has alone, also after a second prompt and after going back."""
+    """Each sequence of a batch gets the tokens that it gets alone, also after a second prompt and after rewinding."""
     prompts, more = [[1, 5, 9, 33, 8], [4, 2]], [[44], [7, 6, 5]]
     decoder = Decoder(model, max_length=16, emulate=True, batch=2)
     for expected in ([*prompts], [*prompts]):
@@ -100,7 +100,7 @@ def test_prompts_of_several_lengths(model: Path) -> None:
 
 
 def sampled(logits: np.ndarray, draw: np.ndarray, temperature: float, top_k: int, top_p: float) -> np.ndarray:
-    """Return the tokens for logits [batch, vocabulary] and random numbers of [0, 1)."""
+    """Return the tokens [batch] sampled from logits [batch, vocabulary] with random numbers [batch] in [0, 1)."""
     chosen = []
     for row, number in zip(logits / np.float32(temperature), draw, strict=True):
         order = np.argsort(-row, kind="stable")[:top_k]
@@ -142,7 +142,7 @@ def test_tokens_are_sampled(model: Path) -> None:
     ids=["bfloat16", "float8", "int8"],
 )
 def test_caches_have_any_type_of_the_builder(real: int, cache_type: int | None, tmp_path: Path) -> None:
-    """Rounding does not change the first tokens."""
+    """The first four tokens are those of a float32 decoder, since rounding of the cache does not change them."""
     made = genai_decoder(1, real=real, cache_type=cache_type)
     path, plain = tmp_path / "model.onnx", tmp_path / "plain.onnx"
     onnx.save(made, path)
@@ -166,8 +166,9 @@ def test_positions_are_on_the_device(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("max_length", [8, 24])
 def test_tokens_and_not_the_mask_decide_which_factors_of_longrope_there_are(tmp_path: Path, max_length: int) -> None:
-    """As in onnxruntime-genai and Hugging Face: keys are computed again beyond the original length, and after
-    rewinding.
+    """The number of tokens selects LongRoPE's short or long factors, although the mask is padded to ``max_length``.
+
+    As in onnxruntime-genai, keys in the cache are computed again when the factors change.
     """
     path = tmp_path / "model.onnx"
     onnx.save(genai_decoder(1, longrope=8), path)
@@ -186,7 +187,7 @@ def test_tokens_and_not_the_mask_decide_which_factors_of_longrope_there_are(tmp_
 
 
 def test_longrope_changes_where_the_longest_sequence_does(tmp_path: Path) -> None:
-    """A batch has one mask."""
+    """A batch has one mask, so its longest sequence decides when all sequences change to the long factors."""
     path = tmp_path / "model.onnx"
     onnx.save(genai_decoder(1, longrope=8), path)
     plain = tmp_path / "long.onnx"
@@ -236,7 +237,7 @@ NAMES = {"past": "past_key_values.0.key", "present": "present.0.key"}
 
 
 def tiny(folder: Path, *changes: tuple[str, str]) -> Path:
-    """Return a small decoder with a longer cache, with changes of its text, as a file."""
+    """Write the decoder `TINY` after replacing parts of its text, and return the file's path."""
     text = TINY
     for old, new in changes:
         assert old in text

@@ -1,4 +1,4 @@
-"""Decoders with states of a fixed size besides K/V caches."""
+"""Hybrid decoders: layers with states of fixed size (convolution, linear attention) and layers with K/V caches."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_states_have_the_names_of_any_version_of_the_builder(version: str, tmp_p
 
 
 def test_states_may_hold_several_positions(model: Path, tmp_path: Path) -> None:
-    """As for speculative decoding; the last one is that of a state without them."""
+    """For speculative decoding, a state may hold several positions; the tokens are those of a model with one."""
     path = tmp_path / "model.onnx"
     onnx.save(hybrid_decoder(window=3), path)
     decoder = Decoder(path, max_length=16, emulate=True, batch=2)
@@ -74,7 +74,7 @@ def test_generation_goes_on_and_goes_back(model: Path) -> None:
 
 
 def test_padding_of_shorter_prompts_does_not_reach_states(model: Path) -> None:
-    """Neither in the first prompt nor in a later one of sequences with different lengths."""
+    """Prompts of different lengths are padded. The padding changes no state, in the first prompt and in later ones."""
     prompts, more = [[1, 5, 9, 33, 8], [4, 2], [6, 6]], [[44], [7, 6, 5], [3]]
     decoder = Decoder(model, max_length=20, emulate=True, batch=3)
     expected = [*prompts]
@@ -88,7 +88,7 @@ def test_padding_of_shorter_prompts_does_not_reach_states(model: Path) -> None:
 
 
 def test_sampling_draws_for_each_sequence_alone(model: Path) -> None:
-    """A sequence has the tokens that it has without the longer one, from the first on."""
+    """With the same seed, a sequence gets the same tokens alone and in a batch with a longer one."""
     short, long = [1, 5, 9], [4, 2, 7, 7]
     alone = Decoder(model, max_length=16, emulate=True, candidates=8)
     together = Decoder(model, max_length=16, emulate=True, batch=2, candidates=8)

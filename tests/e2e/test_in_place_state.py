@@ -1,4 +1,4 @@
-"""Inputs and outputs in memory that overlaps: each Run computes as if it read all inputs before it writes an output."""
+"""Overlapping inputs and outputs: each Run computes as if it read all inputs before it wrote any output."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ MODES = {
 
 @cache
 def expected(name: str) -> list[tuple[Arrays, Arrays]]:
-    """Return inputs and outputs of some Runs of the CPU provider, in separate memory."""
+    """Return the inputs and outputs of `STEPS` Runs on the CPU provider, where no tensors overlap."""
     model = MODELS[name]
     options = ort.SessionOptions()
     options.log_severity_level = 3
@@ -189,7 +189,11 @@ def session_of(name: str, mode: str = "records", **options: str) -> ort.Inferenc
 
 
 def check(name: str, session: ort.InferenceSession, offsets_of_step: list[dict[str, int]], memories: int = 1) -> None:
-    """Run all steps; tensors are at the step's offsets, in one of several memories in turn."""
+    """Run all steps and compare with `expected`.
+
+    ``offsets_of_step`` has the byte offsets of all tensors in an allocation, for each step in turn. ``memories`` is the
+    number of allocations, which the steps use in turn.
+    """
     feeds, results = expected(name)[0]
     memory = [Memory(spread(feeds | results)[1]) for _ in range(memories)]
     for step, (feeds, results) in enumerate(expected(name)):
@@ -206,7 +210,7 @@ def assert_close(name: str, got: np.ndarray, output: str, wanted: np.ndarray, st
 
 
 def in_place(name: str) -> dict[str, int]:
-    """Return offsets where each state shares the memory of its next value."""
+    """Return byte offsets at which each next value (``next_s``) has the memory of its state (``s``)."""
     feeds, results = expected(name)[0]
     offsets, _ = spread(feeds | {k: v for k, v in results.items() if not k.startswith("next_")})
     return offsets | {k: offsets[k.removeprefix("next_")] for k in results if k.startswith("next_")}
@@ -223,7 +227,7 @@ def test_a_state_may_be_bound_as_input_and_output(name: str, lowering: str, monk
 
 
 def shifted(name: str, by: int) -> dict[str, int]:
-    """Return offsets where each next value begins some bytes before or behind the state."""
+    """Return byte offsets at which each next value begins ``by`` bytes after its state."""
     feeds, results = expected(name)[0]
     offsets, _ = spread(feeds | {k: v for k, v in results.items() if not k.startswith("next_")})
     return offsets | {k: max(offsets[k.removeprefix("next_")] + by, 0) for k in results if k.startswith("next_")}
@@ -272,7 +276,7 @@ def test_a_state_that_a_plan_may_write_in_place_costs_no_copy(
 
 
 def test_several_outputs_in_one_memory_leave_what_the_run_reads() -> None:
-    """Afterwards the memory holds one of them in its first elements."""
+    """All outputs and an input share one address. Afterwards the memory begins with one of the outputs."""
     name = "state that another output reads"
     feeds, results = expected(name)[0]
     offsets, end = spread(feeds)
@@ -299,14 +303,14 @@ def test_a_compiled_model_keeps_what_may_be_one_memory(tmp_path: Path) -> None:
         target.unlink()
 
 
-# ---- Runs that ONNX Runtime repeats until it has captured them ----
+# ---- capture by ONNX Runtime, which repeats the first Run until it is captured ----
 
 CAPTURE = {"enable_cuda_graph": "1"}
 NOT_CAPTURED = ("size on the device", "nodes on the CPU in between")
 
 
 def stepped(name: str, session: ort.InferenceSession, steps: int = 2) -> None:
-    """Runs in which the application keeps the state where the Run before has written it."""
+    """Run a model several times on its own state: each Run overwrites the state in place, and is compared."""
     offsets, model = in_place(name), MODELS[name]
     cpu = ort.InferenceSession(model.build(), providers=["CPUExecutionProvider"])
     feeds, results = (dict(arrays) for arrays in expected(name)[0])
@@ -332,7 +336,7 @@ def test_a_run_that_is_captured_steps_a_state_once(name: str, lowering: str, mon
 @pytest.mark.parametrize("warm_runs", [1, 3, 7])
 @pytest.mark.parametrize("single_nodes", ["0", "1"])
 def test_nodes_that_are_captured_one_by_one_step_a_state_once(single_nodes: str, warm_runs: int) -> None:
-    """One node reads the state, another one writes it."""
+    """The warm-up Runs must not advance the state, although one node reads it and another one writes it."""
     options = {"single_nodes": single_nodes, "min_num_runs_before_cuda_graph_capture": str(warm_runs)}
     gc.collect()
     before = ort_cuda_plugin.counters()

@@ -1,4 +1,4 @@
-"""If, Loop and Scan that are lowered with their bodies: in one cluster with what is around them."""
+"""Inlined control flow: If, Loop and Scan whose bodies are lowered into the cluster of the surrounding nodes."""
 
 from __future__ import annotations
 
@@ -110,9 +110,9 @@ def parse(text: str, opset: int = 18) -> onnx.ModelProto:
 
 
 def sessions(text: str, opset: int = 18) -> tuple[ort.InferenceSession, ort.InferenceSession]:
-    """Return a session on the plugin and one on the CPU provider, without optimizations.
+    """Return a session on the plugin and one on the CPU provider.
 
-    The optimizer would evaluate some conditions itself.
+    ONNX Runtime's optimizations are off, since they would evaluate some conditions.
     """
     model = parse(text, opset).SerializeToString()
     options = ort.SessionOptions()
@@ -125,7 +125,7 @@ def sessions(text: str, opset: int = 18) -> tuple[ort.InferenceSession, ort.Infe
 
 
 def placement(session: ort.InferenceSession) -> list[tuple[str, int]]:
-    """Return each cluster or node of another provider, with its number of nodes."""
+    """Return (provider, number of nodes) of each cluster, and of each node of another provider."""
     parts = session.get_provider_graph_assignment_info()
     return [(part.ep_name.removesuffix("ExecutionProvider"), len(part.get_nodes())) for part in parts]
 
@@ -144,7 +144,7 @@ PREPARE = FusedNode.prepare
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Return the operators of each compiled cluster, in the order of compilation."""
+    """Return a list that receives the operators of each compiled cluster, in the order of compilation."""
     found: list[list[str]] = []
 
     def prepare(self: FusedNode, later: bool = False) -> None:
@@ -186,7 +186,7 @@ def test_the_first_version_of_scan(compiled: list[list[str]]) -> None:
     assert compiled == [["Scan"]]
     feed = {"start": floats(2, 4), "x": floats(2, 3, 4), "f": floats(2, 3, 1)}
     for actual, expected in zip(*(session.run(None, feed) for session in pair), strict=True):
-        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6, strict=True)  # sums may cancel
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6, strict=True)  # atol: sums near 0
 
 
 def test_weights_that_left_host_memory_with_a_body_serve_the_cluster_around_it(compiled: list[list[str]]) -> None:
@@ -275,7 +275,7 @@ def test_a_mistake_in_a_body_names_the_node() -> None:
 
 
 def reason_of_loop(model: onnx.ModelProto) -> str:
-    """Why the last Loop of the outer graph is declined; "" if it is claimed."""
+    """Return why the plugin declines the last Loop of the outer graph; "" if it claims the Loop."""
     verdicts = analyze(read_model(model), DeviceProperties())
     return [verdict.reason for verdict in verdicts if verdict.op_type == "Loop"][-1]
 
@@ -286,7 +286,7 @@ def test_each_node_with_bodies_may_have_as_many_unrolled_nodes(monkeypatch: pyte
         { still = Identity(on) next = Add(carried, x) }>"""
     text = f"""(float[n, 4] x) => (float[n, 4] y) {{ m = Constant<value_int = 3>()
         z = Loop(m, , x) {body} y = Loop(m, , z) {body} }}"""
-    assert reason_of_loop(parse(text)) == ""  # each Loop has 6 nodes, both together 12
+    assert reason_of_loop(parse(text)) == ""  # each Loop unrolls to 6 nodes
 
 
 def test_iterations_of_nested_loops_are_limited_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,7 +296,7 @@ def test_iterations_of_nested_loops_are_limited_together(monkeypatch: pytest.Mon
           => (bool still2, float[q, 4] next) { still2 = Identity(on2) next = Add(carried2, x) }> }> }"""
     model = parse(text)
     assert reason_of_loop(model) == ""
-    # The outer loop counts 4 nodes in each of 3 iterations; each inner loop 2 nodes in 3: in all 30.
+    # 30 unrolled nodes: 3 outer iterations of 4 nodes, and in each of them 3 inner iterations of 2 nodes.
     monkeypatch.setattr(node_lowering, "MAX_UNROLLED_NODES", 29)
     assert "the unrolled node has too many nodes; supported: up to 29" in reason_of_loop(model)
     monkeypatch.setattr(node_lowering, "MAX_UNROLLED_NODES", 30)

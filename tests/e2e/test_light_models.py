@@ -1,4 +1,4 @@
-"""The nine architectures of the onnx wheel, with noise weights, against the CPU provider."""
+"""The nine light models of the onnx wheel with random weights, compared with the CPU provider."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LAUNCHES = {
     "light_vgg19": 25,
     "light_zfnet512": 14,
 }
-"""Maximum launches, library calls and copies of a Run; nearly all are convolutions, GEMMs and pooling."""
+"""Maximum number of launches, library calls and device copies of a Run, by model."""
 COUNTED = ("launches", "library_calls", "copies_d2d")
 LEVELS = [ort.GraphOptimizationLevel.ORT_ENABLE_ALL, ort.GraphOptimizationLevel.ORT_DISABLE_ALL]
 

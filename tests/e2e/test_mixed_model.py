@@ -1,4 +1,4 @@
-"""One model with a convolutional network, a node that only the CPU runs, a Loop with an If, and an LSTM."""
+"""A model that mixes a convolutional network, a CPU node, a Loop with an If, and an LSTM."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BODY = """body (int64 i, bool go_on, float[n, 8] state) => (bool still, float[n,
 
 
 def mixed_model() -> onnx.ModelProto:
-    """Input ``x`` [n, 3, 16, 16]; output ``y``, the states of an LSTM over the iterations of the Loop."""
+    """Return the model: input ``x`` [n, 3, 16, 16], output ``y``: an LSTM over the results of the Loop's iterations."""
     weights = {
         "w1": floats(8, 3, 3, 3) * 0.2,
         "w2": floats(8, 8, 3, 3) * 0.2,
@@ -103,7 +103,7 @@ def test_each_part_runs_here_and_no_tensor_moves_that_need_not(layout: str) -> N
             np.testing.assert_allclose(actual, wanted, rtol=1e-4, atol=1e-5)
         iterations = expected[0].shape[0]
         assert iterations > 2
-        # The input, and the result of the Cast.
+        # Copies to the device: the model's input, and the result of the CPU's Cast.
         assert after["copies_h2d"] - before["copies_h2d"] == 2
-        # The Cast's input, two outputs, and in each iteration the conditions of If and Loop.
+        # Copies to the host: the Cast's input, two model outputs, and the conditions of If and Loop in each iteration.
         assert after["copies_d2h"] - before["copies_d2h"] == 3 + 2 * iterations

@@ -1,4 +1,4 @@
-"""Models that ONNX Runtime has optimized for CUDAExecutionProvider, with the plugin registered under that name."""
+"""Models that ONNX Runtime optimizes for CUDAExecutionProvider, a name under which the plugin is registered."""
 
 from __future__ import annotations
 

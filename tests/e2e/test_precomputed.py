@@ -1,4 +1,4 @@
-"""Constant folding: tensors that depend on weights only are computed once and kept like weights."""
+"""Constant folding on the device: tensors that depend only on weights are computed once and kept like weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ THREADS = 4
 def session(
     nodes: Sequence[NodeProto], rows: str | int, outputs: Sequence[str], constants: dict[str, Array], **options: object
 ) -> ort.InferenceSession:
-    """A session of a float input x [rows, 96], without ONNX Runtime's own folding."""
+    """Return a session with the float input x [rows, 96], without ONNX Runtime's own constant folding."""
     initializers = [numpy_helper.from_array(array, name) for name, array in constants.items()]
     graph = helper.make_graph(
         nodes, "g", [info("x", FLOAT, [rows, 96])], [info(name, FLOAT, None) for name in outputs], initializers
@@ -49,7 +49,7 @@ def launches_of(made: ort.InferenceSession, x: Array) -> int:
 
 
 def products(seed: int) -> tuple[list[NodeProto], dict[str, Array], int]:
-    """GEMMs with weights in other layouts than kernels read; the constants; the bytes of derived weights."""
+    """Return nodes with GEMMs of derived weights, their constants, and the size of the derived weights in bytes."""
     rng = np.random.default_rng(seed)
     constants: dict[str, Array] = {
         "table": rng.standard_normal((64, 128)).astype(np.float32),
@@ -138,7 +138,7 @@ def test_random_numbers_of_weights_are_drawn_in_each_run() -> None:
 
 @pytest.mark.usefixtures("collected")
 def test_sessions_that_begin_at_once_compute_their_own() -> None:
-    """Each thread creates a session and runs it; then all threads run all sessions, on their own streams."""
+    """Two of four threads create a session at once; then each thread runs both sessions on its own stream."""
     before = in_use()
     nodes, constants, _ = products(4)
     x = np.random.default_rng(0).standard_normal((9, 96)).astype(np.float32)

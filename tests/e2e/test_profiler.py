@@ -1,4 +1,4 @@
-"""Events of the plugin's devices in ONNX Runtime's profile file."""
+"""Device events (kernels and copies) that the plugin adds to ONNX Runtime's profile file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def small_encoder() -> bytes:
     return bytes(encoder(layers=1, hidden=64, heads=4).SerializeToString())
 
 
-#: Whether work runs in the call that enqueues it, and so inside of ORT's event.
+#: Whether the emulated device runs work in the call that enqueues it, and so during ORT's event of the node.
 INLINE = os.environ.get("ORT_CUDA_PLUGIN_EMULATE_STREAMS", "inline") == "inline"
 
 
@@ -76,7 +76,7 @@ def test_each_kernel_of_an_encoder_names_its_nodes_within_its_run(tmp_path: Path
         assert {name: int(kernel.args[name]) for name in sizes} == sizes
     copies = [e for e in profile.device if e.args["kind"] == "copy"]
     assert copies
-    for copy in copies:  # the format of ONNX Runtime's own CUDA profiler
+    for copy in copies:  # as in ONNX Runtime's CUDA profiler
         assert {copy.args[f"{what}_{axis}"] for what in ("grid", "block") for axis in "xyz"} == {"-1"}
     starts = [e.begin for e in profile.device]
     assert starts == sorted(starts)
@@ -250,7 +250,7 @@ def test_a_profile_that_nobody_ends_is_written_with_the_session(tmp_path: Path) 
 
 
 def test_work_that_waits_for_the_end_of_the_profile_is_in_it(tmp_path: Path) -> None:
-    """Only the end of the profile waits for the streams."""
+    """The Runs do not wait for their streams; end_profiling must wait before it collects the events."""
     code = """
         import sys
         from pathlib import Path

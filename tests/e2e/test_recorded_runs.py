@@ -1,4 +1,4 @@
-"""Runs that the application records into its own CUDA graph: it captures the stream that it gave to the session."""
+"""Recorded Runs: the application captures its own stream, on which the session runs, into a CUDA graph."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def stream() -> Iterator[Stream]:
     ort_cuda_plugin.register(emulate=True)
     with Stream(Device.emulated()) as made:
         yield made
-        gc.collect()  # the stream must outlive the sessions, which the frames of expected errors may still hold
+        gc.collect()  # tracebacks of expected errors may hold sessions, which must end before the stream
 
 
 def session_on(stream: Stream, network: bytes, **options: str) -> ort.InferenceSession:
@@ -44,7 +44,7 @@ def bind(session: ort.InferenceSession, arrays: dict[str, DeviceArray]) -> ort.I
 
 
 class Graph:
-    """A graph that `captured` fills; usable after the capture."""
+    """An executable CUDA graph. `captured` sets ``exec`` at the end of the capture."""
 
     exec: Any
 
@@ -57,7 +57,7 @@ class Graph:
 
 @contextmanager
 def captured(stream: Stream, mode: int = GLOBAL) -> Iterator[Graph]:
-    """Capture the stream around the block; the capture must be valid at the block's end, whatever happened in it."""
+    """Capture the stream during the block into a `Graph`. Raises CudaError if the block invalidated the capture."""
     device, made = stream.device, Graph(stream)
     graph, exec_ = ffi.new("CUgraph *"), ffi.new("CUgraphExec *")
     device.call("StreamBeginCapture", stream.handle, mode)
@@ -73,7 +73,7 @@ def vectors(device: Device, *names: str, size: int = SIZE) -> dict[str, DeviceAr
 
 
 def check_launch(graph: Graph, arrays: dict[str, DeviceArray], value: float) -> None:
-    """Change the inputs in place, launch, and compare."""
+    """Overwrite the inputs a and b, launch the graph, and check its result c."""
     stream = graph.stream
     arrays["a"].copy_from(np.full(SIZE, value, np.float32), stream)
     arrays["b"].copy_from(np.ones(SIZE, np.float32), stream)
@@ -99,7 +99,7 @@ def test_a_recorded_run_is_repeated_by_each_launch(stream: Stream, mode: int, wa
 
 @pytest.mark.parametrize("pool", ["0", "1"], ids=["arena", "mempool"])
 def test_later_runs_use_other_memory_than_a_recorded_run(stream: Stream, pool: str) -> None:
-    """Work between two nodes of a graph's launch would overwrite memory that the arena gave to both."""
+    """A later Run must not get a recorded Run's memory, since a launch of the graph may overlap with it."""
     options = {"arena.use_cuda_mempool": pool}
     session = session_on(stream, add_and_double(), **options)
     device = stream.device
@@ -109,7 +109,7 @@ def test_later_runs_use_other_memory_than_a_recorded_run(stream: Stream, pool: s
     before = ort_cuda_plugin.counters()["device_bytes_in_use"]
     with captured(stream) as graph:
         session.run_with_iobinding(binding)
-    assert ort_cuda_plugin.counters()["device_bytes_in_use"] > before  # until the session ends
+    assert ort_cuda_plugin.counters()["device_bytes_in_use"] > before  # kept for the graph until the session ends
     other = ort_cuda_plugin.session(add_and_double(), emulate=True, provider_options=options)
     x = np.full(SIZE, 50, np.float32)
     for value in (3, 4):
@@ -125,7 +125,7 @@ def test_later_runs_use_other_memory_than_a_recorded_run(stream: Stream, pool: s
 def test_a_run_without_capture_is_not_recorded(stream: Stream) -> None:
     session = session_on(stream, add_and_double())
     binding = bind(session, vectors(stream.device, "a", "b", "c"))
-    for _ in range(5):  # until the plugin replays a graph of its own, which holds memory
+    for _ in range(5):  # now the plugin replays an automatic graph, which holds memory
         session.run_with_iobinding(binding)
     before = ort_cuda_plugin.counters()["device_bytes_in_use"]
     for _ in range(3):

@@ -1,6 +1,6 @@
-"""Scenarios of ONNX Runtime's own CUDA plugin, with the names of its test script.
+"""Test scenarios of ONNX Runtime's own CUDA plugin, under the names that they have in its test script.
 
-The inputs of the session are bound as "cuda" there, which means the emulated device where there is no GPU.
+They bind inputs to the device "cuda". Without a GPU this is the emulated device.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def test_provider_options_valid() -> None:
 
 
 def test_provider_options_invalid_device() -> None:
-    session = by_name(add_model(), device_id="999")  # ONNX Runtime finds no such device and takes the CPU provider
+    session = by_name(add_model(), device_id="999")  # without the device, ORT uses the CPU provider
     assert op_types(session) == []
     with pytest.raises(RuntimeError, match="there is no device 999"):
         ort_cuda_plugin.session(add_model(), emulate=True, provider_options={"device_id": 999})

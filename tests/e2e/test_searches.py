@@ -1,4 +1,4 @@
-"""Searches for tokens of com.microsoft: the decoder and the search around it run on the device, as one node."""
+"""com.microsoft's search operators (GreedySearch, Sampling, BeamSearch): search and decoder run as one node."""
 
 from __future__ import annotations
 
@@ -51,7 +51,10 @@ def on_cpu(model: bytes, feeds: dict[str, Array]) -> list[Any]:
 
 
 def assert_same_tokens(found: Array, expected: Array) -> None:
-    """Also for the last iteration: ONNX Runtime leaves the outputs of ended rows unset."""
+    """Compare tokens up to the last one that is not padding; the rest of ``found`` must be padding.
+
+    ONNX Runtime leaves some of these elements of ``expected`` uninitialised.
+    """
     last = 1 + max(np.flatnonzero(row != PAD).max(initial=-1) for row in found)
     np.testing.assert_array_equal(found[:, : last + 1], expected[:, : last + 1])
     assert (found[:, last + 1 :] == PAD).all()
@@ -62,7 +65,7 @@ RULES = ("min_length", "repetition_penalty", "vocab_mask", "prefix_vocab_mask", 
 
 @pytest.mark.parametrize(("left_out", "ngram", "outer"), [((), 2, True), (RULES, 0, False)])
 def test_greedy_search(left_out: Collection[str], ngram: int, outer: bool) -> None:
-    """For several prompts and decoders, with all rules and with none; rows end early in some."""
+    """Compare several prompts, with all rules (such as min_length) and with none. Some rows end early."""
     decoder, weights = small_decoder(seed=1)
     sizes: Any = {"eos_token_id": END, "pad_token_id": PAD, "no_repeat_ngram_size": ngram, "outer": outer}
     model = search_model(
@@ -91,14 +94,17 @@ def test_steady_runs_call_no_python_and_read_back_one_flag_an_iteration() -> Non
     iterations = ROOM - 5
     assert change["python_calls"] == 0
     assert change["host_value_reads"] == iterations
-    assert change["copies_d2d"] == 1  # the result, into the output
-    assert change["copies_d2h"] == 1  # the result, which the caller fetches
+    assert change["copies_d2d"] == 1  # the search's result to the output
+    assert change["copies_d2h"] == 1  # the output to NumPy
     assert change["device_bytes_in_use"] == 0
     assert all(verdict.supported for verdict in last_verdicts())
 
 
 def test_half_precision_and_another_decoder_for_the_prompt() -> None:
-    """The CPU provider supports neither; float32 gives the same tokens. A missing wait would show."""
+    """The CPU provider supports neither float16 nor init_decoder; its float32 tokens are the same.
+
+    Adversarial streams reveal a missing synchronisation.
+    """
     inputs = greedy_inputs(left_out=RULES)
     sizes: Any = {"eos_token_id": END, "pad_token_id": PAD}
     decoder, weights = small_decoder(seed=2)
@@ -120,7 +126,7 @@ SAMPLING: dict[str, Any] = {
 
 @pytest.mark.parametrize("how", SAMPLING)
 def test_sampling_draws_the_tokens_of_the_cpu_provider(how: str) -> None:
-    """For several seeds and prompts. ONNX Runtime has no filtered_logits and skips presence_mask."""
+    """Compare several seeds and prompts, without filtered_logits and presence_mask, which ONNX Runtime ignores."""
     decoder, weights = small_decoder(seed=3, scale=0.6)
     inputs = greedy_inputs(0, RULES)
     inputs |= {"presence_mask": None, "seed": np.array([0], np.int32)}
@@ -137,7 +143,7 @@ def test_sampling_draws_the_tokens_of_the_cpu_provider(how: str) -> None:
 
 
 def test_sampling_takes_the_presence_penalty_off() -> None:
-    """With a penalty that leaves two tokens of each row."""
+    """The presence penalty is so large that only the two tokens without it can be sampled in each row."""
     decoder, weights = small_decoder()
     inputs = greedy_inputs(0, RULES)
     left = np.array([[2, 5], [7, 16]])
@@ -172,7 +178,7 @@ def beam_inputs(prompts: int, beams: int, results: int, penalty: float, masks: b
 
 @pytest.mark.parametrize(("prompts", "beams", "results", "early"), [(1, 3, 2, 0), (2, 4, 4, 1)])
 def test_beam_search(prompts: int, beams: int, results: int, early: int) -> None:
-    """Only one prompt where the search stops late, since the CPU provider then mixes prompts."""
+    """Without early_stopping, compare one prompt only: the CPU provider mixes up several."""
     decoder, weights = small_decoder(scale=0.6)
     inputs = beam_inputs(prompts, beams, results, 1.5, masks=True)
     model = search_model(
@@ -254,7 +260,7 @@ def test_a_prompt_without_room_for_a_token_is_an_error() -> None:
 
 
 def test_a_search_cannot_be_captured() -> None:
-    """Also in the checking mode, whose first Runs give states that grow into the memory of earlier ones."""
+    """The host reads from the device whether the loop continues, so capture is an error, also in the checking mode."""
     decoder, weights = small_decoder()
     inputs = greedy_inputs(left_out=RULES)
     model = search_model(
@@ -271,7 +277,7 @@ def test_a_search_cannot_be_captured() -> None:
 
 
 def test_tokens_outside_of_the_vocabulary_touch_no_other_memory() -> None:
-    """Rules skip them. A decoder may refuse them as well; this one does not look at them."""
+    """The search's rules skip prompt tokens outside of the vocabulary. The decoder here does not read the tokens."""
     decoder, weights = small_decoder()
     decoder.node[0].input[1] = "position_ids"
     inputs = greedy_inputs(left_out=("attention_mask",))
@@ -288,7 +294,7 @@ def test_tokens_outside_of_the_vocabulary_touch_no_other_memory() -> None:
 
 
 def test_a_search_that_is_left_to_the_cpu_has_its_bodies_there() -> None:
-    """ONNX Runtime's kernel reads the results of bodies as if they were in host memory."""
+    """If the CPU provider runs a search, its bodies must run there too: the search reads their results on the host."""
     decoder, weights = gpt_decoder()
     decoder.node[-1].output[0] = "scores"
     decoder.node.append(helper.make_node("Cast", ["scores"], ["text"], to=TensorProto.STRING))

@@ -1,4 +1,4 @@
-"""Sequences and optional values of tensors stay inside of a cluster."""
+"""Sequences and optional values: the plugin runs their operators within a cluster; they cannot enter or leave it."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_sequences_within_one_cluster(name: str) -> None:
 
 
 def test_what_makes_a_sequence_is_in_the_cluster_that_reads_it() -> None:
-    """SequenceConstruct could be in the first cluster; the reader of its result follows a CPU node."""
+    """SequenceConstruct moves to the second cluster, which reads its result, since no sequence can leave a cluster."""
     pair = sessions(
         """(float[n, 4] x) => (float[n, 4] y) { a = Neg(x) s = SequenceConstruct(a, x) t = Cast<to = 8>(a)
         b = Cast<to = 1>(t) u = SequenceInsert(s, b) i = Constant<value_int = 0>() c = SequenceAt(u, i)
@@ -153,7 +153,7 @@ def test_sequences_that_a_plan_cannot_hold_run_elsewhere(text: str, op_type: str
         verdict.op_type for verdict in last_verdicts() if "Sequence" in verdict.op_type
     }
     x = floats(2, 12 if "12] x" in text else 4)
-    x[:, 1] = 9  # the position that one of the models computes
+    x[:, 1] = 9  # one of the models uses it as a position
     if op_type != "SequenceConstruct":
         feed = {"x": [x, -x] if "seq(float[n, 4]) x" in text else x}
         assert_equal(pair, feed | ({"i": np.array(3)} if "int64 i" in text else {}))
@@ -200,7 +200,10 @@ BESIDE_A_TENSOR = {
 @pytest.mark.parametrize("single_nodes", [False, True])
 @pytest.mark.parametrize("name", BESIDE_A_TENSOR)
 def test_what_stays_on_the_host_beside_a_tensor_keeps_a_control_flow_node_there(name: str, single_nodes: bool) -> None:
-    """ONNX Runtime chooses a kernel for such a node by the type of the first state only."""
+    """ONNX Runtime selects the kernel of If and Loop only by the type of the first state, here a tensor.
+
+    The plugin declines such nodes if another state is a sequence, an optional value or a string.
+    """
     model = parser.parse_model(f'<ir_version: 9, opset_import: ["" : 18]> m {BESIDE_A_TENSOR[name]}')
     model.graph.initializer.append(numpy_helper.from_array(np.rint(4 * floats(4, 4)), "w"))
     pair = of_model(model, single_nodes=int(single_nodes))
@@ -239,7 +242,7 @@ def test_a_body_reads_a_sequence_from_outside(where: str) -> None:
 
 
 def test_onnx_runtime_lets_no_fused_node_make_a_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even if a cluster returned a sequence: the C API only makes tensors for outputs."""
+    """The plugin never lets a sequence leave a cluster because ORT's C API allocates only tensors as outputs."""
     monkeypatch.setattr(claims, "_crossing", lambda graph, clusters: ())
     row = registry.lookup("", "SequenceConstruct", 11)
     monkeypatch.setattr(type(row), "lower", lambda self, ctx, inputs, attributes: (inputs[0],))

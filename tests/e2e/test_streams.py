@@ -1,4 +1,4 @@
-"""Streams that the application brings, and streams of the session's own."""
+"""Streams of sessions: a stream that the application passes, and streams that the session creates."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def stream(device: Device) -> Iterator[Stream]:
 
 
 def handle_of(stream: Stream | None) -> int:
-    """Return the handle in the form of frameworks: 0 for the default stream."""
+    """Return the stream's handle as an integer, 0 for the default stream, as the option user_compute_stream expects."""
     return 0 if stream is None else int(ffi.cast("uintptr_t", stream.handle))
 
 
@@ -52,7 +52,7 @@ def streams_live() -> int:
 
 
 def check_order(device: Device, stream: Stream | None, session: ort.InferenceSession) -> None:
-    """The application enqueues the inputs of each Run on its stream, and reads the results from there."""
+    """Check that Runs are ordered with copies of inputs and results that the application enqueues on its stream."""
     host = device.pinned(SIZE, np.float32)
     a, b, c = (device.empty(SIZE, np.float32) for _ in range(3))
     b.copy_from(np.ones(SIZE, np.float32))
@@ -77,7 +77,7 @@ def test_runs_follow_the_work_of_the_stream_that_the_application_brings(device: 
     assert streams_live() == before + 1
     del session
     assert streams_live() == before
-    assert stream.query()  # it is still the application's
+    assert stream.query()  # the session did not destroy it
 
 
 def test_the_default_stream_is_a_stream_that_an_application_can_bring(device: Device) -> None:
@@ -114,7 +114,7 @@ def run_on_threads(session: ort.InferenceSession) -> None:
 
 @pytest.mark.usefixtures("collected")
 def test_each_thread_of_a_session_has_a_stream_of_its_own_unless_one_is_to_be_shared() -> None:
-    run_on_threads(session_with())  # leaves idle borrowed streams
+    run_on_threads(session_with())  # leaves idle streams in the device's pool
     before = streams_live()
     session = session_with()
     run_on_threads(session)

@@ -1,4 +1,4 @@
-"""Graphs in the form of exporters, which ONNX Runtime's optimizer of transformers fuses."""
+"""Models fused by ONNX Runtime's transformer optimizer (BERT and GPT-2): the plugin runs all of their nodes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from encoder import encoder, encoder_inputs
 from fused_models import assert_runs_whole, contributed, optimized
 from gpt import gpt
 
-# Not imported here: it takes most of a second, in each process that collects tests.
+# find_spec does not import sympy, which would take most of a second in each process that collects tests.
 pytestmark = pytest.mark.skipif(
     find_spec("sympy") is None, reason="the optimizer's shape inference needs sympy: pip install sympy"
 )

@@ -1,4 +1,4 @@
-"""Nodes that read values whose rank ORT does not infer."""
+"""Unknown ranks: nodes that read values whose rank ONNX Runtime does not infer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def make(graph: str) -> bytes:
 
 
 def after_reshape(nodes: str) -> str:
-    """``nodes`` make y of r, whose rank is the number of elements of the input ``s``."""
+    """Return a graph in which ``nodes`` compute y from r = Reshape(x, s). The length of ``s`` is the rank of r."""
     return f"(float[n] x, int64[k] s) => (float[] y) {CONSTANTS} {{ r = Reshape(x, s) {nodes} }}"
 
 
@@ -35,7 +35,7 @@ def sessions(graph: str) -> tuple[ort.InferenceSession, ort.InferenceSession]:
     """Return a session on the plugin and one on the CPU provider."""
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 4  # the models declare a rank of their results
+    options.log_severity_level = 4  # no warnings about the ranks that the models declare for their results
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     ort_cuda_plugin.register(emulate=True)
     providers = ["CudaPluginExecutionProvider", "CPUExecutionProvider"]

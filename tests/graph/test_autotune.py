@@ -1,6 +1,6 @@
-"""The autotuner: its choice, its cache, and cases without measurement.
+"""The autotuner: its choice of a schedule, its cache, and cases without measurement.
 
-``measure`` is replaced by simulated times.
+`Clock` replaces ``measure`` by simulated times.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ WITH_LIBRARIES = DeviceProperties.gpu((9, 0), libraries=frozenset({"cublaslt", "
 
 
 class Clock:
-    """A simulated measurement: 1 second for programs of which ``is_fast`` is true, 2 for others. Counts the
-    measurements.
+    """A stand-in for ``measure``: programs for which ``is_fast`` is true take 1 second, others 2 seconds.
+
+    ``measured`` is the number of programs that were measured.
     """
 
     def __init__(self, is_fast: Callable[[Variant], bool] = lambda program: False) -> None:
@@ -52,12 +53,12 @@ class Clock:
 
 
 def runs(kernel: str, count: int = 1) -> Callable[[Variant], bool]:
-    """Whether a program has ``count`` kernels, one of them with this text in its name."""
+    """Return a predicate: whether a program has ``count`` kernels, and ``kernel`` occurs in one of their names."""
     return lambda program: len(program.kernels) == count and any(kernel in spec.name for spec in program.kernels)
 
 
 def loaded(text: str) -> onnx.ModelProto:
-    """Return the model; values that it declares besides inputs and outputs are weights."""
+    """Return the model in ``text``. Values declared in <...> become weights filled with ones."""
     model: onnx.ModelProto = parser.parse_model(f"{HEAD} {text}")
     for value in model.graph.value_info:
         kind = value.type.tensor_type
@@ -76,7 +77,7 @@ def compiled(
     options: LoweringOptions | None = None,
     shapes: Sequence[Sequence[int]] | None = None,
 ) -> tuple[Variant, str]:
-    """Return the variant, and the text of its last program."""
+    """Return the variant that a cluster builds with the autotuner, and its program after emission as text."""
     tuner = MeasuringTuner(TimingCache(folder), "a device", clock)
     cluster = CompiledCluster(read_model(loaded(text)), device, options, tuner=tuner)
     texts: list[str] = []
@@ -110,7 +111,7 @@ def test_the_schedule_that_takes_the_least_time_computes_the_step(
     assert any(name.startswith(expected) for name in names(variant)), names(variant)
     assert why in program
     assert clock.measured > 1
-    # The next session knows.
+    # The next session finds the times in the cache.
     later = Clock()
     again, program = compiled(text, tmp_path, later, device)
     assert later.measured == 0
@@ -227,7 +228,7 @@ ROWS = "g (float[rows, 40] x, float[40, 24] w) => (float[rows, 24] y) { y = MatM
 
 
 def check(model: onnx.ModelProto, rows: Sequence[int], **options: Any) -> None:
-    """Runs a session of `ROWS` and compares its results."""
+    """Run a session of `ROWS` for each number of rows, and compare with NumPy."""
     session = ort_cuda_plugin.session(model.SerializeToString(), emulate=True, provider_options=options)
     w = np.random.default_rng(0).standard_normal((40, 24), np.float32)
     for count in rows:

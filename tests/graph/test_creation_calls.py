@@ -1,4 +1,4 @@
-"""The Python work of a session and of its Runs, as numbers of calls: no clock decides."""
+"""The Python work of session creation and of Runs. It is measured in function calls, which do not depend on a clock."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from session_pair import ep_session
 
 PACKAGE = str(Path(ort_cuda_plugin.__file__).parent)
 MOST_CALLS = 235_000
-"""Calls of the package's functions for a session on the encoder and its first Run, with its kernels in the cache.
+"""Maximum calls of the package's Python functions to create a session on the encoder, with cached kernels, and run it.
 
 Lower it after an improvement. Raise it only for a reason that the commit states.
 """
 
 
 def package_calls(work: Callable[[], object]) -> int:
-    """Count the calls of Python functions of the package that some work makes, in this thread and in new ones."""
+    """Count the calls of the package's Python functions during ``work``, in this thread and in threads it starts."""
     return counted_calls(work, lambda frame, event: event == "call" and frame.f_code.co_filename.startswith(PACKAGE))
 
 
@@ -35,7 +35,7 @@ def test_a_session_with_cached_kernels_makes_no_more_calls_than_before(monkeypat
     def create_and_run() -> None:
         ep_session(model).run(None, feeds)
 
-    create_and_run()  # compiles kernels that no cache has, and fills what a process keeps
+    create_and_run()  # fills the kernel cache and the caches of this process
     compiled = ort_cuda_plugin.counters()["kernels_compiled"]
     calls = package_calls(create_and_run)
     assert ort_cuda_plugin.counters()["kernels_compiled"] == compiled
@@ -52,7 +52,7 @@ def test_a_steady_run_calls_no_function_of_the_package() -> None:
 
 @pytest.mark.parametrize("length", [12, 24, 70])
 def test_the_first_run_of_any_length_compiles_no_kernel(length: int) -> None:
-    """Session creation expects other sizes than a Run has; each wrong expectation would start the compiler again."""
+    """Session creation compiles kernels for a guessed length. A Run with another length must need no other kernels."""
     model = onnx.parser.parse_model("""
         <ir_version: 8, opset_import: ["" : 17]>
         varying_rows (float[n, 64] x, float[64, 64] w) => (float[n, 64] y)

@@ -1,4 +1,4 @@
-"""Session creation in proportion to the number of nodes, counted in calls, so that no clock decides."""
+"""Cost of session creation: proportional to the number of nodes, and measured in function calls instead of time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WIDTH = 64
 
 
 def chain(nodes: int) -> onnx.ModelProto:
-    """A model of elementwise operators that read one another; half of them share a constant."""
+    """Return a chain of elementwise operators, half of them binary with the shared constant c."""
     names = ["x", *(f"t{number}" for number in range(nodes - 1)), "y"]
     made = []
     for number, (source, result) in enumerate(pairwise(names)):
@@ -32,7 +32,7 @@ def chain(nodes: int) -> onnx.ModelProto:
 
 
 def residual(nodes: int) -> onnx.ModelProto:
-    """A model of blocks ``x + Relu(x @ w + b)``, four nodes each."""
+    """Return a chain of blocks ``x + Relu(x @ w + b)`` of four nodes each."""
     made, x = [], "x"
     for number in range(nodes // 4):
         end = "y" if number == nodes // 4 - 1 else f"o{number}"
@@ -54,7 +54,7 @@ def _model(nodes: list[onnx.NodeProto], weights: list[onnx.TensorProto]) -> onnx
 
 
 def calls(model: onnx.ModelProto) -> int:
-    """Count the calls of functions, Python's and C's, that claim the model's nodes and plan for the expected sizes."""
+    """Count the calls of Python and C functions in claiming the model's nodes and building the first plan."""
     graph = read_model(model)
 
     def create() -> None:
@@ -69,7 +69,7 @@ def test_calls_of_session_creation_are_proportional_to_the_nodes(
     make: Callable[[int], onnx.ModelProto], most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VERIFY_VARIABLE, "0")
-    calls(make(32))  # what the first model of a process does once
+    calls(make(32))  # work that a process does once, such as imports
     few, many = calls(make(192)), calls(make(384))
     assert many <= 2.2 * few
     assert (many - few) / 192 <= most

@@ -1,4 +1,4 @@
-"""Expressions of steps as text."""
+"""Formulas: the scalar expressions of a program's steps, printed as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fused programs give the bits of unfused ones, with the expected number of launches."""
+"""Fusion: fused programs compute the bits of unfused ones, with the expected number of launches."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def compare(model: onnx.ModelProto, inputs: list[np.ndarray], *, dynamic: bool =
 @pytest.mark.usefixtures("without_contraction")
 @pytest.mark.parametrize(("name", "dtype"), [("encoder", "float16"), ("light_squeezenet", "float16")])
 def test_a_network_has_the_same_bits_fused(name: str, dtype: str) -> None:
-    """All of them, in all types: `fused_bits`."""
+    """Compare two networks in float16. The script tests/harness/fused_bits.py compares all of them in all types."""
     model, inputs = source_of(name, dtype)
     compare(model, inputs, dynamic=name in ENCODERS)
 
@@ -57,11 +57,11 @@ def test_a_random_model_has_the_same_bits_fused(seed: int, dtype: str) -> None:
     compare(model, inputs, dynamic=bool(seed % 2))
 
 
-# ---- how many launches ----
+# ---- numbers of launches ----
 
 
 def launches(model: onnx.ModelProto, *, fusion: bool = True) -> int:
-    """Return the records of the plan of a model with known sizes."""
+    """Return the number of records (launches, copies, library calls) in the plan of a model with static shapes."""
     cluster = CompiledCluster(read_model(model), DeviceProperties(), LoweringOptions(fusion=fusion))
     plan = cluster.prepare().plan
     assert plan is not None
@@ -69,7 +69,7 @@ def launches(model: onnx.ModelProto, *, fusion: bool = True) -> int:
 
 
 def program(text: str) -> onnx.ModelProto:
-    """A model in ONNX's textual syntax, with the shapes that ONNX infers."""
+    """Parse a graph in ONNX's textual syntax; return its model with inferred shapes."""
     model = parser.parse_model(f'<ir_version: 9, opset_import: ["" : 18]> fused {text}')
     onnx.checker.check_model(model)
     return onnx.shape_inference.infer_shapes(model)
@@ -116,7 +116,7 @@ PROGRAMS = {
           t = Transpose<perm = [0, 2, 1, 3]>(h) y = Neg(t) }""",
         1,
     ),
-    # Weights that are not constant are packed in each Run.
+    # Two launches: w is an input, so each Run packs it for the convolution.
     "shuffled channels of a convolution": (
         """(float[2, 6, 9, 10] x, float[8, 6, 1, 1] w, float[8] b) => (float[2, 8, 9, 10] y)
         { s = Constant<value_ints = [2, 2, 4, 9, 10]>() e = Constant<value_ints = [2, 8, 9, 10]>()
@@ -252,7 +252,7 @@ def test_a_chain_of_three_hundred_operators_is_one_launch() -> None:
 
 
 def test_integers_that_wrap_in_the_middle_of_a_kernel_are_what_they_are_in_memory() -> None:
-    """A negative square of 64 bits wrapped around, although LLVM could assume that squares are positive."""
+    """x * x wraps to a negative int64. In the fused kernel, LLVM must not assume that squares are nonnegative."""
     model = program(
         """(int64[3] x, int64[3] y) => (int64[3] z)
         { s = Mul(x, x) p = Mul(x, y) n = Neg(s) d = Div(s, p) e = Sub(d, n) a = Abs(e) z = Max(a, d) }"""
@@ -268,7 +268,7 @@ def test_integers_that_wrap_in_the_middle_of_a_kernel_are_what_they_are_in_memor
 
 
 def test_a_chain_of_remainders_of_constants_is_one_launch_and_compiles() -> None:
-    """LLVM takes twice as long for each division by a constant that it sees inside another."""
+    """LLVM's compile time would double with each division by a constant nested in another."""
     divisors = [3, 1, 2, 1, 2, 2, 3, 3, 2, 2, 2, 3, 1, 2] * 3
     names = " ".join(f"c{value} = Constant<value_ints = [{value}]>()" for value in (1, 2, 3))
     steps = " ".join(f"m{i} = Mod(x{i}, c{d}) x{i + 1} = Add(m{i}, c{d})" for i, d in enumerate(divisors))
@@ -283,7 +283,7 @@ def test_a_chain_of_remainders_of_constants_is_one_launch_and_compiles() -> None
 
 @pytest.mark.parametrize("decomposed", [False, True])
 def test_an_encoder_takes_seven_steps_a_layer(decomposed: bool) -> None:
-    """For every batch and length; if the number of rows is open, a GEMM has two kernels, and one runs."""
+    """One program for any batch and length: four GEMMs, two normalisations and attention per layer."""
     counts = []
     for layers in (2, 3):
         model = onnx.shape_inference.infer_shapes(encoder(layers, 48, 3, decomposed=decomposed))
@@ -294,7 +294,7 @@ def test_an_encoder_takes_seven_steps_a_layer(decomposed: bool) -> None:
 
 @pytest.mark.parametrize(("second", "stored"), [("2.0", 1), ("3.0", 2)])
 def test_results_that_are_equal_are_stored_once(second: str, stored: int) -> None:
-    """Also if their constants are equal but not the same object."""
+    """CSE compares constants by value: equal constants need not be the same object."""
     model = program(
         f"""(float[9, 8] x, float[8, 6] a, float[8, 6] b) => (float[9, 6] y, float[9, 6] z)
         {{ k = Constant<value_float = 2.0>() l = Constant<value_float = {second}>() e = Exp(x)
@@ -309,7 +309,7 @@ def test_results_that_are_equal_are_stored_once(second: str, stored: int) -> Non
 @pytest.mark.usefixtures("without_contraction")
 @pytest.mark.parametrize("squares", ["Pow(h, two)", "Mul(h, h)"])
 def test_what_is_made_of_what_a_step_reads_is_not_stored(squares: str) -> None:
-    """The GEMM stores its result for the next step, which squares it; h is read again later."""
+    """The GEMM stores h, and the normalisation computes the square of h itself instead of loading it."""
     model = program(
         f"""(float[9, 8] x, float[8, 6] a, float[6] w) => (float[9, 6] y)
         {{ two = Constant<value_float = 2.0>() axes = Constant<value_ints = [-1]>() eps = Constant<value_float = 1e-5>()
@@ -339,7 +339,7 @@ def test_a_result_that_one_reader_reads_backwards_is_stored_forwards_for_the_oth
 
 
 def test_a_reduction_stays_where_the_copy_beside_it_is_left_out() -> None:
-    """One step copies the single part of a Concat and reduces it; the part is written directly to the copy's target."""
+    """A step copies ``a`` into the Concat and reduces it. Concat elimination removes only the copy."""
     model = parser.parse_model(
         """<ir_version: 8, opset_import: ["" : 18]> g (int64[n] i, int64[m] j) => (float[m, 2] y, float[n] z)
         <float[3, 2] w = {1.0, 2.0, 3.0, 4.0, 5.0, 6.0}, float[0, 2] none = {}, int64[1] axes = {1}>
@@ -351,7 +351,7 @@ def test_a_reduction_stays_where_the_copy_beside_it_is_left_out() -> None:
 
 
 def test_a_step_between_two_others_that_needs_the_first_keeps_its_place() -> None:
-    """The gather reads a result of the map before it, and the map after it reads both."""
+    """Add must not fuse with Relu: it also reads the sum of a Gather, which reads Relu's result."""
     model = program(
         """(float[4, 8] x, int64[3] i) => (float[4, 8] y)
         { a = Relu(x) g = Gather(a, i) s = ReduceSum<keepdims = 0>(g) b = Add(a, s) y = Neg(b) }"""
@@ -404,7 +404,7 @@ def test_a_step_holds_data_and_no_functions(step: type[Map]) -> None:
 
 
 def test_a_kernel_has_no_more_parameters_than_devices_allow() -> None:
-    """A convolution fuses as many of twenty operations, on tensors with different strides, as its parameters allow."""
+    """A convolution fuses only those of twenty operations whose addresses and strides fit into kernel parameters."""
     shapes = [(3, 1, 5, 1), (1, 4, 1, 6), (3, 4, 1, 1), (1, 1, 5, 6), (3, 1, 1, 6)] * 4
     inputs = {"x": (3, 2, 5, 6), "w": (4, 2, 1, 1)} | {f"b{i}": shape for i, shape in enumerate(shapes)}
     lines = [f"t{i + 1} = {('Add', 'Mul')[i % 2]} (t{i}, b{i})" for i in range(len(shapes))]

@@ -1,4 +1,4 @@
-"""Random networks against the CPU provider: a sample of each profile, and the tool itself."""
+"""Fuzzing with random networks: a sample of each profile, compared with the CPU provider, and the fuzzer itself."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def grower(seed: int = 0) -> Grower:
 
 
 def small_case(op_type: str = "Neg") -> Case:
-    """Five nodes, of which the third has the type."""
+    """Return a case with a chain of five nodes, the third of type ``op_type``."""
     g = grower()
     x = g.input(FLOAT, ("n", 4), g.rng.standard_normal)
     for kind in ("Tanh", "Sigmoid", op_type, "Tanh", "Relu"):
@@ -66,7 +66,7 @@ def test_a_network_follows_from_its_number(profile: Profile) -> None:
 
 
 def test_networks_have_every_kind_of_node_that_makers_add() -> None:
-    """A maker whose nodes the CPU provider always refuses would never add one."""
+    """The fuzzer drops nodes that the CPU provider rejects, so a broken generator would go unnoticed."""
     found: set[str] = set()
     for profile in Profile:
         for seed in range(150):

@@ -1,4 +1,4 @@
-"""Python's garbage collector and the plugin: plans are built without it, and leave it no work."""
+"""Python's garbage collector: it does not run while plans are built, and plans leave no reference cycles."""
 
 from __future__ import annotations
 

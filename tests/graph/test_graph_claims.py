@@ -1,4 +1,4 @@
-"""Claims of graphs of toy operators, with reasons for declined nodes."""
+"""Claims: clusters of graphs with toy operators, and the reasons for declined nodes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def limited(ctx: Lowering, x: Tensor) -> Tensor:
 
 @op("Square", domain=DOMAIN)
 def square(ctx: Lowering, x: Tensor) -> Tensor:
-    """Only square matrices are valid; returns their sum."""
+    """Lower a toy operator: its input must be a square matrix, its result is a scalar."""
     if x.rank != 2:
         raise InvalidModel("no matrix")
     ctx.require(eq(*x.shape), "not square")
@@ -153,7 +153,10 @@ def test_shape_arithmetic_that_nothing_uses_is_claimed_with_all_other_nodes() ->
 
 
 def split_shape_arithmetic() -> Graph:
-    """Reshape(x, (y + 1) + Unheard(y + 1)) for y of two elements; ORT infers only the rank of Unheard's result."""
+    """Return a graph of Reshape(x, s + Unheard(s)) with s = y + [1, 2] and y int64 [2].
+
+    The plugin does not know the operator Unheard, and ORT infers only the rank of its result.
+    """
     b = Builder()
     x, y = b.input("x", "n"), b.input("y", 2, dtype=DType.INT64)
     shape = b.node("Add", y, b.constant(np.array([1, 2])), dtype=DType.INT64)
@@ -165,7 +168,7 @@ def split_shape_arithmetic() -> Graph:
 def test_a_cluster_that_lost_what_the_whole_graph_knew_is_analysed_again() -> None:
     graph = split_shape_arithmetic()
     assert [verdict.supported for verdict in analyze(graph, DEVICE)] == [True, False, True, True]
-    # In its own cluster the second sum has two inputs of unknown length.
+    # Analysed without the first cluster, the second Add has two inputs of unknown length.
     claims = claim(graph, DEVICE)
     assert [verdict.kind for verdict in claims.verdicts] == ["", "op", "", "shape"]
     assert "is known only in a Run" in claims.verdicts[3].reason
@@ -173,7 +176,7 @@ def test_a_cluster_that_lost_what_the_whole_graph_knew_is_analysed_again() -> No
     output = graph.nodes[1].outputs[0]
     assert output is not None
     output.shape = (2,)
-    # Now both can be read back.
+    # With a known length the plan can read the sum back to the host, so Reshape is claimed.
     assert operators(claim(graph, DEVICE)) == [["Add"], ["Add", "Reshape"]]
 
 
@@ -192,7 +195,7 @@ def test_what_takes_every_rank_that_may_come_is_claimed_where_nobody_knows_one()
     total.shape = other.shape = None
     ranks = Ranks()
     claims = claim(b.graph(other), DEVICE, ranks=ranks)
-    # Where the rank is not 2 the model is not valid, so the sum may have any; with 2 it is known to be 0.
+    # Square accepts only rank 2 and then returns rank 0, so its result has rank 0 although u's rank is unknown.
     assert [verdict.supported for verdict in claims.verdicts] == [True, True, True, True]
     assert [len(cluster) for cluster in claims.clusters] == [4]
     assert ranks.known["v1"] == 0
@@ -246,7 +249,10 @@ def test_a_transposed_convolution_runs_where_only_its_weights_say_how_many_chann
 
 @pytest.mark.parametrize("shift", [-15, -16, -17, -18])
 def test_a_formula_that_is_no_size_for_the_guess_alone_does_not_decline_a_reshape(shift: int) -> None:
-    """As in speech encoders, where a guessed length is shorter than a convolution's window."""
+    """The guessed length of ``samples`` may make the size samples + shift negative; larger lengths are valid.
+
+    Speech encoders have such sizes if the guess is shorter than a convolution's window.
+    """
     model = parser.parse_model(
         """<ir_version: 8, opset_import: ["" : 17]> g (float[batch, 4, samples] x) => (y)
         <int64[2] rest = {-1, 2}, int64[1] zero = {0}, int64[1] two = {2}, int64[1] one = {1}> {

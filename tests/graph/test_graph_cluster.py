@@ -1,4 +1,4 @@
-"""Clusters of toy operators: their plans are run in plain Python and compared with NumPy."""
+"""Clusters of toy operators: an interpreter in Python runs their plans, and results are compared with NumPy."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from plan_interpreter import PlanMismatch, RunError, run_plan
 
 @pytest.fixture(autouse=True)
 def copy_with_the_toy_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`Lowering.contiguous` without operators of the package."""
+    """Make `Lowering.contiguous` copy with a toy kernel, since these tests use no operator of the package."""
     monkeypatch.setattr(
         Lowering, "contiguous", lambda ctx, x, alignment=1: x if x.is_contiguous else strided_map(ctx, "a", x)
     )
 
 
 class Session:
-    """Does in Python what the provider and the executor do with a cluster."""
+    """A stand-in for the provider and the C executor: it builds plans for a cluster and runs them in Python."""
 
     def __init__(self, b: Builder, *outputs: Value) -> None:
         self.kernels: list[KernelSpec] = []
@@ -58,7 +58,7 @@ class Session:
 
 
 def contents(weight: Weight) -> Array:
-    """Return the result, computed on the host."""
+    """Return the contents of a weight. A precomputed weight's program runs in Python."""
     if isinstance(weight, Constant):
         return weight.array.copy()
     program = weight.program
@@ -285,7 +285,7 @@ def test_a_plan_does_not_hold_for_other_static_dimensions_than_the_model_says() 
 
 
 def borrowed(source: Array) -> Value:
-    """Return an initializer in memory that ORT will free."""
+    """Return an initializer that borrows ``source``, as if ORT were going to free that memory."""
     constant = Constant(DType.FLOAT32, source.shape, lambda: source, borrowed=True)
     return Value("borrowed", DType.FLOAT32, source.shape, constant)
 

@@ -1,6 +1,6 @@
-"""Wrong shape declarations in a model: ONNX Runtime warns and runs, and so does the plugin.
+"""Wrong shape declarations in a model. ONNX Runtime warns and runs the model, and so does the plugin.
 
-Like ONNX Runtime, it refuses an input that is fed with another rank (above 0) or size than declared.
+Both reject a fed input whose rank or size differs from the declaration, unless it declares a scalar.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ HEAD = '<ir_version: 9, opset_import: ["" : 18]> declared '
 Arrays = dict[str, np.ndarray[Any, np.dtype[Any]]]
 f32 = np.float32
 RUNS = {
-    # What ORT cannot infer keeps what the model declares.
+    # ORT cannot infer the rank of Squeeze's result and keeps the declared rank 1, which is wrong for most feeds.
     "intermediate-rank": (
         """(float[n, m] x) => (float[p, q] y) <float[a] s> {
             s = Squeeze (x)
@@ -49,7 +49,7 @@ RUNS = {
         "(float[n, n] x, float[n] v) => (float[n, n] y) { y = Add (x, v) }",
         [{"x": np.ones((2, size), f32), "v": np.arange(size, dtype=f32)} for size in (2, 3, 5)],
     ),
-    # ORT checks no feed of what the model declares as a scalar.
+    # ORT does not check the shape of a fed input that the model declares as a scalar.
     "scalar-input": (
         "(float[n] x, float low) => (float[n] y) { y = Add (x, low) }",
         [{"x": np.arange(4, dtype=f32), "low": low} for low in (np.ones((), f32), np.ones(1, f32), np.ones(4, f32))],
@@ -116,7 +116,7 @@ def test_a_size_that_contradicts_another_one_at_run_time_names_the_node() -> Non
 
 
 def test_an_error_that_comes_of_a_wrong_declaration_says_so() -> None:
-    """Nodes are claimed by the shape that the model declares for another provider's result."""
+    """The plugin claims Transpose by the declared rank of a CPU node's result; in the Run, the rank is another."""
     text = """(float[n, m, k] x, int64[1] axes) => (float[p, q, r] y) <float[m, n, o] a> {
         letters = Cast <to = 8> (x)
         squeezed = Squeeze (letters, axes)

@@ -1,4 +1,4 @@
-"""Deep models, in which every value depends on the one before: stack and time do not grow with the depth."""
+"""Deep models, in which every value depends on the one before: no stack overflow, and time linear in the depth."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ GROWING: dict[str, Callable[[Dim], Dim]] = {
 
 @pytest.mark.parametrize("step", GROWING)
 def test_bounds_of_nested_sizes_do_not_grow_with_each_level(step: str) -> None:
-    """Without a limit they have twice as many digits after each level."""
+    """Without the limit `MAX_DEGREE`, a bound would have twice as many digits after each level."""
     x: Dim = symbol(0, "n", 2, 0, 2**31)
     for _ in range(80):
         x = GROWING[step](x)
@@ -91,7 +91,7 @@ def test_bounds_of_nested_sizes_do_not_grow_with_each_level(step: str) -> None:
 
 
 def selections(x: Scalar, count: int) -> Scalar:
-    """A number that is chosen ``count`` times between itself and its negative: 2**count paths lead to x."""
+    """Return max(x, -x), nested ``count`` times. The expression has 2**count paths to ``x``."""
     for _ in range(count):
         x = scalar.maximum(x, -x)
     return x
@@ -109,7 +109,7 @@ def test_size_arithmetic_that_reads_each_result_twice_is_folded_once() -> None:
 
 
 def test_joining_a_chain_of_maps_rebuilds_each_operation_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A group that is full refuses the next maps for their number of operations, and joins nothing to find that out."""
+    """Vertical fusion counts a group's operations before it substitutes, so a rejected map rebuilds no expression."""
     count = 1500
     rebuilt: list[Scalar] = []
     plain = Substitution._rebuilt
@@ -131,7 +131,11 @@ def test_joining_a_chain_of_maps_rebuilds_each_operation_a_few_times(monkeypatch
 
 
 def chain(op_types: list[str], length: int, *, of_a_shape: bool, twice: bool = False) -> bytes:
-    """Return a chain of integer nodes; the last result, modulo 5, is the size of the output."""
+    """Return a model with a chain of ``length`` integer nodes. The last result, modulo 5, is the size of the output.
+
+    The chain begins with the size of x (``of_a_shape``) or with x itself. With ``twice`` a node reads the node before
+    it as both operands.
+    """
     first = helper.make_node("Shape", ["x"], ["v0"]) if of_a_shape else helper.make_node("Identity", ["x"], ["v0"])
     nodes = [first]
     for i in range(length):

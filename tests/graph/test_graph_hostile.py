@@ -1,4 +1,4 @@
-"""Hostile models: a node that the plugin cannot run is declined with a reason; claims of other nodes stay."""
+"""Hostile models: the plugin declines a node that it cannot run, with a reason, and still claims the other nodes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def options() -> ort.SessionOptions:
 
 
 def reasons(proto: onnx.ModelProto) -> dict[str, str]:
-    """Return the declined nodes with their reasons."""
+    """Return the reasons for declined nodes by operator type."""
     verdicts = ort_cuda_plugin.explain(proto.SerializeToString(), emulate=True, sess_options=options())
     return {verdict.op_type: verdict.reason for verdict in verdicts if not verdict.supported}
 

@@ -1,4 +1,4 @@
-"""Graphs as stock ONNX Runtime hands them over."""
+"""The reader of OrtGraph, on the graphs that ONNX Runtime passes to the plugin."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ Read: TypeAlias = Callable[..., list[Graph]]
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Read:
-    """Return a function that creates a session and returns the graphs that the plugin read. ``inspect`` is called on
-    each graph while ORT's is alive.
+    """Return a function that creates a session and returns the graphs that the plugin read.
+
+    Its parameter ``inspect`` is called with each graph while the OrtGraph is still valid.
     """
     ort_cuda_plugin.register(emulate=True)
 
@@ -46,13 +47,13 @@ def read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Read:
             graph = read_graph(api, ort_graph)
             try:
                 inspect(graph)
-            except BaseException as error:  # pytest must see it, not the callback's guard
+            except BaseException as error:  # raised below: ORT's callback would catch it
                 failures.append(error)
             graphs.append(graph)
             return graph
 
         monkeypatch.setattr(session_state, "read_graph", reading)
-        # Fused nodes would be read instead of the nodes that they replace.
+        # Claim no node, so that the graphs contain the original nodes and no fused ones.
         monkeypatch.setattr(claiming, "claim", lambda graph, *rest, **more: Claims([], [], analyze(graph, *rest)))
         options = ort.SessionOptions()
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -136,7 +137,7 @@ def test_attributes_of_every_type_are_read(read: Read) -> None:
 
 
 def test_long_lists_stay_arrays_and_are_as_tuples_are(read: Read) -> None:
-    """Trees have lists of millions: one Python object per number would take ten times the memory, twice per session."""
+    """Tree ensembles have lists of millions of numbers; as Python objects they would take ten times the memory."""
     count = 6000
     kinds = [f"k{number % 7}" for number in range(count)]
     attributes: dict[str, Any] = {"keys_int64s": [*range(count)], "values_strings": kinds, "default_string": "none"}
@@ -276,7 +277,7 @@ def test_bodies_of_control_flow_and_what_they_read_from_outside_are_known(read: 
         [info("y", FLOAT, None)],
         [numpy_helper.from_array(np.ones(2, np.float32), "w")],
     )
-    graphs = read(graph)[:3]  # before that of the cluster
+    graphs = read(graph)[:3]  # later graphs repeat these
     assert [(g.name, g.is_subgraph) for g in graphs] == [("else", True), ("then", True), ("main", False)]
     conditional = node_of(graphs, "If")
     assert conditional.has_subgraphs
@@ -320,7 +321,7 @@ def test_bodies_share_the_values_of_all_graphs_around_them_and_are_read_to_a_lim
     graph.input.extend([info("c", BOOL, []), info("x", FLOAT, ["n", 2])])
     main = next(graph for graph in read(graph) if not graph.is_subgraph)
     nodes = list(main.all_nodes())
-    assert len(nodes) == 2 * MAX_SUBGRAPH_DEPTH + 1  # the deepest is an If without bodies
+    assert len(nodes) == 2 * MAX_SUBGRAPH_DEPTH + 1  # the deepest If is read without its subgraphs
     assert [value for node in nodes for value in node.inputs if node.op_type == "Add"] == 2 * MAX_SUBGRAPH_DEPTH * [
         main.inputs[1]
     ]

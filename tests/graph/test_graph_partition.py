@@ -1,4 +1,4 @@
-"""Clusters of random graphs: convex, without joint cycles, and as few as pairwise merging can make them."""
+"""Partitioning of random graphs: clusters are convex, form no cycle together, and no two of them could be merged."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from ort_cuda_plugin.model.partition import partition
 
 @st.composite
 def random_graphs(draw: st.DrawFn) -> tuple[Graph, list[bool]]:
-    """Up to 14 nodes that read any earlier ones, some through outer-scope inputs, some claimed."""
+    """Draw a graph of up to 14 nodes and whether each is claimed. A node reads up to three earlier results.
+
+    Some of its inputs are implicit inputs, as of a node with subgraphs.
+    """
     nodes: list[Node] = []
     values: list[Value] = []
     for index in range(draw(st.integers(1, 14))):
@@ -78,7 +81,7 @@ def test_the_nodes_of_a_cluster_are_in_topological_order(case: tuple[Graph, list
 
 
 def chain(*op_types: str) -> Graph:
-    """Return a chain of nodes."""
+    """Return a graph in which each node reads the result of the node before it."""
     nodes: list[Node] = []
     value = Value("input", DType.FLOAT32, ())
     for index, op_type in enumerate(op_types):
@@ -118,7 +121,7 @@ def test_clusters_that_are_convex_alone_do_not_form_a_cycle_together() -> None:
         return Value(name, DType.FLOAT32, ())
 
     a, b, c, d, x, y = map(value, "abcdxy")
-    # a -> x -> d and b -> y -> c: {a, c} and {b, d} are each convex, together x and y close a cycle.
+    # a -> x -> d and b -> y -> c: {a, c} and {b, d} are each convex, but contracting both creates a cycle.
     nodes = [
         Node("a", "A", "", 1, (), (a,), index=0),
         Node("b", "B", "", 1, (), (b,), index=1),

@@ -1,4 +1,4 @@
-"""Random models at several shapes, each with one plan per cluster, compared with ONNX Runtime's CPU provider."""
+"""Random models, compared with ONNX Runtime's CPU provider. One plan per cluster serves several shapes."""
 
 from __future__ import annotations
 

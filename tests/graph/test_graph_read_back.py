@@ -1,4 +1,4 @@
-"""Shapes that depend on what a Run computes: values are read back in the middle of it."""
+"""Read-backs: shapes that depend on values computed on the device, which the host reads in the middle of a Run."""
 
 from __future__ import annotations
 

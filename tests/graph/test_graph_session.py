@@ -163,7 +163,7 @@ def test_weights_that_left_host_memory_serve_a_later_variant() -> None:
     )
     before = ort_cuda_plugin.counters()
     pair.check(x=floats(5, 256), z=floats(5, 256))
-    # Dimensions of one name that differ are a variant of their own.
+    # x and z both declare the dimension n. Different sizes for it need a variant of their own.
     pair.check(x=floats(5, 256), z=floats(1, 256))
     after = ort_cuda_plugin.counters()
     assert after["plan_variants_built"] == before["plan_variants_built"] + 2
@@ -272,7 +272,7 @@ def test_shape_arithmetic_without_a_value_names_the_node_that_computes_it(nodes:
         one=np.array([1]),
     )
     assert pair.clusters == [sorted(node[0] for node in nodes)]
-    for _ in range(2):  # where the plan has to be built, and where it exists
+    for _ in range(2):  # first while no plan exists, then with the plan of the valid Run
         with pytest.raises(Exception, match=text):
             pair.ours.run(None, {"x": floats(1), "v": np.array([value])})
         pair.ours.run(None, {"x": floats(1), "v": np.array([1])})
@@ -289,7 +289,7 @@ def test_slices_beyond_both_ends_are_cut_where_the_ends_are_inputs() -> None:
 
 
 def test_guessed_sizes_that_contradict_each_other_do_not_stop_a_session() -> None:
-    """The slice has one column where x has at most eight. The session is created before any size is known."""
+    """The Slice has one column, as MatMul requires, only if n <= 8. The size guessed for n may contradict this."""
     ends = [helper.make_node("Constant", [], [name], value_ints=[i]) for name, i in (("a", 0), ("b", -9), ("c", -1))]
     axis = helper.make_node("Constant", [], ["axis"], value_ints=[1])
     slice_node = helper.make_node("Slice", ["x", "a", "b", "axis", "c"], ["s"])
@@ -324,7 +324,7 @@ def test_a_released_session_leaves_no_graph_behind() -> None:
 
 
 def test_host_values_for_which_no_plan_can_be_evaluated_are_errors_of_the_node() -> None:
-    """The step divides in a guard of the plan, before the requirement that forbids 0 is looked at."""
+    """A guard of the plan divides by frame_step before the plan checks that frame_step is at least 1."""
     nodes = [
         helper.make_node("Relu", ["x"], ["signal"]),
         helper.make_node("STFT", ["signal", "step", "", "length"], ["y"], name="frames"),

@@ -1,4 +1,4 @@
-"""Symbolic integers against plain ints, and the registers that they become."""
+"""Symbolic integers, compared with plain ints, and the plan expressions (registers) that compute them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ leaves = st.one_of(
     st.tuples(st.just("symbol"), st.integers(0, NUM_SYMBOLS - 1)), st.tuples(st.just("int"), st.integers(-9, 9))
 )
 Tree: TypeAlias = tuple[Any, ...]
-"""An operation and its operands, or a leaf and its number."""
+"""(operation, operands ...), ("symbol", number) or ("int", value)."""
 trees = st.recursive(
     leaves,
     lambda inner: st.one_of(
@@ -79,7 +79,7 @@ points = st.tuples(st.integers(0, 12), st.integers(0, 12), st.integers(-12, 12),
 
 
 def build(tree: Tree, hints: tuple[int, ...]) -> Dim:
-    """The tree as a Dim. Raises ZeroDivisionError where a divisor is the constant 0."""
+    """Return the tree as a Dim. Raises ZeroDivisionError if a divisor is the constant 0."""
     head, *rest = tree
     if head == "symbol":
         return symbol(
@@ -94,7 +94,7 @@ def build(tree: Tree, hints: tuple[int, ...]) -> Dim:
 
 
 def compute(tree: Tree, point: tuple[int, ...]) -> int:
-    """The tree with plain ints. Raises ZeroDivisionError."""
+    """Evaluate the tree with plain ints; ``point`` has the values of the symbols. Raises ZeroDivisionError."""
     head, *rest = tree
     if head == "symbol":
         return point[int(rest[0])]
@@ -249,7 +249,7 @@ def test_an_expression_has_neither_truth_nor_order() -> None:
 
 
 def padded_again_and_again() -> Dim:
-    """Every step uses the one before twice, so there are 2**60 paths to the symbol."""
+    """Return a size padded 60 times to a multiple of 8. Each level refers to the one below twice: 2**60 paths."""
     size: Dim = H
     for _ in range(60):
         size = size + mod(-size, 8)

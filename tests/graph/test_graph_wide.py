@@ -1,4 +1,4 @@
-"""Kernels with 64-bit indices, which arrays of 2**31 elements need, compute what those with 32-bit indices do."""
+"""Kernels with 64-bit indices, for tensors of 2**31 and more elements. They compute what 32-bit kernels compute."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_wide_indices_do_not_change_the_result(op_type: str, monkeypatch: pytest
         results.append(run_op(op_type, inputs, attributes, 18, constant=constant, dynamic=True, options=options))
     for narrow, wide in zip(*results, strict=True):
         np.testing.assert_array_equal(narrow, wide)
-    # A contiguous row is reduced with 64-bit addresses in any case.
+    # Reductions of contiguous rows always use 64-bit addresses, so both options give the same kernel.
     assert (kernels[0] == kernels[1]) == (op_type in ("LayerNormalization", "GlobalAveragePool"))
 
 
@@ -97,7 +97,7 @@ far (uint8[n] x, int64[k] at, int64[k] from_end, int64[k, 1] tuples, int64[2] sh
 
 
 def test_elements_beyond_2_31_are_found() -> None:
-    """Offsets, strides, indices and coordinates that 32 bits do not hold."""
+    """The operators in `FAR` use offsets, strides, indices and coordinates that exceed 32 bits."""
     x = np.zeros(HUGE, np.uint8)
     far = np.array([0, 7, 2**31 - 1, 2**31, 2**31 + 5, HUGE - 1])
     x[far] = np.arange(1, 7)
@@ -125,7 +125,7 @@ repeated (int32[3] x, int64[2] shape, int64[1] start, int64[1] end, int64[2] pla
 
 
 def test_views_of_more_than_2_31_elements() -> None:
-    """A view that repeats three elements; what is read of it is small."""
+    """Expand makes a view of 3 * 2**33 elements that repeats three stored ones. The results are small."""
     x, rows = np.array([3, -4, 5], np.int32), 2**33
     model = onnx.parser.parse_model(REPEATED)
     inputs = [x, ints(rows, 3), ints(2**32), ints(2**32 + 5), ints(rows - 1, 2)]

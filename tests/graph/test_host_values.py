@@ -1,4 +1,4 @@
-"""Host values mixed with integers that the device computes: each step reads the values of its own Run."""
+"""Shape arithmetic that mixes host values with integers computed on the device, for several values per session."""
 
 from __future__ import annotations
 
@@ -106,7 +106,10 @@ def test_shape_arithmetic_on_an_input_of_unknown_rank_is_read_back() -> None:
 
 
 def test_a_claimed_node_whose_rank_sizes_decide_gets_its_plan_from_the_shapes_of_the_run() -> None:
-    """The claim knows by the declared shape that the slice is empty; the plan of a Run does not rely on it."""
+    """At claim time, the declared shape of x shows that the Slice is empty, which decides the rank of Expand's result.
+
+    The plan must derive the same rank from the shapes of the Run.
+    """
     model = parser.parse_model(
         '<ir_version: 10, opset_import: ["" : 21]> g (float[?, n, 2] x, int64 m) => (int64[?] y)'
         " <int64[1] zero = {0}, int64[2] parts = {2, 1}, int64[1] last = {-1}, int64[1] one = {1}>"

@@ -1,4 +1,4 @@
-"""Parts of graphs that stay on the host because their copies cost more than they gain."""
+"""Unprofitable islands: groups of nodes that stay on the CPU because copies to the device cost more than it gains."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEVICE = DeviceProperties()
 
 
 def claimed(nodes: str, unprofitable: bool = False) -> list[str]:
-    """Return the claimed operators; StringNormalizer and the like run elsewhere, and x and y come from outside."""
+    """Return the operators that the plugin claims. Casts from and to strings run on the CPU provider."""
     text = f"""<ir_version: 9, opset_import: ["" : 18]> m (float[n] x, float[n] y, string[n] s) => (string[n] z)
         {{ {nodes} z = Cast<to = 8>(last) }}"""
     claims = claim(read_model(parser.parse_model(text)), DEVICE, claim_unprofitable_nodes=unprofitable)
@@ -29,10 +29,10 @@ FROM_HOST = "a = Cast<to = 1>(s)"
         ("last = Neg(a)", []),
         ("last = Add(a, a)", []),
         ("b = Neg(a) last = Exp(b)", []),
-        ("b = Neg(a) c = Exp(b) last = Abs(c)", ["Neg", "Exp", "Abs"]),  # more nodes than copies
+        ("b = Neg(a) c = Exp(b) last = Abs(c)", ["Neg", "Exp", "Abs"]),  # three nodes, two copies
         ("w = Constant<value = float[3, 3] {1, 2, 3, 4, 5, 6, 7, 8, 9}>() last = MatMul(a, w)", ["Constant", "MatMul"]),
-        ("last = Add(a, x)", ["Add"]),  # one input may be on the device already
-        ("b = Neg(a) c = Exp(x) last = Identity(b)", ["Exp"]),  # parts of a cluster are judged separately
+        ("last = Add(a, x)", ["Add"]),  # x is a graph input, perhaps on the device
+        ("b = Neg(a) c = Exp(x) last = Identity(b)", ["Exp"]),  # Neg and Exp are not connected
         ("w = Constant<value_float = 2.0>() last = Mul(a, w)", []),
     ],
 )

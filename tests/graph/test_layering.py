@@ -1,4 +1,4 @@
-"""Rules and budgets by which a model is split between providers."""
+"""ONNX Runtime's layering rules and memory budgets, which split a model between providers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ X = np.random.default_rng(0).normal(size=(3, 8)).astype(np.float32)
 
 
 def chain(annotate: Callable[[int], str] = lambda number: "") -> onnx.ModelProto:
-    """A model of 20 nodes ``n00`` to ``n19``, whose edges join adjacent nodes, or nodes two apart."""
+    """Return a chain of 20 nodes ``n00`` to ``n19``. Add and Mul also read the result of the node two before them.
+
+    ``annotate`` returns the layer annotation of a node by its number, "" for none.
+    """
     nodes = []
     for number in range(NODES):
         operator = ("Abs", "Sin", "Add", "Mul", "Sigmoid")[number % 5]
@@ -42,7 +45,7 @@ EXPECTED = ort.InferenceSession(chain().SerializeToString(), providers=["CPUExec
 
 
 def numbers_on_ep(model: onnx.ModelProto, key: str, rules: str, as_: str | None = None) -> set[int]:
-    """Makes a session with rules, checks its results, and returns the nodes that run on the plugin."""
+    """Create a session with layering rules and check its results. Return the numbers of the nodes on the plugin."""
     (device, *_) = ort_cuda_plugin.register(emulate=True, as_=as_)
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -88,11 +91,11 @@ def test_the_device_cuda_is_the_provider_of_that_name() -> None:
 
 PRODUCTS, WIDTH = 6, 64
 WEIGHT = WIDTH * WIDTH * 4
-OF_ONE = (WEIGHT + 3 * WIDTH * 4) * 3 // 2  # the weight, the result, and scratch memory
+OF_ONE = (WEIGHT + 3 * WIDTH * 4) * 3 // 2  # bytes: weight and result, and half of both for scratch
 
 
 def products(shared: bool = False) -> bytes:
-    """A chain of products, each with a weight of its own, or all with one."""
+    """Return a chain of MatMuls, each with its own weight, or all with the same one (``shared``)."""
     rng = np.random.default_rng(1)
     names = ["w0" if shared else f"w{number}" for number in range(PRODUCTS)]
     weights = [
@@ -112,7 +115,10 @@ def products(shared: bool = False) -> bytes:
 
 
 def products_on_ep(model: bytes, setting: str, name: str, **provider_options: str) -> tuple[list[int], int]:
-    """Return the nodes that run on the plugin with a budget, after checking the results, and the number of clusters."""
+    """Run a model with a memory budget and check its results.
+
+    Return the numbers of the nodes on the plugin, and the number of clusters.
+    """
     (device, *_) = ort_cuda_plugin.register(emulate=True, as_=None if name == get_ep_name() else name)
     options = ort.SessionOptions()
     options.log_severity_level = 3

@@ -1,4 +1,7 @@
-"""Layering rules beside compiled models: ONNX Runtime runs context nodes by a kernel, and compiles nothing."""
+"""Compiled models in sessions with layering rules for other providers.
+
+ONNX Runtime then fuses no nodes, so EPContext nodes run as kernels of the plugin and no model can be compiled.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ def annotated(model: onnx.ModelProto) -> onnx.ModelProto:
 def session(
     model: bytes | Path, entries: Mapping[str, str], **options: str
 ) -> tuple[ort.InferenceSession, dict[str, int]]:
-    """A session, and how many nodes run on each provider."""
+    """Create a session; return it and the number of nodes that run on each provider."""
     entries = {"session.record_ep_graph_assignment_info": "1", **entries}
     made = settings(entries, {"context_allow_host_code": "1", **options})
     given = model if isinstance(model, bytes) else str(model)
@@ -46,7 +49,7 @@ def session(
 
 
 def test_nothing_is_compiled_beside_rules_for_others(tmp_path: Path) -> None:
-    """And the error says so: the session would run, and there would be no compiled model."""
+    """Compiling is an error that says why. Without it the session would run and write no compiled model."""
     entries = {"ep.context_enable": "1", "ep.context_file_path": str(tmp_path / "m_ctx.onnx")}
     why = "ep.context_enable=1 with layering rules for cpu: .* nothing would be compiled. Compile the model without"
     known = api_version(ort.__version__) >= NAMES_SINCE
@@ -63,7 +66,7 @@ def test_nothing_is_compiled_beside_rules_for_others(tmp_path: Path) -> None:
 @pytest.mark.parametrize("embed", [False, True])
 @pytest.mark.parametrize("weightless", ["0", "1"])
 def test_compiled_models_load_beside_rules_for_others(tmp_path: Path, embed: bool, weightless: str) -> None:
-    """From a path and from memory; CPU nodes lie between the two contexts."""
+    """Load a model with two EPContext nodes and two CPU nodes, from a path and from memory."""
     path = tmp_path / "m_ctx.onnx"
     (tmp_path / "m.onnx").write_bytes(SOURCE)
     source = str(tmp_path / "m.onnx")
@@ -76,7 +79,7 @@ def test_compiled_models_load_beside_rules_for_others(tmp_path: Path, embed: boo
             made, counts = session(model, {**entries, **rules})
             assert counts == {ort_cuda_plugin.get_ep_name(): 2, "CPUExecutionProvider": 2}
             assert_same(made, SOURCE, FEEDS)
-    # Without permission for the code of the context its graph is compiled, and so for sizes without a plan.
+    # Without permission for host code, the session compiles the stored graphs.
     made, _ = session(path, rules, context_allow_host_code="0")
     assert_same(made, SOURCE, FEEDS)
 
@@ -91,7 +94,7 @@ def test_errors_of_contexts_are_those_of_fused_nodes(tmp_path: Path) -> None:
 
 
 def twice(compiled: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
-    """Return the model with two copies of its only context node, one after the other."""
+    """Return a model that runs the only EPContext node of ``compiled`` twice, the second time on the first result."""
     (node,) = compiled.graph.node
     second = onnx.NodeProto()
     second.CopyFrom(node)

@@ -1,4 +1,4 @@
-"""Widths of a mask from which on a model computes something else."""
+"""Widths of attention_mask at which a model switches between branches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from ort_cuda_plugin.model.mask_widths import width_limits
 
 
 def model(operator: str, bound: list[onnx.NodeProto], *, swapped: bool = False, negated: bool = False) -> bytes:
-    """An If whose condition compares the width of the mask with "bound"."""
+    """Return a model with an If whose condition compares the width of "mask" with "bound".
+
+    ``bound`` are the nodes that compute "bound". ``swapped`` exchanges the operands of the comparison.
+    """
     operands = ["width", "bound"][:: -1 if swapped else 1]
     nodes = [
         helper.make_node("Shape", ["mask"], ["shape"]),

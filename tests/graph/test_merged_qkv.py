@@ -1,4 +1,4 @@
-"""Merged Q, K and V projections with unequal biases and factors."""
+"""Horizontal fusion of Q, K and V projections whose biases and scales differ."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ VALUES = "v0 = MatMul(x, wv) v = Add(v0, bv)"
 ATTENTION = """qh = Reshape(q, heads) qt = Transpose<perm = [0, 2, 1, 3]>(qh) kh = Reshape(k, heads)
     kt = Transpose<perm = [0, 2, 3, 1]>(kh) vh = Reshape(v, heads) vt = Transpose<perm = [0, 2, 1, 3]>(vh)
     s = MatMul(qt, kt) p = Softmax(s) y = MatMul(p, vt)"""
-"""Of two heads."""
+"""Attention with two heads over q, k and v."""
 
 
 def network(*lines: str, dtype: str = "float", widths: tuple[int, int, int] = (16, 16, 16)) -> ModelProto:
@@ -85,7 +85,7 @@ def test_what_some_lack_is_added_without_a_change(lines: tuple[str, ...], dtype:
     x = noise(2, 9, 24, seed=20).astype(TYPES[dtype])
     tolerance = {"float": 1e-5, "float16": 4e-3, "bfloat16": 4e-2}[dtype]
     (y,) = run_model(model, [x])
-    y = y.view(TYPES[dtype])  # bfloat16 comes as its bits
+    y = y.view(TYPES[dtype])  # run_model returns bfloat16 as uint16
     np.testing.assert_allclose(y.astype(np.float64), expected(model, x), rtol=tolerance, atol=tolerance)
 
 
@@ -105,7 +105,7 @@ def test_what_differs_otherwise_stays_apart(lines: tuple[str, ...], count: int) 
 
 
 def test_widths_may_differ() -> None:
-    """A constant for values with more columns than queries."""
+    """The weights wq and wk have 16 columns, wv has 40. All three become one GEMM."""
     model = network(QUERIES, KEYS, "v = MatMul(x, wv)", widths=(16, 16, 40))
     assert len(products_of_x(model)) == 1
     x = noise(2, 9, 24, seed=20)

@@ -1,4 +1,4 @@
-"""Mutated models against the CPU provider: a sample of the campaign, and the tool itself."""
+"""Mutation testing of models: a sample of mutants, compared with the CPU provider, and the tool itself."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mutation.oracle import Kind, Outcome, judge
 from worker_process import Worker
 
 SAMPLE = 500
-# Its judge behaves as the name of the base says.
+# A worker that aborts (FAULT=crash) or hangs, in the stage that the variable STAGE names.
 FAULTY = """
 import os, time
 from mutation import worker

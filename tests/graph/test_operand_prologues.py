@@ -1,6 +1,4 @@
-"""Operand prologues: GEMMs and convolutions of quantized operands are one launch, with the bits of one launch for each
-operator.
-"""
+"""Operand prologues: a GEMM or convolution with quantized operands is one launch and computes the unfused bits."""
 
 from __future__ import annotations
 
@@ -21,12 +19,12 @@ BFLOAT16 = ml_dtypes.bfloat16
 
 
 def node(kind: str, *names: str, **attributes: Any) -> NodeProto:
-    """A node whose last name is that of its output."""
+    """Return a node; the last of ``names`` is its output, the others are its inputs."""
     return helper.make_node(kind, names[:-1], names[-1:], **attributes)
 
 
 def run(model: bytes, x: Array, **options: object) -> tuple[list[Array], int]:
-    """The results, and the launches of a second Run."""
+    """Run a model twice. Return the results, and the number of launches of the second Run."""
     settings = ort.SessionOptions()
     settings.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = ort_cuda_plugin.session(model, emulate=True, sess_options=settings, provider_options=options)
@@ -39,7 +37,7 @@ def run(model: bytes, x: Array, **options: object) -> tuple[list[Array], int]:
 def check(
     nodes: Sequence[NodeProto], x: Array, constants: dict[str, Array], launches: int, result: int = TensorProto.INT8
 ) -> list[Array]:
-    """Run the nodes, whose result is y, with and without fusion."""
+    """Check that fusion keeps the bits of the result y, and that the fused model has ``launches`` launches."""
     initializers = [numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items()]
     kind = helper.np_dtype_to_tensor_dtype(x.dtype)
     graph = helper.make_graph(nodes, "g", [info("x", kind, [*x.shape])], [info("y", result, None)], initializers)
@@ -54,7 +52,10 @@ def check(
 
 
 class Quantized:
-    """Seeded constants: of x, of weights w, of the result y."""
+    """Weights, and scales and zero points of x, w and y, from a seed.
+
+    ``before`` dequantizes x and w to xf and wf; ``after`` quantizes Relu(p) to y.
+    """
 
     def __init__(self, weights: tuple[int, ...], axis: int | None, dtype: type, seed: int = 0) -> None:
         rng = np.random.default_rng(seed)
@@ -103,7 +104,7 @@ def test_scales_may_belong_to_either_dimension_of_the_weights(rows: int, axis: i
 
 @pytest.mark.parametrize("axis", [1, 2])
 def test_scales_of_rows_in_batches_are_applied_before(axis: int) -> None:
-    """With several batches, rows are counted across them."""
+    """Scales along k (axis 2) fuse into the GEMM. Scales of rows (axis 1) do not: the GEMM's rows span all batches."""
     q = Quantized((32, 40), 1, np.float32)
     size = (5, 32)[axis - 1]
     q.constants |= {"xs": np.linspace(0.01, 0.05, size).astype(np.float32), "xz": np.arange(size).astype(np.uint8)}
@@ -128,14 +129,14 @@ def test_a_quantized_convolution_is_one_launch(dtype: type, axis: int | None, gr
 
 @pytest.mark.parametrize(("kind", "strides"), [("Conv", 1), ("Conv", 2), ("ConvTranspose", 2)])
 def test_a_convolution_of_few_outputs_reads_bytes(kind: str, strides: int) -> None:
-    """Its weights are dequantised once."""
+    """A depthwise convolution loads x as uint8. Its weights are dequantized once, not in each Run."""
     q = Quantized((8, 1, 3, 3), 0, np.float32)
     nodes = [*q.before, node(kind, "xf", "wf", "b", "p", group=8, pads=[1] * 4, strides=[strides] * 2), *q.after]
     check(nodes, bytes_of(2, 8, 19, 21), q.constants, 1)
 
 
 def test_between_two_convolutions_bytes_are_stored() -> None:
-    """The second one and the Add after it each convert the first one's result."""
+    """The first convolution stores int8. The second one and the Add dequantize its result when they load it."""
     first, second = Quantized((24, 8, 3, 3), 0, np.float32, 1), Quantized((24, 24, 1, 1), 0, np.float32, 2)
     nodes = [
         *first.before,
@@ -170,7 +171,7 @@ def test_a_cast_float_is_read_as_it_is() -> None:
 
 
 def test_weights_that_were_transposed_before_are_multiplied_in_the_same_order() -> None:
-    """A GEMM of few rows adds in another order if the other dimension is contiguous."""
+    """The order of summation in a GEMM of few rows depends on the layout of the weights; fusion must not change it."""
     q = Quantized((72, 96), 1, np.float32)
     nodes = [
         q.before[0],

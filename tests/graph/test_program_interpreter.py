@@ -1,4 +1,4 @@
-"""Programs compute the same after each pass as when lowered, for every device kind; broken passes are found."""
+"""Program interpreter: no pass changes what a program computes, for any kind of device, and broken passes are found."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def numbers(*shape: int, seed: int = 0, dtype: str = "float32") -> Array:
 
 
 def model(text: str, **constants: Array) -> onnx.ModelProto:
-    """A model of one graph in ONNX's text form."""
+    """Return the model of a graph in ONNX's text form; ``constants`` are its initializers."""
     made = parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> g {text}')
     made.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in constants.items())
     return made
@@ -41,7 +41,7 @@ def model(text: str, **constants: Array) -> onnx.ModelProto:
 
 
 def test_a_program_as_lowered_computes_what_the_cpu_provider_does() -> None:
-    """Without operators' own kernels the interpreter is an independent reference."""
+    """Check the interpreter itself against the CPU provider."""
     made = model(
         """(float[n, 4, 6, 6] x, float[n, 5, 8] q) => (float[n, 6, 3, 3] y, float[n, 5, 3] z, int64[n, 5] i)
         { c = Conv<strides = [2, 2], pads = [1, 1, 1, 1], group = 2>(x, w, b) y = Sigmoid(c)
@@ -122,7 +122,7 @@ def test_networks_compute_the_same_after_each_pass(name: str, dtype: str, device
 
 
 def test_a_launch_that_writes_to_another_place_is_still_the_launch() -> None:
-    """A Concat of sizes: they are stored in one part, and another part is a copy of it."""
+    """Concat(s, i, s): a launch stores the sizes s in the first slice, and a copy fills the third one."""
     made = model(
         """(float[n, m] x, int64[k] i) => (int64[l] y)
         { s = Shape(x) y = Concat<axis = 0>(s, i, s) }"""
@@ -150,17 +150,17 @@ def test_shapes_without_elements_and_sums_that_cancel_are_no_difference(number: 
     assert not report.findings, str(report.findings[0][1])
 
 
-# ---- passes that are broken ----
+# ---- broken passes ----
 
 
 HALVES = "(float16[n, 8] x) => (float16[n, 8] y) { a = Exp(x) b = Mul(a, x) y = Sub(b, a) }"
 ATTENTION = """(float[2, 3, 5, 8] q, float[2, 3, 5, 8] k, float[2, 3, 5, 8] v) => (float[2, 3, 5, 8] y)
     { t = Transpose<perm = [0, 1, 3, 2]>(k) s = MatMul(q, t) w = Softmax(s) y = MatMul(w, v) }"""
-"""Models that a pass changes."""
+"""Models that vertical fusion and attention fusion change."""
 
 
 def difference(made: onnx.ModelProto, shapes: Sequence[tuple[int, ...]], dtype: str = "float32") -> str:
-    """The first difference on the emulated device, as text."""
+    """Return the first difference between two states of the program for the emulated device, as text; "" if none."""
     feeds = [numbers(*shape, seed=seed, dtype=dtype) for seed, shape in enumerate(shapes)]
     return str(first_difference(record(made, feeds, DEVICES["emulated"]), feeds) or "")
 

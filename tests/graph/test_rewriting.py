@@ -1,4 +1,4 @@
-"""Passes that move a tensor rewrite every field of every step that refers to it, inputs of prologues included."""
+"""Rewriting of tensors: a pass that moves a tensor updates all fields of all steps that refer to it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SCALES = N * K // BLOCK
 
 
 def quantized(body: str, inputs: str, **constants: np.ndarray) -> ModelProto:
-    """Return a model with MatMulNBits(x, codes, s) whose scales ``s`` the ``body`` computes."""
+    """Return a model with y = MatMulNBits(x, codes, s); the nodes in ``body`` compute the scales s and the output z."""
     product = f"y = com.microsoft.MatMulNBits<K = {K}, N = {N}, bits = 4, block_size = {BLOCK}>(x, codes, s)"
     model = parser.parse_model(
         '<ir_version: 10, opset_import: ["" : 21, "com.microsoft" : 1]>'
@@ -79,7 +79,7 @@ def _leaf() -> Scalar:
 
 
 def _steps(x: Tensor) -> dict[str, Map]:
-    """Return a step of each class, with x, a matrix [4, 4], in each of its fields."""
+    """Return a step of each class. All its tensor fields refer to ``x``, a tensor [4, 4]."""
     (own, other, total), y = (_leaf() for _ in range(3)), _tensor(4, 4)
     inputs: tuple[Input, ...] = ((own, x),)
     conversion = Conversion(other, other, inputs)
@@ -128,7 +128,7 @@ def test_no_field_keeps_a_tensor_that_has_moved(kind: str) -> None:
 
 
 def test_each_field_that_has_tensors_is_among_the_reads_or_the_writes() -> None:
-    """Of each class, with a buffer of its own in each place."""
+    """Give each tensor of a step its own buffer; ``reads`` and ``writes`` together must contain all of them."""
     for step in _steps(_tensor(4, 4)).values():
         apart = step.map_tensors(lambda y: Tensor(y.dtype, y.shape, Buffer(y.buffer.kind, y.buffer.nbytes)))
         used = {y.buffer for y in apart.tensors(without=("parts",))}

@@ -1,4 +1,4 @@
-"""Session creation ends: each loop of a pass has a measure that falls."""
+"""Termination of session creation: each loop of a pass has a measure that decreases in every iteration."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EPILOGUES = {
     "column": ("Add({}, c)",),
     "function": ("Relu({})",),
 }
-"""The epilogue of a GEMM; ``r`` and ``q`` have an element per row and column, ``c`` one per row."""
+"""Epilogues of a GEMM as ONNX nodes; {} is its result [3, 8]. r and q are [3, 8], c is [3, 1], bias is [8]."""
 
 
 def reference(model: ModelProto, inputs: list[Array]) -> list[Array]:
@@ -69,7 +69,7 @@ def test_products_of_one_tensor_with_any_two_epilogues_are_compiled_and_right() 
     ],
 )
 def test_shape_arithmetic_that_gives_back_its_input_ends(joined: str) -> None:
-    """The device multiplies the sizes, and later nodes know them by a read-back."""
+    """The device computes the product of the sizes, and Reshape gets it by a read-back. Lowering must terminate."""
     text = f"s = Shape(x) i = Cast<to = 6>(s) p = ReduceProd(i) j = {joined} k = Cast<to = 7>(j) y = Reshape(x, k)"
     model = parser.parse_model(
         '<ir_version: 10, opset_import: ["" : 21]> g (float[n, m] x) => (float[k] y)'

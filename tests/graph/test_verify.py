@@ -160,7 +160,7 @@ def test_no_earlier_step_writes_what_is_empty_or_stands_for_unknown_results_or_i
 
 
 def quantized(dtype: str) -> ModelProto:
-    """Return GEMMs and a convolution besides two MatMulNBits whose scales they compute."""
+    """Return two convolutions and a MatMulNBits whose scales are the result of the first one."""
     model = parser.parse_model(
         '<ir_version: 10, opset_import: ["" : 21, "com.microsoft" : 1]>'
         f""" g ({dtype}[3, 256] x, {dtype}[1, 16, 2, 2] v) => ({dtype}[3, 8] y, {dtype}[1, 16, 2, 2] z)
@@ -204,7 +204,7 @@ def test_a_rewriting_that_forgets_what_conversions_read_is_found(fusion: bool, m
         prepare(placed())
 
 
-# ---- when it runs ----
+# ---- when the verifier runs ----
 
 
 @pytest.mark.parametrize(("variable", "is_on"), [("VERIFY", "1"), ("EMULATE_CHECK", "1"), ("VERIFY", "0")])
