@@ -1,6 +1,6 @@
-"""Attention of com.microsoft against the CPU provider: every form of mask and of packed inputs, pasts, caches.
+"""com.microsoft's attention operators: masks, packed inputs, past keys and caches, compared with the CPU provider.
 
-In float32; test_contrib_types has the other types.
+These tests use float32; test_contrib_types tests the other types.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MASKS = {name: mask.astype(np.int32) for name, mask in MASKS.items()}
 
 
 def padded(mask: Array, past: int) -> Array:
-    """A mask for ``past`` more keys in front."""
+    """Extend a mask for ``past`` visible keys before the new ones. A one-dimensional mask contains lengths."""
     if mask.ndim == 1:
         moved: Array = (mask + past * (np.arange(mask.size) < B)).astype(np.int32)
         return moved
@@ -52,7 +52,7 @@ def test_attention(mask: str | None, past: int) -> None:
 @pytest.mark.parametrize("past", [0, 2])
 @pytest.mark.parametrize("mask", [None, "lengths"])
 def test_attention_to_previous_tokens(mask: str | None, past: int) -> None:
-    """The CPU provider takes a bias only without a past."""
+    """Attention with unidirectional=1. The CPU provider supports a bias only without past keys."""
     inputs = [
         noise(B, S, 6),
         noise(6, 3 * N * H, seed=1, scale=0.5),
@@ -77,7 +77,7 @@ def test_multi_head_attention(mask: str | None, form: str) -> None:
     query, key, value = noise(B, S, N * H), noise(B, S, N * H, seed=1), noise(B, S, N * 3, seed=2)
     bias: Array | None = noise(2 * N * H + N * 3, seed=3)
     inputs: list[Array | None] = [query, key, value, bias]
-    if form == "heads":  # keys and values of a cross attention, computed before; they have their bias already
+    if form == "heads":  # cross attention: K and V [batch, heads, sequence, size] already include their biases
         heads = [noise(B, N, S, H, seed=4), noise(B, N, S, H, seed=5)]
         inputs = [query, *heads, noise(3 * N * H, seed=3)]
     inputs.append(None if mask is None else MASKS[mask])
@@ -86,7 +86,7 @@ def test_multi_head_attention(mask: str | None, form: str) -> None:
 
 
 def attended(q: Array, k: Array, v: Array, mask: Array | None = None, causal: bool = False) -> Array:
-    """Compute attention of tensors [batch, sequence, heads, size]; ``mask`` tells whether a key counts."""
+    """Compute attention of tensors [batch, sequence, heads, size]; ``mask`` [batch, keys] is 0 for masked keys."""
     scores = np.einsum("bqhd,bkhd->bhqk", q, k) / np.sqrt(q.shape[-1])
     if mask is not None:
         scores = scores - 10000.0 * (mask == 0)[:, None, None]
@@ -116,7 +116,10 @@ def test_multi_head_attention_over_packed_inputs() -> None:
 
 @pytest.mark.parametrize("rows", [1, 3, 7])
 def test_the_last_query_sees_all_keys(rows: int) -> None:
-    """The CPU provider agrees on the last query, and ONNX Runtime's CUDA provider on all."""
+    """Causal attention with more keys than queries: the last query sees all keys, as in ONNX Runtime's CUDA provider.
+
+    The CPU provider differs for the other queries, so NumPy is the reference.
+    """
 
     def reference(q: Array, k: Array, v: Array) -> Array:
         q, k, v = (x.reshape(B, -1, N, H) for x in (q, k, v))
@@ -128,7 +131,7 @@ def test_the_last_query_sees_all_keys(rows: int) -> None:
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_multi_head_attention_with_a_past(masked: bool) -> None:
-    """It gives its scores as well, where no mask changes them."""
+    """Without a mask, also compare the output of attention scores."""
     inputs = [
         *(noise(B, S, N * H, seed=i) for i in range(3)),
         noise(3 * N * H, seed=3),
@@ -157,7 +160,10 @@ def test_rotary_embedding(interleaved: int, form: str) -> None:
 def grouped_inputs(
     rows: int, past: int, room: int, lengths: list[int], *, packed: bool = False, rotary: bool = True
 ) -> list[Array | None]:
-    """``rows`` new tokens after ``past`` in a cache with ``room`` places, for 4 query and 2 other heads."""
+    """Return GroupQueryAttention's inputs: ``rows`` new tokens after ``past`` cached ones, for 4 query and 2 K/V heads.
+
+    ``room`` is the number of tokens that the cache can hold, 0 for no cache.
+    """
     batch, heads, kv_heads, size = len(lengths), 4, 2, 16
     widths = [heads * size, kv_heads * size, kv_heads * size]
     parts: list[Array | None] = [noise(batch, rows, width, seed=i) for i, width in enumerate(widths)]
@@ -181,10 +187,10 @@ GROUPED = {"num_heads": 4, "kv_num_heads": 2}
     ("rows", "past", "room", "lengths"),
     [
         (5, 0, 0, [5, 5]),  # a prompt
-        (5, 0, 12, [5, 5]),  # a prompt into a buffer that has room for more
+        (5, 0, 12, [5, 5]),  # a prompt into a larger cache
         (1, 6, 6, [7, 7]),  # a token after a past
-        (1, 6, 12, [7, 4]),  # a token in a buffer, sequences of two lengths
-        (3, 4, 4, [7]),  # more tokens after a past
+        (1, 6, 12, [7, 4]),  # a token in a larger cache, two lengths
+        (3, 4, 4, [7]),  # several tokens after a past
     ],
 )
 @pytest.mark.parametrize("packed", [False, True])
@@ -192,7 +198,7 @@ def test_group_query_attention(rows: int, past: int, room: int, lengths: list[in
     inputs = grouped_inputs(rows, past, room, lengths, packed=packed)
 
     def valid(number: int, y: Array) -> Array:
-        """Everything behind a sequence's keys in its cache is arbitrary."""
+        """Return the defined part of an output: a cache has arbitrary contents after its sequence's last key."""
         if number == 0:
             return y
         return np.concatenate([row[:, :count].reshape(-1) for row, count in zip(y, lengths, strict=True)])
@@ -218,7 +224,7 @@ def test_attributes_of_group_query_attention(attributes: dict[str, float]) -> No
 
 @pytest.mark.parametrize("kept", [1, 2])
 def test_group_query_attention_with_a_sink_a_bias_positions_and_scores(kept: int) -> None:
-    """Its scores before the softmax, and after it."""
+    """qk_output=1 outputs the scores before the softmax, qk_output=2 those after it."""
     inputs = grouped_inputs(4, 0, 0, [4])
     inputs += [np.array([[2, 3, 4, 5]]), noise(1, 4, 4, 4, seed=8), noise(4, seed=9)]
     attributes = GROUPED | {"do_rotary": 1, "qk_output": kept}
@@ -226,7 +232,7 @@ def test_group_query_attention_with_a_sink_a_bias_positions_and_scores(kept: int
 
 
 def test_past_and_present_may_be_one_buffer() -> None:
-    """A generating program binds the cache as input and output; no step calls Python, all have one graph."""
+    """One buffer is bound as past and present. After the first step, no step calls Python or captures another graph."""
     room, lengths = 12, [7, 5]
     inputs = grouped_inputs(1, 6, room, lengths, packed=True)
     model = node_model(

@@ -1,4 +1,4 @@
-"""Products with weights of 4 and 8 bits, and attention of quantized numbers: against the CPU provider or NumPy."""
+"""GEMMs with 4-bit and 8-bit weights, and quantized attention, compared with the CPU provider or NumPy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIZED = range(1)
 
 @pytest.fixture(autouse=True)
 def checked() -> Iterator[None]:
-    """Kernels check every access, and streams run at any time."""
+    """Run each test in the checking mode with adversarial streams; fail if there are findings."""
     with configured(adversarial=1, check=1, seed=7):
         yield
         assert findings() == []
@@ -26,7 +26,7 @@ def checked() -> Iterator[None]:
 
 @pytest.mark.parametrize(("kind", "count", "width"), [(0, FEW, 48), (1, MANY, 37)])
 def test_matmul_bnb4_equals_the_cpu_provider(kind: int, count: int, width: int) -> None:
-    """Of 37 elements in a row, blocks begin and end anywhere."""
+    """With rows of 37 elements, blocks of 16 elements cross the ends of rows."""
     columns, block = 7, 16
     b, scales = codes((width * columns + 1) // 2), np.abs(noise(-(-width * columns // block)))
     attributes = {"K": width, "N": columns, "block_size": block, "quant_type": kind}

@@ -1,4 +1,4 @@
-"""Attention of one new token of com.microsoft, and DecoderAttention: against the CPU provider, or against NumPy."""
+"""com.microsoft's decoder attention (one new token, beams), compared with the CPU provider or NumPy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def checked() -> Iterator[None]:
 
 
 def attended(q: Array, k: Array, v: Array, added: Array | float = 0.0) -> Array:
-    """Of tensors [batch, heads, sequence, size], with the heads side by side."""
+    """Compute attention of tensors [batch, heads, sequence, size]; the result is [batch, sequence, heads * size]."""
     scores = q @ k.swapaxes(2, 3) / np.sqrt(q.shape[-1]) + added
     e = np.exp(scores - scores.max(-1, keepdims=True))
     result = (e / e.sum(-1, keepdims=True)) @ v
@@ -32,7 +32,7 @@ def attended(q: Array, k: Array, v: Array, added: Array | float = 0.0) -> Array:
 
 
 def test_self_attention_equals_the_cpu_provider() -> None:
-    """It writes into a buffer that has room for more, which may be the past's."""
+    """The present is a buffer with unused space at its end. It may be the past's buffer or another one."""
     inputs = [
         *(noise(B, 1, N * H, seed=i) for i in range(3)),
         MASK,
@@ -54,7 +54,7 @@ def test_self_attention_equals_the_cpu_provider() -> None:
 
 
 def test_cross_attention_equals_the_cpu_provider() -> None:
-    """The scores have a type of their own."""
+    """The output of scores may have another element type than the attention output."""
     inputs = [noise(B, 1, N * H), *(noise(B, N, PAST + 1, H, seed=i) for i in (1, 2)), MASK, *[None] * 6]
     attributes = {"num_heads": N, "scale": 0.4, "output_qk": 1}
     name, outputs = "DecoderMaskedMultiHeadAttention", [FLOAT, None, None, FLOAT]
@@ -71,12 +71,15 @@ def test_cross_attention_equals_the_cpu_provider() -> None:
 
 
 def valid(number: int, y: Array) -> Array:
-    """Everything behind the last key of a cache is arbitrary."""
+    """Return the defined part of an output: a cache has arbitrary contents after its last key."""
     return y[:, :, : PAST + 1] if number in (1, 2) else y
 
 
 def of_beams(cache: Array, beams: Array) -> Array:
-    """The cache [sequence, heads, key, size] with each past key from its beam; one that does not exist is zero."""
+    """Gather a cache [batch * beams, heads, keys, size] by beam: past key k of a row comes from beam ``beams[..., k]``.
+
+    A key of a nonexistent beam is zero.
+    """
     width, result = beams.shape[1], np.zeros_like(cache)
     for row in range(len(cache)):
         for key in range(cache.shape[2]):
@@ -117,9 +120,9 @@ def test_beams_of_a_packed_token() -> None:
 
 @pytest.mark.parametrize(("shared", "real"), [(0, FLOAT), (1, FLOAT16)])
 def test_decoder_masked_self_attention(shared: int, real: int) -> None:
-    """In a shared buffer, keys lie in chunks of 16 bytes: the first chunk of each key, then the next of each.
+    """A shared past/present buffer stores keys in 16-byte chunks: [batch, heads, size / 8, keys, 8] in float16.
 
-    There beams share the past; else something is added to the scores.
+    The test with a shared buffer has beams, the other one has a bias of the scores.
     """
     room, chunk = ROOM if shared else PAST, 8
 

@@ -1,4 +1,4 @@
-"""Mixtures of experts against the CPU provider, and against NumPy for what that lacks."""
+"""Mixture of experts (MoE), compared with the CPU provider, or with NumPy for options that it lacks."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from session_pair import ep_session
 
 EXPERTS, WIDTH, INNER = 6, 24, 20
 FEW, MANY = 3, 40
-"""Tokens whose choices have blocks of their own, and tokens that are sorted by expert."""
+"""Numbers of tokens. For few tokens, kernels have a block per choice of an expert; many are sorted by expert."""
 SIZED = range(2)
-"""The tokens: with their number, a plan has the kernels for it only."""
+"""Inputs with static shapes: the tokens and their scores. The plan then has kernels for this number of tokens only."""
 
 
 @pytest.fixture(autouse=True)
 def checked() -> Iterator[None]:
-    """Kernels check every access, and streams run at any time."""
+    """Run each test in the checking mode with adversarial streams; fail if there are findings."""
     with configured(adversarial=1, check=1, seed=7):
         yield
         assert findings() == []
 
 
 def weights(parts: int = 1, third: bool = False) -> list[Array | None]:
-    """The inputs from the first weights on."""
+    """Return MoE's inputs from fc1_experts_weights on; ``parts`` is 2 for swiglu's gate and linear part."""
     made: list[Array | None] = [
         noise(EXPERTS, parts * INNER, WIDTH, seed=2, scale=0.3),
         noise(EXPERTS, parts * INNER, seed=3),
@@ -85,9 +85,9 @@ def reference(
     fusion: int = 0,
     limit: float = np.inf,
 ) -> Array:
-    """Of silu, or swiglu with ``fusion``, and of two experts for each token, in float64.
+    """Compute MoE with two experts per token in float64, with the activation silu, or swiglu if ``fusion`` is not 0.
 
-    ``limit`` clamps the activated gate and the linear part.
+    ``fusion`` is the attribute swiglu_fusion. ``limit`` clamps the activated gate and the linear part.
     """
     rows = x.reshape(-1, x.shape[-1]).astype(np.float64)
     result = np.zeros_like(rows)
@@ -118,7 +118,7 @@ def reference(
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("count", [FEW, MANY])
 def test_moe_with_third_weights(count: int, sparse: bool) -> None:
-    """The scores that the mixer gets are close to each other, or far apart."""
+    """Some scores differ by less than the sparse mixer's threshold of 2 %, others by more."""
     x, scores = tokens(count)
     assert x is not None
     assert scores is not None
@@ -129,7 +129,7 @@ def test_moe_with_third_weights(count: int, sparse: bool) -> None:
 
 
 def in_older_shape(weights: Array | None) -> Array:
-    """The same bytes as [experts, inputs, outputs]."""
+    """Return weights [experts, outputs, inputs] declared as [experts, inputs, outputs], without moving bytes."""
     assert weights is not None
     experts, outputs, inputs = weights.shape
     return weights.reshape(experts, inputs, outputs)
@@ -140,7 +140,7 @@ def in_older_shape(weights: Array | None) -> Array:
     ("activation", "inner"), [("relu", INNER), ("swiglu", INNER), ("swiglu", WIDTH), ("relu", WIDTH)]
 )
 def test_weights_may_declare_the_older_shape(activation: str, inner: int, sized: Collection[int]) -> None:
-    """Also where it is the newer one: square weights without swiglu."""
+    """Models may declare weights as [experts, inputs, outputs]. Square weights have the same shape in both orders."""
     parts = 2 if activation == "swiglu" else 1
     first = noise(EXPERTS, parts * inner, WIDTH, seed=2, scale=0.3)
     second = noise(EXPERTS, WIDTH, inner, seed=4, scale=0.3)
@@ -160,7 +160,10 @@ def test_third_weights_may_declare_the_older_shape() -> None:
 
 
 def test_swiglu_without_third_weights_is_interleaved_where_nothing_says_so() -> None:
-    """As CUDAExecutionProvider takes models of before the attribute; the CPU provider refuses them."""
+    """Without swiglu_fusion, gate and linear part are interleaved, as in CUDAExecutionProvider.
+
+    Older models lack the attribute; the CPU provider rejects them.
+    """
     first, _, second, _ = weights(2)
     given = [*tokens(FEW), first, None, second, None]
     made = lambda *inputs: reference(*inputs, fusion=1)  # noqa: E731
@@ -193,9 +196,7 @@ def test_the_limit_of_swiglu_may_follow_the_activation() -> None:
 
 @pytest.mark.parametrize("count", [FEW, MANY])
 def test_any_scores_choose_experts_that_there_are(count: int) -> None:
-    """Equal, infinite and NaN scores: every choice is a different expert, and nothing is read outside of the
-    weights.
-    """
+    """With equal, infinite or NaN scores, a token still gets distinct experts, all within the weights."""
     model = node_model("MoE", [*tokens(count), *weights()], {"k": 4}, [FLOAT], constant=[2, 3, 4, 5])
     session = ep_session(model, DISABLED)
     scores = np.zeros((count, EXPERTS), np.float32)
@@ -208,7 +209,7 @@ def test_any_scores_choose_experts_that_there_are(count: int) -> None:
 
 
 def test_traffic_is_that_of_the_chosen_experts() -> None:
-    """A token of two choices moves two experts' weights."""
+    """A token with two experts reads the weights of two experts only."""
     given = [*tokens(1), *weights()]
     model = node_model("MoE", given, {"k": 2}, [FLOAT], constant=[2, 3, 4, 5], sized=SIZED)
     cluster = CompiledCluster(read_model(loaded(model)), DeviceProperties(), LoweringOptions())

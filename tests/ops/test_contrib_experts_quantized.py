@@ -1,4 +1,4 @@
-"""Mixtures of experts with packed weights, against the CPU provider and against NumPy."""
+"""Mixture of experts with quantized weights (QMoE), compared with the CPU provider and NumPy."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from ort_versions import api_version
 EXPERTS, WIDTH, INNER, BLOCK = 5, 64, 64, 16
 FEW, MANY = 3, 30
 SIZED = range(2)
-"""The tokens: with their number, a plan has the kernels for it only."""
+"""Inputs with static shapes: the tokens and their scores. The plan then has kernels for this number of tokens only."""
 
 
 @pytest.fixture(autouse=True)
 def checked() -> Iterator[None]:
-    """Kernels check every access, and streams run at any time."""
+    """Run each test in the checking mode with adversarial streams; fail if there are findings."""
     with configured(adversarial=1, check=1, seed=7):
         yield
         assert findings() == []
@@ -37,7 +37,7 @@ def codes(*shape: int, bits: int, seed: int) -> Array:
 
 
 class Packed:
-    """Weights of few bits: what the node gets, and the numbers that they are."""
+    """Quantized weights: the node's inputs (codes, scales, zeros), and the dequantized ``numbers``."""
 
     def __init__(self, rows: int, columns: int, bits: int, block: int, zeros: bool, seed: int) -> None:
         blocks = columns // block if block else 1
@@ -67,7 +67,7 @@ def run(first: Packed, second: Packed, count: int, attributes: dict[str, Any], *
 
 
 def reference(numbers: list[Array], bias: list[Array | None]) -> Callable[..., Array]:
-    """Of relu, and of two experts for each token, in float64."""
+    """Return a function that computes MoE with relu and two experts per token in float64."""
     first, second = (x.astype(np.float64) for x in numbers)
     shifts = [0.0 if x is None else x for x in bias]
 
@@ -88,7 +88,7 @@ def reference(numbers: list[Array], bias: list[Array | None]) -> Callable[..., A
 
 @pytest.mark.parametrize(("bits", "block", "zeros"), [(2, 0, True), (8, 0, False), (8, BLOCK, True)])
 def test_qmoe_of_integers(bits: int, block: int, zeros: bool) -> None:
-    """The CPU provider rounds activations to 8 bits where weights have 8 bits and blocks."""
+    """NumPy is the reference: with 8-bit blockwise weights, the CPU provider rounds activations to 8 bits."""
     first, second = Packed(INNER, WIDTH, bits, block, zeros, 11), Packed(WIDTH, INNER, bits, block, zeros, 21)
     made = reference([first.numbers, second.numbers], [noise(EXPERTS, INNER, seed=3), noise(EXPERTS, WIDTH, seed=5)])
     attributes = {"expert_weight_bits": bits, **({"block_size": block} if block else {})}
@@ -96,9 +96,10 @@ def test_qmoe_of_integers(bits: int, block: int, zeros: bool) -> None:
 
 
 def interleaved(values: Array, bits: int) -> Array:
-    """Codes [outputs, inputs] as CUDAExecutionProvider's kernels read them, declared as [inputs, outputs / pack].
+    """Permute and pack codes [outputs, inputs] as CUDAExecutionProvider's kernels read them.
 
-    The steps are those of ONNX Runtime's packer for compute capability 8.0, one after the other.
+    The result is declared as [inputs, outputs / pack], with ``pack`` codes per byte. The steps are those of ONNX
+    Runtime's packer for compute capability 8.0.
     """
     outputs, inputs = values.shape
     turns, word = 16 // bits, 32 // bits
@@ -116,7 +117,7 @@ def interleaved(values: Array, bits: int) -> Array:
     ("bits", "block", "prepacked"), [(4, 0, None), (4, 32, None), (8, 64, None), (2, 64, 1), (4, 32, 1)]
 )
 def test_qmoe_of_weights_in_the_order_of_cuda_kernels(bits: int, block: int, prepacked: int | None) -> None:
-    """The shape [experts, inputs, outputs / pack] tells them, where the attribute does not say the order."""
+    """Weights packed for CUDA kernels are recognised by weights_prepacked, or by the shape [experts, inputs, ...]."""
     inner = 128
     first, second = Packed(inner, WIDTH, bits, block, False, 11), Packed(WIDTH, inner, bits, block, False, 21)
     made = reference([first.numbers, second.numbers], [noise(EXPERTS, inner, seed=3), noise(EXPERTS, WIDTH, seed=5)])
@@ -132,9 +133,9 @@ def test_qmoe_of_weights_in_the_order_of_cuda_kernels(bits: int, block: int, pre
 def test_qmoe_of_weights_of_the_older_shape_in_the_order_of_the_schema(
     real: int, prepacked: int | None, inner: int
 ) -> None:
-    """CUDAExecutionProvider has no kernel for float32 or 96 inputs, and 0 says that nothing was packed.
+    """Weights of the shape [experts, inputs, outputs / 2] are not in the order of CUDA kernels in three cases.
 
-    The CPU provider agrees with this only where it does not prepack weights.
+    These are float32 and 96 inputs, for which CUDAExecutionProvider has no kernel, and weights_prepacked=0.
     """
     first, second = Packed(inner, WIDTH, 4, 32, False, 31), Packed(WIDTH, inner, 4, 32, False, 41)
     made = reference([first.numbers, second.numbers], [noise(EXPERTS, inner, seed=3), noise(EXPERTS, WIDTH, seed=5)])
@@ -164,7 +165,7 @@ def test_projections_may_have_weights_of_different_widths() -> None:
 
 
 def small_floats(kind: str, rows: int, columns: int, seed: int) -> tuple[list[Array | None], Array]:
-    """Weights, scales and the scale of each expert as the node gets them, and the numbers that they are."""
+    """Return the node's inputs (weights, block scales, scale per expert), and the dequantized numbers."""
     values = noise(EXPERTS, rows, columns, seed=seed)
     if kind == "fp8 in squares":
         stored = values.astype(ml_dtypes.float8_e4m3fn)
@@ -190,7 +191,7 @@ def small_floats(kind: str, rows: int, columns: int, seed: int) -> tuple[list[Ar
 @pytest.mark.parametrize("older", [False, True], ids=["", "older shape"])
 @pytest.mark.parametrize("kind", ["fp4", "wfp4afp8", "nvfp4", "fp8", "fp8 in squares"])
 def test_qmoe_of_small_floats(kind: str, older: bool) -> None:
-    """Of the older shape are weights of onnxruntime-genai's builder; square ones have the same shape."""
+    """onnxruntime-genai's builder declares the older shape [experts, inputs, ...]; square weights look the same."""
     inner = 96 if older else INNER
     weights = [small_floats(kind, inner, WIDTH, 51), small_floats(kind, WIDTH, inner, 61)]
     if older:
@@ -226,7 +227,7 @@ def test_qmoe_of_small_floats(kind: str, older: bool) -> None:
 def test_what_qmoe_declines_has_a_reason() -> None:
     first, second = Packed(INNER, WIDTH, 4, 0, False, 11), Packed(WIDTH, INNER, 4, 0, False, 21)
     inputs = [noise(FEW, WIDTH), noise(FEW, EXPERTS), first.codes, first.scales, None, second.codes, second.scales]
-    # From 1.32 on the CPU provider's kernel fails for other values, and with it the session.
+    # Since 1.32, the CPU provider's kernel rejects other values, so no session can be created.
     prepacked = [({"weights_prepacked": 2}, "weights_prepacked must be one of -1, 0, 1, got 2")]
     for attributes, reason in (
         *(prepacked if api_version(ort.__version__) < 32 else ()),

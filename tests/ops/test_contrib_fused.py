@@ -1,6 +1,6 @@
-"""What ONNX Runtime's fusions make: against the CPU provider where it has a kernel, else against NumPy.
+"""Operators that ONNX Runtime's fusions create, compared with the CPU provider if it has a kernel, else with NumPy.
 
-In float32; test_contrib_types has the other types.
+These tests use float32; test_contrib_types tests the other types.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def test_transpose_matmul() -> None:
 def test_fused_gemm(activation: str, parameters: dict[str, float]) -> None:
     attributes = {"activation": activation, "transB": 1, "alpha": 0.5, "beta": 2.0, **parameters}
     inputs = [noise(3, 4), noise(5, 4, seed=1), noise(5, seed=2)]
-    # The CPU provider takes a missing parameter for 0, the schema of the activation has its own default.
+    # The CPU provider uses 0 for a missing activation_alpha instead of the activation's default.
     attributes |= {"activation_alpha": 0.3} if activation == "HardSigmoid" else {}
     check_node("FusedGemm", inputs, attributes, reals=[FLOAT])
 

@@ -1,4 +1,4 @@
-"""Maps and rows of com.microsoft against the CPU provider; test_contrib_types has the others."""
+"""com.microsoft's elementwise and row operators, compared with the CPU provider. test_contrib_types has the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GroupQueryAttention over a cache in place: long, with anything behind its keys, and quantized."""
+"""GroupQueryAttention with a K/V cache updated in place: long caches, unused space with NaN, quantized caches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GROUPED = {"num_heads": HEADS, "kv_num_heads": KV_HEADS}
 
 
 def run_in_place(session: ort.InferenceSession, feed: dict[str, Array], caches: list[ort.OrtValue]) -> Array:
-    """A step whose past and present are the same ``caches``; the output."""
+    """Run a step with ``caches`` bound as past and present, and return the attention output."""
     binding = session.io_binding()
     binding.bind_output("y0")
     for name, array in feed.items():
@@ -35,7 +35,10 @@ def run_in_place(session: ort.InferenceSession, feed: dict[str, Array], caches: 
 
 
 def attended(q: Array, k: Array, v: Array, past: int, sink: Array | None = None, window: int = 1 << 30) -> Array:
-    """Of q [rows, heads, size] and k, v [kv heads, keys, size], in float64; the rows come after ``past`` keys."""
+    """Compute causal attention of q [rows, heads, size] and k, v [kv heads, keys, size] in float64.
+
+    The first row is token number ``past``. The result is [rows, heads * size].
+    """
     rows, heads, size = q.shape
     k, v = (np.repeat(x.astype(np.float64), heads // x.shape[0], 0) for x in (k, v))
     scores = np.einsum("rhd,hkd->hrk", q.astype(np.float64), k) / np.sqrt(size)
@@ -50,7 +53,7 @@ def attended(q: Array, k: Array, v: Array, past: int, sink: Array | None = None,
 
 
 def test_a_long_cache_is_read_in_parts_and_only_where_there_are_keys() -> None:
-    """Everything outside of the window's keys is NaN and stays; only one row of the cache changes."""
+    """Split-KV attention reads only the keys of the window: others are NaN. A step changes one row of the cache."""
     room, past, window = 2100, 1500, 300
     q, k, v = (noise(1, 1, n * SIZE, seed=i) for i, n in enumerate((HEADS, KV_HEADS, KV_HEADS)))
     caches = [noise(1, KV_HEADS, room, SIZE, seed=i) for i in (3, 4)]
@@ -73,7 +76,7 @@ def test_a_long_cache_is_read_in_parts_and_only_where_there_are_keys() -> None:
 
 
 def test_a_step_of_a_full_cache_moves_little_else() -> None:
-    """At most 15 % more than the keys and values, each read once."""
+    """The traffic of a step is at most 15 % more than reading all keys and values once."""
     room, size = 1024, 64
     cache = np.zeros((1, KV_HEADS, room, size), np.float32)
     inputs: list[Array | None] = [np.zeros((1, 1, (HEADS + 2 * KV_HEADS) * size), np.float32), None, None, cache, cache]
@@ -90,7 +93,7 @@ def test_a_step_of_a_full_cache_moves_little_else() -> None:
 
 @pytest.mark.parametrize("op_type", ["GroupQueryAttention", "MultiHeadAttention"])
 def test_a_prompt_holds_no_scores(op_type: str) -> None:
-    """Of 512 tokens, with half of the memory that its scores would take; no size is known before the Run."""
+    """A Run with 512 tokens succeeds in half of the memory that its scores would need, with dynamic shapes."""
     tokens, is_grouped = 512, op_type == "GroupQueryAttention"
     heads = [HEADS, KV_HEADS, KV_HEADS] if is_grouped else [HEADS] * 3
     inputs: list[Array | None] = [noise(1, tokens, n * SIZE, seed=i) for i, n in enumerate(heads)]
@@ -117,7 +120,7 @@ KINDS = {
 
 
 def stored(x: Array, scale: Array, kind: str) -> tuple[Array, Array]:
-    """What a cache of the kind has of x, and the numbers that this stands for."""
+    """Return x quantized as in a cache of a kind, and the dequantized numbers."""
     if kind == "float8":
         small = (x / scale).astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
         return small, small * scale
@@ -131,7 +134,7 @@ def stored(x: Array, scale: Array, kind: str) -> tuple[Array, Array]:
 
 @pytest.mark.parametrize(("kind", "real"), [("int8", FLOAT), ("4 bits", FLOAT16), ("float8", FLOAT)])
 def test_a_quantized_cache(kind: str, real: int) -> None:
-    """Three new tokens in a buffer with room, after a past; the cache represents the numbers exactly."""
+    """Three new tokens after four cached ones, in a cache for nine; stored codes must be exact."""
     onnx_type, bits, quantized = KINDS[kind]
     room, past, rows = 9, 4, 3
     dtype = helper.tensor_dtype_to_np_dtype(real)
@@ -178,7 +181,7 @@ def test_a_quantized_cache(kind: str, real: int) -> None:
 
 @pytest.mark.parametrize("op_type", ["Attention", "MultiHeadAttention"])
 def test_other_attention_in_place(op_type: str) -> None:
-    """Two new tokens behind a past in a buffer that says how much of it counts; the rest is NaN."""
+    """Two new tokens in a shared buffer for eight, of which an input says that three are past; the rest is NaN."""
     room, past, rows, heads, size = 8, 3, 2, 2, 8
     q, k, v = (noise(1, rows, heads * size, seed=i) for i in range(3))
     before = noise(2, 1, heads, room, size, seed=4)

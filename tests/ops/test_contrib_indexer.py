@@ -1,4 +1,4 @@
-"""The indexers of sparse attention of com.microsoft against NumPy, as their documentation has them."""
+"""com.microsoft's sparse-attention indexers, compared with NumPy implementations of their documentation."""
 
 from __future__ import annotations
 
@@ -47,7 +47,11 @@ def normed(x: Array, weight: Array) -> Array:
 
 
 def turned(x: Array, place: int, cos: Array, sin: Array, leading: bool) -> Array:
-    """The leading elements in halves, each with its angle; or the last ones in pairs, which share an angle."""
+    """Apply the rotary embedding of position ``place``.
+
+    ``leading``: the first elements in two halves, with an angle for each element. Otherwise: the last elements in
+    adjacent pairs, with an angle for each pair.
+    """
     result, place = x.copy(), min(max(place, 0), PLACES - 1)
     c, s, width = cos[place], sin[place], cos.shape[1]
     if leading:
@@ -76,7 +80,10 @@ BUDGET = 2 * R
 def tokens_of_blocks(
     q: Array, keys: Array, place: int, visible: list[int], k_norm: Array, cos: Array, sin: Array
 ) -> list[int]:
-    """``q`` [heads, size] after its norm, ``keys`` [tokens, size]."""
+    """Return the tokens of the best-scored blocks, then the tokens after the last complete block.
+
+    ``q`` [heads, size] is the normalized query at position ``place``, ``keys`` are [tokens, size].
+    """
     seen = [t for t in visible if t <= place]
     blocks = [seen[i : i + R] for i in range(0, len(seen) // R * R, R)]
     query, scores = turned(q, place, cos, sin, True), []
@@ -89,7 +96,7 @@ def tokens_of_blocks(
 
 @pytest.mark.parametrize("form", ["growing", "buffer"])
 def test_tokens(form: str) -> None:
-    """The buffer has room for more keys than there are; the other form has a mask and a packed query."""
+    """Policy qsa: with keys in a buffer for more tokens, or in a growing tensor with a mask and a packed query."""
     past = 4
     mask = np.ones((B, past + S), np.int64)
     mask[0, [1, 4]] = 0
@@ -119,7 +126,7 @@ def test_tokens(form: str) -> None:
         noise(B, past if packed else 12, D, seed=4),
         *([] if packed else [None] * 4 + [np.array([past], np.int32)]),
     ]
-    # Everything behind the last key of a buffer is arbitrary.
+    # A buffer has arbitrary contents after its last key, which ``part`` cuts off.
     attributes = {"policy_mode": "qsa", "compress_ratio": R, "token_budget": BUDGET}
     check_node(
         "SparseAttentionIndexer",
@@ -134,7 +141,10 @@ def test_tokens(form: str) -> None:
 
 
 def compressed(keys: Array, gates: Array, bias: Array, overlap: int, windows: int, ratio: int = R) -> Array:
-    """``keys`` and ``gates`` [tokens, 2 * size], which begin with ``overlap`` tokens of the last complete window."""
+    """Compress each window of ``ratio`` tokens, with the window before it, to an entry; return [windows, size].
+
+    ``keys`` and ``gates`` are [tokens, 2 * size]. Their first ``overlap`` tokens are the last complete earlier window.
+    """
     entries = np.zeros((windows, D), np.float32)
     for w in range(windows):
         begin = overlap + w * ratio
@@ -149,7 +159,7 @@ def compressed(keys: Array, gates: Array, bias: Array, overlap: int, windows: in
 
 @pytest.mark.parametrize(("waiting", "real"), [(0, BFLOAT16), (3, FLOAT16)])
 def test_compressed_entries(waiting: int, real: int) -> None:
-    """The buffer is empty, or has a complete window and a token."""
+    """Policy csa: the buffer of waiting tokens is empty, or holds a complete window and a further token."""
     past, top = 2, 2
     positions = np.array([[2, 5, 7], [6, 0, 40]])
 
@@ -201,8 +211,8 @@ STARTS = np.array(np.cumsum([0, *NEW]), np.int32)
 W, ENTRIES = 3, 4
 ROOM, PICKED = 2 * W - 1, 2 * W
 LENGTHS = np.array([[1, 2], [1, 0], [0, 1], [3, 1], [4, 1], [1, 1]], np.int32)
-"""Of each sequence, how many entries there are, and how many tokens wait. There is no room for another entry of the
-last sequence but one, and the last one had more tokens than that."""
+"""(entries, waiting tokens) of each sequence. The state of sequence 4 is full; sequence 5's past (`BEFORE`) is longer
+than its entries and waiting tokens."""
 BEFORE = np.array([5, 3, 1, 10, 13, 5], np.int32)
 CHANGES = range(4)
 COUNTS = np.array([9, 1, -1, 1, 3, 3], np.int32)
@@ -210,7 +220,7 @@ COUNTS = np.array([9, 1, -1, 1, 3, 3], np.int32)
 
 @pytest.mark.parametrize("real", [FLOAT, BFLOAT16])
 def test_packed_tokens(real: int) -> None:
-    """In bfloat16 the query has the key, and each sequence its own angles."""
+    """Policy qsa. In bfloat16, the query also contains the key, and each sequence has its own rotary angles."""
     packed = real == BFLOAT16
 
     def reference(query: Array, key: Array | None, q_norm: Array, k_norm: Array, *given: Any) -> list[Array]:
@@ -273,7 +283,7 @@ def test_packed_tokens(real: int) -> None:
 
 @pytest.mark.parametrize("real", [FLOAT, FLOAT16])
 def test_packed_compressed_entries(real: int) -> None:
-    """Buffers are empty, or have a token, a complete window, or a window and a token; nothing follows from lengths."""
+    """Policy csa. Sequences have 0 to 5 waiting tokens; sequences with invalid lengths stay unchanged."""
     top = 2
     given_lengths = np.array([[1, 5], [1, 0], [0, 2], [2, 5], [4, 1], [-1, 1]], np.int32)
     positions = np.array([4, 8, 6, 2**63 - 1, -9, 3, 11, 8, 4, 5, 6])
@@ -328,7 +338,10 @@ def test_packed_compressed_entries(real: int) -> None:
 
 
 def check_hostile(model: bytes, feed: dict[str, Array], shared: dict[int, int]) -> None:
-    """Past and present may be one memory, and nothing outside is touched, whatever bounds and lengths say."""
+    """Check that past and present may share memory, and that hostile bounds and lengths touch no other memory.
+
+    ``shared`` maps inputs (past) to outputs (present).
+    """
     session = ep_session(model, DISABLED)
     check_in_place(session, feed, {f"x{past}": f"y{present}" for past, present in shared.items()})
     states = {f"y{number}": feed[f"x{past}"] for past, number in shared.items()}

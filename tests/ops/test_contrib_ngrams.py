@@ -1,4 +1,4 @@
-"""N-grams of com.microsoft against the CPU provider; indices and bounds that lead out of a tensor."""
+"""com.microsoft's n-gram operators, compared with the CPU provider, also with indices and bounds out of range."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def ids(*shape: int, seed: int = 0, dtype: type[np.generic] = np.int64, below: i
 
 
 def weights(dtype: type[np.generic]) -> list[Array]:
-    """Multipliers whose products wrap, and sizes of vocabularies."""
+    """Return multipliers whose products overflow, and the sizes of four vocabularies."""
     return [np.array([2**31 - 1, -77777777, 999], dtype), np.array([11, 101, 1009, 10007], dtype)]
 
 
@@ -37,7 +37,7 @@ def weights(dtype: type[np.generic]) -> list[Array]:
 def test_repeated_ngrams_are_blocked(size: int) -> None:
     text = ids(4, 12, below=3)
     check_node("NGramRepeatBlock", [text, noise(4, 5)], {"ngram_size": size}, reals=[FLOAT])
-    # A text that is shorter than an n-gram blocks nothing, nor does a token outside the vocabulary.
+    # Texts shorter than an n-gram, and tokens outside the vocabulary, block no token.
     session = ep_session(node_model("NGramRepeatBlock", [text, noise(4, 5)], {"ngram_size": size}, [FLOAT]), DISABLED)
     scores = noise(1, 5)
     for short in (np.zeros((1, 0), np.int64), np.array([[2**62, -1, 2**62, -1, 2**62]])):

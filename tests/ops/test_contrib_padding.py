@@ -1,4 +1,4 @@
-"""Padded and packed sequences of com.microsoft against NumPy."""
+"""com.microsoft's operators on padded and packed sequences, compared with NumPy."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def softmax(x: Array) -> Array:
 
 
 def packed_attention(q: Array, k: Array, v: Array, bias: Array | None = None, scale: float = H**-0.5) -> Array:
-    """Of tokens [tokens, heads, size]; each sequence attends to itself."""
+    """Compute attention of packed tokens [tokens, heads, size] within each sequence."""
     results = []
     for batch, (start, end) in enumerate(itertools.pairwise(STARTS)):
         scores = np.einsum("qhd,khd->hqk", q[start:end], k[start:end]) * scale
@@ -47,7 +47,7 @@ def packed_attention(q: Array, k: Array, v: Array, bias: Array | None = None, sc
 
 
 def test_remove_padding() -> None:
-    """Lengths that are none count as the nearest."""
+    """Invalid lengths are clamped: -7 counts as 0, 900 as the padded length."""
 
     def reference(x: Array, _: Array) -> list[Array]:
         return [x[IS_TOKEN], PLACES, STARTS, np.array([max(LENGTHS)], np.int32)]
@@ -102,7 +102,7 @@ def test_packed_multi_head_attention() -> None:
 
 
 def test_packed_attention_reads_nothing_outside() -> None:
-    """Starts and places outside the tokens stand for zeros; the checking mode finds a read outside."""
+    """Invalid sequence starts and token offsets give zeros. The checking mode reports reads out of bounds."""
     starts, places = np.array([-5, 3, 1 << 30, 7], np.int32), PLACES.copy()
     places[0, :3] = [-1, 1 << 30, 2]
 

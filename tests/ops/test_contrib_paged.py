@@ -1,4 +1,4 @@
-"""Paged attention of com.microsoft against NumPy: packed tokens, pages, quantized and latent caches."""
+"""com.microsoft's PagedAttention, compared with NumPy: packed tokens, pages, quantized and latent caches."""
 
 from __future__ import annotations
 
@@ -50,7 +50,10 @@ def starts(new: list[int]) -> Array:
 
 
 def turned(x: Array, places: Array, offset: int) -> Array:
-    """x [tokens, heads, size] with its four elements from ``offset`` on rotated, neighbours together."""
+    """Apply the interleaved rotary embedding to elements ``offset`` to ``offset + 3`` of x [tokens, heads, size].
+
+    ``places`` are the positions of the tokens.
+    """
     result = x.copy()
     cos, sin = (f(ANGLES)[places][:, None] for f in (np.cos, np.sin))
     first, second = x[..., offset : offset + 4 : 2], x[..., offset + 1 : offset + 4 : 2]
@@ -84,7 +87,7 @@ def paged(
     causal: bool = True,
     scale: float = SIZE**-0.5,
 ) -> Array:
-    """Attention over caches [blocks, places, heads, size] that have the new keys and values."""
+    """Compute attention over caches [blocks, tokens per block, heads, size], which include the new keys and values."""
     result = np.zeros((len(q), HEADS, values.shape[-1]), np.float32)
     token = 0
     for sequence, count in enumerate(new):
@@ -130,7 +133,7 @@ ATTRIBUTES = {"num_heads": HEADS, "kv_num_heads": KV_HEADS}
 
 @pytest.mark.parametrize(("new", "real"), [(NEW, FLOAT16), ([1, 1, 1], BFLOAT16)], ids=["prompts", "decode"])
 def test_everything_at_once(new: list[int], real: int) -> None:
-    """A packed query, rotary embedding, norms, sinks, a window and a cap; one token is not stored."""
+    """Combine packed QKV, rotary embedding, norms, sinks, window and softcap. Slot -1: one token is not stored."""
     count, places = sum(new), places_of(new, PAST)
     slots = slots_of(new, places)
     slots[1] = -1
@@ -166,7 +169,10 @@ def test_everything_at_once(new: list[int], real: int) -> None:
 
 @pytest.mark.parametrize(("kind", "real"), [("int8", FLOAT16), ("int4", BFLOAT16), ("float8e4m3fn", FLOAT16)])
 def test_quantized_caches_and_bounds_of_the_caller(kind: str, real: int) -> None:
-    """One scale for keys, one for each element of a head for values; no causality. Half a byte may be left."""
+    """Quantized caches with one scale for keys and a scale per channel for values, without causal mask.
+
+    With int4 and heads of seven elements, the last half byte of a head is unused.
+    """
     count, places, size = sum(NEW), places_of(NEW, PAST), 7 if kind == "int4" else SIZE
     slots, onnx_type = slots_of(NEW, places), QUANTIZED[kind]
     k_scale, v_scale = np.array([0.03], np.float32), np.abs(noise(KV_HEADS, 1, size)) * np.float32(0.02) + 0.01
@@ -223,7 +229,7 @@ def test_quantized_caches_and_bounds_of_the_caller(kind: str, real: int) -> None
 
 
 def test_bytes_without_a_meaning() -> None:
-    """A cache of bytes needs the name of its element type; there are no caches of float4e2m1."""
+    """A cache of type uint8 needs its element type in k_cache_dtype; float4e2m1 is not supported."""
     inputs: list[Array | None] = [np.ones((1, heads * SIZE), np.float16) for heads in (HEADS, KV_HEADS, KV_HEADS)]
     inputs += [codes(BLOCKS, BLOCK, KV_HEADS, SIZE // 2, seed=i) for i in (1, 2)]
     inputs += [starts([1]), int32([0]), TABLE[:1], *[None] * 6, *[np.ones(1, np.float32)] * 2]
@@ -238,7 +244,7 @@ def test_bytes_without_a_meaning() -> None:
 
 
 def test_latent_cache() -> None:
-    """Values are the first elements of keys; the rotary embedding is behind them."""
+    """Layout LATENT: values are the first elements of the cached keys; rotary elements follow them."""
     count, places, width = sum(NEW), places_of(NEW, PAST), 4
     slots = slots_of(NEW, places)
 
@@ -265,7 +271,7 @@ def test_latent_cache() -> None:
 
 
 def test_pages_that_do_not_exist() -> None:
-    """Nothing outside is read or written, whatever lengths, starts and pages say."""
+    """Invalid lengths, starts and pages cause no access out of bounds; the attention output is 0."""
     count = 5
     table = int32([[1 << 30, -1], [6, -7], [1 << 20, 99]])
 

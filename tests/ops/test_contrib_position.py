@@ -1,4 +1,4 @@
-"""Biases by position of com.microsoft against NumPy, and its rotary embeddings against NumPy and the CPU provider."""
+"""com.microsoft's position biases and rotary embeddings, compared with NumPy and the CPU provider."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REALS = [FLOAT]
 
 
 def test_relative_position_bias() -> None:
-    """The table stores a head after the other."""
+    """The table's memory is [heads, buckets], although its declared shape is [buckets, heads]."""
     buckets, heads, length, most = 8, 2, 12, 20
 
     def bucket(distance: int, bidirectional: bool) -> int:

@@ -1,4 +1,4 @@
-"""Quantized operators of com.microsoft against the CPU provider; test_contrib_types has the others."""
+"""com.microsoft's quantized operators, compared with the CPU provider. test_contrib_types has the others."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def test_products_to_floats() -> None:
 
 @pytest.mark.parametrize("per_gate", [False, True])
 def test_dynamic_quantize_lstm(per_gate: bool) -> None:
-    """It equals an LSTM with the dequantized weights; the CPU provider's rounds inputs and states to 8 bits.
+    """The result is that of an LSTM with dequantized weights. The CPU provider also rounds activations to 8 bits.
 
-    Scales of gates come with lengths of sequences and with peepholes.
+    The case with a scale per gate also has sequence lengths and peepholes.
     """
     steps, batch, depth, size, directions = 4, 2, 3, 8, 2
     gates = 4 * size

@@ -1,4 +1,4 @@
-"""Causal convolutions and linear attention of com.microsoft: the CPU provider, or what the documentation says."""
+"""com.microsoft's causal convolutions and linear attention, compared with the CPU provider or NumPy."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ def test_causal_conv() -> None:
 
 @pytest.mark.parametrize("window", [2, 4])
 def test_causal_conv_with_channels_last_and_a_window(window: int) -> None:
-    """The CPU provider has no windows: a state behind each of the last steps, zeros where there was no step."""
+    """With state_window, the output has the states after each of the last steps, zeros for steps before the first.
+
+    The CPU provider lacks state_window.
+    """
 
     def reference(x: Array, w: Array, bias: Array, past: Array) -> list[Array]:
         padded = np.concatenate([past[-1].reshape(2, 2, 6), x.reshape(2, 3, 6)], 1)
@@ -52,7 +55,10 @@ def test_causal_conv_with_channels_last_and_a_window(window: int) -> None:
 
 
 def varlen_conv(x: Array, w: Array, bounds: Array, bias: Array | None, state: Array, counts: Array) -> list[Array]:
-    """With a dilation of 2, room for two states, and SiLU."""
+    """Compute VarlenCausalConvWithState with dilation 2, SiLU and state_update_capacity 2.
+
+    ``bounds`` are the starts of the sequences in x [tokens, channels], and the end of the last one.
+    """
     out, final = np.zeros_like(x), np.zeros_like(state)
     update = np.zeros((len(counts), 2, x.shape[1]), np.float32)
     for b, (begin, end) in enumerate(pairwise(bounds)):
@@ -101,14 +107,14 @@ def test_linear_attention(rule: str, q_heads: int, kv_heads: int, key_heads: int
 
 @pytest.mark.parametrize("window", [2, 4])
 def test_linear_attention_with_a_window(window: int) -> None:
-    """A state behind each of the last steps; the CPU provider has none."""
+    """With state_window, the output has the states after each of the last steps. The CPU provider lacks it."""
 
     def reference(q: Array, k: Array, v: Array, past: Array, decay: Array, beta: Array) -> list[Array]:
         states = np.zeros((window, 2, 2, 3, 5), np.float32)
         split = [x.reshape(6, 2, -1) for x in (q, k, v)]
         gates = [np.broadcast_to(x.reshape(6, -1, 1)[:, :, 0], (6, 2)) for x in (decay, beta)]
         for steps in range(max(4 - window, 1), 4):
-            # Rows of masked steps belong to no sequence.
+            # Compute the state after ``steps`` steps from the first ``steps`` rows of both sequences.
             rows = np.concatenate([np.arange(steps), np.arange(3, 3 + steps)])
             (q, k, v), (decay, beta) = ([x[rows] for x in group] for group in (split, gates))
             out, final = gated_delta(
@@ -139,7 +145,11 @@ def gated_delta(
     q: Array, k: Array, v: Array, bounds: Array, decay: Array | None, beta: Array | None, state: Array,
     *, delta: bool = True, scale: float = 0.0, counts: Array | None = None, capacity: int = 0,
 ) -> list[Array]:  # fmt: skip
-    """q, k and v [tokens, heads, size]; decays and rates as they are applied, a decay for each head or element."""
+    """Compute the gated delta rule for sequences ``bounds`` of q, k and v [tokens, heads, size].
+
+    ``decay`` (logarithms, per head or per element) and ``beta`` are used after their activations. Without ``delta``
+    the state's prediction is not subtracted from the value.
+    """
     (tokens, heads, width), size = v.shape, q.shape[2]
     out, final = np.zeros((tokens, heads, width)), state.astype(np.float64)
     parts = [np.zeros((len(state), capacity, *shape)) for shape in ((heads,), k.shape[1:], (heads, width))]
@@ -174,7 +184,7 @@ WIDE = [4, 5, 6, 7, 8]
 
 
 def test_gated_delta_net_of_bounded_sequences() -> None:
-    """Qwen's: the gates come raw, keys are normalized, and heads share them."""
+    """Qwen's variant: raw gates, L2-normalized queries and keys, and two value heads per key head."""
 
     def reference(q: Array, k: Array, v: Array, bounds: Array, *rest: Array) -> list[Array]:
         decay, beta, state, a_log, dt_bias, counts = rest
@@ -196,7 +206,7 @@ def test_gated_delta_net_of_bounded_sequences() -> None:
     check_in_place(session, feed, {"x6": "y1"})
     invalid = [[-3, -2, -1, 0]]
     if not os.environ.get(LOWERING_VARIABLE, "").endswith(":ptx"):
-        # The blocks of overlapping sequences write the same rows, which the checking mode of PTX reports as a race.
+        # Blocks of overlapping sequences write the same rows. The PTX emulator's checking mode reports this as a race.
         invalid.append([0, 2**31 - 1, -(2**31), 9])
     for bounds in invalid:
         wrong = session.run(None, feed | {"x3": np.array(bounds, np.int32), "x9": np.full(3, 2**31 - 1, np.int32)})
@@ -205,7 +215,7 @@ def test_gated_delta_net_of_bounded_sequences() -> None:
 
 @pytest.mark.parametrize("active", [0, 1])
 def test_gated_delta_net_of_equal_sequences(active: int) -> None:
-    """Return tokens [batch, steps], with all heads in the query."""
+    """Sequences of equal length as [batch, steps, ...], with queries, keys and values packed into one input."""
 
     def reference(x: Array, state: Array, counts: Array, active: Array) -> list[Array]:
         rows = x.reshape(6, 26)

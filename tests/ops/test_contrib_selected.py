@@ -1,4 +1,4 @@
-"""Attention of com.microsoft to selected keys, against NumPy: of contiguous caches and of pages."""
+"""com.microsoft's attention to selected keys in contiguous and paged caches, compared with NumPy."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def attended(
     scale: float = SIZE**-0.5,
     cap: float = 0.0,
 ) -> Array:
-    """One query [heads, size]; ``keys`` and ``values`` [heads, size] are those that count."""
+    """Compute attention of one query [heads, size] to a list of selected keys and values [heads, size]."""
     result = np.zeros_like(q)
     for head, row in enumerate(q):
         group = head // (HEADS // KV_HEADS)
@@ -61,9 +61,9 @@ def chosen(row: Array, count: int, end: int) -> list[int]:
 
 @pytest.mark.parametrize(("form", "real"), [("main", FLOAT16), ("auxiliary", BFLOAT16), ("prompt", FLOAT)])
 def test_dynamic_sparse_attention(form: str, real: int) -> None:
-    """Selected keys of the main cache, which may not come later; or nearby keys and those of another cache.
+    """Attention to selected earlier keys of the main cache, or to nearby keys and selected ones of an auxiliary cache.
 
-    A prompt has no past, but a packed query, norms, positions and rotary embedding.
+    The prompt has no past; it has packed QKV, norms, positions and a rotary embedding.
     """
     batch, rows, others, is_prompt = 2, 3, 5, form == "prompt"
     past, room = (0, 3) if is_prompt else (2, 7)
@@ -116,7 +116,7 @@ def test_dynamic_sparse_attention(form: str, real: int) -> None:
     attributes |= ROTATED | {"scale": scale} if is_prompt else {}
 
     def valid(number: int, y: Array) -> Array:
-        """Everything behind a sequence's keys in its cache is arbitrary."""
+        """Return the defined part of an output: a cache has arbitrary contents after its sequence's last key."""
         if number == 0:
             return y
         return np.concatenate([row[:, :count].reshape(-1) for row, count in zip(y, lengths, strict=True)])
@@ -134,9 +134,10 @@ def test_dynamic_sparse_attention(form: str, real: int) -> None:
 
 @pytest.mark.parametrize(("form", "real"), [("main", FLOAT16), ("auxiliary", FLOAT16), ("quantized", BFLOAT16)])
 def test_sparse_paged_attention(form: str, real: int) -> None:
-    """The auxiliary cache has one head for all; there the query is packed, and has norms and rotary embedding.
+    """Attention to selected keys of the main cache, of an auxiliary cache with one head, or of an int8 cache.
 
-    In the main cache one token is not stored. Integers are for nearby keys and selected ones of the main cache.
+    The auxiliary case has packed QKV, norms and a rotary embedding. In the others one token has slot -1 and is not
+    stored. The int8 case also reads nearby keys.
     """
     block, new, past, others = 16, [2, 0, 2], [15, 3, 0], [3, 0, 2]
     table, is_packed, is_integer = int32([[1, 3], [0, 0], [2, 99]]), form == "auxiliary", form == "quantized"

@@ -1,4 +1,4 @@
-"""Attention of com.microsoft with patterns: blocks, against the CPU provider; a window and global tokens."""
+"""com.microsoft's attention with sparsity patterns: blocks (SparseAttention), window and global tokens (Longformer)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def checked() -> Iterator[None]:
 
 
 def compressed(mask: Array) -> tuple[Array, Array]:
-    """Where each row of a layout starts among the columns that it names; unused columns are -1."""
+    """Return the block masks [layouts, rows, columns] in CSR form: row starts, and column indices padded with -1."""
     starts = np.zeros((len(mask), mask.shape[1] + 1), np.int32)
     starts[:, 1:] = np.cumsum(mask.sum(2), 1)
     columns = np.full((len(mask), starts.max()), -1, np.int32)
@@ -36,7 +36,7 @@ def compressed(mask: Array) -> tuple[Array, Array]:
 
 
 def on_cpu(inputs: Sequence[Array], attributes: Mapping[str, float]) -> list[Array]:
-    """The CPU provider takes past and present in one buffer only."""
+    """Run SparseAttention on the CPU provider, which requires past and present in one buffer."""
     model = node_model("SparseAttention", inputs, attributes, [FLOAT] * 3)
     session = ort.InferenceSession(model, providers=["CPUExecutionProvider"])
     binding = session.io_binding()
@@ -57,7 +57,7 @@ def on_cpu(inputs: Sequence[Array], attributes: Mapping[str, float]) -> list[Arr
     ids=["prompt", "token"],
 )
 def test_sparse_attention_equals_the_cpu_provider(rows: int, lengths: list[int], reals: list[int]) -> None:
-    """The CPU provider is right for sequences of one length: it gets one at a time."""
+    """The CPU provider is wrong for sequences of different lengths, so it runs one sequence at a time."""
     angles = np.outer(np.arange(ROOM), 0.7 ** np.arange(SIZE // 2)).astype(np.float32)
     inputs = [
         *(noise(2, rows, heads * SIZE, seed=i) for i, heads in enumerate((HEADS, KV_HEADS, KV_HEADS))),
@@ -80,7 +80,7 @@ def test_sparse_attention_equals_the_cpu_provider(rows: int, lengths: list[int],
         return [np.concatenate(parts) for parts in zip(*single, strict=True)]
 
     def valid(number: int, y: Array) -> Array:
-        """Everything behind a sequence's last token is arbitrary."""
+        """Return the defined part of an output: a cache has arbitrary contents after its sequence's last token."""
         if number == 0:
             return y
         return np.concatenate([row[:, :count].reshape(-1) for row, count in zip(y, lengths, strict=True)])
@@ -91,7 +91,7 @@ def test_sparse_attention_equals_the_cpu_provider(rows: int, lengths: list[int],
 
 
 def test_block_indices_that_do_not_exist() -> None:
-    """Rows and columns outside their tensors name no block."""
+    """Row starts and column indices out of range select no block, so the attention output is 0."""
     starts = np.array([[-3, 1 << 30, 7, -9, 2]], np.int32)
     columns = np.array([[99, -1, 1 << 20]], np.int32)
     inputs = [noise(1, 20, (HEADS + 2 * KV_HEADS) * SIZE), None, None, *[noise(1, KV_HEADS, ROOM, SIZE)] * 2]

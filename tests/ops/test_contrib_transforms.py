@@ -1,4 +1,4 @@
-"""Transforms of com.microsoft: Fourier's, inverses, unfolding, time warping, given pads, dropout with masks of bits."""
+"""com.microsoft's Fourier transforms, Inverse, UnfoldTensor, time warping, ConvTranspose, and bit-mask dropout."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def parts(z: Array) -> Array:
 
 
 def test_rfft_and_irfft() -> None:
-    """Transform two dimensions; a further last one of 2 holds real and imaginary parts."""
+    """Transform the last two dimensions; spectra have a further dimension of 2: real and imaginary part."""
 
     def reference(x: Array) -> Array:
         result: Array = np.fft.irfft2(x[..., 0] + 1j * x[..., 1])
@@ -45,7 +45,7 @@ def test_rfft_and_irfft() -> None:
 
 
 def test_inverse() -> None:
-    """Pivots that change rows, and matrices larger than a block."""
+    """Test matrices that need row exchanges, and a matrix with more rows than a block has threads."""
     matrices = noise(3, 2, 4, 4) * np.array([0, 1, 1, 1], np.float32)[:, None] + np.eye(4, dtype=np.float32)[::-1]
     check_node("Inverse", [matrices.astype(np.float64)], {}, [DOUBLE], reals=[FLOAT], tolerance=1e-9)
     large = np.eye(70, dtype=np.float32)[::-1] + noise(70, 70, scale=0.05)
@@ -116,7 +116,7 @@ def test_bitmask_dropout_of_a_biased_sum() -> None:
     out, mask = session.run(None, {f"x{i}": x for i, x in enumerate(inputs[:4])})
     kept = bits_of(mask, 40).reshape(5, 8)
     np.testing.assert_allclose(out, np.where(kept, 2 * (inputs[0] + inputs[1]), 0) + inputs[2], 1e-5, 1e-6)
-    # Without a training mode nothing is dropped.
+    # Without the input training_mode, dropout keeps all elements.
     check_node(
         "BitmaskBiasDropout", inputs[:3], {}, [FLOAT, UINT32], reals=[FLOAT],
         reference=lambda x, bias, skip: [x + bias + skip, np.full(2, 2**32 - 1, np.uint32)],

@@ -1,4 +1,4 @@
-"""Every operator of com.microsoft in every type of the table, with its optional inputs and attributes and without."""
+"""All com.microsoft operators in all supported types, with and without each optional input and attribute."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def changed(
     *,
     mean: bool = False,
 ) -> Case:
-    """The first case of an operator, with other attributes and inputs, and with its second output or as it is."""
+    """Return an operator's first case with other attributes and inputs; ``mean`` adds the second output."""
     case = next(case for case in CASES if case.op_type == op_type)
     given = dict(enumerate(case.inputs)) | dict(inputs or {})
     listed = [given.get(i) for i in range(max(given) + 1)]
@@ -78,7 +78,7 @@ DECLINED = {
     "scale_QKT_softmax left out of QOrderedAttention": changed("QOrderedAttention", inputs={15: None}),
     "mean given of SkipSimplifiedLayerNormalization": changed("SkipSimplifiedLayerNormalization", mean=True),
 }
-"""What the plugin declines, and a node that has it."""
+"""Options that the plugin declines -> a case of a node with the option."""
 REFUSED = {
     "A_zero_point left out of QLinearAdd": changed("QLinearAdd", inputs={2: None}),
     "B_zero_point left out of QLinearAdd": changed("QLinearAdd", inputs={5: None}),
@@ -86,7 +86,7 @@ REFUSED = {
     "B_zero_point left out of QLinearMul": changed("QLinearMul", inputs={5: None}),
     "x_zero_point left out of QLinearAveragePool": changed("QLinearAveragePool", inputs={2: None}),
 }
-"""What ONNX Runtime's type inference refuses, whatever its schema says."""
+"""Optional inputs that ONNX Runtime's type inference requires, although its schema does not -> a case without it."""
 LATER = {
     f"{part} of {name}"
     for name, parts in {
@@ -101,7 +101,7 @@ LATER = {
     }.items()
     for part in parts.split(", ")
 }
-"""What only the schemas of ONNX Runtime 1.32 have. The plugin declines attributes and inputs that it does not know."""
+"""Options that only schemas of ONNX Runtime 1.32 have. Nodes with unknown attributes or inputs are declined."""
 ELSEWHERE = {
     "DecoderMaskedMultiHeadAttention": "test_contrib_decoder.py",
     "DecoderMaskedSelfAttention": "test_contrib_decoder.py",
@@ -114,7 +114,7 @@ ELSEWHERE = {
     "SparseAttentionIndexer": "test_contrib_indexer.py",
     "SparsePagedAttention": "test_contrib_selected.py",
 }
-"""Operators whose tests are in another file: caches on the device, whose pages, beams and blocks inputs name."""
+"""Operators with their own test files, because their inputs refer to each other (pages, beams, blocks of a cache)."""
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -150,7 +150,7 @@ ONE_TYPE = (
     "QuantizeWithOrder",
     "ScaledSiLU",
 )
-"""Operators that no other test of the first tier runs: `python bench/test_time.py --report FILE` lists them."""
+"""Operators that no other test of the first tier (the fast tests) runs; bench/test_time.py lists them."""
 
 
 @pytest.mark.every_case
@@ -161,7 +161,7 @@ def test_a_case_of_each_operator_in_its_first_type(real: int) -> None:
 
 
 def test_a_case_tests_each_type_and_each_option() -> None:
-    """A new operator, type, input, output or attribute fails here until there is a case of it."""
+    """Each operator, type, optional input, output and attribute must occur in a case. A new one fails here."""
     names = [row.name for row in registry.operators() if row.domain == DOMAIN]
     missing = {f"{part} of {name}" for name in names if name not in ELSEWHERE for part in untested(CASES, name)}
     assert missing - LATER == {*DECLINED, *REFUSED}
@@ -170,7 +170,7 @@ def test_a_case_tests_each_type_and_each_option() -> None:
 
 
 def test_each_case_is_compared_with_something() -> None:
-    """An operator that the CPU provider lacks is compared with its own float32, or with a reference."""
+    """Each case has a reference: the CPU provider, NumPy, or the operator's own float32 results."""
     alone = [
         case.op_type
         for case in CASES
@@ -182,7 +182,7 @@ def test_each_case_is_compared_with_something() -> None:
 def test_what_is_declined_has_a_reason() -> None:
     for name, case in DECLINED.items():
         if case.op_type == "QMoE" and api_version(ort.__version__) >= 32:
-            continue  # the CPU provider of ONNX Runtime 1.32 has no kernel for the blocks of the case
+            continue  # the CPU provider of ORT 1.32 rejects the block size of this case
         verdicts = ort_cuda_plugin.explain(model_of({0: case}, FLOAT), emulate=True)
         assert [verdict.supported for verdict in verdicts] == [False], name
         assert verdicts[0].reason, name

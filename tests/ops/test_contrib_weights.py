@@ -1,4 +1,4 @@
-"""Weights of few bits against NumPy, which dequantizes and multiplies, and against the CPU provider."""
+"""GEMMs and Gather with 2-bit to 8-bit weights, compared with dequantization in NumPy and the CPU provider."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BLOCKS = -(-K // BLOCK)
 
 
 def packed(codes: Array, bits: int) -> Array:
-    """Codes along the last dimension in bytes, the lowest bits first; a byte that is not full has zeros."""
+    """Pack codes along the last dimension into bytes, the first in the lowest bits; unused bits are 0."""
     per_byte = 8 // bits
     missing = -codes.shape[-1] % per_byte
     full = np.pad(codes, [(0, 0)] * (codes.ndim - 1) + [(0, missing)])
@@ -65,7 +65,7 @@ def test_matmul_nbits_equals_the_cpu_provider() -> None:
 
 @pytest.mark.parametrize("rows", [1, 7])
 def test_packed_weights_are_read_as_they_are(rows: int) -> None:
-    """Rows that end within a word, and a block; those of one product and of another, with and without zero points."""
+    """The device holds the packed weights only. Rows of 37 codes end within a 32-bit word and within a block."""
     columns, last = 6, 37
     blocks = -(-last // BLOCK)
     nodes, initializers, results, wanted = [], [], [], []
@@ -89,7 +89,7 @@ def test_packed_weights_are_read_as_they_are(rows: int) -> None:
     before = ort_cuda_plugin.counters()["weight_bytes"]
     session = ep_session(model)
     actual = session.run(None, {"a": a})
-    # Zero points have a byte each.
+    # Zero points are unpacked to a byte each.
     assert ort_cuda_plugin.counters()["weight_bytes"] - before <= nbytes + 3 * columns * blocks
     for got, expected in zip(actual, wanted, strict=True):
         np.testing.assert_allclose(got, expected, 2e-5, 2e-5)

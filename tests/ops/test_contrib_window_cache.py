@@ -1,4 +1,4 @@
-"""GroupQueryAttention with a cache of the window's size, step after step, compared with the CPU provider."""
+"""GroupQueryAttention with a sliding-window cache (sliding_window_cache=1), compared with the CPU provider by step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def kept(tokens: int, capacity: int, window: int) -> int:
-    """How many keys a cache has after so many tokens, as the operator's definition says."""
+    """Return the number of keys in a cache after ``tokens`` tokens, by the operator's definition."""
     step = capacity - window + 1
     return tokens if tokens <= capacity else tokens - step * -(-(tokens - capacity) // step)
 
@@ -28,7 +28,10 @@ def kept(tokens: int, capacity: int, window: int) -> int:
 def feeds(
     batch: int, steps: Sequence[tuple[int, Sequence[int]]], capacity: int, with_bias: bool
 ) -> Iterator[tuple[list[Array | None], list[int]]]:
-    """The inputs of steps, without a past: each of so many new tokens, with the totals of the sequences after it."""
+    """Yield the inputs of each step, without the past, and the lengths of the sequences after the step.
+
+    ``steps`` has (new tokens, lengths after the step).
+    """
     for number, (rows, totals) in enumerate(steps):
         inputs: list[Array | None] = [
             noise(batch, rows, n * SIZE, seed=10 * number + i) for i, n in enumerate((HEADS, KV_HEADS, KV_HEADS))
@@ -51,7 +54,7 @@ def feeds(
 def test_steps_leave_what_the_cpu_provider_leaves(
     capacity: int, window: int, batch: int, steps: Sequence[tuple[int, Sequence[int]]], with_bias: bool
 ) -> None:
-    """Each step has the present of the one before as its past; what is behind its last key does not count."""
+    """The present of a step is the past of the next one. Only keys up to a cache's last one are compared."""
     attributes = {"num_heads": HEADS, "kv_num_heads": KV_HEADS, "do_rotary": 1, "local_window_size": window}
     sessions: list[Any] = []
     past = [[np.zeros((batch, KV_HEADS, capacity, SIZE), np.float32)] * 2 for _ in range(2)]

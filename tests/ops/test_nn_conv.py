@@ -1,4 +1,4 @@
-"""Convolutions on the emulated device against onnx.reference in float64."""
+"""Convolutions on the emulated device, compared with onnx.reference in float64."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ few = settings(max_examples=25)
 
 @st.composite
 def convolutions(draw: st.DrawFn, rank: int) -> tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]:
-    """Shapes of x and of the weights, and attributes that fit them."""
+    """Draw the shape of x, the shape of the weights, and attributes that fit them."""
 
     def per_axis(values: list[int]) -> list[int]:
         return draw(st.lists(st.sampled_from(values), min_size=rank, max_size=rank))
@@ -44,7 +44,7 @@ def convolutions(draw: st.DrawFn, rank: int) -> tuple[tuple[int, ...], tuple[int
         attributes["pads"] = per_axis([0, 1, 2]) + per_axis([0, 1, 2])
     else:
         attributes["auto_pad"] = auto_pad
-        attributes["dilations"] = [1] * rank  # onnx.reference pads by the kernel, not by what it reaches over
+        attributes["dilations"] = [1] * rank  # onnx.reference ignores dilation when it computes auto_pad
     size = [draw(st.integers((k - 1) * d + 1, 11)) for k, d in zip(kernel, attributes["dilations"], strict=True)]
     images = draw(st.sampled_from([0, 1, 2]))
     return (images, channels * group, *size), (rows * group, channels, *kernel), attributes
@@ -85,7 +85,7 @@ def test_conv_of_each_type(dtype: str, rows: int) -> None:
 
 @pytest.mark.parametrize(("pad", "extra"), [(0, 0), (1, 2)])
 def test_conv_transpose_of_windows_side_by_side_on_a_gpu(monkeypatch: pytest.MonkeyPatch, pad: int, extra: int) -> None:
-    """The result is three times as large in both cases; with pads its first window is cut."""
+    """With stride 3 and a 3x3 kernel, windows do not overlap. Padding cuts the first window; the size stays equal."""
     monkeypatch.setattr(OpenDevice, "properties", lambda self: DeviceProperties(emulated=False))
     x, w = noise(1, (2, 3, 4, 5)), noise(2, (3, 2, 3, 3))
     attributes = {"strides": [3, 3], "pads": [pad] * 4, "output_padding": [extra] * 2}
@@ -174,7 +174,10 @@ def test_patch_table_lists_the_places_of_a_patch() -> None:
 def test_convolutions_of_few_places_are_products(
     image: tuple[int, ...], kernel: tuple[int, ...], attributes: dict[str, Any], dynamic: bool, dtype: str
 ) -> None:
-    """Tiles of output pixels would be mostly empty. Windows that cover a whole image are rows already."""
+    """Convolutions with few output pixels become im2col and a GEMM, since tiles of pixels would be mostly empty.
+
+    If the kernel covers the whole image, the GEMM reads the image without im2col.
+    """
     inputs = [noise(1, image, dtype), noise(2, kernel, dtype), noise(3, kernel[:1], dtype)]
     check_op("Conv", inputs, attributes, constant=[1], dynamic=dynamic)
     model = make_model("Conv", inputs, attributes, constant=[1, 2])

@@ -1,4 +1,4 @@
-"""Products of few rows: in vectors of the emulated device, and in a GPU's blocks."""
+"""GEMV and GEMMs with few rows or columns, in the emulated device's vectorised kernels and in a GPU's."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ort_cuda_plugin.program.steps.steps import Contract
 def test_products_of_few_rows(
     monkeypatch: pytest.MonkeyPatch, dtype: str, rows: int, columns: int, emulated: bool, transposed: int
 ) -> None:
-    """Strips of columns and of k that do not divide them, with a bias that each element gets once."""
+    """Compare sizes that are not multiples of the kernels' strips of columns and k. The bias must be added once."""
     monkeypatch.setattr(OpenDevice, "properties", lambda self: DeviceProperties(emulated=emulated))
     a, b, c = noise(1, (rows, 75), dtype), noise(2, (75, columns), dtype), noise(3, (columns,), dtype)
     given = np.ascontiguousarray(b.T) if transposed else b
@@ -44,7 +44,7 @@ def parsed(text: str, **constants: Array) -> onnx.ModelProto:
 
 
 def compiled(model: onnx.ModelProto) -> tuple[list[str], list[Contract]]:
-    """Sources of kernels, and the products as they are launched."""
+    """Return the sources of the model's kernels, and its GEMM steps after the last pass."""
     products: list[Contract] = []
 
     def watch(name: str, steps: Sequence[object]) -> None:
@@ -59,7 +59,7 @@ def compiled(model: onnx.ModelProto) -> tuple[list[str], list[Contract]]:
 @pytest.mark.parametrize("columns", [157, 9])
 @pytest.mark.parametrize("transposed", ["", "Transpose"])
 def test_quantized_operands_of_few_rows_meet_no_barrier(transposed: str, columns: int) -> None:
-    """Threads that wait for each other cost the emulated device a switch of stacks each time."""
+    """The kernels have no barrier: on the emulated device, each barrier costs a fiber switch per thread."""
     rng = np.random.default_rng(columns)
     codes, weights = rng.integers(0, 256, (3, 75)).astype(np.uint8), rng.integers(-127, 128, (75, columns))
     scales, zeros = rng.random(columns).astype(np.float32), rng.integers(-9, 9, columns).astype(np.int8)
@@ -81,7 +81,7 @@ def test_quantized_operands_of_few_rows_meet_no_barrier(transposed: str, columns
 
 
 def test_rows_behind_a_transposition_stay_those_of_one_product() -> None:
-    """Bytes in another layout are converted to the GEMM's layout: otherwise each batch would be a GEMV."""
+    """The transposed uint8 input is copied to a contiguous layout; otherwise the product would be a GEMV per batch."""
     constants = {"w": noise(1, (24, 40)), "xs": np.asarray(0.3, np.float32), "xz": np.asarray(119, np.uint8)}
     body = "t = Transpose<perm = [1, 0, 2]>(x) f = DequantizeLinear(t, xs, xz) y = MatMul(f, w)"
     model = parsed(f"g (uint8[3, 14, 24] x) => (float[14, 3, 40] y) {{ {body} }}", **constants)
@@ -95,7 +95,7 @@ def test_rows_behind_a_transposition_stay_those_of_one_product() -> None:
 
 @pytest.mark.parametrize("kind", ["RNN", "GRU", "LSTM"])
 def test_the_inputs_of_a_recurrence_are_multiplied_in_the_order_of_memory(kind: str) -> None:
-    """Sequences one after the other, as behind a Transpose, are few products of all steps, not one for each step."""
+    """The input projections of all steps are one GEMM of shape [sequences, steps], although a Transpose precedes."""
     gates = {"RNN": 1, "GRU": 3, "LSTM": 4}[kind]
     w, r = noise(1, (1, gates * 5, 12)), noise(2, (1, gates * 5, 5))
     body = f"t = Transpose<perm = [2, 0, 1]>(x) y, h = {kind}<hidden_size = 5>(t, w, r)"
@@ -114,7 +114,7 @@ def test_the_inputs_of_a_recurrence_are_multiplied_in_the_order_of_memory(kind: 
 )
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_products_of_few_columns_meet_no_barrier(a: tuple[int, ...], b: tuple[int, ...], dynamic: bool) -> None:
-    """They are those of few rows with rows for columns."""
+    """A GEMM with few columns is computed as the transposed GEMM with few rows, and has no barrier either."""
     x, w = noise(1, a), noise(2, b)
     (actual,) = run_op("MatMul", [x, w], constant=[1], dynamic=dynamic)
     np.testing.assert_allclose(actual, x.astype(float) @ w.astype(float), 1e-5, 1e-5)

@@ -1,4 +1,4 @@
-"""MatMul and Gemm on the emulated device against NumPy's products in float64."""
+"""MatMul and Gemm on the emulated device, compared with NumPy in float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pooling and LRN on the emulated device against NumPy in float64."""
+"""Pooling and LRN on the emulated device, compared with NumPy in float64."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ few = settings(max_examples=20)
 
 @st.composite
 def poolings(draw: st.DrawFn, rank: int) -> tuple[tuple[int, ...], dict[str, Any]]:
-    """A shape and attributes that fit it. Pads are smaller than the kernel, so that no window lies in padding alone."""
+    """Draw a shape and attributes that fit it. Pads are smaller than the kernel: each window has an element."""
     axes = range(rank)
     kernel = [draw(st.integers(1, 3)) for _ in axes]
     attributes: dict[str, Any] = {
@@ -90,7 +90,7 @@ def test_pads_by_name_are_those_in_numbers(auto_pad: str, pads: list[int]) -> No
     [([1, 1], [0, 0, 0, 0]), ([1, 2], [0, 0, 0, 0]), ([2, 2], [0, 0, 0, 0]), ([1, 1], [1, 1, 1, 1])],
 )
 def test_a_maximum_of_nan_is_nan(dtype: str, strides: list[int], pads: list[int]) -> None:
-    """As in NumPy and PyTorch, at any position in a window; the CPU provider's result depends on the position."""
+    """A window with a NaN gives NaN, as in NumPy and PyTorch. In the CPU provider it depends on the NaN's position."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((2, 3, 9, 24)).astype(dtype)
     x[rng.uniform(size=x.shape) < 0.1] = np.nan
@@ -189,7 +189,7 @@ def test_a_window_without_size_is_named() -> None:
 
 
 def test_windows_side_by_side_are_read_by_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last window of rows of 7 reads less; there are pads above and below the second input."""
+    """Windows that do not overlap along the last axis are loaded as vectors, also with padding along other axes."""
     monkeypatch.setattr(OpenDevice, "properties", lambda self: DeviceProperties(emulated=False))
     model = parser.parse_model("""<ir_version: 10, opset_import: ["" : 20]> pools
         (float16[2, 3, 7, 32] h, float[2, 3, 5, 24] x, uint8[1, 2, 128] u)

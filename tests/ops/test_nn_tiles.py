@@ -1,4 +1,4 @@
-"""A GPU's tiles and the emulated device's: sums have one order, so the results have the same bits."""
+"""GEMM tiles of a GPU and of the emulated device: the order of summation is equal, so the results have equal bits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ort_cuda_plugin.schedule.conv import DIRECT_ROWS
 def both_forms(
     monkeypatch: pytest.MonkeyPatch, op_type: str, inputs: list[Array], attributes: Mapping[str, Any], constant: bool
 ) -> tuple[Array, Array]:
-    """What the emulated device gives with its own tiles and with a GPU's."""
+    """Return the results with the emulated device's own tiles and with a GPU's SIMT tiles."""
     weights = [1] if constant else []
     (own,) = run_op(op_type, inputs, attributes, constant=weights)
     monkeypatch.setattr(tile_shapes, "EMULATED_TILES", tile_shapes.SIMT_TILES)

@@ -1,4 +1,4 @@
-"""The folders of ops/: small, and every module in them is loaded."""
+"""The folders of ops/: each has at most a dozen modules, and the registry imports all of them."""
 
 from __future__ import annotations
 

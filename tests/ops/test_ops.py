@@ -1,4 +1,4 @@
-"""Operators against NumPy over random shapes, broadcasts, types and axes, with all sizes known or unknown."""
+"""Operators compared with NumPy over random shapes, broadcasts, types and axes, with static and dynamic shapes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FLOATS = ["float32", "float16"]
 INTS = ["int32", "int64"]
 few = settings(max_examples=12)
 each = settings(max_examples=5)
-"""For every row of a table: rows share their kernels' generator, which all of them together exercise."""
+"""Settings of tests with a parameter per operator: few examples each, since the operators share a kernel generator."""
 dynamic = st.booleans()
 dims = st.integers(0, 7) | st.sampled_from([1, 1, 33, 300, 1500, 2500])
 shapes = st.lists(dims, max_size=4).filter(lambda shape: math.prod(shape) <= 20000).map(tuple)
@@ -28,7 +28,7 @@ SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.5, 1.5, -2.5, math.inf, -math.inf, math.nan, 
 
 
 def seeded(shape: tuple[int, ...], dtype: str, seed: int, special: bool = False) -> Array:
-    """Random elements; ``special`` adds infinities, NaN, zeros and halves."""
+    """Return random elements; ``special`` adds infinities, NaN, zeros and multiples of 0.5."""
     random = np.random.default_rng(seed)
     if dtype == "bool":
         return random.integers(0, 2, shape).astype(bool)
@@ -43,7 +43,7 @@ def seeded(shape: tuple[int, ...], dtype: str, seed: int, special: bool = False)
 
 
 def assert_close(actual: Array, expected: Array, dtype: str | None = None) -> None:
-    """Equal for integers and bool; a few units in the last place for floats (of ``dtype``, where it is narrower)."""
+    """Assert equality for integers and bool, and a relative error of 8 epsilon of ``dtype`` for floats."""
     assert actual.shape == expected.shape
     assert actual.dtype == expected.dtype
     if actual.dtype.kind != "f":
@@ -90,7 +90,7 @@ UNARY: dict[str, Callable[[Array], Array]] = {
     "IsInf": np.isinf,
 }
 FINITE_ONLY = {"Softsign", "HardSwish", "Gelu", "Sin", "Cos", "Sigmoid"}
-"""At infinities these are inf/inf, inf*0, undefined, or an overflow that NumPy warns of."""
+"""Functions that are tested with finite values only: at infinities they are undefined or overflow in NumPy."""
 
 
 @pytest.mark.parametrize("name", sorted(UNARY))
@@ -207,7 +207,7 @@ def log_sum_exp(x: Array, axis: Any, keepdims: bool) -> Array:
 
 
 def mean_or_zero(x: Array, axis: Any, keepdims: bool) -> Array:
-    """The mean, and 0 of an empty row, as the CPU provider has it."""
+    """Return the mean; 0 for an empty row, as in the CPU provider."""
     total = np.sum(x, axis=axis, keepdims=keepdims)
     result: Array = total / max(x.size // max(total.size, 1), 1)
     return result
@@ -240,7 +240,7 @@ def test_reductions_match_numpy_along_any_axes(
     with np.errstate(all="ignore"):
         expected = np.asarray(expected).astype(dtype)
     assert actual.shape == expected.shape
-    # Sums of many terms of either sign: the error is relative to the sum of magnitudes.
+    # Terms of opposite sign cancel, so the error is relative to the sum of magnitudes.
     magnitude = np.sum(np.abs(widened(x)), axis=axes, keepdims=keepdims) + 1
     eps = float(np.finfo(dtype).eps)
     finite = np.isfinite(expected)
@@ -284,7 +284,7 @@ def test_the_index_of_an_extreme_is_the_first_or_last_one(
 @pytest.mark.parametrize("name", ["ArgMax", "ArgMin"])
 @pytest.mark.parametrize("axis", [0, 1])
 def test_the_index_of_an_extreme_is_that_of_nan(name: str, axis: int) -> None:
-    """As in NumPy and PyTorch; what the CPU provider gives depends on where NaN is."""
+    """ArgMax and ArgMin return the index of a NaN, as in NumPy. The CPU provider's result depends on the position."""
     x = seeded((70, 90), "float32", 3)
     x[np.random.default_rng(0).uniform(size=x.shape) < 0.02] = np.nan
     (actual,) = run_op(name, [x], {"axis": axis, "keepdims": 0})
@@ -351,7 +351,7 @@ def test_layer_normalization_of_rows_far_from_zero(
     mean = widened(x).mean(-1, keepdims=True)
     inverse = 1 / np.sqrt(widened(x).var(-1, keepdims=True) + 1e-3)
     expected = (widened(x) - mean) * inverse * scale + (shift if bias else 0)
-    # The mean is rounded to float32: 50 * 2**-24, times the factor.
+    # The mean, near 50, is rounded to float32. ``inverse`` amplifies this error.
     tolerance = 16 * float(np.finfo(dtype).eps) * 4 + 50 * 2.0**-22 * float(inverse.max(initial=1))
     np.testing.assert_allclose(widened(actual[0]), expected, rtol=tolerance, atol=tolerance * 4)
     np.testing.assert_allclose(actual[1], mean, rtol=1e-6)
@@ -379,7 +379,7 @@ def test_batch_and_instance_normalization(shape: tuple[int, ...], dtype: str, co
     if x.size:
         m, v = widened(x).mean((2, 3), keepdims=True), widened(x).var((2, 3), keepdims=True)
         expected = (widened(x) - m) / np.sqrt(v + 1e-5) * s + b
-        # A variance near epsilon magnifies the rounding of the mean.
+        # A variance near epsilon amplifies the rounding error of the mean.
         np.testing.assert_allclose(widened(actual), expected, rtol=1e-2, atol=1e-2)
 
 

@@ -1,4 +1,4 @@
-"""Shapes that contradict each other are refused before a kernel could read beyond a tensor."""
+"""Contradicting input shapes: they are an error before a kernel could read beyond a tensor."""
 
 from __future__ import annotations
 

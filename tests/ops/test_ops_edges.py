@@ -1,4 +1,4 @@
-"""Odd attributes, sizes and values: what ONNX Runtime does with them, or an error that says what is wrong."""
+"""Edge cases of attributes, sizes and values: results as in ONNX Runtime, or an error that says what is wrong."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def number(value: float, dtype: Any = np.int64) -> Array:
 
 @pytest.mark.parametrize("lowering", ["", "sm_90"])
 def test_reductions_of_empty_rows_are_onnx_runtimes(lowering: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One session runs rows with elements and without, where lanes without an element must read nothing."""
+    """One session reduces rows with and without elements. The checking mode reports threads that read beyond a row."""
     if lowering:
         monkeypatch.setenv(LOWERING_VARIABLE, lowering)
     operators = ("Mean", "Sum", "Max", "Prod", "LogSumExp")
@@ -190,7 +190,7 @@ def test_the_other_dimensions_of_an_input_that_adds_nothing_to_concat_do_not_mat
 
 
 def test_concat_refuses_rows_that_nothing_gives() -> None:
-    """The CPU provider makes three rows of whatever is in memory."""
+    """The CPU provider returns uninitialised memory for this contradiction, so the plugin reports an error."""
     with pytest.raises(PluginError, match=r"\(Concat\)': each input must have the size .* in dimension 1"):
         run_op("Concat", [floats(3, 4), floats(3, 0)], {"axis": 0}, dynamic=True)
 
@@ -271,7 +271,7 @@ def test_shape_arithmetic_that_wraps_around_is_computed_on_the_device() -> None:
 
 
 def test_constants_that_no_plan_can_hold_name_their_node() -> None:
-    """Without elements no tensor is too large, but there are strides."""
+    """With n = 0 no tensor is too large for memory, but its strides do not fit 64 bits."""
     nodes = [
         helper.make_node("Expand", ["x", "shape"], ["a"], "expand"),
         helper.make_node("Transpose", ["a"], ["b"], "transpose", perm=[2, 1, 0]),
@@ -302,7 +302,7 @@ def test_without_a_bound_clip_still_gives_finite_numbers(dtype: Any) -> None:
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 def test_integer_quotients_without_a_value_end_nothing(dtype: Any) -> None:
-    """The CPU provider ends the process."""
+    """A division of the smallest integer by -1, or by 0, has a defined result; in the CPU provider it is a crash."""
     smallest = np.iinfo(dtype).min
     a, b = np.array([smallest, 7, 7], dtype), np.array([-1, 0, -1], dtype)
     assert run_op("Div", [a, b])[0].tolist() == [smallest, 0, -7]
@@ -315,7 +315,7 @@ def test_remainders_of_64_bit_integers_are_exact() -> None:
     assert run_op("Mod", [a, b], {"fmod": 1})[0].tolist() == [-1, 7]
 
 
-# ---- inputs that contradict what the operator takes ----
+# ---- invalid inputs ----
 
 
 @pytest.mark.parametrize(

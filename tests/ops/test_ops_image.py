@@ -1,4 +1,4 @@
-"""Operators that resample images, against ONNX's reference implementation."""
+"""Operators that resample images, compared with ONNX's reference implementation."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_antialias_rounds_integers_after_each_axis(
     scales: tuple[float, ...],
     exclude_outside: int,
 ) -> None:
-    """As the CPU provider and Pillow do: 8-bit images in fixed point, so that halves round alike."""
+    """Antialiased Resize of 8-bit images uses fixed point like the CPU provider and Pillow, and rounds like them."""
     high = 256 if dtype is np.uint8 else 100
     x = np.random.default_rng(0).integers(high // 4, high * 3 // 4, shape).astype(dtype)  # no overshoot below 0
     if dtype is np.uint8:
@@ -88,7 +88,7 @@ def test_antialias_rounds_integers_after_each_axis(
 
 @pytest.mark.parametrize("dtype", [np.int8, np.int16, np.int64])
 def test_antialias_rounds_negative_integers_and_other_types_alike(dtype: type[np.integer]) -> None:
-    """The CPU provider makes 0 of negative 8-bit results, and has no kernel of the other types."""
+    """The reference is NumPy: the CPU provider clamps negative int8 results to 0 and lacks the other types."""
     x = np.array([[-128, -127, -126, -100, 5, 6, 127, 127]], dtype)
     attributes = {"mode": "linear", "antialias": 1, "axes": [1], "exclude_outside": 1}
     (actual,) = run_op("Resize", [x, None, np.array([0.5], np.float32)], attributes, constant=[2])
@@ -146,7 +146,7 @@ def test_upsample_of_any_type() -> None:
 @pytest.mark.parametrize("mode", ["linear", "cubic", "nearest"])
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
 def test_grid_sample_of_places_outside(mode: str, padding: str, align_corners: int) -> None:
-    """As the CPU provider and PyTorch have it; ONNX's reference moves a whole cubic to the border."""
+    """Compare with the CPU provider, which agrees with PyTorch; ONNX's reference treats cubic borders differently."""
     x, grid = image(2, 3, 5, 4), 1.5 * image(2, 6, 3, 2)
     attributes = {"mode": mode, "padding_mode": padding, "align_corners": align_corners}
     (actual,) = run_op("GridSample", [x, grid], attributes, opset=20, dynamic=True)

@@ -1,4 +1,4 @@
-"""Every operator with ranks and attributes that it has no meaning for: a reason to decline, and no mistake of ours."""
+"""All operators with invalid ranks and attribute values: nodes are declined with a reason, without internal errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ort_cuda_plugin.program.lowering.context import DeviceProperties
 
 
 def with_shape(model: ModelProto, number: int, dims: Sequence[int | str]) -> ModelProto:
-    """A copy whose input of that number has this shape, and whose outputs have any."""
+    """Return a copy of a model in which input ``number`` has the shape ``dims``, and outputs have no shape."""
     copy = ModelProto()
     copy.CopyFrom(model)
     shape = copy.graph.input[number].type.tensor_type.shape
@@ -61,7 +61,7 @@ VALUES: dict[str, list[Any]] = {
 
 
 def with_attribute(model: ModelProto, name: str, kind: str, value: Any) -> ModelProto:
-    """A copy whose last node has this attribute, and whose outputs have any shape."""
+    """Return a copy of a model in which the last node has an attribute value, and outputs have no shape."""
     copy = ModelProto()
     copy.CopyFrom(model)
     node = copy.graph.node[-1]
@@ -75,7 +75,7 @@ def with_attribute(model: ModelProto, name: str, kind: str, value: Any) -> Model
 
 
 def test_an_attribute_of_any_value_gives_a_verdict_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    # ONNX's own inference reads beyond a shape for some of these.
+    # ONNX's shape inference reads out of bounds for some of these values, so it is skipped.
     monkeypatch.setattr(onnx.shape_inference, "infer_shapes", lambda model: model)
     mistakes = []
     for key, base in operators(per_operator=1).items():

@@ -1,6 +1,6 @@
-"""Each mechanism of operators' functions, over element types, views of any strides, empty tensors and scalars.
+"""Mechanisms that operators share, over element types, strided views, empty tensors and scalars.
 
-Values are such that float32 computes exactly; so one rounding, to the type of the result, is all that may happen.
+float32 computes the chosen values exactly, so a result differs from NumPy's only by one rounding to its type.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ seeds = st.integers(0, 99)
 
 
 def draw(shape: Sequence[int], dtype: Any, seed: int) -> Array:
-    """Small multiples of a quarter, or small whole numbers."""
+    """Return random small multiples of 0.25 for floats, small integers, or booleans."""
     whole: Array = np.random.default_rng(seed).integers(-6, 7, tuple(shape))
     kind = storage(np.zeros((), dtype))[1]
     if kind.is_float:
@@ -46,7 +46,7 @@ def draw(shape: Sequence[int], dtype: Any, seed: int) -> Array:
 
 
 class View:
-    """A tensor that a kernel sees as ``value``, made of the graph input ``base`` by nodes that copy nothing."""
+    """A strided view ``value`` of the graph input ``base``, created by a node that does not copy (such as Slice)."""
 
     def __init__(self, value: Array, kind: str, name: str) -> None:
         self.name = name
@@ -89,7 +89,7 @@ def run(
     outputs: int = 1,
     dynamic: bool = False,
 ) -> list[Array]:
-    """The outputs of one operator; ``host`` are constant inputs that follow, None for one that is left out."""
+    """Return the outputs of one operator. ``host`` are further, constant inputs; None omits an input."""
     names = [view.name for view in inputs] + [f"host_{i}" if x is not None else "" for i, x in enumerate(host)]
     constants = {f"host_{i}": x for i, x in enumerate(host) if x is not None}
     nodes, infos = [], []
@@ -119,7 +119,7 @@ def assert_equal(actual: Array, expected: Array, dtype: Any) -> None:
 
 
 def wide(x: Array) -> Array:
-    """In a type that holds what is computed."""
+    """Return floats as float64, in which NumPy computes the expected results."""
     return x if x.dtype.kind in "iub" else x.astype(np.float64)
 
 
@@ -169,7 +169,7 @@ def test_gather_and_scatter(
     else:
         (y,) = run("Gather", [x, View(np.array(-1), "plain", "last")], (), {"axis": axis}, dynamic=dynamic)
         assert_equal(y, x.value.take(-1, axis), dtype)
-    # Each element of an axis gets another's value.
+    # ``order`` is a permutation along the axis, so no element is written twice.
     order = np.argsort(np.random.default_rng(seed).random(shape), axis)
     updates = View(draw(shape, dtype, seed + 1), kinds[1], "updates")
     (y,) = run("ScatterElements", [x, View(order, "plain", "order"), updates], (), {"axis": axis}, dynamic=dynamic)

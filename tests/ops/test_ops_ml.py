@@ -1,4 +1,4 @@
-"""Operators of ai.onnx.ml on features, labels and linear models, against stock ONNX Runtime on the CPU."""
+"""ai.onnx.ml's operators for features, labels and linear models, compared with the CPU provider."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def kind(dtype: Any) -> int:
 
 
 def model(op_type: str, inputs: Sequence[Array], outputs: Sequence[int], version: int, **attributes: Any) -> bytes:
-    """With sizes that the model does not know."""
+    """Return a model of one node whose inputs have dynamic shapes."""
     names = [f"x{i}" for i in range(len(inputs))]
     results = [f"y{i}" for i in range(len(outputs))]
     node = helper.make_node(op_type, names, results, domain="ai.onnx.ml", **attributes)

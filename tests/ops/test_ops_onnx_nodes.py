@@ -1,6 +1,6 @@
-"""ONNX's backend tests of opsets and attributes that the installed ONNX Runtime does not know yet.
+"""ONNX's backend tests for opsets and attributes that the installed ONNX Runtime does not know yet.
 
-It cannot load them, so that the conformance run says nothing about them: they run here without it.
+ONNX Runtime cannot load these models, so the conformance run lacks them. Here they run without ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ REPORT = Path(__file__).resolve().parents[2] / "docs" / "conformance.md"
 
 
 def unknown_to_the_host() -> list[Case]:
-    """Tests in scope that ONNX Runtime refuses for their opset or an attribute."""
+    """Return the tests that docs/conformance.md lists as unknown to ONNX Runtime by opset or attribute."""
     cases, groups = load_cases(), read_groups(REPORT.read_text())
     keys = [key for key, group in groups.items() if group.startswith("ONNX Runtime does not know the attribute")]
     keys += [key for key, group in groups.items() if group.startswith("ONNX Runtime does not know opset")]
@@ -32,7 +32,7 @@ def unknown_to_the_host() -> list[Case]:
 
 
 def problem(case: Case) -> str:
-    """Describe what is wrong; "" if all is right."""
+    """Run a test case. Return the first difference or error as text, "" if there is none."""
     model = case.model()
     for inputs, expected in case.data_sets(model):
         try:
@@ -46,7 +46,7 @@ def problem(case: Case) -> str:
 
 
 def as_type_of(want: Any, got: Any) -> Any:
-    """The harness gives types that NumPy lacks as the device stores them."""
+    """Convert a result to the type of ``want``: the harness returns types that NumPy lacks as stored integers."""
     if want.dtype.isbuiltin != 2 or got.dtype != storage(want)[0].dtype:
         return got
     return got.astype(want.dtype) if storage(want)[1].is_integer else np.ascontiguousarray(got).view(want.dtype)

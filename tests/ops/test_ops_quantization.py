@@ -1,4 +1,4 @@
-"""Quantization and products of quantized numbers against ONNX's reference."""
+"""Quantization operators and quantized GEMMs and convolutions, compared with ONNX's reference."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def draw(shape: tuple[int, ...], dtype: str, random: np.random.Generator) -> Arr
 
 @st.composite
 def quantized(draw_from: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...], dict[str, int], np.random.Generator]:
-    """A shape, that of the parameters, the attributes, and a source of numbers."""
+    """Draw the shape of x, the shape of scale and zero point, the attributes, and a random generator."""
     shape = tuple(draw_from(st.lists(st.integers(0, 7), min_size=1, max_size=4)))
     axis = draw_from(st.integers(-len(shape), len(shape) - 1))
     kind = draw_from(st.sampled_from(["tensor", "axis", "blocks"]))
@@ -42,7 +42,7 @@ def quantized(draw_from: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...], d
         return shape, (), {"axis": axis}, random
     if kind == "axis":
         return shape, (shape[axis],), {"axis": axis}, random
-    # ONNX's reference cannot take blocks of a tensor without elements.
+    # ONNX's reference does not support blockwise quantization of empty tensors.
     shape = tuple(max(dim, 1) for dim in shape)
     block = draw_from(st.integers(1, shape[axis]))
     parameters = list(shape)
@@ -56,7 +56,7 @@ def quantized(draw_from: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...], d
 def test_quantize_linear(dtype: str, case: tuple[Any, ...], float_type: str, dynamic: bool) -> None:
     shape, parameters, attributes, random = case
     scale = random.choice([0.25, 0.5, 1.0, 2.0], parameters).astype(float_type)
-    # Halves of scales are ties; the range is left on both sides.
+    # x / scale includes ties, and values that saturate at both ends of the range.
     x = (random.integers(-700, 700, shape) * 0.25).astype(float_type) * (80 if dtype.endswith("16") else 1)
     zero = draw(parameters, dtype, random)
     expected = reference("QuantizeLinear", [x.astype(float_type), scale, zero], attributes)
@@ -98,7 +98,10 @@ def test_quantize_takes_its_type_from_the_zero_point_or_output_dtype() -> None:
 @pytest.mark.parametrize("parameters", [(), (4,), (500, 2)], ids=["tensor", "axis", "blocks"])
 @pytest.mark.parametrize("float_type", ["float16", "bfloat16"])
 def test_before_version_23_half_types_are_divided_in_float32(parameters: tuple[int, ...], float_type: str) -> None:
-    """As in the CPU provider: a quotient that is rounded to a half type first can reach another code."""
+    """Before version 23, x / scale of 16-bit floats is computed in float32, as in the CPU provider.
+
+    Rounding the quotient to the 16-bit type first would change some codes.
+    """
     x = np.linspace(-6, 6, 2000, dtype=np.float32).reshape(500, 4).astype(float_type)
     scale, zero = np.full(parameters, 0.05579).astype(float_type), np.full(parameters, 122, np.uint8)
     attributes = {"axis": 1} | ({"block_size": 2} if parameters[1:] else {})
@@ -209,7 +212,7 @@ def test_conv_integer(case: tuple[Any, ...], dynamic: bool) -> None:
     x, w = draw(shape, "uint8", random), draw(weights, "int8", random)
     zero, channels = np.uint8(120), draw(weights[:1], "int8", random)
     shifted = w.astype(np.int32) - channels.astype(np.int32).reshape(-1, *[1] * (w.ndim - 1))
-    # float64 holds these products exactly.
+    # float64 computes these integer sums exactly.
     expected = reference("Conv", [x.astype(np.float64) - 120.0, shifted.astype(np.float64)], attributes)
     (actual,) = run_op("ConvInteger", [x, w, zero, channels], attributes, constant=[1, 3], dynamic=dynamic)
     assert actual.dtype == np.int32
@@ -249,7 +252,7 @@ CODES = np.arange(256, dtype=np.uint8)
 
 
 def bits_of_float8(x: Array, number: int) -> Array:
-    """The codes, with one code for all NaNs."""
+    """Return the 8-bit codes of floats; all NaNs become 0xFFF."""
     x = x.view(FLOATS_8[number])
     return np.where(np.isnan(x.astype(np.float32)), 0xFFF, x.view(np.uint8))
 

@@ -1,4 +1,4 @@
-"""Random operators: their distributions, what their seeds mean, and Philox against its published answers."""
+"""Random operators: their distributions, their seeds, and Philox compared with its published test vectors."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ HALVES = {np.float16: TensorProto.FLOAT16, ml_dtypes.bfloat16: TensorProto.BFLOA
 FLOATS = {np.float32: TensorProto.FLOAT, np.float64: TensorProto.DOUBLE} | HALVES
 N = 100_000
 LIMIT = 1.95 / math.sqrt(N)
-"""Limit of the Kolmogorov-Smirnov statistic: one of a thousand samples of N numbers exceeds it. Seeds are fixed."""
+"""Kolmogorov-Smirnov statistic that one in a thousand samples of N numbers exceeds. Seeds are fixed."""
 
 
 def draw(op_type: str, dtype: Any = np.float32, n: int = N, **attributes: Any) -> Array:
-    """The result of an operator without inputs, as float64."""
+    """Return ``n`` numbers that a random operator without inputs draws, as float64."""
     info = helper.make_tensor_value_info("y", FLOATS[dtype], [n])
     node = helper.make_node(op_type, [], ["y"], shape=[n], dtype=FLOATS[dtype], **({"seed": 1.0} | attributes))
     graph = helper.make_graph([node], "g", [], [info])
@@ -46,7 +46,7 @@ def draw(op_type: str, dtype: Any = np.float32, n: int = N, **attributes: Any) -
 
 
 def distance(sample: Array, distribution: Callable[[Array], Array]) -> float:
-    """Kolmogorov and Smirnov's: the largest difference of distribution functions."""
+    """Return the Kolmogorov-Smirnov statistic: the largest difference between the distribution functions."""
     at = distribution(np.sort(sample))
     steps = np.arange(sample.size + 1) / sample.size
     return float(max((steps[1:] - at).max(), (at - steps[:-1]).max()))
@@ -68,7 +68,7 @@ KNOWN_ANSWERS = [
     ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
     ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
 ]
-"""Of Random123 for philox4x32 with 10 rounds: counter, key, result."""
+"""(counter, key, result): Random123's known answers for philox4x32-10."""
 
 
 def words(text: str) -> list[int]:
@@ -257,11 +257,11 @@ def test_dropout_without_a_ratio_drops_half_and_refuses_an_impossible_one() -> N
         run_op("Dropout", [y, np.array(1.5, np.float32), np.array(True)], opset=13, constant=[1])
 
 
-# ---- seeds and Runs, through ONNX Runtime ----
+# ---- seeds and Runs in sessions ----
 
 
 def session(*nodes: onnx.NodeProto) -> ort.InferenceSession:
-    """Of nodes that read x [n] (double) and write y0, y1, ..."""
+    """Return a session with nodes that read x (float64 [n]) and write y0, y1, ..."""
     x = helper.make_tensor_value_info("x", TensorProto.DOUBLE, ["n"])
     outputs = [helper.make_tensor_value_info(f"y{i}", TensorProto.DOUBLE, ["n"]) for i in range(len(nodes))]
     graph = helper.make_graph(nodes, "g", [x], outputs)
@@ -294,7 +294,7 @@ def test_without_a_seed_sessions_nodes_and_runs_are_independent() -> None:
     drawn = [y for made in sessions for rows in runs(made, 4000, 4000) for y in rows]
     assert np.unique(drawn).size == 8 * 4000
     for i, a in enumerate(drawn):
-        assert distance(a, lambda x: x) < 2.3 / math.sqrt(4000)  # one of 20,000
+        assert distance(a, lambda x: x) < 2.3 / math.sqrt(4000)  # exceeded by 1 of 20,000 samples
         for b in drawn[:i]:
             assert abs(correlation(a, b)) < 6 / math.sqrt(4000)
 
@@ -312,7 +312,7 @@ def test_a_steady_run_counts_on_without_python() -> None:
     drawn = runs(made, *[10, 20] * 20)
     after = ort_cuda_plugin.counters()
     assert after["python_calls"] == before["python_calls"]
-    assert after["copies_h2d"] - before["copies_h2d"] <= 40  # the inputs
+    assert after["copies_h2d"] - before["copies_h2d"] <= 40  # the inputs of 40 Runs
     assert np.unique(np.concatenate(drawn, 1)).size == 600
 
 
@@ -325,5 +325,5 @@ def test_concurrent_runs_draw_different_numbers(adversarial: int) -> None:
         with ThreadPoolExecutor(4) as pool:
             drawn = np.concatenate(list(pool.map(lambda _: runs(made, 50)[0], range(40))), 1)
         assert findings() == []
-        # The Runs are the same ones in another order.
+        # Concurrent Runs draw the same 40 sequences in another order.
         np.testing.assert_array_equal(np.sort(drawn), np.sort(expected))

@@ -1,4 +1,4 @@
-"""Operators that pool regions, put windows back into images or sample them freely; determinants."""
+"""RoiAlign, MaxRoiPool, Col2Im, MaxUnpool, DeformConv and Det, compared with references."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 REFUSED = (NodeError, InvalidModel, PluginError)
 PARAMETER = st.integers(2, 3)
-"""Strides, dilations, pads: from 2 on all are parameters of one kernel, while 0 and 1 make kernels of their own."""
+"""Strides, dilations, pads. Values from 2 on share one kernel, which saves compile time; 0 and 1 have their own."""
 
 
 def floats(*shape: int, seed: int = 0) -> Array:

@@ -1,4 +1,4 @@
-"""Scatter operators against loops in Python, with several updates of one element."""
+"""Scatter operators, also with several updates of one element, compared with loops in Python."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DTYPES += [np.uint8, np.uint16, np.uint32, np.uint64, np.bool_]
 
 
 def expected(op_type: str, data: Array, indices: Array, updates: Array, axis: int, reduction: str) -> Array:
-    """Half types are combined in float32 and rounded at the end."""
+    """Compute a scatter operator in Python. 16-bit floats are combined in float32 and rounded at the end."""
     wide = np.float32 if data.dtype in (np.float16, ml_dtypes.bfloat16) else data.dtype
     result, updates = data.astype(wide), updates.astype(wide)
     step = (ON_BOOLEANS if data.dtype == np.bool_ else COMBINE)[reduction]
@@ -49,7 +49,7 @@ def expected(op_type: str, data: Array, indices: Array, updates: Array, axis: in
 
 
 def numbers(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> Array:
-    """Small integers and their halves: sums and products of few are exact in every type, in any order."""
+    """Return small multiples of 0.5 or integers; short sums and products are exact in all types, in any order."""
     if dtype == np.bool_:
         return rng.integers(0, 2, shape).astype(dtype)
     values = rng.integers(0 if np.dtype(dtype).kind == "u" else -3, 4, shape)
@@ -60,7 +60,7 @@ def check(op_type: str, data: Array, indices: Array, updates: Array, axis: int =
     attributes = {"axis": axis} if op_type == "ScatterElements" else {}
     reference = expected(op_type, data, indices, updates, axis, reduction)
     for dynamic in (False, True):
-        # The length of index tuples has to be known.
+        # ScatterND needs a static length of its index tuples.
         constant = (1,) if dynamic and op_type == "ScatterND" else ()
         for options in (LoweringOptions(), LoweringOptions(deterministic=True)):
             (y,) = run_op(

@@ -1,4 +1,4 @@
-"""Operators that choose elements by their values, against stock ONNX Runtime on the CPU."""
+"""Operators that select elements by value (TopK, Unique, NonZero, ...), compared with the CPU provider."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def check(
     constant: tuple[int, ...] = (),
     **attributes: Any,
 ) -> None:
-    """The plugin's outputs are those of the CPU, for sizes known before and during the Run.
+    """Compare an operator with the CPU provider, with static and with dynamic shapes.
 
-    Inputs in ``constant`` are initializers where sizes are not known.
+    With dynamic shapes, the inputs in ``constant`` are initializers.
     """
     present = [x for x in inputs if x is not None]
     expected = on_cpu(make_model(op_type, inputs, attributes, opset, outputs=outputs), present)
@@ -56,7 +56,7 @@ def rng() -> np.random.Generator:
 
 
 def numbers(shape: tuple[int, ...], dtype: Any) -> Array:
-    """Few distinct values, so that there are equal ones."""
+    """Return random integers from a small range, so that values repeat."""
     return rng().integers(0 if np.dtype(dtype).kind == "u" else -9, 10, shape).astype(dtype)
 
 
@@ -189,7 +189,7 @@ def test_cum_prod(dtype: type[np.generic], exclusive: int, reverse: int) -> None
 
 
 def test_non_zero_of_a_scalar_has_no_coordinates() -> None:
-    # As ONNX says; ONNX Runtime's CPU kernel gives one coordinate.
+    # ONNX specifies shape [0, n] for a scalar; ONNX Runtime's CPU kernel returns one coordinate.
     assert run_op("NonZero", [np.array(3, np.float32)])[0].shape == (0, 1)
     assert run_op("NonZero", [np.array(0, np.float32)])[0].shape == (0, 0)
 

@@ -1,4 +1,4 @@
-"""Losses, normalizations, attention, Einsum and recurrent operators against ONNX's reference or NumPy."""
+"""Losses, normalizations, attention, Einsum and recurrent operators, compared with ONNX's reference or NumPy."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def check(
     tolerance: float = 1e-5,
     dynamic: Sequence[bool] = (False, True),
 ) -> None:
-    """Compares with ONNX's reference, for sizes that the plan knows and for sizes that it does not."""
+    """Compare an operator with ONNX's reference, with static and with dynamic shapes."""
     model = make_model(op_type, inputs, attributes, opset, outputs=outputs)
     given = [x for x in inputs if x is not None]
     names = [value.name for value in model.graph.input]
@@ -174,7 +174,7 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
 def step(
     kind: str, x: np.ndarray, weights: Sequence[np.ndarray], hidden: np.ndarray, cell: np.ndarray, linear: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """One step of one sequence in float64, after the definitions of ONNX."""
+    """Compute one step of one sequence by ONNX's definition in float64; return the hidden state and the cell."""
     w, r, wb, rb, peepholes = weights
     a, b = w @ x + wb, r @ hidden + rb
     if kind == "RNN":
@@ -199,7 +199,7 @@ def step(
 def test_recurrent_operators_stop_at_each_sequences_length(
     monkeypatch: pytest.MonkeyPatch, kind: str, linear: int, direction: str, dynamic: bool, size: int, emulated: bool
 ) -> None:
-    """In the emulated device's form, whose strips of hidden elements fit their number or not, and in a GPU's."""
+    """Test the emulated device's kernels with 8 and 5 hidden elements (a full and a partial strip), and a GPU's."""
     monkeypatch.setattr(OpenDevice, "properties", lambda self: DeviceProperties(emulated=emulated))
     steps, batch, width = 4, 3, 2
     count, gates = 1 + (direction == "bidirectional"), {"RNN": 1, "GRU": 3, "LSTM": 4}[kind]
@@ -261,7 +261,7 @@ def test_activations_take_their_parameters_in_order_and_clip_comes_first() -> No
 
 
 def test_clip_bounds_the_gates_of_lstm_and_not_its_cell() -> None:
-    """As the CPU provider has it; ONNX's reference knows no clip."""
+    """Compare with the CPU provider, since ONNX's reference ignores clip."""
     x, w, r = random(2, 1, 3), random(1, 8, 3, seed=1), random(1, 8, 2, seed=2)
     given = [x, w, r, np.array([[[2.0, -3.0]]], np.float32)]
     inputs = [*given[:3], None, None, None, given[3]]
@@ -298,7 +298,7 @@ def test_recurrent_operators_of_float16_sum_in_float32(kind: str, gates: int) ->
 
 @pytest.mark.parametrize("softmax_precision", [None, 1])
 def test_attention_of_float16_stays_in_range(softmax_precision: int | None) -> None:
-    # Products of these queries and keys leave the range of float16 before they are scaled.
+    # Without scaling, the scores of these queries and keys exceed the range of float16.
     q = np.full((1, 1, 2, 64), 40, np.float16)
     k = np.stack([q[0, 0, 0], q[0, 0, 0] / 2])[None, None]
     v = random(1, 1, 2, 4).astype(np.float16)

@@ -1,4 +1,4 @@
-"""Operators that move elements and compute shapes, against NumPy, and kernels on views of any strides."""
+"""Operators that move elements and compute shapes, compared with NumPy, and kernels on strided views."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ shapes = hnp.array_shapes(min_dims=1, max_dims=4, min_side=0, max_side=6)
 
 
 def numbered(shape: tuple[int, ...], dtype: str = "float32") -> Array:
-    """Elements that tell where they come from, as far as the type can."""
+    """Return elements numbered in C order, modulo 120 (bool: 2), which reveal misplaced elements."""
     values = np.arange(math.prod(shape)).reshape(shape)
     return (values % 2).astype(bool) if dtype == "bool" else (values % 120).astype(dtype)
 
@@ -57,8 +57,8 @@ def test_slices_of_any_step_are_those_of_onnx(
     x = numbered(shape, dtype)
     index = [slice(None)] * x.ndim
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
-        # Backwards, an end before the first element stands for "up to it", as the largest number does; Python says
-        # None. A start before the first element is this one.
+        # With a negative step, an end before the first element, or INT64_MAX, includes the first element: None in
+        # Python. A start before the first element is clamped to it.
         if step < 0:
             start = max(start, -x.shape[axis])
         to_the_first = step < 0 and (end < -x.shape[axis] or end == 2**63 - 1)
@@ -209,7 +209,7 @@ def test_gather_nd_and_scatter_nd_select_by_index_tuples(dynamic: bool, length: 
     model = make_model("GatherND", [x, indices], {"batch_dims": batch})
     (expected,) = ReferenceEvaluator(model).run(None, {"x0": x, "x1": indices % np.array(limits)})
     declared = read_model(model, dynamic)
-    declared.inputs[1].shape = indices.shape  # the length of an index tuple is part of the model
+    declared.inputs[1].shape = indices.shape  # GatherND needs a static length of index tuples
     from kernel_harness import run_graph
 
     assert_same(run_graph(declared, [x, indices])[0], np.asarray(expected))
@@ -285,7 +285,7 @@ def test_a_negative_dimension_is_an_error_though_the_number_of_elements_fits(
 
 @pytest.mark.parametrize("kept", [0, 2, 6])
 def test_a_reshape_of_nothing_infers_from_the_dimensions_that_are_not_empty(kept: int) -> None:
-    """Sizes that come from elsewhere in the model, so that they do not cancel out of the quotient."""
+    """With allowzero, the size of -1 follows from the other dimensions even if the tensor is empty (kept = 0)."""
     x = np.zeros((kept, 20, 16), np.float32)
     (actual,) = run_op("Reshape", [x, ints(kept, -1, 10)], {"allowzero": 1})
     assert actual.shape == (kept, 32, 10)
@@ -402,12 +402,12 @@ def test_range_of_floats_has_the_elements_below_its_limit(
     opset = 27 if np.dtype(dtype).itemsize == 2 else 11
     actual = run_op("Range", [start, limit, delta], opset=opset, constant=constant)[0].view(dtype)
     assert actual.shape == expected.shape
-    # One rounding of the product and the sum, or of each.
+    # start + i * delta may be rounded once (FMA) or twice.
     np.testing.assert_allclose(actual.astype(float), expected.astype(float), rtol=2 * float(ml_dtypes.finfo(dtype).eps))
 
 
 def test_range_of_halves_counts_in_the_type_of_stash_type() -> None:
-    # In bfloat16 every element from 256 on would be 256.
+    # Counting in bfloat16 would stop at 256, since 256 + 1 rounds to 256.
     start, limit, delta = scalars(ml_dtypes.bfloat16, 250, 270, 1)
     for stash_type in (1, 11):
         (actual,) = run_op("Range", [start, limit, delta], {"stash_type": stash_type}, opset=27)

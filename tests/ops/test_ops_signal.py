@@ -1,4 +1,4 @@
-"""Fourier transforms, windows and centred crops, against NumPy."""
+"""Fourier transforms, window functions and CenterCropPad, compared with NumPy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Element types of fewer than 8 bits, floats of 8 bits and fewer, and roundings: against ml_dtypes and NumPy."""
+"""Element types of at most 8 bits (int4, float8, ...) and rounding of casts, compared with ml_dtypes and NumPy."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ small_types = st.sampled_from(sorted(SMALL))
 
 
 def values_of(name: str) -> list[float]:
-    """All numbers of a type."""
+    """Return all values of an integer type or float4e2m1, and some powers of two for other types."""
     if name in INTEGERS:
         info = ml_dtypes.iinfo(INTEGERS[name])
         return list(range(info.min, info.max + 1))
@@ -47,7 +47,7 @@ def values_of(name: str) -> list[float]:
 
 
 def numbered(shape: tuple[int, ...], name: str) -> Array:
-    """Elements that differ from their neighbours."""
+    """Return a tensor in which adjacent elements differ."""
     numbers = np.array(values_of(name), np.float32)
     return numbers[np.arange(math.prod(shape)) * 7 % len(numbers)].reshape(shape).astype(SMALL[name])
 
@@ -92,7 +92,7 @@ def test_what_moves_elements_moves_small_ones(
 def test_views_of_packed_tensors_are_outputs(
     shape: tuple[int, ...], name: str, data: st.DataObject, dynamic: bool
 ) -> None:
-    """Parts start in the middle of a byte, and one input is several outputs."""
+    """Split packed tensors into outputs that may start in the middle of a byte, and pad them."""
     x = numbered((5, *shape), name)
     parts = run_op("Split", [x, np.array([1, 3, 1])], {"axis": 0}, opset=24, outputs=3, constant=[1], dynamic=dynamic)
     for part, expected in zip(parts, np.split(x, [1, 4]), strict=True):
@@ -138,7 +138,7 @@ def test_casts_to_few_bits_keep_the_low_ones(name: str, source: str) -> None:
     [("int4", "uint4"), ("uint4", "int4"), ("int2", "uint2"), ("int4", "float4e2m1"), ("float4e2m1", "int4")],
 )
 def test_bits_of_packed_elements_are_cast(source: str, target: str) -> None:
-    """What follows in the same cluster reads the element, not its packed bits."""
+    """A Cast after BitCast in the same cluster reads the sign-extended element, not its packed bits."""
     x = np.array(values_of(source)).astype(SMALL[source])
     mask = (1 << ml_dtypes.iinfo(INTEGERS[source]).bits) - 1 if source in INTEGERS else 15
     codes = x.astype(np.int8).view(np.uint8) & mask if source in INTEGERS else x.view(np.uint8)
@@ -238,7 +238,7 @@ HALVES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float8e5m2": m
 
 @pytest.mark.parametrize("name", HALVES)
 def test_float64_is_rounded_once(name: str) -> None:
-    """Next to the middle of two numbers, at a distance that float32 does not see."""
+    """Cast float64 values so close to a midpoint that rounding to float32 first would give another result."""
     dtype = HALVES[name]
     largest = float(ml_dtypes.finfo(dtype).max)
     exact = np.array([1.0, 1.5, 3.0, -0.75, float(ml_dtypes.finfo(dtype).smallest_subnormal)], dtype)
@@ -255,7 +255,7 @@ def test_float64_is_rounded_once(name: str) -> None:
         wanted = pair[np.argmin(np.abs(pair - x[i]))] if i >= len(exact) else None
         assert a in pair
         assert wanted is None or a == wanted
-    # The middle itself goes to the even one; what is exact stays, signs included.
+    # Midpoints round to even. Exact values stay, and zeros keep their signs.
     even = np.where(codes % 2 == 0, exact, after)
     np.testing.assert_array_equal(actual[: len(exact)], even)
     np.testing.assert_array_equal(actual[3 * len(exact) : -7], exact)
@@ -305,7 +305,7 @@ def options() -> ort.SessionOptions:
 
 @pytest.mark.parametrize("external", [False, True])
 def test_onnx_runtime_hands_over_packed_tensors(tmp_path: Path, external: bool) -> None:
-    """Inputs, outputs and initializers, inline and in a file, of an odd number of elements."""
+    """int4 inputs, outputs and initializers (in the model or an external file) with an odd number of elements."""
     w, x = numbered((3, 67), "int4"), numbered((67, 3), "int4")
     nodes = [
         helper.make_node("Transpose", ["x"], ["y"]),

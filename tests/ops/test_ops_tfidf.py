@@ -1,4 +1,4 @@
-"""TfIdfVectorizer against onnx.reference."""
+"""TfIdfVectorizer, compared with onnx.reference."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_counts(data: st.DataObject) -> None:
         attributes["weights"] = rng.uniform(0.5, 2, max(columns) + 1).astype(np.float32).tolist()
     shape = data.draw(st.sampled_from([(12,), (1,), (3, 7), (1, 2)]))
     x = rng.integers(0, 3, shape).astype(data.draw(st.sampled_from([np.int32, np.int64])))
-    # The reference needs weights, whose default is 1.
+    # onnx.reference lacks the default of weights, which is 1.
     weighted = {"weights": [1.0] * (max(columns) + 1)} | attributes
     (expected,) = ReferenceEvaluator(make_model("TfIdfVectorizer", [x], weighted)).run(None, {"x0": x})
     for dynamic in (False, True):

@@ -1,4 +1,4 @@
-"""Operators whose other tests are further cases, which the second tier has: one node of each, in one model."""
+"""One model with a node of each operator whose other tests run only in the second (slower) tier of tests."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ ROWS: list[Row] = [
 
 
 def model_of(rows: Sequence[Row]) -> tuple[onnx.ModelProto, list[Array]]:
-    """Return a model with a node for each row, and its inputs: each array once."""
+    """Return a model with a node for each row, and its inputs. An array of several rows is one input."""
     fed: dict[int, tuple[str, Array]] = {}
     nodes, results = [], []
     for i, (name, inputs, attributes, expected) in enumerate(rows):

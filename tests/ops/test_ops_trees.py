@@ -1,4 +1,4 @@
-"""Tree ensembles, against stock ONNX Runtime on the CPU."""
+"""Tree ensembles, compared with the CPU provider."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FEATURES = 5
 
 
 def rows(rng: np.random.Generator, count: int, dtype: Any) -> Array:
-    """Few values, so that some are equal to thresholds, and some NaN."""
+    """Return features [count, FEATURES]: small integers, many of them equal to thresholds, and some NaN for floats."""
     x = rng.integers(-3, 4, (count, FEATURES)).astype(dtype)
     if x.dtype.kind == "f":
         x[rng.random(x.shape) < 0.15] = np.nan
@@ -44,7 +44,10 @@ def model(op_type: str, outputs: Mapping[str, int], dtype: Any, version: int, at
 
 
 def check(source: bytes, x: Array, reference: bytes = b"") -> None:
-    """Placement and results, for many rows and for one. ``reference`` is the CPU provider's model, if another one."""
+    """Compare the plugin with the CPU provider, for all rows and for one row.
+
+    The CPU provider runs the model ``reference`` if it is given. All nodes must run on the plugin.
+    """
     tolerance = 1e-5
     cpu = ort.InferenceSession(reference or source, providers=["CPUExecutionProvider"])
     session = ort_cuda_plugin.session(source, emulate=True)
@@ -56,7 +59,7 @@ def check(source: bytes, x: Array, reference: bytes = b"") -> None:
 
 
 class Lists:
-    """The nodes of random trees as TreeEnsembleRegressor and TreeEnsembleClassifier have them."""
+    """Random trees in the attributes of TreeEnsembleRegressor and TreeEnsembleClassifier (parallel lists)."""
 
     def __init__(self, rng: np.random.Generator, trees: int, depth: int, modes: list[str], missing: bool) -> None:
         self.rng, self.modes = rng, modes
@@ -90,7 +93,7 @@ class Lists:
         return result
 
     def weights(self, prefix: str, targets: list[int], complete: bool, low: float = -1.0) -> dict[str, Any]:
-        """For each leaf all targets, or one of them."""
+        """Return the leaf weights as attributes: for all targets of each leaf (``complete``), or for a random one."""
         found = []
         for tree, node in self.leaves:
             for target in targets if complete else [int(self.rng.choice(targets))]:
@@ -124,7 +127,7 @@ def test_regressor(aggregate: str) -> None:
 
 
 def test_trees_of_long_lists_in_any_order() -> None:
-    """Lists so long stay arrays; nodes that do not follow their numbers are found by these all the same."""
+    """Test attributes long enough to be `LongList`s, and node ids that are not in the order of the nodes."""
     rng = np.random.default_rng(7)
     lists = Lists(rng, 60, 7, MODES[:2], True)
     attributes = lists.attributes() | lists.weights("target", [0, 1], True) | {"n_targets": 2}
@@ -155,7 +158,7 @@ def test_classifier_of_many_classes(transform: str) -> None:
 
 @pytest.mark.parametrize("transform", ["NONE", "LOGISTIC", "SOFTMAX"])
 def test_classifier_of_two_classes(transform: str) -> None:
-    """Scores for either class or both, with and without negative ones and base values, as ONNX Runtime has them."""
+    """Compare leaf weights for one or both classes, with and without negative weights and base values."""
     rng = np.random.default_rng(2)
     for targets in ([0], [1], [0, 1]):
         for low in (0.0, -1.0):
@@ -171,7 +174,7 @@ def test_classifier_of_two_classes(transform: str) -> None:
 
 
 class Arrays:
-    """The nodes of random trees as TreeEnsemble has them."""
+    """Random trees in the attributes of TreeEnsemble (version 5), where leaves are separate from nodes."""
 
     def __init__(self, rng: np.random.Generator, trees: int, depth: int, modes: list[int]) -> None:
         self.rng, self.modes = rng, modes
@@ -227,7 +230,7 @@ def test_version_5(dtype: Any) -> None:
         attributes = Arrays(rng, 5, 3, list(modes)).attributes(dtype)
         attributes |= {"aggregate_function": aggregate}
         x = rows(rng, 40, dtype)
-        # ONNX numbers SOFTMAX before LOGISTIC, ONNX Runtime's CPU provider the other way round.
+        # The numbers 1 and 2 mean SOFTMAX and LOGISTIC in ONNX's enum, but are exchanged in the CPU provider.
         source, reference = (
             ensemble(dtype, attributes | {"post_transform": number})
             for number in (transform, {1: 2, 2: 1}.get(transform, transform))
@@ -243,7 +246,7 @@ def test_more_rows_than_leaf_numbers_fit(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_missing_values_in_sets() -> None:
-    """ONNX: a NaN goes where its track says, also at a node that looks for its element in a set."""
+    """At a set-membership node, a NaN takes the branch of nodes_missing_value_tracks_true, even if the set has NaN."""
     leaf = {"leaf_targetids": [0, 0], "leaf_weights": numpy_helper.from_array(np.array([1, 2], np.float32), "w")}
     node = {
         "tree_roots": [0], "nodes_featureids": [0], "nodes_truenodeids": [0], "nodes_falsenodeids": [1],
@@ -260,7 +263,7 @@ def test_missing_values_in_sets() -> None:
 
 
 def hostile(**changes: Any) -> Any:
-    """One tree of a node and two leaves, with other attributes."""
+    """Run a tree with one node and two leaves after replacing some attributes."""
     attributes: dict[str, Any] = {
         "nodes_treeids": [0, 0, 0], "nodes_nodeids": [0, 1, 2], "nodes_featureids": [0, 0, 0],
         "nodes_modes": ["BRANCH_LEQ", "LEAF", "LEAF"], "nodes_values": [0.0, 0.0, 0.0],
@@ -330,7 +333,7 @@ def test_a_model_that_is_declined_says_why() -> None:
 
 
 def test_float16() -> None:
-    """ONNX Runtime has no float16 kernel: thresholds and weights that float16 represents give the float32 result."""
+    """ONNX Runtime lacks a float16 kernel. Thresholds and weights are exact in float16, so float32 is the reference."""
     rng = np.random.default_rng(6)
     arrays = Arrays(rng, 4, 3, [0, 6])
     x = np.nan_to_num(rows(rng, 9, np.float32))

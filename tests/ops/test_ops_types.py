@@ -1,4 +1,4 @@
-"""Element types that operators serve: all that the schemas of ONNX allow, and that those work which are rare."""
+"""Element types: operators declare all types that ONNX's schemas allow. Also tests of rarely used types."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from ort_cuda_plugin.ops import registry
 
 OTHER_NAMES = {"float": "FLOAT32", "double": "FLOAT64"}
 NOT_DECLARED: dict[tuple[str, str], frozenset[DType]] = {}
-"""Types that a schema allows and the plugin declines, by operator and constraint. Say why at the entry."""
+"""(operator, type constraint) -> types that the schema allows and the plugin declines. Give the reason at the entry."""
 
 
 def device_types(type_strs: Iterable[str]) -> frozenset[DType]:
-    """Those of a schema's types that device memory holds: no strings, complex numbers, sequences or optional values."""
+    """Return those of a schema's types that device memory can hold: not strings, complex numbers or sequences."""
     names = [text[len("tensor(") : -1] for text in type_strs if text.startswith("tensor(")]
     members = [DType.__members__.get(OTHER_NAMES.get(name, name).upper()) for name in names]
     return frozenset(dtype for dtype in members if dtype is not None and dtype.is_supported)
 
 
 def schemas() -> list[onnx.defs.OpSchema]:
-    """Of every version of every operator that the table has."""
+    """Return the schemas of all versions of all ai.onnx operators in the registry."""
     served = {operator.name for operator in registry.operators() if operator.domain == ""}
     return [
         schema
@@ -75,7 +75,7 @@ def test_unsigned_integers_are_reduced(dtype: type[np.generic]) -> None:
     ]:
         (y,) = run_op(name, [x, np.array([1])], {"keepdims": 0}, 18, constant=[1])
         assert y.dtype == dtype
-        # Roots of squares and logarithms of exponentials are whole here, or cut off.
+        # Results are truncated to integers, so a root or logarithm may be off by one.
         np.testing.assert_allclose(y, expected.astype(dtype), atol=name.startswith(("ReduceL2", "ReduceLog")))
     (y,) = run_op("CumSum", [x, np.array(1)], opset=14, constant=[1])
     np.testing.assert_array_equal(y, x.cumsum(1, dtype=dtype))

@@ -1,4 +1,4 @@
-"""Earlier definitions of operators, their declarations in the table, and operators of com.microsoft."""
+"""Earlier versions of operators, the registry's lookup by version, and some com.microsoft operators."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ EARLIER = [
     ("ReduceMean", 11, [X], {"axes": [-1], "keepdims": 0}, X.mean(-1)),
     ("ReduceMean", 17, [X], {}, X.mean(keepdims=True)),
     ("ReduceMax", 12, [X], {"axes": [0, 2]}, X.max((0, 2), keepdims=True)),
-    ("ReduceMin", 12, [X], {"axes": [1, -2]}, X.min(1, keepdims=True)),  # one axis, named twice
+    ("ReduceMin", 12, [X], {"axes": [1, -2]}, X.min(1, keepdims=True)),  # both are axis 1
     ("BatchNormalization", 7, [X, *STATISTICS], {}, NORMALIZED),
     ("BatchNormalization", 9, [X, *STATISTICS], {}, NORMALIZED),
     ("Dropout", 7, [X], {"ratio": 0.3}, X),
@@ -132,7 +132,7 @@ def test_operators_of_com_microsoft(name: str, inputs: list[np.ndarray], expecte
     np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
 
 
-# ---- the table ----
+# ---- the registry ----
 
 
 def serving(name: str, version: int) -> registry.Operator:
@@ -188,7 +188,7 @@ def declared() -> list[Any]:
 
 
 def schema(operator: registry.Operator) -> onnx.defs.OpSchema:
-    """The newest schema that the row serves."""
+    """Return the newest ONNX schema that the registered operator serves."""
     later = [o.since for o in declared() if o.name == operator.name and o.since > operator.since]
     last = min([*later, registry.NEWEST_OPSETS[""] + 1]) - 1
     return onnx.defs.get_schema(operator.name, min(last, operator.until or last), "")
@@ -197,7 +197,7 @@ def schema(operator: registry.Operator) -> onnx.defs.OpSchema:
 CONTRIBUTED = {("LayerNormalization", 1), ("SimplifiedLayerNormalization", 1), ("MeanVarianceNormalization", 1)}
 CONTRIBUTED |= {(name, 1) for name in ("Affine", "Crop", "DynamicSlice", "ImageScaler", "ParametricSoftplus")}
 CONTRIBUTED |= {(name, 1) for name in ("Scale", "ScaledTanh")}
-"""Operators that ORT adds to the domain of ONNX."""
+"""Operators that ORT adds to the domain ai.onnx; ONNX has no schemas of them."""
 
 
 @pytest.mark.parametrize("operator", declared(), ids=lambda o: f"{o.name}-{o.since}")
@@ -216,7 +216,7 @@ def test_declarations_agree_with_the_schemas_of_onnx(operator: Operator) -> None
         used = operator.constraint(index)
         assert not used or used == input.type_str, f"{input.name} is {input.type_str}"
     for name, attribute in defined.attributes.items():
-        # Options of operators that are declined as a whole when they are used.
+        # The plugin declines any node with one of these attributes.
         if name in {"sparse_value", "value_string", "value_strings", "layout", "output_dtype"}:
             continue
         if name in registry.IGNORED_ATTRIBUTES:

@@ -1,4 +1,4 @@
-"""Messages of operators about invalid models: the input or attribute, what is expected, and what was found."""
+"""Error messages of operators: they name the input or attribute, the expected value, and the actual one."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ OPERATORS = Path(ort_cuda_plugin.__file__).parent / "ops"
 EXPECTED = re.compile(
     r"(add up to|agree|be|broadcast|divide|fit|give|have|hold|leave|name|not be|rotate|stay within)\b.*[^.]", re.DOTALL
 )
-"""What must be, as it stands behind "must"."""
+"""Pattern of the text that follows "must" in a message."""
 OTHERS = {"registry.py": 6}
-"""Messages that no helper writes, by file: missing inputs and operators, which have no value. May only shrink."""
+"""File -> number of messages written without the helpers: missing inputs and operators. May only decrease."""
 
 
 def calls(path: Path) -> list[ast.Call]:
@@ -33,7 +33,7 @@ def calls(path: Path) -> list[ast.Call]:
 
 
 def text(argument: ast.expr) -> str:
-    """A message, with {} for what it is filled with; "" for what no literal is."""
+    """Return the text of a string literal, with {} for the fields of an f-string; "" for other expressions."""
     if isinstance(argument, ast.Constant):
         return str(argument.value)
     if isinstance(argument, ast.JoinedStr):
@@ -52,7 +52,7 @@ def test_messages_of_operators_are_written_by_the_helpers() -> None:
 
 
 def test_messages_say_what_must_be_and_what_is_supported() -> None:
-    """The operator stands before each message, so that none names it again."""
+    """The caller puts the operator's name before each message, so the message must not repeat it."""
     operators = {row.name for row in registry.operators()}
     wrong = []
     for path in sorted(OPERATORS.rglob("*.py")):
