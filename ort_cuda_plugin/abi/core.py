@@ -36,7 +36,7 @@ def core() -> Any:
     """Return the library's table (``const ocp_core *``), opened on first use.
 
     Raises:
-        PluginError: the library is missing, broken, or of another build than this package.
+        PluginError: the library is missing or cannot be loaded, or library and package are of different builds.
     """
     return _core if _core is not None else _open()
 
@@ -112,7 +112,7 @@ def counters() -> dict[str, int]:
 
 
 def reset_counters() -> None:
-    """Set the counters of events to 0; counters of bytes in use and of live objects keep their values."""
+    """Set the counters of events, such as launches, to 0. Counters of bytes in use and of live objects stay."""
     core().counters_reset()
 
 

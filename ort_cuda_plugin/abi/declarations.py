@@ -1,7 +1,7 @@
-"""C declarations of the ONNX Runtime ABI subset, made from ``abi.tables`` and ``abi.structs``.
+"""C declarations of the parts of ONNX Runtime's ABI that the plugin uses, from ``abi.tables`` and ``abi.structs``.
 
-The same text is the header of the shim (``csrc_shim/base/ort_abi.h``) and, without preprocessor lines, the cdef of the
-bridge, so that C and Python cannot disagree.
+The text is the C library's header ``csrc_shim/base/ort_abi.h``. Without preprocessor lines it is also the cffi cdef of
+Python's bridge, so that C and Python have the same declarations.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .tables import FUNCTION_TABLES, NEWEST_API, OLDEST_API
 
 @dataclass(frozen=True)
 class Slot:
-    """One member of a function table or callback struct."""
+    """One member of a function table or callback struct; ``since`` is the API version that added it."""
 
     index: int
     since: int

@@ -278,7 +278,7 @@ class Module:
         """Enqueue a kernel.
 
         ``args`` are arrays (passed as pointers) and NumPy scalars of exactly the parameters' types. Raises CudaError,
-        also for errors of earlier launches.
+        perhaps for an earlier launch, as usual in CUDA.
         """
         values = Params(args)
         function = self.function(name)

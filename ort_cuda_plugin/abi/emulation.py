@@ -1,4 +1,4 @@
-"""Settings and findings of the emulated devices of this process."""
+"""Settings of this process's emulated devices, and the findings of their checking mode."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from .core import core, ffi
 
 _TEXT_BYTES = 500
-"""Maximum bytes that ``csrc_shim/emulator`` writes for a finding, or for the reason why it refuses settings."""
+"""Size in bytes of the buffer for a finding, or for the reason why the emulator rejects settings."""
 
 
 def configuration() -> Any:

@@ -1,10 +1,9 @@
 """The enums of ONNX Runtime's C ABI, and the structs that the plugin fills for ONNX Runtime to call.
 
-``CALLBACK_STRUCTS`` are complete, with their members in order. Each line is
+``CALLBACK_STRUCTS`` are complete, with their members in order. Each line has the API version that added the member, and
+its C declaration::
 
     since declaration
-
-as in ``abi.tables``.
 """
 
 from __future__ import annotations

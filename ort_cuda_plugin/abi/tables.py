@@ -1,19 +1,20 @@
-"""The functions of ONNX Runtime's C ABI that concern an execution provider, and the versions that the plugin speaks.
+"""Function tables of ONNX Runtime's C ABI, as far as an execution provider needs them, and the supported API versions.
 
-Slots that are not listed become reserved space. Each line is
+Each line declares a function::
 
     slot since declaration
 
-where ``since`` is the API version (the N of ONNX Runtime 1.N) that added the slot, 1 for the oldest ones. A line
-without a slot and a number continues the declaration before it. ``abi.declarations`` turns these tables into C.
+``slot`` is the function's index in its table, ``since`` the API version (the N of ONNX Runtime 1.N) that added it, 1
+for the oldest ones. A line without both numbers continues the line before it. Slots that are not listed become
+reserved space. ``abi.declarations`` turns these tables into C.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-#: The oldest and the newest API version that the plugin speaks; it negotiates min(NEWEST_API, host). It also uses some
-#: slots of newer versions, if the host has them.
+#: Oldest and newest API version that the plugin requests: it requests min(NEWEST_API, version of the host). If the host
+#: is newer, the plugin also calls some functions of newer versions.
 OLDEST_API: Final = 26
 NEWEST_API: Final = 30
 

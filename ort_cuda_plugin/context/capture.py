@@ -21,9 +21,9 @@ from .guards import Guards
 from .sample_shapes import Shapes, sample_shapes
 
 MAX_RANKS = 5
-"""Number of ranks for which plans are built if the model does not declare the rank of an input."""
+"""Maximum number of candidate ranks, from `LIKELY`, for which plans are built if an input's rank is unknown."""
 MAX_CONDITIONS = 3
-"""Number of boolean host inputs for which plans are built with both values."""
+"""Maximum number of boolean host inputs for which plans are built with both values."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class ContextTarget:
 class Captured:
     """Plans of one cluster for one target. Indices in the plans refer to the lists of this object.
 
-    ``failures`` has the shapes without a plan, and the reasons.
+    ``failures`` are texts, each with the shapes for which no plan could be built, and the reason.
     """
 
     host_inputs: list[int] = field(default_factory=list)
@@ -100,9 +100,9 @@ def capture(cluster: CompiledCluster, ranks: Ranks, wanted: Sequence[Shapes] = (
 def _samples(
     cluster: CompiledCluster, ranks: Ranks, wanted: Sequence[Shapes]
 ) -> Iterator[tuple[list[tuple[int, ...]], dict[int, Sequence[int]]]]:
-    """Yield shapes of all inputs, with contents of host inputs.
+    """Yield shapes of all inputs, and contents of host inputs by their indices.
 
-    Unknown ranks are assumed to be those of typical models.
+    For inputs of unknown rank, yield shapes of the first `MAX_RANKS` ranks in `LIKELY`.
     """
     is_known = all(ranks.under(None).rank(value) is not None for value in cluster.inputs)
     for trial in (None,) if is_known else LIKELY[:MAX_RANKS]:

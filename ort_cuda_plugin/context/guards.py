@@ -1,4 +1,4 @@
-"""Evaluates and prints the guards of a plan in Python: says whether a plan accepts given inputs, and if not, why."""
+"""Evaluates a plan's guards in Python: whether the plan accepts given inputs, and if not, which guard fails."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SIGNS = {
 _OPERANDS = {ExprOp.CONST: 0, ExprOp.SELECT: 3}
 _MAX_TEXT_DEPTH = 12
 _MAX_REGISTERS = 1 << 16
-"""Maximum registers of an input: one for each dimension, or one for each element that the host reads."""
+"""Maximum number of an input's dimensions, and of its elements that the host reads. Each has a register."""
 
 
 class Guards:

@@ -44,9 +44,10 @@ class Session:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A cluster from a context. If it is compiled again, ``why`` says why the stored plans are not used.
+    """A cluster from a context: its stored plans, or a cluster that compiles the stored graph.
 
-    ``refitted`` names the initializers with new contents.
+    In the second case ``why`` says why the stored plans are not used. ``refitted`` names the initializers whose
+    contents differ from those at compilation.
     """
 
     cluster: StoredCluster | CompiledCluster
@@ -125,9 +126,10 @@ class Context:
         return self.constants.check([_index(number) for number in row["constants"]], refits)
 
     def _check_ports(self, stored: Json, found: Sequence[DType | None], what: str, strictly: bool = False) -> None:
-        """Check that the node's types are the stored ones. Unless ``strictly``, an unknown type (None) is accepted.
+        """Check that the element types of the EPContext node, ``found``, are those of the stored inputs or outputs.
 
-        ONNX Runtime allocates outputs by the node's types; each Run checks the types of inputs.
+        Unless ``strictly``, an unknown type (None) is accepted, which is safe for inputs: each Run checks them. ONNX
+        Runtime allocates outputs by the node's types without a check.
         """
         types = [None if port["dtype"] is None else dtype_of(port["dtype"]) for port in stored]
         differ = len(types) != len(found) or any(
@@ -167,7 +169,7 @@ def _index(number: Json) -> int:
 
 
 class _Partition:
-    """The part of a context for one cluster, for the session that loads it."""
+    """One cluster's part of a context, as seen by the session that loads it."""
 
     def __init__(self, context: Context, row: Json, session: Session) -> None:
         self.context = context

@@ -1,4 +1,4 @@
-"""Workspace of sessions with ep.share_ep_contexts=1: keeps context files that one session has read for the next.
+"""Workspace of sessions with ep.share_ep_contexts=1: keeps a context file that a session has read for later sessions.
 
 A session that needs another partition of the file takes it from the workspace, even if the file was deleted. The
 workspace keeps a file until sessions have taken all of its partitions, or a session with ep.stop_share_ep_contexts=1
@@ -17,7 +17,7 @@ from .storage.container import Container
 _lock: Final = threading.Lock()
 _used: Final[weakref.WeakValueDictionary[Hashable, Container]] = weakref.WeakValueDictionary()
 _kept: Final[dict[Hashable, tuple[Container, set[str]]]] = {}
-"""By key, the container of a file, and the partitions that no session has taken yet."""
+"""Key of a context file -> its container, and the names of the partitions that no session has taken yet."""
 
 
 def find(key: Hashable) -> Container | None:

@@ -45,7 +45,7 @@ _storage: Final[Mapping[int, tuple[str, str, str]]] = {
 }
 """Element types that tensors in device memory can have.
 
-ONNX number -> short name, NumPy type of the stored element, kind of arithmetic.
+Number in ONNX's TensorProto -> short name, NumPy type of the stored element, kind of arithmetic.
 """
 _packed_bits: Final[Mapping[int, int]] = {21: 4, 22: 4, 23: 4, 25: 2, 26: 2}
 _ort_numbers: Final[Mapping[int, int]] = {24: 26, 25: 24, 26: 25}
@@ -149,7 +149,7 @@ NARROW_FLOATS: Final = frozenset({DType.FLOAT16, DType.BFLOAT16, DType.FLOAT4E2M
 
 
 _KEPT_BYTES: Final = 1 << 16
-"""Maximum size in bytes of a constant that stays in memory after it was read from a file."""
+"""Maximum bytes of a constant that stays in host memory after it was read from a file; larger ones are read again."""
 
 
 class Constant:
@@ -229,7 +229,7 @@ class Constant:
         return found
 
     def look(self) -> Array:
-        """Return the contents and set ``decides``: plans and kernels made from now on are valid for them only."""
+        """Return the contents and set ``decides``: later plans and kernels may depend on these contents."""
         self.decides = True
         for part in self.recipe.parts if self.recipe is not None else ():
             part.constant.look()
@@ -343,7 +343,7 @@ class Value:
 
     @property
     def constant(self) -> Array | None:
-        """Return the initializer's contents if no Run can change them, else None."""
+        """Return the initializer's contents; None for other values. Plans may depend on them (see `Constant.look`)."""
         return None if self.initializer is None else self.initializer.look()
 
     def __repr__(self) -> str:
@@ -394,7 +394,7 @@ AttrValue: TypeAlias = "int | float | str | Constant | tuple[int, ...] | tuple[f
 
 
 MAX_SUBGRAPH_DEPTH: Final = 16
-"""Maximum nesting depth of bodies that are read."""
+"""Maximum nesting depth of subgraphs (bodies of control-flow nodes) that are read."""
 
 
 @dataclass(eq=False)
@@ -440,7 +440,7 @@ class Node:
 
 @dataclass(eq=False)
 class Graph:
-    """Nodes in topological order. A graph and its bodies share one Value object per name.
+    """Nodes in topological order. A graph and the bodies (subgraphs) of its nodes share one Value object per name.
 
     ``parent`` is the control-flow node around a body that ORT presents without its outer graph; it does not share
     Values with the body. ``operators`` are the custom operators at the creation of the session, a snapshot of

@@ -50,7 +50,7 @@ def width_limits(model: bytes, mask: str, initializer: Callable[[str], int | Non
                 choices.append(node.inputs[0])
 
     def origin(name: str) -> tuple[str, _Node | None]:
-        """Return the name of the value from which casts and selections of elements make ``name``, and its producer."""
+        """Follow Cast, Gather, Slice and views from ``name`` back to their source; return its name and its producer."""
         seen = set()
         while (node := producers.get(name)) and node.operator in _KEEPS_VALUE and name not in seen:
             seen.add(name)

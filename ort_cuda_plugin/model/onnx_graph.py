@@ -51,7 +51,7 @@ def read_model(model: onnx.ModelProto, dynamic: bool = False) -> Graph:
 
 
 class _Reader:
-    """Reads a GraphProto with inferred types; ``outer`` has the values of the graphs around it."""
+    """Reads a GraphProto with inferred types; ``outer`` has the values of the surrounding graphs by name."""
 
     def __init__(
         self, opsets: Mapping[str, int], graph: onnx.GraphProto, dynamic: bool, outer: dict[str, Value], depth: int
@@ -67,8 +67,7 @@ class _Reader:
         self.results = {info.name: _value(info, dynamic=True) for info in (*graph.value_info, *graph.output)}
         self.own = {name for proto in graph.node for name in proto.output}
         for info in graph.output if depth == 0 else ():
-            # ONNX infers no result types for some function operators; such an output gets the type of the graph's first
-            # input.
+            # ONNX infers no result type for some function operators. Give such a model output the first input's type.
             if self.results[info.name].dtype is None and info.type.WhichOneof("value") in (None, "tensor_type"):
                 self.results[info.name] = Value(info.name, next(iter(self.values.values())).dtype, None)
 

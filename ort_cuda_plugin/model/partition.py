@@ -18,9 +18,10 @@ def partition(graph: Graph, claimed: Sequence[bool]) -> list[list[Node]]:
 
     ``graph.nodes`` must be in topological order. No two clusters of the result could be merged.
 
-    The level of a node is the maximum number of changes between claimed and unclaimed nodes on a path to it; claimed
-    nodes have odd levels. The claimed nodes of a level are a cluster: an edge leads to a higher level or stays within a
-    cluster. Merging two clusters would create a cycle through an unclaimed node between them.
+    The level of a node is the maximum number of changes between claimed and unclaimed nodes on a path to it from a
+    graph input, which counts as unclaimed. So claimed nodes have odd levels. The claimed nodes of a level are a
+    cluster: an edge leads to a higher level or stays within a cluster. Merging two clusters would create a cycle
+    through an unclaimed node between them.
     """
     producers = graph.producers()
     sources = {node: {producers[value] for value in node.reads() if value in producers} for node in graph.nodes}
@@ -29,8 +30,8 @@ def partition(graph: Graph, claimed: Sequence[bool]) -> list[list[Node]]:
     for node in graph.nodes:
         least = int(is_claimed[node])
         levels[node] = max((_level_after(levels[source], is_claimed[node]) for source in sources[node]), default=least)
-    # A node of level 1, which reads no result of a cluster, moves up to its first reader's level, so that its results
-    # stay inside one cluster. A node that makes a sequence moves as well: a sequence cannot leave a cluster.
+    # A claimed node of level 1 depends on no other cluster, so it may run later: move it to the level of its first
+    # reader, so that its results need not leave a cluster. A producer of a sequence must move: no sequence can leave.
     latest: dict[Node, int] = {}
     for node in reversed(graph.nodes):
         makes_container = any(value is not None and value.is_container for value in node.outputs)

@@ -86,7 +86,10 @@ def _batch_norm_offset(parts: Parts, dtype: DType, shape: Shape, epsilon: float)
 
 
 def pack_tiles(weights: Array, shape: Shape) -> Array:
-    """Pack [groups * rows, channels, *kernel] as [groups][k][rows], padded with zeros to ``shape``."""
+    """Pack weights [groups * rows, channels, *kernel] as ``shape`` [groups, k, rows], padded with zeros.
+
+    ``rows`` are the output channels of a group, k is channels * filter taps.
+    """
     groups = shape[0]
     matrix = weights.reshape(groups, weights.shape[0] // groups, -1).transpose(0, 2, 1)
     padded = np.zeros(shape, weights.dtype)
@@ -95,9 +98,9 @@ def pack_tiles(weights: Array, shape: Shape) -> Array:
 
 
 def pack_strips(weights: Array, shape: Shape, taps: Sequence[int], transposed: bool) -> Array:
-    """Pack ONNX weights as [groups, tiles of rows, channels, taps, rows of a thread], which is ``shape``.
+    """Pack ONNX weights as ``shape`` [groups, tiles, channels, taps, output channels of a thread].
 
-    ``taps`` is the order of the filter taps.
+    A tile has the output channels that one thread computes. ``taps`` is the order of the filter taps.
     """
     groups, tiles, channels, count, thread_rows = shape
     if len(taps) != count:

@@ -34,9 +34,9 @@ _INT, _LEAST_OPSET, _RANK_WITH_PLANES = 2, 13, 3
 
 @dataclass(frozen=True)
 class DecoderInputs:
-    """The interface of a model.
+    """The inputs and outputs of a model.
 
-    ``shapes`` and ``types`` are those of its inputs: None is a dynamic dimension, types are numbers in TensorProto.
+    ``shapes`` and ``types`` are those of the inputs: None is a dynamic dimension, types are numbers in TensorProto.
     ``opset`` is the version of ai.onnx.
     """
 
@@ -79,7 +79,7 @@ def _number(part: memoryview) -> int | None:
 
 
 def with_token(model: bytes, candidates: int) -> bytes:
-    """Return the model with outputs `TOKEN`, `MASK` and, if it has an input `POSITIONS`, `POSITION` of equal rank.
+    """Append nodes and the outputs `TOKEN`, `MASK` and, if the model has an input `POSITIONS`, `POSITION`.
 
     The model samples from the ``candidates`` most probable tokens; with 0 it takes the most probable token. In each row
     of the mask, ones (for tokens) must come before zeros.

@@ -1,4 +1,4 @@
-"""Normalization of ONNX axes, which are negative where they count from the end."""
+"""Normalization of ONNX axes, which may be negative to count from the end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 def normalize_axis(axis: Dim, rank: int) -> int:
     """Return the axis counted from the front.
 
-    Raises InvalidModel for an axis outside -rank..rank-1, Unsupported for an axis that only a Run knows.
+    Raises InvalidModel for an axis outside [-rank, rank), Unsupported for an axis whose value only a Run computes.
     """
     if not isinstance(axis, int):
         raise require.unsupported("shape", "axis", "known only in a Run", "values known earlier")
@@ -28,16 +28,17 @@ def normalize_axes(axes: Iterable[Dim], rank: int) -> tuple[int, ...]:
 
 
 def axes_count(axes: Tensor) -> int:
-    """Return the number of elements of the input ``axes``. Raises Unsupported if only a Run knows the number."""
+    """Return the number of elements of the input ``axes``. Raises Unsupported if the number is dynamic."""
     if not isinstance(axes.size, int):
         raise require.unsupported("shape", "the number of axes", "known only in a Run", "values known earlier")
     return axes.size
 
 
 def axis_of_input(ctx: Lowering, axis: Tensor, rank: int, what: str, guess: int = 0) -> int:
-    """Normalize the axis that an input of one element names; the plan holds for this axis only.
+    """Return the normalized axis in the one-element input ``axis``; a guard limits the plan to this axis.
 
-    Raises InvalidModel for another number of elements. ``guess`` is a valid axis, used while a claim knows no value.
+    ``guess`` is a valid axis, which is assumed at claim time if the value is unknown. Raises InvalidModel for another
+    number of elements.
     """
     values = ctx.host_constants(axis, what, [guess])
     require.that(len(values) == 1, what, "have one element", len(values))

@@ -125,9 +125,10 @@ Function = TypeVar("Function", bound=OperatorFunction)
 
 @dataclass(frozen=True)
 class Operator:
-    """A row of the table. ``until`` is the last version that ``function`` serves, None without an own limit.
+    """A row of the operator table: ``function`` lowers the operator from version ``since`` on.
 
-    ``containers``: inputs or outputs are sequences or optional values, which exist inside a cluster only.
+    ``until`` is the last version that it serves, None if only the next row of the operator limits it. ``containers`` is
+    set if inputs or outputs are sequences or optional values, which exist inside a cluster only.
     """
 
     name: str
@@ -330,7 +331,7 @@ def lookup(domain: str, op_type: str, since_version: int) -> Operator:
 
 
 def is_built_in(domain: str, op_type: str, since_version: int) -> bool:
-    """Return whether a row serves the node; arguments as for `lookup`."""
+    """Return whether the operator table has a function for a node; arguments as for `lookup`."""
     try:
         lookup(domain, op_type, since_version)
     except Unsupported:
@@ -350,6 +351,6 @@ def channels_last_operators() -> tuple[str, ...]:
 
 
 def operators() -> Iterable[Operator]:
-    """Return all rows of operators on tensors, ordered by domain, name and version."""
+    """Return all rows of the table for operators on tensors (not sequences), ordered by domain, name and version."""
     _load()
     return [entry for key in sorted(_table) for entry in _table[key] if not entry.containers]

@@ -30,7 +30,7 @@ _MAX_GROWTH, _FREE_GROWTH = 16, 1 << 20
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A source model, from which a context reads initializers. ``file`` is the name that the context has for it."""
+    """A source model, from which a context reads initializers. ``file`` is its name in the context."""
 
     file: str
     model: SourceModel
@@ -122,7 +122,7 @@ class ConstantWriter:
         if tensor is None or (tensor.dtype, tensor.dims) != (constant.dtype, constant.shape):
             return None
         if not np.array_equal(array_bytes(constant.array), array_bytes(source.model.array(tensor))):
-            return None  # ONNX Runtime has replaced the initializer
+            return None  # ONNX Runtime's optimizer has changed the initializer
         return {"source": [self.source_number(source), tensor.name], "digest": source.digest(tensor)}
 
     def _recipe_row(self, constant: Constant, source: Source) -> Json | None:
@@ -156,8 +156,7 @@ class ConstantWriter:
 class StoredConstants:
     """The constants of a context.
 
-    ``sources`` are the models that initializers come from, by their numbers; the caller that loads the context fills
-    them in.
+    ``sources`` maps the numbers of source models to the models. The caller that loads the context sets the entries.
 
     Raises ContextError, and the exceptions of `MALFORMED`.
     """

@@ -219,7 +219,7 @@ class Container:
                 raise self.damaged(f"the entry of array {number} is malformed") from error
             if type(offset) is not int or type(length) is not int or length < 0:
                 raise self.damaged(f"the entry of array {number} is malformed")
-            # Arrays are in the order of their offsets, so no array lies outside of the data or overlaps another.
+            # Offsets must ascend, so a comparison with the previous array's end excludes any overlap.
             if offset % ALIGNMENT or offset < end or offset + length > self._end:
                 raise self.damaged(f"array {number} is misaligned, overlaps another, or lies outside of the file")
             end = offset + length

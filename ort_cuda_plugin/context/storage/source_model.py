@@ -34,12 +34,12 @@ _PARTS: Final[dict[str, dict[int, str]]] = {
     "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse tensor", 23: "sparse tensor"},
     "sparse tensor": {1: "tensor", 2: "tensor"},
 }
-"""By kind of message: the numbers of the fields that lead to tensors, and the kinds of messages in them."""
+"""Kind of message -> numbers of the fields that may contain tensors -> kind of message in such a field."""
 _FIXED_DATA: Final[dict[int, np.dtype[Any]]] = {4: np.dtype("<f4"), 10: np.dtype("<f8")}
 _VARINT_DATA: Final = {_INT32_DATA, 7, 11}
 _MAX_DIMS = 64
 _WINDOW = 1 << 16
-"""Bytes that are read at once to decode numbers."""
+"""Bytes that are read from the model at once while numbers are decoded."""
 
 Span = tuple[int, int]
 

@@ -40,7 +40,7 @@ def read_node(
     read_device: ReadDevice,
     passed_on: Collection[int] = (),
 ) -> Graph:
-    """Return a graph of the kernel's node. Constant inputs become its initializers, the other inputs its inputs.
+    """Return a graph that consists of the kernel's node. Constant inputs become initializers, others graph inputs.
 
     Args:
         ort: calls of the OrtApi.
@@ -48,7 +48,7 @@ def read_node(
         attributes: the attributes that the node may have, with their Python annotations. OrtKernelInfo cannot list
             a node's attributes.
         read_device: reads constants that ORT has moved to the device.
-        passed_on: indices of inputs that are read in each Run even if they are constant.
+        passed_on: indices of inputs that are read in each Run even if they are constant, not as initializers.
 
     Raises:
         OrtCallError: a call of ORT's API failed.
@@ -59,7 +59,7 @@ def read_node(
     for index, value in enumerate(inputs):
         if value is not None and index not in passed_on:
             value.initializer = _constant(ort, info, index, value, read_device)
-    # A value that the node reads twice is one input of the graph.
+    # If the node reads a value twice, the graph has one input for it.
     by_name = {value.name: value for value in reversed(inputs) if value is not None}
     unique = [None if value is None else by_name[value.name] for value in inputs]
     node = Node(

@@ -31,7 +31,7 @@ COMPARISONS: Final[Mapping[str, int]] = {
     "BRANCH_NEQ": 1 << LESS | 1 << GREATER | 1 << NAN | 1 << UNORDERED,
 }
 MAX_DEPTH = 4096
-"""Maximum comparisons from root to leaf; each thread makes as many steps. Trained trees have some dozens."""
+"""Maximum comparisons from root to leaf. A thread makes as many as the tree's depth, some dozens in trained trees."""
 _MAX_NODES = 2**31 - 1
 
 
@@ -143,7 +143,7 @@ def _check_range(what: str, values: Ints, limit: int) -> None:
 
 
 def _steps(nodes: Nodes) -> Ints:
-    """Return the number of comparisons with one threshold that each node is split into."""
+    """Return, for each node, the number of one-threshold comparisons into which `_without_members` splits it."""
     if nodes.members is None:
         return np.ones(nodes.count, np.int64)
     return np.array([1 if found is None else max(len(found), 1) for found in nodes.members], np.int64)

@@ -26,7 +26,7 @@ from ort_cuda_plugin.program.lowering.multiply import multiply
 from ort_cuda_plugin.program.lowering.views import part, permute, reshape, unsqueeze
 
 CHUNK_BYTES: Final = 16
-"""Bytes of a chunk of a key in a chunked cache: one vector load of a thread."""
+"""Size in bytes of a chunk of a key in a chunked cache; a thread loads it as one vector."""
 
 # ---- one new token ----
 
@@ -235,7 +235,7 @@ def _attended(ctx: Lowering, q: Tensor, keys: Tensor, values: Tensor, masking: M
     return merge_heads(ctx, output), scores
 
 
-# ---- weights and caches ----
+# ---- DecoderAttention ----
 
 
 @contrib_op("DecoderAttention", T=FLOAT_OR_HALF, B=BOOL)
@@ -263,7 +263,7 @@ def decoder_attention(
         return bool(ctx.host_constants(x, name, [0])[0])
 
     is_cross, is_masked = flag(static_kv, "static_kv"), flag(has_key_padding_mask, "has_key_padding_mask")
-    # Read all flags unconditionally: the claim fixes the set of inputs that the host reads.
+    # Read all flags in any case: the inputs that the host reads must be the same at claim time and in each plan.
     uses_past, has_state = flag(use_past, "use_past"), flag(has_layer_state, "has_layer_state")
     has_past = uses_past and has_state
     require.rank(3, query=query, key=key)

@@ -76,7 +76,8 @@ def gated_delta_net(
 ) -> tuple[Tensor, ...]:
     """Return output, final state and state update. ``chunk_size``, a hint for chunked algorithms, is ignored.
 
-    The state of each head is transposed, [value size, key size]. Slots of the update that are not captured are 0.
+    The state of each head is transposed, [value size, key size]. The state update is 0 after the tokens that
+    ``capture_count`` selects.
     """
     require.one_of(UPDATE_RULES, update_rule=update_rule)
     require.one_of(("none", "sigmoid"), beta_activation=beta_activation)
@@ -122,7 +123,7 @@ def gated_delta_net(
 
     outputs = ctx.empty((tokens, heads, width), query.dtype)
     if packed is not None:
-        # With invalid bounds, tokens outside all sequences have zeros as results.
+        # With invalid cu_seqlens, some tokens belong to no sequence; their results are 0.
         ctx.memset(outputs, 0)
     state = ctx.empty((count, heads, size, width), DType.FLOAT32)
     added = None
@@ -206,10 +207,8 @@ def _decay(
 ) -> Tensor:  # fmt: skip
     """Return the logarithms of the decays, [tokens, heads, size].
 
-    ``decay`` has one for each element or for each head; with ``a_log`` and ``bias`` it has the inputs of a gate
-    instead.
-
-    With a ``bound`` the logarithms of the gate are in [bound, 0].
+    ``decay`` contains them per element or per head. With ``a_log`` and ``bias`` [heads] it is the input x of a gate:
+    the result is -exp(a_log) * softplus(x + bias), or with a ``bound`` bound * sigmoid(exp(a_log) * (x + bias)).
     """
     tokens, each = product(lead), decay.rank == len(lead) + 2
     require.shape(ctx, (*lead, heads, size) if each else (*lead, heads), decay=decay)

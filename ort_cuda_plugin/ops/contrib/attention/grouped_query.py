@@ -87,9 +87,9 @@ def group_query_attention(
 ) -> tuple[Tensor, ...]:
     """Return output, present key, present value and scores. Past and present may share a buffer.
 
-    In a shared buffer only new rows are written. Otherwise rows behind the last key are zeros.
-    New keys follow the past of their own sequence, at positions that follow from ``seqlens_k``. The present has the
-    past's capacity if all keys fit.
+    In a shared buffer only new rows are written. Otherwise rows after the last key are zeros. New keys are stored after
+    the past keys of their sequence; ``seqlens_k`` gives their positions. The present has the past's capacity if all
+    keys fit.
     """
     if sliding_window_cache and past_key is None:
         raise require.unsupported("attribute", "sliding_window_cache", "1 without a past", "0, or 1 with a past")
@@ -152,9 +152,9 @@ def group_query_attention(
 
 
 def _positions(ctx: Lowering, lengths: Tensor, rows: Dim, total: Tensor) -> Tensor:
-    """Return the positions of the new keys, int64 [batch, rows]: from 0 for a prompt, whose keys are all new.
+    """Return the positions of the new keys, int64 [batch, rows]; 0, 1, ... for a prompt, whose keys are all new.
 
-    Unless ``total`` follows from shapes, the device reads it, since it changes with each token.
+    Unless shapes determine ``total``, the device reads it, so that the plan does not depend on its value.
     """
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
@@ -170,7 +170,8 @@ def _positions(ctx: Lowering, lengths: Tensor, rows: Dim, total: Tensor) -> Tens
 def _capacity(ctx: Lowering, past: Tensor | None, rows: Dim, total: Tensor) -> Dim:
     """Return the capacity of the present: the maximum of the past's capacity and the number of keys.
 
-    The host needs the total number of keys. Exporters compute it from a mask's shape; then nothing is read back.
+    The host needs the total number of keys. If the model computes it from a mask's shape, as exporters do, it is known
+    on the host without a read-back.
     """
     number = ctx.host_number(total, "total_sequence_length")
     require.least_dim(ctx, rows, total_sequence_length=number)

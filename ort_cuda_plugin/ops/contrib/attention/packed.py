@@ -83,7 +83,7 @@ def padded_rows(ctx: Lowering, x: Tensor, token_offset: Tensor) -> Tensor:
     flat = reshape(ctx, token_offset, [batch * rows])
 
     def move(maps: IndexMap, c: list[Scalar]) -> tuple[list[Scalar], Scalar, Scalar]:
-        # There may be more tokens than padded positions.
+        # ``token_offset`` has an entry per padded position; x may have more tokens than that.
         known = c[0] < maps.dim(batch * rows)
         offset = s.cast(maps.source(flat).at([c[0]], known, -1), DType.INT64)
         inside = (offset >= 0) & (offset < maps.dim(batch * rows))

@@ -75,9 +75,9 @@ def packed_tokens(ctx: Lowering, count: Dim, starts: Tensor, past: Tensor) -> To
 
 @dataclass(frozen=True)
 class Batch:
-    """Batch of attention: ``entries`` of ``rows`` queries and ``keys`` keys.
+    """How packed tokens are batched for attention: ``entries`` batch entries of ``rows`` queries and ``keys`` keys.
 
-    An entry is a sequence, or with ``by_token`` a token.
+    An entry is a sequence, or with ``by_token`` a single token.
     """
 
     tokens: Tokens
@@ -330,7 +330,7 @@ def heads_of_tokens(
 
 
 def queries(ctx: Lowering, q: Tensor, batch: Batch) -> Tensor:
-    """Return q [tokens, heads, size] as [entries, heads, rows, size]."""
+    """Return q [tokens, heads, size] as [entries, heads, rows, size], with zeros in rows without a token."""
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         token, inside = batch.token(maps, c[0], c[2])

@@ -58,7 +58,10 @@ def prompt_inputs(ctx: Lowering, ids: Tensor, pad: int) -> tuple[Tensor, Tensor,
 
 
 def mask_of_leading_padding(ctx: Lowering, ids: Tensor, pad: int) -> Tensor:
-    """Return [rows, length] int32: 0 for leading padding, else 1, since the end token may equal the pad token."""
+    """Return [rows, length] int32: 0 for leading padding, 1 from the first other token on.
+
+    Later pad tokens count as tokens, since the end token may equal the pad token.
+    """
     counted = elementwise(ctx, lambda x: s.cast(s.not_equal(x, pad), DType.INT32), ids)
     so_far = scan(ctx, SUM, ctx.materialize(counted), 1, exclusive=False, reverse=False)
     return elementwise(ctx, lambda x: s.minimum(x, 1), so_far)

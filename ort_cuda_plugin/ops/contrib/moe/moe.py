@@ -32,11 +32,11 @@ _ACTIVATIONS: Final[dict[str, Callable[[Scalar], Scalar]]] = {
     "identity": lambda x: x,
 }
 INTERLEAVED: Final = 1
-"""`Gate.fusion` of a first GEMM whose columns alternate between gate and linear part."""
+"""Value of `Gate.fusion`: columns of the first GEMM's result alternate between swiglu's gate and linear part."""
 _JITTER: Final = 0.01
 """Relative jitter of the sparse mixer.
 
-An expert is masked if its distance to the best score exceeds twice this share.
+An expert with score s is masked if best - s > 2 * _JITTER * max(abs(s), best).
 """
 
 

@@ -18,9 +18,9 @@ from ort_cuda_plugin.program.steps.row_program import SUM
 MAX_WINDOW = 8
 """Maximum number of states that a node may keep, by the schema."""
 _PLAIN = (0, 0, -1, 0, 0)
-"""Supported values of the attributes `_ADDED`, which newer schemas add: their defaults."""
+"""Defaults of the attributes `_ADDED`, in order. The plugin supports no other values."""
 _ADDED = "(input_channel_offset, input_channels, state_channels_last, state_length, state_update_capacity)"
-"""Names of the attributes that newer schemas add, for messages."""
+"""Names of the attributes that newer schemas of CausalConvWithState have, as text for messages."""
 
 
 @contrib_op("CausalConvWithState", T=UP_TO_FLOAT32)

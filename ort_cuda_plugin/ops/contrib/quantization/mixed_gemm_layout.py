@@ -24,8 +24,8 @@ from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, floordiv
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.views import reshape
 
-TILE: Final = 64  # contiguous inputs of one output, elements
-PACKED_COLUMNS: Final = 8  # the outputs of an input occupy a multiple of this many bytes
+TILE: Final = 64  # inputs in a contiguous run of one output, elements
+PACKED_COLUMNS: Final = 8  # the codes of all outputs for one input fill a multiple of this, bytes
 ACTIVATION_BITS: Final = 16
 
 

@@ -166,7 +166,10 @@ class _Series:
 
 @dataclass(frozen=True)
 class _Row:
-    """New token number ``row`` of a sequence that begins at token ``begin``; ``counts``: row and sequence are valid."""
+    """New token number ``row`` of a sequence whose first new token is ``begin``.
+
+    ``counts`` is true if the sequence is valid and has such a token.
+    """
 
     sequence: Scalar
     begin: Scalar
@@ -228,7 +231,7 @@ class _Steps:
         return is_last, entries + s.trunc_divide(end, self.ratio) - 1
 
     def end(self, maps: IndexMap, row: _Row) -> Scalar:
-        """Return the index that follows a new token among the tokens of its sequence."""
+        """Return a new token's index among its sequence's buffered and new tokens, plus 1."""
         return self._state(maps, row.sequence)[1] + row.row + 1
 
     def at(self, maps: IndexMap, x: _Series, row: _Row, token: Scalar, column: Scalar, when: Scalar) -> Scalar:
@@ -335,7 +338,7 @@ def _update(
     return gather_map(ctx, [steps.tokens.count, capacity, key.shape[1]], key.dtype, element)
 
 
-# ---- choices ----
+# ---- selection ----
 
 
 def _seen(ctx: Lowering, steps: _Steps, count: Dim, position: PositionOf) -> Tensor:
@@ -393,7 +396,7 @@ def _chosen(ctx: Lowering, steps: _Steps, seen: Tensor, order: Tensor, picked: i
     room = picked * ratio + ratio - 1 if steps.by_tokens else picked
 
     def lengths(maps: IndexMap, token: Scalar) -> tuple[Scalar, Scalar, Scalar]:
-        """Return the number of ranked indices, of all indices, and the first index of the incomplete block."""
+        """Return (number of ranked indices, number of all indices, first index of the incomplete block)."""
         number = maps.source(seen).at([token])
         if not steps.by_tokens:
             best = s.minimum(number, picked)

@@ -23,7 +23,7 @@ from ort_cuda_plugin.program.lowering.elementwise import elementwise
 from ort_cuda_plugin.program.steps.row_program import Reduction, highest, lowest
 
 SHORT_SCALE = 1 << 10
-"""Maximum numerator of a scale whose float32 product with a dimension is exact, and so floors to an integer formula."""
+"""Maximum numerator of a scale p / q for which floor(float32(dim) * scale) equals the integer formula dim * p // q."""
 
 SUMS = Reduction(
     lambda dtypes: tuple(s.constant(0, dtype) for dtype in dtypes),
@@ -143,7 +143,7 @@ def _interpolate(ctx: Lowering, x: Tensor, how: Resampling, by: Interpolation, d
         source = maps.source(x)
         size = source.dim(how.axis)
         position = _original(by.transformation, maps, c[how.axis], size, maps.dim(how.size), how, real)
-        # ONNX Runtime's order of operations: rounding of ties depends on the last bit of the weights.
+        # Use ONNX Runtime's order of operations, because the rounding of ties depends on the last bit of the weights.
         shrink = 1.0 / s.maximum(1.0 / s.cast(how.scale(maps), real), 1.0) if by.antialias else s.constant(1, real)
         first = s.cast(s.floor(position), DType.INT64)
         reach = s.cast(s.ceil(by.support / shrink), DType.INT64)
@@ -273,7 +273,7 @@ def _scaled_size(ctx: Lowering, dim: Dim, scale: np.float32) -> Dim:
     if not isinstance(dim, int):
         if exact.numerator <= SHORT_SCALE and exact.denominator <= 1 << 20:
             return floordiv(dim * exact.numerator, exact.denominator)
-        # The rounded float32 product has no integer formula: the plan holds for this size only.
+        # The float32 product may round, so no integer formula gives its floor: limit the plan to this size.
         ctx.guard(eq(dim, hint(dim)))
     return int(np.floor(np.float32(hint(dim)) * scale))
 

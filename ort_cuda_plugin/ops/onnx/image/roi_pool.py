@@ -32,7 +32,10 @@ def _column(rois: Source, row: Scalar, column: int, real: DType) -> Scalar:
 
 @dataclass(frozen=True)
 class _Samples:
-    """Samples of one bin along one axis; of ``all`` samples only ``count`` from ``first`` on may lie in the image."""
+    """Samples of one bin along one axis: ``all`` is their number; only ``count`` from ``first`` on may be in the image.
+
+    ``position(i)`` is the coordinate of sample ``first + i``.
+    """
 
     all: Scalar
     first: Scalar
@@ -41,7 +44,7 @@ class _Samples:
 
 
 def _samples(start: Scalar, extent: Scalar, bins: Scalar, at: Scalar, ratio: Scalar | None, size: Scalar) -> _Samples:
-    """Return the samples of bin ``at``; restricting them to the image bounds the work by the image, not the region."""
+    """Return the samples of bin ``at``; those outside the image are skipped, so huge regions do not cost more."""
     real = start.dtype
     width = extent / s.cast(bins, real)
     samples = ratio if ratio is not None else clamped_integer(s.ceil(width), 0, FAR)
@@ -129,7 +132,7 @@ def _roi_align(
         if mode == "avg":
             (total,) = maps.fold(SUM, near, sample)
             return s.cast(total / s.cast(s.maximum(every, 1), real), x.dtype)
-        # Samples that are not taken lie outside the image, and are 0.
+        # Skipped samples are outside the image and have the value 0, so 0 takes part in the maximum.
         return s.cast(_largest(maps, (near < every) | s.equal(every, 0), near, sample), x.dtype)
 
     return gather_map(ctx, [rois.shape[0], x.shape[1], height, width], x.dtype, element)

@@ -130,7 +130,7 @@ def _spectrum(
     require.least_dim(ctx, 1, **{"the length of the transform": length})
     terms = _terms(length)
     if terms != length:
-        # Transform the inputs terms * j + r for each r, which is the second-last dimension.
+        # For each r < terms, transform the inputs terms * j + r; r is the second-last dimension of ``parts``.
         part = length // terms
         parts = _spectrum(
             ctx,

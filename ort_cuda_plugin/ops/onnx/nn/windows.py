@@ -92,8 +92,9 @@ def count_windows(
 ) -> tuple[Dim, ...]:
     """Return the number of windows along each dimension.
 
-    With ``ceil_mode`` the last window may extend past the end, but not start there. With ``may_exceed`` a window may be
-    larger than the padded input; the number is then 0 or 1, by ONNX's formula with truncating division.
+    With ``ceil_mode`` the last window may extend past the end of the padded input, but may not start after it. With
+    ``may_exceed`` a window may be larger than the padded input; the number is then 0 or 1, by ONNX's formula with
+    truncating division.
     """
     result = []
     for size, extent, stride, begin, end in zip(

@@ -27,7 +27,7 @@ def _sequence(x: Operand) -> TensorSequence:
 def _position(ctx: Lowering, position: Tensor, length: int, ends: int = 0, choices: Sequence[int] | None = None) -> int:
     """Return the position counted from the front; ``ends`` is 1 if the position after the last element is valid.
 
-    ``choices`` are the positions that a claim tries, by default all.
+    ``choices`` are the positions that are tried at claim time if the value is unknown, by default all.
     """
     limit = length + ends
     require.that(limit != 0, "input_sequence", "have an element", "none")

@@ -87,10 +87,10 @@ def _reshape(ctx: Lowering, x: Tensor, values: Sequence[Dim], allow_zero: bool) 
 
 
 def _stands_for(ctx: Lowering, value: Dim, number: int) -> bool:
-    """Return whether a size is ``number`` (-1 or 0), which stands for another size; False for a guessed size.
+    """Return whether ``value`` is ``number``, Reshape's special value -1 (infer the size) or 0 (copy it); add a guard.
 
-    A formula may yield -1 or 0 for guessed sizes only, for example the output of a convolution whose guessed input is
-    shorter than the window, where the model would be invalid.
+    Return False if this is unknown and sizes are guessed: a formula may yield -1 or 0 only for a guess that is invalid,
+    for example the output size of a convolution whose guessed input is shorter than the window.
     """
     same = eq(value, number)
     if ctx.is_guess and ctx.known(same) is None:
@@ -99,9 +99,9 @@ def _stands_for(ctx: Lowering, value: Dim, number: int) -> bool:
 
 
 def _inferred_dim(ctx: Lowering, x: Tensor, dims: Sequence[Dim], allow_zero: bool) -> Dim:
-    """Return the size of the dimension that is -1 in the model and 1 in ``dims``.
+    """Return the size of the dimension that Reshape infers. It is -1 in the model, and 1 in ``dims``.
 
-    Dimensions of size 0 are ignored, as in ONNX Runtime.
+    If x is empty, the size follows from the dimensions other than 0, as in ONNX Runtime.
     """
     others = product(dims)
     if others != 0 and x.size != 0:
@@ -129,7 +129,7 @@ def _size_of_filled(shape: Sequence[Dim]) -> Dim:
 
 
 def _reshape_to_computed(ctx: Lowering, x: Tensor, values: Sequence[Dim], allow_zero: bool) -> Tensor:
-    """Reshape to values that a Run reads back and no guard may use: expressions resolve -1 and 0."""
+    """Reshape to sizes that a Run reads back. Guards cannot test them, so plan expressions resolve -1 and 0."""
     copied = [
         value if allow_zero or axis >= x.rank else select(eq(value, 0), x.shape[axis], value)
         for axis, value in enumerate(values)
@@ -162,7 +162,7 @@ def _axes_of_size_1(ctx: Lowering, x: Tensor) -> list[int]:
     certain = [axis for axis, flag in enumerate(flags) if flag == 1]
     possible = [axis for axis, flag in enumerate(flags) if isinstance(flag, Expr)]
     output = ctx.node.outputs[0] if ctx.node is not None else None
-    # For unknown sizes, guess as many axes as the rank of the model's output implies.
+    # If sizes are unknown, assume that Squeeze drops as many axes as the declared rank of the output implies.
     dropped = len(certain) if output is None or output.shape is None else x.rank - len(output.shape)
     guess = (certain + possible)[:dropped]
     found = ctx.host_constants(
@@ -296,8 +296,8 @@ def _count_of_integers(ctx: Lowering, inputs: Sequence[Tensor]) -> Dim:
     first, last, step = map(ctx.host_number, inputs, ("start", "limit", "delta"))
     require.holds(ctx, ne(step, 0), "delta", "not be 0", step)
     require.holds(ctx, lt(-(2**63), step), "delta", "be above -2**63", step)
-    # Values that a Run computes cannot be guarded; with a constant delta the expressions fold. The distance may
-    # overflow int64 although the count does not, so count whole steps.
+    # Select by the sign of delta in expressions instead of a guard, which values computed in the Run do not allow. The
+    # difference high - low may overflow int64 although the count does not, so subtract multiples of the step.
     falls = lt(step, 0)
     step = select(falls, 0 - step, step)
     low, high = select(falls, last, first), select(falls, first, last)

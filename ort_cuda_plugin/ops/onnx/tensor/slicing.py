@@ -38,7 +38,7 @@ def clamp(value: Dim, low: Dim, high: Dim) -> Dim:
 
 
 _INT_MAX = (2**31 - 1, 2**63 - 1)
-"""Values of ``end`` that mean the end of the dimension in the direction of the step."""
+"""Values of ``end`` (INT32_MAX, INT64_MAX) that mean the last element in the direction of the step, inclusive."""
 
 
 def slice_axis(ctx: Lowering, x: Tensor, axis: int, start: Dim, end: Dim, step: Dim = 1) -> Tensor:
@@ -50,7 +50,7 @@ def slice_axis(ctx: Lowering, x: Tensor, axis: int, start: Dim, end: Dim, step: 
     dim = x.shape[axis]
     if not isinstance(step, int) or abs(step) > _INT_MAX[0]:
         longest = sym_max(dim, 1)
-        step = clamp(step, -longest, longest)  # the first step of this length already leaves the dimension
+        step = clamp(step, -longest, longest)  # a step of this length leaves the dimension at once
 
     def from_front(index: Dim) -> Dim:
         if not isinstance(index, int):
