@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from ..model.ir import Value
 
 SAMPLES = ((2, 224), (1, 64), (8, 8), (4, 1), (1, 1))
-"""Sizes of open dimensions: (first dimension of an input, all others).
+"""Sizes assumed for dynamic dimensions: (first dimension of an input, all others).
 
 A plan's guards allow other sizes too, so each pair stands for a class: first dimensions of one or several, other
 dimensions small or large.

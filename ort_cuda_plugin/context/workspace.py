@@ -21,7 +21,7 @@ _kept: Final[dict[Hashable, tuple[Container, set[str]]]] = {}
 
 
 def find(key: Hashable) -> Container | None:
-    """Return the container that another session has added under this key; None if there is none."""
+    """Return the container that another session has added for the context file with this key; None if none has."""
     with _lock:
         return _used.get(key)
 

@@ -81,7 +81,7 @@ def test_bound_inputs_and_outputs_stay_on_the_device(on_device: Callable[..., or
     binding.bind_ortvalue_input("a", values["a"])
     binding.bind_ortvalue_input("b", values["b"])
     binding.bind_ortvalue_output("c", values["c"])
-    for _ in range(3):  # the third Run is a CUDA graph, which keeps its memory
+    for _ in range(3):  # afterwards a CUDA graph exists and keeps memory
         session.run_with_iobinding(binding)
     before = ort_cuda_plugin.counters()
     for _ in range(5):

@@ -49,7 +49,7 @@ def session(
 
 
 def test_nothing_is_compiled_beside_rules_for_others(tmp_path: Path) -> None:
-    """Compiling is an error that says why. Without it the session would run and write no compiled model."""
+    """Compiling a model is an error that names the rules. Without it the session would write no compiled model."""
     entries = {"ep.context_enable": "1", "ep.context_file_path": str(tmp_path / "m_ctx.onnx")}
     why = "ep.context_enable=1 with layering rules for cpu: .* nothing would be compiled. Compile the model without"
     known = api_version(ort.__version__) >= NAMES_SINCE

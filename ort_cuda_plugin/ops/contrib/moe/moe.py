@@ -120,7 +120,7 @@ def settle_older_shape(
     """
     may_be_older = ctx.settled(eq(second.shape[2] * pack, width))
     if may_be_older is None:
-        # A claim with tokens of unknown width: compare dimensions of the weights among themselves.
+        # At claim time the tokens' width may be unknown: compare dimensions of the weights with each other.
         outputs = gate.parts * second.shape[2] * pack if per_output is None else per_output.shape[1]
         return ctx.known(eq(first.shape[1], outputs)) is False
     if not may_be_older:

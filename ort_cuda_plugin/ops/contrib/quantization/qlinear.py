@@ -78,7 +78,7 @@ def code_of(ctx: Lowering, x: Tensor, scale: Tensor, zero: Tensor | None, dtype:
     return quantize_linear_10(ctx, x, as_number(ctx, scale), offset, output_dtype=dtype.onnx)
 
 
-# ---- element by element ----
+# ---- elementwise operators ----
 
 
 def _binary(name: str, fn: Callable[[Scalar, Scalar], Scalar]) -> None:

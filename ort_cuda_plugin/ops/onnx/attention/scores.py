@@ -61,7 +61,10 @@ EVERYWHERE = Reach()
 
 
 def window_before(is_causal: int, size: int) -> Reach:
-    """Return the reach for local_window_size = ``size``: as many keys, the last at the query's position; -1: all."""
+    """Return the reach for local_window_size = ``size``.
+
+    It is the last ``size`` keys up to the query's position, or all keys if ``size`` is not positive.
+    """
     return Reach(is_causal=bool(is_causal), left=size - 1 if size > 0 else -1)
 
 

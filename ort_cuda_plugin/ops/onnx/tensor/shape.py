@@ -297,7 +297,7 @@ def _count_of_integers(ctx: Lowering, inputs: Sequence[Tensor]) -> Dim:
     require.holds(ctx, ne(step, 0), "delta", "not be 0", step)
     require.holds(ctx, lt(-(2**63), step), "delta", "be above -2**63", step)
     # Select by the sign of delta in expressions instead of a guard, which values computed in the Run do not allow. The
-    # difference high - low may overflow int64 although the count does not, so subtract multiples of the step.
+    # difference high - low may overflow int64 although the count does not, so divide each by the step first.
     falls = lt(step, 0)
     step = select(falls, 0 - step, step)
     low, high = select(falls, last, first), select(falls, first, last)
