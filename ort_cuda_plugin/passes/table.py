@@ -1,9 +1,9 @@
-"""The table of passes: every pass between the operators' lowering and a cluster's launches, in order.
+"""The table of passes: every pass between the lowering of operators and the launches of a cluster, in order.
 
-A pass is a function from a program to a program. The pass's docstring says what it does, what it assumes besides
-docs/invariants.md, and what it guarantees to later passes. `run_passes` runs the passes that apply to a device
-and its options, and shows a `Watch` the program after each pass. tests/passes has for each pass a test that compares
-the program before and after it, and fails if a pass has no test.
+A pass is a function from a program to a program. Its docstring says what it does, what it assumes besides
+docs/invariants.md, and what it guarantees to later passes. `run_passes` runs the passes that apply to the device and
+the session's options, and shows the program after each pass to an observer (`Watch`). tests/passes compares the program
+before and after each pass, and fails for a pass without such a test.
 """
 
 from __future__ import annotations
@@ -44,17 +44,18 @@ from .simplification.sink_through_concat import sink_through_concat
 __all__ = ["FUSION", "KERNELS", "KERNEL_SELECTION", "LOWERED", "PASSES", "Pass", "Watch", "run_passes"]
 
 Watch: TypeAlias = Callable[[str, Sequence[Step]], None]
-"""Function that `run_passes` calls with the name of each pass and the program after the pass."""
+"""Observer of the passes: called with the name of each pass and the program after it."""
 
 LOWERED = "lowering"
-"""The name under which a watch receives the program that the operators recorded, before the first pass."""
+"""Name with which an observer (`Watch`) receives the program before the first pass, as the operators recorded it."""
 
 
 @dataclass(frozen=True)
 class Pass:
     """A compiler pass, which runs if ``when`` is true for the device and the options of the context.
 
-    ``run`` gets the context, in which it records guards and folded launches, and the program, which it does not modify.
+    ``run`` gets the context and the program. It may record guards and folded launches in the context, and does not
+    modify the program.
     """
 
     name: str
@@ -74,7 +75,7 @@ def run_passes(
     return steps
 
 
-# ---- when a pass applies ----
+# ---- conditions under which a pass runs ----
 
 
 def _always(ctx: Lowering) -> bool:
@@ -82,7 +83,7 @@ def _always(ctx: Lowering) -> bool:
 
 
 def _fuses(ctx: Lowering) -> bool:
-    """Return False with the session option fusion=0, which keeps each step separate and computes it in each Run."""
+    """Return False with the session option fusion=0, which keeps steps separate and folds no constants."""
     return ctx.options.fusion
 
 
@@ -95,7 +96,7 @@ def _fuses_for_gpu(ctx: Lowering) -> bool:
 
 
 def _selects(ctx: Lowering) -> bool:
-    """Return True if steps have several kernels to select from: on GPUs, with libraries, or with a tuner."""
+    """Return True if steps have several kernels to choose from: on a GPU, with vendor libraries, or with a tuner."""
     return bool(ctx.device.libraries) or not ctx.device.emulated or ctx.tuner is not None
 
 
@@ -119,7 +120,7 @@ def _has_libraries(ctx: Lowering) -> bool:
 
 
 def _of_steps(run: Callable[[Sequence[Step]], Sequence[Step]]) -> Callable[[Lowering, Sequence[Step]], Sequence[Step]]:
-    """Return ``run``, a pass that needs no context, as a function of context and program for the table."""
+    """Return the pass ``run``, which needs no context, in the form of the table: a function of context and program."""
 
     def with_context(ctx: Lowering, steps: Sequence[Step]) -> Sequence[Step]:
         return run(steps)
@@ -141,7 +142,9 @@ FUSION = (
     Pass("horizontal_fusion", _of_steps(fuse_horizontally), _fuses),
     Pass("squeeze_excite_fusion", fuse_squeeze_excite, _fuses_for_gpu),
 )
-"""Passes that reduce steps and memory traffic. The minimum traffic of a program is counted after them."""
+"""Passes that reduce the number of steps and their memory traffic. The minimum traffic of a program is counted after
+them.
+"""
 
 KERNEL_SELECTION = (
     Pass("attention_decomposition", decompose_attention, _selects),
@@ -153,7 +156,7 @@ KERNEL_SELECTION = (
     Pass("kernel_selection", select_kernels, _selects),
     Pass("loop_interchange", _of_steps(interchange_loops), _selects),
 )
-"""Passes that choose the engine of each GEMM, convolution and attention, and the layouts that engines need."""
+"""Passes that choose the engine of each GEMM, convolution and attention step, and the layouts that engines need."""
 
 KERNELS = (
     Pass("fold_dequantize_of_integers", fold_dequantize_of_integers, _selects_and_fuses),
@@ -166,6 +169,6 @@ KERNELS = (
     Pass("emission", emit, _always),
     Pass("constant_folding", fold_constants, _fuses),
 )
-"""Passes that depend on the kernels of a device, up to the launches."""
+"""Passes that depend on the device's kernels. The last ones produce launches."""
 
 PASSES = (*FUSION, *KERNELS)

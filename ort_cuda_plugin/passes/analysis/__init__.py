@@ -1,1 +1,3 @@
-"""Analyses that passes use: def-use chains, views, equal expressions, bounds of values. They change no program."""
+"""Analyses that passes use: def-use chains, strided views, equal expressions, value ranges. None
+modifies the program.
+"""

@@ -1,4 +1,4 @@
-"""Composition of strided views: maps the indices of a view to those of the dense tensor that it views."""
+"""Composition of strided views: maps the coordinates of a view to those of the dense tensor that it views."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ from ...program.steps.tensor import contiguous_strides
 
 @dataclass(frozen=True)
 class Path:
-    """An affine map from a view's coordinates to those of the dense tensor. Coordinate k of the dense tensor is
-    ``starts[k]`` plus, for each axis of the view with ``targets[axis] == k``, ``factors[axis]`` times the axis's
-    coordinate. Axes without a target are broadcast. ``digits[k]`` are the axes with target k, the innermost first.
+    """An affine map from a view's coordinates to those of the dense tensor.
+
+    Coordinate k of the dense tensor is ``starts[k]`` plus, for each axis of the view with ``targets[axis] == k``,
+    ``factors[axis]`` times the view's coordinate on that axis. An axis without a target is broadcast. ``digits[k]``
+    lists the axes with target k, the innermost first.
+    Example: ``x[:, 2:6].transpose()`` of a dense x [3, 8] has shape [4, 3], targets (1, 0), factors (1, 1), starts (0,
+        2).
     """
 
     targets: tuple[int | None, ...]
@@ -23,17 +27,20 @@ class Path:
     digits: tuple[tuple[int, ...], ...]
 
     def strides(self, beneath: Sequence[Dim]) -> tuple[Dim, ...]:
-        """Return strides over the view's axes, given strides ``beneath`` over the dimensions of the dense tensor."""
+        """Return the strides over the view's axes of a tensor that has strides ``beneath`` over the
+        dense dimensions.
+        """
         return tuple(
             0 if target is None else factor * beneath[target]
             for target, factor in zip(self.targets, self.factors, strict=True)
         )
 
     def strides_beneath(self, shape: Sequence[Dim], strides: Sequence[Dim]) -> tuple[Dim, ...] | None:
-        """Return strides over the dense tensor's dimensions, given ``strides`` over a view of ``shape``.
+        """Return the strides over the dense dimensions of a tensor that has ``strides`` over the axes of a view of
+        ``shape``.
 
-        The view must have every element of the dense tensor once (`covers`). Returns None if the axes of a dimension
-        have no common stride, or the view runs backwards.
+        Inverse of `strides`. The view must contain every element of the dense tensor once (`covers`). Returns None if
+        the axes that form one dense dimension have no common stride, or if the view runs backwards along an axis.
         """
         result: list[Dim] = []
         for axes in self.digits:
@@ -45,7 +52,9 @@ class Path:
         return tuple(result)
 
     def offset(self, beneath: Sequence[Dim]) -> Dim:
-        """Return the offset of the view's first element."""
+        """Return the offset of the view's first element in a tensor that has strides ``beneath`` over the dense
+        dimensions.
+        """
         total: Dim = 0
         for start, stride in zip(self.starts, beneath, strict=True):
             total = total + start * stride
@@ -55,8 +64,8 @@ class Path:
 def find_path(shape: Sequence[Dim], strides: Sequence[Dim], offset: Dim, beneath: Sequence[Dim]) -> Path | None:
     """Return the map from a view (``shape``, ``strides``, ``offset``) to a dense tensor with dimensions ``beneath``.
 
-    Returns None if there is no affine map, or if none can be proven for all sizes: an axis of the view may cross
-    dimensions.
+    Returns None if there is no affine map, or if none can be proven for all symbolic sizes. For example, an axis of the
+    view may cross two dense dimensions.
     """
     targets: list[int | None] = [None] * len(shape)
     factors: list[Dim] = [0] * len(shape)
@@ -70,8 +79,8 @@ def find_path(shape: Sequence[Dim], strides: Sequence[Dim], offset: Dim, beneath
         size, unit = beneath[number], units[number]
         start = starts[number]
         covered: Dim = 1
-        # Axes within a dimension are the digits of a mixed-radix number: the factor of each axis is the number of
-        # elements of the axes inside it.
+        # View axes that share a dense dimension are the digits of a mixed-radix number: the factor of each axis is the
+        # product of the sizes of the axes inside it.
         while covered != size:
             axis = next((axis for axis in pending if strides[axis] == unit * covered), None)
             if axis is None:
@@ -95,7 +104,7 @@ def find_path(shape: Sequence[Dim], strides: Sequence[Dim], offset: Dim, beneath
 
 
 def _starts(offset: Dim, beneath: Sequence[Dim], units: Sequence[Dim]) -> tuple[Dim, ...] | None:
-    """Return the coordinates of the element at ``offset``; None if they cannot be proven."""
+    """Return the dense coordinates of the element at ``offset``; None if they cannot be proven for all sizes."""
     starts: list[Dim] = []
     for size, unit in zip(beneath, units, strict=True):
         if isinstance(offset, int) and isinstance(unit, int):
@@ -112,7 +121,9 @@ def _starts(offset: Dim, beneath: Sequence[Dim], units: Sequence[Dim]) -> tuple[
 def _stepping_axis(
     shape: Sequence[Dim], strides: Sequence[Dim], pending: set[int], unit: Dim, start: Dim, size: Dim
 ) -> tuple[int, Dim] | None:
-    """Return an axis that traverses a dimension of ``size`` from ``start`` in constant steps, and the step."""
+    """Return (axis, step) for a view axis that goes through a dimension of ``size`` from ``start`` in a constant step;
+    else None.
+    """
     for axis in sorted(pending):
         factor = exact_quotient(strides[axis], unit)
         if isinstance(factor, int):
@@ -123,7 +134,7 @@ def _stepping_axis(
 
 
 def exact_quotient(dividend: Dim, divisor: Dim) -> Dim | None:
-    """Return ``dividend / divisor`` if that is an integer for all sizes, else None."""
+    """Return ``dividend / divisor`` if that is an integer for all symbolic sizes, else None."""
     if divisor == 1:
         return dividend
     if divisor == 0:
@@ -133,7 +144,7 @@ def exact_quotient(dividend: Dim, divisor: Dim) -> Dim | None:
 
 
 def covers(shape: Sequence[Dim], path: Path, beneath: Sequence[Dim]) -> bool:
-    """Return whether the view has every element of the dense tensor exactly once."""
+    """Return whether the view contains every element of the dense tensor exactly once."""
     if any(target is None and dim != 1 for target, dim in zip(path.targets, shape, strict=True)):
         return False
     counts: list[Dim] = [1] * len(beneath)

@@ -1,6 +1,7 @@
-"""Structural comparison for horizontal fusion: GEMMs and convolutions that share an input and differ in constants.
+"""Structural comparison for horizontal fusion: epilogues and prologues of contractions that differ only in constants.
 
-The results of such steps are concatenated along one axis, ``columns``.
+The contractions (GEMMs or convolutions) share an input. Their results are concatenated along the axis that this module
+calls ``columns``.
 """
 
 from __future__ import annotations
@@ -17,14 +18,17 @@ from ...program.steps.steps import Conversion, Input, Sums
 from ...program.steps.tensor import Buffer, BufferKind, Tensor
 
 NEUTRAL = {"add": -0.0, "mul": 1.0}
-"""Neutral elements: operands that leave each number unchanged, signs of zeros included."""
+"""Neutral element of each operation: an operand that leaves every number unchanged, including signed zeros."""
 LONGEST = 8
-"""Maximum operations of a chain that may be padded to match another one."""
+"""Maximum operations of an epilogue that is padded with neutral operations to match another one."""
 
 
 @dataclass(frozen=True)
 class Expression:
-    """An expression ``value`` over ``shape``; its leaves are ``own`` and the leaves of ``inputs``."""
+    """An elementwise expression ``value`` over ``shape``. Its leaves are ``own`` and the leaves of ``inputs``.
+
+    ``own`` is the accumulator in an epilogue, and the loaded element in a prologue.
+    """
 
     value: Scalar
     own: Scalar
@@ -33,24 +37,25 @@ class Expression:
 
 
 def result_of(step: Sums) -> Expression:
-    """Return the expression of the step's first output, whose own leaf is the accumulator."""
+    """Return the epilogue of the step's first output; its ``own`` leaf is the accumulator."""
     return Expression(step.outputs[0][0], step.total, step.inputs, step.shape)
 
 
 def converted_by(conversion: Conversion, x: Tensor) -> Expression:
-    """Return the prologue of operand x as an expression, whose own leaf is the element of x."""
+    """Return the prologue of operand x as an expression; its ``own`` leaf is the element of x."""
     return Expression(conversion.value, conversion.leaf, conversion.inputs, x.shape)
 
 
 def same_leaves(
     first: Expression, other: Expression, columns: int | None, *, spreads: bool = False
 ) -> dict[Scalar, Scalar] | None:
-    """Map the leaves of ``first`` to those of ``other`` if both apply the same operations to ``own``, else None.
+    """Map the leaves of ``first`` to those of ``other`` if both apply the same operations to their ``own`` leaf, else
+    None.
 
-    ``own`` of an expression is the accumulator or the operand's element. ``columns`` is the axis along which the
-    results will be concatenated; None: there is no such axis. The leaves of every other pair must either read equal
-    elements that do not vary along ``columns``, or be constants with one element per column. With ``spreads`` such a
-    constant may also have one element for all columns.
+    Each further leaf of ``first`` must match its counterpart in one of two ways. Either both read equal elements that
+    do not vary along ``columns``, or both are constants with one element per column. With ``spreads``, such a constant
+    may also have a single element for all columns. ``columns`` is the axis of concatenation; None if the results are
+    not concatenated.
     """
     if _beside(first.shape, columns) != _beside(other.shape, columns):
         return None
@@ -70,7 +75,9 @@ def same_leaves(
 
 
 def are_equal(value: Scalar, other: Scalar, tensors: Mapping[Scalar, Tensor]) -> bool:
-    """Return whether two expressions of one step, whose leaves stand for elements of ``tensors``, have equal values."""
+    """Return whether two expressions of one step have equal values; ``tensors`` maps their leaves to the tensors they
+    load.
+    """
     stack, seen = [(value, other)], set()
     while stack:
         one, two = pair = stack.pop()
@@ -89,7 +96,7 @@ def are_equal(value: Scalar, other: Scalar, tensors: Mapping[Scalar, Tensor]) ->
 
 
 def _pairs(first: Expression, other: Expression) -> dict[Scalar, Scalar] | None:
-    """Map the Scalars of ``first`` to those of ``other``; None if the operations differ."""
+    """Map the nodes of expression ``first`` to those of ``other``; None if the operations differ."""
     pairs: dict[Scalar, Scalar] = {}
     stack = [(first.value, other.value)]
     while stack:
@@ -106,9 +113,9 @@ def _pairs(first: Expression, other: Expression) -> dict[Scalar, Scalar] | None:
 
 
 def completed(first: Expression, other: Expression, columns: int) -> Expression:
-    """Pad ``other`` with the per-column additions and factors that only ``first`` has, with neutral elements.
+    """Pad ``other`` with the per-column additions and multiplications that only ``first`` has, by neutral elements.
 
-    For example, some models have a bias for queries, but none for keys. If the expressions differ in other ways,
+    For example, some models have a bias for queries but none for keys. If the expressions differ in other ways,
     ``other`` is returned unchanged.
     """
     chain, left = _chain(first), _chain(other)
@@ -137,9 +144,9 @@ def completed(first: Expression, other: Expression, columns: int) -> Expression:
 
 
 def _chain(expression: Expression) -> list[tuple[Scalar, int]] | None:
-    """Return the operations from ``own`` to the value, each with the index of its operand on that path.
+    """Return the operations from ``own`` to the value, each with the index of the operand that leads to ``own``.
 
-    Returns None if there are several paths, or more than `LONGEST` operations.
+    Returns None if several paths lead to ``own``, or if the path has more than `LONGEST` operations.
     """
     chain: list[tuple[Scalar, int]] = []
     current = expression.value
@@ -153,7 +160,7 @@ def _chain(expression: Expression) -> list[tuple[Scalar, int]] | None:
 
 
 def _full(x: Tensor, shape: tuple[int, ...], value: float) -> Tensor:
-    """Return a constant of ``shape`` filled with ``value``, of the type of the constant x."""
+    """Return a constant of ``shape`` filled with ``value``, with the dtype of the constant x."""
     constant = derived_constant(Recipe("full", (x.constant_view(),), (value,)), x.dtype, shape)
     return Tensor(constant.dtype, constant.shape, Buffer(BufferKind.WEIGHT, constant.nbytes, data=constant))
 
@@ -163,7 +170,9 @@ def _same_operation(one: Scalar, two: Scalar) -> bool:
 
 
 def _same_elements(x: Tensor, y: Tensor) -> bool:
-    """Return whether tensors of one shape have equal elements: they are one view, or broadcast equal known elements."""
+    """Return whether two tensors of equal shape have equal elements: they are the same view, or both broadcast one
+    known element of equal value.
+    """
     if x.dtype is not y.dtype:
         return False
     if x.buffer is y.buffer and x.offset == y.offset and x.strides == y.strides:
@@ -173,7 +182,7 @@ def _same_elements(x: Tensor, y: Tensor) -> bool:
 
 
 def _only_element(x: Tensor) -> bytes | None:
-    """Return the bytes of the known element that x broadcasts; None if x has several elements or unknown contents."""
+    """Return the bytes of the element that x broadcasts; None if x has several elements or is not a constant."""
     if any(dim != 1 and stride != 0 for dim, stride in zip(x.shape, x.strides, strict=True)):
         return None
     contents = Tensor(x.dtype, (), x.buffer, offset=x.offset).constant
@@ -197,7 +206,9 @@ def _are_matching(
 
 
 def _are_same(first: Expression, x: Tensor, other: Expression, y: Tensor, columns: int) -> bool:
-    """Return whether x and y have equal elements over their expressions' shapes and do not vary along ``columns``."""
+    """Return whether x and y, broadcast to their expressions' shapes, have equal elements and do not vary along
+    ``columns``.
+    """
     one, two = _spread(x, first.shape), _spread(y, other.shape)
     if one.strides[columns] != 0 or two.strides[columns] != 0:
         return False
@@ -219,9 +230,10 @@ def _is_row(expression: Expression, x: Tensor, columns: int, spreads: bool) -> b
 def joined_inputs(
     first: Expression, others: Sequence[Expression], columns: int, shape: tuple[Dim, ...]
 ) -> tuple[Input, ...]:
-    """Return the inputs of the joint expression over ``shape``, without the own leaf of ``first``.
+    """Return the inputs of the joint expression over ``shape``; the ``own`` leaf is not among them.
 
-    ``others`` are the expressions that are joined with ``first``: `same_leaves` maps the leaves of ``first`` to theirs.
+    The joint expression has the operations of ``first``. Constants that differ between ``first`` and ``others`` are
+    concatenated along ``columns``.
     """
     matches = [(other, same_leaves(first, other, columns, spreads=True), dict(other.inputs)) for other in others]
     inputs: list[Input] = []
@@ -256,7 +268,7 @@ def _row(expression: Expression, x: Tensor, columns: int) -> Tensor:
 
 
 def joined_constant(tensors: Sequence[Tensor], axis: int) -> Tensor:
-    """Return the concatenation of constants along ``axis``, a constant that is computed when a plan needs it."""
+    """Return the concatenation of constants along ``axis``; the constant is computed when a plan first needs it."""
     shape = list(tensors[0].static_shape)
     shape[axis] = sum(x.static_shape[axis] for x in tensors)
     recipe = Recipe("join", tuple(x.constant_view() for x in tensors), (axis,))

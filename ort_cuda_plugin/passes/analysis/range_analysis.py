@@ -1,7 +1,8 @@
 """Value range analysis: bounds on the magnitude of each tensor that hold for any input.
 
-An element of a normalised row is at most the square root of its length. Bounds of GEMMs and activations follow from
-their inputs' bounds and the weights. Bounds are tensors that depend on weights only, so the device computes them once.
+An element of a row that is divided by its root mean square is at most the square root of the row's length. Bounds of
+GEMMs and activations follow from their inputs' bounds and the weights. Bounds are tensors that depend on weights only,
+so the device computes them once, not in each Run.
 """
 
 from __future__ import annotations
@@ -27,21 +28,27 @@ from ...program.steps.trace import Step
 __all__ = ["RangeAnalysis"]
 
 _of_unit = frozenset({"erf", "half_erf", "tanh", "sigmoid"})
-"""Operations with results of magnitude at most 1."""
+"""Operations whose results have a magnitude of at most 1."""
 _exact = 1.001
-"""Factor by which bounds are increased, for rounding errors of additions and divisions."""
+"""Factor by which each bound is increased, to cover the rounding errors of additions and divisions."""
 
 
 @dataclass(frozen=True)
 class _Limited:
-    """The bounds of a tensor: one per column (index of its last dimension), or one for all columns."""
+    """The bounds of a tensor: ``columns`` bounds, one for each index of the last dimension, or a single bound (1).
+
+    ``make`` records the steps that compute the bounds, and returns their tensor.
+    """
 
     columns: int
     make: Callable[[], Tensor]
 
 
 class RangeAnalysis:
-    """The bounds of float32 tensors that steps write. The pass calls `note` for each step in order."""
+    """Bounds on the magnitudes of the float32 tensors that steps write.
+
+    The pass calls `note` for each step in program order.
+    """
 
     def __init__(self, ctx: Lowering) -> None:
         self.ctx = ctx
@@ -55,13 +62,15 @@ class RangeAnalysis:
         return buffer in self._known
 
     def of(self, buffer: Buffer) -> Tensor:
-        """Return the bounds of the tensor in ``buffer``: a vector along its columns, or one number."""
+        """Return the bounds of the tensor in ``buffer``: a vector with one bound per column, or a tensor of one
+        element.
+        """
         if buffer not in self._made:
             self._made[buffer] = self._known[buffer].make()
         return self._made[buffer]
 
     def largest(self, buffer: Buffer) -> Tensor:
-        """Return the largest of the bounds of the tensor in ``buffer``, as one number."""
+        """Return the largest bound of the tensor in ``buffer``, as a tensor of one element."""
         if buffer not in self._uniform:
             limits = self.of(buffer)
             with self.recording(()):
@@ -74,11 +83,13 @@ class RangeAnalysis:
         return self._known[buffer].columns
 
     def pass_on(self, source: Buffer, target: Buffer) -> None:
-        """Record that the elements of ``target`` are weighted means of elements of ``source``."""
+        """Record that each element of ``target`` is a weighted mean of elements of ``source``, as attention computes
+        it.
+        """
         self._known[target] = _Limited(1, lambda: self.largest(source))
 
     def note(self, step: Map) -> None:
-        """Derive bounds of the step's results."""
+        """Derive the bounds of the step's results from the bounds of its inputs."""
         if type(step) not in (Map, Rows, Contract) or (isinstance(step, Sums) and step.is_converted):
             return
         columns = step.shape[-1] if step.shape else None
@@ -93,13 +104,13 @@ class RangeAnalysis:
 
     @contextmanager
     def recording(self, nodes: tuple[Node, ...]) -> Iterator[None]:
-        """Record the steps of the ``with`` block among the steps that compute bounds."""
+        """Append the steps that the ``with`` block records to `steps`, the program that computes the bounds."""
         with self.ctx.recording(nodes) as steps:
             yield
         self.steps += steps
 
     def _leaves(self, step: Map) -> dict[Scalar, bool]:
-        """Return for each leaf of the step whether it has a bound."""
+        """Return for each leaf of the step whether the tensor that it reads has a bound."""
         found = {leaf: self._has_limit(step, x) for leaf, x in step.inputs}
         if isinstance(step, Contract):
             weights = step.b.rank == 2 and step.b.is_constant and step.b.dtype is DType.FLOAT32
@@ -114,7 +125,9 @@ class RangeAnalysis:
         return self._has_columns(x, step.shape[-1])
 
     def _has_columns(self, x: Tensor, columns: object) -> bool:
-        """Return whether column j of x has bound j of its buffer, or the buffer has one bound for all columns."""
+        """Return whether the bounds of x's buffer apply to x: one bound for all columns, or bound j for
+        column j of x.
+        """
         limited = self._known.get(x.buffer)
         if limited is None:
             return False
@@ -153,7 +166,7 @@ class RangeAnalysis:
         return self.ctx.view(limits, (columns,), (0 if limits.size == 1 else 1,), limits.offset)
 
     def _of_sums(self, step: Contract) -> Tensor:
-        """Return bounds of accumulators: the matrix product of operand a's bounds and the weights' magnitudes."""
+        """Return the bounds of a GEMM's accumulators: the bounds of operand a times the magnitudes of the weights."""
         depth, columns = step.b.static_shape
         limits = self.of(step.a.buffer)
         along = self.ctx.view(limits, (depth, 1), (0 if limits.size == 1 else 1, 0), limits.offset)
@@ -168,14 +181,18 @@ class RangeAnalysis:
 
 @dataclass(frozen=True)
 class _Search:
-    """Derives bounds of a step's values from the bounds of its ``leaves`` and from known ``numbers``."""
+    """Derives bounds of a step's expressions. ``leaves`` says which leaves have a bound; ``numbers`` has the values of
+    constant leaves.
+    """
 
     leaves: dict[Scalar, bool]
     numbers: dict[Scalar, float]
     row_length: int
 
     def limit(self, value: Scalar) -> Scalar | None:
-        """Return a bound as an expression, in which leaves stand for their bounds; None if there is none."""
+        """Return a bound of ``value`` as an expression whose leaves stand for the leaves' bounds; None if no bound can
+        be derived.
+        """
         known: dict[Scalar, Scalar | None] = {}
         stack = [value]
         while stack:
@@ -215,11 +232,11 @@ class _Search:
         return None
 
     def _number(self, x: Scalar) -> float | None:
-        """Return the constant value of x, or None."""
+        """Return the value of x if x is a constant, else None."""
         return float(x.value) if x.op == "constant" else self.numbers.get(x)
 
     def _is_above_one(self, x: Scalar) -> bool:
-        """Return whether x is one plus an exponential."""
+        """Return whether x has the form ``1 + exp(...)``."""
         x = _uncast(x)
         if x.op != "add":
             return False
@@ -227,7 +244,9 @@ class _Search:
         return any(self._number(one) == 1.0 and _uncast(other).op == "exp" for one, other in pairs)
 
     def _is_normalised(self, x: Scalar) -> bool:
-        """Return whether x is an element divided by its row's root mean square, with an optional addend."""
+        """Return whether x is an element divided by its row's root mean square; a variance may have an
+        epsilon added.
+        """
         if not self.row_length or x.op not in ("mul", "div"):
             return False
         first, second = map(_uncast, x.operands)
@@ -261,7 +280,7 @@ class _Search:
 
 
 def _uncast(x: Scalar) -> Scalar:
-    """Return x without casts, which do not matter for bounds."""
+    """Return x without the casts around it, which bounds ignore."""
     while x.op == "cast" and (x.operands[0].dtype.is_float or x.operands[0].op == "count"):
         (x,) = x.operands
     return x

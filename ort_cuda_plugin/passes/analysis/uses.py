@@ -1,4 +1,4 @@
-"""Def-use chains: which steps write and which read a buffer."""
+"""Def-use chains: the steps that write and the steps that read each buffer."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ User = TypeVar("User", bound=Hashable)
 
 
 class Uses(Generic[User]):
-    """The users of each buffer, in the order of `enter`. Users are the steps themselves, or their positions."""
+    """The users of each buffer, in the order of `enter`. A user is a step, or the position of a step in the program."""
 
     def __init__(self, steps: Iterable[tuple[User, Step]]) -> None:
-        # Dictionaries instead of lists: `leave` takes constant time, even for a weight that every step reads.
+        # `leave` takes constant time with dictionaries, even for a weight that every step reads; with lists it would
+        # not.
         self._writers: dict[Buffer, dict[User, None]] = {}
         self._readers: dict[Buffer, dict[User, None]] = {}
         for user, step in steps:
             self.enter(user, step)
 
     def enter(self, user: User, step: Step) -> None:
-        """Record that ``user`` now executes ``step``."""
+        """Add ``user`` to the writers and readers of the buffers that ``step`` writes and reads."""
         for buffer in step.writes:
             self._writers.setdefault(buffer, {})[user] = None
         for buffer in step.reads:
             self._readers.setdefault(buffer, {})[user] = None
 
     def leave(self, user: User, step: Step) -> None:
-        """Remove ``user`` from the users of its step's buffers."""
+        """Remove ``user`` from the writers and readers of the buffers that ``step`` writes and reads."""
         for buffer in step.writes:
             del self._writers[buffer][user]
         for buffer in step.reads:

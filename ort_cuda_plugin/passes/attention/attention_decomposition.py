@@ -15,7 +15,8 @@ from ...schedule.choose import choose, scheduled
 def decompose_attention(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
     """Replace an attention step by its two GEMMs and its row program if they take less time than one kernel.
 
-    Assumes: an attention step keeps its unfused steps as ``parts``. A tuner measures times, without one rules decide.
+    Assumes: an attention step keeps its unfused steps as ``parts``. With a tuner, measured times decide; without one,
+        rules.
     Guarantees: attention that stays one step carries its schedule. Attention that cuDNN or the plugin's tensor-core
         kernel computes stays one step.
     Example: ``attention(q, cache, ...)`` of one new token over many keys -> GEMM, Softmax, GEMM.

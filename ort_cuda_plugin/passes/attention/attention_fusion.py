@@ -1,4 +1,6 @@
-"""Attention fusion: matches a GEMM, a row program over its rows, and a second GEMM, which multiplies the results."""
+"""Attention fusion: matches a GEMM, a row program such as Softmax over its rows, and a GEMM that
+multiplies the result.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,7 @@ class _Attention:
         return [step for step in self.steps if step is not None]
 
     def _attend(self, position: int, second: Contract) -> None:
-        """Replace ``second`` by an Attend if it is the second GEMM of attention."""
+        """Replace ``second`` by an Attend step if it is the second GEMM of an attention pattern."""
         middle = self._producer(second.a, position)
         if middle is None or not _are_simple_axes(second):
             return
@@ -73,14 +75,18 @@ class _Attention:
                 return
 
     def _producer(self, x: Tensor, position: int) -> int | None:
-        """Return the position of the only step that writes x, if only the step at ``position`` reads x; else None."""
+        """Return the position of the only step that writes x, if the step at ``position`` is the only reader; else
+        None.
+        """
         if x.buffer.kind is not BufferKind.SCRATCH or list(self.uses.readers(x.buffer)) != [position]:
             return None
         writers = self.uses.writers(x.buffer)
         return writers[0] if len(writers) == 1 else None
 
     def _is_changed(self, start: int, end: int) -> bool:
-        """Return whether a step before ``end`` may change inputs of the step at ``start``, or read back its result."""
+        """Return whether fusing the step at ``start`` into the step at ``end`` would move it over a change of its
+        inputs, or over a read-back.
+        """
         step = self.steps[start]
         assert step is not None
         if any(isinstance(other, ReadBack) for other in self.steps[start:end]):
@@ -96,7 +102,7 @@ def _joint(first: Contract, rows: Rows, leaf: object, x: Tensor, second: Contrac
     if not _are_simple_axes(first) or len(first.outputs) != 1 or rows.axes != {len(rows.shape) - 1}:
         return None
     if first.b.is_constant or second.b.is_constant:
-        return None  # a GEMM with constant weights is a linear layer, and stays separate
+        return None  # constant weights: a linear layer, not attention
     score, scores = first.outputs[0]
     weight, weights = rows.outputs[0]
     a, b, c = *first.operands, second.b
@@ -134,7 +140,7 @@ def _joint(first: Contract, rows: Rows, leaf: object, x: Tensor, second: Contrac
 
 
 def _parameters(step: Attend) -> int:
-    """Return an upper bound of the number of parameters of the step's kernel."""
+    """Return an upper bound of the number of parameters of the attention kernel."""
     batch = max(len(step.batch), 1)
     count = 12 + 4 * batch
     for shape, pairs in ((step.score_shape, step.score_inputs), (step.shape, (*step.inputs, *step.outputs))):
@@ -144,7 +150,9 @@ def _parameters(step: Attend) -> int:
 
 
 def _is_attendable(weight: Scalar) -> bool:
-    """Return whether the row program that ends in ``weight`` reduces a single float32 value per score."""
+    """Return whether the row program that computes ``weight`` reduces one float value of at most 32 bits per score, as
+    Softmax does.
+    """
     groups = grouped_stages([weight])
     return all(len(group) == 1 and len(group[0].elements) == 1 and _is_single(group[0].elements[0]) for group in groups)
 

@@ -1,6 +1,6 @@
 """Removes the Expand that repeats K/V heads for grouped-query attention.
 
-The query heads that share a K/V head become a separate dimension, along which K and V have a stride of 0.
+The query heads that share a K/V head become a dimension of their own, along which K and V have a stride of 0.
 """
 
 from __future__ import annotations
@@ -41,14 +41,17 @@ def eliminate_gqa_broadcasts(steps: Sequence[Step]) -> list[Step]:
 
 
 def _is_for_cudnn(step: Attend) -> bool:
-    """Return whether cuDNN may compute the step, with two batch dimensions: 16-bit types, and keys that do not grow."""
+    """Return whether cuDNN may compute the step, so that it must keep its two batch dimensions.
+
+    cuDNN computes 16-bit attention whose keys do not grow from Run to Run.
+    """
     *_, rows, keys = step.score_shape
     return step.operands[0].dtype is not DType.FLOAT32 and (isinstance(keys, int) or keys == rows)
 
 
 @dataclass(frozen=True)
 class _Repeated:
-    """The source ``tensor`` of an Expand, the ``step`` at ``position``, which repeats a dimension ``times`` times."""
+    """An Expand that repeats K or V: ``step`` at ``position`` copies ``tensor``, each head ``times`` times."""
 
     position: int
     step: Map
@@ -57,7 +60,9 @@ class _Repeated:
 
 
 def _repeated(steps: Sequence[Step], uses: Uses[int], position: int, x: Tensor, axis: int) -> _Repeated | None:
-    """Return the source of the copy x [batch..., heads, m, n], if only the step at ``position`` reads x; else None."""
+    """Return the Expand that writes x [batch..., heads, m, n], if the step at ``position`` is the only reader; else
+    None.
+    """
     writers = uses.writers(x.buffer)
     if x.buffer.kind is not BufferKind.SCRATCH or list(uses.readers(x.buffer)) != [position] or len(writers) != 1:
         return None
@@ -113,7 +118,9 @@ def _grouped(step: Attend, keys: _Repeated, values: _Repeated) -> Attend:
 
 @dataclass(frozen=True)
 class _Split:
-    """Splits dimension ``axis`` into two, for tensors that broadcast to ``rank`` dimensions."""
+    """Splits the heads, dimension ``axis``, into [heads / times, times], for tensors that broadcast to ``rank``
+    dimensions.
+    """
 
     rank: int
     axis: int

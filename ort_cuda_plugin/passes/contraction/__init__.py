@@ -1,1 +1,1 @@
-"""Passes that prepare GEMMs and convolutions: operands, number format, and the choice of the kernel."""
+"""Passes that prepare GEMMs and convolutions: operand prologues, number formats, and the choice of the kernel."""

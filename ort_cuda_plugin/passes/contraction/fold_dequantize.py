@@ -1,7 +1,7 @@
 """Operand prologues: folds dequantization and casts into the operand loads of GEMMs and convolutions.
 
-If a model dequantises an operand, the GEMM reads the quantised elements. GEMMs that a library computes are excluded:
-libraries accept no prologue, and their use of tensor cores saves more time than reading fewer bytes.
+A GEMM then loads the quantised elements and converts them in registers. GEMMs that a library computes are excluded:
+libraries accept no prologue, and their tensor cores save more time than reading fewer bytes would.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..analysis.uses import Uses
 from ..simplification.dead_code_elimination import eliminate_dead_code
 
 MAX_OPERATIONS = 16
-"""Maximum operations of a prologue: kernels repeat it for each tile of the result that loads the element."""
+"""Maximum operations of a prologue. A kernel repeats them for each result tile that loads the operand's element."""
 _NARROW_FLOATS = frozenset({DType.FLOAT16, DType.BFLOAT16})
 
 
@@ -35,9 +35,9 @@ def fold_dequantize(steps: Sequence[Step], wanted: Callable[[Sums], bool] | None
 
     With ``wanted``, a step is changed only if ``wanted`` is true for the changed step.
 
-    Assumes: kernels are selected: a library accepts no prologue, so a map in front of its call stays.
-    Guarantees: an operand's prologue is at most 16 operations, on the operand, constants and a vector along one of
-        its axes. Values that no step reads after the pass are not stored.
+    Assumes: kernels are selected. A library accepts no prologue, so an elementwise step before a library call stays.
+    Guarantees: an operand's prologue has at most 16 operations on the operand, constants and vectors along one of its
+        axes. Values that no step reads after the pass are not stored.
     Example: ``w = Cast(w8) * scale; y = MatMul(x, w)`` -> ``y = MatMul(x, w8 with prologue Cast(w8) * scale)``.
     """
     result = list(steps)
@@ -61,7 +61,7 @@ def fold_dequantize(steps: Sequence[Step], wanted: Callable[[Sums], bool] | None
 def fold_dequantize_of_integers(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
     """Fold DequantizeLinear into the operands of GEMMs and convolutions whose integer codes tensor cores multiply.
 
-    Assumes: vertical fusion has made one map of each operand's conversion.
+    Assumes: vertical fusion has joined each operand's conversion into one elementwise step.
     Guarantees: no library computes such a step in float32. A step that would not multiply integers is unchanged.
     Example: ``a = (qa - za) * sa; y = MatMul(a, b)`` -> ``y = MatMul(qa with prologue (qa - za) * sa, ...)``,
         multiplied as integers.
@@ -70,10 +70,11 @@ def fold_dequantize_of_integers(ctx: Lowering, steps: Sequence[Step]) -> list[St
 
 
 def _operands(step: Step, twice: bool) -> Sequence[int]:
-    """Return the numbers of the operands that the step's kernel can load with a prologue.
+    """Return the indices of the operands that the step's kernel can load with a prologue.
 
-    Weights of a direct convolution have none: they are reordered once, before the first Run. Without ``twice`` only
-    transposed convolutions count as direct, since tensor cores may multiply the codes of the others.
+    The weights of a direct convolution have no prologue: they are reordered once, before the first Run. Without
+    ``twice`` only transposed convolutions count as direct, since tensor cores may multiply the integer codes of the
+    others.
     """
     if isinstance(step, Convolve):
         return () if 0 in step.shape else (0,) if is_direct(step) and (twice or step.transposed) else (0, 1)
@@ -81,9 +82,9 @@ def _operands(step: Step, twice: bool) -> Sequence[int]:
 
 
 def _narrow_operand(steps: list[Step], uses: Uses[int], position: int, number: int, twice: bool) -> None:
-    """Fold the conversion of operand ``number`` of the step at ``position``.
+    """Fold the conversion of operand ``number`` into the step at ``position``.
 
-    With ``twice``, the producer stores the narrow value even if other steps read the wide one.
+    With ``twice``, the producer stores the narrow value in addition to the wide one, if other steps read the wide one.
     """
     step = steps[position]
     assert isinstance(step, Sums)
@@ -119,7 +120,7 @@ def _narrow_operand(steps: list[Step], uses: Uses[int], position: int, number: i
         return
     read = (operand, *(y for _, y in conversion.inputs))
     if any(writer > writers[0] for y in read for writer in uses.writers(y.buffer)):
-        return  # a step after the producer writes the source: the GEMM would read the new value
+        return  # a later step overwrites the source, and the GEMM would load the new value
     if not uses.writers(kept.buffer) and kept.buffer.kind is BufferKind.SCRATCH:
         _change(steps, uses, writers[0], replace(producer, outputs=(*producer.outputs, (source, kept))))
     operands, conversions = list(step.operands), list(step.conversions)
@@ -136,7 +137,7 @@ def _narrow_operand(steps: list[Step], uses: Uses[int], position: int, number: i
 
 
 def _takes_conversions(schedule: Schedule | None) -> bool:
-    """Return whether the schedule's kernels load operands of any type and layout, so that the operands may change."""
+    """Return whether the schedule remains valid with other operands: its kernels load any type and layout."""
     if schedule is None or schedule.engine not in (Engine.SIMT, Engine.DIRECT):
         return False
     return not schedule.gemv_rows and not schedule.im2col_pixels and not schedule.is_transposed
@@ -162,7 +163,7 @@ def fold_dequantize_into_inputs(steps: Sequence[Step]) -> list[Step]:
 
 
 def _with_narrow_input(steps: list[Step], uses: Uses[int], step: Step, leaf: Scalar, x: Tensor) -> Map | None:
-    """Return the step with the source of x as its input; None if the source is not in memory, or not narrower."""
+    """Return the step with the narrower source of x as an input instead of x; None if no such source is in memory."""
     writers = uses.writers(x.buffer)
     producer = steps[writers[0]] if len(writers) == 1 else None
     if x.buffer.kind is not BufferKind.SCRATCH or not isinstance(producer, Map) or not isinstance(step, Map):
@@ -194,13 +195,15 @@ def _change(steps: list[Step], uses: Uses[int], position: int, step: Step) -> No
 
 
 def _has_one_axis(x: Tensor, shape: Sequence[Dim]) -> bool:
-    """Return whether x has one element, or one per index of a single dimension."""
+    """Return whether x, broadcast to ``shape``, varies along at most one dimension."""
     strides = broadcast_strides(x, shape)
     return sum(stride != 0 and dim != 1 for stride, dim in zip(strides, shape, strict=True)) < 2
 
 
 def _source(value: Scalar, single: dict[Scalar, Tensor]) -> Scalar | None:
-    """Return the only narrower value that ``value`` is computed from, with constants and ``single`` leaves; or None."""
+    """Return the narrower value that ``value`` is computed from, with no other varying values than ``single``; else
+    None.
+    """
     found: set[Scalar] = set()
     seen: set[Scalar] = set()
     stack = [value]
@@ -223,21 +226,23 @@ def _varies(x: Scalar, single: dict[Scalar, Tensor]) -> bool:
 
 
 def _is_storable(x: Scalar) -> bool:
-    """Return whether memory can store x in a type that is cheap to load."""
+    """Return whether x can be stored as it is, in an integer, boolean or 16-bit float type."""
     return x.dtype.is_integer or x.dtype is DType.BOOL or (x.dtype in _NARROW_FLOATS and stored(x) is x)
 
 
 def _kept(producer: Map, source: Scalar) -> Tensor | None:
-    """Return the tensor that the producer loads ``source`` from, or stores it in; None without one on the device."""
+    """Return the tensor in device memory that the producer loads ``source`` from or stores it in; None if there is
+    none.
+    """
     if source.op == "leaf":
         return next((x for leaf, x in producer.inputs if leaf is source and x.buffer.kind is not BufferKind.HOST), None)
     return next((y for x, y in producer.outputs if x is source and dense(y) and y.dtype is x.dtype), None)
 
 
 def _placed(y: Tensor, x: Tensor, beneath: Sequence[Dim]) -> Tensor | None:
-    """Return y, a tensor over ``beneath``, viewed at the coordinates at which x views a dense tensor over ``beneath``.
+    """Return y viewed like x: y has dimensions ``beneath``, and x is a view of a dense tensor with these dimensions.
 
-    Returns None if there is no `Path` from x to the dense tensor.
+    Returns None if x is not an affine view of the dense tensor.
     """
     if y.size == 1:
         return Tensor(y.dtype, x.shape, y.buffer, strides=[0] * x.rank, offset=y.offset)
@@ -249,7 +254,9 @@ def _placed(y: Tensor, x: Tensor, beneath: Sequence[Dim]) -> Tensor | None:
 
 
 def _is_loadable(step: Sums, number: int, x: Tensor, conversion: Conversion) -> bool:
-    """Return whether the step's kernel can load x with the prologue, without a change of its summation order."""
+    """Return whether the step's kernel can load operand x with the prologue and still add the products in the same
+    order.
+    """
     axes = {
         axis
         for _, y in conversion.inputs
@@ -261,11 +268,11 @@ def _is_loadable(step: Sums, number: int, x: Tensor, conversion: Conversion) -> 
     assert isinstance(step, Contract)
     old = step.operands[number]
     inner, outer = (x.rank - 1, x.rank - 2) if number == 0 else (x.rank - 2, x.rank - 1)
-    # The rows of a may span batches.
+    # The rows of operand a may span batches.
     along = {inner, outer} if number or all(dim == 1 for dim in x.shape[:-2]) else {inner}
     is_one_matrix = number == 0 and all(dim == 1 for dim in step.b.shape[:-2])
     if is_one_matrix and _row_dims(x) > _row_dims(old):
-        return False  # batches with different prologues do not flatten into one GEMM
+        return False  # batches with different prologues cannot be flattened into the rows of one GEMM
     return contiguous_axis(x, "row", "column") == contiguous_axis(old, "row", "column") and axes <= along
 
 

@@ -23,8 +23,9 @@ def select_kernels(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
     A schedule that the step carries already has priority, then measured times, then rules.
 
     Assumes: layouts are final.
-    Guarantees: a library call includes as much of the epilogue as the library supports, and a map computes the rest. A
-        step that stays a contraction carries its schedule for emission. The choices' guards become guards of the plan.
+    Guarantees: a library call includes as much of the epilogue as the library supports, and an elementwise step
+        computes the rest. A step that stays a contraction carries its schedule for emission. The guards of the choices
+        become guards of the plan.
     Example: ``y = Exp(MatMul(a, b) + c)`` -> ``t = cublasLt(a, b, c); y = Exp(t)``.
     """
     selected: list[Step] = []
@@ -48,19 +49,19 @@ def _selected(ctx: Lowering, step: Sums) -> list[Step]:
 
 
 def _takes_channels_last(step: Convolve) -> bool:
-    """Return whether the schedule's kernel takes a channels-last image, but no operand prologues."""
+    """Return whether the schedule's kernel reads a channels-last image but cannot convert operands while loading."""
     return step.schedule is not None and step.schedule.engine in (Engine.MMA, Engine.PHASES, Engine.DEPTHWISE)
 
 
 def _launched(ctx: Lowering, step: Convolve) -> list[Step]:
-    """Return the launches of a convolution, or of the several convolutions into which its engine splits it."""
+    """Return the launches of a convolution. Some engines split it into several convolutions first."""
     with ctx.recording(step.nodes) as made:
         launch_step(ctx, step)
     return [x for one in made for x in (_launched(ctx, one) if isinstance(one, Convolve) else [one])]
 
 
 def _with_dense_image(ctx: Lowering, step: Convolve) -> list[Step]:
-    """Return the convolution over a contiguous copy of its image, which the kernels without channels-last need."""
+    """Return the steps of the convolution over a contiguous copy of its image, for kernels that require NCHW."""
     x, w = step.operands
     if x.is_contiguous:
         return [step]

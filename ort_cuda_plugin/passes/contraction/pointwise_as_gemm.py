@@ -1,7 +1,7 @@
-"""Pointwise (1x1) convolutions as GEMMs, where cuDNN would copy their result.
+"""Pointwise (1x1) convolutions as GEMMs, if cuDNN would copy their result.
 
-cuDNN writes a result with strided output pixels, as in a concatenation, to its workspace first and then copies it.
-cuBLASLt reads and writes strided rows directly.
+cuDNN cannot write output pixels with a stride, as in a slice of a concatenation: it writes a dense result to its
+workspace and then copies it. cuBLASLt reads and writes strided rows directly.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["pointwise_as_gemm"]
 
 
 def pointwise_as_gemm(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
-    """Rewrite pointwise (1x1) convolutions as GEMMs where cuDNN would copy their result, as a slice of a
+    """Rewrite pointwise (1x1) convolutions as GEMMs if cuDNN would copy their result, for example into a slice of a
     concatenation.
 
     Assumes: images have their channels last, so that output pixels are the rows of a GEMM.

@@ -1,10 +1,10 @@
-"""Float16 storage between TF32 GEMMs, with a power of two for each column, within bounds of `RangeAnalysis`.
+"""Float16 storage between TF32 GEMMs, with a power-of-two scale for each column. `RangeAnalysis` bounds the values.
 
-TF32 and float16 both have 10 bits of mantissa. So a normalisation, a GEMM or attention stores float16 numbers with a
+TF32 and float16 both have 10 bits of mantissa. So a normalisation, a GEMM or attention stores float16 numbers with one
 power-of-two scale per column, or one for all columns. Tensor cores multiply float16 at twice the rate of TF32, and the
 steps move half the bytes. `half_lines` multiplies the scales of a GEMM's left operand into its weights, once. The
-scales of queries and keys are a factor of the scores. Numbers are rounded as in TF32, except that numbers below 2**-28
-of their column's bound lose bits.
+scales of queries and keys are a factor of the attention scores. Numbers are rounded as in TF32, except that numbers
+below 2**-28 of their column's bound lose bits.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ..simplification.dead_code_elimination import eliminate_dead_code
 __all__ = ["store_tf32_as_scaled_f16"]
 
 LARGEST = 2.0**14
-"""Magnitude to which a column's bound is scaled in float16, up to a factor of 2."""
+"""Magnitude to which the scale of a column maps the column's bound, up to a factor of 2; float16 ends at 2**16."""
 
 
 def store_tf32_as_scaled_f16(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
@@ -51,10 +51,10 @@ def store_tf32_as_scaled_f16(ctx: Lowering, steps: Sequence[Step]) -> list[Step]
 
 @dataclass
 class _Stored:
-    """A tensor stored as scaled float16.
+    """A tensor that is stored as scaled float16.
 
-    ``codes`` are the float16 numbers, in the layout of the tensor's buffer. ``powers`` are the scales, a vector along
-    the columns or one number; ``inverses`` are 1 / scale.
+    ``codes`` are the float16 numbers, in the layout of the tensor's buffer. ``powers`` are the scales (value = code *
+    scale), a vector along the columns or a single number; ``inverses`` are 1 / scale.
     """
 
     codes: Tensor
@@ -68,9 +68,9 @@ class _Halves:
         self.uses = Uses(enumerate(steps))
         self.limits = RangeAnalysis(ctx)
         self.readers: dict[Buffer, list[int]] = {}
-        """The positions of the steps that read each tensor as scaled float16."""
+        """For each tensor, the positions of the steps that will read it as scaled float16."""
         self.writers: dict[Buffer, int] = {}
-        """The position of the step that can store each tensor as scaled float16, because the tensor has bounds."""
+        """For each tensor with bounds, the position of the step that can store it as scaled float16."""
         self.changed: set[int] = set()
         self.stored: dict[Buffer, _Stored] = {}
 
@@ -102,7 +102,7 @@ class _Halves:
         self.readers.setdefault(x.buffer, []).append(position)
 
     def _is_alone(self, y: Tensor) -> bool:
-        """Return whether y, a step's result, is its whole buffer, and the buffer has no other writer."""
+        """Return whether y, a result of a step, fills its buffer, and no other step writes to the buffer."""
         is_whole = y.buffer.kind is BufferKind.SCRATCH and y.offset == 0 and y.buffer.nbytes == y.nbytes
         return is_whole and len(self.uses.writers(y.buffer)) == 1
 
@@ -118,12 +118,14 @@ class _Halves:
         return self._has_powers_along(a) and is_faster_in_f16(self.ctx, step)
 
     def _has_powers_along(self, a: Tensor) -> bool:
-        """Return whether one bound holds for all columns of ``a``, or its columns are the columns with bounds."""
+        """Return whether operand ``a`` can be scaled by columns: its buffer has a single bound, or its columns are
+        those that the bounds are for.
+        """
         columns = self.limits.has_columns(a.buffer) if a.buffer in self.limits else 1
         return columns == 1 or (a.is_contiguous and a.shape[-1] == columns and a.size * 4 == a.buffer.nbytes)
 
     def _is_attention_halved(self, step: Attend) -> bool:
-        """Return whether an attention step can read and write scaled float16 only, and is faster with it."""
+        """Return whether an attention step can read and write scaled float16 throughout, and is faster with it."""
         if len(step.outputs) != 1 or any(x.buffer not in self.writers for x in step.operands):
             return False
         out = step.outputs[0][1]
@@ -155,7 +157,7 @@ class _Halves:
         return eliminate_dead_code([*self.limits.steps, *result])
 
     def _of(self, buffer: Buffer) -> _Stored:
-        """Return the scaled float16 tensor for ``buffer``; the device computes the scales once."""
+        """Return the scaled float16 tensor for ``buffer``, and record steps that compute its scales once."""
         if buffer not in self.stored:
             is_uniform = self._is_uniform(buffer) or self.limits.has_columns(buffer) == 1
             limits = self.limits.largest(buffer) if is_uniform else self.limits.of(buffer)
@@ -172,7 +174,7 @@ class _Halves:
         return self.stored[buffer]
 
     def _codes(self, x: Tensor) -> Tensor:
-        """Return x, a view of a float32 tensor, as a view of the scaled float16 tensor."""
+        """Return the view of the scaled float16 tensor that corresponds to x, a view of the float32 tensor."""
         return self.ctx.view(self._of(x.buffer).codes, x.shape, x.strides, x.offset)
 
     def _product(self, step: Contract) -> Contract:
@@ -192,9 +194,9 @@ class _Halves:
         return replace(step, inputs=inputs, outputs=(*step.outputs, (code, codes)))
 
     def _attention(self, step: Attend) -> Attend:
-        """Return attention on scaled float16 tensors.
+        """Return the attention step on scaled float16 tensors.
 
-        The scores are multiplied by the scales of queries and keys; results have the scales of the values.
+        The scales of queries and keys become a factor of the scores; the results have the scale of the values.
         """
         (_, out), operands = step.outputs[0], tuple(map(self._codes, step.operands))
         queries, keys, values = (self._of(x.buffer).powers for x in step.operands)
@@ -207,7 +209,7 @@ class _Halves:
             score_inputs=(*step.score_inputs, *zip(leaves, (queries, keys), strict=True)),
             weight=changed(step.weight),
             outputs=((s.cast(step.total, DType.FLOAT16), self._codes(out)),),
-            parts=(),  # the three unfused steps multiply float32
+            parts=(),  # the unfused steps would multiply float32
         )
 
 

@@ -1,1 +1,1 @@
-"""Emission: the pass that turns steps into kernel launches."""
+"""Emission: the pass that generates kernels for steps, and replaces the steps by launches."""

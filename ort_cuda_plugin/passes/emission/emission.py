@@ -1,4 +1,6 @@
-"""Emission: generates the kernels of maps, row programs, GEMMs, convolutions and attention, by their schedules."""
+"""Emission: generates kernels for elementwise steps, row programs, GEMMs, convolutions and attention from their
+schedules.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,9 @@ def emit(ctx: Lowering, steps: Iterable[Step]) -> list[Recordable]:
 
     A step may become several launches, such as a copy of weights before a GEMM.
 
-    Assumes: kernels are selected. A contraction without a schedule gets the plugin's kernel that rules prefer: a pass
-        has changed the contraction after the selection, or has split another one into several.
-    Guarantees: only launches, library calls, copies, fills, read-backs and calls of Python are left. A launch lists
+    Assumes: kernels are selected. A contraction has no schedule if a later pass changed it or split it off another one;
+        rules then choose one of the plugin's kernels.
+    Guarantees: only launches, library calls, copies, fills, read-backs and Python callbacks are left. A launch lists
         the inputs that may share memory with a result. The guards of the kernels become guards of the plan.
     Example: ``y = Relu(MatMul(a, b))`` -> ``launch matmul_relu(a, b, y)``.
     """
@@ -41,7 +43,8 @@ def emit(ctx: Lowering, steps: Iterable[Step]) -> list[Recordable]:
         if not isinstance(step, Map):
             launched.append(step)
             continue
-        structure = structure_of(step) if ctx.tuner is None else None  # None with a tuner, which may measure each step
+        # None with a tuner: the tuner may measure each step by itself
+        structure = structure_of(step) if ctx.tuner is None else None
         known = emissions.find(structure)
         if known is not None and structure is not None:
             with ctx.recording(step.nodes) as copies:
@@ -64,13 +67,18 @@ def emit(ctx: Lowering, steps: Iterable[Step]) -> list[Recordable]:
 
 
 class StepTrials:
-    """Generates the kernels of a claimed node's steps, to find out whether that fails; once per step structure."""
+    """Generates the kernels of the steps of a claimed node, to find out early whether that fails.
+
+    Steps of equal structure share one trial.
+    """
 
     def __init__(self) -> None:
         self._tried: dict[Hashable, Inspected] = {}
 
     def __call__(self, ctx: Lowering, step: Map) -> None:
-        """Generate the kernels of a step. Raises the errors of `launch_step`."""
+        """Generate the kernels of a step unless a step of equal structure has been tried. Raises the errors of
+        `launch_step`.
+        """
         structure = structure_of(step)
         if structure is None:
             launch_step(ctx, step)
@@ -83,10 +91,10 @@ class StepTrials:
 
 
 def _allow_in_place(step: Map, launched: Iterable[Step]) -> None:
-    """Store in the launches of a Map which inputs may share the memory of a result.
+    """Record in the launches of an elementwise step which inputs may share memory with a result.
 
-    A thread of a map loads its elements of all inputs before it stores its elements of the results. So an input and a
-    result may share memory if every thread reads and writes the same elements there.
+    A thread of an elementwise kernel loads its elements of all inputs before it stores its elements of the results. So
+    an input and a result may share memory if every thread reads and writes the same elements of it.
     """
     indices: dict[Buffer, list[tuple[object, ...]]] = {}
     for x in (x for tensors in (step.inputs, step.outputs) for _, x in tensors):
@@ -115,7 +123,7 @@ def launch_step(ctx: Lowering, step: Map) -> None:
 
 
 def _launch_contraction(ctx: Lowering, step: Sums) -> None:
-    """Record the launches of the step's schedule, and store the schedule and its reason in each."""
+    """Record the launches of the step's schedule, each with the schedule and the reason for its choice."""
     assert step.schedule is not None
     before = len(ctx.trace.steps)
     match step:

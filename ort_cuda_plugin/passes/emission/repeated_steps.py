@@ -1,6 +1,6 @@
-"""Launches of repeated steps: a step with the structure of an earlier one gets copies of its launches.
+"""Launches of repeated steps: a step with the structure of an earlier one gets copies of the earlier step's launches.
 
-Generating a kernel takes a hundred times as long as copying its launch, and networks repeat blocks.
+Generating a kernel takes a hundred times as long as copying its launch, and networks repeat blocks of layers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ _Copied: TypeAlias = Launch | LibraryCall | Copy
 
 @dataclass(frozen=True)
 class Emission:
-    """The launches and ``buffers`` of one step, and the constants on whose contents the launches depend."""
+    """The launches that one step was emitted as.
+
+    ``buffers`` are the step's buffers. ``inspected`` are the constants whose contents the launches depend on.
+    """
 
     launches: tuple[_Copied, ...]
     buffers: tuple[Buffer, ...]
@@ -41,14 +44,14 @@ class Emissions:
         return found if found is None or structure is None or found.inspected.are_equal(structure.buffers) else None
 
     def add(self, step: Map, structure: Structure, inspected: Inspected, launches: Sequence[Recordable]) -> None:
-        """Record the launches of a step, unless they depend on more than its structure."""
+        """Record the launches that ``step`` was emitted as, unless they depend on more than its structure."""
         copied = tuple(launch for launch in launches if _may_be_copied(launch, step, structure))
         if len(copied) == len(launches):
             self._known[structure.key] = Emission(copied, structure.buffers, inspected)
 
 
 def _may_be_copied(launch: Recordable, step: Map, structure: Structure) -> TypeGuard[_Copied]:
-    """Return whether the launch uses only the step's buffers and intermediates of the launches themselves."""
+    """Return whether the launch uses only buffers of the step and intermediates that only its own launches use."""
     if not isinstance(launch, _Copied) or launch.nodes != step.nodes:
         return False
     if isinstance(launch, Launch) and launch.remake is not None:
@@ -66,7 +69,10 @@ def copy_launches(ctx: Lowering, step: Map, emission: Emission, buffers: Sequenc
 
 
 class _Copies:
-    """Copies of launches that use other buffers, ``substitutes``; intermediates get buffers of their own."""
+    """Makes copies of launches with other buffers.
+
+    ``substitutes`` maps the buffers of the original step to those of the copy; each intermediate gets a new buffer.
+    """
 
     def __init__(self, substitutes: dict[Buffer, Buffer]) -> None:
         self._substitutes = substitutes

@@ -1,6 +1,6 @@
 """Structure of a step: a hashable key that two steps share if they differ only in nodes, buffers and leaves.
 
-Networks repeat blocks, so most steps have the structure of an earlier one, and the same kernels.
+Networks repeat blocks of layers, so most steps have the structure, and need the kernels, of an earlier step.
 """
 
 from __future__ import annotations
@@ -19,35 +19,37 @@ from ...program.steps.tensor import Buffer, BufferKind, Tensor
 from ...program.steps.tensor_fields import field_names
 
 _PLAIN = (int, str, bytes, DType, Enum, Expr, type(None), Reduction)
-"""Types whose equal values are interchangeable. Floats are excluded: -0.0 equals 0.0."""
+"""Types whose equal values may replace each other in a key. Floats are excluded, because -0.0 equals 0.0."""
 _PLAIN_TYPES = frozenset(_PLAIN)
 
 
 class _HasNoStructureError(Exception):
-    """The step refers to an object that a structure's key cannot describe."""
+    """The step refers to an object that a key cannot describe."""
 
 
 @dataclass(frozen=True)
 class Structure:
-    """The ``key`` of a step, and its buffers; in steps with equal keys, corresponding buffers have equal positions."""
+    """The ``key`` of a step, and the step's buffers. Steps with equal keys use their buffers in the same order."""
 
     key: Hashable
     buffers: tuple[Buffer, ...]
 
 
 def structure_of(step: Map) -> Structure | None:
-    """Return the structure of a step; None if its kernels may depend on more than the structure says."""
+    """Return the structure of a step; None if its kernels may depend on anything that the key does not contain."""
     form = _Form()
     try:
         key = form.of(step)
     except _HasNoStructureError:
         return None
-    op_types = tuple(node.op_type for node in step.nodes)  # the names of kernels contain the types of the nodes
+    op_types = tuple(node.op_type for node in step.nodes)  # the op types are part of the kernels' names
     return Structure((key, op_types, tuple(form.operations), tuple(form.kinds)), tuple(form.buffers))
 
 
 class _Form:
-    """Numbers the buffers and the Scalars of one step in the order of its fields."""
+    """Builds the key of one step. Buffers and expression nodes become numbers in the order in which the key reaches
+    them.
+    """
 
     def __init__(self) -> None:
         self.buffers: dict[Buffer, int] = {}
@@ -85,7 +87,7 @@ class _Form:
         number = self.buffers.get(buffer)
         if number is None:
             if buffer.host is not None or buffer.deferred_host is not None:
-                self._unknown()  # the buffer's elements are parameters of kernels
+                self._unknown()  # the kernels have this buffer's elements as parameters
             number = self.buffers[buffer] = len(self.buffers)
             self.kinds.append((buffer.kind, buffer.nbytes))
         return number
@@ -113,12 +115,14 @@ class _Form:
 
 @dataclass
 class Inspected:
-    """The constants on whose contents the kernels of a step depend, by position among the structure's ``buffers``."""
+    """The constants whose contents the kernels of a step depend on, by their index in the structure's ``buffers``."""
 
     constants: dict[int, Constant]
 
     def are_equal(self, buffers: Sequence[Buffer]) -> bool:
-        """Return whether another step's ``buffers`` hold the same constants, or equal constants of one number."""
+        """Return whether ``buffers``, those of another step, hold the same constants, or constants of one equal
+        element.
+        """
         return all(_is_equal(constant, buffers[number].data) for number, constant in self.constants.items())
 
 
@@ -132,7 +136,7 @@ def _is_equal(constant: Constant, other: Constant | None) -> bool:
 
 @contextmanager
 def inspecting(buffers: Sequence[Buffer]) -> Iterator[Inspected]:
-    """Collect the constants among ``buffers`` whose contents are read in the ``with`` block."""
+    """Collect those constants among ``buffers`` whose contents are read in the ``with`` block."""
     constants = {n: buffer.data for n, buffer in enumerate(buffers) if buffer.kind is BufferKind.WEIGHT and buffer.data}
     inspected = Inspected({})
     decided = [constant for constant in constants.values() if constant.decides]

@@ -1,1 +1,1 @@
-"""Vertical and horizontal fusion: passes that join steps into one."""
+"""Fusion passes: vertical (producer and consumer) and horizontal (independent steps that share an input or a shape)."""

@@ -1,6 +1,7 @@
-"""Horizontal fusion of contractions whose results stay separate tensors: for integer GEMMs and for convolutions.
+"""Horizontal fusion of contractions whose results stay separate tensors, for integer GEMMs and for convolutions.
 
-The merged step computes the columns of all results, but each result keeps its own tensor, so readers do not change.
+The merged step computes the columns (output channels) of all original steps. Each result keeps its own tensor, so the
+steps that read the results do not change.
 """
 
 from __future__ import annotations
@@ -29,21 +30,27 @@ AnySums = TypeVar("AnySums", bound=Sums)
 
 
 class Merging(ABC, Generic[AnySums]):
-    """The policy of a merging pass, which joins results along axis ``columns`` and weights along ``weight_columns``."""
+    """Interface of a merging pass for one type of contraction.
+
+    ``columns`` is the axis of the results, and ``weight_columns`` the axis of the weights, along which steps are
+    merged.
+    """
 
     columns: int
     weight_columns: int
 
     @abstractmethod
     def candidate(self, step: Step) -> AnySums | None:
-        """Return the step if it may be merged with others of the same `key`."""
+        """Return the step if it may be merged with others of equal `key`, else None."""
 
     @abstractmethod
     def key(self, step: AnySums) -> Hashable:
-        """Return the properties that merged steps must share."""
+        """Return the properties in which steps must agree to be merged."""
 
     def have_equal_epilogues(self, first: AnySums, other: AnySums) -> bool:
-        """Return whether steps with equal `key` have equal epilogues, except for constants that vary along columns."""
+        """Return whether two steps of equal `key` have equal epilogues and prologues, up to constants that vary by
+        column.
+        """
         if same_leaves(result_of(first), result_of(other), self.columns, spreads=True) is None:
             return False
         pairs = zip(first.conversions, other.conversions, first.operands, other.operands, strict=True)
@@ -60,10 +67,12 @@ class Merging(ABC, Generic[AnySums]):
 
     @abstractmethod
     def made(self, merged: AnySums, count: int) -> list[Step] | None:
-        """Return the steps that replace ``count`` steps and compute ``merged``; None if they must stay separate."""
+        """Return the steps that compute ``merged`` in place of ``count`` steps; None if the ``count``
+        steps must stay.
+        """
 
     def joined(self, steps: Sequence[AnySums]) -> AnySums:
-        """Return the merged step, which has the columns of all ``steps``."""
+        """Return the merged step, which computes the columns of all ``steps``."""
         first, parts = steps[0], self._parts(steps)
         shape = list(first.shape)
         shape[self.columns] = parts[-1].stop
@@ -92,13 +101,13 @@ class Merging(ABC, Generic[AnySums]):
 
 
 def has_one_result(step: Sums) -> bool:
-    """Return whether the step stores a single value, in one tensor or several."""
+    """Return whether the step computes a single value per element, which it may store in several tensors."""
     result, first = step.outputs[0]
     return all(value is result and y.dtype is first.dtype and y.shape == step.shape for value, y in step.outputs)
 
 
 def merge_contractions(steps: Iterable[Step], merging: Merging[AnySums]) -> list[Step]:
-    """Return the program in which steps are merged by the policy ``merging``."""
+    """Return the program after merging contractions as ``merging`` allows."""
     return _Merger(list(steps), merging).run()
 
 
@@ -109,7 +118,7 @@ class _Merger(Generic[AnySums]):
         self.uses = Uses(enumerate(steps))
         self.candidates: dict[int, AnySums] = {}
         self.made: dict[int, list[Step]] = {}
-        """The merged steps, by the position of the first step that they replace."""
+        """The merged steps, by the position of the first step that each replaces."""
 
     def run(self) -> list[Step]:
         groups: dict[Hashable, list[int]] = {}
@@ -129,7 +138,9 @@ class _Merger(Generic[AnySums]):
         return result
 
     def _merge_first(self, positions: Sequence[int]) -> list[int]:
-        """Merge the step at the first position with as many others as possible; return the positions that are left."""
+        """Merge the step at the first position with as many others as possible; return the positions that remain
+        unmerged.
+        """
         start, *others = positions
         taken, merged = [start], self.candidates[start]
         for position in others:
@@ -147,9 +158,9 @@ class _Merger(Generic[AnySums]):
         return [position for position in others if position not in taken]
 
     def _may_begin(self, start: int, position: int) -> bool:
-        """Return whether the step at ``position`` may move to ``start``.
+        """Return whether the step at ``position`` may move forward to the earlier position ``start``.
 
-        Its inputs must exist there, and no step in between may depend on its results.
+        Its inputs must already be computed there, and no step in between may read or write its results.
         """
         step = self.candidates[position]
 

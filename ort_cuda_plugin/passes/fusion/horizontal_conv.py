@@ -1,8 +1,8 @@
-"""Merges small convolutions of one image into one kernel, as in the modules of Inception networks.
+"""Horizontal fusion of small convolutions of one image into one kernel, as in the modules of Inception networks.
 
-A small convolution takes about as long as its launch, and several of them read the same image. One kernel computes the
-channels of all. Each result keeps its own tensor, with its own pixel stride, so that readers and slices of
-concatenations do not change.
+A small convolution takes about as long as its launch, and such modules run several on the same image (activation
+tensor). One kernel computes the output channels of all. Each result keeps its own tensor and its own pixel stride, so
+that the results may be slices of a concatenation and their readers do not change.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Horizontal fusion: one launch for independent maps of one shape, for example copies of keys and values."""
+"""Horizontal fusion: one launch for independent elementwise steps of one shape, for example copies of
+keys and values.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,15 @@ from ..simplification.constant_folding import fixed_buffers, is_fixed
 from .vertical_fusion import is_small, unified
 
 MAX_BYTES = 1 << 20
-"""Maximum bytes of the intermediates that a moved map writes: moving it earlier extends their lifetime."""
+"""Maximum bytes of intermediates that a moved step writes: moving the step earlier extends their lifetime."""
 
 
 def fuse_horizontally(steps: Sequence[Step]) -> list[Step]:
-    """Fuse independent maps of one shape into one launch, at the position of the first map.
+    """Fuse independent elementwise steps (maps) of one shape into one launch, at the position of the first one.
 
     Assumes: vertical fusion is done, so that no map could fuse with its producers or consumers.
-    Guarantees: a map moves only over steps that do not use its results or write its inputs. A map that constant
-        folding computes once is not fused with maps that each Run computes.
+    Guarantees: a map moves only over steps that do not use its results or write its inputs. A map that constant folding
+        computes once is not fused with maps that each Run computes.
     Example: ``k2 = Copy(k); v2 = Copy(v)`` of one shape -> ``k2, v2 = Copy(k), Copy(v)`` in one map.
     """
     result: list[Step] = []
@@ -33,7 +35,8 @@ def fuse_horizontally(steps: Sequence[Step]) -> list[Step]:
         if type(step) is not Map:
             result.append(step)
             continue
-        key = step.shape, is_fixed(step, fixed)  # maps that constant folding computes once stay separate
+        # constant folding computes some maps once; these do not fuse with the others
+        key = step.shape, is_fixed(step, fixed)
         place = places.get(key)
         first = None if place is None else result[place]
         if place is not None and type(first) is Map and _may_move(step, result[place:]):
@@ -47,7 +50,7 @@ def fuse_horizontally(steps: Sequence[Step]) -> list[Step]:
 
 
 def _may_move(step: Map, before: Sequence[Step]) -> bool:
-    """Return whether the step may be moved before the steps ``before``."""
+    """Return whether the step may move to the position in front of the steps ``before``."""
     made = sum(hint(y.nbytes) for _, y in step.outputs if y.buffer.kind is not BufferKind.OUTPUT)
     reads, writes = set(step.reads), set(step.writes)
     return made <= MAX_BYTES and all(
@@ -57,7 +60,7 @@ def _may_move(step: Map, before: Sequence[Step]) -> bool:
 
 
 def _writes_apart(step: Map, other: Step) -> bool:
-    """Return whether the steps write disjoint memory: different buffers, or parts that do not overlap."""
+    """Return whether the steps provably write disjoint memory: different buffers, or slices that do not overlap."""
     if not isinstance(other, Map):
         return set(step.writes).isdisjoint(other.writes)
     outputs = [y for _, y in other.all_outputs]

@@ -1,4 +1,4 @@
-"""Merged GEMM: one GEMM for several with the same left operand and different weights, as in Q, K and V projections."""
+"""Horizontal fusion of GEMMs with one left operand and different constant weights, such as Q, K and V projections."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def merge_gemms(steps: Sequence[Step]) -> list[Step]:
         measure = Measure("horizontal_gemm")
         while len(positions) > 1:
             measure.fall(len(positions), result[positions[0]].node)
-            # Shorter epilogues are padded to the longest one with neutral additions and factors.
+            # Shorter epilogues are padded to the longest one with neutral additions and multiplications.
             longest = max(positions, key=lambda position: _length(_contract(result, position)))
             group = _group_of(result, longest, positions)
             positions = [position for position in positions if position not in group]
@@ -49,9 +49,9 @@ def merge_gemms(steps: Sequence[Step]) -> list[Step]:
 
 
 def _is_mergeable(step: Contract) -> bool:
-    """Return whether the weights are constant, the only result is an intermediate, and the epilogue can match others.
+    """Return whether the GEMM can be merged: constant weights, a single intermediate result, and a suitable epilogue.
 
-    An epilogue with an operand that varies along rows and columns, such as a residual, matches no other epilogue.
+    An epilogue with an operand that varies along both rows and columns, such as a residual, matches no other epilogue.
     """
     if len(step.outputs) != 1 or step.b.rank != 2 or not step.b.is_constant or step.column_axes != 1:
         return False
@@ -72,7 +72,9 @@ def _length(step: Contract) -> int:
 
 
 def _group_of(steps: Sequence[Step], longest: int, positions: Sequence[int]) -> dict[int, Expression]:
-    """Return the results of the GEMMs that match GEMM ``longest`` except for their weights; ``longest`` comes first."""
+    """Map the positions of the GEMMs that match the one at ``longest`` to their padded epilogues; ``longest`` comes
+    first.
+    """
     model = result_of(_contract(steps, longest))
     found = {}
     for position in positions:

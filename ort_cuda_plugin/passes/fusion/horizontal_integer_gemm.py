@@ -1,4 +1,4 @@
-"""Merged integer GEMM: one GEMM for several with the same quantized left operand, as in Q, K and V projections."""
+"""Horizontal fusion of integer GEMMs with one quantized left operand, such as Q, K and V projections."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ class _Products(Merging[Contract]):
         return a.buffer, a.dtype, a.shape, a.strides, a.offset, b.dtype, b.shape[0], step.outputs[0][1].dtype
 
     def is_faster(self, merged: Contract, count: int) -> bool:
-        """Return whether the schedule has no split-K, whose reduction writes one tensor instead of several results."""
+        """Return whether the schedule has no split-K: its reduction kernel could write only one tensor, not several
+        results.
+        """
         choice = self._choice(merged, count)
         return choice is not None and choice.schedule.tile is not None and choice.schedule.split_k == 1
 
@@ -56,9 +58,10 @@ class _Products(Merging[Contract]):
         return [scheduled(self.ctx, merged, choice)]
 
     def _choice(self, merged: Contract, count: int) -> Choice | None:
-        """Return the rules' choice without sliced-K: a merged GEMM has enough tiles for all multiprocessors.
+        """Return the schedule that rules choose for the merged GEMM, without sliced-K: it has tiles for all
+        multiprocessors.
 
-        None: its schedules are quarantined.
+        Returns None if all such schedules are quarantined.
         """
         own = own_gemm_choices(self.ctx, merged)
         choice = next((choice for choice in own if choice.schedule.sliced_k == 1), None)

@@ -1,7 +1,7 @@
 """Split-K whose reduction is fused into the step that reads the result, such as a normalization of few rows.
 
-Such a GEMM has few tiles and a large k. Splitting k gives every multiprocessor a large tile, which loads fewer bytes
-per operation than a small one. A separate reduction kernel would take longer than the splitting saves.
+A GEMM with few rows and a large k has few tiles. Split-K gives every multiprocessor a large tile, which loads fewer
+bytes per operation than small tiles would. A separate reduction kernel would cost more time than split-K saves.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ __all__ = ["fuse_split_k"]
 def fuse_split_k(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
     """Split k of a GEMM with few tiles, and fuse the reduction of the partial sums into the result's reader.
 
-    Assumes: the first reader of the result is a map or a row program, such as a normalisation.
-    Guarantees: the partial sums are float32 tensors of a new buffer, which the reader adds in a fixed order. The
+    Assumes: the first step that reads the result is elementwise or a row program, such as a normalisation.
+    Guarantees: the partial sums are float32 tensors in a new buffer, and the reader adds them in a fixed order. The
         guards of the split become guards of the plan.
-    Example: ``p = MatMul(a, b); y = LayerNorm(p + r)`` -> ``p[3] = MatMul over thirds of k; y = LayerNorm(p[0] +
-        p[1] + p[2] + r)``.
+    Example: ``p = MatMul(a, b); y = LayerNorm(p + r)`` -> ``p[3] = MatMul over thirds of k; y = LayerNorm(p[0] + p[1] +
+        p[2] + r)``.
     """
     result: list[Sequence[Step]] = [(step,) for step in steps]
     uses = Uses(enumerate(steps))
@@ -51,9 +51,9 @@ def fuse_split_k(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
 
 
 def _adding(steps: Sequence[Step], uses: Uses[int], position: int) -> int | None:
-    """Return the position of the first step that reads the GEMM's result, if this step can add the partial sums.
+    """Return the position of the first step that reads the GEMM's result, if that step can add the partial sums.
 
-    Returns None if the result is needed earlier, for example read back by the host.
+    Returns None if another step needs the complete result earlier, for example a read-back.
     """
     step = steps[position]
     assert isinstance(step, Contract)

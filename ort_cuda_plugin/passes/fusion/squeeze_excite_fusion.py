@@ -1,9 +1,9 @@
-"""Fused squeeze-and-excitation: two pointwise convolutions of one output pixel in one kernel.
+"""Fused squeeze-and-excitation: one kernel for two pointwise convolutions that have a single output pixel.
 
-Squeeze-and-excitation multiplies a few channels of each image by two weight matrices. With a library, each GEMM is a
-launch that takes longer to start than to compute, often followed by a map. Here a block computes the whole first GEMM
-of its image, whose result stays in shared memory, and a part of the second. The addresses of the weights do not depend
-on computed values, so the block loads the weights of both GEMMs at once.
+Squeeze-and-excitation multiplies the pooled channels of each image by two weight matrices. With a library, each GEMM is
+a launch that takes longer to start than to compute, often followed by an elementwise kernel. Here every block computes
+the whole first GEMM of its image, keeps the result in shared memory, and computes a part of the second GEMM. The
+addresses of the weights do not depend on computed values, so the block loads the weights of both GEMMs at once.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ def fuse_squeeze_excite(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
 
 
 def _simple(step: Step | None) -> Convolve | None:
-    """Return the step if it is a pointwise convolution of one output pixel, with one result in the operands' type."""
+    """Return the step if it is a pointwise convolution with a single output pixel and one result in the
+    operands' type.
+    """
     if not isinstance(step, Convolve) or step.transposed or step.is_converted or step.schedule is not None:
         return None
     x, w = step.operands
@@ -66,7 +68,9 @@ def _simple(step: Step | None) -> Convolve | None:
 
 
 def _only_writer(uses: Uses[int], buffer: Buffer, reader: int) -> int | None:
-    """Return the position of the only writer of an intermediate that only the step at ``reader`` reads; else None."""
+    """Return the position of the only writer of an intermediate, if the step at ``reader`` is its only reader; else
+    None.
+    """
     if buffer.kind is not BufferKind.SCRATCH or list(uses.readers(buffer)) != [reader]:
         return None
     writers = uses.writers(buffer)
@@ -74,14 +78,16 @@ def _only_writer(uses: Uses[int], buffer: Buffer, reader: int) -> int | None:
 
 
 def _feeds(first: Convolve, second: Convolve) -> bool:
-    """Return whether the first convolution's result is the image of the second, and no other input of the second."""
+    """Return whether the first convolution's result is the image of the second convolution and none of its other
+    inputs.
+    """
     x, y = second.operands[0], first.outputs[0][1]
     others = (second.operands[1], *(z for _, z in second.inputs))
     return dense(y) and dense(x) and x.shape == y.shape and all(z.buffer is not y.buffer for z in others)
 
 
 def _is_changed(uses: Uses[int], steps: Sequence[Step], start: int, end: int) -> bool:
-    """Tell whether the inputs of the step at ``start`` may change before ``end``, or the host reads a value by then."""
+    """Return whether a step before ``end`` may change the inputs of the step at ``start``, or is a read-back."""
     if any(isinstance(step, ReadBack) for step in steps[start:end]):
         return True
     return any(start < writer < end for buffer in steps[start].reads for writer in uses.writers(buffer))

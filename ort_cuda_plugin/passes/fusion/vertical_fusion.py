@@ -1,8 +1,8 @@
-"""Vertical fusion: joins producers into consumers, so that no tensor between them goes through memory.
+"""Vertical fusion: joins producers into consumers, so that the tensors between them stay in registers.
 
-A producer fuses with its consumer if the consumer reads the result by a strided view, and the consumer depends on no
-other step that depends on the producer. If further steps need the result, the fused step must be able to store it.
-Values are rounded to the type in which the unfused steps stored them, so that fusion changes no result.
+A producer fuses with its consumer if the consumer reads the result as a strided view, and no step between them both
+depends on the producer and is needed by the consumer. If further steps read the result, the fused step must also store
+it. Values are rounded to the type in which the unfused steps stored them, so that fusion changes no result.
 """
 
 from __future__ import annotations
@@ -36,21 +36,26 @@ from ..analysis.uses import Uses
 from ..simplification.constant_folding import fixed_buffers, is_fixed
 
 MAX_TENSORS = 24
-"""Maximum tensors of a fused step: a kernel has a pointer and strides for each, and a limited number of parameters."""
+"""Maximum tensors of a fused step. A kernel has a limited number of parameters, and needs a pointer and strides for
+each tensor.
+"""
 MAX_PARAMETERS = 60
 MAX_OPERATIONS = 512
-"""Maximum operations of a fused kernel. Compilation takes seconds for that many, and grows faster than linearly."""
+"""Maximum operations of a fused step. Compilation takes seconds for that many, and grows faster than linearly."""
 MAX_REPEATED_OPERATIONS = 16
-"""Maximum operations that are recomputed for each broadcast copy of a producer's element."""
+"""Maximum operations of a producer whose elements the fused step computes more than once, because its result is
+broadcast.
+"""
 MAX_DISTANCE = 400
 """Maximum number of steps between producer and consumer that are searched for dependencies."""
 FEW_ROWS, MANY_COLUMNS = 128, 8192
-"""Fewer than FEW_ROWS rows of more than MANY_COLUMNS columns make too few blocks: elementwise work stays in a separate
-map."""
+"""A row program of fewer than FEW_ROWS rows with more than MANY_COLUMNS columns has too few blocks for elementwise
+work, which then stays a separate step.
+"""
 
 
 def fuse_vertically(steps: Sequence[Step]) -> list[Step]:
-    """Fuse producers into their consumers: maps, reductions, and maps as epilogues of contractions.
+    """Fuse producers into their consumers: elementwise steps (maps), reductions, and maps as epilogues of contractions.
 
     Assumes: one step for each operation of an operator.
     Guarantees: the order of reads and writes of each buffer does not change. A value that the model stores in a narrow
@@ -61,7 +66,7 @@ def fuse_vertically(steps: Sequence[Step]) -> list[Step]:
 
 
 class _Fusion:
-    """The state of the pass. The program is ``done`` followed by ``pending`` in reverse.
+    """The state of the pass: the current program is ``done`` followed by ``pending`` in reverse.
 
     A fusion changes only the ends of the two lists, so that its cost does not depend on the length of the program.
     """
@@ -76,7 +81,7 @@ class _Fusion:
         measure = Measure[tuple[int, ...]]("fuse")
         while self.pending:
             consumer = self.pending.pop()
-            # Each fusion replaces two steps by one.
+            # The loop terminates: a fusion replaces two steps by one, and without a fusion ``done`` grows.
             measure.fall((len(self.done) + len(self.pending), -len(self.done)), consumer.node)
             if not isinstance(consumer, Map) or not self._join_a_producer(consumer):
                 self.done.append(consumer)
@@ -93,7 +98,7 @@ class _Fusion:
                 continue
             producer = writers[0]
             if isinstance(consumer, Sums) and any(x.buffer in producer.writes for x in consumer.summed):
-                continue  # the contraction loads an operand that the producer writes, so that the producer must stay
+                continue  # a contraction's operands must be in memory, so their producer cannot be fused
             if self._is_better_kept(producer, consumer):
                 continue
             between = self._between(producer, consumer)
@@ -112,7 +117,10 @@ class _Fusion:
         return False
 
     def _is_better_kept(self, producer: Map, consumer: Map) -> bool:
-        """Return whether constant folding should compute the producer once: it has other readers, or small results."""
+        """Return whether the producer should stay a separate step that constant folding computes once.
+
+        So it is if the producer depends on weights only, and has other readers or results no larger than its inputs.
+        """
         if not is_fixed(producer, self.fixed) or is_fixed(consumer, self.fixed):
             return False
         if any(reader is not consumer for buffer in producer.writes for reader in self.uses.readers(buffer)):
@@ -121,9 +129,10 @@ class _Fusion:
         return results <= sum(hint(x.distinct_bytes) for _, x in producer.inputs)
 
     def _between(self, producer: Map, consumer: Map) -> tuple[list[Step], list[Step]] | None:
-        """Return the steps between producer and consumer: those that do not depend on the producer, and those that do.
+        """Return the steps between producer and consumer: (independent of the producer, dependent on it).
 
-        Returns None if the consumer depends on one of the latter, or if a read-back or too many steps lie between.
+        Returns None if the consumer needs a dependent one, or if a read-back or more than `MAX_DISTANCE` steps lie
+        between.
         """
         position = len(self.done)
         start = position - 1
@@ -149,7 +158,7 @@ class _Fusion:
         return (independent, dependent) if read.isdisjoint(consumer.writes) else None
 
     def _joint(self, producer: Map, consumer: Map) -> Map | None:
-        """Return one step that computes producer and consumer; None if there is no such step or it would be slower."""
+        """Return one step that computes both producer and consumer; None if that is impossible or slower."""
         made = {y.buffer: (x, y) for x, y in producer.all_outputs}
         if any(not dense(y) or len(self.uses.writers(buffer)) != 1 for buffer, (_, y) in made.items()):
             return None
@@ -171,9 +180,10 @@ class _Fusion:
         return joint if joint is not None and is_small(joint) else None
 
     def _are_too_many(self, producer: Map, consumer: Map, kept: Sequence[Output]) -> bool:
-        """Return whether the joint step would certainly have more than `MAX_OPERATIONS`, without joining the two.
+        """Return whether the joint step is certain to exceed `MAX_OPERATIONS`; found without building the joint step.
 
-        The joint step has at least the operations of both steps, without leaves, which joining replaces or shares.
+        If joining removes no operation, the joint step has the operations of both steps, apart from leaves, which
+        joining may replace or share.
         """
         needed = {y.buffer for _, y in kept}.union(consumer.reads)
         if any(buffer not in needed for buffer in producer.writes):
@@ -190,7 +200,7 @@ def is_small(step: Map) -> bool:
         return False
     dims: Sequence[Dim] = step.shape
     strides = [broadcast_strides(x, step.shape) for x in tensors]
-    if not isinstance(step, Sums):  # contractions count rows, columns and channels separately
+    if not isinstance(step, Sums):  # contractions pass sizes of rows, columns and channels as separate parameters
         dims, strides = collapse(dims, strides)
     numbers = sum(not isinstance(s, int) or s not in (0, 1) for axes in strides for s in axes)
     parameters = len(step.inputs) + len(step.all_outputs) + numbers + 2 * len(dims) + _own_parameters(step, len(dims))
@@ -198,7 +208,7 @@ def is_small(step: Map) -> bool:
 
 
 def _own_parameters(step: Map, dims: int) -> int:
-    """Return an upper bound of a kernel's parameters besides the tensors' and the sizes of dimensions."""
+    """Return an upper bound of the kernel's parameters besides those of tensors and of the dimensions' sizes."""
     if isinstance(step, Convolve):
         return 11 + 7 * len(step.places)
     if isinstance(step, Contract):
@@ -206,13 +216,14 @@ def _own_parameters(step: Map, dims: int) -> int:
     return 4 + dims
 
 
-# ---- maps as producers ----
+# ---- elementwise steps as producers ----
 
 
 def join_map(producer: Map, consumer: Map, kept: Sequence[Output]) -> Map | None:
-    """Return one step that computes a map inside of its consumer, and also stores the map's ``kept`` outputs.
+    """Return one step that computes the elementwise ``producer`` inside of its consumer, and also stores its ``kept``
+    outputs.
 
-    Returns None if there is no such step, or if no kernel supports it.
+    Returns None if no such step exists, or if no kernel supports it.
     """
     joint = _join_map(producer, consumer, kept)
     return joint if joint is not None and is_small(joint) else None
@@ -233,7 +244,7 @@ def _join_map(producer: Map, consumer: Map, kept: Sequence[Output]) -> Map | Non
         if value is None:
             return None
         replaced[leaf] = value
-    # A value that is also stored must be computed exactly once per element.
+    # A stored value needs a view that contains each of its elements exactly once.
     outputs: list[Output] = []
     for expression, y in kept:
         view = views.covering()
@@ -252,15 +263,18 @@ def _join_map(producer: Map, consumer: Map, kept: Sequence[Output]) -> Map | Non
 
 
 class _Views:
-    """The producer's inputs as a consumer of ``shape`` reads them, composed with each view of the producer's result."""
+    """The producer's inputs as seen by a consumer of ``shape``, for each view by which it reads the
+    producer's result.
+    """
 
     def __init__(self, producer: Map, shape: tuple[Dim, ...]) -> None:
         self.producer, self.shape = producer, shape
         placed = [broadcast_strides(x, producer.shape) for _, x in producer.inputs]
         self.paths: dict[_View, Substitution | None] = {}
-        """For each view, the substitution of the producer's leaves; None if the view leaves the inputs unchanged."""
+        """For each view, the substitution of the producer's leaves; None if the view needs the inputs unchanged."""
         self.inputs: list[Input] = []
-        # Views that keep the producer's dimensions need the first form; views that merge some need the merged form.
+        # Views that keep the producer's dimensions match the first entry; views that merge adjacent dimensions match
+        # the second one, in which they are collapsed.
         self.forms = [_Form(producer.shape, tuple(placed))]
         dims, merged = collapse(producer.shape, placed)
         if len(dims) < len(producer.shape):
@@ -274,7 +288,7 @@ class _Views:
         return covers(self.shape, view.path, view.form.dims)
 
     def value(self, expression: Scalar, x: Tensor) -> Scalar | None:
-        """Return the producer's ``expression`` for the element that the consumer reads through x.
+        """Return the producer's ``expression`` at the element that the consumer reads through its view x.
 
         Returns None if x is not an affine view of the producer's result.
         """
@@ -302,7 +316,7 @@ class _Views:
         return expression if new is None else new(expression)
 
     def _along(self, x: Tensor, strides: Sequence[Dim], path: Path) -> Tensor:
-        """Return the producer's input x composed with the consumer's view; x itself if the composition equals x."""
+        """Return the producer's input x as the consumer sees it through ``path``; x itself if nothing changes."""
         if x.size == 1:
             return _of_rank(x, len(self.shape))
         offset, new = x.offset + path.offset(strides), path.strides(strides)
@@ -318,7 +332,7 @@ class _Views:
 
 @dataclass(frozen=True)
 class _Form:
-    """The dimensions of a producer, and the strides of its inputs over them."""
+    """The dimensions of a producer, as given or collapsed, and its inputs' strides over these dimensions."""
 
     dims: tuple[Dim, ...]
     placed: tuple[tuple[Dim, ...], ...]
@@ -330,13 +344,15 @@ class _View:
     path: Path
 
     def of_result(self, y: Tensor, shape: tuple[Dim, ...]) -> Tensor:
-        """Return a tensor of ``shape`` that views the producer's dense result y along the path, perhaps backwards."""
+        """Return y, the dense result of the producer, as a tensor of ``shape`` along this view; strides may be
+        negative.
+        """
         dense = contiguous_strides(self.form.dims)
         return Tensor(y.dtype, shape, y.buffer, strides=self.path.strides(dense), offset=self.path.offset(dense))
 
 
 def _is_narrow(step: Rows) -> bool:
-    """Return whether the step has few long rows, so that few threads would do all the elementwise work."""
+    """Return whether the step has few long rows, so that too few blocks would share the elementwise work."""
     columns = product(dim for axis, dim in enumerate(step.shape) if axis in step.axes)
     return hint(product(step.row_shape)) < FEW_ROWS and hint(columns) > MANY_COLUMNS
 
@@ -345,7 +361,10 @@ def _is_narrow(step: Rows) -> bool:
 
 
 def _join_rows(producer: Rows, consumer: Map, kept: Sequence[Output]) -> Map | None:
-    """Fuse an elementwise consumer, over the elements or rows of a row program, into that row program."""
+    """Fuse an elementwise consumer, or a row program over the same rows, into the row program that produces its input.
+
+    The elementwise consumer runs over the elements or over the rows of the row program.
+    """
     if isinstance(consumer, Rows):
         if consumer.axes != producer.axes or consumer.shape != producer.shape:
             return None
@@ -392,7 +411,7 @@ def _join_rows(producer: Rows, consumer: Map, kept: Sequence[Output]) -> Map | N
 
 
 def reads_all(x: Tensor, shape: Sequence[Dim], y: Tensor, strides: Sequence[Dim]) -> bool:
-    """Return whether x, read over ``shape``, has every element of the dense result y at the same coordinates."""
+    """Return whether x, broadcast to ``shape``, reads the dense result y (``strides``) at unchanged coordinates."""
     if x.dtype is not y.dtype or x.offset != 0:
         return False
     triples = zip(shape, broadcast_strides(x, shape), strides, strict=True)
@@ -400,14 +419,14 @@ def reads_all(x: Tensor, shape: Sequence[Dim], y: Tensor, strides: Sequence[Dim]
 
 
 def _of_rank(x: Tensor, rank: int) -> Tensor:
-    """Return x, which has one element, with at most ``rank`` dimensions."""
+    """Return x, a tensor of one element, with at most ``rank`` dimensions."""
     return x if x.rank <= rank else Tensor(x.dtype, (1,) * rank, x.buffer, offset=x.offset)
 
 
 def rebased(consumer: Map, shape: tuple[Dim, ...], x: Tensor) -> Map | None:
-    """Return the consumer over ``shape``, the dimensions of the dense tensor that it views through x.
+    """Return the consumer with iteration space ``shape``, the dimensions of the dense tensor that it views through x.
 
-    Returns None if no strides over ``shape`` express the consumer's tensors.
+    Returns None if strides over ``shape`` cannot express the views of all the consumer's tensors.
     """
     strides = broadcast_strides(x, consumer.shape)
     over: Callable[[Sequence[Dim]], tuple[Dim, ...] | None]
@@ -440,7 +459,7 @@ def rebased(consumer: Map, shape: tuple[Dim, ...], x: Tensor) -> Map | None:
 
 
 def _join_sums(producer: Sums, consumer: Map, kept: Sequence[Output]) -> Map | None:
-    """Fuse an elementwise map of all results into a contraction, as its epilogue."""
+    """Fuse an elementwise consumer of a contraction's results into the contraction, as part of its epilogue."""
     if isinstance(consumer, (Rows, Sums)):
         return None
     read = [x for _, x in consumer.inputs if any(x.buffer is y.buffer for _, y in producer.outputs)]
@@ -471,7 +490,11 @@ def _join_sums(producer: Sums, consumer: Map, kept: Sequence[Output]) -> Map | N
 def _split(
     producer: Contract | Convolve, consumer: Map, x: Tensor, kept: Sequence[Output]
 ) -> tuple[Contract | Convolve, Sequence[Output]]:
-    """Return the producer with rows, columns or channels split into more dimensions, as the consumer's view needs."""
+    """Return the contraction with its rows, columns or channels split into several axes, which the consumer's view
+    needs.
+
+    Also returns the ``kept`` outputs over the new axes.
+    """
     path = find_path(consumer.shape, broadcast_strides(x, consumer.shape), x.offset, producer.shape)
     if path is None:
         return producer, kept
@@ -509,9 +532,9 @@ def _split(
 
 
 def _joined(producer: Map, consumer: Map, base: Map, inputs: Iterable[Input], **outputs: Any) -> Map:
-    """Return ``base`` with ``outputs``, the ``inputs`` that they need, and the nodes of both steps.
+    """Return ``base`` with ``outputs``, those of ``inputs`` that the outputs need, and the nodes of both steps.
 
-    Does not walk the producer's expressions, which grow with each fused step.
+    Does not visit the producer's expressions again, since they grow with each fusion.
     """
     joint = replace(base, nodes=joined_nodes(producer, consumer), **outputs)
     scalars = reachable_beyond(
@@ -522,12 +545,12 @@ def _joined(producer: Map, consumer: Map, base: Map, inputs: Iterable[Input], **
 
 
 def _place(x: Tensor, shape: tuple[Dim, ...]) -> Hashable:
-    """Return a key that two tensors share if they have the same elements over ``shape``."""
+    """Return a key that two tensors share if they have the same elements when broadcast to ``shape``."""
     return x.buffer, x.dtype, x.offset, broadcast_strides(x, shape)
 
 
 def unified(step: Map) -> Map:
-    """Return the step with one leaf for each distinct view that it reads."""
+    """Return the step with a single leaf for inputs that read the same view."""
     known: dict[object, Scalar] = {}
     replaced: dict[Scalar, Scalar] = {}
     inputs: list[Input] = []

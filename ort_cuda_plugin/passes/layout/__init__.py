@@ -1,1 +1,1 @@
-"""Passes that choose the order of dimensions in memory and of work: channels-last, loops, batches."""
+"""Passes that choose memory layouts and the order of computation: NHWC, loop order, batch tiles."""

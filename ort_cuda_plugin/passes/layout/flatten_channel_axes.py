@@ -1,4 +1,4 @@
-"""Flattens the channel axes of a convolution whose result has several of them."""
+"""Flattens the channel dimension of a convolution where earlier fusion has split it into several axes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ __all__ = ["flatten_channel_axes"]
 
 
 def flatten_channel_axes(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
-    """Flatten the channel axes of a convolution into the one that cuDNN supports, and add a map after it.
+    """Flatten the channel axes of a convolution into the one that cuDNN supports, and add a rearranging elementwise
+    step (map).
 
     Assumes: the operands of the epilogue are per channel; a convolution with other operands stays.
     Guarantees: a flattened convolution writes one dense image, which the map rearranges.
@@ -34,7 +35,7 @@ def flatten_channel_axes(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
 
 
 def _flattened(ctx: Lowering, step: Convolve) -> list[Map]:
-    """Return the convolution with one channel axis, and a map that rearranges its result.
+    """Return the convolution with one channel axis, and an elementwise step that rearranges its result.
 
     Returns the step alone if the epilogue has operands that are not per channel.
     """

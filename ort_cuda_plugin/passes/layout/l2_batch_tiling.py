@@ -1,7 +1,7 @@
-"""Batch tiling for L2 reuse: runs an expansion and its depthwise convolution for a part of the batch at a time.
+"""Batch tiling for L2 reuse: runs an expanding 1x1 convolution and the depthwise convolution after it per batch tile.
 
-Inverted bottlenecks have their largest images between a 1x1 convolution that expands the channels and a depthwise one.
-The images of a whole batch go to device memory and back; the images of a batch tile stay in the L2.
+The largest activations of an inverted bottleneck are those between the two convolutions. For a whole batch they go to
+device memory and back; for a batch tile they stay in the L2.
 """
 
 from __future__ import annotations
@@ -21,16 +21,18 @@ from ...program.steps.trace import Step
 from ..analysis.uses import Uses
 
 L2_BYTES = {(8, 0): 40 << 20, (8, 9): 48 << 20, (9, 0): 50 << 20, (10, 0): 126 << 20, (12, 0): 64 << 20}
-"""L2 bytes of the smallest data-center GPU of each compute capability. The L2 of other GPUs is too small."""
+"""Bytes of L2 of the smallest data-center GPU of each compute capability. Other GPUs' L2 is too small to gain."""
 FULL, PART = 0.75, 0.6
-"""Fractions of the L2. FULL: bytes of the expansion's input and result up to which tiling is not needed; PART: maximum
-bytes of a batch tile, with the result of the depthwise convolution."""
+"""Fractions of the L2 size. Up to FULL, for input plus result of the 1x1 convolution, tiling is not needed. PART is the
+maximum for a batch tile, which also counts the result of the depthwise convolution.
+"""
 MOST_PARTS = 4
-"""Maximum number of tiles: more launches cost as much as the memory traffic that they save."""
+"""Maximum number of batch tiles. With more, the additional launches take as long as the saved memory traffic."""
 
 
 def tile_batches_for_l2(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
-    """Tile the batch of an expansion and the depthwise convolution after it, so that the images between stay in L2.
+    """Tile the batch of a 1x1 convolution and the depthwise convolution after it, so that the tensor between stays in
+    L2.
 
     Assumes: images have their channels last; the tensor between has one writer and one reader.
     Guarantees: the tiles cover the batch in order, and each has its own tensor between both convolutions.
@@ -57,7 +59,9 @@ def tile_batches_for_l2(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
 
 
 def _parts(ctx: Lowering, uses: Uses[int], number: int, pair: Sequence[Step], size: int) -> int:
-    """Return the number of batch tiles that makes a pair of steps faster; 1 if the pair should not be tiled."""
+    """Return the number of batch tiles for two adjacent steps; 1 if they are not such convolutions or tiling gains
+    nothing.
+    """
     both = _convolutions(pair)
     if len(both) < 2 or any(step.transposed or step.is_converted for step in both):
         return 1
@@ -94,13 +98,13 @@ def _others(step: Convolve) -> list[Tensor]:
 
 
 def _has_images(step: Convolve, x: Tensor, images: Dim) -> bool:
-    """Return whether the first dimension of x is the batch of all ``images``, or x is the same for each image."""
+    """Return whether x has the batch of ``images`` as its first dimension, or is the same for each image."""
     return x.rank < len(step.shape) or x.shape[0] in (1, images)
 
 
 def _in_parts(ctx: Lowering, first: Convolve, second: Convolve, count: int) -> Iterator[Step]:
     weights = second.operands[1]
-    if ctx.options.fusion:  # constant folding rearranges the weights once, for all tiles
+    if ctx.options.fusion:  # the weights are rearranged once, by constant folding, for all tiles
         last = weights.rank - 1
         with ctx.recording(second.nodes) as made:
             turned = rearranged(ctx, permute(ctx, weights, (*range(1, weights.rank), 0)))
@@ -117,7 +121,7 @@ def _in_parts(ctx: Lowering, first: Convolve, second: Convolve, count: int) -> I
 
 
 def _part(ctx: Lowering, step: Convolve, start: Dim, size: Dim) -> Convolve:
-    """Return the step for the ``size`` images from ``start`` on."""
+    """Return the step restricted to ``size`` images from index ``start`` on."""
 
     def images(x: Tensor) -> Tensor:
         return x if x.rank < len(step.shape) or x.shape[0] == 1 else part(ctx, x, 0, start, size)

@@ -41,8 +41,8 @@ def propagate_channels_last(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
     """Propagate the channels-last layout (NHWC) from convolutions on tensor cores to all steps between them.
 
     Assumes: convolutions have one channel axis where cuDNN computes them.
-    Guarantees: images of such convolutions have their channels last, or are copied to NHWC once. Steps that do not
-        support NHWC get a dense copy. Launches that operators recorded are recorded again for the new strides.
+    Guarantees: images of such convolutions are in NHWC, or are copied to NHWC once. Steps that do not support NHWC get
+        a dense copy. Launches that operators recorded, such as pooling, are recorded again for the new strides.
     Example: ``r = Conv(x NCHW); y = Conv(r NCHW)`` -> ``x' = transpose(x); r NHWC = Conv(x'); y = Conv(r)``.
     """
     wanting = {number for number, step in enumerate(steps) if isinstance(step, Convolve) and _gains(ctx, step)}
@@ -57,15 +57,15 @@ def _gains(ctx: Lowering, step: Convolve) -> bool:
 
 
 class _Propagation:
-    """The state of the propagation. ``wanting`` are the positions of the convolutions that need NHWC."""
+    """State of the propagation. ``wanting`` has the positions of the convolutions that need NHWC."""
 
     def __init__(self, ctx: Lowering, steps: Sequence[Step], wanting: set[int]) -> None:
         self.ctx, self.steps, self.wanting = ctx, steps, wanting
         self.uses = Uses(enumerate(steps))
         self.moves: dict[Buffer, Copy] = {}
-        """For each buffer whose layout changes, the tensor in its old layout (source) and in NHWC (target)."""
+        """For each buffer that changes its layout: the tensor in the old layout (source), and in NHWC (target)."""
         self.refusing: dict[Buffer, set[int]] = {}
-        """For each such buffer, the positions of the steps that keep the old layout."""
+        """For each such buffer, the positions of the steps that still use the old layout."""
         self.before: dict[int, list[Step]] = {}
         self.after: dict[int, list[Step]] = {}
         self.copies: dict[tuple[Buffer, Dim, tuple[Dim, ...], tuple[Dim, ...], int], Tensor] = {}
@@ -86,12 +86,13 @@ class _Propagation:
         return result
 
     def _spread(self) -> None:
-        """Move images to NHWC that a step reads or writes pixel by pixel together with a moved image.
+        """Move further images to NHWC: those that a step reads or writes elementwise together with an image that has
+        moved.
 
         Such an image moves only if all steps that use it support NHWC.
         """
         pending = list(self.moves)
-        while pending:  # terminates, since each buffer moves, and becomes pending, once
+        while pending:  # terminates: each buffer moves, and is appended, at most once
             shape = self.moves[pending[-1]].source.shape
             for number in self.uses.users(pending.pop()):
                 step = self.steps[number]
@@ -103,9 +104,10 @@ class _Propagation:
                 pending += [x.buffer for x in tensors if self._move(x, demanded=False)]
 
     def _move(self, x: Tensor, demanded: bool) -> bool:
-        """Move the image that contains x to NHWC; return False if that is impossible.
+        """Change the image that contains x to NHWC; return False if that is impossible.
 
-        With ``demanded``, a copy serves the steps that do not support NHWC; otherwise all steps must support NHWC.
+        With ``demanded``, steps that do not support NHWC use a copy in the old layout; otherwise all steps must support
+        NHWC.
         """
         whole = _whole_image(x)
         if whole is None or whole.buffer in self.moves:
@@ -125,7 +127,7 @@ class _Propagation:
         return True
 
     def _is_bridged(self, buffer: Buffer, refusing: set[int]) -> bool:
-        """Return whether one copy serves all ``refusing`` steps: after the only writer, or before the readers."""
+        """Return whether one copy serves all ``refusing`` steps: after the only writer, or before the first reader."""
         writers = set(self.uses.writers(buffer))
         if refusing & writers:
             return len(writers) == 1 and writers.isdisjoint(self.uses.readers(buffer))
@@ -182,7 +184,9 @@ class _Propagation:
         return [changed]
 
     def _ordered(self, number: int, step: Convolve, x: Tensor) -> tuple[list[Step], Tensor]:
-        """Return (steps that copy x to NHWC, the copy); no steps for an earlier copy, or if x itself serves."""
+        """Return (steps that copy x to NHWC, the copy). The list is empty if an earlier copy or x
+        itself can be read.
+        """
         padded = padded_channels(self.ctx, step)
         if not padded and (is_channels_last(x) or _try_reading_in_place(self.ctx, step, x)):
             return [], x
@@ -216,7 +220,9 @@ class _Propagation:
 
 
 def _try_reading_in_place(ctx: Lowering, step: Convolve, x: Tensor) -> bool:
-    """Return whether the plugin's kernel reads x, a slice of channels, in place: its chunks must be 16-byte aligned."""
+    """Return whether the plugin's kernel reads x, a slice of channels, in place; records guards for
+    16-byte alignment.
+    """
     kind = matrix_convolution_kind(ctx, step)
     if suits_cudnn(ctx, step) or not kind:
         return False
@@ -225,7 +231,9 @@ def _try_reading_in_place(ctx: Lowering, step: Convolve, x: Tensor) -> bool:
 
 
 def _whole_image(x: Tensor) -> Tensor | None:
-    """Return the intermediate [images, channels, space...] that consists of x, or has x as some channels; else None."""
+    """Return the intermediate [images, channels, space...] of which x is the whole or a slice of
+    channels; else None.
+    """
     if x.rank < 3 or x.buffer.kind is not BufferKind.SCRATCH:
         return None
     if dense(x):
@@ -239,7 +247,7 @@ def _whole_image(x: Tensor) -> Tensor | None:
 
 
 def _viewed(x: Tensor, move: Copy) -> Tensor | None:
-    """Return x, a view of the source of ``move``, as a view of the target; None if no strides express it."""
+    """Return x, a view of the source of ``move``, as a view of its target; None if strides cannot express the view."""
     leaf = Scalar(x.dtype, "leaf")
     moved = with_view(Map((), x.shape, ((leaf, x),), ()), move)
     return moved.inputs[0][1] if isinstance(moved, Map) else None

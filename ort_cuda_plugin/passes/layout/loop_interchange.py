@@ -1,4 +1,4 @@
-"""Loop interchange: iterates maps over their dimensions in memory order."""
+"""Loop interchange: iterates elementwise steps over their dimensions in memory order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["interchange_loops"]
 
 
 def interchange_loops(steps: Sequence[Step]) -> list[Step]:
-    """Interchange the loops of maps, so that the innermost loop accesses adjacent elements.
+    """Interchange the loops of elementwise steps (maps), so that the innermost loop accesses adjacent elements.
 
     Assumes: layouts are final.
     Guarantees: a map's dimensions are in the memory order of its tensors, if the tensors agree in it; the computation
@@ -37,7 +37,7 @@ def _in_memory_order(step: Map) -> Map:
 
 
 def _unit_axis_last(step: Map) -> Map:
-    """Return the step with its axes in memory order if all tensors are contiguous along an axis other than the last."""
+    """Return the step with its axes in memory order if all tensors have stride 1 along one axis other than the last."""
     if type(step) is not Map or not step.outputs or len(step.shape) < 3:
         return step
     placed = [broadcast_strides(x, step.shape) for _, x in (*step.outputs, *step.inputs)]

@@ -1,1 +1,1 @@
-"""Simplification passes: dead code, common subexpressions, constants, rematerialization, concatenations."""
+"""Simplification passes: dead code, common subexpressions, constant folding, rematerialization, concatenations."""

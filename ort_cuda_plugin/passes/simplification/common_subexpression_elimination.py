@@ -1,4 +1,4 @@
-"""Common subexpression elimination among the results of one step, as after several quantizations of one tensor."""
+"""Common subexpression elimination among the results of one step, for example of several equal quantizations."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ def _may_go(uses: Uses[int], y: Tensor) -> bool:
 
 
 def _drop(steps: list[Step], uses: Uses[int], position: int, copy: Copy) -> bool:
-    """Remove the duplicate output; its readers read the kept tensor. Return False if a reader does not support it."""
+    """Remove the duplicate output, and let its readers read the kept tensor. Return False if a reader does not support
+    it.
+    """
     step = steps[position]
     assert isinstance(step, Map)
     kept = replace(step, outputs=tuple(y for number, y in enumerate(step.outputs) if number != copy.number))

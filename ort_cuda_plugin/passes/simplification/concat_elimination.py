@@ -1,4 +1,4 @@
-"""Concat elimination: producers write into slices of the concatenation, which makes copies superfluous."""
+"""Concat elimination: producers write directly into slices of the concatenation, so that no copies are needed."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ..analysis.uses import Uses
 
 
 def eliminate_concats(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
-    """Let producers write into slices of a concatenation, which makes copies superfluous.
+    """Let producers write directly into slices of a concatenation, so that no copies are needed.
 
     The source of a copy becomes a view of the copy's target, for all steps that use the source. Copies are visited from
     the last to the first, so that a chain of copies ends in the last target.
 
-    Assumes: a Concat consists of maps that copy whole intermediates, each to its slice.
-    Guarantees: slices tile the result (invariant 4). A copy stays where a step cannot write or read the strides of
-        its slice.
+    Assumes: a Concat consists of elementwise steps that each copy a whole intermediate to its slice.
+    Guarantees: slices tile the result (invariant 4). A copy stays where a step cannot write or read the strides of its
+        slice.
     Example: ``a = Exp(x); y[:, :4] = a; y[:, 4:] = b`` -> ``y[:, :4] = Exp(x); y[:, 4:] = b``.
     """
     return _Placement(ctx, steps).run()
@@ -32,7 +32,7 @@ def eliminate_concats(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
 
 @dataclass(frozen=True)
 class Copy:
-    """A copy of all elements of ``source`` to ``target``, by output ``number`` of a step."""
+    """A copy of all elements of ``source`` to ``target``: output ``number`` of an elementwise step."""
 
     number: int
     source: Tensor
@@ -59,7 +59,9 @@ class _Placement:
         return any(self._place(position, step, copy) for copy in _copies(step))
 
     def _place(self, position: int, step: Map, copy: Copy) -> bool:
-        """Make the copy's source a view of its target and remove the copy, if possible."""
+        """Replace the copy's source by a view of its target in all steps, and remove the copy; return False if
+        impossible.
+        """
         users = sorted(self.uses.users(copy.source.buffer))
         if not self._is_free(position, users, copy):
             return False
@@ -85,10 +87,10 @@ class _Placement:
         return True
 
     def _is_free(self, position: int, users: Sequence[int], copy: Copy) -> bool:
-        """Return whether all ``users`` of the copy's source can use its target instead.
+        """Return whether the ``users`` of the copy's source can use its target instead.
 
-        The target's size must be known before they run, no step may change the source after the copy, and no other step
-        may write to the target.
+        The host must know the target's size before they run. No step may change the source after the copy, or write to
+        the same elements of the target.
         """
         source, target = copy.source.buffer, copy.target.buffer
         first = min(users[0], position)
@@ -110,7 +112,9 @@ class _Placement:
 
 
 def written_views(step: Step | None, buffer: Buffer) -> list[Tensor]:
-    """Return the views of a buffer that a step writes; for a launch, the views among its arguments."""
+    """Return the views of ``buffer`` that a step writes. For a launch that writes the buffer: all its
+    arguments there.
+    """
     if isinstance(step, Map):
         return [y for _, y in step.all_outputs if y.buffer is buffer]
     if isinstance(step, Launch) and buffer in step.writes:
@@ -129,7 +133,9 @@ def _copies(step: Map) -> Iterable[Copy]:
 
 
 def are_apart(x: Tensor, y: Tensor) -> bool:
-    """Return whether two views of a buffer provably share no element: along some axis, one ends before the other."""
+    """Return whether two views of one buffer provably share no element: along some axis, one ends before the other
+    begins.
+    """
     if x.rank != y.rank or any(
         a != b for a, b, n, m in zip(x.strides, y.strides, x.shape, y.shape, strict=True) if n != 1 or m != 1
     ):
@@ -146,7 +152,9 @@ def are_apart(x: Tensor, y: Tensor) -> bool:
 
 
 def with_view(step: Step, copy: Copy) -> Step | None:
-    """Return the step with views of the copy's target instead of its source; None if the step does not support them."""
+    """Return the step with the copy's source replaced by views of its target; None if the step does not
+    support them.
+    """
     if isinstance(step, Launch):
         return _launched_with_view(step, copy)
     if not isinstance(step, Map):
@@ -156,7 +164,7 @@ def with_view(step: Step, copy: Copy) -> Step | None:
         pairs = zip(step.operands, step.conversions, strict=False)
         packed = {x.buffer for x, conversion in pairs if conversion is not None and conversion.bits}
         if copy.source.buffer in packed:
-            return None  # strides of packed operands count codes, not elements
+            return None  # strides of packed operands (4-bit codes) count codes, not elements
         if not isinstance(step, Contract):
             rigid.update(step.operands)  # convolutions and attention require the strides of their operands
     try:
@@ -166,7 +174,9 @@ def with_view(step: Step, copy: Copy) -> Step | None:
 
 
 def _launched_with_view(step: Launch, copy: Copy) -> Launch | None:
-    """Return the launch on the copy's target; None if strides would change, which its kernel does not support."""
+    """Return the launch on the copy's target; None if strides would change, which a recorded launch
+    does not support.
+    """
     try:
         views: dict[Arg, Tensor] = {arg: _shifted(arg, copy) for arg in step.args if isinstance(arg, Tensor)}
     except _NoView:
@@ -190,11 +200,11 @@ def _remade_with(remake: Remake | None, views: Mapping[Arg, Tensor]) -> Remake |
 
 
 class _NoView(Exception):
-    """A view of the source has no counterpart in the target."""
+    """Raised for a view of the source that has no counterpart in the target."""
 
 
 def _shifted(x: Tensor, copy: Copy) -> Tensor:
-    """Return the view from `_moved`; raise `_NoView` if its strides differ from those of x."""
+    """Return the view of the target for x (`_moved`); raise `_NoView` if its strides differ from those of x."""
     view = _moved(x, copy)
     if any(dim != 1 and old != new for dim, old, new in zip(x.shape, x.strides, view.strides, strict=True)):
         raise _NoView

@@ -1,4 +1,4 @@
-"""Constant folding on the device: finds launches that depend on weights only, and moves them out of each Run."""
+"""Constant folding on the device: finds launches that depend on weights only, and runs them once, before the Runs."""
 
 from __future__ import annotations
 
@@ -13,27 +13,28 @@ from ...program.steps.trace import Copy, Int32, Int64, Launch, Memset, ReadBack,
 from ...program.termination import Measure
 
 MAX_GROWTH = 8
-"""Maximum size of a folded result, relative to the bytes of its weights: 8 lets 4-bit codes become float32."""
+"""Maximum bytes of a folded result per byte of its weights. With 8, 4-bit codes may become float32."""
 SMALL_BYTES = 1 << 16
-"""Bytes up to which a result is folded even if its weights are smaller or missing, as for tables and masks."""
+"""Results of at most this many bytes are folded regardless of `MAX_GROWTH`, for example tables and masks."""
 
 _MANY = 1 << 62
 Fixed: TypeAlias = Mapping[Buffer, int]
-"""Intermediates that depend on weights only, with the bytes of these weights; a weight that is used twice may count
-twice."""
+"""The intermediates that depend on weights only, each with the bytes of these weights; weights used twice may count
+twice.
+"""
 
 
 def fixed_buffers(steps: Sequence[Step]) -> Fixed:
     """Return the intermediates that depend on weights only.
 
-    All writers of such an intermediate have fixed sizes, and read only weights and other such intermediates; the host
-    does not read it back. Results that are much larger than their weights are excluded, since they would occupy memory
-    between Runs. Results of library calls are excluded, since a GEMM of two weights is rare.
+    All steps that write such an intermediate have fixed sizes, and read only weights and other such intermediates. The
+    host does not read it back. Results that are much larger than their weights are excluded, since they would occupy
+    memory between Runs. Results of library calls are excluded, since a GEMM of two weights is rare.
     """
     refused = {buffer for step in steps if not _is_static(step) for buffer in (*step.writes, *_read_back(step))}
     measure = Measure("fixed")
     while True:
-        measure.fall(-len(refused))  # refused buffers stay refused, and their number is bounded
+        measure.fall(-len(refused))  # terminates: buffers are only added to ``refused``, and their number is bounded
         found: dict[Buffer, int] = {}
         for step in steps:
             if refused.isdisjoint(step.writes):
@@ -56,7 +57,7 @@ def is_fixed(step: Step, fixed: Fixed) -> bool:
 
 
 def fold_constants(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
-    """Move the launches that depend on weights only out of the Runs; the device executes them once.
+    """Move the launches that depend on weights only out of the plan; the device executes them once, before the Runs.
 
     Assumes: every step is a launch, a copy or a fill.
     Guarantees: ``ctx.trace.folded`` has these launches, in groups that share no intermediate. The plan keeps their
@@ -69,7 +70,7 @@ def fold_constants(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
 
 
 def split_constants(launches: Sequence[Recordable]) -> tuple[list[list[Recordable]], list[Recordable]]:
-    """Return (groups of launches that depend on weights only and share no intermediate, all other launches)."""
+    """Return (groups of launches that depend on weights only, all other launches). The groups share no intermediate."""
     fixed = fixed_buffers(launches)
     parents = {buffer: buffer for buffer in fixed}
 
@@ -92,7 +93,7 @@ def split_constants(launches: Sequence[Recordable]) -> tuple[list[list[Recordabl
 
 
 def _bytes_beneath(reads: Iterable[Buffer], found: Fixed) -> int | None:
-    """Return the bytes of the weights that the buffers ``reads`` depend on; None if one depends on other data."""
+    """Return the bytes of the weights that the buffers ``reads`` depend on; None if a buffer depends on other data."""
     beneath = 0
     for buffer in reads:
         if buffer.kind is BufferKind.WEIGHT:
@@ -113,7 +114,9 @@ def _read_back(step: Step) -> tuple[Buffer, ...]:
 
 
 def _is_static(step: Step) -> bool:
-    """Return whether the step writes only intermediates, and its work does not depend on the sizes of a Run."""
+    """Return whether the step writes only intermediates, and neither its work nor their sizes depend on
+    a Run's sizes.
+    """
     for buffer in step.writes:
         if buffer.kind is not BufferKind.SCRATCH or not isinstance(buffer.nbytes, int) or buffer.nbytes == 0:
             return False

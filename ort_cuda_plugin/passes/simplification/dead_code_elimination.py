@@ -14,14 +14,14 @@ def eliminate_dead_code(steps: Sequence[Step]) -> list[Step]:
     """Drop the steps and the results that no output depends on.
 
     Assumes: nothing but the invariants.
-    Guarantees: each intermediate that a map stores is read by a later step. Steps whose values the host reads back
-        stay: the value may be the size of an output, or make a Run fail.
+    Guarantees: a later step reads each intermediate that an elementwise step stores. Steps whose values the host reads
+        back stay: the value may be the size of an output, or make a Run fail.
     Example: ``a = Exp(x); y = Neg(x)`` -> ``y = Neg(x)``, where only y is an output.
     """
     needed: set[Buffer] = set()
     kept = []
     for step in reversed(steps):
-        # A value that the host reads back counts as used: it may be the size of an output, or make a Run fail.
+        # A value that the host reads back counts as used: it may be the size of an output, or an error check of a Run.
         if isinstance(step, ReadBack) or any(
             buffer in needed or buffer.kind is BufferKind.OUTPUT for buffer in step.writes
         ):
@@ -35,7 +35,7 @@ def eliminate_dead_code(steps: Sequence[Step]) -> list[Step]:
 
 
 def _without_unused(step: Map, needed: set[Buffer]) -> Map:
-    """Return the step without intermediate results that no step reads."""
+    """Return the step without the intermediate results that no later step reads."""
 
     def used(outputs: tuple[Output, ...]) -> list[Output]:
         return [y for y in outputs if y[1].buffer in needed or y[1].buffer.kind is not BufferKind.SCRATCH]

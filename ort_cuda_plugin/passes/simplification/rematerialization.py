@@ -1,4 +1,4 @@
-"""Rematerialization: recomputes an input of a step from another input of the same step."""
+"""Rematerialization: a step recomputes one of its inputs from another of its inputs, instead of loading both."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..analysis.uses import Uses
 from .dead_code_elimination import eliminate_dead_code
 
 MAX_OPERATIONS = 8
-"""Maximum operations of a recomputed value: they cost less than storing and loading it."""
+"""Maximum operations of a recomputed value: computing them takes less time than storing and loading the value."""
 
 
 def rematerialize(steps: Sequence[Step]) -> list[Step]:
@@ -52,7 +52,7 @@ def _with_fewer_reads(step: Map, steps: Sequence[Step], uses: Uses[int]) -> Map:
 
 
 def _made_by(x: Tensor, steps: Sequence[Step], uses: Uses[int]) -> tuple[int, Output] | None:
-    """Return the position of the only step that writes x's buffer, and its only output there; else None."""
+    """Return (position of the only step that writes x's buffer, its only output there); else None."""
     writers = uses.writers(x.buffer)
     writer = steps[writers[0]] if len(writers) == 1 else None
     if x.buffer.kind is not BufferKind.SCRATCH or not isinstance(writer, Map):
@@ -62,12 +62,14 @@ def _made_by(x: Tensor, steps: Sequence[Step], uses: Uses[int]) -> tuple[int, Ou
 
 
 def _is_at(x: Tensor, y: Tensor) -> bool:
-    """Return whether the elements of x and y at equal coordinates have equal offsets in their buffers."""
+    """Return whether x and y have the same shape, strides and offset in their buffers."""
     return x.shape == y.shape and x.strides == y.strides and x.offset == y.offset
 
 
 def _is_made_of(value: Scalar, source: Scalar) -> bool:
-    """Return whether ``value`` is computed by a few operations from ``source`` and constants only."""
+    """Return whether ``value`` is a function of ``source`` and constants only, with at most `MAX_OPERATIONS`
+    operations.
+    """
     stack, seen = [value], {source}
     while stack:
         x = stack.pop()

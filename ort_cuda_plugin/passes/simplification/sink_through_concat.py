@@ -1,4 +1,4 @@
-"""Sinks elementwise maps below a Concat, so that they fuse with the producers of its inputs."""
+"""Sinks elementwise steps through a Concat, so that they fuse with the producers of its inputs."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ..analysis.uses import Uses
 
 
 def sink_through_concat(steps: Sequence[Step]) -> list[Step]:
-    """Sink elementwise maps through a Concat into the producers of its parts, so that map and producer fuse.
+    """Sink elementwise steps (maps) through a Concat to the producers of its inputs, so that map and producer fuse.
 
-    Assumes: dead code is eliminated; a Concat is one map for each of its parts.
-    Guarantees: the number of launches does not grow: all parts but one have a producer that the sunk map fuses with.
+    Assumes: dead code is eliminated; a Concat is one map for each of its inputs.
+    Guarantees: the number of launches does not grow: at most one input has no producer that the sunk map fuses with.
     Example: ``c = Concat(Exp(a), Exp(b)); y = Relu(c)`` -> ``y = Concat(Relu(Exp(a)), Relu(Exp(b)))``.
     """
     return _Spreading(steps).run()
@@ -27,7 +27,7 @@ def sink_through_concat(steps: Sequence[Step]) -> list[Step]:
 
 @dataclass(frozen=True)
 class Part:
-    """The ``step`` at ``position``, which writes a part of a larger tensor: from ``start`` on along ``axis``."""
+    """The ``step`` at ``position``, which writes a slice of a concatenation: from index ``start`` on along ``axis``."""
 
     position: int
     step: Map
@@ -73,7 +73,7 @@ class _Spreading:
         self.steps[position] = new
 
     def _parts(self, x: Tensor) -> list[Part] | None:
-        """Return the steps that write x, each an adjacent part of it; None unless they tile x."""
+        """Return the steps that write x, in order, if each writes a slice of x and the slices tile x; else None."""
         parts: list[Part] = []
         end: Dim = 0
         for position in self.uses.writers(x.buffer):
@@ -95,9 +95,9 @@ class _Spreading:
         return parts if len(parts) > 1 and end == x.shape[parts[0].axis] else None
 
     def _is_joinable(self, part: Part) -> bool:
-        """Return whether an input of the part's step is the result of one other step, and no third step reads it.
+        """Return whether an input of the part's step is an intermediate with one writer that only this step reads.
 
-        The part's step then fuses with the step that computes this input.
+        The part's step then fuses with the step that writes this input.
         """
         for _, x in part.step.inputs:
             if list(self.uses.readers(x.buffer)) == [part.position] and x.buffer.kind is BufferKind.SCRATCH:
@@ -108,7 +108,9 @@ class _Spreading:
 
 
 def _with_map(part: Part, step: Map, whole: Input) -> Map:
-    """Return the part's step with the map ``step`` applied to its result, a part of the map's input ``whole``."""
+    """Return the part's step with the elementwise ``step`` applied to its result; ``whole`` is the concatenation that
+    ``step`` reads.
+    """
     shape, (value, _) = part.step.shape, part.step.outputs[0]
 
     def cut(x: Tensor) -> Tensor:
@@ -116,7 +118,8 @@ def _with_map(part: Part, step: Map, whole: Input) -> Map:
         dims = [1 if stride == 0 else dim for dim, stride in zip(shape, strides, strict=True)]
         return Tensor(x.dtype, dims, x.buffer, strides=strides, offset=x.offset + part.start * strides[part.axis])
 
-    # Each leaf stands for one tensor. New leaves keep two parts of one tensor apart if they meet in a step.
+    # A leaf stands for one tensor. With new leaves for each part, two parts of a tensor stay apart if a later fusion
+    # joins them in one step.
     leaves = {leaf: Scalar(leaf.dtype, "leaf") for leaf, _ in step.inputs if leaf is not whole[0]}
     new = Substitution({whole[0]: stored(value), **leaves})
     others = [(leaves[leaf], x if x.size == 1 else cut(x)) for leaf, x in step.inputs if leaf in leaves]
