@@ -1,1 +1,3 @@
-"""The program IR: symbolic sizes, expressions, tensors, steps, and the context that operators record them in."""
+"""The program IR: symbolic sizes, scalar expressions, strided tensors, steps, and the context that
+records the steps.
+"""

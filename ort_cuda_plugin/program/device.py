@@ -13,13 +13,14 @@ from .steps.quarantine import Quarantine
 
 @dataclass(frozen=True)
 class DeviceProperties:
-    """Device properties that lowering may depend on. ``libraries`` may hold "cublaslt" and "cudnn".
+    """Device properties that lowering may depend on.
 
-    ``emulated``: kernels are lowered for the emulated device, otherwise for a GPU with this compute capability and
-    number of multiprocessors. ``runs_cubins``: the device is a real GPU, not the emulated device running GPU kernels.
-    ``tf32``: kernels may round float32 to TF32 if the options allow it. An emulated device with GPU kernels keeps
-    float32, so that its results can be compared with other providers'. ``refusals``: library calls that plans avoid.
-    ``quarantine``: schedules and operators that plans avoid. ``calibration``: measured rates of the GPU, if it has any.
+    ``emulated``: kernels are generated for the emulated device, otherwise for a GPU with this compute capability and
+    number of multiprocessors. ``libraries`` may hold "cublaslt" and "cudnn". ``runs_cubins``: the device is a real GPU,
+    and not the emulated device running GPU kernels. ``tf32``: kernels may round float32 to TF32 if the options allow
+    it; the emulated device keeps float32 even in GPU kernels, so that its results can be compared with those of other
+    providers. ``refusals``: library calls that plans avoid. ``quarantine``: schedules and operators that plans avoid.
+    ``calibration``: measured rates of the GPU, or None.
     """
 
     emulated: bool = True
@@ -36,7 +37,9 @@ class DeviceProperties:
     def gpu(
         compute_capability: tuple[int, int], multiprocessors: int = 0, libraries: frozenset[str] = frozenset()
     ) -> DeviceProperties:
-        """Return a GPU; ``multiprocessors`` defaults to the number of a large GPU of its architecture."""
+        """Return the properties of a GPU; ``multiprocessors`` defaults to the number of a large GPU of the same
+        architecture.
+        """
         count = multiprocessors or typical_multiprocessors(compute_capability)
         return DeviceProperties(False, libraries, compute_capability, count, runs_cubins=True, tf32=True)
 
@@ -57,7 +60,7 @@ class AttentionKernel(enum.IntFlag):
 
 @dataclass(frozen=True)
 class LoweringOptions:
-    """Session options that lowering reads, each under its key (docs/options.md).
+    """Session options that lowering reads; each field has the name of its option (docs/options.md).
 
     ``wide_indices`` is for tests only: it forces 64-bit index arithmetic below 2**31 elements.
     """
@@ -78,7 +81,7 @@ class LoweringOptions:
 
     @property
     def fuses_attention(self) -> bool:
-        """Return whether attention may be one kernel instead of two GEMMs and a softmax."""
+        """Return whether attention may be one kernel, and not only two GEMMs with a softmax between them."""
         return self.sdpa_kernel != AttentionKernel.MATH
 
     @property

@@ -1,7 +1,7 @@
-"""Termination measures: a loop whose measure does not decrease raises an error instead of running for ever.
+"""Termination measures: a loop whose measure does not decrease raises an error instead of running forever.
 
-A measure is a number, or a tuple compared from the left, that decreases with each iteration and is bounded below, such
-as the number of remaining steps. So session creation ends for every model.
+A measure is a number, or a tuple compared lexicographically, that decreases with each iteration and is bounded below,
+such as the number of remaining steps. So session creation ends for every model.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ class NoProgressError(RuntimeError):
 
 
 class Measure(Generic[Number]):
-    """The termination measure of one loop of the pass ``name``."""
+    """The termination measure of one loop in the pass ``name``."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self._last: Number | None = None
 
     def fall(self, value: Number, node: Node | None = None) -> None:
-        """Record the measure at the beginning of an iteration. Raises NoProgressError unless it has decreased."""
+        """Record the measure ``value`` at the start of an iteration. Raises NoProgressError unless it has decreased."""
         if self._last is not None and value >= self._last:
             where = f" at node {node.label}" if node is not None else ""
             raise NoProgressError(

@@ -1,1 +1,1 @@
-"""Reports on a program: its traffic, its text, its plain data, and violations of the invariants."""
+"""Reports on a program: memory traffic, readable text, JSON data, and violations of the invariants."""

@@ -9,16 +9,17 @@ from ..expressions.scalar import Scalar, operands_first
 from ..steps.row_program import MAX, MIN, PRODUCT, SUM, Stage
 
 MOST_OPERATIONS = 60
-"""Maximum operations of the expressions of a step that are written out; of more, only the number is shown."""
+"""Maximum operations of a step whose expressions are written out; for larger ones only the number is shown."""
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==",
           "ne": "!=", "and": "&", "or": "|", "xor": "^"}  # fmt: skip
 _REDUCTIONS = {SUM: "sum", PRODUCT: "product", MAX: "max", MIN: "min"}
 
 
 def formulas(results: Sequence[tuple[str, Scalar]], leaves: Mapping[Scalar, str]) -> list[str]:
-    """Return a line per result (name, expression), after a line per shared subexpression; ``leaves`` names inputs.
+    """Return a line per result (name, expression), preceded by a line per shared subexpression.
 
-    Returns one line for all results if they have more than `MOST_OPERATIONS` in all.
+    ``leaves`` maps the expressions' leaves to the names of the input tensors. If the results have more than
+    `MOST_OPERATIONS` operations in all, returns one line that says how many.
     """
     values = [value for _, value in results]
     ordered = list(operands_first(values))

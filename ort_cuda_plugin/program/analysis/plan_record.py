@@ -1,4 +1,4 @@
-"""A plan as plain data: the memory traffic of each step, and traffic and arithmetic of each unfused node."""
+"""A plan as JSON data: the memory traffic of each step, and traffic and arithmetic of each ONNX node before fusion."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ def plan_record(
     """Return the record of a plan, as data for JSON.
 
     ``shapes`` are the input shapes that the plan was built for, None for a guessed shape. ``launches`` are the steps of
-    a Run in order, ``once`` those before the first Run. ``text`` names their tensors, and ``history`` is the output of
-    a `ProgramHistory` with these names. The record's ``nodes`` holds, per node, bytes and operations of its unfused
-    steps in ``lowered``, and the operand type of a GEMM or a convolution as a number of ONNX's DataType.
+    a Run in order, ``once`` those that run before the first Run. ``text`` names their tensors, and ``history`` is the
+    output of a `ProgramHistory` with these names. The record's ``nodes`` holds bytes and operations of each node,
+    counted from its unfused steps in ``lowered``, and the operand type of a GEMM or a convolution as a number of ONNX's
+    DataType.
     """
     nodes: dict[str, dict[str, float]] = {}
     for step in lowered:
@@ -49,7 +50,7 @@ def plan_record(
 
 
 def read_plans(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the last written plan of each cluster, from a folder of the option ``program_folder``."""
+    """Return the most recent plan of each cluster from ``folder``, which the option ``program_folder`` names."""
     found = {}
     for path in sorted(folder.glob("*.jsonl")):
         if lines := path.read_text(encoding="utf-8").splitlines():
@@ -75,7 +76,7 @@ def _step(step: Recordable, text: ProgramText) -> dict[str, Any]:
 
 
 def _kernel(spec: KernelSpec) -> dict[str, Any] | None:
-    """Return the fields of a kernel's spec; None for a kernel without Numba source."""
+    """Return the fields of the spec of a kernel; None for a kernel that has no Python source for Numba."""
     if type(spec) is not KernelSpec:
         return None
     return {

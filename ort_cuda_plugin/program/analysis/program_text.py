@@ -1,4 +1,4 @@
-"""Text of a program, and of the changes that a pass makes: kind, nodes, reads and writes of each step."""
+"""Text of a program and of the changes that a pass makes: kind, nodes, reads and writes of each step."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from .step_tensors import tensors_of
 from .traffic import Access, accesses, traffic
 
 Block: TypeAlias = tuple[str, ...]
-"""The lines of text for a step."""
+"""The lines of text that describe a step."""
 
 
 class ProgramText:
-    """Formats the programs of one plan, at the expected sizes; a buffer has the same name in all of them.
+    """Formats the programs of one plan. A buffer has the same name in all of them; symbolic sizes are shown as expected
+    values.
 
-    ``formulas`` adds the expressions that a step computes, and strides of tensors that are not contiguous.
+    With ``formulas``, the text includes the expressions that a step computes, and the strides of non-contiguous
+    tensors.
     """
 
     def __init__(self, inputs: Sequence[str], outputs: Sequence[str], formulas: bool = False) -> None:
@@ -29,7 +31,7 @@ class ProgramText:
         self._known: dict[Step, Block] = {}
 
     def program(self, name: str, steps: Sequence[Step]) -> str:
-        """Format the steps after the pass ``name``, numbered."""
+        """Format the numbered steps of the program after the pass ``name``."""
         lines = [f"after {name}: {_totals(steps)}"]
         for number, block in enumerate(self.blocks(steps)):
             first, *others = block
@@ -53,12 +55,12 @@ class ProgramText:
         return "\n".join([*lines, ""])
 
     def blocks(self, steps: Sequence[Step]) -> list[Block]:
-        """Return the lines of each step: its kind, writes and reads, its nodes, its note and its formulas."""
+        """Return the lines of each step: its kind, what it writes and reads, its nodes, its note and its formulas."""
         return [self._block(step) for step in steps]
 
     def _block(self, step: Step) -> Block:
         if not isinstance(step, Map):
-            return tuple(self._lines(step))  # not cached: a launch's note may change
+            return tuple(self._lines(step))  # not cached: later passes may set a launch's note
         if step not in self._known:
             self._known[step] = tuple(self._lines(step))
         return self._known[step]
@@ -75,7 +77,7 @@ class ProgramText:
             yield from (f"{'':28} {line}" for line in self._formulas(step))
 
     def _formulas(self, step: Map) -> Iterator[str]:
-        """Yield the formulas of a step: its operands' prologues, scores, and results."""
+        """Yield the formulas of a step: operand prologues, attention scores, and results."""
         leaves = {leaf: self._name(x.buffer) for leaf, x in step.inputs}
         if isinstance(step, Sums):
             leaves[step.total] = "accumulator"
@@ -125,10 +127,11 @@ class ProgramText:
 
 
 class ProgramHistory:
-    """Shows the effect of each pass on one program: the `Watch` of ``explain --program``.
+    """Shows the effect of each pass on one program: the observer (`Watch`) of ``explain --program``.
 
-    ``text`` names the buffers. ``show`` gets the whole program at the beginning and after each pass named in ``whole``,
-    and a diff after each other pass that changes the program. `finish` groups the names of all ``passes`` by effect.
+    ``text`` names the buffers. ``show`` gets the whole program before the first pass and after each pass named in
+    ``whole``, and a diff after every other pass that changes the program. `finish` groups the names of all ``passes``
+    by effect.
     """
 
     def __init__(
@@ -159,7 +162,7 @@ class ProgramHistory:
 
 
 def step_kind(step: Step) -> str:
-    """Return the kind of a step in a few words; for a launch, the name of its kernel."""
+    """Return the kind of a step, such as "product"; for a launch, the name of its kernel."""
     match step:
         case Contract():
             return "product"

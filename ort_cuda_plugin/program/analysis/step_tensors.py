@@ -1,4 +1,4 @@
-"""Tensors of a step of any kind."""
+"""The tensors that a step of any type reads or writes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Memory traffic: the bytes of device memory that steps read and write.
 
-A step reads each element that it depends on once, and writes each result once. A launch counts each of its passes over
-a tensor. Data shared by threads and blocks of a launch (sliding windows, GEMM tiles, broadcast elements) counts once,
-since a cache serves it. Calls of vendor libraries count like steps.
+A step that is not yet a launch counts each input element and each result once. A launch counts every pass that it makes
+over a tensor. Data shared by threads and blocks of a launch (sliding windows, GEMM tiles, broadcast elements) counts
+once, since a cache serves it. Calls of vendor libraries count like steps.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..steps.trace import Copy, HostCall, Launch, LibraryCall, Memset, ReadBack,
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes that steps read and write, at the expected sizes: those of the Run for which the plan is built."""
+    """Bytes that steps read and write, for the sizes of the Run that the plan is built for."""
 
     read: int = 0
     written: int = 0
@@ -33,7 +33,9 @@ class Traffic:
 
 @dataclass(frozen=True)
 class ProgramTraffic:
-    """The minimum memory traffic of a program's fused steps, and the traffic of its launches."""
+    """Traffic of a program: ``compulsory`` is the minimum for its fused steps, ``asked`` is the traffic of its
+    launches.
+    """
 
     compulsory: Traffic
     asked: Traffic
@@ -41,7 +43,7 @@ class ProgramTraffic:
 
 @dataclass(frozen=True)
 class Access:
-    """A step's reads, or its writes, of a tensor: ``bytes`` of it, ``times`` times."""
+    """Reads, or writes, of a tensor by a step: ``bytes`` of the tensor, ``times`` times."""
 
     tensor: Tensor
     bytes: int
@@ -49,7 +51,7 @@ class Access:
 
 
 def traffic(steps: Iterable[Step]) -> Traffic:
-    """Return the memory traffic of the steps."""
+    """Return the bytes of device memory that the steps read and write."""
     total = Traffic()
     for step in steps:
         reads, writes = accesses(step)
@@ -58,7 +60,7 @@ def traffic(steps: Iterable[Step]) -> Traffic:
 
 
 def accesses(step: Step) -> tuple[list[Access], list[Access]]:
-    """Return (reads, writes) of a step. An element of a view counts once in ``bytes``, even if it is broadcast."""
+    """Return (reads, writes) of a step. Broadcast elements count once in ``bytes``."""
     match step:
         case Map():
             return _accesses(step.tensors_read), _accesses(y for _, y in step.all_outputs)
@@ -68,7 +70,7 @@ def accesses(step: Step) -> tuple[list[Access], list[Access]]:
             return _of_arguments(step)
         case LibraryCall():
             reads, writes = _of_arguments(step)
-            return reads, writes[:-1]  # without the workspace, the last argument
+            return reads, writes[:-1]  # the workspace, the last argument, is not counted
         case Copy():
             return _accesses([step.source]), _accesses([step.destination])
         case Memset():
@@ -83,7 +85,7 @@ def accesses(step: Step) -> tuple[list[Access], list[Access]]:
 
 
 def arithmetic(step: Step) -> float:
-    """Return the number of multiplications and additions of a GEMM or a convolution; 0 for other steps."""
+    """Return the number of multiplications plus additions of a GEMM or a convolution; 0 for other steps."""
     if isinstance(step, Contract):
         return 2.0 * hint(product(step.shape)) * hint(step.a.shape[-1])
     if isinstance(step, Convolve):
@@ -116,7 +118,7 @@ def _accesses(tensors: Iterable[Tensor]) -> list[Access]:
 
 
 def _sum(accesses: Iterable[Access]) -> int:
-    """Return the bytes of all accesses; overlapping views of one buffer count each element once."""
+    """Return the bytes of all accesses; in views of one buffer that overlap, an element counts once."""
     once: dict[Buffer, int] = {}
     total = 0
     for access in accesses:

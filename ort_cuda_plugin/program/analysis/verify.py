@@ -17,9 +17,11 @@ from .step_tensors import tensors_of
 
 VERIFY_VARIABLE = "ORT_CUDA_PLUGIN_VERIFY"
 CHECK_VARIABLE = "ORT_CUDA_PLUGIN_EMULATE_CHECK"
-"""Environment variables that turn verification on; the second one is the emulated device's checking mode."""
+"""Environment variables that turn verification on. The second one also turns on the emulated device's checking mode."""
 MAX_MASKED = 1 << 16
-"""Maximum elements of a buffer whose parts are checked element by element; of others only the sizes are added."""
+"""Maximum elements of a buffer for the exact check that slices cover it. For larger buffers only the slices' sizes are
+added up.
+"""
 _written_first = frozenset({BufferKind.SCRATCH, BufferKind.OUTPUT})
 
 
@@ -33,9 +35,9 @@ def is_wanted() -> bool:
 
 
 class Verifier:
-    """Verifies the programs of one plan, as a `Watch`. An unchanged step is checked once.
+    """Verifies the programs of one plan, as an observer of the passes (`Watch`). An unchanged step is checked once.
 
-    ``stand_ins`` are never written, even if concat elimination has moved them into slices (`Lowering.stand_ins`).
+    Nothing writes ``stand_ins`` (see `Lowering.stand_ins`), so a step may read them without an earlier writer.
     """
 
     def __init__(self, stand_ins: Collection[Buffer] = ()) -> None:
@@ -64,7 +66,9 @@ class Verifier:
 
 
 def _needs_writer(step: Step, buffer: Buffer) -> bool:
-    """Return whether an earlier step must write the buffer; a kernel may read what it wrote itself."""
+    """Return whether an earlier step must write the buffer that ``step`` reads. A kernel may read what
+    it wrote itself.
+    """
     if buffer.kind not in _written_first or buffer.nbytes == 0:
         return False
     return isinstance(step, Map) or buffer not in step.writes
@@ -90,8 +94,8 @@ def _described(step: Step, buffer: Buffer) -> str:
 
 def _violations(step: Step) -> Iterator[str]:
     used = {*step.reads, *step.writes}
-    # Strides of packed operands count quantized codes, not elements, so no bound is checked for them; nor for the
-    # operands of launches, which may be packed.
+    # The strides of packed operands count quantized codes, not elements, so their bounds are not checked. Nor are those
+    # of a launch's arguments, which may be packed.
     conversions = zip(step.operands, step.conversions, strict=False) if isinstance(step, Sums) else ()
     packed = {x for x, conversion in conversions if conversion is not None and conversion.bits}
     for x in tensors_of(step):
@@ -113,7 +117,7 @@ def _violations(step: Step) -> Iterator[str]:
 
 
 def _is_inside(x: Tensor) -> bool:
-    """Return whether x may lie inside its buffer; False only if it surely does not."""
+    """Return whether x may be inside its buffer; False only if it is provably outside."""
     if x.dtype.is_packed or 0 in x.shape:
         return True
     first, end = x.offset, x.offset + 1
@@ -152,7 +156,7 @@ def _shapes(step: Map) -> Iterator[str]:
 
 
 def _broadcasts(shape: Sequence[Dim], target: Sequence[Dim]) -> bool:
-    """Return whether the shape may broadcast to the target; leading sizes of 1 are ignored."""
+    """Return whether the shape may broadcast to the target; leading sizes of 1 may exceed the target's rank."""
     lead = max(len(shape) - len(target), 0)
     pairs = zip(reversed(shape[lead:]), reversed(target), strict=False)
     return all(dim == 1 for dim in shape[:lead]) and all(
@@ -178,7 +182,9 @@ def _have_inputs(values: Iterable[Scalar], own: Iterable[Scalar], inputs: Iterab
 
 
 def _gaps(steps: Sequence[Step]) -> Iterator[tuple[int, Step, Tensor]]:
-    """Yield, for each buffer that maps write in parts without covering it, the last writer and the tensor it writes."""
+    """Yield each buffer that elementwise steps write only partly: (index of the last writer, the writer, the tensor it
+    writes).
+    """
     parts: dict[Buffer, list[tuple[int, Step, Tensor]]] = {}
     others: set[Buffer] = set()
     for number, step in enumerate(steps):
@@ -193,7 +199,7 @@ def _gaps(steps: Sequence[Step]) -> Iterator[tuple[int, Step, Tensor]]:
 
 
 def _covers(views: Sequence[Tensor], buffer: Buffer) -> bool:
-    """Return whether the views may cover the whole buffer; False only if they surely do not."""
+    """Return whether the views may cover the whole buffer; False only if they provably do not."""
     itemsize = views[0].dtype.itemsize
     if any(y.dtype.is_packed or y.dtype.itemsize != itemsize for y in views):
         return True

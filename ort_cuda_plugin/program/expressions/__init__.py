@@ -1,1 +1,1 @@
-"""Symbolic sizes, and the scalar expressions that steps compute."""
+"""Symbolic integers for sizes, and the scalar expressions that steps compute for each element."""

@@ -1,4 +1,4 @@
-"""Evaluation of scalar expressions on symbolic integers: shape arithmetic costs no launch."""
+"""Evaluation of scalar expressions on symbolic integers, so that shape arithmetic needs no launch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from ort_cuda_plugin.program.expressions.symbolic import Dim
 
 
 class NotFoldable(Exception):
-    """Symbolic integers lack an operation or a type of an expression, or hold a value that is not one 64-bit number."""
+    """The expression has an operation or a type that symbolic integers lack, or a value that is not one
+    64-bit integer.
+    """
 
 
 _operations: Mapping[str, Callable[..., Dim]] = {
@@ -40,10 +42,10 @@ _booleans: Mapping[str, Callable[..., Dim]] = {
 
 
 def fold(x: Scalar, leaves: Mapping[Scalar, Dim]) -> Dim:
-    """Return the value of x as a symbolic integer, booleans as 0 and 1. Values are assumed to fit x's type.
+    """Return the value of x as a symbolic integer, with booleans as 0 and 1. ``leaves`` has the values of leaves.
 
-    Raises NotFoldable for floats and for operations that symbolic integers lack, ZeroDivisionError for a constant
-    divisor of 0.
+    Values are assumed to fit the types in x. Raises NotFoldable for floats and for operations that symbolic integers
+    lack, ZeroDivisionError for a constant divisor of 0.
     """
     known = dict(leaves)
     for part in operands_first([x], leaves):

@@ -1,4 +1,4 @@
-"""The operations of symbolic integers."""
+"""The operations of symbolic integers, with their numbers in serialized plans."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import enum
 
 
 class ExprOp(enum.IntEnum):
-    """Comparisons and logical operations give 0 or 1. The numbers are those of ``ocp_expr_op`` in plans."""
+    """An operation of symbolic integers, with its number in plans (``ocp_expr_op``).
+
+    Comparisons and logical operations return 0 or 1.
+    """
 
     CONST = 0
     ADD = 1

@@ -1,6 +1,6 @@
-"""Polynomials with integer coefficients over symbols and opaque operations, and their division.
+"""Polynomials with integer coefficients over symbols and opaque operations, such as ``4*n*m + floordiv(n, 3)``.
 
-Other modules import these names from `symbolic`, which has the rest of symbolic arithmetic.
+Other modules import these names from `symbolic`, which contains the rest of symbolic arithmetic.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ evaluators: Final[Mapping[ExprOp, Callable[..., int]]] = {
     ExprOp.SELECT: lambda c, a, b: a if c != 0 else b,
     ExprOp.TRUNCDIV: _truncdiv,
 }
-"""The operations on ints. Divisions raise ZeroDivisionError where a Run would fail."""
+"""The operations on plain ints. Divisions by 0 raise ZeroDivisionError; in a Run the same division is an error."""
 
 boolean_ops: Final = frozenset((ExprOp.EQ, ExprOp.NE, ExprOp.LT, ExprOp.LE, ExprOp.AND, ExprOp.OR))
 _divisions: Final = frozenset((ExprOp.FLOORDIV, ExprOp.MOD, ExprOp.CEILDIV, ExprOp.TRUNCDIV))
 
 Bounds: TypeAlias = "tuple[int | None, int | None]"
-"""Smallest and largest possible value; None: no bound."""
+"""(smallest, largest) possible value; None: unbounded."""
 
 
 class Atom:
-    """A symbol, or an operation that polynomials cannot express. Atoms are immutable; ``==`` compares structure.
+    """A symbol, or an operation that a polynomial cannot express. Immutable; ``==`` compares structure.
 
-    A symbol has ``bounds`` and no ``op``; its ``args`` are its number, which is unique within one plan. Operations can
-    be nested as deeply as a model is, so no function of this module may recurse into them.
+    A symbol has ``bounds`` and no ``op``; its ``args`` is its number, which is unique within one plan. Operations can
+    be nested as deeply as a model has layers, so no function of this module recurses into them.
     """
 
     __slots__ = ("_hash", "args", "bounds", "hint", "is_read_back", "name", "op")
@@ -61,7 +61,7 @@ class Atom:
         self.args = args
         self.hint = hint
         self.name = name
-        # Hashes of ints and of tuples of ints are equal in all processes, so the order of terms is reproducible.
+        # Python hashes ints and tuples of ints in the same way in every process, so the order of terms is reproducible.
         self._hash = hash((-1 if op is None else int(op), args))
         if op is None:
             number = args[0]
@@ -93,7 +93,7 @@ class Atom:
 def _same(a: Atom, b: Atom) -> bool:
     """Return whether two atoms have the same structure.
 
-    Equal atoms share their arguments afterwards, so that each argument is compared once.
+    Afterwards, equal atoms share their arguments, so that later comparisons stop at the shared objects.
     """
     pending, visited = [(a, b)], {(id(a), id(b))}
     for first, second in pending:
@@ -121,25 +121,31 @@ def _same(a: Atom, b: Atom) -> bool:
 
 
 Monomial: TypeAlias = tuple[Atom, ...]
-"""A product of atoms, sorted by hash; a power is a repetition."""
+"""A product of atoms, sorted by hash; a power repeats its atom."""
 
 MAX_DEGREE: Final = 32
 MAX_TERMS: Final = 256
-"""Maximum terms of a product of polynomials. A larger one, as from a chain of squares, becomes an opaque operation."""
+"""Maximum terms of a product of polynomials. A larger product, as in a chain of squares, becomes an
+opaque operation.
+"""
 
 _SHOWN_DEPTH: Final = 2
 _SHOWN_TERMS: Final = 6
-"""Maximum terms in the text of an expression: atoms are shared, so the whole text may be exponentially long."""
+"""Maximum terms in the text of an expression. Subexpressions are shared, so the whole text may be
+exponentially long.
+"""
 
 _LARGEST: Final = 2**64
-"""Largest magnitude of the hint and of the bounds of an atom; Runs compute sizes with 64 bits."""
+"""Largest magnitude of an atom's hint and bounds; larger values do not matter, since a Run computes
+sizes in 64 bits.
+"""
 
 
 class Expr:
     """A polynomial that is not constant: ``const + sum(coefficient * monomial)``.
 
-    ``hint`` is its value at the shapes that the plan is being built for. Immutable and hashable; ``==`` is structural.
-    Has no truth value and no order.
+    ``hint`` is its value at the sizes that the plan is built for. Immutable and hashable; ``==`` compares structure. An
+    Expr has no truth value and no order.
     """
 
     __slots__ = ("_bounds", "_hash", "_is_read_back", "const", "hint", "terms")
@@ -240,14 +246,16 @@ class Expr:
 
     @property
     def bounds(self) -> Bounds:
-        """Return provable bounds, by interval arithmetic over the bounds of the symbols."""
+        """Return the provable bounds: interval arithmetic over the bounds of the symbols."""
         if self._bounds is None:
             self._bounds = _polynomial_bounds(self)
         return self._bounds
 
     @property
     def is_read_back(self) -> bool:
-        """Return the result of `is_read_back`, cached: an uncached walk would visit a shared atom once per path."""
+        """Return whether the value depends on read-back symbols. Cached, since otherwise each path to a shared atom
+        would be followed.
+        """
         if self._is_read_back is None:
             self._is_read_back = any(atom.is_read_back for monomial, _ in self.terms for atom in monomial)
         return self._is_read_back
@@ -259,7 +267,9 @@ class Expr:
         return self.text(_SHOWN_DEPTH)
 
     def text(self, depth: int) -> str:
-        """Format the polynomial, with ``...`` for all but the first terms and for operations deeper than ``depth``."""
+        """Format the polynomial; ``...`` replaces all but its first terms, and operations nested deeper
+        than ``depth``.
+        """
         parts = []
         for monomial, coefficient in self.terms[:_SHOWN_TERMS]:
             factors = "*".join(atom.text(depth) for atom in monomial)
@@ -289,7 +299,7 @@ def _polynomial(terms: dict[Monomial, int], const: int, hint: int) -> Dim:
 
 
 def symbol(number: int, name: str, hint: int, lower: int | None = 0, upper: int | None = None) -> Expr:
-    """Return a new symbol, unique by its ``number``. The caller checks that the symbol's value is within its bounds."""
+    """Return a new symbol with a unique ``number``. The caller ensures that its value is within the bounds."""
     return Expr((((Atom(None, (number,), hint, name, (lower, upper)),), 1),), 0, hint)
 
 
@@ -298,16 +308,16 @@ def is_const(dim: Dim) -> bool:
 
 
 READ_BACK = 2**32
-"""Smallest number of the symbols that a Run reads back from the device, after guards were evaluated."""
+"""Smallest number of the symbols whose values a Run reads back from the device, after the guards were evaluated."""
 
 
 def is_read_back(dim: Dim) -> bool:
-    """Return whether ``dim`` depends on values that the same Run reads back."""
+    """Return whether ``dim`` depends on values that the Run itself computes and reads back from the device."""
     return not isinstance(dim, int) and dim.is_read_back
 
 
 def hint(dim: Dim) -> int:
-    """Return the value of ``dim`` at the shapes that the plan is being built for."""
+    """Return the value of ``dim`` at the sizes that the plan is built for."""
     return dim if isinstance(dim, int) else dim.hint
 
 
@@ -348,7 +358,9 @@ def _polynomial_bounds(expr: Expr) -> Bounds:
 
 
 def _clamped(bounds: Bounds) -> Bounds:
-    """Return valid bounds limited to `_LARGEST`, since bounds of nested operations would grow with each level."""
+    """Return bounds whose magnitude is at most `_LARGEST`; otherwise those of nested operations would grow with each
+    level.
+    """
     low, high = bounds
     return (
         None if low is None or low < -_LARGEST else min(low, _LARGEST),
@@ -394,7 +406,7 @@ def _atom_bounds(op: ExprOp, args: tuple[Dim, ...]) -> Bounds:
 
 def operation(op: ExprOp, *args: Dim) -> Expr:
     hints = [hint(arg) for arg in args]
-    # A division by a hint of 0 would fail the Run that reaches it; the hint of its result does not matter.
+    # If the divisor's hint is 0, the result's hint is arbitrary: a Run with such a divisor fails.
     value = 0 if op in _divisions and hints[1] == 0 else evaluators[op](*hints)
     value = max(-_LARGEST, min(value, _LARGEST))
     return Expr((((Atom(op, args, value),), 1),), 0, value)
@@ -403,7 +415,7 @@ def operation(op: ExprOp, *args: Dim) -> Expr:
 def _split(dividend: Expr, divisor: int) -> tuple[Dim, Dim]:
     """Return ``(quotient, rest)`` with ``dividend == divisor * quotient + rest``.
 
-    The quotient has as many terms as the coefficients allow.
+    Terms whose coefficients are multiples of the divisor go to the quotient, all others to the rest.
     """
     quotient: dict[Monomial, int] = {}
     rest: dict[Monomial, int] = {}
@@ -436,7 +448,9 @@ def _monomial_quotient(dividend: Monomial, divisor: Monomial) -> Monomial | None
 
 
 def _exact_quotient(dividend: Dim, divisor: Expr) -> Dim | None:
-    """Return the polynomial q with ``dividend == q * divisor``, or None if long division leaves a rest."""
+    """Return the polynomial q with ``dividend == q * divisor``, or None if polynomial long division
+    leaves a remainder.
+    """
     quotient: Dim = 0
     rest = dividend
     lead, lead_coefficient = max(divisor.terms, key=lambda term: (len(term[0]), _monomial_key(term[0])))
@@ -455,9 +469,9 @@ def _exact_quotient(dividend: Dim, divisor: Expr) -> Dim | None:
 
 
 def floordiv(a: Dim, b: Dim) -> Dim:
-    """Return ``a // b`` rounded down. Raises ZeroDivisionError for a constant divisor of 0.
+    """Return ``a / b`` rounded down. Raises ZeroDivisionError for a constant divisor of 0.
 
-    Simplifications assume that a symbolic b is not 0.
+    Simplifications assume that a symbolic b is not 0 in any Run.
     """
     if isinstance(b, int):
         if isinstance(a, int):

@@ -1,13 +1,13 @@
-"""Scalar expressions: what an operator computes for one element, as a graph of typed operations.
+"""Scalar expressions: the computation of one element by an operator, as a graph of typed operations.
 
-An operator's scalar function is called with `Scalar` leaves and returns Scalars, without computing numbers. `codegen`
-turns the graph into kernel source, and `fold` evaluates it on symbolic integers. The operations are Python's operators
-for arithmetic and order (``a + b``, ``a < b``) and the functions of this module. Both operands of an operation have one
-type; Python numbers take the type of the other operand.
+An operator is defined by a Python function of scalars. Lowering calls the function with `Scalar` leaves, and gets the
+graph of operations as the result; no numbers are computed. `codegen` turns the graph into kernel source, and `fold`
+evaluates it on symbolic integers. The operations are Python's operators for arithmetic and order (``a + b``, ``a < b``)
+and the functions of this module. Both operands of an operation have one type; Python numbers take the type of the other
+operand.
 
-Float16, bfloat16 and smaller floats are storage types: their arithmetic is that of float32, rounded when an element is
-stored or cast.
-Integer arithmetic wraps around.
+Float16, bfloat16 and smaller floats are storage types: arithmetic on them is float32, and rounds when an element is
+stored or cast. Integer arithmetic wraps around.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ Operand: TypeAlias = "Scalar | int | float | bool"
 
 
 class _Sameness:
-    """The result of ``==`` and ``!=``, which compare object identity; expressions reject it as an operand."""
+    """The result of ``==`` and ``!=`` on Scalars, which compare object identity. Expressions reject it as an operand.
+
+    Without this class, a test ``x == y`` meant for elements would silently become a constant.
+    """
 
     __slots__ = ("_answer",)
 
@@ -43,9 +46,9 @@ class _Sameness:
 
 @dataclass(frozen=True, eq=False)
 class Scalar:
-    """One value of an expression: a leaf, or an operation on operands. Identity is equality; see `equal` for values.
+    """A node of an expression: a leaf, or an operation on operands. ``==`` compares identity; `equal` compares values.
 
-    ``op`` names the operation. ``value`` is the number of an ``op="constant"``; in leaves, code generators may use it.
+    ``op`` names the operation. ``value`` is the number of an ``op="constant"``; code generators may use it in leaves.
     """
 
     dtype: DType
@@ -144,7 +147,7 @@ class Scalar:
 
 
 def reachable(expressions: Iterable[Scalar]) -> set[Scalar]:
-    """Return all Scalars in the expressions: the expressions themselves, and all their operands."""
+    """Return all nodes of the expressions: the expressions themselves, their operands, and so on."""
     seen: set[Scalar] = set()
     stack = list(expressions)
     while stack:
@@ -156,9 +159,9 @@ def reachable(expressions: Iterable[Scalar]) -> set[Scalar]:
 
 
 def reachable_beyond(expressions: Iterable[Scalar], known: set[Scalar], roots: Iterable[Scalar]) -> set[Scalar]:
-    """Return `reachable` of the expressions; ``known`` is `reachable` of the ``roots``.
+    """Return `reachable` of the expressions; ``known`` is the `reachable` set of ``roots``, computed earlier.
 
-    If the expressions contain all roots, the function does not walk the Scalars in ``known``.
+    If the expressions contain all roots, the function does not visit the nodes in ``known`` again.
     """
     beyond: set[Scalar] = set()
     met: set[Scalar] = set()
@@ -175,7 +178,7 @@ def reachable_beyond(expressions: Iterable[Scalar], known: set[Scalar], roots: I
 
 
 def in_order(expressions: Iterable[Scalar]) -> list[Scalar]:
-    """Return `reachable` in an order that depends on the expressions alone."""
+    """Return the nodes of `reachable` in an order that depends on the expressions alone, and so is reproducible."""
     seen: dict[Scalar, None] = {}
     stack = list(expressions)
     while stack:
@@ -187,10 +190,10 @@ def in_order(expressions: Iterable[Scalar]) -> list[Scalar]:
 
 
 def operands_first(expressions: Iterable[Scalar], done: Container[Scalar] = ()) -> Iterator[Scalar]:
-    """Yield the Scalars of `reachable`, each after its operands. Scalars in ``done``, and their operands, are skipped.
+    """Yield the nodes of `reachable`, each after its operands. Nodes in ``done``, and what only they need, are skipped.
 
-    The walk does not recurse, since chains are as long as models are deep. It visits shared Scalars once, since a walk
-    along every path would take exponential time.
+    The traversal does not recurse, since chains are as long as models are deep. It visits a shared node once, since
+    following every path would take exponential time.
     """
     seen: set[Scalar] = set()
     stack = list(expressions)
@@ -209,7 +212,7 @@ def operands_first(expressions: Iterable[Scalar], done: Container[Scalar] = ()) 
 
 
 def constant(value: Number, dtype: DType) -> Scalar:
-    """Return ``value`` as an element of ``dtype``. Raises TypeError for a fraction as an integer."""
+    """Return ``value`` as a constant of ``dtype``. Raises TypeError for a fraction in an integer type."""
     if dtype is DType.BOOL:
         return Scalar(dtype, "constant", (), bool(value))
     if dtype.is_float:
@@ -224,7 +227,9 @@ def constant(value: Number, dtype: DType) -> Scalar:
 
 
 def expression(value: object) -> Scalar:
-    """Return ``value``, which a caller's function has returned. Raises TypeError if it is not a Scalar."""
+    """Return ``value``, the result of a scalar function that a caller has passed. Raises TypeError if it is not a
+    Scalar.
+    """
     if isinstance(value, Scalar):
         return value
     raise TypeError(
@@ -242,7 +247,7 @@ def expression(value: object) -> Scalar:
 
 
 def _unify(operands: Sequence[Operand]) -> tuple[Scalar, ...]:
-    """Return the operands, with numbers converted to constants of the other operands' type.
+    """Return the operands, with Python numbers converted to constants of the type of the other operands.
 
     Raises TypeError if the operands have different types.
     """
@@ -267,7 +272,11 @@ _of_constants: Mapping[str, Callable[[int, int], int]] = {"add": int.__add__, "s
 
 
 def _operation(op: str, scalars: tuple[Scalar, ...]) -> Scalar:
-    """Return the operation, or an equal simpler Scalar: products with strides of 1, and sums with pads of 0, vanish."""
+    """Return the operation, simplified for integers: with a neutral operand (``x * 1``, ``x + 0``) it is the other
+    operand.
+
+    Index arithmetic has many such operations, from strides of 1 and pads of 0.
+    """
     dtype = scalars[0].dtype
     if len(scalars) == 2 and not dtype.is_float:
         a, b = scalars
@@ -347,7 +356,7 @@ def _extreme(op: str, a: Operand, b: Operand) -> Scalar:
     scalars = _unify((a, b))
     if scalars[0].dtype is DType.BOOL:
         return Scalar(DType.BOOL, "and" if op == "min" else "or", scalars)
-    # Constants go last: code generators omit the test for NaN if the second operand is a constant number.
+    # Constants become the second operand: code generators omit the NaN test of a constant second operand.
     if scalars[0].op == "constant":
         scalars = (scalars[1], scalars[0])
     return Scalar(scalars[0].dtype, op, scalars)
@@ -359,7 +368,7 @@ def trunc_divide(a: Operand, b: Operand) -> Scalar:
 
 
 def floor_divide(a: Operand, b: Operand) -> Scalar:
-    """Return the quotient rounded down, as Python's ``//``. For integers 0 if ``b == 0``."""
+    """Return the quotient rounded down, as Python's ``//``. For integers, a division by 0 gives 0."""
     a, b = _unify((a, b))
     if a.dtype.is_float:
         return floor(_divided(a, b))
@@ -369,13 +378,13 @@ def floor_divide(a: Operand, b: Operand) -> Scalar:
 
 
 def trunc_modulo(a: Operand, b: Operand) -> Scalar:
-    """Return the remainder with the sign of ``a``, as C's ``%`` and ``fmod``. For integers 0 if ``b == 0``."""
+    """Return the remainder with the sign of ``a``, as C's ``%`` and ``fmod``. For integers, a division by 0 gives 0."""
     scalars = _unify((a, b))
     return Scalar(scalars[0].dtype, "fmod" if scalars[0].dtype.is_float else "truncmod", scalars)
 
 
 def floor_modulo(a: Operand, b: Operand) -> Scalar:
-    """Return the remainder with the sign of ``b``, as Python's ``%``. For integers 0 if ``b == 0``."""
+    """Return the remainder with the sign of ``b``, as Python's ``%``. For integers, a division by 0 gives 0."""
     m = trunc_modulo(a, b)
     _, b = _unify((a, b))
     return m if _is_unsigned(m.dtype) else where(not_equal(m, 0) & ((m < 0) ^ (b < 0)), m + b, m)
@@ -386,7 +395,9 @@ def _is_unsigned(dtype: DType) -> bool:
 
 
 def power(a: Operand, b: Operand) -> Scalar:
-    """Return ``a ** b`` of floats; by multiplications, a square root or a division for `SIMPLE_EXPONENTS`."""
+    """Return ``a ** b`` of floats; the exponents in `SIMPLE_EXPONENTS` need only multiplications, a square root or a
+    division.
+    """
     if isinstance(b, (int, float)) and isinstance(a, Scalar) and b in SIMPLE_EXPONENTS:
         return SIMPLE_EXPONENTS[b](a)
     return _float_function("pow", a, b)
@@ -397,7 +408,7 @@ def cast(x: Scalar, dtype: DType, *, saturate: bool = True, round_mode: str = "u
 
     The integer of an out-of-range float is undefined. Numbers beyond an 8-bit float's range become its largest number
     with ``saturate``, else infinity, or NaN in a type without infinity. ``round_mode`` ("up", "down", "nearest") is for
-    FLOAT8E8M0, the powers of two.
+    FLOAT8E8M0, whose values are powers of two.
     """
     if not isinstance(dtype, DType):
         raise TypeError(f"expected an element type such as DType.FLOAT32, got {dtype!r}")
@@ -459,7 +470,9 @@ def erf(x: Operand) -> Scalar:
 
 
 def half_erf(x: Operand) -> Scalar:
-    """Return erf with the accuracy of 16-bit floats, in half the time, for results that are stored in 16 bits."""
+    """Return erf with the accuracy of 16-bit floats, for results that are stored in 16 bits. It takes half the time of
+    erf.
+    """
     return _float_function("half_erf", x)
 
 
@@ -476,7 +489,7 @@ def cos(x: Operand) -> Scalar:
 
 
 def unary_float(name: str, x: Operand) -> Scalar:
-    """Return a function of C's math library of a float, such as tan, asin, sinh, exp2 or log2, by its ``name``."""
+    """Return the function ``name`` of C's math library, such as tan, asin, sinh, exp2 or log2, of a float."""
     return _float_function(name, x)
 
 
@@ -503,4 +516,4 @@ SIMPLE_EXPONENTS: Mapping[float, Callable[[Scalar], Scalar]] = {
     3.0: lambda x: x * x * x,
     -1.0: lambda x: 1.0 / x,
 }
-"""Exponents whose powers need no general power function, with the functions that compute the powers."""
+"""Functions that compute a power without the general power function, by exponent."""

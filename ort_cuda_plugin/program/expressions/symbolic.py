@@ -1,10 +1,10 @@
-"""Symbolic integers: canonical polynomials with integer coefficients over symbols and opaque operations.
+"""Symbolic integers: polynomials in canonical form, with integer coefficients, over symbols and opaque operations.
 
-A `Dim` is a plain int or an `Expr`; constant expressions fold to an int. ``a == b`` compares polynomials, so True means
-*provably* equal. ``a < b`` raises TypeError. The functions `lt`, `eq`, ... return a Dim that is 0 or 1 in each Run; it
-folds to an int if the result is the same for all sizes.
+A `Dim` is a plain int or an `Expr`; a constant expression becomes an int. ``a == b`` compares canonical forms, so True
+means *provably* equal for all sizes. ``a < b`` raises TypeError. The functions `lt`, `eq`, ... return a Dim that has
+the value 0 or 1 in each Run; it becomes an int if the result is the same for all sizes.
 
-The operations and their meaning for negative numbers are those of ``ocp_plan_expr`` in ``csrc_shim/plan/format.h``.
+The operations, and their results for negative numbers, are those of ``ocp_plan_expr`` in ``csrc_shim/plan/format.h``.
 """
 
 from __future__ import annotations
@@ -70,7 +70,9 @@ __all__ = [
 
 
 def _difference_bounds(a: Dim, b: Dim) -> Bounds:
-    """Return bounds of ``a - b``: those of the polynomial, made tighter where the bounds of a and b allow it."""
+    """Return bounds of ``a - b``: the tighter of the difference polynomial's bounds and the difference
+    of the bounds.
+    """
     low, high = bounds(a - b)
     (a_low, a_high), (b_low, b_high) = bounds(a), bounds(b)
     lows = [x for x in (low, None if a_low is None or b_high is None else a_low - b_high) if x is not None]
@@ -106,7 +108,9 @@ def sym_max(a: Dim, b: Dim) -> Dim:
 
 
 def _extreme(op: ExprOp, a: Dim, b: Dim) -> Dim:
-    """Return MIN or MAX, simplified: ``min(min(a, b), b)`` to ``min(a, b)``, and ``min(max(a, b), b)`` to ``b``."""
+    """Return the minimum or maximum, simplified: ``min(min(a, b), b)`` to ``min(a, b)``, and ``min(max(a, b), b)`` to
+    ``b``.
+    """
     for outer, inner in ((a, b), (b, a)):
         atom = single_atom(outer)
         if atom is not None and atom.op in (ExprOp.MIN, ExprOp.MAX) and inner in atom.args:
@@ -157,7 +161,7 @@ def le(a: Dim, b: Dim) -> Dim:
 
 
 def truth(condition: Dim) -> bool | None:
-    """Return True if a condition is provably nonzero for all values of the symbols, False if provably 0, else None."""
+    """Return True if ``condition`` is provably nonzero for all sizes, False if it is provably 0, else None."""
     if isinstance(condition, int):
         return condition != 0
     low, high = condition.bounds
@@ -209,9 +213,9 @@ def _is_boolean(dim: Dim) -> bool:
 
 
 def select(condition: Dim, a: Dim, b: Dim) -> Dim:
-    """Return ``a`` if the condition is nonzero, else ``b``.
+    """Return ``a`` if ``condition`` is nonzero, else ``b``.
 
-    A Run evaluates both, so neither may divide by zero.
+    A Run evaluates both operands, so neither may divide by zero.
     """
     known = truth(condition)
     if known is not None:
@@ -220,7 +224,7 @@ def select(condition: Dim, a: Dim, b: Dim) -> Dim:
         return a
     atom = single_atom(condition)
     if atom is not None and atom.op is ExprOp.EQ and (a, b) in (atom.args, atom.args[::-1]):
-        return b  # the condition is a == b, so that a is b if it holds
+        return b  # the condition is a == b: where it holds, a equals b, so the result is always b
     return operation(ExprOp.SELECT, condition, a, b)
 
 

@@ -1,1 +1,3 @@
-"""The lowering context, which lowering functions of operators receive, and functions that record steps in it."""
+"""The lowering context, which operators' lowering functions get as an argument, and functions that
+record steps in it.
+"""

@@ -1,4 +1,4 @@
-"""Conditions of a plan: guards, which select a plan, and requirements, which fail a Run."""
+"""Conditions of a plan: guards decide whether a Run may use the plan, requirements let a Run fail with a message."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _INT32_MAX = 2**31 - 1
 
 
 class Conditions:
-    """Conditions on sizes that lowering of ``nodes`` adds to a plan's ``trace``.
+    """Conditions on sizes that the lowering of ``nodes`` records in ``trace``.
 
-    ``device`` and ``options`` are the plan's. With ``speculative``, hints of host values are arbitrary. Without
-    ``settles`` (in a claim), `settled` adds no guards.
+    ``device`` and ``options`` are those of the plan. With ``speculative``, the hints of host values are arbitrary.
+    Without ``settles``, as in a claim, `settled` adds no guards.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class Conditions:
 
     @property
     def node(self) -> Node | None:
-        """Return the node that is lowered, or whose kernel is generated."""
+        """Return the node that is being lowered, or whose kernel is being generated."""
         return self.nodes[-1] if self.nodes else None
 
     @node.setter
@@ -39,7 +39,10 @@ class Conditions:
         self.nodes = () if node is None else (node,)
 
     def require(self, condition: Dim, message: str) -> None:
-        """Fail the Run with ``message`` if the condition is 0; raise InvalidModel if it is 0 for all sizes."""
+        """Require that each Run meets the condition, and otherwise fails with ``message``.
+
+        Raises InvalidModel at once if the condition is false (0) for all sizes.
+        """
         known = truth(condition)
         if known is False:
             raise InvalidModel(message)
@@ -49,9 +52,10 @@ class Conditions:
             self.trace.requirements.append(Requirement(self.node, condition, message))
 
     def guard(self, condition: Dim) -> bool:
-        """Return whether the condition is true at the plan's shapes, and guard the plan on that result.
+        """Return whether the condition holds for the sizes that the plan is built for, and guard the plan on this
+        result.
 
-        Raises Unsupported if the condition depends on values that a Run computes, since plans are selected earlier.
+        Raises Unsupported if the condition depends on values that a Run reads back, since the plan is selected before.
         """
         known = truth(condition)
         if known is not None:
@@ -67,27 +71,34 @@ class Conditions:
         return answer
 
     def holds(self, condition: Dim) -> bool:
-        """Return whether the condition is true at the plan's shapes and `guard` would accept it; record no guard."""
+        """Return whether the condition holds for the sizes that the plan is built for. Records no guard.
+
+        Returns False if the condition depends on values that a Run reads back, so that `guard` would raise an error.
+        """
         known = truth(condition)
         return hint(condition) != 0 and not is_read_back(condition) if known is None else known
 
     def may_settle(self, condition: Dim) -> bool:
-        """Return what `holds` returns; in a claim, return whether the condition is true for all shapes."""
+        """Return the result of `holds`; in a claim, return whether the condition holds for all sizes."""
         return self.holds(condition) if self._settles else bool(truth(condition))
 
     def take(self, choice: Choice) -> None:
-        """Guard the plan on the conditions under which a schedule was chosen."""
+        """Guard the plan on the conditions under which a schedule applies."""
         for condition in choice.guards:
             self.guard(condition)
 
     def settled(self, condition: Dim) -> bool | None:
-        """Call `guard` and return its result; in a claim, or for a value that a Run computes, call `known` instead."""
+        """Return the result of `guard`. In a claim, or for a condition on read-back values, return the result of
+        `known`.
+        """
         if not self._settles or is_read_back(condition):
             return self.known(condition)
         return self.guard(condition)
 
     def settled_size(self, dim: Dim) -> Dim:
-        """Return ``dim``; if it is a minimum or maximum, the argument that it equals at the plan's shapes (guarded)."""
+        """Return ``dim``, or, if it is a minimum or maximum, the argument that it equals at the plan's
+        sizes (guarded).
+        """
         atom = single_atom(dim)
         if atom is None or atom.op not in (ExprOp.MIN, ExprOp.MAX):
             return dim
@@ -96,13 +107,14 @@ class Conditions:
         return dim if ordered is None else self.settled_size(a if ordered is (atom.op is ExprOp.MIN) else b)
 
     def known(self, condition: Dim) -> bool | None:
-        """Return whether the condition is true, if that is the same for all shapes; else None."""
+        """Return whether the condition holds, if that is the same for all sizes; else None."""
         return truth(condition)
 
     def index_dtype(self, *sizes: Dim) -> str:
-        """Return the type for index arithmetic: "i32" if all sizes are below 2**31 (guarded), else "i64".
+        """Return the type for index arithmetic: "i32" if all sizes are below 2**31 (the plan is guarded on it), else
+        "i64".
 
-        Returns "i64" also if a Run computes a size whose bounds do not decide this.
+        Also returns "i64" for a size that a Run reads back, unless its bounds prove that it is small.
         """
         if self.options.wide_indices:
             return "i64"

@@ -1,7 +1,7 @@
-"""The lowering context: lowering functions of operators receive it, and record steps and launches in it.
+"""The lowering context, in which operators' lowering functions record steps and launches.
 
-One call of a lowering function serves three purposes: it infers shapes, decides whether the plugin runs the node (by
-raising `Unsupported`), and records the steps of a plan. This module compiles nothing and uses no device.
+A lowering function is called for three purposes: to infer shapes, to decide whether the plugin runs the node (it raises
+`Unsupported` if not), and to record the steps of a plan. This module compiles nothing and uses no device.
 """
 
 from __future__ import annotations
@@ -63,46 +63,46 @@ __all__ = [
 ]
 
 NUM_TRIALS = 9
-"""Maximum trials of a claim, each with another assumption about an unknown number; see `Lowering.chosen`."""
+"""Maximum trials of a claim. Each trial assumes another value of an unknown number; see `Lowering.chosen`."""
 _INT32_MAX = 2**31 - 1
 _INT64_MAX = 2**63 - 1
 _READ_BACK_HINT = 1
 
 
 Make: TypeAlias = "Callable[[Lowering, Sequence[Tensor | None], str], object]"
-"""``make(ctx, inputs, tactic)`` records the steps of an operator by the named tactic."""
+"""``make(ctx, inputs, tactic)`` records the steps of a custom operator with the named tactic."""
 
 
 @dataclass(frozen=True)
 class Tactic:
-    """The selected tactic of a custom operator, and the reason."""
+    """The selected tactic (implementation variant) of a custom operator, and the reason for it."""
 
     name: str
     why: str
 
 
 class Tuner(Protocol):
-    """Selects schedules and tactics by timing them."""
+    """Selects schedules of steps, and tactics of custom operators, by timing them."""
 
     def choice(self, ctx: Lowering, step: Sums, choices: Sequence[Choice]) -> Choice | None:
-        """Return the fastest of ``choices``, in the order in which rules prefer them; None without measurements."""
+        """Return the fastest of ``choices``, which rules have ordered by preference; None if nothing is measured."""
 
     def fastest(
         self, ctx: Lowering, problem: str, inputs: Sequence[Tensor | None], names: Sequence[str], make: Make
     ) -> Tactic | None:
-        """Return the fastest of the tactics ``names``; None without measurements.
+        """Return the fastest of the tactics ``names``; None if nothing is measured.
 
-        ``problem`` identifies the computation, with everything that affects its time besides types and sizes.
+        ``problem`` identifies the computation: it contains everything that affects the time, except types and sizes.
         """
 
 
 class Lowering(Recorder):
     """The context that an operator's lowering function gets as its first argument.
 
-    The context extends the `Recorder` by tensor contents on the host and states of nodes. ``opset`` is the version that
-    the model imports of the node's domain. Claims pass ``try_step``, which generates a step's kernel to find out
-    whether that fails. ``guessed`` becomes True when `host_constants` returns its ``guess``. ``trial`` selects the
-    value that `chosen` assumes for an unknown dimension. ``states`` holds the states of the cluster's nodes, which the
+    The context extends the `Recorder` by the contents of host tensors, and by nodes' states. ``opset`` is the version
+    of the node's domain that the model imports. A claim passes ``try_step``, which generates a step's kernel to find
+    out whether that fails. ``guessed`` becomes True when `host_constants` returns its ``guess``. ``trial`` selects the
+    value that `chosen` assumes for an unknown dimension. ``states`` holds the states of the cluster's nodes, which all
     plans share. ``notes`` holds remarks for users, by node.
     """
 
@@ -123,7 +123,7 @@ class Lowering(Recorder):
         self._try_step = try_step
         self.opset = 0
         self.tuner: Tuner | None = None
-        """Times schedules, and tactics of custom operators; None without autotuning."""
+        """The autotuner; None without autotuning."""
         self.guessed = False
         self.trial = trial
         self.notes: dict[Node, str] = {}
@@ -133,17 +133,18 @@ class Lowering(Recorder):
         self._num_read_back = 0
 
     def record(self, step: Map) -> None:
-        """Append a step to the trace; in a claim, only generate the step's kernel."""
+        """Append a step to the trace; in a claim, only try to generate the step's kernel."""
         if self._try_step is None:
             super().record(step)
         else:
             self._try_step(self, step)
 
     def state(self, initial: Callable[[], Array]) -> Tensor:
-        """Return the current node's state: memory that persists between Runs, and that launches may write.
+        """Return the state of the current node: memory that keeps its contents between Runs, and that launches may
+        write.
 
         All plans with the node, and all concurrent Runs of a session, share the state. Launches of concurrent Runs are
-        not ordered, so they must update the state atomically. ``initial`` returns the contents before the first Run.
+        not ordered, so they must update the state atomically. ``initial`` returns the contents for the first Run.
         """
         if self.node is None:
             raise TypeError("state: no node is lowered. Call state() in an operator's function")
@@ -159,9 +160,10 @@ class Lowering(Recorder):
     def call_back(
         self, callback: Callback, tensors: Sequence[Tensor], numbers: Sequence[Dim] = (), *, writes: Sequence[Tensor]
     ) -> None:
-        """Record a Python call in each Run; ``tensors`` are contiguous, those among ``writes`` may be written.
+        """Record a call of Python code in each Run. ``tensors`` must be contiguous; the call may write those in
+        ``writes``.
 
-        A plan with such a call never becomes a CUDA graph.
+        A plan with such a call is never captured as a CUDA graph.
         """
         if [(x.dtype, x.rank) for x in tensors] != list(callback.tensors) or len(numbers) != callback.num_numbers:
             expected = f"{len(callback.tensors)} tensors {callback.tensors} and {callback.num_numbers} numbers"
@@ -177,13 +179,13 @@ class Lowering(Recorder):
         read, written = reads_and_writes(placed, [x for x in placed if x.buffer not in outputs], writes)
         self.trace.steps.append(HostCall(self.nodes, callback, placed, tuple(numbers), read, written))
 
-    # ---- tensor contents that the host knows or reads ----
+    # ---- tensor contents that are known on the host, or read by it ----
 
     def _deferred_contents(self, buffer: Buffer) -> tuple[Dim, ...]:
-        """Return the deferred contents of ``buffer``; compute the contents of its sources first.
+        """Return the deferred contents of ``buffer``, after computing those of the buffers that they depend on.
 
-        The explicit stack allows chains of any length. Each buffer waits for its sources at most once, so the loop
-        terminates.
+        The explicit stack, instead of recursion, allows dependency chains of any length. The loop terminates, since
+        each buffer waits for its dependencies at most once.
         """
         pending = [buffer]
         waited: set[Buffer] = set()
@@ -208,10 +210,11 @@ class Lowering(Recorder):
                 return deferred.contents
 
     def host_values(self, x: Tensor, what: str) -> tuple[Dim, ...]:
-        """Return the integer contents of x in row-major order; ``what`` names them in messages ("shape of Reshape").
+        """Return the integer contents of x in row-major order; ``what`` names x in messages, such as "shape of
+        Reshape".
 
-        An input of the cluster becomes a host input, read back once per Run. Contents computed by the device are read
-        back in the middle of the Run (`read_back`).
+        If x is an input of the cluster, it becomes a host input, which each Run reads back once before it starts.
+        Contents that the device computes are read back in the middle of the Run (`read_back`).
         """
         known = x.host
         if known is not None:
@@ -227,7 +230,8 @@ class Lowering(Recorder):
         assert positions is not None
         elements = floordiv(buffer.nbytes, x.dtype.itemsize)
         if self._speculative and not isinstance(elements, int):
-            elements = max(positions, default=-1) + 1  # the size is unknown: assume no element after those of x
+            # unknown size: assume that x contains the last element of the buffer
+            elements = max(positions, default=-1) + 1
         elements = self._readable(elements, what)
         if buffer.deferred_host is not None:
             contents = self._deferred_contents(buffer)
@@ -238,14 +242,14 @@ class Lowering(Recorder):
         return tuple(contents[position] for position in positions)
 
     def _readable(self, count: Dim, what: str) -> int:
-        """Return ``count``, the number of elements that the host reads, as an integer; guard the plan on it."""
+        """Return ``count``, a number of elements that the host reads, as an int, and guard the plan on it."""
         count = self._fixed(count, what)
         if count > MAX_HOST_ELEMENTS:
             raise Unsupported("shape", f"{what} has {count} elements; supported: up to {MAX_HOST_ELEMENTS}")
         return count
 
     def _of_known_shape(self, x: Tensor, what: str) -> Tensor:
-        """Return x with static dimensions and strides, and guard the plan on them."""
+        """Return x with its shape, strides and offset as ints, and guard the plan on them."""
         shape, strides = ([self._fixed(dim, what) for dim in dims] for dims in (x.shape, x.strides))
         return Tensor(x.dtype, shape, x.buffer, strides=strides, offset=self._fixed(x.offset, what))
 
@@ -254,23 +258,23 @@ class Lowering(Recorder):
             return dim
         if self._speculative or is_read_back(dim):
             reason = f"the number of elements of {what} is known only in a Run; supported: values known earlier"
-            # A claimed node gets its plan in the first Run, whose shapes are known.
+            # A claimed node with a size that is unknown now gets its plan in the first Run, when shapes are known.
             waits = self._is_recording and self._speculative and self.trial is None and not is_read_back(dim)
             raise UnknownRank(reason) if waits else Unsupported("shape", reason)
         self.guard(eq(dim, hint(dim)))
         return hint(dim)
 
     def host_number(self, x: Tensor, what: str) -> Dim:
-        """Return the only element of x, by `host_values`. Raises InvalidModel if x does not have one element."""
+        """Return the only element of x, read with `host_values`. Raises InvalidModel if x does not have one element."""
         values = self.host_values(x, what)
         if len(values) != 1:
             raise InvalidModel(f"{what} must have one element, got {len(values)}")
         return values[0]
 
     def host_constants(self, x: Tensor, what: str, guess: Sequence[int]) -> tuple[int, ...]:
-        """Return the elements of x, such as axes, as integers, by `host_values`; guard the plan on them.
+        """Return the elements of x, such as axes, as ints, read with `host_values`, and guard the plan on them.
 
-        ``guess`` has any valid values, which a claim uses while the contents are unknown.
+        ``guess`` holds arbitrary valid values, which a claim uses while the contents are unknown.
         """
         values = self.host_values(x, what)
         if any(is_read_back(value) for value in values):
@@ -285,10 +289,10 @@ class Lowering(Recorder):
         return tuple(hint(value) for value in values)
 
     def chosen(self, dim: Dim, what: str, choices: Sequence[int]) -> int:
-        """Return ``dim`` as a number, because a rank depends on it when the plan is made; ``what`` names it.
+        """Return ``dim`` as an int, for a dimension that decides the rank of a tensor; ``what`` names it in messages.
 
-        The plan is guarded on this number. If the number is not known yet, each trial assumes one of ``choices``.
-        Raises UnknownRank without a trial, Unsupported if there are more choices than trials.
+        The plan is guarded on the value. While the value is unknown, each trial of a claim assumes one of ``choices``.
+        Raises UnknownRank outside of a trial, and Unsupported if there are more choices than trials.
         """
         if isinstance(dim, int):
             return dim
@@ -307,12 +311,13 @@ class Lowering(Recorder):
     def read_back(
         self, x: Tensor, what: str, lower: int | None = None, upper: Dim | None = None, *, likely: int = _READ_BACK_HINT
     ) -> tuple[Expr, ...]:
-        """Return the integer contents of x, which the same Run computes; ``what`` names them in messages.
+        """Return the integer contents of x, which the Run itself computes, as new symbols; ``what`` names them in
+        messages.
 
         A read-back ends a segment of the plan: the host waits for the device and reads the elements. So call this
-        function once for all values that an operator needs, and only for few elements. ``lower`` and ``upper`` bound
-        each element; bounds declared by custom operators are checked. ``likely`` is the expected value of an unbounded
-        element. Guards cannot depend on read-back values, see `guard`.
+        function once for all values that an operator needs, and only for few elements. ``lower`` and ``upper`` are
+        bounds of each element; Runs check the bounds that custom operators declare. ``likely`` is the expected value of
+        an element without upper bound. Guards cannot depend on read-back values, see `guard`.
         """
         if not (x.dtype.is_integer or x.dtype is DType.BOOL):
             raise Unsupported("dtype", f"the type of {what} is {x.dtype.name}; supported: integers and bool")
@@ -339,7 +344,7 @@ class Lowering(Recorder):
         return symbols
 
     def _check_read_back(self, found: Expr, what: str, lower: int | None, upper: Dim | None) -> None:
-        """Require the declared bounds of a read-back value; ``found`` is its symbol without bounds."""
+        """Require that a read-back value is within the declared bounds; ``found`` is its symbol, without bounds."""
         if lower is not None:
             self.require(le(lower, found), f"{what} is less than {lower}, the lower bound that the operator declared")
         if upper is not None:

@@ -1,4 +1,4 @@
-"""Elementwise maps from scalar expressions, with broadcasting and arbitrary strides."""
+"""Recording of elementwise steps from scalar functions, with broadcasting and arbitrary strides."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ __all__ = [
 
 
 def elementwise(ctx: Recorder, fn: Callable[..., Scalar], *tensors: Tensor) -> Tensor:
-    """Return ``fn`` of the elements of ``tensors``, which broadcast, in the type that ``fn`` returns.
+    """Return ``fn`` applied to the elements of ``tensors``, which broadcast; the result has the type that ``fn``
+    returns.
 
-    The host computes small integer tensors with known contents. Raises TypeError if ``fn`` mixes types.
+    The host computes small integer tensors whose contents it knows. Raises TypeError if ``fn`` mixes types.
     """
     leaves = leaves_of(tensors)
     expression = s.expression(fn(*leaves))
@@ -61,7 +62,10 @@ def leaves_of(tensors: Sequence[Tensor]) -> list[Scalar]:
 
 
 def elementwise_into(ctx: Recorder, fn: Callable[..., Scalar], destination: Tensor, *tensors: Tensor) -> None:
-    """Write ``fn`` of the elements of ``tensors`` to ``destination``, a strided view to whose shape they broadcast."""
+    """Write ``fn`` of the elements of ``tensors`` to ``destination``, which may be a strided view.
+
+    The tensors broadcast to the shape of ``destination``.
+    """
     leaves = leaves_of(tensors)
     expression = s.expression(fn(*leaves))
     if expression.dtype is not destination.dtype:
@@ -70,20 +74,20 @@ def elementwise_into(ctx: Recorder, fn: Callable[..., Scalar], destination: Tens
 
 
 def copy_into(ctx: Recorder, destination: Tensor, source: Tensor) -> None:
-    """Copy the elements of ``source``, which broadcasts to the destination's shape; both may be views."""
+    """Copy the elements of ``source``, which broadcasts to the shape of ``destination``; both may be strided views."""
     elementwise_into(ctx, lambda x: x, destination, source)
 
 
 def rearranged(ctx: Recorder, weights: Tensor) -> Tensor:
-    """Return contiguous weights: unchanged, or a copy that constant folding makes once on the device.
+    """Return contiguous weights: the argument itself, or a copy that the device makes once, by constant folding.
 
-    If the option fusion=0 turns constant folding off, the host makes the copy.
+    With the option fusion=0, which turns constant folding off, the host makes the copy.
     """
     return copy_of(ctx, weights) if ctx.options.fusion and not weights.is_contiguous else ctx.contiguous(weights)
 
 
 def full(ctx: Recorder, shape: Sequence[Dim], value: int | float | bool, dtype: DType) -> Tensor:
-    """Return a tensor of equal elements; a small integer tensor is known on the host."""
+    """Return a tensor whose elements are all ``value``. A small integer tensor stays on the host."""
 
     def on_device() -> Tensor:
         result = ctx.empty(shape, dtype)
@@ -92,7 +96,7 @@ def full(ctx: Recorder, shape: Sequence[Dim], value: int | float | bool, dtype: 
         elif dtype is DType.BOOL:
             ctx.memset(result, 1)
         else:
-            # Pass ``value`` as float64, which represents the values of all float types; the kernel casts it.
+            # The kernel gets ``value`` as float64, which represents the values of all float types, and casts it.
             number = ctx.constant(np.array(value, np.int64 if dtype.is_integer else np.float64))
             elementwise_into(ctx, lambda x: s.cast(x, dtype), result, number)
         return result
@@ -112,7 +116,7 @@ def _record(
 ) -> None:
     placed = [aligned(ctx, x, results[0].shape) for x in tensors]
     if ctx.options.prefer_nhwc and all(map(is_channels_first, results)):
-        # Put the dimensions in memory order, so that other steps can fuse with the map.
+        # In memory order, the step can fuse with other steps of a session that prefers NHWC.
         placed = [in_memory_order(ctx, x, results[0].rank) for x in placed]
         results = [in_memory_order(ctx, x, x.rank) for x in results]
     inputs = used_inputs(zip(leaves, placed, strict=True), expressions)
@@ -121,5 +125,7 @@ def _record(
 
 
 def loadable(ctx: Recorder, inputs: Iterable[Input]) -> tuple[Input, ...]:
-    """Return ``inputs`` materialised on the device, except single known elements, which become kernel parameters."""
+    """Return ``inputs`` with host tensors copied to the device, except single elements, which become
+    kernel parameters.
+    """
     return tuple((leaf, x if x.size == 1 else ctx.materialize(x)) for leaf, x in inputs)

@@ -1,4 +1,4 @@
-"""Shape arithmetic: small integer tensors that the host computes symbolically, without launches."""
+"""Shape arithmetic: integer tensors of few elements that the host computes as symbolic integers, without launches."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from ort_cuda_plugin.program.steps.tensor import MAX_HOST_ELEMENTS, BufferKind, 
 
 MAX_HOST_WORK = 200_000
 """Maximum terms of symbolic integers that one lowering computes on the host; more would take minutes. Beyond the limit
-the device computes the tensors, and the host reads sizes back."""
+the device computes the tensors, and the host reads sizes back.
+"""
 MAX_SYMBOLIC_ELEMENTS = 64
-"""Maximum elements of a host tensor with symbols. Larger tensors are hardly shapes: the device computes them."""
+"""Maximum elements of a host tensor with symbols. A larger tensor is hardly a shape, so the device computes it."""
 HostArray: TypeAlias = npt.NDArray[np.object_]
-"""Array of symbolic integers, for NumPy functions that move elements."""
+"""NumPy array of symbolic integers, so that NumPy functions can move its elements."""
 
 
 def host_array(x: Tensor) -> HostArray | None:
-    """Return the contents of x in its shape if they are known, else None."""
+    """Return the contents of x as an array of its shape if the host knows them, else None."""
     values = x.host
     return None if values is None else _shaped(values, x.static_shape)
 
@@ -45,12 +46,12 @@ def on_host(
     dtype: DType,
     device: Callable[[], Tensor],
 ) -> Tensor:
-    """Return ``compute`` of the contents of ``inputs`` if all are known, else the result of ``device``.
+    """Return ``compute`` of the contents of ``inputs`` if the host knows all, else the result of ``device``.
 
-    If ``device`` computes the result, the host can still compute its contents later from inputs that it can read.
-    ``compute`` may raise NotFoldable.
+    ``device`` records steps that compute the result on the device. If the host needs the contents of such a result
+    later, it computes them from inputs that it can read. ``compute`` may raise NotFoldable.
     """
-    # Symbolic integers do not wrap around, but elements of 8- and 16-bit integer types must.
+    # Symbolic integers do not wrap around, as elements of 8- and 16-bit integer types must.
     if not (dtype is DType.BOOL or (dtype.is_integer and dtype.itemsize >= 4)) or not _is_small(shape):
         return device()
     if not all(_is_small(x.shape) and (x.dtype.is_integer or x.dtype is DType.BOOL) for x in inputs):
@@ -78,15 +79,16 @@ def on_host(
             raise Unsupported("shape", "shape arithmetic is not symbolic; supported: integer arithmetic") from None
 
     on_device = device()
-    # `values` returns elements in row-major order, which must be the memory order.
+    # `values` returns elements in row-major order, so x must have this order in memory.
     return defer_host(ctx, on_device, inputs, values) if few and on_device.is_contiguous else on_device
 
 
 def defer_host(ctx: Recorder, x: Tensor, sources: Sequence[Tensor], compute: Callable[..., tuple[Dim, ...]]) -> Tensor:
-    """Return x; on request, `Lowering.host_values` computes its contents by ``compute`` from ``sources``.
+    """Return x, after setting ``compute`` as the function by which `Lowering.host_values` gets the contents of x.
 
-    This serves shape arithmetic on cluster inputs, which runs on the device unless the host needs the contents (in
-    row-major order). x must be a new tensor of `empty`, not a view of a source.
+    ``compute`` gets the contents of ``sources`` and returns those of x in row-major order. So shape arithmetic on
+    cluster inputs runs on the device unless the host needs its result. x must be a new tensor of `empty`, not a view of
+    a source.
     """
     if any(source.buffer is x.buffer for source in sources):
         return x
@@ -96,7 +98,10 @@ def defer_host(ctx: Recorder, x: Tensor, sources: Sequence[Tensor], compute: Cal
 
 
 def _fitting(ctx: Recorder, array: HostArray) -> HostArray:
-    """Return ``array``; raise NotFoldable for an integer beyond 64 bits, since symbolic integers do not wrap around."""
+    """Return ``array``, and count its terms as host work.
+
+    Raises NotFoldable for an integer beyond 64 bits, since symbolic integers do not wrap around.
+    """
     work = 0
     for value in array.reshape(-1):
         numbers = (value,) if isinstance(value, int) else (value.const, *(number for _, number in value.terms))
@@ -117,7 +122,7 @@ def _is_small(shape: Sequence[Dim]) -> bool:
 
 
 def integers(array: HostArray) -> npt.NDArray[np.int64]:
-    """Return the elements as int64. Raises NotFoldable if one is symbolic."""
+    """Return the elements as int64. Raises NotFoldable if an element is symbolic."""
     if not all(isinstance(value, int) for value in array.reshape(-1)):
         raise NotFoldable
     return array.astype(np.int64)

@@ -1,6 +1,6 @@
-"""Memory order of tensors in sessions that prefer NHWC.
+"""Memory order of tensors in sessions with the option prefer_nhwc, for which ONNX Runtime converts nodes to NHWC.
 
-Convolutions and pooling read and write NCHW memory through views. Elementwise results between such steps keep NCHW
+Convolutions and pooling read and write NCHW memory through NHWC views. Elementwise results between such steps keep NCHW
 memory order, so that no step converts the layout.
 """
 
@@ -30,13 +30,15 @@ def is_channels_first(x: Tensor) -> bool:
 
 
 def in_memory_order(ctx: Recorder, x: Tensor, rank: int) -> Tensor:
-    """View x, which broadcasts to an NHWC tensor of ``rank`` dimensions, in NCHW order."""
+    """Return x, which broadcasts to an NHWC tensor of ``rank`` dimensions, as a view in NCHW order."""
     x = unsqueeze(ctx, x, range(rank - x.rank))
     return permute(ctx, x, _to_channels_first(rank))
 
 
 def empty_in_order(ctx: Recorder, shape: Sequence[Dim], dtype: DType, like: Iterable[Tensor]) -> Tensor:
-    """Return a new tensor, in NCHW memory order if the session prefers NHWC and a tensor of ``like`` has that order."""
+    """Return a new tensor of ``shape``. It is in NCHW memory order if the session prefers NHWC and a tensor of ``like``
+    is.
+    """
     rank = len(shape)
     if not ctx.options.prefer_nhwc or not any(x.rank == rank and is_channels_first(x) for x in like):
         return ctx.empty(shape, dtype)

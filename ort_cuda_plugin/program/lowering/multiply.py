@@ -26,9 +26,9 @@ def multiply(
 ) -> Tensor:
     """Return a @ b for a [batch..., m, k], b [batch..., k, n] of any strides; batches broadcast.
 
-    ``finish(total, *elements)`` is the epilogue, by default none: a function of the accumulator and of the elements of
-    ``others``, which broadcast to the result. ``conversion`` is the prologue of b. If the inner dimensions differ,
-    raises InvalidModel, or the Run fails that first knows them.
+    ``finish(total, *elements)`` is the epilogue, by default none: a function of the accumulator ``total`` and of the
+    elements of ``others``, which broadcast to the result. ``conversion`` is the prologue of b. Inner dimensions that
+    differ raise InvalidModel, or let the first Run in which they are known fail.
     """
     ctx.require(eq(a.shape[-1], b.shape[-2]), "the inner dimensions of the matrices differ, expected equal ones")
     shape = (*broadcast_shapes(ctx, a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])

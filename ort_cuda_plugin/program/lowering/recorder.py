@@ -1,4 +1,4 @@
-"""The recorder: creates tensors, and appends steps to the trace of a plan."""
+"""The recorder: creates tensors, and appends the steps that compute them to the trace of a plan."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _INT64_MAX = 2**63 - 1
 class Recorder(Conditions):
     """The part of the lowering context that kernels/ and passes/ use: tensors, steps, and conditions of the plan.
 
-    A claim needs shapes only: the recorder checks launches, but does not keep them. With ``checks_author``, Runs check
-    what a custom operator declares about sizes and values. ``host_work`` counts the terms that shape arithmetic
-    computed.
+    A claim needs shapes only, so the recorder then checks launches and drops them. With ``checks_author``, Runs check
+    what a custom operator declares about sizes and values. ``host_work`` is the number of terms that shape arithmetic
+    has computed.
     """
 
     def __init__(
@@ -56,13 +56,15 @@ class Recorder(Conditions):
         self.checks_author = False
         self.host_work = 0
         self.stand_ins: set[Buffer] = set()
-        """Buffers of `stand_in`, and outputs that contain such a tensor. No step writes them; their plans never run."""
+        """Buffers of tensors from `stand_in`, and output buffers that contain such a tensor. No step writes them; a
+        plan with them never runs.
+        """
         self._is_recording = not is_claim
         self._materialized: dict[tuple[DType, tuple[Dim, ...]], Buffer] = {}
 
     @property
     def is_guess(self) -> bool:
-        """Return whether sizes are guesses. An error about a guessed size need not occur in a Run."""
+        """Return whether sizes may be guesses. An error about a guessed size may not occur in any Run."""
         return self._speculative or not self._is_recording
 
     # ---- tensors ----
@@ -76,7 +78,9 @@ class Recorder(Conditions):
         return Tensor(dtype, shape, Buffer(BufferKind.SCRATCH, self._countable_bytes(shape, dtype)))
 
     def stand_in(self, shape: Sequence[Dim], dtype: DType) -> Tensor:
-        """Return an `empty` tensor that no launch writes, for a result that only a Run can select among several."""
+        """Return an `empty` tensor that no step writes. It stands for one of several results that only a Run can
+        select.
+        """
         x = self.empty(shape, dtype)
         self.stand_ins.add(x.buffer)
         return x
@@ -94,8 +98,8 @@ class Recorder(Conditions):
     def view(self, x: Tensor, shape: Sequence[Dim], strides: Sequence[Dim] | None = None, offset: Dim = 0) -> Tensor:
         """Return a view of x's buffer, without a copy.
 
-        ``strides`` None means contiguous; ``offset`` counts from the buffer's start. Views of constants are constants,
-        views of host values are host values.
+        ``strides`` defaults to contiguous ones; ``offset`` counts elements from the start of the buffer. A view of a
+        constant is a constant, and a view of a host tensor is a host tensor.
         """
         shape = dims_of(shape, x.dtype)
         self._countable_bytes(shape, x.dtype)
@@ -106,16 +110,19 @@ class Recorder(Conditions):
         if x.is_contiguous and divides(alignment, x.offset):
             return x
         if x.is_constant:
-            # The host copies the constant once, when a plan needs it; otherwise the device would copy it in every Run.
+            # The host copies a constant once, when a plan needs it. A recorded copy would run on the device in every
+            # Run.
             return self.derived("view", (x,), (), x.static_shape)
         return copy_of(self, x)
 
     def constant(self, array: Array, dtype: DType | None = None) -> Tensor:
-        """Return a constant tensor, which becomes a weight if a launch reads it; ``dtype`` as in `Constant.of`."""
+        """Return a constant tensor, which becomes a weight of the plan if a launch reads it; ``dtype`` as in
+        `Constant.of`.
+        """
         return self.initializer(Constant.of(np.ascontiguousarray(array).reshape(array.shape), dtype))
 
     def initializer(self, contents: Constant) -> Tensor:
-        """Return a constant tensor whose contents are read lazily."""
+        """Return a constant tensor; its contents are read when a plan needs them."""
         return Tensor(contents.dtype, contents.shape, Buffer(BufferKind.WEIGHT, contents.nbytes, data=contents))
 
     def derived(
@@ -126,7 +133,8 @@ class Recorder(Conditions):
         shape: tuple[int, ...],
         dtype: DType | None = None,
     ) -> Tensor:
-        """Return a constant that a function of `recipes.FUNCTIONS` computes from constants, for example a new layout.
+        """Return a constant that a function of `recipes.FUNCTIONS` computes from constants, for example by a
+        transposition.
 
         ``dtype`` defaults to the first operand's. The function runs once for all plans, when a plan needs the contents.
         """
@@ -148,9 +156,10 @@ class Recorder(Conditions):
 
     @contextmanager
     def recording(self, nodes: tuple[Node, ...] | None = None) -> Iterator[list[Step]]:
-        """Collect the steps that the ``with`` block records for ``nodes`` in a list, for the caller to append or drop.
+        """Collect the steps that the ``with`` block records for ``nodes`` in a list, which the caller appends or drops.
 
-        Host values that these steps read are materialised in the list, for these steps only.
+        Host tensors that these steps read are copied to the device by steps in the list, so other steps do not depend
+        on them.
         """
         outer = self.trace.steps, self._materialized, self.nodes
         steps: list[Step] = []
@@ -180,11 +189,11 @@ class Recorder(Conditions):
         turns: Dim = 1,
         in_place: Sequence[InPlace] = (),
     ) -> None:
-        """Record a launch.
+        """Record a launch of ``kernel``.
 
-        Tensor arguments are reads unless they are in ``writes``; a tensor in ``reads`` and ``writes`` is both. `Launch`
-        describes the other parameters. A grid with a dimension of 0 launches nothing. Raises TypeError if arguments do
-        not match the signature.
+        Tensor arguments are reads unless they are in ``writes``; a tensor in both ``reads`` and ``writes`` is both.
+        `Launch` describes the other parameters. If a dimension of the grid is 0, the Run skips the launch. Raises
+        TypeError if the arguments do not match the kernel's signature.
         """
         signature = kernel.signature
         if len(args) != len(signature):
@@ -222,7 +231,9 @@ class Recorder(Conditions):
         writes: Sequence[Tensor] = (),
         note: str = "",
     ) -> None:
-        """Record a vendor library's call; reads and writes as for `launch`. ``note`` describes the call for users."""
+        """Record a call of a vendor library; reads and writes as for `launch`. ``note`` describes the
+        call for users.
+        """
         if not self._is_recording:
             return
         placed = tuple(self.materialize(arg) if isinstance(arg, Tensor) else arg for arg in args)
@@ -230,7 +241,7 @@ class Recorder(Conditions):
         self.trace.steps.append(LibraryCall(self.nodes, problem, placed, read, written, note))
 
     def copy(self, dst: Tensor, src: Tensor) -> None:
-        """Record a copy of all elements of ``src``. Both tensors are contiguous, of one element type and size."""
+        """Record a copy of all elements of ``src``. Both tensors must be contiguous and have the same type and size."""
         if dst.dtype is not src.dtype or dst.size != src.size or not (dst.is_contiguous and src.is_contiguous):
             raise TypeError(
                 f"copy: got {src!r} and {dst!r}, expected contiguous tensors of one type and size. Use copy_into"
@@ -250,7 +261,7 @@ class Recorder(Conditions):
             self.trace.steps.append(Memset(self.nodes, dst, byte, (), written))
 
     def materialize(self, x: Tensor) -> Tensor:
-        """Return x on the device: a small launch writes the elements of a HOST buffer, once per `recording`."""
+        """Return x on the device. A small launch writes the elements of a host tensor, once per `recording` list."""
         buffer = x.buffer
         if buffer.host is None:
             return x
@@ -285,7 +296,7 @@ def reads_and_writes(
     return tuple(read), tuple(written)
 
 
-_STORE_WIDTH = 32  # maximum values that one launch stores, as kernel parameters
+_STORE_WIDTH = 32  # maximum values that one launch stores; each is a kernel parameter
 _store_source = """
 def kernel(out, {names}):
 {body}
@@ -293,7 +304,7 @@ def kernel(out, {names}):
 
 
 def _store_values(ctx: Recorder, target: Tensor, values: Sequence[Dim]) -> None:
-    """Write ``values`` to ``target`` by launches of one thread; the values are parameters of the kernels."""
+    """Write ``values`` to ``target`` by launches of one thread each; the values are kernel parameters."""
     for start in range(0, len(values), _STORE_WIDTH):
         chunk = values[start : start + _STORE_WIDTH]
         names = [f"v{i}" for i in range(len(chunk))]

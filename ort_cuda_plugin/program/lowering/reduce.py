@@ -19,7 +19,9 @@ __all__ = ["reduce", "row_map"]
 def reduce(
     ctx: Lowering, fn: Callable[[Row, Scalar], Scalar], x: Tensor, axes: Iterable[int], keepdims: bool = True
 ) -> Tensor:
-    """Reduce x along ``axes`` by ``fn``; these axes get size 1, or without ``keepdims`` are removed."""
+    """Return x reduced along ``axes`` by ``fn(row, element)``. The axes get size 1; without ``keepdims`` they are
+    removed.
+    """
     axes = frozenset(axes_of(axes, x.rank))
     (leaf,), row = leaves_of([x]), Row()
     expression = fn(row, leaf)
@@ -37,10 +39,10 @@ def row_map(
     axes: Iterable[int],
     *tensors: Tensor,
 ) -> tuple[Tensor, ...]:
-    """Record a row program along ``axes`` of tensors that broadcast to each other.
+    """Return the results of a row program along ``axes`` of ``tensors``, which broadcast to each other.
 
-    ``fn(row, *elements)`` returns expressions per element and expressions per row. Results are in this order: results
-    per element have the broadcast shape, results per row have size 1 along ``axes``.
+    ``fn(row, *elements)`` returns (expressions per element, expressions per row). The results are in the same order: a
+    result per element has the broadcast shape, a result per row has size 1 along ``axes``.
     """
     leaves, row = leaves_of(tensors), Row()
     per_element, per_row = fn(row, *leaves)

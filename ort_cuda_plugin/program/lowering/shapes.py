@@ -1,4 +1,4 @@
-"""Shapes and strides: broadcasting, and merging of dimensions."""
+"""Shape functions: axes, broadcasting, and merging of dimensions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ Strides = tuple[Dim, ...]
 
 
 def axes_of(axes: Iterable[int], rank: int) -> tuple[int, ...]:
-    """Return the axes counted from the front; negative axes count from the end. Raises TypeError for invalid axes."""
+    """Return the axes as nonnegative ints; a negative axis counts from the end. Raises TypeError for an
+    invalid axis.
+    """
     found = [operator.index(axis) for axis in axes]
     if outside := [axis for axis in found if not -rank <= axis < rank]:
         raise TypeError(f"axis: got {outside[0]}, expected one in [{-rank}, {rank})")
@@ -21,10 +23,10 @@ def axes_of(axes: Iterable[int], rank: int) -> tuple[int, ...]:
 
 
 def broadcast_shapes(ctx: Conditions, *shapes: Sequence[Dim]) -> tuple[Dim, ...]:
-    """Return the shape that all ``shapes`` broadcast to, by ONNX's multidirectional broadcasting (NumPy's).
+    """Return the shape that all ``shapes`` broadcast to, by the rules of ONNX and NumPy.
 
-    The plan is guarded on sizes that broadcast in the same way, since fusion depends on which dimensions are 1. A
-    size that a Run computes becomes ``select(eq(a, 1), b, a)`` instead.
+    The plan is guarded on which symbolic sizes are 1, since fusion depends on them. For a size that a Run reads back,
+    the result is ``select(eq(a, 1), b, a)`` instead.
     """
     rank = max((len(shape) for shape in shapes), default=0)
     result: list[Dim] = [1] * rank
@@ -57,7 +59,9 @@ def _broadcast_dims(ctx: Conditions, a: Dim, b: Dim) -> Dim:
 
 
 def aligned(ctx: Conditions, x: Tensor, shape: Sequence[Dim]) -> Tensor:
-    """Return x, which broadcasts to ``shape``, with each size replaced by 1 or by the equal size in ``shape``."""
+    """Return x, which broadcasts to ``shape``, with each size replaced by 1 or by the expression in ``shape`` that
+    equals it.
+    """
     dims: list[Dim] = []
     for dim, target in zip(x.shape, shape[len(shape) - x.rank :], strict=True):
         if dim not in (1, target):
@@ -68,7 +72,7 @@ def aligned(ctx: Conditions, x: Tensor, shape: Sequence[Dim]) -> Tensor:
 
 
 def broadcast_strides(x: Tensor, shape: Sequence[Dim]) -> tuple[Dim, ...]:
-    """Return the strides to read x as a tensor of ``shape``, to which it broadcasts: 0 for broadcast dimensions."""
+    """Return the strides that read x as a tensor of ``shape``, to which x broadcasts: 0 for broadcast dimensions."""
     if x.shape == tuple(shape):
         return x.strides
     lead = len(shape) - x.rank
@@ -79,9 +83,9 @@ def broadcast_strides(x: Tensor, shape: Sequence[Dim]) -> tuple[Dim, ...]:
 
 
 def collapse(shape: Sequence[Dim], strides: Sequence[Strides]) -> tuple[list[Dim], list[Strides]]:
-    """Return the fewest dimensions that address the same elements, for tensors that share ``shape``.
+    """Return the fewest dimensions, and the strides over them, that address the same elements of tensors of ``shape``.
 
-    Dimensions of size 1 are removed; adjacent dimensions merge if every tensor's strides provably allow it.
+    Dimensions of size 1 are removed; adjacent dimensions merge if that provably works with the strides of every tensor.
     """
     dims: list[Dim] = []
     kept: list[list[Dim]] = [[] for _ in strides]

@@ -1,4 +1,4 @@
-"""Views of strided tensors."""
+"""Views of tensors without a copy: transpositions, slices, broadcasts, reshapes."""
 
 from __future__ import annotations
 
@@ -14,25 +14,27 @@ __all__ = ["expand", "part", "permute", "reshape", "squeeze", "unsqueeze"]
 
 
 def permute(ctx: Recorder, x: Tensor, axes: Sequence[int]) -> Tensor:
-    """Return x with its dimensions in another order, without a copy."""
+    """Return x with its dimensions in the order ``axes``, without a copy."""
     axes = axes_of(axes, x.rank)
     return ctx.view(x, [x.shape[axis] for axis in axes], [x.strides[axis] for axis in axes], x.offset)
 
 
 def part(ctx: Recorder, x: Tensor, axis: int, start: Dim, size: Dim) -> Tensor:
-    """Return ``size`` elements of one axis from ``start`` on, without a copy; the range must be inside x."""
+    """Return the slice of ``size`` indices from ``start`` on along ``axis``, without a copy; the range must be inside
+    x.
+    """
     shape = [size if other == axis else dim for other, dim in enumerate(x.shape)]
     return ctx.view(x, shape, x.strides, x.offset + start * x.strides[axis])
 
 
 def expand(ctx: Recorder, x: Tensor, shape: Sequence[Dim]) -> Tensor:
-    """Return x broadcast to the common shape of x and ``shape``, without a copy."""
+    """Return x broadcast to the common shape of x and ``shape`` (ONNX's Expand), without a copy."""
     target = broadcast_shapes(ctx, x.shape, shape)
     return ctx.view(x, target, broadcast_strides(x, target), x.offset)
 
 
 def squeeze(ctx: Recorder, x: Tensor, axes: Sequence[int]) -> Tensor:
-    """Remove the dimensions ``axes``, which have size 1, without a copy."""
+    """Return x without the dimensions ``axes``, which must have size 1; without a copy."""
     gone = axes_of(axes, x.rank)
     if ctx.checks_author:
         for axis in gone:
@@ -42,7 +44,7 @@ def squeeze(ctx: Recorder, x: Tensor, axes: Sequence[int]) -> Tensor:
 
 
 def unsqueeze(ctx: Recorder, x: Tensor, axes: Sequence[int]) -> Tensor:
-    """Insert dimensions of size 1 at ``axes`` of the result, without a copy."""
+    """Return x with dimensions of size 1 inserted at ``axes`` of the result, without a copy."""
     shape, strides = list(x.shape), list(x.strides)
     for axis in sorted(axes_of(axes, x.rank + len(axes))):
         shape.insert(axis, 1)
@@ -51,7 +53,7 @@ def unsqueeze(ctx: Recorder, x: Tensor, axes: Sequence[int]) -> Tensor:
 
 
 def reshape(ctx: Recorder, x: Tensor, shape: Sequence[Dim]) -> Tensor:
-    """Return the elements of x in row-major order as a tensor of ``shape``; copies x only if no strides express it."""
+    """Return x reshaped to ``shape`` in row-major order. Copies x only if no strides express the reshaped view."""
     shape = dims_of(shape, x.dtype)
     if ctx.checks_author:
         ctx.require(eq(product(shape), x.size), f"reshape of {x!r} to {shape}: both must have as many elements")
@@ -62,9 +64,9 @@ def reshape(ctx: Recorder, x: Tensor, shape: Sequence[Dim]) -> Tensor:
 
 
 def _reshaped_strides(x: Tensor, shape: Sequence[Dim]) -> list[Dim] | None:
-    """Return the strides of x viewed as ``shape``, None if no strides express it.
+    """Return the strides of x viewed as ``shape``; None if no strides express this view.
 
-    Runs of dimensions with equal products in both shapes must be dense in x.
+    Adjacent dimensions of x that together form the same size as adjacent dimensions of ``shape`` must be dense in x.
     """
     source = [(dim, stride) for dim, stride in zip(x.shape, x.strides, strict=True) if dim != 1]
     target = [dim for dim in shape if dim != 1]
@@ -75,7 +77,7 @@ def _reshaped_strides(x: Tensor, shape: Sequence[Dim]) -> list[Dim] | None:
         run, wanted = [source.pop(0)], [target.pop(0)]
         size, wanted_size = run[0][0], wanted[0]
         while size != wanted_size:
-            # Extend the run whose expected size is smaller; only provably equal sizes end the loop.
+            # Extend the side whose expected size is smaller. Only provably equal sizes end the loop.
             if hint(size) < hint(wanted_size) and source:
                 run.append(source.pop(0))
                 size = size * run[-1][0]

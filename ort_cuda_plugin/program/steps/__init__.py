@@ -1,1 +1,1 @@
-"""Data types of programs: tensors, the steps that compute them, and the trace, which holds the steps in order."""
+"""Data types of programs: tensors, steps, schedules, and the trace, which holds the steps in order."""

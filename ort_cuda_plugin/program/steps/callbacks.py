@@ -1,4 +1,4 @@
-"""Callbacks of a plan: Python code that each Run calls, and the arrays and the stream that it gets."""
+"""Callbacks of a plan: Python functions that each Run calls, and the arrays and the stream that they get."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ...model.ir import Array, DType
 
 @dataclass(frozen=True)
 class DeviceArray:
-    """A contiguous device array, valid while the callback runs; it has the CUDA array interface.
+    """A contiguous array in device memory, which implements the CUDA array interface. Valid while the callback runs.
 
-    ``stream`` is the handle of the Run's CUDA stream, on which the elements are ready.
+    ``stream`` is the handle of the Run's CUDA stream; work on this stream sees the elements.
     """
 
     address: int
@@ -36,7 +36,10 @@ class DeviceArray:
         return self.address
 
     def view(self, dtype: DType, shape: Sequence[int], offset: int = 0) -> DeviceArray:
-        """View the memory from byte ``offset`` on as other elements. Raises ValueError for a view that exceeds it."""
+        """Return the memory from byte ``offset`` on as an array of another type and shape.
+
+        Raises ValueError for a range outside of this array.
+        """
         made = DeviceArray(self.address + offset, tuple(shape), dtype, self.stream)
         if offset < 0 or offset + made.nbytes > self.nbytes:
             raise ValueError(f"view: got bytes {offset} to {offset + made.nbytes}, expected at most {self.nbytes}")
@@ -50,7 +53,7 @@ class DeviceArray:
             "data": (self.address if self.size else 0, False),
             "version": 3,
             "strides": None,
-            "stream": self.stream or 1,  # __cuda_array_interface__: 1 is the default stream
+            "stream": self.stream or 1,  # in __cuda_array_interface__, 1 is the legacy default stream
         }
 
 
@@ -58,7 +61,7 @@ Number: TypeAlias = int | float
 
 
 class CallStream(Protocol):
-    """The stream of a Run, on which a callback enqueues work."""
+    """The stream of a Run, on which a callback enqueues its work."""
 
     @property
     def handle(self) -> int:
@@ -75,36 +78,36 @@ class CallStream(Protocol):
         args: Sequence[DeviceArray | Number],
         shared_bytes: int = 0,
     ) -> None:
-        """Enqueue a kernel; scalars are converted to the types of its signature."""
+        """Enqueue a kernel launch; scalar arguments are converted to the types of the kernel's signature."""
 
     def copy(self, destination: DeviceArray, source: DeviceArray) -> None:
-        """Enqueue a copy of all bytes of ``source``."""
+        """Enqueue a copy of all bytes of ``source`` to ``destination``."""
 
     def memset(self, destination: DeviceArray, byte: int) -> None: ...
 
     def read(self, array: DeviceArray) -> Array:
-        """Wait for the work enqueued so far, and return the elements of ``array``."""
+        """Wait for the work that was enqueued so far, and return the elements of ``array``."""
 
     def write(self, array: DeviceArray, values: Array) -> None:
-        """Replace the elements of ``array``, after the work enqueued so far."""
+        """Enqueue a write of ``values`` to ``array``, after the work that was enqueued so far."""
 
     def synchronize(self) -> None:
-        """Wait for the work enqueued on the stream so far."""
+        """Wait for the work that was enqueued on the stream so far."""
 
 
 class CallFunction(Protocol):
-    """The type of a callback's function; ``numbers`` are the integers of the `HostCall`."""
+    """The function of a callback. ``tensors`` and ``numbers`` are the arrays and integers of the `HostCall`."""
 
     def __call__(self, tensors: Sequence[DeviceArray], numbers: Sequence[int], stream: CallStream) -> None: ...
 
 
 @dataclass(frozen=True)
 class Callback:
-    """A Python call in each Run, for one node.
+    """A Python function that each Run calls, for one node.
 
     Equal callbacks have equal ``key``. ``tensors`` holds type and rank of each tensor argument, ``num_numbers`` is the
-    number of integer arguments. ``function`` creates the callable, once per cluster in a process; ``stored`` is its
-    serialized form in a compiled model, None if it cannot be stored.
+    number of integer arguments. ``function`` creates the function to call, once per cluster and process. ``stored`` is
+    the callback's serialized form in a compiled model, None if it cannot be stored.
     """
 
     key: Hashable
@@ -115,7 +118,7 @@ class Callback:
     stored: Mapping[str, Any] | None = field(default=None, kw_only=True, compare=False)
 
     def arrays(self, addresses: Sequence[int], numbers: Sequence[int], stream: int) -> list[DeviceArray]:
-        """Return the tensors of a Run as arrays; ``numbers`` begins with their dimensions."""
+        """Return the tensors of a Run as arrays. ``numbers`` begins with the dimensions of all tensors."""
         arrays, first = [], 0
         for address, (dtype, rank) in zip(addresses, self.tensors, strict=True):
             arrays.append(DeviceArray(address, tuple(numbers[first : first + rank]), dtype, stream))
@@ -124,5 +127,5 @@ class Callback:
 
     @property
     def num_dims(self) -> int:
-        """Return the number of dimensions of all tensors. In a plan, their sizes precede a call's other integers."""
+        """Return the number of dimensions of all tensors. In a plan, their sizes precede the call's other integers."""
         return sum(rank for _, rank in self.tensors)

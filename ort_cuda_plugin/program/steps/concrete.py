@@ -1,4 +1,4 @@
-"""Copies of steps at the expected sizes, as separate programs, for the autotuner."""
+"""Copies of steps with the sizes of one Run as constants, as separate programs that the autotuner times."""
 
 from __future__ import annotations
 
@@ -13,24 +13,26 @@ from .steps import Attend, Convolve, Map
 from .tensor import Buffer, BufferKind, Tensor
 
 _FILLING = 0x3C
-"""Fill byte of float tensors: floats of these bytes are small and positive, so that no accumulator overflows."""
+"""Fill byte of float tensors. Floats of any width that consist of this byte are small and positive, so no accumulator
+overflows.
+"""
 
 
 class Concrete:
-    """Copies steps with static sizes and separate memory, except constants.
+    """Copies steps. The copies have constant sizes, and share no memory with the originals except constants.
 
-    The memory consists of STATE buffers with arbitrary contents, so that a program of the copied steps needs no inputs.
+    The memory of the copies is in STATE buffers with arbitrary contents, so that a program of copies needs no inputs.
     """
 
     def __init__(self) -> None:
         self._buffers: dict[Buffer, Buffer] = {}
 
     def step(self, step: Map) -> Map:
-        """Return the step at the expected sizes."""
+        """Return a copy of the step, with the sizes that the plan is built for."""
         return _sized(step.map_tensors(self.tensor))
 
     def tensor(self, x: Tensor) -> Tensor:
-        """Return the tensor at the expected sizes."""
+        """Return a copy of the tensor, with the sizes that the plan is built for."""
         return Tensor(x.dtype, _hints(x.shape), self._buffer(x), strides=_hints(x.strides), offset=hint(x.offset))
 
     def _buffer(self, x: Tensor) -> Buffer:
@@ -55,7 +57,7 @@ class Concrete:
 
 
 def _sized(step: Map) -> Map:
-    """Return the step with static sizes, including sizes that are not in a tensor."""
+    """Return the step with constant sizes in fields other than tensors."""
     changed = replace(step, shape=_hints(step.shape))
     if isinstance(changed, Attend):
         return replace(changed, parts=tuple(map(_sized, changed.parts)))

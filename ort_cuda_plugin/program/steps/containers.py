@@ -1,6 +1,7 @@
-"""Sequences and optional values of tensors, which exist only during lowering.
+"""ONNX sequences and optional values of tensors, which exist only during lowering.
 
-A plan contains only the tensors in them. So a sequence costs nothing at run time, and cannot enter or leave a cluster.
+A plan contains only the tensors in them. So a sequence costs nothing in a Run, but it cannot be an input or output of a
+cluster.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from .tensor import Tensor
 
 @dataclass(frozen=True)
 class TensorSequence:
-    """Tensors of one element type, of any shapes and ranks."""
+    """An ONNX sequence: tensors of one element type, with any shapes and ranks."""
 
     dtype: DType
     tensors: tuple[Tensor, ...]
@@ -22,7 +23,7 @@ class TensorSequence:
 
 @dataclass(frozen=True)
 class TensorOptional:
-    """An optional value; ``content`` is None for an empty one, whose ``dtype`` is undefined."""
+    """An ONNX optional value; ``content`` is None for an empty one, whose ``dtype`` is undefined."""
 
     dtype: DType
     content: Tensor | TensorSequence | None

@@ -1,7 +1,7 @@
-"""Problem descriptions of a plan's cuBLASLt and cuDNN calls.
+"""Problem descriptions for a plan's cuBLASLt and cuDNN calls.
 
-The schedule of a step is a library call only if `DeviceProperties.libraries` has the library, otherwise a kernel of the
-plugin. ``csrc_shim/vendor/spec.h`` defines the fields of a description; a test on a GPU compares libraries and kernels.
+A step becomes a library call only if `DeviceProperties.libraries` contains the library, and otherwise a kernel of the
+plugin. ``csrc_shim/vendor/spec.h`` defines the fields of a description.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ WORKSPACE_BYTES = 32 * 1024 * 1024
 """Maximum workspace of a library call, bytes; NVIDIA's recommendation for cuBLASLt on recent GPUs."""
 
 LARGE_WORKSPACE_BYTES = 8 * WORKSPACE_BYTES
-"""Maximum workspace of a convolution with the option cudnn_conv_use_max_workspace, bytes."""
+"""Maximum workspace of a convolution if the option cudnn_conv_use_max_workspace is on, bytes."""
 
 MATMUL, CONV, ATTENTION = 0, 1, 2
-"""Kinds of problems: ``ocp_problem_kind``."""
+"""Values of ``ocp_problem_kind``: the kind of a problem."""
 
 
 class ProblemFlags(enum.IntFlag):
@@ -44,7 +44,7 @@ class ProblemFlags(enum.IntFlag):
 class LibraryProblem:
     """A problem for a vendor library, with the fields of ``ocp_problem_spec``.
 
-    Sizes are arguments of the calls, so that equal problems share the library's algorithms.
+    Sizes are arguments of the calls and not fields, so that calls of different sizes can share a problem.
     """
 
     kind: int
@@ -57,16 +57,16 @@ class LibraryProblem:
 
 
 _NOT_COMPUTED = ProblemFlags.BRIEF | ProblemFlags.MEASURED
-"""Flags that decide how a library searches, not what it computes."""
+"""Flags that decide how a library searches for an algorithm, not what it computes."""
 
 Refusal = tuple[int, ...]
-"""A refused call: kind, element type, flags and rank of the problem, then the sizes of the call."""
+"""A call that a library refused: (kind, element type, flags, rank, *sizes of the call)."""
 
 
 class Refusals:
-    """Calls that the libraries of a device have refused, in this process or an earlier one. Not thread safe.
+    """The calls that the libraries of a device have refused, in this process or an earlier one. Not thread safe.
 
-    ``latest`` says which call was refused last in this process, and why.
+    ``latest`` describes the call that was refused last in this process, and the reason.
     """
 
     def __init__(self, known: Iterable[Refusal] = ()) -> None:
@@ -77,18 +77,20 @@ class Refusals:
 
     @staticmethod
     def refusal(problem: LibraryProblem, sizes: Sequence[int]) -> Refusal:
-        """Return the refusal of a call; ``sizes`` are its integer arguments without the workspace."""
+        """Return the entry for a refused call; ``sizes`` are its integer arguments without the workspace size."""
         return (problem.kind, problem.dtype, int(problem.flags & ~_NOT_COMPUTED), problem.rank, *sizes)
 
     def add(self, refusal: Refusal) -> bool:
-        """Add a refusal; return whether it is the first one of its problem."""
+        """Add an entry; return whether it is the first one for its problem."""
         same = self._known.setdefault(refusal[:4], set())
         is_first = not same
         same.add(refusal)
         return is_first
 
     def matches(self, problem: LibraryProblem, sizes: Sequence[Dim]) -> bool:
-        """Return whether a call was refused: with these sizes, or with any sizes if a Run decides these."""
+        """Return whether a call with these sizes was refused; if some sizes are symbolic, whether any call of the
+        problem was.
+        """
         known = self._known.get(self.refusal(problem, ()), set())
         static = [size for size in sizes if isinstance(size, int)]
         return bool(known) and (len(static) < len(sizes) or self.refusal(problem, static) in known)

@@ -1,4 +1,4 @@
-"""Quarantine: schedules and operators that failed the selftest on a device, and that plans therefore avoid."""
+"""Quarantine: the schedules and operators that failed the selftest on a device, so that plans avoid them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ __all__ = ["Quarantine", "Quarantined", "QuarantinedOperator", "QuarantinedSched
 
 @dataclass(frozen=True)
 class QuarantinedSchedule:
-    """The schedules of a family with this engine and tile, for the short name of the first operand's type, as "f16".
+    """A set of quarantined schedules: those of ``family`` with this engine and tile whose first operand has this
+    ``type``.
 
-    ``tile`` is "" if the schedules with every tile are quarantined. ``case`` names the check that failed.
+    ``type`` is a short name such as "f16". ``tile`` is "" if the schedules with every tile are quarantined. ``case``
+    names the selftest's check that failed.
     """
 
     family: str
@@ -27,7 +29,7 @@ class QuarantinedSchedule:
 
     @property
     def schedule(self) -> str:
-        """Return the schedule as text, as "mma 64x64x32"."""
+        """Return the schedule as text, such as "mma 64x64x32"."""
         return f"{self.engine} {self.tile}".strip()
 
     def __str__(self) -> str:
@@ -36,9 +38,9 @@ class QuarantinedSchedule:
 
 @dataclass(frozen=True)
 class QuarantinedOperator:
-    """The nodes of an operator, as "Softmax" or "com.microsoft::FastGelu", that read an element type, as "f16".
+    """A quarantined operator, such as "Softmax" or "com.microsoft::FastGelu", for nodes that read elements of ``type``.
 
-    ``case`` names the check that failed.
+    ``type`` is a short name such as "f16". ``case`` names the selftest's check that failed.
     """
 
     operator: str
@@ -55,16 +57,18 @@ Quarantined = QuarantinedSchedule | QuarantinedOperator
 
 @dataclass(frozen=True)
 class Quarantine:
-    """What is quarantined on a device."""
+    """The schedules and operators that are quarantined on a device."""
 
     entries: tuple[Quarantined, ...] = ()
 
     def allows(self, step: Sums, schedule: Schedule) -> bool:
-        """Return whether the step may have the schedule."""
+        """Return whether the step may use the schedule."""
         return self.allows_schedule(family_of(step), step.operands[0].dtype.short, schedule)
 
     def allows_schedule(self, family: str, type_name: str, schedule: Schedule) -> bool:
-        """Return whether steps of the family may have the schedule for operands of the type."""
+        """Return whether steps of the family may use the schedule if the type of their first operand is
+        ``type_name``.
+        """
         if not self.entries:
             return True
         tile = "" if schedule.tile is None else schedule.tile.name
@@ -72,12 +76,14 @@ class Quarantine:
         return own.isdisjoint(self.entries)
 
     def note(self, step: Sums) -> str:
-        """Return what to add to the reason for the step's schedule: the schedules that the step must not have."""
+        """Return a text about the step's quarantined schedules, which follows the reason for the step's schedule; "" if
+        none.
+        """
         names = [entry.schedule for entry in self._of(step)]
         return f"; quarantined by the selftest: {', '.join(names)}" if names else ""
 
     def why_none(self, step: Sums) -> str:
-        """Return the reason for users why the step has no schedule left."""
+        """Return the reason why no schedule is left for the step, as text for users."""
         return f"no kernel is left for it on this device; {'; '.join(map(why, self._of(step)[:3]))}"
 
     def has(self, family: str) -> bool:
@@ -85,13 +91,13 @@ class Quarantine:
         return any(isinstance(entry, QuarantinedSchedule) and entry.family == family for entry in self.entries)
 
     def _of(self, step: Sums) -> list[QuarantinedSchedule]:
-        """Return the entries for the family of the step and for the type of its first operand."""
+        """Return the entries for the step's family and the type of its first operand."""
         of_step = family_of(step), step.operands[0].dtype.short
         found = (entry for entry in self.entries if isinstance(entry, QuarantinedSchedule))
         return [entry for entry in found if (entry.family, entry.type) == of_step]
 
     def refusal(self, operator: str, types: Collection[str]) -> str:
-        """Return why no node of the operator that reads these element types may be claimed; "" if one may be."""
+        """Return why nodes of the operator that read these element types cannot be claimed; "" if they can."""
         found = (entry for entry in self.entries if isinstance(entry, QuarantinedOperator))
         return next((why(entry) for entry in found if entry.operator == operator and entry.type in types), "")
 
@@ -102,5 +108,5 @@ def family_of(step: Sums) -> str:
 
 
 def why(entry: Quarantined) -> str:
-    """Return the reason for users why a node does not run by what is quarantined."""
+    """Return the reason why a node cannot run because of ``entry``, as text for users."""
     return f"{entry} is quarantined on this device by ort-cuda-plugin selftest: {entry.reason}"

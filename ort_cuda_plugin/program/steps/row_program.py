@@ -1,14 +1,14 @@
-"""Row programs: reductions along axes of tensors, and expressions of their results.
+"""Row programs: reductions along axes of tensors, fused with elementwise work before and after them.
 
-A row program is a function of Scalars, as for `elementwise`, that may also reduce::
+A row program is a function of Scalars, as for `elementwise`, that may also reduce over the elements of a row::
 
     def normalized(row: Row, x: Scalar) -> Scalar:
         e = s.exp(x - row.reduce(MAX, x))
         return e / row.reduce(SUM, e)
 
-A reduction has an initial value, a step that adds an element, and a combination of two partial results. The results of
-a reduction are leaves of further expressions. `ort_cuda_plugin.kernels.reduction.reduce` generates kernels from row
-programs.
+A reduction has initial accumulators, a function that adds an element, and a function that combines two partial results.
+The results of a reduction are leaves of further expressions. `ort_cuda_plugin.kernels.reduction.reduce` generates
+kernels from row programs.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ Values = tuple[Scalar, ...]
 
 @dataclass(frozen=True, eq=False)
 class Reduction:
-    """A reduction; ``initial(dtypes)`` returns the initial accumulators for elements of these types.
+    """A reduction. ``initial(dtypes)`` returns the initial accumulators for elements of these types.
 
-    ``step(accumulators, elements)`` adds an element (one or several values), ``combine(a, b)`` merges the accumulators
-    of two parts of a row, in any order.
+    ``step(accumulators, elements)`` adds an element, which consists of one or several values. ``combine(a, b)`` merges
+    the accumulators of two parts of a row, in any order.
     """
 
     initial: Callable[[tuple[DType, ...]], Values]
@@ -79,7 +79,9 @@ MIN = _fold(highest, s.minimum)
 
 
 def _arg(better: Callable[[Scalar, Scalar], Scalar], initial: Callable[[DType], int | float], last: bool) -> Reduction:
-    """Return argmin or argmax of elements (value, index); accumulators are (best value, index or -1). NaN is best."""
+    """Return argmin or argmax of elements (value, index). The accumulators are (best value, its index or -1); NaN is
+    best.
+    """
 
     def combine(a: Values, b: Values) -> Values:
         is_better, is_equal = better(b[0], a[0]), s.equal(a[0], b[0])
@@ -96,18 +98,21 @@ def _arg(better: Callable[[Scalar, Scalar], Scalar], initial: Callable[[DType], 
 
 
 def arg_max(last: bool) -> Reduction:
-    """Return a reduction to (maximum, index of its first or last occurrence) of elements (value, index)."""
+    """Return the reduction of elements (value, index) to (maximum, index of its first or last occurrence)."""
     return _arg(lambda a, b: a > b, lowest, last)
 
 
 def arg_min(last: bool) -> Reduction:
-    """Return a reduction to (minimum, index of its first or last occurrence) of elements (value, index)."""
+    """Return the reduction of elements (value, index) to (minimum, index of its first or last occurrence)."""
     return _arg(lambda a, b: a < b, highest, last)
 
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """A reduction of a row program; its results are Scalars ``op="reduced"``, ``value=(stage, accumulator)``."""
+    """A reduction of ``elements`` in a row program.
+
+    Its results are Scalars with ``op="reduced"`` and ``value=(stage, index of the accumulator)``.
+    """
 
     reduction: Reduction
     initial: Values
@@ -115,7 +120,7 @@ class Stage:
 
 
 class Row:
-    """The first argument of a row program, by whose methods the program declares its reductions."""
+    """The first argument of a row program; its methods declare the reductions over a row."""
 
     def __init__(self) -> None:
         self.index = Scalar(DType.INT64, "index")
@@ -124,23 +129,23 @@ class Row:
         """Number of elements of a row."""
 
     def reduce(self, reduction: Reduction, *elements: Scalar) -> Scalar:
-        """Return the first accumulator after all elements of the row."""
+        """Return the first accumulator of ``reduction`` over the elements of the row."""
         return self.reduce_all(reduction, *elements)[0]
 
     def reduce_all(self, reduction: Reduction, *elements: Scalar) -> Values:
-        """Return every accumulator after all elements of the row."""
+        """Return all accumulators of ``reduction`` over the elements of the row."""
         initial = reduction.initial(tuple(x.dtype for x in elements))
         stage = Stage(reduction, initial, elements)
         return tuple(Scalar(x.dtype, "reduced", elements, (stage, i)) for i, x in enumerate(initial))
 
     def mean(self, x: Scalar) -> Scalar:
-        """Return the arithmetic mean of a float, in float32 for 16-bit types."""
+        """Return the arithmetic mean of a float over the row, computed in float32 for 16-bit types."""
         x = s.widen(x)
         return self.reduce(SUM, x) / s.cast(self.count, x.dtype)
 
 
 def grouped_stages(expressions: Iterable[Scalar]) -> list[list[Stage]]:
-    """Return the reductions that the expressions need, in groups that depend on earlier groups only."""
+    """Return the reductions that the expressions need, in groups; a group depends on earlier groups only."""
     depths: dict[Stage, int] = {}
     known: dict[Scalar, int] = {}
     pending = list(expressions)

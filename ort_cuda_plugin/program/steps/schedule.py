@@ -1,7 +1,7 @@
-"""Schedules: the engine, tile and splits of a GEMM, a convolution or attention, as data.
+"""Schedules: the engine, tile and split-K of a GEMM, a convolution or attention, as data.
 
-``schedule/`` selects a schedule for each step (`Choice`), and stores it in the step; the emitter makes no further
-decision. `schedule_data` and `parse_schedule` convert schedules to and from JSON, `describe` to readable text.
+The package ``schedule`` selects a schedule for each step (`Choice`) and stores it in the step; emission makes no
+further decision. `schedule_data` and `parse_schedule` convert schedules to and from JSON, `describe` to readable text.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ class Engine(enum.Enum):
     MMA = "mma"  # GEMM tiles on tensor cores; for a convolution, implicit GEMM
     SIMT = "simt"  # GEMM tiles on CUDA cores
     GEMV = "gemv"  # a block per row and group of columns
-    DIRECT = "direct"  # convolution in which a thread owns a strip of output pixels
+    DIRECT = "direct"  # convolution in which a thread computes a strip of output pixels
     DEPTHWISE = "depthwise"  # depthwise convolution, channels-last
-    IM2COL = "im2col"  # convolution as a GEMM over stored patches
-    PHASES = "phases"  # transposed convolution as one convolution per phase (pixel position modulo stride)
+    IM2COL = "im2col"  # convolution as a GEMM over an im2col matrix that is stored in memory
+    PHASES = "phases"  # transposed convolution as one convolution per phase (output position modulo stride)
     FLASH = "flash"  # attention with an online softmax
     FLASH_MMA = "flash_mma"  # attention with an online softmax on tensor cores
-    MULTI_PASS = "multi_pass"  # attention with a pass over the keys per reduction
-    DECOMPOSED = "decomposed"  # attention as a GEMM, a row program and a GEMM
+    MULTI_PASS = "multi_pass"  # attention with one pass over the keys per reduction
+    DECOMPOSED = "decomposed"  # attention as separate steps: a GEMM, a row program and a GEMM
 
 
 class WeightLayout(enum.Enum):
@@ -43,11 +43,11 @@ class WeightLayout(enum.Enum):
 
 @dataclass(frozen=True)
 class Tile:
-    """Sizes of a block's GEMM tile, elements. Each thread has ``thread_m`` x ``thread_n`` accumulators.
+    """Tile of a block in a GEMM: sizes in elements. Each thread has ``thread_m`` x ``thread_n`` accumulators.
 
-    All sizes are powers of two, except on tensor cores, whose fragments distribute accumulators differently. A
-    thread copies ``chunk`` adjacent elements at a time. ``gap`` elements pad the rows of the operands' tiles in shared
-    memory, against bank conflicts of threads that store a column.
+    All sizes are powers of two, except on tensor cores, whose fragments distribute accumulators differently. A thread
+    copies ``chunk`` adjacent elements at a time. The rows of the operands' tiles in shared memory are padded by ``gap``
+    elements, against bank conflicts of threads that store a column.
     """
 
     m: int
@@ -60,27 +60,27 @@ class Tile:
 
     @property
     def a_pitch(self) -> int:
-        """Return the row pitch of a's tile in shared memory, elements."""
+        """Return the row pitch of operand a's tile in shared memory, elements."""
         return self.m + self.gap
 
     @property
     def b_pitch(self) -> int:
-        """Return the row pitch of b's tile in shared memory, elements."""
+        """Return the row pitch of operand b's tile in shared memory, elements."""
         return self.n + self.gap
 
     @property
     def b_first(self) -> int:
-        """Return the offset of b's tiles in shared memory, elements."""
+        """Return the offset of operand b's tiles in shared memory, elements; a's double-buffered tiles come first."""
         return 2 * self.k * self.a_pitch
 
     @property
     def operands(self) -> int:
-        """Return the number of elements in the operands' double-buffered tiles."""
+        """Return the number of elements of both operands' double-buffered tiles."""
         return 2 * self.k * (self.a_pitch + self.b_pitch)
 
     @property
     def columns(self) -> int:
-        """Return the number of threads along n; thread t owns column t % columns of the grid of thread tiles."""
+        """Return the number of threads along n; thread t has column ``t % columns`` in the grid of threads."""
         return self.n // self.thread_n
 
     @property
@@ -94,11 +94,11 @@ class Tile:
 
 @dataclass(frozen=True)
 class AttentionTile:
-    """Sizes of a block of attention: ``m`` query rows, tiles of ``keys`` keys, ``width`` result columns.
+    """Tile of a block in attention: ``m`` query rows, ``keys`` keys at a time, ``width`` result columns.
 
-    A ``resident`` block keeps the scores of all keys in shared memory, with ``gap`` elements of padding per key: an odd
-    number, against bank conflicts. ``tile_gap`` pads the operands' tiles. On tensor cores a warp owns ``warp_rows``
-    rows, and the pipeline of key tiles has ``stages`` stages.
+    With ``resident``, a block keeps the scores of all keys in shared memory, with ``gap`` elements of padding per key,
+    an odd number against bank conflicts. ``tile_gap`` pads the rows of the operands' tiles. On tensor cores each warp
+    computes ``warp_rows`` query rows, and key tiles go through a pipeline of ``stages`` stages.
     """
 
     m: int
@@ -113,12 +113,12 @@ class AttentionTile:
 
     @property
     def scores(self) -> Tile:
-        """Return the GEMM tile of keys x query rows."""
+        """Return the tile of the GEMM that computes scores, keys x query rows."""
         return self._tile(self.keys, self.m)
 
     @property
     def result(self) -> Tile:
-        """Return the GEMM tile of softmax weights x values."""
+        """Return the tile of the GEMM that multiplies softmax weights by values."""
         return self._tile(self.m, self.width)
 
     def _tile(self, m: int, n: int) -> Tile:
@@ -126,26 +126,26 @@ class AttentionTile:
 
     @property
     def pitch(self) -> int:
-        """Return the pitch between keys of a tile of scores, elements."""
+        """Return the distance between adjacent keys in a tile of scores in shared memory, elements."""
         return self.m + self.gap
 
     def score_bytes(self, keys: Dim) -> Dim:
-        """Return the shared memory of the scores of a resident block, bytes."""
+        """Return the bytes of shared memory for the scores of all ``keys`` in a `resident` block."""
         return ceildiv(keys, self.keys) * (self.keys * self.pitch * 4)
 
     @property
     def sharing_warps(self) -> int:
-        """Return the number of warps that own the same rows, and split the keys of a tile."""
+        """Return the number of warps that share the same query rows, and split the keys of a tile among them."""
         return self.threads // 32 * self.warp_rows // self.m if self.warp_rows else 1
 
     @property
     def has_multiprocessor(self) -> bool:
-        """Return whether a block has more than four warps, and so a multiprocessor to itself."""
+        """Return whether a block has more than four warps, so that no other block is resident on its multiprocessor."""
         return self.threads > 128
 
     @property
     def warp_keys(self) -> int:
-        """Return the number of keys of a tile per warp."""
+        """Return the number of keys of a tile that each warp processes."""
         return self.keys // self.sharing_warps
 
     @property
@@ -158,9 +158,10 @@ class AttentionTile:
 class Schedule:
     """Engine, tile and splits of a contraction.
 
-    ``operands`` is the operand type on tensor cores ("f16", "bf16", "tf32", "i8", "u8"). ``split_k`` blocks split k (or
-    keys: split-KV), and a second launch reduces their results. ``sliced_k`` groups of warps of a block split k, and
-    reduce in shared memory. ``weights`` is the layout of the second operand. ``is_transposed`` computes (b^T @ a^T)^T.
+    ``operands`` is the operand type on tensor cores ("f16", "bf16", "tf32", "i8", "u8"). ``split_k`` is the number of
+    blocks that split k (or the keys: split-KV); a second launch reduces their results. ``sliced_k`` is the number of
+    groups of warps in a block that split k; they reduce in shared memory. ``weights`` is the layout of the second
+    operand. ``is_transposed`` computes (b^T @ a^T)^T.
 
     With ``gemv_rows`` or ``im2col_pixels`` a plan holds two launches, and in each Run one has an empty grid: a GEMV
     serves up to ``gemv_rows`` rows, im2col up to ``im2col_pixels`` output pixels.
@@ -178,13 +179,13 @@ class Schedule:
 
     @property
     def gemm_tile(self) -> Tile:
-        """Return the tile of a GEMM or a convolution."""
+        """Return the tile of a GEMM's or a convolution's schedule."""
         assert isinstance(self.tile, Tile)
         return self.tile
 
     @property
     def attention_tile(self) -> AttentionTile:
-        """Return the tile of attention."""
+        """Return the tile of an attention schedule."""
         assert isinstance(self.tile, AttentionTile)
         return self.tile
 
@@ -193,7 +194,7 @@ class Schedule:
 class Choice:
     """A candidate schedule of a step, the reason for it, and the size conditions under which it applies.
 
-    `Lowering.take` guards the plan on these conditions.
+    The conditions become guards of the plan in `Lowering.take`.
     """
 
     schedule: Schedule
@@ -205,7 +206,7 @@ class Choice:
 
 
 def _data(record: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass object that differ from their defaults."""
+    """Return those fields of a dataclass object that differ from their defaults."""
     values = {field.name: getattr(record, field.name) for field in fields(record)}
     return {field.name: values[field.name] for field in fields(record) if values[field.name] != field.default}
 
@@ -221,7 +222,7 @@ def schedule_data(schedule: Schedule) -> dict[str, Any]:
 
 
 def schedule_of(data: Mapping[str, Any]) -> Schedule:
-    """Return the schedule from `schedule_data`. Raises TypeError, ValueError or KeyError for other data."""
+    """Return the schedule for data from `schedule_data`. Raises TypeError, ValueError or KeyError for other data."""
     values = dict(data)
     values["engine"] = Engine(values["engine"])
     if "weights" in values:
@@ -232,12 +233,12 @@ def schedule_of(data: Mapping[str, Any]) -> Schedule:
 
 
 def schedule_text(schedule: Schedule) -> str:
-    """Return the schedule as one line of JSON, its key in the timing cache."""
+    """Return the schedule as one line of JSON, which is also its key in the timing cache."""
     return json.dumps(schedule_data(schedule), sort_keys=True, separators=(",", ":"))
 
 
 def parse_schedule(text: str) -> Schedule:
-    """Return the schedule of a text from `schedule_text`. Raises ValueError for other texts."""
+    """Return the schedule for a text from `schedule_text`. Raises ValueError for other texts."""
     try:
         return schedule_of(json.loads(text))
     except (TypeError, KeyError) as error:
@@ -245,12 +246,12 @@ def parse_schedule(text: str) -> Schedule:
 
 
 def explained(schedule: Schedule, why: str) -> str:
-    """Return the schedule and the reason for it, in words."""
+    """Return a sentence with the schedule and the reason for it."""
     return f"{describe(schedule)}: {why}"
 
 
 def describe(schedule: Schedule) -> str:
-    """Return a text for the schedule, such as "mma 64x64x32, sliced_k=4"."""
+    """Return a short text for the schedule, such as "mma 64x64x32, sliced_k=4"."""
     parts = [f"{schedule.engine.value}{'' if schedule.tile is None else f' {schedule.tile.name}'}"]
     parts += [f"{name}={getattr(schedule, name)}" for name in ("split_k", "sliced_k") if getattr(schedule, name) > 1]
     if schedule.operands in ("i8", "u8"):

@@ -1,7 +1,7 @@
-"""The steps of a program: elementwise maps, row programs and contractions over strided tensors.
+"""The steps of a program: elementwise steps (maps), row programs and contractions over strided tensors.
 
-Operators append steps to the trace; passes fuse them; the emitter generates kernels. A step's expressions are Scalars
-whose leaves are elements of its inputs. Every tensor of a step broadcasts to the step's shape.
+Operators append steps to the trace, passes fuse them, and emission generates their kernels. A step's expressions are
+Scalars whose leaves are elements of its inputs. Every tensor of a step broadcasts to the step's shape.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from typing import Self
 
 Input: TypeAlias = tuple[Scalar, Tensor]
-"""A leaf and the tensor whose elements it represents."""
+"""An input of a step: (leaf, the tensor whose elements it stands for)."""
 Output: TypeAlias = tuple[Scalar, Tensor]
-"""An expression and the tensor that stores its values, converted to the tensor's type."""
+"""An output of a step: (expression, the tensor that stores its values, converted to the tensor's type)."""
 CODES_PER_WORD = 8
-"""Number of 4-bit codes in a 32-bit word of a packed operand; see `Conversion`."""
+"""Number of 4-bit codes in a 32-bit word of a packed operand, see `Conversion`."""
 
 
 @dataclass(frozen=True, eq=False)
 class Map(TensorFields):
-    """An elementwise step: outputs are expressions of the inputs' elements at the same coordinates of ``shape``.
+    """An elementwise step. Its outputs are expressions of the inputs' elements at the same coordinates of ``shape``.
 
     ``nodes`` are the ONNX nodes that the step computes, in the model's order.
     """
@@ -57,22 +57,22 @@ class Map(TensorFields):
         return replace(self, **changed)
 
     def map_values(self, function: Callable[[Scalar], Scalar]) -> Self:
-        """Return the step with ``function`` applied to each expression that it stores."""
+        """Return the step with ``function`` applied to the expression of each output."""
         return self.map_outputs(lambda outputs: ((function(value), y) for value, y in outputs))
 
     @cached_property
     def scalars(self) -> set[Scalar]:
-        """Return all Scalars in the outputs' expressions."""
+        """Return all nodes of the outputs' expressions."""
         return reachable(value for value, _ in self.all_outputs)
 
     def with_scalars(self, scalars: set[Scalar]) -> Self:
-        """Set the cached `scalars` of this new step, which the caller knows, and return the step."""
+        """Return this new step after setting its cached `scalars`, which the caller knows."""
         vars(self)["scalars"] = scalars
         return self
 
     @property
     def tensors_read(self) -> tuple[Tensor, ...]:
-        """Return all tensors that the step reads: operands of a contraction first, then inputs of the epilogue."""
+        """Return all tensors that the step reads: the operands of a contraction, then the other inputs."""
         others = self.tensors(without=("inputs", "parts", *self.output_fields))
         return (*others, *(x for _, x in self.inputs))
 
@@ -86,13 +86,13 @@ class Map(TensorFields):
 
     @property
     def node(self) -> Node | None:
-        """Return the node to name in error messages about the step's launch."""
+        """Return the last of the step's nodes, which error messages about its launch name."""
         return self.nodes[-1] if self.nodes else None
 
 
 @dataclass(frozen=True, eq=False)
 class Rows(Map):
-    """A Map whose expressions may also reduce along ``axes`` (`row_program`).
+    """A row program: an elementwise step whose expressions may also reduce along ``axes`` (see `row_program`).
 
     ``outputs`` hold a value per element; ``row_outputs`` hold a value per row, with size 1 along ``axes``.
     """
@@ -110,13 +110,14 @@ class Rows(Map):
 
 @dataclass(frozen=True, eq=False)
 class Conversion(TensorFields):
-    """Operand prologue: a contraction multiplies ``value``, an expression of the operand's element ``leaf`` and inputs.
+    """Operand prologue. A contraction multiplies ``value``, an expression of the operand's element ``leaf`` and of
+    ``inputs``.
 
-    ``inputs`` broadcast to the operand's dimensions; each is a scalar, or varies along one dimension. With ``bits`` the
-    operand is a matrix of codes with that many bits, and ``leaf`` is a code as int32. The operand's tensor then has
-    words of `CODES_PER_WORD` codes, the first in the lowest bits, but the tensor's strides count codes; codes are
-    contiguous along k, and columns begin at a word. Each of ``inputs`` is then [blocks, n], one element per column and
-    block of ``block`` rows, a power of two of at least 16.
+    ``inputs`` broadcast to the operand's dimensions; each is a scalar, or varies along one dimension. With ``bits``,
+    the operand is a matrix of codes with that many bits, and ``leaf`` is a code as int32. The operand's tensor then has
+    words of `CODES_PER_WORD` codes, the first in the lowest bits, but the tensor's strides count codes. Codes are
+    contiguous along k, and each column begins at a word. Each of ``inputs`` is then [blocks, n], with one element per
+    column and block of ``block`` rows; ``block`` is a power of two of at least 16.
     """
 
     leaf: Scalar
@@ -130,18 +131,18 @@ class Conversion(TensorFields):
 class Sums(Map):
     """A contraction (GEMM, convolution or attention) with operand prologues ``conversions`` and an epilogue.
 
-    ``total`` is the leaf that stands for the accumulator in the epilogue. It has the accumulation type.
+    In the epilogue, the leaf ``total`` stands for the accumulator, and has its type.
     """
 
     operands: tuple[Tensor, ...] = field(kw_only=True)
     total: Scalar = field(kw_only=True)
     conversions: tuple[Conversion | None, ...] = field(default=(None, None), kw_only=True)
     schedule: Schedule | None = field(default=None, kw_only=True)
-    """None until a schedule is selected."""
+    """The selected schedule; None before kernel selection."""
     why: str = field(default="", kw_only=True)
-    """The reason for the schedule, as readable text."""
+    """The reason for the schedule, as text for users."""
     column_parts: tuple[range, ...] = field(default=(), kw_only=True)
-    """The columns of a GEMM, or channels of a convolution, of each output; empty if each output has all."""
+    """For each output, its columns of a GEMM or its channels of a convolution; empty if each output has all of them."""
 
     @property
     def is_converted(self) -> bool:
@@ -149,12 +150,12 @@ class Sums(Map):
 
     @property
     def summed(self) -> tuple[Tensor, ...]:
-        """Return the operands and the inputs of their prologues."""
+        """Return the tensors that the contraction multiplies: the operands and the inputs of their prologues."""
         return (*self.operands, *(x for _, x in self.converted))
 
     @property
     def converted(self) -> tuple[Input, ...]:
-        """Return the inputs of the prologues, besides the operands."""
+        """Return the inputs of the operands' prologues, without the operands."""
         return tuple(x for conversion in self.conversions if conversion is not None for x in conversion.inputs)
 
 
@@ -162,7 +163,8 @@ class Sums(Map):
 class Contract(Sums):
     """A GEMM a [batch..., m, k] @ b [batch..., k, n] with an elementwise epilogue.
 
-    The last ``column_axes`` dimensions of the result are n, the ``row_axes`` before them are m.
+    The result is [batch..., m, n], where n may be split into the last ``column_axes`` dimensions, and m into the
+    ``row_axes`` dimensions before them.
     """
 
     row_axes: int = field(default=1, kw_only=True)
@@ -183,7 +185,7 @@ class Contract(Sums):
 
 @dataclass(frozen=True, eq=False)
 class Attend(Sums):
-    """Fused attention: a GEMM whose left operand is a row program over another GEMM's result, which is not stored.
+    """Fused attention: two GEMMs and the row program between them; scores and softmax weights are not stored.
 
     ``operands`` are a [batch..., m, k], b [batch..., k, n] and c [batch..., n, d]. ``score`` is the leaf of an element
     of a @ b; ``weight`` is the expression of a row program along n over scores and ``score_inputs`` (broadcast to
@@ -195,7 +197,7 @@ class Attend(Sums):
     weight: Scalar = field(kw_only=True)
     row: Row = field(kw_only=True)
     parts: tuple[Map, ...] = field(kw_only=True)
-    """The three fused steps; empty if passes have replaced their tensors since the fusion."""
+    """The three unfused steps; empty if passes have changed tensors of the attention step since the fusion."""
 
     @property
     def batch(self) -> tuple[Dim, ...]:
@@ -211,7 +213,7 @@ class Convolve(Sums):
     """A convolution with an epilogue; the result is [images, channels..., space...] with ``channel_axes`` channel axes.
 
     ``operands`` are x [images, channels, space...] and weights in ONNX's order of dimensions. x is contiguous unless
-    layout propagation has moved it to NHWC. ``windows`` slide over x; for a ``transposed`` convolution they slide over
+    layout propagation has changed it to NHWC. ``windows`` slide over x. In a ``transposed`` convolution they slide over
     the result, but ``windows.size`` is still the size of x.
     """
 
@@ -222,12 +224,12 @@ class Convolve(Sums):
 
     @property
     def channels(self) -> range:
-        """Return the axes of channels."""
+        """Return the channel axes of the result."""
         return range(1, 1 + self.channel_axes)
 
     @property
     def space(self) -> range:
-        """Return the spatial axes."""
+        """Return the spatial axes of the result."""
         return range(1 + self.channel_axes, len(self.shape))
 
     @property
@@ -243,24 +245,26 @@ def joined_nodes(*steps: Map) -> tuple[Node, ...]:
 
 
 def used_inputs(inputs: Iterable[Input], expressions: Iterable[Scalar]) -> tuple[Input, ...]:
-    """Return the inputs that the expressions depend on, directly or through stages of row programs."""
+    """Return those of ``inputs`` that the expressions depend on, directly or through reductions of row programs."""
     used = reachable(expressions)
     return tuple((leaf, x) for leaf, x in inputs if leaf in used)
 
 
 _selections = frozenset({"where", "min", "max", "neg", "abs"})
-"""Operations whose result is one of their operands, perhaps negated, and so needs no rounding."""
+"""Operations whose result is one of their operands, perhaps negated, so that it needs no rounding."""
 
 
 def stored(x: Scalar) -> Scalar:
-    """Return x as a load returns it after a store: narrow floats are rounded to their type."""
+    """Return x as it would be loaded after being stored: 16-bit and smaller floats are rounded to their type."""
     if x.dtype not in NARROW_FLOATS or _is_rounded(x):
         return x
     return Scalar(x.dtype, "cast", (x,), (False, "up"))
 
 
 def _is_rounded(x: Scalar) -> bool:
-    """Return whether x is already rounded to its type: a leaf, a cast, or a selection among rounded values."""
+    """Return whether x is already rounded to its type: a leaf, a cast, or a selection among rounded values and -1, 0
+    and 1.
+    """
     seen: set[Scalar] = set()
     stack = [x]
     while stack:
@@ -279,9 +283,9 @@ def _is_rounded(x: Scalar) -> bool:
 
 
 class Substitution:
-    """Substitution of Scalars in expressions; shared subexpressions stay shared.
+    """Replaces nodes of expressions by others; shared subexpressions stay shared.
 
-    A stage of a row program that depends on a substituted Scalar becomes one new stage for all its results.
+    If a reduction depends on a replaced node, all its results come from one new reduction.
     """
 
     def __init__(self, replaced: Mapping[Scalar, Scalar]) -> None:
@@ -289,7 +293,7 @@ class Substitution:
         self._stages: dict[Stage, Stage] = {}
 
     def __call__(self, x: Scalar) -> Scalar:
-        """Return x with the Scalars replaced."""
+        """Return x with the nodes replaced."""
         for current in operands_first([x], self._new):
             self._new[current] = self._rebuilt(current)
         return self._new[x]
@@ -307,12 +311,12 @@ class Substitution:
 
 
 def dense(x: Tensor) -> bool:
-    """Return whether x is its whole buffer in row-major order."""
+    """Return whether x is the whole of its buffer, in row-major order."""
     return x.offset == 0 and x.is_contiguous and x.buffer.nbytes == x.nbytes
 
 
 def same_place(x: Tensor, y: Tensor, strides: Sequence[Dim], other_strides: Sequence[Dim]) -> bool:
-    """Return whether x with ``strides`` and y with ``other_strides`` view the same elements of one buffer."""
+    """Return whether x with ``strides`` and y with ``other_strides`` are the same view of one buffer."""
     return (
         x.buffer is y.buffer and x.dtype is y.dtype and x.offset == y.offset and tuple(strides) == tuple(other_strides)
     )

@@ -1,4 +1,4 @@
-"""Tensors of the program IR: strided views of buffers, whose contents may be known at lowering."""
+"""Tensors of the program IR: strided views of buffers, whose contents may be known during lowering."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from ...model.ir import Array, Constant, ConstantView, DType, Node
 from ..expressions.symbolic import Dim, Expr, product
 
 MAX_HOST_ELEMENTS = 1024
-"""Maximum elements of integer tensors with symbolic contents; shape arithmetic has one element per dimension."""
+"""Maximum elements of an integer tensor whose contents lowering knows. A shape has only one element per dimension."""
 
 
 class BufferKind(enum.IntEnum):
-    """Location of a tensor's elements; values up to SCRATCH equal ``ocp_ref_kind``.
+    """Location of a tensor's elements; the values up to SCRATCH equal those of ``ocp_ref_kind``.
 
-    HOST: known to the host, not in device memory; STATE: a weight that launches of its node write.
+    HOST: known to the host, and not in device memory. STATE: memory that keeps its contents between Runs, and that
+    launches of its node write.
     """
 
     INPUT = 0
@@ -29,10 +30,11 @@ class BufferKind(enum.IntEnum):
 
 
 class Buffer:
-    """Memory that tensors view, compared by identity; ``index`` is the number of the cluster's INPUT or OUTPUT.
+    """Memory that tensors view, compared by identity. ``index`` is the number of the cluster's INPUT or OUTPUT.
 
-    Known contents belong to the buffer, and so to every view: ``data`` of a WEIGHT; ``state``, the initial contents of
-    a STATE; ``host``, the elements of a HOST buffer; ``deferred_host``, which computes the elements on request.
+    Known contents belong to the buffer, and so to every view of it. ``data`` has the contents of a WEIGHT, ``state``
+    the initial contents of a STATE, ``host`` the elements of a HOST buffer. ``deferred_host`` computes the elements
+    when the host needs them.
     """
 
     __slots__ = ("data", "deferred_host", "host", "index", "kind", "nbytes", "state")
@@ -58,7 +60,7 @@ class Buffer:
 
 @dataclass(eq=False)
 class DeferredContents:
-    """Contents that ``compute`` derives on request from the contents of ``sources``, for ``node``.
+    """Contents that ``compute`` derives from the contents of ``sources`` when the host needs them, for ``node``.
 
     See `lowering.host.defer_host`.
     """
@@ -70,7 +72,9 @@ class DeferredContents:
 
 
 def dims_of(shape: Sequence[Dim], dtype: DType) -> tuple[Dim, ...]:
-    """Return the sizes as integers and expressions. Raises TypeError for sizes or a ``dtype`` of other types."""
+    """Return the sizes of ``shape`` as ints and expressions. Raises TypeError for other sizes, or if ``dtype`` is not a
+    DType.
+    """
     if not isinstance(dtype, DType):
         raise TypeError(f"expected an element type such as DType.FLOAT32, got {dtype!r}")
     try:
@@ -82,7 +86,8 @@ def dims_of(shape: Sequence[Dim], dtype: DType) -> tuple[Dim, ...]:
 class Tensor:
     """An immutable strided view of a buffer. Strides and ``offset`` count elements.
 
-    A tensor in a HOST buffer is a result of shape arithmetic; launches that use it materialise it on the device.
+    A tensor in a HOST buffer is the result of shape arithmetic; a launch that uses it needs a copy on the device
+    (`materialize`).
     """
 
     __slots__ = ("_contiguous", "_host", "buffer", "dtype", "offset", "shape", "strides")
@@ -131,7 +136,9 @@ class Tensor:
 
     @property
     def is_constant(self) -> bool:
-        """Return whether x is a view of constant data with static sizes; does not read it, unlike ``constant``."""
+        """Return whether the tensor views constant data with static sizes. Does not read the data,
+        unlike `constant`.
+        """
         return self.buffer.data is not None and self._static
 
     @property
@@ -141,7 +148,7 @@ class Tensor:
 
     @property
     def constant(self) -> Array | None:
-        """Return the contents as an array of ``dtype.numpy`` and this shape if they are known, else None."""
+        """Return the contents as an array of ``dtype.numpy`` and of this shape if the tensor is constant, else None."""
         data = self.buffer.data
         if data is None or not self._static:
             return None
@@ -149,7 +156,9 @@ class Tensor:
         return self.constant_view().array
 
     def constant_view(self) -> ConstantView:
-        """Return a constant as an operand of recipes, without reading it. Raises TypeError for other tensors."""
+        """Return the constant as an operand of a recipe, without reading it. Raises TypeError for a tensor that is not
+        constant.
+        """
         data = self.buffer.data
         if data is None:
             raise TypeError(f"{self!r}: expected a constant, got {self.buffer.kind.name}")
@@ -158,9 +167,9 @@ class Tensor:
 
     @property
     def host(self) -> tuple[Dim, ...] | None:
-        """Return the elements of an integer or bool tensor in row-major order, None if they are not known.
+        """Return the elements of an integer or bool tensor in row-major order; None if lowering does not know them.
 
-        Results of shape arithmetic and constants of at most `MAX_HOST_ELEMENTS` elements are known.
+        It knows results of shape arithmetic, and constants of at most `MAX_HOST_ELEMENTS` elements.
         """
         if self._host is None and (self.buffer.host is not None or self.buffer.data is not None):
             positions = self.positions()
@@ -175,7 +184,10 @@ class Tensor:
         return self._host
 
     def positions(self) -> tuple[int, ...] | None:
-        """Return the elements' offsets in the buffer in row-major order; None for a large tensor or symbolic sizes."""
+        """Return the offset of each element in the buffer, in row-major order of the elements.
+
+        Returns None for more than `MAX_HOST_ELEMENTS` elements, or symbolic sizes.
+        """
         size = self.size
         if not self._static or not isinstance(size, int) or size > MAX_HOST_ELEMENTS:
             return None
@@ -218,6 +230,6 @@ def contiguous_strides(shape: Sequence[Dim]) -> tuple[Dim, ...]:
 
 
 def known_bytes(buffer: Buffer) -> int:
-    """Return the size in bytes of a buffer with a static size, such as a weight."""
+    """Return the size in bytes of a buffer whose size is static, such as a weight."""
     assert isinstance(buffer.nbytes, int)
     return buffer.nbytes

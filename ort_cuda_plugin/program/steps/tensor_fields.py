@@ -1,6 +1,6 @@
 """Generic access to the tensors of a step through the fields of its dataclass.
 
-Passes rewrite tensors through `TensorFields`, so that a field that is added later is rewritten too.
+Passes rewrite tensors through `TensorFields`, so that they also reach fields that are added later.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class TensorFields:
-    """A dataclass whose fields contain tensors: directly, in tuples, or in other dataclasses of this kind."""
+    """A dataclass with tensors in its fields: directly, in tuples, or in other dataclasses of this type."""
 
     def tensors(self, without: Collection[str] = ()) -> tuple[Tensor, ...]:
-        """Return the tensors of all fields except ``without``, in the order of the fields."""
+        """Return the tensors of all fields except those named in ``without``, in the order of the fields."""
         kind: type = type(self)
         found: list[Tensor] = []
         for name in field_names(kind):
@@ -30,7 +30,7 @@ class TensorFields:
         return tuple(found)
 
     def map_tensors(self, function: Callable[[Tensor], Tensor]) -> Self:
-        """Return a copy with ``function`` applied to each tensor, or the object itself if no tensor changes."""
+        """Return a copy with each tensor replaced by ``function`` of it, or the object itself if no tensor changes."""
         kind: type = type(self)
         old = {name: getattr(self, name) for name in field_names(kind)}
         new = {name: _mapped(value, function) for name, value in old.items()}
@@ -40,7 +40,7 @@ class TensorFields:
 
 @cache
 def field_names(kind: type) -> tuple[str, ...]:
-    """Return the names of a dataclass's fields except ``nodes``, which holds no tensors and may be long."""
+    """Return the names of the fields of a dataclass, without ``nodes``, which holds no tensors and may be long."""
     return tuple(field.name for field in fields(kind) if field.name != "nodes")
 
 

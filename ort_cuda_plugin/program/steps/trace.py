@@ -1,4 +1,4 @@
-"""The trace of lowering: launches, library calls, copies, requirements and guards, in order."""
+"""The trace of lowering: the recorded steps (launches, library calls, copies, ...), guards and requirements."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ scalar_types: Final = {Int32: "i32", Int64: "i64", Float32: "f32", Float64: "f64
 
 @dataclass(eq=False)
 class Recorded:
-    """Base of recorded steps. ``nodes`` are the ONNX nodes that the step computes; errors name the last node."""
+    """Base of steps that a plan can contain. ``nodes`` are the ONNX nodes that the step computes; errors name the last
+    one.
+    """
 
     nodes: tuple[Node, ...]
 
@@ -54,7 +56,7 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Use:
-    """A kernel's accesses of a tensor, for `traffic`: at most ``elements`` elements, each ``times`` times."""
+    """Accesses of a kernel to a tensor, for `traffic`: at most ``elements`` elements, each ``times`` times."""
 
     times: Dim = 1
     elements: Dim | None = None
@@ -62,10 +64,10 @@ class Use:
 
 @dataclass(frozen=True)
 class InPlace:
-    """Permission to bind ``read`` and ``written`` of a launch to the same memory.
+    """Permission to give the buffers ``read`` and ``written`` of a launch the same memory.
 
-    The thread that writes an element has read that element before. With ``kept``, the launch does not change elements
-    that it reads, for example if it appends rows to a cache.
+    It requires that each element is read and written by the same thread, and read first. With ``kept``, the launch does
+    not change the elements that it reads, for example if it appends rows to a K/V cache.
     """
 
     read: Buffer
@@ -74,7 +76,7 @@ class InPlace:
 
 
 def in_place_of(read: Tensor | None, written: Tensor, *, kept: bool = False) -> tuple[InPlace, ...]:
-    """Return the permission that ``written`` overwrites ``read``, in a tuple; () if their layouts differ.
+    """Return the permission that ``written`` shares the memory of ``read``, in a tuple; () if their layouts differ.
 
     Their shapes must be equal in every Run, but may be different expressions.
     """
@@ -89,8 +91,10 @@ class Launch(Recorded):
     """A kernel launch; ``reads`` and ``writes`` are the buffers that it uses.
 
     ``uses`` describes arguments that the kernel does not access exactly once as a whole. ``note`` tells users why this
-    kernel was selected; a contraction's launch has its ``schedule``. The grid has ``turns`` groups of blocks; each
-    group waits for the previous one. Buffers without an `InPlace` must not overlap.
+    kernel was selected; the launch of a contraction has its ``schedule``. The grid consists of ``turns`` consecutive
+    groups of blocks, each of which waits for the results of the previous group (persistent kernels of recurrences).
+    Buffers may share memory only with an `InPlace`. ``remake`` records the launch again for other views, None if it
+    cannot.
     """
 
     kernel: KernelSpec
@@ -110,7 +114,9 @@ class Launch(Recorded):
 
 @dataclass(eq=False)
 class LibraryCall(Recorded):
-    """A vendor library's call; ``problem`` defines the meaning of ``args``. ``note`` describes the call for users."""
+    """A call of a vendor library; ``problem`` defines the meaning of ``args``. ``note`` describes the
+    call for users.
+    """
 
     problem: LibraryProblem
     args: tuple[Arg, ...]
@@ -131,7 +137,7 @@ class Copy(Recorded):
 
 @dataclass(eq=False)
 class Memset(Recorded):
-    """A fill of a contiguous tensor: every byte becomes ``byte``."""
+    """A fill of a contiguous tensor, whose bytes all become ``byte``."""
 
     destination: Tensor
     byte: int
@@ -141,9 +147,10 @@ class Memset(Recorded):
 
 @dataclass(eq=False)
 class ReadBack(Recorded):
-    """A read of ``source``, contiguous integers or bools, by the host; starts a new segment of the plan.
+    """A read of ``source`` by the host, which starts a new segment of the plan. Elements are contiguous integers or
+    bools.
 
-    The elements become the symbols ``first_symbol`` to ``first_symbol + count - 1``.
+    They become the symbols with the numbers ``first_symbol`` to ``first_symbol + count - 1``.
     """
 
     source: Tensor
@@ -155,7 +162,7 @@ class ReadBack(Recorded):
 
 @dataclass(eq=False)
 class HostCall(Recorded):
-    """A Python call in each Run, with contiguous ``tensors`` and ``numbers``; the function enqueues device work."""
+    """A call of a Python function in each Run, which enqueues device work. ``tensors`` are contiguous."""
 
     callback: Callback
     tensors: tuple[Tensor, ...]
@@ -165,16 +172,16 @@ class HostCall(Recorded):
 
 
 Recordable: TypeAlias = Launch | LibraryCall | Copy | Memset | ReadBack | HostCall
-"""Steps that a plan can contain."""
+"""Steps that a plan can contain, in contrast to a `Map` that emission has not yet turned into launches."""
 Step: TypeAlias = Recordable | Map
 View: TypeAlias = Callable[[Tensor], Tensor]
 Remake: TypeAlias = Callable[[View], Sequence[Step]]
-"""Function that records the same work for other views of the tensors, and returns the steps."""
+"""Function that records a launch again, with its tensors replaced by other views, and returns the steps."""
 
 
 @dataclass(frozen=True)
 class Requirement:
-    """A condition that each Run checks; if it does not hold, the Run fails with the node's name and the message."""
+    """A condition that each Run checks; if it is false, the Run fails with the node's name and the message."""
 
     node: Node | None
     condition: Expr
@@ -189,16 +196,26 @@ class Trace:
     requirements: list[Requirement] = field(default_factory=list)
     guards: dict[Expr, None] = field(default_factory=dict)
     origins: dict[Expr | Monomial, Node] = field(default_factory=dict)
-    """The first node that needs a symbolic value, or a monomial of one; errors name it."""
+    """The first node that needs a symbolic value, or a monomial of it. Errors of a Run that cannot evaluate it name the
+    node.
+    """
     folded: list[list[Recordable]] = field(default_factory=list)
-    """Launches that constant folding moved before the first Run, in groups that share no intermediate."""
+    """Steps that constant folding moved out of the plan, to run once before the first Run; groups share no
+    intermediate.
+    """
 
     def release_steps(self) -> None:
-        """Remove the steps of a finished plan. Their ``remake`` may refer to the context, which has this trace."""
+        """Drop the steps of a finished plan.
+
+        The ``remake`` of a step may refer to the context, which refers to this trace, so that a cycle would keep memory
+        alive.
+        """
         self.steps, self.folded = [], []
 
     def originate(self, node: Node | None, dims: Iterable[Dim]) -> None:
-        """Record that ``node`` needs ``dims``; if a Run cannot evaluate one of them, the error names the node."""
+        """Record that ``node`` needs the values ``dims``; if a Run cannot evaluate one of them, its error names the
+        node.
+        """
         if node is None:
             return
         for dim in dims:

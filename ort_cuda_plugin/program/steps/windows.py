@@ -10,7 +10,10 @@ from ..expressions.symbolic import Dim
 
 @dataclass(frozen=True)
 class Windows:
-    """Sliding windows of shape ``kernel`` over spatial dimensions ``size``; each field has one entry per dimension."""
+    """Sliding windows of shape ``kernel`` over spatial dimensions ``size``; each field has one entry per dimension.
+
+    ``begin`` and ``end`` are the padding before and after each dimension.
+    """
 
     size: tuple[Dim, ...]
     kernel: tuple[Dim, ...]
@@ -21,17 +24,19 @@ class Windows:
 
     @property
     def extent(self) -> tuple[Dim, ...]:
-        """Return the extent of a window in elements along each dimension, with dilation."""
+        """Return the extent of a window along each dimension, in elements, with dilation."""
         return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
 
     @property
     def pointwise(self) -> bool:
-        """Return whether each window is one element of x: a 1x1 convolution without stride or padding."""
+        """Return whether each window is a single element, and all elements are used: a 1x1 convolution without stride
+        or padding.
+        """
         ones, pads = (*self.kernel, *self.strides), (*self.begin, *self.end)
         return all(size == 1 for size in ones) and all(pad == 0 for pad in pads)
 
     def is_single(self, axis: int) -> bool:
-        """Return whether an axis has size 1, windows of size 1, and no padding."""
+        """Return whether the dimension ``axis`` has size 1, windows of size 1, and no padding."""
         ones = self.size[axis], self.kernel[axis]
         return all(size == 1 for size in ones) and self.begin[axis] == 0 and self.end[axis] == 0
 
@@ -43,7 +48,7 @@ class Windows:
 
     @property
     def planar(self) -> Windows:
-        """Return windows with at least two spatial dimensions, as kernels need; the first one may have size 1."""
+        """Return the windows with at least two spatial dimensions, as kernels need; a first one of size 1 is added."""
         if len(self.size) > 1:
             return self
         sizes = (1, *self.size), (1, *self.kernel), (1, *self.strides), (1, *self.dilations)
