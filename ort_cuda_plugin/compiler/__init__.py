@@ -1,1 +1,3 @@
-"""Compiles a kernel's source to an image (cubin or host object), with Numba, LLVM and NVIDIA's tools, and caches it."""
+"""Compiles kernel sources to images (cubins, or objects for the host CPU) with Numba, LLVM and NVIDIA's tools; caches
+them.
+"""

@@ -1,8 +1,7 @@
-"""The disk cache of compiled kernels and of their IR, shared by all processes of a user.
+"""The disk cache of compiled kernels and of their LLVM IR, shared by all processes of a user.
 
-An entry's file name is a hash of everything that its contents depend on (`toolchain`). If an entry is damaged, or
-another user could have written it, its kernel is compiled again.
-Nothing here imports Numba or llvmlite.
+An entry's file name is a hash of everything that its contents depend on (`toolchain`). If an entry is damaged, or if
+another user could have written it, the kernel is compiled again. Nothing here imports Numba or llvmlite.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ from ort_cuda_plugin.compiler.toolchain import (
 
 max_cache_bytes = 512 << 20
 max_entry_bytes = 64 << 20
-"""Maximum size of an entry, and of the LLVM IR of a kernel, in bytes."""
+"""Maximum size of one entry, and of the LLVM IR of one kernel, in bytes."""
 tools_prefix = "tools-"
-"""Prefix of the files that record the tools of the entries, for processes without the tools."""
+"""Prefix of the files that record with which tools entries were compiled, for processes that lack the tools."""
 max_tools = 8
 
 
@@ -39,9 +38,9 @@ max_tools = 8
 
 
 class KernelCache(CacheFolder):
-    """Compiled kernels in one folder. If the folder cannot be used, a warning says so once, and the cache stays empty.
+    """Compiled kernels in one folder. If the folder is unusable, a warning is logged once, and the cache stays empty.
 
-    ``folder`` defaults to `cache_folder`; ``max_bytes`` bounds the sum of the entries' sizes: the least recently used
+    ``folder`` defaults to `cache_folder`. ``max_bytes`` limits the sum of the entries' sizes: the least recently used
     entries are removed.
     """
 
@@ -58,12 +57,14 @@ class KernelCache(CacheFolder):
         self.foreign: dict[bool, list[Tools]] | None = None
 
     def load(self, key: str, target: Target) -> KernelImage | None:
-        """Return the kernel of a key; None if the key has no entry, or a damaged one."""
+        """Return the compiled kernel with ``key``; None if there is no entry, or if it is damaged."""
         return decode(self.read(key) or b"", target)
 
     def load_made(self, spec: KernelSpec, target: Target) -> KernelImage | None:
-        """Return the kernel as compiled with the tools of this process; if this process lacks a tool, as compiled with
-        the tools of any other process. None if the cache has no such kernel.
+        """Return the kernel from the cache; None if it is missing.
+
+        The kernel must have been compiled with the tools of this process. If this process lacks a tool, kernels that
+        other processes compiled with their tools are accepted too.
         """
         for tools in (installed_tools(target.is_emulated), *self.others(target.is_emulated)):
             image = self.load(kernel_key(spec, target, tools), target)
@@ -72,8 +73,9 @@ class KernelCache(CacheFolder):
         return None
 
     def others(self, emulated: bool) -> list[Tools]:
-        """Return the tools of other processes whose kernels this process accepts, the latest first; none if this
-        process can compile.
+        """Return the tools of other processes whose kernels this process accepts, the latest first.
+
+        The list is empty if this process has all tools, so that it can compile.
         """
         if is_complete(installed_tools(emulated)):
             return []
@@ -82,7 +84,9 @@ class KernelCache(CacheFolder):
         return self.foreign[emulated]
 
     def read_tools(self) -> dict[bool, list[Tools]]:
-        """Return the tools that `note_tools` has recorded in all processes."""
+        """Return all tools that processes have recorded with `note_tools`: for the emulated device (True) and for GPUs
+        (False).
+        """
         found: dict[bool, list[Tools]] = {False: [], True: []}
         if self.opened is not None and self.usable:
             notes = [(status.st_mtime, name) for name, status in self.opened.files() if name.startswith(tools_prefix)]
@@ -93,7 +97,7 @@ class KernelCache(CacheFolder):
         return found
 
     def note_tools(self, emulated: bool) -> None:
-        """Record the tools with which this process compiles."""
+        """Record in the folder with which tools this process compiles."""
         tools = installed_tools(emulated)
         if tools not in self.noted and self.writable:
             self.noted.add(tools)
@@ -101,19 +105,21 @@ class KernelCache(CacheFolder):
             self.write_file(f"{tools_prefix}{kind}-{hashlib.sha256(data).hexdigest()[:16]}.json", data)
 
     def store(self, key: str, image: KernelImage) -> None:
-        """Store the compiled kernel of a key."""
+        """Store a compiled kernel under ``key``."""
         self.write(key, encode(image))
 
     def load_ir(self, key: str) -> list[str] | None:
-        """Return the mangled name and the modules of a kernel's IR; None if the key has no entry, or a damaged one."""
+        """Return the LLVM IR with ``key``: [mangled name of the kernel, modules...]; None if the entry is missing or
+        damaged.
+        """
         return decode_texts(self.read(key) or b"")
 
     def store_ir(self, key: str, texts: Sequence[str]) -> None:
-        """Store the mangled name and the modules of a kernel's IR."""
+        """Store the LLVM IR of a kernel: ``texts`` are the mangled name of the kernel and the modules."""
         self.write(key, encode_texts(texts))
 
 
-# ---- bodies of entries; a kernel's body has three lengths, JSON, image, PTX ----
+# ---- contents of entries; a kernel's entry has three lengths, then JSON, image and PTX ----
 
 
 def encode(image: KernelImage) -> bytes:
@@ -122,7 +128,7 @@ def encode(image: KernelImage) -> bytes:
 
 
 def decode(body: bytes, target: Target) -> KernelImage | None:
-    """Decode the body of a kernel's entry; None if the bytes are malformed."""
+    """Decode the contents of a kernel's entry; None if the bytes are malformed."""
     try:
         header_bytes, image_bytes, ptx_bytes = struct.unpack_from("<III", body)
         image_start = 12 + header_bytes
@@ -146,14 +152,16 @@ def encode_texts(texts: Sequence[str]) -> bytes:
 
 
 def decode_texts(body: bytes) -> list[str] | None:
-    """Decode the body of an IR's entry; None if the bytes are malformed, or expand to more than `max_entry_bytes`."""
+    """Decode the contents of an entry with LLVM IR; None if the bytes are malformed, or expand to more than
+    `max_entry_bytes`.
+    """
     unpacker = zlib.decompressobj()
     try:
         data = unpacker.decompress(body, max_entry_bytes)
         texts = json.loads(data) if unpacker.eof else None
         if not isinstance(texts, list) or len(texts) < 2:
             return None
-        "".join(texts).encode()  # raises for lone surrogates: LLVM takes UTF-8
+        "".join(texts).encode()  # raises an error for lone surrogates, which LLVM's UTF-8 cannot represent
     except (zlib.error, ValueError, TypeError, RecursionError):
         return None
     return texts

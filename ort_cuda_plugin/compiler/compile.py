@@ -1,6 +1,6 @@
-"""Compiles kernels: Python function -> Numba -> LLVM IR -> cubin, or host object for the emulated device.
+"""Compiles kernels: Python function -> Numba -> LLVM IR -> cubin, or an object for the host CPU (emulated device).
 
-Only this module and those that it imports from `ort_cuda_plugin.compiler` use Numba and llvmlite. They are imported
+Only this module, and those that it imports from `ort_cuda_plugin.compiler`, use Numba and llvmlite. They are imported
 only when a kernel has to be compiled.
 """
 
@@ -81,9 +81,9 @@ class KernelCompileError(Exception):
 
 
 def compile_kernel(spec: KernelSpec, target: Target, cache: KernelCache | None = None) -> KernelImage:
-    """Compile one kernel. Raises KernelCompileError. Needs no device; several threads may call it.
+    """Compile one kernel. Raises KernelCompileError. Needs no device. Threads may call it concurrently.
 
-    If ``cache`` has the kernel's IR, Numba does not run; otherwise the IR is stored there.
+    If ``cache`` has the kernel's LLVM IR, Numba does not run; otherwise the IR is stored in ``cache``.
     """
     if isinstance(spec, ForeignKernel):
         try:
@@ -93,18 +93,18 @@ def compile_kernel(spec: KernelSpec, target: Target, cache: KernelCache | None =
                 raise ForeignCodeError("it has no counterpart in Numba, which the emulated device needs")
         except ForeignCodeError as error:
             raise KernelCompileError(spec, str(error)) from error
-    # Numba's own lock: other compilations of this process must not run with the patches of kernel_ir.
+    # Hold Numba's own lock, so that no other compilation in this process runs with the patches of `kernel_ir`.
     with global_compiler_lock:
         ir = kernel_ir(spec) if cache is None else cached_ir(spec, cache)
         return compile_emulated(spec, ir, target) if target.is_emulated else compile_cuda(spec, ir, target)
 
 
-# ---- Python function ----
+# ---- Python function of a kernel ----
 
 
 @lru_cache(maxsize=1)
 def kernel_namespace() -> dict[str, Any]:
-    """Return the names that are defined in every kernel."""
+    """Return the names that kernel sources can use: intrinsics, types, ``cuda``, ``math``."""
     names: dict[str, Any] = {"cuda": cuda, "libdevice": libdevice, "math": math, "__builtins__": builtins}
     for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64"):
         names[name] = getattr(types, name)
@@ -113,7 +113,7 @@ def kernel_namespace() -> dict[str, Any]:
 
 
 def kernel_function(spec: KernelSpec) -> Callable[..., None]:
-    """Return the Python function of the kernel."""
+    """Execute the kernel's source, and return the Python function that it defines."""
     filename = f"<kernel {spec.symbol}>"
     linecache.cache[filename] = (len(spec.source), None, spec.source.splitlines(keepends=True), filename)
     namespace = dict(kernel_namespace())
@@ -132,7 +132,7 @@ def kernel_function(spec: KernelSpec) -> Callable[..., None]:
 
 @dataclass(frozen=True)
 class KernelIR:
-    """The IR of a kernel and its device functions, one text per module, as numba-cuda passes it to NVVM."""
+    """The LLVM IR of a kernel and its device functions: one text per module, as numba-cuda passes them to NVVM."""
 
     modules: tuple[str, ...]
     mangled_name: str
@@ -146,7 +146,7 @@ def parameter_type(entry: str) -> types.Type:
 def kernel_ir(spec: KernelSpec) -> KernelIR:
     """Compile the kernel's source to LLVM IR with Numba's front end.
 
-    The last results are cached: a report compiles a kernel for several architectures.
+    The most recent results are cached, because reports compile one kernel for several architectures.
     """
     function = kernel_function(spec)
     bounds = (spec.launch_bounds, spec.resident) if spec.resident else spec.launch_bounds
@@ -162,7 +162,7 @@ def kernel_ir(spec: KernelSpec) -> KernelIR:
                 launch_bounds=bounds or None,
             )
             result = KernelIR(tuple(library.llvm_strs), library._entry_name)
-            del library, _  # so that the garbage collector, which resumes now, can free them at once
+            del library, _  # the garbage collector, which now resumes, can free them at once
         return result
     except (NumbaError, CudaNumbaError, NameError, TypeError, ValueError, NotImplementedError) as error:
         filename, line, reason = explain(function, error)
@@ -183,7 +183,7 @@ max_error_lines = 20
 
 
 def explain(function: Callable[..., None], error: Exception) -> tuple[str, int, str]:
-    """Return file, line and reason of an error that Numba raised, parsed from its text."""
+    """Return (file, line, reason) of an error that Numba raised, parsed from the error's text."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
     shown = text.split('\nFile "')[0].split("\nDuring: ")[0].splitlines()
     shown = [line for line in shown if line.strip() and not line.startswith("Failed in ")]
@@ -201,20 +201,22 @@ def explain(function: Callable[..., None], error: Exception) -> tuple[str, int, 
     return function.__code__.co_filename, line, reason
 
 
-# ---- GPU ----
+# ---- cubins and PTX for GPUs ----
 
 
 ADVICE = '; `pip install "ort-cuda-plugin[cuda]"` installs the compilers for GPUs'
 
 
 def find_libdevice() -> None:
-    """Set the path of libdevice: Numba's own search also requires NVRTC and others, which are not needed here."""
+    """Load libdevice. Numba's own search would also require NVRTC and other libraries, which are not needed here."""
     if nvvm.LibDevice._cache_ is None and (path := cuda_paths._get_libdevice_path().info):
         nvvm.LibDevice._cache_ = Path(path).read_bytes()
 
 
 def find_linker(spec: KernelSpec) -> None:
-    """Check that nvJitLink is installed: without it, cuda-core would search for a driver. Raises KernelCompileError."""
+    """Check that nvJitLink is installed; otherwise cuda-core would search for a CUDA driver. Raises
+    KernelCompileError.
+    """
     from cuda.pathfinder import DynamicLibNotFoundError, load_nvidia_dynamic_lib
 
     try:
@@ -224,9 +226,10 @@ def find_linker(spec: KernelSpec) -> None:
 
 
 def with_short_rounding(ptx: bytes, capability: tuple[int, int]) -> bytes:
-    """Return the PTX; from sm_90 on, with its roundings to TF32 replaced by an instruction that rounds half to even.
+    """Return the PTX, in which roundings to TF32 are replaced, from sm_90 on, by the instruction that rounds half to
+    even.
 
-    Rounding half away from zero takes three machine instructions on all GPUs.
+    Rounding half away from zero (``cvt.rna``) takes three machine instructions on all GPUs.
     """
     return ptx.replace(b"cvt.rna.tf32.f32", b"cvt.rn.tf32.f32") if capability >= (9, 0) else ptx
 
@@ -244,7 +247,9 @@ def compile_ptx(spec: KernelSpec, ir: KernelIR, target: Target) -> bytes:
 
 
 def compile_cuda(spec: KernelSpec, ir: KernelIR, target: Target) -> KernelImage:
-    """Compile the IR to a cubin; to PTX, which the driver compiles, if the architecture is newer than the toolkit."""
+    """Compile LLVM IR to a cubin. If the architecture is newer than the toolkit, return PTX, which the
+    driver compiles.
+    """
     from cuda.core import Linker, LinkerOptions, ObjectCode
 
     ptx = compile_ptx(spec, ir, target)
@@ -260,7 +265,7 @@ def compile_cuda(spec: KernelSpec, ir: KernelIR, target: Target) -> KernelImage:
     return KernelImage(bytes(cubin), spec.symbol, target, resource_usage(linker.get_info_log()), bytes(ptx))
 
 
-# ---- emulated device ----
+# ---- objects for the emulated device ----
 
 
 @lru_cache(maxsize=1)
@@ -284,11 +289,16 @@ def optimise(module: llvm.ModuleRef, configure: Callable[[llvm.ModulePassManager
 
 
 function_head = re.compile(r"^(define [^\n]*\)(?: (?:local_)?unnamed_addr)?)", re.MULTILINE)
-"""The head of a definition, up to its attributes. llvmlite below 0.48 can add attributes to the result alone."""
+"""The head of a function definition, up to its attributes.
+
+Attributes are added in the text, since llvmlite below 0.48 can add attributes only to the result of a function.
+"""
 
 
 def inline_into_kernel(prepared: Sequence[str], kernel: str, count: bool = False) -> str:
-    """Return one module with all functions inlined into the kernel, and its local variables in registers."""
+    """Return one module in which all functions are inlined into the kernel, and its local variables are
+    in registers.
+    """
     main = None
     for text in prepared:
         module = llvm.parse_assembly(function_head.sub(r"\1 alwaysinline", text))
@@ -312,7 +322,7 @@ def inline_into_kernel(prepared: Sequence[str], kernel: str, count: bool = False
 
     optimise(main, configure)
     if count:
-        # NVVM optimises as well: it loads a value once where the IR loads it repeatedly, so count it once.
+        # In counting mode, optimise as NVVM does, so that a value that the IR loads repeatedly counts as one load.
         options = llvm.create_pipeline_tuning_options(2)
         options.loop_vectorization = options.slp_vectorization = False
         builder = llvm.create_pass_builder(host_target_machine(), options)
@@ -321,11 +331,11 @@ def inline_into_kernel(prepared: Sequence[str], kernel: str, count: bool = False
 
 
 MAX_DECLARED_SHARED = 48 << 10
-"""Bytes of shared memory that a kernel's code may have, on every device."""
+"""Maximum bytes of shared memory that a kernel may declare statically, on every device."""
 
 
 def excess_shared_memory(static_bytes: int) -> str:
-    """Return why a kernel that declares ``static_bytes`` of shared memory is refused; "" if it is not."""
+    """Return why a kernel that declares ``static_bytes`` of shared memory is rejected; "" if it is accepted."""
     if static_bytes <= MAX_DECLARED_SHARED:
         return ""
     return (
@@ -335,7 +345,7 @@ def excess_shared_memory(static_bytes: int) -> str:
 
 
 def emulated_ir(spec: KernelSpec, ir: KernelIR, target: Target) -> str:
-    """Return the kernel's module for the emulated device, before optimisation."""
+    """Return the LLVM IR of a kernel for the emulated device, before optimisation."""
     sizes = [0 if entry.startswith("*") else int(entry[1:]) // 8 for entry in spec.signature]
     try:
         if target.executes_ptx:
@@ -358,26 +368,28 @@ def emulated_ir(spec: KernelSpec, ir: KernelIR, target: Target) -> str:
 def ptx_kernel_module(
     module: Module, kernel: str, sizes: list[int], target: Target
 ) -> tuple[str, host_ir.SharedMemory]:
-    """Return a kernel of PTX as a module for the emulated device, and its shared memory.
+    """Return (LLVM IR for the emulated device, layout of shared memory) of a kernel of a PTX module.
 
-    ``sizes`` are those of `kernel_module`'s parameters. Raises PtxError and UnsupportedIR.
+    ``sizes`` are the ``parameter_bytes`` of `kernel_module`. Raises PtxError and UnsupportedIR.
     """
     module.check = target.check
     ir, static_bytes = llvm_module(module, kernel, [size == 0 for size in sizes], target.contract)
     shared = host_ir.SharedMemory({"": 0}, static_bytes)
     inlined = inline_into_kernel([ir], kernel, target.count)
-    # The translation of PTX has marked the operations that may fuse to an FMA.
+    # contract=False: the translation of PTX has already marked the operations that may fuse to an FMA
     return host_ir.kernel_module(
         inlined, kernel, kernel, sizes, shared, target.check, contract=False, count=target.count
     ), shared
 
 
 OPTIMISATION_LEVEL = 1
-"""LLVM's level for the emulated device. Kernels are as fast as with 3, and LLVM takes a quarter less."""
+"""LLVM's optimisation level for the emulated device. Kernels run as fast as with level 3, and compile in three quarters
+of the time.
+"""
 
 
 def optimised_module(texts: Sequence[str]) -> llvm.ModuleRef:
-    """One module of the texts of `emulated_ir`, ready for code generation."""
+    """Return one module of the texts from `emulated_ir`, optimised and ready for code generation."""
     module, *others = (llvm.parse_assembly(text) for text in texts)
     for other in others:
         module.link_in(other)
@@ -385,7 +397,7 @@ def optimised_module(texts: Sequence[str]) -> llvm.ModuleRef:
     module.data_layout = str(host_target_machine().target_data)
     module.verify()
     options = llvm.create_pipeline_tuning_options(OPTIMISATION_LEVEL)
-    options.slp_vectorization = True  # turns the register tiles of GEMMs into vectors
+    options.slp_vectorization = True  # turns the register tiles of GEMMs into SIMD vectors
     options.loop_vectorization = True
     builder = llvm.create_pass_builder(host_target_machine(), options)
     builder.getModulePassManager().run(module, builder)
@@ -402,7 +414,7 @@ def compile_ptx_kernel(module: Module, kernel: str, target: Target) -> KernelIma
 
 
 def compile_ptx_module(module: Module, target: Target) -> bytes:
-    """Compile all kernels of a PTX module into one object, in which they share variables. Raises PtxError."""
+    """Compile all kernels of a PTX module into one object, in which they share global variables. Raises PtxError."""
     kernels = [name for name, function in module.functions.items() if function.is_entry and function.is_defined]
     if not kernels:
         raise PtxError(1, module.target, "the module has no kernel")
@@ -410,7 +422,7 @@ def compile_ptx_module(module: Module, target: Target) -> bytes:
 
 
 def ptx_kernel_text(module: Module, kernel: str, target: Target) -> str:
-    """Return the module of one kernel for the emulated device, before optimisation. Raises PtxError."""
+    """Return the LLVM IR of a PTX module's kernel for the emulated device, before optimisation. Raises PtxError."""
     function = module.functions[kernel]
     sizes = [0 if parameter.is_pointer else parameter.size for parameter in function.parameters]
     try:
@@ -423,7 +435,10 @@ def ptx_kernel_text(module: Module, kernel: str, target: Target) -> str:
 
 
 def emulated_object(symbols: Sequence[str], texts: Sequence[str]) -> bytes:
-    """Generate code of kernels, each with its module of LLVM IR, for the emulated device: one object file."""
+    """Return an object file with the code of kernels for the emulated device. ``texts`` has the LLVM IR of each kernel.
+
+    The kernels' ``.meta`` constants get the stack bytes, which are known only from the machine code.
+    """
     data = bytearray(host_target_machine().emit_object(optimised_module(texts)))
     elf = Elf(bytes(data))
     for symbol in symbols:
@@ -435,7 +450,7 @@ def emulated_object(symbols: Sequence[str], texts: Sequence[str]) -> bytes:
 
 
 def emulated_image(symbol: str, text: str, target: Target) -> KernelImage:
-    """Generate code of a kernel's module of LLVM IR for the emulated device."""
+    """Return the image of one kernel for the emulated device; ``text`` is its LLVM IR."""
     data = emulated_object([symbol], [text])
     elf = Elf(data)
     mode, static_shared, stack = struct.unpack_from("<III", data, elf.symbol_offset(elf.symbol(f"{symbol}.meta")) + 4)
@@ -453,12 +468,14 @@ def emulated_image(symbol: str, text: str, target: Target) -> KernelImage:
 
 
 callee_stack_bytes = 4096
-"""Bytes of stack for functions of the C library and the emulator's fiber switch, which kernels call."""
+"""Stack bytes reserved for functions that kernels call: those of the C library, and the emulator's fiber switch."""
 red_zone_bytes = 128
 
 
 def frame_bytes(code: bytes) -> int:
-    """Return the stack bytes of an x86-64 function, read from its prologue; 0 for an unknown prologue."""
+    """Return the stack bytes that an x86-64 function needs, read from its prologue; 0 if the prologue is not
+    understood.
+    """
     position, pushed = 0, 8
     while position < len(code):
         byte = code[position]

@@ -1,4 +1,4 @@
-"""Reads sections and symbols of 64-bit little-endian ELF files."""
+"""Parser for the sections and symbols of 64-bit little-endian ELF files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SHT_NOBITS = 8
 
 @dataclass(frozen=True)
 class Section:
-    """One section: ``type``, ``link`` and ``info`` are the header's sh_type, sh_link and sh_info."""
+    """A section; ``type``, ``link`` and ``info`` are the header's sh_type, sh_link and sh_info."""
 
     name: str
     type: int
@@ -25,7 +25,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Symbol:
-    """One symbol; ``section`` is a section index, and ``value`` in a relocatable object the offset in the section."""
+    """A symbol. ``section`` is a section index; in a relocatable object, ``value`` is the offset in that section."""
 
     name: str
     section: int
@@ -83,7 +83,7 @@ class Elf:
                 yield Symbol(self.string(strings + name), section, value, size)
 
     def symbol(self, name: str) -> Symbol:
-        """Return the symbol of that name. Raises KeyError."""
+        """Return the symbol with this name. Raises KeyError."""
         for symbol in self.symbols():
             if symbol.name == name:
                 return symbol

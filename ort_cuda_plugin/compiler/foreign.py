@@ -1,7 +1,8 @@
-"""Kernels of applications in CUDA C++, PTX, cubins and LTO-IR.
+"""Kernels that applications pass as CUDA C++, PTX, cubins or LTO-IR.
 
 NVRTC compiles CUDA C++ to PTX, and nvJitLink links PTX and LTO-IR to cubins; neither needs a GPU. The emulated device
-runs ``source``, the kernel's counterpart in Numba; without one it executes the PTX, which a cubin lacks.
+runs ``source``, a version of the kernel in Python for Numba. Without ``source`` it executes the PTX, which a cubin
+lacks.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ KINDS = ("cuda", "ptx", "cubin", "ltoir")
 
 
 class ForeignCodeError(Exception):
-    """The given code cannot be a kernel; the message says why and what to do."""
+    """The given code cannot be compiled as a kernel; the message says why, and what to do."""
 
 
 @dataclass(frozen=True)
 class ForeignCode:
-    """Code for GPUs.
+    """An application's code for GPUs.
 
     Attributes:
         kind: one of `KINDS`.
-        images: the code for each architecture ("sm_90"), or for "" if it is for all.
+        images: pairs (architecture, code). The architecture is a name such as "sm_90", or "" for code for all of them.
         entry: the kernel's name in the code: in CUDA C++ an ``extern "C"`` name, or an expression such as
             ``scale<float>``.
-        options: for NVRTC, as "--use_fast_math".
+        options: options of NVRTC, such as "--use_fast_math".
     """
 
     kind: str
@@ -44,7 +45,7 @@ class ForeignCode:
     options: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Check the record. Raises ValueError for data that cannot be code of that kind."""
+        """Check the fields. Raises ValueError if the images cannot be code of this kind."""
         if self.kind not in KINDS:
             raise ValueError(f"kernel {self.entry}: kind {self.kind!r}, expected one of {', '.join(KINDS)}")
         for arch, _ in self.images:
@@ -67,10 +68,10 @@ class ForeignCode:
             raise ValueError(f"kernel {self.entry}: options are for CUDA C++, not for {self.kind}")
 
     def image_for(self, compute_capability: tuple[int, int]) -> bytes | None:
-        """Return the newest code that runs on an architecture; None if there is none.
+        """Return the newest code that runs on a GPU with ``compute_capability``; None if there is none.
 
-        A cubin must be for the same major version and not for a newer minor one; PTX and LTO-IR must be for the
-        architecture or an older one. Code for sm_90a runs on sm_90 only, code for sm_100f within the major version.
+        A cubin must be for the same major version and not for a newer minor one; PTX and LTO-IR must be for the same
+        architecture or an older one. Code for sm_90a runs on sm_90 only, code for sm_100f within its major version.
         """
         fitting = [
             (*_number(arch), data)
@@ -93,14 +94,14 @@ def _number(arch: str) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class ForeignKernel(KernelSpec):
-    """A kernel of `ForeignCode` on a GPU. ``source`` is its counterpart for the emulated device, or ""."""
+    """A kernel with `ForeignCode` for GPUs. ``source`` is its Python version for the emulated device, or ""."""
 
     foreign: ForeignCode = field(kw_only=True)
     tools = ("nvidia-cuda-nvrtc", "nvidia-cuda-runtime")
 
     @cached_property
     def digest(self) -> str:
-        """Hex SHA-256 of every field but ``owner``."""
+        """Return the hex SHA-256 of every field except ``owner``."""
         code = self.foreign
         images = [f"{arch} {base64.b64encode(data).decode()}" for arch, data in code.images]
         own = repr((self.name, self.signature, self.source, self.launch_bounds))
@@ -126,7 +127,7 @@ class ForeignKernel(KernelSpec):
 
 
 def compile_foreign(spec: ForeignKernel, target: Target) -> KernelImage:
-    """Return the cubin for a GPU; PTX if the architecture is newer than the toolkit. Raises ForeignCodeError."""
+    """Return a cubin; PTX if the GPU's architecture is newer than the toolkit. Raises ForeignCodeError."""
     code = spec.foreign
     data = _image_for(code, target)
     if code.kind == "cubin":
@@ -140,7 +141,7 @@ def compile_foreign(spec: ForeignKernel, target: Target) -> KernelImage:
 
 
 def _image_for(code: ForeignCode, target: Target) -> bytes:
-    """Return the code for an architecture. Raises ForeignCodeError if there is none."""
+    """Return the code for the target's architecture. Raises ForeignCodeError if there is none."""
     data = code.image_for(target.compute_capability)
     if data is None:
         raise ForeignCodeError(
@@ -151,7 +152,7 @@ def _image_for(code: ForeignCode, target: Target) -> bytes:
 
 
 def ptx_of(code: ForeignCode, capability: tuple[int, int]) -> tuple[str, str]:
-    """Return code as PTX for an architecture, and the kernel's name there. Raises ForeignCodeError."""
+    """Return (PTX, the kernel's name in it) of the code for an architecture. Raises ForeignCodeError."""
     if code.kind == "cubin":
         raise ForeignCodeError(
             "a cubin is machine code of a GPU, which the emulated device cannot run: give CUDA C++, PTX or LTO-IR, or "
@@ -175,7 +176,7 @@ def ptx_of(code: ForeignCode, capability: tuple[int, int]) -> tuple[str, str]:
 
 
 def _compile_cuda(code: ForeignCode, source: bytes, target: Target) -> tuple[bytes, str]:
-    """Compile CUDA C++; return PTX, and the mangled name of the entry."""
+    """Compile CUDA C++; return (PTX, mangled name of the entry)."""
     try:
         from cuda.bindings import nvrtc
 
@@ -216,7 +217,7 @@ def _compile_cuda(code: ForeignCode, source: bytes, target: Target) -> tuple[byt
 
 
 def _headers() -> list[bytes]:
-    """Return options with the folders of the installed CUDA headers, such as cuda_fp16.h."""
+    """Return NVRTC options with the folders of the installed CUDA headers, such as cuda_fp16.h."""
     from cuda.pathfinder import find_nvidia_header_directory
 
     folders = [find_nvidia_header_directory(name) for name in ("cudart", "cccl")]
@@ -252,7 +253,11 @@ def _linked(spec: ForeignKernel, ptx: bytes, data: bytes, entry: str, target: Ta
 def _image(
     spec: ForeignKernel, cubin: bytes, entry: str, target: Target, usage: Mapping[str, int], ptx: bytes = b""
 ) -> KernelImage:
-    """Return a checked image with the entry, and the bytes of shared memory that the entry declares."""
+    """Return the image, after checking that the cubin has the entry and that its parameters match the kernel's
+    signature.
+
+    The image's metadata has the bytes of shared memory that the entry declares.
+    """
     sections = _sections(cubin, entry, target.arch)
     shared = sections.get(f".nv.shared.{entry}", 0)
     wanted = [8 if parameter.startswith("*") else int(parameter[1:]) // 8 for parameter in spec.signature]
@@ -263,11 +268,13 @@ def _image(
 
 
 _PARAMETER_INFO = 4, 0x17
-"""Format and attribute number of a parameter's record in a cubin: index, offset, and a word with the size."""
+"""Format and attribute number of a parameter's record in a cubin (.nv.info). It has an index, an offset, and a word
+with the size.
+"""
 
 
 def _parameter_bytes(cubin: bytes, entry: str) -> list[int]:
-    """Return the size of each parameter; empty if the cubin lacks the records."""
+    """Return the size of each parameter of the entry, in bytes; empty if the cubin has no such records."""
     elf = Elf(cubin)
     records = next((elf.contents(each) for each in elf.sections if each.name == f".nv.info.{entry}"), b"")
     found: dict[int, int] = {}
@@ -283,7 +290,9 @@ def _parameter_bytes(cubin: bytes, entry: str) -> list[int]:
 
 
 def _sections(cubin: bytes, entry: str, arch: str) -> dict[str, int]:
-    """Return names and sizes of a cubin's sections. Raises ForeignCodeError for other data, or without the entry."""
+    """Return {name: size in bytes} of a cubin's sections. Raises ForeignCodeError for other data, or if the entry is
+    missing.
+    """
     try:
         sections = {section.name: section.size for section in Elf(cubin).sections}
     except ValueError as error:

@@ -1,8 +1,8 @@
-"""Patches Numba's front end, so that it skips work that kernels do not need: half of its passes, repeated look-ups, and
+"""Patches of Numba's front end that skip work which kernels do not need: half of its passes, repeated look-ups,
 lifetimes of variables.
 
-Kernels are code over numbers and pointers, without closures, exceptions or array expressions. Their PTX is the same as
-with all of Numba's passes, which a test compares.
+Kernels compute with numbers and pointers, without closures, exceptions or array expressions. A test compares their PTX
+with that of all of Numba's passes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ort_cuda_plugin.compiler.lowering import find_singly_assigned, lower_block,
 from ort_cuda_plugin.compiler.single_assignment import reconstruct_ssa
 
 compute_capability = (8, 0)
-"""The architecture that Numba gets: the IR is the same for all from here on, and for the emulated device."""
+"""The architecture that Numba compiles for. The LLVM IR is the same for all newer ones, and for the emulated device."""
 
 passes_without_effect = frozenset(
     [
@@ -51,7 +51,7 @@ passes_without_effect = frozenset(
 
 
 class KernelCompiler(compiler.CUDACompiler):  # type: ignore[misc]
-    """Runs the passes that generated kernels and their device functions need."""
+    """Compiles with only those of Numba's passes that generated kernels and their device functions need."""
 
     def define_pipelines(self) -> list[PassManager]:
         (complete,) = super().define_pipelines()
@@ -65,7 +65,9 @@ class KernelCompiler(compiler.CUDACompiler):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class ComputeCapability:
-    """Stands in for the device whose compute capability numba-cuda asks for when it compiles a device function."""
+    """Stands in for the current device, which numba-cuda asks for its compute capability when it compiles a device
+    function.
+    """
 
     compute_capability: tuple[int, int]
 
@@ -75,21 +77,23 @@ data_types = (types.Number, types.Boolean, types.CPointer, types.Array)
 
 @cache
 def is_of_data(kind: type) -> bool:
-    """Return whether ``kind`` is a class of Numba's types of data, not of functions or modules."""
+    """Return whether ``kind`` is a class of Numba types of data, as opposed to functions or modules."""
     return issubclass(kind, data_types)
 
 
 signatures: dict[tuple[Any, Any, tuple[types.Type, ...]], tuple[Any, Any]] = {}
-"""Resolved signature and key of the overload, by function, typing context and argument types (`data_types`)."""
+"""Cache of `remembered`: (signature, key of the overload) by (function, typing context, argument types)."""
 
 resolve = BaseFunction.get_call_type
 
 
 def remembered(function: Any, context: Any, args: tuple[types.Type, ...], kws: dict[str, types.Type]) -> Any:
-    """Replace `BaseFunction.get_call_type`, which tries every overload at each use of an operator: cache the result."""
+    """Replace `BaseFunction.get_call_type`, which tries every overload at each use of an operator, by a
+    cached version.
+    """
     if kws or not all(is_of_data(each.__class__) for each in args):
         return resolve(function, context, args, kws)
-    # Numba makes a new function object for each conversion to a number type, so use the type as the key.
+    # Numba creates a new function object for each conversion to a number type, so the type serves as the key.
     conversion = function.typing_key if isinstance(function.typing_key, types.Number) else None
     key = (conversion or function, context, tuple(args))
     if key not in signatures:
@@ -102,12 +106,16 @@ def remembered(function: Any, context: Any, args: tuple[types.Type, ...], kws: d
 
 resolve_value = BaseContext.resolve_value_type
 values: dict[tuple[Any, int], tuple[Any, Any]] = {}
-"""Numba's type of a function, module or type, and this object itself, by typing context and the object's id."""
+"""Cache of `remembered_value`, by (typing context, id of the object): (Numba's type, the object, which keeps the id
+valid).
+"""
 kinds_of_names = (FunctionType, BuiltinFunctionType, ModuleType, type, types.Type, extending._Intrinsic)
 
 
 def remembered_value(context: Any, value: Any) -> Any:
-    """Replace `BaseContext.resolve_value_type`, which tries a dozen protocols for each function that a kernel calls."""
+    """Replace `BaseContext.resolve_value_type`, which tries a dozen protocols for each called function, by a cached
+    version.
+    """
     if not isinstance(value, kinds_of_names):
         return resolve_value(context, value)
     key = (context, id(value))
@@ -122,7 +130,9 @@ omitted = types.Omitted(ir.UNDEFINED)
 
 
 def literal_if_known(value: Any) -> Any:
-    """Replace `lowering._lit_or_omitted`, which raises and catches an error for each operand that is not a constant."""
+    """Replace `lowering._lit_or_omitted`, which raises and catches an exception for each operand that is not a
+    constant.
+    """
     return omitted if value is ir.UNDEFINED else literal_or_omitted(value)
 
 
@@ -131,23 +141,23 @@ location_takers: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
 
 def remembered_location(function: Any) -> bool:
-    """Replace `base._has_loc`, which inspects the signature of an implementation at each use: cache the result."""
+    """Replace `base._has_loc`, which inspects the signature of an implementation at each use, by a cached version."""
     try:
         known = location_takers.get(function)
         if known is None:
             known = location_takers[function] = takes_location(function)
-    except TypeError:  # the function has no hash, or does not allow weak references
+    except TypeError:  # the function is not hashable, or does not support weak references
         return bool(takes_location(function))
     return known
 
 
 size_of = base.BaseContext.get_abi_sizeof
 sizes: dict[str, int] = {}
-"""The bytes of LLVM types, by their text: all kernels have one data layout."""
+"""Cache of `remembered_size`: bytes of LLVM types, by their text. All kernels have the same data layout."""
 
 
 def remembered_size(context: Any, kind: Any) -> int:
-    """Replace `BaseContext.get_abi_sizeof`, which has LLVM parse a module for each variable: cache the sizes."""
+    """Replace `BaseContext.get_abi_sizeof`, which lets LLVM parse a module for each variable, by a cached version."""
     text = str(kind)
     if text not in sizes:
         sizes[text] = size_of(context, kind)
@@ -155,26 +165,28 @@ def remembered_size(context: Any, kind: Any) -> int:
 
 
 def unmarked(scheme: Any, text: str, *colours: Any) -> str:
-    """Replace the colouring of error texts: Numba catches most of these errors, and colours take most of their time."""
+    """Replace the colouring of error messages: Numba catches most of these errors, and colouring takes most of their
+    time.
+    """
     return text
 
 
 def without_lifetimes(processor: Any, emit_dels: bool = False, extend_lifetimes: bool = False) -> None:
-    """Replace `PostProcessor.run`, for functions without generators whose variables hold nothing to release."""
+    """Replace `PostProcessor.run` for functions without generators, whose variables need no release."""
     processor.func_ir.blocks = transforms.canonicalize_cfg(processor.func_ir.blocks)
     processor.func_ir.generator_info = None
 
 
 def unchanged(func_ir: Any) -> Any:
-    """Replace Numba's searches for ``with`` statements and updates of dictionaries, which kernels do not have."""
+    """Replace Numba's searches for ``with`` statements and for dictionary updates, which kernels do not contain."""
     return func_ir
 
 
 @contextmanager
 def collection_paused() -> Iterator[None]:
-    """Pause the garbage collector, which visits all objects again and again while Numba makes new ones.
+    """Pause the garbage collector, which would visit all objects repeatedly while Numba creates new ones.
 
-    It would take a third of the front end's time. Cycles of other threads are collected later as well.
+    It would take a third of the front end's time. Cycles of other threads are not collected meanwhile either.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -187,11 +199,11 @@ def collection_paused() -> Iterator[None]:
 
 @contextmanager
 def front_end_of_kernels() -> Iterator[None]:
-    """Apply the patches of this module to Numba in a ``with`` block. The caller holds Numba's lock."""
+    """Apply the patches of this module to Numba for a ``with`` block. The caller must hold Numba's compiler lock."""
     device = ComputeCapability(compute_capability)
     with (
         collection_paused(),
-        # The device functions of a kernel, Numba's own among them, ask for the current device's compute capability.
+        # Device functions, including Numba's own, ask for the current device's compute capability.
         patch.object(dispatcher, "get_current_device", lambda: device),
         patch.object(compiler, "CUDACompiler", KernelCompiler),
         patch.object(BaseFunction, "get_call_type", remembered),

@@ -1,1 +1,3 @@
-"""Disk caches that processes share: files of trusted owners, eviction by size, measured times, cuDNN's plans."""
+"""Disk caches that processes share: measured times, library plans, refused calls, quarantine. Only trusted files are
+read.
+"""

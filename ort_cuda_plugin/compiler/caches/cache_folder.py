@@ -1,6 +1,6 @@
-"""A disk cache shared by processes: a `TrustedFolder` of entries with a bound on their size.
+"""A disk cache that processes share: a `TrustedFolder` of entries, with a limit on their total size.
 
-An entry is a magic number, the SHA-256 of its body, and the body.
+An entry's file holds a magic number, the SHA-256 of the contents, and the contents.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ lock_suffix = ".lock"
 
 
 def cache_folder() -> Path:
-    """Return the folder of entries: $ORT_CUDA_PLUGIN_CACHE_DIR, or ort-cuda-plugin in the user's cache folder.
+    """Return the folder of the cache: $ORT_CUDA_PLUGIN_CACHE_DIR, or ort-cuda-plugin in the user's cache folder.
 
-    For a user without a home folder, as in containers, the path begins with "~".
+    For a user without a home folder, as in some containers, the path begins with "~".
     """
     if configured := os.environ.get(CACHE_DIR_VARIABLE):
         return Path(configured)
@@ -34,7 +34,7 @@ def cache_folder() -> Path:
 
 
 def open_folder(folder: Path) -> TrustedFolder:
-    """Open the folder, and make it if it is missing. Raises Untrusted, with the reason, if it cannot be used."""
+    """Open the folder, and create it if it is missing. Raises Untrusted, with the reason, if it cannot be used."""
     if folder.parts[:1] == ("~",):
         raise Untrusted("this user has no home folder")
     try:
@@ -46,11 +46,12 @@ def open_folder(folder: Path) -> TrustedFolder:
 
 
 class CacheFolder:
-    """Entries by key in one folder. If the folder cannot be used, a warning says so once, and the cache stays empty.
+    """Entries by key in one folder. If the folder is unusable, a warning is logged once, and the cache stays empty.
 
-    ``max_bytes`` bounds the sum of the entries' sizes: the least recently used entries are removed. A subclass defines
-    its entries by ``name``, ``suffix``, ``magic`` and ``max_entry_bytes``. Warnings contain ``consequence``, what is
-    lost without the folder, and ``remedy``, what replaces an unusable entry. A read-only folder can be read.
+    ``max_bytes`` limits the sum of the entries' sizes: the least recently used entries are removed. A subclass defines
+    its entries by ``name``, ``suffix``, ``magic`` and ``max_entry_bytes``. Warnings contain ``consequence`` (what is
+    lost without the folder) and ``remedy`` (what happens instead of using a damaged entry). Entries of a read-only
+    folder can be read.
     """
 
     name: str
@@ -69,18 +70,18 @@ class CacheFolder:
         try:
             self.opened = open_folder(folder)
         except Untrusted as problem:
-            # A subfolder that is missing in a read-only cache, as in a container's image, was left out on purpose.
+            # A read-only cache, as in a container's image, may lack a subfolder on purpose, so do not warn then.
             left_out = isinstance(problem, Absent) and folder.parent == cache_folder() and folder.parent.is_dir()
             self.disable(str(problem), logging.INFO if left_out else logging.WARNING)
 
     @property
     def usable(self) -> bool:
-        """Whether entries can be read; otherwise ``problem`` has the reason."""
+        """Return whether entries can be read; if not, ``problem`` has the reason."""
         return not self.problem
 
     @property
     def writable(self) -> bool:
-        """Whether entries can be written."""
+        """Return whether entries can be written."""
         return self.usable and self.opened is not None and self.opened.is_writable
 
     def disable(self, problem: str, level: int = logging.WARNING) -> None:
@@ -103,8 +104,8 @@ class CacheFolder:
         return self.folder / self.file_name(key)
 
     def read(self, key: str) -> bytes | None:
-        """Return the contents of an entry; None if there is none, it is damaged, or another user could have written
-        it.
+        """Return the contents of the entry; None if it is missing or damaged, or if another user could
+        have written it.
         """
         data = self.read_file(self.file_name(key))
         if data is None:
@@ -121,7 +122,9 @@ class CacheFolder:
         return data[start:]
 
     def is_whole(self, name: str) -> bool:
-        """Whether the file of that name is an entry that `read` would return; does not count as a use."""
+        """Return whether file ``name`` is an entry that `read` would accept. The check does not count as a use of the
+        entry.
+        """
         try:
             return (
                 self.opened is not None and self._body(self.opened.read(name, self.max_entry_bytes, False)) is not None
@@ -130,7 +133,7 @@ class CacheFolder:
             return False
 
     def write(self, key: str, body: bytes) -> None:
-        """Write an entry atomically: a reader sees all of it or nothing."""
+        """Write an entry atomically: a reader sees either all of it or nothing."""
         data = self.magic + hashlib.sha256(body).digest() + body
         if not self.write_file(self.file_name(key), data):
             return
@@ -140,18 +143,22 @@ class CacheFolder:
 
     @contextlib.contextmanager
     def lock(self, key: str) -> Iterator[bool]:
-        """Hold the lock of an entry in a ``with`` block that makes the entry. Yield False if another process holds the
-        lock, True if this process does. In a folder that cannot be written to, there is no lock: yield True.
+        """Lock the entry with ``key`` for a ``with`` block that creates the entry.
+
+        Yields False at once if another process holds the lock, else True. A read-only folder has no locks: yields True.
         """
         with contextlib.ExitStack() as stack:
             held = True
             if self.opened is not None and self.writable:
-                with contextlib.suppress(OSError):  # without the lock, two processes may make the entry
+                # without the lock, two processes may both create the entry, which is harmless
+                with contextlib.suppress(OSError):
                     held = stack.enter_context(self.opened.lock(f"{key}{lock_suffix}"))
             yield held
 
     def read_file(self, name: str) -> bytes | None:
-        """Return the contents of a file in the folder; None if there is none, or another user could have written it."""
+        """Return the contents of a file in the folder; None if it is missing, or if another user could
+        have written it.
+        """
         if self.opened is None or not self.usable:
             return None
         try:
@@ -163,7 +170,7 @@ class CacheFolder:
         return None
 
     def write_file(self, name: str, data: bytes) -> bool:
-        """Write a file of the folder atomically; return whether it was written."""
+        """Write a file in the folder atomically; return whether it was written."""
         if self.opened is None or not self.writable or len(data) > self.max_entry_bytes:
             return False
         try:
@@ -173,7 +180,9 @@ class CacheFolder:
         return self.usable
 
     def trim(self) -> None:
-        """Remove the least recently used entries until a tenth of the bound is free, and abandoned partial files."""
+        """If the entries exceed ``max_bytes``, remove the least recently used ones until 90% is left. Remove abandoned
+        temporary files.
+        """
         if self.opened is None:
             return
         entries = []
@@ -187,7 +196,7 @@ class CacheFolder:
         if total <= self.max_bytes:
             return
         for _, size, name in sorted(entries):
-            with contextlib.suppress(OSError):  # another process has removed the file
+            with contextlib.suppress(OSError):  # another process may have removed the file
                 self.opened.remove(name)
             total -= size
             if total <= self.max_bytes * 9 // 10:

@@ -1,4 +1,6 @@
-"""Calibrations in the timing cache: for a device the seconds of each probe, and the rates that follow from them."""
+"""Calibration in the timing cache: the seconds that a device took for each probe kernel, and the rates derived from
+them.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +11,16 @@ from ...gpus.calibration import Calibration, Sizes, derive
 from .timing_cache import TimedProblem, timing_cache
 
 VERSION = 1
-"""Version of the probes; times of other versions are not read."""
+"""Version of the probes. Times that were measured with probes of another version are ignored."""
 
 
 def store_probes(device: str, seconds: Mapping[str, float]) -> None:
-    """Keep the median seconds of probes for ``device``, a text of `device_identity`."""
+    """Store the median seconds of each probe for ``device``, a text from `device_identity`."""
     timing_cache().record(_problem(device), seconds)
 
 
 def stored_calibration(device: str, gpu: Gpu, sizes: Sizes) -> Calibration | None:
-    """Return the rates of a calibrated device; None if it was never calibrated, or if a rate is not plausible."""
+    """Return the measured rates of ``device``; None if it was never calibrated, or if a rate is not plausible."""
     seconds = timing_cache().times(_problem(device))
     return derive(gpu, sizes, seconds) if seconds else None
 

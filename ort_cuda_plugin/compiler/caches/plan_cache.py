@@ -1,6 +1,6 @@
-"""The disk cache of vendor libraries' algorithms, such as cuDNN's execution plans with compiled kernels.
+"""The disk cache of vendor libraries' algorithms, for example cuDNN's execution plans with their compiled kernels.
 
-Entries are in the folder ``plans`` of the kernel cache. They contain code that the library loads into the device, so,
+Entries are in the folder ``plans`` of the kernel cache. They contain code that the library loads into the device. So,
 as for kernels, only files that this user or root wrote are loaded.
 """
 
@@ -16,10 +16,10 @@ max_cache_bytes = 256 << 20
 
 
 class PlanCache(CacheFolder):
-    """Plans by key, a text that describes the problem. Several processes may use one folder.
+    """Library plans by key, a text that describes the problem. Several processes may share one folder.
 
-    ``folder`` defaults to ``plans`` in `cache_folder`. ``max_bytes`` bounds the sum of the entries' sizes: the least
-    recently used are removed.
+    ``folder`` defaults to ``plans`` in `cache_folder`. ``max_bytes`` limits the sum of the entries' sizes: the least
+    recently used entries are removed.
     """
 
     name = "cache of library plans"
@@ -33,11 +33,11 @@ class PlanCache(CacheFolder):
         super().__init__(cache_folder() / "plans" if folder is None else folder, max_bytes)
 
     def load(self, what: bytes) -> bytes | None:
-        """Return the plan of a key; None if there is no entry or it is damaged."""
+        """Return the library plan for the problem ``what``; None if there is no entry, or if it is damaged."""
         return self.read(_key(what))
 
     def keep(self, what: bytes, plan: bytes) -> None:
-        """Store the plan of a key."""
+        """Store the library plan for the problem ``what``."""
         self.write(_key(what), plan)
 
 

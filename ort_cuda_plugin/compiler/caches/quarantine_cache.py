@@ -1,7 +1,7 @@
-"""The disk cache of what failed the selftest on a device.
+"""The disk cache of schedules and operators that failed the selftest on a device.
 
-Entries are in the folder ``quarantine`` of the kernel cache, one for a device with its driver and libraries. They
-contain texts: wrong contents can at worst keep a node from the plugin, or select another of its kernels.
+Entries are in the folder ``quarantine`` of the kernel cache, one for each device with its driver and libraries. They
+contain only names: a wrong entry can at worst keep a node from the plugin, or select another of its kernels.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ max_text_characters = 1024
 
 
 class QuarantineCache(CacheFolder):
-    """Quarantined schedules and operators by the text that identifies a device. ``made_by`` identifies the kernels: the
-    entry of a device is void if other kernels were tested. Several processes may use one folder.
+    """Quarantined schedules and operators, by the text that identifies a device.
+
+    ``made_by`` identifies the kernels that were tested: an entry is void for other kernels. Several processes may share
+    one folder.
     """
 
     name = "quarantine"
@@ -42,11 +44,13 @@ class QuarantineCache(CacheFolder):
         self._told: set[str] = set()
 
     def has(self, device: str) -> bool:
-        """Return whether there is an entry, readable or not, of a device."""
+        """Return whether the device has an entry, readable or not."""
         return self.opened is not None and self.path(_key(device)).exists()
 
     def load(self, device: str, made_by: str) -> list[Entry]:
-        """Return what is quarantined on a device; nothing, with a warning, if the entry is damaged."""
+        """Return the device's quarantined schedules and operators. If the entry is damaged, log a warning and return
+        none.
+        """
         key = _key(device)
         if not self.has(device):
             return []
@@ -57,14 +61,14 @@ class QuarantineCache(CacheFolder):
         except (ValueError, TypeError, RecursionError):
             is_whole = False
         if not is_whole:
-            if key not in self._told:  # once for a process
+            if key not in self._told:  # warn once per process
                 logger.warning("%s entry %s is damaged: %s", self.name, self.path(key), self.remedy)
             self._told.add(key)
             return []
         return list(entries) if kernels == made_by else []
 
     def store(self, device: str, made_by: str, entries: Sequence[Entry]) -> bool:
-        """Replace the entry of a device; return whether a later process will find it."""
+        """Replace the device's entry; return whether a later process will find it."""
         if not entries:
             return self.clear(device)
         data = json.dumps([device, made_by, [*entries][:max_entries]]).encode()
@@ -72,7 +76,7 @@ class QuarantineCache(CacheFolder):
         return self.load(device, made_by) == [*entries]
 
     def clear(self, device: str) -> bool:
-        """Remove the entry of a device; return whether there is none now."""
+        """Remove the device's entry; return whether none is left."""
         if self.opened is not None:
             with contextlib.suppress(OSError):
                 self.opened.remove(self.file_name(_key(device)))
@@ -99,5 +103,5 @@ def _cache_in(folder: Path) -> QuarantineCache:
 
 
 def quarantine_cache() -> QuarantineCache:
-    """Return the process's cache, in the folder that the environment names."""
+    """Return this process's quarantine cache, in the folder ``quarantine`` of `cache_folder`."""
     return _cache_in(cache_folder() / "quarantine")

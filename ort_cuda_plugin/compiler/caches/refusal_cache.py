@@ -1,7 +1,7 @@
 """The disk cache of library calls that a device's libraries have refused.
 
-Entries are in the folder ``refusals`` of the kernel cache, one for a device with its driver and libraries. They contain
-numbers: wrong contents can at worst select one of the plugin's kernels where a library is faster.
+Entries are in the folder ``refusals`` of the kernel cache, one for each device with its driver and libraries. They
+contain only numbers: a wrong entry can at worst select one of the plugin's kernels where a library is faster.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from ort_cuda_plugin.compiler.caches.cache_folder import CacheFolder, cache_fold
 
 max_cache_bytes = 1 << 20
 max_refusals = 1024
-"""Refusals of one device that are kept, the newest."""
+"""Maximum number of refused calls that are stored for a device; the oldest are dropped."""
 
 
 class RefusalCache(CacheFolder):
-    """Refused calls, each a tuple of integers, by the text that identifies a device. Several processes may use one
-    folder; of two that write at once, the refusals of one may be lost.
+    """Refused library calls, each a tuple of integers, by the text that identifies a device.
+
+    Several processes may share one folder. If two write at the same time, the refusals of one may be lost.
     """
 
     name = "cache of refused library calls"
@@ -34,7 +35,9 @@ class RefusalCache(CacheFolder):
         super().__init__(cache_folder() / "refusals" if folder is None else folder, max_cache_bytes)
 
     def load(self, device: str) -> list[tuple[int, ...]]:
-        """Return the refused calls of a device, the oldest first; none if the entry is missing or damaged."""
+        """Return the refused calls of a device, the oldest first. The list is empty if the entry is
+        missing or damaged.
+        """
         try:
             found, calls = json.loads(self.read(_key(device)) or b"[null, []]")
             is_valid = found == device and all(type(number) is int for call in calls for number in call)
@@ -43,7 +46,7 @@ class RefusalCache(CacheFolder):
             return []
 
     def keep(self, device: str, refusal: tuple[int, ...]) -> None:
-        """Add a refused call of a device."""
+        """Store a refused call of a device."""
         known = [call for call in self.load(device) if call != refusal]
         self.write(_key(device), json.dumps([device, [*known, refusal][-max_refusals:]]).encode())
 
@@ -58,5 +61,5 @@ def _cache_in(folder: Path) -> RefusalCache:
 
 
 def refusal_cache() -> RefusalCache:
-    """Return the process's cache, in the folder that the environment names."""
+    """Return this process's cache of refused calls, in the folder ``refusals`` of `cache_folder`."""
     return _cache_in(cache_folder() / "refusals")

@@ -1,8 +1,8 @@
 """The disk cache of measured times, for the autotuner.
 
 A problem is a computation on a device, with element types and size buckets. Its candidates are schedules or library
-calls for it, each with its median time. Entries are in the folder ``timings`` of the kernel cache, one file for a
-problem, and only files that this user or root wrote are read. They contain names and numbers: wrong contents can at
+calls that implement it, each with its median time. Entries are in the folder ``timings`` of the kernel cache, one file
+for each problem. Only files that this user or root wrote are read. They contain names and numbers: a wrong entry can at
 worst select a slow candidate.
 """
 
@@ -27,10 +27,10 @@ _MOST_SECONDS = 1e9
 
 
 def size_bucket(size: int) -> int:
-    """Return the bucket of a size: the next number with three significant bits.
+    """Return the bucket of a size: the size rounded up to a number with at most three significant bits.
 
-    The buckets are 0 to 8, 10, 12, 14, 16, 20, 24, 28, 32 and so on, four between powers of two. So a bucket is less
-    than a quarter larger than each size in it.
+    The buckets are 0 to 8, 10, 12, 14, 16, 20, 24, 28, 32 and so on, four per power of two. So a bucket is less than a
+    quarter larger than each size in it.
     """
     if size < 0:
         raise ValueError(f"expected a size of at least 0, got {size}")
@@ -40,10 +40,11 @@ def size_bucket(size: int) -> int:
 
 @dataclass(frozen=True)
 class TimedProblem:
-    """The computation that candidates implement.
+    """A computation whose candidates are timed.
 
     Attributes: timing_id: names the computation, with every property that affects its time except types and sizes.
-        device: the result of `device_identity`. types: of the operands, as "f16". sizes: buckets, see `of`.
+        device: a text from `device_identity`. types: element types of the operands, such as "f16". sizes: buckets, see
+        `of`.
     """
 
     timing_id: str
@@ -53,12 +54,12 @@ class TimedProblem:
 
     @staticmethod
     def of(timing_id: str, device: str, types: Iterable[str], sizes: Iterable[int]) -> TimedProblem:
-        """Return the problem for the buckets of ``sizes``."""
+        """Return the problem for ``sizes``, rounded up to their buckets."""
         return TimedProblem(timing_id, device, tuple(types), tuple(map(size_bucket, sizes)))
 
     @property
     def key(self) -> str:
-        """Return the hex hash of all fields."""
+        """Return the key of the entry: the hex SHA-256 of all fields."""
         return hashlib.sha256(json.dumps(self._parts()).encode()).hexdigest()
 
     def _parts(self) -> list[object]:
@@ -68,8 +69,10 @@ class TimedProblem:
 def device_identity(
     name: str, compute_capability: tuple[int, int], multiprocessors: int, versions: Mapping[str, str] | None = None
 ) -> str:
-    """Return the text that identifies a device in the cache: its name, its number of multiprocessors, and ``versions``
-    of the driver and of the libraries that candidates use.
+    """Return the text that identifies a device in the cache.
+
+    It has the name, the compute capability, the number of multiprocessors, and ``versions`` of the driver and of the
+    libraries that candidates use.
     """
     major, minor = compute_capability
     rest = "".join(f", {what} {version}" for what, version in sorted((versions or {}).items()))
@@ -77,10 +80,10 @@ def device_identity(
 
 
 class TimingCache(CacheFolder):
-    """Times of candidates, in memory and in one folder. Thread safe; several processes may use one folder.
+    """Times of candidates, in memory and in one folder. Thread safe; several processes may share one folder.
 
-    A read-only folder is read. ``folder`` defaults to ``timings`` in `cache_folder`. ``max_bytes`` bounds the sum of
-    the entries' sizes: the least recently used are removed.
+    A read-only folder is read. ``folder`` defaults to ``timings`` in `cache_folder`. ``max_bytes`` limits the sum of
+    the entries' sizes: the least recently used entries are removed.
     """
 
     name = "timing cache"
@@ -96,18 +99,21 @@ class TimingCache(CacheFolder):
         self._lock = threading.Lock()
 
     def times(self, problem: TimedProblem) -> dict[str, float]:
-        """Return the median seconds of each measured candidate of a problem; infinity for one that cannot run."""
+        """Return the median seconds of each measured candidate of a problem; infinity for a candidate
+        that cannot run.
+        """
         with self._lock:
             return dict(self._known(problem))
 
     def missing(self, problem: TimedProblem, candidates: Sequence[str]) -> list[str]:
-        """Return those of the candidates that have not been measured for the problem."""
+        """Return those of ``candidates`` that have not been measured for the problem."""
         times = self.times(problem)
         return [candidate for candidate in candidates if candidate not in times]
 
     def best(self, problem: TimedProblem, candidates: Sequence[str]) -> str | None:
-        """Return the fastest of the candidates, the first of equal ones; None if one has not been measured, or if none
-        of them can run.
+        """Return the fastest of ``candidates``, or the first of several equally fast ones.
+
+        Returns None if one of them has not been measured, or if none of them can run.
         """
         times = self.times(problem)
         if not candidates or not all(candidate in times for candidate in candidates):
@@ -128,7 +134,8 @@ class TimingCache(CacheFolder):
                 )
         with self._lock:
             known = self._known(problem, of_disk=True)
-            # Drop the oldest candidates beyond the maximum: when kernels change, their candidates get new names.
+            # Drop the oldest candidates beyond the maximum. When kernels change, their candidates get new names, and
+            # old ones remain.
             for candidate, seconds in times.items():
                 known.pop(candidate, None)
                 known[candidate] = float(seconds)
@@ -137,8 +144,8 @@ class TimingCache(CacheFolder):
             self.write(problem.key, _encode(problem, known))
 
     def _known(self, problem: TimedProblem, of_disk: bool = False) -> dict[str, float]:
-        """Return the stored times of a problem. With ``of_disk`` read the problem's file again, since another process
-        may have written it.
+        """Return the stored times of a problem. With ``of_disk``, read its file again, since another process may have
+        written it.
         """
         known = self._times.get(problem, {})
         if not known or of_disk:
@@ -158,7 +165,7 @@ def timing_cache() -> TimingCache:
     return _cache_in(cache_folder() / "timings")
 
 
-# ---- the bodies of entries: JSON; null stands for infinity ----
+# ---- contents of entries: JSON, in which null stands for infinity ----
 
 
 def _encode(problem: TimedProblem, times: Mapping[str, float]) -> bytes:
@@ -167,7 +174,7 @@ def _encode(problem: TimedProblem, times: Mapping[str, float]) -> bytes:
 
 
 def _decode(body: bytes, problem: TimedProblem) -> dict[str, float]:
-    """Decode times; empty if the bytes are malformed or of another problem."""
+    """Decode the times in an entry; empty if the bytes are malformed, or belong to another problem."""
     try:
         *parts, found = json.loads(body)
         if parts != problem._parts() or not isinstance(found, dict) or len(found) > max_candidates:

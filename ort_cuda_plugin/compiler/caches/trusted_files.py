@@ -1,8 +1,8 @@
-"""Files that are safe to execute: only this user and root can have written or can replace them.
+"""Files that are safe to execute, because only this user and root can have written or can replace them.
 
-The path of a folder is opened component by component from the root, each relative to the handle of its parent. A user
-who can rename a component could redirect the path, so every folder and link on it is checked. Checked folders stay
-open and are used through their handles.
+The path of a folder is opened component by component from the root, each relative to the handle of its parent. Another
+user who can rename a component could redirect the path, so every folder and symbolic link on it is checked. Checked
+folders stay open, and are used through their handles.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ MOST_LINKS = 40
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
-# Another user may have replaced the file by a link, or by a FIFO that would block `open`.
+# Flags of `open`: another user may have replaced the file by a link, or by a FIFO on which `open` would block.
 CAREFULLY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 class Untrusted(PermissionError):
-    """Another user controls the contents of a folder or a file; the message gives the reason."""
+    """Another user controls the contents of a folder or of a file; the message gives the reason."""
 
 
 class Absent(Untrusted):
@@ -36,10 +36,10 @@ class Absent(Untrusted):
 
 
 class TrustedFolder:
-    """An open folder that belongs to this user or root. Its methods take names of files in it and raise OSError.
+    """An open folder that belongs to this user or root. Its methods take names of files in it, and raise OSError.
 
-    Files can be written only if ``is_writable``. Raises Untrusted, and other OSErrors if the folder cannot be created
-    or opened.
+    Files can be written only if ``is_writable``. The constructor raises Untrusted, and other OSErrors if the folder
+    cannot be created or opened.
     """
 
     def __init__(self, path: Path) -> None:
@@ -51,11 +51,14 @@ class TrustedFolder:
             self.handle, self.is_writable = walk.open_end()
         finally:
             walk.close()
-        # Not closed when Python exits: threads may still use it.
+        # The handle is not closed at the end of the process, since threads may still use it.
         weakref.finalize(self, os.close, self.handle).atexit = False
 
     def read(self, name: str, most_bytes: int, is_use: bool = True) -> bytes:
-        """Return the contents of a file. If the read counts as a use, refresh the file's time stamp, at most hourly."""
+        """Return the contents of a file.
+
+        With ``is_use``, the file's time stamp is updated, at most once an hour, so that eviction knows the last use.
+        """
         with os.fdopen(os.open(name, os.O_RDONLY | CAREFULLY, dir_fd=self.handle), "rb", buffering=0) as file:
             status = _check_file(file.fileno())
             if status.st_size > most_bytes:
@@ -73,7 +76,7 @@ class TrustedFolder:
         descriptor = os.open(temporary, flags, 0o600, dir_fd=self.handle)
         try:
             with os.fdopen(descriptor, "wb") as file:
-                os.fchmod(descriptor, _mode(0o600))  # for any umask
+                os.fchmod(descriptor, _mode(0o600))  # sets the mode for any umask
                 file.write(data)
             os.replace(temporary, name, src_dir_fd=self.handle, dst_dir_fd=self.handle)
         except BaseException:
@@ -84,8 +87,8 @@ class TrustedFolder:
     def lock(self, name: str) -> Iterator[bool]:
         """Hold a lock across processes in a ``with`` block; yields False at once if another process holds it.
 
-        The lock file is removed afterwards. A process that had opened it before then locks a deleted file, so the
-        holder of a lock first checks whether the work is done already.
+        The lock file is removed afterwards. A process that has opened it before that then locks a deleted file. So the
+        holder of a lock must first check whether another process has already done the work.
         """
         flags = os.O_RDWR | os.O_CREAT | CAREFULLY
         with os.fdopen(os.open(name, flags, 0o600, dir_fd=self.handle), "rb") as file:
@@ -102,8 +105,9 @@ class TrustedFolder:
                     self.remove(name)
 
     def files(self) -> Iterator[tuple[str, os.stat_result]]:
-        """Yield the name and the status of each file in the folder; links are not followed."""
-        # A separate handle: the position of a listing belongs to its handle, and threads may list at once.
+        """Yield (name, status) of each file in the folder; symbolic links are not followed."""
+        # Each listing needs its own handle, since the handle holds the position in the listing, and several threads may
+        # list.
         own = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.handle)
         try:
             with os.scandir(own) as entries:
@@ -118,14 +122,17 @@ class TrustedFolder:
 
 
 def read_file(path: Path) -> bytes:
-    """Read a file at a path from the user. Raises Untrusted, and other OSErrors."""
+    """Return the contents of a file at a path that the user gave. Raises Untrusted, and other OSErrors."""
     with os.fdopen(os.open(path, os.O_RDONLY | CAREFULLY), "rb") as file:
         _check_file(file.fileno())
         return file.read()
 
 
 def append_to_file(path: Path, data: bytes) -> None:
-    """Append to a file at the user's path in one write; create a missing file. Raises the errors of `read_file`."""
+    """Append ``data`` in a single write to a file at a path that the user gave; create the file if it is missing.
+
+    Raises the errors of `read_file`.
+    """
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | CAREFULLY
     with os.fdopen(os.open(path, flags, 0o600), "ab", buffering=0) as file:
         _check_file(file.fileno())
@@ -136,7 +143,10 @@ def append_to_file(path: Path, data: bytes) -> None:
 
 
 def _mode(private: int) -> int:
-    """Return the mode of new files: all users can read root's files, as needed in a container's image."""
+    """Return the mode of a new file or folder: ``private``, or for root also readable by all users.
+
+    A container's image may hold a cache that root wrote.
+    """
     reading = private & (stat.S_IRUSR | stat.S_IXUSR)
     return private if os.geteuid() else private | reading >> 3 | reading >> 6
 
@@ -161,7 +171,7 @@ def _check_writers(status: os.stat_result, subject: str) -> None:
 
 
 def _is_group_of_one(group: int) -> bool:
-    """Whether a group is a user's private group: with the user's name and no other member."""
+    """Return whether the group is this user's private group: it has the user's name, and no other member."""
     import grp
     import pwd
 
@@ -173,7 +183,7 @@ def _is_group_of_one(group: int) -> bool:
 
 
 class _Walk:
-    """Traversal of a path: open handles of all folders from the root to the current one."""
+    """State of the traversal of a path: open handles of all folders from the root to the current one."""
 
     def __init__(self) -> None:
         self.handles = [os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)]
@@ -181,7 +191,9 @@ class _Walk:
         self.links = 0
 
     def go(self, path: Path) -> None:
-        """Enter each component of the path; create missing folders. Raises Untrusted if a component fails a check."""
+        """Enter each component of the path, and create missing folders. Raises Untrusted if a component
+        fails a check.
+        """
         todo = deque(path.parts[1:])
         self.check()
         while todo:
@@ -210,7 +222,9 @@ class _Walk:
             return os.stat(name, dir_fd=self.handles[-1], follow_symlinks=False)
 
     def follow(self, name: str, status: os.stat_result) -> str:
-        """Check the owner of the link ``name`` and return its target; go to the root if the target is absolute."""
+        """Return the target of the symbolic link ``name``, after checking its owner. If the target is absolute, go to
+        the root.
+        """
         _check_owner(status, f"the link {self.place(name)}")
         self.links += 1
         if self.links > MOST_LINKS:
@@ -232,8 +246,9 @@ class _Walk:
             os.close(self.handles.pop())
 
     def check(self) -> None:
-        """Check that only this user and root can rename entries of a folder. All users with write access can, or with
-        the sticky bit only the owners of entries.
+        """Check that only this user and root can rename entries of the current folder.
+
+        Every user with write access could; in a folder with the sticky bit, only the owner of an entry can.
         """
         status = os.fstat(self.handles[-1])
         _check_owner(status, self.place())
@@ -252,8 +267,9 @@ class _Walk:
             return error.errno != errno.ENOTSUP
 
     def open_end(self) -> tuple[int, bool]:
-        """Open the last component, which must belong to this user or root; return whether this user can write there.
-        `check` has checked its owner, but not who may write to it.
+        """Open the last folder of the path; return (handle, whether this user can write there).
+
+        No other user may write to it, not even with a sticky bit, which `check` accepts. `check` has checked the owner.
         """
         _check_writers(os.fstat(self.handles[-1]), self.place())
         is_writable = os.access(".", os.W_OK | os.X_OK, dir_fd=self.handles[-1], effective_ids=True)

@@ -1,1 +1,1 @@
-"""Compiles Numba's LLVM IR to code for the host's CPU, for the emulated device."""
+"""Compiles Numba's LLVM IR to code for the host CPU, which the emulated device runs."""

@@ -1,7 +1,7 @@
-"""Inserts the counting mode's calls into a kernel: before each access to memory, and once in each basic block.
+"""Counting mode of the emulated device: inserts calls into a kernel that count memory accesses and basic blocks.
 
 The instructions of a basic block are counted by kind at compile time, as a GPU would issue them for the LLVM IR.
-Multiplied by the executions of the block, they are the kernel's instruction mix in a Run.
+Multiplied by the number of times that the block is executed, they are the kernel's instruction mix in a Run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ort_cuda_plugin.compiler.host.matrices import COPIED
 
 MARK = "; ocp.counted "
 STORE, ATOMIC, COPY = 1 << 16, 1 << 17, 1 << 20
-"""Bits of ``ocp_emu_access.what``."""
+"""Bits of the argument ``what`` of `ocp_emu_count_access`, above the access's size in bytes."""
 DECLARATIONS = {
     "ocp_emu_count_access": "declare void @ocp_emu_count_access(ptr, ptr, i32, i32) nounwind",
     "ocp_emu_count_part": "declare void @ocp_emu_count_part(ptr, i32) nounwind",
@@ -40,7 +40,7 @@ _free = {
     *("extractvalue", "insertvalue", "unreachable", "alloca", "trunc", "zext", "sext", "addrspacecast"),
 }
 _wide = 2
-"""Instructions of an operation on 64-bit integers."""
+"""Instructions that a GPU issues for an operation on 64-bit integers."""
 _divisions = {"sdiv": 20, "udiv": 18, "srem": 22, "urem": 20}
 _float_division = 9
 _functions = {
@@ -60,37 +60,43 @@ _functions = {
     "log1p": (22, 1),
     "expm1": (18, 1),
 }
-"""Instructions of a function: all, and those of the special function unit. `_other_function` is for other names."""
+"""(instructions, those of the special function unit among them) of math functions. `_other_function` is for names that
+are not listed.
+"""
 _quotient = 4
-"""Instructions of a quotient by a reciprocal: from the SASS of sm_90 kernels with different numbers of quotients."""
+"""Instructions of an integer division by a precomputed reciprocal, measured in the SASS of sm_90 kernels with different
+numbers of divisions.
+"""
 _approximations = {"ptx.half_exp": (2, 1), "ptx.half_exp2": (1, 1), "ptx.half_reciprocal": (1, 1)}
-"""Instructions, all and those of the special function unit, of approximations by this unit."""
+"""(instructions, those of the special function unit among them) of approximations that use this unit."""
 _other_function = (20, 1)
 _single = (
     *("llvm.fma", "llvm.fmuladd", "llvm.fabs", "llvm.min", "llvm.max", "llvm.s", "llvm.u", "llvm.ct", "llvm.abs"),
     *("fmaf", "fma", "fabsf", "fminf", "fmaxf", "llvm.copysign", "llvm.bitreverse", "llvm.bswap", "llvm.fsh"),
     *("__nv_fminf", "__nv_fmaxf"),
 )
-"""Prefixes of functions that are one instruction."""
+"""Prefixes of the names of functions that are a single instruction on a GPU."""
 
 Counts = Counter[str]
-"""By kind: "issued", "float" (of the float units), "double", "special", "matrix" (products of 16-bit numbers),
-"matrix_tf32", "matrix_int8", "barriers", "shuffles", "waits0" (for all asynchronous copies), "waits1" (for all but the
-last group).
+"""Number of instructions by kind: "issued" (all), "float" (float units), "double", "special" (special function unit),
+"matrix" (``mma`` of 16-bit operands), "matrix_tf32", "matrix_int8", "barriers", "shuffles", "waits0" (for all
+asynchronous copies), "waits1" (for all but the last group).
 
-"stack" are those of "issued" that a GPU issues only where a thread's arrays are not in registers.
+"stack" are those of "issued" that a GPU issues only if a thread's arrays are in local memory instead of registers.
 """
 
 
 def add_counts(body: list[str], size_of: Callable[[str], int], stored_type: Callable[[str], str]) -> list[str]:
-    """Return the body with the counting mode's calls; the last line is a comment with counts of the basic blocks."""
+    """Return the body with calls that count. The last line is a comment with the instruction counts of the basic
+    blocks.
+    """
     on_stack: set[str] = set()
     addresses = {match[1] for line in body if (match := _address.match(line))}
     mentioned = Counter(name for line in body for name in _value.findall(line))
-    accesses: list[int] = []  # for each access the index of its basic block in `parts`
+    accesses: list[int] = []  # for each access: the index of its basic block in `parts`
     parts: list[Counts] = []
     out: list[str] = []
-    waiting = True  # for the first line of a basic block that is not a phi
+    waiting = True  # until the first line of a basic block that is not a phi
     current: Counts = Counter()
     for line in body:
         if _label.match(line):
@@ -113,7 +119,8 @@ def add_counts(body: list[str], size_of: Callable[[str], int], stored_type: Call
                 bits, ty, pointer = COPY * (COPIED in line), match["load"], match["load_ptr"]
             elif match["store"]:
                 bits, ty, pointer = STORE, stored_type(match["store"]), match["store_ptr"]
-            # An asynchronous copy is one instruction: count its store to shared memory only.
+            # An asynchronous copy is one instruction, although the IR loads and stores: count only the store to shared
+            # memory.
             current["issued"] += not bits & COPY
             if pointer in on_stack:
                 current["stack"] += 1
@@ -126,17 +133,17 @@ def add_counts(body: list[str], size_of: Callable[[str], int], stored_type: Call
                 )
         elif not (
             ((match := _cleared.search(line)) and match[1] in on_stack)
-            # Numba reads the indices of thread and block in all dimensions; NVVM removes unused reads.
+            # Numba reads thread and block indices of all dimensions; NVVM removes the reads that are not used.
             or ((match := _place_read.match(line)) and mentioned[match[1]] == 1)
-            # The condition of a copy is an operand, which costs no instruction.
+            # Lines that select what an asynchronous copy loads: on a GPU, the condition is an operand of the copy.
             or line.lstrip().startswith(COPIED)
-            # A constant that is added to an address is part of the access.
+            # On a GPU, a constant that is added to an address is part of the memory instruction.
             or ((match := _constant_sum.match(line)) and match[1] in addresses)
         ):
             current.update(instructions(line))
         out.append(line)
     for part in parts:
-        # A multiplication and an addition are one FMA on a GPU.
+        # On a GPU, a multiplication and an addition fuse to one FMA.
         joined = min(part.pop("products", 0), part.pop("sums", 0))
         part.subtract({"issued": joined, "float": joined})
     first = len(accesses)
@@ -146,7 +153,7 @@ def add_counts(body: list[str], size_of: Callable[[str], int], stored_type: Call
 
 
 def metadata(text: str) -> dict[str, int]:
-    """Return the counts that `add_counts` wrote into a module's text, as metadata of a `KernelImage`."""
+    """Return the counts in the comment of `add_counts`, as metadata of a `KernelImage`."""
     line = next(line for line in text.splitlines() if line.startswith(MARK))
     data = json.loads(line.removeprefix(MARK))
     found = {"accesses": len(data["accesses"]), "parts": len(data["parts"])}
@@ -175,12 +182,12 @@ def instructions(line: str) -> Counts:
             return Counter(issued=lanes, double=lanes)
         kind = {"fmul": "products", "fadd": "sums", "fsub": "sums"}.get(name, "others")
         return Counter({"issued": lanes, "float": lanes, kind: lanes})
-    if name == "getelementptr":  # a constant offset is part of the access
+    if name == "getelementptr":  # a constant offset is part of the memory instruction
         return Counter(issued=0 if _constant_offset.search(rest) else 1)
     if name in ("and", "or", "xor") and re.match(r" (?:disjoint )?i1 ", rest):
-        return Counter()  # logic on predicates
+        return Counter()  # logic on predicates is folded into other instructions
     if name == "select" and re.match(r" i1 [^,]+, i1 ", rest):
-        return Counter()  # selects between predicates
+        return Counter()  # selections between predicates are folded into other instructions
     if name == "fdiv":
         return Counter(issued=_float_division * lanes, float=_float_division * lanes, special=lanes)
     if name in _divisions:
@@ -192,7 +199,7 @@ def _call(rest: str, lanes: int) -> Counts:
     match = _called.search(rest)
     name = match[1] if match else ""
     if "load_matrices" in name:
-        return Counter()  # the loads that `matrices.with_accesses` adds are counted
+        return Counter()  # `matrices.with_accesses` adds loads, which are counted instead
     if name == "ocp.matrix.tf32":
         return Counter(issued=1, matrix_tf32=1)
     if name in ("ocp.matrix.i8", "ocp.matrix.u8"):
@@ -200,7 +207,7 @@ def _call(rest: str, lanes: int) -> Counts:
     if "matrix" in name:
         return Counter(issued=1, matrix=1)
     if "load_matrices" in name or name in ("ptx.shared_address", "ptx.copy_async_commit"):
-        return Counter()  # part of a load or copy that another line counts
+        return Counter()  # part of a load or copy that is counted in another line
     if name.startswith("ptx.copy_async_wait_"):
         return Counter({"issued": 1, f"waits{name[-1]}": 1})
     if name == "ocp_emu_barrier":
@@ -209,14 +216,14 @@ def _call(rest: str, lanes: int) -> Counts:
         return Counter(issued=1, shuffles=1)
     if name.startswith(("llvm.assume", "llvm.lifetime", "ocp_emu_count", "llvm.experimental")):
         return Counter()
-    if name.startswith("llvm.memset"):  # Numba clears a thread's arrays; NVVM removes the dead stores
+    if name.startswith("llvm.memset"):  # Numba clears a thread's arrays; NVVM removes these dead stores
         return Counter()
     if name in _approximations:
         issued, special = _approximations[name]
         return Counter(issued=issued * lanes, float=issued * lanes, special=special * lanes)
     if name == "ptx.cvt.rna.tf32.f32":
         return Counter(issued=1)
-    if name.startswith("ptx.opaque"):  # it only hides a value from LLVM's optimiser
+    if name.startswith("ptx.opaque"):  # only hides a value from LLVM's optimiser
         return Counter()
     if name == "ptx.quotient":
         return Counter(issued=_quotient * lanes)

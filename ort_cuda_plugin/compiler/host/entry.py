@@ -1,8 +1,8 @@
-"""Generates the entry point of a kernel on the emulated device, as LLVM IR text, and the kernel's metadata constant.
+"""Generates the entry point of a kernel on the emulated device, and the kernel's metadata constant, as LLVM IR text.
 
-If the threads of a kernel never wait for each other, the entry point has loops over the threads of a block, marked so
-that LLVM can vectorise them: memory accesses of threads are independent. If all threads of a row pass the bounds check
-at the start of the kernel, a loop without the check runs.
+If no thread of a kernel waits for another one, the entry point loops over the threads of a block. The loops are marked
+as parallel, so that LLVM can vectorise them. If all threads along x pass the bounds check at the start of the kernel, a
+loop without the check runs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ thread_parameters = [
     "ptr %ocp.shared",
     "ptr %ocp.thread",
 ]
-# Metadata numbers above those that LLVM assigns in a kernel.
+# Numbers of metadata nodes, above those that LLVM assigns in a kernel.
 access_group, parallel_loop, scalar_loop, block_range, grid_range = (f"!{1000000 + i}" for i in range(5))
 metadata = f"""{access_group} = distinct !{{}}
 {parallel_loop} = distinct !{{{parallel_loop}, !1000010}}
@@ -49,11 +49,12 @@ metadata = f"""{access_group} = distinct !{{}}
 
 
 def kernel_functions(name: str, parameters: list[str], body: list[str], fibers: bool) -> str:
-    """Return function ``name`` with the signature of ``csrc_shim/emulator/kernel.h``, the functions that it inlines,
-    and metadata.
+    """Return the function ``name`` with the signature of ``csrc_shim/emulator/kernel.h``, the functions that it
+    inlines, and metadata.
 
-    ``parameters`` are the kernel's, as ``<type> <name>``; ``body`` has its lines, in which special registers are the
-    ``%ocp.*`` of `thread_parameters`.
+    ``parameters`` are the kernel's, as ``<type> <name>``. ``body`` has the kernel's lines, in which special registers
+    are the values ``%ocp.*`` of `thread_parameters`. ``fibers``: each thread has a fiber, since threads wait for each
+    other.
     """
     if not fibers:
         body = [f"{line}, !llvm.access.group {access_group}" if access_line.match(line) else line for line in body]
@@ -74,9 +75,10 @@ def function(result: str, name: str, signature: str, body: list[str]) -> str:
 
 @dataclass(frozen=True)
 class Guard:
-    """The parts of a kernel that begins with bounds checks: threads that fail a check return at once.
+    """The two parts of a kernel that begins with bounds checks, at which threads return if they fail.
 
-    ``condition`` computes whether a thread passes all checks; ``inside`` is the kernel without them.
+    ``condition`` is a function body that returns whether a thread passes all checks; ``inside`` is the kernel's body
+    without the checks.
     """
 
     condition: list[str]
@@ -84,7 +86,11 @@ class Guard:
 
 
 def leading_guard(body: list[str]) -> Guard | None:
-    """Split a kernel whose first basic blocks only compute conditions and return if one fails; else return None."""
+    """Split the body of a kernel that begins with bounds checks; return None for other kernels.
+
+    A bounds check is a basic block that only computes a condition, and from which the thread returns if the condition
+    fails.
+    """
     inside = list(body)
     condition: list[str] = []
     start = 0
@@ -107,17 +113,17 @@ def leading_guard(body: list[str]) -> Guard | None:
             break
     if not condition:
         return None
-    # `condition` branches to the block after the checks, `onward`, and does not define that label yet.
+    # `condition` branches to the block after the checks, `onward`; add this label with a block that returns true.
     return Guard([*condition, f"{onward}:", "  ret i1 true", "ocp.fails:", "  ret i1 false"], inside)
 
 
 def is_computation(line: str) -> bool:
-    """Whether a line is a label, or an instruction that neither accesses memory nor calls a function."""
+    """Return whether a line is a label, or an instruction that neither accesses memory nor calls a function."""
     return not access_line.match(line) and (" call " not in line or "@llvm." in line) and " phi " not in line
 
 
 def is_return(body: list[str], label: str) -> bool:
-    """Whether the basic block only returns."""
+    """Return whether the basic block ``label`` only returns."""
     for index, line in enumerate(body):
         if line.startswith(f"{label}:"):
             return body[index + 1].strip() == "ret void"
@@ -125,7 +131,9 @@ def is_return(body: list[str], label: str) -> bool:
 
 
 def entry_point(name: str, parameters: list[str], fibers: bool, guarded: bool) -> str:
-    """Return the function that the emulator calls: it loads parameters and the block's registers, and runs threads."""
+    """Return the function that the emulator calls for a block: it loads parameters and special registers, and runs the
+    threads.
+    """
     types = [parameter.split()[0] for parameter in parameters]
     values = [f"{ty} %a{index}" for index, ty in enumerate(types)]
     body = f"void {call_of_thread('ocp.body', values)}"
@@ -140,7 +148,7 @@ def entry_point(name: str, parameters: list[str], fibers: bool, guarded: bool) -
 
 
 def parameter_loads(types: list[str]) -> list[str]:
-    """Return the loads of the parameters as ``%a0``, ``%a1``, ..."""
+    """Return lines that load the kernel's parameters into ``%a0``, ``%a1``, ..."""
     lines = []
     for index, ty in enumerate(types):
         lines += [
@@ -152,7 +160,9 @@ def parameter_loads(types: list[str]) -> list[str]:
 
 
 def block_loads(fibers: bool) -> list[str]:
-    """Return loads from the ``ocp_emu_thread`` record: the block's registers, and with ``fibers`` also the thread's."""
+    """Return lines that load special registers from the ``ocp_emu_thread`` record: the block's, with ``fibers`` also
+    the thread's.
+    """
     lines = []
 
     def load(value: str, ty: str, offset: int, limits: str = "") -> None:
@@ -173,7 +183,10 @@ def block_loads(fibers: bool) -> list[str]:
 
 
 def call_of_thread(callee: str, values: list[str], prefix: str = "") -> str:
-    """Return a call with the kernel's parameters, for the thread whose tid.x and lane have names with ``prefix``."""
+    """Return a call of ``callee`` for one thread.
+
+    ``values`` are the kernel's parameters; the names of the thread's tid.x and lane begin with ``prefix``.
+    """
     thread = [f"i32 %{prefix}tid.x", "i32 %tid.y", "i32 %tid.z"]
     thread += [f"i32 %{kind}.{axis}" for kind in ("ntid", "ctaid", "nctaid") for axis in axes]
     thread += [f"i32 %{prefix}laneid", "i32 %dynamic_shared", "ptr %shared", "ptr %ocp.thread"]
@@ -181,9 +194,7 @@ def call_of_thread(callee: str, values: list[str], prefix: str = "") -> str:
 
 
 def block_loops(row: list[str]) -> list[str]:
-    """Return the loops over tid.z and tid.y around ``row``, which runs the threads of one row and branches to
-    ``end.x``.
-    """
+    """Return loops over tid.z and tid.y around ``row``, lines that run the threads along x and branch to ``end.x``."""
     return [
         "  br label %loop.z",
         "loop.z:",
@@ -209,9 +220,9 @@ def block_loops(row: list[str]) -> list[str]:
 
 
 def guarded_row(values: list[str], body: str) -> list[str]:
-    """Return the code for the threads of a row, for a kernel with a `Guard`.
+    """Return the lines that run the threads along x, for a kernel with a `Guard`.
 
-    If the threads that pass the checks are the first ones, as at the end of an array, only these run, without checks.
+    If exactly the first threads pass the checks, as at the end of an array, a loop without checks runs only these.
     """
     guard = f"i1 {call_of_thread('ocp.guard', values, 'all.')}"
     first = f"i1 {call_of_thread('ocp.guard', values, 'first.')}"
@@ -242,8 +253,8 @@ def x_loop(
 ) -> list[str]:
     """Return a loop over tid.x below ``limit``, whose labels and values begin with ``prefix``.
 
-    Each iteration executes ``call``. With ``condition``, a call that returns i1, the loop instead counts the iterations
-    in which the call returns true. ``before`` and ``after`` are the labels around the loop, ``loop`` its metadata.
+    Each iteration executes ``call``. With ``condition``, a call that returns i1, the loop instead counts the threads
+    for which it returns true. ``before`` and ``after`` are the labels around the loop, ``loop`` is its metadata.
     """
     lines = [f"{prefix}loop:", f"  %{prefix}tid.x = phi i32 [ 0, %{before} ], [ %{prefix}next.x, %{prefix}loop ]"]
     if condition:
@@ -270,7 +281,9 @@ meta_version, max_parameters, pointer_kind = 1, 64, 0x80
 
 
 def meta_data(name: str, fibers: bool, static_shared: int, check: bool, parameter_bytes: list[int]) -> str:
-    """Return NAME.meta, a constant ``ocp_emu_kernel_meta``, with stack_bytes 0: `emulated_image` fills it in."""
+    """Return the constant NAME.meta, an ``ocp_emu_kernel_meta``. Its stack_bytes is 0 until
+    `emulated_object` sets it.
+    """
     if len(parameter_bytes) > max_parameters:
         raise UnsupportedIR(f"{len(parameter_bytes)} parameters, at most {max_parameters}")
     kinds = [size or pointer_kind for size in parameter_bytes]

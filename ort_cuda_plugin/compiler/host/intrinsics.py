@@ -1,4 +1,4 @@
-"""Replacements of NVVM intrinsics and inline PTX on the emulated device, as LLVM IR."""
+"""Replacements for NVVM intrinsics and inline PTX on the emulated device, as LLVM IR."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ QUOTIENT = (
     "{ .reg .u32 l, h, n, t; mov.b64 {l, h}, $2; mad.lo.u32 n, $1, 2, 2; mul.hi.u32 t, n, l;"
     " mad.lo.cc.u32 l, n, h, t; madc.hi.u32 $0, n, h, 0; }"
 )
-"""The upper 32 bits of (2 x + 2) times a 64-bit number. ptxas needs two multiplications and no addition."""
+"""Inline PTX: integer division by a precomputed 64-bit reciprocal, the upper 32 of the 96 bits of (2 x + 2) * reciprocal.
+
+ptxas needs two multiplications and no addition for it.
+"""
 register_values = {
     **{
         f"nvvm.read.ptx.sreg.{kind}.{axis}": f"%ocp.{kind}.{axis}"
@@ -38,7 +41,7 @@ atomics = {
         for function in ("min", "max")
     },
 }
-# Calls that let other threads of the block run, so that the kernel needs a fiber per thread; {} are the arguments.
+# Calls that let other threads of the block run, so that each thread needs a fiber. {} stands for the call's arguments.
 switching_calls = {
     "nvvm.barrier0": "call void @ocp_emu_barrier(ptr %ocp.thread)",
     "nvvm.bar.warp.sync": "call void @ocp_emu_warp_barrier(ptr %ocp.thread, {})",
@@ -158,7 +161,7 @@ define internal i32 @ptx.load_acquire(ptr %p) alwaysinline {
   ret i32 %r
 }
 """,
-    # Another host thread runs the block that this one waits for.
+    # The thread waits for a block that another host thread runs, so let that host thread run.
     "ptx.nanosleep": """
 define internal void @ptx.nanosleep(i32 %x) alwaysinline {
   %r = call i32 @sched_yield()

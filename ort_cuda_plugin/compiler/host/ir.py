@@ -1,9 +1,10 @@
 """Rewrites the LLVM IR of a CUDA kernel, as text, into IR for the emulated device.
 
-Special registers and shared memory become arguments of the kernel, which its device functions lack. So there are two
-steps: `prepare_module` makes a module that LLVM can parse for the host, in which operations that need these arguments
-are calls of functions ``nvvm.*`` or ``ptx.*``. The caller inlines every function into the kernel. Then `kernel_module`
-rewrites these calls, and adds the entry point that ``csrc_shim/emulator/kernel.h`` describes.
+Special registers and shared memory become arguments of the kernel, but the device functions that a kernel calls have no
+such arguments. So there are two steps. `prepare_module` returns a module that LLVM can parse for the host, in which
+operations that need these arguments are calls of functions ``nvvm.*`` or ``ptx.*``. The caller then inlines every
+function into the kernel. `kernel_module` rewrites these calls, and adds the entry point that
+``csrc_shim/emulator/kernel.h`` describes.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ end_of_pointed = re.compile(r"[}\]>](?=\*)")
 
 
 def opaque_pointers(text: str) -> str:
-    """Return the IR with every typed pointer written as ``ptr`` in the default address space.
+    """Return the IR with all typed pointers replaced by ``ptr`` in the default address space.
 
-    A text has many pointers to few types, so each type is replaced in the whole text at once.
+    A text has many pointers, but few pointer types, so each type is replaced in the whole text at once.
     """
     text = address_space.sub("", text)
     for scalar in scalar_types:
@@ -46,7 +47,7 @@ def opaque_pointers(text: str) -> str:
 
 
 def aggregate_that_ends(text: str, end: int) -> str:
-    """Return the struct, array or vector type whose closing bracket is before ``end``."""
+    """Return the struct, array or vector type that ends at position ``end`` of the text."""
     depth = 0
     for position in range(end - 1, -1, -1):
         depth += (text[position] in ")]}>") - (text[position] in "([{<")
@@ -85,7 +86,7 @@ type_bytes = {"i1": 1, "i8": 1, "i16": 2, "half": 2, "i32": 4, "float": 4, "i64"
 
 
 def size_of(ty: str) -> int:
-    """Return the bytes of a value of an LLVM first-class type in memory; structs count as packed."""
+    """Return the bytes of a value of LLVM type ``ty`` in memory; structs count as packed."""
     ty = ty.strip()
     if ty in type_bytes:
         return type_bytes[ty]
@@ -98,7 +99,7 @@ def size_of(ty: str) -> int:
 
 @dataclass
 class SharedMemory:
-    """Layout of a kernel's shared arrays: byte offsets in the block's shared memory."""
+    """Layout of a kernel's shared arrays: {name of the array: byte offset in the block's shared memory}."""
 
     offsets: dict[str, int] = field(default_factory=dict)
     static_bytes: int = 0
@@ -121,9 +122,9 @@ class SharedMemory:
 
 
 def prepare_module(text: str, shared: SharedMemory, check: bool = False) -> str:
-    """Do step 1 for the text of one module, and add its shared arrays to ``shared``.
+    """Return one module after step 1, and add its shared arrays to ``shared``.
 
-    With ``check`` a thread's arrays are initialised with NaN instead of Numba's zeros.
+    With ``check``, a thread's arrays are not cleared, but filled with the byte that marks unwritten memory.
     """
     text = dropped_lines.sub("", text)
     for name, ty, alignment in shared_global.findall(text):
@@ -162,7 +163,8 @@ cleared_array = re.compile(
 def with_unwritten_arrays(text: str) -> str:
     """Return the module with a thread's arrays filled with the byte `EMU_UNWRITTEN` of ``emulator/shadow.h``.
 
-    Numba clears each array at the start of the function, which would hide reads of unwritten elements.
+    Numba clears each array at the start of the function, which would hide reads of elements that the kernel has not
+    written.
     """
     fill = "call void @llvm.memset.p0.i64(ptr {name}, i8 -1, i64 {size}, i1 false)"
     text, count = cleared_array.subn(
@@ -176,7 +178,7 @@ def with_unwritten_arrays(text: str) -> str:
 
 
 def split_arguments(text: str) -> list[str]:
-    """Split a text at the commas outside brackets."""
+    """Split a list of arguments at the commas that are not in brackets."""
     out, depth, start = [], 0, 0
     for position, character in enumerate(text):
         if character in "([{<":
@@ -191,7 +193,7 @@ def split_arguments(text: str) -> list[str]:
     return out
 
 
-# ---- step 2: calls that need the thread ----
+# ---- step 2: rewrite calls that need the kernel's arguments ----
 
 call_line = re.compile(
     rf"^(?P<head>\s*(?:{value_name} = )?)(?:tail |notail )?call (?P<type>[^@]*?) ?@(?P<name>[\w.$]+)\((?P<args>.*?)\)"
@@ -216,9 +218,12 @@ def kernel_module(
     contract: bool = True,
     count: bool = False,
 ) -> str:
-    """Do step 2 for a module with all functions inlined into the kernel ``mangled_name``; return the complete module.
+    """Return the complete module after step 2, for a module whose functions are all inlined into the kernel
+    ``mangled_name``.
 
-    ``parameter_bytes`` has the size of each scalar parameter and 0 for each pointer. Raises UnsupportedIR.
+    The kernel gets the name ``name``. ``parameter_bytes`` has the size of each scalar parameter, and 0 for each
+    pointer. ``check`` and ``count`` add the calls of the checking and counting modes; with ``contract``, operations may
+    fuse to FMAs. Raises UnsupportedIR.
     """
     match = next((m for m in function_pattern.finditer(text) if m[1] == mangled_name), None)
     if match is None:
@@ -248,7 +253,9 @@ def kernel_module(
 
 
 def rewrite_line(line: str, shared: SharedMemory, calls: set[str]) -> str:
-    """Rewrite one line of the kernel's body, and add the name of a called function to ``calls``."""
+    """Return one line of the kernel's body after step 2. If it calls a function, add the function's
+    name to ``calls``.
+    """
     if " call " not in line:
         return line
     match = call_line.match(line)
@@ -273,8 +280,8 @@ def rewrite_line(line: str, shared: SharedMemory, calls: set[str]) -> str:
 
 
 def add_checks(body: list[str]) -> list[str]:
-    """Return the body with a call of the checking mode before each access to memory other than the kernel's allocas."""
-    on_stack = {"@ocp_emu_alias"}  # a variable of the emulator
+    """Return the body with a call of the checking mode before each memory access, except to the thread's own arrays."""
+    on_stack = {"@ocp_emu_alias"}  # a global variable of the emulator, which needs no check
     out = []
     for line in body:
         if match := stack_line.match(line):
@@ -294,7 +301,10 @@ def add_checks(body: list[str]) -> list[str]:
 
 
 def add_thread_index(body: list[str]) -> list[str]:
-    """Return the body of a kernel that runs in a loop over threads, with stores of the thread's index for findings."""
+    """Return the body with stores of the thread's index at its start, for a kernel that runs in a loop over threads.
+
+    Checks report this index with an error.
+    """
     label = 1 if body and body[0].rstrip().endswith(":") else 0
     stores = []
     for index, axis in enumerate("xyz"):
@@ -315,9 +325,10 @@ def stored_type(operand: str) -> str:
 
 
 def support(text: str) -> str:
-    """Return definitions and declarations of all functions that ``text`` calls, transitively.
+    """Return definitions and declarations of all functions that ``text`` calls, directly or indirectly.
 
-    Raises UnsupportedIR for an unknown function."""
+    Raises UnsupportedIR for an unknown function.
+    """
     out: list[str] = []
     seen = set(re.findall(r"^define [^@]*@([\w.$]+)\(", text, re.MULTILINE))
     pending = [text]

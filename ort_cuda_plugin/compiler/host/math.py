@@ -1,7 +1,7 @@
-"""Replacement of libdevice on the emulated device: definitions of the ``__nv_*`` functions as LLVM IR.
+"""Replacements of libdevice on the emulated device: definitions of the ``__nv_*`` functions as LLVM IR.
 
-Each definition is a text that is inlined into the kernel. Functions of the C library that a definition calls are in the
-emulator's table of symbols; they are declared free of memory effects, so that LLVM can move them.
+Each definition is inlined into the kernel. The emulator resolves functions of the C library that definitions call; they
+are declared to have no memory effects, so that LLVM can move them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ def define(result: str, name: str, parameters: str, body: str) -> str:
 
 
 def float_functions(ty: str, bits: str, suffix: str) -> dict[str, str]:
-    """Return the functions of one floating-point type; names end in ``suffix``, intrinsics of LLVM in ``bits``."""
+    """Return the definitions for one float type. Names of functions end in ``suffix``, names of LLVM's intrinsics in
+    ``bits``.
+    """
     out: dict[str, str] = {}
     one, two = f"{ty} %x", f"{ty} %x, {ty} %y"
 
@@ -70,7 +72,7 @@ def float_functions(ty: str, bits: str, suffix: str) -> dict[str, str]:
 
 
 def fast_float_functions() -> dict[str, str]:
-    """Return the functions that fast math calls; on the host they are neither faster nor less exact."""
+    """Return the definitions of the fast-math functions; on the host they are as exact and as slow as the others."""
     out = {}
     for function in fast_functions:
         name = f"__nv_fast_{function}f"
@@ -82,7 +84,7 @@ def fast_float_functions() -> dict[str, str]:
 
 
 def integer_functions(bits: str, suffix: str) -> dict[str, str]:
-    """Return the functions of i32, or with suffix ``ll`` of i64; counts of bits are i32."""
+    """Return the definitions for i32, or with suffix ``ll`` for i64. Functions that count bits return i32."""
     out: dict[str, str] = {}
     narrow = "" if bits == "i32" else "%r = trunc i64 %w to i32\n"
     count = f"{narrow}ret i32 {'%r' if narrow else '%w'}"
@@ -108,7 +110,7 @@ def integer_functions(bits: str, suffix: str) -> dict[str, str]:
 
 
 def high_product(name: str, extend: str, bits: int) -> str:
-    """Return the function for the upper half of a product of two integers."""
+    """Return the definition of a function that returns the upper half of the product of two integers."""
     return define(
         f"i{bits}",
         name,
@@ -134,7 +136,7 @@ definitions = {
     "__nv_umul64hi": high_product("__nv_umul64hi", "zext", 64),
     **host_vector_math.definitions,
 }
-"""Name of each ``__nv_*`` function that kernels may call, with its definition."""
+"""Definitions of the ``__nv_*`` functions that kernels may call, by name."""
 
 libm_declarations = {
     f"{name}{suffix}": f"declare {ty} @{name}{suffix}({parameters}) {pure}"

@@ -1,6 +1,7 @@
-"""Emulates ``mma`` and ``ldmatrix``: lanes get the elements of other lanes by shuffles, and multiply them by FMAs.
+"""Emulation of ``mma`` and ``ldmatrix``: a lane gets the elements of other lanes by shuffles, and multiplies them by
+FMAs.
 
-`ort_cuda_plugin.compiler.intrinsics.matrix_intrinsics` describes which lane holds which elements.
+`ort_cuda_plugin.compiler.intrinsics.matrix_intrinsics` describes which lane holds which elements of the matrices.
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ import itertools
 import re
 
 DEPTHS = {"f16": 16, "bf16": 16, "tf32": 8, "i8": 32, "u8": 32}
-"""Elements of k that one instruction multiplies, by the kind of the operands."""
+"""Size of k in one ``mma`` instruction, by operand type."""
 INTEGERS = {"i8": "s8", "u8": "u8"}
-"""Kinds with integer accumulators, and PTX's type of a. The type of b is int8."""
+"""Operand types with integer accumulators, mapped to PTX's type of operand a. Operand b is int8 (s8)."""
 
 
 def _types(kind: str) -> str:
-    """Return the types of d, a, b and c in PTX."""
+    """Return the types of d, a, b and c in the name of the PTX instruction."""
     return f"s32.{INTEGERS[kind]}.s8.s32" if kind in INTEGERS else f"f32.{kind}.{kind}.f32"
 
 
@@ -24,10 +25,10 @@ PRODUCTS = {
     "{$0,$1,$2,$3}, {$4,$5,$6,$7}, {$8,$9}, {$10,$11,$12,$13};"
     for kind, depth in DEPTHS.items()
 }
-"""The PTX instruction of each kind."""
+"""The PTX text of the ``mma`` instruction, by operand type."""
 ROUND_TF32 = "cvt.rna.tf32.f32 $0, $1;"
 PAIRS = {kind: f"cvt.rn.{kind}x2.f32 $0, $1, $2;" for kind in ("f16", "bf16")}
-"""Rounds two numbers; the first one has the upper half."""
+"""PTX text that rounds two float32 numbers to a pair of 16-bit floats; the first one becomes the upper half."""
 SHARED_ADDRESS = "cvta.to.shared.u64 $0, $1;"
 LOAD = "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0,$1,$2,$3}, [$4];"
 LOAD_TRANSPOSED = "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {$0,$1,$2,$3}, [$4];"
@@ -38,11 +39,12 @@ _where = (
     " cp.async.{}.shared.global [$0], [$1], 16, s; }}"
 )
 COPY_WHERE, COPY_CACHED_WHERE = _where.format("cg"), _where.format("ca")
-"""If the condition ($3) is 0, zeros are written and nothing is read. The emulated device reads the address in $2
-instead.
+"""PTX text of an asynchronous copy of 16 bytes that writes zeros, and reads nothing, if the condition ($3) is 0.
+
+The emulated device then reads the address in $2 instead.
 """
 COPIED = "%ocp.copied"
-"""Prefix of the names of values that copies to shared memory load, and of values that are computed for the loads."""
+"""Prefix of the names of values that an asynchronous copy's load uses or returns."""
 COPY_COMMIT = "cp.async.commit_group;"
 COPY_WAIT = ("cp.async.wait_group 0;", "cp.async.wait_group 1;")
 ASSEMBLY = {
@@ -59,12 +61,12 @@ ASSEMBLY = {
     COPY_COMMIT: "ptx.copy_async_commit",
     **{code: f"ptx.copy_async_wait_{left}" for left, code in enumerate(COPY_WAIT)},
 }
-"""Names of the functions that replace inline PTX for the emulated device."""
+"""For each inline PTX text: the name of the function that replaces it on the emulated device."""
 _shuffle = "call i32 @ocp_emu_shfl(ptr %thread, i32 -1, i32 0, i32 {}, i32 {}, i32 31, ptr %predicate)"
 
 
 def _sum(kind: str) -> str:
-    """Return the type of an accumulator."""
+    """Return the LLVM type of an accumulator."""
     return "i32" if kind in INTEGERS else "float"
 
 
@@ -73,7 +75,9 @@ def _sums(kind: str) -> str:
 
 
 def _widened(kind: str, name: str, word: str, part: int, signed: bool) -> list[str]:
-    """Return lines that convert a half, a byte, or the TF32 bits of a word to ``%name``, of the accumulator's type."""
+    """Return lines that convert one element of a 32-bit word (16-bit float, byte, or TF32) to the accumulator's type,
+    as ``%name``.
+    """
     if kind == "tf32":
         return [f"%{name}.w = and i32 {word}, -8192", f"%{name} = bitcast i32 %{name}.w to float"]
     if kind in INTEGERS:
@@ -87,7 +91,7 @@ def _widened(kind: str, name: str, word: str, part: int, signed: bool) -> list[s
 
 
 def _product(kind: str) -> str:
-    parts = range(DEPTHS[kind] // 8)  # elements of a 32-bit word
+    parts = range(DEPTHS[kind] // 8)  # element indices in a 32-bit word
     ty, times, plus = (_sum(kind), "mul", "add") if kind in INTEGERS else (_sum(kind), "fmul", "fadd")
     lines = [
         "%predicate = alloca i32",
@@ -96,7 +100,7 @@ def _product(kind: str) -> str:
         "%even = shl i32 %t, 3",
         "%odd = or i32 %even, 4",
     ]
-    # Four lanes hold the words of a row of a, and of a column of b.
+    # Four lanes hold the words of a row of a, and of a column of b; get them by shuffles.
     for s in range(4):
         for line, base in (("row", "%row"), ("even", "%even"), ("odd", "%odd")):
             lines.append(f"%from.{line}.{s} = or i32 {base}, {s}")
@@ -109,8 +113,8 @@ def _product(kind: str) -> str:
                 lines += _widened(kind, f"{word}.{part}", f"%{word}", part, signed)
     for number, (rows, line) in enumerate(((0, "even"), (0, "odd"), (1, "even"), (1, "odd"))):
         total = f"%c{number}"
-        # a0 and a1 have the first half of the columns of the two rows, a2 and a3 the second half; b0, b1 the same rows
-        # of b.
+        # a0 and a1 hold the first half of the columns of two rows of a, a2 and a3 the second half; b0 and b1 hold the
+        # halves of the rows of b that they are multiplied by.
         for half in (0, 1):
             for s in range(4):
                 for part in parts:
@@ -134,8 +138,8 @@ WORDS = "{i32, i32, i32, i32}"
 
 
 def _load(transposed: bool) -> str:
-    """Return ``ldmatrix``: each lane gets the addresses of the rows of its elements by shuffles, and loads the
-    elements.
+    """Return a definition of ``ldmatrix``: each lane gets the addresses of its elements' rows by shuffles, and loads
+    the elements.
     """
     lines = [
         "%predicate = alloca i32",
