@@ -1,6 +1,6 @@
-"""Specification of a kernel: its Python source and the types of its parameters.
+"""Specification of a kernel: its Python source, and the types of its parameters.
 
-Importing this module imports neither Numba nor NumPy: operators make specs on every plan, warm or cold.
+Importing this module imports neither Numba nor NumPy: operators create specs even if all kernels are in the cache.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import ClassVar
 type_pattern = re.compile(
     r"\*(f16|bf16|f8e4m3fn(uz)?|f8e5m2(fnuz)?|f8e8m0|f4e2m1|f32|f64|b1|[iu](2|4|8|16|32|64))|i32|i64|f32|f64"
 )
-"""Parameter types: pointers to elements of a storage type, and four kinds of scalars."""
+"""Valid parameter types: pointers to elements of a storage type, and four types of scalars."""
 
 
 def digest_of(*fields: object) -> str:
@@ -25,15 +25,16 @@ def digest_of(*fields: object) -> str:
 class KernelSpec:
     """One kernel: everything that its machine code depends on, except the target.
 
-    ``signature`` has one entry per kernel parameter: ``"*f32"`` is a pointer to float32 (the kernel sees ``*f16`` and
-    ``*bf16`` as uint16, smaller floats and ``*b1`` as uint8, ``*i4`` as int8), ``"i32" "i64" "f32" "f64"`` are scalars.
+    ``signature`` has one entry per parameter. ``"*f32"`` is a pointer to float32; the kernel sees ``*f16`` and
+    ``*bf16`` as uint16, smaller floats and ``*b1`` as uint8, ``*i4`` as int8. ``"i32" "i64" "f32" "f64"`` are scalars.
 
-    ``source`` is Python text that defines ``def kernel(...)``. Its free names are those of
-    `ort_cuda_plugin.compiler.intrinsics`, ``cuda``, ``libdevice``, ``math`` and the sized number types.
-    ``launch_bounds`` is the number of threads of a block (0: unknown). Registers are limited so that ``resident`` such
-    blocks fit a multiprocessor (0: no limit). ``owner`` is the operator whose author wrote the kernel, for messages.
+    ``source`` is Python text that defines ``def kernel(...)``. It may use the names of
+    `ort_cuda_plugin.compiler.intrinsics`, ``cuda``, ``libdevice``, ``math`` and the number types with sizes, such as
+    ``int32``. ``launch_bounds`` is the number of threads of a block (0: unknown). The compiler limits registers so that
+    ``resident`` such blocks fit on a multiprocessor (0: no limit). ``owner`` is the custom operator whose author wrote
+    the kernel, for error messages.
 
-    Raises ValueError for a name that is not an identifier and for an unknown parameter type.
+    Raises ValueError for a name that is not an identifier, and for an unknown parameter type.
     """
 
     name: str
@@ -43,7 +44,7 @@ class KernelSpec:
     resident: int = 0
     owner: str = field(default="", kw_only=True, compare=False)
     tools: ClassVar[tuple[str, ...]] = ()
-    """Python distributions that compile the kernel for GPUs, in addition to those of every kernel."""
+    """Python distributions that compile this type of kernel for GPUs, in addition to those that every kernel needs."""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.name):
@@ -54,15 +55,17 @@ class KernelSpec:
 
     @cached_property
     def digest(self) -> str:
-        """Hex SHA-256 of every field but ``owner``."""
+        """Return the hex SHA-256 of every field except ``owner``."""
         return digest_of(self.name, *self.contents)
 
     @property
     def contents(self) -> tuple[object, ...]:
-        """Everything that the IR depends on: all fields but the name and ``owner``."""
+        """Return everything that the LLVM IR depends on: all fields except the name and ``owner``."""
         return self.signature, self.source, self.launch_bounds, self.resident
 
     @property
     def symbol(self) -> str:
-        """Name of the compiled kernel: ``name`` and a part of the digest, so that two specs never share a symbol."""
+        """Return the name of the compiled kernel: ``name`` and a part of the digest, so that two specs never share a
+        symbol.
+        """
         return f"{self.name}_{self.digest[:12]}"

@@ -1,8 +1,8 @@
-"""Numba's lowering of typed kernels to LLVM IR, without what only reference counts and debuggers need.
+"""Numba's lowering of typed kernels to LLVM IR, without the work that only reference counting and debuggers need.
 
-Numba ends the life of each variable by a statement of its own, clears the variable there, and loads a variable before
-each store to it, so that objects are released. The numbers and pointers of kernels have nothing to release. These
-stores and loads are an eighth of the instructions; LLVM removes them first.
+Numba emits a statement at the end of each variable's life that clears the variable, and loads a variable before each
+store to it, so that objects are released. The numbers and pointers in kernels need no release. These loads and stores
+would be an eighth of the instructions, which LLVM would have to remove.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ store_variable = lowering.Lower.storevar
 
 
 def find_singly_assigned(lower: Any) -> None:
-    """Replace `Lower._find_singly_assigned_variable`, whose time grows with the square of a block's length."""
+    """Replace `Lower._find_singly_assigned_variable`, whose time is quadratic in the length of a block."""
     blocks = lower.func_ir.blocks
     uses = analysis.compute_use_defs(blocks)
     used_elsewhere = set().union(*uses.usemap.values())
@@ -29,7 +29,9 @@ def find_singly_assigned(lower: Any) -> None:
 
 
 def lower_block(lower: Any, block: Any) -> None:
-    """Replace `Lower.lower_block`: skip the context manager of each statement, which only adds a line to errors."""
+    """Replace `Lower.lower_block`: without a context manager per statement, which would only add a line to error
+    messages.
+    """
     lower.pre_block(block)
     for statement in block.body:
         lower.loc = statement.loc
@@ -38,7 +40,7 @@ def lower_block(lower: Any, block: Any) -> None:
 
 
 def lower_statement(lower: Any, statement: Any) -> None:
-    """Replace `Lower.lower_inst`: skip the text that Numba formats of each statement for debuggers."""
+    """Replace `Lower.lower_inst`: without formatting each statement as text for debuggers."""
     if isinstance(statement, ir.Assign) and not isinstance(statement.value, ir.Arg):
         lower.notify_loc(lower.loc)
         name = statement.target.name
@@ -48,7 +50,7 @@ def lower_statement(lower: Any, statement: Any) -> None:
 
 
 def store(lower: Any, value: Any, name: str, argidx: int | None = None) -> None:
-    """Replace `Lower.storevar`: skip the load of the old value, which Numba releases."""
+    """Replace `Lower.storevar`: without loading the old value, which Numba would release."""
     if argidx is not None or name in lower._singly_assigned_vars:
         store_variable(lower, value, name, argidx)
     else:

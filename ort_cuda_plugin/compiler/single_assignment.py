@@ -1,7 +1,7 @@
 """Static single assignment (SSA) form of Numba's IR, in linear time.
 
-For each variable with several definitions, Numba rewrites every statement of a kernel twice: time grows with the square
-of a kernel's length. Here only the blocks that use a variable are visited. The result is the same.
+For each variable with several definitions, Numba rewrites all statements of a kernel twice, which takes quadratic time.
+This version visits only the blocks that use the variable. The result is the same.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numba.cuda.core.analysis import compute_cfg_from_blocks
 
 
 def reconstruct_ssa(func_ir: Any) -> Any:
-    """Replace Numba's function of this name."""
+    """Replace Numba's ``reconstruct_ssa``."""
     blocks = dict(func_ir.blocks)
     cfg = compute_cfg_from_blocks(blocks)
     frontiers = ssa._iterated_domfronts(cfg)
@@ -49,7 +49,7 @@ def reconstruct_ssa(func_ir: Any) -> Any:
 
 
 def values_of(value: Any, variables: Any) -> Any:
-    """Return the variables on the right side of an assignment."""
+    """Return the variables that an assigned value refers to."""
     if isinstance(value, ir.inst_types):
         return variables.get(value)
     return [value] if isinstance(value, ir.var_types) else []
@@ -64,7 +64,7 @@ def rename(
     frontiers: dict[int, set[int]],
     variables: Any,
 ) -> None:
-    """Give each definition of a variable a separate name, and each use the name of its reaching definition."""
+    """Give each definition of a variable its own name, and each use the name of the definition that reaches it."""
     scope = next(iter(blocks.values())).scope
     states: dict[str, Any] = {"scope": scope, "varname": name, "defmap": defaultdict(list)}
     blocks.update(ssa._run_block_rewrite(chosen(blocks, defining), states, ssa._FreshVarHandler()))
@@ -79,5 +79,5 @@ def rename(
 
 
 def chosen(blocks: dict[int, Any], labels: dict[int, None]) -> dict[int, Any]:
-    """Return the chosen blocks in the order of ``blocks``, which determines the new names."""
+    """Return the blocks with ``labels``, in the order of ``blocks``, which determines the new names."""
     return {label: block for label, block in blocks.items() if label in labels}

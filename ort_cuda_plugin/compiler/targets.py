@@ -1,4 +1,4 @@
-"""Targets of compilation, and compiled images."""
+"""Targets of compilation (GPU architectures, the emulated device), and compiled images."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ort_cuda_plugin.compiler.kernel import KernelSpec
 class Target:
     """A GPU architecture, or the emulated device on this host's CPU.
 
-    ``check`` compiles emulated kernels with the checking mode's calls before each access to memory, ``count`` with the
-    counting mode's calls. Without ``contract`` no FMA is formed, for comparisons bit by bit. An emulated
-    target with a compute capability executes the PTX that NVVM makes for it.
+    With ``check``, emulated kernels call the checking mode before each memory access; with ``count``, they call the
+    counting mode. Without ``contract``, operations do not fuse to FMAs, so that results can be compared bit by bit. An
+    emulated target with a compute capability executes the PTX that NVVM generates for it.
     """
 
     kind: str
@@ -43,7 +43,7 @@ class Target:
 
     @property
     def arch(self) -> str:
-        """``"sm_90"`` for a GPU; for the emulated device ``"emulated"`` and suffixes for its modes."""
+        """Return ``"sm_90"`` for a GPU; for the emulated device ``"emulated"``, with suffixes for its modes."""
         if self.is_emulated:
             mode = "_check" if self.check else "_count" if self.count else ""
             source = f"_ptx_{self.capability}" if self.executes_ptx else ""
@@ -52,7 +52,7 @@ class Target:
 
     @property
     def executes_ptx(self) -> bool:
-        """Whether the emulated device executes PTX instead of LLVM IR."""
+        """Return whether the emulated device executes PTX instead of Numba's LLVM IR."""
         return self.is_emulated and self.compute_capability != (0, 0)
 
     @property
@@ -67,7 +67,7 @@ class KernelImage:
 
     ``data`` is a cubin (NUL-terminated PTX for an architecture newer than the toolkit), or for the emulated device a
     relocatable ELF object as ``csrc_shim/emulator/kernel.h`` describes it; ``entry`` is the kernel's symbol in it.
-    ``metadata`` has integers such as ``static_shared_bytes``. ``ptx`` is the PTX from which a cubin was made.
+    ``metadata`` has integers such as ``static_shared_bytes``. ``ptx`` is the PTX that the cubin was compiled from.
     """
 
     data: bytes
@@ -79,7 +79,7 @@ class KernelImage:
 
 @dataclass(frozen=True)
 class BuiltKernel(KernelSpec):
-    """A kernel that was compiled elsewhere. Instead of a source it has a digest that identifies its image."""
+    """A kernel that was compiled elsewhere. It has no source, and a digest that identifies its image."""
 
     image: KernelImage = field(kw_only=True, compare=False)
 
@@ -94,6 +94,8 @@ usage_patterns = {
 
 
 def resource_usage(log: str) -> dict[str, int]:
-    """Return a kernel's resource usage from the linker's verbose log: the maximum of each number over its functions."""
+    """Return a kernel's resource usage from the linker's verbose log: the maximum of each quantity over
+    all functions.
+    """
     found = {name: [int(value) for value in re.findall(pattern, log)] for name, pattern in usage_patterns.items()}
     return {name: max(values) for name, values in found.items() if values}

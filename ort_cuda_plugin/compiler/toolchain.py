@@ -1,7 +1,7 @@
-"""The versions of the compiler's tools, which are part of the disk cache's keys.
+"""The versions of the compiler's tools, which are part of the keys of the disk cache.
 
-A process that lacks the tools uses kernels that others have compiled: the cache records the tools, and the keys follow
-from them. Nothing here imports the tools.
+A process without the tools uses kernels that other processes have compiled: the cache records their tools, from which
+the process derives the keys. Nothing here imports the tools.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from ort_cuda_plugin.compiler.kernel import KernelSpec, digest_of
 from ort_cuda_plugin.compiler.targets import Target
 
 Tools: TypeAlias = tuple[tuple[str, str], ...]
-"""Names and versions, Python's first."""
+"""(name, version) of each tool; the first one is Python."""
 ABSENT = "absent"
 FRONT_END = ("numba", "numba-cuda", "llvmlite")
-"""The distributions that compile a kernel's source to IR, and IR to the emulated device's code."""
+"""Distributions that compile a kernel's source to LLVM IR, and LLVM IR to code for the emulated device."""
 CUBINS = ("nvidia-nvvm", "nvidia-nvjitlink", "cuda-core")
-"""The distributions that compile IR to a GPU's code."""
+"""Distributions that compile LLVM IR to code for GPUs."""
 front_end_sources = (
     "compiler/intrinsics/__init__.py",
     "compiler/intrinsics/array_intrinsics.py",
@@ -43,7 +43,7 @@ front_end_sources = (
     "compiler/compile.py",
     "compiler/kernel.py",
 )
-"""The modules of this package that compile a kernel's source to IR."""
+"""Modules of this package that compile a kernel's source to LLVM IR."""
 back_end_sources = (
     "compiler/elf.py",
     "compiler/host/counts.py",
@@ -55,7 +55,7 @@ back_end_sources = (
     "compiler/host/vector_math.py",
     "compiler/targets.py",
 )
-"""The modules of this package that compile IR to machine code."""
+"""Modules of this package that compile LLVM IR to machine code."""
 
 
 # ---- tools ----
@@ -64,29 +64,32 @@ back_end_sources = (
 @lru_cache(maxsize=64)
 def version_of(distribution: str) -> str:
     try:
-        return uninterrupted.call(lambda: importlib.metadata.version(distribution))  # imports modules
+        # importlib.metadata imports modules, which an exception from a signal handler must not interrupt
+        return uninterrupted.call(lambda: importlib.metadata.version(distribution))
     except importlib.metadata.PackageNotFoundError:
         return ABSENT
 
 
 def toolkit_version() -> str:
-    """Return the CUDA version of the toolkit that makes cubins, as "13.0"; "" if it is not installed."""
+    """Return the CUDA version of the toolkit that generates cubins, such as "13.0"; "" if it is not installed."""
     version = version_of("nvidia-nvjitlink")
     return "" if version == ABSENT else ".".join(version.split(".")[:2])
 
 
 @lru_cache(maxsize=2)
 def installed_tools(emulated: bool) -> Tools:
-    """Return the tools of this process for code of the emulated device, or of GPUs; a version may be ABSENT."""
+    """Return this process's tools for code of the emulated device, or of GPUs; the version of a missing
+    tool is ABSENT.
+    """
     names = FRONT_END if emulated else (*FRONT_END, *CUBINS)
     versions = [version_of(name) for name in names]
-    # Numba reads bytecode, which differs between minor versions.
+    # Numba compiles Python bytecode, which differs between minor versions.
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     return (("python", python), *zip(names, versions, strict=True))
 
 
 def is_complete(tools: Tools) -> bool:
-    """Whether a process with these tools can compile."""
+    """Return whether a process with these tools can compile, because none is missing."""
     return all(version != ABSENT for _, version in tools)
 
 
@@ -95,7 +98,7 @@ def encode_tools(tools: Tools) -> bytes:
 
 
 def decode_tools(data: bytes) -> Tools | None:
-    """Decode tools; None if the bytes are malformed."""
+    """Decode the text of `encode_tools`; None if the bytes are malformed."""
     try:
         pairs = json.loads(data)
         tools = tuple((name, version) for name, version in pairs)
@@ -107,21 +110,20 @@ def decode_tools(data: bytes) -> Tools | None:
 # ---- architectures ----
 
 OF_EVERY_TOOLKIT = ((7, 5), (8, 0), (8, 6), (8, 7), (8, 8), (8, 9), (9, 0), (10, 0), (10, 3), (11, 0), (12, 0), (12, 1))
-"""Compute capabilities that every toolkit of CUDA 13 compiles for."""
+"""Compute capabilities that every toolkit of CUDA 13 supports."""
 OF_NEWER_TOOLKITS = {(10, 7): (13, 5)}
-"""Further capabilities, with the toolkit that introduced them."""
+"""Further compute capabilities, each with the first toolkit that supports it."""
 
 
 def supported_capabilities(toolkit: str | None = None) -> list[tuple[int, int]]:
-    """Return the compute capabilities for which a toolkit (default: the installed one) compiles, in ascending order."""
+    """Return the compute capabilities that a toolkit (default: the installed one) supports, in ascending order."""
     version = tuple(map(int, re.findall(r"\d+", toolkit_version() if toolkit is None else toolkit)))
     return sorted((*OF_EVERY_TOOLKIT, *(each for each, since in OF_NEWER_TOOLKITS.items() if version >= since)))
 
 
 def closest_capability(capability: tuple[int, int], toolkit: str | None = None) -> tuple[int, int]:
-    """Return the newest supported capability up to that of a GPU: its cubin runs there, or the driver compiles its PTX.
-
-    Raises ValueError for a GPU older than all supported capabilities.
+    """Return the newest supported capability up to that of a GPU: the GPU runs its cubin, or the driver compiles its
+    PTX.
     """
     older = [each for each in supported_capabilities(toolkit) if each <= capability]
     if not older:
@@ -133,10 +135,9 @@ def closest_capability(capability: tuple[int, int], toolkit: str | None = None) 
 
 
 def kernel_key(spec: KernelSpec, target: Target, tools: Tools | None = None) -> str:
-    """Return the hex hash of the kernel's source and options, the target, and every tool that compiles the kernel for
-    the target.
+    """Return the key of a compiled kernel: a hash of its source and options, the target, and all tools that compile it.
 
-    ``tools`` are by default those of this process.
+    ``tools`` defaults to those of this process.
     """
     tools = installed_tools(target.is_emulated) if tools is None else tools
     own = () if target.is_emulated else tuple(map(version_of, spec.tools))
@@ -152,8 +153,9 @@ def ptx_sources() -> tuple[str, ...]:
 
 
 def ir_key(spec: KernelSpec) -> str:
-    """Return the hex hash of everything that a kernel's IR depends on. Targets share it, and so do kernels that differ
-    in names only.
+    """Return the key of a kernel's LLVM IR: a hash of everything that the IR depends on.
+
+    All targets share the IR, and so do kernels that differ in their names only.
     """
     contents = digest_of(*spec.contents)
     return joined_digest(contents, "ir", _digest(installed_tools(True)), sources_digest(front_end_sources))
@@ -165,7 +167,9 @@ def joined_digest(*parts: str) -> str:
 
 @lru_cache(maxsize=64)
 def toolchain_digest(tools: Tools, emulated: bool) -> str:
-    """Return the hash of the tools and modules that compile a kernel; for the emulated device it includes the CPU."""
+    """Return a hash of the tools and modules that compile a kernel; for the emulated device it includes
+    the host CPU.
+    """
     back_end = back_end_sources if emulated else (*back_end_sources, "compiler/foreign.py")
     sources = (sources_digest(front_end_sources), sources_digest(back_end))
     return joined_digest(_digest(tools), *sources, host_cpu() if emulated else "")
@@ -173,7 +177,7 @@ def toolchain_digest(tools: Tools, emulated: bool) -> str:
 
 @lru_cache(maxsize=8)
 def sources_digest(sources: tuple[str, ...]) -> str:
-    """Return the hash of modules of this package."""
+    """Return a hash of the contents of modules of this package."""
     digest = hashlib.sha256()
     package = Path(__file__).parent.parent
     for source in sources:
@@ -187,7 +191,7 @@ def _digest(tools: Sequence[tuple[str, str]]) -> str:
 
 
 def host_cpu() -> str:
-    """Return a text that differs between CPUs for which LLVM generates different code."""
+    """Return a text that identifies the host CPU: CPUs for which LLVM generates different code have different texts."""
     keys = ("vendor_id", "cpu family", "model", "stepping", "flags", "CPU implementer", "CPU part", "Features")
     try:
         first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]

@@ -1,7 +1,7 @@
-"""Numba's propagation of types through a kernel, without typing again statements whose types cannot have changed.
+"""Numba's type inference for a kernel, which skips statements whose types cannot have changed.
 
-Numba repeats all statements until no variable's type changes, which is at least twice. Here a statement is repeated
-only where the type of a variable that it has asked about has changed since.
+Numba repeats all statements until no variable's type changes, which takes at least two rounds. This version repeats a
+statement only if a variable whose type it has looked up has since changed its type.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numba.cuda.utils import chain_exception
 
 
 class RecordedTypes(typeinfer.TypeVarMap):  # type: ignore[misc]
-    """The types of a kernel's variables; notes which variables are looked up."""
+    """The types of a kernel's variables; records which variables are looked up."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,7 +29,9 @@ class RecordedTypes(typeinfer.TypeVarMap):  # type: ignore[misc]
 
 
 def propagate(network: Any, inferer: Any) -> list[Exception]:
-    """Replace `ConstraintNetwork.propagate`: run one round; return the errors of constraints not resolved yet."""
+    """Replace `ConstraintNetwork.propagate`: run one round, and return the errors of the constraints that are not yet
+    resolved.
+    """
     errors: list[Exception] = []
     types = inferer.typevars
     settled: dict[int, list[tuple[Any, Any]]] = vars(network).setdefault("settled", {})

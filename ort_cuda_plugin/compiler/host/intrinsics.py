@@ -9,9 +9,9 @@ QUOTIENT = (
     "{ .reg .u32 l, h, n, t; mov.b64 {l, h}, $2; mad.lo.u32 n, $1, 2, 2; mul.hi.u32 t, n, l;"
     " mad.lo.cc.u32 l, n, h, t; madc.hi.u32 $0, n, h, 0; }"
 )
-"""Inline PTX: integer division by a precomputed 64-bit reciprocal, the upper 32 of the 96 bits of (2 x + 2) * reciprocal.
+"""Inline PTX for integer division by a precomputed 64-bit reciprocal.
 
-ptxas needs two multiplications and no addition for it.
+The quotient is the upper 32 of the 96 bits of (2 x + 2) * reciprocal. ptxas needs two multiplications and no addition.
 """
 register_values = {
     **{

@@ -189,9 +189,10 @@ _accessing = re.compile(
 
 
 def with_accesses(body: str) -> str:
-    """Return the body with asynchronous copies as loads and stores, which can be checked and counted.
+    """Return the body with a load and a store for each asynchronous copy, which can be checked and counted.
 
-    Rows that ``ldmatrix`` reads become loads as well; their results are unused, and LLVM removes them.
+    Each ``ldmatrix`` gets a load of the row at its address as well. The loaded value is unused, so LLVM removes the
+    load.
     """
     number = itertools.count()
 

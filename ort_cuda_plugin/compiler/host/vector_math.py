@@ -1,8 +1,8 @@
-"""float32 functions for the emulated device without branches or calls, so that LLVM vectorises loops that use them.
+"""float32 functions for the emulated device without branches or calls, so that LLVM can vectorise loops that use them.
 
-These are the functions in which kernels of neural networks spend their time; others call the C library (`math`). Errors
-are within 2 units in the last place; infinities, NaN and subnormal numbers are right. Minimax coefficients are from
-Cephes (S. L. Moshier; exp, log, tanh) and N. Juffa's erf.
+These are the functions in which kernels of neural networks spend their time; all others call the C library (`math`).
+Errors are at most 2 units in the last place; infinities, NaN and subnormal numbers are handled. Minimax coefficients
+are from Cephes (S. L. Moshier; exp, log, tanh) and N. Juffa's erf.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ import struct
 
 
 def constant(value: float) -> str:
-    """Return a float32 constant in LLVM's syntax: the bits of the equal double."""
+    """Return a float32 constant in LLVM's syntax: the hexadecimal bits of the double that has the same value."""
     rounded = struct.unpack("<f", struct.pack("<f", value))[0]
     return f"0x{struct.unpack('<Q', struct.pack('<d', rounded))[0]:016X}"
 
 
 class Body:
-    """Writes the instructions of one function of float ``%x``; each method returns the name of its result."""
+    """Builds the instructions of one function of float ``%x``. Each method emits an instruction, and returns its
+    result's name.
+    """
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -76,7 +78,10 @@ ln2_high, ln2_low = 0.693359375, -2.12194440e-4
 
 
 def exponential(b: Body, x: str) -> str:
-    """Emit exp(x) = 2**n * exp(r), n the nearest integer to x / ln 2; 2**n in two factors, as it may be subnormal."""
+    """Emit exp(x) = 2**n * exp(r), where n is the integer nearest to x / ln 2.
+
+    2**n is applied in two factors, since it may be subnormal.
+    """
     x = b.select(b.compare("ogt", x, 89.0), 89.0, x)
     x = b.select(b.compare("olt", x, -104.0), -104.0, x)
     biased = b.fma(x, 1.44269504088896341, round_bias)

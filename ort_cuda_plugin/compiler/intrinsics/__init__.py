@@ -1,13 +1,13 @@
-"""Functions that kernels call in addition to Python's ``math`` and ``cuda``; they are defined in every kernel.
+"""Functions that kernels can call in addition to Python's ``math`` and ``cuda``. Every kernel has their names.
 
-float16, bfloat16 and smaller floats are storage types: kernels read and write their bits as uint16 and uint8 and
-compute in float32. ``f32_to_*`` of an 8-bit float gives infinity or NaN for a number that is too large,
-``f32_to_*_saturated`` the largest number (`small_floats`). ``f64_to_f32_odd`` rounds a float64 that is rounded again.
-Atomics take a raw pointer and an index. Shuffles and votes involve all 32 lanes of a warp.
-``truncdiv`` and ``truncmod`` round toward zero and give 0 for a divisor of 0. ``quotient_i32(x, (2**63 - 1) // d)`` and
-``quotient_i64(x, d)`` are x // d for x >= 0 and d > 0; the first requires x < 2**31 - 1. The signatures are in
-``__init__.pyi``, from which kernel modules import them under ``TYPE_CHECKING``; only the compile pipeline imports this
-module.
+float16, bfloat16 and smaller floats are storage types: kernels load and store their bits as uint16 and uint8, and
+compute in float32. For a number that is too large for an 8-bit float, ``f32_to_*`` returns infinity or NaN, and
+``f32_to_*_saturated`` the largest number (`small_floats`). ``f64_to_f32_odd`` rounds a float64 that will be rounded
+again to fewer bits. Atomics take a raw pointer and an index. All 32 lanes of a warp must take part in shuffles and
+votes. ``truncdiv`` and ``truncmod`` round toward zero, and return 0 for a divisor of 0. ``quotient_i32(x, (2**63 - 1)
+// d)`` and ``quotient_i64(x, d)`` are x // d for x >= 0 and d > 0; the first requires x < 2**31 - 1. ``__init__.pyi``
+has the signatures; kernel modules import them from there under ``TYPE_CHECKING``. At run time only the compiler imports
+this module.
 """
 
 from __future__ import annotations
@@ -50,14 +50,16 @@ Lowering = Callable[[ir.IRBuilder, Any], ir.Value]
 
 
 def export(name: str, result: types.Type, parameters: tuple[types.Type, ...], lower: Lowering) -> None:
-    """Define an intrinsic of this module: ``lower(builder, args)`` emits it for arguments of the given types."""
+    """Define the intrinsic ``name`` of this module; ``lower(builder, args)`` emits its code for arguments of the given
+    types.
+    """
     sig = signature(result, *parameters)
 
     def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
         value = lower(builder, args)
         return context.get_dummy_value() if result == types.none else value
 
-    # Numba takes the number of parameters from the Python function's signature.
+    # Numba reads the number of parameters from the Python function, so generate one with that many.
     names = ", ".join(f"a{index}" for index in range(len(parameters)))
     namespace: dict[str, Any] = {"sig": sig, "codegen": codegen}
     exec(f"def {name}(typingctx, {names}):\n    return sig, codegen\n", namespace)
@@ -66,7 +68,7 @@ def export(name: str, result: types.Type, parameters: tuple[types.Type, ...], lo
 
 
 def call(name: str, result: ir.Type, *parameters: ir.Type) -> Lowering:
-    """Return a `Lowering` that calls the external function ``name``."""
+    """Return a `Lowering` that emits a call of the external function ``name``."""
 
     def lower(builder: ir.IRBuilder, args: Any) -> ir.Value:
         function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(result, parameters), name)
@@ -76,7 +78,9 @@ def call(name: str, result: ir.Type, *parameters: ir.Type) -> Lowering:
 
 
 def assembly(code: str, constraints: str, result: ir.Type, *parameters: ir.Type) -> Lowering:
-    """Return a `Lowering` to inline PTX, which `compiler.host.intrinsics` replaces for the emulated device."""
+    """Return a `Lowering` that emits inline PTX. For the emulated device, `compiler.host.intrinsics`
+    replaces the PTX.
+    """
 
     def lower(builder: ir.IRBuilder, args: Any) -> ir.Value:
         return builder.call(ir.InlineAsm(ir.FunctionType(result, parameters), code, constraints), args)
@@ -109,7 +113,8 @@ def lower_f32_to_f16(builder: ir.IRBuilder, args: Any) -> ir.Value:
     return builder.bitcast(builder.fptrunc(args[0], f16), i16)
 
 
-# LLVM sees through these: a sum of two halves that is rounded to a half is one instruction of halves.
+# Ordinary LLVM operations, not inline PTX, so that LLVM can turn a sum of two halves that is rounded to half into one
+# half-precision instruction.
 export("f16_to_f32", types.float32, (types.uint16,), lower_f16_to_f32)
 export("f32_to_f16", types.uint16, (types.float32,), lower_f32_to_f16)
 export("bf16_to_f32", types.float32, (types.uint16,), lower_bf16_to_f32)
@@ -144,7 +149,7 @@ for a, b in (("f32", "i32"), ("f32", "u32"), ("f64", "i64"), ("f64", "u64")):
         )
 
 
-# ---- math that Python's math module lacks ----
+# ---- math functions that Python's math module lacks ----
 
 for suffix, name, ty in (("f", "f32", types.float32), ("", "f64", types.float64)):
     value = ir_types[ty]
@@ -156,10 +161,11 @@ for suffix, name, ty in (("f", "f32", types.float32), ("", "f64", types.float64)
 
 
 def lower_quotient_by_f32(builder: ir.IRBuilder, args: Any) -> ir.Value:
-    """Emit x / y from the rounded reciprocal of y > 0: a product, corrected by its error, which fma computes exactly.
+    """Emit x / y for y > 0 from the rounded reciprocal of y: a product, corrected by its error, which an FMA computes
+    exactly.
 
     The result is the correctly rounded quotient (Markstein). For x below 2**-100 it may be a neighbouring number, since
-    the error may not be a float32. A product that is not finite is not corrected.
+    the error may not be representable in float32. A product that is not finite is not corrected.
     """
 
     def negative(value: ir.Value) -> ir.Value:
@@ -167,7 +173,8 @@ def lower_quotient_by_f32(builder: ir.IRBuilder, args: Any) -> ir.Value:
 
     x, y, reciprocal = args
     first = builder.fmul(x, reciprocal)
-    excess = builder.fma(first, y, negative(x))  # +0, not -0, if the product is exact: so zeros keep their signs
+    # for an exact product the error is +0, not -0, so that zeros keep their signs
+    excess = builder.fma(first, y, negative(x))
     second = builder.fma(negative(excess), reciprocal, first)
     return builder.select(builder.fcmp_ordered("ord", second, second), second, first)
 
@@ -176,12 +183,12 @@ export("quotient_by_f32", types.float32, (types.float32,) * 3, lower_quotient_by
 
 
 HALF_ERF_END = 2.625
-"""Argument from which erf rounds to 1 in 16-bit types."""
+"""Argument from which on erf rounds to 1 in 16-bit types."""
 HALF_ERF = (
     *(-9.387396744386933e-07, 3.149484837194905e-05, -4.6868715435266495e-04, 4.161106888204813e-03),
     *(-2.51460000872612e-02, 0.11139236390590668, -0.3756397068500519, 1.1283504962921143),
 )
-"""Coefficients of the polynomial in x * x for erf(x) / x, highest power first; the error is at most 2.6e-5."""
+"""Coefficients of a polynomial in x * x for erf(x) / x, highest power first; the error is at most 2.6e-5."""
 
 
 def lower_half_erf(builder: ir.IRBuilder, args: Any) -> ir.Value:
@@ -198,7 +205,7 @@ def lower_half_erf(builder: ir.IRBuilder, args: Any) -> ir.Value:
 
 
 export("half_erf", types.float32, (types.float32,), lower_half_erf)
-# Accurate enough for 16-bit types: exp within 2**-16, 2**x and 1 / x within 2**-22; subnormal results are 0.
+# Approximations for 16-bit types: exp within 2**-16, 2**x and 1 / x within 2**-22; subnormal results become 0.
 HALF_EXP = "{ .reg .f32 t; mul.ftz.f32 t, $1, 0f3FB8AA3B; ex2.approx.ftz.f32 $0, t; }"
 HALF_EXP2 = "ex2.approx.ftz.f32 $0, $1;"
 HALF_RECIPROCAL = "rcp.approx.ftz.f32 $0, $1;"
@@ -243,7 +250,8 @@ def lower_load_acquire(builder: ir.IRBuilder, args: Any) -> ir.Value:
     return builder.call(code, [address])
 
 
-# Acquire: after this load, writes are visible that another block made before its `cuda.threadfence` and atomic update.
+# Acquire semantics: after this load, a thread sees the writes that another block made before its `cuda.threadfence` and
+# atomic update.
 export("load_acquire_i32", types.int32, (types.CPointer(types.int32), types.int64), lower_load_acquire)
 for name in ("i32", "u32", "i64", "u64"):
     ty = by_name[name]
@@ -273,11 +281,12 @@ for name, long_name in (("f32", "float"), ("f64", "double")):
         )
 
 
-# ---- integer division without Numba's checks; an error in data must not stop the emulated device ----
+# ---- integer division without Numba's check for zero: invalid data must not stop the emulated device ----
 
 
 def lower_quotient_i32(builder: ir.IRBuilder, args: Any) -> ir.Value:
-    # A multiplication is cheaper than a division. LLVM may hoist it out of loops, or reuse it.
+    # By a multiplication, which is cheaper than a division. Without side effects, so that LLVM may hoist it out of
+    # loops.
     function = ir.InlineAsm(ir.FunctionType(i32, (i32, i64)), host_intrinsics.QUOTIENT, "=r,r,l")
     return builder.call(function, args, attrs=("readnone", "nounwind"))
 
@@ -290,7 +299,7 @@ def truncating(remainder: bool, signed: bool) -> Lowering:
         if not signed:
             result = builder.urem(a, safe) if remainder else builder.udiv(a, safe)
             return builder.select(zero, b.type(0), result)
-        # The smallest integer divided by -1 traps on x86, so divide by 1 and select the result for -1 afterwards.
+        # On x86, the smallest integer divided by -1 traps. So divide by 1, and select the result for -1 afterwards.
         minus = builder.icmp_signed("==", b, b.type(-1))
         safe = builder.select(minus, b.type(1), safe)
         result = builder.srem(a, safe) if remainder else builder.sdiv(a, safe)
@@ -305,14 +314,14 @@ for name in ("i32", "u32", "i64", "u64"):
     signed = name.startswith("i")
     export(f"truncdiv_{name}", ty, (ty, ty), truncating(remainder=False, signed=signed))
     export(f"truncmod_{name}", ty, (ty, ty), truncating(remainder=True, signed=signed))
-# Hides the origin of a value: LLVM's time doubles with each nested division by a constant.
+# Hides the origin of a value from LLVM, whose compile time doubles with each nested division by a constant.
 export("opaque_i32", types.int32, (types.int32,), assembly("mov.b32 $0, $1;", "=r,r", i32, i32))
 export("opaque_i64", types.int64, (types.int64,), assembly("mov.b64 $0, $1;", "=l,l", i64, i64))
 export("quotient_i32", types.int32, (types.int32, types.int64), lower_quotient_i32)
 export("quotient_i64", types.int64, (types.int64, types.int64), lambda builder, args: builder.udiv(*args))
 
 
-# ---- packed codes of few bits, lowest bits first; the index counts codes in a row of bytes ----
+# ---- codes of less than 8 bits, the first in a byte's lowest bits; the index counts codes ----
 
 
 def lower_code(builder: ir.IRBuilder, args: Any, bits: int) -> ir.Value:
@@ -325,7 +334,7 @@ for bits in (2, 4):
     export(f"code{bits}", types.int32, (types.uint8, types.int64), functools.partial(lower_code, bits=bits))
 
 
-# ---- warp shuffles and votes, all lanes taking part ----
+# ---- warp shuffles and votes, in which all lanes take part ----
 
 full_mask = i32(0xFFFFFFFF)
 pair_type = ir.LiteralStructType([i32, ir.IntType(1)])
@@ -374,7 +383,7 @@ export("vote_any", types.boolean, (types.boolean,), vote(1, 1))
 export("ballot", types.uint32, (types.boolean,), vote(3, 0))
 
 
-# ---- vectors: one access of 16 or 8 bytes, which the address has to be a multiple of ----
+# ---- vectors: one access of 16 or 8 bytes, to which the address must be aligned ----
 
 
 def lower_vector_load(builder: ir.IRBuilder, args: Any, lanes: int) -> ir.Value:
@@ -417,12 +426,12 @@ for name, lanes in (("f32", 4), ("f32", 2), ("i32", 4), ("u32", 4), ("u16", 4), 
     )
 
 
-# ---- shared and local arrays as raw pointers, whose indices need no wrap-around for negative ones ----
+# ---- shared and local arrays as raw pointers, without Numba's handling of negative indices ----
 
 
 @intrinsic  # type: ignore[untyped-decorator]
 def array_pointer(typingctx: Any, array: Any) -> Any:
-    """Return the address of the first element of a one-dimensional shared or local array."""
+    """Return a pointer to the first element of a one-dimensional shared or local array."""
 
     def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
         return context.make_array(sig.args[0])(context, builder, args[0]).data
@@ -435,7 +444,7 @@ __all__.append("array_pointer")
 
 @intrinsic  # type: ignore[untyped-decorator]
 def address_of(typingctx: Any, pointer: Any) -> Any:
-    """Return a pointer's address as an int64, to compare whether two parameters are the same memory."""
+    """Return a pointer's address as int64, to test whether two parameters refer to the same memory."""
 
     def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
         return builder.ptrtoint(args[0], i64)
@@ -446,7 +455,7 @@ def address_of(typingctx: Any, pointer: Any) -> Any:
 __all__.append("address_of")
 
 
-# ---- one of two values, without a branch: Numba takes long for functions of many blocks ----
+# ---- selection without a branch: Numba's compile time is high for functions of many basic blocks ----
 
 
 @intrinsic  # type: ignore[untyped-decorator]

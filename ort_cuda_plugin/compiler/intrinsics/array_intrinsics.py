@@ -1,4 +1,4 @@
-"""Makes arrays with a shape from a kernel's pointers, for kernels of applications."""
+"""Creates Numba arrays with a shape from pointers, in kernels that applications write."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Function = Callable[..., Any]
 
 
 def as_array(typingctx: Any, pointer: Any, shape: Any) -> Any:
-    """Return the contiguous array at ``pointer``, whose shape is a tuple of int64."""
+    """Return the contiguous array at ``pointer``; its shape is a tuple of int64."""
     kind = types.Array(pointer.dtype, len(shape), "C")
 
     def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:

@@ -1,15 +1,18 @@
 """Tensor-core intrinsics (``mma``, ``ldmatrix``, ``cp.async``), for sm_80 and later.
 
-All 32 lanes of a warp multiply a matrix a [16, 16] with b [16, 8] and add the product to c [16, 8]. Elements of lane
-4 g + t, for 16-bit types: registers with two neighbours along k, which begin at a[g][2t], a[g + 8][2t], a[g][2t + 8]
-and a[g + 8][2t + 8], and at b[2t][g] and b[2t + 8][g]; accumulators c[g][2t], c[g][2t + 1], c[g + 8][2t], c[g + 8][2t +
-1]. TF32: a is [16, 8] and b [8, 8]. A register has one number: a[g][t], a[g + 8][t], a[g][t + 4] and a[g + 8][t + 4];
-b[t][g] and b[t + 4][g]. ``ldmatrix`` loads a row of four such numbers as eight 16-bit numbers. 8-bit types: a is [16,
-32] and b [32, 8], and accumulators are int32. A register has four neighbours along k, at 4t and 4t + 16; b is int8, a
-int8 or uint8 (kinds ``i8`` and ``u8``). `ort_cuda_plugin.compiler.host.matrices` emulates all of them on the emulated
-device.
+All 32 lanes of a warp multiply a matrix a [16, 16] by b [16, 8], and add the product to c [16, 8]. Lane 4 g + t holds:
 
-Operands are in shared memory. Shared-memory addresses are int64 byte addresses, relative to `shared_address`.
+16-bit types: two neighbours along k per register. Registers begin at a[g][2t], a[g + 8][2t], a[g][2t + 8] and a[g +
+8][2t + 8]; at b[2t][g] and b[2t + 8][g]. Accumulators: c[g][2t], c[g][2t + 1], c[g + 8][2t], c[g + 8][2t + 1].
+
+TF32: a is [16, 8] and b [8, 8]. One number per register: a[g][t], a[g + 8][t], a[g][t + 4] and a[g + 8][t + 4]; b[t][g]
+and b[t + 4][g]. ``ldmatrix`` loads a row of four such numbers as eight 16-bit numbers.
+
+8-bit types: a is [16, 32] (int8 or uint8, kinds ``i8`` and ``u8``), b [32, 8] (int8), accumulators are int32. Four
+neighbours along k per register, at 4t and 4t + 16.
+
+Operands are in shared memory. Shared-memory addresses are int64 byte addresses, as `shared_address` returns them.
+`ort_cuda_plugin.compiler.host.matrices` emulates these intrinsics on the emulated device.
 """
 
 from __future__ import annotations
@@ -47,10 +50,11 @@ def _address(builder: ir.IRBuilder, base: ir.Value, index: int) -> ir.Value:
 
 
 def matrix_functions(kind: str) -> dict[str, Any]:
-    """Return ``multiply_add_matrix_*(c, at, a0, a1, a2, a3, b0, b1)``, and the function that rounds floats to operands.
+    """Return ``multiply_add_matrix_*(c, at, a0, a1, a2, a3, b0, b1)``, and the function that rounds floats to an
+    operand.
 
-    The latter is ``pair_*(x, y)``, or ``round_tf32(x)``, which rounds to nearest: half to even on GPUs from sm_90 on,
-    else half away from zero. Integer accumulators wrap.
+    The latter is ``pair_*(x, y)`` for 16-bit types. For TF32 it is ``round_tf32(x)``, which rounds to nearest: half to
+    even on GPUs from sm_90 on, else half away from zero. Integer accumulators wrap around.
     """
     integers = kind in INTEGERS
     element, pointer, letter = (i32, integer_sums_type, "r") if integers else (f32, sums_type, "f")
@@ -105,7 +109,7 @@ def scale_matrix_f32(typingctx: Any, c: Any, first: Any, second: Any, count: Any
 
 
 def shared_address(typingctx: Any, pointer: Any) -> Any:
-    """Return the shared-memory address of a pointer."""
+    """Return the shared-memory address of a pointer, as int64."""
 
     def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
         code = ir.InlineAsm(ir.FunctionType(i64, [args[0].type]), SHARED_ADDRESS, "=l,l")
@@ -116,9 +120,9 @@ def shared_address(typingctx: Any, pointer: Any) -> Any:
 
 def _loader(code: str) -> Any:
     def load(typingctx: Any, address: Any) -> Any:
-        """Load four 8 x 8 matrices of 16-bit numbers: lanes 8 i to 8 i + 7 pass the row addresses of the i-th matrix.
+        """Load four 8 x 8 matrices of 16-bit numbers; lanes 8 i to 8 i + 7 pass the row addresses of matrix i.
 
-        In lane 4 g + t, the i-th register has the elements 2 t and 2 t + 1 of row g, or of column g if transposed.
+        Lane 4 g + t gets, in register i, the elements 2 t and 2 t + 1 of row g, or of column g if transposed.
         """
 
         def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
@@ -134,9 +138,9 @@ def _loader(code: str) -> Any:
 
 def _copier(code: str) -> Any:
     def copy(typingctx: Any, address: Any, pointer: Any, index: Any) -> Any:
-        """Begin an asynchronous copy of 16 bytes to shared memory; both addresses are multiples of 16.
+        """Begin an asynchronous copy of 16 bytes to shared memory; both addresses must be multiples of 16.
 
-        ``copy_async_cached`` also caches the bytes in the L1, for data that a block reads again.
+        ``copy_async_cached`` also caches the bytes in the L1, for data that the block will read again.
         """
 
         def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
@@ -152,9 +156,9 @@ def _copier(code: str) -> Any:
 
 def _copier_where(code: str) -> Any:
     def copy(typingctx: Any, address: Any, pointer: Any, index: Any, condition: Any) -> Any:
-        """Do ``copy_async`` or ``copy_async_cached`` if a condition holds, else write zeros.
+        """Do ``copy_async`` or ``copy_async_cached`` if ``condition`` holds, else write zeros.
 
-        If it does not hold, nothing is read, and the index may be invalid. The emulated device then reads index 0.
+        If it does not hold, a GPU reads nothing, so the index may be invalid. The emulated device then reads index 0.
         """
 
         def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
@@ -172,7 +176,7 @@ def _copier_where(code: str) -> Any:
 
 
 def copy_async_commit(typingctx: Any) -> Any:
-    """Commit the copies that the thread has begun as a group."""
+    """Commit the copies that the thread has begun since the last commit, as a group."""
 
     def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
         kind = ir.FunctionType(ir.VoidType(), [])
@@ -183,7 +187,7 @@ def copy_async_commit(typingctx: Any) -> Any:
 
 
 def copy_async_wait(typingctx: Any, pending: Any) -> Any:
-    """Wait for the thread's copies, except those of the last ``pending`` (0 or 1) groups."""
+    """Wait for the thread's copies, except those of the ``pending`` (0 or 1) most recent groups."""
     number = literal(pending)
 
     def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:

@@ -1,4 +1,4 @@
-"""Conversions between float32 and the floats of 8 and fewer bits, which are storage types, as LLVM IR."""
+"""Conversions between float32 and floats of 8 or fewer bits (storage types), as LLVM IR."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ i8, i32, i64, f32, f64 = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.Float
 
 @dataclass(frozen=True)
 class SmallFloat:
-    """A float of ``bits`` bits: sign, exponent with ``bias``, ``mantissa`` bits; ``largest`` is its largest number.
+    """Format of a float with ``bits`` bits: a sign, an exponent with ``bias``, and ``mantissa`` bits.
 
-    ``overflow`` is the code for numbers that are too large, ``nan`` the code for NaN. With ``infinity`` the code
-    ``overflow`` is infinity, and with ``nans`` the codes above the numbers are NaN. In ``unsigned_zero`` types the code
-    of -0 is the only NaN.
+    ``largest`` is the code of the largest number, ``overflow`` the code for numbers that are too large, ``nan`` the
+    code for NaN. With ``infinity``, the code ``overflow`` is infinity. With ``nans``, the codes above the numbers are
+    NaN. In ``unsigned_zero`` types the code that would be -0 is the only NaN.
     """
 
     mantissa: int
@@ -31,7 +31,7 @@ class SmallFloat:
 
     @property
     def shift(self) -> int:
-        """Distance from the lowest mantissa bit of float32 to that of this type, in bits."""
+        """Return the distance from the lowest mantissa bit of float32 to that of this type, in bits."""
         return 23 - self.mantissa
 
     @property
@@ -63,8 +63,9 @@ class SmallFloat:
         return builder.bitcast(builder.or_(bits, sign), f32)
 
     def encode(self, builder: ir.IRBuilder, args: Any, saturate: bool) -> ir.Value:
-        """Emit the conversion from float32. It rounds half to even; too large numbers give ``largest`` with
-        ``saturate``, else ``overflow``.
+        """Emit the conversion from float32, which rounds half to even.
+
+        Numbers that are too large become ``largest`` with ``saturate``, else ``overflow``.
         """
         bits = builder.bitcast(args[0], i32)
         magnitude = builder.and_(bits, i32(0x7FFFFFFF))
@@ -72,7 +73,7 @@ class SmallFloat:
         odd = builder.and_(builder.lshr(scaled, i32(self.shift)), i32(1))
         rounded = builder.add(builder.add(scaled, i32((1 << (self.shift - 1)) - 1)), odd)
         normal = builder.lshr(rounded, i32(self.shift))
-        # Adding 2**23 rounds to an integer, which is in the low bits.
+        # Adding 2**23 rounds to an integer, which is then in the low bits of the float.
         factor, magic = f32(2.0 ** (self.bias - 1 + self.mantissa)), f32(2.0**23)
         total = builder.fadd(builder.fmul(builder.bitcast(magnitude, f32), factor), magic)
         subnormal = builder.and_(builder.bitcast(total, i32), i32(0xFF))
@@ -101,22 +102,22 @@ def _is_nan(builder: ir.IRBuilder, magnitude: ir.Value) -> ir.Value:
 
 
 def decode_e8m0(builder: ir.IRBuilder, args: Any) -> ir.Value:
-    """Emit 2**(code - 127), NaN for 255."""
+    """Emit 2**(code - 127); NaN for the code 255."""
     code = builder.zext(args[0], i32)
     bits = builder.select(builder.icmp_unsigned("==", code, i32(0)), i32(0x00400000), builder.shl(code, i32(23)))
     return builder.bitcast(builder.select(builder.icmp_unsigned("==", code, i32(255)), i32(0x7FC00000), bits), f32)
 
 
 def encode_e8m0(builder: ir.IRBuilder, args: Any, mode: str, saturate: bool) -> ir.Value:
-    """Emit the rounding of the magnitude to a power of two.
+    """Emit the code of the magnitude, rounded to a power of two.
 
-    ``mode`` is "up", "down" or "nearest" (ties round up). Numbers out of range give the nearest code with ``saturate``,
-    else NaN.
+    ``mode`` is "up", "down" or "nearest" (ties round up). Numbers out of range get the nearest code with ``saturate``,
+    else the code of NaN.
     """
     magnitude = builder.and_(builder.bitcast(args[0], i32), i32(0x7FFFFFFF))
     exponent, fraction = builder.lshr(magnitude, i32(23)), builder.and_(magnitude, i32(0x7FFFFF))
-    # The subnormal numbers of float32 lie around 2**-127, whose code is 0: their exponent field does not say which
-    # power of two is next.
+    # The code 0 is 2**-127, a subnormal number of float32. The exponent field of subnormals does not say which power of
+    # two is nearest, so they need other thresholds.
     subnormal = builder.icmp_unsigned("==", exponent, i32(0))
     least = {"up": (0x400001, 1), "nearest": (0x600000, 0x400000)}
     code = exponent
@@ -131,7 +132,7 @@ def encode_e8m0(builder: ir.IRBuilder, args: Any, mode: str, saturate: bool) -> 
 
 
 def float64_to_float32_odd(builder: ir.IRBuilder, args: Any) -> ir.Value:
-    """Emit rounding to odd: inexact results get an odd mantissa, so that a second rounding to fewer bits is right."""
+    """Emit rounding to odd: inexact results get an odd mantissa, so that a second rounding to fewer bits is correct."""
     x = args[0]
     nearest = builder.fptrunc(x, f32)
     bits = builder.bitcast(nearest, i32)

@@ -1,6 +1,7 @@
-"""Intrinsics for accumulators in registers. Numba would take over a second to type hundreds of scalars instead.
+"""Intrinsics for tiles of accumulators in registers. With hundreds of scalar variables instead, Numba would need over a
+second for type inference.
 
-`ort_cuda_plugin.compiler.intrinsics` gives them to kernels by name.
+`ort_cuda_plugin.compiler.intrinsics` defines them for kernels, by name.
 """
 
 from __future__ import annotations
@@ -16,20 +17,25 @@ from numba.cuda.typing import signature
 
 i32, i64 = ir.IntType(32), ir.IntType(64)
 VECTOR = 16
-"""Columns of a register tile, in elements, from which on a row is one vector. Only tiles of the emulated device are as
-wide: Numba and LLVM would spend most of a kernel's compilation on its scalars."""
+"""Minimum columns of a register tile whose rows are LLVM vectors. Only tiles of the emulated device are that wide: with
+scalars, Numba and LLVM would spend most of a kernel's compile time on them.
+"""
 
 
 def literal(ty: Any) -> int:
-    """Return the value of a literal argument. If this raises, Numba tries again with literal types."""
+    """Return the value of a literal argument. If this raises RequireLiteralValue, Numba calls again
+    with literal types.
+    """
     if not isinstance(ty, types.IntegerLiteral):
         raise RequireLiteralValue("the sizes of a register tile must be literal integers")
     return int(ty.literal_value)
 
 
 def tile_functions(name: str, ty: types.Type, element: ir.Type) -> dict[str, Any]:
-    """Return ``registers_*``, ``clear_*``, ``multiply_add_tile_*``, ``scale_tile_*``, ``store_tile_*`` and
-    ``copy_chunk_*`` for one type.
+    """Return the tile intrinsics for one type, by name.
+
+    They are ``registers_*``, ``clear_*``, ``multiply_add_tile_*``, ``scale_tile_*``, ``store_tile_*`` and
+    ``copy_chunk_*``.
     """
     pointer = types.CPointer(ty)
     zero = 0.0 if name.startswith("f") else 0
@@ -90,7 +96,7 @@ def tile_functions(name: str, ty: types.Type, element: ir.Type) -> dict[str, Any
         return signature(types.none, pointer, pointer, types.int64, pointer, types.int64, rows, columns), codegen
 
     def scale(typingctx: Any, c: Any, factors: Any, at: Any, rows: Any, columns: Any) -> Any:
-        """Multiply row i of a tile by ``factors[at + i]``."""
+        """Multiply each element of row i of a tile by ``factors[at + i]``."""
         m, n = literal(rows), literal(columns)
 
         def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
@@ -130,7 +136,7 @@ def _tile_copies(name: str, ty: types.Type, element: ir.Type) -> dict[str, Any]:
         return signature(types.none, pointer, types.int64, stride, pointer, rows, columns), codegen
 
     def copy(typingctx: Any, out: Any, at: Any, stride: Any, source: Any, first: Any, count: Any) -> Any:
-        """Copy ``count`` adjacent elements from ``source[first]`` on to ``out[at]``, ``out[at + stride]``, ..."""
+        """Copy ``count`` adjacent elements, from ``source[first]`` on, to ``out[at]``, ``out[at + stride]``, ..."""
         n, step = literal(count), literal(stride)
 
         def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
@@ -150,7 +156,7 @@ def _tile_copies(name: str, ty: types.Type, element: ir.Type) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Strips:
-    """Emits LLVM code for strips: vectors of n elements of type ``element``, stored as type ``storage``."""
+    """Emits LLVM code for strips: vectors of n elements of type ``element``, which memory holds as type ``storage``."""
 
     storage: str
     element: ir.Type
@@ -160,7 +166,7 @@ class Strips:
 
     @staticmethod
     def at(builder: ir.IRBuilder, base: ir.Value, index: ir.Value, n: int) -> ir.Value:
-        """Return the address of the strip at ``base[index]``."""
+        """Return the address of the strip of n elements that begins at ``base[index]``."""
         address = builder.gep(base, [index])
         return builder.bitcast(address, vector_type(base.type.pointee, n).as_pointer())
 
@@ -198,13 +204,17 @@ def vector_type(base: ir.Type, n: int) -> ir.Type:
 
 
 def strip_functions(storage: str, memory: types.Type, ty: types.Type, element: ir.Type) -> dict[str, Any]:
-    """Return the functions on strips. A strip is a vector of neighbouring elements: on a GPU one element.
+    """Return the intrinsics for strips, by name. A strip is a vector of n adjacent elements; on a GPU, n is 1.
 
-    ``strips_*(rows, n)`` are accumulators of 0, ``multiply_add_strip_*(sums, weights, at_w, x, at_x, rows, n)`` adds
-    the products of ``rows`` weights from ``at_w`` on, a multiple of ``rows``, with the strip of x at ``at_x``;
-    ``multiply_add_lanes_*(sums, row, x, at_x, y, at_y, n)`` adds the products of two strips' elements to a row,
-    ``copy_strip_*(to, sums, row, n)`` copies a row, and ``store_strips_*(to, at, sums, rows, n)`` stores all. Names end
-    in the storage type of x; ``ty`` is the type of accumulators (``sums``) and weights, ``element`` the same in LLVM.
+    - ``strips_*(rows, n)`` returns accumulators of 0, a strip per row.
+    - ``multiply_add_strip_*(sums, weights, at_w, x, at_x, rows, n)`` multiplies the strip of x at
+      ``at_x`` by each of the ``rows`` weights from ``at_w`` (a multiple of ``rows``) on, and adds the products to the
+      rows.
+    - ``multiply_add_lanes_*(sums, row, x, at_x, y, at_y, n)`` adds the elementwise product of two strips to one row.
+    - ``copy_strip_*(to, sums, row, n)`` copies one row, ``store_strips_*(to, at, sums, rows, n)`` stores all rows.
+
+    Names end in the storage type of x. ``ty`` is the type of the accumulators ``sums`` and of the weights, ``element``
+    the same type in LLVM.
     """
     pointer, source = types.CPointer(ty), types.CPointer(memory)
     llvm = Strips(storage, element)
@@ -218,7 +228,8 @@ def strip_functions(storage: str, memory: types.Type, ty: types.Type, element: i
             right = llvm.widened(builder, builder.load(llvm.at(builder, x, place, n), align=x_size), n)
             base = builder.gep(weights, [first])
             for row in range(m):
-                # Weights begin at a multiple of their number, so that a GPU loads up to 16 bytes at once.
+                # ``at_w`` is a multiple of the number of weights, so that a GPU can load up to 16 bytes of weights at
+                # once.
                 aligned = math.gcd(m * size, row * size, 16)
                 left = llvm.repeated(builder, builder.load(builder.gep(base, [i64(row)]), align=aligned), n)
                 address = llvm.at(builder, total, i64(row * n), n)
@@ -252,7 +263,7 @@ def strip_functions(storage: str, memory: types.Type, ty: types.Type, element: i
 
 
 def _accumulator_functions(storage: str, ty: types.Type, element: ir.Type) -> dict[str, Any]:
-    """Return the functions that make, copy and store the accumulators of `strip_functions`."""
+    """Return those functions of `strip_functions` that create, copy and store accumulators."""
     pointer = types.CPointer(ty)
     llvm = Strips(storage, element)
     size = int(ty.bitwidth) // 8

@@ -1,11 +1,11 @@
 """Intrinsics for vector loads and stores: one access of up to 16 bytes for several adjacent elements.
 
-A thread's *lanes* are an array that LLVM keeps in registers, because every index is a constant after the loops over
-lanes are unrolled. A thread has ``count`` vectors of ``width`` elements: the first begins at `first_element`, the next
-ones `vector_step` elements later, so that accesses of a block coalesce. If ``whole`` is set, which callers compute by
-`whole_vectors` and `is_aligned`, a vector is one access. Otherwise elements are moved one by one: indices above
-``last`` read the element ``last`` instead, and indices from ``end`` on are not written. The emulated device runs the
-same IR.
+The *lanes* of a thread are an array that LLVM keeps in registers, because all indices are constants after loops over
+lanes are unrolled. A thread has ``count`` vectors of ``width`` elements each. The first begins at `first_element`, the
+next ones `vector_step` elements later, so that the accesses of a block coalesce. If ``whole`` is true, which callers
+compute by `whole_vectors` and `is_aligned`, a vector is one access. Otherwise elements are accessed one by one: for an
+index above ``last``, the element ``last`` is read instead, and elements from index ``end`` on are not written. The
+emulated device runs the same IR.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _special(builder: ir.IRBuilder, name: str) -> ir.Value:
 
 
 def first_element(typingctx: Any, width: Any, count: Any) -> Any:
-    """Return the index of the first element of the thread's first vector, int64, in a grid along x."""
+    """Return the index of the first element of the thread's first vector, int64. The grid is one-dimensional."""
     size, number = literal(width), literal(count)
 
     def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
@@ -48,7 +48,7 @@ def first_element(typingctx: Any, width: Any, count: Any) -> Any:
 
 
 def vector_step(typingctx: Any, width: Any) -> Any:
-    """Return the distance between two vectors of a thread, in elements, int64."""
+    """Return the distance between two successive vectors of a thread, in elements, int64."""
     size = literal(width)
 
     def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
@@ -58,7 +58,7 @@ def vector_step(typingctx: Any, width: Any) -> Any:
 
 
 def whole_vectors(typingctx: Any, at: Any, step: Any, n: Any, width: Any, count: Any) -> Any:
-    """Return whether all of the thread's vectors end at or before ``n``."""
+    """Return whether all of the thread's vectors end at or before index ``n``."""
     size, number = literal(width), literal(count)
 
     def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
@@ -69,7 +69,7 @@ def whole_vectors(typingctx: Any, at: Any, step: Any, n: Any, width: Any, count:
 
 
 def is_aligned(typingctx: Any, pointer: Any, width: Any) -> Any:
-    """Return whether a pointer is aligned to the bytes of a vector."""
+    """Return whether a pointer is aligned to the size of a vector of ``width`` elements."""
     size = literal(width)
 
     def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
@@ -80,7 +80,7 @@ def is_aligned(typingctx: Any, pointer: Any, width: Any) -> Any:
 
 
 def lanes_of(typingctx: Any, pointer: Any, count: Any) -> Any:
-    """Return ``count`` uninitialised lanes of the type that ``pointer`` points to."""
+    """Return an array of ``count`` uninitialised lanes of the type that ``pointer`` points to."""
     number = literal(count)
 
     def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
@@ -92,10 +92,10 @@ def lanes_of(typingctx: Any, pointer: Any, count: Any) -> Any:
 
 
 def _vector(builder: ir.IRBuilder, pointer: ir.Value, at: ir.Value, width: int) -> tuple[ir.Value, int]:
-    """Return the address of a vector, and the number of elements in each of its items.
+    """Return (address of a vector, number of elements per item of the loaded LLVM vector).
 
-    Narrow elements are moved as 32-bit items, since PTX has no vectors of eight elements. Shifts unpack an item, so
-    that LLVM does not turn the access into one of narrow elements.
+    Elements of less than 32 bits are accessed as 32-bit items, since PTX has no vectors of eight elements. Shifts
+    unpack an item, so that LLVM does not turn the access into one of narrow elements.
     """
     element = pointer.type.pointee
     size = _element_bytes(element)
@@ -105,7 +105,7 @@ def _vector(builder: ir.IRBuilder, pointer: ir.Value, at: ir.Value, width: int) 
 
 
 def _load_items(builder: ir.IRBuilder, pointer: ir.Value, at: ir.Value, width: int) -> tuple[list[ir.Value], int]:
-    """Load a vector; return its items, and the number of elements in each."""
+    """Load a vector; return (its items, number of elements in each item)."""
     address, packed = _vector(builder, pointer, at, width)
     loaded = builder.load(address, align=width * _element_bytes(pointer.type.pointee))
     return [builder.extract_element(loaded, i32(i)) for i in range(width // packed)], packed
@@ -157,7 +157,7 @@ def load_lanes(
     width: Any,
     count: Any,
 ) -> Any:
-    """Load vectors into the lanes from ``first`` on."""
+    """Load ``count`` vectors into the lanes from lane ``first`` on."""
     start, size, number = literal(first), literal(width), literal(count)
 
     def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
@@ -184,7 +184,7 @@ def load_lanes(
 
 
 def load_lanes_inside(typingctx: Any, lanes: Any, first: Any, pointer: Any, at: Any, inside: Any, width: Any) -> Any:
-    """Load an aligned vector into the lanes from ``first`` on if it is ``inside``, else zeros."""
+    """Load an aligned vector into the lanes from lane ``first`` on if ``inside`` is true, else write zeros to them."""
     start, size = literal(first), literal(width)
 
     def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
@@ -194,7 +194,7 @@ def load_lanes_inside(typingctx: Any, lanes: Any, first: Any, pointer: Any, at: 
         with builder.if_then(is_inside, likely=True):
             items, packed = _load_items(builder, source, place, size)
             loading = builder.block
-        # Select zeros for items, not for elements: there are fewer items.
+        # Select zeros before unpacking, since there are fewer items than elements.
         merged = []
         for item in items:
             merged.append(builder.phi(item.type))
@@ -219,7 +219,7 @@ def store_lanes(
     width: Any,
     count: Any,
 ) -> Any:
-    """Store vectors from the lanes from ``first`` on."""
+    """Store ``count`` vectors from the lanes from lane ``first`` on."""
     start, size, number = literal(first), literal(width), literal(count)
 
     def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
@@ -242,7 +242,7 @@ def store_lanes(
 
 
 def _is_vector(builder: ir.IRBuilder, pointer: ir.Value, at: ir.Value, end: ir.Value, size: int) -> ir.Value:
-    """Return whether a vector is aligned, and ends at or before ``end``."""
+    """Return whether the vector at index ``at`` is aligned, and ends at or before index ``end``."""
     address = builder.ptrtoint(builder.gep(pointer, [at]), i64)
     mask = size * _element_bytes(pointer.type.pointee) - 1
     aligned = builder.icmp_signed("==", builder.and_(address, i64(mask)), i64(0))
@@ -250,7 +250,9 @@ def _is_vector(builder: ir.IRBuilder, pointer: ir.Value, at: ir.Value, end: ir.V
 
 
 def load_row(typingctx: Any, lanes: Any, pointer: Any, at: Any, step: Any, end: Any, width: Any, count: Any) -> Any:
-    """Load a thread's part of a row that ends at ``end`` (exclusive); lanes beyond the end do not change."""
+    """Load the thread's vectors of a row that ends before index ``end``; lanes for elements beyond the end do not
+    change.
+    """
     size, number = literal(width), literal(count)
 
     def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
@@ -272,9 +274,10 @@ def load_row(typingctx: Any, lanes: Any, pointer: Any, at: Any, step: Any, end: 
 
 
 def load_around(typingctx: Any, lanes: Any, pointer: Any, at: Any, begin: Any, end: Any, width: Any, reach: Any) -> Any:
-    """Load a vector, and ``reach`` vectors before and after it; elements outside of ``begin``..``end`` are 0.
+    """Load the vector at index ``at``, and ``reach`` vectors before and after it; elements outside ``begin``..``end``
+    become 0.
 
-    Each vector is wholly inside or wholly outside.
+    Each vector is either wholly inside or wholly outside of this range.
     """
     size, more = literal(width), literal(reach)
 
@@ -304,7 +307,7 @@ def load_around(typingctx: Any, lanes: Any, pointer: Any, at: Any, begin: Any, e
 
 
 def store_row(typingctx: Any, lanes: Any, pointer: Any, at: Any, step: Any, end: Any, width: Any, count: Any) -> Any:
-    """Store a thread's part of a row that ends at ``end`` (exclusive)."""
+    """Store the thread's vectors of a row that ends before index ``end``."""
     size, number = literal(width), literal(count)
 
     def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:

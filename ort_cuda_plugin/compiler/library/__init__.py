@@ -1,1 +1,3 @@
-"""The kernel library: returns compiled kernels, and compiles missing ones, also in helper processes."""
+"""The kernel library: returns compiled kernels from memory or the disk cache, and compiles missing ones, if need be in
+helper processes.
+"""

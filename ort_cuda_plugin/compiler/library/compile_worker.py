@@ -1,9 +1,11 @@
-"""Helper processes that compile kernels, and their parent's clients.
+"""Helper processes that compile kernels, and the clients by which the parent process talks to them.
 
-The first one is a fresh process, because the parent has threads. It imports the compiler, which takes longer than most
-kernels, and forks the others. They live as long as one call of `compile_many`.
-Messages are a length and bytes: JSON for a job, the form of a cache entry for an image, nothing for a kernel that did
-not compile.
+The first helper is a fresh process, because the parent has threads and cannot safely fork. It imports the compiler,
+which takes longer than compiling most kernels, and then forks the other helpers. They live as long as one call of
+`compile_many`.
+
+A message is a length and bytes. A job is JSON, a compiled kernel has the format of a cache entry, and a kernel that did
+not compile is an empty message.
 """
 
 from __future__ import annotations
@@ -39,13 +41,14 @@ class WorkerClient:
         self.replies = replies
         self.is_ready = False
         self.due = math.inf
-        """Deadline of the kernel that the helper compiles, in seconds of `time.monotonic`."""
+        """Deadline of the kernel that the helper is compiling, in seconds of `time.monotonic`."""
 
     @staticmethod
     def start(cache: KernelCache, count: int = 1) -> list[WorkerClient]:
-        """Start a helper that imports Numba and forks the others; return none if this interpreter cannot start one.
+        """Start ``count`` helpers: one that imports Numba and forks the others. Return no clients if none can be
+        started.
 
-        The helpers load and store IR in the folder of ``cache`` if that is usable.
+        If the folder of ``cache`` is usable, the helpers load and store LLVM IR in it.
         """
         pairs = [socket.socketpair() for _ in range(count - 1)]
         numbers = [theirs.fileno() for _, theirs in pairs]
@@ -54,7 +57,7 @@ class WorkerClient:
         try:
             if command is None:
                 return []
-            # A separate process group: Ctrl-C goes to the parent, which ends the helpers.
+            # In a separate process group, Ctrl-C does not reach the helpers; the parent ends them.
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
@@ -73,20 +76,22 @@ class WorkerClient:
         finally:
             for pair in pairs:
                 for end in pair:
-                    end.close()  # the clients' file objects keep the parent's end open
+                    end.close()  # the file objects of the clients keep the parent's end open
 
     def wait_ready(self) -> bool:
-        """Wait for the helper's first message; return whether it compiles with the same tools as this process."""
+        """Wait for the helper's first message; return whether the helper has the same compiler tools as
+        this process.
+        """
         self.is_ready = self.receive() == tools().encode()
         return self.is_ready
 
     def stop_unless_ready(self) -> None:
-        """Kill all helpers if this one is still importing the compiler: no work is left for them."""
+        """Kill all helpers if this one is still importing the compiler, since all jobs are done by now."""
         if not self.is_ready:
             self.kill()
 
     def compile(self, spec: KernelSpec, target: Target) -> KernelImage | None:
-        """Return the compiled kernel; None if it did not compile or the helper died."""
+        """Let the helper compile a kernel. Return None if the kernel does not compile, or if the helper died."""
         try:
             send(self.jobs, encode_job(spec, target))
         except OSError:
@@ -98,7 +103,7 @@ class WorkerClient:
         return receive(self.replies)
 
     def kill(self) -> None:
-        """Kill all helpers of the group."""
+        """Kill all helpers, the whole process group."""
         if self.process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
@@ -107,16 +112,16 @@ class WorkerClient:
         self.kill()
         self.process.wait()
         for pipe in (self.jobs, self.replies):
-            with contextlib.suppress(OSError):  # closing writes what a dead helper has not read
+            with contextlib.suppress(OSError):  # closing a pipe writes buffered data, which fails if the helper is dead
                 pipe.close()
 
 
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
-"""For NumPy: a process that forks has one thread."""
+"""Environment of the helpers: without NumPy's threads, the first helper can fork."""
 
 
 def tools() -> str:
-    """Return a digest of the tools of this process that compile for GPUs and for the emulated device."""
+    """Return a digest of this process's compiler tools, for GPUs and for the emulated device."""
     return joined_digest(*(toolchain_digest(installed_tools(emulated), emulated) for emulated in (True, False)))
 
 
@@ -129,7 +134,7 @@ def send(pipe: IO[bytes], message: bytes) -> None:
 
 
 def receive(pipe: IO[bytes]) -> bytes | None:
-    """Receive a message; None if the other process is gone."""
+    """Return a message; None if the other process has closed the pipe."""
     try:
         head = pipe.read(8)
         if len(head) < 8:
@@ -155,12 +160,16 @@ def decode_job(message: bytes) -> tuple[KernelSpec, Target]:
 
 
 WARMING = KernelSpec("warming", ("*f32", "i32"), "def kernel(x, n):\n    if cuda.grid(1) < n:\n        x[0] = 1\n")
-"""The kernel that the first helper compiles before it forks: Numba fills its tables with a process's first kernel."""
+"""The kernel that the first helper compiles before it forks, so that all helpers share the tables that Numba fills
+then.
+"""
 
 
 def main(folder: str = "", *channels: str) -> None:
-    """Run a helper process: fork another helper for each channel, then answer jobs until the parent closes the pipe."""
-    # Output of libraries on stdout must not get into the messages.
+    """Run a helper process: fork another helper for each channel, then compile jobs until the parent
+    closes the pipe.
+    """
+    # Move the replies off stdout, so that output of libraries cannot get into the messages.
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     jobs: IO[bytes] = sys.stdin.buffer
@@ -170,7 +179,8 @@ def main(folder: str = "", *channels: str) -> None:
         compiler.kernel_ir(WARMING)
     for number, end in enumerate(ends):
         if os.fork() == 0:
-            # The parent reads the end of a pipe only after every process has closed the helper's end: close the copies.
+            # The parent sees the end of a pipe only when all processes have closed the helper's end, so close inherited
+            # copies.
             replies.close()
             for other in ends[number + 1 :]:
                 other.close()
@@ -184,7 +194,7 @@ def main(folder: str = "", *channels: str) -> None:
 def answer(compiler: Any, folder: str, jobs: IO[bytes], replies: IO[bytes]) -> None:
     """Send the digest of this helper's tools, then compile the jobs that the parent sends, until it closes the pipe."""
     cache = KernelCache(Path(folder)) if folder else None
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the parent is gone
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the parent has ended
         send(replies, tools().encode())
         while (message := receive(jobs)) is not None:
             try:

@@ -1,4 +1,6 @@
-"""Compiles applications' kernels (CUDA C++, PTX, LTO-IR) for the emulated device by translating their PTX."""
+"""Compiles kernels that applications pass as CUDA C++, PTX or LTO-IR for the emulated device, by
+translating their PTX.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,15 @@ from ..ptx.parser import Function, Module
 from ..targets import KernelImage, Target
 
 CAPABILITY = (9, 0)
-"""The GPU for which CUDA C++ is compiled, unless the target executes the PTX of another one."""
+"""The compute capability for which CUDA C++ is compiled, unless the emulated target executes PTX of another one."""
 
 
 def compile_for(compiler: Any, spec: KernelSpec, target: Target, cache: Any) -> KernelImage:
-    """Compile a kernel for a target.
+    """Compile a kernel for ``target``.
 
-    Foreign code without a counterpart in Numba is compiled here for the emulated device; all else by ``compiler``, the
-    module `ort_cuda_plugin.compiler.compile`, which imports Numba. Raises KernelCompileError.
+    Foreign code without a Python version is compiled here if the target is the emulated device. All other kernels are
+    compiled by ``compiler``, the module `ort_cuda_plugin.compiler.compile`, which imports Numba. Raises
+    KernelCompileError.
     """
     if not isinstance(spec, ForeignKernel) or not target.is_emulated or spec.source:
         image: KernelImage = compiler.compile_kernel(spec, target, cache)
@@ -33,7 +36,7 @@ def compile_for(compiler: Any, spec: KernelSpec, target: Target, cache: Any) -> 
 
 
 def check_parameters(spec: ForeignKernel, function: Function | None, entry: str) -> None:
-    """Raise ForeignCodeError unless the module has the kernel, with the parameters of the signature."""
+    """Raise ForeignCodeError unless the PTX has the kernel ``entry``, with the parameters of the kernel's signature."""
     if function is None or not function.is_entry:
         raise ForeignCodeError(f"its code has no kernel {entry!r}")
     own = [parameter.size for parameter in function.arguments]

@@ -1,7 +1,7 @@
 """Isolates the compiler from the working folder: neither it nor a helper process loads code or settings from there.
 
-``sys.path`` of a helper process has the standard library, the folders from which this process imports the compiler, and
-the interpreter's environment, in this order. The helper loads this package by its path.
+``sys.path`` of a helper process has the standard library, the folders from which this process would import the
+compiler, and the interpreter's own site folders, in this order. The helper loads this package by its path.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ import_module(module).main(*arguments)
 
 
 def python_command(module: str, *arguments: str, distributions: Sequence[str]) -> list[str] | None:
-    """Return a command line by which a new interpreter calls ``main(*arguments)`` of a module of this package; None if
-    no interpreter is known.
+    """Return a command line with which a new interpreter calls ``main(*arguments)`` of a module of this package.
 
-    Run it in the working folder "/". In a program that embeds Python, sys.executable may be that program.
+    Returns None if no interpreter is known: in a program that embeds Python, sys.executable may be that program. Run
+    the command in the working folder "/".
     """
     executable = sys.executable or ""
     if not os.path.isabs(executable) or not os.path.basename(executable).startswith("python"):
@@ -51,7 +51,10 @@ def python_command(module: str, *arguments: str, distributions: Sequence[str]) -
 
 
 def distribution_folders(names: Sequence[str]) -> list[str]:
-    """Return the folders of installed distributions, in the order of sys.path, without the working folder."""
+    """Return the folders of sys.path that contain the distributions ``names``, in the order of sys.path.
+
+    The working folder is left out.
+    """
     absolute = [entry for entry in sys.path if os.path.isabs(entry)]
     trusted = [entry for entry in absolute if not _is_working_folder(entry)]
     found = set()
@@ -69,14 +72,16 @@ def _is_working_folder(folder: str) -> bool:
         return False
 
 
-# ---- Numba's file of settings ----
+# ---- Numba's settings file, .numba_config.yaml ----
 
 NUMBA_SETTINGS = ".numba_config.yaml"
 NO_FILE = os.devnull + "/none"
 
 
 class _SettingsLoader(SourceFileLoader):
-    """Loads Numba's configuration under another file name, so that it does not read settings of the working folder."""
+    """Loads Numba's configuration module with another file name, so that it reads no settings from the
+    working folder.
+    """
 
     def get_code(self, fullname: str) -> CodeType | None:
         code = super().get_code(fullname)
@@ -103,12 +108,13 @@ class _SettingsFinder(MetaPathFinder):
 
 
 def import_compiler() -> Any:
-    """Import `ort_cuda_plugin.compiler.compile` such that Numba reads its settings from the environment only.
+    """Import `ort_cuda_plugin.compiler.compile`, so that Numba reads its settings from the environment only.
 
-    If the application has imported Numba already, its settings stay.
+    If the application has imported Numba before, its settings stay.
     """
     if not any(isinstance(finder, _SettingsFinder) for finder in sys.meta_path):
-        # The finder is not removed: a thread that is importing would skip a finder if an earlier one were removed.
+        # Do not remove the finder afterwards: a concurrent import that iterates over sys.meta_path would skip another
+        # finder.
         sys.meta_path.insert(0, _SettingsFinder())
     try:
         return importlib.import_module("ort_cuda_plugin.compiler.compile")

@@ -1,4 +1,4 @@
-"""Returns compiled kernels from memory, from the disk cache, or by compiling them, in parallel if that pays."""
+"""Returns compiled kernels from memory, from the disk cache, or by compiling them, in parallel if that is faster."""
 
 from __future__ import annotations
 
@@ -32,41 +32,43 @@ Job: TypeAlias = tuple[KernelSpec, Target]
 Done: TypeAlias = Callable[[int, KernelImage, bool], None]
 MANIFEST_VARIABLE = "ORT_CUDA_PLUGIN_KERNEL_MANIFEST"
 worker_pays_seconds = 2.5
-"""Seconds of compilation above which a helper process pays; it spends over a second importing Numba."""
+"""Seconds of compilation from which on a helper process is worthwhile; importing Numba takes it over a second."""
 max_workers = 8
 lock_poll_seconds = 0.02
-"""Seconds between polls for a kernel that another process compiles."""
+"""Seconds between polls for a kernel that another process is compiling."""
 patience = 30.0
-"""Factor of the expected time after which this process compiles a kernel that another process has begun."""
+"""Multiple of a kernel's expected compile time for which to wait for another process that is compiling the kernel."""
 least_patience_seconds = 60.0
-"""Minimum seconds before this process compiles a kernel that another process has begun: the other may first import the
-compiler, and share its core."""
+"""Minimum seconds to wait for a kernel that another process is compiling: that process may have to import the compiler
+first, and may share its core.
+"""
 look_seconds = 1.0
-"""Seconds between polls of a helper that has not ended."""
+"""Seconds between checks whether a helper has finished."""
 seconds_to_mention = 4.0
-"""Expected seconds of compilation above which a warning is logged, so that a waiting user knows the reason."""
+"""Expected seconds of compilation from which on a warning is logged, so that a waiting user knows the reason."""
 logger = logging.getLogger("ort_cuda_plugin")
 
 
 def count_kernels(name: str, by: int) -> None:
-    """Add to a counter of the C library."""
+    """Add ``by`` to a counter of the C library."""
     from ort_cuda_plugin.abi.core import count
 
     count(name, by)
 
 
 class KernelLibrary:
-    """Compiled kernels of this process. Its methods may be called from any thread.
+    """The compiled kernels of this process. Methods may be called from any thread.
 
-    ``count(name, by)`` is called with KERNELS_COMPILED and KERNEL_CACHE_HITS. ``watch(asked, done)``, if set, is called
-    from any thread with the numbers of kernels that were requested, and became available, since its last call.
-    ``compiling``, if set, is called before kernels are compiled, with their number and the expected CPU seconds.
+    ``count(name, by)`` is called with the counter names KERNELS_COMPILED and KERNEL_CACHE_HITS. ``watch(asked, done)``,
+    if set, is called from any thread with the numbers of kernels that were requested and that became available since
+    the last call. ``compiling``, if set, is called before kernels are compiled, with their number and the expected CPU
+    seconds.
     """
 
     watch: Callable[[int, int], None] | None = None
     compiling: Callable[[int, float], None] | None = None
     log: Callable[[str], None] | None = None
-    """If set, receives a line before kernels are compiled, and one for each kernel, from any thread."""
+    """If set, gets a line of text before kernels are compiled, and one for each compiled kernel, from any thread."""
 
     def __init__(self, cache: KernelCache | None = None, count: Callable[[str, int], None] = count_kernels) -> None:
         self.cache = cache if cache is not None else KernelCache()
@@ -75,7 +77,7 @@ class KernelLibrary:
         self.lock = threading.Lock()
 
     def get(self, spec: KernelSpec, target: Target) -> KernelImage:
-        """Return one kernel; see `get_many`."""
+        """Return one compiled kernel, see `get_many`."""
         return self.get_many([spec], target)[0]
 
     def get_many(self, specs: Sequence[KernelSpec], target: Target) -> list[KernelImage]:
@@ -120,7 +122,7 @@ class KernelLibrary:
 
                 def keep(index: int, image: KernelImage, compiled: bool) -> None:
                     nonlocal done
-                    # Store the kernel at once: if this call is interrupted, the next call finds it.
+                    # Store each kernel at once, so that the next call finds it if this one is interrupted.
                     self.images[missing_keys[index]] = image
                     if compiled:
                         self.cache.note_tools(image.target.is_emulated)
@@ -145,15 +147,17 @@ class KernelLibrary:
 
 
 def expected_seconds(spec: KernelSpec) -> float:
-    """Return the expected CPU seconds of compilation: Numba's front end, about half of it, is linear in the source."""
+    """Return the expected CPU seconds to compile the kernel. About half of the time, Numba's front end, is linear in
+    the source.
+    """
     return 0.03 + len(spec.source) / 20000
 
 
 class Compilation:
-    """A list of jobs that this process and its helpers share, the longest first; jobs of one kernel stay together.
+    """A list of jobs that this process and its helpers share, the longest first; the jobs of one kernel stay together.
 
-    Kernels that another process is compiling come last, and their images are taken from the cache. ``done(index, image,
-    compiled)`` is called as each job ends, from one thread at a time.
+    Kernels that another process is compiling come last, and are loaded from the cache when that process is done.
+    ``done(index, image, compiled)`` is called when a job ends, from one thread at a time.
     """
 
     def __init__(self, jobs: Sequence[Job], done: Done, cache: KernelCache) -> None:
@@ -173,7 +177,7 @@ class Compilation:
         self.elsewhere: deque[int] = deque()
 
     def run(self) -> None:
-        """Compile all jobs, with helpers if that pays. Raises KernelCompileError."""
+        """Compile all jobs, with helpers if that is faster. Raises KernelCompileError."""
         self.workers = start_workers(self.seconds, self.cache)
         threads = [threading.Thread(target=self.run_in, args=(worker,)) for worker in self.workers]
         try:
@@ -181,7 +185,7 @@ class Compilation:
                 thread.start()
             if not self.workers or compiler_is_imported():
                 self.run_here()
-            else:  # the helpers do this process's share as well, so that it need not import the compiler
+            else:  # the helpers take over this process's share, so that it need not import the compiler
                 for worker, thread in zip(self.workers, threads, strict=True):
                     worker.due = min(worker.due, time.monotonic() + least_patience_seconds)
                     self.await_helper(worker, thread)
@@ -199,7 +203,7 @@ class Compilation:
             self.await_other(index)
 
     def await_other(self, index: int) -> None:
-        """Wait for a kernel that another process compiles; compile it if that process fails or is slow."""
+        """Wait for a kernel that another process is compiling. If that process fails or is slow, compile it here."""
         deadline = self.due(index)
         while not self.abandoned and self.images[index] is None:
             with self.cache.lock(kernel_key(*self.jobs[index])) as held:
@@ -211,12 +215,14 @@ class Compilation:
                 time.sleep(lock_poll_seconds)
 
     def due(self, index: int) -> float:
-        """Return the deadline for a kernel that another process compiles from now on."""
+        """Return the deadline for a kernel whose compilation another process begins now."""
         return time.monotonic() + least_patience_seconds + patience * expected_seconds(self.jobs[index][0])
 
     @staticmethod
     def await_helper(worker: WorkerClient, thread: threading.Thread) -> None:
-        """Wait for a helper's thread; kill all helpers if this one does not finish a kernel by its deadline."""
+        """Wait for the thread that serves a helper. If the helper exceeds the deadline of its kernel,
+        kill all helpers.
+        """
         while thread.is_alive():
             thread.join(look_seconds)
             if thread.is_alive() and time.monotonic() > worker.due:
@@ -224,13 +230,15 @@ class Compilation:
                 worker.kill()
 
     def abandon(self) -> None:
-        """Stop after the kernel that this process is compiling: no caller waits any more."""
+        """Stop after the kernel that this process is compiling, since its caller was interrupted and no
+        longer waits.
+        """
         self.abandoned = True
         for worker in self.workers:
             worker.kill()
 
     def run_here(self) -> None:
-        """Take and compile jobs in this process. Raises KernelCompileError."""
+        """Compile the remaining jobs in this process. Raises KernelCompileError."""
         if self.abandoned or not self.todo:
             return
         for index in self.take():
@@ -240,7 +248,9 @@ class Compilation:
         self.finish(index, compile_for(import_compiler(), *self.jobs[index], self.cache))
 
     def run_in(self, worker: WorkerClient) -> None:
-        """Give jobs to a helper. If a job fails there, `run` compiles it in this process, which raises its error."""
+        """Let a helper compile jobs. If a job fails there, `run` compiles it again in this process, which raises its
+        error.
+        """
         if not worker.wait_ready():
             return
         worker.due = math.inf
@@ -257,7 +267,11 @@ class Compilation:
             self.done(index, image, compiled)
 
     def take(self) -> Iterator[int]:
-        """Yield the index of each job to compile, and hold the lock of its kernel until the next index is requested."""
+        """Yield the index of each job to compile; its kernel stays locked until the next index is requested.
+
+        Kernels that other processes have compiled are loaded from the cache, and those that others are compiling are
+        put off.
+        """
         while True:
             try:
                 indices = self.todo.popleft()
@@ -278,9 +292,10 @@ class Compilation:
 def compile_many(jobs: Sequence[Job], done: Done, cache: KernelCache, *, is_told: bool = False) -> list[KernelImage]:
     """Compile all jobs, with helper processes if there is enough work.
 
-    Raises KernelCompileError. ``done`` is called with the index of each job as it ends, from one thread at a time;
-    ``cache`` loads and stores IR. A long compilation is logged as a warning unless ``is_told`` (the user knows). If a
-    signal handler ends the call, the kernel that this process is compiling is finished, and its ``done`` called.
+    Raises KernelCompileError. ``done`` is called with the index of each job when it ends, from one thread at a time.
+    ``cache`` is used for LLVM IR. A long compilation is logged as a warning, unless the user knows of it already
+    (``is_told``). If a signal handler raises an exception, the kernel that this process is compiling is finished first,
+    and its ``done`` is called.
     """
     compilation = Compilation(jobs, done, cache)
     is_news = compilation.seconds >= seconds_to_mention and not is_told
@@ -298,7 +313,9 @@ def compile_many(jobs: Sequence[Job], done: Done, cache: KernelCache, *, is_told
 
 
 def start_workers(seconds: float, cache: KernelCache) -> list[WorkerClient]:
-    """Start helpers for ``seconds`` of work. If this process has not imported Numba, one more compiles in its place."""
+    """Start helpers for ``seconds`` of work; one more if this process has not imported Numba, to
+    compile in its place.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     wanted = min(cores - 1, max_workers, int(seconds / worker_pays_seconds))
     if wanted <= 0:
@@ -309,17 +326,17 @@ def start_workers(seconds: float, cache: KernelCache) -> list[WorkerClient]:
 
 
 def compiler_is_imported() -> bool:
-    """Whether this process has imported Numba, and compiles at once."""
+    """Return whether this process has imported Numba, so that it can compile at once."""
     return "ort_cuda_plugin.compiler.compile" in sys.modules
 
 
-# ---- manifest of the requested kernels ----
+# ---- manifest: a file that lists the requested kernels ----
 
 recorded: set[KernelSpec] = set()
 
 
 def record_specs(specs: Iterable[KernelSpec]) -> None:
-    """Append the specs to the file that $ORT_CUDA_PLUGIN_KERNEL_MANIFEST names, one JSON object per line."""
+    """Append the specs, one JSON object per line, to the file that $ORT_CUDA_PLUGIN_KERNEL_MANIFEST names."""
     path = os.environ.get(MANIFEST_VARIABLE)
     if not path:
         return
@@ -328,13 +345,15 @@ def record_specs(specs: Iterable[KernelSpec]) -> None:
     recorded.update(new)
     if new:
         lines = "".join(json.dumps(asdict(spec)) + "\n" for spec in new)
-        append_to_file(Path(path), lines.encode())  # in one write: processes of a test run do not mix their lines
+        # in a single write, so that the processes of a test run do not mix their lines
+        append_to_file(Path(path), lines.encode())
 
 
 def read_manifest(path: Path) -> list[KernelSpec]:
-    """Return the distinct specs of a manifest, by name. Their sources will be executed.
+    """Return the distinct specs in a manifest, sorted by name. Trusts the file, since the kernels' sources will be
+    executed.
 
-    Raises ValueError for a line that is not a spec, OSError if another user can have written the file.
+    Raises ValueError for a line that is not a spec, and OSError if another user could have written the file.
     """
     specs = set()
     for number, line in enumerate(read_file(path).decode().splitlines(), 1):

@@ -1,4 +1,6 @@
-"""Images with PTX as the driver takes them: text, or a fatbin. They become an object for the emulated device."""
+"""Module images with PTX, in the formats that the CUDA driver accepts: PTX text or a fatbin. The emulated device gets
+an object compiled from them.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +12,18 @@ from ..targets import Target
 
 FATBIN_MAGIC = b"\x50\xed\x55\xba"
 PTX_ENTRY = 1
-"""Kind of a fatbin's entries with PTX."""
+"""Value of the field ``kind`` of a fatbin's entry that contains PTX."""
 LZ4, ZSTD = 0x2000, 0x8000
-"""Flags of a fatbin's compressed entries."""
+"""Flags of compressed entries of a fatbin."""
 ENTRY_HEADER = struct.Struct("<HHIQIIHHIIIQQQ")
-"""Kind, version, bytes of the header, of the padded payload and of the compressed payload, options, minor and major
-version of PTX, architecture, offset and bytes of the name, flags, reserved, bytes of the uncompressed payload."""
+"""Header of a fatbin's entry: kind, version, bytes of the header, of the padded payload and of the compressed payload,
+options, minor and major version of PTX, architecture, offset and bytes of the name, flags, reserved, bytes of the
+uncompressed payload.
+"""
 
 
 class ImageError(Exception):
-    """An image that the emulated device cannot load; the message says why and what to do."""
+    """The emulated device cannot load the image; the message says why, and what to do."""
 
     ort_code = 2  # ORT_INVALID_ARGUMENT
 
@@ -27,7 +31,7 @@ class ImageError(Exception):
 def object_of(compiler: Any, image: bytes, target: Target) -> bytes:
     """Compile all kernels of an image into one object for the emulated device.
 
-    ``compiler`` is the module of the compiler, which imports Numba. Raises ImageError.
+    ``compiler`` is the module `ort_cuda_plugin.compiler.compile`. Raises ImageError.
     """
     try:
         compiled: bytes = compiler.compile_ptx_module(compiler.parse(ptx_text(image)), target)
@@ -37,7 +41,7 @@ def object_of(compiler: Any, image: bytes, target: Target) -> bytes:
 
 
 def ptx_text(image: bytes) -> str:
-    """Return the PTX of an image: a text, or the newest PTX of a fatbin. Raises ImageError."""
+    """Return the PTX of an image: the text itself, or the newest PTX of a fatbin. Raises ImageError."""
     if image.startswith(b"\x7fELF"):
         raise ImageError("the image is a cubin, machine code of a GPU, which the emulated device cannot run. Give PTX")
     return newest_ptx(image) if image.startswith(FATBIN_MAGIC) else decoded(image)
@@ -54,7 +58,7 @@ def decoded(image: bytes) -> str:
 
 
 def newest_ptx(image: bytes) -> str:
-    """Return the PTX of a fatbin for the newest architecture. Raises ImageError."""
+    """Return a fatbin's PTX for the newest architecture. Raises ImageError."""
     try:
         found = list(entries(image))
     except struct.error:
@@ -72,7 +76,9 @@ def newest_ptx(image: bytes) -> str:
 
 
 def entries(image: bytes) -> Iterator[tuple[int, int, bytes, int, int]]:
-    """Yield kind, architecture, payload, flags and uncompressed bytes of each entry. Raises struct.error."""
+    """Yield (kind, architecture, payload, flags, bytes of the uncompressed payload) of each entry.
+    Raises struct.error.
+    """
     header_bytes, total = struct.unpack_from("<HQ", image, 6)
     at, end = header_bytes, header_bytes + total
     while at < end:
@@ -85,7 +91,7 @@ def entries(image: bytes) -> Iterator[tuple[int, int, bytes, int, int]]:
 
 
 def expanded(data: bytes, size: int) -> bytes:
-    """Decompress a block of LZ4 that has ``size`` bytes. Raises ImageError."""
+    """Decompress an LZ4 block to ``size`` bytes. Raises ImageError."""
     out, at = bytearray(), 0
 
     def length(start: int) -> int:

@@ -1,4 +1,6 @@
-"""The shared memory of a compiled kernel: static bytes of a block, and whether launches may request dynamic bytes."""
+"""Shared memory of a compiled kernel: the bytes that its code declares, and whether launches may
+request dynamic bytes.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,13 @@ from ort_cuda_plugin.compiler.targets import BuiltKernel, KernelImage
 
 _OF_THE_LAUNCH = re.compile(r"\bshared\.array\((?:[^()]*\bshape\s*=)?\s*\(?\s*0\b")
 IN_LAUNCH = "shared_bytes_in_launch"
-"""Key in the metadata of stored kernels: 1 if a launch may request dynamic shared memory, else 0."""
+"""Key in the metadata of stored kernels; its value is 1 if a launch may request dynamic shared memory, else 0."""
 
 
 def may_ask_in_launch(spec: KernelSpec) -> bool:
-    """Whether a launch of the kernel may request dynamic shared memory, besides the static size in its code."""
+    """Return whether a launch of the kernel may request dynamic shared memory, in addition to what its
+    code declares.
+    """
     if isinstance(spec, BuiltKernel):
         return bool(spec.image.metadata.get(IN_LAUNCH, 1))
     if isinstance(spec, ForeignKernel):
@@ -23,7 +27,9 @@ def may_ask_in_launch(spec: KernelSpec) -> bool:
 
 
 def declared_bytes(image: KernelImage) -> int:
-    """Return the bytes that the kernel's code declares. PTX, which the driver compiles, is parsed for it."""
+    """Return the bytes of shared memory that the kernel's code declares. For PTX, which the driver compiles, parse the
+    PTX.
+    """
     known = image.metadata.get("static_shared_bytes")
     if known is not None or image.data.startswith(b"\x7fELF"):
         return known or 0

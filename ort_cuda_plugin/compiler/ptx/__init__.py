@@ -1,1 +1,1 @@
-"""PTX as a source language of the emulated device: a parser, and a translation into LLVM IR."""
+"""PTX as a source language of the emulated device: a parser, a linker, and a translation to LLVM IR."""

@@ -1,11 +1,11 @@
 """Builder of LLVM IR for one PTX function: registers, values of PTX types, addresses of state spaces, basic blocks.
 
-A register is an alloca, which LLVM turns into SSA values. Its bits have no type: an operand is read as the type that
-the instruction names. Addresses are integers, as in PTX::
+A PTX register is an alloca, which LLVM turns into SSA values. Its bits have no type: an operand is read as the type
+that the instruction names. Addresses are integers, as in PTX::
 
-    .global, .const, generic   addresses of the device; the host's alias of its memory is at a constant distance
-    .shared                    offsets from the block's shared memory
-    .local                     offsets from the function's local memory
+    .global, .const, generic   device addresses; the host's alias of device memory is at a constant distance from them
+    .shared                    offsets in the block's shared memory
+    .local                     offsets in the function's local memory
     .param                     a parameter's own memory; only ``[name+offset]``
 """
 
@@ -33,17 +33,23 @@ FLOATS = {"f16": "half", "f32": "float", "f64": "double"}
 SPECIAL = {
     f"%{name.removeprefix('nvvm.read.ptx.sreg.').removeprefix('ptx.')}": name for name in intrinsics.register_values
 }
-"""Special registers that the thread record has, by the functions of the step after this one."""
+"""Special registers in the thread record, by PTX name: the functions that `host.ir.kernel_module` replaces by their
+values.
+"""
 ALIAS = "ocp_emu_alias"
-"""The emulator's variable with the distance from addresses of the device to the host's alias of their bytes."""
+"""The emulator's global variable with the distance from a device address to the host's alias of the same byte."""
 SHARED_BASE = "ptx.shared."
-"""The function that returns the address of the block's shared memory, as ``ptx.shared.NAME`` returns an array's."""
+"""Function that returns the address of the block's shared memory; ``ptx.shared.NAME`` returns the address of an array
+in it.
+"""
 
 
 def thread_function(name: str, result: str, *types: str) -> str:
-    """Enter a function of the emulator that takes the thread into the tables of the next step.
+    """Register ``ocp_emu_NAME``, a function of the emulator that needs the calling thread, in the tables of
+    `host.intrinsics`.
 
-    ``types`` are those of its parameters after the thread. Returns the name by which code calls ``ocp_emu_NAME``.
+    ``types`` are the parameter types after the thread. Returns the name by which generated code calls the function;
+    `host.ir.kernel_module` adds the thread to the arguments.
     """
     symbol = f"ocp_emu_{name}"
     given = ", {}" if types else ""
@@ -53,19 +59,19 @@ def thread_function(name: str, result: str, *types: str) -> str:
 
 
 def host_function(symbol: str, result: str, *types: str) -> str:
-    """Enter a function of the emulator that needs no thread into the tables of the next step. Returns its name."""
+    """Register a function of the emulator that needs no thread in the tables of `host.intrinsics`. Returns its name."""
     intrinsics.declarations[symbol] = f"declare {result} @{symbol}({', '.join(types)}) nounwind"
     return symbol
 
 
 CLOCK = host_function("ocp_emu_clock", "i64")
 CLOCKS = ("%globaltimer", "%globaltimer_lo", "%clock64", "%clock")
-"""Special registers with a time: nanoseconds of the host here, also where a GPU counts cycles."""
+"""Special registers with a time. All are nanoseconds of the host, even those that count cycles on a GPU."""
 LOCAL = thread_function("local_begin", "ptr", "ptr", "i32")
 
 
 def bits_of(ty: str) -> int:
-    """Return the bits of a scalar type of PTX."""
+    """Return the number of bits of a scalar PTX type."""
     if ty == "pred":
         return 1
     if ty == "f32x2":
@@ -75,7 +81,7 @@ def bits_of(ty: str) -> int:
 
 
 def llvm_type(ty: str) -> str:
-    """Return the LLVM type of a value of a PTX type; bfloat16, tf32 and packed types are integers."""
+    """Return the LLVM type for values of a PTX type; bfloat16, TF32 and packed types are integers."""
     return FLOATS.get(ty) or f"i{bits_of(ty)}"
 
 
@@ -89,7 +95,10 @@ def is_signed(ty: str) -> bool:
 
 @dataclass
 class Builder:
-    """The text of one function. ``contract`` lets products without a rounding mode fuse with sums, as ptxas may."""
+    """Builds the text of one function.
+
+    With ``contract``, multiplications without a rounding modifier may fuse with additions to FMAs, as ptxas does.
+    """
 
     module: Module
     function: Function
@@ -116,7 +125,7 @@ class Builder:
         return PtxError(self.function.line, self.function.name, reason)
 
     def emit(self, text: str) -> None:
-        if not self.is_open:  # code after a branch that no label leads to
+        if not self.is_open:  # code after a branch that has no label, so it is never executed
             self.block(self.name("dead"))
         self.lines.append(f"  {text}")
 
@@ -131,14 +140,14 @@ class Builder:
         return name
 
     def block(self, label: str) -> None:
-        """Begin a basic block; the one before falls through to it."""
+        """Begin the basic block ``label``; an open block before it falls through to it."""
         if self.is_open:
             self.lines.append(f"  br label {label}")
         self.lines.append(f"{label[1:]}:")
         self.is_open = True
 
     def label(self, name: str) -> str:
-        """Return the basic block of a label. Raises PtxError if the function lacks it."""
+        """Return the basic block of a PTX label. Raises PtxError if the function has no such label."""
         if not self.labels:
             self.labels = frozenset(item.name for item in self.function.body if isinstance(item, Label))
         if name not in self.labels:
@@ -146,12 +155,12 @@ class Builder:
         return f'%"{name}"'
 
     def end(self, text: str) -> None:
-        """Emit a terminator."""
+        """Emit the terminator of the current basic block."""
         self.emit(text)
         self.is_open = False
 
     def call(self, result: str, name: str, *arguments: str) -> str:
-        """Call an external function, and return its result; "" for a void function."""
+        """Emit a call of an external function. Return the name of its result, "" for a void function."""
         types = ", ".join(argument.rsplit(" ", 1)[0] for argument in arguments)
         self.declarations.add(f"declare {result} @{name}({types})")
         text = f"call {result} @{name}({', '.join(arguments)})"
@@ -161,19 +170,21 @@ class Builder:
         return ""
 
     def scratch(self, role: str, size: int) -> str:
-        """Return memory of at least ``size`` bytes of the function, by which it passes values to the emulator."""
+        """Return memory of at least ``size`` bytes in the function's frame, for passing values to the emulator by
+        address.
+        """
         self.scratches[role] = max(size, self.scratches.get(role, 0))
         return f"%scratch.{role}"
 
     def text(self, content: str) -> str:
-        """Return the name of a constant with the text and a null byte."""
+        """Return the name of a constant that contains ``content`` and a null byte."""
         data = "".join(f"\\{byte:02x}" for byte in (*content.encode(), 0))
         name = f'@"{self.function.name}.text{len(self.texts)}"'
         self.texts.append(f'{name} = internal constant [{len(content.encode()) + 1} x i8] c"{data}"')
         return name
 
     def finished(self) -> list[str]:
-        """Return the lines of the function, with the memory of `scratch` in the entry block."""
+        """Return the lines of the function. Its entry block has the memory that `scratch` returned."""
         memory = [f"  %scratch.{role} = alloca [{size} x i8], align 8" for role, size in self.scratches.items()]
         return [self.lines[0], *memory, *self.lines[1:]]
 
@@ -192,7 +203,9 @@ class Builder:
         return f"i{max(8, bits_of(ty))}" if ty != "pred" else "i1"
 
     def convert_bits(self, value: str, source: str, target: str, signed: bool = False) -> str:
-        """Return the bits of ``value``, of an LLVM type, as another type: truncated or extended as an integer."""
+        """Return ``value`` converted from LLVM type ``source`` to ``target``: its bits, truncated or extended as an
+        integer.
+        """
         if source == target:
             return value
         widths = {"half": 16, "float": 32, "double": 64}
@@ -206,7 +219,7 @@ class Builder:
         return self.op(f"bitcast i{b} {value} to {target}") if target[0] != "i" else value
 
     def constant(self, operand: Immediate, ty: str) -> str:
-        """Return a number as a value of a PTX type."""
+        """Return a number as a value of PTX type ``ty``."""
         target, bits = llvm_type(ty), operand.bits
         if operand.width:
             if is_float(ty) and bits_of(ty) != operand.width:
@@ -220,7 +233,7 @@ class Builder:
         return self.op(f"bitcast i{bits_of(ty)} {masked} to {target}") if is_float(ty) else str(masked)
 
     def value(self, operand: Operand, ty: str) -> str:
-        """Read an operand as a value of a PTX type."""
+        """Return an operand's value, read as PTX type ``ty``."""
         target = llvm_type(ty)
         if isinstance(operand, Immediate):
             return self.constant(operand, ty)
@@ -240,7 +253,7 @@ class Builder:
         return self.convert_bits(self.symbol(operand.name, 0), "i64", target)
 
     def packed(self, group: Group, target: str) -> str:
-        """Return the elements of a group as one value, the first in the lowest bits."""
+        """Return the elements of a group as one value of LLVM type ``target``, the first element in the lowest bits."""
         total = {"half": 16, "float": 32, "double": 64}.get(target) or int(target[1:])
         width = total // len(group.items)
         result = "0"
@@ -251,7 +264,7 @@ class Builder:
         return self.convert_bits(result, f"i{total}", target)
 
     def set(self, operand: Operand, value: str, ty: str) -> None:
-        """Write a value of a PTX type to a register or the elements of a group; ``_`` discards it."""
+        """Write a value of PTX type ``ty`` to a register, or to the elements of a group; ``_`` discards it."""
         source = llvm_type(ty)
         if isinstance(operand, Group) and operand.kind == "{":
             total = bits_of(ty)
@@ -272,7 +285,7 @@ class Builder:
     # ---- addresses ----
 
     def symbol(self, name: str, offset: int) -> str:
-        """Return the address of a variable or function in its state space, as i64."""
+        """Return the address of a variable or function in its state space, plus ``offset``, as i64."""
         if name in self.shared:
             return str(self.shared[name] + offset)
         if name in self.local_offsets:
@@ -291,7 +304,7 @@ class Builder:
         return self.op(f"add i64 {address}, {offset}") if offset else address
 
     def space_of(self, name: str) -> str:
-        """Return the state space of a variable; "" for others."""
+        """Return the state space of a variable; "" for other names."""
         for variable in self.function.variables:
             if variable.name == name:
                 return variable.space
@@ -300,7 +313,7 @@ class Builder:
         return self.module.variables[name].space if name in self.module.variables else ""
 
     def offset_of(self, address: Address) -> str:
-        """Return an address in its state space, as i64."""
+        """Return the value of an address operand in its state space, as i64."""
         base = address.base
         if base == "":
             return str(address.offset)
@@ -311,7 +324,7 @@ class Builder:
         return self.symbol(base, address.offset)
 
     def pointer(self, operand: Operand, space: str) -> str:
-        """Return the host pointer that an address operand means in a state space ("": generic)."""
+        """Return the host pointer for an address operand in state space ``space`` ("": generic)."""
         if not isinstance(operand, Address):
             raise self.error("expected an address in brackets")
         if space == "param":
@@ -323,7 +336,7 @@ class Builder:
         return self.host_pointer(self.offset_of(operand), space)
 
     def host_pointer(self, address: str, space: str) -> str:
-        """Return the host pointer of an address of a state space."""
+        """Return the host pointer for an address in a state space."""
         if space == "shared":
             return self.op(f"getelementptr i8, ptr {self.call('ptr', SHARED_BASE)}, i64 {address}")
         if space == "local":
@@ -331,13 +344,13 @@ class Builder:
         return self.op(f"inttoptr i64 {self.op(f'add i64 {address}, %alias')} to ptr")
 
     def device_address(self, pointer: str) -> str:
-        """Return the generic address of a host pointer, as i64."""
+        """Return the generic PTX address of a host pointer, as i64."""
         return self.op(f"sub i64 {self.op(f'ptrtoint ptr {pointer} to i64')}, %alias")
 
     # ---- the function's own memory ----
 
     def lay_out_locals(self) -> int:
-        """Give offsets to the variables of the function's local memory; return its size in bytes."""
+        """Assign offsets to the variables in the function's local memory; return their total size in bytes."""
         size = 0
         for variable in self.function.variables:
             if variable.space == "local":
@@ -347,10 +360,10 @@ class Builder:
         return size
 
     def open(self) -> None:
-        """Emit the entry block: memory of registers, of locals and of parameters.
+        """Emit the entry block: memory for registers, local variables and parameters.
 
-        The arguments %a0, %a1, ... are a kernel's parameters; those of a device function are the addresses of its
-        results and parameters, which are memory of the caller.
+        For a kernel, the arguments %a0, %a1, ... are its parameters. For a device function, they are addresses of its
+        results and parameters in the caller's memory.
         """
         function = self.function
         self.lines.append("entry:")
@@ -360,7 +373,7 @@ class Builder:
         self.emit(f"%alias = load i64, ptr @{ALIAS}, !invariant.load !{{}}")
         if size := self.lay_out_locals():
             self.local_bytes = size
-            if self.module.check:  # the bytes behind say which of them are written
+            if self.module.check:  # a second half of equal size records which local bytes have been written
                 self.emit(f"%local.memory = alloca [{2 * size} x i8], align 16")
                 local = self.call("ptr", LOCAL, "ptr %local.memory", f"i32 {size}")
                 self.emit(f"%local = getelementptr i8, ptr {local}, i64 0")
@@ -394,14 +407,14 @@ class Builder:
 
 
 def special_value(b: Builder, name: str, target: str) -> str:
-    """Return a special register as a value of an LLVM type."""
+    """Return the value of a special register as LLVM type ``target``."""
     if name in CLOCKS:
         return b.convert_bits(b.call("i64", CLOCK), "i64", target)
     return b.convert_bits(special(b, name), "i32", target)
 
 
 def special(b: Builder, name: str) -> str:
-    """Read a special register of 32 bits; return its value."""
+    """Return the value of a 32-bit special register."""
     if name in SPECIAL:
         return b.call("i32", SPECIAL[name])
     if name in ("%warpid", "%nwarpid"):
@@ -424,7 +437,7 @@ def warp_number(b: Builder, name: str) -> str:
 
 
 def lane_mask(b: Builder, relation: str) -> str:
-    """Return the mask of lanes below (lt, le), at (eq) or above (gt, ge) this one."""
+    """Return the mask of the lanes below (lt, le), equal to (eq) or above (gt, ge) this lane."""
     own = b.op(f"shl i32 1, {special(b, '%laneid')}")
     below = b.op(f"sub i32 {own}, 1")
     upto = b.op(f"or i32 {own}, {below}")
@@ -436,5 +449,5 @@ def lane_mask(b: Builder, relation: str) -> str:
 
 
 def parameter_type(variable: Variable) -> str:
-    """Return the LLVM type by which a parameter is passed."""
+    """Return the LLVM type of a kernel's parameter."""
     return "ptr" if variable.is_pointer else llvm_type(variable.type)

@@ -1,4 +1,4 @@
-"""Control flow, calls, and the end of a launch: sections 9.7.12 and 9.7.15 of the PTX ISA."""
+"""Control flow, calls, and instructions that end a launch: sections 9.7.12 and 9.7.15 of the PTX ISA."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def branch(b: Builder, ins: Instruction) -> None:
 
 
 EXIT = thread_function("exit", "void")
-"""Ends the thread, from any depth of calls."""
+"""The emulator's function that ends the calling thread, from any call depth."""
 
 
 @instruction("9.7.12.5, 9.7.12.6", "ret", "exit")
@@ -45,7 +45,7 @@ def leave(b: Builder, ins: Instruction) -> None:
 
 @instruction("9.7.12.4", "call")
 def call(b: Builder, ins: Instruction) -> None:
-    """Call a device function, by name or by address. Results and parameters are passed by their addresses."""
+    """Call a device function by its name or its address. Results and parameters are passed by reference."""
     check_modifiers(ins, frozenset(("uni",)))
     operands = list(ins.operands)
     first = operands.pop(0)
@@ -75,7 +75,9 @@ def call(b: Builder, ins: Instruction) -> None:
 
 
 def call_by_address(b: Builder, ins: Instruction, callee: Register, given: Sequence[Operand]) -> None:
-    """Call the function with the address in a register: a switch over functions with such results and parameters."""
+    """Call the function whose address is in a register: a switch over all functions with matching results and
+    parameters.
+    """
     memory = [b.parameters.get(each.name, "") if isinstance(each, Register) else "" for each in given]
     if not all(memory):
         raise ins.error("only arguments of the state space .param are supported")
@@ -106,7 +108,7 @@ def call_by_address(b: Builder, ins: Instruction, callee: Register, given: Seque
     b.block(done)
 
 
-# ---- the end of a launch ----
+# ---- instructions that end a launch ----
 
 TRAP = thread_function("trap", "void", "ptr")
 ASSERT_FAIL = thread_function("assert_fail", "void", "ptr", "ptr", "i32", "ptr")
@@ -114,13 +116,17 @@ ASSERT_FAIL = thread_function("assert_fail", "void", "ptr", "ptr", "i32", "ptr")
 
 @instruction("9.7.15.1, 9.7.15.2", "trap", "brkpt")
 def trap(b: Builder, ins: Instruction) -> None:
-    """End the launch with an error that names the thread; a breakpoint without a debugger does the same."""
+    """End the launch with an error that names the thread. A breakpoint does the same, since no debugger is attached."""
     b.call("void", TRAP, f"ptr {b.text(f'{ins.opcode} in line {ins.line} of the PTX')}")
     b.end("unreachable")
 
 
 def fail_assertion(b: Builder, arguments: Sequence[str]) -> None:
-    """Call ``__assertfail``: addresses of message and file, line, address of the function's name, bytes of a char."""
+    """Translate a call of ``__assertfail``.
+
+    Its arguments are addresses of message and file, the line, the address of the function's name, and the bytes of a
+    char.
+    """
     values = []
     for index, memory in enumerate(arguments[:4]):
         value = b.op(f"load {'i32' if index == 2 else 'i64'}, ptr {memory}")
@@ -132,7 +138,7 @@ PRINT = thread_function("printf", "i32", "ptr", "ptr")
 
 
 def print_text(b: Builder, memory: Sequence[str]) -> None:
-    """Call ``vprintf``: the result, the address of the format, and the address of the values."""
+    """Translate a call of ``vprintf``: its result, the address of the format, and the address of the values."""
     result, *arguments = memory
     addresses = [b.op(f"load i64, ptr {each}") for each in arguments]
     count = b.call("i32", PRINT, *(f"ptr {b.host_pointer(each, '')}" for each in addresses))
@@ -140,4 +146,4 @@ def print_text(b: Builder, memory: Sequence[str]) -> None:
 
 
 EXTERNAL = {"__assertfail": fail_assertion, "vprintf": print_text}
-"""Functions that the driver defines."""
+"""Functions that the CUDA driver defines, with their translations."""

@@ -1,8 +1,8 @@
 """Floating-point instructions: sections 9.7.3 (single, double), 9.7.4 (half) and 9.7.5 (mixed) of the PTX ISA.
 
-Each computes with the rounding that the modifier names; without one, sums and products round to nearest, and may fuse
-with each other as in ptxas. Approximations (``.approx``) are the C library's functions, whose error is within theirs.
-bfloat16 is computed in float32, and fused products of 16-bit types in float64, then rounded once.
+An instruction rounds as its modifier says. Without one, additions and multiplications round to nearest, and may fuse to
+FMAs as in ptxas. Approximations (``.approx``) call functions of the C library, whose error is below the permitted one.
+bfloat16 arithmetic is computed in float32, and FMAs of 16-bit types in float64, both then rounded once.
 """
 
 from __future__ import annotations
@@ -21,33 +21,35 @@ SMALLEST_NORMAL = {"float": "0x3810000000000000", "double": "0x0010000000000000"
 Compute: TypeAlias = Callable[[str, Sequence[str]], str]
 
 
-# ---- values of half types ----
+# ---- 16-bit floats ----
 
 
 def from_bf16(b: Builder, value: str) -> str:
-    """Return a bfloat16's bits as a float."""
+    """Return the float32 value of a bfloat16, given as i16."""
     wide = b.op(f"zext i16 {value} to i32")
     return b.op(f"bitcast i32 {b.op(f'shl i32 {wide}, 16')} to float")
 
 
 def to_bf16(b: Builder, value: str) -> str:
-    """Return a float rounded to a bfloat16's bits, to the nearest even."""
+    """Return a float32 rounded to the nearest bfloat16 (ties to even), as i16."""
     return b.call("i16", "ptx.cvt.rn.bf16.f32", f"float {value}")
 
 
 def split(b: Builder, word: str) -> tuple[str, str]:
-    """Return the lower and upper 16 bits of a word."""
+    """Return (lower 16 bits, upper 16 bits) of a 32-bit word."""
     return b.op(f"trunc i32 {word} to i16"), b.op(f"trunc i32 {b.op(f'lshr i32 {word}, 16')} to i16")
 
 
 def joined(b: Builder, low: str, high: str) -> str:
-    """Return a word of two times 16 bits."""
+    """Return a 32-bit word from its lower and upper 16 bits."""
     upper = b.op(f"shl i32 {b.op(f'zext i16 {high} to i32')}, 16")
     return b.op(f"or i32 {upper}, {b.op(f'zext i16 {low} to i32')}")
 
 
 def elementwise(b: Builder, ins: Instruction, operands: Sequence[Operand], compute: Compute) -> None:
-    """Write ``compute(LLVM type, values)`` to the destination; packed types are computed element by element."""
+    """Write ``compute(LLVM type, values)`` to the destination register; packed types are computed
+    element by element.
+    """
     if ins.opcode in ("add", "sub", "fma") and len(types_of(ins)) == 2:
         mixed_precision(b, ins, operands, compute)
         return
@@ -68,7 +70,7 @@ def elementwise(b: Builder, ins: Instruction, operands: Sequence[Operand], compu
 
 
 def two_floats(b: Builder, values: Sequence[str], compute: Compute) -> str:
-    """Return the 64 bits of a computation on the lower and on the upper floats of values of 64 bits."""
+    """Return the 64 bits of a packed ``f32x2`` result; ``compute`` is applied to the lower and to the upper floats."""
     halves = []
     for shift in (0, 32):
         bits = [b.op(f"trunc i64 {b.op(f'lshr i64 {value}, {shift}')} to i32") for value in values]
@@ -79,7 +81,7 @@ def two_floats(b: Builder, values: Sequence[str], compute: Compute) -> str:
 
 
 def mixed_precision(b: Builder, ins: Instruction, operands: Sequence[Operand], compute: Compute) -> None:
-    """Compute in float32 (section 9.7.5): all operands but the last have the second type, a half type."""
+    """Compute in float32 (section 9.7.5). All operands but the last have the second type, a 16-bit float."""
     result, ty = types_of(ins)
     if result != "f32" or ty not in ("f16", "bf16"):
         raise ins.error(f"expected .f32 and a half type, got .{result} and .{ty}")
@@ -89,7 +91,7 @@ def mixed_precision(b: Builder, ins: Instruction, operands: Sequence[Operand], c
 
 
 def of_half(b: Builder, ty: str, values: Sequence[str], compute: Compute) -> str:
-    """Return the 16 bits of a computation on the bits of values of a half type."""
+    """Return the result of ``compute`` on 16-bit floats, given as i16, as i16."""
     if ty == "bf16":
         return to_bf16(b, compute("float", [from_bf16(b, value) for value in values]))
     result = compute("half", [b.op(f"bitcast i16 {value} to half") for value in values])
@@ -100,7 +102,7 @@ def of_half(b: Builder, ty: str, values: Sequence[str], compute: Compute) -> str
 
 
 def flushed(b: Builder, ins: Instruction, ty: str, value: str) -> str:
-    """Return 0 of the value's sign for a subnormal value if the instruction has ``.ftz``."""
+    """Return the value; with ``.ftz``, a subnormal value becomes 0 with the same sign."""
     if not ins.has("ftz"):
         return value
     size = b.call(ty, f"llvm.fabs.{SUFFIX[ty]}", f"{ty} {value}")
@@ -110,7 +112,7 @@ def flushed(b: Builder, ins: Instruction, ty: str, value: str) -> str:
 
 
 def saturated(b: Builder, ins: Instruction, ty: str, value: str) -> str:
-    """Return the value clamped to [0, 1], and 0 for NaN, if the instruction has ``.sat``."""
+    """Return the value; with ``.sat``, clamped to [0, 1], and NaN becomes 0."""
     if not ins.has("sat"):
         return value
     positive = b.op(f"fcmp ogt {ty} {value}, 0.0")
@@ -119,7 +121,7 @@ def saturated(b: Builder, ins: Instruction, ty: str, value: str) -> str:
 
 
 def rectified(b: Builder, ins: Instruction, ty: str, value: str) -> str:
-    """Return the value clamped to at least 0, NaN kept, if the instruction has ``.relu``."""
+    """Return the value; with ``.relu``, negative values become 0, and NaN stays."""
     if not ins.has("relu"):
         return value
     negative = b.op(f"fcmp olt {ty} {value}, 0.0")
@@ -131,15 +133,15 @@ def rounding(ins: Instruction) -> str:
 
 
 def fusing(b: Builder, ins: Instruction) -> str:
-    """Return LLVM's flag for an operation that may fuse with another one."""
+    """Return LLVM's flag ``contract`` if the operation may fuse with another one to an FMA."""
     return "contract " if b.contract and not rounding(ins) else ""
 
 
-# ---- directed rounding ----
+# ---- directed rounding: rz (toward 0), rm (down), rp (up) ----
 
 
 def exact_sum(b: Builder, x: str, y: str) -> tuple[str, str]:
-    """Return the rounded sum of two doubles and its exact error (TwoSum, Knuth)."""
+    """Return (rounded sum of two doubles, its exact error), by Knuth's TwoSum."""
     total = b.op(f"fadd double {x}, {y}")
     rest = b.op(f"fsub double {total}, {x}")
     first = b.op(f"fsub double {x}, {b.op(f'fsub double {total}, {rest}')}")
@@ -147,7 +149,9 @@ def exact_sum(b: Builder, x: str, y: str) -> tuple[str, str]:
 
 
 def directed(b: Builder, mode: str, total: str, error: str) -> str:
-    """Return total + error, exact as a sum of doubles, rounded to a float toward 0 (rz), down (rm) or up (rp)."""
+    """Return total + error, which is exact as a sum of two doubles, rounded to float32 toward 0 (rz), down (rm) or up
+    (rp).
+    """
     near = b.op(f"fptrunc double {total} to float")
     wide = b.op(f"fpext float {near} to double")
     above = b.op(f"fcmp ogt double {wide}, {total}")
@@ -173,7 +177,7 @@ def directed(b: Builder, mode: str, total: str, error: str) -> str:
 
 
 def with_direction(b: Builder, ins: Instruction, ty: str, values: Sequence[str]) -> str:
-    """Return a sum, product or fused product of floats with a directed rounding."""
+    """Return an addition, multiplication, FMA, division or square root with a directed rounding."""
     if ty == "double":
         return directed_double(b, ins, values)
     if ty != "float":
@@ -183,7 +187,7 @@ def with_direction(b: Builder, ins: Instruction, ty: str, values: Sequence[str])
         second = b.op(f"fneg double {wide[1]}") if ins.opcode == "sub" else wide[1]
         total, error = exact_sum(b, wide[0], second)
     elif ins.opcode in ("mul", "fma", "mad"):
-        total, error = b.op(f"fmul double {wide[0]}, {wide[1]}"), "0.0"  # exact: 48 bits
+        total, error = b.op(f"fmul double {wide[0]}, {wide[1]}"), "0.0"  # exact: the product of two floats has 48 bits
         if ins.opcode != "mul":
             total, error = exact_sum(b, total, wide[2])
     elif ins.opcode in ("sqrt", "rcp", "div"):
@@ -195,12 +199,12 @@ def with_direction(b: Builder, ins: Instruction, ty: str, values: Sequence[str])
 
 DIRECTED = host_function("ocp_emu_directed", "double", "i32", "i32", "double", "double", "double")
 OPERATIONS = {"add": 0, "sub": 1, "mul": 2, "fma": 3, "mad": 3, "div": 4, "rcp": 4, "sqrt": 5}
-"""The emulator's numbers of operations with a directed rounding."""
+"""The emulator's numbers for operations with a directed rounding."""
 DIRECTIONS = {"rm": 1, "rp": 2, "rz": 3}
 
 
 def directed_double(b: Builder, ins: Instruction, values: Sequence[str]) -> str:
-    """Return a result with a directed rounding, which the host's floating-point unit computes in that mode."""
+    """Return the result for doubles, which the host CPU computes with its rounding mode changed."""
     if ins.opcode not in OPERATIONS:
         raise ins.error(f"the rounding .{rounding(ins)} is not supported for {ins.opcode}")
     given = ["1.0", *values] if ins.opcode == "rcp" else list(values)
@@ -210,7 +214,7 @@ def directed_double(b: Builder, ins: Instruction, values: Sequence[str]) -> str:
 
 
 def quotient(b: Builder, opcode: str, values: Sequence[str]) -> tuple[str, str]:
-    """Return a rounded square root, reciprocal or quotient of doubles, and a number with the sign of its error."""
+    """Return (rounded square root, reciprocal or quotient of doubles, a number with the sign of its error)."""
     if opcode == "sqrt":
         total = b.call("double", "llvm.sqrt.f64", f"double {values[0]}")
         product, above, divisor = total, values[0], "1.0"
@@ -238,7 +242,9 @@ def fused(b: Builder, ty: str, values: Sequence[str]) -> str:
 
 
 def extreme(b: Builder, ins: Instruction, ty: str, values: Sequence[str]) -> str:
-    """Return the least or greatest value. -0 is less than +0; NaN loses, but wins with ``.NaN``."""
+    """Return the minimum or maximum. -0 is less than +0. If one operand is NaN, return the other one, or NaN with
+    ``.NaN``.
+    """
     x, y = values
     width = {"half": 16, "float": 32, "double": 64}[ty]
     relation, zeros = ("olt", "or") if ins.opcode == "min" else ("ogt", "and")
@@ -255,7 +261,7 @@ def extreme(b: Builder, ins: Instruction, ty: str, values: Sequence[str]) -> str
 
 
 def basic(b: Builder, ins: Instruction, ty: str, values: Sequence[str]) -> str:
-    """Return the result of an operation that rounds to nearest."""
+    """Return the result of an operation with rounding to nearest."""
     x = values[0]
     operations = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
     if ins.opcode in ("fma", "mad"):
@@ -277,14 +283,14 @@ def basic(b: Builder, ins: Instruction, ty: str, values: Sequence[str]) -> str:
 
 
 def upper_word(b: Builder, value: str) -> str:
-    """Return a double without its lower 32 bits, as rcp.approx.ftz.f64 gives it."""
+    """Return a double with its lower 32 bits cleared, as rcp.approx.ftz.f64 does."""
     bits = b.op(f"and i64 {b.op(f'bitcast double {value} to i64')}, -4294967296")
     return b.op(f"bitcast i64 {bits} to double")
 
 
 @instruction("9.7.3.8, 9.7.3.12, 9.7.3.13, 9.7.4.3", "fma", "rcp", "sqrt")
 def float_arithmetic(b: Builder, ins: Instruction) -> None:
-    """Translate an operation of a floating-point type, with all modifiers."""
+    """Translate a floating-point instruction, with all its modifiers."""
     check_modifiers(ins, MODIFIERS)
     if ins.has("xorsign"):
         raise ins.error("the modifier .xorsign is not supported")
@@ -329,7 +335,7 @@ def approximate(b: Builder, ins: Instruction) -> None:
 
 @instruction("9.7.3.2", "copysign")
 def copy_sign(b: Builder, ins: Instruction) -> None:
-    """Return the second operand with the sign of the first."""
+    """Translate copysign, which returns the second operand with the sign of the first."""
     check_modifiers(ins, frozenset())
     ty = type_of(ins)
     width = llvm_type(ty)
@@ -338,7 +344,7 @@ def copy_sign(b: Builder, ins: Instruction) -> None:
 
 
 TESTS = {"finite": 0x1F8, "infinite": 0x204, "notanumber": 0x003, "number": 0x3FC, "normal": 0x108, "subnormal": 0x090}
-"""The classes of ``llvm.is.fpclass`` that each test of testp accepts."""
+"""For each test of the instruction testp: the classes of ``llvm.is.fpclass`` for which it is true, as a mask."""
 
 
 @instruction("9.7.3.1", "testp")
@@ -396,7 +402,7 @@ def convert(b: Builder, ins: Instruction) -> None:
 
 
 def from_integer(b: Builder, ins: Instruction, value: str, source: str, target: str) -> str:
-    """Convert an integer to an integer (saturated with ``.sat``) or to a float."""
+    """Convert an integer to another integer type (saturating with ``.sat``), or to a float."""
     signed = source[0] == "s"
     if target[0] in "us":
         return (
@@ -412,7 +418,7 @@ def from_integer(b: Builder, ins: Instruction, value: str, source: str, target: 
 
 
 def rounded_integer(b: Builder, ins: Instruction, value: str, source: str, target: str) -> str:
-    """Convert an integer of up to 64 bits to a float with a directed rounding: two exact doubles are added."""
+    """Convert an integer of up to 64 bits to float32 with a directed rounding, as the sum of two exact doubles."""
     if target != "f32":
         raise ins.error(f"the rounding .{rounding(ins)} is not supported for .{target}")
     wide = b.convert_bits(value, llvm_type(source), "i64", source[0] == "s")
@@ -423,7 +429,7 @@ def rounded_integer(b: Builder, ins: Instruction, value: str, source: str, targe
 
 
 def clamped(b: Builder, value: str, source: str, target: str) -> str:
-    """Convert an integer to the nearest one of another type."""
+    """Convert an integer to the nearest value of another integer type."""
     wide = b.convert_bits(value, llvm_type(source), "i128", source[0] == "s")
     bits = bits_of(target)
     low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if target[0] == "s" else (0, (1 << bits) - 1)
@@ -433,7 +439,7 @@ def clamped(b: Builder, value: str, source: str, target: str) -> str:
 
 
 def to_integer(b: Builder, ins: Instruction, value: str, source: str, target: str) -> str:
-    """Convert a float to the nearest representable integer; NaN to 0."""
+    """Convert a float to an integer, saturating; NaN becomes 0."""
     mode = next((each for each in ins.modifiers if each in INTEGER_ROUNDINGS), "")
     if not mode:
         raise ins.error("a conversion from a float to an integer has a rounding: .rni, .rzi, .rmi or .rpi")
@@ -446,7 +452,7 @@ def to_integer(b: Builder, ins: Instruction, value: str, source: str, target: st
 
 
 def between_floats(b: Builder, ins: Instruction, value: str, source: str, target: str) -> str:
-    """Convert a float to a float; between equal types the rounding is one to an integer."""
+    """Convert a float to a float type. Between equal types, the rounding modifier rounds to an integer."""
     ty, result = llvm_type(source), "float" if target == "bf16" else llvm_type(target)
     mode = next((each for each in ins.modifiers if each in INTEGER_ROUNDINGS), "")
     if mode:
@@ -464,7 +470,7 @@ def between_floats(b: Builder, ins: Instruction, value: str, source: str, target
 
 
 def directed_narrowing(b: Builder, ins: Instruction, value: str, source: str, target: str) -> str:
-    """Convert a double to a float, or a float to a value of a bfloat16's bits, with a directed rounding."""
+    """Convert a double to float32, or a float32 to one that bfloat16 represents exactly, with a directed rounding."""
     if (source, target) == ("f64", "f32"):
         return directed(b, rounding(ins), value, "0.0")
     if (source, target) == ("f32", "bf16") and rounding(ins) == "rz":
@@ -475,7 +481,7 @@ def directed_narrowing(b: Builder, ins: Instruction, value: str, source: str, ta
 
 
 def pack(b: Builder, ins: Instruction, target: str, source: str) -> None:
-    """Convert two floats to a pair of halves; the first operand has the upper half."""
+    """Convert two floats to a pair of 16-bit floats; the first operand becomes the upper one."""
     if source != "f32" or rounding(ins) != "rn":
         raise ins.error("only .rn from .f32 is supported")
     parts = []
@@ -488,14 +494,14 @@ def pack(b: Builder, ins: Instruction, target: str, source: str) -> None:
     b.set(ins.operands[0], joined(b, *parts), target)
 
 
-# ---- eight bits ----
+# ---- 8-bit floats ----
 
 EIGHT_BITS = {"e4m3x2": (3, 7, 448), "e5m2x2": (2, 15, 57344)}
-"""Pairs of 8-bit floats: bits of the mantissa, the exponent's bias, and the largest number."""
+"""For each type of a pair of 8-bit floats: mantissa bits, bias of the exponent, and largest number."""
 
 
 def to_eight_bits(b: Builder, value: str, mantissa: int, bias: int, largest: int) -> str:
-    """Return a float rounded to an 8-bit float, at most the largest number, as an i8."""
+    """Return a float32 rounded to an 8-bit float, saturated to the largest number, as i8."""
     size = b.call("float", "llvm.fabs.f32", f"float {value}")
     limited = b.op(f"select i1 {b.op(f'fcmp olt float {size}, {largest}.0')}, float {size}, float {largest}.0")
     bits = b.op(f"bitcast float {limited} to i32")
@@ -503,7 +509,8 @@ def to_eight_bits(b: Builder, value: str, mantissa: int, bias: int, largest: int
     odd = b.op(f"and i32 {b.op(f'lshr i32 {bits}, {dropped}')}, 1")
     up = b.op(f"add i32 {bits}, {b.op(f'add i32 {odd}, {(1 << dropped - 1) - 1}')}")
     normal = b.op(f"sub i32 {b.op(f'lshr i32 {up}, {dropped}')}, {127 - bias << mantissa}")
-    unit = 127 + 23 + 1 - bias - mantissa << 23  # a float whose last bit is a subnormal number's
+    # adding this float rounds to the spacing of the 8-bit type's subnormal numbers
+    unit = 127 + 23 + 1 - bias - mantissa << 23
     total = b.op(f"fadd float {limited}, {b.op(f'bitcast i32 {unit} to float')}")
     subnormal = b.op(f"sub i32 {b.op(f'bitcast float {total} to i32')}, {unit}")
     tiny = b.op(f"icmp ult i32 {bits}, {128 - bias << 23}")
@@ -517,7 +524,7 @@ def to_eight_bits(b: Builder, value: str, mantissa: int, bias: int, largest: int
 
 
 def narrow(b: Builder, ins: Instruction, target: str, source: str) -> None:
-    """Convert two floats or a pair of halves to a pair of 8-bit floats; the first operand has the upper byte."""
+    """Convert two floats, or a pair of halves, to a pair of 8-bit floats; the first operand becomes the upper byte."""
     if rounding(ins) != "rn" or not ins.has("satfinite"):
         raise ins.error("only .rn.satfinite is supported")
     if source == "f32":
@@ -533,7 +540,7 @@ def narrow(b: Builder, ins: Instruction, target: str, source: str) -> None:
 
 
 def widen(b: Builder, ins: Instruction, source: str) -> None:
-    """Convert a pair of 8-bit floats to a pair of halves, exactly."""
+    """Convert a pair of 8-bit floats to a pair of halves, which is exact."""
     pair = b.value(ins.operands[1], "b16")
     halves = []
     for byte in (b.op(f"and i16 {pair}, 255"), b.op(f"lshr i16 {pair}, 8")):
@@ -541,7 +548,7 @@ def widen(b: Builder, ins: Instruction, source: str) -> None:
         size = b.op(f"and i16 {byte}, 127")
         if source == "e5m2x2":
             bits = b.op(f"shl i16 {size}, 8")
-        else:  # as a half's bits it is smaller by the difference of the biases
+        else:  # e4m3: scale by 2**8, the difference of the exponents' biases
             small = b.op(f"bitcast i16 {b.op(f'shl i16 {size}, 7')} to half")
             bits = b.op(f"bitcast half {b.op(f'fmul half {small}, 256.0')} to i16")
             bits = b.op(f"select i1 {b.op(f'icmp eq i16 {size}, 127')}, i16 32767, i16 {bits}")
@@ -551,7 +558,9 @@ def widen(b: Builder, ins: Instruction, source: str) -> None:
 
 
 def to_tf32(b: Builder, ins: Instruction, value: str) -> str:
-    """Round a float to 10 bits of mantissa: to nearest, halfway cases away from 0 (.rna) or to even (.rn)."""
+    """Round a float32 to TF32, 10 bits of mantissa: to nearest with ties away from 0 (.rna) or to even (.rn), or toward
+    0 (.rz).
+    """
     if rounding(ins) == "rna":
         return b.call("i32", "ptx.cvt.rna.tf32.f32", f"float {value}")
     if rounding(ins) not in ("rn", "rz"):

@@ -1,6 +1,6 @@
-"""The table of PTX instructions: by opcode, the function that translates one and the section of the PTX ISA.
+"""The table of PTX instructions: for each opcode, the function that translates it, and the section of the PTX ISA.
 
-The modules that fill it have the instructions of a subject each.
+Each module that fills the table has the instructions of one subject, such as floats or memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Translate: TypeAlias = Callable[[Builder, Instruction], None]
 
 @dataclass(frozen=True)
 class Rule:
-    """The translation of an opcode, and the section of the PTX ISA that defines it."""
+    """The translation of an opcode, and the section of the PTX ISA that defines the instruction."""
 
     section: str
     translate: Translate
@@ -27,7 +27,7 @@ RULES: dict[str, Rule] = {}
 
 
 def instruction(section: str, *opcodes: str) -> Callable[[Translate], Translate]:
-    """Register the translation of opcodes."""
+    """Register the decorated function as the translation of ``opcodes``."""
 
     def register(translate: Translate) -> Translate:
         for opcode in opcodes:
@@ -44,12 +44,12 @@ TYPES = (
 
 
 def types_of(ins: Instruction) -> list[str]:
-    """Return the types among the modifiers."""
+    """Return the types among the instruction's modifiers, in their order."""
     return [modifier for modifier in ins.modifiers if modifier in TYPES]
 
 
 def type_of(ins: Instruction) -> str:
-    """Return the only type among the modifiers."""
+    """Return the only type among the instruction's modifiers. Raises PtxError if there is none, or several."""
     types = types_of(ins)
     if len(types) != 1:
         raise ins.error(f"expected one type that is known, got {', '.join(types) or 'none'}")

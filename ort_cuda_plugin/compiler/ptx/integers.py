@@ -1,4 +1,4 @@
-"""Integer, logic and shift instructions, and those with a carry: sections 9.7.1, 9.7.2 and 9.7.8 of the PTX ISA."""
+"""Integer, logic and shift instructions, and those with carry: sections 9.7.1, 9.7.2 and 9.7.8 of the PTX ISA."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .instructions import check_modifiers, instruction, type_of, types_of
 from .parser import Group, Instruction
 
 Compute: TypeAlias = Callable[..., str]
-"""A function of builder, instruction, type and the operands' values that returns the result's value."""
+"""Function (builder, instruction, type, values of the operands) that returns the value of the result."""
 CARRY = "%carry"
 
 
@@ -22,10 +22,10 @@ def is_integer_type(ty: str) -> bool:
 def integers(
     section: str, *opcodes: str, modifiers: frozenset[str] = frozenset(), result: str = "", floats: bool = False
 ) -> Callable[[Compute], Compute]:
-    """Register the computation of a result from the values of the other operands, all of the instruction's type.
+    """Register the decorated function, which computes the result of ``opcodes`` from the values of the other operands.
 
-    ``modifiers`` are those that the computation knows. ``result`` is the type of the result if it is another one. With
-    ``floats`` the opcode also exists for floating-point types.
+    All operands have the instruction's type. ``modifiers`` are those that the function supports. ``result`` is the type
+    of the result, if it differs. With ``floats``, the opcode also exists for floating-point types.
     """
 
     def register(compute: Compute) -> Compute:
@@ -50,7 +50,9 @@ def integers(
 
 
 def clamped_shift(b: Builder, kind: str, ty: str, x: str, amount: str) -> str:
-    """Shift by ``amount``, an i32: ``shl``, ``lshr`` or ``ashr``. At least the width gives 0, or the sign for ashr."""
+    """Shift by ``amount``, an i32, with ``shl``, ``lshr`` or ``ashr``. A shift by the width or more gives 0, or the
+    sign for ashr.
+    """
     bits, width = bits_of(ty), llvm_type(ty)
     inside = b.op(f"icmp ult i32 {amount}, {bits}")
     limited = b.op(f"select i1 {inside}, i32 {amount}, i32 {bits - 1}")
@@ -75,7 +77,7 @@ def add_with_carry(b: Builder, ins: Instruction, ty: str, x: str, y: str) -> str
 
 
 def with_carry(b: Builder, ins: Instruction, ty: str, x: str, y: str, carry: str | None) -> str:
-    """Add or subtract in twice the bits, and note the carry out if the instruction has ``.cc``."""
+    """Add or subtract with twice the bits; with ``.cc``, store the carry."""
     bits = bits_of(ty)
     wide = f"i{2 * bits}"
     kind = "sub" if ins.opcode.startswith("sub") else "add"
@@ -90,7 +92,7 @@ def with_carry(b: Builder, ins: Instruction, ty: str, x: str, y: str, carry: str
 
 @instruction("9.7.1.3, 9.7.1.4, 9.7.2.5", "mul", "mad", "madc")
 def multiply(b: Builder, ins: Instruction) -> None:
-    """Multiply, and add the last operand, which is as wide as the selected part of the product."""
+    """Multiply, and add the last operand, which has the type of the selected part of the product."""
     ty = type_of(ins)
     if not is_integer_type(ty):
         float_arithmetic(b, ins)
@@ -111,7 +113,7 @@ def multiply(b: Builder, ins: Instruction) -> None:
 
 
 def product(b: Builder, ins: Instruction, x: str, y: str, ty: str) -> tuple[str, str]:
-    """Return the part of the product that ``.lo``, ``.hi`` or ``.wide`` selects, and its type."""
+    """Return (the part of the product that ``.lo``, ``.hi`` or ``.wide`` selects, its type)."""
     bits = bits_of(ty)
     if not ins.has("hi", "wide"):
         return b.op(f"mul i{bits} {x}, {y}"), ty
@@ -137,7 +139,10 @@ def multiply_24(b: Builder, ins: Instruction, ty: str, x: str, y: str, addend: s
 
 @integers("9.7.1.8, 9.7.1.9", "div", "rem", floats=True)
 def divide(b: Builder, ins: Instruction, ty: str, x: str, y: str) -> str:
-    """Divide. A divisor of 0, for which the ISA has no result, gives a quotient of all ones and a remainder of x."""
+    """Divide, or return the remainder.
+
+    For a divisor of 0, which the ISA leaves undefined, the quotient is all ones and the remainder is x.
+    """
     width, sign = llvm_type(ty), "s" if is_signed(ty) else "u"
     zero = b.op(f"icmp eq {width} {y}, 0")
     unsafe = zero
@@ -190,7 +195,7 @@ def count_bits(b: Builder, ins: Instruction, ty: str, x: str) -> str:
 
 @integers("9.7.1.16", "bfind", modifiers=frozenset(("shiftamt",)), result="u32")
 def find_leading(b: Builder, ins: Instruction, ty: str, x: str) -> str:
-    """Return the position of the most significant bit that differs from the sign, or all ones if there is none."""
+    """Return the position of the most significant bit that differs from the sign bit; all ones if no bit differs."""
     width, bits = llvm_type(ty), bits_of(ty)
     if is_signed(ty):
         inverted = b.op(f"xor {width} {x}, -1")
@@ -207,18 +212,20 @@ def reverse(b: Builder, ins: Instruction, ty: str, x: str) -> str:
 
 
 def low_byte(b: Builder, ins: Instruction, index: int) -> str:
-    """Return the lowest 8 bits of an operand of 32 bits."""
+    """Return the lowest 8 bits of a 32-bit operand."""
     return b.op(f"and i32 {b.value(ins.operands[index], 'u32')}, 255")
 
 
 def low_bits(b: Builder, ty: str, count: str) -> str:
-    """Return a mask of the lowest ``count`` bits, at most all."""
+    """Return a mask of the lowest ``count`` bits; a larger count than the type's width gives all ones."""
     return b.op(f"sub {llvm_type(ty)} {clamped_shift(b, 'shl', ty, '1', count)}, 1")
 
 
 @instruction("9.7.1.19", "bfe")
 def extract_field(b: Builder, ins: Instruction) -> None:
-    """Extract ``length`` bits from ``start``; bits beyond the value are the sign of .s types, else 0."""
+    """Extract ``length`` bits from bit ``start`` on; bits beyond the operand's width are its sign for
+    .s types, else 0.
+    """
     check_modifiers(ins, frozenset())
     ty = type_of(ins)
     bits, width = bits_of(ty), llvm_type(ty)
@@ -226,7 +233,7 @@ def extract_field(b: Builder, ins: Instruction) -> None:
     mask = low_bits(b, ty, length)
     moved = clamped_shift(b, "ashr" if is_signed(ty) else "lshr", ty, x, start)
     value = b.op(f"and {width} {moved}, {mask}")
-    if is_signed(ty):  # the sign of the field, which is at most bit bits - 1 of x
+    if is_signed(ty):  # extend the sign of the field: its highest bit, but at most bit bits - 1 of x
         last = b.op(f"add i32 {start}, {b.op(f'sub i32 {length}, 1')}")
         inside = b.op(f"icmp ult i32 {last}, {bits - 1}")
         position = b.convert_bits(b.op(f"select i1 {inside}, i32 {last}, i32 {bits - 1}"), "i32", width)
@@ -252,7 +259,9 @@ def insert_field(b: Builder, ins: Instruction) -> None:
 
 @instruction("9.7.1.23, 9.7.1.24", "dp4a", "dp2a")
 def dot_product(b: Builder, ins: Instruction) -> None:
-    """Add the products of four bytes; dp2a has two halfwords and the lower (.lo) or upper (.hi) two bytes."""
+    """Add four products of bytes (dp4a), or two products of halfwords with the lower (.lo) or upper (.hi) two bytes
+    (dp2a).
+    """
     check_modifiers(ins, frozenset(("lo", "hi")))
     first, second = types_of(ins)[:2]
     _, x, y, z = ins.operands
@@ -293,7 +302,9 @@ def is_zero(b: Builder, ins: Instruction, ty: str, x: str) -> str:
 
 @instruction("9.7.8.6", "lop3")
 def logic_of_three(b: Builder, ins: Instruction) -> None:
-    """Compute a function of three bits, whose table is the immediate: the sum of its minterms."""
+    """Compute a bitwise function of three operands; the immediate is its truth table. The result is the OR of its
+    minterms.
+    """
     check_modifiers(ins, frozenset())
     d, *inputs, last = ins.operands[:5]
     a, c, e = (b.value(each, "b32") for each in inputs)
@@ -342,12 +353,14 @@ MODES = {
     "ecr": (0x0000, 0x1110, 0x2210, 0x3210),
     "rc16": (0x1010, 0x3232, 0x1010, 0x3232),
 }
-"""Selectors of the default mode of prmt that the lowest two bits of another mode's selector stand for."""
+"""For each mode of prmt: the selectors of the default mode that the lowest two bits of its selector choose from."""
 
 
 @instruction("9.7.9.7", "prmt")
 def permute_bytes(b: Builder, ins: Instruction) -> None:
-    """Choose four of the eight bytes of two words; a selector's bit 3 repeats the byte's sign."""
+    """Select four of the eight bytes of two words. If bit 3 of a byte's selector is set, the byte's
+    sign is replicated.
+    """
     check_modifiers(ins, frozenset(MODES))
     low, high, selector = (b.value(each, "b32") for each in ins.operands[1:])
     if mode := next((each for each in ins.modifiers if each in MODES), ""):
@@ -373,7 +386,7 @@ def permute_bytes(b: Builder, ins: Instruction) -> None:
 
 @instruction("9.7.1.21", "szext")
 def extend_field(b: Builder, ins: Instruction) -> None:
-    """Extend the lowest bits to 32: with their sign for .s32, with zeros for .u32."""
+    """Extend the lowest ``count`` bits to 32 bits: with their sign for .s32, with zeros for .u32."""
     check_modifiers(ins, frozenset(("clamp", "wrap")))
     ty = type_of(ins)
     x, count = b.value(ins.operands[1], ty), b.value(ins.operands[2], "u32")
@@ -389,7 +402,7 @@ def extend_field(b: Builder, ins: Instruction) -> None:
 
 @instruction("9.7.1.22", "bmsk")
 def make_mask(b: Builder, ins: Instruction) -> None:
-    """Make a mask of ``b`` bits from bit ``a`` on."""
+    """Return a mask of as many bits as the second operand says, from the bit of the first operand on."""
     check_modifiers(ins, frozenset(("clamp", "wrap")))
     start, count = (b.value(operand, "u32") for operand in ins.operands[1:])
     if ins.has("wrap"):
@@ -397,13 +410,13 @@ def make_mask(b: Builder, ins: Instruction) -> None:
     b.set(ins.operands[0], clamped_shift(b, "shl", "b32", low_bits(b, "b32", count), start), "b32")
 
 
-# ---- bytes and halfwords of a word ----
+# ---- packed bytes and halfwords ----
 
 PACKED = tuple(f"{name}{count}" for name in ("vadd", "vsub", "vavrg", "vabsdiff", "vmin", "vmax") for count in (2, 4))
 
 
 def packed_result(b: Builder, opcode: str, x: str, y: str) -> str:
-    """Return the i32 result of an operation of `PACKED` for one halfword or byte of each operand."""
+    """Return the result of a packed operation (`PACKED`) for one halfword or byte of each operand, as i32."""
     if opcode in ("vadd", "vsub"):
         return b.op(f"{opcode[1:]} i32 {x}, {y}")
     if opcode == "vavrg":
@@ -419,7 +432,7 @@ def packed_result(b: Builder, opcode: str, x: str, y: str) -> str:
 
 @instruction("9.7.17", *PACKED)
 def packed(b: Builder, ins: Instruction) -> None:
-    """Compute on the halfwords or bytes of words; ``.add`` adds the results to the last operand."""
+    """Translate an operation on packed halfwords or bytes. With ``.add``, the results are added to the last operand."""
     check_modifiers(ins, frozenset(("sat", "add")))
     result, first, second = types_of(ins)
     d, x, y, z = ins.operands
@@ -451,7 +464,7 @@ RELATIONS = frozenset((*FLOAT_RELATIONS, *UNSIGNED_ONLY, "and", "or", "xor", "ft
 
 
 def compare(b: Builder, ins: Instruction, x: str, y: str, ty: str) -> str:
-    """Emit the comparison that the instruction's modifiers name, such as ``.lt``; return its i1 result."""
+    """Return the i1 result of the comparison that the instruction's modifiers name, such as ``.lt``."""
     relation = next((each for each in ins.modifiers if each in RELATIONS - {"and", "or", "xor", "ftz"}), "")
     if ty == "bf16":
         x, y, ty = from_bf16(b, x), from_bf16(b, y), "f32"
@@ -467,7 +480,7 @@ def compare(b: Builder, ins: Instruction, x: str, y: str, ty: str) -> str:
 
 
 def compared_pair(b: Builder, ins: Instruction, ty: str) -> list[str]:
-    """Emit the comparisons of the lower and of the upper halves of a packed type; return their i1 results."""
+    """Return the i1 results of comparing the lower and the upper halves of a packed type."""
     single = ty.removesuffix("x2")
     pairs = [split(b, b.value(operand, ty)) for operand in ins.operands[1:3]]
     conditions = []
@@ -478,7 +491,9 @@ def compared_pair(b: Builder, ins: Instruction, ty: str) -> list[str]:
 
 
 def combined(b: Builder, ins: Instruction, condition: str) -> str:
-    """Combine a comparison with the predicate of the last operand, if the instruction has one."""
+    """Return the condition combined with the predicate in the last operand, if the instruction has ``.and``, ``.or`` or
+    ``.xor``.
+    """
     operation = next((each for each in ins.modifiers if each in ("and", "or", "xor")), "")
     return b.op(f"{operation} i1 {condition}, {b.value(ins.operands[3], 'pred')}") if operation else condition
 

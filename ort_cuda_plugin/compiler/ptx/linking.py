@@ -1,4 +1,4 @@
-"""Linker of PTX modules: one module with the functions and variables of several, as cuLinkComplete makes it."""
+"""Linker of PTX modules: returns one module with the functions and variables of several, as cuLinkComplete does."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ Symbol = TypeVar("Symbol", Function, Variable)
 def link(modules: Sequence[Module]) -> Module:
     """Return one module with the functions and variables of all modules.
 
-    A declaration (``.extern``) means the definition of another module, and a definition takes the place of a weak one.
-    A name without a linking directive belongs to its module. Raises PtxError for a name with two definitions.
+    A declaration (``.extern``) refers to the definition in another module, and a definition replaces a weak one. A name
+    without a linking directive is private to its module, and is renamed if another module has the same name. Raises
+    PtxError for a name with two definitions.
     """
     linked = Module(modules[0].target, modules[0].check)
     for index, module in enumerate(modules):
@@ -42,7 +43,7 @@ def link(modules: Sequence[Module]) -> Module:
 
 
 def private_names(module: Module) -> list[str]:
-    """Return the names that only their module knows: kernels always have names for the application."""
+    """Return the names that are private to the module. A kernel's name is never private, since applications use it."""
     functions = [each.name for each in module.functions.values() if not each.linkage and not each.is_entry]
     return functions + [each.name for each in module.variables.values() if not each.linkage]
 
@@ -52,7 +53,10 @@ def is_taken(module: Module, name: str) -> bool:
 
 
 def is_declaration(symbol: Function | Variable) -> bool:
-    """Whether a symbol has no body or memory of its own. Dynamic shared memory is declared in each module."""
+    """Return whether a symbol is only declared: it has no body, or no memory of its own.
+
+    Dynamic shared memory is declared in each module.
+    """
     if isinstance(symbol, Function):
         return not symbol.is_defined
     return symbol.linkage in (".extern", ".common")
@@ -66,11 +70,11 @@ def add(symbols: dict[str, Symbol], symbol: Symbol) -> None:
         raise PtxError(symbol.line, symbol.name, "two modules define this name. Make one of them .weak or .extern")
 
 
-# ---- names ----
+# ---- renaming of private names ----
 
 
 def renamed_function(function: Function, names: Mapping[str, str]) -> Function:
-    """Return the function with other names of module symbols, where its own names do not hide them."""
+    """Return the function with module symbols renamed as in ``names``, except those that its own names hide."""
     own = {*function.registers, *(each.name for each in (*function.variables, *function.parameters, *function.results))}
     names = {old: new for old, new in names.items() if old not in own}
     body = [
@@ -99,11 +103,13 @@ def renamed_variable(variable: Variable, names: Mapping[str, str]) -> Variable:
     return replace(variable, name=names.get(variable.name, variable.name), initial=initial)
 
 
-# ---- what kernels use ----
+# ---- what a kernel uses ----
 
 
 def with_shared_variables(module: Module, kernel: str) -> Module:
-    """Return the module with only this kernel, and the kernels that use the same variables in global memory."""
+    """Return the module with only those kernels that share global variables with ``kernel``, directly or through
+    others.
+    """
     used = {
         name: {used for each in reachable(module, name) for used in function_names(each)}
         & {each.name for each in module.variables.values() if each.space == "global"}
@@ -119,7 +125,9 @@ def with_shared_variables(module: Module, kernel: str) -> Module:
 
 
 def declared_resources(module: Module, kernel: str) -> tuple[int, int, int]:
-    """Return the words of virtual registers, and the bytes of shared and local memory, that a kernel declares."""
+    """Return (32-bit words of virtual registers, bytes of shared memory, bytes of local memory) that a
+    kernel declares.
+    """
     function = module.functions[kernel]
     words = sum(-(-type_bytes(ty) // 4) for ty in function.registers.values() if ty != "pred")
     local = sum(each.size for each in function.variables if each.space == "local")

@@ -1,7 +1,7 @@
-"""Matrices of a warp: mma, ldmatrix and stmatrix, section 9.7.14 of the PTX ISA.
+"""Matrix instructions of a warp: mma, ldmatrix and stmatrix, section 9.7.14 of the PTX ISA.
 
-The emulator computes for all lanes of a warp when they have met (``csrc_shim/emulator/blocks/matrix.h``): lanes pass
-the addresses of their registers.
+The emulator computes for all lanes of a warp when each has arrived (``csrc_shim/emulator/blocks/matrix.h``). The lanes
+pass the addresses of their registers' values.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from .instructions import check_modifiers, instruction
 from .parser import Group, Instruction, Operand
 
 KINDS = ("f16", "bf16", "tf32", "s8", "u8", "e4m3", "e5m2", "s4", "u4", "b1", "f64")
-"""The emulator's numbers of the types of elements."""
+"""Types of operand elements; the index is the emulator's number of the type."""
 BITS = dict(zip(KINDS, (16, 16, 32, 8, 8, 8, 8, 4, 4, 1, 64), strict=True))
 SUMS = ("f32", "f16", "s32", "f64")
-"""The emulator's numbers of the types of accumulators."""
+"""Types of accumulators; the index is the emulator's number of the type."""
 FAMILIES = (("f16",), ("bf16",), ("tf32",), ("s8", "u8"), ("e4m3", "e5m2"), ("s4", "u4"), ("b1",), ("f64",))
-"""Types that a and b may have together."""
+"""Groups of types: operands a and b must have types of one group."""
 MULTIPLY = thread_function("mma", "void", "i32", "ptr", "ptr", "ptr", "ptr")
 LOAD = thread_function("load_matrix", "void", "i32", "i32", "ptr", "ptr")
 STORE = thread_function("store_matrix", "void", "i32", "i32", "ptr", "ptr")
 
 
 def accumulators_of(a: str) -> tuple[str, ...]:
-    """Return the types that the accumulators of a product of ``a`` may have."""
+    """Return the accumulator types that mma supports for operand type ``a``."""
     if a in ("f16", "e4m3", "e5m2"):
         return ("f16", "f32")
     return ("f64",) if a == "f64" else ("f32",) if a in ("bf16", "tf32") else ("s32",)
 
 
 def form_of(ins: Instruction) -> tuple[int, str, str]:
-    """Return the emulator's number of a form of mma, and the types of a and of the accumulators. Raises PtxError."""
+    """Return (the emulator's number for this variant of mma, type of a, type of the accumulators). Raises PtxError."""
     shape = next((re.fullmatch(r"m(8|16)n8k(\d+)", each) for each in ins.modifiers if each[0] == "m"), None)
     types = [each for each in ins.modifiers if each in KINDS or each in SUMS]
     if shape is None or len(types) != 4:
@@ -51,12 +51,12 @@ def form_of(ins: Instruction) -> tuple[int, str, str]:
 
 
 def group_of(operand: Operand) -> Group:
-    """Return the operand as a group of registers: PTX writes a group of one register without braces as well."""
+    """Return the operand as a group of registers; PTX also allows a single register without braces."""
     return operand if isinstance(operand, Group) else Group("{", (operand,))
 
 
 def stored(b: Builder, role: str, group: Group, ty: str) -> str:
-    """Store a group of registers in scratch memory; return its address."""
+    """Store the registers of a group in scratch memory; return the memory's address."""
     memory = b.scratch(role, 4 * len(group.items) * (2 if ty == "b64" else 1))
     for index, item in enumerate(group.items):
         at = b.op(f"getelementptr i{ty[1:]}, ptr {memory}, i64 {index}")
@@ -65,7 +65,7 @@ def stored(b: Builder, role: str, group: Group, ty: str) -> str:
 
 
 def loaded(b: Builder, memory: str, group: Group, ty: str) -> None:
-    """Set a group of registers to what is in scratch memory."""
+    """Set the registers of a group to the values in scratch memory."""
     for index, item in enumerate(group.items):
         at = b.op(f"getelementptr i{ty[1:]}, ptr {memory}, i64 {index}")
         b.set(item, b.op(f"load i{ty[1:]}, ptr {at}"), ty)
@@ -91,7 +91,7 @@ LAYOUT = frozenset(("sync", "aligned", "m8n8", *COUNTS, "trans", "shared", "shar
 
 
 def matrices(ins: Instruction, group: Group) -> int:
-    """Return the number of matrices that the instruction moves. Raises PtxError."""
+    """Return the number of matrices that ldmatrix or stmatrix moves. Raises PtxError."""
     check_modifiers(ins, LAYOUT)
     count = next((COUNTS[each] for each in ins.modifiers if each in COUNTS), 0)
     if not count or not ins.has("m8n8") or not ins.has("b16"):

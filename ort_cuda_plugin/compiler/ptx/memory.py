@@ -1,4 +1,6 @@
-"""Data movement: mov, loads, stores, address conversions, asynchronous copies and atomics (9.7.9, 9.7.13.13 on)."""
+"""Data movement: mov, loads, stores, address conversions, asynchronous copies and atomics (PTX ISA 9.7.9, 9.7.13.13
+on).
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ CACHES = frozenset(
         *("shared::cta", "cta", "gpu", "sys", "cluster", "noftz", "unified", "u64"),
     )
 )
-"""Modifiers that change no value: cache operations, and scopes, since the emulated device keeps one order for all."""
+"""Modifiers without an effect on the emulated device: cache operations, and scopes, since all threads see one memory
+order.
+"""
 ACCESS = frozenset((*SPACES, *ORDERS, *CACHES, "v2", "v4", "v8"))
 
 
@@ -56,7 +60,9 @@ def move(b: Builder, ins: Instruction) -> None:
 
 @dataclass(frozen=True)
 class Access:
-    """A load or store: registers or values of a type, as one LLVM type ``kind`` of ``size`` bytes in memory."""
+    """A load or store. ``items`` are registers or values of PTX type ``type``; in memory they are one value of LLVM
+    type ``kind``, with ``size`` bytes.
+    """
 
     items: tuple[Operand, ...]
     type: str
@@ -78,15 +84,16 @@ def access(b: Builder, ins: Instruction, data: Operand, address: Operand) -> Acc
 
 CHECK = thread_function("check_access", "void", "ptr", "i32", "i32")
 LOAD, STORE, ATOMIC = 1, 2, 3
-"""The emulator's numbers of accesses."""
+"""The emulator's numbers for types of accesses."""
 STRONG, ACQUIRES, RELEASES, READ_ONLY, OF_BLOCK = 4, 8, 16, 32, 64
-"""The emulator's flags of an access: see ``csrc_shim/emulator/blocks/global_order.h``."""
+"""The emulator's flags for accesses, see ``csrc_shim/emulator/blocks/global_order.h``."""
 
 
 def check_access(b: Builder, ins: Instruction, pointer: str, size: int, kind: int) -> None:
-    """Call the checking mode before an access: its alignment, and its order with others of the launch.
+    """In checking mode, emit a check before an access: its alignment, and its order with other accesses of the launch.
 
-    A load with any order and each atomic acquire: code that waits for a flag often has its fence before the flag only.
+    A load with any memory order, and every atomic, counts as an acquire: code that waits for a flag often has a fence
+    only before it sets the flag.
     """
     if not b.module.check:
         return
@@ -134,7 +141,7 @@ def store(b: Builder, ins: Instruction) -> None:
 
 @instruction("9.7.9.15 to 9.7.9.17", "prefetch", "prefetchu", "applypriority", "discard", "createpolicy")
 def hint(b: Builder, ins: Instruction) -> None:
-    """Do nothing: the instruction changes what a cache holds, or makes a policy for that."""
+    """Emit nothing: the instruction only affects what a cache holds."""
     if ins.opcode == "discard":
         raise ins.error("discard is not supported: what it leaves in memory is not defined")
     if ins.opcode == "createpolicy":
@@ -157,19 +164,21 @@ def is_in_space(b: Builder, ins: Instruction) -> None:
 
 
 def in_window(b: Builder, address: str, space: str) -> str:
-    """Return whether a generic address lies in shared memory or in the function's local memory."""
+    """Return whether a generic address is in the block's shared memory, or in the function's local
+    memory (``space``).
+    """
     start = b.device_address(b.host_pointer("0", space))
     size = SHARED_WINDOW if space == "shared" else b.local_bytes
     return b.op(f"icmp ult i64 {b.op(f'sub i64 {address}, {start}')}, {size}")
 
 
 SHARED_WINDOW = 1 << 18
-"""Bytes from the start of a block's shared memory that count as shared: at least what a block can have (228 KiB)."""
+"""Bytes after the start of a block's shared memory that count as shared; a block can have at most 228 KiB."""
 
 
 @instruction("9.7.9.20", "cvta")
 def convert_address(b: Builder, ins: Instruction) -> None:
-    """Convert an address of a space to a generic one, or back with ``.to``."""
+    """Translate cvta: convert an address in a state space to a generic one, or, with ``.to``, back."""
     check_modifiers(ins, frozenset((*SPACES, *CACHES, "to")))
     ty, space = type_of(ins) if ins.has("u32") else "u64", space_of(ins)
     source = ins.operands[1]
@@ -197,9 +206,9 @@ COPY_WAIT = thread_function("copy_wait", "void", "i32")
 
 @instruction("9.7.9.25", "cp")
 def copy(b: Builder, ins: Instruction) -> None:
-    """Copy at once; the checking mode knows which copies their threads have not waited for.
+    """Translate cp.async: copy at once. The checking mode records copies for which the thread has not yet waited.
 
-    A source size below the copy's fills with zeros.
+    If the source size is smaller than the copy's size, the rest is filled with zeros.
     """
     if not ins.has("async") or ins.has("bulk", "mbarrier"):
         raise ins.error("of cp, only cp.async with groups is supported")
@@ -232,7 +241,7 @@ def copy(b: Builder, ins: Instruction) -> None:
 
 
 def copied_where(b: Builder, kind: str, at: str, size: str, condition: str) -> str:
-    """Return the value at the address ``at``; zeros, without reading memory, if the condition does not hold."""
+    """Return the value at address ``at`` if the condition holds; otherwise return zeros, without reading memory."""
     zero = "zeroinitializer" if kind[0] == "<" else "0"
     b.count += 1
     read, done, start = (f"%{name}.{b.count}" for name in ("copy.read", "copy.done", "copy.start"))
@@ -245,7 +254,7 @@ def copied_where(b: Builder, kind: str, at: str, size: str, condition: str) -> s
 
 
 def partly_copied(b: Builder, kind: str, at: str, size: str, given: str) -> str:
-    """Return the first ``given`` bytes at ``at``, and zeros after them; nothing is read for 0 bytes."""
+    """Return the first ``given`` bytes at ``at``, followed by zeros; for 0 bytes, memory is not read."""
     some = b.op(f"icmp ne i32 {given}, 0")
     bits = int(size) * 8
     value = copied_where(b, kind, at, size, some)
@@ -267,7 +276,9 @@ OPERATIONS = frozenset((*ATOMICS, "add", "min", "max", "cas"))
 
 @instruction("9.7.13.14, 9.7.13.15", "atom", "red")
 def atomic(b: Builder, ins: Instruction) -> None:
-    """Update memory atomically; the elements of a vector are updated one by one, as the ISA allows."""
+    """Translate atom and red: update memory atomically. Elements of a vector are updated one by one, as
+    the ISA allows.
+    """
     check_modifiers(ins, ACCESS | OPERATIONS)
     ty = type_of(ins)
     returns = ins.opcode == "atom"
@@ -287,7 +298,7 @@ def atomic(b: Builder, ins: Instruction) -> None:
 
 
 def atomic_update(b: Builder, ins: Instruction, pointer: str, ty: str, values: Sequence[Operand]) -> tuple[str, str]:
-    """Update one element of memory; return its old value, and the type of that."""
+    """Emit an atomic update of one element of memory; return (its old value, the LLVM type of the value)."""
     operation = next((each for each in ins.modifiers if each in OPERATIONS), "")
     size = bits_of(ty) // 8
     check_access(b, ins, pointer, size, ATOMIC)
@@ -308,14 +319,14 @@ def atomic_update(b: Builder, ins: Instruction, pointer: str, ty: str, values: S
 def exchanged(
     b: Builder, pointer: str, integer: str, expected: str, desired: str, order: str, size: int
 ) -> tuple[str, str]:
-    """Compare and swap; return the old value, and whether it was the expected one."""
+    """Emit a compare-and-swap; return (the old value, whether it equals the expected one)."""
     failure = "acquire" if order in ("acquire", "acq_rel") else "monotonic"
     pair = b.op(f"cmpxchg ptr {pointer}, {integer} {expected}, {integer} {desired} {order} {failure}, align {size}")
     return tuple(b.op(f"extractvalue {{ {integer}, i1 }} {pair}, {index}") for index in (0, 1))  # type: ignore[return-value]
 
 
 def updated_halves(b: Builder, pointer: str, operation: str, ty: str, value: str, order: str) -> str:
-    """Update one or two numbers of 16 bits by a loop of compare-and-swap; return the old value."""
+    """Emit an atomic update of one or two 16-bit numbers, as a loop of compare-and-swap; return the old value."""
     size = bits_of(ty) // 8
     integer = f"i{8 * size}"
 
@@ -346,7 +357,7 @@ def updated_halves(b: Builder, pointer: str, operation: str, ty: str, value: str
 
 
 def atomic_name(ins: Instruction, operation: str, ty: str) -> str:
-    """Return LLVM's name of an atomic operation on a type."""
+    """Return LLVM's name of an atomic operation for a PTX type."""
     if operation == "add":
         return "fadd" if is_float(ty) else "add"
     if operation in ("min", "max"):

@@ -1,7 +1,7 @@
-"""Parser of PTX: text -> variables and functions with their instructions.
+"""Parser of PTX: text -> variables, and functions with their instructions.
 
-The grammar is that of the PTX ISA, section 4 (Syntax). Directives that only describe (``.file``, ``.loc``,
-``.section``, ``.pragma``, performance directives) are read and dropped.
+The grammar is that of section 4 (Syntax) of the PTX ISA. Directives without an effect on results (``.file``, ``.loc``,
+``.section``, ``.pragma``, performance directives) are skipped.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 
 class PtxError(Exception):
-    """PTX that cannot be translated. The message names the line, the instruction, and what is wrong with it."""
+    """PTX that cannot be translated. The message has the line, the instruction, and what is wrong with it."""
 
     def __init__(self, line: int, text: str, reason: str) -> None:
         super().__init__(f"PTX line {line}, `{text}`: {reason}")
@@ -25,7 +25,9 @@ class PtxError(Exception):
 
 @dataclass(frozen=True)
 class Register:
-    """A register, a special register, or the name of a variable, function or label."""
+    """A name: of a register, a special register, a variable, a function or a label. ``negated`` is the ``!`` of a
+    predicate.
+    """
 
     name: str
     negated: bool = False
@@ -33,7 +35,7 @@ class Register:
 
 @dataclass(frozen=True)
 class Immediate:
-    """A number. ``bits`` are those of a float of ``width`` bits; an integer has the width 0."""
+    """A number. For a float, ``bits`` are its bits and ``width`` is their number; for an integer, ``width`` is 0."""
 
     bits: int
     width: int = 0
@@ -41,7 +43,7 @@ class Immediate:
 
 @dataclass(frozen=True)
 class Address:
-    """``[base + offset]``; base is "" if the address is a number."""
+    """``[base + offset]``; ``base`` is "" for an absolute address."""
 
     base: str
     offset: int = 0
@@ -49,7 +51,7 @@ class Address:
 
 @dataclass(frozen=True)
 class Group:
-    """``{a, b}``: elements of a vector. ``(a, b)``: arguments. ``a|b``: two destinations."""
+    """Several operands: ``{a, b}`` is a vector, ``(a, b)`` are arguments, ``a|b`` are two destinations."""
 
     kind: str
     items: tuple[Operand, ...]
@@ -63,11 +65,12 @@ Operand: TypeAlias = Register | Immediate | Address | Group
 
 @dataclass(frozen=True)
 class Variable:
-    """A variable: its state space, element type, number of elements (0: set by the launch; 1 without brackets).
+    """A variable: its state space, element type, and number of elements (1 without brackets; 0 if the launch sets the
+    size).
 
-    ``initial`` has the elements of an initialiser: numbers, or (symbol, offset) for addresses. ``is_pointer`` is the
-    attribute ``.ptr`` of a kernel's parameter. A part of a parameter has the parameter's name, ``whole``, and its
-    ``offset`` there. ``linkage`` is the linking directive of a variable of the module, such as ``.extern``, or "".
+    ``initial`` has the elements of an initialiser: numbers, or (symbol, offset) for addresses. ``is_pointer``: a
+    kernel's parameter has the attribute ``.ptr``. A part of a parameter has the parameter's name in ``whole``, and its
+    byte offset in ``offset``. ``linkage`` is the linking directive of a module's variable, such as ``.extern``, or "".
     """
 
     space: str
@@ -95,7 +98,7 @@ class Label:
 
 @dataclass(frozen=True)
 class Instruction:
-    """``opcode`` without modifiers, ``modifiers`` in their order, the guard predicate, and operands."""
+    """An instruction: ``opcode`` without modifiers, ``modifiers`` in order, the guard predicate, and the operands."""
 
     opcode: str
     modifiers: tuple[str, ...]
@@ -108,17 +111,17 @@ class Instruction:
         return PtxError(self.line, self.text, reason)
 
     def has(self, *names: str) -> bool:
-        """Whether one of the modifiers is among ``names``."""
+        """Return whether one of the modifiers is among ``names``."""
         return any(name in self.modifiers for name in names)
 
 
 @dataclass
 class Function:
-    """A kernel (``is_entry``) or device function. ``registers`` has the type of each register by name.
+    """A kernel (``is_entry``) or device function. ``registers`` maps each register to its type.
 
-    Names of nested scopes are made unique. ``tables`` are the targets of indirect branches, by label. The
-    ``arguments`` of a kernel are its parameters as declared; in ``parameters`` structures are cut into words.
-    ``linkage`` is as for a variable.
+    Names from nested scopes are made unique. ``tables`` are the targets of indirect branches, by label. A kernel's
+    ``arguments`` are its parameters as declared; in ``parameters``, structures are split into words. ``linkage`` is as
+    in `Variable`.
     """
 
     name: str
@@ -137,7 +140,7 @@ class Function:
 
 @dataclass
 class Module:
-    """A module. With ``check`` the alignment of each access is checked."""
+    """A module. With ``check``, accesses are checked when the code runs on the emulated device."""
 
     target: str = ""
     check: bool = False
@@ -146,7 +149,7 @@ class Module:
 
 
 def function_address(module: Module, name: str) -> int:
-    """Return the number by which an indirect call finds a function. No data of the device has such an address."""
+    """Return the address by which indirect calls find a function. No device memory has such an address."""
     return 0x0F00_0000_0000_0000 + 16 * list(module.functions).index(name)
 
 
@@ -162,7 +165,7 @@ def names_in(operand: Operand) -> Iterator[str]:
 
 
 def reachable(module: Module, kernel: str) -> list[Function]:
-    """Return the kernel and the functions that it names or whose addresses it may read, directly or not."""
+    """Return the kernel, and all functions that it may call, directly or indirectly, by name or by address."""
     found: dict[str, Function] = {}
     pending = [kernel]
     while pending:
@@ -177,13 +180,13 @@ def reachable(module: Module, kernel: str) -> list[Function]:
 
 
 def function_names(function: Function) -> set[str]:
-    """Return all names that the instructions of a function have."""
+    """Return all names in the operands of a function's instructions."""
     instructions = [item for item in function.body if isinstance(item, Instruction)]
     return {name for each in instructions for operand in each.operands for name in names_in(operand)}
 
 
 def type_bytes(ty: str) -> int:
-    """Return the bytes of a fundamental type such as ``f32`` or ``b8x2``."""
+    """Return the size in bytes of a fundamental type such as ``f32`` or ``b8x2``."""
     if ty == "pred":
         return 1
     match = re.fullmatch(r"(?:[busfe]|bf|tf)(\d+)(?:x(\d))?", ty)
@@ -193,7 +196,7 @@ def type_bytes(ty: str) -> int:
 
 
 def words_of(parameter: Variable) -> list[Variable]:
-    """Return a kernel's parameter as words of 8, 4, 2 or 1 bytes: the emulator's record of a launch has no others."""
+    """Return a kernel's parameter as words of 8, 4, 2 or 1 bytes, the only sizes in the emulator's launch record."""
     if parameter.count == 1 and parameter.size <= 8:
         return [parameter]
     words, offset = [], 0
@@ -208,7 +211,7 @@ def words_of(parameter: Variable) -> list[Variable]:
 
 
 def set_arguments(function: Function) -> None:
-    """Cut the parameters of a kernel into words."""
+    """Split the parameters of a kernel into words."""
     if function.is_entry:
         function.arguments = tuple(function.parameters)
         function.parameters = [word for parameter in function.parameters for word in words_of(parameter)]
@@ -240,7 +243,7 @@ class Token:
 
 
 def tokens(text: str) -> Iterator[Token]:
-    """Split PTX, without comments and dropped lines, into tokens."""
+    """Yield the tokens of PTX whose comments and skipped lines have been removed."""
     position, line, counted = 0, 1, 0
     end = len(text.rstrip())
     while position < end:
@@ -262,12 +265,12 @@ def tokens(text: str) -> Iterator[Token]:
 
 
 def _blank(match: re.Match[str]) -> str:
-    """Keep the lines of a comment, so that errors name the right one."""
+    """Return the line breaks of a comment, so that errors keep the right line numbers."""
     return "\n" * match[0].count("\n") or " "
 
 
 def number(text: str) -> Immediate:
-    """Return the immediate that a number token means."""
+    """Return the immediate for a number token."""
     kind = text[:2].lower()
     if kind == "0f":
         return Immediate(int(text[2:], 16), 32)
@@ -281,7 +284,7 @@ def number(text: str) -> Immediate:
 
 
 class Parser:
-    """Recursive descent over the tokens of one module."""
+    """A recursive-descent parser for one module."""
 
     def __init__(self, text: str) -> None:
         self.text = line_directives.sub("", comments.sub(_blank, text))
@@ -303,7 +306,7 @@ class Parser:
         return self.tokens[self.position]
 
     def take(self, text: str = "") -> Token:
-        """Take the next token, which must be ``text`` if given."""
+        """Return the next token and advance. Raises PtxError if ``text`` is given and the token differs."""
         token = self.next
         if text and token.text != text:
             raise PtxError(token.line, token.text, f"expected {text!r}")
@@ -311,7 +314,7 @@ class Parser:
         return token
 
     def accept(self, *texts: str) -> bool:
-        """Take the next token if it is one of ``texts``."""
+        """Advance if the next token is one of ``texts``; return whether it was."""
         found = self.position < len(self.tokens) and self.next.text in texts
         self.position += found
         return found
@@ -324,7 +327,7 @@ class Parser:
         return sign * number(token.text).bits
 
     def up_to(self, end: str) -> None:
-        """Drop tokens up to and with ``end``, and whole blocks in braces."""
+        """Skip tokens up to and including ``end``, and whole blocks in braces."""
         while not self.accept(end):
             if self.take().text == "{":
                 self.up_to("}")
@@ -356,7 +359,7 @@ class Parser:
             raise PtxError(token.line, token.text, "not a directive that is known")
 
     def variable(self, space: Token) -> Variable:
-        """Parse ``.align 16 .b8 name[64] = {...}``, after the state space."""
+        """Parse a variable such as ``.align 16 .b8 name[64] = {...}``, after its state space."""
         alignment, ty, words, is_pointer = 0, "", 1, False
         while self.next.text.startswith("."):
             word = self.take()
@@ -406,7 +409,7 @@ class Parser:
         yield self.integer()
 
     def parameters(self) -> list[Variable]:
-        """Parse ``(.param .u64 a, .param .b32 b)``."""
+        """Parse a list of parameters such as ``(.param .u64 a, .param .b32 b)``."""
         found: list[Variable] = []
         self.take("(")
         while not self.accept(")"):
@@ -479,7 +482,7 @@ class Parser:
             function.body.append(Label(name))
 
     def declared(self, name: str) -> str:
-        """Return a name that is unique in the function, for one that the innermost scope declares."""
+        """Return a name that is unique in the function, for the name that the innermost scope declares."""
         if len(self.scopes) == 1:
             return self.scopes[0].setdefault(name, name)
         self.unique += 1
@@ -493,7 +496,7 @@ class Parser:
         return name
 
     def registers(self, function: Function) -> None:
-        """Parse ``.reg .b32 %r<9>, x;`` after ``.reg``."""
+        """Parse a declaration of registers such as ``.reg .b32 %r<9>, x;``, after ``.reg``."""
         ty = self.take().text[1:]
         while True:
             name = self.take().text
@@ -583,12 +586,12 @@ class Parser:
 
 
 def declare(module: Module, variable: Variable) -> None:
-    """Add a variable of the module; a definition takes the place of a declaration."""
+    """Add a variable to the module; a definition replaces a declaration."""
     known = module.variables.get(variable.name)
     if known is None or known.linkage == ".extern":
         module.variables[variable.name] = variable
 
 
 def parse(text: str) -> Module:
-    """Parse a module. Raises PtxError."""
+    """Parse a PTX module. Raises PtxError."""
     return Parser(text).parse()

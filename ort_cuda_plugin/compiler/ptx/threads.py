@@ -1,4 +1,4 @@
-"""What threads of a block and lanes of a warp do together: sections 9.7.9.6 and 9.7.13 of the PTX ISA."""
+"""Barriers, shuffles, votes and reductions of the threads of a block or a warp: PTX ISA sections 9.7.9.6 and 9.7.13."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ BARRIER = thread_function("numbered_barrier", "i32", "i32", "i32", "i32", "i32")
 MATCH = thread_function("match", "i32", "i32", "i32", "i32")
 REDUCE = thread_function("reduce", "i32", "i32", "i32", "i32")
 MODES = {"sync": 0, "arrive": 1, "popc": 2, "and": 3, "or": 4}
-"""The emulator's numbers of what a barrier does."""
+"""The emulator's numbers for what a barrier does besides waiting."""
 BARRIER_MODIFIERS = frozenset(("sync", "arrive", "red", "warp", "aligned", "cta", "popc", "and", "or"))
 
 
 @instruction("9.7.13.1, 9.7.13.2", "bar", "barrier")
 def barrier(b: Builder, ins: Instruction) -> None:
-    """Wait for threads of the block, or lanes of the warp. The barrier 0 of all threads has a faster function."""
+    """Translate bar and barrier, which wait for threads of the block or lanes of the warp.
+
+    Barrier 0 of all threads has a separate, faster function in the emulator.
+    """
     check_modifiers(ins, BARRIER_MODIFIERS)
     if ins.has("warp"):
         b.call("void", "nvvm.bar.warp.sync", f"i32 {b.value(ins.operands[0], 'b32')}")
@@ -56,7 +59,9 @@ MBARRIER_MODIFIERS = frozenset(
 
 @instruction("9.7.13.16", "mbarrier")
 def mbarrier(b: Builder, ins: Instruction) -> None:
-    """Begin an mbarrier object, arrive at it, or test whether a phase is complete; there are no transactions."""
+    """Translate mbarrier: initialise it, arrive at it, or test whether a phase is complete. Transactions are not
+    supported.
+    """
     check_modifiers(ins, MBARRIER_MODIFIERS)
     operands = list(ins.operands)
     result = None if ins.has("init", "inval") else operands.pop(0)
@@ -85,18 +90,18 @@ def sleep(b: Builder, ins: Instruction) -> None:
 
 @instruction("9.7.13.13", "griddepcontrol")
 def depend_on_grid(b: Builder, ins: Instruction) -> None:
-    """Do nothing: the launches of a stream run one after the other."""
+    """Emit nothing: the emulated device runs the launches of a stream one after another."""
     check_modifiers(ins, frozenset(("launch_dependents", "wait")))
 
 
-# ---- lanes ----
+# ---- lanes of a warp ----
 
 SHUFFLES = {"idx": 0, "up": 1, "down": 2, "bfly": 3}
 VOTES = {"all": 0, "any": 1, "uni": 2, "ballot": 3}
 
 
 def with_predicate(operand: Operand) -> tuple[Operand, Operand | None]:
-    """Return the register of a destination ``d|p``, and its predicate; None for a destination without one."""
+    """Return (register, predicate) of a destination ``d|p``; the predicate is None for a destination without one."""
     if isinstance(operand, Group) and operand.kind == "|":
         return operand.items[0], operand.items[1]
     return operand, None
@@ -142,7 +147,11 @@ def vote(b: Builder, ins: Instruction) -> None:
 
 @instruction("9.7.13.11", "match")
 def match(b: Builder, ins: Instruction) -> None:
-    """Return the lanes with the same value; for ``.all`` all lanes of the mask or none, and whether it is all."""
+    """Translate match.
+
+    For ``.any``, the result is the mask of the lanes with the same value. For ``.all``, it is the mask of all lanes or
+    0, and the predicate says whether all values are equal.
+    """
     check_modifiers(ins, frozenset(("any", "all", "sync")))
     d, x, mask = ins.operands
     lanes, mode = b.value(mask, "b32"), int(ins.has("all"))
@@ -168,7 +177,7 @@ REDUCTIONS = {
     "or": 6,
     "xor": 7,
 }
-"""The emulator's numbers of reductions."""
+"""The emulator's numbers for reductions."""
 
 
 @instruction("9.7.13.14", "redux")
@@ -185,13 +194,13 @@ def reduce_lanes(b: Builder, ins: Instruction) -> None:
 
 @instruction("9.7.13.12", "activemask")
 def active_mask(b: Builder, ins: Instruction) -> None:
-    """Return this lane alone: each lane runs by itself here, which a GPU may do as well."""
+    """Return a mask of this lane alone: the emulator runs each lane by itself, as a GPU may do as well."""
     b.set(ins.operands[0], b.op(f"shl i32 1, {special(b, '%laneid')}"), "b32")
 
 
 @instruction("9.7.13.15", "elect")
 def elect(b: Builder, ins: Instruction) -> None:
-    """Elect the lowest lane of the mask."""
+    """Translate elect, which elects the lowest lane of the mask."""
     check_modifiers(ins, frozenset(("sync",)))
     d, mask = ins.operands
     lanes = b.value(mask, "b32")

@@ -1,7 +1,7 @@
-"""Translation of a PTX module into LLVM IR for `compiler.host.ir`, in the form that its ``prepare_module`` gives.
+"""Translation of a PTX module to LLVM IR, in the form that `compiler.host.ir.prepare_module` returns.
 
-One text has the kernel and the device functions that it calls. What needs the thread or its block is a call of a
-function named ``nvvm.*`` or ``ptx.*``.
+One text has the kernel and the device functions that it calls. Operations that need the thread or its block are calls
+of functions named ``nvvm.*`` or ``ptx.*``.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from .instructions import RULES
 from .parser import Function, Instruction, Label, Module, PtxError, Variable, function_address, reachable
 
 SUBJECTS = (integers, floats, memory, control, threads, matrices)
-"""The modules that fill `RULES`."""
+"""The modules that fill the table `RULES`."""
 
 
 def lay_out_shared(module: Module) -> tuple[dict[str, int], int]:
-    """Return the offset of each shared array, and the bytes of those whose size the module declares."""
+    """Return (offset of each shared array, total bytes of the arrays whose size the module declares)."""
     offsets: dict[str, int] = {}
     size = 0
     variables = [*module.variables.values(), *(v for f in module.functions.values() for v in f.variables)]
@@ -35,7 +35,7 @@ def lay_out_shared(module: Module) -> tuple[dict[str, int], int]:
 
 
 def translate_function(module: Module, function: Function, shared: dict[str, int], contract: bool) -> Builder:
-    """Return the builder that has the text of one function. Raises PtxError."""
+    """Return the builder with the text of one function. Raises PtxError."""
     builder = Builder(module, function, contract, shared)
     builder.open()
     for item in function.body:
@@ -86,9 +86,9 @@ def function_text(builder: Builder) -> str:
 
 
 def variable_text(module: Module, variable: Variable) -> str:
-    """Return the definition of a variable of the module in global or constant memory.
+    """Return the LLVM definition of a module's variable in global or constant memory.
 
-    Kernels that are linked into one object share it.
+    Kernels that are linked into one object share the variable.
     """
     data = bytearray(variable.size)
     width = variable.size // max(variable.count, 1)
@@ -103,10 +103,10 @@ def variable_text(module: Module, variable: Variable) -> str:
 
 
 def llvm_module(module: Module, kernel: str, pointers: Sequence[bool] = (), contract: bool = True) -> tuple[str, int]:
-    """Translate a kernel of a module. Return LLVM IR, and the bytes of shared memory that the module declares.
+    """Translate a kernel of a module; return (LLVM IR, bytes of shared memory that the module declares).
 
-    ``pointers`` says of each parameter whether it is an address of the device, where the module does not say it (.ptr).
-    ``contract`` lets products without a rounding mode fuse with sums, as ptxas does. Raises PtxError.
+    ``pointers`` says for each parameter whether it is a device address, in case the module does not (.ptr). With
+    ``contract``, multiplications without a rounding modifier may fuse with additions, as in ptxas. Raises PtxError.
     """
     if kernel not in module.functions or not module.functions[kernel].is_entry:
         raise PtxError(1, kernel, "the module has no kernel of this name")
