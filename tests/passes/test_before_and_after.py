@@ -1,9 +1,9 @@
-"""Each pass of the table before and after, as text.
+"""Each pass of the table: the program before and after it, as text.
 
-The files are described in `pass_programs`: "-" is a step that only the program before has, "+" one that only the
-program after has. Nothing is compiled, so that a case takes milliseconds. With tests/harness in PYTHONPATH,
-``python tests/passes/test_before_and_after.py <name>`` writes what the pass does now into its file: read the difference
-before you commit it.
+`pass_programs` describes the files in this folder: "-" marks a step that only the program before the pass has, "+" a
+step that only the program after it has. Nothing is compiled, so that a case takes milliseconds. With tests/harness in
+PYTHONPATH, ``python tests/passes/test_before_and_after.py <name>`` writes into the file what the pass does now; read
+the difference before you commit it.
 """
 
 from __future__ import annotations

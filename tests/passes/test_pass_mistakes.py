@@ -1,4 +1,6 @@
-"""A plausible mistake in each pass is noticed, by the verifier, the interpreter or the texts of before and after."""
+"""A plausible mistake in each pass is noticed: by the verifier, by the interpreter, or by the texts before and after a
+pass.
+"""
 
 from __future__ import annotations
 

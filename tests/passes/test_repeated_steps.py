@@ -20,7 +20,9 @@ from ort_cuda_plugin.program.steps.trace import Copy, Launch, Step
 
 
 def blocks(scales: Sequence[float], columns: int = 16) -> onnx.ModelProto:
-    """A model of blocks ``Softmax(x @ w) * scale``: weights of each block are its own."""
+    """Return a model with a block ``Softmax(x @ w) * scale`` for each of ``scales``; each block has different weights
+    ``w``.
+    """
     nodes, weights, x = [], [], "x"
     for number, scale in enumerate(scales):
         values = np.random.default_rng(number).standard_normal((columns, columns)).astype(np.float32)
@@ -90,7 +92,8 @@ def test_steps_of_equal_structure_are_emitted_once() -> None:
         graph = read_model(blocks([0.5] * count))
         with mock.patch.object(emission, "launch_step", counted):
             launches = emitted(CompiledCluster(graph, DEVICES["emulated"]))
-        # The last block writes the output, and the first one reads the input: three structures of two steps.
+        # Three step structures of two steps each: the first block reads the input, the last one writes the output, the
+        # others do neither.
         assert len(made) <= 6
         assert len(launches) >= 2 * count
 

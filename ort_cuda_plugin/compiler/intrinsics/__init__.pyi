@@ -1,6 +1,6 @@
-"""Types of the intrinsics, for kernel modules that import them under TYPE_CHECKING.
+"""Signatures of the intrinsics, for kernel modules that import them under TYPE_CHECKING.
 
-Pointers have the type of what indexing them gives; see ``intrinsics.py`` for what each function does.
+A pointer is parameterised by the Python type of its elements. ``__init__.py`` describes the functions.
 """
 
 from typing import Any, Protocol, TypeVar
@@ -10,7 +10,7 @@ __all__: list[str]
 _T = TypeVar("_T", int, float)
 
 class Pointer(Protocol[_T]):
-    """A raw pointer to elements in global memory."""
+    """A raw pointer to elements in memory, indexed like an array."""
 
     def __getitem__(self, index: int, /) -> _T: ...
     def __setitem__(self, index: int, value: _T, /) -> None: ...
