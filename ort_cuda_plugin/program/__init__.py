@@ -1,3 +1,1 @@
-"""The program IR: symbolic sizes, scalar expressions, strided tensors, steps, and the context that
-records the steps.
-"""
+"""The program IR: symbolic sizes, scalar expressions, tensors, steps, and the context that records steps."""

@@ -1,3 +1,1 @@
-"""Disk caches that processes share: measured times, library plans, refused calls, quarantine. Only trusted files are
-read.
-"""
+"""Disk caches that processes share: measured times, library plans, refused calls, quarantine; only trusted files."""

@@ -117,7 +117,7 @@ class WorkerClient:
 
 
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
-"""Environment of the helpers: without NumPy's threads, the first helper can fork."""
+"""Environment of the helpers: NumPy starts no threads, so that the first helper can fork."""
 
 
 def tools() -> str:

@@ -402,7 +402,7 @@ def extend_field(b: Builder, ins: Instruction) -> None:
 
 @instruction("9.7.1.22", "bmsk")
 def make_mask(b: Builder, ins: Instruction) -> None:
-    """Return a mask of as many bits as the second operand says, from the bit of the first operand on."""
+    """Translate bmsk: a mask of ``count`` bits from bit ``start`` on."""
     check_modifiers(ins, frozenset(("clamp", "wrap")))
     start, count = (b.value(operand, "u32") for operand in ins.operands[1:])
     if ins.has("wrap"):

@@ -1,3 +1,1 @@
-"""Analyses that passes use: def-use chains, strided views, equal expressions, value ranges. None
-modifies the program.
-"""
+"""Analyses that passes use, without changing the program: def-use chains, strided views, value ranges."""

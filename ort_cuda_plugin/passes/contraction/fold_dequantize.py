@@ -201,9 +201,7 @@ def _has_one_axis(x: Tensor, shape: Sequence[Dim]) -> bool:
 
 
 def _source(value: Scalar, single: dict[Scalar, Tensor]) -> Scalar | None:
-    """Return the narrower value that ``value`` is computed from, with no other varying values than ``single``; else
-    None.
-    """
+    """Return the only narrower value from which constants and ``single`` leaves give ``value``; else None."""
     found: set[Scalar] = set()
     seen: set[Scalar] = set()
     stack = [value]

@@ -119,7 +119,7 @@ class _Fusion:
     def _is_better_kept(self, producer: Map, consumer: Map) -> bool:
         """Return whether the producer should stay a separate step that constant folding computes once.
 
-        So it is if the producer depends on weights only, and has other readers or results no larger than its inputs.
+        This is so if the producer depends on weights only, and has other readers or results no larger than its inputs.
         """
         if not is_fixed(producer, self.fixed) or is_fixed(consumer, self.fixed):
             return False

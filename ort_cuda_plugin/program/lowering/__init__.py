@@ -1,3 +1,1 @@
-"""The lowering context, which operators' lowering functions get as an argument, and functions that
-record steps in it.
-"""
+"""The lowering context, which operators' lowering functions receive, and functions that record steps."""

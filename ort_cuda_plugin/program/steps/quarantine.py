@@ -76,7 +76,7 @@ class Quarantine:
         return own.isdisjoint(self.entries)
 
     def note(self, step: Sums) -> str:
-        """Return a text about the step's quarantined schedules, which follows the reason for the step's schedule; "" if
+        """Return a text that lists the step's quarantined schedules, to append to the reason for its schedule; "" for
         none.
         """
         names = [entry.schedule for entry in self._of(step)]
