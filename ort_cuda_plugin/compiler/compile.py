@@ -226,8 +226,7 @@ def find_linker(spec: KernelSpec) -> None:
 
 
 def with_short_rounding(ptx: bytes, capability: tuple[int, int]) -> bytes:
-    """Return the PTX, in which roundings to TF32 are replaced, from sm_90 on, by the instruction that rounds half to
-    even.
+    """Return the PTX; from sm_90 on, with its roundings to TF32 replaced by the instruction that rounds half to even.
 
     Rounding half away from zero (``cvt.rna``) takes three machine instructions on all GPUs.
     """

@@ -285,8 +285,8 @@ for name, long_name in (("f32", "float"), ("f64", "double")):
 
 
 def lower_quotient_i32(builder: ir.IRBuilder, args: Any) -> ir.Value:
-    # By a multiplication, which is cheaper than a division. Without side effects, so that LLVM may hoist it out of
-    # loops.
+    # Multiply by the reciprocal, which is cheaper than a division. The call has no side effects, so that LLVM may hoist
+    # it out of loops.
     function = ir.InlineAsm(ir.FunctionType(i32, (i32, i64)), host_intrinsics.QUOTIENT, "=r,r,l")
     return builder.call(function, args, attrs=("readnone", "nounwind"))
 

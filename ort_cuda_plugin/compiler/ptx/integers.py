@@ -353,7 +353,7 @@ MODES = {
     "ecr": (0x0000, 0x1110, 0x2210, 0x3210),
     "rc16": (0x1010, 0x3232, 0x1010, 0x3232),
 }
-"""For each mode of prmt: the selectors of the default mode that the lowest two bits of its selector choose from."""
+"""For each mode of prmt: equivalent selectors of the default mode, by the lowest two bits of the mode's selector."""
 
 
 @instruction("9.7.9.7", "prmt")

@@ -1,5 +1,6 @@
-"""Data movement: mov, loads, stores, address conversions, asynchronous copies and atomics (PTX ISA 9.7.9, 9.7.13.13
-on).
+"""Data movement: mov, loads, stores, address conversions, asynchronous copies and atomics.
+
+These are section 9.7.9 of the PTX ISA, and section 9.7.13 from 9.7.13.13 on.
 """
 
 from __future__ import annotations

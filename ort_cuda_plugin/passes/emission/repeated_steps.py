@@ -63,7 +63,7 @@ def _may_be_copied(launch: Recordable, step: Map, structure: Structure) -> TypeG
 
 
 def copy_launches(ctx: Lowering, step: Map, emission: Emission, buffers: Sequence[Buffer]) -> None:
-    """Record copies of the launches of ``emission`` for ``step``, which has the same structure and ``buffers``."""
+    """Record copies of the launches of ``emission`` for ``step``, a step of equal structure with these ``buffers``."""
     copies = _Copies(dict(zip(emission.buffers, buffers, strict=True)))
     ctx.trace.steps += [copies.launch(launch, step) for launch in emission.launches]
 

@@ -95,9 +95,9 @@ class _Spreading:
         return parts if len(parts) > 1 and end == x.shape[parts[0].axis] else None
 
     def _is_joinable(self, part: Part) -> bool:
-        """Return whether an input of the part's step is an intermediate with one writer that only this step reads.
+        """Return whether the part's step is the only reader of an intermediate that a single step writes.
 
-        The part's step then fuses with the step that writes this input.
+        The part's step then fuses with the writer.
         """
         for _, x in part.step.inputs:
             if list(self.uses.readers(x.buffer)) == [part.position] and x.buffer.kind is BufferKind.SCRATCH:

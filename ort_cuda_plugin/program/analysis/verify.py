@@ -182,8 +182,8 @@ def _have_inputs(values: Iterable[Scalar], own: Iterable[Scalar], inputs: Iterab
 
 
 def _gaps(steps: Sequence[Step]) -> Iterator[tuple[int, Step, Tensor]]:
-    """Yield each buffer that elementwise steps write only partly: (index of the last writer, the writer, the tensor it
-    writes).
+    """Yield (index of the last writer, the writer, the tensor that it writes) for each buffer that elementwise steps
+    write only in part.
     """
     parts: dict[Buffer, list[tuple[int, Step, Tensor]]] = {}
     others: set[Buffer] = set()

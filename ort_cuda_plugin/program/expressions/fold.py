@@ -42,7 +42,7 @@ _booleans: Mapping[str, Callable[..., Dim]] = {
 
 
 def fold(x: Scalar, leaves: Mapping[Scalar, Dim]) -> Dim:
-    """Return the value of x as a symbolic integer, with booleans as 0 and 1. ``leaves`` has the values of leaves.
+    """Return the value of x as a symbolic integer, with booleans as 0 and 1. ``leaves`` maps leaves to values.
 
     Values are assumed to fit the types in x. Raises NotFoldable for floats and for operations that symbolic integers
     lack, ZeroDivisionError for a constant divisor of 0.

@@ -116,7 +116,7 @@ def _record(
 ) -> None:
     placed = [aligned(ctx, x, results[0].shape) for x in tensors]
     if ctx.options.prefer_nhwc and all(map(is_channels_first, results)):
-        # In memory order, the step can fuse with other steps of a session that prefers NHWC.
+        # Iterate in memory order (NCHW) like the other steps of such a session, so that they can fuse.
         placed = [in_memory_order(ctx, x, results[0].rank) for x in placed]
         results = [in_memory_order(ctx, x, x.rank) for x in results]
     inputs = used_inputs(zip(leaves, placed, strict=True), expressions)

@@ -64,7 +64,7 @@ class Recorder(Conditions):
 
     @property
     def is_guess(self) -> bool:
-        """Return whether sizes may be guesses. An error about a guessed size may not occur in any Run."""
+        """Return whether sizes may be guesses, so that an error about a size need not occur in a Run."""
         return self._speculative or not self._is_recording
 
     # ---- tensors ----
