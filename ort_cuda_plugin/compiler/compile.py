@@ -214,9 +214,7 @@ def find_libdevice() -> None:
 
 
 def find_linker(spec: KernelSpec) -> None:
-    """Check that nvJitLink is installed; otherwise cuda-core would search for a CUDA driver. Raises
-    KernelCompileError.
-    """
+    """Check that nvJitLink is installed; without it, cuda-core would search for a driver. Raises KernelCompileError."""
     from cuda.pathfinder import DynamicLibNotFoundError, load_nvidia_dynamic_lib
 
     try:
@@ -246,9 +244,7 @@ def compile_ptx(spec: KernelSpec, ir: KernelIR, target: Target) -> bytes:
 
 
 def compile_cuda(spec: KernelSpec, ir: KernelIR, target: Target) -> KernelImage:
-    """Compile LLVM IR to a cubin. If the architecture is newer than the toolkit, return PTX, which the
-    driver compiles.
-    """
+    """Compile LLVM IR to a cubin, or to PTX for the driver if the architecture is newer than the toolkit."""
     from cuda.core import Linker, LinkerOptions, ObjectCode
 
     ptx = compile_ptx(spec, ir, target)
@@ -295,9 +291,7 @@ Attributes are added in the text, since llvmlite below 0.48 can add attributes o
 
 
 def inline_into_kernel(prepared: Sequence[str], kernel: str, count: bool = False) -> str:
-    """Return one module in which all functions are inlined into the kernel, and its local variables are
-    in registers.
-    """
+    """Return one module in which all functions are inlined into the kernel, with local variables in registers."""
     main = None
     for text in prepared:
         module = llvm.parse_assembly(function_head.sub(r"\1 alwaysinline", text))
@@ -472,9 +466,7 @@ red_zone_bytes = 128
 
 
 def frame_bytes(code: bytes) -> int:
-    """Return the stack bytes that an x86-64 function needs, read from its prologue; 0 if the prologue is not
-    understood.
-    """
+    """Return the stack bytes that an x86-64 function needs, read from its prologue; 0 for an unknown prologue."""
     position, pushed = 0, 8
     while position < len(code):
         byte = code[position]

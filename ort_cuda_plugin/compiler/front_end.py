@@ -88,7 +88,7 @@ resolve = BaseFunction.get_call_type
 
 
 def remembered(function: Any, context: Any, args: tuple[types.Type, ...], kws: dict[str, types.Type]) -> Any:
-    """Replace `BaseFunction.get_call_type`, which tries every overload at each use of an operator, by a
+    """Replace `BaseFunction.get_call_type`, which tries all overloads at each use of an operator, by a
     cached version.
     """
     if kws or not all(is_of_data(each.__class__) for each in args):
@@ -130,9 +130,7 @@ omitted = types.Omitted(ir.UNDEFINED)
 
 
 def literal_if_known(value: Any) -> Any:
-    """Replace `lowering._lit_or_omitted`, which raises and catches an exception for each operand that is not a
-    constant.
-    """
+    """Replace `lowering._lit_or_omitted`, which raises and catches an exception per operand that is not constant."""
     return omitted if value is ir.UNDEFINED else literal_or_omitted(value)
 
 

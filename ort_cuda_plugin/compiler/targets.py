@@ -94,8 +94,6 @@ usage_patterns = {
 
 
 def resource_usage(log: str) -> dict[str, int]:
-    """Return a kernel's resource usage from the linker's verbose log: the maximum of each quantity over
-    all functions.
-    """
+    """Return a kernel's resource usage from the linker's verbose log: the maximum of each quantity over functions."""
     found = {name: [int(value) for value in re.findall(pattern, log)] for name, pattern in usage_patterns.items()}
     return {name: max(values) for name, values in found.items() if values}

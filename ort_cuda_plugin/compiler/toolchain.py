@@ -78,9 +78,7 @@ def toolkit_version() -> str:
 
 @lru_cache(maxsize=2)
 def installed_tools(emulated: bool) -> Tools:
-    """Return this process's tools for code of the emulated device, or of GPUs; the version of a missing
-    tool is ABSENT.
-    """
+    """Return this process's tools for the emulated device, or for GPUs; the version of a missing tool is ABSENT."""
     names = FRONT_END if emulated else (*FRONT_END, *CUBINS)
     versions = [version_of(name) for name in names]
     # Numba compiles Python bytecode, which differs between minor versions.
@@ -122,9 +120,7 @@ def supported_capabilities(toolkit: str | None = None) -> list[tuple[int, int]]:
 
 
 def closest_capability(capability: tuple[int, int], toolkit: str | None = None) -> tuple[int, int]:
-    """Return the newest supported capability up to that of a GPU: the GPU runs its cubin, or the driver compiles its
-    PTX.
-    """
+    """Return the newest supported capability up to a GPU's: the GPU runs its cubin, or the driver compiles its PTX."""
     older = [each for each in supported_capabilities(toolkit) if each <= capability]
     if not older:
         raise ValueError(f"CUDA 13 does not compile for sm_{capability[0]}{capability[1]}")
@@ -167,9 +163,7 @@ def joined_digest(*parts: str) -> str:
 
 @lru_cache(maxsize=64)
 def toolchain_digest(tools: Tools, emulated: bool) -> str:
-    """Return a hash of the tools and modules that compile a kernel; for the emulated device it includes
-    the host CPU.
-    """
+    """Return a hash of the tools and modules that compile a kernel; for the emulated device, also of the host CPU."""
     back_end = back_end_sources if emulated else (*back_end_sources, "compiler/foreign.py")
     sources = (sources_digest(front_end_sources), sources_digest(back_end))
     return joined_digest(_digest(tools), *sources, host_cpu() if emulated else "")

@@ -104,9 +104,7 @@ class CacheFolder:
         return self.folder / self.file_name(key)
 
     def read(self, key: str) -> bytes | None:
-        """Return the contents of the entry; None if it is missing or damaged, or if another user could
-        have written it.
-        """
+        """Return the contents of the entry; None if it is missing, damaged, or perhaps another user's."""
         data = self.read_file(self.file_name(key))
         if data is None:
             return None
@@ -156,9 +154,7 @@ class CacheFolder:
             yield held
 
     def read_file(self, name: str) -> bytes | None:
-        """Return the contents of a file in the folder; None if it is missing, or if another user could
-        have written it.
-        """
+        """Return the contents of a file in the folder; None if it is missing, or perhaps another user's."""
         if self.opened is None or not self.usable:
             return None
         try:

@@ -99,9 +99,7 @@ class TimingCache(CacheFolder):
         self._lock = threading.Lock()
 
     def times(self, problem: TimedProblem) -> dict[str, float]:
-        """Return the median seconds of each measured candidate of a problem; infinity for a candidate
-        that cannot run.
-        """
+        """Return the median seconds of each measured candidate of a problem; infinity for one that cannot run."""
         with self._lock:
             return dict(self._known(problem))
 

@@ -191,9 +191,7 @@ class _Walk:
         self.links = 0
 
     def go(self, path: Path) -> None:
-        """Enter each component of the path, and create missing folders. Raises Untrusted if a component
-        fails a check.
-        """
+        """Enter each component of the path, and create missing folders. Raises Untrusted if one fails a check."""
         todo = deque(path.parts[1:])
         self.check()
         while todo:

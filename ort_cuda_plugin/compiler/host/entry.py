@@ -281,9 +281,7 @@ meta_version, max_parameters, pointer_kind = 1, 64, 0x80
 
 
 def meta_data(name: str, fibers: bool, static_shared: int, check: bool, parameter_bytes: list[int]) -> str:
-    """Return the constant NAME.meta, an ``ocp_emu_kernel_meta``. Its stack_bytes is 0 until
-    `emulated_object` sets it.
-    """
+    """Return the constant NAME.meta, an ``ocp_emu_kernel_meta``; `emulated_object` sets its stack_bytes later."""
     if len(parameter_bytes) > max_parameters:
         raise UnsupportedIR(f"{len(parameter_bytes)} parameters, at most {max_parameters}")
     kinds = [size or pointer_kind for size in parameter_bytes]

@@ -253,9 +253,7 @@ def kernel_module(
 
 
 def rewrite_line(line: str, shared: SharedMemory, calls: set[str]) -> str:
-    """Return one line of the kernel's body after step 2. If it calls a function, add the function's
-    name to ``calls``.
-    """
+    """Return one line of the kernel's body after step 2. Add the name of a called function to ``calls``."""
     if " call " not in line:
         return line
     match = call_line.match(line)

@@ -78,8 +78,8 @@ def call(name: str, result: ir.Type, *parameters: ir.Type) -> Lowering:
 
 
 def assembly(code: str, constraints: str, result: ir.Type, *parameters: ir.Type) -> Lowering:
-    """Return a `Lowering` that emits inline PTX. For the emulated device, `compiler.host.intrinsics`
-    replaces the PTX.
+    """Return a `Lowering` that emits inline PTX. `compiler.host.intrinsics` replaces the PTX for the
+    emulated device.
     """
 
     def lower(builder: ir.IRBuilder, args: Any) -> ir.Value:

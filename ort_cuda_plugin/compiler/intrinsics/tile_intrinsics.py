@@ -23,19 +23,15 @@ scalars, Numba and LLVM would spend most of a kernel's compile time on them.
 
 
 def literal(ty: Any) -> int:
-    """Return the value of a literal argument. If this raises RequireLiteralValue, Numba calls again
-    with literal types.
-    """
+    """Return the value of a literal argument. After RequireLiteralValue, Numba calls again with literal types."""
     if not isinstance(ty, types.IntegerLiteral):
         raise RequireLiteralValue("the sizes of a register tile must be literal integers")
     return int(ty.literal_value)
 
 
 def tile_functions(name: str, ty: types.Type, element: ir.Type) -> dict[str, Any]:
-    """Return the tile intrinsics for one type, by name.
-
-    They are ``registers_*``, ``clear_*``, ``multiply_add_tile_*``, ``scale_tile_*``, ``store_tile_*`` and
-    ``copy_chunk_*``.
+    """Return ``registers_*``, ``clear_*``, ``multiply_add_tile_*``, ``scale_tile_*``, ``store_tile_*`` and
+    ``copy_chunk_*`` for one type, by name.
     """
     pointer = types.CPointer(ty)
     zero = 0.0 if name.startswith("f") else 0

@@ -250,9 +250,7 @@ def _is_vector(builder: ir.IRBuilder, pointer: ir.Value, at: ir.Value, end: ir.V
 
 
 def load_row(typingctx: Any, lanes: Any, pointer: Any, at: Any, step: Any, end: Any, width: Any, count: Any) -> Any:
-    """Load the thread's vectors of a row that ends before index ``end``; lanes for elements beyond the end do not
-    change.
-    """
+    """Load the thread's vectors of a row that ends before index ``end``; lanes beyond the end do not change."""
     size, number = literal(width), literal(count)
 
     def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:

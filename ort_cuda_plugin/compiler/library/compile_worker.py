@@ -79,9 +79,7 @@ class WorkerClient:
                     end.close()  # the file objects of the clients keep the parent's end open
 
     def wait_ready(self) -> bool:
-        """Wait for the helper's first message; return whether the helper has the same compiler tools as
-        this process.
-        """
+        """Wait for the helper's first message; return whether it has the compiler tools of this process."""
         self.is_ready = self.receive() == tools().encode()
         return self.is_ready
 
@@ -160,15 +158,11 @@ def decode_job(message: bytes) -> tuple[KernelSpec, Target]:
 
 
 WARMING = KernelSpec("warming", ("*f32", "i32"), "def kernel(x, n):\n    if cuda.grid(1) < n:\n        x[0] = 1\n")
-"""The kernel that the first helper compiles before it forks, so that all helpers share the tables that Numba fills
-then.
-"""
+"""The kernel that the first helper compiles before it forks, so that they share the tables that Numba fills then."""
 
 
 def main(folder: str = "", *channels: str) -> None:
-    """Run a helper process: fork another helper for each channel, then compile jobs until the parent
-    closes the pipe.
-    """
+    """Run a helper process: fork a helper for each channel, then compile jobs until the parent closes the pipe."""
     # Move the replies off stdout, so that output of libraries cannot get into the messages.
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

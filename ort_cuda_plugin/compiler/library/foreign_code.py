@@ -1,6 +1,4 @@
-"""Compiles kernels that applications pass as CUDA C++, PTX or LTO-IR for the emulated device, by
-translating their PTX.
-"""
+"""Compiles applications' CUDA C++, PTX and LTO-IR kernels for the emulated device, by translating their PTX."""
 
 from __future__ import annotations
 

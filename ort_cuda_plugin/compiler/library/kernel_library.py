@@ -220,9 +220,7 @@ class Compilation:
 
     @staticmethod
     def await_helper(worker: WorkerClient, thread: threading.Thread) -> None:
-        """Wait for the thread that serves a helper. If the helper exceeds the deadline of its kernel,
-        kill all helpers.
-        """
+        """Wait for the thread that serves a helper. If the helper exceeds its kernel's deadline, kill all helpers."""
         while thread.is_alive():
             thread.join(look_seconds)
             if thread.is_alive() and time.monotonic() > worker.due:
@@ -230,9 +228,7 @@ class Compilation:
                 worker.kill()
 
     def abandon(self) -> None:
-        """Stop after the kernel that this process is compiling, since its caller was interrupted and no
-        longer waits.
-        """
+        """Stop after the kernel that this process is compiling, since the caller was interrupted."""
         self.abandoned = True
         for worker in self.workers:
             worker.kill()
@@ -313,8 +309,8 @@ def compile_many(jobs: Sequence[Job], done: Done, cache: KernelCache, *, is_told
 
 
 def start_workers(seconds: float, cache: KernelCache) -> list[WorkerClient]:
-    """Start helpers for ``seconds`` of work; one more if this process has not imported Numba, to
-    compile in its place.
+    """Start helpers for ``seconds`` of work, and one to compile in place of this process if it has not
+    imported Numba.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     wanted = min(cores - 1, max_workers, int(seconds / worker_pays_seconds))

@@ -1,6 +1,4 @@
-"""Shared memory of a compiled kernel: the bytes that its code declares, and whether launches may
-request dynamic bytes.
-"""
+"""Shared memory of a compiled kernel: the declared bytes, and whether launches may request dynamic bytes."""
 
 from __future__ import annotations
 
@@ -16,9 +14,7 @@ IN_LAUNCH = "shared_bytes_in_launch"
 
 
 def may_ask_in_launch(spec: KernelSpec) -> bool:
-    """Return whether a launch of the kernel may request dynamic shared memory, in addition to what its
-    code declares.
-    """
+    """Return whether a launch of the kernel may request dynamic shared memory, besides what its code declares."""
     if isinstance(spec, BuiltKernel):
         return bool(spec.image.metadata.get(IN_LAUNCH, 1))
     if isinstance(spec, ForeignKernel):

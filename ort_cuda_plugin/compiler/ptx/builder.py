@@ -95,10 +95,7 @@ def is_signed(ty: str) -> bool:
 
 @dataclass
 class Builder:
-    """Builds the text of one function.
-
-    With ``contract``, multiplications without a rounding modifier may fuse with additions to FMAs, as ptxas does.
-    """
+    """Builds the text of one function; with ``contract``, multiplications and additions may fuse as in ptxas."""
 
     module: Module
     function: Function
@@ -170,9 +167,7 @@ class Builder:
         return ""
 
     def scratch(self, role: str, size: int) -> str:
-        """Return memory of at least ``size`` bytes in the function's frame, for passing values to the emulator by
-        address.
-        """
+        """Return at least ``size`` bytes of the function's frame, by which it passes values to the emulator."""
         self.scratches[role] = max(size, self.scratches.get(role, 0))
         return f"%scratch.{role}"
 
@@ -203,9 +198,7 @@ class Builder:
         return f"i{max(8, bits_of(ty))}" if ty != "pred" else "i1"
 
     def convert_bits(self, value: str, source: str, target: str, signed: bool = False) -> str:
-        """Return ``value`` converted from LLVM type ``source`` to ``target``: its bits, truncated or extended as an
-        integer.
-        """
+        """Return the bits of ``value`` (LLVM type ``source``) as ``target``, truncated or extended as an integer."""
         if source == target:
             return value
         widths = {"half": 16, "float": 32, "double": 64}

@@ -75,9 +75,7 @@ def call(b: Builder, ins: Instruction) -> None:
 
 
 def call_by_address(b: Builder, ins: Instruction, callee: Register, given: Sequence[Operand]) -> None:
-    """Call the function whose address is in a register: a switch over all functions with matching results and
-    parameters.
-    """
+    """Call the function whose address is in a register: a switch over functions with such results and parameters."""
     memory = [b.parameters.get(each.name, "") if isinstance(each, Register) else "" for each in given]
     if not all(memory):
         raise ins.error("only arguments of the state space .param are supported")

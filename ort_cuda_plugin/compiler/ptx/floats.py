@@ -47,9 +47,7 @@ def joined(b: Builder, low: str, high: str) -> str:
 
 
 def elementwise(b: Builder, ins: Instruction, operands: Sequence[Operand], compute: Compute) -> None:
-    """Write ``compute(LLVM type, values)`` to the destination register; packed types are computed
-    element by element.
-    """
+    """Write ``compute(LLVM type, values)`` to the destination; packed types are computed element by element."""
     if ins.opcode in ("add", "sub", "fma") and len(types_of(ins)) == 2:
         mixed_precision(b, ins, operands, compute)
         return

@@ -223,9 +223,7 @@ def low_bits(b: Builder, ty: str, count: str) -> str:
 
 @instruction("9.7.1.19", "bfe")
 def extract_field(b: Builder, ins: Instruction) -> None:
-    """Extract ``length`` bits from bit ``start`` on; bits beyond the operand's width are its sign for
-    .s types, else 0.
-    """
+    """Extract ``length`` bits from bit ``start`` on; bits beyond the width are the sign for .s types, else 0."""
     check_modifiers(ins, frozenset())
     ty = type_of(ins)
     bits, width = bits_of(ty), llvm_type(ty)
@@ -358,9 +356,7 @@ MODES = {
 
 @instruction("9.7.9.7", "prmt")
 def permute_bytes(b: Builder, ins: Instruction) -> None:
-    """Select four of the eight bytes of two words. If bit 3 of a byte's selector is set, the byte's
-    sign is replicated.
-    """
+    """Select four of the eight bytes of two words. Bit 3 of a byte's selector replicates the byte's sign."""
     check_modifiers(ins, frozenset(MODES))
     low, high, selector = (b.value(each, "b32") for each in ins.operands[1:])
     if mode := next((each for each in ins.modifiers if each in MODES), ""):

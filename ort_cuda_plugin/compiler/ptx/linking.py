@@ -107,9 +107,7 @@ def renamed_variable(variable: Variable, names: Mapping[str, str]) -> Variable:
 
 
 def with_shared_variables(module: Module, kernel: str) -> Module:
-    """Return the module with only those kernels that share global variables with ``kernel``, directly or through
-    others.
-    """
+    """Return the module with only ``kernel`` and those that share global variables with it, directly or indirectly."""
     used = {
         name: {used for each in reachable(module, name) for used in function_names(each)}
         & {each.name for each in module.variables.values() if each.space == "global"}
@@ -125,9 +123,7 @@ def with_shared_variables(module: Module, kernel: str) -> Module:
 
 
 def declared_resources(module: Module, kernel: str) -> tuple[int, int, int]:
-    """Return (32-bit words of virtual registers, bytes of shared memory, bytes of local memory) that a
-    kernel declares.
-    """
+    """Return the (32-bit words of registers, bytes of shared memory, bytes of local memory) that a kernel declares."""
     function = module.functions[kernel]
     words = sum(-(-type_bytes(ty) // 4) for ty in function.registers.values() if ty != "pred")
     local = sum(each.size for each in function.variables if each.space == "local")

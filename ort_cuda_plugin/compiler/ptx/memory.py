@@ -165,9 +165,7 @@ def is_in_space(b: Builder, ins: Instruction) -> None:
 
 
 def in_window(b: Builder, address: str, space: str) -> str:
-    """Return whether a generic address is in the block's shared memory, or in the function's local
-    memory (``space``).
-    """
+    """Return whether a generic address is in the block's shared or in the function's local memory (``space``)."""
     start = b.device_address(b.host_pointer("0", space))
     size = SHARED_WINDOW if space == "shared" else b.local_bytes
     return b.op(f"icmp ult i64 {b.op(f'sub i64 {address}, {start}')}, {size}")
@@ -277,9 +275,7 @@ OPERATIONS = frozenset((*ATOMICS, "add", "min", "max", "cas"))
 
 @instruction("9.7.13.14, 9.7.13.15", "atom", "red")
 def atomic(b: Builder, ins: Instruction) -> None:
-    """Translate atom and red: update memory atomically. Elements of a vector are updated one by one, as
-    the ISA allows.
-    """
+    """Translate atom and red: update memory atomically. A vector is updated element by element, as the ISA allows."""
     check_modifiers(ins, ACCESS | OPERATIONS)
     ty = type_of(ins)
     returns = ins.opcode == "atom"

@@ -27,9 +27,7 @@ class Path:
     digits: tuple[tuple[int, ...], ...]
 
     def strides(self, beneath: Sequence[Dim]) -> tuple[Dim, ...]:
-        """Return the strides over the view's axes of a tensor that has strides ``beneath`` over the
-        dense dimensions.
-        """
+        """Return the strides over the view's axes of a tensor with strides ``beneath`` over the dense dimensions."""
         return tuple(
             0 if target is None else factor * beneath[target]
             for target, factor in zip(self.targets, self.factors, strict=True)
@@ -52,8 +50,8 @@ class Path:
         return tuple(result)
 
     def offset(self, beneath: Sequence[Dim]) -> Dim:
-        """Return the offset of the view's first element in a tensor that has strides ``beneath`` over the dense
-        dimensions.
+        """Return the offset of the view's first element in a tensor with strides ``beneath`` over the
+        dense dimensions.
         """
         total: Dim = 0
         for start, stride in zip(self.starts, beneath, strict=True):

@@ -62,9 +62,7 @@ class RangeAnalysis:
         return buffer in self._known
 
     def of(self, buffer: Buffer) -> Tensor:
-        """Return the bounds of the tensor in ``buffer``: a vector with one bound per column, or a tensor of one
-        element.
-        """
+        """Return the bounds of the tensor in ``buffer``: a vector with a bound per column, or one element."""
         if buffer not in self._made:
             self._made[buffer] = self._known[buffer].make()
         return self._made[buffer]
@@ -83,9 +81,7 @@ class RangeAnalysis:
         return self._known[buffer].columns
 
     def pass_on(self, source: Buffer, target: Buffer) -> None:
-        """Record that each element of ``target`` is a weighted mean of elements of ``source``, as attention computes
-        it.
-        """
+        """Record that each element of ``target`` is a weighted mean of elements of ``source`` (attention)."""
         self._known[target] = _Limited(1, lambda: self.largest(source))
 
     def note(self, step: Map) -> None:
@@ -125,9 +121,7 @@ class RangeAnalysis:
         return self._has_columns(x, step.shape[-1])
 
     def _has_columns(self, x: Tensor, columns: object) -> bool:
-        """Return whether the bounds of x's buffer apply to x: one bound for all columns, or bound j for
-        column j of x.
-        """
+        """Return whether the bounds of x's buffer apply to x: a single bound, or bound j for column j of x."""
         limited = self._known.get(x.buffer)
         if limited is None:
             return False
@@ -244,9 +238,7 @@ class _Search:
         return any(self._number(one) == 1.0 and _uncast(other).op == "exp" for one, other in pairs)
 
     def _is_normalised(self, x: Scalar) -> bool:
-        """Return whether x is an element divided by its row's root mean square; a variance may have an
-        epsilon added.
-        """
+        """Return whether x is an element divided by its row's root mean square; an epsilon may be added."""
         if not self.row_length or x.op not in ("mul", "div"):
             return False
         first, second = map(_uncast, x.operands)

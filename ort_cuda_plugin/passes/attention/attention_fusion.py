@@ -1,6 +1,4 @@
-"""Attention fusion: matches a GEMM, a row program such as Softmax over its rows, and a GEMM that
-multiplies the result.
-"""
+"""Attention fusion: matches a GEMM, a row program such as Softmax over its rows, and a second GEMM."""
 
 from __future__ import annotations
 
@@ -75,9 +73,7 @@ class _Attention:
                 return
 
     def _producer(self, x: Tensor, position: int) -> int | None:
-        """Return the position of the only step that writes x, if the step at ``position`` is the only reader; else
-        None.
-        """
+        """Return the position of the only writer of x if the step at ``position`` is the only reader, else None."""
         if x.buffer.kind is not BufferKind.SCRATCH or list(self.uses.readers(x.buffer)) != [position]:
             return None
         writers = self.uses.writers(x.buffer)

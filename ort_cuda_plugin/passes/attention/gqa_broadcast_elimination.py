@@ -60,9 +60,7 @@ class _Repeated:
 
 
 def _repeated(steps: Sequence[Step], uses: Uses[int], position: int, x: Tensor, axis: int) -> _Repeated | None:
-    """Return the Expand that writes x [batch..., heads, m, n], if the step at ``position`` is the only reader; else
-    None.
-    """
+    """Return the Expand that writes x [batch..., heads, m, n] if only the step at ``position`` reads x, else None."""
     writers = uses.writers(x.buffer)
     if x.buffer.kind is not BufferKind.SCRATCH or list(uses.readers(x.buffer)) != [position] or len(writers) != 1:
         return None

@@ -229,9 +229,7 @@ def _is_storable(x: Scalar) -> bool:
 
 
 def _kept(producer: Map, source: Scalar) -> Tensor | None:
-    """Return the tensor in device memory that the producer loads ``source`` from or stores it in; None if there is
-    none.
-    """
+    """Return the tensor in device memory that the producer loads ``source`` from or stores it in, or None."""
     if source.op == "leaf":
         return next((x for leaf, x in producer.inputs if leaf is source and x.buffer.kind is not BufferKind.HOST), None)
     return next((y for x, y in producer.outputs if x is source and dense(y) and y.dtype is x.dtype), None)
@@ -252,9 +250,7 @@ def _placed(y: Tensor, x: Tensor, beneath: Sequence[Dim]) -> Tensor | None:
 
 
 def _is_loadable(step: Sums, number: int, x: Tensor, conversion: Conversion) -> bool:
-    """Return whether the step's kernel can load operand x with the prologue and still add the products in the same
-    order.
-    """
+    """Return whether the kernel can load operand x with the prologue, and still add the products in the same order."""
     axes = {
         axis
         for _, y in conversion.inputs

@@ -47,9 +47,7 @@ def structure_of(step: Map) -> Structure | None:
 
 
 class _Form:
-    """Builds the key of one step. Buffers and expression nodes become numbers in the order in which the key reaches
-    them.
-    """
+    """Builds the key of one step. Buffers and expression nodes become numbers in the order of first use."""
 
     def __init__(self) -> None:
         self.buffers: dict[Buffer, int] = {}
@@ -120,9 +118,7 @@ class Inspected:
     constants: dict[int, Constant]
 
     def are_equal(self, buffers: Sequence[Buffer]) -> bool:
-        """Return whether ``buffers``, those of another step, hold the same constants, or constants of one equal
-        element.
-        """
+        """Return whether another step's ``buffers`` hold the same constants, or constants of one equal element."""
         return all(_is_equal(constant, buffers[number].data) for number, constant in self.constants.items())
 
 

@@ -48,8 +48,8 @@ class Merging(ABC, Generic[AnySums]):
         """Return the properties in which steps must agree to be merged."""
 
     def have_equal_epilogues(self, first: AnySums, other: AnySums) -> bool:
-        """Return whether two steps of equal `key` have equal epilogues and prologues, up to constants that vary by
-        column.
+        """Return whether two steps of equal `key` have equal epilogues and prologues, except for
+        constants per column.
         """
         if same_leaves(result_of(first), result_of(other), self.columns, spreads=True) is None:
             return False
@@ -67,9 +67,7 @@ class Merging(ABC, Generic[AnySums]):
 
     @abstractmethod
     def made(self, merged: AnySums, count: int) -> list[Step] | None:
-        """Return the steps that compute ``merged`` in place of ``count`` steps; None if the ``count``
-        steps must stay.
-        """
+        """Return the steps that compute ``merged`` in place of ``count`` steps; None if these must stay."""
 
     def joined(self, steps: Sequence[AnySums]) -> AnySums:
         """Return the merged step, which computes the columns of all ``steps``."""

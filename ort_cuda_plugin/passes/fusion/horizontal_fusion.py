@@ -1,6 +1,4 @@
-"""Horizontal fusion: one launch for independent elementwise steps of one shape, for example copies of
-keys and values.
-"""
+"""Horizontal fusion: one launch for independent elementwise steps of one shape, such as copies of keys and values."""
 
 from __future__ import annotations
 

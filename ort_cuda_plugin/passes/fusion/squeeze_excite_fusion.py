@@ -48,9 +48,7 @@ def fuse_squeeze_excite(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
 
 
 def _simple(step: Step | None) -> Convolve | None:
-    """Return the step if it is a pointwise convolution with a single output pixel and one result in the
-    operands' type.
-    """
+    """Return the step if it is a pointwise convolution with one output pixel and one result of the operands' type."""
     if not isinstance(step, Convolve) or step.transposed or step.is_converted or step.schedule is not None:
         return None
     x, w = step.operands
@@ -68,9 +66,7 @@ def _simple(step: Step | None) -> Convolve | None:
 
 
 def _only_writer(uses: Uses[int], buffer: Buffer, reader: int) -> int | None:
-    """Return the position of the only writer of an intermediate, if the step at ``reader`` is its only reader; else
-    None.
-    """
+    """Return the position of an intermediate's only writer if the step at ``reader`` is the only reader, else None."""
     if buffer.kind is not BufferKind.SCRATCH or list(uses.readers(buffer)) != [reader]:
         return None
     writers = uses.writers(buffer)
@@ -78,9 +74,7 @@ def _only_writer(uses: Uses[int], buffer: Buffer, reader: int) -> int | None:
 
 
 def _feeds(first: Convolve, second: Convolve) -> bool:
-    """Return whether the first convolution's result is the image of the second convolution and none of its other
-    inputs.
-    """
+    """Return whether the first convolution's result is the second one's image, and none of its other inputs."""
     x, y = second.operands[0], first.outputs[0][1]
     others = (second.operands[1], *(z for _, z in second.inputs))
     return dense(y) and dense(x) and x.shape == y.shape and all(z.buffer is not y.buffer for z in others)

@@ -263,9 +263,7 @@ def _join_map(producer: Map, consumer: Map, kept: Sequence[Output]) -> Map | Non
 
 
 class _Views:
-    """The producer's inputs as seen by a consumer of ``shape``, for each view by which it reads the
-    producer's result.
-    """
+    """The producer's inputs as seen by a consumer of ``shape``, for each of its views of the producer's result."""
 
     def __init__(self, producer: Map, shape: tuple[Dim, ...]) -> None:
         self.producer, self.shape = producer, shape
@@ -344,9 +342,7 @@ class _View:
     path: Path
 
     def of_result(self, y: Tensor, shape: tuple[Dim, ...]) -> Tensor:
-        """Return y, the dense result of the producer, as a tensor of ``shape`` along this view; strides may be
-        negative.
-        """
+        """Return y, the producer's dense result, as a tensor of ``shape`` along this view; strides may be negative."""
         dense = contiguous_strides(self.form.dims)
         return Tensor(y.dtype, shape, y.buffer, strides=self.path.strides(dense), offset=self.path.offset(dense))
 

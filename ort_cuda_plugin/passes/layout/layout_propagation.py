@@ -184,9 +184,7 @@ class _Propagation:
         return [changed]
 
     def _ordered(self, number: int, step: Convolve, x: Tensor) -> tuple[list[Step], Tensor]:
-        """Return (steps that copy x to NHWC, the copy). The list is empty if an earlier copy or x
-        itself can be read.
-        """
+        """Return (steps that copy x to NHWC, the copy); no steps are needed if an earlier copy or x can be read."""
         padded = padded_channels(self.ctx, step)
         if not padded and (is_channels_last(x) or _try_reading_in_place(self.ctx, step, x)):
             return [], x
@@ -220,9 +218,7 @@ class _Propagation:
 
 
 def _try_reading_in_place(ctx: Lowering, step: Convolve, x: Tensor) -> bool:
-    """Return whether the plugin's kernel reads x, a slice of channels, in place; records guards for
-    16-byte alignment.
-    """
+    """Return whether the plugin's kernel reads x, some channels, in place; records guards for 16-byte alignment."""
     kind = matrix_convolution_kind(ctx, step)
     if suits_cudnn(ctx, step) or not kind:
         return False
@@ -231,9 +227,7 @@ def _try_reading_in_place(ctx: Lowering, step: Convolve, x: Tensor) -> bool:
 
 
 def _whole_image(x: Tensor) -> Tensor | None:
-    """Return the intermediate [images, channels, space...] of which x is the whole or a slice of
-    channels; else None.
-    """
+    """Return the intermediate [images, channels, space...] if x is all of it or some channels, else None."""
     if x.rank < 3 or x.buffer.kind is not BufferKind.SCRATCH:
         return None
     if dense(x):

@@ -112,9 +112,7 @@ class _Placement:
 
 
 def written_views(step: Step | None, buffer: Buffer) -> list[Tensor]:
-    """Return the views of ``buffer`` that a step writes. For a launch that writes the buffer: all its
-    arguments there.
-    """
+    """Return the views of ``buffer`` that a step writes; for a launch that writes it, all its arguments there."""
     if isinstance(step, Map):
         return [y for _, y in step.all_outputs if y.buffer is buffer]
     if isinstance(step, Launch) and buffer in step.writes:
@@ -152,9 +150,7 @@ def are_apart(x: Tensor, y: Tensor) -> bool:
 
 
 def with_view(step: Step, copy: Copy) -> Step | None:
-    """Return the step with the copy's source replaced by views of its target; None if the step does not
-    support them.
-    """
+    """Return the step with the copy's source replaced by its target; None if the step does not support the views."""
     if isinstance(step, Launch):
         return _launched_with_view(step, copy)
     if not isinstance(step, Map):
@@ -174,9 +170,7 @@ def with_view(step: Step, copy: Copy) -> Step | None:
 
 
 def _launched_with_view(step: Launch, copy: Copy) -> Launch | None:
-    """Return the launch on the copy's target; None if strides would change, which a recorded launch
-    does not support.
-    """
+    """Return the launch on the copy's target; None if its tensors would get other strides."""
     try:
         views: dict[Arg, Tensor] = {arg: _shifted(arg, copy) for arg in step.args if isinstance(arg, Tensor)}
     except _NoView:

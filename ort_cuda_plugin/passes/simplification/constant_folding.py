@@ -114,9 +114,7 @@ def _read_back(step: Step) -> tuple[Buffer, ...]:
 
 
 def _is_static(step: Step) -> bool:
-    """Return whether the step writes only intermediates, and neither its work nor their sizes depend on
-    a Run's sizes.
-    """
+    """Return whether the step writes only intermediates, and its work does not depend on a Run's sizes."""
     for buffer in step.writes:
         if buffer.kind is not BufferKind.SCRATCH or not isinstance(buffer.nbytes, int) or buffer.nbytes == 0:
             return False

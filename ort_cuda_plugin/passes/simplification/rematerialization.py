@@ -67,9 +67,7 @@ def _is_at(x: Tensor, y: Tensor) -> bool:
 
 
 def _is_made_of(value: Scalar, source: Scalar) -> bool:
-    """Return whether ``value`` is a function of ``source`` and constants only, with at most `MAX_OPERATIONS`
-    operations.
-    """
+    """Return whether ``value`` is a function of ``source`` and constants with at most `MAX_OPERATIONS` operations."""
     stack, seen = [value], {source}
     while stack:
         x = stack.pop()

@@ -33,9 +33,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class ProgramTraffic:
-    """Traffic of a program: ``compulsory`` is the minimum for its fused steps, ``asked`` is the traffic of its
-    launches.
-    """
+    """Traffic of a program: ``compulsory`` is the minimum for its fused steps, ``asked`` that of its launches."""
 
     compulsory: Traffic
     asked: Traffic

@@ -10,7 +10,7 @@ from ort_cuda_plugin.program.expressions.symbolic import Dim
 
 
 class NotFoldable(Exception):
-    """The expression has an operation or a type that symbolic integers lack, or a value that is not one
+    """The expression has an operation or a type that symbolic integers lack, or a value that is not a
     64-bit integer.
     """
 

@@ -125,20 +125,14 @@ Monomial: TypeAlias = tuple[Atom, ...]
 
 MAX_DEGREE: Final = 32
 MAX_TERMS: Final = 256
-"""Maximum terms of a product of polynomials. A larger product, as in a chain of squares, becomes an
-opaque operation.
-"""
+"""Maximum terms of a product of polynomials. A larger one, as in a chain of squares, becomes an opaque operation."""
 
 _SHOWN_DEPTH: Final = 2
 _SHOWN_TERMS: Final = 6
-"""Maximum terms in the text of an expression. Subexpressions are shared, so the whole text may be
-exponentially long.
-"""
+"""Maximum terms in the text of an expression. The whole text may be exponentially long: atoms are shared."""
 
 _LARGEST: Final = 2**64
-"""Largest magnitude of an atom's hint and bounds; larger values do not matter, since a Run computes
-sizes in 64 bits.
-"""
+"""Largest magnitude of an atom's hint and bounds; a Run computes sizes in 64 bits anyway."""
 
 
 class Expr:
@@ -267,9 +261,7 @@ class Expr:
         return self.text(_SHOWN_DEPTH)
 
     def text(self, depth: int) -> str:
-        """Format the polynomial; ``...`` replaces all but its first terms, and operations nested deeper
-        than ``depth``.
-        """
+        """Format the polynomial; ``...`` replaces all but its first terms, and operations deeper than ``depth``."""
         parts = []
         for monomial, coefficient in self.terms[:_SHOWN_TERMS]:
             factors = "*".join(atom.text(depth) for atom in monomial)
@@ -448,9 +440,7 @@ def _monomial_quotient(dividend: Monomial, divisor: Monomial) -> Monomial | None
 
 
 def _exact_quotient(dividend: Dim, divisor: Expr) -> Dim | None:
-    """Return the polynomial q with ``dividend == q * divisor``, or None if polynomial long division
-    leaves a remainder.
-    """
+    """Return the polynomial q with ``dividend == q * divisor``, or None if long division leaves a remainder."""
     quotient: Dim = 0
     rest = dividend
     lead, lead_coefficient = max(divisor.terms, key=lambda term: (len(term[0]), _monomial_key(term[0])))

@@ -227,9 +227,7 @@ def constant(value: Number, dtype: DType) -> Scalar:
 
 
 def expression(value: object) -> Scalar:
-    """Return ``value``, the result of a scalar function that a caller has passed. Raises TypeError if it is not a
-    Scalar.
-    """
+    """Return ``value``, the result of a caller's scalar function. Raises TypeError if it is not a Scalar."""
     if isinstance(value, Scalar):
         return value
     raise TypeError(

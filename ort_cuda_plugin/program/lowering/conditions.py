@@ -88,17 +88,13 @@ class Conditions:
             self.guard(condition)
 
     def settled(self, condition: Dim) -> bool | None:
-        """Return the result of `guard`. In a claim, or for a condition on read-back values, return the result of
-        `known`.
-        """
+        """Return the result of `guard`; in a claim, or for a condition on read-back values, the result of `known`."""
         if not self._settles or is_read_back(condition):
             return self.known(condition)
         return self.guard(condition)
 
     def settled_size(self, dim: Dim) -> Dim:
-        """Return ``dim``, or, if it is a minimum or maximum, the argument that it equals at the plan's
-        sizes (guarded).
-        """
+        """Return ``dim``; for a minimum or maximum, the argument that it equals at the plan's sizes (guarded)."""
         atom = single_atom(dim)
         if atom is None or atom.op not in (ExprOp.MIN, ExprOp.MAX):
             return dim

@@ -125,7 +125,5 @@ def _record(
 
 
 def loadable(ctx: Recorder, inputs: Iterable[Input]) -> tuple[Input, ...]:
-    """Return ``inputs`` with host tensors copied to the device, except single elements, which become
-    kernel parameters.
-    """
+    """Return ``inputs`` with host tensors copied to the device, except single elements, which are kernel parameters."""
     return tuple((leaf, x if x.size == 1 else ctx.materialize(x)) for leaf, x in inputs)

@@ -78,8 +78,8 @@ class Recorder(Conditions):
         return Tensor(dtype, shape, Buffer(BufferKind.SCRATCH, self._countable_bytes(shape, dtype)))
 
     def stand_in(self, shape: Sequence[Dim], dtype: DType) -> Tensor:
-        """Return an `empty` tensor that no step writes. It stands for one of several results that only a Run can
-        select.
+        """Return an `empty` tensor that no step writes, in place of one of several results that only a
+        Run can select.
         """
         x = self.empty(shape, dtype)
         self.stand_ins.add(x.buffer)
@@ -231,9 +231,7 @@ class Recorder(Conditions):
         writes: Sequence[Tensor] = (),
         note: str = "",
     ) -> None:
-        """Record a call of a vendor library; reads and writes as for `launch`. ``note`` describes the
-        call for users.
-        """
+        """Record a call of a vendor library; reads and writes as in `launch`. ``note`` describes the call for users."""
         if not self._is_recording:
             return
         placed = tuple(self.materialize(arg) if isinstance(arg, Tensor) else arg for arg in args)

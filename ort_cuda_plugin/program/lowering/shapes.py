@@ -13,9 +13,7 @@ Strides = tuple[Dim, ...]
 
 
 def axes_of(axes: Iterable[int], rank: int) -> tuple[int, ...]:
-    """Return the axes as nonnegative ints; a negative axis counts from the end. Raises TypeError for an
-    invalid axis.
-    """
+    """Return the axes as nonnegative ints; negative axes count from the end. Raises TypeError for an invalid axis."""
     found = [operator.index(axis) for axis in axes]
     if outside := [axis for axis in found if not -rank <= axis < rank]:
         raise TypeError(f"axis: got {outside[0]}, expected one in [{-rank}, {rank})")

@@ -20,9 +20,7 @@ def permute(ctx: Recorder, x: Tensor, axes: Sequence[int]) -> Tensor:
 
 
 def part(ctx: Recorder, x: Tensor, axis: int, start: Dim, size: Dim) -> Tensor:
-    """Return the slice of ``size`` indices from ``start`` on along ``axis``, without a copy; the range must be inside
-    x.
-    """
+    """Return the slice of ``size`` indices from ``start`` on along ``axis``, without a copy; it must be inside x."""
     shape = [size if other == axis else dim for other, dim in enumerate(x.shape)]
     return ctx.view(x, shape, x.strides, x.offset + start * x.strides[axis])
 

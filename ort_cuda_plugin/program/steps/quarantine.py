@@ -66,9 +66,7 @@ class Quarantine:
         return self.allows_schedule(family_of(step), step.operands[0].dtype.short, schedule)
 
     def allows_schedule(self, family: str, type_name: str, schedule: Schedule) -> bool:
-        """Return whether steps of the family may use the schedule if the type of their first operand is
-        ``type_name``.
-        """
+        """Return whether steps of the family may use the schedule if their first operand has type ``type_name``."""
         if not self.entries:
             return True
         tile = "" if schedule.tile is None else schedule.tile.name

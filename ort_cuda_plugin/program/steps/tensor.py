@@ -136,9 +136,7 @@ class Tensor:
 
     @property
     def is_constant(self) -> bool:
-        """Return whether the tensor views constant data with static sizes. Does not read the data,
-        unlike `constant`.
-        """
+        """Return whether the tensor views constant data with static sizes. Does not read it, unlike `constant`."""
         return self.buffer.data is not None and self._static
 
     @property

@@ -114,9 +114,7 @@ class Launch(Recorded):
 
 @dataclass(eq=False)
 class LibraryCall(Recorded):
-    """A call of a vendor library; ``problem`` defines the meaning of ``args``. ``note`` describes the
-    call for users.
-    """
+    """A vendor library's call; ``problem`` defines the meaning of ``args``. ``note`` describes the call for users."""
 
     problem: LibraryProblem
     args: tuple[Arg, ...]
@@ -200,9 +198,7 @@ class Trace:
     node.
     """
     folded: list[list[Recordable]] = field(default_factory=list)
-    """Steps that constant folding moved out of the plan, to run once before the first Run; groups share no
-    intermediate.
-    """
+    """Steps that constant folding moved out of the plan, to run once before all Runs; groups share no intermediate."""
 
     def release_steps(self) -> None:
         """Drop the steps of a finished plan.
@@ -213,9 +209,7 @@ class Trace:
         self.steps, self.folded = [], []
 
     def originate(self, node: Node | None, dims: Iterable[Dim]) -> None:
-        """Record that ``node`` needs the values ``dims``; if a Run cannot evaluate one of them, its error names the
-        node.
-        """
+        """Record that ``node`` needs the values ``dims``; if a Run cannot evaluate one, its error names the node."""
         if node is None:
             return
         for dim in dims:
