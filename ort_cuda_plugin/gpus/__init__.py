@@ -1,7 +1,7 @@
-"""GPU descriptions: per GPU a JSON file with public figures and their sources.
+"""GPU descriptions: one JSON file per GPU with published peak rates and sizes, and their sources.
 
-Schedules and estimates use the same figures. For a GPU without a file, `closest` scales the most similar description,
-since rates per clock and multiprocessor are properties of an architecture.
+Schedules and estimates read the same descriptions. For a GPU without a file, `closest` scales the most similar
+description, since rates per clock and multiprocessor are properties of an architecture.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ FOLDER = Path(__file__).parent / "devices"
 
 @dataclass(frozen=True)
 class Gpu:
-    """The figures of a GPU. Rates are per second at the boost clock, for all multiprocessors.
+    """Description of a GPU. Rates are per second at the boost clock, for all multiprocessors together.
 
     ``float32_lanes`` and ``special_lanes`` are float32 results and special-function results (such as exp2) per clock
-    and multiprocessor. ``flops`` are peak rates by type: of tensor cores without sparsity, except for float32 and
-    float64. ``tensor_share`` is the fraction of the peak that the largest GEMMs sustain, since the power limit lowers
-    the clock; ``tf32_share`` is that of a library's TF32 GEMMs. ``l2_read`` and ``l2_written`` are measured L2
-    bandwidths.
+    and multiprocessor. ``flops`` are peak operations per second by type: those of dense tensor-core instructions, or
+    for float32 and float64 those of the other units. ``tensor_share`` is the fraction of the tensor-core peak that the
+    largest GEMMs sustain, since the power limit lowers the clock; ``tf32_share`` is this fraction for a library's TF32
+    GEMMs. ``l2_read`` and ``l2_written`` are measured L2 bandwidths, in bytes per second.
     """
 
     key: str
@@ -49,15 +49,15 @@ class Gpu:
 
     @property
     def sharing(self) -> int:
-        """Return the number of multiprocessors that share a load from the L2 (multicast in a thread block cluster)."""
+        """Return how many multiprocessors one load from the L2 serves: 2 with multicast in thread block clusters."""
         return 2 if self.compute_capability[0] in (9, 10) else 1
 
     def flops_per_clock(self, kind: str) -> float:
-        """Return a multiprocessor's operations per clock; ``kind`` is a key of ``flops``."""
+        """Return the peak operations per clock of one multiprocessor for ``kind``, a key of ``flops``."""
         return self.flops[kind] / self.multiprocessors / self.clock
 
     def library_share(self, kind: str) -> float:
-        """Return the fraction of the peak rate ``kind`` of tensor cores that a library's largest GEMMs sustain."""
+        """Return the fraction of ``flops[kind]`` that a library's largest GEMMs sustain on tensor cores."""
         return self.tf32_share if kind == "tf32" else self.tensor_share
 
     def per_clock(self, rate: float) -> float:
@@ -106,7 +106,7 @@ def gpu(key: str) -> Gpu:
 
 @cache
 def typical_multiprocessors(compute_capability: tuple[int, int]) -> int:
-    """Return the multiprocessors of a large GPU of this capability; an unknown capability counts as the H100's, 9.0."""
+    """Return the number of multiprocessors of a large GPU of a compute capability; for unknown ones that of an H100."""
     known = json.loads(FOLDER.with_name("multiprocessors.json").read_text(encoding="utf-8"))
     major, minor = compute_capability
     return int(known.get(f"{major}.{minor}", known["9.0"])["multiprocessors"])
@@ -114,9 +114,9 @@ def typical_multiprocessors(compute_capability: tuple[int, int]) -> int:
 
 @cache
 def closest(compute_capability: tuple[int, int], multiprocessors: int) -> Gpu:
-    """Return a GPU with these properties, scaled from the description of the most similar GPU.
+    """Return the description of a GPU with these properties, derived from that of the most similar GPU.
 
-    Memory and L2 are scaled in proportion to the multiprocessors.
+    Bandwidths, L2 capacity and peak rates are scaled in proportion to the number of multiprocessors.
     """
 
     def distance(known: Gpu) -> tuple[int, int, int]:

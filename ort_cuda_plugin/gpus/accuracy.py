@@ -1,7 +1,7 @@
-"""Accuracy of the performance model: its times of work whose time was published, by size class.
+"""Accuracy of the performance model: compares its estimates with published measurements, by size class.
 
-published.json has the measurements with their sources; docs/estimates.md shows the table of `errors`. The errors give
-the range in which the time of an estimated step or Run probably lies.
+published.json has the measurements with their sources; docs/estimates.md shows the table of `errors`. The largest
+errors also give the ranges of times that the plugin prints for an estimated step or Run.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from .library_times import Rates, attention_time, library_time, tile_exponent
 
 FILE = Path(__file__).with_name("published.json")
 BOUNDS = (0.0, 10e-6, 30e-6, 100e-6, math.inf)
-"""Limits of the size classes of kernels, seconds."""
+"""Limits between the size classes of GEMMs, by measured time, seconds."""
 BYTES = {"float16": 2, "bfloat16": 2, "tf32": 4}
 TOKENS, HIDDEN = 16384, 2048
-"""Tokens of all sequences of a published attention, and the sum of the head sizes."""
+"""Sizes of the published attention benchmarks: tokens of all sequences together, and heads * head size."""
 NETWORK = "network"
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Published work: its measured and its estimated seconds, as the model computes them now.
+    """One published measurement, in ``seconds``, and the model's ``estimate`` for the same work, in seconds.
 
-    ``work`` is "product", "attention", "memory", "launch" or "network"; ``seconds`` is the time of the kernel, without
-    the gap to the next one.
+    ``work`` is "product", "attention", "memory", "launch" or "network". ``type`` is the operand type of a product,
+    else "". The time of a kernel does not include the gap to the next kernel.
     """
 
     work: str
@@ -48,7 +48,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Error:
-    """The errors of a class of work: geometric mean, minimum and maximum of estimate / measured time."""
+    """Errors of a class of ``count`` measurements: geometric mean, minimum and maximum of estimate / measured time."""
 
     name: str
     count: int
@@ -58,12 +58,12 @@ class Error:
 
     @property
     def factor(self) -> float:
-        """Return the largest factor between an estimate and the measured time, at least 1."""
+        """Return the largest factor between estimate and measured time, in either direction, at least 1."""
         return max(self.most, 1 / self.least, 1.0)
 
 
 def comparisons() -> list[Comparison]:
-    """Return all published work with its estimates; those of networks are the stored ones."""
+    """Return all published measurements with their estimates; those of networks are stored in published.json."""
     published = json.loads(FILE.read_text(encoding="utf-8"))
     found = [_product(entry) for entry in published["products"]]
     found += [_attention(entry) for entry in published["attention"]]
@@ -103,7 +103,7 @@ def _attention(entry: dict[str, Any]) -> Comparison:
 
 @cache
 def errors() -> tuple[Error, ...]:
-    """Return the errors of each class of work: GEMMs by size and type, then other work."""
+    """Return the errors of each class: GEMMs by operand type and measured time, then attention, memory, networks."""
     found = comparisons()
     classes: list[tuple[str, list[Comparison]]] = []
     for kinds, name in ((("float16", "bfloat16"), "GEMM, 16 bits"), (("tf32",), "GEMM, TF32")):
@@ -134,27 +134,28 @@ def _error(name: str, chosen: list[Comparison]) -> Error:
 
 @cache
 def _factors() -> tuple[float, float]:
-    """Return the largest errors of kernels and of networks, as factors. Networks err at least as much as kernels."""
+    """Return the largest error factors of kernels and of networks; the second is at least the first."""
     kernels = max(error.factor for error in errors() if error.name != NETWORK)
     return kernels, max(kernels, *(error.factor for error in errors() if error.name == NETWORK))
 
 
 def step_range(seconds: float) -> tuple[float, float]:
-    """Return the range of times of a step that is estimated to take ``seconds``: as wide as the largest error of
-    published times, since few kinds of work have any.
+    """Return the range of times, in seconds, of a step whose estimate is ``seconds``.
+
+    It is as wide as the largest error of any kernel, since most kinds of steps have no published times of their own.
     """
     kernels, _ = _factors()
     return seconds / kernels, seconds * kernels
 
 
 def run_range(seconds: float) -> tuple[float, float]:
-    """Return the range of times of a Run that is estimated to take ``seconds``."""
+    """Return the range of times, in seconds, of a Run whose estimate is ``seconds``."""
     _, networks = _factors()
     return seconds / networks, seconds * networks
 
 
 def range_text(seconds: tuple[float, float], digits: int = 1) -> str:
-    """Format a range of times in microseconds, such as "3.1-4.5"."""
+    """Format a range of times in seconds as microseconds, such as "3.1-4.5"."""
     return "-".join(f"{each * 1e6:.{digits}f}" for each in seconds)
 
 
@@ -169,7 +170,7 @@ def error_text() -> str:
 
 
 def markdown() -> Iterator[str]:
-    """Yield the lines of the table of docs/estimates.md."""
+    """Yield the lines of the table of errors in docs/estimates.md."""
     yield "| work, by measured time | times | mean ratio | lowest | highest |"
     yield "|---|---:|---:|---:|---:|"
     for error in errors():

@@ -1,8 +1,8 @@
-"""Calibration: rates of a GPU that short probes have measured, in place of those of its description.
+"""Calibration: replaces the rates in a GPU's description by rates measured with short probes.
 
 A probe is a small program with a name, such as "copy of 268435456 bytes"; ``clusters/probes.py`` makes the programs.
-The timing cache keeps the median seconds of each probe for the device, its driver and its libraries. `derive` computes
-the rates from these seconds, and refuses rates that no GPU has.
+The timing cache stores the median seconds of each probe for the device, its driver and its libraries. `derive` computes
+the rates from these seconds, and rejects implausible ones.
 """
 
 from __future__ import annotations
@@ -20,18 +20,22 @@ from .library_times import Rates, library_time, tile_exponent
 logger = logging.getLogger("ort_cuda_plugin")
 
 LAUNCHES = 17
-"""Launches of a probe of short kernels: one graph of many kernels does not wait for the host, unlike many graphs."""
+"""Launches in one CUDA graph of a probe of short kernels: inside a graph, kernels do not wait for the host."""
 OPERATIONS = 256
-"""Dependent multiply-adds of each thread of the probe of the issue rate."""
+"""Dependent multiply-adds per thread in the probe that measures the issue rate."""
 MAX_FACTOR = 8.0
-"""Maximum factor between a measured rate and that of the GPU's description."""
+"""Maximum factor between a plausible measured rate and the rate in the GPU's description."""
 MAX_SHARE = 1.3
-"""Maximum fraction of a peak rate: a GPU may clock higher than its data sheet says."""
+"""Maximum plausible fraction of a peak rate; above 1, since a GPU may clock higher than its data sheet says."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of the probes. ``products`` are (type, m, n, k) of library calls; ``memory`` and ``cache`` are bytes."""
+    """Sizes of the probes.
+
+    ``memory`` and ``cache`` are bytes of copies through DRAM and within the L2; ``elements`` is the size of the probe
+    of the issue rate; ``mma`` is m = n = k of the plugin's own GEMM; ``products`` are (type, m, n, k) of library GEMMs.
+    """
 
     memory: int
     cache: int
@@ -41,23 +45,25 @@ class Sizes:
 
     @staticmethod
     def of(gpu: Gpu) -> Sizes:
-        """Return the sizes for a GPU: copies that miss the L2, and copies that stay in it."""
+        """Return the sizes for a GPU, derived from the capacity of its L2."""
         shapes = [(256, 256, 256), (512, 512, 256), (256, 1024, 512), (512, 768, 768), (2048, 2048, 1024), (4096,) * 3]
         products = tuple((kind, m, n, k) for kind in ("f16", "tf32") for m, n, k in shapes)
         return Sizes(4 * gpu.l2_bytes, gpu.l2_bytes // 8, 1 << 24, 4096, products)
 
     @staticmethod
     def tiny() -> Sizes:
-        """Return sizes at which the emulated device runs all probes at once; their times mean nothing."""
+        """Return sizes at which the emulated device runs all probes quickly, for tests; the times mean nothing."""
         return Sizes(1 << 12, 1 << 10, 1 << 8, 64, (("f16", 32, 32, 32), ("tf32", 32, 32, 32)))
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Measured rates. ``start_seconds``: what a library's GEMM takes besides its arithmetic and the gap before it.
+    """Rates of a GPU, measured or as described.
 
-    ``dram`` and ``l2`` are bytes per second that a copy reads and writes. The others are fractions of peak rates:
-    ``issue`` of instructions, ``mma`` of the plugin's kernels for float16, ``library`` and ``tf32`` of a library's.
+    ``launch_seconds`` is the gap between two kernels of a CUDA graph. ``start_seconds`` is the fixed time of a
+    library's GEMM, besides its arithmetic and the gap before it. ``dram`` and ``l2`` are the bytes per second, read
+    plus written, of a copy. The others are fractions of peak rates: ``issue`` of the instruction issue rate, ``mma`` of
+    the plugin's own float16 GEMMs, ``library`` and ``tf32`` of a library's float16 and TF32 GEMMs.
     """
 
     launch_seconds: float
@@ -85,12 +91,12 @@ class Calibration:
         )
 
     def gpu(self, gpu: Gpu) -> Gpu:
-        """Return the description of the calibrated GPU."""
+        """Return the GPU's description with the measured fractions of the tensor-core peak."""
         return replace(gpu, tensor_share=self.library, tf32_share=self.tf32)
 
 
 def names(sizes: Sizes) -> dict[str, str]:
-    """Return the names of the probes without library calls, by their kind."""
+    """Return the names of the probes that call no library, by short keys that do not depend on the sizes."""
     return {
         "one": "one launch",
         "chain": f"{LAUNCHES} launches",
@@ -107,9 +113,9 @@ def product_name(product: tuple[str, int, int, int]) -> str:
 
 
 def derive(gpu: Gpu, sizes: Sizes, seconds: Mapping[str, float]) -> Calibration | None:
-    """Return the rates that the measured ``seconds`` of the probes give; None if probes are missing or not plausible.
+    """Compute the rates from the probes' ``seconds``, by probe name; None if a probe is missing or a rate implausible.
 
-    Rates of probes that a device cannot run, such as library calls without a library, are those of the description.
+    The probes of GEMMs may be missing, since a device may lack the library: their rates are those of the description.
     """
     wanted = names(sizes)
     times = {kind: seconds.get(name, math.nan) for kind, name in wanted.items()}
@@ -143,7 +149,7 @@ def derive(gpu: Gpu, sizes: Sizes, seconds: Mapping[str, float]) -> Calibration 
 
 
 def described(gpu: Gpu) -> Calibration:
-    """Return the rates of a GPU's description."""
+    """Return the rates that a GPU's description and the model's default constants imply."""
     constants = Constants.at(gpu.clock)
     return Calibration(
         constants.launch_seconds,
@@ -158,7 +164,7 @@ def described(gpu: Gpu) -> Calibration:
 
 
 def _copied_in_l2(gpu: Gpu) -> float:
-    """Return the bytes per second that a copy within the L2 reads and writes."""
+    """Return the bytes per second, read plus written, of a copy within the L2."""
     return 2.0 / gpu.l2_seconds(1.0, 1.0)
 
 
@@ -167,7 +173,7 @@ def _rate(work: float, seconds: float) -> float:
 
 
 def _start(gpu: Gpu, products: list[tuple[tuple[str, int, int, int], float]]) -> float | None:
-    """Return the median of what GEMMs take besides their modelled arithmetic, over the shortest half; None without."""
+    """Return the median of measured minus modelled seconds over the shorter half of the GEMMs; None without GEMMs."""
     rest = []
     for (kind, m, n, k), taken in sorted(products, key=lambda entry: entry[1])[: max(1, len(products) // 2)]:
         key, itemsize = ("tf32", 4) if kind == "tf32" else ("float16", 2)
@@ -178,7 +184,7 @@ def _start(gpu: Gpu, products: list[tuple[tuple[str, int, int, int], float]]) ->
 
 
 def _checked(gpu: Gpu, known: Calibration, rates: Mapping[str, float]) -> Calibration | None:
-    """Return the calibration with ``rates``, and ``known`` ones for the rest; None if one is not plausible."""
+    """Return ``known`` with the measured ``rates`` in place of its own; None if a rate is implausible."""
     for field in fields(Calibration):
         value, expected = rates.get(field.name, getattr(known, field.name)), getattr(known, field.name)
         is_share = field.name in ("issue", "mma", "library", "tf32")

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 _FITTED_CLOCK = 1.83e9
-"""Clock of the GPU to whose times ``product_seconds`` and ``library_seconds`` are fitted, hertz."""
+"""Clock of the GPU whose measured times ``product_seconds`` and ``library_seconds`` were fitted to, hertz."""
 
 
 @dataclass(frozen=True)
 class Constants:
     """Attainable fractions of peak rates, latencies, and launch overheads.
 
-    The defaults, for a GPU without measurements, are rounded values from published microbenchmarks (`SOURCES`).
+    The defaults apply to a GPU without calibration. They are rounded values from published microbenchmarks (`SOURCES`).
     """
 
     dram: float = 0.92  # fraction of the peak rate that long sequential reads and writes reach
@@ -23,7 +23,7 @@ class Constants:
     float32_library: float = 0.85
     issue: float = 0.80  # issue rate of a multiprocessor, as a fraction of four instructions per clock
     launch_seconds: float = 1.6e-6  # gap between dependent kernels in a CUDA graph
-    product_seconds: float = 4.9e-6  # start of a kernel that multiplies on tensor cores: instructions, cold operands
+    product_seconds: float = 4.9e-6  # fixed time of a tensor-core kernel: it fetches instructions and first operands
     library_seconds: float = 0.9e-6  # pipeline fill and last tile of a library's kernel
     dram_latency: float = 420e-9
     l2_latency: float = 200e-9
@@ -33,7 +33,7 @@ class Constants:
 
     @classmethod
     def at(cls, clock: float) -> Constants:
-        """Return the defaults for a GPU with this clock: the starts of kernels, fitted to an H100, count in cycles."""
+        """Return the defaults for a clock, in hertz: starting a kernel takes the same number of cycles at any clock."""
         scale = _FITTED_CLOCK / clock
         return replace(cls(), product_seconds=cls.product_seconds * scale, library_seconds=cls.library_seconds * scale)
 

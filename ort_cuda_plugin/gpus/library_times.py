@@ -1,7 +1,8 @@
-"""Cost model of a library's GEMM: the fastest of several tiles, in whole waves of blocks.
+"""Cost model of a library's GEMM: the time of its fastest tile shape, in whole waves of blocks.
 
-Efficiencies are typical of well-tuned kernels; real libraries select by their own heuristics. No tile splits k: with
-split-K factors, at any cost of their reduction, the model misses published times by more (docs/estimates.md).
+The efficiencies are those of well-tuned kernels; real libraries select by their own heuristics. The model has no
+split-K: split-K factors, whatever cost their reduction was given, made it miss published times by more
+(docs/estimates.md).
 """
 
 from __future__ import annotations
@@ -12,16 +13,16 @@ from dataclasses import dataclass
 __all__ = ["CONVOLUTION", "Rates", "attention_time", "library_time", "tile_exponent"]
 
 TILES = {(256, 128): 1.0, (128, 256): 1.0, (128, 128): 0.92, (128, 64): 0.75, (64, 128): 0.75, (64, 64): 0.55}
-"""Efficiency by tile (rows, columns): fraction of a multiprocessor's peak rate if all multiprocessors have tiles."""
+"""Efficiency by tile (rows, columns): fraction of its peak rate that a multiprocessor reaches on such a tile."""
 SMALL_TILES = {(64, 32): 0.35, (32, 64): 0.35, (32, 32): 0.22}
-"""Efficiency of smaller tiles, for GEMMs with few blocks."""
+"""Efficiency of smaller tiles, which give small GEMMs enough blocks for all multiprocessors."""
 CONVOLUTION = 0.88
-"""Fraction of a GEMM's rate that an implicit GEMM reaches: it gathers sliding windows."""
+"""Fraction of a GEMM's rate that an implicit GEMM reaches, which gathers the windows of a convolution."""
 
 ATTENTION = 0.6
-"""Efficiency of attention relative to a GEMM, as a factor: the softmax delays the second GEMM."""
+"""Fraction of a GEMM's rate that attention reaches: its second GEMM waits for the softmax."""
 ATTENTION_ROWS = 128
-"""Queries of a block of attention."""
+"""Query rows per block of a library's attention kernel."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,8 @@ class Rates:
     """Rates of a GPU per unit of time; the caller chooses the unit.
 
     ``operations``: floating-point operations of one multiprocessor; ``l2_bytes``: bytes that the L2 delivers;
-    ``sharing``: multiprocessors that share an L2 load, as in a thread block cluster; ``exponent``: power of the tiles'
-    efficiencies, see `tile_exponent`.
+    ``sharing``: multiprocessors that one L2 load serves (multicast in a thread block cluster); ``exponent``: the power
+    to which the tiles' efficiencies are raised, see `tile_exponent`.
     """
 
     multiprocessors: int
@@ -41,14 +42,15 @@ class Rates:
 
 
 def tile_exponent(kind: str) -> float:
-    """Return the power of a tile's efficiency for operands of a type: small tiles of TF32 have a lower efficiency than
-    those of 16-bit types, since a staged byte holds half of the elements. Fitted to published.json.
+    """Return the power to which efficiencies of tiles are raised for operand type ``kind``; fitted to published.json.
+
+    Small TF32 tiles are less efficient than small 16-bit tiles: their elements take twice the shared-memory bytes.
     """
     return 1.2 if kind == "tf32" else 1.0
 
 
 def library_time(m: int, n: int, k: int, batches: int, itemsize: int, rates: Rates) -> tuple[float, float]:
-    """Return the time of the fastest tile for a batched ``m x n x k`` GEMM, and the bytes of its L2 traffic."""
+    """Return the time of a batched ``m x n x k`` GEMM with its fastest tile, and the bytes of its reads from the L2."""
     best = (math.inf, 0.0)
     for (rows, columns), share in (TILES | SMALL_TILES).items():
         tiles = -(-m // rows) * -(-n // columns) * batches
@@ -60,8 +62,10 @@ def library_time(m: int, n: int, k: int, batches: int, itemsize: int, rates: Rat
 
 
 def attention_time(heads: int, rows: int, keys: int, width: int, multiprocessors: int, operations: float) -> float:
-    """Return the time of attention for ``heads`` heads of all batches, in whole waves of blocks of `ATTENTION_ROWS`
-    queries. ``width``: elements of a key and a value; ``operations``: those of a multiprocessor per unit of time.
+    """Return the time of attention, in whole waves of blocks of `ATTENTION_ROWS` queries.
+
+    ``heads``: heads of all batches together; ``width``: elements of a key plus those of a value; ``operations``:
+    floating-point operations of one multiprocessor per unit of time, which is also the unit of the result.
     """
     waves = -(-heads * -(-rows // ATTENTION_ROWS) // multiprocessors)
     padded = 2.0 * ATTENTION_ROWS * (-(-keys // 64) * 64) * width

@@ -1,1 +1,1 @@
-"""Code generation: emitters turn steps into kernels; some operators launch kernels directly, without a step."""
+"""Code generation: turns the program's steps into kernels; some operators launch a kernel directly, without a step."""

@@ -1,1 +1,1 @@
-"""Attention: multi-pass, flash, split-KV, linear, and caches of keys and values."""
+"""Attention kernels: multi-pass, FlashAttention, split-KV and linear attention, and K/V caches."""

@@ -1,8 +1,9 @@
-"""FlashAttention: one pass over the keys with an online softmax, instead of one pass per reduction.
+"""FlashAttention: one pass over the keys with an online softmax, where `multi_pass` needs one pass per reduction.
 
-A block reads each key and value once, and only the range of keys that its rows may attend to. The bounds of the range
-may be device data. With few rows and many keys, blocks split the keys (split-KV, flash decoding) and store partial
-results, which `_reduce_splits` combines. The order of additions differs from that of unfused GEMM, softmax and GEMM.
+A block reads each key and value once, and only the range of keys that its query rows may attend to. The kernel may read
+the bounds of this range from device memory. With few rows and many keys, blocks split the keys (split-KV, flash
+decoding) and store partial results, which `_reduce_splits` combines. Sums are added in another order than in unfused
+GEMM, softmax and GEMM, so that results differ by rounding.
 """
 
 from __future__ import annotations
@@ -37,9 +38,10 @@ from .split_kv_reduction import MERGED_ROWS, MergeKernel
 class Reading:
     """Score modifier and key range: the computation between the scores [batch..., groups, rows, keys] and the softmax.
 
-    ``value`` is an expression of ``score``, of elements of ``inputs`` (broadcast to the scores) and of ``row.index``;
-    -inf masks the key. ``first`` and ``end`` (int64) bound the keys that the row may attend to. ``sink`` (float32) is
-    the score of an additional key with value zero. ``first``, ``end`` and ``sink`` do not depend on the key.
+    ``value`` is the modified score: an expression of the score ``score``, of elements of ``inputs`` (broadcast to the
+    scores) and of the key's index ``row.index``; -inf masks the key. A row attends to the keys from ``first`` up to
+    before ``end`` (int64). ``sink`` (float32) is the score of an additional key whose value vector is zero. ``first``,
+    ``end`` and ``sink`` may differ by row, but do not depend on the key.
     """
 
     score: Scalar
@@ -52,7 +54,7 @@ class Reading:
     factor: float = 1.0
     """Positive constant that multiplies ``value``."""
     unit: Scalar | None = None
-    """Another factor of ``value``, computed from inputs of one element each."""
+    """Second factor of ``value``, which the kernel computes from one-element ``inputs``."""
     without_keys: float = 0.0
     """Result of a row that attends to no key: 0, or NaN as ONNX's softmax computes it."""
 
@@ -68,11 +70,11 @@ def stream_attention(
     *,
     elements: tuple[Element, Element] | None = None,
 ) -> None:
-    """Write softmax(``reading`` of q @ k^T) @ v to ``out`` [batch..., groups, rows, width], a view of any strides.
+    """Write softmax(``reading`` applied to q @ k^T) @ v to ``out`` [batch..., groups, rows, width], of any strides.
 
     q is [batch..., groups, rows, size]; its groups and rows must flatten into one dimension. k [batch..., keys, size]
     and v [batch..., keys, width] have any strides. All groups of a batch share its keys (grouped-query attention).
-    ``elements`` are the loaders of k and v, by default plain loads.
+    ``elements`` are the loaders of k's and v's elements, by default plain loads.
     """
     *batch, groups, rows, size = q.shape
     width, keys = v.shape[-1], k.shape[-2]
@@ -144,7 +146,7 @@ def stream_attention(
 
 
 def _weights(ctx: Lowering, scores: Map, reading: Reading) -> tuple[Weights, Parameters]:
-    """Return the code that computes the modified score, and the kernel parameters that it needs."""
+    """Return the source that computes the modified score (`Reading.value`), and the kernel parameters that it needs."""
     emit = Emitter(PREFIX, indent=0)
     builder = KernelBuilder(PREFIX, emit)
     unit = [] if reading.unit is None else [reading.unit]
@@ -163,7 +165,7 @@ def _weights(ctx: Lowering, scores: Map, reading: Reading) -> tuple[Weights, Par
 
 
 def _range(ctx: Lowering, scores: Map, reading: Reading, needs_sink: bool) -> tuple[Range, Parameters]:
-    """Return the code that computes a row's key range and sink, and the kernel parameters that it needs."""
+    """Return the source that computes a row's key range and sink, and the kernel parameters that it needs."""
     emit = Emitter("g_", indent=0)
     builder = KernelBuilder("g_", emit)
     wanted = (reading.first, reading.end, reading.sink if needs_sink else None)
@@ -182,7 +184,7 @@ def _axes(scores: Map, *names: str) -> list[Axes]:
 def _reduce_splits(
     ctx: Lowering, scores: Map, part: Tensor, statistics: Sequence[Tensor], out: Tensor, reading: Reading
 ) -> None:
-    """Launch the kernel that combines the splits' partial results, rescaled to their common maximum; a warp per row."""
+    """Launch `MergeKernel`, which rescales the splits' partial results to a common maximum and adds them."""
     *batch, groups, rows, width = out.shape
     splits = part.shape[0]
     assert isinstance(splits, int)

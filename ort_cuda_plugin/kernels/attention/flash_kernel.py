@@ -1,4 +1,4 @@
-"""FlashAttention without tensor cores: one pass over the keys with an online softmax (`flash`)."""
+"""FlashAttention kernel without tensor cores; `flash` launches it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from .multi_pass import AttentionKernel
 
 @dataclass(frozen=True)
 class Range:
-    """Code that computes a row's key range and sink, and the variables that hold them; "" for a missing one.
+    """Source lines that compute a row's key range and sink.
 
-    The kernel has ``block_lines`` once, and ``row_lines`` after each assignment of ``row``.
+    ``first``, ``end`` and ``sink`` name the variables that hold the results, "" for a bound or sink that does not
+    exist. The kernel has ``block_lines`` once, and ``row_lines`` after each assignment of ``row``.
     """
 
     block_lines: tuple[str, ...] = ()
@@ -27,7 +28,7 @@ class Range:
 class StreamKernel(AttentionKernel):
     """SIMT FlashAttention kernel. With ``split`` it stores a row's unnormalised accumulators, maximum and weight sum.
 
-    The result of a row without keys is NaN with ``nan``, else 0.
+    A row that attends to no key gets NaN with ``nan``, else 0.
     """
 
     range: Range = Range()
@@ -70,7 +71,7 @@ class StreamKernel(AttentionKernel):
         ]
 
     def _bounds(self) -> list[str]:
-        """Narrow ``n`` and the tiles to the keys that the block's rows attend to, and to the block's split."""
+        """Restrict ``n`` and the loop over tiles to keys that the block's rows attend to, and to the block's split."""
         known = self.range
         lines = list(known.block_lines)
         if known.first or known.end:
@@ -87,7 +88,7 @@ class StreamKernel(AttentionKernel):
         return [*lines, *self._part()] if self.split else lines
 
     def _part(self) -> list[str]:
-        """Narrow the loop over tiles of keys to the block's split of the keys."""
+        """Restrict the loop over tiles of keys to the block's split of the keys."""
         return [
             "part = int32(cuda.blockIdx.y)",
             "per_part = int32(truncdiv_i32(int32(max(int32(tiles - tile0), int32(0)) + splits - 1), splits))",
@@ -144,7 +145,7 @@ class StreamKernel(AttentionKernel):
         ]
 
     def _finish(self) -> list[str]:
-        """Normalise the accumulators by the sum of weights, including the sink."""
+        """Divide the accumulators by the sum of each row's weights, including the weight of the sink."""
         lines = ["most = largest[int64(mine)]"]
         if self.range.sink:
             lines += ["row = int32(min(int32(row0 + mine), int32(m - 1)))", *self.range.row_lines]

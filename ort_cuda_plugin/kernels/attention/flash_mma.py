@@ -1,7 +1,7 @@
 """FlashAttention on tensor cores: block setup, the loop of `OnlineSoftmax`, and a reduction across warps.
 
-Warps that share rows process disjoint keys. After the loop they reduce the maxima and weight sums of each row in shared
-memory, and then the accumulators, a range of columns at a time.
+Several warps may process the same query rows, each with other keys. After the loop they reduce the maxima and weight
+sums of each row in shared memory, and then the accumulators, a range of columns at a time.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from .flash_mma_softmax import OnlineSoftmax
 from .flash_mma_tiles import MATRIX_ROWS
 
 RESULT_GAP = 8
-"""Floats of padding between rows of the result in shared memory, to avoid bank conflicts."""
+"""Floats of padding between rows of accumulators in shared memory, to avoid bank conflicts."""
 LANES = 4
-"""Adjacent columns of the result that a thread stores by one access."""
+"""Adjacent columns of the result that a thread stores with one vectorised store."""
 MOST_SHARED = 96 << 10
-"""Maximum bytes of shared memory for the accumulators of the final reduction, on every device."""
+"""Maximum bytes of shared memory for the accumulators in the final reduction, the same limit on every GPU."""
 LOG2_E = f"float32({math.log2(math.e)!r})"
 
 
 @dataclass(frozen=True)
 class MatrixStreamKernel(OnlineSoftmax):
-    """FlashAttention on tensor cores, for heads whose size is a multiple of 16."""
+    """FlashAttention kernel on tensor cores, for head sizes that are multiples of 16."""
 
     result: RowDestination = field(default_factory=RowDestination)
 
@@ -38,7 +38,7 @@ class MatrixStreamKernel(OnlineSoftmax):
 
     @property
     def rounds(self) -> int:
-        """Rounds of the final reduction: 1 if the accumulators of all columns fit in shared memory, else 2."""
+        """Rounds of the final reduction: 1 if the accumulators of all columns fit in `MOST_SHARED` bytes, else 2."""
         whole = self.form.sharing_warps * self.form.m * (self.form.width + RESULT_GAP) * 4
         return 1 if whole <= MOST_SHARED else 2
 
@@ -52,12 +52,12 @@ class MatrixStreamKernel(OnlineSoftmax):
 
     @property
     def row_pitch(self) -> int:
-        """Floats from one warp's row statistics to the next warp's, without bank conflicts between rows or warps."""
+        """Floats from one warp's row statistics to the next warp's in shared memory, padded against bank conflicts."""
         return self.form.m + (32 // self.form.sharing_warps if self.form.sharing_warps > 1 else 0)
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes of dynamic shared memory: pipeline stages and Q rows, reused for the accumulators of all warps."""
+        """Bytes of dynamic shared memory: for pipeline stages and Q rows, later for the accumulators of all warps."""
         operands = 2 * self.form.stages * self.tile_bytes + self.form.m * self.pitch * self.itemsize
         return max(operands, self.form.sharing_warps * self.form.m * self.result_pitch * 4)
 
@@ -92,7 +92,7 @@ class MatrixStreamKernel(OnlineSoftmax):
             f"warp_key = int32(part_of_keys * {form.warp_keys})",
             "tile_c = array_pointer(cuda.shared.array(0, float32, 16))",
             "tile_at = shared_address(tile_c)",
-            # ldmatrix addresses of the lane: its row in the first 8x8 matrices of Q and K.
+            # The lane's ldmatrix addresses: one row of one of the first four 8x8 matrices of Q, and likewise of K.
             "eight = int32(lane & 7)",
             "low, high = int32(((lane >> 3) & 1) * 8), int32(((lane >> 4) & 1) * 8)",
             f"rows_at = tile_at + int64(int32((warp_row + eight + low) * {line} + high * 2 + {rows_at}))",
@@ -110,7 +110,7 @@ class MatrixStreamKernel(OnlineSoftmax):
         ]
 
     def _values_address(self, line: int) -> list[str]:
-        """Compute the lane's address of V: an ldmatrix.trans row, or for float32 (no transposed load) a single word."""
+        """Compute the lane's address in V: a row for ldmatrix.trans, or for float32, which has no such load, a word."""
         if self.kind == "tf32":
             offset = f"(warp_key + lane_pair) * {line} + lane_row * {self.itemsize} + {self.tile_bytes}"
             return [f"values_at = int32({offset})"]
@@ -118,7 +118,7 @@ class MatrixStreamKernel(OnlineSoftmax):
         return [f"values_at = tile_at + int64(int32({offset}))"]
 
     def _bounds(self) -> list[str]:
-        """Narrow ``n`` and the tiles to the keys that the block's rows attend to, and to the block's split."""
+        """Restrict ``n`` and the loop over tiles to keys that the block's rows attend to, and to the block's split."""
         known, shift = self.range, log2(self.form.keys)
         lines = [*known.block_lines, "tile0 = int32(0)"]
         if known.first or known.end:
@@ -143,7 +143,7 @@ class MatrixStreamKernel(OnlineSoftmax):
         return lines
 
     def _end(self) -> list[str]:
-        """Reduce the statistics and the accumulators across warps, and store the result."""
+        """Reduce the row statistics and the accumulators across warps, and store the result."""
         parts, count = self.form.sharing_warps, self.form.m * self.form.sharing_warps
         lines = [
             f"{name}_t = array_pointer(cuda.shared.array({parts * self.row_pitch}, float32, 16))"
@@ -173,7 +173,10 @@ class MatrixStreamKernel(OnlineSoftmax):
         return lines
 
     def _factors(self) -> list[str]:
-        """Compute the rescaling factor of each row and warp; adjacent threads hold a row's statistics of all warps."""
+        """Compute the factor that rescales each warp's accumulators of a row to the row's maximum over all warps.
+
+        Adjacent threads hold the statistics of the same row from different warps, so that shuffles combine them.
+        """
         parts = self.form.sharing_warps
         lanes = [1 << bit for bit in range(log2(parts))]
         sink = "" if self.split else self.range.sink
@@ -209,7 +212,7 @@ class MatrixStreamKernel(OnlineSoftmax):
         return [*lines, "factors_t[int64(thread)] = factor"]
 
     def _store_partial(self, number: int) -> list[str]:
-        """Store the warps' accumulators of one round's columns in shared memory."""
+        """Store all warps' accumulators of the columns of round ``number`` in shared memory."""
         pitch, columns = self.result_pitch, self.round_columns
         offset = f"(part_of_keys * {self.form.m} + warp_row + lane_row) * {pitch} + lane_pair"
         return [
@@ -224,7 +227,7 @@ class MatrixStreamKernel(OnlineSoftmax):
         ]
 
     def _reduce_partials(self, number: int) -> list[str]:
-        """Add the rescaled accumulators of all warps and store the results: 4 or 8 columns of some rows per thread."""
+        """Add the rescaled accumulators of all warps and store the results; a thread has 4 or 8 columns per row."""
         form, pitch, parts = self.form, self.result_pitch, self.form.sharing_warps
         lanes = form.width // 2 // LANES
         groups = range(0, self.round_columns, form.width // 2)

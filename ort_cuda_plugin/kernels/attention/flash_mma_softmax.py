@@ -15,16 +15,16 @@ from ..codegen.simt_fragments import indented
 from .flash_mma_tiles import MATRIX_ROWS, StreamTiles
 
 STEP_BYTES = 32
-"""Bytes of a row that one mma instruction multiplies along the reduction dimension."""
+"""Bytes of an operand's row that one mma instruction consumes along k (m16n8k16 of 16 bits, m16n8k8 of TF32)."""
 MANY_THREADS = 256
-"""Maximum threads of a block in which each thread can have 255 registers."""
+"""Maximum threads of a block whose threads can each have the maximum of 255 registers (65,536 per block)."""
 ONES = {"f16": 0x3C003C00, "bf16": 0x3F803F80, "tf32": 0x3F800000}
-"""By operand type, the bits of a register with ones; weights @ ones adds up the weights of each row."""
+"""By operand type, the bits of a register that holds ones. The mma product weights @ ones sums each row's weights."""
 
 
 @dataclass(frozen=True)
 class OnlineSoftmax(StreamTiles):
-    """The loop over tiles of keys. ``factor`` multiplies the modified scores (`Reading`)."""
+    """The kernel's loop over tiles of keys. ``factor`` multiplies the modified scores (`Reading.factor`)."""
 
     factor: float = 1.0
 
@@ -35,23 +35,26 @@ class OnlineSoftmax(StreamTiles):
 
     @property
     def log2(self) -> str:
-        """Expression of the factor that converts modified scores to exponents of 2."""
+        """Expression of the factor that converts a modified score to an exponent for exp2: all factors * log2(e)."""
         known = f"float32({self.factor * math.log2(math.e)!r})"
         return f"({self.weights.unit} * {known})" if self.weights.unit else known
 
     @property
     def is_near(self) -> bool:
-        """Whether the maximum is subtracted before the scaling, because scaled large mask values would be rounded."""
+        """Whether the row's maximum is subtracted before scores are multiplied by `log2`, not in one FMA with it.
+
+        Without factors, a score may include a large mask value, whose product with log2(e) would be rounded too much.
+        """
         return self.factor == 1.0 and not self.weights.unit
 
     @property
     def row_matrices(self) -> range:
-        """16-row matrices of a warp."""
+        """Indices of the 16-row mma operands (m16) that a warp's rows consist of."""
         return range(self.form.warp_rows // MATRIX_ROWS)
 
     @property
     def thread_rows(self) -> range:
-        """Rows of which a thread holds scores: every eighth row of the warp."""
+        """Indices of the rows whose scores a thread holds: every eighth row of its warp."""
         return range(2 * len(self.row_matrices))
 
     def _key_loop(self) -> list[str]:
@@ -101,9 +104,10 @@ class OnlineSoftmax(StreamTiles):
         ]
 
     def _kept_steps(self, matrix: int) -> range:
-        """Return the k steps whose Q fragments stay in registers; other fragments are reloaded for each tile.
+        """Return the k steps whose Q fragments of a 16-row matrix stay in registers; others are reloaded for each tile.
 
-        float32 fragments take twice the registers, mask offsets take some, and threads of large blocks have few.
+        How many fit depends on the registers: float32 fragments take twice as many, offsets of mask elements take some,
+        and a thread of a block of more than `MANY_THREADS` has fewer than 255.
         """
         if matrix == 0 or self.form.stages == 1:
             return self.steps
@@ -114,7 +118,7 @@ class OnlineSoftmax(StreamTiles):
         return self.steps[:0] if self.weights.row_lines or self.weights.key_lines else self.steps[1:]
 
     def _rows(self, step: int, *, kept: bool) -> list[str]:
-        """Load the Q fragments of a k step: with ``kept`` those that stay in registers, else those loaded per tile."""
+        """Load Q fragments of a k step: with ``kept`` those of `_kept_steps`, else those that are reloaded per tile."""
         lines = []
         for i in self.row_matrices:
             if (step in self._kept_steps(i)) != kept:
@@ -125,14 +129,17 @@ class OnlineSoftmax(StreamTiles):
         return lines
 
     def _rounded(self, names: Sequence[str]) -> list[str]:
-        """Round float32 registers to TF32; other types need no conversion."""
+        """Return lines that round float32 registers to TF32; none for other types."""
         return [f"{name} = round_tf32(u32_as_f32({name}))" for name in names] if self.kind == "tf32" else []
 
     def _multiplied(self, sums: str, at: int, a: str, b: str) -> str:
         return f"multiply_add_matrix_{self.kind}({sums}, {at}, {a}, {b})"
 
     def _multiply(self, sums: str, count: int, load: str, step: int, a: Sequence[str]) -> list[str]:
-        """Accumulate in ``sums`` each ``a`` matrix times ``count`` b matrices; a ``load`` (ldmatrix) reads two of b."""
+        """Add the products of each ``a`` matrix and ``count`` b matrices to accumulators ``sums``.
+
+        ``load`` begins an ldmatrix call that reads two b matrices; ``step`` is the distance of its addresses, in bytes.
+        """
         lines = []
         for i in range(0, count, 2):
             lines += [f"b0, b1, b2, b3 = {load} + {i // 2 * step})", *self._rounded(["b0", "b1", "b2", "b3"])]
@@ -154,12 +161,12 @@ class OnlineSoftmax(StreamTiles):
         return lines
 
     def _row_scores(self, half: int) -> list[str]:
-        """Return the expressions of the thread's scores of one of its rows."""
+        """Return the expressions of a thread's scores of row ``half``, an index of `thread_rows`."""
         at = [4 * number + 2 * (half & 1) + i for number in range(self.form.warp_keys // 8) for i in (0, 1)]
         return [f"score_sums_{half >> 1}[{index}]" for index in at]
 
     def _softmax(self) -> list[str]:
-        """Turn the tile's scores into weights, and rescale the accumulators if a row's maximum has grown."""
+        """Convert the tile's scores to weights, and rescale the accumulators if a row's maximum has grown."""
         one, keys = self.weights.passes[0], self.form.warp_keys
         lines, beyond = [], []
         for number in range(keys // 8):
@@ -188,7 +195,7 @@ class OnlineSoftmax(StreamTiles):
         return lines
 
     def _shift(self, half: int) -> str:
-        """Compute the exponent offset of a row: its maximum, or 0 if all keys are masked."""
+        """Assign ``shift``, which is subtracted from a row's scores: their maximum, or 0 if all keys are masked."""
         most = f"choose(most_{half} == float32(-math.inf), float32(0), most_{half})"
         return f"shift = {most}" if self.is_near else f"shift = {most} * {self.log2}"
 
@@ -238,8 +245,8 @@ class OnlineSoftmax(StreamTiles):
     def _multiply_float32_values(self) -> list[str]:
         """Accumulate weights @ V for float32, which ldmatrix cannot transpose.
 
-        A lane holds the weights of adjacent keys. Both operands use the same permutation of keys, so that no shuffle is
-        needed.
+        A lane holds the weights of adjacent keys, while mma expects keys 4 apart. Loading V with the same permutation
+        of keys gives the same sum without a shuffle.
         """
         lines = ["value_at = int32((values_at + stage) >> 2)"]
         for step in range(self.form.warp_keys // 8):

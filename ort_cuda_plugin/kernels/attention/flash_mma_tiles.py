@@ -14,7 +14,7 @@ MATRIX_ROWS = 16
 GAP_BYTES = 16
 """Bytes of padding between rows in shared memory, to avoid bank conflicts."""
 STRIDES = {"a": "a_m", "b": "b_n", "c": "c_n"}
-"""Parameter of the row stride of each operand."""
+"""Kernel parameter with the stride between rows of Q ("a"), K ("b") and V ("c")."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class StreamTiles(StreamKernel):
 
     @property
     def tile_bytes(self) -> int:
-        """Bytes of a tile of keys, or of the tile of their values."""
+        """Bytes of a tile of K rows in shared memory, which are also those of a tile of V rows."""
         return self.form.keys * self.pitch * self.itemsize
 
     @property
@@ -56,11 +56,11 @@ class StreamTiles(StreamKernel):
 
     @property
     def _rows_at_once(self) -> int:
-        """Rows that the block copies in one pass; surplus threads copy nothing."""
+        """Rows that the block copies in one pass, a 16-byte chunk per thread; surplus threads copy nothing."""
         return self.form.threads // self._row_chunks
 
     def copying(self) -> list[str]:
-        """Compute the thread's chunk within a pass, and whether all rows are 16-byte aligned."""
+        """Compute which 16-byte chunk the thread copies in each pass, and whether all rows are 16-byte aligned."""
         chunks, shift = self._row_chunks, log2(self.itemsize)
         row = f"thread >> {log2(chunks)}" if chunks & (chunks - 1) == 0 else f"thread // {chunks}"
         lines = [
@@ -75,9 +75,10 @@ class StreamTiles(StreamKernel):
         return lines
 
     def _passes(self, count: int, end: str, body: str) -> list[str]:
-        """Repeat ``body`` for each pass over ``count`` rows; ``{first}`` is the pass's first row, ``{to}`` its offset.
+        """Repeat ``body`` for each pass over ``count`` rows, with the thread's bounds checks.
 
-        Passes from row ``end`` on are skipped.
+        In ``body``, ``{first}`` is the pass's first row and ``{to}`` the byte offset of this row in shared memory.
+        Passes that begin at row ``end`` or later are skipped.
         """
         lines, at_once = [], self._rows_at_once
         for number in range(-(-count // at_once)):
@@ -90,9 +91,9 @@ class StreamTiles(StreamKernel):
         return lines
 
     def _one_by_one(self, x: str, count: int, last: str, start: str, to: str, *, zeros: bool) -> list[str]:
-        """Copy ``count`` rows that are not 16-byte aligned, by plain loads and stores.
+        """Copy ``count`` rows whose addresses are not 16-byte aligned, element by element.
 
-        With ``zeros`` rows after row ``last`` become zeros, else copies of row ``last``.
+        With ``zeros`` tile rows after row ``last`` become zeros, else copies of row ``last``.
         """
         stride, chunks = self._stride(STRIDES[x]), self._row_chunks
         if self.kind == "tf32":
@@ -115,7 +116,7 @@ class StreamTiles(StreamKernel):
         ]
 
     def fill_rows(self) -> list[str]:
-        """Start to copy the block's Q rows; tile rows past the end of Q become copies of its last row."""
+        """Issue the copies of the block's Q rows; tile rows past the end of Q become copies of its last row."""
         stride, offset = self._stride("a_m"), 2 * self.form.stages * self.tile_bytes
         body = "\n".join(
             (
@@ -128,10 +129,10 @@ class StreamTiles(StreamKernel):
         return ["if is_whole:", *indented(self._passes(self.form.m, "", body), 1), "else:", *indented(slow, 1)]
 
     def fill(self, tile: str, stage: str) -> list[str]:
-        """Start to copy a tile's keys and values, with zeros after the last key up to the end of a warp's slice.
+        """Issue the copies of a tile's K and V rows. Rows after the last key, up to a warp's whole slice, get zeros.
 
-        Keys past the end have weight 0, but mma multiplies this weight by their values, and 0 times stale shared memory
-        could be NaN.
+        Keys past the end have weight 0, but mma multiplies this weight by their value rows, and 0 times stale shared
+        memory could be NaN.
         """
         form, last = self.form, "int32(left - 1)"
         offsets, strides = (0, self.tile_bytes), [self._stride(STRIDES[x]) for x in "bc"]
@@ -143,7 +144,7 @@ class StreamTiles(StreamKernel):
             " exists)"
             for x, offset, stride in zip("bc", offsets, strides, strict=True)
         ]
-        # A warp multiplies all keys of its slice of a tile, or none.
+        # A warp multiplies all keys of its slice or none: round the number of copied rows up to whole slices.
         quick.append(f"multiplied = int32(int32(left + {form.warp_keys - 1}) & -{form.warp_keys})")
         quick += self._passes(form.keys, "multiplied", "\n".join(body))
         slow = [

@@ -1,6 +1,6 @@
-"""FlashAttention for an Attend step of floats, on a GPU (`flash`).
+"""FlashAttention for an Attend step of the program: converts the step to a call of `flash.stream_attention`.
 
-Query heads that share a K/V head become rows of one matrix. With many keys and few rows, blocks split the keys.
+Query heads that share a K/V head become rows of one matrix.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ __all__ = ["flash_call", "flash_operands", "launch_flash", "share_keys"]
 
 
 def launch_flash(ctx: Lowering, step: Attend) -> None:
-    """Launch FlashAttention by the step's schedule; the step's attention weights must be a softmax of the scores."""
+    """Launch FlashAttention with the step's schedule. The step's row program must be a softmax of the scores."""
     assert step.schedule is not None
     stream_attention(ctx, *flash_call(ctx, step), step.schedule)
 
 
 def flash_call(ctx: Lowering, step: Attend) -> tuple[Tensor, Tensor, Tensor, Tensor, Reading]:
-    """Return the arguments of `stream_attention` for the step, whose attention weights must be a softmax."""
+    """Return the arguments q, k, v, out and reading of `stream_attention` for a step whose row program is a softmax."""
     softmax = softmax_of(step)
     assert softmax is not None
     batch, out = step.batch, step.outputs[0][1]
@@ -46,9 +46,10 @@ def flash_call(ctx: Lowering, step: Attend) -> tuple[Tensor, Tensor, Tensor, Ten
 
 
 def _logit(step: Attend, softmax: Softmax) -> tuple[Scalar, float, Scalar | None]:
-    """Return the softmax's operand, a constant positive factor of it, and a factor computed on the device (None: 1).
+    """Split the softmax's operand into (value, positive constant factor, factor computed on the device or None for 1).
 
-    The product of the three is float32, as in cuDNN: rounding the scores to 16 bits takes longer than multiplying them.
+    The product of the three is float32, as in cuDNN. Unfused steps round scores to 16 bits; the rounding would take
+    longer than the multiplications.
     """
     score = s.cast(step.score, DType.FLOAT32)
     unit = functools.reduce(operator.mul, softmax.units) if softmax.units else None
@@ -59,14 +60,14 @@ def _logit(step: Attend, softmax: Softmax) -> tuple[Scalar, float, Scalar | None
 
 
 def share_keys(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Tell whether heads along the last batch dimension share K/V, and their query rows form one matrix."""
+    """Tell whether all heads (the last batch dimension) share K/V, and q's heads and rows flatten to one dimension."""
     if q.rank < 3 or q.shape[-3] == 1 or q.strides[-3] != q.shape[-2] * q.strides[-2]:
         return False
     return k.strides[-3] == 0 and v.strides[-3] == 0
 
 
 def flash_operands(ctx: Lowering, step: Attend) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the queries, keys and values of a step; keys are transposed to one row per token."""
+    """Return q [..., rows, size], k [..., keys, size] and v [..., keys, width]; the step's second operand is k^T."""
     q, b, v = step.operands
     k = ctx.view(
         b, (*b.shape[:-2], b.shape[-1], b.shape[-2]), (*b.strides[:-2], b.strides[-1], b.strides[-2]), b.offset
@@ -75,6 +76,6 @@ def flash_operands(ctx: Lowering, step: Attend) -> tuple[Tensor, Tensor, Tensor]
 
 
 def _of_one_group(ctx: Lowering, x: Tensor) -> Tensor:
-    """View x [..., rows, columns] as [..., 1, rows, columns]: one group of query heads."""
+    """View x [..., rows, columns] as [..., 1, rows, columns], as each query head has K/V of its own."""
     shape, strides = (*x.shape[:-2], 1, *x.shape[-2:]), (*x.strides[:-2], 0, *x.strides[-2:])
     return ctx.view(x, shape, strides, x.offset)

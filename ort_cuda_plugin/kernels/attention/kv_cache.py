@@ -1,4 +1,4 @@
-"""K/V cache that grows in place, if the application binds past and present to one buffer.
+"""K/V cache update: appends new rows, in place if the application binds past and present cache to one buffer.
 
 Each Run may bind other buffers, so the kernel compares the addresses of past and present. If they are equal, it writes
 only the new rows. A cache may be quantized to int8, to an 8-bit float, or to 4 bits: two adjacent elements in a byte,
@@ -23,15 +23,16 @@ from ..codegen.source import KernelBuilder, kernel_name, load_text, offset_text
 from ..codegen.vectors import FEW_ELEMENTS, VECTOR_BYTES, vector_width
 
 ROWS = 16
-"""Rows of the cache that a thread writes."""
+"""Consecutive cache rows per thread; without vectorised accesses, `carry_over` copies as many elements per thread."""
 
 
 @dataclass(frozen=True, eq=False)
 class CachePart:
-    """Keys or values: ``past`` and ``present`` [batch, heads, capacity, size], ``new`` [batch, heads, rows, size].
+    """The K or the V half of a cache update, tensors ``past`` and ``present`` [batch, heads, capacity, size].
 
-    ``scale`` dequantizes the elements of a quantized cache: one number, or one for each channel [heads, 1, size]. With
-    4 ``bits`` a byte has two elements, and the last dimension of past and present is size / 2.
+    ``new`` [batch, heads, rows, size] are the rows to append. ``scale`` dequantizes the elements of a quantized cache:
+    one number, or one for each channel [heads, 1, size]. With 4 ``bits`` a byte has two elements, and the last
+    dimension of past and present is size / 2.
     """
 
     past: Tensor | None
@@ -42,7 +43,7 @@ class CachePart:
 
     @property
     def elements(self) -> Tensor:
-        """View of ``present`` whose sizes and strides count elements, not bytes of two packed elements."""
+        """View of ``present`` whose sizes and strides count elements; with 4 bits a byte of ``present`` holds two."""
         if self.bits == 8:
             return self.present
         *outer, size = self.present.shape
@@ -51,13 +52,13 @@ class CachePart:
 
     @property
     def element(self) -> Element:
-        """Loader of an element, without the scale."""
+        """Loader of a cache element as float32, before the multiplication by the scale."""
         return CacheElement("f32", self.present.dtype, self.bits)
 
 
 @dataclass(frozen=True)
 class CacheElement(Element):
-    """Loader of a cache element: of type ``source``, or with 4 ``bits`` of a nibble with its offset of 8."""
+    """Loader of a cache element as float32: from type ``source``, or with 4 ``bits`` from a nibble, minus 8."""
 
     source: DType = DType.FLOAT32
     bits: int = 8
@@ -74,7 +75,7 @@ class CacheElement(Element):
 
 
 def append(ctx: Lowering, parts: Sequence[CachePart], first: Tensor) -> None:
-    """Write each part's ``present``: its ``new`` rows from ``first`` [batch] on, and before them the rows of ``past``.
+    """Write each part's ``present``: the rows of ``past``, and from row ``first`` [batch] on those of ``new``.
 
     Rows after the new ones become zero, or stay unchanged if past and present are one buffer. All parts have equal
     shapes.
@@ -100,10 +101,10 @@ def append(ctx: Lowering, parts: Sequence[CachePart], first: Tensor) -> None:
             writer.write(b, h, d, n_rows)
     uses: dict[Tensor, Use] = {}
     for part in parts:
-        # Equal capacities mean, as a rule, that past and present are one buffer: estimate the traffic for that.
+        # With equal capacities an application usually binds one buffer: estimate the memory traffic for this case.
         if part.past is not None and ctx.settled(eq(part.past.shape[2], capacity)):
             uses |= {part.past: Use(elements=0), part.present: Use(elements=part.new.size)}
-    # Past and present with different capacities cannot be one buffer.
+    # No guard on equal capacities: tensors of unequal sizes cannot be bound to one buffer.
     in_place = [
         InPlace(part.past.buffer, part.present.buffer, kept=True)
         for part in parts
@@ -117,9 +118,9 @@ def _is_whole(x: Tensor) -> bool:
 
 
 def carry_over(ctx: Lowering, past: Tensor, present: Tensor) -> None:
-    """Copy a contiguous cache to another buffer, unless the two are one buffer.
+    """Copy the ``past`` cache to a contiguous ``present`` one, unless both are bound to one buffer.
 
-    A program that reads rows of the past cache, and updates only other rows of the present one, needs the copy.
+    A program that updates only some rows of the present cache needs this copy for the other rows.
     """
     past = ctx.contiguous(past)
     builder = KernelBuilder()
@@ -144,7 +145,7 @@ def carry_over(ctx: Lowering, past: Tensor, present: Tensor) -> None:
 
 
 def _vector_width(ctx: Lowering, parts: Sequence[CachePart]) -> int:
-    """Return the columns per thread: 1, or on a GPU a vector if rows consist of vectors and need no conversion."""
+    """Return the columns per thread: a vector if rows consist of whole vectors and need no conversion, else 1."""
     tensors = [x for part in parts for x in (part.past, part.new, part.present) if x is not None]
     moved = all(part.scale is None and part.bits == 8 for part in parts) and len({x.dtype for x in tensors}) == 1
     if ctx.device.emulated or not moved or any(x.strides[-1] != 1 for x in tensors):
@@ -153,7 +154,7 @@ def _vector_width(ctx: Lowering, parts: Sequence[CachePart]) -> int:
 
 
 class _Writer:
-    """Emitter of a thread's writes to a `CachePart`: rows ``start`` to ``stop`` of one or ``width`` columns."""
+    """Emitter of a thread's writes to a `CachePart`: rows from ``start`` to before ``stop`` of ``width`` columns."""
 
     def __init__(self, builder: KernelBuilder, part: CachePart, width: int) -> None:
         self._emit, self._part, self._width = builder.emit, part, width
@@ -169,7 +170,7 @@ class _Writer:
             self._scale = _StridedTensor(builder, part.scale, strides=(strides[0], strides[2]))
 
     def declare(self) -> None:
-        """Declare the thread's vector, and a vector of zeros."""
+        """Declare the variable for the thread's vector, and one for a vector of zeros."""
         self._lanes, self._zeros = self._emit.fresh("r"), self._emit.fresh("z")
         for name in (self._lanes, self._zeros):
             self._emit.line(f"{name} = lanes_of({self._present.pointer}, {self._width})")
@@ -180,7 +181,7 @@ class _Writer:
         self._emit.line(f"{function}({lanes}, {x.pointer}, {offset}, 0, {offset} + {width}, {width}, 1)")
 
     def _copy(self, b: str, h: str, d: str, source: _StridedTensor | None, row: str) -> None:
-        """Copy a vector of row ``row`` of ``source`` to present, or zeros if there is no ``source``."""
+        """Copy a vector of row ``row`` of ``source`` to row ``place`` of present; zeros if ``source`` is None."""
         if source is not None:
             self._move("load_row", self._lanes, source, b, h, row, d)
         self._move("store_row", self._zeros if source is None else self._lanes, self._present, b, h, "place", d)
@@ -212,7 +213,7 @@ class _Writer:
                     emit.line(f"{at} = {'136' if self._part.bits == 4 else '0'}")
 
     def _encoded(self, b: str, h: str, d: str) -> str:
-        """Return the element of the new row ``taken`` in the cache's storage type: one, or two packed into a byte."""
+        """Return new row ``taken``'s element in the cache's storage type: one element, or two packed into a byte."""
         part, new = self._part, self._new
         if self._scale is None:
             return new.load(b, h, "taken", d)
@@ -222,7 +223,7 @@ class _Writer:
         return self._emit.memory_form(s.cast((first + 8) | ((second + 8) << 4), DType.UINT8))
 
     def _quantized(self, b: str, h: str, d: str, low: int, high: int) -> Scalar:
-        """Return the quantized value of an element: an 8-bit float, or an integer."""
+        """Return new row ``taken``'s element d divided by its scale, as an 8-bit float or a clamped integer."""
         part, emit = self._part, self._emit
         assert self._scale is not None
         value = Scalar(part.new.dtype, "leaf")

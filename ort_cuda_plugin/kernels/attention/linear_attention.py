@@ -1,7 +1,7 @@
-"""Linear attention: a recurrent matrix state per head, which each step decays, corrects and updates.
+"""Linear attention: a recurrent matrix state per head, which each time step decays, corrects and updates.
 
-The columns of the state are independent: a thread computes one column of one head of one sequence through all steps,
-without a barrier. Adjacent threads own adjacent columns.
+The columns of the state are independent: a thread computes one column of one head of one sequence through all time
+steps, without a barrier. Adjacent threads own adjacent columns.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ class LinearAttention:
     share a query head or a key head.
 
     Attributes:
-        bounds: int32 [batch + 1], offsets of packed sequences in time; None if each sequence has all steps.
-        window: [steps, batch, heads, k, v], the states after the last steps, oldest first, zero-padded at the start.
-        added: [batch, steps, heads, v], the vectors v of the first updates ``state += outer(key, v)``.
-        past_window: a tensor like ``window``; ``past`` is a slice of it.
+        bounds: int32 [batch + 1], first time steps of packed sequences; None if each sequence has all time steps.
+        window: [slots, batch, heads, k, v], the states after the last time steps, oldest first; slots before the first
+            time step are zero.
+        added: [batch, slots, heads, v], the vectors v of the first updates ``state += outer(key, v)``.
+        past_window: a tensor of the shape of ``window``; ``past`` is a slice of it.
     """
 
     query: Tensor
@@ -81,7 +82,7 @@ def linear_attention(ctx: Lowering, given: LinearAttention) -> None:
         return leaf
 
     def shared(count: Dim) -> str:
-        """Return the index of the head, among ``count`` shared heads, that the thread's head reads."""
+        """Return the index of the query or key head, of ``count``, that the thread's head reads."""
         ratio = floordiv(heads, count)
         return h if ratio == 1 else emit.assign(f"{h} // {builder.integer(ratio)}")
 
@@ -91,7 +92,7 @@ def linear_attention(ctx: Lowering, given: LinearAttention) -> None:
             states.store(named(zero if start is None else start.load(b, h, "d", m)), b, h, "d", m)
         begin, end = "int64(0)", n_steps
         if given.bounds is not None:
-            # The bounds are device data: clamp them to the sequence.
+            # The host cannot check bounds that are computed on the device: clamp them to the time axis.
             bounds, stride = builder.tensor(given.bounds), builder.stride(given.bounds.strides[0])
             begin = emit.assign(f"max(int64({bounds}[{b} * {stride}]), int64(0))")
             end = emit.assign(f"min(int64({bounds}[({b} + 1) * {stride}]), {n_steps})")
@@ -127,7 +128,7 @@ def linear_attention(ctx: Lowering, given: LinearAttention) -> None:
                 with emit.block(f"for d in range({n}):"):
                     emit.line(f"total += {q.load(b, 't', hq, 'g', 'd')} * {states.load(b, h, 'd', m)}")
                 results.store(named("total") * named(factor.load()), b, "t", h, "g", m)
-    # In-place is safe: a thread reads its column of the past before it writes that column.
+    # The state may overwrite the past state: a thread reads its column of the past before it writes that column.
     in_place = list(in_place_of(given.past, given.state))
     if given.window is not None:
         in_place += in_place_of(given.past_window, given.window)

@@ -1,8 +1,8 @@
-"""Multi-pass attention in one kernel that stores no scores: GEMM, row program (softmax), GEMM.
+"""Multi-pass attention: GEMM, row program (reductions such as a softmax) and GEMM in one kernel.
 
-A block owns ``m`` rows and loops over tiles of keys once for each reduction of the row program and once for the second
-GEMM. A tile's scores are in shared memory. If the scores of all keys fit in shared memory, the block computes them
-once, otherwise in each pass. On the emulated device the order of additions is that of the unfused kernels, so that the
+A block owns ``m`` query rows and loops over tiles of keys once for each reduction of the row program and once for the
+second GEMM. Scores are in shared memory only. If the scores of all keys fit there, the block computes them once,
+otherwise in each pass. On the emulated device the order of additions is that of the unfused kernels, so that the
 results are bit-identical, except for GEMMs of at most `schedule.gemm.GEMV_ROWS` rows and rows of more than
 `reduce.LONG_COLUMNS` keys.
 """
@@ -39,23 +39,23 @@ from ..gemm.dispatch import add_batch, batch_strides, contiguous_axis
 from ..reduction.reduce import SERIAL_PARTS
 
 PREFIX = "r_"
-"""Prefix of the parameters and variables of the row program."""
+"""Prefix of the row program's parameters and variables in the kernel's source."""
 RESIDENT_BYTES = 48 << 10
-"""Maximum bytes of a block's resident scores in shared memory, next to its tiles, on every device."""
+"""Maximum bytes of scores that a block keeps in shared memory, besides its operands' tiles, on every device."""
 
 TILE_GAP = 4
 """Elements of padding between rows of tiles in shared memory, on a GPU."""
 
 
 def block_tile(ctx: Lowering, m: int, keys: int, width: int, resident: bool) -> AttentionTile:
-    """Return a tile with the device's preferred number of threads."""
+    """Return a tile whose number of threads suits the device."""
     if ctx.device.emulated:
         return AttentionTile(m, keys, width, 32, resident)
     return AttentionTile(m, keys, width, 4 * m, resident, tile_gap=TILE_GAP)
 
 
 def resident_tile(ctx: Lowering, m: int, width: Dim) -> AttentionTile:
-    """Return the tile of ``m`` rows whose block keeps all scores in shared memory."""
+    """Return a tile of ``m`` rows that keeps the scores of all keys in shared memory."""
     tile = 64 if m < 32 or ctx.device.emulated else 128
     columns = 64 if hint(width) <= 64 else 128
     return block_tile(ctx, m, tile, columns, resident=True)
@@ -65,8 +65,9 @@ def resident_tile(ctx: Lowering, m: int, width: Dim) -> AttentionTile:
 class Pass:
     """One loop over the keys: ``lines`` compute ``value`` of element (``key``, ``row``) from its score ``total``.
 
-    The pass reduces these values. Its accumulators ``a*`` have ``types`` and ``initial`` values; ``step_lines`` add an
-    element ``x``, ``combine_lines`` merge the partial accumulators ``b*``.
+    A pass with ``types`` reduces these values: accumulators ``a0, a1, ...`` start at ``initial``, ``step_lines`` add
+    the element ``x`` to them, and ``combine_lines`` merge the partial accumulators ``b0, b1, ...`` into them. In the
+    last pass, without ``types``, the values are the attention weights.
     """
 
     lines: tuple[str, ...]
@@ -81,8 +82,8 @@ class Pass:
 class Weights:
     """Source text of a row program over scores.
 
-    The kernel has ``block_lines`` once, ``key_lines`` where ``key`` is set, and ``row_lines`` where
-    ``row`` is set as well. ``unit`` is the variable of a common factor of the scores, "" without one.
+    The kernel has ``block_lines`` once, ``key_lines`` after each assignment of ``key``, and ``row_lines`` where both
+    ``key`` and ``row`` are assigned. ``unit`` names the variable with a factor of all scores, "" without one.
     """
 
     block_lines: tuple[str, ...]
@@ -94,7 +95,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class AttentionKernel:
-    """Attention kernel for operands of ``storage`` types; ``contiguous`` names the axis of stride 1 of each operand."""
+    """Attention kernel for Q, K and V of the types ``storage``; ``contiguous`` names the axis of stride 1 of each."""
 
     storage: tuple[str, str, str]
     contiguous: tuple[str, str, str]
@@ -156,7 +157,7 @@ class AttentionKernel:
         return [*lines, *self.weights.block_lines]
 
     def block_setup(self) -> list[str]:
-        """Compute the block's tile and batch, and the thread index."""
+        """Compute the block's tile and batch, the operands' offsets, and the thread index."""
         form = self.form
         return [
             *tile_of_block(form.m, form.width, "m", "d").lines,
@@ -196,7 +197,7 @@ class AttentionKernel:
         return ["for tile in range(tiles):", *indented([*lines, *body], 1)]
 
     def each_element(self, one: Pass, otherwise: Sequence[str]) -> list[str]:
-        """Compute the pass's value of each score of the tile; ``otherwise`` is the code for keys past the end."""
+        """Compute ``one.value`` for each score of the tile; ``otherwise`` is the code for keys past the end."""
         form = self.form
         # With more threads than keys, several threads share a key.
         sharing = max(1, form.threads // form.keys)
@@ -223,7 +224,10 @@ class AttentionKernel:
         return [f"for piece in range({turns}):", *indented(per_key, 1), "cuda.syncthreads()"]
 
     def _reduction(self, number: int, one: Pass) -> list[str]:
-        """Reduce each row to ``stat*``: `SERIAL_PARTS` partial accumulators of strided keys, combined at the end."""
+        """Reduce each row to variables ``stat<number>_<i>``, which later passes read.
+
+        Key k goes to partial accumulator k % `SERIAL_PARTS`; `_combine` combines these after the last tile.
+        """
         form = self.form
         names = [f"part{number}_{i}" for i in range(len(one.types))]
         parts = SERIAL_PARTS * form.m
@@ -245,7 +249,7 @@ class AttentionKernel:
         return [*lines, *self._combine(number, one, names)]
 
     def _combine(self, number: int, one: Pass, names: Sequence[str]) -> list[str]:
-        """Combine a row's partial accumulators as a tree, then add the remaining keys (fewer than `SERIAL_PARTS`)."""
+        """Combine a row's partial accumulators as a tree, then add the last n % `SERIAL_PARTS` keys one by one."""
         form = self.form
         lines = []
         half = SERIAL_PARTS // 2
@@ -266,12 +270,12 @@ class AttentionKernel:
         return [f"if thread < {form.m} and n > 0:", *indented(lines, 1), "cuda.syncthreads()"]
 
     def _product(self, one: Pass) -> list[str]:
-        """Accumulate weights @ V over all tiles."""
+        """Compute the weights of each tile, and accumulate weights @ V over all tiles."""
         zeros = [f"for r in range({self.form.m}):", "    element_t[place + r] = float32(0)"]
         return self._tiles(len(self.weights.passes) == 1, [*self.each_element(one, zeros), *self.weighted_values()])
 
     def weighted_values(self) -> list[str]:
-        """Multiply the tile's weights, in ``element_t``, by its values into the accumulators."""
+        """Add the product of the tile's weights, in ``element_t``, and its V rows to the accumulators."""
         form, tile = self.form, self.form.result
         values = Operand(
             "b", "c", "column0", "d", "left", self._stride("c_d"), self._stride("c_n"), self.contiguous[2] == "n"
@@ -323,7 +327,7 @@ def add_operands(builder: KernelBuilder, kernel: AttentionKernel, operands: Sequ
 
 
 def launch_attend(ctx: Lowering, step: Attend) -> None:
-    """Launch the multi-pass kernel by the step's schedule."""
+    """Launch the multi-pass kernel with the step's schedule."""
     assert step.schedule is not None
     a, b, c = step.operands
     m, n, d = a.shape[-2], b.shape[-1], c.shape[-1]
@@ -358,14 +362,16 @@ def launch_attend(ctx: Lowering, step: Attend) -> None:
 
 
 def _uses(step: Attend, passes: int, row_blocks: Dim, column_blocks: Dim, resident: bool) -> dict[Tensor, Use]:
-    """Return how often the launch reads each tensor. A block reads V once; K in each pass, or once if ``resident``."""
+    """Return how often the launch reads each tensor. A block reads its part of V once; K in each pass or, with scores
+    ``resident`` in shared memory, once.
+    """
     a, b, c = step.operands
     reads = column_blocks * (1 if resident else passes)
     uses = {x: Use(column_blocks * passes) for _, x in step.score_inputs}
     return uses | {a: Use(reads), b: Use(reads * row_blocks), c: Use(row_blocks)}
 
 
-# ---- source text of the row program ----
+# ---- source of the row program ----
 
 
 def make_weights(ctx: Lowering, step: Attend) -> tuple[Weights, Parameters]:
@@ -402,10 +408,10 @@ def make_weights(ctx: Lowering, step: Attend) -> tuple[Weights, Parameters]:
 def bind_inputs(
     ctx: Lowering, builder: KernelBuilder, scores: Map, axes: Sequence[Axes]
 ) -> tuple[tuple[str, ...], ...]:
-    """Emit loads of the inputs of ``scores``; return the lines for each of ``axes``, nested loops, outermost first.
+    """Emit loads of the inputs of ``scores``. Return the lines for each of ``axes``: nested loops, outermost first.
 
-    An input is loaded in the outermost loop that determines its offset. Outside of the inner loops only one-element
-    tensors are loaded, since other tensors may be empty.
+    An input is loaded in the outermost loop in which its offset is known. In the first of ``axes`` only one-element
+    tensors are loaded: another tensor may be empty, and only the inner loops then have no iterations.
     """
     emit = builder.emit
     loaded = builder.to_load(scores.inputs)
@@ -429,7 +435,7 @@ def bind_inputs(
 
 
 def _changes(emit: Emitter, stage: Stage) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the lines that add element ``x`` to accumulators ``a*``, and those that combine ``a*`` with ``b*``."""
+    """Return the ``step_lines`` and ``combine_lines`` (`Pass`) of the stage's reduction."""
 
     def changed(new: Values) -> tuple[str, ...]:
         values = [emit.value(x) for x in new]

@@ -1,4 +1,4 @@
-"""Split-KV reduction: combines the partial results of blocks that split the keys of a row."""
+"""Split-KV reduction: combines the partial attention results of blocks that each processed a range of the keys."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from ..codegen.source import text_property
 from .flash_kernel import Range
 
 MERGED_ROWS = 4
-"""Rows per block, one for each warp."""
+"""Query rows per block; each warp combines one row."""
 
 
 @dataclass(frozen=True)
 class MergeKernel:
-    """Reduction of ``splits`` <= 32 ``parts`` [split][row][column] by their ``maxima`` and ``weights`` [split][row].
+    """Kernel that combines ``splits`` <= 32 unnormalised results ``parts`` [split][row][column].
 
-    The result of a row without keys is NaN with ``nan``, else 0.
+    It rescales them by their rows' ``maxima``, adds them, and divides by the sum of the rescaled ``weights``, both
+    [split][row]. A row that attends to no key gets NaN with ``nan``, else 0.
     """
 
     splits: int

@@ -25,7 +25,7 @@ def _factorize(out: Pointer[float], lu: Pointer[float], n: int, *, threads: int,
     lane = int64(cuda.threadIdx.x)
     determinant = real(1)
     for k in range(n):
-        # All threads find the same pivot.
+        # Every thread searches the whole column, so that all find the same pivot without a reduction.
         row = int64(k)
         largest = real(-1)
         for i in range(k, n):
@@ -57,7 +57,7 @@ def _factorize(out: Pointer[float], lu: Pointer[float], n: int, *, threads: int,
 
 
 def determinants(ctx: Lowering, matrices: Tensor) -> Tensor:
-    """Return the determinants [...] of contiguous float32 or float64 ``matrices`` [..., n, n]; overwrite these."""
+    """Return the determinants [...] of contiguous float32 or float64 ``matrices`` [..., n, n], which it overwrites."""
     *batch, n, _ = matrices.shape
     out = ctx.empty(batch, matrices.dtype)
     real, name = register_type(matrices.dtype), f"determinant_{matrices.dtype.short}"

@@ -1,4 +1,7 @@
-"""Dynamic time warping: the cheapest path from corner to corner of a cost matrix, by one block along diagonals."""
+"""Dynamic time warping: the cheapest path between opposite corners of a cost matrix.
+
+One block computes the costs of paths, an anti-diagonal at a time; elements of an anti-diagonal are independent.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,8 @@ def _find_path(
 ) -> None:
     lane = int64(cuda.threadIdx.x)
     width = columns + 1
-    # total[r, c] is the cost of the cheapest path to element (r - 1, c - 1); row 0 and column 0 are unreachable.
+    # total[r, c] is the cost of the cheapest path to cost element (r - 1, c - 1). Row 0 and column 0 are a border that
+    # no path may enter: its costs are the largest float32, except 0 at the start (0, 0).
     for t in range(lane, (rows + 1) * width, threads):
         if t < width or t % width == 0:
             total[t] = float32(0) if t == 0 else float32(3.4028234663852886e38)
@@ -74,9 +78,11 @@ def _find_path(
 
 
 def warping_path(ctx: Lowering, cost: Tensor) -> tuple[Tensor, Tensor, Dim]:
-    """Return (path in reverse, int32 [2, rows + columns]; its number of steps; the upper bound of that number).
+    """Return the cheapest path through ``cost``, a float32 matrix; each step goes down, to the right, or diagonally.
 
-    ``cost`` is a float32 matrix. A step goes down, to the right, or diagonally.
+    Returns:
+        The path from its end to its start, int32 [2, rows + columns]; its number of elements, int64 [1]; an upper bound
+        of this number.
     """
     rows, columns = cost.shape
     path, count = ctx.empty((2, rows + columns), DType.INT32), ctx.empty((1,), DType.INT64)

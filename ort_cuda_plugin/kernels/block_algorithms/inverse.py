@@ -27,7 +27,7 @@ def _eliminate(out: Pointer[float], a: Pointer[float], n: int, *, threads: int, 
         out[base + t] = real(1) if t // n == t % n else real(0)
     for k in range(n):
         cuda.syncthreads()
-        # All threads find the same pivot.
+        # Every thread searches the whole column, so that all find the same pivot without a reduction.
         row = int64(k)
         largest = real(-1)
         for i in range(k, n):
@@ -48,7 +48,7 @@ def _eliminate(out: Pointer[float], a: Pointer[float], n: int, *, threads: int, 
             if row != k:
                 out[base + row * n + j] = held
         cuda.syncthreads()
-        # Column k itself is not updated, because all rows read their factor there.
+        # Column k of ``a`` is not updated: each row's factor is read there, and later steps do not read it.
         for t in range(lane, n * n, threads):
             i = t // n
             j = t % n
@@ -60,7 +60,7 @@ def _eliminate(out: Pointer[float], a: Pointer[float], n: int, *, threads: int, 
 
 
 def inverses(ctx: Lowering, matrices: Tensor) -> Tensor:
-    """Return the inverses of contiguous float32 or float64 ``matrices`` [..., n, n]; overwrite these.
+    """Return the inverses of contiguous float32 or float64 ``matrices`` [..., n, n], which it overwrites.
 
     The inverse of a singular matrix has infinite or NaN elements.
     """

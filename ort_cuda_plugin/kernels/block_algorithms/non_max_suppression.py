@@ -1,8 +1,8 @@
-"""Greedy non-maximum suppression: a box is kept unless it overlaps an earlier kept box too much.
+"""Greedy non-maximum suppression: a box is kept unless it overlaps a kept box of a higher score too much.
 
-A block processes a row of boxes, sorted by score, in chunks of one box per thread. Each thread first compares its box
-with the boxes kept from earlier chunks. Then the block repeatedly keeps the first remaining box of the chunk, and each
-thread compares its box with that one. So barriers are needed for each kept box, not for each box.
+A block processes the boxes of one batch and class, sorted by score, in chunks of one box per thread. Each thread first
+compares its box with the boxes kept from earlier chunks. Then the block repeatedly keeps the first remaining box of the
+chunk, and each thread compares its box with that one. So barriers are needed for each kept box, not for each box.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _suppress(
     for piece in range(0, n, threads):
         i = piece + thread
         place = base + min(i, n - 1)
-        # An estimate may run only some blocks, with uninitialised memory in place of the order: clamp it.
+        # To estimate its time, the plugin may run the kernel alone, with an uninitialised ``order``: clamp the index.
         box = min(max(int64(order[place]), int64(0)), n - 1)
         at = corners + box * 4
         box_y1, box_x1, box_y2, box_x2 = corners_of(boxes, at)
@@ -142,8 +142,9 @@ def suppress_boxes(
     """Return a mask of the boxes that are kept: bool [batches * classes, n], in the order of ``order``.
 
     ``boxes`` is float32 [batches, n, 4], two opposite corners (y, x, y, x) or with ``center`` (x, y, width, height);
-    ``scores`` float32 [batches, classes, n]; ``order`` int64 [batches * classes, n]. ``limit`` (int64, one element) is
-    the maximum number of boxes to keep per row. The thresholds are float32 tensors of one element.
+    ``scores`` float32 [batches, classes, n]; ``order`` int64 [batches * classes, n], the boxes of each batch and class
+    by descending score. ``limit`` (int64, one element) is the maximum number of boxes to keep per batch and class. The
+    thresholds are float32 tensors of one element.
     """
     batches, classes, n = scores.shape
     rows = batches * classes

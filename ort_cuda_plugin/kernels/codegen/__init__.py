@@ -1,1 +1,1 @@
-"""Kernel source from scalar expressions: parameters, index types, fragments, epilogues."""
+"""Generation of kernel source from scalar expressions: parameters, index types, fragments, epilogues."""

@@ -1,8 +1,8 @@
-"""Block-to-tile mappings: which tile, row or elements of the result a block or thread computes, from its index.
+"""Block-to-tile mappings: fragments that compute from a block's index which tile, row or element it computes.
 
-Blocks enumerate columns first, so that consecutive blocks read the same rows, then rows, then batches. A GEMV
-enumerates rows first, so that consecutive blocks read the same columns of b. Each mapping defines ``batch`` and the
-coordinates that epilogues read: ``row0`` or ``row``, and ``column0``.
+Consecutive blocks have consecutive tiles along the columns, so that they read the same rows of a; then follow the rows,
+then the batches. In a GEMV consecutive blocks have consecutive rows, so that they read the same columns of b. Each
+mapping defines ``batch`` and the coordinates that epilogues read: ``row0`` or ``row``, and ``column0``.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from .source import Parameters, register_type
 
 
 def element_number(index: DType) -> str:
-    """Return source that assigns each thread an element: its index ``number`` < ``count``, both of type ``index``.
+    """Return source that computes the thread's element ``number``, and returns from the kernel if it is >= ``count``.
 
-    A block has `THREADS` threads.
+    Both variables have type ``index``. A block has `THREADS` threads.
     """
     kind = register_type(index)
     return f"""
@@ -46,7 +46,7 @@ def tile_of_block(m: int, n: int, rows: str = "m", columns: str = "n") -> Fragme
 
 
 def steps_of(depth: int) -> Fragment:
-    """Define ``steps``: the number of k steps, of ``depth`` elements each, up to ``k_end``."""
+    """Define ``steps``, the number of k steps of ``depth`` elements each that cover ``k_end`` elements."""
     return Fragment("steps_of", f"steps = int32((k_end + {depth - 1}) >> {log2(depth)})", "steps")
 
 
@@ -68,9 +68,10 @@ def columns_of_row(columns: int) -> Fragment:
 def split_tile_of_block(tile: Tile, depth: int, splits: int, outermost: str, *, is_alone: bool = False) -> Fragment:
     """Assign one tile and one split of k to each block: ``part`` is the split, ``k0`` its start, ``steps`` its k steps.
 
-    A k step has ``depth`` elements. ``outermost`` names the batch index; with ``is_alone`` this index and ``part`` are
-    0. `count_tiles` adds the parameters: divisors known to the host, since a GPU has no integer division instruction.
-    The grid is (tiles along columns * tiles along rows * ``splits`` * batches, 1, 1).
+    A k step has ``depth`` elements. ``outermost`` names the batch index; with ``is_alone`` there is one batch and one
+    split, so that this index and ``part`` are 0. `count_tiles` adds the parameters: sizes and precomputed reciprocals
+    to divide by them, since a GPU has no integer division instruction. The grid is (tiles along columns * tiles along
+    rows * ``splits`` * batches, 1, 1).
     """
     rest = ("rest", "0") if is_alone else ("(rest - number * tiles_m)", "quotient_i32(rest, by_tiles_m)")
     text = f"""
@@ -90,16 +91,17 @@ def split_tile_of_block(tile: Tile, depth: int, splits: int, outermost: str, *, 
 
 
 def count_tiles(builder: Parameters, tile: Tile, rows: Dim, columns: Dim, *, is_alone: bool = False) -> None:
-    """Add the parameters of `split_tile_of_block`."""
+    """Add the kernel parameters that `split_tile_of_block` reads."""
     if not is_alone:
         extent(builder, ceildiv(rows, tile.m), DType.INT32, ("tiles_m", "by_tiles_m"))
     extent(builder, ceildiv(columns, tile.n), DType.INT32, ("tiles_n", "by_tiles_n"))
 
 
 def batch_offsets(operands: str, name: str, rank: int, quotient: str = "int32(digits // batch{i})") -> Fragment:
-    """Decode ``batch`` into ``rank`` coordinates, last first, and an offset ``<operand>_<name>`` for each operand.
+    """Split index ``batch`` into ``rank`` coordinates; from these compute an offset ``<operand>_<name>`` per operand.
 
-    ``quotient`` is the format of the division of ``digits`` by the size of dimension i.
+    ``operands`` are one-letter names. ``quotient`` is the format string of the division of ``digits`` by the size of
+    batch dimension {i}.
     """
     lines = [*(f"{x}_{name} = int64(0)" for x in operands), "digits = batch"]
     for i in reversed(range(1, rank)):

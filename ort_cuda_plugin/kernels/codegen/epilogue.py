@@ -19,23 +19,24 @@ from .vectors import begins_at_vectors, vector_load, vector_store
 PREFIX = "e_"
 """Prefix of an epilogue's variables; no other variable of a kernel begins with it."""
 MARK, ROW, LANE = "@", "#", "$"
-"""Placeholders for the suffixes of a thread's columns, of its rows, and of the elements of a vector."""
+"""Placeholders in an epilogue's lines for the suffix of a variable: per column, per row, and per vector element."""
 VECTOR = 4
-"""Elements along the columns that one vectorised access loads or stores."""
+"""Adjacent columns that one vectorised access loads or stores."""
 
 
 @dataclass(frozen=True)
 class Epilogue:
-    """Source text of an epilogue, in the order in which a kernel inserts it.
+    """Source text of an epilogue. A kernel inserts it once per row, column and element that a thread processes.
 
-    ``row_lines`` follow the definition of the outer coordinates, inside the bounds check. ``column_lines`` compute what
-    all elements of a column share; the column is ``column<mark>``. ``element_lines`` compute and ``store_lines`` store
-    one element; its accumulator is ``total<mark>``. In a kernel that processes several rows at a time, ``row`` and
-    ``total`` also end in the row's mark; the rows share their other outer coordinates.
+    A mark is the suffix of the variables of one column or row, such as "_0". ``row_lines`` follow the definition of
+    ``row`` and ``batch``, inside the bounds check. ``column_lines`` compute the values that all elements of column
+    ``column<mark>`` share. ``element_lines`` compute one element from accumulator ``total<mark>``, and ``store_lines``
+    store it. In a kernel that processes several rows at a time, ``row`` and ``total`` also end in the row's mark; the
+    rows share their other outer coordinates.
 
-    With a ``width`` of `VECTOR` a mark names a vector of ``width`` adjacent columns. ``column<mark>`` is the first, a
-    multiple of ``width``, and each accumulator ends in ``_<lane>``. ``column_loads`` and ``element_loads`` load whole
-    vectors, ahead of the lines for each lane.
+    With a ``width`` of `VECTOR` a mark stands for a vector of ``width`` adjacent columns. ``column<mark>`` is the first
+    of these, a multiple of ``width``, and each accumulator ends in ``_<lane>``. ``column_loads`` and ``element_loads``
+    load whole vectors, ahead of the lines for each lane.
     """
 
     row_lines: tuple[str, ...] = ()
@@ -53,11 +54,11 @@ class Epilogue:
         return [line.replace(MARK, mark) for line in (*self.column_loads, *self._of_lanes(self.column_lines))]
 
     def elements(self, mark: str) -> list[str]:
-        """Return the lines for an element in a kernel that processes one row at a time, with those of its column."""
+        """Return the lines for a column and its element, in a kernel that processes one row at a time."""
         return [*self.columns(mark), *self.inner(mark)]
 
     def inner(self, mark: str, row: str = "") -> list[str]:
-        """Return the lines for an element of a row; they follow those of `columns`."""
+        """Return the lines for an element; ``row`` is the row's mark. The lines of `columns` must precede them."""
         lines = (*self.element_loads, *self._of_lanes(self.element_lines))
         return [line.replace(MARK, mark).replace(ROW, row) for line in lines]
 
@@ -70,7 +71,10 @@ class Epilogue:
 
 @dataclass(frozen=True)
 class RowDestination:
-    """Address of a row of the result. ``row_lines`` compute it, and follow the definition of ``row`` in a kernel."""
+    """Address of a row of the result, for kernels that store without an `Epilogue`.
+
+    ``row_lines`` compute it and must follow the definition of ``row``. Column c is at ``pointer[base + c * stride]``.
+    """
 
     pointer: str = ""
     row_lines: tuple[str, ...] = ()
@@ -79,7 +83,7 @@ class RowDestination:
     dtype: DType = DType.FLOAT32
 
     def stores(self, column: str, values: Sequence[str]) -> list[str]:
-        """Return lines that store four float32 ``values`` from ``column`` on, a multiple of four.
+        """Return lines that store four float32 ``values`` to the columns from ``column`` on, a multiple of four.
 
         They use one vectorised store if the row is contiguous and the address is aligned.
         """
@@ -104,7 +108,7 @@ class RowDestination:
 def make_row_destination(
     ctx: Lowering, step: Map, outer: Iterable[Axes], last: Axes
 ) -> tuple[RowDestination, Parameters]:
-    """Return the address of the only output of a step, for kernels that compute the stored values themselves."""
+    """Return the destination of a step's only output, and the kernel parameters that it needs."""
     ((_, y),) = step.outputs
     emit = Emitter(PREFIX, indent=0)
     builder = KernelBuilder(PREFIX, emit)
@@ -132,10 +136,11 @@ class Axes:
 def make_epilogue(
     ctx: Lowering, step: Map, total: Scalar, outer: Iterable[Axes], last: Axes, *, vectors: bool = False
 ) -> tuple[Epilogue, Parameters]:
-    """Return the epilogue of a step and its parameters, which follow the kernel's own. ``total`` is the accumulator.
+    """Return the epilogue of a step, and its parameters, which follow the kernel's own.
 
-    ``outer`` and ``last`` together list all dimensions of the step, in order. An output may have a range of the columns
-    of ``last``. With ``vectors`` the epilogue loads and stores `VECTOR` columns by one access, if all tensors allow it.
+    ``total`` is the leaf of the step's expressions that stands for the accumulator. ``outer`` and ``last`` together
+    list all dimensions of the step, in order; ``last`` are the columns. An output may be a range of the columns. With
+    ``vectors`` the epilogue loads and stores `VECTOR` columns with one access, if all tensors allow it.
     """
     emit = Emitter(PREFIX, indent=0)
     builder = KernelBuilder(PREFIX, emit)
@@ -163,7 +168,7 @@ def make_epilogue(
     loads = list(zip(loaded, pointers, offsets, terms, along, strict=False))
 
     def load(pointer: str, offset: str, x: Tensor) -> str:
-        """Return the source of an element's value; if vectorised, append the load of its vector to ``together``."""
+        """Return the source of x's element at ``offset``; if vectorised, append its vector's load to ``together``."""
         if not is_wide:
             return load_text(pointer, offset, x.dtype)
         lanes = emit.fresh().removesuffix(lane)
@@ -212,7 +217,7 @@ def make_epilogue(
 
 
 def _emit_alignment(emit: Emitter, pointers: Sequence[str], tensors: Sequence[Tensor]) -> str:
-    """Emit a test that all tensors are aligned for vectorised accesses; return its name."""
+    """Emit a run-time test that all tensors are aligned for vectorised accesses; return its variable, or "True"."""
     pairs = zip(pointers, tensors, strict=True)
     tests = [f"is_aligned({pointer}, {VECTOR})" for pointer, x in pairs if not begins_at_vectors(x, VECTOR)]
     return emit.assign(" & ".join(tests)) if tests else "True"
@@ -221,7 +226,10 @@ def _emit_alignment(emit: Emitter, pointers: Sequence[str], tensors: Sequence[Te
 def _column_conditions(
     builder: KernelBuilder, step: Map, last: Axes, placed: Sequence[Sequence[Dim]], terms: list[Terms]
 ) -> list[str]:
-    """Return each tensor's store predicate ("": it has all columns); make its ``terms`` start at its first column."""
+    """Return each tensor's store condition, as the text "if ...: ", or "" for a tensor that has all columns.
+
+    For an output with a range of the columns, subtract the range's first column in the tensor's ``terms``.
+    """
     conditions = [""] * len(terms)
     parts = step.column_parts if isinstance(step, Sums) else ()
     for number, part in enumerate(parts, len(terms) - len(parts)):
@@ -233,7 +241,7 @@ def _column_conditions(
 
 
 def _has_vectors(step: Map, last: Axes, tensors: Sequence[tuple[Tensor, Sequence[Dim]]]) -> bool:
-    """Tell whether each tensor that varies along the columns is contiguous there, in rows of whole vectors."""
+    """Tell whether each tensor that varies along the columns has rows of contiguous, whole vectors of `VECTOR`."""
     if not last.dims or not divides(VECTOR, step.shape[last.dims[-1]]):
         return False
     parts = step.column_parts if isinstance(step, Sums) else ()
@@ -251,7 +259,10 @@ def _has_vectors(step: Map, last: Axes, tensors: Sequence[tuple[Tensor, Sequence
 
 
 def _hoist(results: Sequence[Scalar], shared: set[Scalar], emit: Emitter) -> None:
-    """Emit the largest subexpressions of ``results`` that depend only on ``shared`` leaves; invert divisors."""
+    """Emit the largest subexpressions of ``results`` that depend only on ``shared`` leaves.
+
+    For divisions by such a subexpression, emit its reciprocal (`Emitter.invert`).
+    """
     is_shared = _depend_on_shared(results, shared)
     for value in _largest(results, is_shared):
         emit.value(value)
@@ -268,7 +279,7 @@ def _depend_on_shared(expressions: Sequence[Scalar], shared: set[Scalar]) -> dic
 
 
 def _largest(expressions: Sequence[Scalar], is_shared: dict[Scalar, bool]) -> list[Scalar]:
-    """Return the largest subexpressions that are ``is_shared``, except leaves and constants."""
+    """Return the subexpressions that are ``is_shared`` but not inside another such one, except leaves and constants."""
     found: dict[Scalar, None] = {}
     seen: set[Scalar] = set()
     stack = list(expressions)
@@ -284,7 +295,7 @@ def _largest(expressions: Sequence[Scalar], is_shared: dict[Scalar, bool]) -> li
 
 
 Terms: TypeAlias = list[tuple[str, str]]
-"""Pairs of a coordinate and a stride. An element's offset is the sum of coordinate * stride."""
+"""Offset of an element in a tensor, as pairs (coordinate, stride): the sum of their products."""
 
 
 def count_along(
@@ -296,9 +307,10 @@ def count_along(
     terms: list[Terms],
     mark: str = "",
 ) -> None:
-    """Emit the coordinates along ``axes``; append those on which a tensor's offset depends to its ``terms``.
+    """Emit the coordinates along ``axes``, and append to each tensor's ``terms`` those on which its offset depends.
 
-    ``mark`` is the suffix of the kernel's linear coordinate ``axes.name``.
+    ``placed`` are each tensor's strides, broadcast to the step's shape. The coordinates are computed from the kernel's
+    linear coordinate ``axes.name`` with suffix ``mark``.
     """
     shape = [step.shape[axis] for axis in axes.dims]
     dims, strides = collapse(shape, [tuple(x[axis] for axis in axes.dims) for x in placed])

@@ -1,10 +1,10 @@
 """Fragments of kernel source with declared names, and the check that they fit together.
 
-A kernel body is a list of fragments: which tile a block computes, where its batch begins, its accumulators, the loop
-over k, the epilogue. A fragment reads names of the fragments before it and of the kernel's parameters. Only the names
-that a fragment declares in ``gives`` are visible to later fragments; other names are local. `join` checks this where
-programs are verified (``ORT_CUDA_PLUGIN_VERIFY=1``, as in the tests). So a missing name is an error of the generator
-that names the fragment, and not an error of Numba in a text of a thousand lines.
+A kernel body is a list of fragments: the block's tile, the offset of its batch, its accumulators, the loop over k, the
+epilogue. A fragment reads variables of the fragments before it and the kernel's parameters. Only the variables that a
+fragment declares in ``gives`` are visible to later fragments; others are local. With ``ORT_CUDA_PLUGIN_VERIFY=1``, as
+in the tests, `join` checks this. So a missing variable raises an error that names the fragment, rather than a Numba
+error in a source of a thousand lines.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _EVERYWHERE = frozenset({"cuda", "libdevice", "math", "range", "float32", "float
 """Names that a kernel may use as values without a definition. Called names (intrinsics) need no entry."""
 
 _CALL = ("args", "keywords")
-"""Fields of `ast.Call` without the function."""
+"""Fields of `ast.Call` except ``func``, the called function."""
 
 
 class FragmentError(ValueError):
-    """A fragment reads an undefined name, or does not assign a name that it declares: a mistake in the plugin."""
+    """A fragment reads an undefined name, or does not assign a name that it declares: a bug of the plugin."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Fragment:
 
     @property
     def lines(self) -> list[str]:
-        """The lines without the indentation that they share."""
+        """The lines without their common indentation."""
         return textwrap.dedent(self.text).strip("\n").splitlines()
 
 
@@ -130,7 +130,7 @@ def _reads(statements: Iterable[ast.stmt], assigned: set[str]) -> Iterator[str]:
 
 
 def _names(node: ast.AST, assigned: set[str]) -> Iterator[str]:
-    # One pass without ast.walk, which takes longer: each launch of a test is checked.
+    # Not with ast.walk, which is slower: tests check every launch.
     pending = [node]
     while pending:
         x = pending.pop()
@@ -146,7 +146,7 @@ def _names(node: ast.AST, assigned: set[str]) -> Iterator[str]:
 
 
 def _parts(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the parts of a node that may have names, the last one first; not the name of a called function."""
+    """Yield the child nodes of a node, the last one first, except the name of a called function."""
     fields = _CALL if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else node._fields
     for name in reversed(fields):
         part = getattr(node, name, None)

@@ -1,4 +1,4 @@
-"""Guards that a plan needs because of the choice of a kernel."""
+"""Guards that the choice of a kernel adds to a plan."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from ...program.lowering.context import Lowering
 
 
 def try_guard(ctx: Lowering, condition: Dim) -> bool:
-    """Guard the plan on ``condition``. Return False if it is false, or depends on sizes computed on the device."""
+    """Guard the plan on ``condition``; return False if it is false, or if sizes computed on the device decide it."""
     return not is_read_back(condition) and ctx.guard(condition)

@@ -10,21 +10,21 @@ from ort_cuda_plugin.program.expressions.symbolic import Dim, ceildiv, hint, pro
 from ort_cuda_plugin.program.lowering.context import DeviceProperties, Lowering
 
 SERIAL_THREADS = 64
-"""Threads per block of kernels with much work per thread: few, so that there are blocks for all multiprocessors."""
+"""Threads per block of kernels with much work per thread; blocks are small, so that there are many of them."""
 
 
 def flat_block(device: DeviceProperties) -> int:
-    """Return the threads per block of elementwise kernels. The emulated device has a cost per block, not per thread."""
+    """Return the threads per block of elementwise kernels; large on the emulated device, which pays for each block."""
     return 1024 if device.emulated else 256
 
 
 def no_wider(threads: int, dim: Dim) -> int:
-    """Return ``threads``, or the smallest power of two, of at least 32, that covers a known ``dim``."""
+    """Return ``threads``, or if ``dim`` is a known smaller size, the next power of two from it, at least 32."""
     return min(threads, max(32, 1 << (dim - 1).bit_length())) if isinstance(dim, int) and dim > 0 else threads
 
 
 def plane_block(threads: int, columns: Dim) -> tuple[int, int]:
-    """Return the block size along columns and rows: ``threads`` in all, no wider than the expected columns need."""
+    """Return the block size (along columns, along rows) of ``threads`` threads, no wider than the expected columns."""
     width = 4
     while width < threads and width < hint(columns):
         width *= 2
@@ -32,12 +32,12 @@ def plane_block(threads: int, columns: Dim) -> tuple[int, int]:
 
 
 def index_type(ctx: Lowering, *sizes: Dim) -> DType:
-    """Return INT32 if all sizes fit, and guard the plan on that; else INT64."""
+    """Return INT32 if all ``sizes`` fit in an int32, and guard the plan on this; else INT64."""
     return DType.INT32 if ctx.index_dtype(*sizes) == "i32" else DType.INT64
 
 
 def reach(shape: Sequence[Dim], strides: Sequence[Dim]) -> Dim:
-    """Return an upper bound of the number of elements from a strided tensor's first to its last."""
+    """Return an upper bound of the distance, in elements, from a strided tensor's first element to its last."""
     total: Dim = 0
     for dim, stride in zip(shape, strides, strict=True):
         total = total + dim * stride
@@ -45,7 +45,7 @@ def reach(shape: Sequence[Dim], strides: Sequence[Dim]) -> Dim:
 
 
 Extent = tuple[str, str]
-"""Parameter names of a dimension: its size, and the divisor argument of ``quotient_i32`` or ``quotient_i64``."""
+"""Kernel parameters of a dimension: its size, and the divisor argument of ``quotient_i32`` or ``quotient_i64``."""
 
 
 def extent(builder: Parameters, dim: Dim, dtype: DType, names: tuple[str, str] = ("", "")) -> Extent:
@@ -56,7 +56,7 @@ def extent(builder: Parameters, dim: Dim, dtype: DType, names: tuple[str, str] =
 
 
 def coordinates(emit: Emitter, flat: str, inner: Sequence[Extent], dtype: DType) -> list[str]:
-    """Emit the int64 coordinates of row-major index ``flat``. ``inner`` are all dimensions but the first."""
+    """Emit the int64 coordinates of row-major index ``flat``. ``inner`` are the dimensions after the first."""
     index = register_type(dtype)
     names = []
     rest = flat
@@ -70,10 +70,11 @@ def coordinates(emit: Emitter, flat: str, inner: Sequence[Extent], dtype: DType)
 
 
 class Plane:
-    """2D index space of a kernel: columns along threadIdx.x; rows are all dimensions but the last, flattened.
+    """Mapping of threads to indices: the last dimension along threadIdx.x, the others flattened to rows.
 
-    Only rows need divisions, and adjacent threads access adjacent elements. Emits the coordinates ahead of the bounds
-    check: ``names`` (an int64 for each dimension) and the condition ``inside``. Launch with ``grid`` and ``block``.
+    Adjacent threads access adjacent elements, and only the row needs divisions. The constructor emits the coordinates,
+    int64 variables ``names``, one for each dimension; the kernel must test the condition ``inside``. Launch the kernel
+    with ``grid`` and ``block``.
     """
 
     def __init__(self, ctx: Lowering, builder: KernelBuilder, dims: Sequence[Dim], threads: int = 0) -> None:
@@ -101,8 +102,8 @@ class Plane:
         emit.line(f"block = {index}(cuda.blockIdx.x)")
         emit.line(f"tile_row = quotient_{dtype.short}(block, {by_tiles})")
         emit.line(f"row = {index}(tile_row * {index}(cuda.blockDim.y) + {index}(cuda.threadIdx.y))")
-        # The 64-bit address is provably linear in threadIdx.x, so that LLVM vectorises the emulated device's thread
-        # loop.
+        # 64-bit arithmetic cannot wrap: LLVM proves that addresses are linear in threadIdx.x, and vectorises the loop
+        # over threads that the emulated device runs.
         emit.line(f"tile = int64(block) - int64(tile_row) * int64({n_tiles})")
         emit.line("column = tile * int64(cuda.blockDim.x) + int64(cuda.threadIdx.x)")
         self.names = [*coordinates(emit, "row", inner, dtype), "column"]

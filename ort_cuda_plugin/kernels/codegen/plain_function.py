@@ -1,9 +1,9 @@
-"""Kernels that are plain Python functions with compile-time parameters and generated parts.
+"""Kernels written as plain Python functions, with compile-time parameters and calls that generated source replaces.
 
 A kernel whose code is mostly fixed is a Python function, so that mypy checks its types and names. Positional parameters
-are the kernel's own. Keyword-only parameters are compile-time constants: a number, type or name is substituted as text.
-A parameter of type `Lines` or `Expression` is called in the function, and generated source (an epilogue, a comparison)
-replaces the call. A function may also be such generated source itself (`PlainKernel.lines`). Its source then reads and
+are those of the kernel. Keyword-only parameters are compile-time constants: a number, type or name is substituted as
+text. The function calls its parameters of type `Lines` or `Expression`; generated source (an epilogue, a comparison)
+replaces each call. Such source may come from a Python function as well (`PlainKernel.lines`), which then reads and
 assigns variables of the calling function.
 """
 
@@ -66,10 +66,10 @@ class PlainKernel:
         return text
 
     def launch(self, ctx: Lowering, name: str, blocks: Dim | tuple[Dim, Dim, Dim], threads: int, **values: Any) -> None:
-        """Launch ``blocks`` blocks of ``threads`` threads; ``threads`` may also be a compile-time parameter.
+        """Launch ``blocks`` blocks of ``threads`` threads. The function may also have ``threads`` as a parameter.
 
-        ``values`` are tensors, sizes (int64, or an `Int32`), None for a parameter to omit, and values of compile-time
-        parameters.
+        ``values`` are the function's parameters: tensors, sizes (int64, or an `Int32`), None for a parameter that the
+        kernel omits, and the values of compile-time parameters.
         """
         if "threads" in self._constants:
             values["threads"] = threads
@@ -101,7 +101,7 @@ def plain_kernel(function: Callable[..., None]) -> PlainKernel:
 
 
 def _generate(text: str, name: str, made: str) -> str:
-    """Return ``text`` with ``made`` in place of each call of ``name``, indented as the call is."""
+    """Replace each call of ``name`` in ``text`` by the source ``made``, at the indentation of the call."""
     call = rf"^( *)(.*)(?<![\w.]){name}\([\w, ]*\)"
     return re.sub(call, lambda at: at[1] + at[2] + made.replace("\n", f"\n{at[1]}"), text, flags=re.MULTILINE)
 

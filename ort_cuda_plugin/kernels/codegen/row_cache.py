@@ -14,7 +14,7 @@ MAX_SLOTS = 2  # maximum values per element that a kernel caches; more registers
 
 @dataclass(frozen=True)
 class RowCache:
-    """Cached values of a row: the slot of each, the pass that stores it, and the passes that load it."""
+    """Cached values of each element of a row: the slot of a value, the pass that stores it, the passes that load it."""
 
     slots: Mapping[Scalar, int]
     stores: Mapping[Scalar, int]
@@ -26,7 +26,7 @@ class RowCache:
 
     @property
     def type(self) -> str:
-        """Common register type of the cached values."""
+        """Register type that all cached values have; "" for an empty cache."""
         return next((register_type(x.dtype) for x in self.slots), "")
 
     @property
@@ -47,8 +47,8 @@ NO_CACHE = RowCache({}, {}, {})
 def find_row_cache(walks: Sequence[Sequence[Scalar]], varies: Callable[[Scalar], bool]) -> RowCache:
     """Choose the values to cache. Pass i evaluates ``walks[i]``; ``varies`` tells which leaves differ by column.
 
-    The cache has the outermost values that a pass shares with a later one. A multiplication is not cached: each pass
-    may contract it and a following addition into an FMA, and caching would round its result.
+    Of the values that several passes compute, the cache has the largest expressions. It has no products: the compiler
+    may contract a multiplication and a following addition into an FMA, and caching would round the product.
     """
     by_column = find_by_column(walks, varies)
     computed: dict[Scalar, int] = {}
@@ -69,7 +69,7 @@ def find_row_cache(walks: Sequence[Sequence[Scalar]], varies: Callable[[Scalar],
     slots: dict[Scalar, int] = {}
     free_from: list[int] = []
     for x in sorted(loads, key=computed.__getitem__):
-        # A pass loads before it stores, so that the last pass that loads from a slot can store another value in it.
+        # A pass loads before it stores, so that the last pass that loads a slot's value can store another one there.
         slot = next((i for i, walk in enumerate(free_from) if walk <= computed[x]), len(free_from))
         free_from[slot : slot + 1] = [max(loads[x])]
         slots[x] = slot
@@ -79,7 +79,7 @@ def find_row_cache(walks: Sequence[Sequence[Scalar]], varies: Callable[[Scalar],
 
 
 def find_by_column(walks: Sequence[Sequence[Scalar]], varies: Callable[[Scalar], bool]) -> dict[Scalar, bool]:
-    """Return whether each value varies along the columns."""
+    """Return for each subexpression whether its value varies along the columns of a row."""
     known: dict[Scalar, bool] = {}
     for x in operands_first(root for roots in walks for root in roots):
         inner = x.op != "reduced" and any(known[operand] for operand in x.operands)

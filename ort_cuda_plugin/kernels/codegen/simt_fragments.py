@@ -1,9 +1,9 @@
 """SIMT GEMM fragments (no tensor cores): tiles in shared memory, accumulators in registers.
 
-A block of ``threads`` threads computes an ``m`` x ``n`` tile of the result, in steps of ``k`` elements of the reduction
-dimension. The operands' tiles are k-major in shared memory, double-buffered: a block fills one stage while it
-multiplies the other, so that a step needs one barrier. The code is unrolled with constant indices: accumulators become
-registers on a GPU, and LLVM vectorises rows of accumulators on the emulated device.
+A block of ``threads`` threads computes an ``m`` x ``n`` tile of the result, ``k`` elements of the reduction dimension
+at a time (a k step). The operands' tiles are k-major in shared memory, double-buffered: a block fills one stage while
+it multiplies the other, so that a k step needs one barrier. The code is unrolled with constant indices: accumulators
+become registers on a GPU, and LLVM vectorises rows of accumulators on the emulated device.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from .epilogue import Epilogue
 from .fragment import Fragment
 
 CHUNK = 4
-"""Consecutive elements that a thread stores by one access."""
+"""Adjacent elements that a thread stores with one access."""
 ROWS = 4
 """Maximum rows per thread that `store_rows` processes at a time."""
 VECTORS = 8
 """Maximum vectors per thread that `store_rows` processes at a time."""
 WARP = 32
 THREADS = 128
-"""Threads per block of kernels with one thread per element."""
+"""Threads per block of kernels in which each thread computes one element."""
 
 
 @dataclass(frozen=True)
 class Element:
-    """Loader of an operand's elements, which also gives the accumulators' type and the conversion before a store.
+    """Source of the load of an operand's element; also the accumulators' type and the conversion before a store.
 
-    This class loads plain elements of type ``storage``. `ConvertedElement` applies a prologue to what it loads, and
+    This class loads plain elements of type ``storage``. `ConvertedElement` applies a prologue to each element, and
     `BlockElement` unpacks block-quantised codes.
     """
 
@@ -45,7 +45,7 @@ class Element:
 
     @property
     def accumulator(self) -> str:
-        """Type of the accumulators: float32 for the 16-bit floats."""
+        """Numba type of the accumulators: float32 for 16-bit and 32-bit floats, else that of the elements."""
         return {"f64": "float64", "i32": "int32", "i64": "int64", "u32": "uint32", "u64": "uint64"}.get(
             self.storage, "float32"
         )
@@ -53,7 +53,7 @@ class Element:
     def load(self, pointer: str, index: str, outer: str = "", inner: str = "") -> str:
         """Return an expression of the accumulator's type for the element at ``index``.
 
-        ``outer`` and ``inner`` are its coordinates along m or n and along k, "" if unknown.
+        ``outer`` is its coordinate along m or n, ``inner`` its coordinate along k; "" if unknown.
         """
         value = f"{pointer}[{index}]"
         return f"{self.storage}_to_f32({value})" if self.storage in ("f16", "bf16") else value
@@ -61,10 +61,10 @@ class Element:
     def neighbours(
         self, pointer: str, index: str, outer: str, inner: str, count: int, name: str
     ) -> tuple[list[str], list[str]]:
-        """Return (lines to emit first, expressions as of `load` for ``count`` adjacent elements along k).
+        """Return lines to emit first, and the expressions of ``count`` adjacent elements along k (as `load` does).
 
-        The first element is at ``index`` and ``inner``, multiples of ``count``. ``name`` is the prefix of new
-        variables.
+        The first element is at ``index`` and ``inner``, multiples of ``count``. ``name`` is the prefix of the variables
+        that the lines assign.
         """
         return [], [self.load(pointer, f"{index} + {i}", outer, f"{inner} + {i}") for i in range(count)]
 
@@ -86,7 +86,7 @@ def log2(value: int) -> int:
 
 
 def suffix(accumulator: str) -> str:
-    """Return the suffix of intrinsics for a type: "f32" for "float32"."""
+    """Return the suffix of the intrinsics for a Numba type, such as "f32" for "float32"."""
     return accumulator.replace("float", "f").replace("uint", "u").replace("int", "i")
 
 
@@ -113,7 +113,7 @@ def thread_tile(tile: Tile) -> list[str]:
 
 
 def multiply(tile: Tile, accumulator: str) -> str:
-    """Multiply stage ``current`` (0 or 1) of the shared tiles into the accumulators."""
+    """Add the product of the operands' tiles in stage ``current`` (0 or 1) to the accumulators."""
     lines = [
         f"at_a = int64(int32(current * {tile.k * tile.a_pitch} + thread_row))",
         f"at_b = int64(int32(current * {tile.k * tile.b_pitch} + {tile.b_first} + thread_column))",
@@ -126,10 +126,10 @@ def multiply(tile: Tile, accumulator: str) -> str:
 
 
 def overlap_of_thread(tile: Tile, a: Operand, b: Operand) -> str:
-    """Return the condition under which a thread's accumulators overlap the result; "" on a GPU.
+    """Return the condition that a thread's accumulators overlap the result; "" on a GPU, which would gain nothing.
 
-    A thread of the emulated device has 16 rows and 16 columns, and the threads of a block run one after the other:
-    without the condition, a Run of 16 rows would take as long as one of 32. A warp of a GPU would gain nothing.
+    On the emulated device a thread has 16 x 16 accumulators, and the threads of a block run one after the other.
+    Skipping the threads outside the result makes a Run with 16 rows faster than one with 32.
     """
     if tile.chunk <= CHUNK:
         return ""
@@ -139,8 +139,8 @@ def overlap_of_thread(tile: Tile, a: Operand, b: Operand) -> str:
 def pipeline(tile: Tile, accumulator: str, fill: str, multiplies: str = "") -> Fragment:
     """Loop over the ``steps`` k steps, double-buffered: each iteration fills one stage and multiplies the other.
 
-    ``fill`` is code that fills stage ``filling`` of both operands' tiles for ``step``. ``multiplies`` is the condition
-    under which a thread multiplies, "" for all threads.
+    ``fill`` is the source that fills stage ``filling`` of both operands' tiles for k step ``step``. ``multiplies`` is
+    the condition under which a thread multiplies, "" if all threads do.
     """
     lines = [
         *([f"idle = choose({multiplies}, int32(0), int32(steps + 1))"] if multiplies else []),
@@ -158,11 +158,11 @@ def pipeline(tile: Tile, accumulator: str, fill: str, multiplies: str = "") -> F
 
 @dataclass(frozen=True)
 class Operand:
-    """A strided matrix from which a block fills a shared tile. Members are expressions or variables of the kernel.
+    """A strided matrix from which a block fills a tile in shared memory. Members are expressions of the kernel.
 
-    Element (x, k) is at ``<name>_base + x*stride + k*inner_stride`` of ``pointer``. x is the operand's own dimension (m
-    or n), from ``origin`` to ``bound``; k ends at ``inner_bound``. With ``inner_major`` a thread moves elements that
-    are adjacent along k, else along x.
+    ``name`` is "a" or "b". Element (x, k) is at ``pointer[<name>_base + x*stride + k*inner_stride]``, where x is the
+    coordinate along m for a, along n for b. The tile begins at x = ``origin``; the matrix ends at x = ``bound`` and k =
+    ``inner_bound``. With ``inner_major`` a thread copies elements that are adjacent along k, else along x.
     """
 
     name: str
@@ -177,11 +177,11 @@ class Operand:
 
 
 def fill_matrix(operand: Operand, extent: int, tile: Tile, element: Element, index: str, of_thread: int = 0) -> str:
-    """Fill stage ``filling`` of the shared tile for ``step``, with zeros outside the matrix.
+    """Fill stage ``filling`` of the operand's tile for k step ``step``, with zeros outside the matrix.
 
-    ``extent`` is the tile's size along x, ``index`` the type of index arithmetic within the matrix. ``of_thread``
-    is the number of rows of the tile that a thread reads: those of a thread without a row of the matrix are not filled.
-    0 fills all rows.
+    ``extent`` is the tile's size along x (`Operand`), ``index`` the type of index arithmetic within the matrix. If
+    ``of_thread`` is not 0, each thread multiplies a group of this size along x, and groups that are entirely outside
+    the matrix are not filled, since their threads do not multiply.
     """
     total, chunk = tile.k * extent, tile.chunk
     start, pitch = (tile.b_first, tile.b_pitch) if operand.name == "b" else (0, tile.a_pitch)
@@ -203,7 +203,7 @@ def fill_matrix(operand: Operand, extent: int, tile: Tile, element: Element, ind
         otherwise = f"elif {operand.origin} + int32({name}_tile_x & -{of_thread}) < {operand.bound}:"
 
     def read(i: str) -> str:
-        # A 64-bit addition cannot wrap, so that LLVM proves the elements adjacent and merges their loads.
+        # A 64-bit addition cannot wrap: so LLVM can prove that the elements are adjacent, and merges their loads.
         outer, inner = f"{name}_x_at", f"{name}_k_at"
         if operand.inner_major:
             inner += f" + {i}"
@@ -247,16 +247,17 @@ def fill_matrix(operand: Operand, extent: int, tile: Tile, element: Element, ind
 
 
 def _store_chunk(tile: Tile, values: list[str], element: Element, stride: int) -> list[str]:
-    """Store ``values`` to the tile from ``to`` on, ``stride`` apart; in a padded tile (on a GPU) by one access."""
+    """Store ``values`` to the tile at ``to``, ``to + stride``, ...; by one vectorised store to a GPU's padded tiles."""
     if tile.gap and stride == 1 and len(values) == 4 and element.accumulator == "float32":
         return [f"store_f32x4(tile_c, to, {', '.join(values)})"]
     return [f"tile_c[to + {i * stride}] = {value}" for i, value in enumerate(values)]
 
 
 def copied_chunk(tile: Tile, element: Element, pointer: str, first: str, stride: int) -> list[str]:
-    """Return the call of an intrinsic that copies the chunk at ``first`` to the tile from ``to`` on, ``stride`` apart.
+    """Return the call of an intrinsic that copies ``tile.chunk`` elements from ``pointer[first]`` to the tile.
 
-    Returns [] for a GPU's tiles, whose chunks are short, and for elements that are converted.
+    In the tile they are ``stride`` apart, from ``to`` on. Returns [] for a GPU's tiles, whose chunks are short, and for
+    elements that need a conversion.
     """
     kind = suffix(element.accumulator)
     if tile.chunk <= CHUNK or type(element) is not Element or element.storage != kind:
@@ -265,7 +266,7 @@ def copied_chunk(tile: Tile, element: Element, pointer: str, first: str, stride:
 
 
 def fill_packed(pointer: str, base: str, tile: Tile, element: Element) -> str:
-    """Fill stage ``filling`` of a's shared tile for ``step`` from a matrix packed as [k][rows], whole tiles only.
+    """Fill stage ``filling`` of a's tile for k step ``step`` from a matrix [k][rows] that is padded to whole tiles.
 
     ``base`` is the index (int64, a multiple of ``tile.chunk``) of the tile's first element at k = 0. ``packed_rows`` is
     the row pitch of the packed matrix.
@@ -302,10 +303,10 @@ def store_tile(
     epilogue: Epilogue,
     setup: Iterable[str] = (),
 ) -> Fragment:
-    """Apply ``epilogue`` to the block's accumulators. ``setup`` computes its outer coordinates; the last is ``column``.
+    """Apply ``epilogue`` to the block's accumulators. ``setup`` computes the epilogue's outer coordinates from ``row``.
 
-    The tile begins at (``row0``, ``column0``) of a ``rows`` x ``columns`` matrix. Accumulators are transposed through
-    shared memory, so that adjacent threads store adjacent elements.
+    The tile begins at (``row0``, ``column0``) of a ``rows`` x ``columns`` result. Accumulators go through shared
+    memory, so that adjacent threads store adjacent elements.
     """
     per_line = tile.n // CHUNK
     vector = element.accumulator == "float32"
@@ -355,10 +356,10 @@ def store_rows(
 ) -> list[str]:
     """Apply ``epilogue`` to accumulators that the ``placed`` lines write to ``tile_c``, with a row pitch of ``pitch``.
 
-    A thread keeps its columns for all its rows: stores coalesce, and values of a column are loaded once. The thread
-    processes several rows at a time, so that their loads overlap. A vectorised epilogue gives it vectors of columns.
-    ``total`` formats a word of ``tile_c`` as an accumulator. With sliced-K ``tile_c`` has one tile for each of the
-    ``warp_groups``, one after the other, and the epilogue gets the sums of their accumulators.
+    A thread has the same columns in all its rows: stores coalesce, and the epilogue loads a column's values once. The
+    thread processes several rows at a time, so that their loads overlap. With a vectorised epilogue its columns are
+    vectors. ``total`` is the format string that converts a word of ``tile_c`` to an accumulator. With sliced-K,
+    ``tile_c`` has one tile for each of the ``warp_groups``, and the epilogue gets the sum of these tiles.
     """
     threads, width = tile.threads * warp_groups, epilogue.width
     vectors = tile.n // width
@@ -372,7 +373,8 @@ def store_rows(
     marks = [f"_r{number}" for number in range(max(n for n in range(1, most + 1) if steps % n == 0))]
     line = f"(thread >> {log2(per_line)})"
     if per_line == (WARP // 2 if width == 1 else WARP // 8) and threads >= 2 * WARP and pitch % WARP in (8, 24):
-        # Two adjacent rows would share banks in a warp, or in a quarter warp that reads vectors: permute the rows.
+        # Two adjacent rows would conflict in shared-memory banks, within a warp or within a quarter warp of vector
+        # loads: permute the rows, so that these threads read rows that are two apart.
         line = f"(({line} & -4) | (({line} & 1) << 1) | (({line} >> 1) & 1))"
     offset = f"(thread & {per_line - 1})" + (f" * {width}" if width > 1 else "")
     lines = [
@@ -393,7 +395,7 @@ def store_rows(
             f"    line = int32(first_line + (piece + {number}) * {threads // per_line})",
             f"    own{mark} = int32(row0 + line)",
         ]
-        if rest:  # in the last iteration only some threads have a row
+        if rest:  # in the last iteration, only some threads have a row
             lines += [
                 f"    own{mark} = choose(line < {tile.m}, own{mark}, int32({rows}))",
                 f"    line = int32(min(line, int32({tile.m - 1})))",
@@ -419,7 +421,7 @@ def store_rows(
 
 
 def _totals(mark: str, offsets: Sequence[str], total: str, width: int) -> list[str]:
-    """Add the words of ``tile_c`` at ``offsets``: at each offset one word, or a vector of ``width`` words."""
+    """Assign ``total<mark>`` the sum of the words of ``tile_c`` at ``offsets``; with a ``width`` one sum per lane."""
     lines = []
     if width == 1:
         parts = [[f"tile_c[{offset}]" for offset in offsets]]

@@ -1,7 +1,7 @@
-"""Kernel source: scalar expressions as Python text for Numba, and the kernel's parameters.
+"""Kernel source: translates scalar expressions to Python text for Numba, and collects the kernel's parameters.
 
-Numba widens int32 arithmetic to int64 and float32 mixed with Python numbers to float64, so every value is cast to its
-own type. 16-bit and narrower floats are float32 in registers; bool tensors are bytes of 0 or 1.
+Numba widens int32 arithmetic to int64, and float32 arithmetic with Python numbers to float64, so the text casts every
+value to its own type. 16-bit and narrower floats are float32 in registers; bool tensors are bytes of 0 or 1.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def literal(value: int | float | bool, dtype: DType) -> str:
 
 
 def load_text(pointer: str, index: str, dtype: DType) -> str:
-    """Return the source of a load, as a register value."""
+    """Return the source that loads ``pointer[index]`` and converts it to the register type of ``dtype``."""
     element = f"{pointer}[{index}]"
     if dtype is DType.BOOL:
         return f"{element} != 0"
@@ -78,7 +78,7 @@ def load_text(pointer: str, index: str, dtype: DType) -> str:
 
 
 def encode_text(x: str, source: DType, target: DType, saturate: bool = True, round_mode: str = "up") -> str:
-    """Return the source that rounds register value ``x`` to the storage form of a narrow float; see `scalar.cast`."""
+    """Return the source that rounds register value ``x`` to the bits of narrow float ``target``; see `scalar.cast`."""
     exact = target in (DType.FLOAT16, DType.BFLOAT16)
     mode = f"_{round_mode}" if target is DType.FLOAT8E8M0 else ""
     number = f"f64_to_f32_odd({x})" if source is DType.FLOAT64 else f"float32({x})"
@@ -105,9 +105,10 @@ def cast_text(x: str, source: DType, target: DType, saturate: bool = True, round
 
 @dataclass(frozen=True, eq=False)
 class Combination:
-    """Operator of an atomic update: computes the new element from the old one and a value.
+    """Operator of an atomic update: ``step`` computes the new element from the old one and a value.
 
-    ``instruction`` names the atomic instruction that does this for integers, and for floats if it is "add"; else "".
+    ``instruction`` names the atomic instruction that does the same, "" if there is none. It serves integers, and floats
+    only if it is "add".
     """
 
     step: Callable[[Scalar, Scalar], Scalar]
@@ -115,21 +116,24 @@ class Combination:
 
 
 def atomic_type(dtype: DType, how: Combination) -> DType:
-    """Return the type of an atomic update's accesses: unsigned for a float that needs a compare-and-swap loop."""
+    """Return the type by which an atomic update accesses memory: for compare-and-swap of floats an unsigned integer."""
     if not dtype.is_float or how.instruction == "add":
         return dtype
     return DType.UINT64 if dtype is DType.FLOAT64 else DType.UINT32
 
 
 NESTED_DIVISIONS = 4
-"""Nested integer divisions above which an opaque value hides the inner ones: each level may double LLVM's time."""
+"""Nesting depth of integer divisions after which the result passes through an ``opaque_*`` intrinsic.
+
+It hides the inner divisions from LLVM, whose compile time may double with each further level.
+"""
 
 
 class Emitter:
-    """Lines of a kernel's body. `value` emits the computation of a Scalar and returns the variable that holds it.
+    """Writer of a kernel's body. `value` emits the computation of a Scalar and returns the variable that holds it.
 
-    Each distinct computation is emitted once per scope. `bind` names leaves; ``handlers`` emit operations that only the
-    kernel's generator knows, such as loads through an index map.
+    Each distinct computation is emitted once per scope. `bind` assigns a leaf its source; ``handlers`` emit operations
+    that only the kernel's generator can translate, such as loads through an index map.
     """
 
     def __init__(self, prefix: str = "v", indent: int = 1) -> None:
@@ -143,7 +147,7 @@ class Emitter:
         self._divisions: dict[Scalar, int] = {}
         self._reciprocals: dict[Scalar, str] = {}
         self.known: dict[Scalar, float] = {}
-        """Leaves whose value is a known number, equal in every launch of the kernel."""
+        """Numbers of the leaves that have the same value in every launch of the kernel."""
         self._names: list[dict[Scalar, str]] = [{}]
         self._computed: list[dict[str, str]] = [{}]
 
@@ -155,7 +159,7 @@ class Emitter:
         return f"{prefix or self._prefix}{self._count}{self.suffix}"
 
     def assign(self, text: str) -> str:
-        """Return the variable that holds ``text``. Equal texts share a variable, since no operand is assigned twice."""
+        """Return a variable that holds ``text``. Equal texts share it, since no variable in them is assigned twice."""
         for scope in reversed(self._computed):
             if text in scope:
                 return scope[text]
@@ -171,7 +175,7 @@ class Emitter:
 
     @contextmanager
     def detached(self) -> Iterator[list[str]]:
-        """Collect the lines emitted in the ``with`` block in a separate list."""
+        """Redirect the lines emitted in the ``with`` block to the list that it yields."""
         before, self.lines = self.lines, []
         apart = self.lines
         yield apart
@@ -179,7 +183,7 @@ class Emitter:
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """Forget the values emitted in the ``with`` block at its end."""
+        """At the end of the ``with`` block, forget the variables that it assigned: later code must not read them."""
         self._names.append({})
         self._computed.append({})
         yield
@@ -188,7 +192,7 @@ class Emitter:
 
     @contextmanager
     def block(self, header: str) -> Iterator[None]:
-        """Emit ``header`` and an indented scope."""
+        """Emit ``header``, such as "if x:", and indent the lines of the ``with`` block, which is a scope."""
         self.line(header)
         self._indent += 1
         with self.scope():
@@ -196,8 +200,9 @@ class Emitter:
         self._indent -= 1
 
     def release(self) -> None:
-        """Release the handlers, and the Scalars that have names: both may refer to the generator of the kernel, which
-        has this emitter. Only the finished ``lines`` stay valid.
+        """Drop the handlers and all Scalars, and keep only the finished ``lines``.
+
+        Both may refer to the kernel's generator, which refers to this emitter: the cycle would keep all of them alive.
         """
         self.handlers.clear()
         self.known.clear()
@@ -218,7 +223,7 @@ class Emitter:
         return None
 
     def value(self, x: Scalar) -> str:
-        """Return the variable that holds x. Emits operands iteratively: chains can be as long as a model is deep."""
+        """Emit x if necessary, and return its variable. Not recursive: expressions can be as deep as the model."""
         pending = [x]
         while pending:
             current = pending[-1]
@@ -235,9 +240,9 @@ class Emitter:
         return name
 
     def hoist(self, roots: Iterable[Scalar], varies: Mapping[Scalar, bool]) -> None:
-        """Emit loop-invariant subexpressions of ``roots`` ahead of a loop, and inverted divisors (`invert`).
+        """Emit the loop-invariant subexpressions of ``roots``, and reciprocals of loop-invariant divisors (`invert`).
 
-        ``varies`` tells which values differ between elements.
+        ``varies`` tells which values differ between the loop's iterations.
         """
         seen: set[Scalar] = set()
         stack = list(roots)
@@ -255,19 +260,19 @@ class Emitter:
                 self.invert(x)
 
     def invert(self, quotient: Scalar) -> None:
-        """Emit the reciprocal of a divisor; later code multiplies by it in place of the division.
+        """Emit the reciprocal of ``quotient``'s divisor; later code multiplies by it instead of dividing.
 
-        For 16-bit floats the product rounds to the same number where the quotient is normal: a quotient of two 11-bit
-        significands is farther from a rounding boundary than the error of float32. A quotient below 2**-14 may be on a
-        boundary, and may then round the other way. A float32 quotient by a known number is corrected
-        (`quotient_by_f32`).
+        For 16-bit floats the product rounds to the same number as the quotient, if that is normal: a quotient of two
+        11-bit significands is farther from a rounding boundary than the error of the float32 product. A quotient below
+        2**-14 may be on a boundary, and may then round the other way. A float32 division by a known number is exact as
+        well: `quotient_by_f32` corrects the product.
         """
         divisor = quotient.operands[1]
         if divisor not in self._reciprocals and (quotient.dtype in _halves or self._is_moderate(divisor)):
             self._reciprocals[divisor] = self.assign(f"float32(1) / {self.value(divisor)}")
 
     def _is_moderate(self, x: Scalar) -> bool:
-        """Tell whether x is a known positive float32 far from underflow and overflow."""
+        """Tell whether x is a known float32 number between 2**-64 and 2**64, whose reciprocal is far from overflow."""
         number = x.value if x.op == "constant" else self.known.get(x, 0.0)
         return x.dtype is DType.FLOAT32 and 2.0**-64 <= number <= 2.0**64
 
@@ -288,13 +293,13 @@ class Emitter:
         return self.assign(text)
 
     def store(self, pointer: str, index: str, x: Scalar) -> None:
-        """Emit ``pointer[index] = x``, in the storage form of x's type."""
+        """Emit the store ``pointer[index] = x``, with the conversion of x to its type in memory."""
         self.line(f"{pointer}[{index}] = {self.memory_form(x)}")
 
     def memory_form(self, x: Scalar) -> str:
-        """Return the source of x in the storage form of its type."""
+        """Return the source that converts x from its register type to its type in memory."""
         if x.dtype in NARROW_FLOATS:
-            # The store rounds: a preceding cast to the same type is redundant.
+            # The store rounds to the narrow type: skip a cast of x to the same type, but keep its rounding mode.
             cast = x.op == "cast" and x.operands[0].dtype is not DType.BOOL
             saturate, round_mode = x.value if cast else (False, "up")
             source = x.operands[0] if cast else x
@@ -304,7 +309,7 @@ class Emitter:
         return self.value(x)
 
     def combine(self, pointer: str, index: str, x: Scalar, how: Combination) -> None:
-        """Emit the atomic ``pointer[index] = how(pointer[index], x)``; ``pointer`` has x's `atomic_type`."""
+        """Emit the atomic ``pointer[index] = how.step(pointer[index], x)``; ``pointer`` has x's `atomic_type`."""
         short, stored = x.dtype.short, atomic_type(x.dtype, how).short
         value = self.value(x)
         if stored == short and how.instruction:
@@ -332,7 +337,7 @@ class Emitter:
         if x.op in _comparisons:
             return f"{a} {_infix[x.op]} {b}"
         if x.op in _wrapping and x.dtype is DType.INT64:
-            # Numba tells LLVM that int64 arithmetic does not overflow (nsw); uint64 wraps.
+            # ONNX integers wrap, but Numba tells LLVM that int64 arithmetic does not overflow (nsw): compute in uint64.
             return f"int64(uint64({a}) {_infix[x.op]} uint64({b}))"
         if x.op == "div" and x.operands[1] in self._reciprocals:
             reciprocal = self._reciprocals[x.operands[1]]
@@ -379,9 +384,9 @@ class Emitter:
 
 
 class text_property(Generic[T]):
-    """A property that generates the body of a parametrised kernel, cached per value of the frozen object.
+    """Property that generates a kernel's body, cached by the value of its frozen dataclass object.
 
-    Each lowering creates new kernel objects, and generating a body takes longer than the rest of the lowering.
+    Each lowering creates new, often equal kernel objects. Generating a body takes longer than the rest of a lowering.
     """
 
     def __init__(self, write: Callable[[T], str]) -> None:
@@ -399,8 +404,8 @@ class text_property(Generic[T]):
 class Parameters:
     """Parameters of a kernel: name, type and launch argument of each.
 
-    Sizes and strides are parameters, so that the source depends only on the structure of the computation. A parameter
-    without a name gets one with ``prefix``.
+    Sizes and strides are parameters and not constants, so that kernels for other shapes have the same source. A
+    parameter that is added without a name gets a new one that begins with ``prefix``.
     """
 
     def __init__(self, prefix: str = "") -> None:
@@ -418,13 +423,13 @@ class Parameters:
         return name
 
     def tensor(self, x: Tensor, name: str = "", *, written: bool = False) -> str:
-        """Add a pointer parameter to x's first element."""
+        """Add a pointer parameter whose argument is the address of x's first element; return its name."""
         if written:
             self._writes.append(x)
         return self._parameter(name, "y" if written else "x", f"*{x.dtype.short}", x)
 
     def integer(self, value: Dim, dtype: DType = DType.INT64, name: str = "") -> str:
-        """Add an integer parameter of type int32 or int64."""
+        """Add an integer parameter of type int32 or int64; return its name."""
         arg = Int32(value) if dtype is DType.INT32 else Int64(value)
         return self._parameter(name, "n", dtype.short, arg)
 
@@ -434,18 +439,18 @@ class Parameters:
             self.integer(value, dtype, name)
 
     def per_axis(self, axes: str, name: str, values: Iterable[Dim]) -> None:
-        """Add an int32 parameter ``<name>_<axis>`` for each axis."""
+        """Add an int32 parameter ``<name>_<axis>`` for each letter of ``axes``."""
         for axis, value in zip(axes, values, strict=True):
             self.integer(value, DType.INT32, f"{name}_{axis}")
 
     def number(self, value: float, dtype: DType, name: str = "") -> str:
-        """Add a float parameter: float64 for FLOAT64, else float32."""
+        """Add a float parameter, float64 for FLOAT64, else float32; return its name."""
         if dtype is DType.FLOAT64:
             return self._parameter(name, "f", "f64", Float64(value))
         return self._parameter(name, "f", "f32", Float32(value))
 
     def stride(self, value: Dim) -> str:
-        """Add a stride as an int64 parameter; strides 0 and 1 are literals, since they belong to the structure."""
+        """Add a stride as an int64 parameter, and return its name. Strides 0 and 1 become literals of the source."""
         return str(value) if isinstance(value, int) and value in (0, 1) else self.integer(value)
 
     def include(self, other: Parameters) -> None:
@@ -464,7 +469,7 @@ class KernelBuilder(Parameters):
         self.emit = emit or Emitter()
 
     def element(self, x: Tensor) -> str | None:
-        """Return the value of a one-element tensor with known contents, as a parameter. None for other tensors."""
+        """Add the value of a one-element tensor that the host knows as a parameter; return None for other tensors."""
         if x.size != 1:
             return None
         if x.host is not None:
@@ -474,11 +479,11 @@ class KernelBuilder(Parameters):
         if number is None:
             return None
         name = self.number(float(number), x.dtype)
-        # The round trip shows LLVM that the number is a float16, so that arithmetic with it uses float16 instructions.
+        # The round trip proves to LLVM that the number is a float16: arithmetic with it can be float16 instructions.
         return self.emit.assign(f"f16_to_f32(f32_to_f16({name}))") if x.dtype is DType.FLOAT16 else name
 
     def to_load(self, inputs: Iterable[Input]) -> list[Input]:
-        """Return the inputs that a thread must load; bind the leaves of known elements to parameters."""
+        """Return the inputs that a thread must load; bind the leaves of the others to parameters (`element`)."""
         loaded = []
         for leaf, x in inputs:
             element = self.element(x)
@@ -507,10 +512,10 @@ class KernelBuilder(Parameters):
         resident: int = 0,
         in_place: Sequence[InPlace] = (),
     ) -> None:
-        """Launch a kernel of the emitted lines, or of ``body``, which is generated for exactly the size of ``block``.
+        """Launch a kernel that consists of the emitted lines, or of ``body``, a text for exactly this block size.
 
-        ``resident`` is the number of blocks of ``body`` that a multiprocessor should hold. Emitted lines get the
-        register limit of 256-thread blocks, or with ``bounded`` that of ``block``.
+        The compiler limits the registers of ``body`` such that ``resident`` blocks fit on a multiprocessor, and those
+        of emitted lines such that a block of 256 threads does, or with ``bounded`` one of the size of ``block``.
         """
         names, signature = tuple(self._names), tuple(self._signature)
         self.emit.release()
@@ -547,11 +552,11 @@ def _spec(
 
 
 _shared_spec = cache(_spec)
-"""Cached, because bodies for a fixed block size are long and few."""
+"""`_spec` with a cache, for kernels with a ``body``: these bodies are long, and few of them differ."""
 
 
 def constant_number(x: Tensor) -> int | float | bool | None:
-    """Return the value of a one-element tensor whose contents are known, else None."""
+    """Return the value of a one-element constant; None for other tensors, and for 8-bit and narrower floats."""
     if x.size != 1 or not x.is_constant or x.constant is None:
         return None
     value = x.constant.reshape(-1)[0]
@@ -565,7 +570,7 @@ def constant_number(x: Tensor) -> int | float | bool | None:
 
 
 def offset_text(terms: Sequence[tuple[str, str]]) -> str:
-    """Return the source of the sum of coordinate * stride, all int64."""
+    """Return the source of an offset: the sum of coordinate * stride over ``terms``, all int64."""
     parts = []
     for coordinate, stride in terms:
         if stride != "0":
@@ -577,6 +582,6 @@ _NAME_LENGTH = 40
 
 
 def kernel_name(ctx: Lowering) -> str:
-    """Return a readable kernel name: the types of the nodes being lowered."""
+    """Return a kernel name of at most 40 characters: the operator types of the nodes being lowered."""
     names = [node.op_type.lower() for node in ctx.nodes]
     return "_".join(names)[:_NAME_LENGTH] if names else "elementwise"

@@ -1,4 +1,4 @@
-"""Vectorised loads and stores: where alignment and strides allow them, and how wide they are."""
+"""Vectorised loads and stores: the conditions on alignment and strides, the vector width, the block size."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from ...program.steps.tensor import BufferKind, contiguous_strides
 
 VECTOR_BYTES = 16  # maximum bytes of one vectorised access
 FEW_ELEMENTS = 1024
-"""Minimum elements of a tensor for a vectorised kernel, which compiles longer."""
+"""Minimum elements of a tensor for which a vectorised kernel is worth its longer compilation."""
 MAX_WORK = 512
-"""Maximum operations per thread of unrolled code (estimate): above, LLVM compiles long and stops unrolling."""
+"""Maximum operations per thread in unrolled code (estimate); with more, LLVM compiles long and stops unrolling."""
 CALL_WORK = 12
-"""Operations that a call of a math library function counts as (estimate)."""
+"""Operations as which `work_of` counts one call of a math library function (estimate)."""
 cheap = frozenset({"leaf", "constant", "cast", "abs", "neg", "not", "min", "max", "where", "add", "sub", "mul"})
 cheap |= {"lt", "le", "gt", "ge", "eq", "ne", "and", "or", "xor", "shl", "shr", "rint", "floor", "ceil"}
 MOST_THREADS, LEAST_THREADS = 256, 64  # maximum and minimum threads per block
 BLOCKS_PER_MULTIPROCESSOR = 2
-"""Minimum blocks per multiprocessor: below this number, blocks get smaller."""
+"""Blocks per multiprocessor that a launch should have at least; otherwise its blocks get fewer threads."""
 
 
 def is_dense(strides: Sequence[Dim], dims: Sequence[Dim]) -> bool:
@@ -30,20 +30,26 @@ def is_dense(strides: Sequence[Dim], dims: Sequence[Dim]) -> bool:
 
 
 def has_vectors(strides: Sequence[Dim], dims: Sequence[Dim], width: int) -> bool:
-    """Tell whether each vector of the index space is contiguous and aligned in memory."""
+    """Tell whether ``width`` adjacent elements along the last dimension are contiguous and aligned in memory.
+
+    ``strides`` are those of a tensor over the index space ``dims``. The tensor's first element must be aligned.
+    """
     if is_dense(strides, dims):
         return True
     return divides(width, dims[-1]) and strides[-1] == 1 and all(divides(width, stride) for stride in strides[:-1])
 
 
 def begins_at_vectors(x: Tensor, width: int) -> bool:
-    """Tell whether x is aligned for vectors in every Run. Memory of the application may have any address."""
+    """Tell whether x's first element is aligned for vectors of ``width`` elements in every Run.
+
+    The plugin aligns the buffers that it allocates; inputs and outputs of a cluster may have any address.
+    """
     own = (BufferKind.SCRATCH, BufferKind.WEIGHT, BufferKind.STATE)
     return x.buffer.kind in own and divides(width, x.offset)
 
 
 def vector_load(lanes: str, pointer: str, offset: str, whole: str, width: int) -> list[str]:
-    """Return lines that load one vector into new ``lanes``: by one access if ``whole``, else element by element."""
+    """Return lines that load one vector into new ``lanes``: with one access if ``whole``, else element by element."""
     last = f"{offset} + {width - 1}"
     return [
         f"{lanes} = lanes_of({pointer}, {width})",
@@ -52,7 +58,7 @@ def vector_load(lanes: str, pointer: str, offset: str, whole: str, width: int) -
 
 
 def vector_store(lanes: str, pointer: str, offset: str, whole: str, width: int) -> str:
-    """Return the line that stores one vector of lanes: by one access if ``whole``, else element by element."""
+    """Return the line that stores the vector ``lanes``: with one access if ``whole``, else element by element."""
     return f"store_lanes({lanes}, 0, {pointer}, {offset}, 0, {offset} + {width}, {whole}, {width}, 1)"
 
 
@@ -62,9 +68,9 @@ def work_of(expressions: Sequence[Scalar]) -> int:
 
 
 def vector_threads(device: DeviceProperties, items: Dim, blocks: float = BLOCKS_PER_MULTIPROCESSOR) -> int:
-    """Return the threads per block for ``items`` threads: small blocks if large ones would leave multiprocessors idle.
+    """Return the threads per block for a launch of ``items`` threads.
 
-    ``blocks`` is the wanted number of blocks per multiprocessor.
+    Blocks are small if large ones would be fewer than ``blocks`` per multiprocessor.
     """
     threads = MOST_THREADS
     while threads > LEAST_THREADS and hint(items) < threads * blocks * device.multiprocessors:

@@ -1,6 +1,6 @@
-"""GEMM prologue for block-quantized weights: eight codes per word, with a scale per block of a column.
+"""GEMM prologue for block-quantized weights: eight codes per word; blocks of a column share a scale and zero point.
 
-A thread loads a word, and the scale and zero point of its block, once, and dequantizes eight elements.
+A thread loads a word of eight codes, and their block's scale and zero point, once, and dequantizes eight elements.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from .prologue import INNER, OUTER, RAW, ConvertedElement, Inline, shared_name
 
 @dataclass(frozen=True)
 class BlockElement(ConvertedElement):
-    """Loader of block-quantized elements: ``text`` dequantizes a code of ``bits`` by ``shared`` values of its block."""
+    """Loader of block-quantized elements: ``text`` dequantizes a code of ``bits`` bits.
+
+    ``shared`` are the sources of the values that the codes of a block have in common: scale and zero point.
+    """
 
     bits: int = 4
 
@@ -55,7 +58,7 @@ class BlockElement(ConvertedElement):
 
 
 def make_block_element(conversion: Conversion, prefix: str) -> tuple[BlockElement, Parameters]:
-    """Return the loader of an operand with ``conversion``, and the parameters that it needs."""
+    """Return the loader of a block-quantized operand, and the kernel parameters that it needs."""
     emit = Inline(prefix, indent=0)
     builder = KernelBuilder(prefix, emit)
     shared: list[str] = []

@@ -1,7 +1,7 @@
-"""Epilogue matching: the part of an epilogue that a vendor library can fuse into its GEMM or convolution.
+"""Epilogue matching: finds the part of an epilogue that a vendor library can fuse into its GEMM or convolution.
 
 A library computes the epilogue in the accumulators' type and rounds once, at the store. So a float16 or bfloat16 result
-may differ from that of unfused steps, which round after each.
+may differ from that of unfused operators, each of which rounds its result.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from ..codegen.source import constant_number
 
 RELU, GELU, SILU, RELU6 = "ReLU", "GELU", "SiLU", "ReLU6"
 MAX_ACTIVATION = 80
-"""Maximum operations above a value that are searched for an activation."""
+"""Maximum number of operations that use a value, directly or indirectly, for a search for its activation."""
 
 
 @dataclass(frozen=True)
 class Offer:
-    """Epilogue that a library supports: factors, then a residual and a bias, then an activation.
+    """What a library can fuse: constant factors, then a residual and a bias, then an activation.
 
-    A bias broadcasts along ``bias_axes`` of the result. A residual has strides ``residual_strides``, by default those
-    of a contiguous tensor. ``factors`` are constants that multiply accumulators and residual.
+    A bias is a vector along ``bias_axes`` of the result. A residual has the strides ``residual_strides``, by default
+    those of a contiguous tensor. ``addends`` tells whether a residual and a bias are supported; ``factors`` whether
+    constants may multiply the accumulator and the residual.
     """
 
     library: str
@@ -45,8 +46,8 @@ class Offer:
 class LibraryForm:
     """Matched epilogue: ``value`` = activation(alpha * accumulator + beta * residual + bias).
 
-    ``leftover`` says why a map must follow the library's call, "" if no map does. The plan needs ``guards``, which
-    exclude a broadcast residual.
+    ``leftover`` says why an elementwise kernel must follow the library's call, "" if none does. The plan needs
+    ``guards``, under which the residual is not broadcast.
     """
 
     value: Scalar
@@ -60,7 +61,7 @@ class LibraryForm:
 
     @property
     def parts(self) -> str:
-        """Description of the fused operations."""
+        """Description of the fused operations for reports, such as "times 0.5, bias, ReLU"."""
         factor = "" if self.beta in (0.0, 1.0) else f" times {self.beta:g}"
         parts = [
             "" if self.alpha == 1.0 else f"times {self.alpha:g}",
@@ -72,9 +73,9 @@ class LibraryForm:
 
 
 def find_form(ctx: Lowering, step: Sums, offer: Offer) -> LibraryForm | None:
-    """Match the largest part of the step's epilogue that the library can fuse.
+    """Match the largest first part of the step's epilogue that the library can fuse.
 
-    Returns None if storing the part would round more often than the step does.
+    Returns None if the library would store a value, for the rest of the epilogue, that the step does not round.
     """
     return _Search(ctx, step, offer).run()
 
@@ -82,7 +83,7 @@ def find_form(ctx: Lowering, step: Sums, offer: Offer) -> LibraryForm | None:
 def product_form(ctx: Lowering, step: Contract) -> LibraryForm | None:
     """Match the part of the epilogue that cuBLASLt can fuse (`find_form`)."""
     columns = range(len(step.shape) - step.column_axes, len(step.shape))
-    # The accuracy of cuBLASLt's GELU for float64 is not documented.
+    # NVIDIA does not document the accuracy of cuBLASLt's GELU for float64.
     activations = frozenset({RELU} if step.a.dtype is DType.FLOAT64 else {RELU, GELU})
     return find_form(ctx, step, Offer("cuBLASLt", columns, factors=True, activations=activations))
 
@@ -90,9 +91,9 @@ def product_form(ctx: Lowering, step: Contract) -> LibraryForm | None:
 def convolution_form(
     ctx: Lowering, step: Convolve, residual_strides: Sequence[Dim] = (), compiles: bool = False
 ) -> LibraryForm | None:
-    """Match the part of the epilogue that cuDNN can fuse; its prebuilt engines have bias, residual and ReLU.
+    """Match the part of the epilogue that cuDNN can fuse. Its prebuilt engines support a residual, a bias and ReLU.
 
-    With ``compiles`` cuDNN may compile an engine at run time, which supports more activations.
+    With ``compiles`` cuDNN may compile an engine at run time, which also supports SiLU and ReLU6.
     """
     finishes = step.operands[0].dtype is not DType.FLOAT64 and ctx.options.fuse_conv_bias
     activations = frozenset({RELU, *({SILU, RELU6} if compiles else ())} if finishes else ())
@@ -126,7 +127,7 @@ class _Search:
         return best and replace(best, leftover=self._leftover(best.value))
 
     def _is_storable(self, x: Scalar) -> bool:
-        """Tell whether x may be stored in the operands' type, without a rounding that the step does not have."""
+        """Tell whether a library may store x in the operands' type: the step rounds x to this type as well."""
         if x.dtype is not self.dtype:
             return False
         if x.dtype not in NARROW_FLOATS or stored(x) is x:
@@ -134,7 +135,10 @@ class _Search:
         return x in self.results and all(user.op == "cast" for user in self.users.get(x, ()))
 
     def _extended(self, form: LibraryForm) -> LibraryForm | None:
-        """Extend the matched form by one operation, whose result all uses of ``form.value`` must go through."""
+        """Extend ``form`` by one more operation; None if the library cannot fuse it.
+
+        No other operation may use ``form.value``, since the library does not store it.
+        """
         x = form.value
         users = self.users.get(x, [])
         if len(users) == 1:
@@ -170,7 +174,7 @@ class _Search:
         if x is None or x.dtype is not self.dtype:
             return None
         strides = broadcast_strides(x, self.step.shape)
-        # For a bias at an unaligned address a library has few algorithms, or none.
+        # Not for a bias at an offset in its buffer: for unaligned addresses libraries have few algorithms, or none.
         if form.bias is None and factor == 1.0 and x.offset == 0 and self._is_bias(strides):
             return replace(form, bias=x)
         takes = form.residual is None and (factor == 1.0 or (self.offer.factors and _is_factor(factor)))
@@ -194,7 +198,7 @@ class _Search:
         return float(x.value) if x.op == "constant" else self.numbers.get(x)
 
     def _dense_conditions(self, strides: Sequence[Dim]) -> list[Dim]:
-        """Return the conditions under which strides over the step's shape are those of a contiguous tensor."""
+        """Return the conditions under which ``strides``, over the step's shape, are those that the library needs."""
         wanted = self.offer.residual_strides or contiguous_strides(self.step.shape)
         return [
             logical_or(eq(dim, 1), eq(stride, dense))
@@ -202,7 +206,7 @@ class _Search:
         ]
 
     def _activations(self, x: Scalar) -> Iterator[tuple[str, Scalar]]:
-        """Yield (name, result) of each activation of x through which all uses of x go."""
+        """Yield (name, result) for each value that is an activation of x, if nothing else uses x (`_ends`)."""
         known: dict[Scalar, Array | float] = {x: _points, **self.numbers}
         tolerance = _tolerances.get(self.dtype, 0.0)
         for end in self._ends(x):
@@ -212,7 +216,7 @@ class _Search:
                 yield from ((name, end) for name in (GELU, SILU) if _is_smooth(name, end, known, tolerance))
 
     def _ends(self, x: Scalar) -> Iterator[Scalar]:
-        """Yield each value computed from x through which all uses of x, and of the values between, go."""
+        """Yield each value that can replace x: every path from x to a result of the step goes through it."""
         above: dict[Scalar, None] = {}
         stack = [x]
         while stack:
@@ -268,14 +272,14 @@ class _Search:
 
 
 def _without_casts(x: Scalar) -> Scalar:
-    """Return x without enclosing casts that change no value."""
+    """Return the operand of x beneath casts that change no value, such as from float16 to float32."""
     while x.op == "cast" and (x.operands[0].dtype is x.dtype or x.operands[0].dtype in _narrower.get(x.dtype, ())):
         x = x.operands[0]
     return x
 
 
 def _is_factor(x: float) -> bool:
-    """Tell whether x is a normal float32 number; a library skips an operand whose factor is 0."""
+    """Tell whether x is a normal float32 number. For a factor of 0 a library would ignore NaN in the operand."""
     return 2.0**-126 <= abs(x) < 2.0**127
 
 
@@ -286,7 +290,7 @@ def _other(x: Scalar, operand: Scalar) -> Scalar:
 
 
 _tolerances = {DType.FLOAT32: 1e-6, DType.FLOAT16: 2.0**-11, DType.BFLOAT16: 2.0**-8}
-"""By element type: maximum error of a GELU or SiLU whose constants are rounded to this type."""
+"""Maximum relative error, by element type, up to which a function with rounded constants counts as GELU or SiLU."""
 _narrower = {
     DType.FLOAT32: (DType.FLOAT16, DType.BFLOAT16),
     DType.FLOAT64: (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32),
@@ -297,13 +301,13 @@ _smooth: Mapping[str, Callable[..., Array]] = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "neg": np.negative, "tanh": np.tanh,
     "exp": np.exp, "cast": lambda x: x,
 }  # fmt: skip
-"""Smooth operations: agreement at a few points identifies a function composed of them."""
+"""Smooth operations: a function composed of them is GELU or SiLU if it agrees with it at the `_points`."""
 
 
 def _is_smooth(name: str, y: Scalar, known: Mapping[Scalar, Array | float], tolerance: float) -> bool:
-    """Tell whether y is the GELU (by tanh) or the SiLU of x, in any algebraic form, up to an error of ``tolerance``.
+    """Tell whether y is the GELU (tanh approximation) or the SiLU of x, in any algebraic form, up to ``tolerance``.
 
-    ``known`` are the values of leaves: ``_points`` for x, numbers for the others.
+    ``name`` is GELU or SILU. ``known`` are values of leaves and of x: ``_points`` for x, a number for each leaf.
     """
     with np.errstate(all="ignore"):
         value = _evaluate(y, known)
@@ -313,7 +317,7 @@ def _is_smooth(name: str, y: Scalar, known: Mapping[Scalar, Array | float], tole
 
 
 def _evaluate(y: Scalar, leaves: Mapping[Scalar, Array | float]) -> Array | float | None:
-    """Evaluate y; return None if it depends on other leaves, or has operations that are not ``_smooth``."""
+    """Evaluate y; return None if it depends on a leaf without a value, or has an operation that is not ``_smooth``."""
     known = dict(leaves)
     for part in operands_first([y], leaves):
         if part.op == "constant":

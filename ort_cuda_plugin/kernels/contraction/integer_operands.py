@@ -1,8 +1,8 @@
-"""Integer GEMM and convolution: tensor cores multiply the 8-bit codes of dequantised operands.
+"""Integer GEMM and convolution: tensor cores multiply the 8-bit codes of quantised operands.
 
-An operand is (code - zero point) * scale. If scales and zero points are constant along k, then ``sum(a * b) = scale_a *
-scale_b * (sum(code_a * code_b) - zero_a * sum(code_b))`` for weights b with zero point 0. Integer accumulators are
-exact, and the epilogue rounds once. Unfused steps, or a dequantising prologue, round each operand and each product.
+An operand's element is (code - zero point) * scale. If scales and zero points are constant along k, then ``sum(a * b) =
+scale_a * scale_b * (sum(code_a * code_b) - zero_a * sum(code_b))`` for weights b with zero point 0. Integer
+accumulators are exact, and the epilogue rounds once. Dequantising before the GEMM would round each operand and product.
 """
 
 from __future__ import annotations
@@ -27,20 +27,21 @@ AnySums = TypeVar("AnySums", bound=Sums)
 __all__ = ["IntegerForm", "integer_epilogue", "integer_form", "integer_step"]
 
 MAX_DEPTH = 1 << 16
-"""Maximum k for which an int32 accumulator of products of two bytes cannot overflow."""
+"""Maximum k for which the int32 sum of products of a byte of the input and an int8 weight cannot overflow."""
 PIECE = 16
-"""Codes in a 16-byte chunk; aligned copies need a k that is a multiple of this number."""
+"""Codes in a 16-byte chunk; copies of aligned chunks need a k that is a multiple of this number."""
 KINDS = {DType.INT8: "i8", DType.UINT8: "u8"}
-"""Operand type of the mma instruction, by the type of the first operand's codes."""
+"""Operand type of the mma instruction, by the type of the codes of the first operand."""
 _middle = 128
-"""The zero point that uint8 weights must have, so that they become int8 weights with zero point 0."""
+"""Zero point that uint8 weights must have: subtracting it from the codes gives int8 weights with zero point 0."""
 
 
 @dataclass(frozen=True)
 class Affine:
     """Dequantisation of an operand: (code - ``zero``) * ``scale``. ``zero`` is int32, None for 0; a scale of None is 1.
 
-    ``inputs`` are the leaves of the two expressions. ``known`` is the zero point, if it is one constant number.
+    ``inputs`` are the leaves of both expressions and their tensors. ``known`` is the zero point if it is one constant
+    number, else None.
     """
 
     zero: Scalar | None
@@ -66,7 +67,8 @@ class IntegerForm:
 def integer_form(step: Sums) -> IntegerForm | None:
     """Return the dequantisations of a contraction's operands; None if tensor cores cannot multiply the operands' codes.
 
-    The weights must be constant, and int8 after the subtraction of their zero point (symmetric quantisation).
+    The weights must be constant, and quantised symmetrically: int8 after the subtraction of their zero point. Scales
+    and the input's zero point must not vary along k.
     """
     if not isinstance(step, Contract | Convolve):
         return None
@@ -93,7 +95,11 @@ def integer_form(step: Sums) -> IntegerForm | None:
 
 
 def integer_step(ctx: Lowering, step: Sums, form: IntegerForm) -> Sums:
-    """Return the step over codes with int32 accumulators. Records the weights' conversion to int8 and column sums."""
+    """Return the step that multiplies codes, with int32 accumulators.
+
+    Records the kernels that convert uint8 weights to int8 and compute their column sums; they run once, as constant
+    folding.
+    """
     w = step.operands[1]
     if w.dtype is DType.UINT8:
         w = elementwise(ctx, lambda code: s.cast(s.cast(code, DType.INT32) - _middle, DType.INT8), w)
@@ -105,9 +111,9 @@ def integer_step(ctx: Lowering, step: Sums, form: IntegerForm) -> Sums:
 
 
 def integer_epilogue(step: AnySums, form: IntegerForm, sums: Tensor | None = None) -> AnySums:
-    """Return the step with the epilogue of integer accumulators.
+    """Return the step with an epilogue for integer accumulators, which applies zero points and scales.
 
-    ``sums`` are the weights' column sums; only a step for an estimate may lack them.
+    ``sums`` are the weights' column sums. Without them the result is only good for an estimate of the step's time.
     """
     w, total = step.operands[1], Scalar(DType.INT32, "leaf")
     (a, a_inputs), (b, b_inputs) = _over_results(step, 0, form.a), _over_results(step, 1, form.b)
@@ -131,7 +137,7 @@ def integer_epilogue(step: AnySums, form: IntegerForm, sums: Tensor | None = Non
 
 
 def _affine(conversion: Conversion | None) -> Affine | None:
-    """Return the conversion as a dequantisation of 8-bit codes; None if it is another one."""
+    """Match a prologue as the dequantisation of 8-bit codes; None if it is another conversion."""
     if conversion is None or conversion.leaf.dtype not in KINDS or conversion.bits:
         return None
     value, leaf, scale = conversion.value, conversion.leaf, None
@@ -174,7 +180,7 @@ def _codes(x: Affine) -> Tensor | None:
 
 
 def _over_results(step: Sums, number: int, x: Affine) -> tuple[Affine, list[Input]]:
-    """Return an operand's zero point and scale as expressions over the result, with new leaves."""
+    """Return an operand's zero point and scale with new leaves, whose inputs are broadcast over the step's result."""
     leaves = {leaf: Scalar(leaf.dtype, "leaf") for leaf, _ in x.inputs}
     changed = Substitution(leaves)
     inputs = [(leaves[leaf], over_result(step, number, y)) for leaf, y in x.inputs]

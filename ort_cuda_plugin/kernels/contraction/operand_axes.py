@@ -1,4 +1,4 @@
-"""Broadcasts a vector along an operand's axis (scales, zero points, column sums) over a contraction's result."""
+"""Broadcast of vectors along an axis of an operand (scales, zero points, column sums) over a contraction's result."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ __all__ = ["axes_of_elements", "over_result", "weights_axis"]
 
 
 def axes_of_elements(x: Tensor) -> set[int]:
-    """Return the axes along which the elements of x differ in address."""
+    """Return the axes along which x is not broadcast: size not 1, stride not 0."""
     return {axis for axis, (dim, stride) in enumerate(zip(x.shape, x.strides, strict=True)) if dim != 1 and stride != 0}
 
 
 def weights_axis(step: Sums) -> int:
-    """Return the axis of the weights that is also an axis of the result: output channels, or columns of a GEMM."""
+    """Return the axis of the weights (second operand) that the result has, too: output channels, or GEMM columns."""
     return 0 if isinstance(step, Convolve) else step.operands[1].rank - 1
 
 
 def over_result(step: Sums, number: int, y: Tensor) -> Tensor:
-    """Return y, a vector along one axis of an operand, broadcast over the result's axes of this operand."""
+    """Return a view of y, a vector along one axis of operand ``number`` (0 or 1), that broadcasts to the result."""
     axes = axes_of_elements(y)
     if not axes:
         return Tensor(y.dtype, (), y.buffer, offset=y.offset)
@@ -37,7 +37,7 @@ def over_result(step: Sums, number: int, y: Tensor) -> Tensor:
 
 
 def _own_axes(step: Sums, number: int) -> Sequence[int]:
-    """Return the axes of the result that come from the first or second operand, without the batch axes."""
+    """Return the axes of the result, except batch axes, that come from operand ``number`` (0 or 1)."""
     if isinstance(step, Convolve):
         return step.channels
     assert isinstance(step, Contract)

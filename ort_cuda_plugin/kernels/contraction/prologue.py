@@ -1,4 +1,4 @@
-"""Prologues: conversion of an operand's elements at their load, mostly dequantisation."""
+"""Prologues: conversions, mostly dequantisations, that a kernel applies to an operand's elements when it loads them."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from ..codegen.simt_fragments import Element
 from ..codegen.source import Emitter, KernelBuilder, Parameters, load_text, offset_text
 
 RAW, OUTER, INNER = "@raw", "@outer", "@inner"
-"""Placeholders in a conversion's text: the element in memory, and its coordinates along the result and along k."""
+"""Placeholders in a conversion's source: the loaded element, its coordinate along m or n, and that along k."""
 
 
 @dataclass(frozen=True)
 class ConvertedElement(Element):
-    """Loader of an element with a prologue: memory has the type ``source``, and ``text`` converts it to ``storage``.
+    """Loader of an element with a prologue: source ``text`` converts it from type ``source`` in memory to ``storage``.
 
-    ``setup`` are lines for the beginning of the kernel. ``shared`` are values that adjacent elements along k have in
-    common, such as the scale of a block of weights: `neighbours` loads each once.
+    ``setup`` are lines for the beginning of the kernel. ``shared`` are the sources of values that adjacent elements
+    along k have in common, such as the scale of a block of weights: `neighbours` loads each once.
     """
 
     source: DType = DType.FLOAT32
@@ -45,11 +45,11 @@ class ConvertedElement(Element):
         return lines, [self.value(x, names, outer, f"{inner} + {i}") for i, x in enumerate(raw)]
 
     def raw(self, pointer: str, index: str) -> str:
-        """Return the element in memory as a register value."""
+        """Return the source that loads an element, before its conversion."""
         return load_text(pointer, index, self.source)
 
     def value(self, raw: str, shared: Sequence[str], outer: str, inner: str) -> str:
-        """Return the converted element."""
+        """Return the source that converts ``raw``, the source of a loaded element."""
         text = self.text.replace(OUTER, f"({outer})").replace(INNER, f"({inner})").replace(RAW, f"({raw})")
         for number, of_block in enumerate(shared):
             text = text.replace(shared_name(number), f"({of_block})")
@@ -59,13 +59,13 @@ class ConvertedElement(Element):
         return [text.replace(OUTER, f"({outer})").replace(INNER, f"({inner})") for text in self.shared]
 
     def load_shared(self, outer: str, inner: str, name: str) -> tuple[list[str], list[str]]:
-        """Return lines that load the shared values, and the variables that hold them."""
+        """Return lines that load the ``shared`` values, and the variables that hold them."""
         names = [f"{name}_of_block{number}" for number in range(len(self.shared))]
         return [f"{x} = {text}" for x, text in zip(names, self.shared_texts(outer, inner), strict=True)], names
 
 
 def shared_name(number: int) -> str:
-    """Return the placeholder of a shared value in a conversion's text."""
+    """Return the placeholder of shared value ``number`` in a conversion's source."""
     return f"@block{number}@"
 
 
@@ -79,10 +79,11 @@ class Inline(Emitter):
 def make_element(
     x: Tensor, conversion: Conversion | None, outer: int, prefix: str, first: str = "0"
 ) -> tuple[Element, Parameters]:
-    """Return the loader of operand x, and the parameters that it needs.
+    """Return the loader of operand x, and the kernel parameters that it needs.
 
-    ``outer`` is x's axis along the result; a conversion's inputs may otherwise vary only along k. ``first`` is the
-    origin of the kernel's coordinate along the result. ``prefix`` makes the loader's names distinct from the kernel's.
+    ``outer`` is x's axis of m or n; the inputs of ``conversion`` may vary along this axis and along k. ``first`` is the
+    source of an offset that is added to the kernel's coordinate along this axis. ``prefix`` begins all names of the
+    loader, so that they differ from the kernel's.
     """
     if conversion is None:
         return Element(x.dtype.short), Parameters()
@@ -108,11 +109,11 @@ def make_element(
 
 
 def type_names(*elements: Element) -> str:
-    """Return the types of accumulators and operands, as part of a kernel's name."""
+    """Return the types of the multiplication and of the operands in memory, as part of a kernel's name."""
     return "_".join(dict.fromkeys((elements[0].storage, *(x.memory for x in elements))))
 
 
 def conversion_setup(*elements: Element) -> Fragment:
-    """Return the lines that the operands' loaders need at the beginning of a kernel."""
+    """Return the fragment with the lines that the operands' loaders need at the beginning of a kernel."""
     lines = [line for x in elements if isinstance(x, ConvertedElement) for line in x.setup]
     return Fragment("conversion_setup", "\n".join(lines), " ".join(line.partition(" = ")[0] for line in lines))

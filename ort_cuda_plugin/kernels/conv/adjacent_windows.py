@@ -1,4 +1,4 @@
-"""Sliding windows: reads that the adjacent output pixels of one thread have in common."""
+"""Sliding windows of adjacent output pixels: which elements of the image several windows of one thread read."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from ..codegen.source import KernelBuilder
 Row = TypeVar("Row")
 
 LOADED = 9
-"""Vector loads that a thread has in flight (estimate): more would take too many registers."""
+"""Maximum vector loads that a thread has in flight (estimate); more would need too many registers."""
 Reads: TypeAlias = dict[int, list[tuple[int, int]]]
-"""By offset from the first window's start: pairs (window, tap) that read this element."""
+"""Along one dimension: maps the offset of an element from the first window's start to the pairs (window, tap) that
+read it. A tap is an index into the kernel.
+"""
 
 
 def reads_of(windows: int, taps: int, stride: int, dilation: int) -> Reads:
-    """Return which elements ``windows`` adjacent windows of ``taps`` elements each read along a dimension."""
+    """Return the elements that ``windows`` adjacent windows of ``taps`` elements each read along one dimension."""
     found: Reads = {}
     for window, tap in itertools.product(range(windows), range(taps)):
         found.setdefault(window * stride + tap * dilation, []).append((window, tap))
@@ -34,5 +36,5 @@ def batches_of(rows: Sequence[Row], columns: int) -> list[Sequence[Row]]:
 
 
 def size_text(builder: KernelBuilder, dtype: DType, value: Dim) -> str:
-    """Return a size as a parameter; 0 and 1 are literals, since they belong to the kernel's structure."""
+    """Add a size as a kernel parameter, and return its name. 0 and 1 become literals, which simplify the source."""
     return str(value) if isinstance(value, int) and value in (0, 1) else builder.integer(value, dtype)

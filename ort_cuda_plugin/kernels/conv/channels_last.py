@@ -1,7 +1,8 @@
-"""Channels-last (NHWC) images: inputs and results of convolutions, which cuDNN then need not transpose itself.
+"""Channels-last (NHWC) layout of the images that convolutions read and write.
 
-Convolutions on tensor cores, and all steps between them, keep this layout. A tensor that another step reads in the
-model's layout, such as an output of the cluster, is transposed once.
+In this layout cuDNN's and the plugin's tensor-core convolutions need no transpositions of their own. All steps between
+such convolutions have the same layout. A tensor that another step reads in the model's layout, such as an output of the
+cluster, is transposed once.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ __all__ = [
 ]
 
 CHANNELS_APART = 4
-"""Channels to which a copied float32 image is padded: cuDNN has no tensor-core engine for 3 channels."""
+"""Channels to which a float32 image is padded when it is copied: cuDNN has no tensor-core engine for 3 channels."""
 
 
 def to_memory(rank: int) -> tuple[int, ...]:
@@ -54,19 +55,25 @@ def to_memory(rank: int) -> tuple[int, ...]:
 
 
 def places_first(step: Convolve) -> tuple[int, ...]:
-    """Return the permutation of the result that moves the channels last."""
+    """Return the permutation of the step's dimensions that moves the channels last."""
     return (0, *step.space, *step.channels)
 
 
 def channels_last_strides(shape: Sequence[Dim], step: Dim | None = None) -> tuple[Dim, ...]:
-    """Return channels-last strides of [images, channels, space...] with ``step`` elements from pixel to pixel."""
+    """Return channels-last strides of ``shape`` [images, channels, space...], in elements.
+
+    ``step`` is the stride between adjacent pixels, by default the number of channels.
+    """
     step = shape[1] if step is None else step
     pixels = contiguous_strides((shape[0], *shape[2:], 1))
     return (pixels[0] * step, 1, *(stride * step for stride in pixels[1:-1]))
 
 
 def place_stride(x: Tensor) -> Dim | None:
-    """Return the stride between adjacent pixels of a channels-last image without gaps between rows; else None."""
+    """Return the stride between adjacent pixels of a channels-last image, in elements; None for other tensors.
+
+    Pixels may be apart, as in a slice of the channels, but all by the same stride.
+    """
     spaces = [axis for axis in (*range(x.rank - 1, 1, -1), 0) if x.shape[axis] != 1]
     step = x.strides[spaces[0]] if spaces else x.shape[1]
     wanted = channels_last_strides(x.shape, step)
@@ -83,7 +90,7 @@ AnyMap = TypeVar("AnyMap", bound=Map)
 
 
 def permuted(step: AnyMap, axes: Sequence[int]) -> AnyMap:
-    """Return the step with its dimensions permuted; the reduction does not change."""
+    """Return the step with the dimensions of its result, outputs and epilogue inputs permuted."""
     rank = len(step.shape)
 
     def moved(x: Tensor) -> Tensor:
@@ -113,7 +120,7 @@ def channels_first(ctx: Lowering, memory: Tensor) -> Tensor:
 
 
 def with_channels_last_result(ctx: Lowering, step: Convolve) -> Convolve:
-    """Return the step if its only result is channels-last, else the step with a new result that is."""
+    """Return the step with a new, channels-last result tensor, or the step itself if its only one is channels-last."""
     value, out = step.outputs[0]
     if place_stride(out) is not None:
         return step
@@ -121,7 +128,7 @@ def with_channels_last_result(ctx: Lowering, step: Convolve) -> Convolve:
 
 
 def channels_last_weights(ctx: Lowering, w: Tensor, channels: Dim, groups: int) -> Tensor:
-    """Return the weights in channels-last order, zero-padded to the ``channels`` of a padded image."""
+    """Return the weights in channels-last order, zero-padded to the image's ``channels`` if these are padded."""
     axes = to_memory(w.rank)
     if isinstance(channels, int) and channels != w.shape[1] * groups:
         shape = [w.shape[0], *w.shape[2:], channels // groups]
@@ -135,12 +142,12 @@ def channels_last_weights(ctx: Lowering, w: Tensor, channels: Dim, groups: int) 
 
 
 def prefers_channels_last(ctx: Lowering, step: Convolve) -> bool:
-    """Tell whether channels-last images are faster: cuDNN or a kernel of the plugin needs them for this step."""
+    """Tell whether the step should read and write channels-last images: cuDNN or a kernel of the plugin needs them."""
     return suits_cudnn(ctx, step) or bool(matrix_convolution_kind(ctx, step)) or is_depthwise_beside_mma(ctx, step)
 
 
 def matrix_convolution_kind(ctx: Lowering, step: Convolve) -> str:
-    """Return the operand type of the plugin's channels-last tensor-core kernel, "" if it cannot run the step."""
+    """Return the mma operand type with which the plugin's implicit GEMM can run the step, "" if it cannot."""
     x = step.operands[0]
     channels, kind = padded_channels(ctx, step) or x.shape[1], _kind(ctx, x.dtype)
     if step.is_converted:
@@ -178,10 +185,10 @@ def suits_cudnn(ctx: Lowering, step: Convolve) -> bool:
 
 
 def padded_channels(ctx: Lowering, step: Convolve) -> int:
-    """Return the number of channels to which x is zero-padded, 0 for no padding.
+    """Return the number of channels to which the step's image is zero-padded, 0 for no padding.
 
-    The plugin's kernel needs 16-byte chunks of channels; cuDNN needs `CHANNELS_APART` for a float32 image. Images with
-    more channels are not padded, since padding costs bandwidth.
+    The plugin's kernel needs a whole 16-byte chunk of channels; cuDNN needs `CHANNELS_APART` channels of a float32
+    image. Images with more channels are not padded, since padding costs bandwidth.
     """
     x, w = step.operands
     channels = x.shape[1]

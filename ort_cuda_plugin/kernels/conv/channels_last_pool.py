@@ -25,31 +25,34 @@ from .adjacent_windows import Reads, batches_of, reads_of, size_text
 __all__ = ["launch_channel_pool"]
 
 PIXELS, ROWS = 4, 2
-"""Maximum output pixels per thread along the last dimension, and along the one before."""
+"""Maximum output pixels per thread along the last dimension, and along the second-to-last."""
 SIDE = 8
-"""Maximum vectors of channels that adjacent threads process before the next pixels: a cache line of 8 x 16 bytes."""
+"""Maximum adjacent threads on the channels of the same pixels: their vectors fill a cache line of 8 x 16 bytes."""
 MAX_READS = 32
-"""Maximum vector loads per thread; they are unrolled."""
+"""Maximum vector loads per thread, which are all unrolled."""
 THREADS = 512
-"""Minimum threads per multiprocessor; with fewer, each thread gets fewer output pixels."""
+"""Wanted threads per multiprocessor; a launch with fewer computes fewer output pixels per thread."""
 _types = (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16)
 
 
 @dataclass(frozen=True)
 class _Form:
-    """Work of a thread: ``width`` channels of ``rows`` x ``pixels`` adjacent output pixels."""
+    """What one thread computes: ``width`` channels of ``rows`` x ``pixels`` adjacent output pixels."""
 
     width: int
     pixels: int
     rows: int
 
     def counts(self, rank: int) -> list[int]:
-        """Return the thread's output pixels along each dimension."""
+        """Return the thread's number of output pixels along each of ``rank`` spatial dimensions."""
         return [1, self.rows, self.pixels][-rank:]
 
 
 def _fits(ctx: Lowering, x: Tensor, out: Tensor, windows: Windows, kind: str) -> bool:
-    """Tell whether channels form aligned vectors, and each window of a maximum overlaps x (border clamping)."""
+    """Tell whether the kernel supports these tensors: their channels form aligned vectors.
+
+    For a maximum, each window must also overlap x, since the kernel clamps coordinates to the border of x.
+    """
     if ctx.device.emulated or x.dtype not in _types or not all(isinstance(size, int) for size in windows.kernel):
         return False
     width = VECTOR_BYTES // x.dtype.itemsize
@@ -67,14 +70,14 @@ def _fits(ctx: Lowering, x: Tensor, out: Tensor, windows: Windows, kind: str) ->
 
 
 def _reads(form: _Form, windows: Windows) -> list[Reads]:
-    """Return which elements a thread's windows read along each dimension."""
+    """Return the elements that a thread's windows read along each spatial dimension."""
     kernel = [operator.index(size) for size in windows.kernel]
     counts = form.counts(len(kernel))
     return [reads_of(*each) for each in zip(counts, kernel, windows.strides, windows.dilations, strict=True)]
 
 
 def _choose_form(ctx: Lowering, x: Tensor, out: Tensor, windows: Windows) -> _Form | None:
-    """Choose the work of a thread; None if even one output pixel needs more than `MAX_READS` loads."""
+    """Choose the number of a thread's output pixels; None if even one pixel needs more than `MAX_READS` loads."""
     width = VECTOR_BYTES // x.dtype.itemsize
     elements, wanted = hint(product(out.shape)), THREADS * ctx.device.multiprocessors
     sizes = [(PIXELS >> halved, ROWS) for halved in range(PIXELS.bit_length())] + [(1, 1)]
@@ -88,7 +91,7 @@ def _choose_form(ctx: Lowering, x: Tensor, out: Tensor, windows: Windows) -> _Fo
 
 
 def launch_channel_pool(ctx: Lowering, x: Tensor, out: Tensor, windows: Windows, kind: str, include_pad: bool) -> bool:
-    """Launch the kernel, bit-identical to `Pool`; return False if it does not support these tensors."""
+    """Launch the kernel, bit-identical to `Pool`; return False if it does not support these tensors or windows."""
     form = _choose_form(ctx, x, out, windows) if _fits(ctx, x, out, windows, kind) else None
     if form is not None:
         _ChannelPool(ctx, x, out, windows, kind, include_pad, form).launch()
@@ -130,23 +133,25 @@ class _ChannelPool:
         builder.launch(ctx, kernel_name(ctx), plane.grid, plane.block, bounded=True)
 
     def _index(self, text: str) -> str:
-        """Emit ``text`` as a variable of the index type; return the variable."""
+        """Assign ``text``, cast to the index type, to a variable and return it."""
         return self.emit.assign(f"{self.index}({text})")
 
     def _size(self, value: Dim) -> str:
         return size_text(self.builder, self.dtype, value)
 
     def _lanes(self, pixel: Sequence[int]) -> int:
-        """Return the index in ``total`` of the first channel of an output pixel."""
+        """Return the index in array ``total`` of the first channel of the thread's output pixel ``pixel``."""
         number = 0
         for at, count in zip(pixel, self.counts, strict=True):
             number = number * count + at
         return number * self.width
 
     def _along(self, axis: int, first: str) -> tuple[dict[int, str], dict[int, str]]:
-        """Emit, for each offset from the first window's start, the offset in x and whether it is inside x.
+        """Emit the elements of x that the thread's windows read along a dimension.
 
-        An average skips elements outside. A maximum clamps to the border, which the same window contains anyway.
+        Returns their offsets in memory and the tests that they are inside x, both by offset from the first window's
+        start. An average skips elements outside. A maximum clamps to the border of x, which the same window contains
+        anyway, and has no tests.
         """
         windows = self.windows
         start = self._index(f"{first} * {windows.strides[axis]} - {self._size(windows.begin[axis])}")
@@ -164,7 +169,7 @@ class _ChannelPool:
         return positions, tests
 
     def _cover(self, axis: int, start: str, tests: dict[int, str]) -> None:
-        """Emit, for each output pixel along a dimension, the number of its window's elements that an average counts."""
+        """Emit, for each of the thread's output pixels along a dimension, how many elements an average divides by."""
         if self.include_pad:
             end = self._size(self.windows.size[axis] + self.windows.end[axis])
             tests = {offset: self.emit.assign(f"{start} + {offset} < {end}") for offset in tests}
@@ -175,7 +180,7 @@ class _ChannelPool:
         self.covered.append([self.emit.assign(f"int32({' + '.join(each)})") for each in terms])
 
     def _totals(self, image: str, channel: str, first: Sequence[str]) -> None:
-        """Emit the loops that accumulate the windows in ``total``; each window adds its elements in order."""
+        """Emit the loads, and the accumulation of all windows in ``total``; each window adds its elements in order."""
         emit, width = self.emit, self.width
         pointer = self.builder.tensor(self.x)
         self.covered: list[list[str]] = []
@@ -204,7 +209,7 @@ class _ChannelPool:
                 serving = [
                     [pixel for pixel, _ in along[offset]] for along, offset in zip(self.reads, offsets, strict=True)
                 ]
-                # Unrolled: for sm_100, NVVM leaves some of these loops rolled, and puts the arrays in local memory.
+                # Unroll here: for sm_100, NVVM leaves some of these loops rolled, and puts the arrays in local memory.
                 for e in range(width):
                     emit.line(f"value = {self.element.load('found', str(number * width + e))}")
                     for pixel in itertools.product(*serving):
@@ -244,10 +249,10 @@ class _ChannelPool:
                 )
 
     def _divide(self) -> None:
-        """Emit the division of ``value`` by ``divisor``, an integer, through its ``inverse``, which is computed once.
+        """Emit the division of ``value`` by the integer ``divisor``, whose reciprocal ``inverse`` is computed once.
 
-        The remainder is exact in FMA, so the quotient is correctly rounded (Markstein, 1990), except subnormal ones.
-        For infinite values the remainder is NaN, and the product with the inverse is the result.
+        An FMA computes the remainder exactly, so a quotient that is not subnormal is correctly rounded (Markstein,
+        1990). For an infinite value the remainder is NaN, and the product with the reciprocal is the result.
         """
         self.emit.line("quotient = value * inverse")
         self.emit.line("rest = fma_f32(-quotient, divisor, value)")

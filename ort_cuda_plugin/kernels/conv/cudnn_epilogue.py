@@ -1,4 +1,4 @@
-"""Epilogue of a convolution that cuDNN computes, in the layout in which the plugin calls cuDNN."""
+"""Epilogue matching for convolutions by cuDNN, in the layout in which the plugin calls cuDNN."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ...program.steps.tensor import contiguous_strides
 from ..contraction.epilogue_patterns import LibraryForm, convolution_form
 from .channels_last import channels_last_strides, is_channels_last, prefers_channels_last
 
-MIN_TENSOR_CHANNELS = 16  # minimum input and output channels for which compiling an engine pays off
+MIN_TENSOR_CHANNELS = 16  # minimum input and output channels for which cuDNN's run-time compilation pays off
 
 
 def cudnn_form(ctx: Lowering, step: Convolve) -> LibraryForm | None:
@@ -19,7 +19,7 @@ def cudnn_form(ctx: Lowering, step: Convolve) -> LibraryForm | None:
 
 
 def _is_compiled_for(ctx: Lowering, step: Convolve) -> bool:
-    """Tell whether a tensor-core engine is worth the seconds that cuDNN takes to compile it."""
+    """Tell whether a tensor-core engine with this epilogue is worth the seconds that cuDNN takes to compile it."""
     channels, rows = step.operands[0].shape[1], step.operands[1].shape[0]
     known = isinstance(channels, int) and isinstance(rows, int) and min(channels, rows) >= MIN_TENSOR_CHANNELS
     return (

@@ -1,8 +1,8 @@
 """Depthwise convolution of channels-last images: adjacent threads process adjacent channels.
 
-cuDNN has no tensor-core engine for depthwise convolutions and uses a generic engine; that this kernel is faster is an
-estimate. A thread computes a vector of channels for several adjacent output pixels along the last two dimensions: their
-windows share loads of the image, and all pixels of the thread share the weights.
+cuDNN has no tensor-core engine for depthwise convolutions and uses a generic one, which the cost model estimates to be
+slower than this kernel. A thread computes a vector of channels for several adjacent output pixels along the last two
+dimensions: their windows share loads of the image, and all pixels of the thread share the weights.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from .adjacent_windows import batches_of, reads_of, size_text
 __all__ = ["depthwise_guards", "is_depthwise", "launch_depthwise"]
 
 MAX_TAPS = 49
-"""Maximum elements of a window, which the kernel unrolls."""
+"""Maximum taps (elements of a window per channel); the kernel unrolls the loop over them."""
 WIDTH, PIXELS, ROWS = 4, 4, 2
-"""Maximum channels per thread, and its output pixels along the last dimension and the one before."""
+"""Maximum channels per thread, and output pixels per thread along the last dimension and the second-to-last."""
 FEW_TAPS = 25
-"""Maximum taps for which a thread computes several pixels; weights of more taps need too many registers."""
+"""Maximum taps for which a thread computes several pixels; the weights of more taps need too many registers."""
 SIDE, LEAST_SIDE = 32, 16
-"""Maximum and minimum vectors of channels that adjacent threads process before the next pixels."""
+"""Maximum and minimum number of adjacent threads on the channel vectors of the same pixels (`_side`)."""
 BLOCKS = 8
-"""Minimum blocks per multiprocessor, reached by smaller blocks: many blocks have a small tail effect."""
+"""Wanted blocks per multiprocessor: a launch with fewer gets smaller blocks, so that the last wave idles less."""
 THREADS = 256
-"""Minimum threads per multiprocessor; with fewer, each thread gets less work."""
+"""Wanted threads per multiprocessor; a launch with fewer gives each thread fewer pixels and channels."""
 
 
 def is_depthwise(ctx: Lowering, step: Convolve) -> bool:
-    """Tell whether a convolution is depthwise with a small window. `depthwise_guards` must hold as well."""
+    """Tell whether a convolution is depthwise, with a small window, and `depthwise_guards` can become guards."""
     rows, channels, *kernel = step.operands[1].static_shape
     return (
         not step.transposed
@@ -58,13 +58,13 @@ def is_depthwise(ctx: Lowering, step: Convolve) -> bool:
 
 
 def depthwise_guards(step: Convolve) -> tuple[Dim, ...]:
-    """Return the guards of the depthwise kernel: the image has pixels."""
+    """Return the guards of a plan with the depthwise kernel: no spatial dimension of the image is empty."""
     return tuple(le(1, size) for size in step.windows.size)
 
 
 @dataclass(frozen=True)
 class _Form:
-    """Work of a thread: ``width`` channels of ``rows`` x ``pixels`` adjacent output pixels."""
+    """What one thread computes: ``width`` channels of ``rows`` x ``pixels`` adjacent output pixels."""
 
     width: int
     pixels: int
@@ -76,7 +76,7 @@ class _Form:
 
 
 def _choose_form(ctx: Lowering, step: Convolve, strides: Sequence[Sequence[Dim]]) -> _Form:
-    """Choose the work of a thread. ``strides`` are those of the vectorised tensors, whose channels are contiguous."""
+    """Choose the channels and pixels per thread. ``strides`` are those of the tensors with contiguous channels."""
     channels = step.shape[1]
     width = WIDTH
     while width > 1 and not all(divides(width, size) for size in (channels, *itertools.chain(*strides)) if size != 1):
@@ -96,17 +96,17 @@ def _choose_form(ctx: Lowering, step: Convolve, strides: Sequence[Sequence[Dim]]
 
 
 def _side(blocks: int) -> int:
-    """Return the number of vectors of channels that adjacent threads process before they turn to the next pixels.
+    """Return how many adjacent threads process channel vectors of the same pixels, of ``blocks`` vectors per pixel.
 
-    A pixel has ``blocks`` vectors. With few vectors at a time a thread block has more pixels, whose overlapping windows
-    share loads. At least half a warp must load contiguously.
+    With fewer vectors a thread block covers more pixels, whose overlapping windows share loads. At least half a warp
+    must load contiguously.
     """
     side = next(size for size in range(min(SIDE, blocks), 0, -1) if blocks % size == 0)
     return side if side >= LEAST_SIDE else blocks
 
 
 def launch_depthwise(ctx: Lowering, step: Convolve) -> None:
-    """Launch the kernel of a depthwise convolution with its epilogue."""
+    """Launch the kernel of a depthwise convolution, including the step's epilogue."""
     x, w = step.operands
     out = step.outputs[0][1]
     weights = rearranged(ctx, permute(ctx, w, (*range(1, w.rank), 0)))
@@ -157,16 +157,17 @@ class _Depthwise:
         builder.launch(ctx, kernel_name(ctx), plane.grid, plane.block)
 
     def _sums(self, first: Sequence[str]) -> None:
-        """Emit the accumulation of the thread's pixels in ``total``; each window adds its elements in order.
+        """Emit the loads and FMAs that accumulate the thread's pixels in ``total``; each window adds its taps in order.
 
-        A row of the image serves all windows that contain it. Outside the image, elements are zero.
+        Each loaded row of the image is used by all windows that contain it. Elements outside the image are zero.
         """
         emit, form, tensors, windows = self.emit, self.form, self.tensors, self.step.windows
         kernel = [operator.index(size) for size in windows.kernel]
         emit.line(f"total = registers_f32({form.sums})")
         with emit.block(f"for e in range({form.sums}):"):
             emit.line("total[e] = float32(0)")
-        # For each offset, the windows and taps that read there: along the last dimension, and along the one before it.
+        # By offset from the first window, the pairs (window, tap) that read it, along the last dimension (``reads``)
+        # and the second-to-last (``lines``).
         reads = reads_of(form.pixels, kernel[-1], windows.strides[-1], windows.dilations[-1])
         lines = {0: [(0, 0)]}
         if len(kernel) > 1:
@@ -216,7 +217,7 @@ class _Depthwise:
                         self._multiply(lane, lines[line], reads[offset])
 
     def _multiply(self, lane: int, lines: Sequence[tuple[int, int]], along: Sequence[tuple[int, int]]) -> None:
-        """Multiply the image's elements at ``lane`` into the accumulators of all windows that contain them."""
+        """Emit the FMAs of the image vector at ``lane`` of ``picture``, for all windows that contain it."""
         emit, form = self.emit, self.form
         with emit.block(f"for e in range({form.width}):"):
             emit.line(f"value = {load_text('picture', f'{lane} + e', self.tensors.x_type)}")
@@ -225,18 +226,19 @@ class _Depthwise:
                 emit.line(f"{total} = fma_f32(value, weights{tap}[{beside * form.width} + e], {total})")
 
     def _index(self, text: str) -> str:
-        """Emit ``text`` as a variable of the index type; return the variable."""
+        """Assign ``text``, cast to the index type, to a variable and return it."""
         return self.emit.assign(f"{self.index}({text})")
 
     def _inside(self, start: str, offset: int, limit: str) -> tuple[str, str]:
-        """Emit whether a position along a dimension is inside the image, and the position; return both names."""
+        """Return variables for the test that position ``start + offset`` is inside the image, and for the position."""
         at = self._index(f"{start} + {offset}")
         return self.emit.assign(f"({at} >= 0) & ({at} < {limit})"), at
 
     def _load_weights(self, channel: str, outer: Sequence[int], within: Sequence[str]) -> None:
-        """Emit loads of one row of the window's weights, for the thread's channels; zeros if it is outside the image.
+        """Emit loads of one row of the window's weights for the thread's channels.
 
-        Without the predicate, NVVM and ptxas sink the loads below the preceding FMAs, which exposes their latency.
+        With predicates ``within`` the weights are zeros if that row is outside the image. Without a predicate, NVVM and
+        ptxas sink the loads below the preceding FMAs, which exposes their latency.
         """
         emit, tensors, width = self.emit, self.tensors, self.form.width
         count, needed = operator.index(self.step.windows.kernel[-1]), " & ".join(within) or "True"
@@ -249,7 +251,7 @@ class _Depthwise:
             emit.line(f"weights{outer[-1] if outer else 0}[e] = {load_text('taps', 'e', tensors.weights_type)}")
 
     def _results(self, first: Sequence[str]) -> None:
-        """Emit the epilogue and the stores."""
+        """Emit the epilogue and the stores of the thread's pixels."""
         emit, form, tensors = self.emit, self.form, self.tensors
         lanes: dict[Scalar, str] = {}
         for more in tensors.more:
@@ -292,7 +294,7 @@ class _Depthwise:
         self.emit.line(f"load_lanes_inside({lanes}, 0, {more.pointer}, int64({offset}), True, {self.form.width})")
 
     def _bind(self, at: Sequence[str], lanes: Mapping[Scalar, str]) -> None:
-        """Bind the step's inputs to the values of channel ``e`` at pixel ``at``."""
+        """Bind the leaves of the epilogue's inputs to their elements for channel ``e`` at coordinates ``at``."""
         emit = self.emit
         for more in self.tensors.more:
             text = load_text(lanes[more.leaf], "e", more.dtype) if more.leaf in lanes else ""
@@ -302,7 +304,7 @@ class _Depthwise:
             emit.bind(more.leaf, emit.assign(text))
 
     def _one_by_one(self, first: Sequence[str]) -> None:
-        """Emit the path for unaligned tensors: loops over single elements, to keep the code small."""
+        """Emit the code for unaligned tensors: loops over single elements, which are slow but keep the code small."""
         emit, builder, form, tensors, windows = self.emit, self.builder, self.form, self.tensors, self.step.windows
         counts = [builder.integer(count) for count in (form.rows, form.pixels, form.width)]
         kernel = [builder.integer(size) for size in windows.kernel]
@@ -338,7 +340,7 @@ class _Depthwise:
 
 
 class _Operand:
-    """A tensor over the result's dimensions, with the kernel's parameters for it."""
+    """A tensor that broadcasts to the result (an epilogue input or the output), with its kernel parameters."""
 
     def __init__(
         self, builder: KernelBuilder, dtype: DType, shape: Sequence[Dim], leaf: Scalar, x: Tensor, written: bool = False
@@ -356,10 +358,10 @@ class _Operand:
 
 
 class _Tensors:
-    """The kernel's tensors and sizes as parameters.
+    """Kernel parameters for all tensors and sizes, added to the builder.
 
-    ``steps`` are the image's strides, ``limits`` and ``begins`` its sizes and pads, ``taps`` the strides of weights,
-    ``ends`` the sizes of the result.
+    ``steps`` are the image's strides, ``limits`` and ``begins`` its spatial sizes and pads, ``taps`` the strides of the
+    weights, ``ends`` the spatial sizes of the result.
     """
 
     def __init__(
@@ -390,5 +392,5 @@ class _Tensors:
         self.steps, self.limits, self.begins, self.taps, self.ends = numbers
 
     def anywhere(self, width: int) -> list[str]:
-        """Return the pointers that may be unaligned, because memory of the application may have any address."""
+        """Return the pointers of vectorised tensors that may be unaligned, as inputs and outputs of the cluster."""
         return [name for name, y in self._moved if not begins_at_vectors(y, width)]

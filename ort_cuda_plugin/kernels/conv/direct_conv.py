@@ -1,10 +1,10 @@
 """Direct convolution without shared memory: a thread computes a strip of adjacent pixels for a few output channels.
 
 The kernel serves convolutions that would leave a GEMM tile mostly empty: those with few output channels, with groups,
-and transposed ones. On a GPU a strip is one pixel. On the emulated device a strip has the length of vectors, so that
+and transposed ones. On a GPU a strip is one pixel. On the emulated device it is as long as the CPU's vectors, so that
 each weight is loaded once per strip, and a strip inside the image needs no bounds checks.
 
-A transposed convolution of stride s consists of s plain convolutions along each axis, its phases: outputs o with the
+Along each axis, a transposed convolution of stride s is the sum of s plain convolutions, its phases: outputs o with the
 same (o + pad) mod s use the same taps of the kernel, and adjacent outputs of a phase read adjacent inputs.
 
 Tensors are contiguous: x is [images, groups * channels, z, y, x], out [images, groups * rows, z, y, x]; 2D kernels omit
@@ -28,20 +28,21 @@ from ..codegen.source import register_type, text_property
 from ..contraction.prologue import conversion_setup, type_names
 
 PHASE_ENTRIES = 12
-"""Integers per phase in the table of `Phases`: three per axis, an index, and padding."""
+"""Integers per phase in the table of `Phases`: three for each of up to three axes, padding, and a tap index."""
 ACCUMULATORS = 128
-"""Accumulators per thread on the emulated device: eight of the device's longest vectors."""
+"""Accumulators per thread on the emulated device: eight 512-bit vectors of float32."""
 EMULATED_THREADS = 16
-"""Threads per block on the emulated device; each has much work."""
+"""Threads per block on the emulated device; few, since each computes `ACCUMULATORS` results."""
 
 
 @dataclass(frozen=True)
 class Phases:
-    """Phases of a transposed convolution, in row-major order of the axes' remainders. A plain convolution has one.
+    """Phases of a transposed convolution, in row-major order of their remainders. A plain convolution is one phase.
 
-    ``table`` has for each phase and axis: the remainder, the input position of the first tap relative to (o + pad) //
-    stride, and the number of taps; then the index of the phase's first tap. ``taps`` lists flat kernel positions, phase
-    by phase. ``steps`` is, for each axis, the distance between the input positions of consecutive taps.
+    ``table`` has for each phase and axis: the remainder (o + pad) mod stride of its outputs o, the input position of
+    its first tap relative to (o + pad) // stride, and the number of taps; at the end the index of the phase's first
+    entry in ``taps``, which lists flat kernel positions, phase by phase. ``steps`` is, for each axis, the distance
+    between the input positions of consecutive taps.
     """
 
     table: tuple[tuple[int, ...], ...]
@@ -78,7 +79,7 @@ class Phases:
 
 
 def rows_of_thread(rows: int, *, emulated: bool) -> int:
-    """Return the output channels per thread, chosen for little padding in the last thread.
+    """Return the output channels per thread that divide ``rows`` channels of a group most evenly.
 
     On a GPU they are 1, 2, or a multiple of 4, for vectorised loads of the weights.
     """
@@ -88,7 +89,10 @@ def rows_of_thread(rows: int, *, emulated: bool) -> int:
 
 
 def strip_shape(shape: Sequence[int], groups: int, rows: int, thread_rows: int) -> tuple[int, int, int, int, int]:
-    """Return the shape of weights from `pack_strips`: [groups, tiles of rows, channels, taps, rows of a thread]."""
+    """Return the shape of packed weights: [groups, tiles of output channels, channels, taps, channels of a tile].
+
+    A tile is the output channels of one thread. ``shape`` is that of ONNX; ``rows`` are the output channels of a group.
+    """
     taps = math.prod(shape[2:])
     channels = math.prod(shape[:2]) // (groups * rows)
     return groups, -(-rows // thread_rows), channels, taps, thread_rows
@@ -98,9 +102,10 @@ def strip_shape(shape: Sequence[int], groups: int, rows: int, thread_rows: int) 
 class StripConv:
     """Direct convolution: a thread computes ``rows`` output channels of one group at ``width`` adjacent pixels along x.
 
-    ``element`` loads x. ``stride`` is the stride along x if it is 1 or 2; if it is 0, the stride is a parameter.
+    ``element`` loads the image's elements. ``stride`` is the stride along x if it is 1 or 2; 0 makes it a parameter.
     ``index`` is the type of offsets in x and out. In a transposed convolution, base is pad // stride, and the outputs
-    of a phase are (base + i) * stride + remainder - pad. The grid is (images * groups * chunks * phases * tiles, 1, 1).
+    of a phase are (base + i) * stride + remainder - pad. The grid is (images * groups * chunks * phases * tiles, 1, 1),
+    where chunks are blocks of strips, and tiles are blocks of ``rows`` output channels.
     """
 
     element: Element
@@ -122,17 +127,20 @@ class StripConv:
 
     @property
     def is_converted(self) -> bool:
-        """Whether x has a prologue: then its elements go through ``buffer``."""
+        """Whether the image has a prologue. Then its elements are converted into array ``buffer`` first."""
         return self.element.memory != self.storage
 
     @property
     def accumulator(self) -> str:
-        """Suffix of intrinsics on accumulators, and the storage type of packed weights."""
+        """Short type name of accumulators and packed weights, which is the suffix of intrinsics."""
         return "f32" if self.storage in ("f16", "bf16") else self.storage
 
     @property
     def overlaps(self) -> bool:
-        """Whether the last strip is shifted back to end at the last pixel; its overlap is not stored a second time."""
+        """Whether the last strip of a row is shifted back to end at the last pixel.
+
+        It overlaps the strip before it, and does not store the overlapping pixels.
+        """
         return self.width > 1 and not self.transposed
 
     @property
@@ -156,7 +164,7 @@ class StripConv:
         return indent("\n".join([setup, *self._decode(), *self._starts(), *self._sum(), *self._store()]), 1)
 
     def _decode(self) -> list[str]:
-        """Compute the thread's ``tile``, ``phase``, ``plane`` (image * groups + group), ``o<axis>`` and strip."""
+        """Compute the thread's ``tile``, ``phase``, ``plane`` (image * groups + group), and first pixel ``o<axis>``."""
         lines = [
             "block = int32(cuda.blockIdx.x)",
             "rest = int32(block // tiles)",
@@ -187,9 +195,10 @@ class StripConv:
         return [*lines, f"o{outer[0]} = quotient"]
 
     def _starts(self) -> list[str]:
-        """Compute the input position of the first tap, ``<axis>0``, and the output position ``o<axis>`` for each axis.
+        """Compute the input position ``<axis>0`` of the first tap along each axis.
 
-        Threads beyond the output along an axis other than x return.
+        In a transposed convolution, convert ``o<axis>`` from an index within the phase to an output position; threads
+        outside of the output along an axis other than x return.
         """
         axes, lines = self.axes, []
         for number, axis in enumerate(axes):
@@ -208,7 +217,7 @@ class StripConv:
         return lines
 
     def _sum(self) -> list[str]:
-        """Loop over channels and taps."""
+        """Accumulate the products of all input channels and taps."""
         integer = register_type(self.index)
         size = " * ".join(f"in_{axis}" for axis in self.axes)
         first = f"phases[int64(phase * {PHASE_ENTRIES} + {PHASE_ENTRIES - 1})]" if self.transposed else "0"
@@ -246,7 +255,7 @@ class StripConv:
         return [*lines, f"    image = {integer}(image + size)", f"    weight += int64(taps * {self.rows})"]
 
     def _row(self, line: str) -> str:
-        """Multiply the taps along the x axis, in the row of the image that begins at ``line``."""
+        """Accumulate the products of the taps along the x axis with the image row that begins at ``line``."""
         integer, element, sizes = register_type(self.index), self.element, f"{self.rows}, {self.width}"
 
         def add(pointer: str, at: str) -> str:
@@ -291,7 +300,7 @@ class StripConv:
         return "\n".join(["if whole:", *(f"    {x}" for x in whole), "else:", *(f"    {x}" for x in checked)])
 
     def _store(self) -> list[str]:
-        """Apply the epilogue to each row of accumulators; its last coordinate is that along x."""
+        """Apply the epilogue to the accumulators of each output channel; its coordinate ``column`` is along x."""
         lines = ["image_of_batch = int32(plane // groups)", f"left = int32(rows - tile * {self.rows})"]
         if self.width == 1:
             if not self.is_converted:
@@ -314,9 +323,9 @@ class StripConv:
         return lines
 
     def _store_in_loop(self) -> list[str]:
-        """Apply the epilogue like `_store`, but in a loop over the rows of accumulators, which are in memory by then.
+        """Apply the epilogue in a loop over the output channels, after copying the accumulators to an array.
 
-        The epilogue appears once instead of once for each row, which halves the time to compile the kernel.
+        So the source has the epilogue only once, which halves the time to compile the kernel.
         """
         sizes = f"{self.rows}, {self.width}"
         lines = [

@@ -1,4 +1,4 @@
-"""Launches the kernels of convolutions by the step's schedule."""
+"""Convolution launches: the kernels that the step's schedule selects, with their parameters."""
 
 from __future__ import annotations
 
@@ -43,9 +43,10 @@ __all__ = ["launch_convolve"]
 
 
 def launch_convolve(ctx: Lowering, step: Convolve) -> None:
-    """Launch the kernels of the step's schedule; none for an empty result.
+    """Launch the kernels that the step's schedule selects; none for an empty result.
 
-    If only a Run knows the number of pixels, the plan launches both im2col and tiles, one of them with an empty grid.
+    If the choice between im2col and tiles depends on a size that only a Run knows, the plan launches both, one of them
+    with an empty grid.
     """
     schedule = step.schedule
     assert schedule is not None
@@ -74,7 +75,7 @@ def launch_convolve(ctx: Lowering, step: Convolve) -> None:
 
 
 def _im2col(ctx: Lowering, step: Convolve, wanted: Dim) -> Contract:
-    """Return the GEMM of the stored im2col matrix, one row per output pixel, or no row if ``wanted`` is 0."""
+    """Store the im2col matrix and return its GEMM with the weights: a row per output pixel, none if ``wanted`` is 0."""
     x, w = step.operands
     flat, space = step.windows, len(step.space)
     weights = ctx.contiguous(w)
@@ -119,7 +120,7 @@ def _im2col(ctx: Lowering, step: Convolve, wanted: Dim) -> Contract:
 
 
 def _launch_tiles(ctx: Lowering, step: Convolve, tile: Tile, few_pixels: Dim) -> None:
-    """Launch the implicit GEMM on tiles, with an empty grid for few output pixels."""
+    """Launch the SIMT implicit GEMM, with an empty grid in Runs in which ``few_pixels`` is true."""
     x, w = step.operands
     group, flat, pixels = step.groups, step.windows.planar, step.places
     outputs, channels, *_ = shape = w.static_shape
@@ -138,7 +139,7 @@ def _launch_tiles(ctx: Lowering, step: Convolve, tile: Tile, few_pixels: Dim) ->
     weight, of_w = make_element(w, step.conversions[1], 0, "pw_", first="int64(group) * rows")
     kernel = TiledConv((element, weight), epilogue, tile, len(sizes), packed, index)
     image = flat.size
-    if flat.pointwise:  # Treat each image as one row, so that all its elements are adjacent.
+    if flat.pointwise:  # treat each image as one row of pixels, so that all of them are adjacent
         image = pixels = (*[1] * (len(sizes) - 1), positions)
     axes = kernel.axes
     builder = KernelBuilder()
@@ -195,7 +196,7 @@ def _launch_direct(ctx: Lowering, step: Convolve) -> None:
     if transposed:
         builder.tensor(ctx.constant(phases.array), "phases")
     builder.integers(DType.INT32, rows=rows, channels=channels, groups=group, tiles=tiles, taps=math.prod(sizes))
-    # Counts for one image and group: threads (positions), threads along x (strips), blocks (chunks).
+    # Numbers for one image and group: threads (positions), threads along x (strips), blocks (chunks).
     builder.integers(DType.INT32, positions=positions, strips=strips, chunks=chunks)
     builder.per_axis(axes, "in", flat.size)
     builder.per_axis(axes, "out", pixels)
@@ -215,10 +216,10 @@ def _launch_direct(ctx: Lowering, step: Convolve) -> None:
 
 
 def _strip_width(ctx: Lowering, rows: int, columns: Dim, dtype: DType, *, is_padded: bool) -> int:
-    """Return the pixels per thread of `StripConv`: 1, or on the emulated device up to a vector's length.
+    """Return the pixels per thread of `StripConv`: 1 on a GPU, 8 to 64 on the emulated device.
 
-    In a padded image a strip may be longer than a row. Without padding a shorter one suffices, since a strip that ends
-    at the last pixel reads nothing outside the image.
+    In a padded image a strip may be as long as a row of ``columns`` pixels. Without padding about half a row suffices:
+    the last strip is shifted back, and then reads nothing outside the image.
     """
     if not ctx.device.emulated:
         return 1
@@ -228,7 +229,7 @@ def _strip_width(ctx: Lowering, rows: int, columns: Dim, dtype: DType, *, is_pad
 
 
 def _strip_weights(ctx: Lowering, w: Tensor, group: int, rows: int, phases: Phases, transposed: bool) -> Tensor:
-    """Return the weights packed for `StripConv`: once if they are constant, else in every Run."""
+    """Return the weights packed for `StripConv` (`strip_shape`): once if they are constant, else in every Run."""
     shape = w.static_shape
     packed = strip_shape(shape, group, shape[1] if transposed else shape[0] // group, rows)
     dtype = DType.FLOAT32 if w.dtype in (DType.FLOAT16, DType.BFLOAT16) else w.dtype

@@ -1,7 +1,8 @@
 """Implicit GEMM convolution on tensor cores for channels-last images, on GPUs with ``mma.sync`` (sm_80).
 
-A convolution is a GEMM of the im2col matrix, one row per output pixel, and the weights. The copies into shared memory
-gather the patches: a 16-byte chunk is adjacent channels of one input pixel, or zeros.
+A convolution is a GEMM of the im2col matrix and the weights. A row of this matrix is the patch of one output pixel: the
+input elements in its window. The matrix is not stored: copies into shared memory gather the patches from the image. A
+16-byte chunk is adjacent channels of one input pixel, or zeros.
 """
 
 from __future__ import annotations
@@ -38,14 +39,15 @@ from .channels_last import (
 __all__ = ["count_taps", "gemm_sizes", "launch_matrix_convolution"]
 
 OUTSIDE = -(2**30)
-"""A coordinate outside of every tensor, even with a window's offset added."""
+"""Coordinate that is outside of every image, even after the offset of a tap is added."""
 
 
 @dataclass(frozen=True)
 class PatchTile(MatrixTile):
-    """Tile whose first operand is gathered from an image. ``axes`` are the window's, "" for a pointwise convolution.
+    """Tile whose first operand is gathered from an image.
 
-    Elements outside the image are 0, or with ``zero`` the zero point of integer codes. ``is_one_image``: batch 1.
+    ``axes`` are the spatial axes of the window, "" for a pointwise convolution. Elements outside the image are 0, or
+    with ``zero`` the zero point of integer codes. ``is_one_image`` tells that the batch is 1.
     """
 
     axes: str = ""
@@ -54,12 +56,12 @@ class PatchTile(MatrixTile):
 
     @property
     def has_contiguous_steps(self) -> bool:
-        """Whether consecutive k steps are mostly at one tap of the window."""
+        """Whether each sliced-K warp group has consecutive k steps. With a window, these are mostly at one tap."""
         return bool(self.axes)
 
     @property
     def chunk_of_row(self) -> str:
-        """Position of the thread's chunk in a row of the tile, equal in all of its rows."""
+        """Index of the 16-byte chunk that the thread copies in each of its tile rows."""
         return f"(thread & {self.operands[0].row_chunks - 1})"
 
     def _copy_sources(self, lines: OperandTile) -> list[str]:
@@ -69,7 +71,7 @@ class PatchTile(MatrixTile):
         return self._gathered(lines) if lines.name == "a" else super()._fill(lines, element)
 
     def _patches(self, lines: OperandTile) -> list[str]:
-        """Compute the image offset of each of the thread's patches, and the window tap of its first chunk."""
+        """Compute the offset in x of each patch that the thread copies, and the tap and channel of its first chunk."""
         index = self.index
         strides = " | ".join(f"int64(image_{axis})" for axis in ("n", *self.axes)) if self.axes else "int64(image_n)"
         result = [
@@ -94,7 +96,7 @@ class PatchTile(MatrixTile):
             if not self.axes or not self.is_one_image:
                 terms.append(f"{index}({index}(patch) * image_n)")
             terms.append("group_first")
-            # The opaque value stays in a register instead of being recomputed in each step.
+            # An opaque value stays in a register; the compiler would recompute the offset in each k step.
             result.append(f"x_from{row} = opaque_{suffix(index)}({_sum(index, terms)})")
             if self.axes:
                 first = f"{self.axes[0]}_at{row}"
@@ -112,19 +114,20 @@ class PatchTile(MatrixTile):
         return result
 
     def _at_tap(self) -> list[str]:
-        """Compute the tap's position in the window, and its offset in the image."""
+        """Compute the tap's distance from the window's start, ``ahead_<axis>``, and as an offset, ``window_from``."""
         offset = [f"{self.index}({self.index}(ahead_{axis}) * image_{axis})" for axis in self.axes]
         ahead = [f"ahead_{axis} = int32(tap_{axis} * step_{axis})" for axis in self.axes]
         return [*ahead, f"window_from = {_sum(self.index, offset)}"]
 
     def _gathered(self, lines: OperandTile) -> list[str]:
-        """Fill the stage at ``filled`` with the patches' next chunks.
+        """Fill the pipeline stage at ``filled`` with the next chunk of each patch.
 
-        Predicated copies need no branch, so that they issue back to back. Windows overlap, so reads go through the L1.
+        Predicated copies need no branch, so that they issue back to back. They go through the L1, since windows
+        overlap.
         """
         axes, index, chunks = self.axes, self.index, range(self._thread_chunks(lines))
         count = lines.bytes // 16
-        # Offset of the chunk from the start of its patch in the image.
+        # Offset in x from the start of a patch to the chunk, the same for all patches.
         from_tap = _sum(index, [*(["window_from"] if axes else []), f"{index}(channel)"])
         result = [*self._fill_addresses(lines), f"tap_from = {from_tap}"]
         inside = f"tap_{axes[0]} < taps_{axes[0]}" if axes else "channel < channels"
@@ -152,7 +155,8 @@ class PatchTile(MatrixTile):
         result.append(f"channel = int32(channel + {self.step_distance})")
         if not axes:
             return result
-        # The first axis's coordinate runs past the window; the tap test of the copies excludes such taps.
+        # Advance to the next tap, like an odometer. The first axis has no limit here: the predicate of the copies
+        # excludes taps past the end of the window.
         result += ["while channel >= channels:", "    channel = int32(channel - channels)"]
         for level, axis in enumerate(reversed(axes[1:]), 1):
             pad = "    " * level
@@ -166,7 +170,7 @@ class PatchTile(MatrixTile):
 
 
 def _sum(index: str, terms: Sequence[str]) -> str:
-    """Return the sum of terms of an index type, which may wrap."""
+    """Return the source of the sum of ``terms``, each cast to type ``index``, so that int32 sums stay int32."""
     total = terms[0]
     for term in terms[1:]:
         total = f"{index}({total} + {term})"
@@ -175,11 +179,11 @@ def _sum(index: str, terms: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class MatrixConv:
-    """Implicit GEMM: one block per tile of pixels x channels of a group and per split of k.
+    """Implicit GEMM kernel: each block computes a tile of pixels x output channels of a group, for one split of k.
 
     The grid is (tiles along channels * tiles along pixels * ``splits`` * groups, 1, 1). With several splits the
-    epilogue is `parts_epilogue`. Its coordinates are ``row``, over images and pixels, and ``column``.
-    `split_tile_of_block` defines ``is_alone``.
+    epilogue is `parts_epilogue`. The epilogue's coordinates are ``row``, the pixel among those of all images, and
+    ``column``, the output channel. ``zero``: integer codes have a zero point; ``is_alone``: see `split_tile_of_block`.
     """
 
     elements: tuple[Element, Element]
@@ -218,12 +222,12 @@ class MatrixConv:
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory of a launch in bytes."""
+        """Bytes of dynamic shared memory per block."""
         return self._matrices.shared_bytes
 
     @property
     def is_compact(self) -> bool:
-        """Whether the weights are float16 rows of `compact_lines` with a pitch of ``weights_pitch`` elements."""
+        """Whether weights of a TF32 convolution are stored as float16 (`compact_lines`), with a padded row pitch."""
         return is_compact(self.kind, self.elements)
 
     @property
@@ -236,7 +240,7 @@ class MatrixConv:
 
 
 def gemm_sizes(step: Convolve) -> tuple[Dim, int, int]:
-    """Return the GEMM sizes of one group: output pixels of all images, output channels, and elements of a patch."""
+    """Return GEMM sizes (m, n, k) of one group: output pixels of all images, output channels, elements of a patch."""
     x, w = step.operands
     rows = w.static_shape[0]
     depth = operator.index(x.shape[1]) // step.groups * count_taps(step)
@@ -244,12 +248,12 @@ def gemm_sizes(step: Convolve) -> tuple[Dim, int, int]:
 
 
 def count_taps(step: Convolve) -> int:
-    """Return the number of taps of the window."""
+    """Return the number of taps of the window: the product of the kernel's spatial sizes."""
     return math.prod(step.operands[1].static_shape[2:])
 
 
 def launch_matrix_convolution(ctx: Lowering, step: Convolve) -> None:
-    """Launch the kernel for a channels-last image; record the reduction step of split-K."""
+    """Launch the kernel for a channels-last image; with split-K also record the step that reduces the splits."""
     schedule = step.schedule
     assert schedule is not None
     kind, tile, splits, sliced_k = schedule.operands, schedule.gemm_tile, schedule.split_k, schedule.sliced_k
@@ -270,14 +274,15 @@ def launch_matrix_convolution(ctx: Lowering, step: Convolve) -> None:
         rank = len(step.shape)
         columns = range(rank - step.channel_axes, rank)
         rows = [Axes("row", range(rank - step.channel_axes))]
-        # Each group must begin at a vector boundary.
+        # The channels of each group must begin at a vector boundary.
         last, vectors = Axes("column", columns), n % VECTOR == 0
         epilogue, more = make_epilogue(ctx, ordered, step.total, rows, last, vectors=vectors)
     else:
         parts = ctx.empty((splits, m, n * step.groups), step.total.dtype if form is not None else DType.FLOAT32)
         epilogue, more = parts_epilogue(parts, n)
     axes = "" if windows.pointwise else "zyx"[3 - len(windows.size) :]
-    # A pointwise convolution has no border, and past the last channel it multiplies zeros of the weights.
+    # A pointwise convolution needs no zero point: it reads nothing outside the image, and the chunks past its last
+    # channel are multiplied by zeros of the weights.
     zero = form.zero_codes if form is not None and axes else None
     pixel_pitch = place_stride(x)
     assert pixel_pitch is not None
@@ -313,7 +318,7 @@ def launch_matrix_convolution(ctx: Lowering, step: Convolve) -> None:
 
 
 def _add_windows(builder: KernelBuilder, step: Convolve, axes: str, index: DType, is_one_image: bool) -> None:
-    """Add the parameters of the image and the windows; without ``axes`` those of a pointwise convolution."""
+    """Add the kernel parameters of the image and the windows; a pointwise convolution (no ``axes``) needs few."""
     x, windows = step.operands[0], step.windows.planar
     channels = x.shape[1] // step.groups
     if not axes:

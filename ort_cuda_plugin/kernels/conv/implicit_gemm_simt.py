@@ -1,4 +1,6 @@
-"""Implicit GEMM convolution without tensor cores: a tiled GEMM over im2col patches that are not stored.
+"""Implicit GEMM convolution without tensor cores: a tiled GEMM of the weights and an im2col matrix that is not stored.
+
+A column of the im2col matrix is the patch of one output pixel: the input elements in its window.
 
 Tensors are contiguous: x is [images, groups * channels, z, y, x], out [images, groups * rows, z, y, x]; 2D kernels omit
 z. ``rows`` are the output channels of a group, ``channels`` its input channels.
@@ -33,16 +35,16 @@ from ..codegen.source import register_type, text_property
 from ..contraction.prologue import conversion_setup, type_names
 
 COORDINATES = ("image = int32(batch // groups)", "channel = int32(group * rows + row)")
-"""Definitions of the epilogue's outer coordinates."""
+"""Source lines that define the epilogue's outer coordinates."""
 OUTSIDE = -(2**30)
-"""A coordinate outside of every tensor, even with a window's offset added."""
+"""Coordinate that is outside of every image, even after the offset of a tap is added."""
 
 
 def patch_table(channels: int, kernel: Sequence[int], dilations: Sequence[int], tile_k: int) -> Array:
-    """Return the coordinates of a patch's elements, int32 [k][4]: y, x, channel, z relative to its first element.
+    """Return the coordinates of a patch's elements, relative to its first one: int32 [k][4], entries y, x, channel, z.
 
-    k enumerates channels, then kernel positions in row-major order. It is padded to a multiple of ``tile_k`` with
-    coordinates outside of every tensor. ``kernel`` and ``dilations`` have two or three entries.
+    The order of k is channel-major: for each channel all taps, row-major. It is padded to a multiple of ``tile_k`` with
+    coordinates outside of every image. ``kernel`` and ``dilations`` have two or three entries.
     """
     channel, *position = np.indices((channels, *kernel), dtype=np.int32).reshape(1 + len(kernel), -1)
     steps = [p * d for p, d in zip(position, dilations, strict=True)]
@@ -53,19 +55,19 @@ def patch_table(channels: int, kernel: Sequence[int], dilations: Sequence[int], 
 
 
 def packed_shape(shape: Sequence[int], groups: int, tile: Tile) -> tuple[int, int, int]:
-    """Return the shape that weights of ``shape`` have after `pack_tiles`."""
+    """Return the shape that weights of ONNX ``shape`` have after `pack_tiles`: [groups, k, output channels], padded."""
     rows, k = shape[0] // groups, math.prod(shape[1:])
     return groups, -(-k // tile.k) * tile.k, -(-rows // tile.m) * tile.m
 
 
 @dataclass(frozen=True)
 class TiledConv:
-    """Implicit GEMM: a block computes ``tile.m`` output channels of one group at ``tile.n`` pixels of one image.
+    """Implicit GEMM kernel: a block computes ``tile.m`` output channels of a group at ``tile.n`` pixels of an image.
 
     The epilogue's coordinates are ``image``, ``channel`` and ``column`` (the pixel). ``index`` is the type of offsets
     in an image of x. ``packed`` weights have the layout of `pack_tiles`, else that of ONNX. ``elements`` load x and the
-    weights; the weights' loader may depend on the row. With fewer threads than columns in b's tile, a thread fills
-    several adjacent columns, by one access if they are adjacent in x as well.
+    weights; the weights' prologue may read values per output channel. With fewer threads than columns in b's tile, a
+    thread fills several adjacent columns, with one access if they are adjacent in x as well.
     The grid is (ceil(positions/tile.n) * ceil(rows/tile.m) * groups * images, 1, 1).
     """
 
@@ -78,7 +80,7 @@ class TiledConv:
 
     @property
     def patches(self) -> int:
-        """Columns of b's tile per thread."""
+        """Columns of b's tile (patches) that each thread fills."""
         return self.tile.chunk if self.tile.threads < self.tile.n else 1
 
     @property
@@ -129,7 +131,7 @@ class TiledConv:
         )
 
     def _patch_origin(self) -> list[str]:
-        """Compute the coordinates of the first element of ``patch``; past the last patch they are outside of x."""
+        """Compute the input coordinates of the first element of ``patch``; for a patch past the last, `OUTSIDE`."""
         axes = self.axes
         lines = ["inside = patch < positions"]
         for axis in reversed(axes[1:]):
@@ -142,7 +144,7 @@ class TiledConv:
         return [*lines, "if not inside:", f"    y0 = int32({OUTSIDE})"]
 
     def _element(self, element: Element, at: Callable[[str], str]) -> list[str]:
-        """Set ``b_value`` to the element of x at the coordinates ``at``, or 0 outside."""
+        """Set ``b_value`` to the element of x at coordinates ``at(axis)``, or 0 outside of the image."""
         inside = " and ".join(f"uint32({at(axis)}) < uint32(in_{axis})" for axis in self.axes)
         return [
             f"b_value = {element.accumulator}(0)",
@@ -157,11 +159,11 @@ class TiledConv:
         return offset
 
     def _patch(self) -> str:
-        """Compute the coordinates of the one column of b's tile that the thread fills."""
+        """Compute the input coordinates of the one patch (column of b's tile) that the thread fills."""
         return "\n".join([f"patch = int32(column0 + (thread & {self.tile.n - 1}))", *self._patch_origin()])
 
     def _fill_patches(self, element: Element) -> str:
-        """Fill stage ``filling`` of b's shared tile for ``step``, with zeros for padding."""
+        """Fill stage ``filling`` of b's tile for k step ``step``, with zeros for padding."""
         tile = self.tile
         count = tile.k // (tile.threads // tile.n)
         return "\n".join(
@@ -181,8 +183,9 @@ class TiledConv:
         )
 
     def _patches(self) -> str:
-        """Compute the input coordinates of the first element of each of the thread's patches (columns of the GEMM), and
-        ``together``: whether the patches are adjacent along the innermost axis of the image.
+        """Compute the input coordinates of each of the thread's patches (adjacent columns of b's tile).
+
+        ``together`` tells whether the patches are adjacent along the image's innermost axis as well.
         """
         axes, last = self.axes, self.patches - 1
         lines = [f"{axis}_of = array_pointer(cuda.local.array({self.patches}, int32))" for axis in axes]
@@ -198,7 +201,7 @@ class TiledConv:
         return "\n".join(lines)
 
     def _fill_many_patches(self, element: Element) -> str:
-        """Fill stage ``filling`` of b's shared tile for ``step``, with several columns per thread."""
+        """Fill stage ``filling`` of b's tile for k step ``step``, with several columns per thread."""
         tile, patches = self.tile, self.patches
         lanes = tile.n // patches
         count = tile.k // (tile.threads // lanes)

@@ -1,4 +1,4 @@
-"""Pooling over windows, and local response normalization."""
+"""Pooling over windows (maximum, average), and local response normalization."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from ..elementwise.index_map import IndexMap, gather_into, gather_map
 from .channels_last_pool import launch_channel_pool
 
 EMULATED_WIDTH = 32
-"""Adjacent pixels per thread of pooling on the emulated device."""
+"""Maximum adjacent output pixels per thread of pooling on the emulated device."""
 
 MAX_TAPS, MAX_CHANNELS = 64, 16
-"""Maximum window elements that a kernel unrolls, and maximum channels of a normalisation that it unrolls."""
+"""Maximum elements of a pooling window, and maximum channels of a normalisation, that a kernel unrolls."""
 
 MOST_STRIDE = 4
-"""Maximum stride of `VectorPool`: the vectors that a thread loads of each row of its windows."""
+"""Maximum stride of `VectorPool`, which is also the number of vectors that a thread loads per row of its windows."""
 
 _lowest = {"f32": "float32(-math.inf)", "f64": "float64(-math.inf)", "f16": "float32(-math.inf)"}
 _lowest |= {"bf16": "float32(-math.inf)", "i8": "int32(-128)", "u8": "int32(0)"}
@@ -44,11 +44,11 @@ _registers = {"i8": "int32", "u8": "int32"}
 class Pool:
     """Maximum or average over windows along the last ``rank`` dimensions of contiguous [planes, z, y, x].
 
-    A thread computes ``width`` adjacent pixels along x: one on a GPU, a vector's length on the emulated device.
-    ``stride`` is the stride along x if it is 1 or 2; if it is 0, the stride is a parameter. ``indices`` (for ``width``
-    1) stores the offset of each maximum in x, with ``column_major`` transposed within its plane. With ``include_pad``
-    averages divide by the number of positions in the padded input, which ends at ``padded_end``. ``index`` is the type
-    of offsets in the tensors.
+    A plane is one channel of one image. A thread computes ``width`` adjacent output pixels along x: one on a GPU, as
+    many as a CPU vector has elements on the emulated device. ``stride`` is the stride along x if it is 1 or 2; 0 makes
+    it a parameter. ``indices`` (for ``width`` 1) stores the offset of each maximum in x; with ``column_major`` the
+    offset counts the plane's elements in column-major order. With ``include_pad`` averages divide by the number of
+    window elements in the padded input, which ends at ``padded_end``. ``index`` is the type of offsets in the tensors.
     """
 
     kind: str  # "max" or "average"
@@ -87,7 +87,9 @@ class Pool:
         return _lowest[self.storage] if self.kind == "max" else f"{self.register}(0)"
 
     def setup(self) -> list[str]:
-        """Compute the index of the thread's first result, its ``plane`` and ``row`` offsets, and its window's start."""
+        """Compute the thread's first output pixel ``o<axis>``, the start ``<axis>0`` of its window, and the offsets of
+        its ``plane`` in x and its ``row`` in the output.
+        """
         axes, integer = self.axes, register_type(self.index)
         lines = [
             indent(element_number(self.index), 0),
@@ -117,13 +119,13 @@ class Pool:
         return indent("\n".join(lines), 1)
 
     def _for_each(self, body: list[str]) -> list[str]:
-        """Loop over the thread's pixels, ``i``."""
+        """Repeat ``body`` for the thread's output pixels ``i``."""
         if self.width == 1:
             return ["i = int32(0)", *body]
         return [f"for i in range({self.width}):", *(f"    {line}" for line in body)]
 
     def _windows(self) -> list[str]:
-        """Loop over the elements of a window."""
+        """Accumulate the elements of the thread's windows."""
         return [
             "reach = int32((kernel_x - 1) * dilation_x)",
             f"whole = x0 >= 0 and x0 + {self.width - 1} * {self.step} + reach < in_x",
@@ -131,7 +133,7 @@ class Pool:
         ]
 
     def lines_of_windows(self, body: list[str]) -> list[str]:
-        """Loop over the rows of a window; for averages also count them in ``rows``."""
+        """Repeat ``body`` for each row of the window inside the image; for averages also count these in ``rows``."""
         integer = register_type(self.index)
         lines = []
         if self.kind == "average":
@@ -153,7 +155,7 @@ class Pool:
         return [*lines, indent("\n".join(body).format(line=line), level)]
 
     def _covered(self, axis: str, start: str) -> list[str]:
-        """Compute ``covered``: the elements along a window from ``start`` on that the divisor of an average counts."""
+        """Compute ``covered``: how many elements along an axis of the window at ``start`` an average divides by."""
         at = f"int32({start} + int32(k) * dilation_{axis})"
         inside = f"{at} < padded_end_{axis}" if self.include_pad else f"uint32({at}) < uint32(in_{axis})"
         return ["covered = int32(0)", f"for k in range(kernel_{axis}):", f"    if {inside}:", "        covered += 1"]
@@ -175,13 +177,15 @@ class Pool:
         return ["if whole:", *(f"    {text}" for text in fast), "else:", *(f"    {text}" for text in slow)]
 
     def taken(self, total: str) -> str:
-        """Return the line that accumulates ``value`` in ``total``."""
+        """Return the line that accumulates ``value`` in variable ``total``."""
         if self.kind == "average":
             return f"{total} += value"
         return f"{total} = value if {self.is_better(total)} else {total}"
 
     def is_better(self, total: str) -> str:
-        """Return the test whether ``value`` replaces a maximum. NaN replaces all numbers, and only NaN replaces NaN."""
+        """Return the test whether ``value`` replaces maximum ``total``. NaN replaces everything, and only NaN replaces
+        NaN.
+        """
         nan = "" if self.storage in _registers else " | (value != value)"
         return f"(value > {total}){nan}"
 
@@ -227,9 +231,10 @@ class Pool:
 
 @dataclass(frozen=True)
 class VectorPool(Pool):
-    """Pooling on a GPU for windows that tile a row without overlap: vectorised loads of rows, one vectorised store.
+    """Pooling on a GPU for windows that are adjacent along a row and do not overlap.
 
-    Each of a thread's ``width`` windows covers ``stride`` elements of a row. Indices are not supported.
+    Each of a thread's ``width`` windows covers ``stride`` elements of a row. The thread loads ``stride`` vectors per
+    row and stores one vector. Indices are not supported.
     """
 
     @property
@@ -263,7 +268,7 @@ class VectorPool(Pool):
 
 
 def window_vectors(ctx: Lowering, x: Tensor, windows: Windows, spatial: Sequence[Dim]) -> int:
-    """Return the adjacent windows per thread; 1 if windows overlap along a row or do not form vectors."""
+    """Return the windows per thread for `VectorPool`; 1 if it does not support these windows."""
     stride, begin = windows.strides[-1], windows.begin[-1]
     is_side_by_side = windows.kernel[-1] == stride and (windows.dilations[-1] == 1 or stride == 1) and begin == 0
     if ctx.device.emulated or not is_side_by_side or stride > MOST_STRIDE:
@@ -285,7 +290,10 @@ def launch_pool(
     indices: bool = False,
     column_major: bool = False,
 ) -> tuple[Tensor, ...]:
-    """Pool x [images, channels, *spatial] as `Pool` describes; return the result, with ``indices`` also the indices."""
+    """Pool x [images, channels, space...] (`Pool`); return the result and, with ``indices``, those of the maxima.
+
+    ``spatial`` are the spatial sizes of the result.
+    """
     out = ctx.empty((*x.shape[:2], *spatial), x.dtype)
     positions = ctx.empty(out.shape, DType.INT64) if indices else None
     x = ctx.contiguous(x)
@@ -327,11 +335,14 @@ def launch_pool(
 
 
 def _remade(ctx: Lowering, x: Tensor, out: Tensor, windows: Windows, kind: str, include_pad: bool) -> Remake:
-    """Return a function that records the same pooling for tensors of other strides, bit-identical to `Pool`."""
+    """Return a function that records the same pooling, bit-identical to `Pool`, for views of x and out.
+
+    Layout propagation calls it to pool channels-last tensors.
+    """
     total_type = DType.INT32 if x.dtype.is_integer else s.accumulation_type(x.dtype)
 
     def along(maps: IndexMap, axis: int, pixel: Scalar, tap: int) -> tuple[Scalar, Scalar]:
-        """Return the position of a window's tap along an axis, and whether it is inside x."""
+        """Return a tap's position in x along an axis, and whether it is inside x; ``pixel`` is the output position."""
         at = pixel * windows.strides[axis] - maps.dim(windows.begin[axis]) + tap * windows.dilations[axis]
         return at, (at >= 0) & (at < maps.dim(windows.size[axis]))
 
@@ -351,7 +362,7 @@ def _remade(ctx: Lowering, x: Tensor, out: Tensor, windows: Windows, kind: str, 
         return s.cast(total, x.dtype)
 
     def counted(maps: IndexMap, taps: list[list[tuple[Scalar, Scalar]]]) -> Scalar:
-        """Return the number of taps by which an average divides."""
+        """Return the number of window elements by which an average divides."""
         count = s.constant(1, DType.INT32)
         for axis, of_axis in enumerate(taps):
             end = maps.dim(windows.size[axis] + windows.end[axis])
@@ -371,7 +382,7 @@ def _remade(ctx: Lowering, x: Tensor, out: Tensor, windows: Windows, kind: str, 
 def local_response_normalization(
     ctx: Lowering, x: Tensor, *, size: int, alpha: float, beta: float, bias: float
 ) -> Tensor:
-    """Compute LRN over ``size`` adjacent channels of x [images, channels, ...].
+    """Compute local response normalization over ``size`` adjacent channels of x [images, channels, ...].
 
     out = x / (bias + alpha/size * sum(x[c - before .. c + after]^2))^beta, as ONNX defines it.
     """
@@ -401,7 +412,7 @@ def local_response_normalization(
 
 
 def _inverse_power(x: Scalar, exponent: float) -> Scalar:
-    """Return x**-exponent. The usual exponent 0.75 uses roots: a general power takes five times as long."""
+    """Return x**-exponent. For the usual exponent 0.75, compute roots: a general power takes five times as long."""
     if exponent == 0.75:
         root = s.unary_float("rsqrt", x)
         return root * s.sqrt(root)

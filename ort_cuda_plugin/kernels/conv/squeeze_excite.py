@@ -1,9 +1,9 @@
 """Fused squeeze-and-excitation: two pointwise convolutions of one pixel per image, in one kernel.
 
 Networks with squeeze-and-excitation multiply a vector per image by two small matrices. With a library each
-multiplication is a launch with more latency than work, often followed by a map. Here each block computes the whole
-first matrix-vector product of its image, into shared memory, and a slice of the second. The weights' addresses do not
-depend on computed values, so the loads of both matrices are in flight at once.
+multiplication is a launch with more latency than work, often followed by an elementwise kernel. Here each block
+computes the whole first matrix-vector product of its image, into shared memory, and some rows of the second. The
+weights' addresses do not depend on computed values, so that the loads of both matrices are in flight at once.
 """
 
 from __future__ import annotations
@@ -25,19 +25,21 @@ __all__ = ["ChainForm", "choose_form", "launch_chain"]
 
 THREADS, WARP = 512, 32  # threads per block, and per warp
 MOST_BYTES = 1 << 18
-"""Maximum bytes of each weight matrix; every block reads the whole first matrix."""
+"""Maximum bytes of each weight matrix, since every block reads the whole first one."""
 MOST_VECTORS = 12
-"""Maximum vectors of an image, and of the second matrix, per thread."""
+"""Maximum vectors per thread: of the image's vector, and of the second matrix."""
 MOST_KEPT = 24
-"""Maximum vectors in a thread's registers: of the image twice (as loaded and as float32), and of the second matrix."""
+"""Maximum vectors in a thread's registers for which it prefetches the second matrix. The vectors of the image count
+twice, as loaded and as float32.
+"""
 AT_ONCE = 15
-"""Vectors of weights that a thread loads before it multiplies them."""
+"""Vectors of the first matrix that a thread loads before it multiplies them."""
 LEAST_ROWS = 64
-"""Minimum output channels per block."""
+"""Minimum output channels of the second convolution per block, if it has as many."""
 IMAGES_PER_MULTIPROCESSOR = 2
 """Maximum images per multiprocessor; with more, a library reads the weights less often."""
 MULTIPROCESSORS_PER_BLOCK = 2
-"""Multiprocessors per block: more blocks would contend for the first matrix."""
+"""Multiprocessors per block of the launch. With more blocks, more of them would read the first matrix."""
 SUMS = 4
 """Independent accumulators per thread, to hide the latency of additions."""
 NOTE = "two pointwise convolutions of one output pixel: one kernel"
@@ -45,9 +47,9 @@ NOTE = "two pointwise convolutions of one output pixel: one kernel"
 
 @dataclass(frozen=True)
 class _Product:
-    """A block's matrix-vector product with ``rows`` x ``columns`` weights. ``lanes`` threads share a row of weights.
+    """A block's matrix-vector product with ``rows`` x ``columns`` weights.
 
-    A thread loads vectors of ``width`` weights.
+    ``lanes`` adjacent threads share a row of weights; a thread loads vectors of ``width`` weights.
     """
 
     rows: int
@@ -57,22 +59,22 @@ class _Product:
 
     @property
     def vectors(self) -> int:
-        """Vectors of a row."""
+        """Vectors per row of weights."""
         return self.columns // self.width
 
     @property
     def count(self) -> int:
-        """Vectors of a row per thread."""
+        """Vectors per row of weights that one thread loads."""
         return -(-self.vectors // self.lanes)
 
     @property
     def own(self) -> int:
-        """Columns of a row per thread, including padding past its end."""
+        """Weights per row that one thread loads, including padding past the row's end."""
         return self.count * self.width
 
     @property
     def groups(self) -> int:
-        """Rows that a block computes at a time."""
+        """Rows that the block computes at a time, in one round."""
         return THREADS // self.lanes
 
     @property
@@ -92,7 +94,9 @@ def _product(rows: int, columns: int, itemsize: int) -> _Product:
 
 @dataclass(frozen=True)
 class ChainForm:
-    """Work of a block: all of the first matrix-vector product, some rows of the second; ``parts`` blocks per image."""
+    """What a block computes: all of the ``first`` matrix-vector product and, of ``parts`` blocks per image, one share
+    of the rows of the ``second``.
+    """
 
     parts: int
     first: _Product
@@ -100,7 +104,7 @@ class ChainForm:
 
 
 def choose_form(ctx: Lowering, first: Convolve, second: Convolve) -> ChainForm | None:
-    """Choose the work of a block; None if a library is faster."""
+    """Choose the blocks per image and the threads per row; None if a library is faster (estimate)."""
     multiprocessors, itemsize = ctx.device.multiprocessors, first.operands[0].dtype.itemsize
     hidden, channels = first.operands[1].static_shape[:2]
     rows = second.operands[1].static_shape[0]
@@ -125,11 +129,12 @@ def launch_chain(ctx: Lowering, form: ChainForm, first: Convolve, second: Convol
 
 @dataclass
 class _Half:
-    """Variables of a thread for one of the two matrix-vector products.
+    """A thread's variables for one of the two matrix-vector products.
 
-    ``vectors`` are the thread's offsets in a row. In a round the block computes `_Product.groups` rows. For each round
-    there are: ``rows``, the thread's row of weights; ``starts``, its offset; ``inside``, whether the thread stores the
-    row's result; ``beside``, the values of the step's other inputs; ``totals``, the thread's partial dot product.
+    ``vectors`` are the offsets of the thread's vectors in a row. Each of the other lists has a variable for each round
+    (`_Product.groups` rows): ``rows``, the thread's row of weights; ``starts``, the row's offset; ``inside``, whether
+    the thread stores the row's result; ``beside``, the elements of the epilogue's inputs, by leaf; ``totals``, the
+    thread's partial dot product.
     """
 
     step: Convolve
@@ -144,7 +149,7 @@ class _Half:
 
 
 class _Chain:
-    """Generator of the fused kernel."""
+    """Generator of the fused kernel for two convolutions."""
 
     def __init__(self, ctx: Lowering, form: ChainForm, first: Convolve, second: Convolve) -> None:
         self.ctx, self.form, self.first, self.second = ctx, form, first, second
@@ -152,7 +157,7 @@ class _Chain:
         self.emit = self.builder.emit
 
     def launch(self) -> None:
-        """Emit and launch the kernel. It loads all operands before it multiplies."""
+        """Emit and launch the kernel."""
         builder, emit, form = self.builder, self.emit, self.form
         x = self.first.operands[0]
         image = builder.tensor(x)
@@ -177,7 +182,10 @@ class _Chain:
         builder.launch(self.ctx, kernel_name(self.ctx), (x.shape[0] * form.parts, 1, 1), block, bounded=True)
 
     def _products(self, image: str, halves: Sequence[_Half], is_whole: bool) -> None:
-        """Emit both matrix-vector products, and the first epilogue; with ``is_whole`` prefetch weights by vectors."""
+        """Emit both matrix-vector products and the first epilogue.
+
+        With ``is_whole`` all tensors are aligned: weights are loaded as vectors, and prefetched if registers suffice.
+        """
         emit, (first, second) = self.emit, halves
         base = f"image * {first.product.columns}"
         loaded: list[str] = []
@@ -193,7 +201,7 @@ class _Chain:
         for number, row in enumerate(first.starts):
             if is_whole:
                 if number and number % at_once == 0:
-                    # The barrier keeps the compiler from hoisting further loads, for which registers would not suffice.
+                    # The barrier keeps the compiler from hoisting more loads than there are registers for.
                     emit.line("cuda.syncthreads()")
                 self._add_up(first, number, values, self._loaded(first, first.pointer, row))
             else:
@@ -217,7 +225,7 @@ class _Chain:
                 self._add_up_slowly(second, number, "hidden[k]")
 
     def _half(self, step: Convolve, product: _Product, begin: str) -> _Half:
-        """Emit the thread's offsets in the rows of weights, and loads of the step's other inputs."""
+        """Emit the offsets of the thread's weights, and loads of the epilogue's inputs. ``begin`` is the first row."""
         builder, emit = self.builder, self.emit
         w = step.operands[1]
         pointer = builder.tensor(w)
@@ -244,7 +252,7 @@ class _Chain:
         return _Half(step, product, pointer, vectors, rows, starts, inside, beside, totals)
 
     def _loaded(self, half: _Half, pointer: str, begin: str) -> str:
-        """Emit loads of the thread's vectors of the row at ``begin``; return the variable that holds them."""
+        """Emit loads of the thread's vectors in the row at offset ``begin``; return the variable that holds them."""
         emit, width = self.emit, half.product.width
         lanes = emit.fresh("r")
         emit.line(f"{lanes} = lanes_of({pointer}, {half.product.own})")
@@ -254,7 +262,7 @@ class _Chain:
         return lanes
 
     def _add_up(self, half: _Half, number: int, values: str, lanes: str) -> None:
-        """Emit the thread's partial dot product in round ``number``, of ``values`` and the weights in ``lanes``."""
+        """Emit the thread's partial dot product of ``values`` and the weights in ``lanes``, in round ``number``."""
         emit, p, dtype = self.emit, half.product, half.step.operands[1].dtype
         sums = emit.fresh("sums")
         emit.line(f"{sums} = registers_f32({SUMS})")
@@ -266,14 +274,14 @@ class _Chain:
                     f"{values}[{vector * p.width} + e] * {load_text(lanes, f'{vector * p.width} + e', dtype)}"
                 )
                 if vector == p.count - 1 and p.vectors % p.lanes:
-                    # In the last vector some lanes have read a clamped address: do not add their products.
+                    # Threads past the end of the row have loaded its last vector again: do not add their products.
                     is_in_row = f"(thread & {p.lanes - 1}) + {vector * p.lanes} < {p.vectors}"
                     term = emit.assign(f"choose({is_in_row}, {term}, float32(0))")
                 emit.line(f"{sums}[e & {SUMS - 1}] += {term}")
         emit.line(f"{half.totals[number]} = {' + '.join(f'{sums}[{i}]' for i in range(SUMS))}")
 
     def _add_up_slowly(self, half: _Half, number: int, factor: str) -> None:
-        """Emit `_add_up` element by element; ``factor`` multiplies the weight of column k."""
+        """Emit the partial dot product with loads of single weights; ``factor`` is the source of element k."""
         p, total = half.product, half.totals[number]
         weight = load_text(half.pointer, f"{half.starts[number]} + k", half.step.operands[1].dtype)
         self.emit.line(f"{total} = float32(0)")
@@ -281,7 +289,10 @@ class _Chain:
         self.emit.line(f"    {total} += {factor} * {weight}")
 
     def _results(self, half: _Half) -> Iterator[str]:
-        """Reduce each round's partial dot products; yield the round's row in a branch for the thread that stores it."""
+        """Reduce the threads' partial dot products by shuffles.
+
+        For each round, open a branch for the thread that stores the row, bind the epilogue's leaves, and yield the row.
+        """
         emit, totals, apart = self.emit, half.totals, half.product.lanes // 2
         while apart:
             totals = [emit.assign(f"{total} + shfl_xor_f32({total}, int32({apart}))") for total in totals]

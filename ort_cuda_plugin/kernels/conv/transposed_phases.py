@@ -1,7 +1,7 @@
-"""Transposed convolution as plain convolutions, one per phase: output pixels with one remainder modulo the stride.
+"""Transposed convolution as plain convolutions, one per phase: the output pixels with the same remainder modulo stride.
 
-Output pixel ``o`` accumulates ``x[i] * w[k]`` for ``o = i * stride + k * dilation - begin``. Pixels of a phase use the
-same taps k, and their inputs i are those of a window with a dilation.
+Output pixel ``o`` accumulates ``x[i] * w[k]`` for ``o = i * stride + k * dilation - begin``. All pixels of a phase use
+the same taps k, and their inputs i form an ordinary, possibly dilated window.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from ..elementwise.index_map import IndexMap, gather_map
 __all__ = ["has_few_phases", "phases"]
 
 MAX_PHASES = 16
-"""Maximum phases, each of which is a launch."""
+"""Maximum phases of a step; each becomes a launch of its own."""
 
 
 @dataclass(frozen=True)
 class Along:
-    """One dimension of a phase: ``taps`` elements of the window, from ``last`` down in steps of ``apart``.
+    """The plain convolution of phase ``phase`` along one dimension.
 
-    The taps read elements of x that are ``dilation`` apart, from ``pad`` before the output pixel on.
+    Tap t of its ``taps`` has the weight at kernel position ``last - t * apart``. For output pixel q of the phase it
+    reads element ``q - pad + t * dilation`` of x.
     """
 
     phase: int
@@ -51,15 +52,15 @@ def along(phase: int, size: int, stride: int, dilation: int, begin: int) -> Alon
 
 
 def has_few_phases(step: Convolve) -> bool:
-    """Tell whether `phases` supports the step, and splits it into few convolutions."""
+    """Tell whether `phases` supports the step, and splits it into at most `MAX_PHASES` convolutions."""
     known = all(isinstance(pad, int) for pad in step.windows.begin)
     return known and step.channel_axes == 1 and math.prod(step.windows.strides) <= MAX_PHASES
 
 
 def phases(ctx: Lowering, step: Convolve) -> Iterator[Map]:
-    """Yield plain convolutions, one per phase of a transposed ``step``; a phase without taps becomes a map.
+    """Yield plain convolutions, one per phase of transposed convolution ``step``.
 
-    The padding must be constant.
+    A phase without taps becomes an elementwise step, whose accumulators are 0. The padding must be constant.
     """
     windows = step.windows
     kernel = step.operands[1].static_shape[2:]
@@ -80,7 +81,7 @@ def _phase(ctx: Lowering, step: Convolve, chosen: Sequence[Along], shape: Sequen
     x, windows = step.operands[0], step.windows
 
     def part(y: Tensor) -> Tensor:
-        """Return the view of the phase's pixels."""
+        """Return the view of y that has only the pixels of the phase."""
         strides, offset = list(broadcast_strides(y, step.shape)), y.offset
         dims = [size if stride != 0 else 1 for size, stride in zip(shape, strides, strict=True)]
         for axis, one, jump in zip(step.space, chosen, windows.strides, strict=True):
@@ -115,7 +116,7 @@ def _phase(ctx: Lowering, step: Convolve, chosen: Sequence[Along], shape: Sequen
 
 
 def _weights(ctx: Lowering, step: Convolve, chosen: Sequence[Along]) -> Tensor:
-    """Return the weights of a phase in ONNX's order of dimensions, channels-last in memory."""
+    """Gather the weights of a phase: [output channels, channels, taps...] as in ONNX, channels-last in memory."""
     w, groups = step.operands[1], step.groups
     inputs, rows, *_ = w.static_shape
     channels = inputs // groups
