@@ -1,1 +1,1 @@
-"""Plans: the planner, which makes them from a program's launches, and their binary encoder and decoder."""
+"""Plans: the planner, which converts a program's launches to a plan, and the encoder and decoder of its binary form."""

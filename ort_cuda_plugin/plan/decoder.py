@@ -51,7 +51,7 @@ def decode(blob: bytes) -> Plan:
 
 
 def element_types(blob: bytes) -> tuple[list[int], list[int]]:
-    """Return the ONNXTensorElementDataTypes of a plan's inputs and outputs. Raises the errors of `decode`."""
+    """Return the ONNXTensorElementDataTypes of a plan's inputs and outputs. Raises ValueError for a malformed blob."""
     try:
         reader = Reader(blob)
         inputs = [row[0] for row in reader.rows(input_layout, reader.header.num_inputs)]

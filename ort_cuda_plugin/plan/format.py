@@ -4,9 +4,9 @@
 loaded. The classes mirror the C structs with three differences: data that C stores in side arrays is nested (an output
 has its dimensions, a record its parameters), strings are ``str``, and "no register" is None.
 
-Registers are int64 values. The first ones hold the inputs' dimensions, input by input, the next ones the values of host
-inputs in the same order. Expressions and read-backs define the other registers, each once. ``exprs``, ``asserts``,
-``readbacks`` and ``records`` are ordered by segment.
+Registers are int64 values. The first ones hold the inputs' dimensions, input by input; the next ones hold the elements
+of host inputs, in the same order. Each other register is defined once, by an expression or by a read-back (a copy from
+the device). ``exprs``, ``asserts``, ``readbacks`` and ``records`` are ordered by segment.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def param_kind(signature_entry: str) -> ParamKind:
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """Reference to memory: input, output, weight or buffer ``index`` of the plan."""
+    """Reference to memory: the plan's input, output, weight or scratch buffer number ``index``."""
 
     kind: RefKind
     index: int
@@ -112,8 +112,8 @@ class Ref:
 class PlanInput:
     """An input of the plan. ``dtype`` is an ONNXTensorElementDataType.
 
-    Its dimensions are in the registers from ``first_register`` on, the ``host_count`` elements of a host input in those
-    from ``host_register`` on.
+    The registers from ``first_register`` on hold its dimensions. Those from ``host_register`` on hold the
+    ``host_count`` elements of a host input, an input that the host reads.
     """
 
     dtype: int
@@ -125,7 +125,9 @@ class PlanInput:
 
 @dataclass(frozen=True, slots=True)
 class PlanOutput:
-    """An output of the plan: a result of ``node``, allocated at the start of ``segment``. ``dims`` are registers."""
+    """An output of the plan: a result of ``node``, allocated at the start of ``segment``. ``dims`` are registers with
+    its dimensions.
+    """
 
     dtype: int
     dims: tuple[int, ...]
@@ -152,7 +154,7 @@ class PlanExpr:
 
 @dataclass(frozen=True, slots=True)
 class PlanAssert:
-    """Check that fails the Run if ``register`` is 0. The error consists of the label of ``node`` and ``message``."""
+    """A check that fails the Run if ``register`` is 0, with the label of ``node`` and ``message`` as the error."""
 
     register: int
     node: int
@@ -162,7 +164,7 @@ class PlanAssert:
 
 @dataclass(frozen=True, slots=True)
 class PlanReadback:
-    """Copy of ``count`` integers or booleans from the device to the registers from ``dst`` on, before ``segment``."""
+    """A copy of ``count`` integers or booleans from the device to the registers from ``dst`` on, before ``segment``."""
 
     ref: Ref
     dtype: int
@@ -184,9 +186,10 @@ class PlanBuffer:
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """One parameter of a record: an address (``ref``, plus ``imm`` and ``register`` bytes) or a scalar.
+    """One parameter of a record: an address or a scalar.
 
-    A scalar is the value of ``register``, or ``imm`` if ``register`` is None. F32 and F64 have their bits in ``imm``.
+    An address is that of ``ref``, plus ``imm`` bytes, plus the value of ``register`` in bytes. A scalar is the value of
+    ``register``, or ``imm`` if ``register`` is None; for F32 and F64, ``imm`` has their bits.
     """
 
     kind: ParamKind
@@ -217,7 +220,7 @@ class Param:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One operation on the stream. Only a LAUNCH has ``grid`` (registers) and ``block`` (threads).
+    """One operation on the stream. Only a LAUNCH has a ``grid``, as registers, and a ``block``, in threads.
 
     ``index`` is the entry of ``Plan.kernels`` (LAUNCH), of ``Plan.problems`` (LIBRARY) or of the cluster's callbacks
     (CALL). ``node`` is the entry of ``Plan.nodes`` that errors name; ``nodes`` are all nodes that the record computes.
@@ -265,8 +268,8 @@ class Record:
 
 @dataclass(frozen=True, order=True, slots=True)
 class PlanInPlace:
-    """An output that may share the memory of an input: the first record that writes the output is the last that reads
-    the input.
+    """An output that may share the memory of an input: the first record to write the output is the last to read the
+    input.
     """
 
     output: int
@@ -278,7 +281,8 @@ class PlanInPlace:
 class Plan:
     """The plan of one variant. ``weights``, ``kernels`` and ``problems`` are indices into the tables of the cluster.
 
-    ``nodes`` are labels; ``op_types`` are the operators of the first ``len(op_types)`` nodes. ``in_place`` is sorted.
+    ``nodes`` are the labels of nodes for errors and profiles; ``op_types`` are the operator types of the first
+    ``len(op_types)`` of these. ``in_place`` is sorted.
     """
 
     num_registers: int
@@ -300,7 +304,7 @@ class Plan:
 
 
 class Strings:
-    """A table of NUL-terminated strings; equal ones are stored once."""
+    """A table of NUL-terminated strings, in which equal strings are stored once."""
 
     def __init__(self) -> None:
         self.data = bytearray()

@@ -1,4 +1,4 @@
-"""Planner: turns launches into a plan, with lifetimes of buffers, registers, and entries in the cluster's tables."""
+"""Planner: converts launches to a plan: records, registers, lifetimes of buffers, entries of the cluster's tables."""
 
 from __future__ import annotations
 
@@ -55,8 +55,9 @@ def make_plan(
 ) -> Plan:
     """Return the plan of ``launches`` under the guards and requirements of ``trace``.
 
-    ``outputs`` are tensors in OUTPUT buffers, each with the node that computes it. Symbols 0 to ``num_symbols`` - 1
-    are the registers of ``inputs``. Raises NodeError if a node needs a constant beyond 64 bits.
+    ``outputs`` are tensors in OUTPUT buffers, each with the node that computes it. ``input_guards`` are conditions on
+    the inputs' sizes besides the guards of ``trace``. Symbols 0 to ``num_symbols`` - 1 are the registers of ``inputs``.
+    Raises NodeError if a node needs a constant beyond 64 bits.
     """
     writer = _Writer(trace, num_symbols, tables, launches)
     try:
@@ -71,7 +72,7 @@ _Work: TypeAlias = Launch | LibraryCall | Copy | Memset | HostCall
 
 
 class _NodeNames:
-    """Indices of the nodes that errors and profiles of a plan name."""
+    """Table of the nodes that errors and profiles of a plan refer to by index."""
 
     def __init__(self) -> None:
         self.numbers: dict[str, int] = {}
@@ -91,7 +92,7 @@ class _Writer:
         self.nodes = _NodeNames()
         self.registers = registers = Registers(num_symbols, trace.origins, self.nodes.number)
         self.tables = tables
-        # Each step with its segment. A read-back begins a new segment; adjacent read-backs begin one together.
+        # Each step with the index of its segment. A read-back, or several in a row, begin a new segment.
         self.steps: list[tuple[_Work, int]] = []
         self.read_backs: list[tuple[ReadBack, int, int]] = []
         self.num_segments = 1
@@ -116,7 +117,7 @@ class _Writer:
         input_guards: Iterable[Dim],
     ) -> Plan:
         registers = self.registers
-        # Guards first, so that the runtime can reject a plan before it evaluates the other expressions.
+        # Compile guards first, so that the runtime can reject a plan before it evaluates the other expressions.
         conditions = dict.fromkeys([*input_guards, *_strongest(self.trace.guards)])
         guards = tuple(registers.of(condition) for condition in conditions if not isinstance(condition, int))
         first_to_require = {r.condition: r for r in reversed(self.trace.requirements)}
@@ -207,8 +208,8 @@ class _Writer:
     def _in_place(self, records: Sequence[Record], read_backs: Sequence[PlanReadback]) -> tuple[PlanInPlace, ...]:
         """Return the pairs of an input and an output that may share memory.
 
-        A record with the permission of its step reads the input and writes the output. No later record reads the input,
-        and no earlier record writes the output.
+        The same record must read the input and write the output, and its step must permit that both share memory. No
+        later record may read the input, and no earlier record may write the output.
         """
         end: dict[int, int] = {}
         begin: dict[int, int] = {}
@@ -244,7 +245,7 @@ class _Writer:
 
     def _param(self, arg: Arg) -> Param:
         if isinstance(arg, Tensor):
-            # An empty view may begin outside its buffer; its offset becomes 0, since launches may still receive it.
+            # An empty view may begin outside its buffer, and a launch may still receive it: use offset 0 for it.
             offset = select(eq(arg.size, 0), 0, arg.offset * arg.dtype.itemsize)
             if isinstance(offset, int):
                 return Param.pointer(self._ref(arg.buffer), offset=offset)
@@ -255,7 +256,7 @@ class _Writer:
             return Param.f64(arg.value)
         make = Param.i32 if isinstance(arg, Int32) else Param.i64
         if isinstance(arg.value, int):
-            # uint64 constants from 2**63 on are stored as negative int64 values with the same bits.
+            # A uint64 constant from 2**63 on is stored as the negative int64 with the same bits.
             return make(value=arg.value - 2**64 if arg.value >= 2**63 else arg.value)
         return make(register=self.registers.of(arg.value))
 
@@ -268,7 +269,7 @@ class _Writer:
 
 
 def _in_place_of(step: _Work) -> tuple[InPlace, ...]:
-    """Return the buffers that may share memory in a step. Those of a copy may: a copy onto itself has no effect."""
+    """Return the pairs of buffers that a step permits to share memory, as a copy does: onto itself it has no effect."""
     if isinstance(step, Launch):
         return tuple(pair for pair in step.in_place if pair.read in step.reads and pair.written in step.writes)
     if isinstance(step, Copy) and step.source.offset == step.destination.offset:
@@ -277,7 +278,7 @@ def _in_place_of(step: _Work) -> tuple[InPlace, ...]:
 
 
 def _strongest(guards: Iterable[Expr]) -> list[Dim]:
-    """Drop guards that another one implies: of ``le(c * x, limit)`` with one x and limit, the largest c implies all."""
+    """Drop guards that another one implies: among ``le(c * x, limit)`` with equal x and limit keep the largest c."""
     kept: list[Dim] = []
     limits: dict[tuple[Monomial, int], tuple[int, Expr]] = {}
     for guard in guards:

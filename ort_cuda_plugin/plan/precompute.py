@@ -1,5 +1,5 @@
-"""Constant folding on the device: launches that depend only on weights run once, and the plan uses their results as
-weights.
+"""Constant folding on the device: launches that depend only on weights run once, when a plan is made, and the plan uses
+their results as weights.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .tables import KnownEntries, Precomputation, Precomputed, Tables, weight_ke
 
 
 def precompute(groups: Sequence[Sequence[Recordable]], rest: Sequence[Recordable], tables: Tables) -> None:
-    """Turn each group of launches into a `Precomputation`, and the results that ``rest`` reads into weights."""
+    """Convert each group of launches to a `Precomputation`, and the results that ``rest`` reads to weights."""
     wanted = {buffer for launch in rest for buffer in launch.reads}
     for group in groups:
         makers = {buffer: launch.node for launch in group for buffer in launch.writes}

@@ -14,8 +14,8 @@ class Registers:
     """The registers of one plan.
 
     The first ``num_inputs`` registers hold the inputs' dimensions and host values: symbol n is register n. Registers of
-    `read_back` follow; ``exprs`` defines the other registers in order. Each expression names a node for errors: the
-    entry of ``origins`` for the expression or for the innermost expression that contains it, else ``node``, the node
+    `read_back` follow; ``exprs`` defines the other registers in order. Each expression has a node, which errors name:
+    that in ``origins`` for the expression or for the innermost expression that contains it, else ``node``, the node
     that is being planned. ``number`` returns the index of a node.
     """
 
@@ -38,9 +38,9 @@ class Registers:
         self._number = number
 
     def read_back(self, first_symbol: int, count: int, segment: int) -> int:
-        """Assign registers to symbols that are read back before ``segment``; return the first register.
+        """Assign registers to ``count`` symbols that are read back before ``segment``; return the first register.
 
-        Call it before compiling any expression, because operands must have smaller registers than results.
+        Call this before any expression is compiled, because operands must have smaller registers than results.
         """
         first = self.count
         self._read_back.update({first_symbol + i: first + i for i in range(count)})
@@ -49,7 +49,7 @@ class Registers:
         return first
 
     def segment(self, register: int) -> int:
-        """Return the first segment in which a register has a value."""
+        """Return the first segment in which the register's value is known."""
         return self._segments[register]
 
     def of(self, dim: Dim) -> int:
@@ -60,7 +60,7 @@ class Registers:
         return register
 
     def _nested(self, dim: Expr) -> int:
-        """Return the register of ``dim``; compile its operands first.
+        """Compile the operands of ``dim`` and then itself; return its register.
 
         An explicit stack replaces recursion, because a model may nest operations without limit.
         """
@@ -80,7 +80,7 @@ class Registers:
         return self._dims[dim]
 
     def _missing_operands(self, expr: Expr) -> list[tuple[Expr, Node | None]]:
-        """Return the operands of ``expr`` that have no register yet, each with the node that errors about it name."""
+        """Return the operands of ``expr`` without a register, each with the node that errors about it name."""
         return [
             (arg, self._origins.get(monomial, self.node))
             for monomial, _ in expr.terms

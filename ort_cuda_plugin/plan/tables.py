@@ -17,13 +17,13 @@ from ..program.steps.tensor import Buffer
 from .format import Plan
 
 _LARGE_CONSTANT = 2**20
-"""Size in bytes above which a constant is not compared by its contents."""
+"""Size in bytes above which constants are not compared by their contents here (see `weight_key`)."""
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
 class Table(Generic[K, V]):
-    """A cluster's entries of one kind, such as kernels: ``known`` of earlier plans, ``new`` of the current plan.
+    """A cluster's entries of one kind, such as kernels: ``known`` ones of earlier plans, ``new`` ones of this plan.
 
     An entry has an index in the cluster, and another one in each plan that uses it.
     """
@@ -35,7 +35,7 @@ class Table(Generic[K, V]):
         self.used: dict[int, int] = {}
 
     def use(self, key: K, value: V) -> int:
-        """Return an entry's index in the current plan; ``used`` maps indices in the cluster to indices in the plan."""
+        """Return an entry's index in the current plan. ``used`` maps indices in the cluster to these."""
         number = self.number(key, value)
         return self.used.setdefault(number, len(self.used))
 
@@ -50,15 +50,15 @@ class Table(Generic[K, V]):
         return number
 
     def commit(self) -> None:
-        """Add the new entries to the cluster."""
+        """Make the new entries known to the cluster's later plans."""
         self.known.update(self.keys)
 
 
 @dataclass(frozen=True, eq=False)
 class Precomputation:
-    """A computation on weights only, which runs once on the device: a plan without inputs, and its table entries.
+    """A computation on weights only, which runs once on the device: a plan without inputs, its kernels and weights.
 
-    Its outputs are byte tensors. Equal computations have equal ``key``.
+    Its outputs are tensors of bytes. Equal computations have equal ``key``.
     """
 
     plan: Plan
@@ -69,7 +69,7 @@ class Precomputation:
 
 @dataclass(frozen=True, eq=False)
 class Precomputed:
-    """A weight that is output ``number`` of ``program``."""
+    """A weight that is output ``number`` of the precomputation ``program``."""
 
     program: Precomputation
     number: int
@@ -90,7 +90,7 @@ class KnownEntries:
 
 
 class Tables:
-    """The tables of a cluster while one plan is made. ``precomputed`` maps the buffers that became weights to these."""
+    """The tables of a cluster while one plan is made. ``precomputed`` has the weights that buffers have become."""
 
     def __init__(self, known: KnownEntries) -> None:
         self.kernels: Table[KernelSpec, KernelSpec] = Table(known.kernels)
@@ -106,11 +106,11 @@ class Tables:
 
 
 def weight_key(weight: Weight) -> Hashable:
-    """Return the key under which equal weights of a cluster are shared.
+    """Return the key by which plans of a cluster share equal weights.
 
-    Initializers and states are the same object in every plan; derived constants are compared by the computation that
-    makes them. Constants that operators make are compared by contents if small; the device's weight store hashes large
-    constants and finds equal contents.
+    Initializers and states are the same object in every plan, so that the object is the key. Derived constants are
+    compared by the computation that derives them. Other constants, which operators create, are compared by their
+    contents if they are small; the device's weight store hashes large ones, and so shares equal contents.
     """
     if isinstance(weight, Precomputed):
         return weight.program.key, weight.number

@@ -1,1 +1,1 @@
-"""Selection of schedules: which engine, tile and split of k computes a step. A schedule is plain data."""
+"""Selection of schedules. A schedule is data: the engine (library or kernel), tile and split of k for a step."""

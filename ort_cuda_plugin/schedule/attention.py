@@ -1,4 +1,4 @@
-"""Schedules of attention: cuDNN, FlashAttention, a multi-pass kernel, or three steps."""
+"""Schedules of attention: cuDNN, FlashAttention, a multi-pass kernel, or three separate steps."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from .reasons import by_rules
 __all__ = ["attention_choices", "decomposed_attention", "own_attention_choices"]
 
 SMALL_ATTENTION = 1 << 14
-"""Scores of a head below which launches cost more than arithmetic; an estimate, not measured on a GPU."""
+"""Scores per head below which three launches take longer than their arithmetic (estimate, not measured on a GPU)."""
 DECODED_ROWS, MANY_KEYS = 4, 256
-"""Maximum query rows of a head, and minimum keys, for attention to count as decoding with a cache."""
+"""Maximum query rows per head, and minimum keys, for attention to count as decoding with a K/V cache."""
 
 
 def attention_choices(ctx: Lowering, step: Attend) -> Iterator[Choice]:
-    """Yield the candidates for attention, the rules' preference first. A library may still decline a candidate.
+    """Yield the candidates for attention, the rules' preference first. cuDNN may still decline its candidate.
 
-    FlashAttention precedes cuDNN if all its blocks run in one wave: cuDNN's blocks have more query rows, and so occupy
-    few multiprocessors.
+    FlashAttention precedes cuDNN if all its blocks run in one wave: cuDNN's blocks have more query rows each, and so
+    occupy fewer multiprocessors.
     """
     decomposed = Choice(Schedule(Engine.DECOMPOSED), by_rules(ctx))
     if attention_form(ctx, step) is not None:
@@ -72,11 +72,12 @@ def _flash(ctx: Lowering, step: Attend) -> Choice:
 
 
 def choose_multi_pass_tile(ctx: Lowering, rows: Dim, keys: Dim, width: Dim) -> tuple[AttentionTile, tuple[Dim, ...]]:
-    """Return the multi-pass kernel's best tile at the expected sizes, and the conditions under which it stays the best.
+    """Return the multi-pass kernel's best tile for the expected sizes, and the conditions under which it is the best.
 
-    With more rows per block, fewer blocks read the keys. But scores that fit in shared memory are computed once instead
-    of once per pass, so 16 rows per block may be faster than 32. Fewer than 16 rows would cost more than the passes. On
-    the emulated device, more than 8 rows whose number varies between Runs get 16, so that no Run compiles another tile.
+    With more rows per block, fewer blocks read the keys. But if the scores of all keys fit in shared memory, they are
+    computed once instead of in each pass; so 16 rows per block may be faster than 32. Less than 16 rows would cost more
+    than the passes. On the emulated device, a number of rows above 8 that varies between Runs gets tiles of 16 rows, so
+    that no Run compiles another tile.
     """
     is_one_tile = ctx.device.emulated and not isinstance(rows, int)
     most = 8 if hint(rows) <= 8 else 16 if hint(rows) <= 16 or is_one_tile else 32
@@ -92,10 +93,10 @@ def choose_multi_pass_tile(ctx: Lowering, rows: Dim, keys: Dim, width: Dim) -> t
 
 
 def _is_faster_decomposed(ctx: Lowering, step: Attend) -> bool:
-    """Return whether three steps (GEMM, softmax, GEMM) beat one kernel, in spite of the scores' memory traffic.
+    """Tell whether three steps (GEMM, softmax, GEMM) are faster than the multi-pass kernel, although they store scores.
 
-    Three steps are faster for large scores with cuBLASLt, and in decoding, where one kernel would have few blocks.
-    Attention for which `is_faster_as_flash` is true is not decomposed.
+    They are for many scores with cuBLASLt, and in decoding, where one kernel would have few blocks. Attention for which
+    `is_faster_as_flash` is true is not decomposed.
     """
     if not step.parts or is_faster_as_flash(ctx, step):
         return False
@@ -106,7 +107,7 @@ def _is_faster_decomposed(ctx: Lowering, step: Attend) -> bool:
 
 
 def _is_decoding(step: Attend) -> bool:
-    """Return whether few rows attend to many keys, so that one kernel would have few blocks with long loops."""
+    """Tell whether few rows attend to many keys, so that one kernel would have few blocks with long loops."""
     *_, rows, keys = step.score_shape
     return hint(rows) <= DECODED_ROWS and hint(keys) >= MANY_KEYS
 
@@ -114,7 +115,7 @@ def _is_decoding(step: Attend) -> bool:
 def decomposed_attention(ctx: Lowering, step: Attend) -> Iterator[Map]:
     """Yield the three steps of attention: GEMM, softmax, GEMM.
 
-    In decoding, the plugin's GEMM is used: cuBLASLt would need a new problem description for each number of keys.
+    In decoding, the plugin's GEMM computes them: cuBLASLt would need a new problem description for each number of keys.
     """
     for one in step.parts:
         if isinstance(one, Contract) and _is_decoding(step):

@@ -25,8 +25,8 @@ AnySums = TypeVar("AnySums", bound=Sums)
 def candidates(ctx: Lowering, step: Sums) -> list[Choice]:
     """Return the candidates for the step, the rules' preference first, without duplicate schedules.
 
-    Rules and the autotuner select among them. A library may still decline a candidate. None is quarantined; the list is
-    empty if all are.
+    The rules or the autotuner select one of them. A library may still decline its candidate. Quarantined schedules are
+    left out, so that the list may be empty.
     """
     match step:
         case Contract():
@@ -45,9 +45,10 @@ def candidates(ctx: Lowering, step: Sums) -> list[Choice]:
 
 
 def own_choice(ctx: Lowering, step: Sums) -> Choice:
-    """Return the choice that rules prefer among the plugin's kernels, without libraries.
+    """Return the choice that the rules prefer among the plugin's own kernels.
 
-    Raises: Unsupported: each of them is quarantined.
+    Raises:
+        Unsupported: all of these kernels are quarantined.
     """
     match step:
         case Contract():
@@ -65,17 +66,18 @@ def own_choice(ctx: Lowering, step: Sums) -> Choice:
 
 
 def has_integer_operands(ctx: Lowering, step: Sums) -> bool:
-    """Return whether the plugin's kernel multiplies the integer codes of dequantised operands on tensor cores."""
+    """Tell whether the plugin's kernel would multiply the 8-bit codes of the operands on tensor cores."""
     if isinstance(step, Convolve):
         return matrix_convolution_kind(ctx, step) in INTEGERS
     return isinstance(step, Contract) and bool(integer_kind(ctx, step))
 
 
 def choose(ctx: Lowering, step: Sums) -> Choice:
-    """Return the candidate with the least measured time, or without measurements the rules' preference."""
+    """Return the candidate with the least measured time, or the rules' preference if there are no measurements."""
     found = candidates(ctx, step) or [own_choice(ctx, step)]
     if ctx.tuner is not None and all(hint(dim) != 0 for dim in step.shape):
-        # Schedules with two launches are not measured: a Run uses only one of the two, which is a candidate by itself.
+        # Do not measure schedules with two launches: in a Run one of these has an empty grid, and the other one is also
+        # a candidate of its own.
         single = [choice for choice in found if not choice.schedule.gemv_rows and not choice.schedule.im2col_pixels]
         if len(single) > 1 and (measured := ctx.tuner.choice(ctx, step, single)) is not None:
             return measured
@@ -83,7 +85,7 @@ def choose(ctx: Lowering, step: Sums) -> Choice:
 
 
 def scheduled(ctx: Lowering, step: AnySums, choice: Choice | None = None) -> AnySums:
-    """Return the step with the choice's schedule. Without ``choice`` it keeps its schedule, or gets `own_choice`."""
+    """Return the step with the schedule of ``choice``; if this is None, with its own schedule or else `own_choice`."""
     if choice is None:
         if step.schedule is not None:
             return step

@@ -22,17 +22,17 @@ from .reasons import by_rules
 __all__ = ["conv_choices", "is_direct", "merged_conv_choice", "own_conv_schedules"]
 
 DIRECT_ROWS = 16
-"""Maximum output channels per group of a direct convolution."""
+"""Maximum output channels per group for which rules prefer a direct convolution."""
 MAX_TUNED_DIRECT_ROWS = 64
 """Maximum output channels per group for which the autotuner also times a direct convolution."""
 IM2COL_PIXELS = 32
-"""Maximum output pixels of an image for im2col: half the width of a tile."""
+"""Maximum output pixels per image for im2col on the emulated device: half the width of a tile."""
 
 
 def conv_choices(ctx: Lowering, step: Convolve) -> Iterator[Choice]:
-    """Yield the candidates for the convolution, the rules' preference first. A library may still decline a candidate.
+    """Yield the candidates for the convolution, the rules' preference first. cuDNN may still decline its candidate.
 
-    A channels-last depthwise convolution has a single candidate.
+    A channels-last depthwise convolution has only one candidate.
     """
     own = own_conv_schedules(ctx, step)
     guards = depthwise_guards(step)
@@ -50,16 +50,16 @@ def conv_choices(ctx: Lowering, step: Convolve) -> Iterator[Choice]:
 
 
 def own_conv_schedules(ctx: Lowering, step: Convolve) -> list[Schedule]:
-    """Return the plugin's kernels for the convolution, the rules' preference first; none is quarantined."""
+    """Return the schedules of the plugin's kernels that are not quarantined, the rules' preference first."""
     found = [*_mma(ctx, step), *_others(ctx, step)]
     return [schedule for schedule in found if ctx.device.quarantine.allows(step, schedule)]
 
 
 def is_direct(step: Convolve) -> bool:
-    """Return whether a direct convolution is faster than GEMM tiles, which are mostly padding for few output channels.
+    """Tell whether a direct convolution is faster than GEMM tiles, which few output channels would leave mostly empty.
 
-    Without measurements the result depends on the weights only, so that all plans share a weight layout. The direct
-    kernel has no weight prologue.
+    A step with a schedule has this already. Otherwise the result depends on the weights only, so that all plans have
+    the same weight layout. The direct kernel supports no weight prologue.
     """
     if step.conversions[1] is not None:
         return False
@@ -69,10 +69,10 @@ def is_direct(step: Convolve) -> bool:
 
 
 def merged_conv_choice(ctx: Lowering, merged: Convolve, count: int) -> Choice | None:
-    """Return the schedule of a convolution merged from ``count`` convolutions; None if merging is not faster.
+    """Return the choice for a convolution that horizontal fusion merged from ``count``; None if that is not faster.
 
-    The merged convolution has no split-K, since the reduction writes one result only. If cuDNN is installed, the merged
-    convolution must beat ``count`` calls of cuDNN, which does not support integer convolutions.
+    The merged convolution has no split-K, since the reduction writes only one result. With cuDNN it must be faster than
+    ``count`` calls of cuDNN, unless it is an integer convolution, which cuDNN does not support.
     """
     own = [schedule for schedule in _mma(ctx, merged) if ctx.device.quarantine.allows(merged, schedule)]
     if not own:
@@ -91,7 +91,7 @@ def merged_conv_choice(ctx: Lowering, merged: Convolve, count: int) -> Choice | 
 
 
 def _mma(ctx: Lowering, step: Convolve) -> list[Schedule]:
-    """Return schedules of implicit GEMM on tensor cores, for a channels-last image."""
+    """Return the schedules of implicit GEMM on tensor cores; none if the image is not channels-last."""
     kind = _mma_kind(ctx, step)
     if not kind:
         return []
@@ -104,12 +104,12 @@ def _mma(ctx: Lowering, step: Convolve) -> list[Schedule]:
 
 
 def _mma_kind(ctx: Lowering, step: Convolve) -> str:
-    """Return the operand type on tensor cores, "" if they do not support the convolution or the image's strides."""
+    """Return the mma operand type, "" if tensor cores do not support the convolution or the image's strides."""
     return "" if place_stride(step.operands[0]) is None or 0 in step.shape else matrix_convolution_kind(ctx, step)
 
 
 def _others(ctx: Lowering, step: Convolve) -> list[Schedule]:
-    """Return schedules of kernels for an image of any layout."""
+    """Return the schedules of kernels without tensor cores, which support images of any layout."""
     direct = Schedule(Engine.DIRECT)
     if step.transposed:
         return [direct]
@@ -129,7 +129,7 @@ def _others(ctx: Lowering, step: Convolve) -> list[Schedule]:
 def _has_few_pixels(ctx: Lowering, step: Convolve) -> Dim:
     """Return the condition under which the emulated device uses im2col: few pixels would leave tiles mostly empty.
 
-    If many pixels are expected, tiles serve small images as well.
+    If many pixels are expected, the plan has only tiles, also for Runs with few pixels.
     """
     pixels = product(step.places)
     if not ctx.device.emulated or step.groups > 1 or step.is_converted or step.column_parts:
@@ -138,7 +138,7 @@ def _has_few_pixels(ctx: Lowering, step: Convolve) -> Dim:
 
 
 def _sliced_k_before_library(ctx: Lowering, step: Convolve, own: Schedule) -> Choice | None:
-    """Return the sliced-K schedule ``own`` if it is faster for the convolution than a library call, else None."""
+    """Return a choice of schedule ``own`` (sliced-K) if it is faster than a cuDNN call, else None."""
     config = None if step.transposed or not _mma_kind(ctx, step) else _tile_config(ctx, step)
     if config is None:
         return None
@@ -148,7 +148,10 @@ def _sliced_k_before_library(ctx: Lowering, step: Convolve, own: Schedule) -> Ch
 
 
 def _tile_config(ctx: Lowering, step: Convolve, convolutions: int = 1) -> TileConfig | None:
-    """Return `choose_tile_config` of a step over a channels-last image that replaces ``convolutions`` separate ones."""
+    """Return the result of `choose_tile_config` for a step that replaces ``convolutions`` separate convolutions.
+
+    The image must be channels-last.
+    """
     m, n, k = gemm_sizes(step)
     kind = matrix_convolution_kind(ctx, step)
     more = {**epilogue_cost(step, n * step.groups), "products": convolutions, "left": _left_by_cudnn(ctx, step)}
@@ -157,9 +160,9 @@ def _tile_config(ctx: Lowering, step: Convolve, convolutions: int = 1) -> TileCo
 
 
 def _left_by_cudnn(ctx: Lowering, step: Convolve) -> int:
-    """Return how many result bytes a separate kernel must copy, or finish with the epilogue, after cuDNN.
+    """Return the bytes of the result that a separate kernel must process after cuDNN: with the epilogue, or as a copy.
 
-    cuDNN writes dense pixels only; a strided result, such as a part of a concatenation, needs a copy.
+    cuDNN writes dense pixels only; a strided result, such as a slice of a concatenation, needs a copy.
     """
     if "cudnn" not in ctx.device.libraries:
         return 0

@@ -1,7 +1,7 @@
-"""Cost model of sliced-K GEMMs: selects tile and sliced-K factor, and compares with a library call.
+"""Cost model of sliced-K GEMMs: selects the tile and the sliced-K factor, and compares the kernel with a library call.
 
-Times are multiprocessor cycles, by the performance model of docs/estimates.md, with the rates of the GPU's description
-(`gpus`). With the option ``autotune`` measurements replace the model.
+Times are cycles of a multiprocessor, from the performance model of docs/estimates.md with the rates of the GPU's
+description (`gpus`). With the option ``autotune``, measurements decide instead of this model.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from ..program.steps.schedule import Tile
 from ..program.steps.steps import Sums
 
 NEARLY = 0.98
-"""Maximum share of a library's time at which rules prefer the plugin's kernel, which must be compiled."""
+"""Maximum time, relative to a library call, for which rules prefer the plugin's kernel, which must be compiled."""
 LOAD_CYCLES = 400.0
 """Latency of a group of concurrent loads of epilogue operands, cycles."""
 REGISTERS = 90
-"""Registers of a thread besides its accumulators."""
+"""Registers per thread besides its accumulators."""
 PIPELINE_CYCLES = 800.0
 """Latency of a block's first copies and of its final barriers, cycles."""
 STEP_CYCLES = 200.0
-"""Cycles between the arrivals of the copies of successive steps along k, with two steps in flight."""
+"""Cycles from the arrival of one k step's copies to that of the next, with two k steps in flight."""
 MAX_SPLIT_K = 8
 """Maximum split-K factor."""
 SPLIT_CYCLES = 100.0
-"""Cycles of a thread to add the accumulators of one more split of k."""
+"""Cycles that a thread of the reduction takes to add the accumulators of one more split of k."""
 INDEPENDENT = 2.5
 """Instructions of one thread that are in flight at once (instruction-level parallelism)."""
 CHUNK_FLOPS = {"f16": 64.0, "bf16": 64.0, "tf32": 32.0, "i8": 128.0, "u8": 128.0}
-"""Operations per accumulator of a 64-byte chunk along k of both operands, by operand type."""
+"""Floating-point operations per accumulator for 64 bytes along k of both operands, by operand type."""
 FLOPS_OF = {"f16": "float16", "bf16": "bfloat16", "tf32": "tf32", "i8": "int8", "u8": "int8"}
 """Key of a GPU's peak rate, by operand type."""
 _instructions_of = {"div": 8, "sqrt": 8, "exp": 8, "log": 10, "sigmoid": 16, "tanh": 16, "erf": 25, "pow": 40}
@@ -52,11 +52,11 @@ class _Rates:
     """Throughput of a GPU per multiprocessor and cycle, and latencies in cycles."""
 
     multiprocessors: int
-    product_cycles: float  # start of a kernel that multiplies on tensor cores
+    product_cycles: float  # fixed time of a tensor-core kernel
     library_cycles: float  # pipeline fill and last tile of a library's kernel
     launch_cycles: float  # gap between successive kernels
-    library_flops: dict[str, float]  # by operand type: operations per cycle of a library's largest tiles
-    chunks: dict[str, float]  # by operand type: accumulators updated with a 64-byte chunk along k, per cycle
+    library_flops: dict[str, float]  # operations per cycle of a library's largest tiles, by operand type
+    chunks: dict[str, float]  # accumulators updated per cycle with 64 bytes along k, by operand type
     dram_bytes: float
     l2_read: float
     l2_written: float
@@ -72,8 +72,8 @@ def _rates(capability: tuple[int, int], multiprocessors: int, calibration: Calib
     constants = Constants.at(gpu.clock)
     if calibration is not None:
         gpu, constants = calibration.gpu(gpu), calibration.constants(gpu)
-    # Without measured rates a library counts as fast as in the fastest published GEMM of any type: none of our kernels
-    # has a published time.
+    # Without calibration, assume for each type that a library is as fast as for the type of its fastest published GEMM:
+    # the times of the plugin's kernels are estimates, and should not win by an estimate of the library's.
     share = gpu.library_share if calibration is not None else lambda name: gpu.tensor_share
     ours = gpu.tensor_share * constants.tensor_kernel
     return _Rates(
@@ -101,10 +101,10 @@ def _rates_of(device: DeviceProperties) -> _Rates:
 class Problem:
     """A GEMM at the expected sizes; ``kind`` is the operand type.
 
-    With ``taps`` the first operand is the patches of an image; a patch has ``taps`` elements per channel. With
-    ``is_compact`` the weights of a TF32 GEMM are stored as float16. ``along_k``: both operands are contiguous along k.
-    The epilogue has ``finish`` instructions per element; with ``reads`` it reads a tensor of the result's size. With
-    ``is_part`` the kernel stores 4-byte accumulators for a split-K reduction.
+    With ``taps`` the first operand is im2col patches, with ``taps`` elements per channel. With ``is_compact`` the
+    weights of a TF32 GEMM are stored as float16. ``along_k``: both operands are contiguous along k. The epilogue has
+    ``finish`` instructions per element; with ``reads`` it reads a tensor of the result's size. With ``is_part`` the
+    kernel stores 4-byte accumulators for a split-K reduction.
     """
 
     kind: str
@@ -137,11 +137,11 @@ def choose_tile_config(
     left: int = 0,
     library: str | None = None,
 ) -> TileConfig | None:
-    """Return the fastest tile for a GEMM, None if a library call is faster. For most parameters see `Problem`.
+    """Return the fastest tile for a GEMM, None if a library is faster. For most parameters see `Problem`.
 
-    The GEMM replaces ``products`` library calls. After these, a separate kernel would copy ``left`` bytes of the result
-    or apply the epilogue to them. ``library`` is the operand type of the calls, by default ``kind``; "" if no library
-    can compute the GEMM.
+    The alternative is ``products`` library calls, and a separate kernel that applies the epilogue to ``left`` bytes of
+    the result or copies them. ``library`` is the operand type of the calls, by default ``kind``; "" if no library can
+    compute the GEMM.
     """
     sizes = (hint(rows), hint(columns), hint(batch), hint(depth))
     problem = Problem(kind, *sizes, taps, is_compact, along_k, finish, reads)
@@ -168,9 +168,9 @@ def choose_split_k(
     left: int = 0,
     library: str | None = None,
 ) -> int:
-    """Return the fastest split-K factor of a GEMM with 16-bit operands; 1 if a split is not faster, or a library is.
+    """Return the fastest split-K factor of a GEMM with 16-bit operands whose next step reduces the splits.
 
-    The next step reduces the splits and applies the epilogue. The parameters are those of `choose_tile_config`.
+    Returns 1 if no split, or a library, is faster. The parameters are those of `choose_tile_config`.
     """
     rates, sizes = _rates_of(device), (hint(rows), hint(columns))
     problem = Problem(kind, *sizes, 1, depth, 0, False, along_k, finish, reads)
@@ -190,7 +190,7 @@ def choose_split_k(
 
 
 def _left_cycles(rates: _Rates, problem: Problem, left: int) -> float:
-    """Return the duration in cycles of a kernel that copies ``left`` result bytes or applies the epilogue to them."""
+    """Return the cycles of a kernel that copies ``left`` bytes of the result, or applies the epilogue to them."""
     if not left:
         return 0.0
     finished = left / SIZES[problem.kind] / 32 * problem.finish / rates.instructions
@@ -198,7 +198,7 @@ def _left_cycles(rates: _Rates, problem: Problem, left: int) -> float:
 
 
 def epilogue_cost(step: Sums, columns: Dim) -> dict[str, Any]:
-    """Return the epilogue's estimated cost for a result of ``columns``, as parameters of `choose_tile_config`."""
+    """Return the epilogue's estimated cost as the parameters ``finish`` and ``reads`` of `choose_tile_config`."""
     results = reachable(value for value, _ in step.outputs)
     instructions = sum(_instructions_of.get(x.op, 1) for x in results if x.op not in ("leaf", "constant", "cast"))
     return {"finish": instructions, "reads": any(hint(product(x.shape)) > hint(columns) for _, x in step.inputs)}
@@ -209,7 +209,7 @@ def count_blocks(tile: Tile, rows: Dim, columns: Dim, batch: Dim) -> Dim:
 
 
 def no_more_blocks(device: DeviceProperties, tile: Tile, rows: Dim, columns: Dim, batch: Dim) -> Dim:
-    """Return the condition that the busiest multiprocessor has no more blocks than it has at the expected sizes."""
+    """Return the condition that the number of waves of blocks is not larger than for the expected sizes."""
     blocks, multiprocessors = count_blocks(tile, rows, columns, batch), device.multiprocessors
     return le(blocks, -(-hint(blocks) // multiprocessors) * multiprocessors)
 
@@ -223,7 +223,7 @@ def fastest(device: DeviceProperties, problem: Problem) -> tuple[TileConfig, flo
 def _fastest(
     capability: tuple[int, int], multiprocessors: int, calibration: Calibration | None, problem: Problem
 ) -> tuple[TileConfig, float]:
-    """Compute `fastest`. The cache serves passes and emission, which ask about the same step, and repeated steps."""
+    """Compute `fastest`. It is cached, since passes and emission ask for the same step, and networks repeat layers."""
     more = {"along_k": problem.along_k, "is_image": problem.taps > 0}
     configs = tile_configs(problem.kind, problem.is_compact, capability=capability, **more)
     rates = _rates(capability, multiprocessors, calibration)
@@ -233,20 +233,20 @@ def _fastest(
 
 
 def _cycles(rates: _Rates, problem: Problem, config: TileConfig) -> tuple[float, float]:
-    """Return the kernel's duration and a thread's latency in cycles; the latency decides between equal durations."""
+    """Return (the kernel's duration, the latency of a thread) in cycles. The latter decides between equal durations."""
     tile = config.tile
     parts = _parts(problem, config)
     steps = -(-problem.depth // tile.k)
     blocks = hint(count_blocks(tile, problem.rows, problem.columns, problem.batch))
     each = -(-blocks // rates.multiprocessors)
     loads = _loads(problem, config)
-    columns = tile.n / (2 if problem.is_compact else 1)  # float16 columns of weights have half the bytes of float32
+    columns = tile.n / (2 if problem.is_compact else 1)  # weights as float16 have half the bytes
     begin, own_steps, step = _instructions(problem, config)
     issued = begin + own_steps * step
     wavefronts = steps * ((tile.m + columns) * parts / 2 + 4 * loads * config.warps)
-    # In tiles of at most 16 columns, several rows of accumulators conflict in shared-memory banks.
+    # In tiles of at most 16 columns, several rows of accumulators conflict in banks of shared memory.
     wavefronts += (config.sliced_k + 1) * tile.m * tile.n / (16 if tile.n > 16 else 10) + 100
-    # L1 serves image elements that the windows of a block share.
+    # The L1 serves repeated loads of elements that several windows of a block contain.
     fetched = tile.m * min(1.0, 3 / max(1, problem.taps)) + columns
     read = blocks * fetched * STEP * parts * steps
     written = problem.rows * problem.columns * problem.batch * (4 if problem.is_part else SIZES[problem.kind])
@@ -278,19 +278,19 @@ def _loads(problem: Problem, config: TileConfig) -> float:
 
 
 def _parts(problem: Problem, config: TileConfig) -> int:
-    """Return the number of 64-byte chunks along k in a k step."""
+    """Return how many times 64 bytes along k a k step has."""
     return config.tile.k * SIZES[problem.kind] // STEP
 
 
 def _instructions(problem: Problem, config: TileConfig) -> tuple[float, float, float]:
-    """Return (a thread's instructions outside of its main loop, its k steps, its instructions per k step)."""
+    """Return a thread's (instructions outside of the loop over k, number of k steps, instructions per k step)."""
     tile = config.tile
     height, width = config.warp
     steps = max(1.0, -(-problem.depth // tile.k) / config.sliced_k)
-    if config.warps > 1:  # a barrier in each k step synchronises the warps
+    if config.warps > 1:  # all warp groups have equally many k steps, each with a barrier
         steps = math.ceil(steps)
     parts = _parts(problem, config)
-    chunks = parts * STEP // 16 / tile.threads  # 16-byte chunks of a tile's row, divided by the threads
+    chunks = parts * STEP // 16 / tile.threads  # 16-byte chunks per tile row and thread
     loads, copies = _loads(problem, config), (tile.m + tile.n / (2 if problem.is_compact else 1)) * chunks
     step = 27 + 2.5 * (loads + copies) + parts * height * width / 64  # the last term: mma instructions
     if problem.kind == "tf32":

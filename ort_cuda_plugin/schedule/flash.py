@@ -1,8 +1,8 @@
 """Schedules of FlashAttention: tensor cores or not, tile, and split-KV factor.
 
-Blocks with many rows read K and V less often, and warps with many rows load K and V less often from shared memory. With
-few rows in total, smaller blocks occupy all multiprocessors, and warps split the keys of a row. Few rows with many keys
-use split-KV.
+With more query rows per block, K and V are read less often from global memory; with more rows per warp, less often from
+shared memory. With few rows in total, blocks are smaller, so that they occupy all multiprocessors, and the warps of a
+block split its keys. Few rows with many keys use split-KV.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ __all__ = [
 
 MAX_SPLIT_KV = 32
 SPLIT_KEYS = 128
-"""Minimum keys per split; an estimate, not measured on a GPU."""
+"""Minimum keys per split of split-KV (estimate, not measured on a GPU)."""
 BLOCKS_PER_MULTIPROCESSOR = 2
-"""Blocks per multiprocessor from which on small blocks are not split; half as many suffice for blocks of many rows."""
+"""Blocks per multiprocessor from which the keys of small blocks are not split; for large blocks half as many."""
 SHARED_SPLIT_KEYS = 512
-"""Minimum keys per split if warps of a block share keys: the second launch costs as much as several tiles."""
+"""Minimum keys per split if the warps of a block split its keys as well: a second launch costs several tiles' time."""
 WARP, WARPS_PER_MULTIPROCESSOR = 32, 16
-"""Threads of a warp; minimum one-warp blocks per multiprocessor. A split of a one-warp block may be half a tile, so
-that no block has two tiles if the number of tiles is just above a power of two."""
+"""Threads per warp, and wanted blocks per multiprocessor for blocks of one warp. A split of such blocks may be half a
+tile of keys, so that no block has two tiles if the number of tiles is just above a power of two."""
 EMULATED_SPLIT_KEYS, EMULATED_MANY_BLOCKS = 512, 128
-"""Minimum keys per split, and blocks from which on keys are not split, on the emulated device."""
+"""Minimum keys per split, and number of blocks from which keys are not split, on the emulated device."""
 WIDEST, WIDEST_FLOAT32 = 128, 64
-"""Maximum elements of a head whose tiles fit in a block's shared memory, for 16-bit types and float32."""
+"""Maximum head size for which tiles fit in the shared memory of a block: for 16-bit types, and for float32."""
 FEW_ROWS = 8
-"""Maximum rows of a block for which attention is memory-bound."""
+"""Maximum query rows per block for which attention is memory-bound."""
 WARPS = 4
 SMALL_WIDTH = 64
-"""Maximum result columns for which a warp's registers hold the accumulators of two 16-row matrices."""
+"""Maximum result columns for which a warp's registers hold the accumulators of 32 rows (two m16 mma operands)."""
 MOST_WARP_KEYS = 32
-"""Maximum keys of a tile per warp for which the scores of a warp with many rows fit in registers."""
+"""Maximum keys per tile and warp for which the scores of a warp with 32 rows fit in registers."""
 
 
 def _tile(m: int, keys: int, columns: int, warps: int = WARPS, warp_rows: int = MATRIX_ROWS) -> AttentionTile:
@@ -73,18 +73,21 @@ SMALL_TILES = {
         _tile(96, 64, SMALL_WIDTH, 12, 2 * MATRIX_ROWS),
     ),
 }
-"""Tiles for one block per multiprocessor, smallest first, by bytes of an element."""
+"""Tiles for launches with at most one block per multiprocessor, smallest first, by bytes per element."""
 TILES_OF_ALL_KEYS = {2: (128, 256), 4: (128,)}
-"""Keys of tiles that hold all keys of a head, by bytes of an element."""
+"""Numbers of keys of tiles that hold all keys of a head, by bytes per element."""
 
 
 def flash_choice(
     ctx: Lowering, q: Tensor, k: Tensor, v: Tensor, reading: Reading, *, is_converted: bool = False
 ) -> Choice:
-    """Return the schedule of `stream_attention` for these arguments at the expected sizes.
+    """Return the schedule of `stream_attention` for these arguments and the expected sizes.
 
-    Every schedule is correct for all sizes; guards concern speed only. With ``is_converted``, k and v are codes that
-    the kernel dequantizes. Raises: Unsupported: the schedules with and without tensor cores are quarantined.
+    Every schedule is correct for all sizes; its guards only concern speed. With ``is_converted``, k and v are codes
+    that the kernel dequantizes.
+
+    Raises:
+        Unsupported: the schedules with and without tensor cores are quarantined.
     """
     for uses_tensor_cores in (True, False):
         choice = _flash_choice(ctx, q, k, v, reading, is_converted or not uses_tensor_cores)
@@ -110,7 +113,7 @@ def _flash_choice(ctx: Lowering, q: Tensor, k: Tensor, v: Tensor, reading: Readi
 
 
 def small_tile(batches: Dim, rows: Dim, width: Dim, itemsize: int, multiprocessors: int) -> AttentionTile | None:
-    """Return the smallest tile with at most one block per multiprocessor at the expected sizes; None if none has."""
+    """Return the smallest of `SMALL_TILES` with at most one block per multiprocessor at the expected sizes, or None."""
     if hint(width) > SMALL_WIDTH or hint(rows) <= MATRIX_ROWS:
         return None
     fits = (tile for tile in SMALL_TILES[itemsize] if hint(batches) * hint(ceildiv(rows, tile.m)) <= multiprocessors)
@@ -122,7 +125,7 @@ def _mma_tile(
 ) -> tuple[AttentionTile, tuple[Dim, ...]]:
     """Return the tile for the expected number of query rows, and the conditions on the number of keys that it needs.
 
-    Results have up to 128 columns. With masks or biases (``is_masked``) a thread's registers hold fewer scores.
+    ``width`` is at most 128. With a mask or bias (``is_masked``), fewer scores fit in a thread's registers.
     """
     columns = SMALL_WIDTH if hint(width) <= SMALL_WIDTH else 2 * SMALL_WIDTH
     if hint(rows) <= MATRIX_ROWS:
@@ -130,7 +133,7 @@ def _mma_tile(
     tile = small_tile(batches, rows, width, itemsize, ctx.device.multiprocessors)
     if tile is None:
         m = WARPS * MATRIX_ROWS
-        # Loads of 4-byte keys and values take as long as their multiplication: with more rows, a warp reuses each load.
+        # Loading 4-byte K and V from shared memory takes as long as multiplying them: more rows per warp reuse a load.
         is_long = itemsize == 4 and hint(rows) > m
         return _tile(2 * m, 32, columns, warp_rows=2 * MATRIX_ROWS) if is_long else _tile(m, 32, columns), ()
     for most in TILES_OF_ALL_KEYS[itemsize]:
@@ -148,9 +151,9 @@ def _simt_tile(ctx: Lowering, rows: Dim, width: Dim) -> AttentionTile:
 
 
 def _split_kv(ctx: Lowering, tile: AttentionTile, blocks: Dim, keys: Dim) -> tuple[int, tuple[Dim, ...]]:
-    """Return the split-KV factor, a power of two to limit the number of kernels and plans, and its guards.
+    """Return the split-KV factor for a launch of ``blocks`` blocks, and its guards, which only concern speed.
 
-    Every factor is correct for all sizes; the guards concern speed only.
+    The factor is a power of two, to limit the number of kernels and plans.
     """
     least, many = SPLIT_KEYS, ctx.device.multiprocessors
     if tile.stages == 1:
@@ -174,10 +177,10 @@ def _split_kv(ctx: Lowering, tile: AttentionTile, blocks: Dim, keys: Dim) -> tup
 
 
 def is_faster_as_flash(ctx: Lowering, step: Attend) -> bool:
-    """Return whether FlashAttention is faster than the plugin's other kernels.
+    """Tell whether FlashAttention is faster than the plugin's other kernels.
 
-    For operands that tensor cores do not support, it is faster if several heads with few rows share K and V, which it
-    reads once. On the emulated device it is never preferred.
+    For operands that tensor cores do not support, it is only if several heads with few rows share K and V, which it
+    then reads once. On the emulated device it is not.
     """
     if not has_tensor_cores(ctx) or len(step.outputs) != 1 or uncast(step.outputs[0][0]) is not step.total:
         return False
@@ -192,7 +195,9 @@ def is_faster_as_flash(ctx: Lowering, step: Attend) -> bool:
 
 
 def flash_wave(ctx: Lowering, step: Attend) -> Dim | None:
-    """Return the condition that all blocks of FlashAttention on tensor cores run in one wave; None for large tiles."""
+    """Return the condition that all blocks of FlashAttention on tensor cores run in one wave; None if they do not for
+    the expected sizes, or if it has no tensor-core kernel for the step.
+    """
     if not is_faster_as_flash(ctx, step) or not has_tensor_cores_for(ctx, *flash_operands(ctx, step)):
         return None
     q, k, v, *_ = flash_call(ctx, step)
@@ -202,12 +207,15 @@ def flash_wave(ctx: Lowering, step: Attend) -> Dim | None:
 
 
 def has_tensor_cores(ctx: Lowering) -> bool:
-    """Return whether kernels should use tensor cores; the emulated device emulates their instructions slowly."""
+    """Tell whether kernels should use tensor cores; not on the emulated device, which emulates mma slowly."""
     return not ctx.device.emulated
 
 
 def has_tensor_cores_for(ctx: Lowering, q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Return whether tensor cores serve heads of these types and sizes. Few float32 rows are excluded: memory-bound."""
+    """Tell whether the tensor-core kernel supports these types and head sizes, and pays off.
+
+    For few float32 rows it does not, since they are memory-bound.
+    """
     sizes, types, size = {q.shape[-1], k.shape[-1], v.shape[-1]}, {q.dtype, k.dtype, v.dtype}, v.shape[-1]
     if len(sizes) > 1 or len(types) > 1 or not isinstance(size, int) or size <= 0 or size % 16:
         return False
@@ -217,5 +225,5 @@ def has_tensor_cores_for(ctx: Lowering, q: Tensor, k: Tensor, v: Tensor) -> bool
 
 
 def has_tf32(ctx: Lowering) -> bool:
-    """Return whether tensor cores may multiply float32 as TF32."""
+    """Tell whether tensor cores may multiply float32 operands as TF32."""
     return kind_of(ctx.device, ctx.options, "f32") == "tf32"

@@ -1,6 +1,6 @@
 """Schedules of GEMMs: cuBLASLt, GEMV, tiles on tensor cores with split-K or sliced-K, or SIMT tiles.
 
-The *rules* are the heuristics of this folder, which choose without measured times.
+The *rules* are the heuristics of this folder, which choose a schedule without measured times.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ __all__ = [
 ]
 
 GEMV_ROWS = 4
-"""Maximum rows of a GEMV."""
+"""Maximum rows (m) for which rules prefer a GEMV kernel."""
 MAX_TUNED_GEMV_ROWS = 16
-"""Maximum rows for which the autotuner also times a GEMV."""
+"""Maximum rows (m) for which the autotuner also times a GEMV kernel."""
 RELATIVE_TIMES = (1.0, 1.1, 1.35, 1.8)
-"""Time of a multiply-add in each of `matrix_tiles`, relative to the first tile; estimates. Larger tiles load less."""
+"""Time per multiply-add of each of `matrix_tiles`, relative to the first one, which loads the least (estimates)."""
 SPLIT_STEPS = 8
-"""Minimum k steps per split of split-K (estimate); with fewer steps the reduction dominates."""
+"""Minimum k steps per split of split-K (estimate); with fewer, the reduction takes most of the time."""
 MAX_SPLIT_K = 8
 MAX_MEASURED = 6
 """Maximum tensor-core tiles that the autotuner compiles and times."""
 
 
 def gemm_choices(ctx: Lowering, step: Contract) -> Iterator[Choice]:
-    """Yield the candidates for the GEMM, the rules' preference first. A library may still decline a candidate."""
+    """Yield the candidates for the GEMM, the rules' preference first. cuBLASLt may still decline its candidate."""
     own = own_gemm_schedules(ctx, step)
     if "cublaslt" in ctx.device.libraries:
         preferred = _gemv_before_library(ctx, step, own) or sliced_k_before_library(ctx, step, own)
@@ -63,9 +63,9 @@ def gemm_choices(ctx: Lowering, step: Contract) -> Iterator[Choice]:
 
 
 def own_gemm_choices(ctx: Lowering, step: Contract, own: list[Schedule] | None = None) -> Iterator[Choice]:
-    """Yield the plugin's candidates for the GEMM, the rules' preference first.
+    """Yield the candidates that are the plugin's kernels, the rules' preference first.
 
-    A guard limits kernels that multiply integers to more than `GEMV_ROWS` rows; with fewer, a GEMV is as fast.
+    A guard limits integer kernels to more than `GEMV_ROWS` rows; with fewer, a GEMV is as fast.
     """
     for schedule in own or own_gemm_schedules(ctx, step):
         is_integer = schedule.operands in INTEGERS
@@ -74,9 +74,9 @@ def own_gemm_choices(ctx: Lowering, step: Contract, own: list[Schedule] | None =
 
 
 def own_gemm_schedules(ctx: Lowering, step: Contract) -> list[Schedule]:
-    """Return the schedules of the plugin's kernels for the GEMM, the rules' preference first.
+    """Return the schedules of the plugin's kernels that are not quarantined, the rules' preference first.
 
-    None is quarantined. If all tiles on tensor cores are, the schedules without tensor cores follow.
+    If kernels are quarantined, schedules without tensor cores follow those with tensor cores.
     """
     found = []
     if _has_few_columns(ctx, step):
@@ -109,14 +109,14 @@ def _schedules(ctx: Lowering, step: Contract) -> list[Schedule]:
         gemv = Schedule(Engine.GEMV)
         if has_compact_columns(ctx, step):
             gemv = replace(gemv, weights=WeightLayout.F16_ALONG_N)
-        elif is_first:  # the weight layout of plans for any number of rows, so that all plans share the weights
+        elif is_first:  # the weight layout that plans for more rows have, so that all plans share the weights
             gemv = replace(gemv, weights=_weights(ctx, step, call, replace(tiles[0], gemv_rows=GEMV_ROWS)))
         found.insert(0 if is_first else 1 if hint(m) <= GEMV_ROWS else len(found), gemv)
     return found
 
 
 def simt_schedules(device: DeviceProperties, rows: Dim, expected: int, dtype: DType) -> list[Schedule]:
-    """Return tiles without tensor cores that may be the fastest for ``rows``, the rules' preference first."""
+    """Return SIMT schedules that may be the fastest, the rules' preference first, for about ``expected`` rows."""
     others = [] if dtype.itemsize == 8 else [tile for tile, _ in simt_tiles(device) if tile.m < 2 * expected]
     return [Schedule(Engine.SIMT, tile) for tile in dict.fromkeys([choose_tile(device, rows, dtype), *others])]
 
@@ -124,10 +124,10 @@ def simt_schedules(device: DeviceProperties, rows: Dim, expected: int, dtype: DT
 def mma_schedules(
     device: DeviceProperties, kind: str, rows: Dim, columns: Dim, batch: Dim, depth: Dim, config: TileConfig | None
 ) -> list[Schedule]:
-    """Return tiles on tensor cores that may be the fastest, the rules' preference first: sliced-K ``config``, if given.
+    """Return tensor-core schedules that may be the fastest, the rules' preference first: ``config``, if given.
 
-    Without ``config``, rules prefer the tile with the least estimated time (that of at least one block on each
-    multiprocessor), and a power-of-two split-K factor that keeps at most one block per multiprocessor.
+    Otherwise rules prefer the tile with the least estimated time, in which each multiprocessor counts as having a
+    block, and the largest power-of-two split-K factor with at most one block per multiprocessor.
     """
     ways: list[tuple[float, Tile, int]] = []
     first = (math.inf, matrix_tiles(kind)[0], 1)
@@ -156,7 +156,10 @@ def mma_schedules(
 
 
 def _gemv_before_library(ctx: Lowering, step: Contract, own: list[Schedule]) -> Choice | None:
-    """Return a GEMV if the GEMM has one row, else None: it is memory-bound, and tiles would be mostly padding."""
+    """Return the choice of a GEMV kernel if the GEMM has one row, else None.
+
+    Such a GEMM is memory-bound, and a library's tiles would be mostly padding.
+    """
     call = folded(ctx, step)
     is_one = le(call.sizes[0], 1)
     if ctx.device.emulated or hint(call.sizes[0]) != 1 or not takes(operand_elements(step)[0], *call.contiguous):
@@ -170,9 +173,9 @@ def _gemv_before_library(ctx: Lowering, step: Contract, own: list[Schedule]) -> 
 
 
 def sliced_k_before_library(ctx: Lowering, step: Contract, own: list[Schedule] | None = None) -> Choice | None:
-    """Return the sliced-K choice if it is faster for the GEMM than a library call with its launch overhead; else None.
+    """Return the choice of a sliced-K kernel if it is faster than a cuBLASLt call, with its overhead; else None.
 
-    Sliced-K kernels copy 16-byte chunks, so that the row pitches of operands must be multiples of 16 bytes.
+    Sliced-K kernels copy 16-byte chunks: the operands' row pitches must be multiples of 16 bytes.
     """
     call = folded(ctx, step)
     kind = _kind(ctx, step, call)
@@ -195,10 +198,10 @@ def sliced_k_before_library(ctx: Lowering, step: Contract, own: list[Schedule] |
 
 
 def _tile_config(ctx: Lowering, step: Contract, kind: str, call: Folded, *, in_f16: bool = False) -> TileConfig | None:
-    """Return the tile of `choose_tile_config` for the step; None for operand prologues other than integer codes.
+    """Return the result of `choose_tile_config` for the step; None for steps with prologues, except integer codes.
 
-    A part of the epilogue that cuBLASLt does not support counts as a separate kernel. With ``in_f16`` the plugin's
-    kernel multiplies float16 operands, and the library's kernel operands of the type ``kind``.
+    If cuBLASLt cannot fuse the whole epilogue, the library's time includes a separate kernel. With ``in_f16`` the
+    plugin's kernel multiplies float16 operands, and the library's kernel operands of type ``kind``.
     """
     m, n, k = call.sizes
     if kind in INTEGERS:
@@ -211,13 +214,13 @@ def _tile_config(ctx: Lowering, step: Contract, kind: str, call: Folded, *, in_f
     if in_f16:
         return choose_tile_config(ctx.device, "f16", m, n, product(call.batch), k, along_k=True, **more)
     is_compact = has_compact_lines(ctx, step)
-    along_k = is_compact or kind in INTEGERS or _can_be_along_k(call, kind)  # rearranged codes have rows along k
+    along_k = is_compact or kind in INTEGERS or _can_be_along_k(call, kind)  # codes are copied if necessary
     more |= {"is_compact": is_compact, "along_k": along_k}
     return choose_tile_config(ctx.device, kind, m, n, product(call.batch), k, **more)
 
 
 def _beside_library(ctx: Lowering, step: Contract, kind: str) -> dict[str, Any]:
-    """Return ``library`` and ``left`` for `choose_tile_config`: the work of a cuBLASLt call and of a map after it."""
+    """Return parameters ``library`` and ``left`` of `choose_tile_config`, which describe the cuBLASLt alternative."""
     if "cublaslt" not in ctx.device.libraries:
         return {}
     form = product_form(ctx, step)
@@ -229,7 +232,7 @@ def _beside_library(ctx: Lowering, step: Contract, kind: str) -> dict[str, Any]:
 
 
 def _kind(ctx: Lowering, step: Contract, call: Folded) -> str:
-    """Return the operand type on tensor cores, "" if they do not support the GEMM."""
+    """Return the mma operand type for the GEMM, "" if tensor cores do not support it."""
     integers = integer_kind(ctx, step)
     if integers:
         return integers
@@ -237,9 +240,9 @@ def _kind(ctx: Lowering, step: Contract, call: Folded) -> str:
 
 
 def integer_kind(ctx: Lowering, step: Contract) -> str:
-    """Return the type of the integer codes of both operands if tensor cores can multiply them, else "".
+    """Return the mma operand type of a GEMM of 8-bit codes, "" if tensor cores cannot multiply its codes.
 
-    GEMMs with few rows are excluded: they are memory-bound, and other kernels read the weights as fast.
+    GEMMs with few rows are excluded: they are memory-bound, and a GEMV reads the weights as fast.
     """
     a, b = step.operands
     depth = a.shape[-1]
@@ -252,7 +255,7 @@ def integer_kind(ctx: Lowering, step: Contract) -> str:
 
 
 def is_faster_in_f16(ctx: Lowering, step: Contract) -> bool:
-    """Return whether the plugin's kernel computes a TF32 GEMM on float16 operands faster than a library on TF32."""
+    """Tell whether the plugin's kernel on float16 copies of the operands is faster than a library's TF32 GEMM."""
     call = folded(ctx, step)
     kind = _kind(ctx, step, call)
     is_long = hint(call.sizes[0]) > GEMV_ROWS and call.contiguous[0] == "k" and not ctx.device.quarantine.has("gemm")
@@ -267,7 +270,7 @@ def fused_split_k(ctx: Lowering, step: Contract) -> int:
     is_one = product(call.batch) == 1 and not step.is_converted and not step.column_parts and step.schedule is None
     if kind not in ("f16", "bf16") or not is_one or not isinstance(k, int) or call.contiguous[0] != "k":
         return 1
-    if ctx.device.quarantine.has("gemm"):  # the kernels of the fused reduction are those of tiles
+    if ctx.device.quarantine.has("gemm"):  # split-K uses the same tensor-core kernels, which may be quarantined
         return 1
     if hint(m) <= GEMV_ROWS or step.b.rank != 2 or not _can_be_along_k(call, kind):
         return 1
@@ -276,18 +279,21 @@ def fused_split_k(ctx: Lowering, step: Contract) -> int:
 
 
 def _can_be_along_k(call: Folded, kind: str) -> bool:
-    """Return whether a is contiguous along k, and b is too, or becomes so by a copy of constant weights."""
+    """Tell whether a and b are contiguous along k, where b may become so by a copy of constant weights."""
     a, b = call.contiguous
     return a == "k" and (b == "k" or (has_weights_along_n(call) and divides(piece_of(kind), call.sizes[2])))
 
 
 def _needs_rows_along_k(call: Folded, kind: str, config: TileConfig) -> bool:
-    """Return whether the weights need a copy with rows along k: uneven tiles need it, TF32 sliced-K is slow without."""
+    """Tell whether the kernel needs a copy of the weights that is contiguous along k.
+
+    Tiles whose sizes are not powers of two require it; sliced-K with TF32 is slow without it.
+    """
     return has_weights_along_n(call) and (not config.is_even or (kind == "tf32" and config.sliced_k > 1))
 
 
 def _weights(ctx: Lowering, step: Contract, call: Folded, schedule: Schedule) -> WeightLayout:
-    """Return the weight layout for the kernels of ``schedule``: tiles, and a GEMV for few rows if it has one."""
+    """Return the weight layout for the kernels of ``schedule``: tiles, and if it has one, the GEMV for few rows."""
     if schedule.engine is not Engine.MMA or step.is_converted:
         return WeightLayout.STORED
     if schedule.operands == "tf32" and not schedule.gemv_rows and has_compact_lines(ctx, step):
@@ -298,7 +304,10 @@ def _weights(ctx: Lowering, step: Contract, call: Folded, schedule: Schedule) ->
 
 
 def _has_few_columns(ctx: Lowering, step: Contract) -> bool:
-    """Return whether the emulated device's tiles, which all have the same width, would be mostly padding."""
+    """Tell whether the GEMM has so few columns that it should be transposed, on the emulated device.
+
+    Its tiles all have 64 columns, and would be mostly padding.
+    """
     rows, columns = product(step.a.shape[:-1]), step.b.shape[-1]
     is_plain = not step.column_parts and not any(conversion and conversion.bits for conversion in step.conversions)
     if not ctx.device.emulated or not is_plain:

@@ -1,4 +1,4 @@
-"""Texts that tell users why a schedule was selected, and their storage in launches."""
+"""Reasons why a schedule was selected, as texts for users, which launches store."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..program.steps.trace import Launch, Step
 
 
 def by_rules(ctx: Lowering) -> str:
-    """Return the reason of a schedule that was selected without measurements."""
+    """Return the reason for a schedule that was selected without measurements."""
     return "chosen by rules, which deterministic=1 pins" if ctx.options.deterministic else "chosen by rules"
 
 

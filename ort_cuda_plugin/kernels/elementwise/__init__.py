@@ -1,1 +1,1 @@
-"""Kernels of maps: elementwise expressions, transposes, gathers by index maps."""
+"""Elementwise kernels: expressions, transposes, and gathers and scatters by index maps."""

@@ -1,4 +1,4 @@
-"""Index maps: gathers and scatters for which an operator computes the source or target coordinates of each element."""
+"""Index maps: gather and scatter kernels whose source or target coordinates an operator gives as expressions."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from ort_cuda_plugin.program.steps.row_program import Reduction, Values
 from ort_cuda_plugin.program.steps.trace import InPlace, Remake, Step, Use, View, in_place_of
 
 MOST_LOADED = 192
-"""Maximum bytes of vectors that a thread prefetches; more registers would lower the occupancy."""
+"""Maximum bytes of loaded vectors that a thread holds at a time; more registers would lower the occupancy."""
 
 __all__ = ["IndexMap", "Loads", "Source", "gather_into", "gather_map", "scatter_map", "unravel", "walk_map"]
 
 
 def unravel(index: Scalar, shape: Sequence[Scalar]) -> list[Scalar]:
-    """Return the coordinates of row-major ``index`` in ``shape``. The first coordinate is not bounded."""
+    """Return the coordinates of row-major ``index`` in ``shape``. The first one may exceed its size with ``index``."""
     coordinates: list[Scalar] = []
     for size in reversed(shape[1:]):
         coordinates.insert(0, s.trunc_modulo(index, size))
@@ -39,7 +39,7 @@ def unravel(index: Scalar, shape: Sequence[Scalar]) -> list[Scalar]:
 
 
 class Source:
-    """A tensor in an index map: elements by coordinates (int64 Scalars)."""
+    """A tensor that an index map reads: `at` is the element at coordinates (int64 Scalars)."""
 
     def __init__(self, maps: Loads, tensor: Tensor) -> None:
         self._maps = maps
@@ -55,7 +55,7 @@ class Source:
         return self._dims[axis]
 
     def at(self, coordinates: Sequence[Scalar | Dim], when: Scalar | None = None, other: Operand = 0) -> Scalar:
-        """Return the element at ``coordinates``; ``other``, without a load, where the predicate ``when`` is false."""
+        """Return the element at ``coordinates``; where predicate ``when`` is false, ``other`` without a load."""
         if len(coordinates) != self.rank:
             raise TypeError(f"coordinates: wrong number: got {len(coordinates)}, expected the rank {self.rank}")
         operands = tuple(c if isinstance(c, Scalar) else self._maps.dim(c) for c in coordinates)
@@ -67,7 +67,11 @@ class Source:
 
 @dataclass(frozen=True, eq=False)
 class _Loop:
-    """A loop of an index map: ``totals`` are the accumulators before element ``index``, ``next`` those after it."""
+    """A reduction loop of an index map over ``index`` < ``count``.
+
+    ``totals`` are leaves that stand for the accumulators, ``initial`` their first values, and ``next`` the expressions
+    of their values after element ``index``.
+    """
 
     count: Scalar
     index: Scalar
@@ -77,7 +81,7 @@ class _Loop:
 
 
 class Loads:
-    """Loads of a kernel under construction by coordinates; strides of the tensors are parameters."""
+    """Loads by coordinates, for a kernel under construction; the tensors' strides become kernel parameters."""
 
     def __init__(self, builder: KernelBuilder) -> None:
         self._builder = builder
@@ -101,11 +105,11 @@ class Loads:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """Tensors that are parameters of the kernel so far."""
+        """Tensors that the kernel loads so far."""
         return [source.tensor for source in self._pointers]
 
     def code(self, source: Source, row: Scalar, index: Scalar, bits: int) -> Scalar:
-        """Return code ``index`` of a row of packed codes of 2, 4 or 8 bits as int32; the lowest bits come first."""
+        """Return code ``index`` of row ``row`` as int32. Rows hold codes of 2, 4 or 8 ``bits``, low bits first."""
         if bits == 8:
             return s.cast(source.at([row, index]), DType.INT32)
         byte = source.at([row, index >> (8 // bits).bit_length() - 1])
@@ -141,10 +145,10 @@ class Loads:
 
 
 class IndexMap(Loads):
-    """A kernel over the elements of ``shape``, with ``coordinates`` for each: int64 Scalars.
+    """A kernel over the elements of ``shape``; ``coordinates`` (int64 Scalars) stand for those of a thread's element.
 
-    Threads enumerate the dimensions in the order ``order``, the last one fastest. ``view`` may replace each source by a
-    view of it.
+    Consecutive threads are adjacent along the last dimension of ``order``, a permutation of the dimensions. ``view``
+    may replace each source tensor by a view of it.
     """
 
     def __init__(
@@ -156,10 +160,10 @@ class IndexMap(Loads):
         emit.handlers["fold"] = self._fold
         self._size = product(shape)
         self._loads: dict[Source, int | None] = {}
-        """By source, the number of elements that a thread reads; None if it reads them in a loop."""
+        """Number of elements that a thread loads, by source; None for loads in a loop of unknown length."""
         self._loops = 0
         self._shifts: dict[Scalar, tuple[int, int]] = {}
-        """Loads at an offset from a coordinate: the axis and the offset."""
+        """Loads by `near`: the axis, and the shift along it."""
         self._view = view
         self._axes = [axis for axis in order or range(len(shape)) if shape[axis] != 1]
         self._dims = [shape[axis] for axis in self._axes] or [1]
@@ -167,7 +171,7 @@ class IndexMap(Loads):
         self.coordinates = [zero if dim == 1 else Scalar(DType.INT64, "coordinate") for dim in shape]
 
     def _begin(self, width: int = 1) -> str:
-        """Emit the coordinates of a thread's element, or of the first of ``width`` along the fastest dimension.
+        """Emit the coordinates of a thread's element, or of its first if it has ``width`` along the fastest dimension.
 
         Return the coordinate along the fastest dimension.
         """
@@ -188,9 +192,9 @@ class IndexMap(Loads):
         return Source(self, self._view(tensor))
 
     def near(self, source: Source, coordinates: Sequence[Scalar], axis: int, shift: int) -> Scalar:
-        """Return the element ``shift`` after ``coordinates`` along ``axis``; 0 outside of the source.
+        """Return the element ``shift`` positions after ``coordinates`` along ``axis``; 0 outside of the source.
 
-        ``coordinates`` must be inside. If the axis is contiguous, a thread loads vectors.
+        ``coordinates`` must be inside. If the axis is contiguous, a thread loads vectors, which several shifts share.
         """
         if shift == 0:
             return source.at(coordinates)
@@ -201,7 +205,7 @@ class IndexMap(Loads):
         return load
 
     def number(self, x: Tensor) -> Scalar:
-        """Return a one-element tensor as a Scalar. The Run fails if the tensor has another number of elements."""
+        """Return the element of x as a Scalar. The Run fails unless x has exactly one element."""
         self._ctx.require(eq(x.size, 1), "an input that must have one element has none or several")
         leaf = Scalar(x.dtype, "leaf")
         element = self._builder.element(x)
@@ -242,7 +246,7 @@ class IndexMap(Loads):
             self._loops += 1
             with emit.block(f"for {index} in range({count}):"):
                 emit.bind(loop.index, emit.assign(f"int64({index})"))
-                # Compute all new values before the first assignment.
+                # Compute all new values before the first assignment, since each may read all accumulators.
                 values = [emit.value(value) for value in loop.next]
                 for name, value in zip(names, values, strict=True):
                     emit.line(f"{name} = {value}")
@@ -251,7 +255,7 @@ class IndexMap(Loads):
         return chosen
 
     def _folded(self, loop: _Loop) -> list[str] | None:
-        """Return the accumulators of the loop if an open scope has emitted the loop, else None."""
+        """Return the variables of the loop's accumulators if the loop is emitted and in scope, else None."""
         names = [self._builder.emit.bound(total) for total in loop.totals]
         return None if None in names else [name for name in names if name is not None]
 
@@ -264,9 +268,9 @@ class IndexMap(Loads):
         how: Combination | None = None,
         remake: Remake | None = None,
     ) -> None:
-        """Emit the store of ``value`` at ``coordinates`` of ``destination`` if ``when``; launch the kernel.
+        """Emit the store of ``value`` at ``coordinates`` of ``destination``, and launch the kernel.
 
-        With ``how`` the store is an atomic update.
+        Elements whose predicate ``when`` is false are not stored. With ``how`` the store is an atomic update.
         """
         emit = self._builder.emit
         if how is not None:
@@ -299,7 +303,10 @@ class IndexMap(Loads):
         self._launch(remake)
 
     def _store_vectors(self, target: Source, coordinates: Sequence[Scalar], value: Scalar) -> bool:
-        """Emit the store of a vector per thread, on a GPU for contiguous accesses; else return False."""
+        """Emit a vectorised kernel body, in which a thread stores a vector; return False if none pays off.
+
+        The device must be a GPU, and the destination contiguous along the fastest dimension.
+        """
         if self._ctx.device.emulated or not self._axes or list(coordinates) != self.coordinates:
             return False
         column, expressions = self.coordinates[self._axes[-1]], in_order([value])
@@ -313,7 +320,8 @@ class IndexMap(Loads):
         moved = [x for x in moved if x not in joined]
         while width > 1 and sum(x.dtype.itemsize for x in moved) * width > MOST_LOADED:
             width //= 2
-        # Without vectorised loads, a thread that stores a whole row would keep adjacent threads from coalescing.
+        # Without vectorised loads, vectors only pay off if one is a whole row: otherwise the single loads of adjacent
+        # threads would no longer coalesce.
         if width == 1 or (not moved and not joined and self._dims[-1] != width):
             return False
         emit, first = self._builder.emit, self._begin(width)
@@ -324,7 +332,7 @@ class IndexMap(Loads):
             return pointer, emit.assign(offset_text(list(zip(names, strides, strict=True))))
 
         def is_vector(source: Source, at: Sequence[Scalar]) -> bool:
-            """Tell whether all accesses are aligned whole vectors, so that no code for single elements is needed."""
+            """Tell whether all accesses are aligned, whole vectors: then no code for single elements is needed."""
             x = source.tensor
             others = [stride for stride, c in zip(x.strides, at, strict=True) if c is not column]
             return begins_at_vectors(x, width) and all(divides(width, number) for number in (*others, self._dims[-1]))
@@ -366,7 +374,7 @@ class IndexMap(Loads):
         return True
 
     def _around(self, expressions: Sequence[Scalar], moved: Sequence[Scalar], column: Scalar) -> list[list[Scalar]]:
-        """Group loads at different offsets along ``column``, each group with its load at offset 0."""
+        """Group the loads that differ only in their shift (`near`) along ``column``, including those without shift."""
         groups: dict[tuple[Source, tuple[Scalar, ...]], list[Scalar]] = {}
         for x in expressions:
             if x not in self._shifts:
@@ -384,7 +392,7 @@ class IndexMap(Loads):
         return list(groups.values())
 
     def _loaded_around(self, group: Sequence[Scalar], first: str, width: int) -> dict[Scalar, str]:
-        """Emit the vectors that a group of `_around` reads; return for each load the expression of its lane ``e``."""
+        """Emit one load of adjacent vectors for a group of `_around`; return each load's expression for lane ``e``."""
         emit, source = self._builder.emit, group[0].value
         axis, _ = self._shifts[group[0]]
         shifts = {x: self._shifts[x][1] if x in self._shifts else 0 for x in group}
@@ -400,9 +408,9 @@ class IndexMap(Loads):
         return {x: load_text(name, f"e + {reach * width + shift}", x.dtype) for x, shift in shifts.items()}
 
     def walk(self, destination: Tensor, axis: int, index: Scalar, value: Scalar, over: Tensor | None) -> None:
-        """Emit a loop that stores ``value`` for each ``index`` along ``axis`` in order; launch the kernel.
+        """Emit a loop that stores ``value`` for each ``index`` along ``axis``, in order, and launch the kernel.
 
-        The destination may alias ``over``, a source.
+        The destination may overwrite ``over``, a source.
         """
         emit = self._builder.emit
         self._begin()
@@ -425,12 +433,12 @@ class IndexMap(Loads):
         grid, block = self._plane.grid, self._plane.block
         name = kernel_name(self._ctx)
         self._builder.launch(self._ctx, name, grid, block, uses, remake=remake, in_place=in_place)
-        self._loads.clear()  # sources refer to this object
+        self._loads.clear()  # their keys refer to this object: break the cycle
         self._pointers.clear()
 
 
 def _work(value: Scalar, column: Scalar, moved: Sequence[Scalar]) -> int:
-    """Return the operations per element of a vector that depend on the column (estimate)."""
+    """Estimate the operations per element that a thread repeats for each element of its vector."""
     depends: dict[Scalar, bool] = {}
     for x in operands_first([value]):
         depends[x] = x is column or any(depends[operand] for operand in x.operands)
@@ -439,7 +447,7 @@ def _work(value: Scalar, column: Scalar, moved: Sequence[Scalar]) -> int:
 
 
 def _has_neighbours(x: Scalar, column: Scalar) -> bool:
-    """Tell whether the load x reads adjacent elements for adjacent columns."""
+    """Tell whether load x reads adjacent elements in memory for adjacent values of ``column``."""
     source: Source = x.value
     along = [axis for axis, c in enumerate(x.operands[: source.rank]) if c is column]
     if len(along) != 1 or source.tensor.strides[along[0]] != 1:
@@ -450,7 +458,7 @@ def _has_neighbours(x: Scalar, column: Scalar) -> bool:
 def gather_map(
     ctx: Lowering, shape: Sequence[Dim], dtype: DType, fn: Callable[[IndexMap, list[Scalar]], Scalar]
 ) -> Tensor:
-    """Return a new tensor with element ``fn(maps, c)`` at coordinates c: loads from ``maps.source(x)``, arithmetic."""
+    """Return a new tensor whose element at coordinates c is ``fn(maps, c)``, an expression of `Source.at` loads."""
     result = ctx.empty(shape, dtype)
 
     def remake(view: View) -> Sequence[Step]:
@@ -469,7 +477,7 @@ def gather_into(
     view: View = lambda x: x,
     remake: Remake | None = None,
 ) -> None:
-    """Gather into a tensor of any strides (`gather_map`). ``view`` may replace each source by a view of it."""
+    """Store ``fn(maps, c)`` (`gather_map`) in ``result``, of any strides. ``view`` may replace sources by views."""
     order = list(range(result.rank))
     if not result.is_contiguous:
         order.sort(key=lambda axis: hint(result.strides[axis]), reverse=True)
@@ -492,10 +500,10 @@ def walk_map(
     axis: int | None = None,
     over: Tensor | None = None,
 ) -> Tensor:
-    """Gather with one thread for all elements along ``axis`` (the last one by default), in order (`gather_map`).
+    """Gather (`gather_map`) with one thread for all elements along ``axis``, in order; by default the last axis.
 
-    The result may alias a source ``over`` of its shape, if an element reads only elements of ``over`` at its own
-    position or later along the axis.
+    The result may overwrite a source ``over`` of its shape: then ``fn`` may only read elements of ``over`` at the
+    result's own position or later along the axis.
     """
     axis = len(shape) - 1 if axis is None else axis
     result = ctx.empty(shape, dtype)
@@ -514,8 +522,8 @@ def scatter_map(
 ) -> None:
     """Scatter: for each c in ``shape``, ``fn(maps, c)`` returns coordinates in ``destination``, value and predicate.
 
-    If several values have one target, an arbitrary one stays; with ``how`` all are combined atomically, in any order,
-    and elements must have 4 or 8 bytes.
+    If several values have the same target, an arbitrary one is stored. With ``how`` all are combined atomically, in any
+    order; elements must then have 4 or 8 bytes.
     """
     maps = IndexMap(ctx, shape)
     coordinates, value, when = fn(maps, maps.coordinates)

@@ -1,4 +1,4 @@
-"""Elementwise kernels that interleave few planes, on a GPU: conversion to channels-last images of 2 to 4 channels.
+"""Elementwise kernels that interleave 2 to 4 planes, on a GPU, such as the channels of an image to channels-last.
 
 A thread loads a vector of each plane, interleaves their elements, and stores vectors.
 """
@@ -18,11 +18,15 @@ from ..codegen.vectors import FEW_ELEMENTS, MAX_WORK, VECTOR_BYTES, is_dense, ve
 MOST_PLANES = 4  # maximum planes (channels) that are interleaved
 
 Placed = tuple[Input, Sequence[Dim]]
-"""An input and its strides."""
+"""An input of a Map, and its strides over the kernel's dimensions."""
 
 
 def plane_vectors(step: Map, dims: Sequence[Dim], inputs: Sequence[Placed], outputs: Sequence[Sequence[Dim]]) -> int:
-    """Return the elements of each plane per vector; 1 if the last of ``dims`` does not enumerate a few planes."""
+    """Return the elements per vector; 1 if this kernel does not suit the Map.
+
+    It suits results that are contiguous over ``dims``, and inputs that are contiguous along the second-to-last of
+    ``dims``, while the last one enumerates 2 to 4 planes.
+    """
     if len(dims) < 2 or hint(product(dims)) < FEW_ELEMENTS:
         return 1
     planes = dims[-1]
@@ -46,7 +50,7 @@ def plane_vectors(step: Map, dims: Sequence[Dim], inputs: Sequence[Placed], outp
 def launch_interleaved_map(
     ctx: Lowering, builder: KernelBuilder, step: Map, dims: Sequence[Dim], width: int, inputs: Sequence[Placed]
 ) -> None:
-    """Generate and launch the kernel of a Map with vectors of ``width`` elements of each plane."""
+    """Generate and launch the kernel of a Map; a thread loads a vector of ``width`` elements of each plane."""
     emit, planes = builder.emit, dims[-1]
     assert isinstance(planes, int)
     strips = [*dims[:-2], dims[-2] // width]

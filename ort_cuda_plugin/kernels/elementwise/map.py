@@ -22,13 +22,13 @@ def _is_plain_copy(step: Map) -> bool:
     if len(step.outputs) != 1 or len(step.inputs) != 1 or step.outputs[0][0] is not step.inputs[0][0]:
         return False
     source, result = step.inputs[0][1], step.outputs[0][1]
-    # A value that the host knows becomes a kernel parameter; it is not in memory that a copy could read.
+    # A value in a HOST buffer becomes a kernel parameter: no device memory has it that a copy could read.
     is_in_memory = source.buffer.kind is not BufferKind.HOST
     return is_in_memory and source.shape == result.shape and source.is_contiguous and result.is_contiguous
 
 
 def launch_map(ctx: Lowering, step: Map) -> None:
-    """Generate and launch the kernel of a Map."""
+    """Launch a Map: a copy if it only copies, else the elementwise kernel that suits its strides."""
     if _is_plain_copy(step):
         ctx.copy(step.outputs[0][1], step.inputs[0][1])
         return
@@ -62,7 +62,7 @@ def launch_map(ctx: Lowering, step: Map) -> None:
 
 
 def _axes_in_memory(step: Map) -> list[int]:
-    """Return the axes in the memory order of the first result, the fastest one last."""
+    """Return the axes by descending stride of the first result, so that adjacent threads store adjacent elements."""
     strides = step.outputs[0][1].strides
     return sorted(range(len(step.shape)), key=lambda axis: hint(strides[axis]), reverse=True)
 
@@ -75,7 +75,7 @@ def _launch_for_gpu(
     loaded: Sequence[Input],
     strides: Sequence[Strides],
 ) -> bool:
-    """Launch a kernel with transposing tiles or vectors; return False if neither pays off."""
+    """Launch a kernel that transposes, interleaves or loads vectors; return False if none of them pays off."""
     of_inputs, of_outputs = strides[: len(loaded)], strides[len(loaded) :]
     inputs = list(zip(loaded, of_inputs, strict=True))
     axis = transposed_axis(dims, of_inputs, of_outputs)

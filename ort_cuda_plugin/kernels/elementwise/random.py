@@ -1,4 +1,4 @@
-"""Random numbers from a counter: Philox4x32-10 (Salmon, Moraes, Dror and Shaw, 2011) as a scalar expression.
+"""Counter-based random numbers: Philox4x32-10 (Salmon, Moraes, Dror and Shaw, 2011) as a scalar expression.
 
 The bits of an element are a function of the seed, the number of the Run and the element's index. They depend neither on
 the kernel nor on its grid, and no two elements of a node share bits, in one Run or in several.
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Bits", "RandomRun", "normal", "philox_4x32", "uniform"]
 
 Bits = tuple[Scalar, Scalar, Scalar, Scalar]
-"""128 random bits as four uint32."""
+"""128 random bits as four uint32 Scalars."""
 
 _MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
 _WEYL = 0x9E3779B9, 0xBB67AE85
@@ -43,7 +43,7 @@ def _begin(run: Pointer[int], state: Pointer[int]) -> None:
 
 
 def philox_4x32(counter: Sequence[Scalar], key: Sequence[Scalar]) -> Bits:
-    """Apply Philox4x32-10 to a counter of four uint32 and a key of two."""
+    """Return Philox4x32-10 of a counter of four uint32 and a key of two uint32."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for number in range(_ROUNDS):
@@ -65,16 +65,16 @@ def _high(x: Scalar) -> Scalar:
 class RandomRun:
     """Random bits of the node being lowered, different in every Run.
 
-    A separate launch counts Runs on the device, so that bits of concurrent Runs and of captured replays differ. Nodes
-    with equal ``seed`` get equal bits, in other sessions as well, as in ONNX Runtime. For a node without ``seed`` each
-    session draws a seed; a plugin cannot read the seed of ``onnxruntime.set_seed``.
+    A separate launch counts the Runs on the device, so that concurrent Runs, and replays of a CUDA graph, get different
+    bits. Nodes with equal ``seed`` get equal bits, also in different sessions, as in ONNX Runtime. For a node without
+    ``seed`` each session draws a seed; a plugin cannot read the seed of ``onnxruntime.set_seed``.
     """
 
     def __init__(self, ctx: Lowering, seed: float | None) -> None:
         """Record the launch that counts the Run. ``seed`` is the node's attribute, None if the node has none."""
 
         def initial() -> Array:
-            # A hash of the seed: equal seeds give equal keys, similar seeds unrelated keys.
+            # The key is a hash of the seed, so that similar seeds give unrelated keys.
             known = None if seed is None else hashlib.blake2b(repr(seed).encode(), digest_size=8).digest()
             key = secrets.token_bytes(8) if known is None else known
             return np.array([int.from_bytes(key, "little"), 0], np.uint64)
@@ -84,7 +84,7 @@ class RandomRun:
         self._key, self._number = (ctx.view(run, (), (), offset) for offset in range(2))
 
     def bits(self, maps: IndexMap, element: Scalar) -> Bits:
-        """Return the bits of an element by its index (int64) in the node's result."""
+        """Return the random bits of the element at index ``element`` (int64) of the node's result."""
         key, number = maps.number(self._key), maps.number(self._number)
         element = s.cast(element, DType.UINT64)
         return philox_4x32((_low(element), _high(element), _low(number), _high(number)), (_low(key), _high(key)))
@@ -103,7 +103,7 @@ def normal(bits: Bits, dtype: DType) -> Scalar:
         radius = s.cast(_wide(bits[0], bits[1]) >> 11, dtype) * 2.0**-53 + 2.0**-54
         turn = s.cast(_wide(bits[2], bits[3]) >> 11, dtype) * 2.0**-53
     else:
-        # Use all 32 bits for the radius: its smallest value limits the tails of the distribution.
+        # Use all 32 bits for the radius: the smallest logarithm's argument limits the tails of the distribution.
         radius = s.cast(bits[0], dtype) * 2.0**-32 + 2.0**-33
         turn = s.cast(bits[1] >> 8, dtype) * 2.0**-24
     return s.sqrt(-2.0 * s.log(radius)) * s.cos(turn * (2 * math.pi))

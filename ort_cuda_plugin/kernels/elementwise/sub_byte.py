@@ -1,7 +1,7 @@
-"""Elements of fewer than 8 bits: packed at the boundary with ONNX Runtime, one byte each everywhere else.
+"""Packing of elements of fewer than 8 bits: they are packed in ONNX Runtime's tensors, one byte each in the plugin's.
 
-So views, offsets and index maps need no packing, and no two threads write one byte. `model.packed` describes the packed
-and the unpacked form.
+So views, offsets and index maps need no packing, and no two threads write the same byte. `model.packed` defines the
+packed and the unpacked layout.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ __all__ = ["pack", "packed_bytes", "unpack"]
 
 
 def packed_bytes(size: Dim, dtype: DType) -> Dim:
-    """Return the bytes of ``size`` packed elements."""
+    """Return the number of bytes that ``size`` packed elements take."""
     return ceildiv(size, 8 // dtype.bits)
 
 
 def unpack(ctx: Lowering, x: Tensor) -> Tensor:
-    """Unpack x to a byte per element. Its buffer must hold contiguous packed elements from its start."""
+    """Unpack x to one byte per element. x's buffer must hold packed, contiguous elements from its start on."""
     dtype = x.dtype
     per_byte, mask, sign = 8 // dtype.bits, (1 << dtype.bits) - 1, sign_bit(dtype)
     packed = Tensor(DType.UINT8, (packed_bytes(x.size, dtype),), x.buffer)
@@ -40,7 +40,7 @@ def unpack(ctx: Lowering, x: Tensor) -> Tensor:
 
 
 def pack(ctx: Lowering, x: Tensor) -> Tensor:
-    """Pack x into a one-dimensional uint8 tensor."""
+    """Pack x, which has one byte per element, into a one-dimensional uint8 tensor."""
     dtype = x.dtype
     per_byte, mask = 8 // dtype.bits, (1 << dtype.bits) - 1
     dense = ctx.contiguous(ctx.materialize(x))

@@ -1,7 +1,8 @@
 """Elementwise kernels with transposed inputs, on a GPU: a tiled transpose through shared memory.
 
-A block loads a square tile of the input along the input's contiguous axis, and reads the tile along the contiguous axis
-of the results, so that loads and stores coalesce. Rows of a tile are padded by one element against bank conflicts.
+A block loads a square tile along the input's contiguous axis into shared memory, and reads it there along the
+contiguous axis of the results: so both global loads and stores coalesce. Rows of a tile are padded by one element
+against bank conflicts.
 """
 
 from __future__ import annotations
@@ -19,21 +20,26 @@ from ..codegen.vectors import FEW_ELEMENTS
 SIDE = 32
 """Elements along each side of a tile."""
 ROWS = 8
-"""Rows of threads in a block; each thread moves `SIDE` / `ROWS` elements."""
+"""Block size along threadIdx.y; each of the `SIDE` x `ROWS` threads processes `SIDE` / `ROWS` elements of a tile."""
 LEAST = 16
-"""Minimum elements along both axes: shorter axes leave tiles mostly empty, and the cache serves strided loads."""
+"""Minimum elements along both axes of a tile. Shorter axes leave tiles mostly empty; then plain strided loads suffice,
+since they hit the cache.
+"""
 MAX_TILES = 4  # maximum inputs that go through shared memory
 
 
 def memory_type(dtype: DType) -> str:
-    """Return the Numba type of an element in memory."""
+    """Return the Numba type with which shared memory stores an element of ``dtype``, unconverted."""
     if dtype in NARROW_FLOATS or dtype is DType.BOOL:
         return f"uint{8 * dtype.itemsize}"
     return dtype.numpy.name
 
 
 def transposed_axis(dims: Sequence[Dim], inputs: Sequence[Sequence[Dim]], outputs: Sequence[Sequence[Dim]]) -> int:
-    """Return the axis along which an input is contiguous, if shared-memory tiles pay off for it; else -1."""
+    """Return the axis along which the first transposed input is contiguous; -1 if shared-memory tiles do not pay off.
+
+    ``inputs`` and ``outputs`` are strides over ``dims``. An input is transposed if this axis is not the last one.
+    """
     if len(dims) < 2 or hint(product(dims)) < FEW_ELEMENTS or hint(dims[-1]) < LEAST:
         return -1
     if any(strides[-1] != 1 for strides in outputs):
@@ -54,7 +60,7 @@ def launch_transposed_map(
     inputs: Sequence[tuple[Input, Sequence[Dim]]],
     outputs: Sequence[Sequence[Dim]],
 ) -> None:
-    """Generate and launch the kernel of a Map with tiles along ``axis`` and the last axis."""
+    """Generate and launch the kernel of a Map that transposes tiles of ``axis`` and the last axis."""
     emit, last = builder.emit, len(dims) - 1
     outer = [number for number in range(last) if number != axis]
     tiles = [ceildiv(dims[axis], SIDE), ceildiv(dims[last], SIDE)]

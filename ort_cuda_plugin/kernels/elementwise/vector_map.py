@@ -1,8 +1,9 @@
 """Vectorised elementwise kernels for a GPU: a thread loads and stores vectors of adjacent elements.
 
-The index space is flat. A tensor that is contiguous, or whose rows consist of whole vectors, is accessed by vectors if
-its address is aligned. The alignment test has the same result in all blocks but the last. Elements of other inputs are
-loaded one by one; lanes that load the same element share the access.
+Threads enumerate vectors of the flattened index space. A tensor that is contiguous, or whose rows consist of whole
+vectors, is accessed by vectors if its address is aligned. The kernel tests this; only in the last block, with a partial
+vector, may the result differ from that of other blocks. Elements of other inputs are loaded one by one; lanes that load
+the same element share the access.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ from ..codegen.vectors import (
 )
 
 MANY_ELEMENTS = 1 << 21
-"""Minimum elements for a second vector per thread in costly kernels, which amortises the per-thread work."""
+"""Minimum elements from which a kernel with much work per element may have two vectors per thread as well."""
 SOUGHT_WORK = 32
-"""Operations that the computation of an element's offset counts as, if vectors span rows (estimate)."""
+"""Operations as which the computation of an element's offset counts, if vectors span rows (estimate)."""
 FEWER_BLOCKS = 0.5
-"""Blocks per multiprocessor if several inputs vary only along columns, because each block reads all of these."""
+"""Wanted blocks per multiprocessor if several inputs are broadcast along rows: each block reads these as a whole."""
 
 
 @dataclass(frozen=True)
 class VectorForm:
-    """Work of a thread: ``count`` vectors of ``width`` elements."""
+    """What one thread computes: ``count`` vectors of ``width`` adjacent elements."""
 
     width: int
     count: int
@@ -51,14 +52,14 @@ class VectorForm:
 def choose_vectors(
     step: Map, dims: Sequence[Dim], inputs: Sequence[tuple[Tensor, Sequence[Dim]]], outputs: Sequence[Sequence[Dim]]
 ) -> VectorForm | None:
-    """Choose the work of a thread; None for few elements, or if results have no vectors of contiguous elements."""
+    """Choose the vectors per thread; None for few elements, or if results have no vectors of adjacent elements."""
     if not dims or hint(product(dims)) < FEW_ELEMENTS:
         return None
     moved = [x for x, strides in inputs if any(stride != 0 for stride in strides) and strides[-1] == 1]
     largest = max(x.dtype.itemsize for x in (*moved, *(y for _, y in step.outputs)))
     work = max(work_of([x for x, _ in step.outputs]), 1)
     width = VECTOR_BYTES // largest
-    # Much work per element makes vectors shorter. Vectors of bytes would get too short, so they may have more work.
+    # Much work per element makes vectors shorter, but those of 1-byte elements may have twice as much.
     while width > 4 and width * work > MAX_WORK * (2 if largest == 1 else 1):
         width //= 2
     while width > 1 and not all(has_vectors(strides, dims, width) for strides in outputs):
@@ -67,7 +68,7 @@ def choose_vectors(
         return None
     most = MAX_WORK if hint(product(dims)) < MANY_ELEMENTS else 2 * MAX_WORK
     if not divides(width, dims[-1]):
-        # Vectors span rows: each element of a non-contiguous input needs its own offset.
+        # Vectors span rows: a thread must compute an offset for each element of a non-contiguous input.
         sought = sum(not is_dense(along, dims) for _, along in inputs if any(stride != 0 for stride in along))
         work += SOUGHT_WORK * sought
     return VectorForm(width, 2 if 2 * width * work <= most and 2 * width <= VECTOR_BYTES else 1)
@@ -75,9 +76,10 @@ def choose_vectors(
 
 @dataclass
 class _Moved:
-    """A tensor that is accessed by vectors, and the variable of its lanes.
+    """A tensor that a thread accesses by vectors; ``lanes`` is the variable that holds them.
 
-    ``offsets`` has for each vector its offset and its flat index, if the tensor is not contiguous.
+    For a tensor that is not contiguous, ``offsets`` has variables for each vector: its offset in the tensor, and the
+    flat index of its first element.
     """
 
     pointer: str
@@ -88,7 +90,7 @@ class _Moved:
 
 
 class VectorMap:
-    """Generator and launcher of the kernel of one Map."""
+    """Generator of the vectorised kernel of one Map."""
 
     def __init__(self, ctx: Lowering, builder: KernelBuilder, dims: Sequence[Dim], form: VectorForm) -> None:
         self.ctx, self.builder, self.emit = ctx, builder, builder.emit
@@ -156,7 +158,7 @@ class VectorMap:
     def _coordinates(self, flat: str) -> list[str]:
         if self._extents is None:
             self._extents = [extent(self.builder, dim, self.dtype) for dim in self.dims[1:]]
-        # The last threads may have no second vector: they read the elements of index 0 instead.
+        # The last threads may have no second vector: clamp its index to 0, a valid element to load.
         index = self.emit.assign(f"{register_type(self.dtype)}(choose({flat} < {self.n}, {flat}, int64(0)))")
         return coordinates(self.emit, index, self._extents, self.dtype)
 
@@ -164,7 +166,7 @@ class VectorMap:
         return offset_text([(name, self.builder.stride(s)) for name, s in zip(names, strides, strict=True)])
 
     def _row_offsets(self, strides: Sequence[Dim]) -> list[tuple[str, str]]:
-        """Emit the offset in a strided tensor, and the flat index, of each vector."""
+        """Emit, for each of the thread's vectors, its offset in a tensor with ``strides`` and its flat index."""
         offsets = []
         texts = [self.builder.stride(stride) for stride in strides]
         for number in range(self.form.count):
@@ -174,7 +176,7 @@ class VectorMap:
         return offsets
 
     def _element(self, strides: Sequence[Dim]) -> str:
-        """Return the offset of lane ``e`` in a tensor that is loaded element by element."""
+        """Emit the offset of the thread's element ``e`` in a tensor that is loaded element by element; return it."""
         emit, width = self.emit, self.form.width
         vector = emit.assign(f"at + (e >> {width.bit_length() - 1}) * step")
         lane = emit.assign(f"e & {width - 1}")

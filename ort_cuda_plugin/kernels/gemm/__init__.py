@@ -1,1 +1,1 @@
-"""GEMM kernels: SIMT, tensor cores, GEMV, grouped, and the launch by a step's schedule."""
+"""GEMM kernels: SIMT GEMM, tensor-core GEMM, GEMV, grouped GEMM, and their launch by a step's schedule."""

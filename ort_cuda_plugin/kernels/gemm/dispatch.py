@@ -1,4 +1,4 @@
-"""Launches the GEMM kernels that a step's schedule names."""
+"""GEMM launches: the kernels that a step's schedule selects, with their parameters."""
 
 from __future__ import annotations
 
@@ -44,12 +44,16 @@ __all__ = [
 ]
 
 ProductFields: TypeAlias = tuple[tuple[Element, Element], Epilogue, str, str, int, DType]
-"""The fields of `Product`, common to all GEMM kernels."""
+"""Values of the fields of `Product`, in order: the arguments that all GEMM kernels have in common."""
 
 
 @dataclass(frozen=True)
 class Folded:
-    """A GEMM as the plugin's kernels and cuBLASLt take it: a [m, k] and b [k, n] for each index of ``batch``."""
+    """A GEMM as the plugin's kernels and cuBLASLt take it: a [m, k] and b [k, n] for each index of ``batch``.
+
+    ``a_batch`` and ``b_batch`` are the operands' strides along ``batch``, 0 for a broadcast operand. ``rows_folded``
+    tells that m has all rows of all batches of the step, since all share one b.
+    """
 
     a: Tensor
     b: Tensor
@@ -65,19 +69,19 @@ class Folded:
 
     @property
     def contiguous(self) -> tuple[str, str]:
-        """The axes of stride 1 of a and of b."""
+        """Names of the axes of stride 1: of a "m", "k" or "", of b "k", "n" or ""."""
         return contiguous_axis(self.a, "m", "k"), contiguous_axis(self.b, "k", "n")
 
 
 def contiguous_axis(x: Tensor, row: str, column: str) -> str:
-    """Return the name of the axis of stride 1 of the matrices x, "" if there is none."""
+    """Return which of the last two axes of x has stride 1, by its name ``row`` or ``column``; "" if neither has."""
     if x.strides[-1] == 1 or x.shape[-1] == 1:
         return column if x.strides[-1] == 1 else (row if x.strides[-2] == 1 else "")
     return row if x.strides[-2] == 1 else ""
 
 
 def folded(ctx: Lowering, step: Contract) -> Folded:
-    """Return the step as a GEMM with as few batch dimensions as possible."""
+    """Return the step as a GEMM, with its batch dimensions collapsed and if possible folded into m."""
     a, b = _with_rows_folded(ctx, step.a, step.b), step.b
     batch = step.batch
     folded = a.rank == 2 and all(dim == 1 for dim in b.shape[:-2])
@@ -91,7 +95,7 @@ def folded(ctx: Lowering, step: Contract) -> Folded:
 
 
 def _with_rows_folded(ctx: Lowering, a: Tensor, b: Tensor) -> Tensor:
-    """View a [batch..., m, k] as [batch * m, k], if b is one matrix and the strides of a allow it; else return a."""
+    """View a [batch..., m, k] as [batch * m, k], if b is a single matrix and a's strides allow it; else return a."""
     if a.rank == 2 or any(dim != 1 for dim in b.shape[:-2]):
         return a
     dims, (strides,) = collapse(a.shape[:-1], [a.strides[:-1]])
@@ -107,7 +111,10 @@ def batch_strides(x: Tensor, batch: Sequence[Dim]) -> tuple[Dim, ...]:
 
 
 def split_along_k(ctx: Lowering, step: Contract, parts: int) -> tuple[Contract, Map]:
-    """Return a GEMM whose batch is the splits of k, and the step that reduces the splits and computes the epilogue."""
+    """Split k into ``parts``: return a batched GEMM with a batch per split, and the step that reduces the splits.
+
+    The second step also computes the epilogue.
+    """
     call = folded(ctx, step)
     if has_weights_along_n(call):
         call = _along_k(ctx, call)
@@ -124,7 +131,7 @@ def split_along_k(ctx: Lowering, step: Contract, parts: int) -> tuple[Contract, 
 
 
 def _with_integers(ctx: Lowering, step: Contract) -> Contract:
-    """Return the step over integer codes, with weights that are contiguous along k."""
+    """Return the step that multiplies 8-bit codes (`integer_step`), with weights that are contiguous along k."""
     form = integer_form(step)
     assert form is not None
     changed = integer_step(ctx, step, form)
@@ -137,7 +144,7 @@ def _with_integers(ctx: Lowering, step: Contract) -> Contract:
 
 
 def operand_elements(step: Contract) -> tuple[tuple[Element, Element], tuple[Parameters, Parameters]]:
-    """Return the loader of each operand, and the kernel parameters that each needs."""
+    """Return the loaders of a's and b's elements with their prologues, and the kernel parameters that each needs."""
     a_element, of_a = make_element(step.a, step.conversions[0], -2, "pa_")
     converted = step.conversions[1]
     b_element: Element
@@ -149,18 +156,18 @@ def operand_elements(step: Contract) -> tuple[tuple[Element, Element], tuple[Par
 
 
 def has_weights_along_n(call: Folded) -> bool:
-    """Tell whether b is a constant matrix that is contiguous along n, so that a transposed copy can be made once."""
+    """Tell whether b is a constant matrix that is contiguous along n, of which a transposed copy can be made once."""
     return call.contiguous[1] == "n" and call.b.is_constant and call.b.rank == 2
 
 
 def _along_k(ctx: Lowering, call: Folded) -> Folded:
-    """Return the GEMM with a copy of its weights that is contiguous along k, made once on the device."""
+    """Return the GEMM with a transposed copy of its weights, contiguous along k, which the device makes once."""
     copy = rearranged(ctx, permute(ctx, call.b, (1, 0)))
     return replace(call, b=permute(ctx, copy, (1, 0)))
 
 
 def transposed(ctx: Lowering, step: Contract) -> Contract:
-    """Return the step that computes the transposed result: b^T @ a^T."""
+    """Return the step that computes the transposed result, b^T @ a^T, and writes it to transposed output views."""
     (a, b), rank, end = step.operands, len(step.batch), len(step.shape)
     columns = end - step.column_axes
     a = _with_rows_folded(ctx, a, b)
@@ -176,7 +183,10 @@ def transposed(ctx: Lowering, step: Contract) -> Contract:
         return permute(ctx, x, (*range(x.rank - 2), x.rank - 1, x.rank - 2))
 
     def converted(conversion: Conversion | None, old: Tensor, x: Tensor) -> Conversion | None:
-        """Return the conversion for operand x, a view of ``old``; its inputs must be constant along folded axes."""
+        """Return the prologue for the transpose of x, a view of operand ``old`` whose batch may be folded into rows.
+
+        The prologue's inputs must not vary along folded batch axes.
+        """
         if conversion is None:
             return None
         inputs = []
@@ -199,10 +209,10 @@ def transposed(ctx: Lowering, step: Contract) -> Contract:
 
 
 def launch_contract(ctx: Lowering, step: Contract) -> None:
-    """Launch the kernels of the step's schedule.
+    """Launch the kernels that the step's schedule selects.
 
-    If only a Run knows whether m is small, the plan launches both the GEMV and the tiles, one of them with an empty
-    grid.
+    If only a Run knows whether m is small, the plan launches both the GEMV and the tiled GEMM, one of them with an
+    empty grid.
     """
     schedule = step.schedule
     assert schedule is not None
@@ -266,7 +276,7 @@ def launch_contract(ctx: Lowering, step: Contract) -> None:
 
 
 def _gemv(ctx: Lowering, call: Folded, general: Gemv) -> EmulatedGemv | Gemv | VectorGemv:
-    """Return the kernel for few rows: the device's vectorised one if it supports the operands, else the general one."""
+    """Return the GEMV kernel: the device's vectorised one if it supports the operands, else ``general``."""
     m, n, k = call.sizes
     if not ctx.device.emulated:
         return few_row_form(ctx.device, general, product(call.batch) * m, n, k) or general
@@ -299,7 +309,7 @@ def _launch_kernel(
 
 
 def add_batch(builder: Parameters, batch: Sequence[Dim], **strides: Sequence[Dim]) -> None:
-    """Add the parameters of `batch_offsets`: sizes of all batch dimensions but the first, and batch strides."""
+    """Add the kernel parameters that `batch_offsets` reads: the sizes of ``batch`` but the first, and batch strides."""
     for number, dim in enumerate(batch[1:], 1):
         builder.integer(dim, DType.INT32, f"batch{number}")
     for operand, along in strides.items():

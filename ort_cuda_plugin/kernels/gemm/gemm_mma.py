@@ -24,14 +24,14 @@ from .tile_shapes import TileConfig, matrix_tiles
 def matrix_kind(ctx: Lowering, elements: tuple[Element, Element]) -> str:
     """Return the operand type of the mma instruction, "" if tensor cores cannot multiply the operands.
 
-    Block-quantised codes are converted to the other operand's type.
+    A block-quantised b is converted to a's type.
     """
     a, b = elements
     return kind_of(ctx.device, ctx.options, a.storage) if b.storage == a.storage or isinstance(b, BlockElement) else ""
 
 
 def kind_of(device: DeviceProperties, options: LoweringOptions, storage: str) -> str:
-    """Return the mma operand type, as for `matrix_tiles`, that serves elements of type ``storage``; "" for none."""
+    """Return the mma operand type (a key of `SIZES`) for elements of type ``storage``, "" if there is none."""
     if device.emulated or device.compute_capability < (8, 0):
         return ""
     if storage == "f32":
@@ -40,15 +40,15 @@ def kind_of(device: DeviceProperties, options: LoweringOptions, storage: str) ->
 
 
 def multiplies_integers(device: DeviceProperties) -> bool:
-    """Tell whether the plugin's kernels multiply 8-bit integers on the device's tensor cores."""
+    """Tell whether the device's tensor cores can run the plugin's kernels for 8-bit integers."""
     return not device.emulated and device.compute_capability >= (8, 0)
 
 
 @dataclass(frozen=True)
 class MatrixProduct(Product):
-    """Tensor-core GEMM. The grid is (tiles along n * tiles along m * ``splits`` * batches, 1, 1).
+    """Tensor-core GEMM kernel. The grid is (tiles along n * tiles along m * ``splits`` * batches, 1, 1).
 
-    With several splits the epilogue is `parts_epilogue`.
+    With several splits of k the epilogue is `parts_epilogue`. ``kind`` is the mma operand type.
     """
 
     tile: Tile = matrix_tiles("f16")[0]
@@ -93,14 +93,15 @@ class MatrixProduct(Product):
 
 
 def form_name(splits: int, sliced_k: int) -> str:
-    """Return the part of a kernel's name that describes split-K and sliced-K."""
+    """Return the part of a kernel's name that tells of split-K and sliced-K."""
     return f"{'_split' if splits > 1 else ''}{f'_teams{sliced_k}' if sliced_k > 1 else ''}"
 
 
 def parts_epilogue(parts: Tensor, columns: Dim) -> tuple[Epilogue, Parameters]:
     """Return an epilogue that stores split-K accumulators in ``parts`` [splits, rows of all batches, columns].
 
-    ``columns`` is the number of columns of a group; `VECTOR` must divide it for vectorised stores.
+    ``columns`` is the number of columns, or of a convolution's output channels per group. If `VECTOR` divides it, the
+    stores are vectorised.
     """
     parameters = Parameters()
     parameters.tensor(parts, "parts", written=True)
@@ -116,7 +117,7 @@ def parts_epilogue(parts: Tensor, columns: Dim) -> tuple[Epilogue, Parameters]:
 
 
 def sum_of_parts(ctx: Lowering, step: Sums, parts: Tensor, splits: int) -> Map:
-    """Return the split-K reduction: a step that sums the splits in order and computes the epilogue of ``step``."""
+    """Return the split-K reduction: a Map that adds the splits in order and computes the epilogue of ``step``."""
     size = product(step.shape)
     views = [ctx.view(parts, step.shape, None, parts.offset + number * size) for number in range(splits)]
     leaves = [Scalar(parts.dtype, "leaf") for _ in views]

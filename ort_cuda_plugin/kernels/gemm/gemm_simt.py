@@ -1,7 +1,7 @@
 """GEMM without tensor cores (SIMT): a tiled kernel, and `Product`, the base of all GEMM and GEMV kernels.
 
-These kernels compute a[batch] @ b[batch] and apply an epilogue to each accumulator; `dispatch` adds the parameters that
-they share. The epilogue's coordinates are ``batch``, ``row`` and ``column``.
+These kernels compute a[batch] @ b[batch] and apply an epilogue to each accumulator; `dispatch` adds their parameters.
+The epilogue's coordinates are ``batch``, ``row`` and ``column``.
 """
 
 from __future__ import annotations
@@ -25,20 +25,23 @@ from ..codegen.simt_fragments import (
 from ..codegen.source import register_type, text_property
 from ..contraction.prologue import conversion_setup, type_names
 
-# All tiles have the same width, so that the number of rows alone decides which tile has the least padding.
+# All tiles have 64 columns, so that only the number of rows decides which tile has the least padding.
 TALL = Tile(128, 64, gap=4)
 SQUARE = Tile(64, 64, gap=4)
 FLAT = Tile(32, 64, thread_m=4, gap=4)
 LONG = Tile(32, 64, thread_m=4, gap=2)
-"""Tile for 8-byte elements: a larger one would exceed a GPU's registers and shared memory."""
+"""Tile for 8-byte elements: the accumulators and operands of a larger one would need too many registers and too much
+shared memory.
+"""
 
 
 @dataclass(frozen=True)
 class Product:
     """A GEMM or GEMV kernel.
 
-    ``a_contiguous`` ("m", "k" or "") and ``b_contiguous`` ("n", "k" or "") name the axis of stride 1. The batch has
-    ``batch_rank`` dimensions; a broadcast operand has batch strides of 0. ``index`` is the type of offsets in a matrix.
+    ``elements`` load the elements of a and b. ``a_contiguous`` ("m", "k" or "") and ``b_contiguous`` ("n", "k" or "")
+    name the operands' axes of stride 1. The batch has ``batch_rank`` dimensions; a broadcast operand has batch strides
+    of 0. ``index`` is the type of offsets in a matrix.
     """
 
     elements: tuple[Element, Element]
@@ -50,18 +53,18 @@ class Product:
 
     @property
     def strides(self) -> tuple[str, ...]:
-        """Strides that are parameters, out of a_m, a_k, b_k, b_n."""
+        """Names of the strides that are kernel parameters: a_m, a_k, b_k and b_n without those that are 1."""
         known = (f"a_{self.a_contiguous}", f"b_{self.b_contiguous}")
         return tuple(name for name in ("a_m", "a_k", "b_k", "b_n") if name not in known)
 
     @property
     def element(self) -> Element:
-        """Loader of the operand that determines the accumulators' type."""
+        """Loader of a, whose type determines that of the accumulators."""
         return self.elements[0]
 
     @property
     def types(self) -> str:
-        """Operand types, the end of the kernel's name."""
+        """Operand types as the end of the kernel's name."""
         return type_names(*self.elements)
 
     @property
@@ -70,12 +73,12 @@ class Product:
 
     @property
     def resident(self) -> int:
-        """Blocks that a multiprocessor should hold at a time; 0 for any number."""
+        """Blocks that should fit on a multiprocessor at a time, for the compiler's register limit; 0 for any number."""
         return 0
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory of a launch in bytes."""
+        """Bytes of dynamic shared memory per block."""
         return 0
 
     @property
@@ -90,7 +93,7 @@ class Product:
         return name if name in self.strides else "1"
 
     def tile_fragments(self, tile: Tile, a: Operand, b: Operand) -> list[Fragment]:
-        """Return the SIMT fragments of the block's tile: accumulators, pipeline, epilogue."""
+        """Return the fragments that compute the block's tile without tensor cores: accumulators, pipeline, epilogue."""
         condition = overlap_of_thread(tile, a, b)
         of_thread = (tile.thread_m, tile.thread_n) if condition else (0, 0)
         pairs = zip((a, b), (tile.m, tile.n), self.elements, of_thread, strict=True)
@@ -104,7 +107,7 @@ class Product:
 
 @dataclass(frozen=True)
 class TiledProduct(Product):
-    """SIMT GEMM, one block per tile; the grid is (ceil(m/tile.m) * ceil(n/tile.n) * batches, 1, 1)."""
+    """SIMT GEMM kernel, one block per tile. The grid is (ceil(m/tile.m) * ceil(n/tile.n) * batches, 1, 1)."""
 
     tile: Tile = SQUARE
 

@@ -1,7 +1,7 @@
-"""GEMV: GEMMs with few rows. `VectorGemv` reads b at memory bandwidth, `Gemv` supports operands of any type.
+"""GEMV kernels, for GEMMs with few rows: `VectorGemv` for a GPU's memory bandwidth, `Gemv` for operands of any type.
 
-Each thread of `VectorGemv` has several vector loads of b in flight. Alignment does not change the order of additions:
-unaligned operands are loaded element by element.
+Each thread of `VectorGemv` has several vector loads of b in flight. Results do not depend on alignment: an unaligned
+operand is loaded element by element, with the same order of additions.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from ..contraction.prologue import conversion_setup
 from .gemm_simt import Product
 
 MOST_COLUMNS = 4
-"""Maximum columns per block if b is contiguous along k; a thread reuses each element of a for all of them."""
+"""Maximum columns per block if b is contiguous along k; a thread multiplies each element of a by all of them."""
 MOST_VECTORS = 4
-"""Maximum vector loads of a column that a thread has in flight if b is contiguous along k."""
+"""Maximum vector loads per column that a thread has in flight if b is contiguous along k."""
 MOST_THREADS = 512  # maximum threads per block if b is contiguous along n
 ROWS_IN_FLIGHT = 8
 """Vector loads of b that a thread has in flight if b is contiguous along n."""
@@ -31,10 +31,10 @@ _itemsize = {"f32": 4, "f64": 8, "f16": 2, "bf16": 2}
 
 @dataclass(frozen=True)
 class GemvKernel(Product):
-    """A GEMM with few rows: a block computes ``block_columns`` columns of one row.
+    """GEMM kernel for few rows: a block computes ``block_columns`` columns of one row.
 
-    Blocks of the same columns are adjacent, so that all rows but the first read b from the cache. Subclasses implement
-    `along_k` and `along_n`, for b contiguous along k or n. A b that is contiguous along neither is not supported.
+    Blocks for the same columns are adjacent in the grid, so that all rows but the first read b from the L2. Subclasses
+    implement `along_k` and `along_n`, for b contiguous along k or n. Other strides of b are not supported.
     """
 
     @property
@@ -53,7 +53,7 @@ class GemvKernel(Product):
         return join([*self.setup(), Fragment(f"along_{self.b_contiguous}", "\n".join(lines))])
 
     def setup(self) -> list[Fragment]:
-        """Compute the block's row and columns, and the operands' base offsets."""
+        """Return the fragments that compute the block's row and first column, and the operands' base offsets."""
         return [
             conversion_setup(*self.elements),
             columns_of_row(self.block_columns),
@@ -85,18 +85,18 @@ class GemvKernel(Product):
         return self.elements[0].load("a", offset, "row", k)
 
     def column(self, first: str, number: int) -> str:
-        """Return the source of a column of b, clamped to the last one."""
+        """Return the source of column ``first + number`` of b, clamped to the last one."""
         return f"min(int32({first} + {number}), int32(n - 1))"
 
     def column_of_b(self, first: str, number: int) -> str:
-        """Return the line that computes the base offset of a column of b."""
+        """Return the line that computes the offset ``b<number>`` of column ``first + number`` of b."""
         return f"b{number} = b_base + int64({self.index_type}({self.column(first, number)} * b_n))"
 
     def multiply_add(self, x: str, y: str, total: str) -> str:
         return f"fma_f32({x}, {y}, {total})" if self.element.accumulator == "float32" else f"{total} + {x} * {y}"
 
     def element_lines(self, column: str, total: str) -> list[str]:
-        """Return lines that apply the epilogue to one accumulator."""
+        """Return lines that apply the epilogue to accumulator ``total`` of ``column``."""
         return [
             f"column_0 = int32({column})",
             f"total_0 = {total}",
@@ -105,7 +105,7 @@ class GemvKernel(Product):
         ]
 
     def finish(self) -> list[str]:
-        """Return the epilogue of ``total`` at (``row``, ``column0 + thread``)."""
+        """Return lines that apply the epilogue to variable ``total``, of column ``column0 + thread``."""
         accumulator = self.element.accumulator
         # Numba widens int32 additions to int64.
         total = f"{accumulator}(total)" if "int" in accumulator else "total"
@@ -114,10 +114,10 @@ class GemvKernel(Product):
 
 @dataclass(frozen=True)
 class Gemv(GemvKernel):
-    """GEMV for operands of any type.
+    """GEMV kernel for operands of any type.
 
-    If b is contiguous along k, a thread multiplies chunks of 8 elements for 4 columns. If b is contiguous along n, a
-    thread owns 8 adjacent columns and every sixteenth k. Partial dot products are reduced in shared memory.
+    If b is contiguous along k, a thread multiplies chunks of 8 elements along k for 4 columns. If b is contiguous along
+    n, a thread owns 8 adjacent columns and every 16th k. Partial dot products are reduced in shared memory.
     """
 
     @property
@@ -205,11 +205,12 @@ class Gemv(GemvKernel):
 
 @dataclass(frozen=True)
 class VectorGemv(GemvKernel):
-    """Vectorised GEMV for elements without prologues.
+    """Vectorised GEMV kernel for operands without prologues.
 
-    If b is contiguous along k, all ``threads`` share the block's columns, and load ``vectors`` of each column at once.
-    If b is contiguous along n, ``side`` threads own a vector of adjacent columns each, and threads with the same
-    columns split k. Partial dot products are reduced by shuffles in a warp, and across warps in shared memory.
+    If b is contiguous along k, all ``threads`` split the columns of the block along k; each has ``vectors`` loads per
+    column in flight. If b is contiguous along n, ``side`` adjacent threads own a vector of columns each, threads with
+    the same columns split k, and each has ``vectors`` rows of b in flight. Partial dot products are reduced by shuffles
+    in a warp, and across warps in shared memory.
     """
 
     threads: int = 128
@@ -222,7 +223,7 @@ class VectorGemv(GemvKernel):
 
     @property
     def width(self) -> int:
-        """Elements per vector."""
+        """Elements per vector load of b."""
         return vector_width(self.elements[1])
 
     @property
@@ -296,7 +297,10 @@ class VectorGemv(GemvKernel):
         return f"load_lanes({lanes}, 0, {pointer}, int64({at}), int64({step}), int64(0), True, {self.width}, {count})"
 
     def _reduce(self, totals: Sequence[str], side: int) -> list[str]:
-        """Reduce ``totals`` across threads; each of ``side`` adjacent threads holds some of the block's columns."""
+        """Reduce the variables ``totals`` across threads, and apply the epilogue.
+
+        Each of ``side`` adjacent threads holds partial dot products of other columns of the block.
+        """
         short = suffix(self.element.accumulator)
         lines = []
         distance = WARP // 2
@@ -321,7 +325,7 @@ class VectorGemv(GemvKernel):
 
 
 def vector_width(element: Element) -> int:
-    """Return the elements per vector; 0 for types without vectorised loads."""
+    """Return the elements per vector of 16 bytes; 0 for types without vectorised loads, and with a prologue."""
     size = _itemsize.get(element.storage, 0)
     return VECTOR_BYTES // size if size and type(element) is Element else 0
 
@@ -335,10 +339,9 @@ def takes(elements: tuple[Element, Element], a_contiguous: str, b_contiguous: st
 
 
 def few_row_form(device: DeviceProperties, product: Product, blocks: Dim, n: Dim, k: Dim) -> VectorGemv | None:
-    """Choose the vectorised kernel by the expected sizes; it is correct for all sizes. None for unsupported operands.
+    """Return `VectorGemv` with parameters for the expected sizes; it supports all sizes. None for unsupported operands.
 
-    ``blocks`` is the number of rows of all batches. A block computes some columns of one row, so each column gets this
-    number of blocks.
+    ``blocks`` is the number of rows of all batches, which is the number of blocks for the same columns.
     """
     if not takes(product.elements, product.a_contiguous, product.b_contiguous):
         return None

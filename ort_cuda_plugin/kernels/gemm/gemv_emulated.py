@@ -1,4 +1,4 @@
-"""GEMV on the emulated device: a thread computes vectors of columns of one row, without barriers."""
+"""GEMV kernel for the emulated device: a thread computes several columns of one row with CPU vectors, no barriers."""
 
 from __future__ import annotations
 
@@ -11,30 +11,31 @@ from ..contraction.block_quantized import BlockElement
 from .gemv import GemvKernel
 
 ACCUMULATORS = 128
-"""Accumulators per thread: eight of the emulated device's longest vectors."""
+"""Accumulators of 4 bytes per thread: eight 512-bit CPU vectors."""
 COLUMNS = 4
 """Columns per thread if b is contiguous along k."""
 _STORAGES = frozenset({"f32", "f64", "f16", "bf16", "i32"})
-"""Storage types that have vectorised loads."""
+"""Types of operands for which intrinsics load CPU vectors."""
 _ACCUMULATORS = frozenset({"float32", "float64", "int32"})
-"""Accumulator types that have vectors."""
+"""Types of accumulators for which intrinsics compute with CPU vectors."""
 
 
 @dataclass(frozen=True)
 class EmulatedGemv(GemvKernel):
-    """GEMV for a b of ``columns`` columns; 0 for any number, if b is contiguous along k.
+    """GEMV kernel of the emulated device.
 
-    If b is contiguous along n, a thread owns a strip of columns. The last strip is shifted back to end at the last
-    column: it computes some columns again and does not store them. Otherwise a thread owns 4 columns, with a vector of
-    partial dot products for each. Operands without vectorised loads are converted a strip at a time into a local array.
-    Each strip of a is converted once for all columns of the thread.
+    If b is contiguous along n, it must have exactly ``columns`` columns, and a thread owns a strip of these. The last
+    strip is shifted back to end at the last column: it computes some columns again and does not store them. If b is
+    contiguous along k, the kernel serves any number of columns (``columns`` is 0), and a thread owns 4 columns, with a
+    vector of partial dot products for each. Operands without vectorised loads are converted a strip at a time into a
+    local array; a strip of a is converted once for all columns of the thread.
     """
 
     columns: int = 0
 
     @property
     def is_possible(self) -> bool:
-        """Whether there are vectors of the accumulators' type, and b is contiguous: along n only for known columns."""
+        """Whether the kernel supports the accumulators' type and the strides of b."""
         if self.element.accumulator not in _ACCUMULATORS:
             return False
         return self.b_contiguous == "k" or (self.b_contiguous == "n" and bool(self.columns))
@@ -45,7 +46,7 @@ class EmulatedGemv(GemvKernel):
 
     @property
     def width(self) -> int:
-        """Elements of a strip."""
+        """Elements per strip, along n or along k."""
         most = ACCUMULATORS * 4 // (8 if self.element.accumulator == "float64" else 4)
         return min(most, 1 << (self.columns.bit_length() - 1)) if self.b_contiguous == "n" else most // COLUMNS
 
@@ -67,14 +68,14 @@ class EmulatedGemv(GemvKernel):
         return Fragment("first_column", text, "start")
 
     def _is_loaded(self, number: int) -> bool:
-        """Tell whether the operand has vectorised loads in its storage type."""
+        """Tell whether operand ``number`` (0: a, 1: b) has vectorised loads and needs no prologue."""
         element = self.elements[number]
         return type(element) is Element and element.storage in _STORAGES
 
     def _converted(self, number: int, strip: str, start: str, outer: str, inner: str) -> list[str]:
-        """Fill ``strip`` with adjacent converted elements of an operand from offset ``start``, along n or along k.
+        """Fill array ``strip`` with converted elements of operand ``number``, from offset ``start`` on.
 
-        Coordinate ``outer`` advances along n, ``inner`` along k.
+        They are adjacent along n or k. Their coordinates begin at ``outer`` (along n) and ``inner`` (along k).
         """
         element, pointer = self.elements[number], "ab"[number]
         along = f"({self.stride('a_k')})" if number == 0 else "1"

@@ -1,9 +1,9 @@
-"""Grouped GEMM: rows of a mixture of experts, each multiplied with its expert's weights, in one launch.
+"""Grouped GEMM for mixtures of experts: one launch multiplies each row by its own expert's weights.
 
-Weights of an expert that no row has chosen are not read. Few rows get a kernel with blocks per row. Many rows are first
-sorted by expert (an index, no copy), so that a tile of the result has rows of one expert and reads its weights once.
-Kernels evaluate each weight from a scalar expression of expert, column and k, so that packed or scaled weights need no
-conversion pass.
+Weights of experts without rows are not read. For few rows, each block computes columns of one row (a GEMV). Many rows
+are first sorted by expert, as a list of indices without a copy, so that a tile of the result has rows of one expert and
+reads its weights once. Kernels compute each weight by a scalar expression of expert, column and k, so that packed or
+scaled weights need no conversion pass.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["BLOCK", "Choices", "Shared", "WeightBlock", "WeightElement", "Weights", "group_rows", "grouped_product"]
 
 MAX_FEW_ROWS = 16
-"""Maximum rows for the kernel with blocks per row, whose blocks of one expert share its weights in the L2."""
+"""Maximum rows for the GEMV kernel; rows of the same expert then share its weights in the L2."""
 THREADS = 128  # threads per block of the kernel that sorts rows
 
 Shared: TypeAlias = tuple[Scalar, ...]
@@ -48,7 +48,7 @@ WeightElement: TypeAlias = Callable[[Loads, Scalar, Scalar, Scalar, Shared], Sca
 WeightBlock: TypeAlias = Callable[[Loads, Scalar, Scalar, Scalar], Shared]
 
 BLOCK: Final = 16
-"""Minimum consecutive elements along k that have the same shared values (scale, zero point)."""
+"""Consecutive elements along k that have the same `Weights.shared` values (scale, zero point)."""
 
 
 def _nothing(loads: Loads, expert: Scalar, column: Scalar, k: Scalar) -> Shared:
@@ -59,10 +59,10 @@ def _nothing(loads: Loads, expert: Scalar, column: Scalar, k: Scalar) -> Shared:
 class Weights:
     """The weights of all experts: [columns, k] each.
 
-    ``element(loads, expert, column, k, shared)`` is a float32 expression of an element; the coordinates are int64 and
-    inside. ``shared(loads, expert, column, k)`` are values that `BLOCK` aligned elements along k have in common; they
-    are loaded once per `BLOCK`. ``read`` are the tensors that both functions load, whose first dimension is the expert.
-    ``bias`` is None or [experts, columns].
+    ``element(loads, expert, column, k, shared)`` returns the float32 expression of a weight; its coordinates are int64
+    and in range. ``shared(loads, expert, column, k)`` returns the values that `BLOCK` aligned elements along k have in
+    common; they are loaded once per `BLOCK`. ``read`` are the tensors that both functions load; their first dimension
+    is the expert. ``bias`` is None or [experts, columns].
     """
 
     columns: Dim
@@ -74,11 +74,11 @@ class Weights:
 
 @dataclass(frozen=True, eq=False)
 class Choices:
-    """The expert of each row, int32 [rows], out of ``count`` experts.
+    """The expert of each row: ``experts``, int32 [rows], numbers below ``count``.
 
     ``sorted`` is empty or has three tensors: the row indices sorted by expert, the start of each expert among them, and
-    the start of each expert among all tiles of ``tile.m`` rows. ``few`` is 1 if the kernel for few rows runs, which
-    needs none of the three.
+    the start of each expert among all tiles of ``tile.m`` rows. ``few`` is the condition, 0 or 1 or known in each Run,
+    that the GEMV kernel for few rows runs, which needs none of the three.
     """
 
     experts: Tensor
@@ -97,7 +97,8 @@ def _group(order: Pointer[int], starts: Pointer[int], experts: Pointer[int], n: 
     expert = int64(cuda.blockIdx.x)
     lane = int64(cuda.threadIdx.x)
     counts = cuda.shared.array(2 * threads, int64)
-    # Each thread scans consecutive rows twice, so that rows of one expert keep their order.
+    # A block finds the rows of one expert. Each thread scans its share of consecutive rows twice, to count and then to
+    # store, so that the rows of an expert stay in order.
     share = (n + threads - 1) // threads
     start = min(lane * share, n)
     end = min(start + share, n)
@@ -128,7 +129,7 @@ def _group(order: Pointer[int], starts: Pointer[int], experts: Pointer[int], n: 
 
 
 def group_rows(ctx: Lowering, experts: Tensor, count: Dim) -> Choices:
-    """Group rows by their ``experts``, int32 [rows] below ``count``; return the `Choices` for `grouped_product`."""
+    """Sort the rows by ``experts``, int32 [rows] below ``count``, and return the result for `grouped_product`."""
     rows = experts.shape[0]
     few = le(rows, MAX_FEW_ROWS)
     settled = ctx.settled(few)
@@ -150,14 +151,14 @@ def group_rows(ctx: Lowering, experts: Tensor, count: Dim) -> Choices:
 
         return maps.fold(SUM, c[0], tiles_of)[0]
 
-    # For few rows nothing is sorted, and ``starts`` must not be read.
+    # In a Run with few rows nothing is sorted, and ``starts`` must not be read: launch no blocks.
     tiles = gather_map(ctx, (select(few, 0, count + 1),), DType.INT32, tiles_before)
     return Choices(experts, count, few, tile, (order, starts, tiles))
 
 
 @dataclass(frozen=True)
 class GroupedRows(Gemv):
-    """Grouped GEMV: one block per row and 4 columns of its expert's weights; the dot product is that of `Gemv`."""
+    """Grouped GEMV kernel: a block computes 4 columns of one row, with the dot product of `Gemv`."""
 
     @property
     def name(self) -> str:
@@ -180,7 +181,10 @@ class GroupedRows(Gemv):
 
 @dataclass(frozen=True)
 class GroupedTiles(Product):
-    """SIMT grouped GEMM: one block per tile of columns and of rows of one expert; surplus blocks return at once."""
+    """SIMT grouped GEMM kernel: one block per tile of an expert's rows and columns.
+
+    The grid has enough blocks for any distribution of rows over experts; surplus blocks return at once.
+    """
 
     tile: Tile = field(kw_only=True)
 
@@ -197,7 +201,7 @@ class GroupedTiles(Product):
 
 
 def _tile_of_rows(tile: Tile) -> Fragment:
-    """Compute the block's ``expert``, and the bounds of its rows and columns."""
+    """Find the block's ``expert`` by a binary search in ``tiles``, and compute the bounds of its rows and columns."""
     text = f"""
         tiles_n = int32((n + {tile.n - 1}) >> {log2(tile.n)})
         block = int32(cuda.blockIdx.x)
@@ -226,7 +230,10 @@ def _tile_of_rows(tile: Tile) -> Fragment:
 
 @dataclass(frozen=True)
 class GroupedMatrices(Product):
-    """Grouped GEMM on tensor cores with operand type ``kind``; ``a_row`` formats the row of x for a result's row."""
+    """Grouped GEMM kernel on tensor cores, with mma operand type ``kind``.
+
+    ``a_row`` is the format string of the row of x that belongs to a row in the order of experts.
+    """
 
     tile: Tile = field(kw_only=True)
     kind: str = field(kw_only=True)
@@ -258,9 +265,9 @@ class GroupedMatrices(Product):
 def grouped_product(
     ctx: Lowering, choices: Choices, x: Tensor, share: Dim, weights: Weights, real: DType = DType.FLOAT32
 ) -> Tensor:
-    """Return float32 [rows, columns]: row i is row i // ``share`` of x [.., k] times its expert's weights.
+    """Return float32 [rows, columns]: row i is row i // ``share`` of x [.., k] times the weights of row i's expert.
 
-    Tensor cores may round the operands to ``real``, or to TF32 if ``real`` is float32.
+    Tensor cores may round the operands to type ``real``, or to TF32 if ``real`` is float32.
     """
     x = ctx.contiguous(x)
     result = ctx.empty((choices.rows, weights.columns), DType.FLOAT32)
@@ -324,7 +331,7 @@ def _builder(
 
 
 def _weight_element(weights: Weights) -> tuple[Element, Parameters, list[Tensor]]:
-    """Return the loader of the weights' elements, its parameters, and the tensors among them."""
+    """Return the loader of the weights' elements, the kernel parameters that it needs, and the tensors it loads."""
     emit = Inline("w_", indent=0)
     builder = KernelBuilder("w_", emit)
     loads = Loads(builder)

@@ -1,8 +1,9 @@
 """Operand tiles of tensor-core kernels in shared memory: swizzled rows, and the copies that fill a pipeline stage.
 
-A row of a tile has 16-byte chunks along the contiguous axis of the operand. Chunks are permuted within a row by an XOR
-with the row's index (a swizzle), so that neither the eight rows of an ``ldmatrix`` nor adjacent stores conflict in
-shared memory banks. ``cp.async`` copies aligned chunks without conversion; other chunks are loaded element by element.
+A row of a tile runs along the operand's contiguous axis and consists of 16-byte chunks. A swizzle permutes the chunks
+of a row: it XORs their index with bits of the row's index, so that neither the eight rows of an ``ldmatrix`` nor
+adjacent stores conflict in shared memory banks. ``cp.async`` copies aligned chunks of elements that need no conversion;
+other chunks are loaded element by element.
 """
 
 from __future__ import annotations
@@ -15,19 +16,22 @@ from ..contraction.prologue import ConvertedElement
 from .tile_shapes import SIZES, TileConfig, operand_sizes, piece_of, stages_of
 
 MOST_SUMS = 128
-"""Accumulators per thread from which on registers for addresses would spill, with several resident blocks."""
+"""Accumulators per thread from which source addresses are recomputed: with several resident blocks, keeping them in
+registers would spill.
+"""
 
 
 def is_compact(kind: str, elements: Sequence[Element]) -> bool:
-    """Tell whether the second operand is float32 weights stored as float16 in whole chunks."""
+    """Tell whether the second operand is TF32 weights stored as float16 (`tf32_weights_as_f16`)."""
     return kind == "tf32" and elements[1].storage == "f16"
 
 
 @dataclass(frozen=True)
 class OperandTile:
-    """The tile of an operand in shared memory: ``extent`` elements along m or n (x), ``depth`` along k.
+    """The tile of an operand in a stage of shared memory: ``extent`` elements along x (m for a, n for b), ``depth``
+    along k.
 
-    An element has ``size`` bytes; the tile begins at byte ``first`` of a stage. Rows run along k or along x.
+    An element has ``size`` bytes; the tile begins at byte ``first`` of the stage. Its rows run along k or along x.
     """
 
     operand: Operand
@@ -51,7 +55,7 @@ class OperandTile:
 
     @property
     def row_chunks(self) -> int:
-        """Chunks of a row."""
+        """Chunks per row."""
         return (self.depth if self.operand.inner_major else self.extent) * self.size // 16
 
     @property
@@ -59,10 +63,10 @@ class OperandTile:
         return self.operand.inner_major or self.size == 2
 
     def swizzle(self, line: str) -> str:
-        """Return the expression with which chunk indices of row ``line`` are XORed."""
+        """Return the expression with which the chunk indices of tile row ``line`` are XORed."""
         if self.is_loaded_by_matrices:
             return {2: f"(({line} >> 2) & 1)", 4: f"(({line} >> 1) & 3)"}.get(self.row_chunks, f"({line} & 7)")
-        # A warp reads two adjacent chunks of each of four consecutive rows at a time.
+        # Plain loads of a warp read two adjacent chunks of each of four consecutive rows (`MatrixTile._load_words`).
         return f"({line} & 2)" if self.row_chunks == 4 else f"(({line} & 3) << 1)"
 
     @property
@@ -71,13 +75,17 @@ class OperandTile:
         return 4 if not self.is_loaded_by_matrices else 8
 
     def chunk_index(self, line: str, chunk: str) -> str:
-        """Return the index of a row's chunk in the tile, swizzled."""
+        """Return the index in the tile at which chunk ``chunk`` of row ``line`` is stored."""
         return f"({line} * {self.row_chunks} + (({chunk}) ^ {self.swizzle(line)}))"
 
 
 @dataclass(frozen=True)
 class OperandCopies:
-    """Copies of both operands' tiles. ``kind``, a key of `SIZES`, is the mma operand type; ``tile`` suits this type."""
+    """Copies of both operands' tiles into a pipeline stage.
+
+    ``kind``, a key of `SIZES`, is the mma operand type, for which ``tile`` must be one. ``index`` is the type of
+    offsets in an operand.
+    """
 
     tile: Tile
     kind: str
@@ -89,7 +97,7 @@ class OperandCopies:
 
     @property
     def depth(self) -> int:
-        """k elements per step of a block: ``tile.k`` for each group of warps (sliced-K)."""
+        """k elements per step of the block: ``tile.k`` for each of its sliced-K warp groups."""
         return self.tile.k * self.sliced_k
 
     @property
@@ -102,12 +110,12 @@ class OperandCopies:
 
     @property
     def has_contiguous_steps(self) -> bool:
-        """Whether the k steps of a warp group are consecutive; otherwise groups alternate."""
+        """Whether each sliced-K warp group has consecutive k steps; otherwise the groups take turns."""
         return False
 
     @property
     def step_distance(self) -> int:
-        """k elements from one step of a warp group to its next."""
+        """Distance in k elements from a step of a warp group to its next one."""
         return self.tile.k if self.has_contiguous_steps else self.depth
 
     @property
@@ -118,7 +126,7 @@ class OperandCopies:
 
     @property
     def size(self) -> int:
-        """Bytes of an element in shared memory."""
+        """Bytes of an element in shared memory, except of compact weights."""
         return SIZES[self.kind]
 
     @property
@@ -128,7 +136,7 @@ class OperandCopies:
 
     @property
     def stage(self) -> int:
-        """Bytes of a pipeline stage."""
+        """Bytes of a pipeline stage: both operands' tiles."""
         return sum(of.bytes for of in self.operands)
 
     @property
@@ -136,9 +144,9 @@ class OperandCopies:
         return TileConfig(self.tile, self.sliced_k)
 
     def _copy_sources(self, of: OperandTile) -> list[str]:
-        """Test whether chunks can be copied by ``cp.async``, and compute source and target of the thread's chunks.
+        """Test whether ``cp.async`` can copy the operand's chunks; compute source and target of the thread's chunks.
 
-        Sources are offsets at k = 0. The source of a chunk past the last row or column is clamped to the last one.
+        Sources are offsets at k = 0. A chunk past the end of the matrix along x is clamped to the last one.
         """
         operand, name = of.operand, of.name
         outer = operand.stride if operand.inner_major else operand.inner_stride
@@ -162,14 +170,14 @@ class OperandCopies:
             offsets = (f"{operand.row.format(x)} * {operand.stride}", f"{self.index}({along}) * {operand.inner_stride}")
             at = " + ".join(f"{self.index}({offset})" for offset in offsets)
             first = f"{self.index}({name}_base + int64({self.index}({at})))"
-            # An opaque value stays in a register instead of being recomputed in each step, if registers suffice.
+            # An opaque value stays in a register instead of being recomputed in each k step. Not if registers are few.
             is_kept = self.sliced_k > 1 or self.tile.m * self.tile.n < MOST_SUMS * self.tile.threads
             kept = f"opaque_{suffix(self.index)}({first})" if is_kept else first
             result.append(f"{name}_from{number} = {kept}")
         return [*result, *self._targets(of)]
 
     def _targets(self, of: OperandTile) -> list[str]:
-        """Compute the offsets of the thread's chunks in a stage, as opaque values, which no step recomputes."""
+        """Compute the offsets of the thread's chunks in a stage. Opaque values are not recomputed in each k step."""
         result = []
         for number in range(self._distinct_chunks(of)):
             line, chunk = self._row_and_chunk(of, f"(thread + {number * self.tile.threads})")
@@ -178,46 +186,46 @@ class OperandCopies:
         return result
 
     def _fill_addresses(self, of: OperandTile) -> list[str]:
-        """Compute ``<operand>_fill*``: addresses of the thread's first chunks in the stage to fill."""
+        """Compute ``<operand>_fill<i>``: the addresses of the thread's distinct chunks in the stage at ``filled``."""
         return [
             f"{of.name}_fill{number} = tiles_at + int64(int32(filled + {of.name}_to{number}))"
             for number in range(self._distinct_chunks(of))
         ]
 
     def _target(self, of: OperandTile, number: int) -> str:
-        """Return the address of the thread's chunk ``number`` in the stage to fill."""
+        """Return the address of the thread's chunk ``number`` in the stage at ``filled``."""
         first = number % self._distinct_chunks(of)
         return f"{of.name}_fill{first} + {(number - first) * self.tile.threads * 16}"
 
     def _distinct_chunks(self, of: OperandTile) -> int:
-        """Return the number of a thread's chunks after which their swizzled positions in the rows repeat."""
+        """Return after how many of a thread's chunks the swizzle repeats, so that addresses differ by a constant."""
         return min(self._thread_chunks(of), max(1, of.period * of.row_chunks // self.tile.threads))
 
     def _thread_chunks(self, of: OperandTile) -> int:
-        """Return the chunks per thread; with more threads than chunks some threads have none."""
+        """Return the maximum number of chunks that a thread copies; some threads may copy one fewer, or none."""
         return -(-of.bytes // 16 // self.tile.threads)
 
     def _among(self, of: OperandTile, number: int, line: str) -> list[str]:
-        """Predicate ``line`` for the threads that have chunk ``number``."""
+        """Return ``line`` with a predicate, unless all threads have a chunk ``number``."""
         left = of.bytes // 16 - number * self.tile.threads
         return [f"if thread < {left}:", f"    {line}"] if left < self.tile.threads else [line]
 
     def _is_whole(self, of: OperandTile) -> bool:
-        """Tell whether ``cp.async`` can copy all chunks of an operand without a test of their addresses."""
+        """Tell whether ``cp.async`` can copy all chunks of an operand without tests: compact weights are padded."""
         return self.is_compact and of.name == self.b.name
 
     def _row_and_chunk(self, of: OperandTile, chunk: str) -> tuple[str, str]:
-        """Return the row of a chunk, and its position in the row."""
+        """Return the row of chunk ``chunk`` of the tile, and its index in the row."""
         return f"({chunk} >> {log2(of.row_chunks)})", f"({chunk} & {of.row_chunks - 1})"
 
     def _fill(self, of: OperandTile, element: Element) -> list[str]:
-        """Fill the stage at ``filled`` with the k elements from ``k_first`` on, with zeros outside the matrix."""
+        """Fill an operand's tile in the stage at ``filled`` from ``k_first`` on, with zeros outside the matrix."""
         operand, name, numbers, index = of.operand, of.name, of.chunk_size, self.index
         inner = operand.inner_major
         count = of.bytes // 16
         threads = self.tile.threads
         if self._is_whole(of):
-            # Warp groups that share barriers may have steps past the end of k.
+            # Warp groups of several warps share barriers, so that all have equally many steps, some past the end of k.
             is_asked = self.sliced_k > 1 and self.config.warps > 1
             return self._copies(of, f"k_first < {operand.inner_bound}" if is_asked else "")
         line, place = self._row_and_chunk(of, "chunk")
@@ -280,9 +288,9 @@ class OperandCopies:
     def _load_elements(
         self, of: OperandTile, element: Element, coordinates: Callable[[str], tuple[str, str]]
     ) -> list[str]:
-        """Load the elements of one chunk that are inside the matrix, four bytes at a time.
+        """Load one chunk element by element, with zeros outside the matrix, and store words of 4 bytes.
 
-        ``coordinates`` returns an element's coordinates along m or n and along k.
+        ``coordinates(i)`` returns the coordinates of the chunk's element i along x and along k.
         """
         operand, is_loaded = of.operand, isinstance(element, ConvertedElement) or self.size == 4
         step = operand.inner_stride if operand.inner_major else operand.stride
@@ -307,9 +315,9 @@ class OperandCopies:
         return ["for word in range(4):", *indented(edge, 1), f"    tile_c[int64((to >> 2) + word)] = {word}"]
 
     def _copies(self, of: OperandTile, condition: str = "") -> list[str]:
-        """Copy the thread's chunks of the step at ``k_first`` to the stage at ``filled`` by ``cp.async``.
+        """Copy the thread's chunks of the k step at ``k_first`` to the stage at ``filled`` with ``cp.async``.
 
-        Where a ``condition`` is given and false, the copies write zeros.
+        If a ``condition`` is given and false, the copies write zeros.
         """
         operand, index = of.operand, self.index
         result = [f"ahead_at = {index}({index}(k_first) * {operand.inner_stride})", *self._fill_addresses(of)]
@@ -321,7 +329,7 @@ class OperandCopies:
         return result
 
     def _word(self, values: Sequence[str]) -> str:
-        """Return the float32 whose bits are the 4 bytes of ``values``, elements of the operand type."""
+        """Return the source that packs ``values``, float32 or operand type, into 4 bytes, as a float32 word."""
         return values[0] if self.size == 4 else f"u32_as_f32(pair_{self.kind}({', '.join(values)}))"
 
     def _bits(self, value: str) -> str:
@@ -329,6 +337,6 @@ class OperandCopies:
         return f"(uint32({value}) & uint32(255))" if self.size == 1 else f"uint32({value})"
 
     def _packed(self, parts: Sequence[str]) -> str:
-        """Return the float32 whose bits are the 4 bytes of elements, each in the low bits of a uint32."""
+        """Return the source that packs elements, each in the low bits of a uint32, into 4 bytes, as a float32 word."""
         shifted = [f"({part} << uint32({8 * self.size * i}))" if i else part for i, part in enumerate(parts)]
         return f"u32_as_f32(uint32({' | '.join(shifted)}))"

@@ -1,20 +1,20 @@
 """Tensor-core tile of a GEMM: ``cp.async`` pipeline, ``mma`` instructions on fragments of warps, epilogue.
 
-A block of four warps computes an ``m`` x ``n`` tile, in steps of 64 bytes along k. Of three pipeline stages, copies
-fill two ahead of the multiplication, and a step needs one barrier. A step of 128 bytes multiplies longer than a copy
-takes, so that two stages suffice. `mma_copies` has the layout of a stage.
+A block of four warps computes an ``m`` x ``n`` tile, in k steps of 64 bytes. The pipeline has three stages: copies run
+two stages ahead of the multiplication, and a k step needs one barrier. Multiplying a step of 128 bytes takes longer
+than a copy, so that two stages suffice for such tiles. `mma_copies` defines the layout of a stage.
 
-With sliced-K, groups of warps of a block share the k steps and have pipeline stages of their own; accumulators are
-reduced in shared memory at the end. A group of one warp needs no barrier in a step.
+With sliced-K, the warps of a block form groups that split the k steps; each group has pipeline stages of its own. At
+the end the groups' accumulators are added in shared memory. A group of one warp needs no block barrier in a step.
 
-float32 is rounded to TF32 between shared memory and the tensor cores. ``ldmatrix`` moves four float32 like eight 16-bit
-elements, but cannot transpose them: if rows run along x, lanes load elements one by one, eight adjacent elements of
-each of four rows.
+float32 is rounded to TF32 between shared memory and the tensor cores. ``ldmatrix`` loads four float32 like eight 16-bit
+elements, but cannot transpose them: if tile rows run along x (m or n), lanes load elements one by one, eight adjacent
+elements of each of four rows.
 
 TF32 weights may be stored as float16 (`tf32_weights_as_f16`). Their rows run along k, with each group of eight elements
-in the order 0, 4, 1, 5, 2, 6, 3, 7: a 32-bit load has the two elements that a lane multiplies.
+in the order 0, 4, 1, 5, 2, 6, 3, 7: so a 32-bit word has the two elements that a lane multiplies.
 
-8-bit integers need rows along k. Their int32 accumulators are stored in shared memory as the bits of floats.
+8-bit integers need tile rows along k. Their int32 accumulators are stored in shared memory as the bits of floats.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from .tile_shapes import DECLARED_BYTES, GAP, INTEGERS, block_bytes, operand_siz
 
 @dataclass(frozen=True)
 class MatrixTile(OperandCopies):
-    """One tile of a result: accumulators, pipeline over k, mma instructions of each warp, epilogue."""
+    """Source of a block's tile: accumulators, pipeline over k, mma instructions of each warp, epilogue."""
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of shared memory."""
+        """Bytes of shared memory per block."""
         return block_bytes(self.kind, operand_sizes(self.kind, self.is_compact), self.tile, self.sliced_k)
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes of dynamic shared memory; 0 if the kernel declares static shared memory."""
+        """Bytes of dynamic shared memory per block; 0 if the kernel declares its shared memory statically."""
         return self.block_bytes if self.sliced_k > 1 or self.block_bytes > DECLARED_BYTES else 0
 
     def fragment(self, rows: str, columns: str, epilogue: Epilogue) -> Fragment:
-        """Return the fragment of the block's tile of a ``rows`` x ``columns`` result."""
+        """Return the fragment that computes the block's tile of a ``rows`` x ``columns`` result."""
         lines = [*self._declare(), *self._pipeline(), *self._store(rows, columns, epilogue)]
         return Fragment("mma_tile", "\n".join(lines))
 
@@ -68,7 +68,7 @@ class MatrixTile(OperandCopies):
         return lines
 
     def _warp_group(self) -> list[str]:
-        """Compute the thread's index in its warp group, and the group's first stage and k."""
+        """Compute the thread's index in its sliced-K warp group, and the group's first stage and first k."""
         if self.sliced_k == 1:
             return ["thread = int32(cuda.threadIdx.x)", "first_stage = int32(0)"]
         lines = [
@@ -78,16 +78,16 @@ class MatrixTile(OperandCopies):
             f"first_stage = opaque_i32(team * {self.stages * self.stage})",
             f"k0 = int32(k0 + team * {f'steps * {self.step_distance}' if self.has_contiguous_steps else self.tile.k})",
         ]
-        if self.config.warps == 1:  # without shared barriers, groups may have different numbers of steps
+        if self.config.warps == 1:  # groups without common barriers may have different numbers of steps
             own = f"int32(int32(k_end - k0 + {self.step_distance - 1}) >> {log2(self.step_distance)})"
             lines.append(f"steps = int32(min(steps, {own}))")
         return lines
 
     def _pipeline(self) -> list[str]:
-        """Loop over the ``steps`` k steps from ``k0`` to ``k_end``.
+        """Loop over the ``steps`` k steps from ``k0`` on.
 
-        Each iteration fills the stage at ``filled`` for ``k_first`` and multiplies the oldest stage, at ``multiplied``.
-        The next iteration fills the stage that the present one has multiplied.
+        Each iteration fills the stage at ``filled`` with the step at ``k_first``, and multiplies the oldest stage, at
+        ``multiplied``, which the next iteration fills.
         """
         last = (self.stages - 1) * self.stage
         fills = [
@@ -97,7 +97,7 @@ class MatrixTile(OperandCopies):
             f"last_stage = opaque_i32(int32(first_stage + {last}))",
             "filled = int32(first_stage)",
             f"multiplied = int32(first_stage + {self.stage})",
-            # Opaque values keep LLVM from widening the counters to 64 bits and from rewriting them.
+            # Opaque values keep LLVM from widening the counters to 64 bits, and from replacing them by others.
             "k_first = opaque_i32(k0)",
             f"k_filled = opaque_i32(k0 + {self.stages - 1} * {self.step_distance})",
             f"k_stop = opaque_i32(k0 + steps * {self.step_distance})",
@@ -162,9 +162,10 @@ class MatrixTile(OperandCopies):
         return body
 
     def _lanes(self, of: OperandTile, warp: str, number: int, x_first: bool) -> list[str]:
-        """Compute the lane's offsets in a stage for `_load_fragments`; other loads add constants.
+        """Compute the lane's ldmatrix offsets in a stage, from which those of all loads differ by constants.
 
-        Opaque values stay in registers, so that no step recomputes them.
+        ``warp`` names the warp's first row or column; for ``number`` and ``x_first`` see `_load_fragments`. Opaque
+        values stay in registers, instead of being recomputed in each k step.
         """
         low, high = "((lane >> 3) & 1)", "(lane >> 4)"
         x_bit, k_bit = (low, high) if x_first else (high, low)
@@ -183,9 +184,9 @@ class MatrixTile(OperandCopies):
         return result
 
     def _load_fragments(self, of: OperandTile, warp: str, number: int, x_first: bool, half: int) -> list[str]:
-        """Load the registers of ``number`` x 4 matrices of a step; with ``x_first`` the second matrix is next along x.
+        """Load ``number`` fragments of four 8x16-byte matrices each, for the 32 bytes along k with index ``half``.
 
-        A matrix has eight rows of 16 bytes. ``half`` is the index of 32 bytes along k: half a step or less.
+        With ``x_first`` the second matrix of a fragment is the next one along x, else along k.
         """
         if not of.is_loaded_by_matrices:
             return self._load_words(of, warp, number, x_first, half)
@@ -204,7 +205,7 @@ class MatrixTile(OperandCopies):
         return result
 
     def _load_f16_weights(self, of: OperandTile, number: int, half: int) -> list[str]:
-        """Load fragments of TF32 weights stored as float16: each load serves two halves."""
+        """Load fragments of TF32 weights stored as float16: each ldmatrix load serves two consecutive ``half``."""
         name, result = of.name, []
         for i in range(number):
             words = [f"{name}{i}_pair{r}" for r in range(4)]
@@ -218,7 +219,7 @@ class MatrixTile(OperandCopies):
         return result
 
     def _load_words(self, of: OperandTile, warp: str, number: int, x_first: bool, half: int) -> list[str]:
-        """Load fragments of 4-byte elements in rows along x, which ldmatrix cannot transpose."""
+        """Load fragments of 4-byte elements from tile rows along x, which ldmatrix cannot transpose."""
         name, pitch = of.name, of.extent
         result = [
             f"{name}_line = int32((lane & 3) + {half * 8})",

@@ -1,8 +1,9 @@
-"""Constant float32 weights stored as scaled float16, on GPUs whose tensor cores would round them to TF32 anyway.
+"""Constant float32 weights stored as scaled float16, where tensor cores would round them to TF32 anyway.
 
 TF32 and float16 have the same number of fraction bits. So weights become float16 with a power-of-two scale per column
-of a GEMM, or per output channel of a convolution, at half the bytes. The rounding is that of TF32, except for
-weights below 2**-24 of the largest in their column, which lose bits. Scaling the accumulators in the epilogue is exact.
+of a GEMM, or per output channel of a convolution, which halves their bytes. They are rounded like TF32, except for
+weights below 2**-24 of the largest one in their column, which lose bits. The epilogue multiplies the accumulators by
+the scale, which is exact.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ __all__ = ["compact_columns", "compact_lines", "half_lines", "has_compact_column
 
 AnySums = TypeVar("AnySums", bound=Sums)
 LINE = 32
-"""Rows along k are zero-padded to a multiple of this number of elements, because kernels read whole k steps."""
+"""Elements along k to a multiple of which weights are zero-padded, because kernels read whole k steps."""
 _largest = 2.0**10
-"""Magnitude to which a column's maximum is scaled in float16, up to a factor of 2."""
+"""Scaled maximum of a column in float16: from this number up to twice as much."""
 _bounds = (2.0**-100, 2.0**127)
-"""Bounds to which a column's maximum is clamped, so that the power-of-two scale is a normal float32."""
+"""Bounds to which a column's maximum is clamped before its scale is computed, so that this is a normal float32."""
 
 
 def has_compact_lines(ctx: Lowering, step: Sums) -> bool:
@@ -53,7 +54,7 @@ def has_compact_columns(ctx: Lowering, step: Contract) -> bool:
 
 
 def _may_be_compact(ctx: Lowering, step: Sums) -> bool:
-    """Tell whether the weights are constant float32 for TF32. With fusion off, steps stay unchanged."""
+    """Tell whether the step multiplies constant float32 weights as TF32. False if fusion is off, as for debugging."""
     x, w = step.operands
     if kind_of(ctx.device, ctx.options, x.dtype.short) != "tf32" or not ctx.options.fusion:
         return False
@@ -62,17 +63,18 @@ def _may_be_compact(ctx: Lowering, step: Sums) -> bool:
 
 
 def compact_lines(ctx: Lowering, step: AnySums) -> tuple[AnySums, Tensor]:
-    """Return the step over scaled float16 weights, and the weights as [columns, k], for `MatrixTile`.
+    """Return the step for scaled float16 weights, and these weights as [columns, k], for `MatrixTile`.
 
-    A convolution's weights are channels-last. The row pitch is a multiple of `LINE` elements.
+    For a convolution k is channels-last. The row pitch is a multiple of `LINE` elements. Each group of eight elements
+    along k is permuted as `mma_fragments` describes.
     """
     return _lines(ctx, step, (1, 2), None)
 
 
 def half_lines(ctx: Lowering, step: Contract, factors: Tensor) -> tuple[Contract, Tensor]:
-    """Convert the weights as `compact_lines` does, without its permutation of groups of eight, for float16 mma.
+    """Convert the weights as `compact_lines` does, but without its permutation along k, for float16 mma instructions.
 
-    Rows of the weights (along k) are multiplied by ``factors``, a vector or one number.
+    The weights at k are multiplied by ``factors[k]``, or by ``factors`` if this is one number.
     """
     depth = step.b.static_shape[0]
     along = ctx.view(factors, (depth, 1), (0 if factors.size == 1 else 1, 0), factors.offset)
@@ -80,7 +82,7 @@ def half_lines(ctx: Lowering, step: Contract, factors: Tensor) -> tuple[Contract
 
 
 def _lines(ctx: Lowering, step: AnySums, steps: tuple[int, int], factors: Tensor | None) -> tuple[AnySums, Tensor]:
-    """Convert weights to [columns, k]. Eight adjacent elements along k, viewed as [2, 4], get the strides ``steps``."""
+    """Convert weights to float16 [columns, k]; eight adjacent ones along k, viewed as [2, 4], get strides ``steps``."""
     w, powers = step.operands[1], _powers(ctx, step, factors)
     if isinstance(step, Convolve):
         ordered = permute(ctx, w, (0, *range(2, w.rank), 1))
@@ -107,7 +109,7 @@ def _lines(ctx: Lowering, step: AnySums, steps: tuple[int, int], factors: Tensor
 
 
 def compact_columns(ctx: Lowering, step: AnySums) -> tuple[AnySums, Tensor]:
-    """Return the step over scaled float16 weights, and the weights as [k, columns], for GEMV kernels."""
+    """Return the step for scaled float16 weights, and these weights as [k, columns], for GEMV kernels."""
     w, powers = step.operands[1], _powers(ctx, step, None)
     codes = ctx.empty(w.shape, DType.FLOAT16)
     _store_codes(ctx, codes, w, powers, 1)
@@ -115,7 +117,7 @@ def compact_columns(ctx: Lowering, step: AnySums) -> tuple[AnySums, Tensor]:
 
 
 def _powers(ctx: Lowering, step: Sums, factors: Tensor | None) -> Tensor:
-    """Return the power-of-two scale of each column, a float32 vector. NaN weights stay NaN."""
+    """Return the power of two by which each column is divided, a float32 vector. NaN weights stay NaN."""
 
     def power(row: Row, x: Scalar, *factor: Scalar) -> tuple[list[Scalar], list[Scalar]]:
         x = x * factor[0] if factor else x
@@ -128,7 +130,7 @@ def _powers(ctx: Lowering, step: Sums, factors: Tensor | None) -> Tensor:
 
 
 def power_of(largest: Scalar, wanted: float) -> Scalar:
-    """Return the power of two by which numbers up to ``largest`` are divided, for a maximum in ``wanted`` * [1, 2)."""
+    """Return the power of two p for which ``largest`` / p is in [``wanted``, 2 * ``wanted``); clamped to `_bounds`."""
     largest = s.minimum(s.maximum(largest, _bounds[0]), _bounds[1])
     return s.cast(s.cast(largest, DType.FLOAT8E8M0, round_mode="down"), DType.FLOAT32) * (1 / wanted)
 
@@ -144,7 +146,7 @@ def _store_codes(ctx: Lowering, target: Tensor, weights: Tensor, powers: Tensor,
 
 
 def _scaled(ctx: Lowering, step: AnySums, powers: Tensor) -> AnySums:
-    """Return the step with its accumulators multiplied by ``powers``."""
+    """Return the step with an epilogue that first multiplies the accumulators by their columns' ``powers``."""
     w = step.operands[1]
     over_weights = ctx.view(powers, [dim if axis == weights_axis(step) else 1 for axis, dim in enumerate(w.shape)])
     leaf = Scalar(DType.FLOAT32, "leaf")

@@ -1,4 +1,4 @@
-"""GEMM tiles: for tensor cores with their sliced-K factors, for SIMT kernels, and their shared memory."""
+"""GEMM tile shapes: for tensor cores, with sliced-K factors and bytes of shared memory, and for SIMT kernels."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from ..codegen.simt_fragments import Tile
 from .gemm_simt import FLAT, LONG, SQUARE, TALL
 
 STEP = 64
-"""Bytes of a row of the first operand that a k step multiplies; twice as many in some sliced-K tiles."""
+"""Bytes along k of the first operand that one k step multiplies; some sliced-K tiles have twice as many."""
 BLOCK_BYTES = 99 << 10
 """Maximum shared memory per block on every supported GPU, in bytes."""
 DECLARED_BYTES = 48 << 10
 """Maximum shared memory per block without cuFuncSetAttribute, in bytes."""
 MOST_COPIES = 8
-"""Maximum 16-byte copies of the first operand per thread and step; each needs an address register."""
+"""Maximum 16-byte copies of the first operand per thread and k step; each needs an address register."""
 RESIDENT = 384
-"""Threads per multiprocessor that blocks without sliced-K should reach; accumulators still fit in registers."""
+"""Threads per multiprocessor for which blocks without sliced-K limit their registers; accumulators still fit."""
 SIZES = {"f16": 2, "bf16": 2, "tf32": 4, "i8": 1, "u8": 1}
 """Bytes of an element in shared memory, by operand type of mma."""
 INTEGERS = frozenset({"i8", "u8"})
-"""Operand types with int32 accumulators, whose second operand is int8."""
+"""Operand types of mma with int32 accumulators; the type of the second operand is always int8."""
 
 SIMT_TILES = ((TALL, 1.0), (SQUARE, 1.1), (FLAT, 1.4))
-"""SIMT tiles of a GPU, each with its time per multiply-add relative to the first tile (estimates)."""
+"""SIMT tiles for GPUs, with their time per multiply-add relative to the first tile (estimates)."""
 EMULATED_TILES = tuple(
     (Tile(m, 64, thread_m=16, thread_n=16, chunk=16), cost) for m, cost in ((64, 1.0), (32, 1.2), (16, 1.6))
 )
-"""Tiles of the emulated device: few threads with much work, because each barrier is a fiber switch."""
+"""SIMT tiles for the emulated device: few threads with much work each, since a barrier switches fibers."""
 
 
 def simt_tiles(device: DeviceProperties) -> tuple[tuple[Tile, float], ...]:
@@ -39,10 +39,10 @@ def simt_tiles(device: DeviceProperties) -> tuple[tuple[Tile, float], ...]:
 
 
 def choose_tile(device: DeviceProperties, rows: Dim, dtype: DType) -> Tile:
-    """Return the SIMT tile with the least padded work for a result of ``rows`` rows. All tiles have the same width.
+    """Return the SIMT tile with the least work, padding included, for ``rows`` rows. All tiles have the same width.
 
-    On the emulated device, rows whose number varies between Runs always get the tile of middle size: a Run of another
-    size than session creation expected, or a later Run, compiles no other kernel.
+    On the emulated device, a number of rows that may vary between Runs always gets the medium tile, so that no Run
+    compiles another kernel than session creation did.
     """
     if dtype.itemsize == 8:
         return replace(LONG, gap=0) if device.emulated else LONG
@@ -62,21 +62,21 @@ def piece_of(kind: str) -> int:
 
 
 def matrix_tiles(kind: str) -> tuple[Tile, ...]:
-    """Return the tiles of blocks of four warps, the largest one first."""
+    """Return the tensor-core tiles of blocks of four warps without sliced-K, the largest one first."""
     shapes = ((128, 8, 8), (64, 8, 4), (32, 4, 4), (16, 2, 4))
     return tuple(Tile(m, 64, STEP // SIZES[kind], thread_m=rows, thread_n=columns) for m, rows, columns in shapes)
 
 
 @dataclass(frozen=True)
 class TileConfig:
-    """Tile of a warp group, and the number ``sliced_k`` of groups in a block, which share the k steps."""
+    """Tile of a warp group, and the number ``sliced_k`` of warp groups in a block, which split the k steps."""
 
     tile: Tile
     sliced_k: int
 
     @property
     def is_even(self) -> bool:
-        """Whether the tile's sizes are powers of two. Others need operands with rows along k."""
+        """Whether m and n of the tile are powers of two. Other tiles need operands that are contiguous along k."""
         return all(size & (size - 1) == 0 for size in (self.tile.m, self.tile.n))
 
     @property
@@ -86,7 +86,7 @@ class TileConfig:
 
     @property
     def resident(self) -> int:
-        """Blocks that a multiprocessor's registers should hold."""
+        """Blocks whose registers should fit on a multiprocessor at a time."""
         return max(1, RESIDENT // self.tile.threads) if self.sliced_k == 1 else 1
 
     @property
@@ -107,12 +107,13 @@ def tile_configs(
     is_image: bool = False,
     capability: tuple[int, int] = (9, 0),
 ) -> tuple[TileConfig, ...]:
-    """Return sliced-K tiles with groups of one warp, which need no barrier along k, or of several, which share loads.
+    """Return tiles with warp groups of one warp, which need no barriers along k, or of several, which share loads.
 
-    The first tiles have steps of 64 bytes along k, then of 128, and fit the shared memory of every GPU; ``compact``
-    weights take less of it. Then come tiles of two warps that span all columns, which load less per multiplication, as
-    far as they fit the shared memory of the compute ``capability``. Tiles whose sizes are not powers of two reduce wave
-    quantisation; both operands must have rows ``along_k``. With ``is_image`` the first operand is im2col patches.
+    The first tiles have k steps of 64 bytes, then of 128 bytes, and fit the shared memory of every GPU; ``compact``
+    weights (float16 for TF32) need less of it. Then follow, if they fit the shared memory of compute ``capability``:
+    tiles of two warps that each span all columns, which load less per multiplication; and tiles whose sizes are not
+    powers of two, which reduce wave quantisation, if both operands are contiguous ``along_k``. With ``is_image`` the
+    first operand is im2col patches.
     """
     shapes = (
         (16, 16, 2, 4, (2, 4, 8)),
@@ -139,7 +140,7 @@ def tile_configs(
         (48, 48, 6, 12, (4, 8)),
         (192, 64, 16, 8, (2,)),
     )
-    # The next three groups are not for im2col patches, whose addresses leave too few registers. Square and tall tiles
+    # The next three lists are not for im2col patches, whose addresses leave too few registers. Square and tall tiles
     # are for 16-bit types only.
     long = ((64, 48, 8, 12, (4, 8)),)
     square = ((128, 128, 16, 8, (1,)),)
@@ -169,7 +170,7 @@ def most_shared_bytes(capability: tuple[int, int]) -> int:
 
 
 GAP = 8
-"""Floats of padding between rows of a result in shared memory, to avoid bank conflicts."""
+"""Floats of padding between rows of accumulators in shared memory, to avoid bank conflicts."""
 
 
 def operand_sizes(kind: str, compact: bool) -> tuple[int, int]:
@@ -178,6 +179,9 @@ def operand_sizes(kind: str, compact: bool) -> tuple[int, int]:
 
 
 def block_bytes(kind: str, sizes: tuple[int, int], tile: Tile, sliced_k: int) -> int:
-    """Return the shared memory of a block in bytes: the stages of all warp groups, reused for their accumulators."""
+    """Return the bytes of shared memory per block: the stages of all warp groups, reused for their accumulators.
+
+    ``sizes`` are the bytes per element of both operands (`operand_sizes`).
+    """
     stage = tile.k * (tile.m * sizes[0] + tile.n * sizes[1])
     return sliced_k * max(stages_of(kind, tile) * stage, tile.m * (tile.n + GAP) * 4)

@@ -1,1 +1,1 @@
-"""Calls of cuBLASLt and cuDNN."""
+"""Calls of cuBLASLt and cuDNN: which steps they can compute, and the arguments of the calls."""

@@ -1,7 +1,7 @@
-"""Copies operands with several batch strides, such as the heads of attention, to call cuBLASLt.
+"""Copies for cuBLASLt calls: operands with several batch strides, such as [batch, heads, m, k], get a single one.
 
-cuBLASLt supports one stride from matrix to matrix. For large GEMMs, the plugin copies operands with more strides before
-the call, and results with more strides after it.
+cuBLASLt supports only one stride from matrix to matrix. For large GEMMs, the plugin copies operands with more strides
+before the call, and results with more strides after it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MUCH_WORK = 1 << 22
 
 
 def call_with_dense_batches(ctx: Lowering, step: Contract) -> bool:
-    """Record copies and a call of cuBLASLt; return False if the copies do not pay off or are not needed."""
+    """Record copies and a call of cuBLASLt; return False if the copies do not pay off, or the call is not possible."""
     a = step.a
     if "cublaslt" not in ctx.device.libraries or not a.dtype.is_float or a.dtype is DType.FLOAT64:
         return False
@@ -54,7 +54,7 @@ def call_with_dense_batches(ctx: Lowering, step: Contract) -> bool:
 
 
 def _dense(ctx: Lowering, x: Tensor) -> Tensor:
-    """Return x if its matrices have one stride, else a copy with the same contiguous axis."""
+    """Return x if one stride leads from each matrix to the next, else a copy with the same contiguous axis."""
     batch = x.rank - 2
     if len(collapse(x.shape[:batch], [x.strides[:batch]])[0]) <= 1:
         return x

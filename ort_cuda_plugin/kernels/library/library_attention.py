@@ -1,4 +1,4 @@
-"""cuDNN attention: matches the steps that cuDNN can compute, and records the call."""
+"""cuDNN attention: finds the Attend steps that cuDNN can compute, and records the calls."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ WIDTHS = range(8, 129, 8)
 VECTOR = 8
 """Elements of a vectorised load in cuDNN's engines; strides must be multiples of this number."""
 MIN_SCORES = 1 << 10
-"""Minimum scores per head for which a call is worth cuDNN's second of compilation (estimate)."""
-MAX_OPERATIONS = 80  # maximum operations of a weight expression that is searched for a softmax
+"""Minimum scores per head for which a call is worth the second that cuDNN compiles (estimate)."""
+MAX_OPERATIONS = 80  # maximum operations of an attention weight's expression that is searched for a softmax
 
 _SCORES = np.array([[-3.0, 0.5, 2.0, 1.25], [0.0, -70.0, 3.5, 3.0]])
 _BIASES = np.array([[0.75, -1.0, 0.0, 4.0], [-1e4, 1.0, 0.5, 0.0]])
@@ -35,9 +35,10 @@ _BIASES = np.array([[0.75, -1.0, 0.0, 4.0], [-1e4, 1.0, 0.5, 0.0]])
 
 @dataclass(frozen=True)
 class AttentionForm:
-    """Arguments of a cuDNN attention call: softmax(``scale`` * scores + ``bias``) and its dimensions and strides.
+    """Arguments of a cuDNN attention call, which computes softmax(``scale`` * scores + ``bias``) @ v.
 
-    The bias is a tensor, or ``computed``: an expression for a map of shape ``bias_shape``.
+    ``numbers`` are the call's sizes and strides. The bias is a tensor, or ``computed``: an expression that a Map stores
+    in a tensor of ``bias_shape`` before the call.
     """
 
     scale: float
@@ -49,9 +50,9 @@ class AttentionForm:
 
 @dataclass(frozen=True)
 class Softmax:
-    """Attention weights that are the softmax of ``scale`` * score + ``addend``, up to rounding.
+    """Attention weights that are the softmax of ``scale`` * score * units + ``addend``, up to rounding.
 
-    ``units`` are factors of the score that are known only on the device.
+    ``units`` are leaves of one-element tensors, whose values are known only on the device.
     """
 
     scale: float
@@ -60,7 +61,7 @@ class Softmax:
 
 
 def call_cudnn_attention(ctx: Lowering, step: Attend) -> bool:
-    """Record a call of cuDNN; return False if the device, the library or the step does not support it."""
+    """Record a cuDNN call for the step; return False if cuDNN is missing or cannot compute the step."""
     form = attention_form(ctx, step)
     if form is None or not try_guard(ctx, lt(0, step.score_shape[-1])):
         return False
@@ -83,7 +84,7 @@ def call_cudnn_attention(ctx: Lowering, step: Attend) -> bool:
 
 
 def attention_form(ctx: Lowering, step: Attend) -> AttentionForm | None:
-    """Return the arguments of cuDNN's call for the step; None if cuDNN cannot compute it, or scores are few."""
+    """Return the arguments of a cuDNN call for the step; None if cuDNN cannot compute it, or the scores are few."""
     q, k, v = step.operands
     *batch, rows, keys = step.score_shape
     if not ctx.options.allows_cudnn_attention:
@@ -91,7 +92,7 @@ def attention_form(ctx: Lowering, step: Attend) -> AttentionForm | None:
     if "cudnn" not in ctx.device.libraries or q.dtype not in (DType.FLOAT16, DType.BFLOAT16) or len(batch) > 2:
         return None
     if not isinstance(keys, int) and keys != rows:
-        # A growing cache has new sizes in each Run, and cuDNN compiles for about a second for each new size.
+        # A growing K/V cache has a new size in each Run, for which cuDNN would compile about a second.
         return None
     if len(step.outputs) != 1 or uncast(step.outputs[0][0]) is not step.total or hint(rows) * hint(keys) < MIN_SCORES:
         return None
@@ -116,7 +117,7 @@ def attention_form(ctx: Lowering, step: Attend) -> AttentionForm | None:
         numbers += [*outer, *strides[:-1]]
     if addend is None:
         return AttentionForm(scale, (*numbers, 0, 0, 0, 0))
-    # cuDNN reads the bias in q's type. A wider type may hold values that q's type cannot represent.
+    # cuDNN reads the bias in q's type: undo casts to wider types, but do not narrow a bias, which may not fit.
     while addend.dtype is not q.dtype and addend.op == "cast" and addend.operands[0].dtype.is_float:
         (addend,) = addend.operands
     if addend.dtype is not q.dtype:
@@ -139,21 +140,24 @@ def _is_of_tensors(x: Scalar, leaves: Collection[Scalar]) -> bool:
 
 
 def _shape_of(step: Attend, x: Scalar) -> tuple[Dim, ...]:
-    """Return the score dimensions along which x varies, 1 for the others."""
+    """Return the shape of the scores with 1 for each dimension along which x does not vary."""
     every = [broadcast_strides(tensor, step.score_shape) for _, tensor in used_inputs(step.score_inputs, [x])]
     along = (any(strides[axis] != 0 for strides in every) for axis in range(len(step.score_shape)))
     return tuple(dim if differs else 1 for dim, differs in zip(step.score_shape, along, strict=True))
 
 
 def uncast(x: Scalar) -> Scalar:
-    """Return x without enclosing casts between floats, because cuDNN chooses its own rounding."""
+    """Return the operand of x beneath casts between floats, which do not matter: cuDNN rounds in its own way."""
     while x.op == "cast" and x.operands[0].dtype.is_float and x.dtype.is_float:
         x = x.operands[0]
     return x
 
 
 def softmax_of(step: Attend) -> Softmax | None:
-    """Return the step's attention weights as a `Softmax`; None if they are not a softmax of the scores."""
+    """Match the step's attention weights as a `Softmax`; None if they are not a softmax of the scores.
+
+    The match evaluates the expression for sample scores, so that the algebraic form does not matter.
+    """
     parts = reachable([step.weight])
     maxima = {x.value[0] for x in parts if x.op == "reduced" and x.value[0].reduction is MAX}
     if len(maxima) != 1 or len(parts) > MAX_OPERATIONS:
@@ -204,7 +208,7 @@ _operations: dict[str, Callable[..., Array]] = {
 
 
 def _evaluate(x: Scalar, known: Mapping[Scalar, Array | float]) -> Array | float | None:
-    """Evaluate x for rows of scores; return None if it has operations that the evaluation does not support."""
+    """Evaluate x for sample rows ``known`` of its leaves; return None if it has an unsupported operation."""
     values = dict(known)
     for part in operands_first([x], known):
         value = _applied(part, [values[operand] for operand in part.operands])

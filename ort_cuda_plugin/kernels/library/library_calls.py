@@ -48,7 +48,7 @@ _activations = {
 
 
 def call_cublaslt(ctx: Lowering, step: Contract) -> bool:
-    """Record a cuBLASLt call, and a map for unfused operations; return False if cuBLASLt does not support the step."""
+    """Record a cuBLASLt call, and a Map for the rest of the epilogue; return False if cuBLASLt cannot compute it."""
     call, dtype = folded(ctx, step), step.a.dtype
     if "cublaslt" not in ctx.device.libraries or not dtype.is_float or len(call.batch) > 1 or "" in call.contiguous:
         return False
@@ -64,7 +64,7 @@ def call_cublaslt(ctx: Lowering, step: Contract) -> bool:
         lines, line = x.shape[:-3:-1] if transposed else x.shape[-2:]
         stride = x.strides[-1 if transposed else -2]
         flags |= flag if transposed else ProblemFlags(0)
-        # cuBLASLt does not support overlapping rows, such as those of a broadcast matrix.
+        # cuBLASLt needs rows that do not overlap, unlike those of a broadcast matrix (stride 0).
         if not try_guard(ctx, logical_or(le(lines, 1), le(line, stride))):
             return False
         leading.append(stride)
@@ -87,7 +87,7 @@ def call_cublaslt(ctx: Lowering, step: Contract) -> bool:
 
 
 def _product_strides(step: Contract, call: Folded, out: Tensor) -> tuple[Dim, Dim] | None:
-    """Return the row and matrix strides of the result ``out``; None if its rows are not contiguous."""
+    """Return the strides of ``out`` from row to row and from matrix to matrix; None if its rows are not contiguous."""
     columns = len(step.shape) - step.column_axes
     rows = 0 if call.rows_folded else len(step.batch)
     found: list[Dim] = []
@@ -101,12 +101,12 @@ def _product_strides(step: Contract, call: Folded, out: Tensor) -> tuple[Dim, Di
 
 
 def call_cudnn(ctx: Lowering, step: Convolve) -> bool:
-    """Record a call of cuDNN and a map for the rest of the epilogue; return False if cuDNN cannot run the step."""
+    """Record a cuDNN call, and a Map for the rest of the epilogue; return False if cuDNN cannot compute the step."""
     (x, weights), w, dtype = step.operands, step.windows.planar, step.operands[0].dtype
     if "cudnn" not in ctx.device.libraries or not dtype.is_float or step.transposed:
         return False
     if w.begin != w.end:
-        # cuDNN's engines need the same padding at both ends.
+        # cuDNN has one padding per axis, which it applies at both ends.
         return False
     axes = list(zip(w.size, w.kernel, step.places, w.strides, w.dilations, w.begin, w.end, strict=True))
     if len(step.windows.size) == 1 and not ctx.options.cudnn_conv1d_pad_to_nc1d:
@@ -167,10 +167,10 @@ def _record(
     workspace_bytes: int,
     new: Callable[[], Tensor] | None = None,
 ) -> bool:
-    """Record the call, and a map for the rest of the epilogue; return False if the library has refused it before.
+    """Record the call, and a Map for the rest of the epilogue; return False if the library is known to refuse it.
 
-    ``sizes`` returns a call's size arguments for a result; None if the library cannot write the result. ``new``
-    allocates a result that the library can write, by default a contiguous one.
+    ``sizes(out)`` returns the call's size arguments for a result tensor; None if the library cannot write its strides.
+    ``new`` allocates a result that the library can write, by default a contiguous one.
     """
     dtype = form.value.dtype
     direct = next((y for x, y in step.outputs if x is form.value and y.dtype is dtype and sizes(y) is not None), None)

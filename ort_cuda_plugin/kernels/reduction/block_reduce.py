@@ -1,4 +1,4 @@
-"""Block reduction: accumulators of a row, and their reduction across the lanes of a warp and the warps of a block."""
+"""Reduction of a row's partial accumulators across the lanes of a warp and the warps of a block."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ __all__ = ["WARP", "Accumulators", "PartialResults", "stepped"]
 
 WARP = 32
 Accumulators: TypeAlias = dict[Stage, list[str]]
-"""Variables of a row's accumulators, by stage."""
+"""Variables that hold a row's accumulators, by stage. A stage is one reduction of the row program."""
 Change: TypeAlias = Callable[[Stage, Values], Values]
 
 
 class PartialResults:
-    """Emitter of a row's reductions; ``current`` are the accumulators of the row that is being emitted."""
+    """Emitter of the updates of accumulators; ``current`` are those of the row whose code is being emitted."""
 
     def __init__(self, emit: Emitter) -> None:
         self.emit = emit
         self.current: Accumulators = {}
         self.inside = ""
-        """Condition that the lane being emitted has an element; "" if all have."""
+        """Variable that tells whether the column being emitted exists for this thread; "" if it always does."""
 
     def started(self, stages: Sequence[Stage]) -> Accumulators:
-        """Emit accumulators with the initial values; return their variables."""
+        """Emit new accumulators with their initial values; return their variables."""
         names = {stage: [self.emit.fresh("a") for _ in stage.initial] for stage in stages}
         for stage in stages:
             for name, initial in zip(names[stage], stage.initial, strict=True):
@@ -41,7 +41,7 @@ class PartialResults:
         return self.combined(stage, totals, lambda dtype, name, number: other[stage][number])
 
     def update(self, stages: Sequence[Stage], change: Change) -> None:
-        """Emit new values of all stages' accumulators; compute all values before the first assignment."""
+        """Emit ``change`` of all stages' current accumulators. All new values are computed before any is assigned."""
         pending = []
         for stage in stages:
             names = self.current[stage]
@@ -54,7 +54,10 @@ class PartialResults:
             self.emit.line(f"{name} = choose({self.inside}, {value}, {name})" if self.inside else f"{name} = {value}")
 
     def combined(self, stage: Stage, totals: Values, other: Callable[[DType, str, int], str]) -> Values:
-        """Return ``totals`` combined with partial accumulators whose source ``other`` returns."""
+        """Return ``totals`` combined with other accumulators of the stage.
+
+        ``other`` returns the source of one of these from its type, the current accumulator's variable, and its number.
+        """
         others = []
         for number, (total, name) in enumerate(zip(totals, self.current[stage], strict=True)):
             partner = Scalar(total.dtype, "accumulator")
@@ -66,7 +69,7 @@ class PartialResults:
         return stage.reduction.combine(totals, tuple(others))
 
     def combine_shared(self, stages: Sequence[Stage], parts: int) -> None:
-        """Combine the partial results of the block's warps."""
+        """Combine the accumulators of the row's ``parts`` warps through shared memory."""
         shared = self.shared_arrays(stages, parts)
         with self.emit.block(f"if lane % {WARP} == 0:"):
             self.to_shared(stages, shared, f"lane // {WARP}")
@@ -76,7 +79,7 @@ class PartialResults:
             self.update(stages, self.combined_with(shared, "other"))
 
     def shared_arrays(self, stages: Sequence[Stage], count: int) -> Accumulators:
-        """Declare shared arrays of ``count`` accumulators for ``stages``."""
+        """Declare an array of ``count`` elements in shared memory for each accumulator of ``stages``."""
         shared: Accumulators = {}
         for stage in stages:
             shared[stage] = [self.emit.fresh("shared") for _ in stage.initial]
@@ -85,19 +88,19 @@ class PartialResults:
         return shared
 
     def to_shared(self, stages: Sequence[Stage], shared: Accumulators, index: str) -> None:
-        """Store the accumulators at ``index`` of `shared_arrays`."""
+        """Store the current accumulators at ``index`` of `shared_arrays`."""
         for stage in stages:
             for array, name in zip(shared[stage], self.current[stage], strict=True):
                 self.emit.line(f"{array}[{index}] = {name}")
 
     def from_shared(self, stages: Sequence[Stage], shared: Accumulators, index: str) -> None:
-        """Load the accumulators from ``index`` of `shared_arrays`."""
+        """Load the current accumulators from ``index`` of `shared_arrays`."""
         for stage in stages:
             for array, name in zip(shared[stage], self.current[stage], strict=True):
                 self.emit.line(f"{name} = {array}[{index}]")
 
     def combined_with(self, shared: Accumulators, index: str) -> Change:
-        """Return the change that combines accumulators with those at ``index`` of `shared_arrays`."""
+        """Return the change (`update`) that combines accumulators with those at ``index`` of `shared_arrays`."""
 
         def combine(stage: Stage, totals: Values) -> Values:
             return self.combined(stage, totals, lambda dtype, name, number: f"{shared[stage][number]}[{index}]")
@@ -105,12 +108,12 @@ class PartialResults:
         return combine
 
     def shuffled(self, distance: str) -> Change:
-        """Return the change that combines the lane's accumulators with those of the lane at index XOR ``distance``."""
+        """Return the change (`update`) that combines accumulators with those of the lane at index XOR ``distance``."""
         return functools.partial(self.combined, other=_shuffled(distance))
 
 
 def stepped(stage: Stage, totals: Values) -> Values:
-    """Return ``totals`` after one more element."""
+    """Return the accumulators ``totals`` after one more element: the change (`update`) of a pass."""
     return stage.reduction.step(totals, stage.elements)
 
 

@@ -1,6 +1,6 @@
-"""Reduction kernels: row programs (reductions, and elementwise results computed from them) in one launch.
+"""Row programs (reductions, and elementwise results computed from them) in one launch.
 
-Independent reductions share a pass over the row.
+Reductions that do not depend on each other share a pass over the row.
 """
 
 from __future__ import annotations
@@ -29,41 +29,41 @@ from ort_cuda_plugin.program.steps.trace import Use
 __all__ = ["RowKernel"]
 
 SERIAL_COLUMNS = 32
-"""Maximum columns that one thread reduces on a GPU; on the emulated device one thread reduces every row.
+"""Maximum columns of a row that a single thread reduces on a GPU.
 
-On the emulated device the threads of a block share one core, so that cooperation would not be parallel.
+On the emulated device a single thread always does, since the threads of a block run on one CPU core.
 """
 MOST_TURNS = 8
-"""Maximum columns per thread for which the loop over a strided axis is unrolled."""
+"""Maximum columns per thread for which the kernel unrolls the loop along a strided axis."""
 SERIAL_PARTS = 4
-"""Independent partial accumulators of a thread that reduces a row alone."""
+"""Independent partial accumulators of a thread that reduces a row without other threads."""
 LONG_COLUMNS = 1024
-"""Columns above which a thread has `LONG_PARTS` partial accumulators, new ones for each `PIECE` of the row."""
+"""Columns above which such a thread has `LONG_PARTS` partial accumulators, and new ones for each `PIECE` of the row."""
 LONG_PARTS = 16  # partial accumulators of a thread that reduces a long row
 PIECE = 4096
-"""Columns after which new partial accumulators begin: accumulating fewer terms has a smaller rounding error."""
+"""Columns of a long row after which a thread starts new partial accumulators, to reduce rounding errors."""
 WARP_COLUMNS = 2048
-"""Maximum columns that one warp reduces."""
+"""Maximum columns of a row that one warp reduces."""
 BLOCK = 256
-"""Threads per row with more than `WARP_COLUMNS` columns."""
+"""Threads per row, a block, for rows of more than `WARP_COLUMNS` columns."""
 
 
 class RowKernel(RowColumns):
-    """Generator and launcher of one row program.
+    """Generator of the kernel of one row program.
 
-    ``threads`` threads share a row: one, a warp, or a block. Each pass is a loop over the row's columns, strided by the
-    threads. Partial results are combined by shuffles, and across warps in shared memory.
+    ``threads`` threads share a row: one, a warp, or a block. In each pass, thread t reduces columns t, t + threads, ...
+    Partial results are combined by shuffles, and across warps in shared memory.
 
-    With ``part_form`` a block reduces one of ``parts`` of a row, of the form's capacity; a row then has one result per
-    part, and no elementwise results. With ``strided_parts`` a block reduces one part of several adjacent rows; the form
-    determines only the size of a part.
+    With ``part_form`` a row is split into ``parts`` of ``part_form.capacity`` columns; a block reduces one part, the
+    results have one element per part, and there are no elementwise results. With ``strided_parts`` a block reduces the
+    same part of several adjacent rows, and only the capacity of ``part_form`` counts.
     """
 
     def launch(self) -> None:
         builder, emit, elements, rows = self.builder, self.emit, self.step.outputs, self.step.row_outputs
         outputs = self.step.all_outputs
         sources = builder.to_load(self.step.inputs)
-        # A per-row result has stride 0 along the columns, so that it does not keep column axes from collapsing.
+        # Per-row results have stride 0 along the columns: so they do not prevent the collapse of column axes.
         placed = [broadcast_strides(x, self.shape) for x in (*(x for _, x in sources), *(y for _, y in outputs))]
         row_dims, row_strides = self._collapse(placed, reduced=False)
         column_dims, column_strides = self._collapse(placed, reduced=True)
@@ -133,10 +133,7 @@ class RowKernel(RowColumns):
     def _find_cache(
         self, groups: Sequence[Sequence[Stage]], sources: Sequence[Input], column_strides: Sequence[Sequence[Dim]]
     ) -> RowCache:
-        """Choose the values that a thread caches between passes.
-
-        On the emulated device shared memory is not faster than global memory.
-        """
+        """Choose the values that are cached between passes; none on the emulated device, where memory is uniform."""
         if self.ctx.device.emulated:
             return NO_CACHE
         pairs = zip(sources, column_strides, strict=False)
@@ -154,7 +151,7 @@ class RowKernel(RowColumns):
         column_dims: Sequence[Dim],
         column_strides: Sequence[Sequence[Dim]],
     ) -> None:
-        """Choose a layout of the row in registers, if the row fits."""
+        """Choose a layout (`RowForm`) that holds a row in registers, if the row fits."""
         tensors = [*sources, *(y for _, y in self.step.outputs)]
         moved = [x for x, s in zip(tensors, column_strides, strict=False) if is_dense(s, column_dims)]
         if kept.slots and kept.type not in REGISTERS:
@@ -182,20 +179,23 @@ class RowKernel(RowColumns):
         )
 
     def _choose_threads(self, columns: Dim, rows: Dim, adjacent: bool, width: int) -> int:
-        """Choose the threads per row by the expected sizes; every choice is correct for all sizes."""
+        """Return the threads per row for the expected sizes; the kernel is correct for other sizes as well.
+
+        ``adjacent`` tells that the columns are contiguous; ``width`` is the number of rows per vector (`row_vectors`).
+        """
         if self.strided_parts:
             self.strided = StridedSchedule(WARP)
             return WARP
         if self.ctx.device.emulated or hint(columns) <= SERIAL_COLUMNS:
             return 1
-        # On a strided axis, threads of adjacent rows load adjacent elements.
+        # On a strided axis, adjacent threads get adjacent rows, so that they load adjacent elements.
         if not adjacent and hint(rows) >= WARP:
             self.strided = choose_strided(self.ctx.device, columns, rows, width)
             return self.strided.threads if self.strided is not None else 1
         return WARP if hint(columns) <= WARP_COLUMNS else BLOCK
 
     def _rows(self, dims: list[Dim]) -> tuple[tuple[Dim, Dim, Dim], tuple[int, int, int], list[str], str]:
-        """Emit the coordinates of the thread's row; return grid, block, coordinates, and the test that it exists."""
+        """Emit the thread's row coordinates; return grid, block, coordinates, and the test that the row exists."""
         if self.threads == 1 and not self.long:
             plane = Plane(self.ctx, self.builder, dims or [1], SERIAL_THREADS)
             self.emit.line("lane = 0")
@@ -217,7 +217,7 @@ class RowKernel(RowColumns):
         self.emit.line(f"row = {index}({number if step == 1 else f'({number}) * {step}'})")
         exists = f"row < {n_rows}"
         if self.shares_rows:
-            # Warps and blocks must not diverge: threads without a row also compute the last row, and store nothing.
+            # Shuffles and barriers need all threads: those without a row compute the last row, but do not store it.
             self.emit.line(f"exists = {exists}")
             self.emit.line(f"row = choose(exists, row, {index}({n_rows} - {step}))")
         names = coordinates(self.emit, "row", extents, dtype) if dims else []
@@ -231,7 +231,7 @@ class RowKernel(RowColumns):
         return (ceildiv(rows, height), self.parts, 1), block_shape, names, "True" if self.shares_rows else exists
 
     def _reduce(self, stages: Sequence[Stage]) -> None:
-        """Emit one pass over the row for all ``stages``."""
+        """Emit one pass over the row that computes all ``stages``."""
         self.pass_number += 1
         for row in self.rows_of_thread:
             row.update(self.results.started(stages))
@@ -251,7 +251,7 @@ class RowKernel(RowColumns):
             self.results.combine_shared(stages, self.threads // WARP)
 
     def _reduce_parts(self, stages: Sequence[Stage]) -> str:
-        """Reduce a thread's columns in several independent accumulators; return the first remaining column.
+        """Reduce the row in several independent accumulators of one thread; return the source of the first column left.
 
         The chains of dependent additions are shorter, so that the loop is faster and rounding errors are smaller.
         """
@@ -276,7 +276,7 @@ class RowKernel(RowColumns):
         columns = product(self.shape[axis] for axis in self.axes)
         turns = ceildiv(columns, form.threads)
         if self.part_form is None and isinstance(turns, int) and turns <= MOST_TURNS:
-            # Unrolled, so that all loads are in flight at once.
+            # Unroll, so that all loads are in flight at once.
             count = min(form.parts, 1 << turns.bit_length() - 1)
             parts = [own, *([self.results.started(stages) for _ in own] for _ in range(count - 1))]
             for turn in range(turns):
@@ -308,7 +308,7 @@ class RowKernel(RowColumns):
         self.emit.line("cuda.syncthreads()")
         for number in self._each_row():
             self.results.from_shared(stages, shared, form.shared_index("0", number))
-        # If only lane 0 stores the result, the other lanes need not combine the warps' partial results.
+        # After the last pass, if there are only per-row results, lane 0 stores them: only it needs all warps' results.
         alone = not self.step.outputs and self.pass_number == self.passes - 1
         with self.emit.block(f"if {'lane == 0' if alone else 'True'}:"):
             for warp in range(1, warps):
@@ -320,9 +320,10 @@ class RowKernel(RowColumns):
     def _fill_parts(
         self, stages: Sequence[Stage], parts: list[list[Accumulators]], columns: str, apart: int = 1, last: str = ""
     ) -> None:
-        """Emit a loop over ``columns`` that accumulates one column in each of ``parts``; combine all in the first part.
+        """Emit a loop ``for j in columns`` that adds column ``j + i * apart`` to accumulators i of ``parts``.
 
-        A part has accumulators for each of the thread's rows.
+        Then combine all parts in the first one. A part has accumulators for each of the thread's rows. ``last`` is a
+        line for the end of the loop's body.
         """
         with self.emit.block(f"for j in {columns}:"):
             for offset, part in enumerate(parts):
@@ -334,7 +335,7 @@ class RowKernel(RowColumns):
         self._join_parts(stages, parts)
 
     def _join_parts(self, stages: Sequence[Stage], parts: list[list[Accumulators]]) -> None:
-        """Combine the accumulators of all ``parts`` in the first one, as a tree."""
+        """Combine the accumulators of all ``parts`` in the first one, in the order of a binary tree."""
         while len(parts) > 1:
             half = len(parts) // 2
             for part, others in zip(parts[:half], parts[half:], strict=True):

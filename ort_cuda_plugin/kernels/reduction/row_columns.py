@@ -1,7 +1,7 @@
-"""Columns of a row in a reduction kernel: loops, loads, cached values, and stores.
+"""Loops over the columns of a row in a reduction kernel: loads, cached values, and stores.
 
-A thread loads the elements of its columns one by one, by vectors into registers (`row_in_registers`), or, on a strided
-axis, by vectors of adjacent rows (`strided_axis`). Values that a later pass needs are cached.
+A thread loads elements one by one; or the vectors of its row into registers (`row_in_registers`); or, on a strided
+axis, vectors of adjacent rows (`strided_axis`). Values that a later pass needs may be cached.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from ort_cuda_plugin.program.lowering.context import Lowering
 from ort_cuda_plugin.program.steps.steps import Input, Rows
 
 CACHE_BYTES = 32 << 10
-"""Maximum bytes of a block's row cache in shared memory, for occupancy."""
+"""Maximum bytes of a block's row cache in shared memory; more would lower the occupancy."""
 REGISTERS = {f"{kind}{bits}": f"registers_{kind[0]}{bits}" for kind in ("float", "int", "uint") for bits in (32, 64)}
 
 
 class RowColumns:
-    """Columns of the rows of one kernel; `RowKernel` chooses the schedule and emits the passes.
+    """Base of `RowKernel`, which chooses the schedule and emits the passes: loops over columns, loads and stores.
 
-    In the kernel ``lane`` is the thread's index among those that share its row, ``j`` or ``e`` its column.
+    In the kernel, ``lane`` is the thread's index among those that share its row, and ``j`` a column. In a row that is
+    held in registers, ``e`` is the index of one of the thread's elements.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class RowColumns:
         self.threads = 1
         """Threads per row."""
         self.n = ""
-        """Name of the parameter with the number of columns."""
+        """Name of the kernel parameter with the number of columns."""
         self.column_dtype = DType.INT64
         self.column_extents: list[Extent] = []
         self.pass_number = -1
@@ -67,52 +68,52 @@ class RowColumns:
         self.cache_index = ""
         """Format string of the index of a cached value in shared memory; fields: slot, column."""
         self.by_column: dict[Scalar, bool] = {}
-        """Whether each value depends on the column; empty on the emulated device, where LLVM hoists by itself."""
+        """Whether each value depends on the column. Empty on the emulated device, where LLVM hoists the others."""
         self.load_passes: dict[Scalar, set[int]] = {}
-        """By input, the numbers of the passes that load its elements."""
+        """Numbers of the passes that load an input's elements, by input."""
         self.form: RowForm | None = None
         """Layout of a row in registers; None if rows are not in registers."""
         self.moves: RowMoves | None = None
         """Loads and stores of rows in registers."""
         self.vectors: set[Scalar] = set()
-        """Inputs that are contiguous along the columns."""
+        """Inputs that are contiguous along the columns, if rows are held in registers."""
         self.lanes: dict[Scalar, str] = {}
         self.pending: list[Scalar] = []
-        """Inputs that the pass being emitted reads from registers."""
+        """Inputs in registers that the pass being emitted reads first: its loop must follow their loads."""
         self.strided: StridedSchedule | None = None
         """Schedule of a reduction over a strided axis; None for other reductions."""
         self.rows_of_thread: list[Accumulators] = [self.results.current]
-        """Accumulators of each row of the thread; those of the row being emitted are the current ones."""
+        """Accumulators of each of the thread's rows, of which `PartialResults.current` has those being emitted."""
         self.row_number = 0
         """Index of the thread's row that is being emitted."""
         self.adjacent: set[Scalar] = set()
-        """Inputs in which a thread's rows are adjacent, if it has several rows."""
+        """Inputs in which the rows of a thread with several rows are adjacent in memory."""
         self.row_lanes: dict[Scalar, str] = {}
-        """By input, the registers with a vector of adjacent rows, for the column being emitted."""
+        """Registers with one element of each of the thread's rows, for the column being emitted, by input."""
         self.whole_rows = ""
-        """Condition that vectors of adjacent rows are aligned."""
+        """Variable that tells whether the vectors of adjacent rows are aligned."""
         self.is_exact = False
-        """Whether every lane has an element."""
+        """Whether every register of every thread has an element: the row's length equals the layout's capacity."""
         self.has_whole_vectors = False
-        """Whether either all lanes of a vector have an element or none."""
+        """Whether vectors are whole: all registers of a vector have an element, or none has."""
 
     @property
     def shares_rows(self) -> bool:
-        """Whether threads of several rows cooperate, in a warp or at a barrier."""
+        """Whether threads of different rows take part in the same shuffles or barriers."""
         return self.strided is not None or 1 < self.threads < WARP
 
     @property
     def column0(self) -> str:
-        """Source of the first column of the block's part, as a summand."""
+        """Source of the first column of the block's part with a following "+"; "" if the block has whole rows."""
         return "" if self.part_form is None else "column0 + "
 
     @property
     def stop(self) -> str:
-        """Source of the end of the block's columns."""
+        """Source of the column at which the block's part, or the row, ends."""
         return self.n if self.part_form is None else "stop"
 
     def _keep(self, kept: RowCache, columns: Dim, block: tuple[int, int, int]) -> Dim:
-        """Declare the row cache, in registers or shared memory; return the bytes of shared memory that it takes."""
+        """Declare the row cache ``kept``, in registers or shared memory; return its bytes of dynamic shared memory."""
         if not kept.slots:
             return 0
         emit, serial = self.emit, self.threads == 1
@@ -136,12 +137,12 @@ class RowColumns:
 
     @contextmanager
     def _columns(self, start: str = "lane") -> Iterator[None]:
-        """Emit a loop over the thread's columns."""
+        """Emit a loop over the thread's columns, whose body is the ``with`` block; ``start`` is the first column."""
         if self.form is None:
             with self.emit.block(f"for j in range({start}, {self.stop}, {self.threads}):"), self._column("j"):
                 yield
             return
-        # The emission of the loop determines which inputs the pass loads; their loads go ahead of the loop.
+        # Emitting the loop shows which inputs the pass needs in registers: insert their loads before it afterwards.
         with (
             self.emit.detached() as loop,
             self.emit.block(f"for e in range({self.form.lanes}):"),
@@ -157,7 +158,10 @@ class RowColumns:
 
     @contextmanager
     def _column(self, index: str, inside: str = "") -> Iterator[None]:
-        """Open a scope for column ``index``, which is accumulated if ``inside`` holds (a format of the index)."""
+        """Emit the ``with`` block for the column with source ``index``.
+
+        ``inside`` is the format string of a condition on the column; columns outside are not accumulated.
+        """
         with self.emit.scope():
             name = self.emit.assign(index)
             if inside:
@@ -181,7 +185,7 @@ class RowColumns:
             self.results.inside = ""
 
     def _store_lanes(self, addresses: Sequence[tuple[str, str, list[str]]], dense: Sequence[bool]) -> None:
-        """Emit the last pass; results that are contiguous along the columns are stored by vectors."""
+        """Emit the last pass of a row in registers, which stores elementwise results, by vectors where ``dense``."""
         assert self.form is not None
         assert self.moves is not None
         emit = self.emit
@@ -234,7 +238,7 @@ class RowColumns:
         return self.emit.assign(load_text(pointer, self._offset(base, strides), leaf.dtype))
 
     def _place_rows(self, sources: Sequence[Input], row_strides: Sequence[Sequence[Dim]]) -> None:
-        """Find the inputs in which a thread's rows are adjacent; emit a test that their addresses suit vectors."""
+        """Find the inputs in which a thread's rows are adjacent; emit a test that these are aligned for vectors."""
         assert self.strided is not None
         self.rows_of_thread = [{} for _ in range(self.strided.width)]
         pairs = zip(sources, row_strides, strict=False)
@@ -244,7 +248,7 @@ class RowColumns:
         self.whole_rows = self.emit.assign(aligned)
 
     def _loaded_rows(self, pointer: str, offset: str) -> str:
-        """Emit the load of one column of the thread's rows, from ``offset`` on; return the variable that holds it."""
+        """Emit the load of a column's elements of all of the thread's rows, at ``offset``; return their variable."""
         assert self.strided is not None
         width, name = self.strided.width, self.emit.fresh("r")
         for line in vector_load(name, pointer, offset, self.whole_rows, width):
@@ -252,9 +256,9 @@ class RowColumns:
         return name
 
     def _each_row(self, rows: Sequence[Accumulators] = ()) -> Iterator[int]:
-        """Yield the index of each of the thread's rows; meanwhile its accumulators in ``rows`` are the current ones.
+        """Yield the index of each of the thread's rows; until the next one, its accumulators are the current ones.
 
-        Values emitted for one row are not reused for another.
+        These are taken from ``rows`` if given. Values emitted for one row are not reused for another.
         """
         for number, own in enumerate(self.rows_of_thread):
             self.row_number = number
@@ -268,7 +272,7 @@ class RowColumns:
                 yield number
 
     def _store_rows(self, addresses: Sequence[tuple[str, str, list[str]]], strides: Sequence[Sequence[Dim]]) -> None:
-        """Emit the stores of per-row results; ``strides`` are the results' strides along the dimensions of the rows."""
+        """Emit the stores of per-row results; ``strides`` are the results' strides along the row dimensions."""
         emit, width = self.emit, len(self.rows_of_thread)
         texts = [self.builder.stride(along[-1]) if width > 1 else "" for along in strides]
         lanes = {
@@ -288,6 +292,6 @@ class RowColumns:
                 emit.line(f"store_row({lanes[pointer]}, {pointer}, {base}, 0, {base} + {width}, {width}, 1)")
 
     def _hoist(self, roots: Iterable[Scalar]) -> None:
-        """Emit the values of a pass that depend only on the row, ahead of its loop."""
+        """Emit the values of ``roots`` that depend only on the row, before a pass's loop."""
         if self.by_column:
             self.emit.hoist(roots, self.by_column)

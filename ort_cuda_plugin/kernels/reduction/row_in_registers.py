@@ -1,6 +1,6 @@
-"""Rows in registers: on a GPU each thread of a row program holds vectors of its row, loaded and stored once.
+"""Layout of rows in registers: on a GPU the threads of a row load its vectors once, for all passes of a row program.
 
-The expected sizes determine the layout (`RowForm`). A guard limits rows to the capacity of the threads' registers.
+The expected sizes determine the layout (`RowForm`). A guard limits rows to the capacity of the layout.
 """
 
 from __future__ import annotations
@@ -17,26 +17,29 @@ from ..codegen.vectors import CALL_WORK, VECTOR_BYTES, cheap
 
 WARP = 32
 SHARES = {WARP: (16, 96), 128: (16, 96), 256: (32, 96), 512: (32, 64)}
-"""By threads per row: the maximum elements per thread, and the 32-bit registers per thread for inputs."""
+"""Maximum elements per thread, and maximum 32-bit registers per thread for all inputs, by threads per row."""
 MAX_ROW_WORK = 1536
 """Maximum operations in a thread's unrolled code (estimate); see `vectors.MAX_WORK`."""
 EXACT_LANES = 24
-"""Maximum elements per thread of a warp whose lanes all have an element."""
+"""Maximum elements per thread in an exact layout, one warp or less per row (`_exact_form`)."""
 MANY_ROWS = 8
-"""Rows per multiprocessor from which a warp may hold several rows."""
+"""Rows per multiprocessor from which several rows may share a warp."""
 FEW_ROWS, FEW_LANES = 2, 4
-"""Maximum rows per multiprocessor for which one warp per row leaves it mostly idle; elements per thread for such rows.
+"""Maximum rows per multiprocessor for which a row gets more than a warp, and maximum elements per thread for such rows.
 
-Serial work of a thread takes longer than a reduction across more threads.
+With so few rows, reducing across more threads takes less time than more serial work per thread.
 """
 FEW_ROWS_THREADS = (64, 96, 128, 192, 256, 384, 512)  # threads per row to choose from for few rows
 MAX_HEIGHT = 4
-"""Maximum rows per block, with one warp per row."""
+"""Maximum rows per block if a row has one warp."""
 
 
 @dataclass(frozen=True)
 class RowForm:
-    """Layout of a row in registers: ``threads`` share a row; each holds ``count`` vectors of ``width`` elements."""
+    """Layout of a row in registers: ``threads`` share the row; each holds ``count`` vectors of ``width`` elements.
+
+    Vector i of thread t begins at column (i * ``threads`` + t) * ``width``.
+    """
 
     threads: int
     width: int
@@ -51,14 +54,17 @@ class RowForm:
         return self.threads * self.lanes
 
     def column(self, lane: str) -> str:
-        """Return the column of a thread's lane."""
+        """Return the source of the column of the thread's element ``lane`` (< ``lanes``)."""
         shift, mask = self.width.bit_length() - 1, self.width - 1
         if self.width == 1:
             return f"lane + {lane} * {self.threads}"
         return f"lane * {self.width} + ({lane} >> {shift}) * {self.threads * self.width} + ({lane} & {mask})"
 
     def distance(self, lane: str, whole: bool) -> str:
-        """Return the distance of a lane's column, or with ``whole`` of its vector, from the thread's first column."""
+        """Return the source of the distance, in columns, from the thread's first element to element ``lane``.
+
+        With ``whole`` that of the first element of its vector.
+        """
         shift, mask = self.width.bit_length() - 1, self.width - 1
         if self.width == 1:
             return f"{lane} * {self.threads}"
@@ -67,7 +73,7 @@ class RowForm:
 
 
 def row_height(ctx: Lowering, rows: Dim, threads: int = WARP) -> int:
-    """Return the rows per block if a warp or less shares a row; few if more would leave multiprocessors idle."""
+    """Return the rows per block for rows of at most a warp: few if larger blocks would leave multiprocessors idle."""
     height = MAX_HEIGHT * WARP // threads
     while height > WARP // threads and hint(rows) < 2 * height * ctx.device.multiprocessors:
         height //= 2
@@ -83,9 +89,10 @@ def choose_row_form(
     inputs: int,
     itemsizes: Sequence[int],
 ) -> RowForm | None:
-    """Choose the layout of rows in registers. None for rows that are too long, or empty: lanes clamp to column 0.
+    """Choose the layout of rows in registers; None for rows that are too long, or that may be empty.
 
-    ``inputs`` values are loaded per element; ``itemsizes`` are those of all tensors with vectorised accesses.
+    Empty rows have no column 0, which registers without an element load. ``inputs`` is the number of inputs that are
+    held in registers; ``itemsizes`` are those of all tensors with vectorised accesses, in bytes.
     """
     if not ctx.settled(le(1, columns)):
         return None
@@ -103,7 +110,7 @@ def choose_row_form(
         most = max(min(lanes, by_work, registers // words), width)
         count = -(-expected // (threads * width))
         if count * width <= most:
-            # Round the number of vectors, so that fewer kernels differ.
+            # Round the number of vectors up, so that rows of similar lengths share a kernel.
             count = count if count < 4 else -(-count // 2) * 2
             form = RowForm(threads, width, count)
             return form if ctx.settled(le(columns, form.capacity)) else None
@@ -111,7 +118,7 @@ def choose_row_form(
 
 
 def _wide_form(ctx: Lowering, columns: Dim, rows: Dim, width: int) -> RowForm | None:
-    """Return the layout for few rows: the fewest threads with at most one vector or `FEW_LANES` elements, or None."""
+    """Return the layout for few rows, or None: the fewest threads that need only one vector or `FEW_LANES` elements."""
     if hint(rows) > FEW_ROWS * ctx.device.multiprocessors or hint(columns) <= WARP * FEW_LANES:
         return None
     for threads in FEW_ROWS_THREADS:
@@ -123,9 +130,9 @@ def _wide_form(ctx: Lowering, columns: Dim, rows: Dim, width: int) -> RowForm | 
 
 
 def _exact_form(ctx: Lowering, columns: Dim, rows: Dim, width: int, most: int) -> RowForm | None:
-    """Return a layout in which all lanes of a warp have an element, so that no bounds checks are needed; or None.
+    """Return a layout whose capacity is exactly ``columns``, so that no bounds checks are needed; or None.
 
-    With many rows, several rows share a warp.
+    A row has one warp, or with many rows half or a quarter of one.
     """
     many = hint(rows) >= MANY_ROWS * ctx.device.multiprocessors
     for threads in (WARP, WARP // 2, WARP // 4) if many else (WARP,):
@@ -136,7 +143,7 @@ def _exact_form(ctx: Lowering, columns: Dim, rows: Dim, width: int, most: int) -
 
 
 def _work(step: Rows, groups: Sequence[Sequence[Stage]]) -> int:
-    """Return the operations per element in all passes (estimate)."""
+    """Estimate the operations per element in all passes."""
     roots: list[Scalar] = [x for x, _ in step.outputs]
     roots += [x for group in groups for stage in group for x in stage.elements]
     return sum(1 if x.op in cheap else CALL_WORK for x in reachable(roots) if x.operands and x.op != "reduced")

@@ -1,8 +1,8 @@
 """Split row reductions: on a GPU, several blocks reduce parts of each row, if rows are few and long.
 
-Each group of reductions is two launches: the first stores the accumulators of the parts, the second combines them. A
-map then computes the elementwise results. So a sum over a whole tensor, or a normalization of few large groups,
-occupies all multiprocessors.
+So a sum over a whole tensor, or a normalization of few large groups, occupies all multiprocessors. The reductions of
+one pass take two launches: the first stores the accumulators of the parts, the second combines them. An elementwise
+kernel then computes the other results.
 """
 
 from __future__ import annotations
@@ -23,20 +23,22 @@ from .reduce import RowKernel
 from .row_in_registers import RowForm
 
 LONG = 16384
-"""Minimum columns of a contiguous row to split; shorter rows fit the registers of a block."""
+"""Columns of a contiguous row above which it may be split; shorter rows fit the registers of a block."""
 ROWS_PER_MULTIPROCESSOR = 2
 """Rows per multiprocessor from which one block per row keeps the GPU busy."""
 THREADS = 256  # threads per block for contiguous rows
 LANES = 16  # elements per thread for contiguous rows
 MOST_PARTS = 65535  # maximum parts of a row: the maximum gridDim.y
 STRIDED_THREADS, STRIDED_LANES = 32, (64, 32, 16, 8)
-"""Threads along a strided axis, and columns per thread, in order of preference; fewer give more blocks."""
+"""For rows along a strided axis: threads per row, and columns per thread in order of preference. Fewer columns give
+more blocks.
+"""
 STRIDED_LONG = 2048
-"""Minimum columns of a strided row to split; for shorter ones a second launch takes longer."""
+"""Columns of a row along a strided axis above which it may be split; for shorter ones a second launch takes longer."""
 
 
 def launch_rows(ctx: Lowering, step: Rows) -> None:
-    """Generate and launch the kernels of a row program."""
+    """Launch a row program, in one kernel or with split rows."""
     form = None if ctx.device.emulated else _part_form(ctx, step)
     if form is None:
         RowKernel(ctx, step).launch()
@@ -45,7 +47,7 @@ def launch_rows(ctx: Lowering, step: Rows) -> None:
 
 
 def _part_form(ctx: Lowering, step: Rows) -> RowForm | None:
-    """Return the layout of a part of a row in a block, by the expected sizes; None if a block has a whole row."""
+    """Return the layout of a part of a row, for the expected sizes; None if rows are not split."""
     columns, rows = product(step.shape[axis] for axis in step.axes), product(step.row_shape)
     if hint(columns) <= STRIDED_LONG:
         return None
@@ -68,7 +70,10 @@ def _part_form(ctx: Lowering, step: Rows) -> RowForm | None:
 
 
 def _strided_form(ctx: Lowering, columns: Dim, rows: Dim) -> RowForm | None:
-    """Return the layout for a strided axis; None if one block per `STRIDED_THREADS` rows keeps the GPU busy."""
+    """Return the layout of a part of rows along a strided axis; None if there are blocks enough without a split.
+
+    A block reduces a part of `STRIDED_THREADS` adjacent rows.
+    """
     blocks = hint(ceildiv(rows, STRIDED_THREADS))
     if ROWS_PER_MULTIPROCESSOR * blocks >= ctx.device.multiprocessors:
         return None
@@ -78,13 +83,13 @@ def _strided_form(ctx: Lowering, columns: Dim, rows: Dim) -> RowForm | None:
 
 
 def _has_adjacent_rows(step: Rows, placed: Sequence[Sequence[Dim]]) -> bool:
-    """Tell whether adjacent rows have adjacent elements in an input."""
+    """Tell whether in an input the elements of adjacent rows are adjacent in memory."""
     across = [axis for axis, dim in enumerate(step.shape) if axis not in step.axes and dim != 1]
     return bool(across) and any(strides[across[-1]] == 1 for strides in placed)
 
 
 def _has_maps(step: Rows) -> bool:
-    """Return whether map steps can compute all that follows the reductions, elementwise or per row."""
+    """Tell whether Maps can compute all results, elementwise and per row, from those of the reductions."""
     known = {x: Scalar(x.dtype, "leaf") for x in step.scalars if x.op == "reduced"}
     after = Substitution(dict(known))
     if step.row.index in reachable(after(x) for x, _ in step.outputs):
@@ -97,7 +102,7 @@ def _has_maps(step: Rows) -> bool:
 
 
 class _SplitRows:
-    """Launcher of one row program in parts."""
+    """Launches of one row program with split rows."""
 
     def __init__(self, ctx: Lowering, step: Rows, form: RowForm, is_strided: bool) -> None:
         self.ctx, self.step, self.form, self.is_strided = ctx, step, form, is_strided
@@ -106,7 +111,7 @@ class _SplitRows:
         self.count = Scalar(DType.INT64, "leaf")
         self.inputs: list[Input] = [*step.inputs, (self.count, ctx.host_tensor([columns], (1,), DType.INT64))]
         self.known: dict[Scalar, Scalar] = {step.row.count: self.count}
-        """Replacements of reduction results that earlier launches have computed."""
+        """Leaves that replace reduction results which earlier launches have stored in ``inputs``."""
 
     def launch(self) -> None:
         step = self.step
@@ -123,7 +128,7 @@ class _SplitRows:
                 launch_map(self.ctx, Map(step.nodes, shape, used_inputs(self.inputs, [x for x, _ in stored]), stored))
 
     def _reduce(self, group: Sequence[Stage]) -> dict[Stage, list[Tensor]]:
-        """Launch the partial reductions; return the accumulators, each [rows..., parts]."""
+        """Launch the kernel that reduces the parts; return each stage's accumulators, tensors [rows..., parts]."""
         ctx, step, before = self.ctx, self.step, Substitution(dict(self.known))
         partial: dict[Stage, list[Tensor]] = {}
         outputs: list[Output] = []
@@ -145,7 +150,7 @@ class _SplitRows:
     def _totals(
         self, group: Sequence[Stage], partial: dict[Stage, list[Tensor]], row: Row
     ) -> tuple[list[Input], dict[Scalar, Scalar]]:
-        """Return the inputs of the row program that combines parts, and its result for each reduction of the group."""
+        """Return the inputs of a row program that combines the parts, and its expressions for the group's results."""
         inputs: list[Input] = []
         totals: dict[Scalar, Scalar] = {}
         reduced = [x for x in in_order([x for x, _ in self.step.all_outputs]) if x.op == "reduced"]
@@ -157,7 +162,7 @@ class _SplitRows:
         return inputs, totals
 
     def _combine(self, group: Sequence[Stage], partial: dict[Stage, list[Tensor]]) -> None:
-        """Combine the group's accumulators, and make its results inputs of later launches."""
+        """Launch the kernel that combines the parts, and make its results inputs of later launches."""
         row = Row()
         inputs, totals = self._totals(group, partial, row)
         outputs: list[Output] = []
@@ -169,7 +174,10 @@ class _SplitRows:
         self._launch_combination(inputs, outputs, row)
 
     def _finish(self, group: Sequence[Stage], partial: dict[Stage, list[Tensor]]) -> bool:
-        """Combine the last group and store the results in one launch, if the results need no other input."""
+        """Launch one kernel that combines the parts of the last pass and computes the per-row results.
+
+        Returns False if these results need other inputs.
+        """
         row = Row()
         inputs, totals = self._totals(group, partial, row)
         known = {old: total if total.dtype is old.dtype else s.cast(total, old.dtype) for old, total in totals.items()}
@@ -190,16 +198,16 @@ class _SplitRows:
 
 
 def _combination(stage: Stage) -> Reduction:
-    """Return the reduction that combines the accumulators of a row's parts."""
+    """Return the reduction whose elements are the stage's accumulators for each part of a row."""
     initial = tuple(s.constant(x.value, _wide(x.dtype)) for x in stage.initial)
     return Reduction(lambda dtypes: initial, stage.reduction.combine, stage.reduction.combine)
 
 
 def _wide(dtype: DType) -> DType:
-    """Return the type in which accumulators are stored without rounding."""
+    """Return the type that stores accumulators of ``dtype`` without rounding: float32 for narrower floats."""
     return DType.FLOAT32 if dtype in NARROW_FLOATS else dtype
 
 
 def _with_part_axis(x: Tensor) -> Tensor:
-    """Return x, which has an element per row, with an axis of size 1 for the parts."""
+    """View x [rows...] as [rows..., 1], with an axis in place of that of the parts."""
     return Tensor(x.dtype, (*x.shape, 1), x.buffer, strides=(*x.strides, 1), offset=x.offset)

@@ -1,4 +1,4 @@
-"""Vectorised loads and stores of rows in registers, with alignment tests at run time where needed."""
+"""Vectorised loads and stores of rows that are held in registers, with run-time alignment tests if necessary."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ..codegen.vectors import begins_at_vectors
 from .row_in_registers import RowForm
 
 AHEAD_REGISTERS = 24
-"""Maximum registers per thread for operands of later passes that are prefetched before the first pass."""
+"""Maximum registers per thread for inputs of later passes that are prefetched before the first pass."""
 
 
 class RowMoves:
     """Emitter of loads and stores for rows of ``n`` columns with layout ``form``.
 
-    A thread's elements are in registers, which the intrinsic ``lanes_of`` declares. ``column0`` is a summand of each
-    element's column.
+    A thread's elements are in an array of registers, which intrinsic ``lanes_of`` declares. ``column0`` is
+    `RowColumns.column0`.
     """
 
     def __init__(self, emit: Emitter, form: RowForm, n: str, column0: str) -> None:
@@ -30,7 +30,10 @@ class RowMoves:
         self._registers_left = AHEAD_REGISTERS
 
     def find_whole(self, pointer: str, x: Tensor, by_row: Sequence[Dim]) -> None:
-        """Emit an alignment test for x if its row strides keep vectors aligned. All lanes must have an element."""
+        """Let x be accessed by vectors after one alignment test, if its row strides keep all rows aligned.
+
+        Every register must have an element (`RowColumns.is_exact`).
+        """
         width = self._form.width
         if all(divides(width, stride) for stride in by_row):
             known = begins_at_vectors(x, width)
@@ -38,7 +41,7 @@ class RowMoves:
 
     @contextmanager
     def loads_ahead(self) -> Iterator[None]:
-        """Emit the passes of the ``with`` block after the prefetches of their operands, so that latencies overlap."""
+        """Emit the passes in the ``with`` block after the prefetches that `load` collects: their latencies overlap."""
         with self._emit.detached() as passes:
             yield
         for line in self._ahead:
@@ -46,7 +49,10 @@ class RowMoves:
         self._emit.lines += passes
 
     def load(self, lanes: str, pointer: str, base: str, dtype: DType, *, is_later: bool) -> None:
-        """Emit the load of a thread's elements of the row at ``base``, ahead of the first pass if registers suffice."""
+        """Emit the load of a thread's elements of the row at offset ``base``.
+
+        For a later pass (``is_later``) the load precedes the first pass, if registers suffice.
+        """
         lines = [f"{lanes} = lanes_of({pointer}, {self._form.lanes})", self.text("load", lanes, pointer, base)]
         registers = self._form.lanes * dtype.itemsize // 4
         if is_later and registers <= self._registers_left:
@@ -57,7 +63,7 @@ class RowMoves:
             self._emit.line(line)
 
     def text(self, how: str, lanes: str, pointer: str, base: str) -> str:
-        """Return the line that loads or stores a thread's elements of a row."""
+        """Return the line that loads or stores (``how``) a thread's elements of the row at offset ``base``."""
         form, end = self._form, f"{base} + {self._n}"
         places = f"{pointer}, {base} + {self._column0}lane * {form.width}, {form.threads * form.width}"
         size = f"{form.width}, {form.count}"

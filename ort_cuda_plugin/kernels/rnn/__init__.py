@@ -1,1 +1,1 @@
-"""Recurrent networks."""
+"""Kernels of recurrent networks: RNN, GRU and LSTM."""

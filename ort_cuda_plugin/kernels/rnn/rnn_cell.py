@@ -1,4 +1,4 @@
-"""RNN, GRU and LSTM cells: operands, gates and states of one direction, common to all RNN kernels."""
+"""Common parts of the RNN, GRU and LSTM kernels: cells, and operands, gates and states of one direction."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Gates = Sequence[Scalar]
 
 @dataclass(frozen=True)
 class Cell:
-    """One step of a cell. Scalars have the accumulation type: float64 for float64, else float32.
+    """Expressions of one time step of a cell, for one hidden element. Scalars are float64 for float64, else float32.
 
     ``update(inputs, products, hidden, state)`` returns (new hidden, new state). ``inputs`` are x @ W and ``products``
-    are hidden @ R of each gate, both with biases; ``state`` is an LSTM's cell state, else None. With ``reset``, the
-    last gate's product is (``reset(inputs, products)`` * hidden) @ R, which needs a second pass over the weights.
+    are hidden @ R, a Scalar per gate, both with biases; ``state`` is an LSTM's cell state, else None. With ``reset``,
+    the last gate's product is (``reset(inputs, products)`` * hidden) @ R, which needs a second pass over the weights.
     """
 
     gates: int
@@ -34,10 +34,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class Sequences:
-    """Tensors of one direction; "hidden" is the hidden size. Results have any strides.
+    """Operands of one direction, of any strides; "hidden" is the hidden size.
 
-    ``inputs`` [time, batch, gates * hidden], ``weights`` [hidden, gates * hidden], of any strides, and ``parameters``
-    (vectors of hidden elements) are in the operator's order of gates. ``lengths`` is int32 [batch], None for all steps;
+    ``inputs`` [time, batch, gates * hidden] are x @ W, computed beforehand; ``weights`` [hidden, gates * hidden] are R.
+    Gates are in the operator's order. ``lengths`` is int32 [batch], None if all sequences have all time steps.
     ``hidden`` and ``state`` are the initial states [batch, hidden], None for zeros.
     """
 
@@ -52,11 +52,11 @@ class Sequences:
 
 @dataclass(frozen=True)
 class Direction:
-    """Operands and results of one direction.
+    """Cell, operands and results of one direction.
 
-    ``parameters`` are per-element vectors, bound to leaves of the cell's expressions. ``outputs`` is [time, batch,
-    hidden], ``last_hidden`` and ``last_state`` are [batch, hidden]. Outputs after the end of a sequence are zeros;
-    a ``backward`` direction starts at the end of each sequence.
+    ``parameters`` are leaves of the cell's expressions, with vectors of one element per hidden element. ``outputs`` is
+    [time, batch, hidden], ``last_hidden`` and ``last_state`` are [batch, hidden]; results have any strides. Outputs
+    after the end of a sequence are zeros; a ``backward`` direction starts at the end of each sequence.
     """
 
     cell: Cell
@@ -81,7 +81,7 @@ class Elements:
         return offset_text(list(zip(at, self._strides, strict=True)))
 
     def load(self, *at: str) -> str:
-        """Load an element, converted to the accumulation type; return its variable."""
+        """Emit the load of an element, converted to the accumulation type; return its variable."""
         leaf = Scalar(self._dtype, "leaf")
         self._emit.bind(leaf, self._emit.assign(load_text(self.pointer, self._offset(at), self._dtype)))
         return self._emit.value(s.cast(leaf, s.accumulation_type(self._dtype)))
@@ -91,10 +91,11 @@ class Elements:
 
 
 class CellKernel(ABC):
-    """Base of the RNN kernels: operands and gates of a kernel that loops over time.
+    """Base of the RNN kernels: kernel parameters, scratch tensors, and the values of gates.
 
-    States have ``rows`` rows of the hidden size, LSTM cell states ``state_copies`` copies. In the kernel ``t`` is the
-    time step of sequence ``sequence`` and ``j`` a hidden element.
+    Scratch tensors of states are [copies, ``rows``, hidden size]; there are two copies of hidden states, and
+    ``state_copies`` of an LSTM's cell states. In the kernel, ``t`` is the time step of sequence ``sequence``, and ``j``
+    a hidden element.
     """
 
     def __init__(self, ctx: Lowering, direction: Direction, rows: Dim, state_copies: int) -> None:
@@ -122,23 +123,24 @@ class CellKernel(ABC):
         self.hidden = scratch(2)
         self.states = scratch(state_copies) if cell.has_state else ""
         self.reset = scratch(1) if cell.reset is not None else ""
-        # Values that a step's first pass stores for the second: inputs, then products, of all gates but the last.
+        # With ``reset``, a time step's first pass stores these for the second one: ``inputs`` (`Cell.update`) of all
+        # gates but the last, then their ``products``.
         self.gated = [scratch(1) for _ in range(2 * (cell.gates - 1))] if cell.reset is not None else []
 
     @abstractmethod
     def gate_index(self, gate: int) -> str:
-        """Return the index of element j of a gate among all gates."""
+        """Return the source of the index of a gate's element j in a vector of all gates."""
 
     @abstractmethod
     def kept(self, pointer: str) -> str:
-        """Return the source of element j of ``pointer``, one of ``gated``."""
+        """Return the source of element j of scratch tensor ``pointer``, one of ``gated``."""
 
     @abstractmethod
     def products(self, gates: Sequence[int]) -> list[Scalar]:
-        """Return hidden @ R with biases for ``gates``; with ``reset``, the last gate has its own pass."""
+        """Return element j of hidden @ R with biases for ``gates``; with ``reset``, the last gate has its own pass."""
 
     def gates(self) -> tuple[Gates, Gates]:
-        """Return x @ W and hidden @ R of all gates, in the pass of the last gate."""
+        """Return ``inputs`` and ``products`` (`Cell.update`) of all gates, in the pass that computes the last gate."""
         gates = range(self.cell.gates)
         if self.cell.reset is None:
             return self.input_products(gates), self.products(gates)
@@ -156,12 +158,12 @@ class CellKernel(ABC):
         return value if biases is None else value + self.named(biases.load(self.gate_index(gate)))
 
     def named(self, text: str) -> Scalar:
-        """Return a leaf of the accumulation type for a variable of the kernel."""
+        """Return a leaf of the accumulation type whose value is the source ``text``."""
         leaf = Scalar(self.compute, "leaf")
         self.emit.bind(leaf, text)
         return leaf
 
     def bind_parameters(self) -> None:
-        """Bind the cell's parameters to their values for element j."""
+        """Bind the leaves of the direction's parameters to their values for element j."""
         for leaf, elements in self.vectors:
             self.emit.bind(leaf, elements.load("j"))

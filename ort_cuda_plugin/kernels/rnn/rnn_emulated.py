@@ -1,9 +1,9 @@
 """RNN, GRU and LSTM on the emulated device: a thread computes all time steps of a few sequences of one direction.
 
-The kernel needs no barriers, so that its loops become plain CPU loops: adjacent hidden elements form vectors
-(`strip_functions` of `compiler.intrinsics.tile_intrinsics`), and a weight is loaded once for all sequences of the
-thread. The last strip is shifted back to end at the last hidden element, and may compute some elements a second time;
-therefore a step reads one copy of the states and writes the other.
+The kernel needs no barriers, so that its loops become plain CPU loops. A strip is a group of adjacent hidden elements
+that CPU vectors compute (`strip_functions` of `compiler.intrinsics.tile_intrinsics`); a weight is loaded once for all
+sequences of the thread. The last strip is shifted back to end at the last hidden element, and may compute some elements
+a second time; therefore a time step reads one copy of the states and writes the other.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from ..codegen.source import kernel_name
 from .rnn_cell import CellKernel, Direction, Elements, Gates
 
 ACCUMULATORS = 128
-"""Accumulators per thread: eight of the emulated device's longest vectors."""
+"""Accumulators of 4 bytes per thread: eight 512-bit CPU vectors."""
 ROWS = 4
 """Sequences per thread; 1 for at most `FEW` sequences."""
 FEW = 2  # maximum batch size for which a thread computes one sequence instead of ROWS
 
 
 class StripCell(CellKernel):
-    """Generator and launcher of the steps of one direction.
+    """Generator of the kernel that computes all time steps of one direction; a block has one thread.
 
-    In the kernel ``first`` is the block's first sequence, ``row`` an index of its sequences, ``j0`` the first hidden
-    element of a strip and ``j`` one of them. Hidden states are [copy][block][hidden][rows], other scratch tensors
-    [copy][block][rows][hidden]. The block's slices of the two copies begin at ``base`` and ``other``; a step reads
-    ``now`` and writes ``next``.
+    In the kernel, ``first`` is the block's first sequence, ``row`` the index of one of its sequences, ``j0`` the first
+    hidden element of a strip and ``j`` any of these. Hidden states are [copy][block][hidden][rows], other scratch
+    tensors [copy][block][rows][hidden]. The block's slices of the two copies begin at ``base`` and ``other``; a time
+    step reads the one at ``now`` and writes the one at ``next``.
     """
 
     def __init__(self, ctx: Lowering, direction: Direction, size: int) -> None:
@@ -77,7 +77,7 @@ class StripCell(CellKernel):
         return self.size % self.width == 0
 
     def _strips_of(self, weights: Tensor) -> Tensor:
-        """Return the weights as [strips, hidden, gates, width], or in their own order if strips overlap."""
+        """Return the weights packed as [strips, hidden, gates, width]; unpacked if the last strip overlaps another."""
         if not self._is_packed:
             return self.ctx.contiguous(weights)
         size, width, (inner, outer) = self.size, self.width, weights.strides
@@ -86,7 +86,7 @@ class StripCell(CellKernel):
         return self.ctx.contiguous(self.ctx.view(weights, shape, strides, weights.offset))
 
     def _weight(self, gate: int) -> str:
-        """Return the index of a strip's first weight for k."""
+        """Return the source of the index of a gate's first weight for the strip and hidden element ``k``."""
         size, width, gates = self.size, self.width, self.cell.gates
         if self._is_packed:
             return f"(strip * {size} + k) * {gates * width} + {gate * width}"
@@ -125,7 +125,7 @@ class StripCell(CellKernel):
                     emit.line(f"{self.reset}[base + j * {self.rows} + row] = {self.number}(0)")
 
     def _length(self, sequence: str) -> None:
-        """Compute the ``length`` of a sequence."""
+        """Compute ``length``, the number of time steps of a sequence, clamped to those of the inputs."""
         pointer, stride = self.lengths
         self.emit.line(f"length = {self.n_steps}")
         if pointer:
@@ -134,9 +134,9 @@ class StripCell(CellKernel):
 
     @contextmanager
     def _strips(self, gates: Sequence[int], vector: str, backward: bool) -> Iterator[None]:
-        """Emit loops over strips, with ``vector`` times the weights of ``gates``, and over the thread's sequences.
+        """Emit a loop over strips that multiplies ``vector`` by the weights of ``gates``, and one over the sequences.
 
-        The body is for element ``i`` of the strip and time step ``t`` of sequence ``sequence``.
+        The ``with`` block is for one strip and time step ``t`` of sequence ``sequence``.
         """
         emit, rows, width = self.emit, self.rows, self.width
         short, storage = self.compute.short, self.given.weights.dtype.short
@@ -164,7 +164,7 @@ class StripCell(CellKernel):
                 self._keep(gates)
 
     def _keep(self, gates: Sequence[int]) -> None:
-        """Copy the states of a sequence that has ended."""
+        """Emit the copy of a sequence's states to the other copy, for a sequence that has already ended."""
         if self.cell.gates - 1 not in gates:
             return
         with self.emit.block("else:"), self._every_element():
@@ -172,7 +172,7 @@ class StripCell(CellKernel):
                 self.emit.line(f"{pointer}[next + {at}] = {pointer}[now + {at}]")
 
     def _reset_hidden(self, reset: Callable[[Gates, Gates], Scalar]) -> None:
-        """Emit a step's first pass: all gates but the last, and the hidden state times ``reset``."""
+        """Emit a time step's first pass: all gates but the last, and the hidden state times ``reset``."""
         emit, gates = self.emit, range(self.cell.gates - 1)
         with self._every_element():
             inputs, products = self.input_products(gates), self.products(gates)
@@ -186,7 +186,10 @@ class StripCell(CellKernel):
                 emit.line(f"{self.kept(pointer)} = {name}[i]")
 
     def _step(self) -> None:
-        """Emit the new states and the result. All values are computed before a store, which may alias an input."""
+        """Emit the new states and the result.
+
+        A strip is computed completely before it is stored: LLVM must assume that a store may change an input.
+        """
         emit = self.emit
         with self._every_element():
             self.bind_parameters()
@@ -202,7 +205,7 @@ class StripCell(CellKernel):
             self.results.store(self.named(emit.assign("new_hidden[i]")), "t", "sequence", "j")
 
     def _finish(self) -> None:
-        """Store zeros after the end of each sequence, and the last states."""
+        """Emit the stores of zeros after the end of each sequence, and of the last states."""
         emit = self.emit
         emit.line("last = base if longest % 2 == 0 else other")
         with emit.block(f"for row in range({self.rows}):"):
@@ -238,7 +241,7 @@ class StripCell(CellKernel):
         return [f"kept{number}" for number in range(len(self.gated))]
 
     def _state_elements(self) -> list[tuple[str, str]]:
-        """Return for each state its pointer, and the element's index in one of the state's two copies."""
+        """Return for each state (hidden, cell) its pointer, and the index of element j in one of its two copies."""
         hidden = (self.hidden, f"j * {self.rows} + row")
         return [hidden, (self.states, f"row * {self.size} + j")] if self.states else [hidden]
 

@@ -1,6 +1,6 @@
-"""RNN, GRU and LSTM with a block per sequence: for weights that exceed the registers of `rnn_persistent`.
+"""RNN, GRU and LSTM with one block per sequence: for weights that exceed the registers of `rnn_persistent`.
 
-A GEMM multiplies the inputs of all steps by their weights beforehand. The rest of a time step depends on the step
+A GEMM multiplies the inputs of all time steps by their weights beforehand. The rest of a time step depends on the one
 before: the hidden state times the recurrence weights, and the gates, which are scalar expressions. Thread t owns the
 hidden elements t, t + threads, ... The hidden state is double-buffered in global memory.
 """
@@ -26,7 +26,7 @@ THREADS = 128  # maximum threads per block
 
 
 def run_cells(ctx: Lowering, directions: Sequence[Direction], *, same_cell: bool) -> None:
-    """Launch all steps of one or both directions; with ``same_cell`` they differ only in their tensors."""
+    """Launch all time steps of one or both directions; with ``same_cell`` they differ only in their tensors."""
     size = directions[0].outputs.shape[2]
     if same_cell and have_equal_strides(directions) and isinstance(size, int) and try_persistent(ctx, directions[0]):
         PartCell(ctx, directions, size).launch()
@@ -41,11 +41,11 @@ def run_cells(ctx: Lowering, directions: Sequence[Direction], *, same_cell: bool
 
 
 class _BlockCell(CellKernel):
-    """Generator and launcher of the steps of one direction.
+    """Generator of the kernel that computes all time steps of one direction.
 
-    In the kernel ``sequence`` is the block's sequence, ``t`` the time step, ``j`` a hidden element of the thread. The
-    sequence's row of a scratch tensor begins at ``base``, in the second copy of the hidden state at ``other``; a step
-    reads the copy at ``now`` and writes the one at ``next``.
+    In the kernel, ``sequence`` is the block's sequence, ``t`` the time step, ``j`` a hidden element of the thread. The
+    sequence's row of a scratch tensor begins at ``base``, in the second copy of the hidden state at ``other``; a time
+    step reads the copy at ``now`` and writes the one at ``next``.
     """
 
     def __init__(self, ctx: Lowering, direction: Direction) -> None:
@@ -93,7 +93,7 @@ class _BlockCell(CellKernel):
         emit.line("cuda.syncthreads()")
 
     def _reset_hidden(self, reset: Callable[[Gates, Gates], Scalar]) -> None:
-        """Emit a step's first pass: all gates but the last, and the hidden state times ``reset``."""
+        """Emit a time step's first pass: all gates but the last, and the hidden state times ``reset``."""
         emit, gates = self.emit, range(self.cell.gates - 1)
         with self._every_element():
             inputs, products = self.input_products(gates), self.products(gates)
@@ -118,7 +118,7 @@ class _BlockCell(CellKernel):
             self.results.store(after, "t", "sequence", "j")
 
     def _finish(self) -> None:
-        """Store zeros after the end of the sequence, and the last states."""
+        """Emit the stores of zeros after the end of the sequence, and of the last states."""
         emit = self.emit
         with self._every_element():
             with emit.block(f"for t in range(length, {self.n_steps}):"):

@@ -1,9 +1,10 @@
-"""Persistent RNN: a direction of an RNN, GRU or LSTM, or both, on all multiprocessors; a warp owns a hidden element.
+"""Persistent RNN: one or both directions of an RNN, GRU or LSTM on all multiprocessors, with a warp per hidden element.
 
-One launch has the blocks of all time steps. When a block starts, it draws a ticket; tickets are in order of time steps.
-So a block waits only for blocks that have started before it, and needs neither an order of blocks nor co-residency of
-all blocks. A block loads its weights into registers before it waits; then it polls for the step before, loads that
-step's hidden state, and accumulates. The order of additions is the same in every Run.
+One launch has the blocks of all time steps. When a block starts, it draws a ticket, the next value of a counter;
+tickets are in order of time steps. So a block waits only for blocks that have started before it, and needs neither an
+order of blocks nor co-residency of all blocks. A block loads its weights into registers before it waits; then it polls
+until the time step before is complete, loads the hidden state of that step, and accumulates. The order of additions is
+the same in every Run.
 """
 
 from __future__ import annotations
@@ -24,14 +25,15 @@ WARP, WARPS = 32, 8  # threads per warp, and warps per block
 MOST_WEIGHTS = 128
 """Maximum 32-bit registers per thread for weights."""
 FEW_WEIGHTS = 64
-"""Maximum registers for weights with which a warp processes `AT_ONCE` sequences at a time; with more, half as many."""
+"""Maximum registers for weights for which a warp processes `AT_ONCE` sequences at a time; with more, half of these."""
 AT_ONCE = 4
-"""Sequences that a warp loads and accumulates at a time."""
+"""Sequences whose hidden states a warp loads and multiplies at a time."""
 
 
 def try_persistent(ctx: Lowering, direction: Direction) -> bool:
-    """Return whether the persistent kernel applies: a GPU, weights that fit its registers, and at least one time step,
-    which is guarded in the plan.
+    """Tell whether the persistent kernel can be used: on a GPU, for weights that fit in its registers.
+
+    Guards the plan on at least one time step.
     """
     steps, size = direction.given.inputs.shape[0], direction.outputs.shape[2]
     if ctx.device.emulated or not isinstance(size, int) or size <= 0:
@@ -47,7 +49,7 @@ def _gates_at_once(direction: Direction) -> int:
 
 
 def _tensors(direction: Direction) -> list[tuple[Tensor | None, bool]]:
-    """Return the tensors that differ between directions, each with whether it is written."""
+    """Return (tensor, whether it is written) for all tensors that differ between directions."""
     given = direction.given
     read = [given.inputs, given.biases, given.recurrent_biases, *(x for _, x in direction.parameters)]
     read += [given.weights, given.hidden, given.state]
@@ -56,17 +58,17 @@ def _tensors(direction: Direction) -> list[tuple[Tensor | None, bool]]:
 
 
 def have_equal_strides(directions: Sequence[Direction]) -> bool:
-    """Tell whether the directions' tensors have equal strides, so that only pointers differ."""
+    """Tell whether the directions' tensors have equal strides, so that one kernel serves them with other pointers."""
     first, *others = ([None if x is None else x.strides for x, _ in _tensors(one)] for one in directions)
     return all(other == first for other in others)
 
 
 class PartCell(CellKernel):
-    """Generator and launcher of the steps of one direction, or of two with equal strides, side by side.
+    """Generator of the kernel for one direction, or for two concurrent directions with equal strides.
 
-    In the kernel ``step`` is the ticket's step, ``t`` its position in the sequence, ``j`` the warp's hidden element.
-    Lane b computes the gates of sequence ``first + b``. A step reads the copy of the hidden state at ``now`` and writes
-    the one at ``next``.
+    In the kernel, ``step`` counts the time steps, ``t`` is the position of this step in the sequence, ``j`` the warp's
+    hidden element. Lane b computes the gates of sequence ``first + b``. A time step reads the copy of the hidden state
+    at ``now`` and writes the one at ``next``.
     """
 
     def __init__(self, ctx: Lowering, directions: Sequence[Direction], size: int) -> None:
@@ -80,7 +82,7 @@ class PartCell(CellKernel):
         self.parts = -(-size // WARPS)
         groups = max(ctx.device.multiprocessors // (self.parts * len(directions)), 1)
         self.sequences = max(min(-(-hint(batch) // groups), WARP), 1)
-        """Maximum sequences of a block."""
+        """Maximum sequences per block."""
         self.groups = ceildiv(batch, self.sequences)
         words = _gates_at_once(direction) * self.count * self.compute.itemsize // 4
         self.at_once = 1 if self.sequences == 1 else AT_ONCE if words <= FEW_WEIGHTS else AT_ONCE // 2
@@ -99,12 +101,12 @@ class PartCell(CellKernel):
             for elements, (x, written) in zip(first, _tensors(other), strict=True)
             if elements is not None and x is not None
         ]
-        """Names of the first direction's pointers, each with that of the second direction's pointer."""
+        """Pairs of kernel parameters: a pointer of the first direction, and its counterpart of the second."""
         builder.integers(n_groups=self.groups * len(directions), n_each=self.groups, n_sequences=self.sequences)
         self.registers = f"registers_{self.compute.short}"
 
     def launch(self) -> None:
-        """Launch all steps."""
+        """Emit the kernel, and launch the blocks of all time steps."""
         ctx, emit = self.ctx, self.emit
         turns = self.steps * self.phases
         groups = self.groups * len(self.directions)
@@ -133,7 +135,7 @@ class PartCell(CellKernel):
     # ---- sections of the kernel ----
 
     def _begin(self) -> None:
-        """Draw a ticket, and compute the step, sequences and hidden element that it stands for."""
+        """Emit the draw of a ticket, and compute the time step, sequences and hidden element that it stands for."""
         emit = self.emit
         emit.line("drawn = cuda.shared.array(1, int32)")
         with emit.block("if cuda.threadIdx.x == 0:"):
@@ -169,7 +171,7 @@ class PartCell(CellKernel):
         emit.line("t = choose(goes_on & is_backward, length - 1 - step, step)")
 
     def _phase(self, gates: Sequence[int], load: Callable[[str], None], finish: Callable[[], None]) -> None:
-        """Emit the dot products of the vector that ``load`` reads and the weights of ``gates``, and then ``finish``."""
+        """Emit the dot products of the vector from ``load`` and the weights of ``gates``; then call ``finish``."""
         emit = self.emit
         for gate in gates:
             emit.line(f"weights{gate} = {self.registers}({self.count})")
@@ -188,7 +190,7 @@ class PartCell(CellKernel):
         finish()
 
     def _add_up(self, gates: Sequence[int], load: Callable[[str], None]) -> None:
-        """Accumulate the dot products of some sequences; each lane keeps the totals of its own sequence."""
+        """Emit the dot products of `at_once` sequences; each lane keeps those of its own sequence."""
         emit, at_once = self.emit, range(self.at_once)
         for u in at_once:
             emit.line(f"vector{u} = {self.registers}({self.count})")
@@ -208,7 +210,7 @@ class PartCell(CellKernel):
             emit.line(f"sum{gate} = choose(lane == b + {u}, {name}, sum{gate})")
 
     def _from_hidden(self, target: str) -> None:
-        """Load the hidden state of sequence ``one``."""
+        """Emit the load of the hidden state of sequence ``one`` into registers ``target``."""
         emit = self.emit
         with emit.block("if step == 0:"), self._vector():
             emit.line(f"{target}[e] = {self._inside(self._initial(self.start, 'one', 'k'))}")
@@ -221,7 +223,7 @@ class PartCell(CellKernel):
 
     @contextmanager
     def _vector(self) -> Iterator[None]:
-        """Loop over the lane's elements ``k`` of a hidden state, with index ``e``."""
+        """Emit a loop over the lane's elements ``k`` of a hidden state; ``e`` is the index in the lane's registers."""
         emit = self.emit
         with emit.block(f"for e in range({self.count}):"):
             emit.line(f"k = e * {WARP} + lane")
@@ -237,7 +239,7 @@ class PartCell(CellKernel):
         return f"{self.number}(0)" if start is None else start.load(*at)
 
     def _before(self, pointer: str, start: Elements | None, at: str) -> Scalar:
-        """Load element j of a state of the lane's sequence, before the step."""
+        """Emit the load of element j of a state of the lane's sequence, as it was before the time step."""
         emit, name = self.emit, self.emit.fresh("before")
         with emit.block("if step == 0:"):
             emit.line(f"{name} = {self._initial(start, 'sequence', 'j')}")
@@ -246,7 +248,7 @@ class PartCell(CellKernel):
         return self.named(name)
 
     def _reset_hidden(self, reset: Callable[[Gates, Gates], Scalar]) -> None:
-        """Emit a step's first phase: all gates but the last, and the hidden state times ``reset``."""
+        """Emit a time step's first phase: all gates but the last, and the hidden state times ``reset``."""
         emit, gates = self.emit, range(self.cell.gates - 1)
         inputs, products = self.input_products(gates), self.products(gates)
         before = self._before(self.hidden, self.start, "now + at")
@@ -258,7 +260,7 @@ class PartCell(CellKernel):
                 emit.line(f"{pointer}[at] = {gate}")
 
     def _step(self) -> None:
-        """Emit the new states and the result. After the end of a sequence, states stay and results are zero."""
+        """Emit the new states and the result. After the end of a sequence, states do not change and results are 0."""
         emit = self.emit
         self.bind_parameters()
         inputs, products = self.gates()

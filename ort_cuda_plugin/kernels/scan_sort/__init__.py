@@ -1,1 +1,1 @@
-"""Scans, sorting and selection."""
+"""Kernels for scans, sorting and top-k selection."""

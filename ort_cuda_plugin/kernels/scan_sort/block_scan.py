@@ -1,10 +1,10 @@
 """Block scans on a GPU: a block scans a row, or a part of one, with a vector of elements per thread.
 
-Few long rows are split in parts, by decoupled look-back (Merrill and Garland) with a fixed order of additions. A block
-draws the index of a part, publishes the part's accumulator, and waits for the accumulators of all earlier parts. Then
-it scans its part a second time, starting from their total. A block waits only for parts drawn before its own, so that
-no order of blocks is needed. Rows of very many parts take three launches instead: the first computes the parts'
-accumulators, the second scans these, and the third scans the parts.
+Few long rows are split into parts, with decoupled look-back (Merrill and Garland) and a fixed order of additions. A
+block draws the index of its part from a counter, reduces the part, publishes the result, and waits for the results of
+all earlier parts. Then it scans its part, starting from their total. A block waits only for parts that were drawn
+before its own, so that blocks may run in any order. Rows of very many parts take three launches instead: the first
+reduces the parts, the second scans the results, and the third scans the parts.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from ..codegen.launch_geometry import coordinates, extent, index_type
 from ..codegen.source import KernelBuilder, kernel_name, load_text, offset_text, register_type
 
 SHORT = 128
-"""Minimum columns of a row for a block; a thread scans shorter ones."""
+"""Minimum columns of a row that a block scans; a single thread scans shorter rows."""
 THREADS, WARP = 256, 32  # threads per block, and per warp
 PART = 8192
-"""Maximum elements of a part: whole vectors of all threads."""
+"""Maximum elements of a part, a multiple of the elements that all threads load with one vector each."""
 BLOCKS_PER_MULTIPROCESSOR = 4
-"""Minimum blocks per multiprocessor: below this number, parts get smaller."""
+"""Blocks per multiprocessor that a launch should have at least; otherwise parts get smaller."""
 MOST_PARTS = 1280
-"""Maximum parts of a row for look-back: each block reads the accumulators of all parts before its own."""
+"""Maximum parts of a row for look-back, in which each block reads the results of all parts before its own."""
 ROWS_PER_MULTIPROCESSOR = 2
 """Rows per multiprocessor from which one block per row keeps the GPU busy."""
 _TYPES = {DType.INT32: "i32", DType.INT64: "i64", DType.UINT32: "u32", DType.UINT64: "u64", DType.FLOAT64: "f64"}
@@ -37,14 +37,14 @@ _TYPES |= dict.fromkeys((DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16), "f32")
 
 
 def has_block_scan(ctx: Lowering, x: Tensor, axis: int) -> bool:
-    """Tell whether blocks scan rows of x along ``axis`` faster than single threads do."""
+    """Tell whether to scan rows of x along ``axis`` by blocks instead of single threads."""
     return not ctx.device.emulated and x.dtype in _TYPES and hint(x.shape[axis]) >= SHORT
 
 
 def block_scan(
     ctx: Lowering, reduction: Reduction, x: Tensor, result: Tensor, axis: int, *, exclusive: bool, reverse: bool
 ) -> None:
-    """Scan an axis of x into ``result``, which has the shape of x; see `scan.scan`."""
+    """Scan an axis of x into ``result``, which has the shape of x; see `scan.scan` for the parameters."""
     columns = x.shape[axis]
     rows = product(dim for other, dim in enumerate(x.shape) if other != axis)
     if hint(columns) <= 2 * PART or hint(rows) >= ROWS_PER_MULTIPROCESSOR * ctx.device.multiprocessors:
@@ -64,7 +64,11 @@ def block_scan(
 
 @dataclass(frozen=True)
 class _Walk:
-    """Variables of a loop along a row: pointers, row offsets, strides, use of vectors, size, initial value."""
+    """Names for a loop along a row, those of lists for x and then the result.
+
+    ``pointers``, offsets ``bases`` of the row, strides ``steps`` along it, and whether accesses are ``by_vectors``;
+    ``count`` is the length of the row, ``zero`` the initial value of an accumulator.
+    """
 
     pointers: Sequence[str]
     bases: Sequence[str]
@@ -75,7 +79,7 @@ class _Walk:
 
 
 class _Scan:
-    """Generator and launcher of one scan kernel. It stores the scanned row, or only the accumulators of its parts."""
+    """Generator of one scan kernel, which stores the scanned row, or only the reductions of its parts."""
 
     def __init__(
         self, ctx: Lowering, reduction: Reduction, x: Tensor, axis: int, exclusive: bool, reverse: bool
@@ -87,10 +91,10 @@ class _Scan:
         self.width = 2 if x.dtype.itemsize == 8 else 4
         self.short = _TYPES[x.dtype]
         self.part = str(PART)
-        """Source of the number of elements of a part."""
+        """Source of the number of elements per part."""
 
     def _joined(self, a: str, b: str) -> str:
-        """Return the combined accumulator of two adjacent parts of a row, from their accumulators ``a`` and ``b``."""
+        """Emit the combination of accumulators ``a`` and ``b`` of two adjacent ranges of a row; return it."""
         with self.emit.scope():
             first, second = (Scalar(self.x.dtype, "accumulator") for _ in range(2))
             self.emit.bind(first, a)
@@ -98,7 +102,7 @@ class _Scan:
             return self.emit.value(self.reduction.combine((first,), (second,))[0])
 
     def launch_once(self, result: Tensor, rows: Dim) -> None:
-        """Launch the scan of ``rows`` rows with look-back."""
+        """Launch the scan of ``rows`` rows with decoupled look-back."""
         ctx, builder, emit = self.ctx, self.builder, self.emit
         columns, size = self.x.shape[self.axis], THREADS * self.width
         while size < PART and hint(columns * rows) > size * BLOCKS_PER_MULTIPROCESSOR * ctx.device.multiprocessors:
@@ -122,14 +126,17 @@ class _Scan:
         builder.launch(ctx, kernel_name(ctx), (rows * parts, 1, 1), (THREADS, 1, 1))
 
     def launch(self, result: Tensor | None, parts: Tensor | None) -> None:
-        """Launch the scan into ``result``, starting from ``parts``; without ``result`` only compute ``parts``."""
+        """Launch the scan into ``result``; each part starts from its accumulator in ``parts`` (None: no row is split).
+
+        Without ``result``, store the reduction of each part in ``parts`` instead.
+        """
         self.emit.line("part = int64(cuda.blockIdx.y)")
         rows = self._emit(result, parts, drawn=False)
         grid = rows, 1 if parts is None else parts.shape[-1], 1
         self.builder.launch(self.ctx, kernel_name(self.ctx), grid, (THREADS, 1, 1))
 
     def _emit(self, result: Tensor | None, parts: Tensor | None, *, drawn: bool) -> Dim:
-        """Emit the kernel without its launch; return the number of rows."""
+        """Emit the kernel; return the number of rows. ``drawn`` selects look-back."""
         ctx, builder, emit, x, axis = self.ctx, self.builder, self.emit, self.x, self.axis
         count = builder.integer(x.shape[axis])
         kept = [other for other in range(x.rank) if other != axis]
@@ -179,13 +186,13 @@ class _Scan:
         return product(dims)
 
     def _look_back(self, zero: str) -> None:
-        """Publish the part's accumulator, and set ``total`` to that of all earlier parts of the row."""
+        """Emit the publication of the part's reduction; set ``total`` to the reduction of all earlier parts."""
         emit = self.emit
         with emit.block("if lane == 0:"):
             emit.line("totals[ticket] = total")
             emit.line("cuda.threadfence()")
             emit.line("atomic_add_i32(progress, 1 + ticket, int32(1))")
-        # Each thread combines consecutive parts, so that the order of parts is kept.
+        # Each thread combines consecutive parts, so that parts are combined in their order.
         emit.line(f"share = (part + {THREADS - 1}) // {THREADS}")
         emit.line("first_part = ticket - part + min(lane * share, part)")
         emit.line("last_part = min(first_part + share, ticket)")
@@ -208,7 +215,10 @@ class _Scan:
         emit.line("cuda.syncthreads()")
 
     def _walk(self, walk: _Walk, *, stores: bool) -> None:
-        """Scan from ``start`` to ``end``; ``total`` is the accumulator of all elements before ``start``."""
+        """Emit a loop that scans the elements from ``start`` to ``end``; ``total`` accumulates all elements so far.
+
+        Before the loop, ``total`` is the accumulator of the elements before ``start``.
+        """
         emit, x, width = self.emit, self.x, self.width
         pointers, bases, steps, by_vectors = walk.pointers, walk.bases, walk.steps, walk.by_vectors
         count, zero = walk.count, walk.zero

@@ -1,6 +1,6 @@
 """Stable merge sort of long rows on a GPU: blocks sort chunks of a row, then launches merge adjacent sorted runs.
 
-In a merge each thread finds the target position of one element by a binary search in the sibling run.
+In a merge, each thread finds the target index of one element by a binary search in the other run of the pair.
 """
 
 from __future__ import annotations
@@ -21,14 +21,18 @@ if TYPE_CHECKING:
 
 THREADS = 256  # threads per block
 PIECE = 1024
-"""Elements that a block sorts; a power of four, so that an even number of passes ends in the buffer of the first."""
-MOST_MERGES = 16  # maximum merge launches; longer rows are sorted by one block
+"""Elements that a block sorts. A power of four: after an even number of passes, the result is in the first buffer."""
+MOST_MERGES = 16  # maximum merge launches; a single block sorts longer rows
 
 
 @plain_kernel
 def merge_step(i: int, n: int, width: int, source: int, target: int, *, numbers: Pointer[int], compare: Lines) -> None:
-    """Move element ``i`` of runs of ``width`` from ``source`` to ``target`` of an array of ``numbers``."""
-    # The target index: the index in the own run, plus the elements of the sibling run that come before.
+    """Move element ``i`` of sorted runs of ``width`` to its index in the merged run.
+
+    ``source`` and ``target`` are the offsets of the runs and of the merged runs in ``numbers``.
+    """
+    # The index in the merged run is that in the element's own run, plus the number of elements of the other run of the
+    # pair that come before.
     me = int64(numbers[source + i])
     pair = i & -(2 * width)
     middle = min(pair + width, n)
@@ -53,7 +57,7 @@ def merge_step(i: int, n: int, width: int, source: int, target: int, *, numbers:
 
 @plain_kernel
 def head(i: int, orders: Pointer[int], heads: Pointer[int], result: int, *, compare: Lines) -> None:
-    """Store whether element ``i`` of the sorted row at ``result`` differs from the one before."""
+    """Store in ``heads`` whether element ``i`` of the sorted row at offset ``result`` differs from the one before."""
     less = True
     if i > 0:
         first = int64(orders[result + i - 1])
@@ -63,7 +67,7 @@ def head(i: int, orders: Pointer[int], heads: Pointer[int], result: int, *, comp
     heads[result + i] = 1 if less else 0
 
 
-# Rows and their blocks share gridDim.x, because the other grid dimensions are limited to 65,535 blocks.
+# gridDim.x is rows * blocks per row, because the other grid dimensions are limited to 65,535 blocks.
 @plain_kernel
 def _sort_pieces(
     orders: Pointer[int],
@@ -105,7 +109,7 @@ def _sort_pieces(
 
 @plain_kernel
 def _keep(n: int, lane: int, *, threads: int, piece: int, kind: Any, element: Expression) -> None:
-    """Copy the elements of a piece to shared memory for the searches."""
+    """Copy the elements that the block sorts to shared memory, for the searches."""
     kept = array_pointer(cuda.shared.array(piece, kind))
     q = int64(0)
     for i in range(lane, n, threads):
@@ -160,7 +164,7 @@ def _find_heads(
 
 
 def merges(ctx: Lowering, x: Tensor) -> int | None:
-    """Return the number of merges that sort the rows of x [rows, n, m], or None if one block sorts a row."""
+    """Return the number of merge launches for rows of x [rows, n, m]; None if one block sorts a row."""
     n = x.shape[1]
     if ctx.device.emulated or hint(n) <= PIECE:
         return None
@@ -169,18 +173,18 @@ def merges(ctx: Lowering, x: Tensor) -> int | None:
 
 
 def item(dtype: DType, number: str) -> str:
-    """Return the source of element ``q`` of an item of the row of x at ``data``."""
+    """Return the source of element ``q`` of item ``number`` of the row of x at offset ``data``."""
     return load_text("x", f"data + {number} * m + q", DType.UINT8 if dtype is DType.BOOL else dtype)
 
 
 def merge_rows(
     ctx: Lowering, x: Tensor, orders: Tensor, heads: Tensor, compare: Callable[[str, str], str], count: int
 ) -> None:
-    """Sort the items of contiguous x.
+    """Sort the n items of each row of contiguous x [rows, n, m], with ``count`` merge launches.
 
-    ``compare`` returns code that sets ``less`` for the items ``first`` and ``second``, from the sources of their
-    elements. ``orders`` [2, rows, n] receives the items' indices in order, ``heads`` where an item differs from the one
-    before.
+    ``compare(a, b)`` returns source that sets ``less`` if item ``first`` precedes item ``second``; a and b are the
+    sources of their elements. ``orders`` [2, rows, n] receives the items' indices in order (in its first half),
+    ``heads`` [rows, n] whether an item differs from the one before.
     """
     rows, n, m = x.shape
     name, buffer = x.dtype.short, count % 2

@@ -14,9 +14,10 @@ __all__ = ["scan"]
 
 
 def scan(ctx: Lowering, reduction: Reduction, x: Tensor, axis: int, *, exclusive: bool, reverse: bool) -> Tensor:
-    """Scan an axis: element i is accumulator 0 of the reduction over elements 0..i, or with ``exclusive`` over 0..i-1.
+    """Return the scan of x along ``axis``: element i is the reduction of elements 0..i, with ``exclusive`` of 0..i-1.
 
-    ``reverse`` starts at the end. A thread scans a row; on a GPU, one block or several scan a long row.
+    With ``reverse`` the scan starts at the end of the axis. A thread scans a row; on a GPU, one or several blocks scan
+    a long row.
     """
     result = ctx.empty(x.shape, x.dtype)
     if has_block_scan(ctx, x, axis):

@@ -27,7 +27,7 @@ __all__ = ["count_prefixes", "sort_rows"]
 
 THREADS = 256  # threads per block
 MANY = 4096
-"""Flags above which a GPU uses a scan by several blocks."""
+"""Number of flags above which a GPU counts them with `scan`, by several blocks."""
 
 
 @plain_kernel
@@ -47,7 +47,8 @@ def _sort(
     lane = int64(cuda.threadIdx.x)
     result = row * n
     data = result * m
-    # Double-buffered: start such that the last pass writes the first buffer.
+    # ``orders`` has two buffers, between which passes alternate: start in the one for which the last pass ends in the
+    # first.
     source = result
     target = result + rows * n
     width = int64(1)
@@ -81,7 +82,7 @@ for q in range({count}):
 
 
 def _less(a: str, b: str, dtype: DType, descending: bool) -> str:
-    """Return the test that a precedes b. NaN is larger than all numbers, so that the order is total."""
+    """Return the source of the test that a precedes b. NaN is larger than all numbers, so that the order is total."""
     if descending:
         a, b = b, a
     return f"{a} < {b} or ({a} == {a} and {b} != {b})" if dtype.is_float else f"{a} < {b}"
@@ -90,8 +91,9 @@ def _less(a: str, b: str, dtype: DType, descending: bool) -> str:
 def sort_rows(ctx: Lowering, x: Tensor, *, descending: bool = False) -> tuple[Tensor, Tensor]:
     """Sort the n items of each row of x [rows, n, m] by their m elements, lexicographically and stably.
 
-    Return the items' indices in order, int64 [rows, n], and whether each differs from the one before, bool [rows, n].
-    NaN is larger than every number and equal to itself. The kernel merge-sorts indices, for any n, without padding.
+    Return the items' indices in sorted order, int64 [rows, n], and whether each item differs from the one before, bool
+    [rows, n]. NaN is larger than every number and equal to itself. The kernel merge-sorts indices, for any n, without
+    padding.
     """
     rows, n, m = x.shape
     orders, heads = ctx.empty((2, rows, n), DType.INT64), ctx.empty((rows, n), DType.BOOL)
@@ -128,7 +130,7 @@ def sort_rows(ctx: Lowering, x: Tensor, *, descending: bool = False) -> tuple[Te
 def _count(before: Pointer[int], total: Pointer[int], flags: Pointer[int], n: int, *, threads: int) -> None:
     lane = int64(cuda.threadIdx.x)
     counts = cuda.shared.array(threads, int64)
-    # Each thread scans consecutive flags twice, with one barrier for any n.
+    # Each thread counts its share of consecutive flags, and after one barrier goes over them again.
     share = (n + threads - 1) // threads
     start = min(lane * share, n)
     end = min(start + share, n)
@@ -148,7 +150,7 @@ def _count(before: Pointer[int], total: Pointer[int], flags: Pointer[int], n: in
 
 
 def count_prefixes(ctx: Lowering, flags: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the number of set ``flags`` (bool [n]) before each flag, int64 [n], and in all, int64 [1]."""
+    """Return the number of set ``flags`` (bool, n elements) before each flag, int64 [n], and their total, int64 [1]."""
     n = product(flags.shape)
     if not ctx.device.emulated and hint(n) > MANY:
         flags = ctx.contiguous(flags)

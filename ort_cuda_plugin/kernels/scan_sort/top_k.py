@@ -1,10 +1,10 @@
-"""Top-k by radix select, on a GPU: blocks select among parts of a row, until one block has the rest of the row.
+"""Top-k by radix select, on a GPU: blocks select in parts of a row, until a single block can hold what is left of it.
 
 Elements are mapped to unsigned keys, so that the first element of the result has the greatest key. A block holds the
-keys of its part in registers and finds the k-th greatest key from the highest bits down, two bits per step: it counts
-the keys that reach each of three thresholds. The block keeps the keys above the k-th, and the first of those
-equal to it. Kept keys stay in order, and the next launch selects among the kept keys of all blocks of a row. The last
-launch sorts the remaining keys. No result depends on the order of blocks.
+keys of its part in registers and finds the k-th greatest key from the highest bits down, two bits at a time: it counts
+the keys that reach each of three thresholds. The block keeps the keys above the k-th, and the first of those equal to
+it, in their order. The next launch selects among the kept keys of all blocks of a row, and the last one sorts those
+that are left. No result depends on the order of blocks.
 """
 
 from __future__ import annotations
@@ -25,12 +25,16 @@ MOST_LAUNCHES = 6  # maximum launches before the last one
 MOST_PARTS = 65535  # maximum parts of a row: the maximum gridDim.y
 _INT32_MAX = 2**31 - 1
 _BITS = {DType.FLOAT16: 20, DType.BFLOAT16: 16}
-"""High bits of a float32 that distinguish all values of the type; an even number."""
+"""Number of high bits of a float32 that distinguish all values of the type; even, since keys have pairs of bits."""
 
 
 @dataclass(frozen=True)
 class SelectKernel:
-    """Selection in a part of ``threads * lanes`` elements. The first launch reads elements; the last launch sorts."""
+    """Kernel that selects in a part of ``threads * lanes`` elements.
+
+    The first launch (``is_first``) reads elements, later ones kept keys; the last one (``is_last``) sorts at most
+    ``most`` keys.
+    """
 
     dtype: DType
     threads: int
@@ -87,7 +91,10 @@ class SelectKernel:
 
 
 def _key_lines(dtype: DType, element: str, key: str, bits: int, largest: bool) -> str:
-    """Return lines that compute ``key`` of an element. NaN is greater than all numbers, and zeros are equal."""
+    """Return lines that compute ``key``, of Numba type ``key`` with ``bits`` bits, from the source of an element.
+
+    NaN is greater than all numbers, and zeros are equal.
+    """
     unsigned = 64 if dtype.itemsize == 8 else 32
     sign, ones = 1 << (unsigned - 1), (1 << unsigned) - 1
     if dtype.is_float:
@@ -245,15 +252,15 @@ _sort_source = """
         values[row * k + i] = x[row * n_all + number]
 """
 _FORMS = ((32, 4), (128, 8), (512, 8), (1024, 8))
-"""Threads per block, and elements per thread."""
+"""Block shapes (threads, elements per thread) for a whole row, smallest first."""
 _PART_FORMS = _FORMS[2:]
-"""Block shapes for a part of a row: for small k, and for large k."""
+"""Block shapes (threads, elements per thread) for a part of a row: for small k, and for large k."""
 
 
 def top_rows(ctx: Lowering, x: Tensor, k: Dim, *, largest: bool) -> tuple[Tensor, Tensor] | None:
-    """Return the first k elements of each row of x [rows, n] in order, and their int64 indices; both [rows, k].
+    """Return the ``largest`` (or smallest) k elements of each row of x [rows, n] in order, and their int64 indices.
 
-    ``largest`` selects the order. NaN is greater than every number; of equal elements, the lower index comes first.
+    Both results are [rows, k]. NaN is greater than every number; of equal elements, the lower index comes first.
     Returns None if sorting the rows is better: on the emulated device, and for a large k.
     """
     rows, n = x.shape
@@ -302,7 +309,7 @@ def top_rows(ctx: Lowering, x: Tensor, k: Dim, *, largest: bool) -> tuple[Tensor
 
 
 def _whole(ctx: Lowering, n: Dim) -> tuple[int, int] | None:
-    """Return (threads, lanes) of the smallest block that holds a whole row; None if rows are longer than any block."""
+    """Return (threads, elements per thread) of the smallest block that holds n elements; None if there is none."""
     for threads, lanes in _FORMS:
         if hint(n) <= threads * lanes:
             return (threads, lanes) if ctx.settled(le(n, threads * lanes)) else None
