@@ -1,4 +1,4 @@
-"""Fused attention: the bits of the three separate steps, in every block configuration."""
+"""Fused attention: bit-identical to GEMM, Softmax and GEMM as separate steps, in every block configuration."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def numbers(*shape: int, dtype: Any = np.float32, seed: int = 0) -> np.ndarray:
 
 
 def is_one_step(model: Any) -> bool:
-    """Whether the fused program has one step for attention itself."""
+    """Whether attention is a single step after fusion."""
     return " attention " in programs_after(model)["attention_fusion"]
 
 
@@ -87,7 +87,7 @@ def test_every_form_of_block_has_the_bits_of_three_steps(
     ],
 )
 def test_attention_has_the_bits_of_three_steps(dtype: str, mode: str, dynamic: bool) -> None:
-    """Four query heads share two K/V heads; a past comes before both."""
+    """Four query heads share two K/V heads; past keys and values precede the new ones."""
     q = numbers(2, 4, 6, 24, dtype=TYPES[dtype])
     k, v, past_k, past_v = (numbers(2, 2, length, 24, dtype=TYPES[dtype], seed=length) for length in (6, 6, 9, 9))
     mask = np.random.default_rng(1).random((2, 1, 6, 15)) < 0.7
@@ -99,7 +99,7 @@ def test_attention_has_the_bits_of_three_steps(dtype: str, mode: str, dynamic: b
 
 @pytest.mark.usefixtures("without_contraction")
 def test_attention_has_the_bits_of_three_steps_up_to_so_many_keys() -> None:
-    """The fewest queries and the most keys that the documentation promises this for."""
+    """The documentation promises equal bits from 5 queries on and up to 1024 keys."""
     q, k, v = (numbers(1, 2, length, 16, seed=i) for i, length in enumerate((5, 1024, 1024)))
     compare(make_model("Attention", [q, k, v], {}, 23), [q, k, v])
 
@@ -116,7 +116,7 @@ def test_scores_that_are_an_output_are_stored() -> None:
 
 
 def test_attention_over_many_keys() -> None:
-    """Keys that take several passes over tiles, with more scores than shared memory holds."""
+    """A row has more scores than shared memory holds, so blocks pass over the keys' tiles several times."""
     q, k, v = (numbers(1, 4, length, 16, seed=i) for i, length in enumerate((64, 20_000, 20_000)))
     model = make_model("Attention", [q, k, v], {}, 23)
     assert is_one_step(model)
@@ -137,7 +137,7 @@ def test_attention_over_many_keys() -> None:
     ],
 )
 def test_blocks_have_as_many_rows_as_scores_that_fit_or_many(rows: int, keys: int, block: str) -> None:
-    """Kept scores are computed once; if those of 16 rows do not fit, larger blocks read keys less often."""
+    """Scores kept in shared memory are computed once; if not even 16 rows fit, larger blocks read keys less often."""
     q, k, v = (numbers(1, 1, length, 16) for length in (rows, keys, keys))
     cluster = CompiledCluster(read_model(make_model("Attention", [q, k, v], {}, 23)), DeviceProperties(emulated=True))
     assert f"attention_{block}_f32" in [kernel.name for kernel in cluster.prepare().kernels]
@@ -145,7 +145,7 @@ def test_blocks_have_as_many_rows_as_scores_that_fit_or_many(rows: int, keys: in
 
 @pytest.mark.parametrize(("biases", "is_one"), [(4, True), (24, False)])
 def test_attention_takes_in_no_more_tensors_than_a_kernel_has_parameters_for(biases: int, is_one: bool) -> None:
-    """Half of the operands belong to the scores, half to the result, each with different strides."""
+    """Half of the factors multiply the scores, half the result; their strides differ."""
     half = biases // 2
     names = [f"b{i}" for i in range(biases)]
     size = {"q": (3, 4, 9, 5), "k": (3, 4, 5, 11), "v": (3, 4, 11, 6)}
@@ -165,7 +165,7 @@ def test_attention_takes_in_no_more_tensors_than_a_kernel_has_parameters_for(bia
 
 @pytest.mark.parametrize("weight", ["w", "v"])
 def test_layers_of_a_network_are_not_attention(weight: str) -> None:
-    """A GEMM, a normalisation and a GEMM: one kernel would compute the first GEMM once for each of its tiles."""
+    """If GEMM, LayerNormalization and GEMM were one kernel, each of its tiles would compute the first GEMM again."""
     body = "h = MatMul(x, w) n = LayerNormalization(h, b, b) y = MatMul(n, v)"
     model = onnx.parser.parse_model(
         '<ir_version: 10, opset_import: ["" : 20]> g (float[40, 16] x, float[16, 24] w, float[24] b, float[24, 32] v)'

@@ -26,7 +26,7 @@ SCANS = """<ir_version: 10, opset_import: ["" : 20]> scans
     ("dynamic", "most_parts"), [(False, 1280), (True, 1280), (True, 1)], ids=["known", "dynamic", "launches"]
 )
 def test_scans(dynamic: bool, most_parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decoupled look-back, or separate launches."""
+    """One launch with decoupled look-back, or three launches if MOST_PARTS is 1."""
     monkeypatch.setattr(block_scan, "MOST_PARTS", most_parts)
     monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
     rng = np.random.default_rng(0)
@@ -73,7 +73,7 @@ def test_sorts_and_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_suppression_by_pieces_equals_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two boxes more than a block has threads; boxes without an area, equal ones and NaN are among them."""
+    """There are two boxes more than a block has threads; some have no area, are equal or have NaN coordinates."""
     monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
     rng = np.random.default_rng(2)
     boxes, scores = rng.random((1, 1026, 4), np.float32), rng.integers(0, 99, (1, 2, 1026)).astype(np.float32) / 99

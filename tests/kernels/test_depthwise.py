@@ -1,4 +1,4 @@
-"""Depthwise convolutions with a GPU's kernels, against the CPU provider."""
+"""The depthwise convolution kernels for GPUs, against ONNX Runtime's CPU provider."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from test_mma_gemm import SMALL_GPU, kernels
 
 GPU = DeviceProperties.gpu((9, 0))
 FEW = DeviceProperties(emulated=False, multiprocessors=1)
-"""A device that small images keep busy: threads have several output pixels."""
+"""With one multiprocessor even a small image fills the device, so threads compute several output pixels."""
 CASES = {
     "rows": ((2, 32, 48, 46), (3, 3), {"pads": [1] * 4}, 32),
     "strides": ((2, 24, 52, 49), (5, 5), {"pads": [2] * 4, "strides": [2, 2]}, 32),
@@ -33,7 +33,7 @@ CASES = {
     "many taps": ((1, 32, 34, 34), (7, 7), {"pads": [3] * 4}, 4),
     "one place": ((1, 32, 7, 6), (3, 3), {"pads": [1] * 4, "strides": [3, 3]}, 2),
 }
-"""An image, a window, and the number of accumulators of a thread."""
+"""The shapes of the image and of the window, attributes, and the accumulators per thread."""
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32])
@@ -93,7 +93,9 @@ def test_each_place_of_a_thread_is_right(case: str, monkeypatch: pytest.MonkeyPa
 
 
 def test_what_begins_beside_a_vector_is_read_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A single pixel of NHWC has the alignment of the fed image, and a bias that of its slice."""
+    """The kernel checks the alignment of both at run time: an NCHW image of one pixel is the caller's buffer itself,
+    and the bias begins at the second element of a tensor.
+    """
     monkeypatch.setattr(OpenDevice, "properties", lambda self: FEW)
     x, w, _ = halves((1, 2048, 1, 1), (3, 3))
     b = noise(2049, seed=4).astype(np.float16)
@@ -113,7 +115,7 @@ def test_what_begins_beside_a_vector_is_read_one_by_one(monkeypatch: pytest.Monk
 
 
 def test_channels_of_several_axes_take_another_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A map behind the convolution makes two axes of its channels, as a shuffle of channels does."""
+    """A channel shuffle in the epilogue splits the channels into two axes."""
     monkeypatch.setattr(OpenDevice, "properties", lambda self: FEW)
     text = """<ir_version: 10, opset_import: ["" : 20]> shuffled (float16[2, 6, 9, 10] x) => (float16[2, 6, 7, 8] y)
         <float16[6, 1, 3, 3] w = {0}, int64[5] apart = {2, 2, 3, 7, 8}, int64[4] joined = {2, 6, 7, 8}> {
@@ -128,7 +130,7 @@ def test_channels_of_several_axes_take_another_kernel(monkeypatch: pytest.Monkey
 
 
 def test_images_of_the_plan_are_read_by_vectors_alone() -> None:
-    """Loads are vector accesses only, so that they are in flight together."""
+    """In the plugin's own, aligned memory all loads are vector accesses; ``rounds`` tells that many overlap."""
     x, w, b = halves((8, 64, 56, 56), (3, 3))
     model = make_model("Conv", [x, w, b], {"group": 64})
     for value, data in zip(list(model.graph.input)[1:], (w, b), strict=True):
@@ -144,7 +146,7 @@ def test_images_of_the_plan_are_read_by_vectors_alone() -> None:
 
 
 def test_a_thread_of_few_places_waits_for_its_loads_together() -> None:
-    """With one image a thread has one output pixel: its weights and its window are loaded together."""
+    """With one image a thread has one output pixel: the loads of its weights and of its window overlap."""
     x, w, b = (y.astype(np.float32) for y in halves((1, 512, 14, 14), (3, 3)))
     model = make_model("Conv", [x, w, b], {"group": 512, "pads": [1, 1, 1, 1]})
     for value, data in zip(list(model.graph.input)[1:], (w, b), strict=True):

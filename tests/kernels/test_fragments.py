@@ -1,4 +1,4 @@
-"""Fragments of kernels: a name that nothing gives is found where fragments are joined or launched, not in Numba."""
+"""Fragments of kernels: an undefined name is reported where fragments are joined or launched, not by Numba."""
 
 from __future__ import annotations
 

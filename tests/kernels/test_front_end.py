@@ -1,4 +1,4 @@
-"""The front end of kernels, against Numba with all of its passes."""
+"""The kernel compiler's front end, against Numba's complete pass pipeline."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def kernel(x, n):
 
 
 def codes(specs: Iterable[KernelSpec]) -> list[tuple[bytes, bytes]]:
-    """PTX, without the names in which Numba counts, and code for the emulated device."""
+    """Return PTX, without the names that contain Numba's counters, and code for the emulated device."""
     compiler.kernel_ir.cache_clear()
     targets = Target.cuda(9, 0), Target.emulated()
     images = [[compiler.compile_kernel(spec, target) for target in targets] for spec in specs]

@@ -1,4 +1,4 @@
-"""GEMV on a GPU: vector loads of weights of any size and address, without a library."""
+"""GEMV on a GPU: vector loads of weights of any size and address, and when it replaces a library call."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ LIBRARIES = replace(GPU, libraries=frozenset({"cublaslt"}))
 @pytest.mark.parametrize(
     ("dtype", "rows", "k", "columns"),
     [
-        ("float32", 1, 1100, 300),  # whole vectors in flight, single vectors, none that ends the row
-        ("float32", 3, 75, 157),  # rows that are not whole vectors
+        ("float32", 1, 1100, 300),  # a loop with several vectors in flight, then one vector at a time, no scalar tail
+        ("float32", 3, 75, 157),  # row lengths that are not multiples of a vector
         ("float16", 2, 264, 40),
         ("float64", 4, 130, 6),
         ("float32", 1, 2, 1),
@@ -79,7 +79,7 @@ def test_weights_are_read_by_vectors_of_which_several_are_in_flight(dtype: str, 
 
 @pytest.mark.parametrize(("rows", "called"), [(1, False), (2, True), ("N", True)])
 def test_one_row_goes_before_a_library(rows: int | str, called: bool) -> None:
-    """Only if there is certainly one row."""
+    """GEMV replaces the library call only if the number of rows is known to be 1."""
     variant = CompiledCluster(read_model(product_model(rows, "float", 1)), LIBRARIES).prepare()
     assert bool(variant.problems) is called
 

@@ -1,4 +1,4 @@
-"""Horizontal fusion of small convolutions of one image; each result keeps its own tensor."""
+"""Horizontal fusion: small convolutions of one image in one launch; each result keeps its own tensor."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ def network(
 
 
 def launches(model: ModelProto) -> list[str]:
-    """The convolutions on tensor cores that a Run has, without kernels of libraries."""
+    """Return the names of the convolution kernels that a Run launches if no library is available."""
     steps = work_of_model(model, {}, libraries=frozenset()).steps
     return [step.kernel.name for step in steps if isinstance(step, KernelStep) and step.kernel.name.startswith("conv")]
 
 
 def compare(model: ModelProto, actual: list[Array], x: Array) -> None:
-    """With what the CPU provider makes of the model. TF32 has the precision of float16."""
+    """Compare with the CPU provider's results. TF32 has as many significand bits as float16."""
     cpu = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     for one, wanted in zip(actual, cpu.run(None, {"x": x}), strict=True):
         np.testing.assert_allclose(one.astype(np.float32), np.asarray(wanted, np.float32), 1e-2, 1e-2)
@@ -74,7 +74,7 @@ def compare(model: ModelProto, actual: list[Array], x: Array) -> None:
 def test_a_module_has_the_results_of_separate_ones(
     monkeypatch: pytest.MonkeyPatch, dtype: type[np.generic], images: int | str, fusion: bool
 ) -> None:
-    """One result is in a concatenation, the others are convolved."""
+    """A concatenation reads one of the merged results, convolutions read the others."""
     monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
     x = noise(2 if images == "N" else int(images), 32, 12, 12, seed=9).astype(dtype)
     with configured(check=1):
@@ -140,7 +140,7 @@ def pair(body: str, parts: str, outputs: str = "") -> ModelProto:
 def test_those_are_one_that_differ_in_what_is_known_of_channels(
     monkeypatch: pytest.MonkeyPatch, body: str, count: int
 ) -> None:
-    """And their results may be parts of a concatenation in any order."""
+    """A concatenation may have their results in any order."""
     monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
     x = noise(2, 32, 12, 12, seed=9).astype(np.float16)
     model = pair(body, "two, x, one")
@@ -161,7 +161,7 @@ def test_a_result_may_be_an_output_as_well(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_large_ones_are_a_librarys() -> None:
-    """Without a library they are merged as well."""
+    """Without a library they are one launch; with one they are two calls."""
     model = parser.parse_model(
         '<ir_version: 10, opset_import: ["" : 20]> g (float16[64, 256, 56, 56] x) => (float16[64, 128, 56, 56] y) {'
         " r = Relu(x) a = Conv(r, wa) b = Conv(r, wb) y = Concat<axis = 1>(a, b) }"
@@ -175,7 +175,7 @@ def test_large_ones_are_a_librarys() -> None:
 
 @pytest.mark.parametrize(("parts", "calls"), [(1, 1), (2, 0)])
 def test_several_may_be_ours_where_one_is_a_librarys(parts: int, calls: int) -> None:
-    """Together they take less time than several library calls."""
+    """One merged launch is predicted to take less time than two library calls."""
     names = "ab"[:parts]
     body = " ".join(f"{name} = Conv(r, w{name})" for name in names)
     model = network(
@@ -199,7 +199,7 @@ def test_a_compiled_model_has_their_weights(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.parametrize("images", [1, 40])
 def test_convolutions_of_codes_are_one(monkeypatch: pytest.MonkeyPatch, images: int) -> None:
-    """Small or large, and also if their results have different scales."""
+    """Few or many images are merged, also if the results have different scales."""
     monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
     model = Model()
     shape = (images, 32, 12, 12)

@@ -1,4 +1,4 @@
-"""Horizontal fusion of integer GEMMs with one left operand; each result keeps its own tensor."""
+"""Horizontal fusion: integer GEMMs with the same left operand in one launch; each result keeps its own tensor."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ COLUMNS = (48, 160, 48)
 def network(
     scales: tuple[float, ...] = (0.02,) * 3, *, shared: bool = True, outputs: int = 0, stored: tuple[float, ...] = ()
 ) -> onnx.ModelProto:
-    """Products of x with weights for each of the scales, with which x is quantised each time unless ``shared``.
+    """Return a model with one product of x and weights for each scale.
 
-    ``stored`` are scales with which the results are quantised. ``outputs`` of them are outputs, beside what is made of
-    each.
+    x is quantised with each of the scales, or if ``shared`` once with the first. The first results are quantised with
+    the scales in ``stored``. The model returns each result's maxima, and the first ``outputs`` results themselves.
     """
     model = Model()
     x = model.node("Relu", "x")

@@ -30,7 +30,7 @@ def codes(shape: Sequence[int], dtype: str, seed: int) -> Array:
 
 
 class Model:
-    """A model that is written node by node; the methods take and give names of values."""
+    """Builds an ONNX model node by node; its methods take and return names of values."""
 
     def __init__(self) -> None:
         self.nodes: list[onnx.NodeProto] = []
@@ -45,21 +45,21 @@ class Model:
         return str(self.nodes[-1].output[0])
 
     def weights(self, w: Array, axis: int, seed: int = 7, zero: int = 0) -> str:
-        """Dequantised, with a scale for each index of ``axis``."""
+        """Return ``w`` dequantised, with a scale for each index along ``axis``."""
         scales = np.random.default_rng(seed).uniform(0.001, 0.02, w.shape[axis]).astype(np.float32)
         zeros = np.full(w.shape[axis], zero, w.dtype)
         given = [self.constant(x) for x in (w, scales, zeros)]
         return self.node("DequantizeLinear", *given, axis=axis)
 
     def operands(self, shape: Sequence[int], dtype: str, columns: int) -> tuple[Array, str, str]:
-        """Codes for the input x, what they stand for, and a bias for ``columns``."""
+        """Return codes for the input x, the name of x dequantised, and that of a bias with ``columns`` elements."""
         zero = np.array(-5 if dtype == "int8" else 131, dtype)
         given = self.node("DequantizeLinear", "x", self.constant(np.float32(0.03)), self.constant(zero))
         bias = self.constant(np.random.default_rng(3).normal(0, 1, columns).astype(np.float32))
         return codes(shape, dtype, 1), given, bias
 
     def quantized(self, x: str, scale: float, zero: Any) -> tuple[str, str]:
-        """The codes, and what they stand for."""
+        """Return x as codes, and these dequantised."""
         given = self.constant(np.float32(scale)), self.constant(zero)
         code = self.node("QuantizeLinear", x, *given)
         return code, self.node("DequantizeLinear", code, *given)
@@ -76,7 +76,7 @@ class Model:
 
 
 def by_onnx_runtime(model: onnx.ModelProto, inputs: dict[str, Array]) -> list[Array]:
-    """Return the CPU provider's result of the unchanged nodes: float32 GEMMs."""
+    """Return the CPU provider's results without graph optimisation: dequantisation, then float32 GEMMs."""
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     model = onnx.shape_inference.infer_shapes(model)
@@ -85,7 +85,7 @@ def by_onnx_runtime(model: onnx.ModelProto, inputs: dict[str, Array]) -> list[Ar
 
 
 def is_near(actual: Array, expected: Array) -> None:
-    """Assert that few codes differ, by one step; floats are as close as float32 sums."""
+    """Assert that few codes differ, each by one step, or that floats are as close as float32 sums."""
     if actual.dtype.kind == "f":
         np.testing.assert_allclose(actual, expected, 1e-5, 1e-5 * np.abs(expected).max())
         return
@@ -126,7 +126,7 @@ def test_convolutions_of_dequantised_bytes(
     split: str,
     dtype: str,
 ) -> None:
-    """With a bias, Relu and codes as the result; the padding is the zero point, and weights have one a channel."""
+    """The epilogue has a bias, Relu and quantisation. Padding is x's zero point; weights have a scale per channel."""
     monkeypatch.setattr(OpenDevice, "properties", lambda self: device)
     if split:
         use_team(monkeypatch, None)
@@ -138,7 +138,7 @@ def test_convolutions_of_dequantised_bytes(
 
 
 def block(m: Model, x: str, width: int, seed: int, shared: bool) -> str:
-    """Return three convolutions with an added tensor: a float, or codes that the first one shares."""
+    """Return three convolutions and a residual: x itself or, if ``shared``, the codes of the first convolution."""
     w = [
         codes(shape, "int8", seed + i) for i, shape in enumerate(((16, width, 1, 1), (16, 16, 3, 3), (width, 16, 1, 1)))
     ]
@@ -154,7 +154,7 @@ def block(m: Model, x: str, width: int, seed: int, shared: bool) -> str:
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_tensors_between_convolutions_are_bytes(monkeypatch: pytest.MonkeyPatch, shared: bool) -> None:
-    """Only kernels of convolutions, and of the steps before the first and after the last."""
+    """Each convolution reads codes, and its epilogue quantises the next one's; no other steps lie between them."""
     monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
     m = Model()
     x = np.random.default_rng(0).normal(1, 1, (2, 64, 6, 7)).astype(np.float32)
@@ -162,7 +162,7 @@ def test_tensors_between_convolutions_are_bytes(monkeypatch: pytest.MonkeyPatch,
     model = m.proto({"x": x}, [y])
     (actual,) = run_model(model, [x])
     (expected,) = by_onnx_runtime(model, {"x": x})
-    # A code that differs by a step changes all later values by a step.
+    # A code that is off by one step shifts all values computed from it.
     np.testing.assert_allclose(actual, expected, 0.02, 0.02 * np.abs(expected).max())
     program: list[str] = []
     compiled = CompiledCluster(read_model(model), GPU)
@@ -173,7 +173,7 @@ def test_tensors_between_convolutions_are_bytes(monkeypatch: pytest.MonkeyPatch,
     assert len(convolutions) == 6
     assert all("u8[" in line.split("<-")[1] and "i8[" in line.split("<-")[1] for line in convolutions), rest
     assert "operands, exact sums" in rest
-    # The first block's result exists only as codes, which the second one adds as well.
+    # If shared, the first block's result is stored as codes only, which are also the second block's residual.
     assert sum("f32[" in line.split("<-")[0] for line in convolutions) == (1 if shared else 2), rest
 
 
@@ -208,7 +208,7 @@ def test_what_is_no_sum_of_integers_is_dequantised(
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_conv_integer_and_qlinear_conv_are_exact(monkeypatch: pytest.MonkeyPatch, dynamic: bool) -> None:
-    """The padding is a zero point that only a Run knows."""
+    """The zero point, which is also the padding's value, is a runtime input."""
     monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
     x, w, zero = codes((1, 32, 7, 6), "uint8", 1), weight_codes(20, 32, 3, 3, seed=2), np.uint8(77)
     m = Model()
@@ -244,7 +244,7 @@ def test_products_of_dequantised_bytes(
     split: str,
     dtype: str,
 ) -> None:
-    """With a bias, and a scale for each column; codes as the result, and floats."""
+    """The epilogue has a bias and a scale per column; the model returns codes and floats."""
     monkeypatch.setattr(OpenDevice, "properties", lambda self: device)
     if split:
         use_team(monkeypatch, None)
@@ -269,7 +269,7 @@ def test_gemm_with_transposed_weights_and_qlinear_matmul(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("rows", [1, 3, 24])
 def test_matmul_integer_with_a_zero_point_of_the_run(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
-    """Few rows use the GEMV kernel."""
+    """Up to 4 rows use the GEMV kernel."""
     monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
     m = Model()
     inputs = {"x": codes((rows, 64), "uint8", 1), "zero": np.asarray(np.uint8(99))}

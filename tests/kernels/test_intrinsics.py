@@ -22,7 +22,7 @@ sizes = {"f32": np.float32, "f64": np.float64, "i32": np.int32, "i64": np.int64,
 
 
 def apply(expression: str, result: str, *operands: np.ndarray) -> np.ndarray:
-    """``expression`` of the elements ``a``, ``b``, ``c`` of the operands, as an array of type ``result``."""
+    """Return ``expression`` for the elements ``a``, ``b``, ``c`` of the operands, as an array of type ``result``."""
     names = "abc"[: len(operands)]
     kinds = {np.dtype(np.float32): "f32", np.dtype(np.float64): "f64", np.dtype(np.uint16): "u16"}
     kinds |= {np.dtype(value): key for key, value in sizes.items()}
@@ -60,7 +60,7 @@ all_halves = np.arange(65536, dtype=np.uint16)
 
 
 def assert_same_floats(actual: np.ndarray, expected: np.ndarray) -> None:
-    """Equal, with NaN equal to NaN and -0 different from 0."""
+    """Assert equality, where NaN equals NaN and -0 differs from 0."""
     np.testing.assert_array_equal(actual, expected)
     numbers = ~np.isnan(expected)
     np.testing.assert_array_equal(np.signbit(actual[numbers]), np.signbit(expected[numbers]))
@@ -76,7 +76,7 @@ def test_every_bfloat16_becomes_the_float32_of_its_value() -> None:
 
 
 def rounding_cases(storage: Any) -> np.ndarray:
-    """All values of a 16-bit type, the points halfway between neighbours, and float32 next to those."""
+    """Return all finite values of a 16-bit type, the midpoints between neighbours, and float32 values next to those."""
     values = all_halves.view(storage).astype(np.float32)
     values = np.sort(values[np.isfinite(values)])
     middle = (values[:-1].astype(np.float64) + values[1:]) / 2
@@ -198,11 +198,14 @@ def sample(dtype: Any, limit: float) -> np.ndarray:
 
 
 def assert_close_in_ulp(actual: np.ndarray, exact: np.ndarray, ulp: float) -> None:
-    """Within ``ulp`` units in the last place of ``exact`` (float64 or wider); infinities and NaN in the same places."""
+    """Assert that ``actual`` is within ``ulp`` units in the last place of ``exact`` (float64 or wider).
+
+    Infinities and NaN have the same indices in both.
+    """
     with np.errstate(over="ignore"):
         expected = exact.astype(actual.dtype)
     np.testing.assert_array_equal(np.isnan(actual), np.isnan(expected))
-    # What rounds to infinity may be computed as the largest finite number, and the reverse.
+    # Where the exact result rounds to infinity, the largest finite number is allowed, and the reverse.
     finite = np.isfinite(actual) & np.isfinite(expected)
     np.testing.assert_array_equal(actual[~finite], expected[~finite])
     unit = np.spacing(np.abs(expected[finite])).astype(exact.dtype)
@@ -223,7 +226,7 @@ def test_functions_of_one_number(
     wide = x.astype(np.float64)
     with np.errstate(all="ignore"):
         exact = np.asarray(reference(wide), np.float64)
-    # The reference for float64 is itself rounded.
+    # For float64 the reference itself has a rounding error.
     assert_close_in_ulp(actual, exact, ulp if name == "f32" else ulp + 1)
 
 
@@ -526,7 +529,7 @@ def kernel(a, b, out, k):
 
 
 def test_a_row_of_a_wide_register_tile_is_one_vector() -> None:
-    """Its 256 scalars would take most of the time to compile a kernel of the emulated device."""
+    """As 256 scalars it would take most of a kernel's compile time for the emulated device."""
     source = "def kernel(a, b):\n    sums = registers_f32({0} * {0})\n"
     source += "    multiply_add_tile_f32(sums, a, 0, b, 0, {0}, {0})\n    store_tile_f32(a, 0, {0}, sums, {0}, {0})\n"
     texts = ["".join(kernel_ir(kernel("tile", ("*f32", "*f32"), source.format(size))).modules) for size in (8, 16)]
@@ -571,7 +574,7 @@ def test_every_intrinsic_compiles_for_gpus(compute_capability: tuple[int, int]) 
     lines = ["def kernel(pf32, pf64, pi32, pi64, pu32, pu64, pu16, pu8):"]
     for name in intrinsics.__all__:
         sig = getattr(intrinsics, name)._defn.__globals__.get("sig")
-        if sig is None:  # typed by its arguments; tested where it is used
+        if sig is None:  # generic in its argument types; tested with the kernels that call it
             continue
         arguments = []
         for ty in sig.args:

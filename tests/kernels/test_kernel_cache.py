@@ -1,4 +1,4 @@
-"""The disk cache of kernels and the library that hands them out."""
+"""The disk cache of kernels, and the kernel library, which finds kernels in it or compiles them."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_ir_is_kept_for_all_targets_and_names_so_that_numba_runs_once(
     assert kept == [pipeline.compile_kernel(spec, target) for target in targets for spec in specs]
     renamed = dataclasses.replace(specs[0], name="of_another_node")
     image = library(tmp_path)[0].get(renamed, emulated)
-    assert ran[2:] == specs * 3  # by what the images were compared with
+    assert ran[2:] == specs * 3  # run only by the `compile_kernel` calls in the comparison
     assert image == pipeline.compile_kernel(renamed, emulated)
     assert image.entry == renamed.symbol
 
@@ -158,7 +158,7 @@ def test_a_helper_gives_the_same_image_and_no_error_hides_in_it(tmp_path: Path) 
 
     (worker,) = WorkerClient.start(KernelCache(tmp_path))
     assert worker.wait_ready()
-    assert os.getpgid(worker.process.pid) != os.getpgid(0)  # Ctrl-C at a terminal is not for it
+    assert os.getpgid(worker.process.pid) != os.getpgid(0)  # Ctrl-C at a terminal does not reach it
     assert worker.compile(kernel("wrong", ("*f32",), "def kernel(x):\n    nothing()\n"), emulated) is None
     assert worker.compile(spec_number(3), emulated) == compile_kernel(spec_number(3), emulated)
     worker.process.kill()
@@ -346,7 +346,7 @@ def test_a_toolkit_compiles_for_what_its_nvrtc_says() -> None:
 
 
 def test_two_processes_compile_a_kernel_once(tmp_path: Path) -> None:
-    """The other process is another library here: it compiles the first kernel while this one has only the second."""
+    """The second process is another library: as ``first`` holds one kernel's lock, it compiles only the other one."""
     specs = [spec_number(1), spec_number(2)]
     first, _ = library(tmp_path)
     second, counts = library(tmp_path)
@@ -354,7 +354,7 @@ def test_two_processes_compile_a_kernel_once(tmp_path: Path) -> None:
     with first.cache.lock(kernel_key(specs[0], emulated)) as held:
         assert held
         waiting.start()
-        while not counts and waiting.is_alive():  # the second kernel is compiled meanwhile
+        while not counts and waiting.is_alive():  # until `second` has compiled the second kernel
             waiting.join(0.01)
         assert waiting.is_alive()
         assert second.cache.load_made(specs[0], emulated) is None
@@ -369,7 +369,7 @@ def test_two_processes_compile_a_kernel_once(tmp_path: Path) -> None:
 def test_a_process_that_imports_the_compiler_first_gets_the_time_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Eight cold processes share two cores: an import takes longer then than many times a small kernel."""
+    """On a busy machine importing the compiler may take many times as long as compiling a small kernel."""
     monkeypatch.setattr(kernel_library, "expected_seconds", lambda spec: 0.0)
     spec = spec_number(1)
     first, _ = library(tmp_path)
@@ -399,10 +399,10 @@ def test_keys_depend_on_every_module_that_the_compiler_imports() -> None:
     program = "import sys, ort_cuda_plugin.compiler.compile\nprint(*(m.__file__ for m in list(sys.modules.values())"
     program += " if m.__name__.startswith('ort_cuda_plugin.') and m.__file__.endswith('.py')))"
     output = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
-    files = [path for path in output.split() if Path(path).read_text().count("\n") > 1]  # others are docstrings
+    files = [path for path in output.split() if Path(path).read_text().count("\n") > 1]  # else only a docstring
     imported = {path.rpartition("/ort_cuda_plugin/")[2] for path in files}
     sources = {*toolchain.front_end_sources, *toolchain.back_end_sources, *toolchain.ptx_sources()}
-    sources -= {"compiler/ptx/__init__.py", "compiler/ptx/linking.py"}  # the latter is of `emulator.load`
+    sources -= {"compiler/ptx/__init__.py", "compiler/ptx/linking.py"}  # only `emulator.load` uses the latter
     others = {
         f"compiler/{name}.py"
         for name in ("cache", "caches/cache_folder", "caches/trusted_files", "foreign", "toolchain")

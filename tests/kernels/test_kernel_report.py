@@ -1,4 +1,4 @@
-"""The report of what kernels cost on GPU architectures."""
+"""The report of kernels' registers, stack, spills and shared memory on GPU architectures."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ spilling = kernel(
     + f"    y[i] = {' + '.join(live)}\n",
     launch_bounds=1024,
 )
-"""A block of 1024 threads leaves 64 registers for each."""
+"""A kernel with 100 live values per thread; in a block of 1024 threads each has 64 registers."""
 
 
 def uncounted(folder: Path) -> KernelLibrary:

@@ -47,7 +47,7 @@ def test_each_part_has_its_images(images: int | str, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize(("images", "parts"), [(16, [4, 4, 4, 4]), (10, [3, 3, 4]), (4, [4]), (400, [400])])
 def test_parts_fit_the_cache_if_few_do(images: int, parts: list[int]) -> None:
-    """Of 16 images 52 MB are between the convolutions; of 400, even a quarter would not fit."""
+    """The tensor between the convolutions has 52 MB with 16 images; with 400, even a quarter would not fit L2."""
     work = work_of_model(network("N", 160), {"x": (images, 16, 160, 160)})
     first = [step.sizes[0] for step in work.steps if isinstance(step, LibraryStep) and step.sizes[1:3] == (16, 64)]
     assert first == parts

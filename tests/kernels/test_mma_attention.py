@@ -25,18 +25,18 @@ from ort_cuda_plugin.schedule import flash as flash_schedule
 
 TOKENS, HEADS, KV_HEADS = 70, 4, 2
 TF32_TOLERANCE = 2e-3
-"""For operands rounded to TF32's 11 significant bits; the numbers are about 1."""
+"""For operands rounded to TF32's 11 significant bits, with values of about 1."""
 
 
 @pytest.fixture
 def checked() -> Iterator[None]:
-    """Shared memory begins as NaN, and a launch fails that reads what its block has not written there."""
+    """Fill shared memory with NaN at each launch, and fail a launch that reads what its block has not written there."""
     with configured(check=1):
         yield
 
 
 def prompt(size: int, real: int) -> tuple[onnx.ModelProto, list[Array]]:
-    """A prompt of several tiles of keys and blocks of rows, none of them full."""
+    """Return GroupQueryAttention of a prompt, whose rows and keys take several tiles that are not all full."""
     parts: list[Array | None] = [
         rounded(noise(1, TOKENS, heads * size, seed=i), real) for i, heads in enumerate((HEADS, KV_HEADS, KV_HEADS))
     ]
@@ -74,7 +74,7 @@ def test_small_matrices_give_attention(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_attention_of_ai_onnx_gives_the_same_in_one_walk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Flash attention is used for 16-bit heads on a GPU, with masks, pasts and lengths of any kind."""
+    """16-bit heads use flash attention on a GPU with any mask, past and lengths."""
     q, k, v, past_k, past_v = (
         noise(2, heads, length, 80, seed=i).astype(ml_dtypes.bfloat16)
         for i, (heads, length) in enumerate(((4, 20), (2, 70), (2, 70), (2, 9), (2, 9)))
@@ -120,7 +120,7 @@ STEPS = """<ir_version: 10, opset_import: ["" : 20]> half
       a = Transpose<perm = [0, 2, 1, 3]>(q) b = Transpose<perm = [0, 2, 3, 1]>(k) c = Transpose<perm = [0, 2, 1, 3]>(v)
       s = MatMul(a, b) t = Mul(s, scale) u = Add(t, mask) w = Softmax(u) o = MatMul(w, c)
       z = Transpose<perm = [0, 2, 1, 3]>(o) y = Reshape(z, flat) }"""
-"""Attention as exporters write it; the scale is 1/8 in the bits of a half."""
+"""Attention as exporters write it; 12288 is 1/8 as the bits of a float16."""
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ STEPS = """<ir_version: 10, opset_import: ["" : 20]> half
 def test_steps_that_are_attention_are_one_walk(
     monkeypatch: pytest.MonkeyPatch, rows: int, keys: int, form: str
 ) -> None:
-    """The kernels for a GPU without cuDNN. A row with all keys masked gives NaN, like Softmax."""
+    """On a GPU without cuDNN the plugin's kernels are used. A row with all keys masked gives NaN, like Softmax."""
     device = DeviceProperties.gpu((8, 0))
     monkeypatch.setattr(OpenDevice, "properties", lambda self: device)
     model = onnx.shape_inference.infer_shapes(
@@ -167,7 +167,7 @@ REPEATED = """<ir_version: 10, opset_import: ["" : 20]> heads
       ku = Unsqueeze(k, axis) ke = Expand(ku, wide) kr = Reshape(ke, flat) kt = Transpose<perm = [0, 1, 3, 2]>(kr)
       vu = Unsqueeze(v, axis) ve = Expand(vu, wide) vr = Reshape(ve, flat)
       s = MatMul(q, kt) t = Mul(s, scale) u = Add(t, mask) w = Softmax(u) y = MatMul(w, vr) }"""
-"""Attention whose keys and values are repeated for three heads, as exporters write it; the scale is 1/8."""
+"""Grouped-query attention as exporters write it: keys and values are repeated for three heads; the scale is 1/8."""
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ SELF = """<ir_version: 10, opset_import: ["" : 20]> half
     { scale = Constant<value = TYPE {SCALE}>()
       a = Transpose<perm = [0, 2, 1, 3]>(q) b = Transpose<perm = [0, 2, 3, 1]>(k) c = Transpose<perm = [0, 2, 1, 3]>(v)
       s = MatMul(a, b) t = Mul(s, scale) ADDED w = Softmax(u) y = MatMul(w, c) }"""
-"""Attention of tokens to each other; the scale is 1/8."""
+"""Self-attention; the scale is 1/8."""
 
 
 def self_attention(batch: int | str, tokens: int | str, heads: int, size: int, real: int, mask: str) -> onnx.ModelProto:
@@ -253,7 +253,7 @@ def self_attention(batch: int | str, tokens: int | str, heads: int, size: int, r
 def test_blocks_of_each_size_attend(
     monkeypatch: pytest.MonkeyPatch, tokens: int, heads: int, size: int, multiprocessors: int, mask: str, form: str
 ) -> None:
-    """Rows and keys do not fill their tiles; a row masked by -inf attends to no key."""
+    """Rows and keys do not fill their tiles. A row with all keys masked by -inf gives NaN, like Softmax."""
     device = DeviceProperties.gpu((8, 0), multiprocessors)
     monkeypatch.setattr(OpenDevice, "properties", lambda self: device)
     real = {"f32": FLOAT, "f16": FLOAT16, "bf16": BFLOAT16}[form.rsplit("_", 1)[1]]
@@ -285,9 +285,9 @@ def test_blocks_of_each_size_attend(
 @pytest.mark.parametrize("real", [FLOAT16, FLOAT], ids=["halves", "floats"])
 @pytest.mark.parametrize("offset", [0, 1], ids=["whole", "odd"])
 def test_rows_that_begin_anywhere_are_attended_to(monkeypatch: pytest.MonkeyPatch, offset: int, real: int) -> None:
-    """Columns of a wider tensor: their rows begin at multiples of 16 bytes, or of one element.
+    """The operands are columns of a wider tensor, whose rows begin at multiples of 16 bytes or only of one element.
 
-    Elements after the last key of a tile must not be multiplied: 0 times an infinite value would be NaN.
+    What lies after the last key must not be multiplied, not even by 0: 0 times infinity is NaN.
     """
     device = DeviceProperties.gpu((8, 0))
     monkeypatch.setattr(OpenDevice, "properties", lambda self: device)
@@ -346,7 +346,7 @@ LIBRARIES = frozenset({"cublaslt", "cudnn"})
 
 
 def program_of(model: onnx.ModelProto, options: LoweringOptions | None = None) -> tuple[str, list[str]]:
-    """The text of the last program, on a GPU with libraries, and the names of the kernels."""
+    """Return the text of the plan's last program, on a GPU with libraries, and the kernels' names."""
     cluster = CompiledCluster(read_model(model), DeviceProperties.gpu((9, 0), libraries=LIBRARIES), options)
     texts: list[str] = []
     cluster.show_program = texts.append

@@ -25,10 +25,10 @@ from test_mma_gemm import GPU, SMALL_GPU, kernels
 
 
 def expected(x: Array, w: Array, b: Array, attributes: dict[str, Any], op_type: str = "Conv") -> Array:
-    """What ONNX Runtime's CPU provider gives for the same numbers in float32."""
+    """Return the result of ONNX Runtime's CPU provider for the same numbers in float32."""
     given = [each.astype(np.float32) for each in (x, w, b)]
     model = make_model(op_type, given, attributes)
-    model.ir_version = 10  # which ONNX Runtime knows
+    model.ir_version = 10  # a version that ONNX Runtime supports
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     names = [each.name for each in session.get_inputs()]
     (result,) = session.run(None, dict(zip(names, given, strict=True)))
@@ -125,7 +125,7 @@ def test_transposed_convolutions_are_plain_ones(
 
 
 def network() -> onnx.ModelProto:
-    """Return slices of an image, also of one pixel, that begin between multiples of 16 bytes, and steps after them."""
+    """Return a network that convolves slices of an image, and of one pixel, whose addresses are not multiples of 16."""
     nodes = [
         helper.make_node("Conv", ["x", "w0"], ["all"], pads=[1, 1, 1, 1], strides=[2, 2]),
         helper.make_node("Relu", ["all"], ["image"]),
@@ -163,7 +163,7 @@ def test_a_network_keeps_its_channels_last(monkeypatch: pytest.MonkeyPatch, dyna
             dim.dim_value = size
     names = [spec.name for spec in kernels(model) if re.match(r"conv\dd_", spec.name)]
     forms = {re.sub(r"_teams.*_", "_", name) for name in names}
-    assert forms == {"conv2d_mma_f16", "conv0d_mma_f16"}, names  # of windows, and of single places
+    assert forms == {"conv2d_mma_f16", "conv0d_mma_f16"}, names  # windows, and pointwise
     assert all("d_mma_" in name for name in names), names
     (actual,) = run_model(model, [x], dynamic)
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
@@ -172,7 +172,7 @@ def test_a_network_keeps_its_channels_last(monkeypatch: pytest.MonkeyPatch, dyna
 
 
 def test_convolutions_of_halves_use_tensor_cores_without_spills() -> None:
-    """A large and the smallest tile."""
+    """The rules choose a large tile for one of the images, and the smallest tile for the other one."""
     halves = [np.zeros(shape, np.float16) for shape in ((8, 64, 64, 64), (64, 64, 3, 3), (64,))]
     small = [np.zeros(shape, np.float16) for shape in ((1, 64, 8, 8), (64, 64, 3, 3), (64,))]
     specs = [

@@ -28,7 +28,7 @@ from test_mma_attention import prompt
 
 GPU = DeviceProperties.gpu((8, 0))
 SMALL_GPU = DeviceProperties.gpu((8, 0), 1)
-"""One multiprocessor, for which the largest tile and one part of k are best."""
+"""With one multiprocessor the rules choose the largest tile and no split-K."""
 
 
 def kernels(model: onnx.ModelProto, device: DeviceProperties = GPU) -> list[KernelSpec]:
@@ -51,7 +51,7 @@ def test_products_of_halves(
     dtype: Any,
     device: DeviceProperties,
 ) -> None:
-    """With a bias, which each element gets once."""
+    """A bias is added to each element once, also with split-K."""
     m, n, k = sizes[0], sizes[2], sizes[1]
     a, b, c = (noise(*shape, seed=i).astype(dtype) for i, shape in enumerate(((m, k), (k, n), (n,))))
     given = [np.ascontiguousarray(x.T) if flag else x for x, flag in zip((a, b), transposed, strict=True)]
@@ -69,7 +69,7 @@ def test_products_of_halves(
 
 
 def coded(rows: int, depth: int, columns: int) -> tuple[list[Array], dict[str, Any], Array]:
-    """Inputs and attributes of MatMulNBits, and the weights in the order of their codes."""
+    """Return the inputs and attributes of MatMulNBits, and the dequantised weights as [columns, depth]."""
     block = 32
     blocks = -(-depth // block)
     numbers = np.random.default_rng(0).integers(0, 16, (columns, blocks, block))
@@ -82,7 +82,7 @@ def coded(rows: int, depth: int, columns: int) -> tuple[list[Array], dict[str, A
 
 @pytest.mark.parametrize("real", [FLOAT16, FLOAT])
 def test_codes_of_four_bits_are_multiplied_by_tensor_cores(monkeypatch: pytest.MonkeyPatch, real: int) -> None:
-    """Rows of codes that end within a word, a 16-byte chunk and a block."""
+    """Rows of codes end within a word, a 16-byte chunk and a quantisation block."""
     inputs, attributes, wide = coded(40, 75, 20)
     monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
 
@@ -95,7 +95,7 @@ def test_codes_of_four_bits_are_multiplied_by_tensor_cores(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("real", [FLOAT16, FLOAT])
 def test_rows_of_each_expert_are_multiplied(monkeypatch: pytest.MonkeyPatch, real: int) -> None:
-    """Tokens are sorted by expert: tiles are not full, and rows are strided."""
+    """As tokens are sorted by expert, tiles are not full and their rows are not contiguous."""
     monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
     check_node("MoE", mixture(45), MIXTURE, reals=[real], constant=[2, 3, 4, 5], tolerance=1e-2)
 
@@ -114,7 +114,7 @@ def mixture(tokens: int) -> list[Array]:
 
 
 def test_products_of_halves_use_tensor_cores_without_spills(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The largest tiles, of a product with two dimensions of batches, of codes, and of experts; attention as well."""
+    """The largest tiles of a GEMM with two batch dimensions, of MatMulNBits and of MoE; and flash attention."""
     use_team(monkeypatch, None)
     halves = [np.zeros(shape, np.float16) for shape in ((4, 12, 512, 512), (4, 12, 512, 64))]
     inputs, attributes, _ = coded(2048, 64, 2048)
@@ -156,7 +156,7 @@ def test_no_access_to_shared_memory_has_bank_conflicts_above_two_way(
 
 @pytest.mark.parametrize("divisor", [3.0, 2**0.5, 968.0, 6e-8])
 def test_quotients_of_halves_are_products(monkeypatch: pytest.MonkeyPatch, divisor: float) -> None:
-    """By a reciprocal that a thread computes once for a column. A quotient that is not normal may be one unit off."""
+    """A thread computes a column's reciprocal once and multiplies by it. Subnormal quotients may be one unit off."""
     every = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
     x: Array = np.resize(every[np.isfinite(every)], (1024, 64))
     c = np.float16(divisor)

@@ -15,7 +15,7 @@ from ort_cuda_plugin.estimate import sass
 
 
 def as_tf32(x: Array) -> Array:
-    """float32 numbers rounded to 10 bits behind the point, halfway from zero."""
+    """Return float32 numbers rounded to TF32's 10 mantissa bits, with ties away from zero."""
     bits = x.view(np.uint32)
     up = np.where(np.isfinite(x), bits + np.uint32(0x1000), bits)
     result: Array = (up & np.uint32(0xFFFFE000)).astype(np.uint32).view(np.float32)
@@ -23,7 +23,7 @@ def as_tf32(x: Array) -> Array:
 
 
 def test_float32_is_rounded_to_tf32_and_small_matrices_are_multiplied() -> None:
-    """The products are exact; each register of a warp has the number that a GPU expects in it."""
+    """Operands are rounded, their products are exact, and lanes hold the matrix elements that a GPU's mma expects."""
     spec = kernel(
         "small",
         ("*f32", "*f32", "*f32", "*u32"),
@@ -58,7 +58,7 @@ def kernel(a, b, c, words):
 
 @pytest.mark.parametrize("kind", ["i8", "u8"])
 def test_small_matrices_of_bytes_are_multiplied_exactly(kind: str) -> None:
-    """Each register of a warp has the bytes that a GPU expects in it; sums begin with what they were."""
+    """Lanes hold the matrix elements that a GPU's mma expects; products are added to the sums' initial values."""
     source = f"""
 def kernel(a, b, c):
     lane = int32(cuda.threadIdx.x)
@@ -77,7 +77,7 @@ def kernel(a, b, c):
     spec = kernel(f"bytes_{kind}", ("*u32", "*u32", "*i32"), source)
     random = np.random.default_rng(1)
     a = random.integers(0, 256, (16, 32), np.uint8).view(np.int8 if kind == "i8" else np.uint8)
-    b = random.integers(-128, 128, (8, 32), np.int8)  # its columns
+    b = random.integers(-128, 128, (8, 32), np.int8)  # stored by columns
     before = random.integers(-(2**20), 2**20, (16, 8), np.int32)
     _, _, c = run(spec, (1, 1, 1), (32, 1, 1), a.view(np.uint32), b.view(np.uint32), before.copy())
     np.testing.assert_array_equal(c, before + a.astype(np.int32) @ b.T.astype(np.int32))
@@ -99,7 +99,7 @@ def test_rounding_is_as_short_as_the_gpu_allows(capability: tuple[int, int], ins
 
 @pytest.mark.parametrize("function", ["copy_async_where", "copy_async_cached_where"])
 def test_a_copy_without_its_condition_writes_zeros(function: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It reads nothing, whatever its index, and the condition is part of the GPU's instruction."""
+    """It reads nothing, whatever its index is; on a GPU the instruction itself takes the condition."""
     monkeypatch.setenv("ORT_CUDA_PLUGIN_EMULATE_CHECK", "1")
     source = f"""
 def kernel(x, y, count):

@@ -1,4 +1,4 @@
-"""Pooling of NHWC images with a GPU's kernels: the bits of the NCHW kernel."""
+"""The kernels that pool NHWC images on a GPU: bit-identical to the NCHW kernel."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from test_mma_gemm import kernels
 
 GPU = DeviceProperties.gpu((9, 0))
 FEW = dataclasses.replace(GPU, multiprocessors=1)
-"""A device that small images keep busy: threads have several output pixels."""
+"""With one multiprocessor even a small image fills the device, so threads compute several output pixels."""
 TYPES = {np.float32: TensorProto.FLOAT, np.float16: TensorProto.FLOAT16, ml_dtypes.bfloat16: TensorProto.BFLOAT16}
 PADDED = {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}
 STEPS = {"kernel_shape": [3, 3], "strides": [2, 2], "ceil_mode": 1}
@@ -43,11 +43,11 @@ CASES: dict[str, tuple[str, tuple[int, ...], dict[str, Any], int]] = {
     "line": ("MaxPool", (2, 96, 801), {"kernel_shape": [3], "pads": [1, 1]}, 4),
     "volume": ("AveragePool", (1, 64, 5, 20, 21), {"kernel_shape": [2, 2, 2], "pads": [0, 1, 0, 1, 0, 1]}, 8),
 }
-"""An operator, its image and attributes, and the results per channel of a thread."""
+"""The operator, its image's shape, attributes, and how many results a thread computes for each of its channels."""
 
 
 def model_between_convolutions(operator: str, x: Any, attributes: dict[str, Any]) -> Any:
-    """Return identity convolutions that require NHWC, before and after the pooling."""
+    """Return a model in which identity convolutions before and after the pooling make its image NHWC."""
     channels, rank = x.shape[1], x.ndim - 2
     ones = numpy_helper.from_array(np.ones((channels, 1, *[1] * rank), x.dtype), "ones")
     nodes = [
@@ -62,7 +62,7 @@ def model_between_convolutions(operator: str, x: Any, attributes: dict[str, Any]
 
 
 def special(x: Any) -> Any:
-    """x with a NaN, infinities and numbers whose sums are not finite or very small."""
+    """Return x with a NaN, infinities, a number whose sums overflow float16, and subnormal numbers."""
     flat = x.reshape(-1)
     flat[5], flat[70], flat[131], flat[257] = np.nan, np.inf, -np.inf, 6e4
     flat[400:420] = np.float32(3e-39)
@@ -91,7 +91,7 @@ def test_bits_are_those_of_the_order_of_the_model(case: str, dtype: Any, monkeyp
 
 
 def test_what_no_thread_can_have_is_pooled_element_by_element() -> None:
-    """Large windows, channels that do not fill vectors, and windows of a maximum with dilation."""
+    """Large windows, channels that are not a multiple of a vector, and dilated MaxPool use the general kernel."""
     for shape, attributes in (
         ((2, 64, 28, 28), {"kernel_shape": [6, 6]}),
         ((2, 6, 28, 28), {"kernel_shape": [3, 3]}),

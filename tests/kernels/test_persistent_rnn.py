@@ -1,4 +1,4 @@
-"""Persistent RNN kernels, whose blocks share the steps, against ONNX Runtime's CPU provider."""
+"""Persistent RNN kernels, in which many blocks compute each time step, against ONNX Runtime's CPU provider."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GATES = {"GRU": 3, "LSTM": 4}
 
 
 def parameters(kind: str, steps: int, batch: int, size: int, dtype: Any, directions: int = 1) -> list[Array | None]:
-    """X, W, R, B, lengths and the state before the first step."""
+    """Return the operator's inputs X, W, R, B, sequence_lens and initial_h."""
     rng, rows = np.random.default_rng(size), GATES[kind] * size
     own = (rows, 3), (rows, size), (2 * rows,), (batch, size)
     shapes = (steps, batch, 3), *((directions, *shape) for shape in own)
@@ -42,7 +42,7 @@ def parameters(kind: str, steps: int, batch: int, size: int, dtype: Any, directi
 def test_steps_of_many_blocks_equal_the_cpu(
     monkeypatch: pytest.MonkeyPatch, kind: str, direction: str, batch: int, size: int, linear: int, dtype: Any
 ) -> None:
-    """Hidden elements fill warps and blocks or not; a block has one sequence or several, which fill it or not."""
+    """Hidden sizes fill warps and blocks, or do not; a block has one sequence, or several that may not fill it."""
     directions = 1 + (direction == "bidirectional")
     monkeypatch.setattr(OpenDevice, "properties", lambda self: DeviceProperties(emulated=False, multiprocessors=8))
     launched: list[None] = []
@@ -73,7 +73,7 @@ def kernel(kind: str, size: int, device: DeviceProperties) -> KernelSpec:
 
 
 def test_the_largest_kernel_keeps_its_weights_in_registers() -> None:
-    """A larger one is left to blocks that iterate over the steps."""
+    """Weights of a larger hidden size exceed the registers, so it uses another kernel with one block per sequence."""
     device = DeviceProperties(emulated=False)
     (usage,) = report([kernel("LSTM", 1024, device)], [Target.cuda(9, 0)])
     assert usage.stack == usage.spill_stores == usage.spill_loads == 0

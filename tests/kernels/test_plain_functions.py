@@ -1,4 +1,4 @@
-"""Kernels that are plain functions: compile-time parameters, generated parts, parameters that are written."""
+"""Kernels written as Python functions: compile-time parameters, generated statements, and which arrays they write."""
 
 from __future__ import annotations
 

@@ -39,11 +39,11 @@ def rows_model(rows: int, columns: int) -> Any:
     ids=str,
 )
 def test_rows_of_all_lengths(shape: tuple[int, int], dynamic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row of 192 elements takes part of a warp, and the last warp is not full."""
+    """A row of 192 elements takes only some lanes of a warp, and the last warp has fewer rows than the others."""
     small = replace(GPU, multiprocessors=1)
     monkeypatch.setattr(OpenDevice, "properties", lambda self: small if shape[1] == 192 else GPU)
     rng = np.random.default_rng(0)
-    # A mean of rows without small numbers is wrong where a lane without an element counts.
+    # With no small numbers in a row, its extrema and mean are wrong if lanes past the row's end contribute.
     x = (rng.uniform(1, 2, shape) * rng.choice([-1, 1], shape)).astype(np.float32)
     w, k = rng.standard_normal(shape[1], np.float32), rng.uniform(1, 2, (shape[0], 1)).astype(np.float32)
     h = rng.standard_normal(shape).astype(np.float16)
@@ -75,7 +75,7 @@ def test_neighbouring_rows_whose_elements_are_apart_share_a_block(
 
 @pytest.mark.parametrize("multiprocessors", [1, 132])
 def test_a_thread_has_neighbouring_rows_that_are_vectors(multiprocessors: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second input begins at its second element, so its vectors are misaligned."""
+    """One operand is a slice that begins at a tensor's second element, so its vectors are misaligned."""
     monkeypatch.setattr(OpenDevice, "properties", lambda self: replace(GPU, multiprocessors=multiprocessors))
     model = parser.parse_model("""<ir_version: 10, opset_import: ["" : 20]> rows
         (float[3, 150, 64] x, float[3, 150, 68] z, float16[3, 150, 64] h, uint8[3, 150, 48] u, float[64] w)
@@ -111,7 +111,7 @@ def test_vectors_of_rows_are_read_by_wide_loads() -> None:
     [(600, 384, 32), (4096, 2000, 128), (64, 16000, 512), (64, 384, 64), (64, 768, 96), (64, 2000, 256)],
 )
 def test_a_row_is_read_and_written_once_by_vectors(rows: int, columns: int, threads: int) -> None:
-    """Of few rows each has more threads."""
+    """If there are few rows, more threads work on each."""
     text = f"""<ir_version: 10, opset_import: ["" : 20]> rows
         (float16[{rows}, {columns}] x) => (float16[{rows}, {columns}] y) {{ y = Softmax<axis = -1>(x) }}"""
     cluster = CompiledCluster(read_model(parser.parse_model(text)), GPU)
@@ -143,15 +143,13 @@ NORM = """<ir_version: 10, opset_import: ["" : 20]> norm
 
 
 def norm_source(columns: int) -> str:
-    """Return the source of the kernel that normalises the product's rows."""
+    """Return the source of the kernel that normalises the rows of the GEMM's result."""
     model = parser.parse_model(NORM.replace("C]", f"{columns}]").replace("[R", "[4000"))
     return CompiledCluster(read_model(model), GPU).prepare().kernels[-1].source
 
 
 def test_what_later_passes_need_is_loaded_before_the_first_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For example scale and bias: their loads are in flight together with those of the row, as far as registers
-    suffice.
-    """
+    """As long as registers suffice, the loads of scale and bias overlap with those of the row."""
     source = norm_source(384)
     assert source.count("load_lanes(") == 3
     assert source.rindex("load_lanes(") < source.index("shfl_xor")
@@ -162,7 +160,7 @@ def test_what_later_passes_need_is_loaded_before_the_first_one(monkeypatch: pyte
 
 
 def test_whole_rows_of_the_plugins_own_memory_are_vectors_without_a_question() -> None:
-    """Memory of the application may begin anywhere."""
+    """Only accesses to the application's memory, which may have any alignment, check it at run time."""
     source = norm_source(384)
     loads = [line for line in source.splitlines() if "load_lanes(" in line]
     known, asked = ({line.split(", ")[2] for line in loads if (", True, " in line) == is_known} for is_known in (1, 0))

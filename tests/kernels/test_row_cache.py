@@ -1,4 +1,4 @@
-"""Row programs on a GPU cache values that several passes over a row need."""
+"""Row programs on a GPU keep values that several passes over a row need in registers or shared memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PROGRAMS = {
     "exact": "h = Cast<to = 10>(x) g = Softmax<axis = -1>(h) y = Cast<to = 1>(g)",
 }
 SHAPES = [(70, 7), (9, 33), (3, 3001)]
-"""Rows of a thread, of a warp and of a block."""
+"""Shapes whose rows are computed by a thread, a warp and a block each."""
 FORMS = [*((program, shape, "known") for program in PROGRAMS for shape in SHAPES), ("softmax", (9, 33), "dynamic")]
 
 
@@ -56,7 +56,7 @@ def test_what_is_kept_changes_no_bit(
 
 
 def times(program: str, rows: int, columns: int) -> float:
-    """Return how often the inputs are read."""
+    """Return how often the inputs are read: the bytes that kernels read, divided by the inputs' bytes."""
     cluster = CompiledCluster(read_model(model(PROGRAMS[program], rows, columns, columns)), GPU)
     cluster.prepare()
     assert cluster.traffic is not None

@@ -53,7 +53,7 @@ IMAGES = [
     ("8", 24, 28, 100, 1, 1),
     ("n", 32, 9, 48, 3, 1),
 ]
-"""Images, channels, pixels along an axis, output channels, kernel, stride."""
+"""Number of images, channels, height and width, output channels, window size, stride."""
 QUERIES = [
     ("8, 197, 64", "8, 197, 64"),
     ("2, 1, 32", "2, 500, 32"),
@@ -63,7 +63,7 @@ QUERIES = [
     ("2, 1, 64", "2, 200, 64"),
     ("8, 300, 160", "8, 300, 160"),
 ]
-"""Shapes of queries and of keys."""
+"""Shapes of queries, and of keys and values."""
 MODELS = {
     **{
         f"product {dtype} [{rows}, {k}] x [{k}, {n}]": (
@@ -106,7 +106,7 @@ MODELS = {
 
 
 class Noting:
-    """A tuner that leaves each choice to the rules, and notes the candidates."""
+    """A tuner that leaves each choice to the rules and notes the candidates."""
 
     def __init__(self) -> None:
         self.found: list[Choice] = []
@@ -122,7 +122,7 @@ class Noting:
 
 
 def choices(name: str, device: DeviceProperties) -> str:
-    """The schedule that the model's step gets, and the other candidates of the autotuner."""
+    """Return the schedule that the rules give the model's step, then the autotuner's other candidates."""
     text, weights = MODELS[name]
     model = parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> g {text}')
     if weights is not None:

@@ -1,4 +1,4 @@
-"""Schedules as data: each field decides something, and what is written is read again."""
+"""Schedules as data: each field changes the launches, and serialised schedules are parsed back unchanged."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ ATTENTION = model(
 
 
 class Fixed:
-    """A tuner whose choice is given for steps that have a choice with the same engine; it notes all choices."""
+    """A tuner that chooses ``schedule``, if given, whatever the candidates are, and notes these."""
 
     def __init__(self, schedule: Schedule | None = None) -> None:
         self.schedule = schedule
@@ -82,7 +82,7 @@ class Fixed:
 
 
 def launches(program: ModelProto, device: DeviceProperties, schedule: Schedule) -> list[object]:
-    """The kernels and library problems of the model's plan, with what is written of each launch in the plan."""
+    """Return kernel, grid, block and shared memory of the plan's launches; for other steps the name of their type."""
     cluster = CompiledCluster(read_model(program), device, tuner=Fixed(schedule))
     steps: list[Any] = []
     cluster.watch = lambda name, found: steps.append(found)
@@ -105,7 +105,7 @@ FLASH_MMA = Schedule(Engine.FLASH_MMA, AttentionTile(32, 128, 64, 256, warp_rows
 
 @dataclass(frozen=True)
 class Pair:
-    """Two values of a field that make other launches."""
+    """A schedule, and another value for one of its fields that leads to different launches of the model."""
 
     model: ModelProto
     device: DeviceProperties
@@ -208,7 +208,7 @@ DEVICES = [GPU, LIBRARIES, EMULATED]
 
 
 def test_candidates_are_launched_differently_and_have_all_engines() -> None:
-    """An engine that no step has, or a candidate with the launches of another one, decides nothing."""
+    """Each engine occurs, and no two candidates of a step lead to equal launches: neither would be of use."""
     engines = set()
     for program in PROGRAMS:
         for device in DEVICES:

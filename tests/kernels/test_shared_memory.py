@@ -1,4 +1,4 @@
-"""How much shared memory kernels are allowed: the driver is asked for more only where launches ask for it."""
+"""The limit of kernels' dynamic shared memory: it is raised only for kernels whose launches use dynamic memory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DECLARED, ASKED, NAMED, TUPLE, TYPED, TOO_MUCH = (
 
 
 class Recorder:
-    """The emulated device's driver; notes the bytes that functions are allowed."""
+    """The emulated device's driver; notes the limits that are set for functions."""
 
     def __init__(self, driver: Any) -> None:
         self.driver = driver
@@ -57,7 +57,7 @@ class Recorder:
         (TUPLE, None, [227 << 10]),
         (TYPED, None, [227 << 10]),
         (DECLARED, {IN_LAUNCH: 0}, []),
-        (DECLARED, {}, [(227 << 10) - 128]),  # stored by an earlier version
+        (DECLARED, {}, [(227 << 10) - 128]),  # an image that an earlier version stored
         (ASKED, {IN_LAUNCH: 1}, [227 << 10]),
     ],
 )
@@ -75,7 +75,7 @@ def test_only_kernels_whose_launch_asks_are_allowed_more(
 
 
 def test_what_ptx_declares_is_read() -> None:
-    """An architecture that no toolkit knows."""
+    """For an architecture that no toolkit knows there is only PTX, from which the declared size is parsed."""
     image = compile_kernel(DECLARED, Target.cuda(99, 0))
     assert "static_shared_bytes" not in image.metadata
     assert declared_bytes(image) == 128

@@ -1,4 +1,4 @@
-"""Sliced-K GEMMs and convolutions: results, machine code, and the choice before a library."""
+"""Sliced-K GEMMs and convolutions: results, machine code, and when they are preferred to a library."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def kernels(model: ModelProto, device: DeviceProperties = GPU) -> list[KernelSpe
 
 
 def most_teams(kind: str, *, is_image: bool = False) -> list[TileConfig]:
-    """Of each tile, as many as a block may have."""
+    """Return for each tile the schedule with the most warp groups along k."""
     forms = tile_configs(kind, along_k=is_image, is_image=is_image)
     return list({team.tile: team for team in forms if team.sliced_k > 1}.values())
 
@@ -51,12 +51,12 @@ def most_teams(kind: str, *, is_image: bool = False) -> list[TileConfig]:
 def test_products_are_sums_of_all_teams(
     monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, int, int], transposed: tuple[int, int], first: int, dtype: type
 ) -> None:
-    """Of each fourth schedule, from the ``first`` on."""
+    """Each case tests every fourth schedule, beginning with number ``first``."""
     m, k, n = sizes
     attributes = dict(zip(("transA", "transB"), transposed, strict=True))
     monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
     for number, team in enumerate(most_teams("f16" if dtype is np.float16 else "tf32")[first::4]):
-        # Others for each: memory may still have the result of the one before.
+        # Each schedule has its own operands: reused memory may still contain the previous schedule's result.
         shapes = ((m, k), (k, n), (n,))
         operands: list[Array] = [noise(*shape, seed=3 * number + i).astype(dtype) for i, shape in enumerate(shapes)]
         a, b, c = operands
@@ -75,8 +75,9 @@ def test_products_are_sums_of_all_teams(
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 def test_convolutions_are_sums_of_all_teams(monkeypatch: pytest.MonkeyPatch, dtype: type) -> None:
-    """Windows over the edge, strides and dilations, and channels that do not fill a k step. Of every other schedule;
-    each type has some that the other one lacks.
+    """Windows exceed the edges, have strides and dilations, and channels do not fill a k step.
+
+    Each data type tests every other schedule, beginning with a different one.
     """
     w: Array = noise(36, 24, 3, 3, seed=2).astype(dtype)
     attributes = {"pads": [2, 1, 0, 3], "strides": [2, 1], "dilations": [1, 2]}
@@ -96,7 +97,7 @@ def test_convolutions_are_sums_of_all_teams(monkeypatch: pytest.MonkeyPatch, dty
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 def test_their_code_has_no_spills_and_fits_each_gpu(monkeypatch: pytest.MonkeyPatch, dtype: type) -> None:
-    """And no access to shared memory has bank conflicts above two-way."""
+    """Also, no access to shared memory has more than two-way bank conflicts."""
     kind = "f16" if dtype is np.float16 else "tf32"
     specs = []
     for team in most_teams(kind)[::3]:
@@ -136,13 +137,13 @@ def product(rows: int | str, k: int = 384, n: int = 384) -> ModelProto:
     ],
 )
 def test_small_products_go_before_a_library(rows: int, k: int, n: int, called: bool) -> None:
-    """Not with many blocks, rows that are not whole 16-byte chunks, or few rows."""
+    """The library is called if there are many tiles or few rows, or if rows of w are not whole 16-byte chunks."""
     assert bool(CompiledCluster(read_model(product(rows, k, n)), LIBRARIES).prepare().problems) is called
 
 
 @pytest.mark.parametrize("constant", [False, True])
 def test_weights_of_float32_are_laid_along_k_once(monkeypatch: pytest.MonkeyPatch, constant: bool) -> None:
-    """As matrices are loaded from shared memory; lanes load other operands whose lines run along n one by one."""
+    """If contiguous along k, weights are loaded from shared memory by ``ldmatrix``, else element by element."""
     model = parser.parse_model(
         '<ir_version: 10, opset_import: ["" : 20]> g (float[128, 388] x, float[388, 192] w) => (float[128, 192] y)'
         " { y = MatMul(x, w) }"

@@ -1,4 +1,4 @@
-"""Split-K GEMMs whose reduction is fused into the next step: results, and which GEMMs are split."""
+"""Split-K GEMMs whose partial sums the next step adds up: results, and which GEMMs are split."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def kernels(model: ModelProto) -> list[str]:
 
 
 def expected(model: ModelProto, x: Array, z: Array) -> tuple[Array, Array]:
-    """The sums with what is added, and these normalised, with the same weights."""
+    """Return the sums of product, bias and residual, and these normalised, with c as scale and bias."""
     w, c = (numpy_helper.to_array(tensor).astype(np.float64) for tensor in model.graph.initializer)
     sums = x.astype(np.float64) @ w + c + z
     centred = sums - sums.mean(-1, keepdims=True)
@@ -50,7 +50,7 @@ def expected(model: ModelProto, x: Array, z: Array) -> tuple[Array, Array]:
 def test_the_step_after_a_product_adds_up_its_parts(
     monkeypatch: pytest.MonkeyPatch, outputs: str, rows: int | str, transposed: bool
 ) -> None:
-    """It also stores the sums if more steps read them. Weights may be contiguous along k, as in Gemm."""
+    """It also stores the sums if other steps read them. With transB weights are contiguous along k."""
     monkeypatch.setattr(split_k_fusion, "fused_split_k", lambda ctx, step: 3)
     monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
     model = network(LAYER, outputs, (rows, 48, 192))
@@ -62,7 +62,7 @@ def test_the_step_after_a_product_adds_up_its_parts(
         w.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(numpy_helper.to_array(w).T), "w"))
     names = kernels(model)
     assert names[-1] == f"{'gemm' if transposed else 'matmul'}_add_add_layernormalization"
-    assert len(names) == (2 if rows == 40 else 3)  # of few rows another kernel, where their number is open
+    assert len(names) == (2 if rows == 40 else 3)  # with a dynamic number of rows, one more for few rows
     with configured(check=1):
         results = run_model(model, [x, z])
     for found, exact in zip(results, (y, sums), strict=False):
@@ -89,7 +89,7 @@ def test_products_stay_whole_whose_reader_is_no_other_step(monkeypatch: pytest.M
     ("sizes", "is_cut"), [((197, 768, 3072), True), ((197, 768, 768), False), ((4096, 768, 3072), False)]
 )
 def test_few_tiles_of_long_products_are_cut(sizes: tuple[int, int, int], is_cut: bool) -> None:
-    """If a library call takes longer than split-K kernels whose reduction is fused into the normalisation."""
+    """Split-K, with the reduction in the normalisation, is used where a library call is predicted to take longer."""
     steps = work_of_model(network(LAYER, "y s", sizes), {}, libraries=LIBRARIES).steps
     rows, columns, _ = sizes
     parts = max(step.written_bytes for step in steps if isinstance(step, KernelStep)) / (4 * rows * columns)
@@ -97,7 +97,7 @@ def test_few_tiles_of_long_products_are_cut(sizes: tuple[int, int, int], is_cut:
 
 
 def test_float32_stays_whole() -> None:
-    """For TF32 GEMMs of numbers without known bounds."""
+    """TF32 GEMMs whose operands have no known bounds are not split."""
     model = network(LAYER, "y s", (197, 768, 3072))
     for info in (*model.graph.input, *model.graph.output):
         info.type.tensor_type.elem_type = TensorProto.FLOAT

@@ -1,4 +1,4 @@
-"""Split reductions: many blocks reduce few long rows on a GPU."""
+"""Split reductions: if rows are few and long, several blocks of a GPU reduce each row."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_sum_of_everything_is_split_and_sums_of_many_rows_are_not() -> None:
 
 
 def test_rows_side_by_side_are_split_where_they_are_few_and_long() -> None:
-    """A block has several of these rows."""
+    """The first axis is reduced, so a block reduces several neighbouring columns."""
     assert launches(12544, 32, axis=0) == 2
     assert launches(784, 32, axis=0) == 1
     assert launches(12544, 4096, axis=0) == 1

@@ -1,4 +1,4 @@
-"""TF32 intermediates stored as scaled float16: results, and the steps that read them."""
+"""Operands of TF32 GEMMs stored as float16 with a scale per row: results, and which GEMMs read them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def attention(masked: bool) -> str:
 
 
 def network(body: str = PRODUCT, rows: str = "3, 40", outputs: str = "y", *, depth: int = DEPTH) -> ModelProto:
-    """Nodes whose input is x, and whose weights are known; the numbers of some are far from each other."""
+    """Return a model of x with constant weights, some of very different magnitudes, which rows must be scaled for."""
     results = ", ".join(f"float {name}" for name in outputs.split())
     text = f'<ir_version: 10, opset_import: ["" : 20]> g (float[{rows}, {depth}] x) => ({results}) {{ {body} }}'
     model = parser.parse_model(text)
@@ -99,7 +99,7 @@ def run(monkeypatch: pytest.MonkeyPatch, model: ModelProto, x: Array) -> list[Ar
 
 
 def as_float64(model: ModelProto, x: Array) -> Array:
-    """The result in float64."""
+    """Return the model's result in float64."""
     wide = ModelProto()
     wide.CopyFrom(model)
     for value in (*wide.graph.input, *wide.graph.output):
@@ -112,7 +112,7 @@ def as_float64(model: ModelProto, x: Array) -> Array:
 
 
 def in_tf32(monkeypatch: pytest.MonkeyPatch, model: ModelProto, x: Array) -> Array:
-    """The result where each product rounds its own operands."""
+    """Return the result if each GEMM reads float32 and rounds it to TF32 itself."""
     others = [each for each in KERNELS if each.name != "tf32_as_scaled_f16"]
     monkeypatch.setattr("ort_cuda_plugin.clusters.launches.KERNELS", others)
     (result,) = run(monkeypatch, model, x)
@@ -121,7 +121,7 @@ def in_tf32(monkeypatch: pytest.MonkeyPatch, model: ModelProto, x: Array) -> Arr
 
 
 def test_products_are_those_of_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two products, whose rows are stored once; of rows of any size, one of which is zeros."""
+    """Two GEMMs read rows that are stored once; a row has huge values, another one only zeros."""
     model = network(f"{PRODUCT} z = MatMul(n, c)", outputs="y z")
     assert all("_f16" in name and "tf32" not in name for name in of_tensor_cores(model))
     known, x = weights(model), noise(3, 40, DEPTH, seed=1)
@@ -182,7 +182,7 @@ def test_sizes_may_be_open(monkeypatch: pytest.MonkeyPatch, body: str) -> None:
 
 
 def divided(factors: str) -> str:
-    """Rows divided by the root of the mean of products."""
+    """Return nodes that divide rows by the root of the mean of the product of ``factors``, then multiply by c."""
     return f"""axes = Constant<value_ints = [-1]>() p = Mul({factors}) m = ReduceMean(p, axes) r = Sqrt(m)
         n = Div(x, r) y = MatMul(n, c)"""
 
@@ -211,7 +211,7 @@ def test_others_are_multiplied_as_they_are(body: str, options: dict[str, Any]) -
 
 
 def test_half_the_bytes_are_moved() -> None:
-    """And what a library would multiply as TF32 is ours, where that takes less."""
+    """The GEMM also replaces a library's TF32 call, as it is predicted to take less time."""
     model = network(rows="1, 197", depth=768)
     steps = work_of_model(model, {}, libraries=LIBRARIES).steps
     assert not any(isinstance(step, LibraryStep) for step in steps)

@@ -38,7 +38,7 @@ def kernels(model: onnx.ModelProto, device: DeviceProperties = GPU, **options: A
 
 
 def close_to_exact(actual: Array, a: Array, b: Array) -> None:
-    """A sum differs by what the rounding of its operands, and a float32 sum of its products, can make."""
+    """Assert that errors are within the bounds for operands rounded to TF32 and products added in float32."""
     exact = a.astype(np.float64) @ b.astype(np.float64)
     size = np.abs(a).astype(np.float64) @ np.abs(b).astype(np.float64)
     assert actual.shape == exact.shape
@@ -59,7 +59,7 @@ TRANSPOSED = [(0, 0), (1, 0), (0, 1), (1, 1)]
 
 
 def model_of(a: Array, b: Array, transposed: Sequence[int]) -> tuple[onnx.ModelProto, list[Array]]:
-    """The product of matrices that lie in memory as they are, or transposed; and its inputs."""
+    """Return a product of ``a`` and ``b``, each of which may be stored transposed, and its inputs."""
     given = [np.ascontiguousarray(x.swapaxes(-1, -2)) if t else x for x, t in zip((a, b), transposed, strict=True)]
     model = make_model("MatMul", [a, b])
     for value, x in zip(model.graph.input, given, strict=True):
@@ -110,7 +110,7 @@ def test_tiles_of_all_sizes(
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_products_of_random_shapes(monkeypatch: pytest.MonkeyPatch, dynamic: bool) -> None:
-    """Sizes that the plan knows, and those of symbols; matrices in any order in memory, and batches that broadcast."""
+    """Sizes are static or dynamic, matrices stored in either order, and batch dimensions broadcast."""
     monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
     numbers = np.random.default_rng(5)
     with configured(check=1):
@@ -129,7 +129,7 @@ def test_products_of_random_shapes(monkeypatch: pytest.MonkeyPatch, dynamic: boo
 
 @pytest.mark.parametrize("transposed", [(1, 0), (0, 1)])
 def test_products_use_tensor_cores_without_spills(transposed: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The largest tiles, of a product with two dimensions of batches; of operands along the result, and along k."""
+    """The largest tiles of a GEMM with two batch dimensions; operands are contiguous along m and n, or along k."""
     use_team(monkeypatch, None)
     a, b = (np.zeros(shape, np.float32) for shape in ((4, 12, 512, 512), (4, 12, 512, 64)))
     (spec,) = kernels(model_of(a, b, transposed)[0])

@@ -26,11 +26,11 @@ from team_choice import use_team
 
 GPU = DeviceProperties.gpu((9, 0))
 TEAMS: list[TileConfig | None] = [None, *{team.tile: team for team in tile_configs("tf32", compact=True)}.values()]
-"""And tiles without teams."""
+"""One schedule for each sliced-K tile; None: the tiles without sliced-K."""
 
 
 def with_weights(op_type: str, x: Array, w: Array, attributes: dict[str, Any] | None = None) -> onnx.ModelProto:
-    """An operator of one input and of known weights."""
+    """Return a model of one operator, whose input is x and whose weights are constant."""
     model = make_model(op_type, [x, w], attributes or {})
     model.graph.input.pop()
     model.graph.initializer.append(numpy_helper.from_array(w, "x1"))
@@ -53,21 +53,24 @@ def identity(w: Array, rows: int) -> Array:
 
 
 def rounded(w: Array) -> Array:
-    """As TF32 rounds, halfway to even."""
+    """Return ``w`` rounded to TF32, with ties to even."""
     bits = w.view(np.uint32).astype(np.uint64)
     return ((bits + 0xFFF + (bits >> 13 & 1)) & 0xFFFFE000).astype(np.uint32).view(np.float32)
 
 
 @pytest.mark.parametrize("first", range(2))
 def test_products_are_those_of_tf32(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
-    """Of some schedules. Columns of very different sizes, of zeros, and a k that not all warp groups have steps of."""
+    """Each case tests every fifth schedule. Columns have very different magnitudes, or zeros only.
+
+    The steps of k do not divide evenly among the warp groups.
+    """
     w = noise(304, 72, seed=2)
     w[:, 3] *= 1e-30
     w[:, 5] = 0
     w[:, 7] *= 1e25
     model = with_weights("MatMul", np.zeros((40, 304), np.float32), w)
     for number, team in enumerate(TEAMS[first::5]):
-        # Others for each: memory may still have the result of the one before.
+        # Each schedule has its own x: reused memory may still contain the previous schedule's result.
         x = noise(40, 304, seed=number + 10)
         exact, size = x.astype(np.float64) @ w, np.abs(x).astype(np.float64) @ np.abs(w)
         use_team(monkeypatch, team)
@@ -78,7 +81,7 @@ def test_products_are_those_of_tf32(monkeypatch: pytest.MonkeyPatch, first: int)
 
 @pytest.mark.parametrize("groups", [1, 2])
 def test_convolutions_are_those_of_tf32(monkeypatch: pytest.MonkeyPatch, groups: int) -> None:
-    """Windows over the edge, strides and dilations, and channels that do not fill a k step."""
+    """Windows exceed the edges, have strides and dilations, and channels do not fill a k step."""
     w = noise(36 * groups, 16, 3, 3, seed=2)
     attributes = {"pads": [2, 1, 0, 3], "strides": [2, 1], "dilations": [1, 2], "group": groups}
     model = with_weights("Conv", np.zeros((2, 16 * groups, 9, 11), np.float32), w, attributes)
@@ -94,7 +97,7 @@ def test_convolutions_are_those_of_tf32(monkeypatch: pytest.MonkeyPatch, groups:
 
 @pytest.mark.parametrize("rows", [1, 16], ids=["few rows", "tensor cores"])
 def test_each_weight_is_rounded_as_tf32_rounds(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
-    """Also in columns with numbers of all sizes: numbers below 2**-24 of the largest lose bits."""
+    """Magnitudes in a column may differ; only values below 2**-24 of its largest one lose bits."""
     numbers = np.random.default_rng(3)
     w = numbers.standard_normal((16, 64)).astype(np.float32)
     w *= np.exp2(numbers.integers(-24, 1, w.shape)).astype(np.float32)
@@ -132,7 +135,7 @@ def test_each_weight_that_is_not_known_or_whole_is_read_as_it_is() -> None:
 
 @pytest.mark.parametrize("rows", [1, 40])
 def test_half_the_bytes_are_kept_and_read(rows: int) -> None:
-    """Once: a Run is one launch, whose weights have two bytes each, and a power of two for each column."""
+    """A Run is one launch, which reads 2 bytes per weight, and a power of two per column, once."""
     x, w = noise(rows, 320, seed=1), noise(320, 512, seed=2)
     steps = work_of_model(with_weights("MatMul", x, w), {}, libraries=frozenset()).steps
     (step,) = (step for step in steps if isinstance(step, KernelStep))

@@ -1,4 +1,4 @@
-"""The cache of measured times: what it keeps, and that no contents of its folder do harm."""
+"""The cache of measured times: what it stores, and that damaged or foreign files in its folder do no harm."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_the_fastest_candidate_wins_in_the_next_process(tmp_path: Path) -> None:
     assert second.best(PROBLEM, ["impossible"]) is None
     assert second.best(PROBLEM, []) is None
     assert second.times(PROBLEM)["impossible"] == math.inf
-    # A candidate that nobody measured may be the fastest.
+    # A candidate without a measurement may be the fastest.
     assert second.best(PROBLEM, ["tiles", "library", "new"]) is None
     assert second.missing(PROBLEM, ["tiles", "library", "new"]) == ["new"]
     second.record(PROBLEM, {"new": 1e-3})
@@ -160,7 +160,7 @@ def test_a_read_only_folder_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     TimingCache(folder).record(PROBLEM, {"tiles": 1.0})
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     folder.chmod(0o500)
-    if os.geteuid() == 0:  # whom modes do not stop
+    if os.geteuid() == 0:  # root may write whatever the mode says
         access = os.access
         monkeypatch.setattr(
             os, "access", lambda path, mode, **place: not mode & os.W_OK and access(path, mode, **place)
@@ -170,7 +170,7 @@ def test_a_read_only_folder_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert cache.usable
         assert cache.times(PROBLEM) == {"tiles": 1.0}
         cache.record(PROBLEM, {"library": 0.5})
-        assert cache.best(PROBLEM, ["tiles", "library"]) == "library"  # known in this process
+        assert cache.best(PROBLEM, ["tiles", "library"]) == "library"  # kept in memory
         assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     finally:
         folder.chmod(0o700)
@@ -221,7 +221,7 @@ def test_the_folder_follows_the_environment(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_file_of_the_form_before_is_absent_and_replaced(tmp_path: Path) -> None:
-    """Its candidates had texts for people as names, which no schedule has any more."""
+    """Version 1 named candidates by descriptions such as the one below, which no candidate has any longer."""
     cache = TimingCache(tmp_path)
     cache.record(PROBLEM, {"tiles of 16x16x32, by 8 teams": 1.0})
     (path,) = tmp_path.iterdir()

@@ -1,4 +1,4 @@
-"""TopK of a GPU, which selects among parts of rows, against stock ONNX Runtime on the CPU."""
+"""TopK on a GPU, which first selects from parts of rows, against NumPy and stock ONNX Runtime on the CPU."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ SMALL = ((32, 2), (64, 2))
 
 
 def numbers(shape: tuple[int, ...], dtype: Any) -> Array:
-    """Few distinct values, and special ones. NaN is the largest one, unlike on the CPU."""
+    """Return few distinct values, with NaN, infinities and zeros of both signs if ``dtype`` has them.
+
+    The plugin orders NaN as the largest value, unlike ONNX Runtime's CPU provider.
+    """
     x = np.random.default_rng(len(shape)).integers(-60, 60, shape).astype(dtype)
     if np.dtype(dtype).kind not in "iu":
         for place, value in enumerate((np.nan, -0.0, 0.0, -np.inf, np.inf)):
@@ -52,7 +55,7 @@ def on_cpu(x: Array, k: int, attributes: dict[str, int]) -> list[Array]:
 def test_parts_of_rows(
     monkeypatch: pytest.MonkeyPatch, dtype: Any, shape: tuple[int, ...], axis: int, k: int, largest: int
 ) -> None:
-    """With blocks so small that a row needs several launches; a part has fewer elements than are kept, or more."""
+    """Blocks are so small that a row takes several launches; a part may have fewer elements than k."""
     monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
     monkeypatch.setattr(top_rows, "_FORMS", SMALL)
     monkeypatch.setattr(top_rows, "_PART_FORMS", SMALL)
@@ -87,7 +90,7 @@ def test_more_rows_are_sorted_than_a_grid_is_high(monkeypatch: pytest.MonkeyPatc
 
 
 def test_kernels_keep_keys_in_registers() -> None:
-    """With the largest blocks and the widest keys. One more element than a block sorts is left to a sort."""
+    """The largest blocks sort the widest keys without spills; a k above what a block sorts uses the full sort."""
     x = np.zeros((1, 20000))
     names = []
     for k in (2048, 2049):

@@ -44,13 +44,13 @@ def test_transposes(dynamic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_transposed_has_a_tile_and_the_rest_has_none() -> None:
     kernels = CompiledCluster(read_model(model()), GPU).prepare().kernels
-    # The first two results are of one kernel.
+    # One kernel computes the first two results.
     assert [spec.source.count("cuda.shared.array") for spec in kernels] == [2, 1]
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 8])
 def test_a_column_of_a_tile_lies_on_different_banks(size: int) -> None:
-    # A warp takes two accesses for elements of 8 bytes in any case.
+    # A warp accesses elements of 8 bytes in two halves anyway.
     turns = [range(start, start + 32 * 4 // max(size, 4)) for start in range(0, 32, 32 * 4 // max(size, 4))]
     for lanes in turns:
         words = {lane * (SIDE + 1) * size // 4 for lane in lanes}

@@ -1,4 +1,4 @@
-"""What the disk cache of kernels takes for its own: the folder, its entries, and the manifest of kernels."""
+"""Which folders and entries the disk cache of kernels trusts, by owner and mode; and the manifest of kernels."""
 
 from __future__ import annotations
 
@@ -287,7 +287,7 @@ def test_a_user_takes_what_root_wrote_and_writes_only_to_its_own_folder(tmp_path
     os.environ["ORT_CUDA_PLUGIN_CACHE_DIR"] = sys.argv[2]
     assert not TimingCache().usable
     """
-    with tempfile.TemporaryDirectory() as root:  # whose parents others may enter
+    with tempfile.TemporaryDirectory() as root:  # unlike tmp_path, other users may enter its parents
         os.chmod(root, 0o755)
         folders = [Path(root, name) for name in ("users", "roots", "private", "changed")]
         for folder in folders:

@@ -28,13 +28,13 @@ GPU = DeviceProperties.gpu((9, 0))
 
 
 def uneven(kind: str, *, is_image: bool) -> list[TileConfig]:
-    """Of each tile, the most teams."""
+    """Return for each tile whose m or n is not a power of two the schedule with the most warp groups along k."""
     forms = tile_configs(kind, kind == "tf32", along_k=True, is_image=is_image)
     return list({team.tile: team for team in forms if not team.is_even}.values())
 
 
 def product(dtype: type, m: int, k: int, n: int, seed: int = 2) -> ModelProto:
-    """Of weights that are known, whose lines run along n."""
+    """Return a product of x and constant weights that are contiguous along n."""
     model = make_model("MatMul", [np.zeros((m, k), dtype), np.zeros((k, n), dtype)], {})
     model.graph.input.pop()
     model.graph.initializer.append(numpy_helper.from_array(noise(k, n, seed=seed).astype(dtype), "x1"))
@@ -42,7 +42,7 @@ def product(dtype: type, m: int, k: int, n: int, seed: int = 2) -> ModelProto:
 
 
 def convolution(dtype: type, images: int, channels: int, size: int, rows: int) -> ModelProto:
-    """Of weights that are known."""
+    """Return a convolution of x with constant weights."""
     w: Array = noise(rows, channels, 3, 3, seed=2).astype(dtype)
     model = make_model("Conv", [np.zeros((images, channels, size, size), dtype), w], {"pads": [1] * 4})
     model.graph.input.pop()
@@ -52,7 +52,7 @@ def convolution(dtype: type, images: int, channels: int, size: int, rows: int) -
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 def test_products_lay_weights_along_k(monkeypatch: pytest.MonkeyPatch, dtype: type) -> None:
-    """The last k step has whole 16-byte chunks only, and the last tiles exceed the result."""
+    """The last k step is partial, but has whole 16-byte chunks; the last tiles exceed the result."""
     kind = "f16" if dtype is np.float16 else "tf32"
     monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
     for number, team in enumerate(uneven(kind, is_image=False)):
@@ -89,7 +89,7 @@ def test_their_code_has_no_spills_and_few_bank_conflicts(monkeypatch: pytest.Mon
     specs = []
     for number, (dtype, kind) in enumerate(((np.float16, "f16"), (np.float32, "tf32"))):
         forms = uneven(kind, is_image=is_image)
-        # Each type has tiles that the other one has not, and the largest of one warp.
+        # Each data type tests every other tile, beginning with a different one, and the last tile.
         for team in [*forms[number:-1:2], forms[-1]]:
             use_team(monkeypatch, team)
             model = convolution(dtype, 1, 64, 14, 160) if is_image else product(dtype, 128, 256, 192)
@@ -116,7 +116,7 @@ def test_a_gpu_has_shared_memory_for_its_forms() -> None:
 
 @pytest.mark.parametrize(("rows", "called"), [(160, False), (1024, True)])
 def test_they_go_before_a_library_that_would_fill_waves_in_part(rows: int, called: bool) -> None:
-    """6272 places and 160 channels are 132 tiles of 96 x 80."""
+    """6272 output pixels and 160 channels are 132 tiles of 96 x 80: one for each multiprocessor."""
     device = replace(GPU, libraries=frozenset({"cublaslt", "cudnn"}))
     variant = CompiledCluster(read_model(convolution(np.float32, 32, 128, 14, rows)), device).prepare()
     assert bool(variant.problems) is called

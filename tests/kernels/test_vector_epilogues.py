@@ -1,4 +1,4 @@
-"""Epilogues with vector accesses of GEMMs on tensor cores, and those that cannot have them."""
+"""Epilogues of tensor-core GEMMs that access memory by vectors, and those that cannot."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from team_choice import use_team
 
 GPU = DeviceProperties.gpu((9, 0))
 FEW_ROWS = TileConfig(Tile(48, 48, 32, thread_m=6, thread_n=12), 8)
-"""More threads than its tile has groups of three vectors."""
+"""A schedule with more threads than its tile has groups of three vectors."""
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def network(body: str, columns: int, results: str, rows: int = 150) -> ModelProto:
-    """float16 [rows, 96] and [rows, columns] to a result of a body, whose weights are known."""
+    """Return a model whose body reads float16 x [rows, 96] and z [rows, columns], and constants w and c."""
     model = parser.parse_model(
         f'<ir_version: 10, opset_import: ["" : 20]> g (float16[{rows}, 96] x, float16[{rows}, {columns}] z) =>'
         f" ({results}) {{ {body} }}"
@@ -56,7 +56,7 @@ def assert_close(found: Array, exact: Array) -> None:
 
 
 def different_forms() -> list[TileConfig]:
-    """Of each tile width, the schedules with the most and the fewest accumulators per thread."""
+    """Return for each width of tiles the schedules with the fewest and the most accumulators per thread."""
     forms = sorted(tile_configs("f16", along_k=True), key=lambda team: team.tile.m / team.tile.threads / team.sliced_k)
     of_width = {n: [team for team in forms if team.tile.n == n] for n in {team.tile.n for team in forms}}
     return [team for found in of_width.values() for team in (found[0], found[-1])]
@@ -64,7 +64,7 @@ def different_forms() -> list[TileConfig]:
 
 @pytest.mark.parametrize("part", range(2))
 def test_tiles_of_all_widths_store_vectors(monkeypatch: pytest.MonkeyPatch, part: int) -> None:
-    """With a bias and a residual: the last tiles exceed the result."""
+    """The epilogue adds a bias and a residual; the last tiles exceed the result."""
     rows, columns = 150, 100
     x, z = noise(rows, 96, seed=1).astype(np.float16), noise(rows, columns, seed=2).astype(np.float16)
     model = network("p = MatMul(x, w) b = Add(p, c) y = Add(b, z)", columns, f"float16[{rows}, {columns}] y")
@@ -127,7 +127,7 @@ def test_neighbours_in_memory_are_one_access(
 
 
 def test_memory_of_the_application_may_begin_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel checks the alignment at run time; the plugin's own allocations are aligned."""
+    """For the application's memory a kernel checks the alignment at run time; the plugin's own memory is aligned."""
     use_team(monkeypatch, TileConfig(Tile(64, 32, 32, thread_m=8, thread_n=4), 2))
     asked = product_kernel(network("y = MatMul(x, w)", 96, "float16[150, 96] y"))
     known = product_kernel(network("p = MatMul(x, w) y = Softmax(p)", 96, "float16[150, 96] y"))
@@ -146,7 +146,7 @@ def test_code_for_a_gpu_stores_four_halves_at_once(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize(("groups", "is_wide"), [(1, True), (2, False), (3, True)])
 def test_groups_of_channels_begin_at_vectors(monkeypatch: pytest.MonkeyPatch, groups: int, is_wide: bool) -> None:
-    """Those of 6 channels, of 12 in all, do not."""
+    """With groups of 6 output channels, the second group begins between vectors of 4."""
     use_team(monkeypatch, TileConfig(Tile(32, 16, 32, thread_m=4, thread_n=4), 2))
     model = parser.parse_model(
         f'<ir_version: 10, opset_import: ["" : 20]> g (float16[2, {8 * groups}, 9, 9] x) => (float16[2, 9, 9, 12] y)'

@@ -1,4 +1,4 @@
-"""Vectorised elementwise kernels for a GPU, with the bits of scalar ones."""
+"""Vectorised elementwise kernels for a GPU: bit-identical to scalar ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROWS = f"""{HEAD} (float[R, C] x, float[R, C] z, float[C] b, float[R, 1] k, floa
       flags = Greater(x, z)
       t = Transpose<perm = [1, 0]>(z) u = Reshape(t, rc) swapped = Mul(u, x)
       f = Reshape(x, flat) o = Slice(f, one, most) odd = Abs(o) }}"""
-"""Rows with a bias, a factor of each row, half types, columns, and elements that begin beside a vector."""
+"""A bias and a factor per row, float16, bool, a transposed operand, and a slice that begins between vectors."""
 
 
 def rows_model(rows: int | str, columns: int | str, odd: int | str) -> Any:
@@ -118,7 +118,7 @@ def test_rows_are_gathered_by_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
     i[7] = 50
     model = parser.parse_model(GATHER)
     sources = [spec.source for spec in CompiledCluster(read_model(model), GPU).prepare().kernels]
-    # The second one's columns are never at multiples of 16 bytes, and rows of 66 elements use vectors of two.
+    # The second table's rows never begin at multiples of 16 bytes; the third one's 66 elements take vectors of two.
     assert len(sources) == 3
     assert all("load_row" in source for source in sources)
     monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
@@ -177,7 +177,7 @@ def test_vectors_of_the_plan_s_own_memory_need_no_code_for_single_elements() -> 
 
 
 def test_quotients_by_a_number_are_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of float32 too, with the same bits; a number that may be another one in each Run is divided by."""
+    """A division by a float32 constant becomes products with the same bits; a runtime divisor stays a division."""
     x, c = np.random.default_rng(2).standard_normal((64, 96), np.float32), np.array(2**0.5, np.float32)
     model = make_model("Div", [x, c], {})
     monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)

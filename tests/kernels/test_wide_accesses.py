@@ -1,4 +1,4 @@
-"""What a GPU's own code says of the kernels of models: accesses of 16 bytes."""
+"""Elementwise and row kernels access memory by 16 bytes in a GPU's machine code."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def test_kernels_of_elements_and_rows_move_16_bytes() -> None:
     if disassembler() is None:
         pytest.skip("nvdisasm is not installed (pip install nvidia-cuda-nvdisasm)")
     found = kernels(encoder(), encoder_inputs(8, 128)) + kernels(parser.parse_model(HALF), {})
-    # Others look at attention, and a transpose goes through tiles of single elements.
+    # Other tests check attention; the kernel of a transpose accesses its tile in shared memory element by element.
     moved = [spec for spec in dict.fromkeys(found) if "attention" not in spec.name]
     straight = [spec for spec in moved if "cuda.shared.array(1056" not in spec.source]
     assert len(straight) == len(moved) - 1 > 9
     for spec, code in zip(straight, code_of(straight, Target.cuda(9, 0)), strict=True):
         results = {"LDG", "STG"} if "store_row" in spec.source or "store_lanes" in spec.source else {"LDG"}
         widths = {code.widest(name) for name in results}
-        # The widest of several types decides how many elements a vector has.
+        # A kernel's widest type has vectors of 16 bytes; narrower types have as many elements, so fewer bytes.
         assert max(widths) == 16, spec.name
         assert len(widths) == 1 or (min(widths) == 8 and len({x for x in spec.signature if x[0] == "*"}) > 1), spec.name
         assert code.spilled == code.mix.get("LDL", 0) == code.mix.get("STL", 0) == 0
