@@ -1,8 +1,8 @@
 """Cost model of a library's GEMM: the time of its fastest tile shape, in whole waves of blocks.
 
 The efficiencies are those of well-tuned kernels; real libraries select by their own heuristics. The model has no
-split-K: split-K factors, whatever cost their reduction was given, made it miss published times by more
-(docs/estimates.md).
+split-K: with split-K its errors against published times (docs/estimates.md) were larger, whatever cost the reduction of
+partial sums was given.
 """
 
 from __future__ import annotations

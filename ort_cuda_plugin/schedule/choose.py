@@ -76,8 +76,8 @@ def choose(ctx: Lowering, step: Sums) -> Choice:
     """Return the candidate with the least measured time, or the rules' preference if there are no measurements."""
     found = candidates(ctx, step) or [own_choice(ctx, step)]
     if ctx.tuner is not None and all(hint(dim) != 0 for dim in step.shape):
-        # Do not measure schedules with two launches: in a Run one of these has an empty grid, and the other one is also
-        # a candidate of its own.
+        # Do not measure schedules with two launches, one of which has an empty grid in each Run: single-launch
+        # schedules, which are candidates as well, measure each of the two.
         single = [choice for choice in found if not choice.schedule.gemv_rows and not choice.schedule.im2col_pixels]
         if len(single) > 1 and (measured := ctx.tuner.choice(ctx, step, single)) is not None:
             return measured
@@ -85,7 +85,7 @@ def choose(ctx: Lowering, step: Sums) -> Choice:
 
 
 def scheduled(ctx: Lowering, step: AnySums, choice: Choice | None = None) -> AnySums:
-    """Return the step with the schedule of ``choice``; if this is None, with its own schedule or else `own_choice`."""
+    """Return the step with the schedule of ``choice``; without it, with the step's own one, or else `own_choice`'s."""
     if choice is None:
         if step.schedule is not None:
             return step

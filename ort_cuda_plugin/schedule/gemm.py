@@ -126,8 +126,8 @@ def mma_schedules(
 ) -> list[Schedule]:
     """Return tensor-core schedules that may be the fastest, the rules' preference first: ``config``, if given.
 
-    Otherwise rules prefer the tile with the least estimated time, in which each multiprocessor counts as having a
-    block, and the largest power-of-two split-K factor with at most one block per multiprocessor.
+    Otherwise rules prefer the tile with the least estimated time, where idle multiprocessors cost as much as busy ones,
+    and the largest power-of-two split-K factor with at most one block per multiprocessor.
     """
     ways: list[tuple[float, Tile, int]] = []
     first = (math.inf, matrix_tiles(kind)[0], 1)
@@ -192,7 +192,7 @@ def sliced_k_before_library(ctx: Lowering, step: Contract, own: list[Schedule] |
     if not all(divides(piece_of(kind), row) for row in rows) or not ctx.holds(bounded):
         return None
     found = next((x for x in own or own_gemm_schedules(ctx, step) if not x.gemv_rows), None)
-    if found is None or found.sliced_k != config.sliced_k or found.tile != config.tile:  # quarantined
+    if found is None or found.sliced_k != config.sliced_k or found.tile != config.tile:  # ``config`` is quarantined
         return None
     return Choice(found, f"takes less than a library's call; {by_rules(ctx)}", (bounded,))
 
@@ -214,7 +214,7 @@ def _tile_config(ctx: Lowering, step: Contract, kind: str, call: Folded, *, in_f
     if in_f16:
         return choose_tile_config(ctx.device, "f16", m, n, product(call.batch), k, along_k=True, **more)
     is_compact = has_compact_lines(ctx, step)
-    along_k = is_compact or kind in INTEGERS or _can_be_along_k(call, kind)  # codes are copied if necessary
+    along_k = is_compact or kind in INTEGERS or _can_be_along_k(call, kind)  # codes not along k are copied
     more |= {"is_compact": is_compact, "along_k": along_k}
     return choose_tile_config(ctx.device, kind, m, n, product(call.batch), k, **more)
 

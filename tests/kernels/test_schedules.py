@@ -65,7 +65,7 @@ ATTENTION = model(
 
 
 class Fixed:
-    """A tuner that chooses ``schedule``, if given, whatever the candidates are, and notes these."""
+    """A tuner that chooses ``schedule``, if given, and collects all candidates in ``found``."""
 
     def __init__(self, schedule: Schedule | None = None) -> None:
         self.schedule = schedule

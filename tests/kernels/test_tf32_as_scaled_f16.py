@@ -43,7 +43,7 @@ def attention(masked: bool) -> str:
 
 
 def network(body: str = PRODUCT, rows: str = "3, 40", outputs: str = "y", *, depth: int = DEPTH) -> ModelProto:
-    """Return a model of x with constant weights, some of very different magnitudes, which rows must be scaled for."""
+    """Return a model whose input is x. Weights are constants, some with very different magnitudes, to test scaling."""
     results = ", ".join(f"float {name}" for name in outputs.split())
     text = f'<ir_version: 10, opset_import: ["" : 20]> g (float[{rows}, {depth}] x) => ({results}) {{ {body} }}'
     model = parser.parse_model(text)

@@ -130,7 +130,7 @@ def _reads(statements: Iterable[ast.stmt], assigned: set[str]) -> Iterator[str]:
 
 
 def _names(node: ast.AST, assigned: set[str]) -> Iterator[str]:
-    # Not with ast.walk, which is slower: tests check every launch.
+    # `ast.walk` would be slower, and tests check every launch.
     pending = [node]
     while pending:
         x = pending.pop()

@@ -301,7 +301,7 @@ _smooth: Mapping[str, Callable[..., Array]] = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "neg": np.negative, "tanh": np.tanh,
     "exp": np.exp, "cast": lambda x: x,
 }  # fmt: skip
-"""Smooth operations: a function composed of them is GELU or SiLU if it agrees with it at the `_points`."""
+"""Smooth operations. A function composed of these is considered GELU or SiLU if their values agree at `_points`."""
 
 
 def _is_smooth(name: str, y: Scalar, known: Mapping[Scalar, Array | float], tolerance: float) -> bool:

@@ -27,7 +27,7 @@ THREADS, WARP = 512, 32  # threads per block, and per warp
 MOST_BYTES = 1 << 18
 """Maximum bytes of each weight matrix, since every block reads the whole first one."""
 MOST_VECTORS = 12
-"""Maximum vectors per thread: of the image's vector, and of the second matrix."""
+"""Maximum number of vector loads per thread from the image's pixel, and also from the second matrix."""
 MOST_KEPT = 24
 """Maximum vectors in a thread's registers for which it prefetches the second matrix. The vectors of the image count
 twice, as loaded and as float32.
@@ -35,11 +35,11 @@ twice, as loaded and as float32.
 AT_ONCE = 15
 """Vectors of the first matrix that a thread loads before it multiplies them."""
 LEAST_ROWS = 64
-"""Minimum output channels of the second convolution per block, if it has as many."""
+"""Minimum output channels of the second convolution per block, unless it has fewer in total."""
 IMAGES_PER_MULTIPROCESSOR = 2
 """Maximum images per multiprocessor; with more, a library reads the weights less often."""
 MULTIPROCESSORS_PER_BLOCK = 2
-"""Multiprocessors per block of the launch. With more blocks, more of them would read the first matrix."""
+"""Multiprocessors per block of the launch: with more blocks, the first matrix would be read more often."""
 SUMS = 4
 """Independent accumulators per thread, to hide the latency of additions."""
 NOTE = "two pointwise convolutions of one output pixel: one kernel"

@@ -59,7 +59,7 @@ def choose_vectors(
     largest = max(x.dtype.itemsize for x in (*moved, *(y for _, y in step.outputs)))
     work = max(work_of([x for x, _ in step.outputs]), 1)
     width = VECTOR_BYTES // largest
-    # Much work per element makes vectors shorter, but those of 1-byte elements may have twice as much.
+    # Shorten vectors if an element takes much work; vectors of 1-byte elements may take twice as much in total.
     while width > 4 and width * work > MAX_WORK * (2 if largest == 1 else 1):
         width //= 2
     while width > 1 and not all(has_vectors(strides, dims, width) for strides in outputs):

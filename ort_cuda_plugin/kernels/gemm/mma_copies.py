@@ -110,7 +110,7 @@ class OperandCopies:
 
     @property
     def has_contiguous_steps(self) -> bool:
-        """Whether each sliced-K warp group has consecutive k steps; otherwise the groups take turns."""
+        """Whether each sliced-K warp group has consecutive k steps; else k steps are distributed round-robin."""
         return False
 
     @property

@@ -147,7 +147,7 @@ def _shape_of(step: Attend, x: Scalar) -> tuple[Dim, ...]:
 
 
 def uncast(x: Scalar) -> Scalar:
-    """Return the operand of x beneath casts between floats, which do not matter: cuDNN rounds in its own way."""
+    """Return x without outer casts between float types. They may be ignored, since cuDNN rounds in its own way."""
     while x.op == "cast" and x.operands[0].dtype.is_float and x.dtype.is_float:
         x = x.operands[0]
     return x

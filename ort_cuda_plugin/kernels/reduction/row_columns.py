@@ -256,9 +256,9 @@ class RowColumns:
         return name
 
     def _each_row(self, rows: Sequence[Accumulators] = ()) -> Iterator[int]:
-        """Yield the index of each of the thread's rows; until the next one, its accumulators are the current ones.
+        """Yield the index of each of the thread's rows, after making that row's accumulators the current ones.
 
-        These are taken from ``rows`` if given. Values emitted for one row are not reused for another.
+        The accumulators are those in ``rows``, if given. Values emitted for one row are not reused for another.
         """
         for number, own in enumerate(self.rows_of_thread):
             self.row_number = number

@@ -209,5 +209,5 @@ def _wide(dtype: DType) -> DType:
 
 
 def _with_part_axis(x: Tensor) -> Tensor:
-    """View x [rows...] as [rows..., 1], with an axis in place of that of the parts."""
+    """View x [rows...] as [rows..., 1], with one part in the last axis."""
     return Tensor(x.dtype, (*x.shape, 1), x.buffer, strides=(*x.strides, 1), offset=x.offset)

@@ -164,7 +164,7 @@ class StripCell(CellKernel):
                 self._keep(gates)
 
     def _keep(self, gates: Sequence[int]) -> None:
-        """Emit the copy of a sequence's states to the other copy, for a sequence that has already ended."""
+        """Emit the copy of a sequence's states into the next time step's buffer, if the sequence has already ended."""
         if self.cell.gates - 1 not in gates:
             return
         with self.emit.block("else:"), self._every_element():

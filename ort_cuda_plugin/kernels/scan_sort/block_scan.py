@@ -64,10 +64,11 @@ def block_scan(
 
 @dataclass(frozen=True)
 class _Walk:
-    """Names for a loop along a row, those of lists for x and then the result.
+    """Names of the variables of a loop along a row.
 
-    ``pointers``, offsets ``bases`` of the row, strides ``steps`` along it, and whether accesses are ``by_vectors``;
-    ``count`` is the length of the row, ``zero`` the initial value of an accumulator.
+    Of each pair of values the first is for x, the second for the result: ``pointers``, the row's offsets ``bases``,
+    the strides ``steps`` along it, and whether accesses are vectorised (``by_vectors``). ``count`` is the row's length,
+    ``zero`` the initial value of an accumulator.
     """
 
     pointers: Sequence[str]

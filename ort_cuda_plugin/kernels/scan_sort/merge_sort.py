@@ -31,8 +31,8 @@ def merge_step(i: int, n: int, width: int, source: int, target: int, *, numbers:
 
     ``source`` and ``target`` are the offsets of the runs and of the merged runs in ``numbers``.
     """
-    # The index in the merged run is that in the element's own run, plus the number of elements of the other run of the
-    # pair that come before.
+    # The element's index in the merged run is its index in its own run, plus the number of elements in the other run
+    # that precede it.
     me = int64(numbers[source + i])
     pair = i & -(2 * width)
     middle = min(pair + width, n)
