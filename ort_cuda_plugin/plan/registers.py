@@ -80,7 +80,7 @@ class Registers:
         return self._dims[dim]
 
     def _missing_operands(self, expr: Expr) -> list[tuple[Expr, Node | None]]:
-        """Return the operands of ``expr`` without a register, each with the node that errors about it name."""
+        """Return the operands of ``expr`` that have no register yet, each with the node to name in errors about it."""
         return [
             (arg, self._origins.get(monomial, self.node))
             for monomial, _ in expr.terms

@@ -76,8 +76,8 @@ def choose(ctx: Lowering, step: Sums) -> Choice:
     """Return the candidate with the least measured time, or the rules' preference if there are no measurements."""
     found = candidates(ctx, step) or [own_choice(ctx, step)]
     if ctx.tuner is not None and all(hint(dim) != 0 for dim in step.shape):
-        # Do not measure schedules with two launches, one of which has an empty grid in each Run: single-launch
-        # schedules, which are candidates as well, measure each of the two.
+        # Do not measure schedules with two launches. In each Run one launch has an empty grid, and the other one equals
+        # that of a single-launch schedule, which is also a candidate.
         single = [choice for choice in found if not choice.schedule.gemv_rows and not choice.schedule.im2col_pixels]
         if len(single) > 1 and (measured := ctx.tuner.choice(ctx, step, single)) is not None:
             return measured

@@ -58,8 +58,8 @@ def own_conv_schedules(ctx: Lowering, step: Convolve) -> list[Schedule]:
 def is_direct(step: Convolve) -> bool:
     """Tell whether a direct convolution is faster than GEMM tiles, which few output channels would leave mostly empty.
 
-    A step with a schedule has this already. Otherwise the result depends on the weights only, so that all plans have
-    the same weight layout. The direct kernel supports no weight prologue.
+    If the step has a schedule, return whether that is the direct kernel. Otherwise the result depends on the weights
+    only, so that all plans have the same weight layout. The direct kernel supports no weight prologue.
     """
     if step.conversions[1] is not None:
         return False

@@ -125,7 +125,7 @@ def test_transposed_convolutions_are_plain_ones(
 
 
 def network() -> onnx.ModelProto:
-    """Return a network that convolves slices of an image, and of one pixel, whose addresses are not multiples of 16."""
+    """Return a network that convolves slices of an image, and an unaligned slice of a single pixel."""
     nodes = [
         helper.make_node("Conv", ["x", "w0"], ["all"], pads=[1, 1, 1, 1], strides=[2, 2]),
         helper.make_node("Relu", ["all"], ["image"]),

@@ -43,7 +43,7 @@ def test_rows_of_all_lengths(shape: tuple[int, int], dynamic: bool, monkeypatch:
     small = replace(GPU, multiprocessors=1)
     monkeypatch.setattr(OpenDevice, "properties", lambda self: small if shape[1] == 192 else GPU)
     rng = np.random.default_rng(0)
-    # With no small numbers in a row, its extrema and mean are wrong if lanes past the row's end contribute.
+    # Without small numbers in a row, its results are wrong if lanes past its end contribute.
     x = (rng.uniform(1, 2, shape) * rng.choice([-1, 1], shape)).astype(np.float32)
     w, k = rng.standard_normal(shape[1], np.float32), rng.uniform(1, 2, (shape[0], 1)).astype(np.float32)
     h = rng.standard_normal(shape).astype(np.float16)

@@ -514,8 +514,8 @@ class KernelBuilder(Parameters):
     ) -> None:
         """Launch a kernel that consists of the emitted lines, or of ``body``, a text for exactly this block size.
 
-        The compiler limits the registers of ``body`` such that ``resident`` blocks fit on a multiprocessor, and those
-        of emitted lines such that a block of 256 threads does, or with ``bounded`` one of the size of ``block``.
+        The compiler limits the registers: for ``body`` so that ``resident`` blocks fit on a multiprocessor, for emitted
+        lines so that one block of 256 threads fits, or with ``bounded`` one block of size ``block``.
         """
         names, signature = tuple(self._names), tuple(self._signature)
         self.emit.release()
