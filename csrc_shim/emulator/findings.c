@@ -41,11 +41,15 @@ void ocp_emu_clear_findings(void) {
     atomic_store(&emu.devices[index].error, CUDA_SUCCESS);
 }
 
-void emu_finding_keep(const char *text) {
+int emu_finding_keep(const char *text) {
+  int index = -1;
   pthread_mutex_lock(&lock);
-  if (num_findings < MAX_FINDINGS)
-    snprintf(findings[num_findings++], EMU_FINDING_BYTES, "%s", text);
+  if (num_findings < MAX_FINDINGS) {
+    index = num_findings++;
+    snprintf(findings[index], EMU_FINDING_BYTES, "%s", text);
+  }
   pthread_mutex_unlock(&lock);
+  return index;
 }
 
 CUresult emu_finding_report(emu_finding_kind kind, const char *operation, uint64_t address, uint64_t bytes,

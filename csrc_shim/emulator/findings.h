@@ -34,7 +34,8 @@ typedef enum emu_finding_kind {
   EMU_INVALID_MASK
 } emu_finding_kind;
 extern const char *const emu_finding_kinds[]; /* names, by emu_finding_kind */
-void emu_finding_keep(const char *text);
+/* Keeps the text of a finding. Returns its index for ocp_emu_finding; -1: the table is full, the text is dropped. */
+int emu_finding_keep(const char *text);
 /* Records a finding about a copy or memset. Returns the error with which that operation must fail. */
 CUresult emu_finding_report(emu_finding_kind kind, const char *operation, uint64_t address, uint64_t bytes,
                             const char *where);

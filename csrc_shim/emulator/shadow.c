@@ -94,12 +94,17 @@ void emu_shadow_reused(uint64_t address, uint64_t bytes, uint64_t held) {
   memset(states + (address - emu.base) + bytes, 0, held - bytes);
 }
 
-static freed *take_oldest(void) {
-  freed *block = oldest;
-  oldest = block->next;
-  if (!oldest)
-    newest = NULL;
-  quarantined[block->device->ordinal] -= block->held;
+/* Removes the oldest quarantined block of a device from the list; the device has one. */
+static freed *take_oldest(const emu_device *device) {
+  freed *before = NULL, *block = oldest;
+  while (block->device != device) {
+    before = block;
+    block = block->next;
+  }
+  *(before ? &before->next : &oldest) = block->next;
+  if (newest == block)
+    newest = before;
+  quarantined[device->ordinal] -= block->held;
   return block;
 }
 
@@ -126,8 +131,8 @@ bool emu_shadow_free(emu_device *device, uint64_t address, uint64_t bytes) {
   newest = block;
   quarantined[device->ordinal] += block->held;
   uint64_t most = device->heap.capacity / 4 < QUARANTINE_BYTES ? device->heap.capacity / 4 : QUARANTINE_BYTES;
-  while (oldest && quarantined[device->ordinal] > most)
-    give_back(take_oldest());
+  while (quarantined[device->ordinal] > most)
+    give_back(take_oldest(device));
   pthread_mutex_unlock(&lock);
   return true;
 }
@@ -135,8 +140,8 @@ bool emu_shadow_free(emu_device *device, uint64_t address, uint64_t bytes) {
 bool emu_shadow_flush(emu_device *device) {
   bool any = false;
   pthread_mutex_lock(&lock);
-  while (states && oldest && quarantined[device->ordinal] > 0) {
-    give_back(take_oldest());
+  while (states && quarantined[device->ordinal] > 0) {
+    give_back(take_oldest(device));
     any = true;
   }
   pthread_mutex_unlock(&lock);

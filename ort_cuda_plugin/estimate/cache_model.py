@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from .work import Access, Region, Step, distinct
 
 _ALIGNMENT = 1 << 21
-MAX_CHUNKS = 1 << 11
+CHUNKS = 1 << 11
 """Number of chunks of the modelled L2, up to twice as many: a chunk's bytes are a power of two, at least 4096."""
 
 
@@ -38,7 +38,7 @@ class Served:
 
 def served(regions: Sequence[Region], steps: Sequence[Step], cache_bytes: float) -> list[Served]:
     """Return the L2 and device memory traffic of each step, for an L2 of ``cache_bytes``."""
-    chunk = max(4096, 1 << int(cache_bytes / MAX_CHUNKS).bit_length() - 1)
+    chunk = max(4096, 1 << int(cache_bytes / CHUNKS).bit_length() - 1)
     capacity = int(cache_bytes // chunk)
     bases = _bases(regions)
     cached: OrderedDict[int, bool] = OrderedDict()  # by chunk number: whether the chunk must be written back

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from emulator_harness import compile_kernels, configured
+from isolated import python
 from ort_cuda_plugin.abi.core import core, ffi
 from ort_cuda_plugin.abi.device import CudaError, Device, DeviceArray, Module, Stream
 from ort_cuda_plugin.abi.emulation import findings
@@ -136,6 +138,46 @@ def test_memory_freed_before_a_deferred_kernel_runs_is_found(image: bytes) -> No
         with pytest.raises(CudaError, match="CUDA_ERROR_ILLEGAL_ADDRESS"):
             stream.synchronize()
         assert findings()[0].startswith("use-after-free: kernel checked_copy")
+
+
+TWO_DEVICES = """
+import sys
+from pathlib import Path
+import numpy as np
+from ort_cuda_plugin.abi.device import CudaError, Device, DeviceArray
+first, second = Device.emulated(0), Device.emulated(1)
+
+def error(call, *arguments):
+    try:
+        call(*arguments)
+    except CudaError as error:
+        return str(error)
+"""
+IN_QUARANTINE = """
+array = first.upload(np.zeros(128, np.int32))
+address = array.address
+array.free()
+for _ in range(8):  # more than may stay in the quarantine of the second device
+    second.alloc(second.memory[1] // 8).free()
+kernels = first.load(Path(sys.argv[1]).read_bytes())
+source = first.upload(np.zeros(128, np.int32))
+target = DeviceArray(first, address, (128,), np.dtype(np.int32))
+arguments = [source, np.int32(0), target, np.int32(0)]
+print(error(lambda: (kernels.launch("checked_copy", 4, 32, arguments), first.synchronize())))
+target.address = 0
+"""
+
+
+def on_two_devices(script: str, image: bytes, folder: Path) -> str:
+    """Return what a script prints in a process of its own, with the kernels of ``image`` and two checked devices."""
+    (folder / "kernels.o").write_bytes(image)
+    variables = {"CHECK": "1", "DEVICES": "2", "MEMORY": "64M", "STREAMS": "inline"}
+    environment = {f"ORT_CUDA_PLUGIN_EMULATE_{name}": value for name, value in variables.items()}
+    return python(TWO_DEVICES + script, str(folder / "kernels.o"), env=environment).stdout
+
+
+def test_the_memory_of_one_device_stays_in_quarantine_while_another_frees_more(image: bytes, tmp_path: Path) -> None:
+    assert "use-after-free: kernel checked_copy" in on_two_devices(IN_QUARANTINE, image, tmp_path)
 
 
 def test_a_second_free_is_refused(device: Device) -> None:

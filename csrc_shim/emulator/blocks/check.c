@@ -187,7 +187,7 @@ void emu_check_mask(ocp_emu_thread *thread, const char *operation, uint32_t mask
            "%s: kernel %s, block (%u,%u,%u), thread (%u,%u,%u): the mask 0x%08x of %s leaves out the calling lane %u",
            emu_finding_kinds[EMU_INVALID_MASK], launch->function->name, thread->ctaid[0], thread->ctaid[1],
            thread->ctaid[2], thread->tid[0], thread->tid[1], thread->tid[2], mask, operation, thread->laneid);
-  emu_finding_keep(text);
+  emu_order_keep(launch, text);
 }
 
 void ocp_emu_check_load(ocp_emu_thread *thread, const void *address, uint32_t bytes) {
@@ -242,15 +242,19 @@ void emu_check_divergence(emu_cpu *cpu) {
            emu_finding_kinds[EMU_DIVERGENT_BARRIER], launch->function->name, cpu->block_index[0], cpu->block_index[1],
            cpu->block_index[2], tid[0], tid[1], tid[2], cpu->threads, cpu->live - meeting, meeting,
            cpu->threads - cpu->live, lanes);
-  emu_finding_keep(text);
+  emu_order_keep(launch, text);
 }
 
 CUresult emu_check_launched(emu_launch *launch) {
   int error = atomic_load(&launch->error);
   if (!error && !atomic_load(&launch->found))
     return CUDA_SUCCESS;
-  char text[EMU_FINDING_BYTES] = "";
-  int last = ocp_emu_num_findings() - 1;
-  ocp_emu_finding(last, text, sizeof text);
-  return emu_fail(error ? error : CUDA_ERROR_LAUNCH_FAILED, "%s", text);
+  char text[EMU_FINDING_BYTES];
+  const char *name = launch->function->name;
+  if (ocp_emu_finding(atomic_load(&launch->finding) - 1, text, sizeof text) >= 0)
+    return emu_fail(error ? error : CUDA_ERROR_LAUNCH_FAILED, "%s", text);
+  if (error == CUDA_ERROR_OUT_OF_MEMORY)
+    return emu_fail(error, "kernel %s: out of host memory for its threads", name);
+  return emu_fail(error ? error : CUDA_ERROR_LAUNCH_FAILED,
+                  "kernel %s: a fault whose finding was dropped, because the table of findings is full", name);
 }

@@ -11,7 +11,7 @@
  * memory. */
 bool emu_check_block(emu_cpu *cpu);
 /* Returns the result of a finished launch. If the launch had findings, the result is an error with the text of the
- * latest finding. */
+ * launch's latest finding. */
 CUresult emu_check_launched(emu_launch *launch);
 /* Reports that some threads of the block wait for others that never arrive. */
 void emu_check_divergence(emu_cpu *cpu);

@@ -393,7 +393,7 @@ _Noreturn void ocp_emu_trap(ocp_emu_thread *thread, const char *why) {
     char text[EMU_FINDING_BYTES];
     snprintf(text, sizeof text, "trap: kernel %s, block (%u,%u,%u), thread (%u,%u,%u): %s", launch->function->name,
              thread->ctaid[0], thread->ctaid[1], thread->ctaid[2], thread->tid[0], thread->tid[1], thread->tid[2], why);
-    emu_finding_keep(text);
+    emu_order_keep(launch, text);
   }
   emu_abandon_block(thread);
 }

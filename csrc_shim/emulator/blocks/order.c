@@ -23,6 +23,12 @@ bool emu_order_first(emu_launch *launch, emu_finding_kind kind) {
   return !(atomic_fetch_or(&launch->found, bit) & bit);
 }
 
+void emu_order_keep(emu_launch *launch, const char *text) {
+  int index = emu_finding_keep(text);
+  if (index >= 0)
+    atomic_store(&launch->finding, index + 1);
+}
+
 void emu_order_report(ocp_emu_thread *thread, emu_finding_kind kind, emu_access access, uint64_t address,
                       uint32_t bytes, const char *where) {
   const emu_cpu *cpu = thread->scheduler;
@@ -33,7 +39,7 @@ void emu_order_report(ocp_emu_thread *thread, emu_finding_kind kind, emu_access 
   snprintf(text, sizeof text, "%s: kernel %s, block (%u,%u,%u), thread (%u,%u,%u) %s %u bytes at 0x%" PRIx64 ": %s",
            emu_finding_kinds[kind], launch->function->name, thread->ctaid[0], thread->ctaid[1], thread->ctaid[2],
            thread->tid[0], thread->tid[1], thread->tid[2], accesses[access], bytes, address, where);
-  emu_finding_keep(text);
+  emu_order_keep(launch, text);
 }
 
 /* ---- accesses ---- */

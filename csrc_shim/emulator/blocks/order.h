@@ -10,6 +10,8 @@
 
 /* Whether a finding is the first of its kind in the launch. Only that one is reported. */
 bool emu_order_first(emu_launch *launch, emu_finding_kind kind);
+/* Keeps the text of a finding, which becomes the error text of the launch. */
+void emu_order_keep(emu_launch *launch, const char *text);
 /* Reports a finding about an access, and makes the launch fail. */
 void emu_order_report(ocp_emu_thread *thread, emu_finding_kind kind, emu_access access, uint64_t address,
                       uint32_t bytes, const char *where);
