@@ -1,4 +1,4 @@
-"""Python files that register operators, as the command line takes them."""
+"""Runs Python files that register operators: the command line's ``--operators FILE``."""
 
 from __future__ import annotations
 

@@ -58,10 +58,12 @@ class AttributeKind(enum.IntEnum):
 class Port:
     """An input or an output of an operator.
 
-    Attributes: types: the allowed element types. constraint: inputs and outputs with the same constraint have the same
-        element type; "": no constraint. minimum: minimum number of tensors of a variadic port. on_host: whether the
-        contents of the input determine shapes, so that the host reads them. alias: the input whose memory the output
-        shares, or None.
+    Attributes:
+        types: the allowed element types.
+        constraint: inputs and outputs with the same constraint have the same element type; "": no constraint.
+        minimum: minimum number of tensors of a variadic port.
+        on_host: whether each Run copies the input's contents to the host, because they determine shapes.
+        alias: the index of the input whose memory the output shares, or None.
     """
 
     name: str
@@ -136,10 +138,13 @@ class CustomOperator:
     one; ``attributes`` has every attribute, including defaults. The function runs on symbolic shapes when ONNX Runtime
     asks for shapes and for claims, and again for each plan.
 
-    Attributes: version: the domain's first version that the operator implements. priority: if several operators serve a
-        node, the one with the highest priority is tried first; the plugin's own operators have 0. origin: the package
-        or module that registered it, for messages. definition: the name of the function in its module. A new operator
-        replaces one of the same definition, for example when a notebook cell runs again.
+    Attributes:
+        version: the domain's first version that the operator implements.
+        priority: if several operators serve a node, the one with the highest priority is tried first; the plugin's own
+            operators have 0.
+        origin: the package or module that registered it, for messages.
+        definition: the qualified name of the author's function in its module. A new operator replaces an operator of
+            the same definition, for example when a notebook cell runs again.
     """
 
     name: str

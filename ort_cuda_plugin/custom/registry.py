@@ -55,12 +55,12 @@ class Snapshot:
     def serving(self, domain: str, name: str, version: int) -> list[CustomOperator]:
         """Return the custom operators for a node of this version, highest priority first.
 
-        For each priority it is the newest operator whose version is at most the node's.
+        Each priority contributes one operator: the newest whose version is at most the node's.
         """
         best: dict[int, CustomOperator] = {}
         for operator in self._table.get((domain, name), ()):
             if operator.version <= version:
-                best[operator.priority] = operator  # later operators are of newer versions
+                best[operator.priority] = operator  # the table is sorted by version: the newest stays
         return [best[priority] for priority in sorted(best, reverse=True)]
 
     def implementations(self, node: Node, opset: int) -> Sequence[Implementation]:
@@ -139,7 +139,7 @@ def register(operator: CustomOperator) -> CustomOperator:
 
 
 def replaces(new: CustomOperator, old: CustomOperator) -> bool:
-    """Return whether ``new`` has the definition of ``old``: a notebook cell ran again, or a module was reloaded."""
+    """Return whether both come from one definition, because a notebook cell ran again or a module was reloaded."""
 
     def place(row: CustomOperator) -> tuple[object, ...]:
         return row.origin, row.definition, row.version, row.priority
@@ -190,7 +190,8 @@ def _load_all(entries: Iterable[EntryPoint]) -> None:
 def _load(entry: EntryPoint) -> None:
     """Load an entry point without holding a lock.
 
-    An import may wait for another thread's import, which registers an operator.
+    Importing the package may wait for another thread's import. That import may register an operator, which needs the
+    registry's lock.
     """
     package = f"package {entry.dist.name} {entry.dist.version}" if entry.dist is not None else f"entry {entry.name}"
     _loading.package = package
@@ -198,7 +199,7 @@ def _load(entry: EntryPoint) -> None:
         loaded = entry.load()
         if callable(loaded) and not hasattr(loaded, "operator"):
             loaded()
-    except BaseException:  # including SystemExit; no signal handler runs on this thread
+    except BaseException:  # catches SystemExit too; KeyboardInterrupt cannot occur on this helper thread
         what = f"the entry point {entry.name} = {entry.value} of {ENTRY_POINTS}"
         report(f"{package}: {what} failed, so operators are missing\n{traceback.format_exc()}")
     finally:

@@ -1,4 +1,4 @@
-"""The decorator `op`: makes a custom operator of a typed function, whose signature is the schema.
+"""The decorator `op`: makes a custom operator from a typed function, whose signature is the schema.
 
 ::
 
@@ -99,16 +99,20 @@ def op(
     priority: int = 0,
     register: bool = True,
 ) -> Callable[[Callable[P, R]], Op[P, R]]:
-    """Make an operator of a typed function, and register it.
+    """Make an operator from a typed function, and register it.
 
-    Args: name: "my.domain::CircularPad". A name of ONNX or of com.microsoft, as "Relu" or "com.microsoft::Gelu",
-        replaces the plugin's own operator if ``priority`` is above 0. version: the first version of the domain with
-        this definition. types: the element types of each constraint; all floats for a constraint that is not named.
-        outputs: names of the results, for messages. priority: see `CustomOperator`. register: whether to register the
-        operator now; otherwise call `Op.register`.
+    Args:
+        name: "my.domain::CircularPad". A name of ONNX or of com.microsoft, such as "Relu" or "com.microsoft::Gelu",
+            replaces the plugin's own operator if ``priority`` is above 0.
+        version: the first version of the domain with this definition.
+        types: the element types of each constraint; all floats for a constraint that is not named.
+        outputs: names of the results, for messages.
+        priority: see `CustomOperator`.
+        register: whether to register the operator now; otherwise call `Op.register`.
 
-    Raises: TypeError: an operator cannot have this signature. ValueError: a name or a version is invalid, or the
-    operator is registered already.
+    Raises:
+        TypeError: an operator cannot have this signature.
+        ValueError: a name or a version is invalid, or the operator is registered already.
     """
     domain, separator, simple = name.rpartition("::")
     domain = "" if domain == "ai.onnx" or not separator else domain
@@ -265,7 +269,7 @@ def _without_none(hint: Any) -> tuple[Any, bool]:
 
 
 def _call(function: Callable[..., Any], schema: _Schema) -> Callable[..., Any]:
-    """Wrap the author's function to the signature of `CustomOperator.function`; omitted inputs become None."""
+    """Wrap the author's function in one with the signature of `CustomOperator.function`; omitted inputs become None."""
 
     def call(ctx: Lowering, inputs: Sequence[Tensor | None], attributes: Mapping[str, Any], **tactic: Any) -> Any:
         missing = max(0, schema.num_fixed - len(inputs))

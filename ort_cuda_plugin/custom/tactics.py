@@ -1,4 +1,4 @@
-"""Tactics: alternative implementations of a custom operator, of which the compiler chooses one.
+"""Tactics: alternative implementations of a custom operator. The compiler chooses one.
 
 With the session option ``autotune`` each tactic is measured on the session's device, for sizes close to those of the
 Run, and the times are stored on disk. Without the option, or with ``deterministic``, the first tactic is used.

@@ -1,7 +1,7 @@
-"""Installs the callbacks from C into Python.
+"""Installs the functions that C calls in Python.
 
-``attach`` installs the table ``ocp_python``. `register` calls ``attach``; if an application registered the library
-without this package, the library's first call into Python does.
+``attach`` installs them as the table ``ocp_python``. `register` calls ``attach``. If an application registered the
+library with ONNX Runtime itself, without importing this package, the library's first call into Python calls ``attach``.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def explain_custom_op(op: int, info: Any) -> None:
 def validate_compatibility(devices: Any, num_devices: int, info: Any, out: Any) -> None:
     infos = [DeviceInfo.from_c(devices[index]) for index in range(num_devices)]
     fits = [fit(host.text(info), target_of(known), allows_host_code(), known.driver_version) for known in infos]
-    out[0] = max(fits, default=Fit.NOT_APPLICABLE)  # the compatibility with the device that fits worst
+    out[0] = max(fits, default=Fit.NOT_APPLICABLE)  # the worst fit of all devices: larger values of `Fit` are worse
 
 
 @status_guard

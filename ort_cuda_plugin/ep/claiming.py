@@ -17,7 +17,10 @@ from .session.verdict_record import VerdictRecord
 from .session_state import Session
 
 IMPLICIT_INPUTS_SINCE = 28
-"""First version of ORT (1.N) that passes a fused node the values that only bodies in it read."""
+"""N of the first ONNX Runtime 1.N that passes to a fused node the outer values that only bodies in it read.
+
+A body is the graph of an If, Loop or Scan node.
+"""
 
 
 class Claiming:
@@ -103,9 +106,9 @@ class Claiming:
     def _runs_singly(self, graph: Graph, cluster: list[Node], nodes: list[Any], info: Any) -> bool:
         """Whether ORT runs the cluster by a kernel of the registry.
 
-        The plugin chooses this for all nodes if `Session.single_nodes`, for example because ORT writes the optimized
-        model; else for a node without neighbours to fuse with, because ORT then passes inputs whose contents determine
-        shapes in host memory.
+        The plugin chooses this for all nodes if `Session.single_nodes` is set, for example because ORT writes the
+        optimized model. Otherwise it does so for a node without neighbours to fuse with that has shape-determining
+        inputs: ORT passes these to a registry kernel in host memory, but to a fused node in device memory.
         """
         if len(cluster) > 1 or cluster[0].has_subgraphs or self._session.contexts.output is not None:
             return False

@@ -19,7 +19,7 @@ from .device.identity import Identity
 #: The kinds of memory for which ORT may ask for an allocator: OCP_INFO_... of ``csrc_shim/ort/data/allocator.h``.
 DEVICE_MEMORY, PINNED_MEMORY, INITIALIZER_MEMORY = range(3)
 
-#: Registrations for which `registrations` has room at first; a process may register the library under many names.
+#: Initial capacity, in registrations, of the array that `registrations` passes to C. C returns the required capacity.
 _FEW_REGISTRATIONS = 16
 
 

@@ -168,7 +168,7 @@ class Provider:
     # ---- compilation ----
 
     def compile(self, ort_graphs: list[Any], fused_nodes: list[Any], infos: Any, context_nodes: Any) -> None:
-        """Compile each claimed cluster, or load what was compiled before.
+        """Compile each claimed cluster, or load it from its context if the model is compiled already.
 
         ``infos`` (``OrtNodeComputeInfo **``) gets one entry for each cluster, and so does ``context_nodes``
         (``OrtNode **``) if the session writes a compiled model.

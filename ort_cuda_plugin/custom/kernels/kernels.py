@@ -35,11 +35,12 @@ class Kernel:
 
     Made by `numba_kernel`, `cuda_kernel`, `ptx_kernel`, `cubin_kernel`, `ltoir_kernel`.
 
-    Attributes: signature: the type of each parameter, such as "*f32" or "i32"; None if each launch derives the types
-    from its arguments. foreign: the kernel's code for GPUs, None for a Numba kernel. source: the source of the Numba
-    kernel or of the Numba counterpart, "" without either. numpy_twin: the NumPy counterpart for the emulated device, a
-    function that
-        writes into its arguments.
+    Attributes:
+        signature: the type of each parameter, such as "*f32" or "i32"; None if each launch derives the types from its
+            arguments.
+        foreign: the kernel's code for GPUs, None for a Numba kernel.
+        source: the source of the Numba kernel or of the Numba counterpart, "" without either.
+        numpy_twin: the NumPy counterpart for the emulated device, a function that writes into its arguments.
     """
 
     name: str
@@ -298,7 +299,10 @@ def checked_block(kernel: Kernel, sizes: Sequence[Any]) -> tuple[int, int, int]:
 
 
 def size_of(kernel: Kernel, what: str, size: Any) -> Dim:
-    """Return a size of the launch's ``what`` as a `Dim`. Raises TypeError if ``size`` is not a size."""
+    """Return ``size``, one entry of the launch's grid or block (``what``), as a `Dim`.
+
+    Raises TypeError if ``size`` is neither an expression nor an integer from 0 to 2**31 - 1.
+    """
     if isinstance(size, Expr):
         return size
     try:

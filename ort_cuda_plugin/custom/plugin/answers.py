@@ -56,7 +56,10 @@ class Answers:
         return list(given)
 
     def check(self, method: str, function: Callable[..., Any], *arguments: Any, about: str = "") -> bool:
-        """Call a method of the application's plugin. Return False if it rejects sizes that are only guessed."""
+        """Call a method of the application's plugin. Return False if it fails for sizes that the compiler guessed.
+
+        Before the first Run, symbolic dimensions have guessed sizes; the plugin may reject them, and accept real ones.
+        """
         try:
             self.ask(method, function, *arguments, about=about)
         except PluginFailure:

@@ -148,7 +148,7 @@ class RunStream:
 
     @property
     def is_emulated(self) -> bool:
-        """Return whether the device is the emulated one, whose kernels and copies alone can read its memory."""
+        """Return whether the device is the emulated one. Only its kernels and copies can access its memory."""
         return self._stream.is_emulated
 
     def launch(self, kernel: Kernel, grid: Any, block: Any, args: Sequence[Any], shared_bytes: int = 0) -> None:

@@ -11,7 +11,9 @@ from ...context.storage.errors import ContextError
 from ...context.storage.files import Buffer
 
 STABLE_SINCE, EXPERIMENTAL_SINCE = 31, 28
-"""First versions of ORT (1.N) whose tables have the getters of the callbacks, and that find them by name."""
+"""N of the first ONNX Runtime 1.N that has getters of the application's callbacks: in OrtEpApi, and as experimental
+functions that are looked up by name.
+"""
 _READ = "OrtStatus *(*)(void *, const char *, OrtAllocator *, void **, size_t *)"
 _WRITE = "OrtStatus *(*)(void *, const char *, const void *, size_t)"
 _GET_CONFIG = "OrtStatus *(*)(const OrtSessionOptions *, OrtEpContextConfig **)"

@@ -26,7 +26,7 @@ from .context_sources import SourceFinder
 OP_TYPE, DOMAIN = "EPContext", "com.microsoft"
 SOURCE = EP_NAME
 MAX_EMBEDDED_BYTES = 2**31 - 2**20
-"""Bytes of a context that fit in a model file, which cannot be longer than 2 GiB."""
+"""Maximum bytes of a context inside a model file; protobuf limits the file to 2 GiB."""
 
 
 @dataclass(frozen=True)
@@ -309,7 +309,7 @@ class ContextIdentity:
     file: str
 
     def find(self, nodes: Sequence[ContextNode]) -> int:
-        """Return the index of the node, which the session claimed and has made no kernel for.
+        """Return the index of the node with this identity in ``nodes``, the claimed nodes without a kernel so far.
 
         Raises:
             ContextError: no node has this identity, or several nodes have it, whose contexts may differ.

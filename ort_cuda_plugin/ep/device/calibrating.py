@@ -1,4 +1,4 @@
-"""Calibrates a device: measures the probes, and keeps their times for the sessions to come."""
+"""Calibrates a device: times the probes (micro-benchmarks of `clusters.probes`), and stores their times on disk."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Measure = Callable[[OpenDevice, Sequence[Variant]], Sequence[float | None]]
 
 
 def calibrate(device: OpenDevice, measured: Measure = measure) -> dict[str, float]:
-    """Measure all probes of a device, keep their median seconds, and return them by name.
+    """Measure all probes on a device, store their median seconds for later sessions, and return them by probe name.
 
-    Probes that fail are left out. Sessions that exist keep their rates.
+    Probes that fail are left out. Existing sessions continue with the rates that they read when they were created.
     """
     programs = probes(device.properties(), device.probe_sizes)
     found = measured(device, list(programs.values()))

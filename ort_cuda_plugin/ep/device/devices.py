@@ -10,14 +10,15 @@ from typing import Any
 from ...abi.core import PluginError, check, core, ffi, lib, new_error
 from ...program.lowering.context import DeviceProperties
 
-#: Environment variable; with "1", "true", "yes" or "on", registrations that do not choose offer emulated devices too.
+#: Environment variable. With "1", "true", "yes" or "on", `register` without the argument ``emulate`` offers emulated
+#: devices too.
 EMULATE_VARIABLE = "ORT_CUDA_PLUGIN_EMULATE"
 
 #: Environment variable: "sm_90", or "sm_90:114" with a number of multiprocessors. The emulated devices run the kernels
 #: of that GPU.
 LOWERING_VARIABLE = "ORT_CUDA_PLUGIN_EMULATE_LOWERING"
 PTX_SUFFIX = ":ptx"
-"""End of the variable's value if emulated devices execute the PTX of the GPU's kernels."""
+"""Suffix of the value of `LOWERING_VARIABLE` with which emulated devices execute the PTX of the GPU's kernels."""
 
 #: Maximum number of devices of one kind in C's tables (``OCP_MAX_DEVICES``).
 _MOST_DEVICES = 64

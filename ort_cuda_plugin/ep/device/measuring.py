@@ -45,7 +45,10 @@ _choosing = _Choosing()
 
 @contextmanager
 def choosing_by(tuner: Tuner | None) -> Iterator[None]:
-    """Let ``tuner`` choose the schedules of the sessions that this thread creates in the block; None: the rules do."""
+    """Let ``tuner`` choose the schedules of the sessions that this thread creates in the block.
+
+    With None the cost model's rules choose.
+    """
     before, _choosing.tuner = _choosing.tuner, tuner
     try:
         yield

@@ -94,7 +94,7 @@ class OpenDevice:
         return stored_calibration(self.identity, self.described, self.probe_sizes)
 
     def forget_calibration(self) -> None:
-        """Read the calibration again for the next session."""
+        """Drop the cached calibration, so that the next session reads it from disk."""
         self.__dict__.pop("calibration", None)
 
     @cached_property
@@ -104,12 +104,16 @@ class OpenDevice:
 
     @property
     def keeps_refusals(self) -> bool:
-        """Return whether refusals are kept for later processes: those of libraries that a test has loaded are not."""
+        """Return whether refusals are stored on disk for later processes.
+
+        On the emulated device only the refusals of the stand-in libraries in `STAND_INS_VARIABLE`'s folder are stored,
+        not those of libraries that a test loads itself.
+        """
         return not self.info.emulated or bool(load_stand_ins())
 
     @property
     def identity(self) -> str:
-        """Return the device, its driver and its libraries as text; a refusal holds while the text is the same."""
+        """Return the device, its driver and its libraries as text; a stored refusal is valid for this text only."""
         names = frozenset(library.name for library in LIBRARIES)
         versions = {"driver": str(self.info.driver_version), **library_versions(names)}
         return device_identity(self.info.name, self.info.compute_capability, self.info.multiprocessors, versions)
@@ -189,7 +193,7 @@ class OpenDevice:
             PluginError: the device is lost, work failed, or this is a forked child.
         """
         error, stay = new_error(), ffi.new("ocp_stay *")
-        # To wait is part of a release, which a capture of the calling thread must not forbid.
+        # Releasing resources waits here, and must work even while the calling thread captures a CUDA graph.
         is_entered = core().device_enter_to_release(self.pointer, stay)
         core().device_synchronize(self.pointer, error)
         if is_entered:

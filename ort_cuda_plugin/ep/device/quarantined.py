@@ -32,7 +32,7 @@ def without_quarantine() -> Iterator[None]:
 
 
 def identity_of(device: OpenDevice) -> str:
-    """Return the device, its PCI address, its driver and libraries as text; a quarantine holds for this text.
+    """Return the device, its PCI address, driver and libraries as text; a quarantine is valid for this text only.
 
     The emulated device is identified by the processor, and by the GPU whose kernels it runs.
     """
@@ -68,5 +68,5 @@ def _entry(data: dict[str, str]) -> Quarantined | None:
     kind = {"schedule": QuarantinedSchedule, "operator": QuarantinedOperator}.get(data.pop("kind", ""))
     try:
         return None if kind is None else kind(**data)
-    except TypeError:  # of another version
+    except TypeError:  # another version of the plugin wrote the entry, with other fields
         return None

@@ -113,7 +113,10 @@ _measuring = _Measuring()
 
 @contextmanager
 def without_substitutes() -> Iterator[None]:
-    """Let refused calls of Runs of this thread fail in the block, so that a substitute's time is not the library's."""
+    """In the block, let library calls that are refused on this thread fail instead of running a substitute.
+
+    The autotuner would otherwise mistake the substitute's time for the library's.
+    """
     before, _measuring.active = _measuring.active, True
     try:
         yield

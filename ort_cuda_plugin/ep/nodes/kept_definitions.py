@@ -19,8 +19,8 @@ SOURCES = ("model/ir.py", "model/ort/ort_schema.py", "ep/nodes/kept_definitions.
 
 
 def kept() -> tuple[list[KernelDefinition], list[str]] | None:
-    """Return the stored definitions for this ONNX Runtime and this plugin, and the operator table's contradictions to
-    ONNX Runtime's schemas.
+    """Return the stored definitions for this ONNX Runtime and this plugin, and the mismatches between the operator
+    table and ONNX Runtime's schemas.
 
     None if none are stored.
     """
@@ -36,10 +36,10 @@ def kept() -> tuple[list[KernelDefinition], list[str]] | None:
 
 
 def keep(definitions: Sequence[KernelDefinition], mismatches: Sequence[str]) -> None:
-    """Store definitions and contradictions for later processes."""
+    """Store definitions and mismatches for later processes."""
     lists = list(dict.fromkeys(dtypes for each in definitions for dtypes in each.types.values()))
     numbers = {dtypes: number for number, dtypes in enumerate(lists)}
-    # `dataclasses.asdict` would copy each element type of each constraint: a tenth of a second in all.
+    # `dataclasses.asdict` would copy each element type of each constraint, which takes 0.1 s in total.
     rows = [
         vars(each) | {"types": {name: numbers[dtypes] for name, dtypes in each.types.items()}} for each in definitions
     ]

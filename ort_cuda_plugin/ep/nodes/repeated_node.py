@@ -1,4 +1,4 @@
-"""A fused node that runs a search: three clusters on the device; C repeats the second one."""
+"""A fused node for a search such as BeamSearch: first, step and last clusters; C repeats the step cluster."""
 
 from __future__ import annotations
 

@@ -25,10 +25,11 @@ class VerdictRecord:
         self.verdicts: list[NodeVerdict] = []
         self.values: dict[str, str] = {}
         self._ep_name = ep_name
-        self._to_fuse: list[NodeVerdict] = []  # of nodes in clusters that ORT was last asked to fuse
+        self._to_fuse: list[NodeVerdict] = []  # verdicts of nodes in clusters that ORT was last asked to fuse
         self._fused: list[NodeVerdict] = []  # verdicts of nodes that fused nodes have replaced
         self._shown: dict[_GraphKey, list[NodeVerdict]] = {}  # verdicts of nodes that are not fused, by graph
-        self._asked: list[_GraphKey] = []  # bodies since the last main graph; an If's may share a name
+        # Graphs that ORT has shown since the last main graph. The two bodies of an If may have equal names.
+        self._asked: list[_GraphKey] = []
         self._last: _GraphKey | None = None
 
     def add(self, graph: Graph, verdicts: Sequence[NodeVerdict], fused: Sequence[Sequence[Node]]) -> None:
@@ -53,7 +54,7 @@ class VerdictRecord:
                 replace(verdict, supported=True, kind="", reason="") if verdict.body_of in inlined else verdict
                 for verdict in others
             ]
-        # A declined node of the plugin's own provider is a fused node.
+        # A declined node that ORT has already assigned to the plugin is a fused node, which `_fused` covers.
         self._shown[key] = [
             verdict for node, verdict in given.items() if verdict.supported or node.provider != self._ep_name
         ]
