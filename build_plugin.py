@@ -40,8 +40,8 @@ LIBRARY = "libort_cuda_plugin.so"
 BRIDGE = "_bridge.abi3.so"
 
 WARNINGS = ["-std=gnu11", "-Wall", "-Wextra", "-Werror"]
-# initial-exec: the library's thread-local data is in the static TLS block anyway, see emulator/blocks/fiber.h. With
-# the default model, each access would be a call of __tls_get_addr.
+# initial-exec: the library's thread-local data must be in the static TLS block anyway (emulator/blocks/fiber.h). With
+# the default TLS model, each access would call __tls_get_addr.
 COMPILE_FLAGS = ["-O2", "-g", "-fPIC", "-fvisibility=hidden", "-ftls-model=initial-exec", "-pthread"]
 # nodelete: ORT closes the library at unregister, while Python and CUDA still hold pointers into it.
 LINK_FLAGS = ["-shared", "-pthread", "-Wl,-z,nodelete", "-Wl,--no-undefined-version"]

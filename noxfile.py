@@ -21,10 +21,10 @@ DOCUMENTS = {
     "options": ("options", "docs/options.md"),
     "environment": ("options", "docs/environment.md"),
 }
-"""Generated documents, or documents with generated tables: by name the command and the file."""
+"""Documents that are generated, or contain generated tables: name -> (command, file)."""
 
 LOCK = ".ci/lock.txt"
-"""pip constraints: the exact versions of everything that the checks install."""
+"""Path of pip constraints: the exact versions of all packages that the checks install."""
 LOCKED_EXTRAS = ("cpu", "gpu", "libs", "profiling", "test", "wheels")
 
 USER_EXTRAS = ("cpu", "cubins", "libs", "nvrtc")
@@ -126,7 +126,7 @@ def sanitize(session: nox.Session) -> None:
 
 @nox.session(venv_backend="venv")
 def exports(session: nox.Session) -> None:
-    """Run models of Hugging Face through ONNX Runtime's optimizer, with PyTorch in an environment of its own."""
+    """Test models that PyTorch exports from Hugging Face, in an environment of its own with PyTorch."""
     session.install("-e", ".[cpu,test,exports]")
     session.run("pytest", *BOTH_TIERS, "-n", "1", "tests/exports", *session.posargs)
 
@@ -167,7 +167,7 @@ def fuzz(session: nox.Session) -> None:
 
 @nox.session
 def programs(session: nox.Session) -> None:
-    """Interpret programs in NumPy after each pass; arguments are those of tests/harness/programs/campaign.py."""
+    """Check with a NumPy interpreter that no pass changes results; arguments: tests/harness/programs/campaign.py."""
     session.env["PYTHONPATH"] = os.pathsep.join(["tests/harness", os.environ.get("PYTHONPATH", "")])
     python(session, "-m", "programs", *(session.posargs or ["--mutations"]))
 

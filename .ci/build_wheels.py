@@ -23,7 +23,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 ARCHITECTURES = ("x86_64", "aarch64")
 GLIBC = "2.27"
-"""glibc version that the wheels are compiled for: `logf` and other functions have a new symbol version there."""
+"""glibc version that the wheels are compiled for; it introduced the symbol versions of `logf` and others that they use.
+"""
 PLATFORM = "manylinux_2_28"
 TRY = """
 import sys

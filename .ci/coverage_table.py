@@ -1,7 +1,7 @@
 """Runs tests and prints the share of lines and branches that they execute, by folder: Python by coverage.py, C by gcov.
 
-The library in the package folder is built with counters for that time, and built again without them at the end. Two
-kinds of code are not counted: kernels, which Numba compiles, and processes that are killed.
+The library in the package folder is built with coverage counters first, and built again without them at the end. Two
+kinds of code are not counted: kernels, which Numba compiles, and code in processes that are killed.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def c_counts(reports: Iterable[Mapping[str, Any]]) -> dict[str, Count]:
 
 
 def table(counts: Mapping[str, Count]) -> str:
-    """Return a Markdown table with a row for each folder, and one for all."""
+    """Return a Markdown table with a row for each folder, and a row of totals."""
     folders: dict[str, Count] = defaultdict(Count)
     for file, count in counts.items():
         folders[folder_of(file)].add(count)

@@ -4,8 +4,8 @@ kernels.
     python bench/against.py OTHER_PYTHON [MODEL ...] [--runs N] [--sessions N] [--device emulated|cuda] [--json]
 
 OTHER_PYTHON is the interpreter of an environment with another version of ort-cuda-plugin. Each installation loads the
-model in a process of its own, and the two take turns with every Run. Both begin with an empty kernel cache, so that
-*kernels* counts all that the model needs. Later sessions of a process find their kernels, so that *session* is
+model in a process of its own, and the two processes alternate, one Run each. Both begin with an empty kernel cache, so
+*kernels* counts all kernels of the model. Later sessions of a process find these kernels in the cache, so *session* is
 the time of the claim, the plan and one Run. Models are the onnx wheel's light models, ``encoder``, ``decoder``, and
 ``nodes1000``, an encoder of 14 narrow layers with about 1,000 nodes.
 """

@@ -1,6 +1,6 @@
-/* Times pairs of allocation and free that a cached chunk serves, in nanoseconds, on one arena of the emulated device
- * (with any argument: of the first GPU): with one thread, with four, and for comparison in the driver. Prints the CPU
- * time and the elapsed time of a pair. */
+/* Benchmark of the arena: nanoseconds of an allocation that a cached chunk serves, and of its free. Measures one
+ * thread, four threads on one arena, and for comparison the driver. Prints CPU time and elapsed time per pair of
+ * calls. The device is the emulated one, or the first GPU if the program gets an argument. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>

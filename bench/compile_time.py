@@ -45,7 +45,7 @@ def write_model(name: str, path: Path) -> None:
 
 
 def measure(path: str, stages: bool) -> dict[str, float]:
-    """Return CPU seconds of a cold session of a model by name of the stage, measured in this process."""
+    """Return the CPU seconds of a cold session of the model at ``path``, by stage, measured in this process."""
     import onnx
 
     import ort_cuda_plugin
@@ -92,7 +92,7 @@ def time_stages(spent: defaultdict[str, float]) -> None:
 
 
 def cpu_seconds() -> float:
-    """Return the CPU seconds of this process and of those that it has waited for."""
+    """Return the CPU seconds of this process and of its child processes that have ended."""
     return sum(use.ru_utime + use.ru_stime for use in map(getrusage, (RUSAGE_SELF, RUSAGE_CHILDREN)))
 
 

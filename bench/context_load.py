@@ -2,10 +2,10 @@
 
     python bench/context_load.py [MODEL ...] [--processes N] [--pairs N] [--embed] [--json]
 
-MODEL is a light model of the onnx wheel or ``encoder``; default: all. Each process makes pairs of sessions, one of the
-compiled model and one of the CPU provider, and the order alternates. ``first`` is the median over processes of their
-first pair, ``next`` the median of all others. ``cold`` is one session of the source model in a fresh process with an
-empty cache. Only the constructors are timed, not the imports.
+MODEL is a light model of the onnx wheel or ``encoder``; default: all. Each process creates pairs of sessions, one from
+the compiled model and one on the CPU provider, in alternating order. ``first`` is the median over the processes' first
+pairs, ``next`` the median over all other pairs. ``cold`` is one session from the source model in a fresh process with
+an empty cache. Only the constructors are timed, not the imports.
 """
 
 from __future__ import annotations

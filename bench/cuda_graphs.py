@@ -2,11 +2,11 @@
 
     python bench/cuda_graphs.py [--model encoder|light_resnet50] [--batches N] [--device emulated|cuda] [--json]
 
-Two sessions of one process take turns, with and without graphs; inputs and outputs are bound on the device and stay
-there. The CPU time of the calling thread until run_with_iobinding returns is measured, with
-disable_synchronize_execution_providers=1, so that the wait for the device is not included. The emulated device has
-adversarial streams, which defer the work until the program waits, so that kernels are not in the time. Its driver calls
-cost other times than NVIDIA's, but their number is the same.
+Two sessions of one process, with and without graphs, alternate; inputs and outputs are bound on the device. Measured is
+the CPU time of the calling thread until run_with_iobinding returns, with disable_synchronize_execution_providers=1, so
+that the wait for the device is not included. The emulated device has adversarial streams, which defer work until the
+program waits, so the time does not include kernels. Its driver calls take other times than NVIDIA's, but their number
+is the same.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Bound:
         self.options.add_run_config_entry("disable_synchronize_execution_providers", "1")
 
     def batch(self) -> list[float]:
-        """Return the host's microseconds for each of a few Runs, without the first one, which finds cold caches."""
+        """Return the host's microseconds of `RUNS_PER_BATCH` Runs, after an untimed Run that warms the CPU's caches."""
         times = [time.thread_time_ns()]
         for _ in range(RUNS_PER_BATCH + 1):
             self.session.run_with_iobinding(self.binding, self.options)

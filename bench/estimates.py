@@ -3,11 +3,11 @@
     python bench/estimates.py [--device h100] [--models resnet50-1,bert-32-float16] [--against FOLDER] [--save FOLDER]
     python bench/estimates.py --models suite --against FOLDER --markdown
 
-Prints a line for each model: steps, time, bytes of device memory, and two rooflines, of the model and of its steps,
-with the ratio to each. ``--save`` writes the work of each Run in the format of estimate/work.py; ``--against`` compares
-with such files of another version of the plugin, under the same performance model. ``suite`` are all models. Of
-``bert``, the encoder of tests/harness, there are 6 layers of 384, at a length of 128; the other models are those of the
-command `bench`, at the sizes that it uses.
+Prints a line for each model: steps, time, bytes of device memory traffic, and two rooflines, of the model and of its
+steps, with the ratio to each. ``--save`` writes the work of each Run in the format of estimate/work.py; ``--against``
+compares with such files of another version of the plugin, under the same performance model. ``suite`` means all models.
+``bert`` is the encoder of tests/harness with 6 layers of width 384, for 128 tokens; the other models are those of the
+command `bench`, at its sizes.
 """
 
 from __future__ import annotations

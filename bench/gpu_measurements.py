@@ -2,10 +2,10 @@
 
     python bench/gpu_measurements.py --output FILE.json [--runs N] [--models NAME ...] [--device cuda|emulated]
 
-A kernel is a model of one node. Its Runs are enqueued back to back with operands on the device, so a Run takes as long
-as its kernel. A kernel that takes hardly longer than enqueueing it is too short to measure and is left out. A model's
-Run is measured in the same way. Every third measurement is held out of the fit. The last lines are the median error of
-the held-out measurements, and their rank correlation.
+Each kernel is measured as a model of one node. Its Runs are enqueued back to back with operands on the device, so a Run
+takes as long as its kernel. A kernel that takes hardly longer than its enqueueing is too short to measure and is left
+out. Runs of whole models are measured in the same way. Every third measurement is held out of the fit. The last lines
+are the median error of the held-out estimates, and their rank correlation with the measurements.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ HOST_SHARE = 0.8
 
 @dataclass(frozen=True)
 class OneNode:
-    """A model of one node with inputs of these shapes; ``opset`` 11 has axes as attributes."""
+    """A model of one node with inputs of these shapes. In ``opset`` 11 the axes of reductions are attributes."""
 
     op_type: str
     shapes: tuple[Shape, ...]
@@ -109,7 +109,7 @@ class Bound:
         self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
 
     def batch(self, runs: int) -> tuple[float, float]:
-        """Return seconds of one of many back-to-back Runs, and of its host part."""
+        """Return the mean seconds of a Run over ``runs`` back-to-back Runs, and the mean seconds of its enqueueing."""
         self.binding.synchronize_outputs()
         begun = time.perf_counter()
         for _ in range(runs):
@@ -120,7 +120,7 @@ class Bound:
 
 
 def measured(model: onnx.ModelProto, dims: dict[str, int], runs: int, emulate: bool) -> tuple[float, float]:
-    """Return the median seconds of a Run and of its host part."""
+    """Return the median seconds of a Run, and of its enqueueing on the host."""
     bound = Bound(model.SerializeToString(), dict(models.random_inputs(model, dims=dims)), emulate)
     bound.batch(PIPELINED)  # makes the CUDA graph, and lets the clocks rise
     times, host = zip(*(bound.batch(PIPELINED) for _ in range(runs)), strict=True)
@@ -130,7 +130,7 @@ def measured(model: onnx.ModelProto, dims: dict[str, int], runs: int, emulate: b
 def measure(
     name: str, model: onnx.ModelProto, dims: dict[str, int], runs: int, emulate: bool
 ) -> fit.Measurement | None:
-    """Measure a model; None if the host's part decides how long a Run takes."""
+    """Measure a model; return None if enqueueing takes more than `HOST_SHARE` of a Run."""
     seconds, host = measured(model, dims, runs, emulate)
     if not emulate and host > HOST_SHARE * seconds:
         return None

@@ -3,13 +3,13 @@
     python bench/gpu_report.py [--output docs/gpu/NAME] [--seconds 540] [--device cuda|emulated] [--sections NAME ...]
 
 The sections are: the selftest; calibration; the machine; the tests that need a GPU; ONNX's backend tests on it;
-compute-sanitizer on a model; kernels and models timed against their estimates, two thirds of which fit the constants of
-the performance model while the last third is held out; models beside CUDAExecutionProvider, with and without CUDA
-graphs; layers beside PyTorch, where it is installed. Each section runs in a process of its own. A section that fails,
-crashes or runs out of time says so, and the next ones run. The report ends with one page about all of them, which is
-also printed. With ``--device emulated`` it is a rehearsal: its times mean nothing.
+compute-sanitizer on a model; times of kernels and models against their estimates (two thirds of the measurements fit
+the performance model's constants, one third is held out); models compared with CUDAExecutionProvider, with and without
+CUDA graphs; layers compared with PyTorch, if it is installed. Each section runs in a process of its own. If a section
+fails, crashes or runs out of time, the report says so, and the next sections run. The report ends with a page about all
+sections, which is also printed. With ``--device emulated`` it is a rehearsal: its times mean nothing.
 
-It exits with 1 where a section failed.
+The exit code is 1 if a section failed.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("onnxruntime-gpu", "onnxruntime", "numba", "numba-cuda", "cuda-bindings", "nvidia-cublas", "torch", "onnx")
 CHECKS_VARIABLE = "GPU_REPORT_SELFTEST_SECTIONS"
-"""Environment variable of rehearsals: the sections of the selftest, by default all."""
+"""Environment variable: names the sections of the selftest that a rehearsal runs; default: all sections."""
 MOST_SECONDS, GRACE_SECONDS = 200.0, 20.0
-"""Longest time of a section, and the time beyond that of its commands after which its process is ended."""
+"""Seconds: time limit of a section's commands, and the further time after which the section's process is killed."""
 COMPARED = (
     "light_resnet50",
     "resnet50:float16",
@@ -264,7 +264,7 @@ def in_process(name: str, device: str, clock: Clock) -> Section:
 
 
 def send_section(sending: Any, name: str, device: str, clock: Clock) -> None:
-    os.setpgrp()  # with its children it is one group of processes
+    os.setpgrp()  # one process group with its children, so that all of them can be killed
     try:
         section = SECTIONS[name](device, clock)
     except Exception as error:
@@ -276,7 +276,7 @@ def send_section(sending: Any, name: str, device: str, clock: Clock) -> None:
 
 
 def page(found: dict[str, Section]) -> list[str]:
-    """Return the page that a person reads in a minute: the device, what passed and failed, speeds, the estimates."""
+    """Return a one-page summary: the device, passed and failed sections, speeds, the accuracy of estimates."""
     passed = [name for name, section in found.items() if not (section.failure or section.left_out)]
     rows = [
         ("device", device_line(found)),
@@ -295,7 +295,7 @@ def page(found: dict[str, Section]) -> list[str]:
 
 
 MOST_ENTRIES = 8
-"""Entries of a list of the page; the report has the others."""
+"""Maximum entries of a list on the summary page; the report has the others."""
 
 
 def list_of(title: str, entries: Sequence[str]) -> Iterator[str]:
@@ -308,7 +308,7 @@ def list_of(title: str, entries: Sequence[str]) -> Iterator[str]:
 
 
 def short(text: str) -> str:
-    """Return text on one line, without its middle if it is long: errors end with what is wrong."""
+    """Return text on one line. The middle of a long text is left out, because an error's cause is at its end."""
     line = " ".join(text.split())
     return line if len(line) <= 300 else f"{line[:100]} ... {line[-200:]}"
 

@@ -3,10 +3,10 @@ and the CPU provider.
 
     python bench/host_overhead.py [--batches N] [--json]
 
-Batches of Runs alternate between the three sessions of one process; the table shows the median time of a Run, and the
-median over the batches of its ratio to the CPU provider's batch beside it. "run" is session.run with NumPy arrays,
-"bound" run_with_iobinding with inputs and output that stay on the session's device. Times are CPU time of the calling
-thread, which does all the work with inline streams, so that other load on the machine does not count.
+Batches of Runs alternate between the three sessions of one process. The table shows the median time of a Run, and the
+median ratio to the CPU provider's batch in the same turn. "run" is session.run with NumPy arrays, "bound" is
+run_with_iobinding with inputs and output that stay on the session's device. Times are CPU times of the calling thread,
+so other load on the machine does not count. With inline streams this thread also runs the emulated device's kernels.
 """
 
 from __future__ import annotations

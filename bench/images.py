@@ -2,10 +2,10 @@
 
     python bench/images.py [NAME ...] [--runs N] [--seconds S] [--threads T] [--device emulated|cuda] [--list] [--json]
 
-Runs alternate between the two sessions of one process, so that other load on the machine meets both. Printed are the
-median times of a Run and the median of the ratios of neighbouring Runs. NAME selects all whose names begin with it: the
-networks of `u_networks` ("u2net", "u2netp", "isnet", "isnetp"; with "/f16", or "/u8" for dynamic quantization) and the
-layers below. Without NAME: all layers and the networks of float32.
+Runs alternate between the two sessions of one process, so that other load on the machine slows both. Prints the median
+times of a Run, and the median ratio of neighbouring Runs. NAME selects all names that begin with it: the networks of
+`u_networks` ("u2net", "u2netp", "isnet", "isnetp"; with "/f16", or "/u8" for dynamic quantization) and the layers
+below. Without NAME: all layers, and the networks in float32.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Layer:
-    """One node: inputs of the shapes ``inputs``, then the constants of ``weights``, shapes of noise or arrays."""
+    """A model of one node. Its inputs have the shapes ``inputs``, then come constants: arrays, or shapes of noise."""
 
     name: str
     op_type: str
@@ -199,9 +199,7 @@ def network(name: str, size: int) -> bytes:
 
 @dataclass
 class Result:
-    """Medians over the Runs. ``error`` is the largest difference; for floats relative to the CPU provider's
-    largest value.
-    """
+    """Median times of Runs. ``error`` is max|a-b| against the CPU provider; for floats divided by its max|b|."""
 
     name: str
     plugin_ms: float

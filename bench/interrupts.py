@@ -2,10 +2,10 @@
 
     python bench/interrupts.py --count 1000 --jobs 2
 
-Each process starts cold, with an empty kernel cache: its first interrupt comes ``--step`` milliseconds later than that
-of the process before, over the whole time that a cold session takes; more follow in sessions and Runs whose kernels are
-new. An interrupt may raise KeyboardInterrupt or an error that names it. Afterwards a session on the provider must give
-the right results.
+Each process starts with an empty kernel cache. Its first interrupt comes ``--step`` milliseconds later than that of the
+previous process, so that the interrupts cover the whole time of a cold session. More interrupts follow in sessions and
+Runs that compile new kernels. An interrupt may raise KeyboardInterrupt or an error that names it. Afterwards a session
+on the provider must give the right results.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 SECONDS = {"cold": 1.8, "session": 0.5, "run": 0.4}
-"""Typical CPU seconds of the first session of a process, of a later one, and of a Run that builds a plan, each with an
-empty kernel cache. CPU time, so that other load changes nothing."""
+"""Typical CPU seconds, with an empty kernel cache: the first session of a process, a later session, a Run that builds
+a plan. CPU time does not depend on other load."""
 UNARY = ("Abs", "Neg", "Relu", "Tanh", "Sigmoid", "Floor", "Ceil", "Sin", "Cos", "Softplus", "Sign", "Softsign")
 
 
@@ -42,7 +42,7 @@ def processor_seconds(pid: int) -> float:
 
 
 def new_model(choose: random.Random, kind: str) -> bytes:
-    """Return y = sum(f(a)) + b with a chosen f; sizes and axes are known to the session, or only in a Run."""
+    """Return y = sum(f(a)) + b with a random f. For ``kind`` "run", shapes and axes are known only in a Run."""
     from onnx import TensorProto, helper
 
     nodes = [
@@ -76,7 +76,7 @@ def forget_kernels() -> None:
 
 
 class Interrupted:
-    """A process that tells its parent when to send the signal, and reports the outcome."""
+    """Work of the interrupted process: tells the parent when to send the signal, and reports the outcome."""
 
     def __init__(self, seed: int) -> None:
         import numpy as np
@@ -104,7 +104,7 @@ class Interrupted:
         self.expected = cpu.run(None, self.feeds)[0]
         if "ort_cuda_plugin.ep.device.open_device" in sys.modules:
             forget_kernels()
-        if kind == "run":  # only the Run is to be interrupted
+        if kind == "run":  # creates the session now, so that the signal interrupts the Run
             self.make()
 
     def make(self) -> None:
@@ -123,7 +123,7 @@ class Interrupted:
         self.run()
 
     def interrupted(self, kind: str, number: int) -> str:
-        """Return the outcome of the signal during the work; "late" if the work was done before."""
+        """Do the work while the signal arrives, and return its outcome; "late" if the work ended before the signal."""
         outcome = ""
         try:
             try:
@@ -135,7 +135,7 @@ class Interrupted:
                 if "KeyboardInterrupt" not in str(error):
                     raise
                 outcome = "error"
-            while True:  # the signal is still to arrive, or arrives once more
+            while True:  # waits for a late signal; after an error, for KeyboardInterrupt that the plugin raises again
                 time.sleep(0.05 if outcome == "error" else 30)
                 if outcome == "error":
                     return outcome
@@ -172,7 +172,7 @@ class Interrupted:
 
 
 class Campaign:
-    """Processes that are interrupted, several at a time."""
+    """The parent's side: starts and interrupts processes, several at a time."""
 
     def __init__(self, count: int, rounds: int, step: float, seed: int) -> None:
         self.todo = [min(rounds, count - first) for first in range(0, count, rounds)][::-1]
@@ -196,7 +196,7 @@ class Campaign:
                 self.interrupt(number, parts, cache)
 
     def interrupt(self, number: int, parts: list[float], cache: str) -> None:
-        """Interrupt one process, each time after this fraction of the expected time."""
+        """Start a process and interrupt it once for each of ``parts``, a fraction of the work's expected time."""
         command = [sys.executable, __file__, "--interrupted", str(len(parts)), "--seed", str(self.seed + number)]
         environment = os.environ | {"PYTHONPATH": str(ROOT), "ORT_CUDA_PLUGIN_CACHE_DIR": cache}
         with tempfile.TemporaryFile("w+") as errors:

@@ -2,11 +2,11 @@
 
     python bench/kernel_code.py [--models resnet50:float16,unet] [--batches 1,32] [--arch sm_80] [--json FILE]
 
-Each model is planned for a GPU, with NVIDIA's libraries and without them, at each batch. Its kernels are compiled for
-sm_80, sm_90, sm_100 and sm_120, and some of their blocks run in the counting mode of the emulated device. Prints a line
-for each finding of ``estimate/findings.py``: spills, GEMMs without tensor cores, accesses of contiguous data by less
-than 16 bytes, and bank conflicts of more than two ways. Exits with 1 if there is any finding. nvdisasm is needed (``pip
-install nvidia-cuda-nvdisasm``). Without ``--models`` it takes all networks and the wheel's light models.
+Each model is planned for a GPU, with NVIDIA's libraries and without them, for each batch. Its kernels are compiled for
+sm_80, sm_90, sm_100 and sm_120. Some of their blocks run on the emulated device in a mode that counts memory accesses.
+Prints a line for each finding of ``estimate/findings.py``: spills, GEMMs without tensor cores, accesses of contiguous
+data by less than 16 bytes, and bank conflicts of more than two ways. Exits with 1 if there is any finding. Needs
+nvdisasm (``pip install nvidia-cuda-nvdisasm``). Default of ``--models``: all networks and the wheel's light models.
 """
 
 from __future__ import annotations

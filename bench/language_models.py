@@ -4,13 +4,13 @@
                                     [--vocabulary N] [--prompt N] [--tokens N] [--batch N] [--json]
 
 The model is that of tests/harness/genai_decoder.py, with random weights. Sampling is part of its graph, past and
-present share a buffer, and the mask has full width, as in `ort_cuda_plugin.generate`; the CPU provider, and
-CUDAExecutionProvider where ONNX Runtime has it, run the same model in the same loop. *prefill* and *decode* are tokens
-a second: of CPU time with the emulated device, beside which other load counts little, and of wall time with a GPU.
-*launches*, *graphs*, *copies back* and *Python* are counts for one decoded token.
+present K/V caches share a buffer, and the mask has full width, as in `ort_cuda_plugin.generate`. The CPU provider, and
+CUDAExecutionProvider if ONNX Runtime has it, run the same model in the same loop. *prefill* and *decode* are tokens per
+second: of CPU time on the emulated device, so that other load matters little, and of wall time on a GPU. *launches*,
+*graphs* (replays), *copies back* (device to host) and *Python* (calls from C) are counts for one decoded token.
 
-*bytes* is the memory traffic of a token's launches; *compulsory* is the minimum: weights and a cache of full length,
-once each. Both figures hold for a GPU as well as for the emulated device.
+*bytes* is the memory traffic of a token's launches. *compulsory* is its minimum: weights and a cache of full length are
+read once each. Both figures are the same for a GPU and for the emulated device.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ WARM = 8
 
 
 class OtherLoop:
-    """The loop of `Decoder` on another provider of ONNX Runtime, with memory of the device ``place``."""
+    """The decoding loop of `Decoder` on another provider of ONNX Runtime, with memory of the CPU or of a GPU."""
 
     def __init__(self, model: Path, provider: str, place: str, batch: int, longest: int) -> None:
         whole = choice.with_token(model.read_bytes(), 0)
@@ -58,7 +58,7 @@ class OtherLoop:
         return ort.OrtValue.ortvalue_from_numpy(array, self.place, 0)
 
     def seconds(self, prompt: np.ndarray[Any, Any], tokens: int) -> tuple[float, float]:
-        """Return the seconds of the prompt, and of so many tokens after it."""
+        """Return the seconds of prefill, and of decoding ``tokens`` tokens after the first `WARM` ones."""
         token = self.value(np.zeros((self.batch, 1), np.int64))
         count = prompt.shape[1]
         begun = clock()
@@ -96,7 +96,7 @@ def plugin(path: Path, model: onnx.ModelProto, prompt: np.ndarray[Any, Any], arg
     provider = last_provider()
     assert provider is not None
     moved = sum(fused.traffic.asked.total for fused in provider.fused_nodes if fused.traffic)
-    for _ in range(2):  # the first turn compiles
+    for _ in range(2):  # the first pass compiles kernels; the second is timed
         decoder.rewind(0)
         begun = clock()
         tokens = decoder.generate(prompt, new_tokens=1 + WARM + arguments.tokens)

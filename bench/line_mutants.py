@@ -1,4 +1,4 @@
-"""Mutation testing: reports which random mistakes in expressions of the package the tests notice.
+"""Mutation testing: changes random expressions of the package, and reports which changes make no test fail.
 
     python bench/line_mutants.py [--count 200] [--seed 0] [--folders passes schedule] [--tests 40] [-- tests/graph]
 
@@ -37,7 +37,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "ort_cuda_plugin"
 SETTINGS_VARIABLE = "LINE_MUTANTS"
-"""JSON of `Settings`, for the process that runs the tests."""
+"""Environment variable: `Settings` as JSON, for the process that runs the tests."""
 FOLDERS = ("clusters", "passes", "plan", "schedule")
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE,
@@ -67,7 +67,7 @@ class Settings:
     count: int
     seed: int
     records: str
-    """File that gets a line for each test: the numbers of mutants that it evaluates."""
+    """Path of a file to which each test appends a line: the numbers of the mutants that the test evaluates."""
     active: int = -1
 
 
@@ -75,7 +75,7 @@ class Settings:
 class Mutant:
     path: Path
     index: int
-    """Number of the expression among those of its file that can be changed."""
+    """Index of the expression among the mutable expressions of its file."""
     line: int
     before: str
     after: str
@@ -88,7 +88,7 @@ class Mutant:
 
 
 def changed(node: ast.expr) -> ast.expr | None:
-    """Return the expression with a mistake, or None if there is none to make."""
+    """Return a mutated copy of the expression, or None if no mutation applies to it."""
     made = copy.deepcopy(node)
     match made:
         case ast.Compare(ops=[operator]) if type(operator) in SWAPS:
@@ -105,8 +105,8 @@ def changed(node: ast.expr) -> ast.expr | None:
 
 
 class Expressions(ast.NodeTransformer):
-    """Visits the expressions of functions that can be changed, in order. An expression whose number is in ``chosen``
-    gets a switch to its mutant.
+    """Numbers the mutable expressions of functions, in order. Each expression whose number is in ``chosen`` is replaced
+    by a switch between itself and its mutant.
     """
 
     def __init__(self, chosen: dict[int, int] | None = None) -> None:
@@ -116,7 +116,7 @@ class Expressions(ast.NodeTransformer):
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         outer, self.in_function = self.in_function, True
-        node.body = [self.visit(each) for each in node.body]  # annotations, defaults and decorators stay
+        node.body = [self.visit(each) for each in node.body]  # not annotations, defaults and decorators
         self.in_function = outer
         return node
 
@@ -125,10 +125,10 @@ class Expressions(ast.NodeTransformer):
         return node
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.AST:
-        return node  # texts of errors
+        return node  # f-strings are mostly error messages, which are not mutated
 
     def visit_MatchValue(self, node: ast.MatchValue) -> ast.AST:
-        return node  # a pattern cannot have a switch
+        return node  # a match pattern cannot contain a call, so no switch is possible
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
         super().generic_visit(node)
@@ -157,7 +157,7 @@ def mutants(settings: Settings) -> list[Mutant]:
 
 
 class Loader(importlib.machinery.SourceFileLoader):
-    """Compiles a module with the switches of its mutants."""
+    """Import loader that compiles a module with the switches of its mutants."""
 
     chosen: dict[int, int]
 

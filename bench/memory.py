@@ -2,18 +2,19 @@
 
     python bench/memory.py [MODEL ...] [--device emulated|cuda]
 
-Models are the onnx wheel's light ones, and the encoder and the decoder of tests/harness, whose sizes are dynamic. For
-each, in a process of its own, MiB of memory: the weights on the device; the slab of intermediate tensors; the peak of
-intermediate tensors alive at once, a lower bound of the slab; inputs and outputs; and the peaks of bytes in use and of
-bytes that the arena held from the driver, in a Run. Automatic CUDA graphs are off, since they keep slabs.
+Models are the onnx wheel's light models, and the encoder and the decoder of tests/harness, whose sizes are dynamic. The
+first table has MiB of device memory in a Run, measured in a process for each model: weights; the slab of intermediate
+tensors; the peak of intermediate tensors alive at once, which is a lower bound of the slab; inputs and outputs; the
+peak of bytes in use; and the peak of bytes that the arena got from the driver. Automatic CUDA graphs are off, since
+they keep slabs.
 
-Then MiB of traffic on a GPU (none is needed): the bytes that the fused steps must read and write, and the bytes that
-the launches of a Run load and store, with the plugin's kernels alone and with cuBLASLt and cuDNN.
-ort_cuda_plugin/program/analysis/traffic.py defines what counts. Last, the time of an allocation from a
+The second table has MiB of memory traffic on a GPU, computed without one: the bytes that the fused steps must read and
+write, and the bytes that the launches of a Run load and store, with the plugin's kernels alone and with cuBLASLt and
+cuDNN. ort_cuda_plugin/program/analysis/traffic.py defines both. The last line is the time of an allocation from a
 cached chunk and of its free (bench/allocation_time.c).
 
-Exits with 1 where a model misses a limit: planned memory is at most 1.15 times the peak of live tensors, and the
-traffic of the plugin's kernels at most 1.3 times the minimum of the steps.
+Exits with 1 if a model exceeds a limit: the slab may be at most 1.15 times the peak of live tensors, and the traffic of
+the plugin's kernels at most 1.3 times the minimum of the steps.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def measure(name: str, emulated: bool) -> dict[str, float]:
     from ort_cuda_plugin.ep import boundary
 
     model, feeds = source_of(name)
-    # Regions of the arena have the size of the request, so the arena holds no more than it needs.
+    # extend_strategy 1: each region is only as large as the request, so the arena holds no spare memory.
     options = {"arena.extend_strategy": 1, "automatic_cuda_graphs": 0}
     session = ort_cuda_plugin.session(model.SerializeToString(), emulate=emulated, provider_options=options)
     outputs = session.run(None, feeds)
@@ -101,7 +102,7 @@ def traffic(model: onnx.ModelProto, feeds: dict[str, Any]) -> list[ProgramTraffi
     from ort_cuda_plugin.program.lowering.context import DeviceProperties
 
     with tempfile.TemporaryDirectory() as folder:
-        # The model after the optimisations that ONNX Runtime does before it asks for claims.
+        # Applies the optimisations that ONNX Runtime makes before it asks the provider for claims.
         options = ort.SessionOptions()
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
         options.optimized_model_filepath = str(Path(folder, "model.onnx"))

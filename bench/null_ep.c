@@ -1,6 +1,6 @@
 /* An execution provider that does nothing: it claims every node, allocates outputs and leaves them uninitialised.
  * The cost of its Run is ONNX Runtime's own cost for a plugin with memory and streams. Its "device" is host memory
- * under a vendor id that nobody has. */
+ * under an unused vendor id. */
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +16,7 @@ static uint32_t version;
 static OrtMemoryInfo *memory_info;
 static OrtHardwareDevice *hardware;
 
-/* ---- memory: two freed blocks are kept, so that malloc is not what is measured ---- */
+/* ---- memory: two freed blocks are reused, so that the time of malloc is not measured ---- */
 
 static _Atomic(void *) spare[2];
 

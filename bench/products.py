@@ -2,8 +2,8 @@
 
     python bench/products.py [NAME ...] [--device emulated|cuda] [--seconds S] [--json]
 
-GMAC/s are billions of multiplications per second of CPU time that the process spends, so on the emulated device other
-load on the machine counts little and the number is that of one core; with a GPU the plugin's are per second of wall
+Prints GMAC/s: billions of multiply-adds per second of the process's CPU time. So on the emulated device other load on
+the machine matters little, and the number is the rate of one core. On a GPU the plugin's number is per second of wall
 time. NAME selects the layers whose name begins with it.
 """
 
@@ -26,9 +26,7 @@ import ort_cuda_plugin
 
 @dataclass(frozen=True)
 class Layer:
-    """One node, ``operator``, with ``weights`` and an input ``x``; ``stride``, ``pad`` and ``group`` are a
-    convolution's.
-    """
+    """A model of one node: shapes of its input ``x`` and its ``weights``, and attributes of a convolution."""
 
     name: str
     operator: str
@@ -55,7 +53,7 @@ class Layer:
         return math.prod(self.x) * columns
 
     def model(self) -> bytes:
-        """Return the layer as a model; if the weights have batches, both factors are inputs, as in attention."""
+        """Return the layer as a model. Weights of rank above 2 of a MatMul are an input as well, as in attention."""
         shape = list(self.weights)
         two = len(shape) > 2 and self.operator == "MatMul"
         values = [helper.make_tensor_value_info("x", TensorProto.FLOAT, self.x)]
@@ -99,7 +97,7 @@ def noise(shape: tuple[int, ...] | list[int]) -> np.ndarray:
 
 
 def rate(session: ort.InferenceSession, layer: Layer, seconds: float, cpu_time: bool) -> float:
-    """Return GMAC/s of steady Runs."""
+    """Return the GMAC/s of Runs after the first one, repeated for ``seconds``."""
     feeds = {entry.name: noise([int(dim) for dim in entry.shape]) for entry in session.get_inputs()}
     clock = time.process_time if cpu_time else time.perf_counter
     for _ in range(2):

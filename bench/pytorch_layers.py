@@ -21,7 +21,7 @@ from onnx import TensorProto
 import ort_cuda_plugin
 
 INNER = 20
-"""Executions of a layer that are timed together."""
+"""Number of back-to-back executions of a layer in one timing."""
 HALF = TensorProto.FLOAT16
 
 
@@ -43,7 +43,7 @@ def layers(torch: Any) -> list[tuple[OneNode, Callable[..., Any]]]:
 
 
 def theirs(torch: Any, function: Callable[..., Any], tensors: list[Any]) -> float:
-    """Return PyTorch's seconds for one of many executions."""
+    """Return PyTorch's mean seconds of an execution, over many back-to-back executions."""
     torch.cuda.synchronize()
     begun = time.perf_counter()
     for _ in range(INNER):
@@ -68,7 +68,7 @@ def main() -> None:
         expected = function(*tensors).float().cpu().numpy()
         error = float(np.abs(expected - bound.results[0].astype(np.float32)).max())
         turns = [(bound.batch(INNER)[0], theirs(torch, function, tensors)) for _ in range(runs + 2)]
-        # Warm-up: the first turns make graphs and choose algorithms.
+        # The first two turns are a warm-up, in which CUDA graphs are captured and algorithms chosen.
         plugin, pytorch = (statistics.median(times) * 1e6 for times in zip(*turns[2:], strict=True))
         print(
             f"{layer.name:48} plugin {plugin:9.1f} us   PyTorch {pytorch:9.1f} us   {pytorch / plugin:.2f} x"

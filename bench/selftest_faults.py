@@ -1,15 +1,16 @@
-"""Puts faults into the emulated device, one at a time, and checks what `ort-cuda-plugin selftest` makes of each.
+"""Fault injection: puts one fault at a time into the emulated device, and checks that the selftest finds it.
 
     python bench/selftest_faults.py [--kinds kernel library driver] [--full] [--sections NAME ...] [--only PATTERN]
 
-Faults: each kernel that the selftest launches is wrong in one element; each library call with its epilogue and type is
-refused, fails, is wrong in one element or slow (stand-in libraries of the tests compute the calls); each newer call of
-the driver is unsupported. For each fault the selftest runs checks that use what is faulty. The fault counts as found if
-a check fails, as named if the report names the schedule, operator, call or driver function, as quarantined if the
-next session avoids it, and the next session as right if the same models then have right results while the fault is
-there. If there is no alternative to a driver call, the error of the next session has to name the call.
+There are three kinds of faults. kernel: a kernel that the selftest launches writes one wrong element. library: a call
+(by its epilogue and type) of the tests' stand-in libraries is refused, fails, is wrong in one element, or is slow.
+driver: a newer driver function is unsupported. For each fault the selftest runs checks that use the faulty code.
 
-The table has the totals, and a line for each fault that lacks a mark. The exit code is 1 if there is such a line.
+Each fault should get four marks. found: a check fails. named: the report names the schedule, operator, call or driver
+function. quarantined: the next session avoids it. right: the next session computes the same models correctly while the
+fault persists. If a driver function has no alternative, an error of the next session that names it replaces the last
+two marks. The table has the totals, and a line for each fault that lacks a mark. The exit code is 1 if there is such a
+line.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ KINDS = ("kernel", "library", "driver")
 HOW = ("refused", "failing", "wrong", "slow")
 """Faults of a library call: see tests/c/fake_library.h."""
 MOST_CHECKS = 2
-"""Checks that run for the fault of a kernel or of a library call."""
+"""Maximum number of checks that run for a fault of a kernel or of a library call."""
 HANG_SECONDS = 300
-"""Time after which a process with an unsupported driver call counts as hung."""
+"""Seconds after which a process with an unsupported driver call counts as hung."""
 NEWER = (
     "MemHostAlloc",
     "MemPoolCreate",
@@ -70,15 +71,15 @@ NEWER = (
     "GraphExecChildGraphNodeSetParams",
     "GraphLaunch",
 )
-"""Calls of the driver that are not in every driver or mode: pools, graphs, captures, pinned memory, timing."""
+"""Driver functions that some drivers or modes lack: pools, graphs, captures, pinned memory, timing."""
 
 
 @dataclass
 class Outcome:
-    """What the selftest made of a fault.
+    """The marks of one fault.
 
-    ``is_told``: the next session fails, with an error that names the call, which has no alternative. ``why`` has the
-    first failed check, or the reason why a mark is missing.
+    ``is_told``: the next session fails with an error that names the driver call. ``why`` is the first failed check, or
+    the reason why a mark is missing.
     """
 
     kind: str
@@ -98,7 +99,10 @@ class Outcome:
 
 @dataclass
 class Campaign:
-    """The sections and checks of the selftest that are used, and the faults that are put in."""
+    """The sections and checks of the selftest to use, and the faults to inject.
+
+    ``faults`` is a pattern of fault names. Process ``number`` of ``count`` injects every ``count``-th of them.
+    """
 
     sections: Sequence[str]
     checks: str
@@ -109,7 +113,7 @@ class Campaign:
     seen: int = 0
 
     def has(self, fault: str) -> bool:
-        """Whether a fault is among those of this process."""
+        """Return whether this process injects the fault."""
         if not fnmatch.fnmatch(fault, self.faults):
             return False
         self.seen += 1
@@ -117,11 +121,11 @@ class Campaign:
 
 
 Uses = dict[str, list[tuple[str, str]]]
-"""The section and the name of each check that uses a kernel, or a library call, by the name of that."""
+"""Checks by the kernel or library call that they use: name -> [(section, check), ...]."""
 
 
 class Local:
-    """Runs checks of the selftest in this process: only those of ``only``, by section, unless that is None."""
+    """Runs checks of the selftest in this process. ``only`` selects checks by section; None selects all."""
 
     def __init__(self) -> None:
         from ort_cuda_plugin.selftest.device import Device, describe
@@ -146,7 +150,10 @@ class Local:
 
 
 def uses_of(campaign: Campaign, local: Local, used: Callable[[], Iterable[str]]) -> Uses:
-    """Run the checks without a fault; ``used`` returns what was used since its last call."""
+    """Run the checks without a fault, and return which kernels or calls each uses.
+
+    ``used`` returns the names of the kernels or calls that were used since its last call.
+    """
     from ort_cuda_plugin.selftest.sections.case import Verdict
     from ort_cuda_plugin.selftest.table import SECTIONS
 
@@ -167,7 +174,7 @@ def uses_of(campaign: Campaign, local: Local, used: Callable[[], Iterable[str]])
 
 
 def check_fault(local: Local, outcome: Outcome, checks: Sequence[tuple[str, str]], is_quick: bool) -> Outcome:
-    """Run the selftest and then the same models in new sessions, while the fault is there."""
+    """Run the selftest, and then the same models in new sessions, while the fault persists."""
     from ort_cuda_plugin import counters
     from ort_cuda_plugin.selftest.quarantining import failures
     from ort_cuda_plugin.selftest.selftest import selftest
@@ -184,7 +191,7 @@ def check_fault(local: Local, outcome: Outcome, checks: Sequence[tuple[str, str]
     outcome.quarantined = [str(entry) for entry in report.quarantined]
     outcome.is_quarantined = bool(report.quarantined) and report.is_stored
     wrong = []
-    if any(result.is_refusal for result in failed):  # the next process reads the refusals, and does not try the call
+    if any(result.is_refusal for result in failed):  # drops cached refusals, as a new process reads them from disk
         vars(local.target.opened).pop("refusals", None)
         outcome.quarantined.append("the refused call")
         outcome.is_quarantined = True
@@ -266,7 +273,7 @@ def library_faults(campaign: Campaign, local: Local) -> Iterator[Outcome]:
 
 
 def stand_ins() -> list[ctypes.CDLL]:
-    """The loaded stand-ins, whose variable ``fake_fault`` sets a fault."""
+    """Return the loaded stand-in libraries. Their variable ``fake_fault`` selects a fault."""
     folder = Path(os.environ["ORT_CUDA_PLUGIN_EMULATE_LIBRARIES"])
     return [ctypes.CDLL(str(path)) for path in sorted(folder.glob("*.so"))]
 
@@ -275,7 +282,10 @@ def stand_ins() -> list[ctypes.CDLL]:
 
 
 def driver_faults(campaign: Campaign) -> Iterator[Outcome]:
-    """Each fault has processes of its own, since pools, graphs and streams live as long as the device."""
+    """Yield the outcome of each fault of a driver call.
+
+    Each fault gets new processes, because pools, graphs and streams live as long as the device.
+    """
 
     for member in NEWER:
         if campaign.has(member):
@@ -291,14 +301,14 @@ def driver_fault(member: str, campaign: Campaign) -> Outcome:
     outcome.quarantined = found.get("quarantined", [])
     error = in_child(lambda: driver_session(outcome.fault))["error"]
     outcome.is_right = not error
-    outcome.is_quarantined = outcome.is_right  # sessions avoid the call, or do without what it is for
+    outcome.is_quarantined = outcome.is_right  # a right session avoids the call or the feature that needs it
     outcome.is_told = bool(error) and names_call(member, error)
     outcome.why = (told if outcome.is_right or outcome.is_told else f"the next session fails: {error}")[:400]
     return outcome
 
 
 def driver_selftest(fault: str, campaign: Campaign) -> dict[str, Any]:
-    """Run the driver's section of the selftest with a fault."""
+    """Run the selftest's driver section with a fault; return the failed checks and what is quarantined."""
     from ort_cuda_plugin.selftest.quarantining import failures
     from ort_cuda_plugin.selftest.selftest import selftest
 
@@ -311,7 +321,7 @@ def driver_selftest(fault: str, campaign: Campaign) -> dict[str, Any]:
 
 
 def driver_session(fault: str) -> dict[str, Any]:
-    """Run a session with a fault, as after the selftest."""
+    """Run a session while a driver call fails as ``fault`` says."""
     set_faults(fault)
     run_session()
     return {"failed": [], "error": ""}
@@ -326,7 +336,7 @@ def set_faults(text: str) -> None:
 
 
 def in_child(action: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return the result of an action in a child process; with "error" if it fails, dies or hangs."""
+    """Run ``action`` in a forked child and return its result. "error" has the reason if it fails, dies or hangs."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -445,7 +455,7 @@ def hang(number: int, frame: Any) -> None:
 
 
 def in_processes(given: argparse.Namespace) -> int:
-    """Run each kind in a process of its own: the emulated device offers stand-ins from its start or never."""
+    """Run each kind of faults in processes of its own: stand-in libraries must be offered when the process starts."""
     found: list[Outcome] = []
     with tempfile.TemporaryDirectory() as folder:
         for kind in given.kinds:

@@ -4,16 +4,17 @@ freed.
     python bench/stress.py [--seconds 120] [--threads 8] [--streams inline|adversarial] [--seed 0] [--replace]
                             [--json]
 
-Four sessions: a classifier with a dynamic batch, a convolution with a dynamic image, a selection whose size depends on
-the data, and a model whose middle runs on the CPU provider. Each thread takes a session and a shape at random, compares
-with NumPy, and sometimes uses IO binding. Each thread also advances a state of its own, whose input and output share a
-buffer, with automatic CUDA graphs; one thread also a state with graphs that ONNX Runtime captures. Now and then it
-requests more memory than the device has, which must fail with that error and affect no other Run.
+The threads share four sessions: a classifier with a dynamic batch, a convolution with a dynamic image size, a selection
+whose output size depends on the data, and a model with nodes of the CPU provider in the middle. Each thread picks
+sessions and shapes at random, compares results with NumPy, and sometimes uses IO binding. Each thread also has a
+recurrent state whose input and output share a buffer, and advances it with automatic CUDA graphs; one thread has a
+second state, in a session whose graphs ONNX Runtime captures. Now and then a thread requests more memory than the
+device has; that must fail with the out-of-memory error and affect no other Run.
 
 With --replace a session is replaced by a new one every five seconds. The report at the end has the number of Runs, the
-growth of the process's own memory per minute after the first ten seconds, and what is still allocated.
+growth of the process's memory per minute after the first ten seconds, and what is still allocated.
 
-Exits with 1 where a result was wrong, a Run failed, or anything is still allocated.
+Exits with 1 if a result was wrong, a Run failed, or anything is still allocated.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 WARM_UP = 10.0
-"""Seconds before the first memory sample that counts: kernels, plans and thread pools are created in them."""
+"""Seconds before the first memory sample that counts; kernels, plans and thread pools are created meanwhile."""
 SIZES = range(1, 17)
 
 Arrays = dict[str, NDArray[Any]]
@@ -58,10 +59,9 @@ class Outcome:
     resident: list[tuple[float, int]] = field(default_factory=list)
 
     def growth_per_minute(self) -> float:
-        """Return bytes per minute: the median slope between any two samples after the first ten seconds (Theil-Sen
-        estimator).
+        """Return the growth of memory in bytes per minute, from the samples after the first ten seconds.
 
-        A peak, such as a buffer that one Run needed, moves it little.
+        It is the median slope between any two samples (Theil-Sen estimator), on which a single peak has little effect.
         """
         start = self.resident[0][0] if self.resident else 0.0
         late = np.array([(at, size) for at, size in self.resident if at - start >= WARM_UP], np.float64)
@@ -159,11 +159,11 @@ def with_cpu_nodes() -> Model:
 MODELS = [classifier(), convolution(), selection(), with_cpu_nodes()]
 STATE = (6, 8)
 DEVICE_BYTES = 2**28
-"""Limit of the device memory; `too_large` asks for four times as much."""
+"""Limit of device memory in bytes; `ask_for_too_much` requests four times as much."""
 
 
 def shifted_state() -> bytes:
-    """Return the model next = concat(state[1:], x): each row moves into its neighbour's memory."""
+    """Return the model next = concat(state[1:], x). In place, each row moves to the memory of the row before."""
     nodes = [
         helper.make_node("Slice", ["state", "one", "end", "zero"], ["kept"]),
         helper.make_node("Concat", ["kept", "x"], ["next"], axis=0),
@@ -197,7 +197,7 @@ def filled() -> bytes:
 
 
 class State:
-    """A state that one thread advances in place."""
+    """A recurrent state that one thread advances: input and output share a buffer."""
 
     def __init__(self, session: Any) -> None:
         import onnxruntime as ort
@@ -223,7 +223,7 @@ class State:
 
 
 class Stress:
-    """The sessions that threads share, and that one thread replaces now and then."""
+    """The sessions that threads share. One thread replaces sessions now and then."""
 
     def __init__(self, seed: int) -> None:
         import onnxruntime as ort
@@ -291,7 +291,7 @@ class Stress:
             self.outcome.runs += runs
 
     def make_states(self, number: int) -> list[State]:
-        """Return a state with automatic graphs; for the first thread also one in graphs that ONNX Runtime captures.
+        """Return a thread's states: one with automatic graphs, and for thread 0 one with graphs that ORT captures.
 
         A session that captures serves one thread.
         """

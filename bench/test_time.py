@@ -1,24 +1,23 @@
-"""CPU time of the test suite, by what it is spent on.
+"""Measures the CPU time of the test suite by stage, and chooses which tests the first tier keeps.
 
     python bench/test_time.py [--keep FILE] [--rows 40] [pytest's arguments]
     python bench/test_time.py --report FILE [--rows 40]
     python bench/test_time.py --choose FILE --budget 700
 
-Runs pytest with this file as a plugin. Each test gets the CPU seconds of its process and of its child processes. The
-process's own are divided into stages: Numba's front end, the stages of the emulated device's compiler and of the GPU's,
-creation of sessions, Runs, and the rest. ``waiting`` is wall time without CPU time; it means something on an idle
-machine only.
+Runs pytest with this file as a plugin. For each test it records the CPU seconds of the process and of its child
+processes. The process's seconds are divided into stages: Numba's front end, the compilers for the emulated device and
+for GPUs, session creation, Runs, and the rest. ``waiting`` is wall time without CPU time; it is meaningful only on an
+idle machine.
 
-Results are appended to FILE as each test ends, one JSON object per line, so an interrupted run can be reported.
-Each record also has the kernels that the test requested, with the CPU seconds of those that it compiled: tests that
-share kernels pay for them once, so the sum of a selection of tests is smaller than the time of each alone.
+A JSON object is appended to FILE as each test ends, so an interrupted run can be reported. It also has the kernels that
+the test requested, with the CPU seconds of those that it compiled. Tests that share a kernel compile it once, so a
+selection of tests takes less than the sum of their times alone.
 
 ``--choose`` adds lines to tests/second_tier.txt, such that the first tier takes ``--budget`` CPU seconds on an empty
-kernel cache: the dearest tests lose all cases but one, and those whose one case is dear too move to the second tier.
-Tests with many cheap cases keep them. The cheapest tests of each file, operator and command keep a case, and tests with
-the marker ``every_case`` keep all.
-Measure the first tier before; its kernels may be in the cache. To choose from all tests, empty tests/second_tier.txt
-and measure.
+kernel cache. The most expensive tests keep only one case; if this case is expensive too, the test moves to the second
+tier. Tests with many cheap cases keep all of them. The cheapest test of each file, operator and command keeps a case,
+and tests with the marker ``every_case`` keep all. Measure the first tier before; its kernels may be in the cache. To
+choose from all tests, empty tests/second_tier.txt and measure.
 """
 
 from __future__ import annotations
@@ -54,8 +53,7 @@ COMPILER_STAGES = {
     "compile_cuda": "nvvm, nvJitLink",
     "compile_foreign": "nvrtc",
 }
-"""Functions of `ort_cuda_plugin.compiler.compile`, and the stage that each is. An inner function's time is not counted
-in the outer one's.
+"""Stages by function of `ort_cuda_plugin.compiler.compile`. The time of a nested call counts for the inner stage only.
 """
 Record = dict[str, Any]
 """The JSON object that `Recorder` writes for a test."""
@@ -103,7 +101,7 @@ def child_seconds() -> float:
 
 
 class Recorder:
-    """The pytest plugin, in each process that runs tests."""
+    """The pytest plugin: records each test in the process that runs it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -256,14 +254,15 @@ def report(path: Path, rows: int) -> Iterator[str]:
 # ---- choice of the second tier ----
 
 SECONDS_PER_EXPECTED = 0.9
-"""CPU seconds per second of `expected_seconds`, for kernels whose compilation was not recorded."""
+"""CPU seconds of a compilation per second of its `expected_seconds`, for kernels that were in the cache."""
 LIMIT_OF_ONE_CASE = 3.0
-"""A test leaves the first tier if one of its cases takes this many times as long as all cases of another test may."""
+"""A test leaves the first tier if one of its cases takes more than this multiple of the limit for all cases of a test.
+"""
 
 
 SHARE_OF_A_CASE = 0.1
-"""A test keeps all cases if these take on average at most this share of what all cases of another test may take:
-many cheap cases notice more than one dear case.
+"""A test keeps all cases if their mean time is at most this fraction of the limit for all cases of a test: many cheap
+cases find more mistakes than one expensive case.
 """
 
 
@@ -291,7 +290,7 @@ class Costs:
         return {key for case in cases for key in case["requested"]}
 
     def of(self, cases: Sequence[Record]) -> float:
-        """Return the seconds of one test's cases. Tests that request a kernel share the time of its compilation."""
+        """Return the seconds of one test's cases. A kernel's compilation is divided among the tests that request it."""
         return self.own(cases) + sum(self.compilation[key] / self.users[key] for key in self.kernels(cases))
 
     def total(self, cases: Sequence[Record]) -> float:
@@ -304,9 +303,9 @@ def function_of(record: Record) -> str:
 
 
 class Tiers:
-    """The tests of a first tier, which was measured, and which of their cases a cheaper first tier has.
+    """Chooses a cheaper first tier from the tests of a measured one.
 
-    A test is in one of three states: all its cases are in the first tier, one case is, or none.
+    The new tier has all cases of a test, one case, or none.
     """
 
     def __init__(self, records: Sequence[Record]) -> None:
@@ -319,8 +318,9 @@ class Tiers:
         self.needed_alone, self.needed_whole = self._needed()
 
     def _needed(self) -> tuple[set[str], set[str]]:
-        """Return tests that keep one case, and tests that keep all: the cheapest test of each file and subject, and
-        those with the marker ``every_case``.
+        """Return the tests that must keep one case, and those that must keep all cases.
+
+        The former are the cheapest test of each file and of each subject, the latter have the marker ``every_case``.
         """
         marked = {test for test, cases in self.tests.items() if any(case["whole"] for case in cases)}
         seen: set[str] = set()
@@ -337,8 +337,10 @@ class Tiers:
         return needed[0], needed[1] | marked
 
     def choose(self, limit: float) -> dict[str, list[Record]]:
-        """Return the cases of each test in a first tier in which all cases of a test take at most ``limit`` seconds,
-        or each of them at most `SHARE_OF_A_CASE` of ``limit``.
+        """Return the cases of each test in the first tier for a limit.
+
+        A test keeps all cases if they take at most ``limit`` seconds together, or on average at most `SHARE_OF_A_CASE`
+        of ``limit``.
         """
         tier = {}
         for test, cases in self.tests.items():
@@ -354,19 +356,19 @@ class Tiers:
         return self.costs.total([case for cases in self.choose(limit).values() for case in cases])
 
     def largest(self, budget: float) -> float:
-        """Return the limit of the largest first tier that takes at most ``budget`` seconds."""
+        """Return the largest limit for which the first tier takes at most ``budget`` seconds."""
         limits = sorted({self.costs.of(cases) for cases in self.tests.values()})
         return limits[max(0, bisect.bisect_right(limits, budget, key=self.seconds) - 1)]
 
     def moved(self, limit: float) -> list[str]:
-        """Return the lines of tests/second_tier.txt."""
+        """Return the lines to add to tests/second_tier.txt."""
         tier = self.choose(limit)
         moved = [test for test in self.tests if test not in tier]
         return moved + [f"{test}{FURTHER_CASES}" for test, cases in tier.items() if len(cases) < len(self.tests[test])]
 
 
 def one_case(cases: Sequence[Record]) -> list[Record]:
-    """Return the records of the case that stays if a line of tests/second_tier.txt leaves one."""
+    """Return the records of the case that stays in the first tier for a line of second_tier.txt that ends with [*]."""
     names = [case["test"].partition("[")[2].removesuffix("]") for case in cases]
     one = sample(names, 1)
     return [case for case, name in zip(cases, names, strict=True) if name in one]

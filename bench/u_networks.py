@@ -1,8 +1,8 @@
 """U-shaped networks that segment the foreground of images: U^2-Net (full and small) and IS-Net, with seeded weights.
 
-The architectures are those of the published networks (U^2-Net, Qin et al. 2020; IS-Net, which RMBG-1.4 is as well, Qin
-et al. 2022) as they are exported for inference: every block is Conv 3x3, BatchNormalization and Relu, blocks of a stage
-form a U of their own, and each decoder stage has a side output of one channel. Weights are noise, scaled so that
+The architectures are those of the published networks (U^2-Net: Qin et al. 2020; IS-Net, also used by RMBG-1.4: Qin et
+al. 2022), as they are exported for inference. Every block is Conv 3x3, BatchNormalization and Relu, the blocks of each
+stage form a U themselves, and each decoder stage has a side output of one channel. Weights are noise, scaled so that
 activations neither vanish nor explode.
 """
 
@@ -18,12 +18,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 OPSET = 17
 SIDE_GAIN = 0.02
-"""Gain of the side outputs, which keeps them where Sigmoid is not flat."""
+"""Gain of the side outputs' weights. It is small, so that Sigmoid does not saturate."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A residual U: ``depth`` blocks on the way down; ``flat`` ones dilate instead of pooling."""
+    """A residual U (RSU) of ``depth`` blocks; with ``flat`` its blocks use dilation instead of pooling."""
 
     depth: int
     middle: int
@@ -33,10 +33,10 @@ class Stage:
 
 @dataclass(frozen=True)
 class Network:
-    """The stages of a network: ``encoder`` from the image down, ``decoder`` back up to the image's size. IS-Net begins
-    with a convolution of stride 2.
+    """The stages of a network, ``encoder`` in the direction of smaller images, ``decoder`` in that of larger ones.
 
-    With ``fused`` the first output mixes the side outputs, as U^2-Net's does.
+    IS-Net begins with a convolution of stride 2. With ``fused`` a convolution combines the side outputs into the first
+    output, as in U^2-Net.
     """
 
     name: str

@@ -6,10 +6,10 @@
     for token in decoder.generate([[1, 15043]], new_tokens=100, temperature=0.8, top_p=0.9, seed=1, stop={2}):
         ...
 
-Past and present K/V caches are one buffer, and the mask has the width of the cache. So all sizes stay the same from one
-decoded token to the next, each token is one launch of a CUDA graph, and only the token is read back. A LongRoPE model
-uses other rotary factors from a certain length on: its mask has that width until the length is reached; then the cache
-is computed again.
+Past and present K/V caches share one buffer of ``max_length`` tokens, and the mask has the width of that buffer. So all
+sizes are the same for each decoded token, each token is one launch of a CUDA graph, and only the token is read back. A
+LongRoPE model chooses its rotary factors by the mask's width: short factors up to a limit, long factors above it. So
+the mask is as wide as this limit until the sequences reach it; then the mask is widened, and the cache is recomputed.
 
 Inputs whose names begin with "past" are caches of keys and values, with a row for each token, or states of a fixed
 size, as in convolutions and linear attention. A state depends on all earlier tokens: it cannot be rewound, and padding
@@ -42,7 +42,7 @@ _CACHE_RANK = 4
 _TOKEN_INPUTS = (choice.IDS, choice.ATTENTION, choice.POSITIONS)
 _KNOWN_INPUTS = {*_TOKEN_INPUTS, choice.UNIFORM, choice.TEMPERATURE, choice.TOP_K, choice.TOP_P}
 _LARGEST_DRAW = np.float32(1 - 2**-23)
-"""Largest random number below 1 such that its product with a sum of probabilities never rounds up to that sum."""
+"""Largest uniform random number: 1 - 2**-23, so that its product with a sum of probabilities is below that sum."""
 
 
 class Decoder:
@@ -88,9 +88,9 @@ class Decoder:
         self.tokens: list[list[int]] = [[] for _ in range(batch)]
         """All tokens of the sequences. The last token of each may not be in the cache yet."""
         self._limits = [*(x for x in limits if 0 < x < max_length), max_length]
-        """Widths of masks, ascending. A mask is used until the cache has that many tokens."""
+        """Widths of masks in tokens, ascending. A mask is used until the cache holds as many tokens as it is wide."""
         self._cached, self._cached_for = np.zeros(batch, np.int64), 0
-        """Number of tokens in the cache, and the limit for which their keys were computed."""
+        """Cached tokens of each sequence, and the mask width with which their keys were computed."""
         device = chosen_device(emulate, {key: str(value) for key, value in (provider_options or {}).items()})
         self._memory = device.memory_info(ort.OrtDeviceMemoryType.DEFAULT)
         inputs = {x.name: x for x in self.session.get_inputs()}
@@ -116,7 +116,7 @@ class Decoder:
         self._settings: dict[str, Any] = {}
         self._set(1.0, max(candidates, 1), 1.0, None)
         self._steps = {limit: self._make_step(limit) for limit in self._limits}
-        """For each limit, the binding of one decoded token, and its mask."""
+        """By mask width: the IO binding of a decoding Run, and its mask, int64 [batch, width]."""
 
     def generate(
         self,
@@ -198,7 +198,7 @@ class Decoder:
 
     def _first_new(self, lengths: Array) -> int:
         """Return the index of the first token that a Run for sequences of ``lengths`` has to compute."""
-        # The tokens of a sequence begin at 0 without gaps; padding comes after them, and only if the Run begins at 0.
+        # Sequences of different lengths are padded at the end. `_compute` can do that only if it begins at token 0.
         is_even = len(np.unique(lengths)) == len(np.unique(self._cached)) == 1
         of_same_width = lengths.max() > self.max_length or self._limit(int(lengths.max())) == self._cached_for
         return int(self._cached[0]) if is_even and of_same_width else 0
@@ -210,7 +210,8 @@ class Decoder:
         if begin == 0:
             for state in self._states:
                 state.clear()
-        # Padding tokens would change states. So a model with states runs once up to the end of each distinct length.
+        # Padding tokens would change states. So a model with states has one Run for each distinct length, from the
+        # previous length to that one.
         ends = np.unique(lengths).tolist() if self._states else [count]
         chosen = np.zeros((self.batch, 1), np.int64)
         for end in ends:

@@ -33,12 +33,15 @@ NAMES = {
 def memory_stats(device: Any = None) -> dict[str, dict[str, int]]:
     """Return statistics of a device's memory and of pinned memory, since the start of this process.
 
-    Args: device: a device from `devices` or `register`, or an ordinal; None: the first one.
+    Args:
+        device: a device from `devices` or `register`, or an ordinal; None: the first device.
 
-    Returns: for ``"device"`` and ``"pinned"`` the statistics of ``OrtAllocator.GetStats``, in bytes: ``Limit`` (2**63 -
-        1: none), ``InUse`` and ``MaxInUse`` (handed out, weights included), ``TotalAllocated`` (held from the driver),
-        ``MaxAllocSize``; the counts ``NumAllocs``, ``NumReserves`` (allocations that bypass the arena),
-        ``NumArenaExtensions`` and ``NumArenaShrinkages``; and ``Weights``, the bytes that bypass the arena.
+    Returns:
+        A dictionary of statistics for each of ``"device"`` and ``"pinned"``, with the names of
+        ``OrtAllocator.GetStats``. Bytes: ``Limit`` (2**63 - 1: no limit), ``InUse`` and ``MaxInUse`` (allocated by the
+        arena's users, weights included), ``TotalAllocated`` (obtained from the driver), ``MaxAllocSize``, and
+        ``Weights`` (allocations that bypass the arena). Counts: ``NumAllocs``, ``NumReserves`` (allocations that bypass
+        the arena), ``NumArenaExtensions`` and ``NumArenaShrinkages``.
 
     Raises:
         ValueError: there is no such device.
@@ -49,7 +52,7 @@ def memory_stats(device: Any = None) -> dict[str, dict[str, int]]:
 
 
 def trim(device: Any = None) -> int:
-    """Release memory that no tensor, weight or enqueued work uses to the driver; return the number of bytes released.
+    """Return memory that no tensor, weight or enqueued work uses to the driver, and return the number of these bytes.
 
     CUDA's own pool keeps ``arena.cuda_mempool_bytes_to_keep_on_shrink`` bytes. Automatic CUDA graphs that are not
     running are released with the memory of their intermediate tensors, and made again in later Runs.
@@ -64,9 +67,12 @@ def set_limit(device: Any, nbytes: int | str | None) -> None:
 
     A limit below the bytes that are held releases nothing: see `trim`. A text has the format of ``arena.max_mem``.
 
-    Args: device: as for `memory_stats`. nbytes: a number of bytes, or a text such as "2G"; None or 0: no limit.
+    Args:
+        device: as for `memory_stats`.
+        nbytes: a number of bytes, or a text such as "2G"; None or 0: no limit.
 
-    Raises: ValueError: there is no such device, or ``nbytes`` is not a number of bytes.
+    Raises:
+        ValueError: there is no such device, or ``nbytes`` is not a number of bytes.
     """
     text = "0" if nbytes is None else str(nbytes)
     try:

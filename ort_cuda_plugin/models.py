@@ -106,8 +106,9 @@ def before_softmax(model: onnx.ModelProto) -> tuple[onnx.ModelProto, str]:
 def random_inputs(
     model: onnx.ModelProto, seed: int = 0, dims: Mapping[str, int] | None = None, skip: Collection[str] = ()
 ) -> dict[str, NDArray[np.generic]]:
-    """Return seeded values for every graph input: 0 or 1 for integers and bool, else normal noise; for floats of rank 3
-    or more around an offset per channel.
+    """Return seeded values for every graph input: 0 or 1 for integers and bool, else normal noise.
+
+    Noise of rank 3 or more has an offset per channel.
 
     Because of the offsets, a network that averages over the image gets different numbers for different seeds.
     A symbolic dimension takes its size from ``dims`` by name, else 1. Inputs in ``skip`` are left out.

@@ -29,7 +29,8 @@ In int8 models, another summation order moves some values by a quantization step
 class SideReport:
     """The figures of one provider. Times are in milliseconds. ``throughput`` is batch items per second.
 
-    ``host_share`` is the part of a median Run in which the device is idle, None if the profile has no device events.
+    ``host_share`` is the fraction of a median Run in which the device is idle, None if the profile has no device
+    events.
     ``ratio`` is the median, over neighbouring Runs, of this side's time divided by the plugin's. ``error`` is
     max|a-b|/max|b| against the CPU provider, None if the CPU provider cannot run the model. Three figures are measured
     in separate processes: ``device_bytes``, the device memory that the session holds after its first Run, and
@@ -142,7 +143,7 @@ def measure(
 
 
 def alternate(runners: Sequence[Runner], turns: Iterable[int]) -> dict[str, list[float]]:
-    """Return the seconds of each Run by side. Each turn runs all sides, and begins with another one."""
+    """Return the seconds of each Run by side. Each turn runs all sides once, and starts with a different side."""
     times: dict[str, list[float]] = {each.side: [] for each in runners}
     for turn in turns:
         first = turn % len(runners)
@@ -187,11 +188,9 @@ def _runner(task: Task, side: str, session: Any) -> Runner:
 
 
 def _errors(task: Task, runners: Mapping[str, Runner]) -> tuple[Mapping[str, float | None], str]:
-    """Return the error of each side against the CPU provider, and "".
+    """Return max|a-b|/max|b| of each side against the CPU provider, and "".
 
-    If the CPU provider cannot run the model, the errors are None, and the text is the reason.
-
-    Makes a session of the CPU provider unless it is one of the sides.
+    If the CPU provider cannot run the model, return None for each side, and the reason.
     """
     reference = runners.get(CPU)
     if reference is None:

@@ -103,7 +103,7 @@ def _alone(
     reference: Run,
     tolerances: Mapping[str, float],
 ) -> list[Difference]:
-    """Return the differences of node ``number`` beyond the tolerances, if both sides get the reference's inputs."""
+    """Run node ``number`` alone on both sides with the reference's inputs; return differences beyond the tolerances."""
     node = model.graph.node[number]
     constants = {tensor.name for tensor in model.graph.initializer}
     before = {name for earlier in model.graph.node[:number] for name in earlier.output if name}

@@ -147,7 +147,7 @@ NAMED_TYPES: Mapping[str, frozenset[DType]] = {
     "signed ints": registry.SIGNED_INTS,
     "unsigned ints": registry.UNSIGNED_INTS,
 }
-"""Sets of element types with a name, the largest first."""
+"""Sets of element types by the names that abbreviate them in the table, the largest set first."""
 
 
 def _legend() -> str:

@@ -1,4 +1,4 @@
-"""The settings of a test run: ONNX Runtime's optimisations, and the emulated device's checking and deferring."""
+"""The settings of a test run: ONNX Runtime's optimisations, checking mode and adversarial streams of the device."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Verdict(enum.StrEnum):
 LEFT_BY_ORT = "left there by ORT"
 BAD = (Verdict.WRONG, Verdict.FAILED)
 IN_SCOPE = "in scope"
-"""Group of tests that the plugin should run on the EP; the report lists those that it does not."""
+"""Heading in the report of tests that the plugin should run entirely, but does not."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def judge(case: Case, mode: Mode) -> Outcome:
         return Outcome(case.key, Verdict.WRONG if plugin.wrong else Verdict.FAILED, plugin.problem, True)
     elsewhere = {op_type: reason for provider, op_type, reason in plugin.placed if provider != get_ep_name()}
     if elsewhere:
-        # ORT did not offer some nodes, because the plugin declined others: report why it declined the latter.
+        # ORT did not offer the nodes marked LEFT_BY_ORT, because the plugin declined others: report only the latter.
         declined = {f"{op_type}: {reason}": None for op_type, reason in elsewhere.items() if reason != LEFT_BY_ORT}
         reasons = declined or {f"{op_type}: {LEFT_BY_ORT}": None for op_type in elsewhere}
         scope = out_of_scope(model, {op_type for _, op_type, _ in plugin.placed})

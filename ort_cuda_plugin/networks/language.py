@@ -28,10 +28,7 @@ def bert_base(b: NetworkGraph, layers: int = 12, tokens: int = 30522) -> None:
 
 
 def whisper_tiny_encoder(b: NetworkGraph, layers: int = 4) -> None:
-    """Write Whisper's encoder (Radford et al.
-
-    2022): 30 s of sound as 3000 frames of 80 features, 4 layers of width 384.
-    """
+    """Write Whisper's encoder (Radford et al. 2022) for 30 s of sound: 3000 frames of 80 features; 4 layers of 384."""
     hidden, count, frames = 384, 6, 1500
     x = b.gelu(b.conv(b.input("input_features", ["batch", 80, 2 * frames]), 80, hidden, [3]))
     x = b.gelu(b.conv(x, hidden, hidden, [3], strides=[2]))
@@ -49,10 +46,10 @@ def whisper_tiny_encoder(b: NetworkGraph, layers: int = 4) -> None:
 
 
 def llama(b: NetworkGraph, layers: int = 2, tokens: int = 16000) -> None:
-    """Write Llama (Touvron et al. 2023) in the sizes of the Llama 3.2 model with a billion parameters.
+    """Write Llama (Touvron et al. 2023) with the layer sizes of Llama 3.2 1B.
 
-    The network has 2 of that model's 16 layers, and a vocabulary of 16,000 tokens. Its nodes are those of ai.onnx, with
-    rotary embedding, grouped-query attention, and in each layer a K/V cache that a Concat extends.
+    The network has 2 of that model's 16 layers, and a vocabulary of 16,000 tokens. Rotary embedding, grouped-query
+    attention and a K/V cache that a Concat extends are written with operators of ai.onnx.
     """
     hidden, count, groups, width, inner, longest = 2048, 32, 8, 64, 8192, 4096
     ids = b.input("input_ids", ["batch", "sequence"], INT64)
@@ -102,7 +99,7 @@ def _rms_norm(b: NetworkGraph, x: str, width: int) -> str:
 
 
 def _turn(b: NetworkGraph, x: str, turns: list[str], width: int) -> str:
-    """Add the rotary embedding of the heads ``x``; ``turns`` are cosines and sines."""
+    """Add rotary embedding of queries or keys ``x`` [batch, heads, tokens, width]; ``turns``: cosines and sines."""
     first = b.add("Slice", x, b.constant([0]), b.constant([width // 2]), b.constant([3]))
     second = b.add("Slice", x, b.constant([width // 2]), b.constant([width]), b.constant([3]))
     turned = b.add("Concat", b.add("Neg", second), first, axis=-1)

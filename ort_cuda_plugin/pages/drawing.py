@@ -11,7 +11,7 @@ _ACROSS, _DOWN, _ASIDE = WIDTH + 18, HEIGHT + 34, WIDTH * 3 // 4
 _SWEEPS = 6
 _LETTERS = 24
 _LONGEST_LAYER = 60
-"""Maximum boxes side by side; a larger layer takes several lines."""
+"""Maximum boxes side by side; a layer with more boxes takes several rows of the drawing."""
 STYLE = """
 svg.graph { background: #fafafa; border: 1px solid #ddd }
 svg.graph text { font: 11px system-ui, sans-serif; fill: #222; pointer-events: none }

@@ -1,4 +1,7 @@
-"""Computes what one Run does from the events of ONNX Runtime's profile: medians, on the host means, of equal Runs."""
+"""Computes the profile of a typical Run from the events of ONNX Runtime's profile of many equal Runs.
+
+Device times are medians over these Runs, host times of nodes are means.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +27,10 @@ class Step:
     """A kernel, copy or memset of a Run on the device; ``microseconds`` is its median time, ``share`` its fraction of
     the time of all steps.
 
-    ``bytes`` and ``flops`` are its traffic and arithmetic, None if unknown. ``peak`` is the larger of two
-    fractions that the step reaches: of the described GPU's peak memory rate, and of its peak arithmetic rate.
-    ``begin`` is the time from the start of the Run, microseconds. ``estimated`` is the part of the estimated time of
-    its nodes that corresponds to this step, microseconds.
+    ``bytes`` and ``flops`` are its traffic and arithmetic, None if unknown. ``peak`` is the larger of two fractions:
+    achieved bytes/s of the GPU's peak bytes/s, and achieved flop/s of its peak flop/s. ``begin`` is the time from the
+    start of the Run, microseconds. ``estimated`` is this step's fraction of the estimated time of its nodes,
+    microseconds.
     """
 
     name: str
@@ -74,7 +77,10 @@ class KernelTime:
 
 @dataclass(frozen=True)
 class HostTime:
-    """Mean host time per Run of a node that ONNX Runtime runs, without the emulated device's work on its thread."""
+    """Mean host time per Run of a fused node or of another provider's node.
+
+    Work that the emulated device does on the calling thread is subtracted.
+    """
 
     name: str
     op_type: str
@@ -229,7 +235,10 @@ def _step(column: Sequence[Event], starts: Sequence[float], total: float, plans:
 
 
 def _sharing_bytes(steps: Sequence[Step], events: Sequence[Event]) -> list[Step]:
-    """Divide the bytes of each library call equally among its kernels, which are one step of the plan."""
+    """Divide the bytes of each library call equally among its kernels.
+
+    The plan has one step, with the bytes of the whole call; the profile has an event for each kernel of the library.
+    """
 
     def call(number: int) -> tuple[str, str] | None:
         arguments = events[number]["args"]
@@ -312,7 +321,7 @@ def _by_kernel(steps: Sequence[Step]) -> list[KernelTime]:
 
 
 def _host(events: Sequence[Event], windows: Sequence[tuple[float, float]]) -> list[HostTime]:
-    """Return the host time of each node that ONNX Runtime runs: fused nodes, and nodes of other providers."""
+    """Return the mean host time of each fused node, and of each node of other providers."""
     device = [e for e in events if is_of_device(e)]
     times: dict[str, list[float]] = {}
     kinds: dict[str, tuple[str, str]] = {}

@@ -1,4 +1,4 @@
-"""Joins a profile with the estimate for a GPU, by nodes: the estimated plan may have other steps than the profile."""
+"""Joins a profile with the estimate for a GPU by ONNX node, because the plans of the two may have different steps."""
 
 from __future__ import annotations
 

@@ -20,7 +20,8 @@ from ..program.lowering.context import Tuner
 from .sections.case import Array, Case
 
 WIDENED = ("float16", "bfloat16")
-"""Types that the CPU provider computes in float32 here: the expected result is rounded once, as that of a kernel."""
+"""Types whose expected results the CPU provider computes in float32. They are rounded once, as in the plugin's kernels.
+"""
 
 
 class Skipped(Exception):
@@ -65,7 +66,7 @@ class Device:
         """Return why the device no longer works, "" if it does."""
         try:
             self.opened.synchronize()
-        except Exception as error:  # of the driver or of the plugin
+        except Exception as error:  # the driver or the plugin raised it
             return f"{type(error).__name__}: {error}"
         return ""
 
@@ -110,7 +111,10 @@ class Device:
 
 
 def _others(case: Case) -> list[str]:
-    """Return the types with the same results: float32 holds the small integers of an exact case."""
+    """Return further element types in which the reference may compute the case with the same results.
+
+    An exact case has small integers, so float32 gives the results of float64.
+    """
     return ["float"] if case.is_exact and case.type == "double" else []
 
 

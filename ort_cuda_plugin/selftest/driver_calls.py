@@ -1,6 +1,6 @@
-"""Checks of the driver's calls that are not in every driver or mode: pools, captures, graph nodes, queries.
+"""Checks of driver calls that some drivers or modes do not support: pools, captures, graph nodes, queries.
 
-Sessions do without most of them if one fails. These checks name the call.
+If such a call fails, most sessions work without it and do not report it. These checks name the call.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .device import Device
 from .driver_table import Driver, Wrong, driver_of, expect_same
 
 COUNT = 1000
-"""Elements that the nodes of a graph change."""
+"""Bytes of the checks' allocations; elements (int32) of the kernel node's array."""
 THREADS = 128
 ADDING = KernelSpec(
     "selftest_add",
@@ -29,7 +29,7 @@ def kernel(x, count, addend):
 """,
     THREADS,
 )
-"""The kernel of the kernel nodes."""
+"""The kernel that graphs launch: x[i] += addend."""
 
 
 def _pool(device: Device) -> None:

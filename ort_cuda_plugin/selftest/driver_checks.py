@@ -21,11 +21,11 @@ from .judge import judge
 from .sections.case import Case, Result, Verdict, difference
 
 SIZES = (1, 3, 4097, 1 << 20)
-"""Bytes of copies: odd, above a page, large."""
+"""Sizes of copies in bytes: odd, more than a page, large."""
 RUNS = 12
-"""Runs of a session with graphs: it captures after some, and replays in the others."""
+"""Runs of a session with CUDA graphs: the first Runs end with a capture, the others replay the graph."""
 CHAIN = "({T}[n, 33] x) => ({T}[n, 20] y) { p = MatMul(x, w) r = Relu(p) y = MatMul(r, v) }"
-"""A model of two launches."""
+"""A model of two launches in ONNX's text format: y = relu(x w) v."""
 
 
 def _noise(nbytes: int) -> np.ndarray[Any, Any]:
@@ -118,7 +118,7 @@ def _graphs(moves: bool, **options: str) -> Callable[[Device], None]:
 
 
 def _expected(model: Any, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return the result of `CHAIN`: float64 holds its integers, as float32 does."""
+    """Return the result of `CHAIN`, computed in float64; its integers are exact in float32 as well."""
     first, second = (numpy_helper.to_array(weight).astype(np.float64) for weight in model.graph.initializer)
     return (np.maximum(x @ first, 0) @ second).astype(np.float32)
 
@@ -150,7 +150,7 @@ def _threads(device: Device) -> None:
 
 
 def _other_context(device: Device) -> None:
-    """Check Runs while another library holds the primary context, and makes it current."""
+    """Check Runs while another library retains the device's primary context, and makes it current."""
     if device.is_emulated:
         raise Skipped("other libraries have no context of the emulated device")
     try:

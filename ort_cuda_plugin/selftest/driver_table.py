@@ -1,4 +1,4 @@
-"""The driver's table, as the checks of the selftest call it."""
+"""Calls of CUDA driver functions for the selftest, through the plugin's table of driver functions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Wrong(Exception):
 
 
 class Driver:
-    """Calls of the driver table on a device, whose context is current."""
+    """Calls driver functions, as methods by their names without "cu", with the device's context current."""
 
     def __init__(self, device: OpenDevice, stack: ExitStack) -> None:
         self._device, self._stack = device, stack
@@ -35,7 +35,7 @@ class Driver:
         return call
 
     def made(self, kind: str, make: str, destroy: str, *arguments: Any) -> Any:
-        """Return what a function of the driver makes, until the check ends."""
+        """Create a driver object with the function ``make``; ``destroy`` is called on it when the check ends."""
         out = ffi.new(f"{kind} *")
         getattr(self, make)(out, *arguments)
         self._stack.callback(getattr(self._device.driver, destroy), out[0])
@@ -49,14 +49,14 @@ class Driver:
         return context[0]
 
     def destroyed_at_end(self, destroy: str, made: Any) -> None:
-        """Destroy something with this function when the check ends."""
+        """Call the driver function ``destroy`` on the object ``made`` when the check ends."""
         self._stack.callback(getattr(self._device.driver, destroy), made)
 
     def memory(self, nbytes: int) -> Any:
         return self.made("CUdeviceptr", "MemAlloc", "MemFree", nbytes)
 
     def stream(self) -> Any:
-        return self.made("CUstream", "StreamCreate", "StreamDestroy", 1)  # does not wait for the legacy stream
+        return self.made("CUstream", "StreamCreate", "StreamDestroy", 1)  # 1: CU_STREAM_NON_BLOCKING
 
     def upload(self, address: Any, data: np.ndarray[Any, Any], stream: Any = ffi.NULL) -> None:
         self.MemcpyHtoDAsync(address, ffi.from_buffer(data), data.nbytes, stream)

@@ -1,4 +1,4 @@
-"""Tuners that list the schedules of a session's steps, and force one of them."""
+"""Tuners, which choose the schedules of a session's steps: one lists the candidates, one forces a candidate."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Candidate = tuple[str, str, Schedule]
 
 
 class Noting:
-    """A tuner that leaves each choice to the rules, and notes all candidates."""
+    """A tuner that records all candidates in ``found``, and lets the cost model's rules choose."""
 
     def __init__(self) -> None:
         self.found: dict[Candidate, None] = {}
@@ -32,7 +32,7 @@ class Noting:
 
 
 class Forcing(Noting):
-    """A tuner that chooses one candidate for each step that has it."""
+    """A tuner that chooses ``candidate`` for each step that has this candidate; rules choose for the others."""
 
     def __init__(self, candidate: Candidate) -> None:
         super().__init__()

@@ -17,11 +17,11 @@ from .forced import Candidate, Forcing, Noting
 from .sections.case import Array, Case, Result, Verdict, difference, short_type
 
 SLOW_SECONDS = 0.02
-"""Time of a Run from which on a library call is too slow: a thousand times what the small models of the cases need."""
+"""Seconds of a Run above which a library call counts as too slow: about 1000 times the typical Run of these cases."""
 
 
 def judge(case: Case, device: Device) -> Iterator[Result]:
-    """Yield the results of a case: with the schedules of the rules, then with each other schedule of the device."""
+    """Yield the results of a case: with the schedules that the rules choose, then with each candidate forced."""
     model = case.model()
     feeds = [*case.feeds(model).values()]
     made = Result(case.name, Verdict.PASS, short_type(case.type), case=case.name)
@@ -32,7 +32,7 @@ def judge(case: Case, device: Device) -> Iterator[Result]:
         try:
             session = device.session(model, tuner)
             if tuner is not None and not tuner.was_used:
-                return  # a later pass has made another step of it
+                return  # a later pass replaced the step that has this candidate
             if not expected:
                 expected.extend(device.expected(case))
             found = run_session(session, feeds)
@@ -45,14 +45,15 @@ def judge(case: Case, device: Device) -> Iterator[Result]:
             yield replace(result, verdict=Verdict.FAIL, reason=reason, seconds=time.process_time() - begun)
             return
         seconds = time.process_time() - begun
-        if counters()["library_refusals"] > refused:  # a kernel of the plugin has replaced the call
+        if counters()["library_refusals"] > refused:  # the library refused the call, and a kernel replaced it
             yield _refused(result, device.opened.refusals.latest)
         elif slow:
             yield replace(result, verdict=Verdict.FAIL, reason=slow, seconds=seconds)
             return
         yield from _compared(case, model, result, found, expected, seconds)
 
-    # Beside the quarantine of what the case is about, all other nodes of its model may be at fault.
+    # If nodes may run on the CPU provider (a check under the quarantine), blame all operators of the model: those that
+    # the case is about are declined by then, so another node of the model may be wrong.
     yield from run(replace(made, operators=case.operators if device.takes_all else _operators(model)))
     if not case.each_schedule:
         return
@@ -64,7 +65,7 @@ def judge(case: Case, device: Device) -> Iterator[Result]:
 
 
 def _slow(session: Any, feeds: list[Any]) -> str:
-    """Return why the Runs of a session are too slow, "" if they are not. The first Run has loaded the kernels."""
+    """Return why Runs of a session are too slow, "" if they are not. An earlier Run must have loaded the kernels."""
     times = []
     for _ in range(3):
         begun = time.perf_counter()
@@ -79,7 +80,7 @@ def _slow(session: Any, feeds: list[Any]) -> str:
 
 
 def _refused(result: Result, reason: str) -> Result:
-    """Return the failed check of a library that has refused a call, which later sessions do not try again."""
+    """Return a failed result for a library call that was refused. Later sessions do not try the call again."""
     name = f"{result.case}: library call"
     return replace(
         result, name=name, verdict=Verdict.FAIL, reason=reason, engine="", tile="", operators=(), is_refusal=True
@@ -89,7 +90,7 @@ def _refused(result: Result, reason: str) -> Result:
 def _compared(
     case: Case, model: onnx.ModelProto, result: Result, found: list[Any], expected: list[Array], seconds: float
 ) -> Iterator[Result]:
-    """Yield the result of a Run; with ``case.by_output`` one for each output, which its operator is named for."""
+    """Yield the result of a Run; with ``case.by_output`` one for each output, whose name is the operator's."""
     names = [output.name for output in model.graph.output]
     wrong = {
         name: text
@@ -107,7 +108,7 @@ def _compared(
 
 
 def _operators(model: onnx.ModelProto) -> tuple[str, ...]:
-    """Return the operators of a model's nodes, as they are quarantined."""
+    """Return the operators of a model's nodes by the quarantine's names for them, such as "com.microsoft::Gelu"."""
     names = (f"{node.domain}::{node.op_type}" if node.domain else node.op_type for node in model.graph.node)
     return tuple(name for name in dict.fromkeys(names) if name != "Constant")
 
@@ -116,6 +117,6 @@ def _candidates(device: Device, model: onnx.ModelProto) -> Mapping[Candidate, No
     noting = Noting()
     try:
         device.session(model, noting)
-    except Exception:  # the check with the schedules of the rules has reported it
+    except Exception:  # the run with the rules' schedules has reported the error
         return {}
     return noting.found

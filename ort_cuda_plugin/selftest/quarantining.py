@@ -15,10 +15,10 @@ def failures(results: Iterable[Result]) -> list[Result]:
 
 
 def quarantined_by(results: Sequence[Result]) -> list[Quarantined]:
-    """Return what failed.
+    """Return what to quarantine because its checks failed.
 
-    If a schedule of a model failed, it is the schedule that is quarantined: the rules prefer one of the model's
-    schedules. If no other schedule did, the model's operators are.
+    If forced schedules of a model failed, these schedules are quarantined: a failure with the rules' choice is then
+    that of one of them. If only the run with the rules' choice failed, the model's operators are quarantined.
     """
     found: dict[Quarantined, None] = {}
     for _, group in groupby(failures(results), lambda result: result.case):
@@ -39,7 +39,7 @@ def _entries(result: Result) -> Iterator[Quarantined]:
 
 
 def _engines(results: Sequence[Result]) -> Iterator[QuarantinedSchedule]:
-    """Yield the engines with two failed tiles and none that passed: the mistake is not one of a tile."""
+    """Yield the engines with at least two checked tiles if all tiles failed: the engine is wrong, not one tile."""
     tiles: dict[tuple[str, str, str], dict[str, Result]] = {}
     for result in results:
         if result.engine and result.tile and result.verdict is not Verdict.SKIPPED:
@@ -54,7 +54,7 @@ def _engines(results: Sequence[Result]) -> Iterator[QuarantinedSchedule]:
 
 
 def still_quarantined(before: Iterable[Quarantined], results: Sequence[Result]) -> list[Quarantined]:
-    """Return the entries of an earlier selftest whose checks this one has not repeated, or has not seen pass."""
+    """Return the entries of an earlier selftest whose cases have not passed in this one."""
     wrong = {result.case for result in failures(results)}
     passed = {result.case for result in results if result.verdict is Verdict.PASS} - wrong
     return [entry for entry in before if entry.case not in passed]

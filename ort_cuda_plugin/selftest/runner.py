@@ -24,9 +24,9 @@ from .worker import Event, Request
 TIMEOUT_S = 120.0
 """Seconds after which a check counts as hung. A check may compile many kernels."""
 START_TIMEOUT_S = 120.0
-"""Seconds in which the process has to open the device."""
+"""Seconds after which a process that has not opened the device counts as hung."""
 MAX_DEATHS = 3
-"""Checks of a section that may end the process before the section ends."""
+"""Number of process deaths after which a section is given up."""
 
 
 @dataclass
@@ -45,7 +45,7 @@ class WorkerDied(Exception):
 
 
 class DeviceLost(WorkerDied):
-    """The process has lost the device; the check that did it has failed already."""
+    """The process has lost the device; the check that caused it is already reported as failed."""
 
 
 class Worker:

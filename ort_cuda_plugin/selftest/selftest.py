@@ -1,4 +1,4 @@
-"""A selftest: its sections, the quarantine of what fails, and a check that sessions are right then."""
+"""The selftest: runs sections, quarantines what fails, and checks that sessions under the quarantine are right."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Runs(Protocol):
 
 @dataclass
 class Report:
-    """What a selftest found. ``unresolved`` are failed checks without an alternative."""
+    """The results of a selftest. ``unresolved`` are failed checks of things that sessions cannot avoid."""
 
     device: dict[str, Any]
     is_quick: bool
@@ -50,7 +50,7 @@ class Report:
 
 
 def selftest(runner: Runs, names: Sequence[str], is_quick: bool, *, stores: bool = True) -> Report:
-    """Run sections; with ``stores``, quarantine what fails for the sessions to come."""
+    """Run sections; with ``stores``, quarantine what fails, for later sessions."""
     begun = time.monotonic()
     report = Report(runner.device, is_quick)
     for name in names:
@@ -94,7 +94,7 @@ def _quarantine(runner: Runs, report: Report) -> None:
 
 
 def _still_wrong(runner: Runs, section: SectionReport, is_quick: bool) -> list[Quarantined]:
-    """Run the cases that failed again, now with the quarantine; return all operators of those that are still wrong."""
+    """Repeat the failed cases under the quarantine, and return entries for all operators of cases that still fail."""
     cases = tuple(dict.fromkeys(result.case for result in failures(section.results)))
     if not cases:
         return []

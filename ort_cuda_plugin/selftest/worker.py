@@ -29,8 +29,8 @@ Event = dict[str, Any]
 class Request:
     """The checks of a section to run: all but ``skip``, or only those of ``only``.
 
-    By default the quarantine is ignored, so that what it holds is checked as well. ``with_quarantine``: results are
-    those of sessions to come, which may leave nodes to the CPU provider.
+    By default the quarantine is ignored, so that quarantined entries are checked too. With ``with_quarantine`` sessions
+    respect it, as later sessions of applications will, and may leave nodes to the CPU provider.
     """
 
     section: str
@@ -60,7 +60,7 @@ def run_section(device: Device, request: Request) -> Iterator[Event]:
 
 def main(emulate: str, ordinal: str) -> None:
     """Answer requests until the input ends."""
-    kernel_library.max_workers = 0  # each helper process would import the compiler
+    kernel_library.max_workers = 0  # no helper processes for compilation: each would import the compiler
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries may print
     device = Device(emulate == "1", int(ordinal))

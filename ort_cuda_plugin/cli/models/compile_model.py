@@ -105,7 +105,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 @contextmanager
 def _progress(console: Console, what: str) -> Iterator[None]:
-    """Show a progress bar of kernels on a terminal. The bar's total grows as clusters request more kernels."""
+    """Show a progress bar of compiled kernels on a terminal. Its total grows as clusters request more kernels."""
     from ort_cuda_plugin.ep.device.open_device import kernel_library
 
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:

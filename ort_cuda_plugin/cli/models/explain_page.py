@@ -166,9 +166,9 @@ def _group_box(key: Hashable, nodes: Sequence[NodeVerdict], numbers: dict[Hashab
 
 
 def _chained(verdicts: Sequence[NodeVerdict], group: Mapping[int, Hashable]) -> dict[int, Hashable]:
-    """Merge a node with its only source if the node is the source's only reader, and one other provider runs both.
+    """Merge chains of nodes: give a node the group of its only source, if the node is the source's only reader.
 
-    Since no second path connects the two, merging makes no cycle.
+    Only nodes that one other provider runs are merged. Since no second path connects the two, merging makes no cycle.
     """
     makers = {name: number for number, verdict in enumerate(verdicts) for name in verdict.outputs}
     sources: dict[int, set[int]] = {number: set() for number in range(len(verdicts))}

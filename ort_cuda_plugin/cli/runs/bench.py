@@ -185,7 +185,7 @@ def _one(
 
 
 def _completed(side_report: SideReport, task: Task, side: str, with_creation: bool) -> SideReport:
-    """Return the report with the figures that are measured in separate sessions: host share, creation, memory."""
+    """Add the figures that are measured in separate sessions to a report: host share, creation, memory."""
     work = device_milliseconds(task, side) if side != sides.CPU else None
     share = None if work is None else max(0.0, 1 - work / side_report.p50)
     if not with_creation:

@@ -276,7 +276,7 @@ def with_hint(error: Exception, path: Path, arguments: argparse.Namespace) -> st
 
 
 def _guesses(path: Path, arguments: argparse.Namespace) -> tuple[list[str], list[str]]:
-    """Return the symbolic dimensions and the integer inputs that the user did not give."""
+    """Return the symbolic dimensions and the integer inputs for which the user gave no value."""
     try:
         model = onnx.load(path, load_external_data=False)
     except Exception:  # the caller reports that the model cannot be read

@@ -1,7 +1,7 @@
 """Check the kernels, library calls and driver features of a device, and quarantine what fails.
 
-Each result is compared with that of a reference. Sessions to come avoid what is quarantined, until a selftest passes,
-or the driver, a library or the plugin has another version. The exit code is 1 if a check failed.
+Each result is compared with that of a reference. Later sessions avoid what is quarantined, until a selftest passes, or
+the driver, a library or the plugin has another version. The exit code is 1 if a check failed.
 """
 
 from __future__ import annotations

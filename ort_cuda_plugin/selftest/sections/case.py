@@ -20,8 +20,7 @@ from ...model.ir import DType
 Array = NDArray[Any]
 
 BOUNDS: Mapping[str, float] = {"float64": 1e-11, "float32": 1.5e-5, "float16": 4e-3, "bfloat16": 3.2e-2}
-"""Largest |a-b| / max(|b|, 1) by element type, for kernels whose order of additions or whose functions vary between
-devices."""
+"""Maximum |a-b| / max(|b|, 1) by element type, for kernels whose summation order or math functions vary by device."""
 
 _NUMPY_NAMES: Mapping[str, str] = {"float": "float32", "double": "float64"}
 """NumPy's names of the element types of ONNX's text format, if they differ."""
@@ -65,12 +64,15 @@ class Result:
 class Case:
     """A small model that the device computes.
 
-    ``text`` is a graph in ONNX's text format, in which ``{T}`` stands for the element type ``type``; ``weights`` are
-    the shapes of its constants. The elements of inputs and weights are seeded: small integers if ``is_exact``, such
-    that no sum is rounded and each order of additions gives the same bits; else of a normal distribution. ``ranges``
-    has the smallest and the largest integer of the inputs that need others. With ``each_schedule`` each schedule that
-    the device has for the model is checked. ``operators`` are declined if the model is wrong with the schedule of the
-    rules; with ``by_output`` only the operators for which the wrong outputs are named.
+    Attributes:
+        text: a graph in ONNX's text format, in which ``{T}`` stands for the element type ``type``.
+        weights: the shapes of the graph's constants, by name.
+        ranges: by input, the smallest and the largest integer of its elements, if -2 to 2 does not suit.
+        operators: the operators to quarantine if the model is wrong with the schedules that the rules choose.
+        is_exact: inputs and weights are small integers, so no sum is rounded and any summation order gives the same
+            bits. Otherwise they are normally distributed. Both are seeded.
+        each_schedule: check every candidate schedule of the device too.
+        by_output: each output is named after an operator; only the operators of wrong outputs are quarantined.
     """
 
     name: str
@@ -98,7 +100,7 @@ class Case:
         return made
 
     def feeds(self, model: onnx.ModelProto) -> dict[str, Array]:
-        """Return the inputs of ``model``, a result of `model`; with another type they have the same values."""
+        """Return the inputs of ``model``, a result of `model`. Their values are the same for every element type."""
         feeds = {}
         for value in model.graph.input:
             kind = value.type.tensor_type
@@ -107,7 +109,7 @@ class Case:
         return feeds
 
     def _values(self, name: str, shape: tuple[int, ...], dtype: Any) -> Array:
-        """Return the elements of an input; halves are rounded before a wider type gets the same values."""
+        """Return an input's elements. Noise is rounded to the case's type first, so wider types get equal values."""
         dtype = np.dtype(dtype)
         rng = np.random.default_rng(zlib.crc32(f"{self.name} {name}".encode()))
         low, high = self.ranges.get(name, (0, 1) if dtype == np.bool_ else (-2, 2))

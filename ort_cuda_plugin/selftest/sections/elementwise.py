@@ -1,4 +1,4 @@
-"""Checks of elementwise operators: each element type, sizes around vectors, broadcasting."""
+"""Checks of elementwise operators: each element type, sizes just below and above vector loads, broadcasting."""
 
 from __future__ import annotations
 

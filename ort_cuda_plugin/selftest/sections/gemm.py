@@ -38,7 +38,7 @@ def cases(is_quick: bool) -> Iterator[Case]:
 
 
 def _forms(type_name: str) -> Iterator[Case]:
-    """Yield products with an epilogue, with operands in other layouts, and in batches."""
+    """Yield products with an epilogue, with transposed operands, and in batches."""
     text = """({T}[40, 32] x, {T}[48] b) => ({T}[40, 48] y) { p = MatMul(x, w) s = Add(p, b) y = Relu(s) }"""
     yield _case("product with bias and ReLU", text, type_name, {"w": (32, 48)}, ("MatMul", "Add", "Relu"))
     text = """({T}[40, 32] x, {T}[40, 48] r) => ({T}[40, 48] y) { p = MatMul(x, w) y = Add(p, r) }"""

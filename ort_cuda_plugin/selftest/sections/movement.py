@@ -40,7 +40,7 @@ def cases(is_quick: bool) -> Iterator[Case]:
 
 
 def _scatters(type_name: str) -> Case:
-    """Return scatters to rows in an order without duplicates."""
+    """Return a case of ScatterElements and ScatterND to distinct rows, so that the result is deterministic."""
     text = """({T}[40, 9] x, {T}[8, 9] u) => ({T}[40, 9] ScatterElements, {T}[40, 9] ScatterND) {
         start = Constant<value_int = 1>() end = Constant<value_int = 33>() step = Constant<value_int = 4>()
         rows = Range(start, end, step) column = Constant<value_ints = [-1, 1]>() at = Reshape(rows, column)

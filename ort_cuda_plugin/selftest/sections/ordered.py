@@ -15,7 +15,7 @@ def cases(is_quick: bool) -> Iterator[Case]:
     for type_name in ("float", "int64") if is_quick else TYPES:
         for length in (33, 1025) if is_quick else LENGTHS:
             yield _one("CumSum", f"scan of {length}", type_name, length, _scan(length))
-            if type_name != "bfloat16":  # ONNX has no TopK of it
+            if type_name != "bfloat16":  # TopK does not take bfloat16
                 yield from _sorted(type_name, length)
         yield _one("CumSum", "scan of columns", type_name, 40, SCAN_OF_COLUMNS)
     yield Case(
@@ -40,7 +40,7 @@ SCAN_OF_COLUMNS = (
 
 
 def _one(operator: str, name: str, type_name: str, length: int, text: str) -> Case:
-    signs = {"x": (-1, 1)} if length > 500 else {}  # sums of half types are exact
+    signs = {"x": (-1, 1)} if length > 500 else {}  # keeps long sums exact in 16-bit floats
     return Case(f"{name}, {type_name}", text, type_name, ranges=signs, operators=(operator,))
 
 

@@ -41,7 +41,7 @@ def _conversions(codes: str, size: int) -> Case:
 
 
 def _product(codes: str) -> Case:
-    """Return a product of dequantized codes, as quantized models have it."""
+    """Return a case with MatMul of DequantizeLinear results, then QuantizeLinear, as in QDQ models."""
     text = f"""({codes}[40, 64] x) => ({codes}[40, 48] y) {{
         scale = Constant<value_float = 0.5>() zero = Constant<value = {codes} {{1}}>()
         a = DequantizeLinear(x, scale, zero) b = DequantizeLinear(w, scale, zero) p = MatMul(a, b)

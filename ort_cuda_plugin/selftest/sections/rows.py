@@ -9,9 +9,9 @@ from .case import Case
 EXACT = ("ReduceSum", "ReduceMax", "ReduceMin", "ReduceSumSquare", "ReduceL1")
 ROUNDED = ("ReduceMean", "ReduceL2", "ReduceLogSumExp", "ReduceProd", "ReduceLogSum")
 LENGTHS = (1, 31, 255, 1025, 4099)
-"""One, and sizes just below and above a warp, a block and several blocks."""
+"""Row lengths: 1, and just below and above a warp, a block and several blocks."""
 LONG = 70001
-"""A length that several blocks share."""
+"""A row length for which several blocks reduce one row."""
 TYPES = ("float", "float16", "bfloat16", "double")
 
 
@@ -61,7 +61,7 @@ def _normalizations(type_name: str, length: int) -> Iterator[Case]:
         "RMSNormalization": "RMSNormalization<axis = -1>(x, scale)",
         "LpNormalization": "LpNormalization<axis = -1>(x)",
     }
-    if type_name == "double":  # the CPU provider has no kernel
+    if type_name == "double":  # the CPU provider has no RMSNormalization kernel for double
         del nodes["RMSNormalization"]
     yield Case(
         f"normalizations of {length}, {type_name}",
