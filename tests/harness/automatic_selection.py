@@ -1,6 +1,6 @@
-"""Sessions that select one of several devices themselves, through ONNX Runtime's C API, with operators of applications.
+"""Checks custom operators in sessions for which ONNX Runtime's C API selects one of several devices automatically.
 
-``main`` is for a process of its own, which has more than one emulated device.
+``main`` runs in a process of its own with more than one emulated device.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def session_options() -> Any:
 
 
 def selecting() -> Any:
-    """Options that leave the choice of the device to ONNX Runtime."""
+    """Return session options with a selection policy: ONNX Runtime chooses the device."""
     made = session_options()
     slot = ffi.cast("void **", host.api())[SET_EP_SELECTION_POLICY]
     host.check_status(ffi.cast("OrtStatus *(*)(OrtSessionOptions *, int)", slot)(made, PREFER_GPU))
@@ -35,7 +35,7 @@ def selecting() -> Any:
 
 
 def choosing(env: Any, device: Any) -> Any:
-    """Options with this device."""
+    """Return session options with this device."""
     made = session_options()
     append = host.api().SessionOptionsAppendExecutionProvider_V2
     host.check_status(append(made, env, ffi.new("const OrtEpDevice *[]", [device]), 1, ffi.NULL, ffi.NULL, 0))
@@ -43,7 +43,7 @@ def choosing(env: Any, device: Any) -> Any:
 
 
 def main() -> None:
-    """Raise if a session gets operators twice, or not at all."""
+    """Raise AssertionError if a session gets the custom operators twice, or not at all."""
     for domain in (DOMAIN, OTHER):
         registry.register(operator(domain=domain))
     ort_cuda_plugin.register(emulate=True)

@@ -1,4 +1,4 @@
-"""Headless Chromium, for pages that must work without a server and without a network."""
+"""Loads HTML pages in headless Chromium, and parses them, for tests of pages that must work without a network."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _VOID = ("meta", "br", "hr", "img", "input", "link")
 
 @dataclass(frozen=True)
 class Loaded:
-    """A page after its scripts: the DOM as text, and its console output, errors included."""
+    """A page after its scripts have run: the DOM as text, and the lines of the console, errors included."""
 
     dom: str
     console: list[str]
 
 
 def load_offline(page: Path) -> Loaded:
-    """Opens a file in Chromium, for which no host name exists. Skips the test where there is no Chromium."""
+    """Open a file in a Chromium that can resolve no host name. Skip the test if Chromium is not installed."""
     program = next((found for name in _NAMES if (found := shutil.which(name))), None)
     if program is None:
         pytest.skip("Chromium is not installed (Debian's package is `chromium`)")
@@ -37,7 +37,7 @@ def load_offline(page: Path) -> Loaded:
 
 
 class Page(HTMLParser):
-    """A page without a browser: it must close what it opens and refer to nothing outside of it."""
+    """A parsed page. ``faults`` lists unclosed tags and references to anything outside of the page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -66,5 +66,5 @@ class Page(HTMLParser):
             self.faults.append(f"</{tag}> closes nothing")
 
     def values(self, attribute: str) -> list[str]:
-        """What the attribute is, wherever it is."""
+        """Return the values of an attribute of all tags of the page."""
         return [value for _, attributes in self.tags if (value := attributes.get(attribute)) is not None]

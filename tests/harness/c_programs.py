@@ -1,4 +1,4 @@
-"""C test programs: built from ``tests/c`` and the whole shim, plain or with sanitizers."""
+"""Builds C test programs from ``tests/c`` and all sources of the C library, plain or with sanitizers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SANITIZE = {"": [], "thread": ["-fsanitize=thread"], "address": ["-fsanitize=add
 
 
 def build_program(name: str, sources: list[str], sanitize: str = "") -> Path:
-    """Return the executable of the named files of ``tests/c`` and the library; unchanged ones are not built again.
+    """Build ``sources`` (files of ``tests/c``) and the C library; return the executable, cached if nothing changed.
 
     Without sanitizers, the objects of the library are those that ``build_plugin.py`` compiled.
     """
@@ -31,14 +31,14 @@ def build_program(name: str, sources: list[str], sanitize: str = "") -> Path:
     return Builder(work / "tests", work, flags).program(name, [SOURCES / source for source in sources])
 
 
-# The C library keeps memory that a thread freed in its own cache, which would count as memory that Runs keep.
+# Disables glibc's cache of freed blocks for each thread. Tests would count these blocks as memory that Runs leak.
 COUNTED = {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"}
 
 
 def build_host(name: str, folder: Path, source: Path | None = None) -> Path:
-    """An application that is linked to ONNX Runtime's wheel, under the name of its soname, of ``tests/c/<name>.c``.
+    """Build the application ``tests/c/<name>.c``, linked to the ONNX Runtime library of the installed wheel.
 
-    ``source`` is another file; its folder may hold headers.
+    ``source`` replaces that file. Headers in its folder are found.
     """
     wheel = next((Path(onnxruntime.__file__).parent / "capi").glob("libonnxruntime.so.1.*"))
     (folder / "libonnxruntime.so.1").symlink_to(wheel)
@@ -50,7 +50,7 @@ def build_host(name: str, folder: Path, source: Path | None = None) -> Path:
 
 
 def build_kernels(folder: Path) -> Path:
-    """The kernels of ``tests/c/kernels.c`` as an image for the emulated device."""
+    """Compile the kernels of ``tests/c/kernels.c`` to an object file for the emulated device."""
     image = folder / "kernels.o"
     flags = ["-O1", "-mcmodel=large", "-fno-pic", "-fno-stack-protector", "-fcf-protection=none"]
     source = SOURCES / "kernels.c"
@@ -59,7 +59,7 @@ def build_kernels(folder: Path) -> Path:
 
 
 def fake_library(name: str, folder: Path) -> Path:
-    """``tests/c/fake_<name>.c`` as a shared library in ``folder`` that stands in for a vendor's; compiled once."""
+    """Compile ``tests/c/fake_<name>.c``, a stand-in for a vendor library, to a shared library in ``folder``."""
     flags = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O1", "-shared", "-fPIC"]
     command = [*compiler(), *flags, str(SOURCES / f"fake_{name}.c"), "-lm"]
     sources = (SOURCES / f"fake_{name}.c").read_bytes() + (SOURCES / "fake_library.h").read_bytes()
@@ -74,7 +74,7 @@ def fake_library(name: str, folder: Path) -> Path:
 
 
 def run_program(*command: str | Path, timeout: float = 600) -> subprocess.CompletedProcess[str]:
-    """Runs a test program with sanitizers that end it at the first finding."""
+    """Run a test program. Its sanitizers, if it has any, end it at the first finding."""
     environment = os.environ | {
         "ASAN_OPTIONS": "detect_leaks=1:abort_on_error=0:exitcode=86",
         "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1:exitcode=86",
@@ -86,7 +86,7 @@ def run_program(*command: str | Path, timeout: float = 600) -> subprocess.Comple
 
 
 def stand_ins(folder: Path) -> Path:
-    """A folder with the stand-ins of both libraries, as `ORT_CUDA_PLUGIN_EMULATE_LIBRARIES` names one."""
+    """Compile the stand-ins of both libraries into a folder for ``ORT_CUDA_PLUGIN_EMULATE_LIBRARIES``."""
     for name in ("cublaslt", "cudnn"):
         fake_library(name, folder)
     return folder

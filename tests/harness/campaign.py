@@ -1,4 +1,4 @@
-"""Campaigns: many numbered cases that worker processes judge, with what they find made small."""
+"""Runner of fuzzing campaigns: worker processes judge numbered cases, and findings are minimised."""
 
 from __future__ import annotations
 
@@ -34,7 +34,15 @@ class Report:
 
 @dataclass(frozen=True)
 class Campaign(Generic[Case]):
-    """How cases are judged. ``task`` is what a worker is sent for a number, ``case`` the same for the minimiser."""
+    """The parameters of a campaign.
+
+    Attributes:
+        command, environment: those of a worker process.
+        task: returns the task that a worker gets for a case number.
+        case: returns the case with this number, for the minimiser.
+        minimise: returns a smaller case with an outcome of the same kind.
+        write: writes the files of a finding.
+    """
 
     command: Sequence[str]
     environment: Mapping[str, str]
@@ -45,8 +53,9 @@ class Campaign(Generic[Case]):
     timeout_s: float = TIMEOUT_S
 
     def run(self, numbers: Sequence[int], *, jobs: int = 1, out: Path | None = None, loud: bool = False) -> Report:
-        """Judge the cases with these numbers. With ``out`` findings are minimised and written there. ``loud``: print
-        findings and progress.
+        """Judge the cases with these numbers; ``loud`` prints findings and progress.
+
+        With ``out`` findings are minimised and written to this folder.
         """
         report, start, lock = Report(), time.monotonic(), threading.Lock()
         todo: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -92,9 +101,7 @@ class Campaign(Generic[Case]):
 
 
 def _judge(worker: Worker, task: object) -> Outcome:
-    """Return the outcome of a task. After a finding the worker's device may be lost: the next task gets a new
-    process.
-    """
+    """Return the outcome of a task. After a finding, restart the worker, because its device may be lost."""
     outcome = worker.judge(task)
     if outcome.is_finding:
         worker.restart()

@@ -1,11 +1,11 @@
-"""Damage to compiled models: each load works with right results, or is an error of ONNX Runtime that says what to do.
+"""Fuzzer of damaged compiled models: each must load and give right results, or be refused with a helpful error.
 
-``python tests/harness/context_campaign.py`` makes 10,000 flips, cuts and growths of contexts in files and in models, in
-processes of their own, and prints what became of them. ``--count``, ``--seed`` and ``--processes`` choose; with
-``--first`` and one process it repeats a part.
+``python tests/harness/context_campaign.py`` flips bits of contexts, cuts and extends them, in context files and in
+models that embed them. It does so 10,000 times, in child processes, and prints a count of each outcome. ``--count``,
+``--seed`` and ``--processes`` change the defaults. With ``--first`` and one process it repeats a part of a campaign.
 
-A ``plan`` is damage to a plan whose hash is right all the same. It is loaded and not run: what runs where its hash is
-right is as trusted as the code beside it.
+The third kind of damage, ``plan``, changes a plan and then recomputes the context's hash. Such contexts are loaded but
+not run, because a plan with a valid hash is trusted like code.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from ort_cuda_plugin.context.storage.errors import ContextError  # noqa: E402
 
 COUNT = 10_000
 PART = 250
-"""Damages of one process."""
+"""Number of damaged contexts that one process loads."""
 HANG_SECONDS = 600
 PLACES = ("file", "model", "plan")
 
@@ -50,7 +50,7 @@ def flip(data: bytearray, rng: random.Random) -> None:
 
 
 def flip_head(data: bytearray, rng: random.Random) -> None:
-    """Flip bits of the header, which is short."""
+    """Flip a bit of the 72-byte header, which `flip` rarely hits."""
     data[rng.randrange(72)] ^= 1 << rng.randrange(8)
 
 
@@ -61,7 +61,7 @@ def erase(data: bytearray, rng: random.Random) -> None:
 
 
 def cut(data: bytearray, rng: random.Random) -> None:
-    """Cut off the end, or remove something in the middle."""
+    """Cut off the end, or remove a few bytes in the middle."""
     start = rng.choice([rng.randrange(len(data)), rng.randrange(200), len(data) - 1])
     del data[start : rng.choice([len(data), start + rng.choice([1, 8, 64])])]
 
@@ -77,7 +77,7 @@ DAMAGES: Mapping[str, Callable[[bytearray, random.Random], None]] = {
 
 
 class Campaign:
-    """Contexts of one model, in ``folder``, to be damaged."""
+    """Damages and loads the contexts of one model; ``folder`` is for its files."""
 
     def __init__(self, folder: Path) -> None:
         source = two_clusters()
@@ -136,7 +136,7 @@ class Campaign:
             session = load(model, severity=4)
         except InvalidGraph as error:
             message = str(error)
-            assert ".py:" not in message, message  # which is how a mistake of the plugin's is reported
+            assert ".py:" not in message, message  # a source line in the message would mean a bug of the plugin
             assert re.search(r"[Cc]ompile the model again", message), message
             return "refused"
         for feed, expected in zip(self.feeds, self.expected, strict=True):
@@ -146,7 +146,7 @@ class Campaign:
 
 
 def run(first: int, count: int) -> Counter[str]:
-    """The damages with these seeds, in this process. Raises AssertionError."""
+    """Damage and load contexts with these seeds in this process; count the outcomes. Raises AssertionError."""
     found: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder:
         campaign = Campaign(Path(folder))
@@ -159,7 +159,7 @@ def run(first: int, count: int) -> Counter[str]:
 
 
 def part(first: int, count: int) -> tuple[Counter[str], str]:
-    """Run a part of them in a separate process; return its failures."""
+    """Call `run` for a range of seeds in a separate process; return the counts, and the text of a failure or ""."""
     command = [sys.executable, __file__, "--first", str(first), "--count", str(count), "--processes", "0"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS)

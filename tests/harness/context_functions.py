@@ -1,6 +1,7 @@
-"""Compiled models whose files an application reads and writes itself, through the C API of ONNX Runtime 1.28 to 1.30.
+"""Compiled models whose files an application reads and writes by callbacks, in the C API of ONNX Runtime 1.28 to 1.30.
 
-There these functions are found by name. ``main`` is for a process of its own.
+In these versions the functions that set the callbacks are experimental, and are looked up by name. ``main`` runs in a
+process of its own.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def by_name(name: str, *arguments: Any) -> None:
 
 
 class Application:
-    """The files that it keeps, and its session options in C."""
+    """An application with read and write callbacks: ``files`` by name, and its session options in C."""
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
@@ -117,7 +118,7 @@ def main() -> None:
         before = ort_cuda_plugin.counters()["plan_variants_built"]
         application.load(folder / "m_ctx.onnx")
         assert ort_cuda_plugin.counters()["plan_variants_built"] == before
-        # What the application got is the file that would have been beside the model.
+        # The bytes that the write callback got are a valid context file, next to the compiled model.
         (folder / binary).write_bytes(application.files.pop(binary))
         options = ort.SessionOptions()
         options.add_provider_for_devices(ort_cuda_plugin.register(emulate=True)[:1], {"context_allow_host_code": "1"})
@@ -125,7 +126,7 @@ def main() -> None:
         (actual,) = ort.InferenceSession(str(folder / "m_ctx.onnx"), options).run(None, {"x": x})
         (expected,) = ort.InferenceSession(row_model(), providers=["CPUExecutionProvider"]).run(None, {"x": x})
         np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
-        try:  # that file is there, but it is not the application's
+        try:  # the file exists on disk, but the application's read callback no longer has it
             application.load(folder / "m_ctx.onnx")
         except host.OrtError as error:
             print(error.code, error)

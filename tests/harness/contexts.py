@@ -40,7 +40,7 @@ def row_model(*extra: NodeProto, output: str = "y", kind: int = FLOAT, **constan
 
 
 def two_clusters() -> bytes:
-    """Return the same with a GEMM behind nodes that only the CPU provider runs."""
+    """Return `row_model` with a second cluster, a GEMM, after nodes that only the CPU provider runs."""
     back = [
         helper.make_node("Cast", ["y"], ["text"], to=onnx.TensorProto.STRING),
         helper.make_node("Cast", ["text"], ["back"], to=FLOAT),
@@ -50,7 +50,7 @@ def two_clusters() -> bytes:
 
 
 def settings(entries: Mapping[str, str] | None = None, options: Mapping[str, str] | None = None) -> ort.SessionOptions:
-    """Session options with the emulated device."""
+    """Return session options with the emulated device."""
     made = ort.SessionOptions()
     made.log_severity_level = 3
     for key, value in (entries or {}).items():
@@ -67,7 +67,7 @@ def compile_model(
     level: ort.GraphOptimizationLevel = ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
     **options: str,
 ) -> onnx.ModelProto:
-    """Writes the compiled model to ``path`` by a session, and returns it."""
+    """Create a session that writes a compiled model to ``path``, and return this model."""
     entries = {"ep.context_enable": "1", "ep.context_file_path": str(path), "ep.context_embed_mode": str(int(embed))}
     if prefix:
         entries["ep.context_node_name_prefix"] = prefix
@@ -80,7 +80,7 @@ def compile_model(
 def load(
     model: Path | bytes, host_code: bool = True, file_path: Path | None = None, severity: int = 3, **options: str
 ) -> ort.InferenceSession:
-    """A session of a compiled model."""
+    """Return a session of a compiled model on the emulated device."""
     entries = {} if file_path is None else {"ep.context_file_path": str(file_path)}
     made = settings(entries, {"context_allow_host_code": str(int(host_code)), **options})
     made.log_severity_level = severity
@@ -88,12 +88,12 @@ def load(
 
 
 def container_of(path: Path) -> Container:
-    """The container in a context file."""
+    """Return the container in a context file."""
     return Container(open_context(ModelFolder.of(path), path.name), "it")
 
 
 def context_nodes(model: onnx.ModelProto) -> list[dict[str, object]]:
-    """The attributes of the EPContext nodes, in order."""
+    """Return the attributes of each EPContext node of the model, in order."""
     return [
         {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
         for node in model.graph.node
@@ -106,7 +106,7 @@ def rows(*shape: int) -> np.ndarray:
 
 
 def assert_same(session: ort.InferenceSession, source: bytes, feeds: Sequence[Mapping[str, np.ndarray]]) -> None:
-    """The session gives what the CPU provider makes of the source model."""
+    """Assert that the session's outputs equal those of the source model on the CPU provider."""
     cpu = ort.InferenceSession(source, providers=["CPUExecutionProvider"])
     for feed in feeds:
         for actual, expected in zip(session.run(None, feed), cpu.run(None, feed), strict=True):
@@ -115,7 +115,7 @@ def assert_same(session: ort.InferenceSession, source: bytes, feeds: Sequence[Ma
 
 @contextmanager
 def nothing_compiled() -> Iterator[None]:
-    """Neither a kernel nor a plan is made inside, and some work is done on the device."""
+    """Assert that the block does at least one Run, compiles no kernel and builds no plan."""
     before = ort_cuda_plugin.counters()
     yield
     after = ort_cuda_plugin.counters()
@@ -127,7 +127,7 @@ def nothing_compiled() -> Iterator[None]:
 
 
 def rewrite(container: Container, path: Path, index: Any, replaced: Mapping[int, bytes]) -> None:
-    """Writes the arrays of a container, with some replaced, and another index."""
+    """Write a container with another index and the arrays of ``container``, some of them replaced."""
     builder = Builder()
     for number in range(len(container.index["arrays"])):
         data = memoryview(replaced.get(number, container.array(number)))

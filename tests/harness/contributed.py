@@ -1,4 +1,4 @@
-"""Nodes of com.microsoft in sessions: the plugin, and the CPU provider or a reference, with sizes that no one knows."""
+"""Checks single nodes of com.microsoft in sessions of symbolic sizes, against the CPU provider or a NumPy reference."""
 
 from __future__ import annotations
 
@@ -35,7 +35,13 @@ def node_model(
     small_outputs: Collection[int] = (),
     domain: str = "com.microsoft",
 ) -> bytes:
-    """Return a model of one node."""
+    """Return a model of one node ``op_type`` with float32 inputs and outputs, and Casts to the node's element types.
+
+    Float32 inputs are cast to ``real``, except those in ``wide``; ``small`` gives other types by input index. Float
+    outputs that the node computes in another type, those in ``small_outputs`` included, are cast back. ``outputs`` has
+    the type of each output, None for an omitted one. Inputs in ``constant`` are initializers, inputs in ``sized`` have
+    known sizes.
+    """
     small = small or {}
     nodes, names, infos, initializers = [], [], [], []
     for i, x in enumerate(inputs):
@@ -69,7 +75,7 @@ def node_model(
 
 
 def rounded(x: Array, real: int) -> Array:
-    """float32 numbers that ``real`` holds."""
+    """Round float32 numbers to the type ``real``, and return them as float32."""
     if real == FLOAT:
         return x
     dtype = helper.tensor_dtype_to_np_dtype(real)
@@ -94,9 +100,10 @@ def check_node(
     part: Callable[[int, Array], Array] = lambda number, y: y,
     step: bool = False,
 ) -> None:
-    """Every node runs on the plugin, and ``part`` of each output equals that of the CPU provider in float32.
+    """Assert that the plugin runs the node, and that ``part`` of each output equals the CPU provider's in float32.
 
-    With ``reference`` it equals what this makes of the inputs. With ``step`` one in ten integers may be the next one.
+    ``reference`` computes the expected outputs instead of the CPU provider. With ``step`` a tenth of the integers may
+    differ by 1. The other parameters are those of `node_model`.
     """
     attributes = attributes or {}
     for real in reals:
@@ -148,16 +155,17 @@ def noise(*shape: int, seed: int = 0, scale: float = 1.0) -> Array:
 
 
 def codes(*shape: int, dtype: type[np.generic] = np.uint8, seed: int = 0) -> Array:
-    """Every value of an integer type of 8 bits."""
+    """Return random values from the whole range of an 8-bit integer type."""
     limits = np.iinfo(np.dtype(dtype))
     result: Array = np.random.default_rng([seed, *shape]).integers(limits.min, limits.max + 1, shape, dtype=dtype)
     return result
 
 
 def weight_codes(*shape: int, seed: int = 0) -> Array:
-    """int8 values of seven bits.
+    """Return random int8 values from -64 to 63.
 
-    On x86-64 without VNNI the CPU provider adds two products of uint8 and int8 in 16 bits, which saturate with eight.
+    On x86-64 without VNNI the CPU provider adds pairs of uint8 x int8 products in int16. With 8-bit values these sums
+    would saturate.
     """
     return np.right_shift(codes(*shape, dtype=np.int8, seed=seed), 1)
 
@@ -171,13 +179,13 @@ def loaded(model: bytes) -> onnx.ModelProto:
 
 
 def on_device(array: Array) -> ort.OrtValue:
-    """An array in the device's memory."""
+    """Copy an array to the device."""
     memory = ort_cuda_plugin.register(emulate=True)[0].memory_info(ort.OrtDeviceMemoryType.DEFAULT)
     return ort.OrtValue.ortvalue_from_numpy(array, "gpu", 0, memory.device_vendor_id)
 
 
 def run_in_place(session: ort.InferenceSession, feed: Mapping[str, Array], shared: Mapping[str, str]) -> list[Array]:
-    """The outputs of a Run that has inputs and outputs in one memory, by their names."""
+    """Run with shared buffers, and return the outputs. ``shared`` maps an input to the output that gets its memory."""
     binding = session.io_binding()
     states = {output: on_device(feed[name]) for name, output in shared.items()}
     for name, array in feed.items():
@@ -200,7 +208,7 @@ def check_in_place(
     shared: Mapping[str, str],
     part: Callable[[int, Array], Array] = lambda number, y: y,
 ) -> None:
-    """A Run gives the same with inputs and outputs in one memory, and copies none; of each output, ``part`` of it."""
+    """Assert that a Run with shared buffers gives equal outputs (``part`` of each) without extra copies."""
     before = ort_cuda_plugin.counters()["outputs_redirected"]
     in_place = run_in_place(session, feed, shared)
     assert ort_cuda_plugin.counters()["outputs_redirected"] == before

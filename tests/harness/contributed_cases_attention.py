@@ -27,7 +27,7 @@ def _cache(room: int = PAST, seed: int = 4) -> list[Array]:
 
 
 def _before(count: int) -> Any:
-    """The valid part of keys and values; the rest of their buffer is arbitrary."""
+    """Return a `Case.part` that compares only the first ``count`` positions of present keys and values."""
     return lambda number, y: y[..., :count, :] if number else y
 
 
@@ -38,7 +38,7 @@ _SCALED: Final[dict[str, Any]] = {"num_heads": N, "unidirectional": 1, "scale": 
 
 
 def _in_place(q: Array, k: Array, v: Array, *rest: Array) -> list[Array]:
-    """Causal attention; new keys and values are written behind ``PAST`` others."""
+    """Reference of causal attention with a shared cache buffer: new keys and values follow ``PAST`` cached ones."""
 
     def split(x: Array) -> Array:
         result: Array = x.reshape(B, S, N, H).transpose(0, 2, 1, 3)
@@ -65,7 +65,7 @@ ATTENTION: Final = [
         [*_PROJECTION[:2], None, None, None, noise(B, N, S, S, seed=4)],
         {"num_heads": N, "qkv_hidden_sizes": [HIDDEN] * 3},
         reals=[BFLOAT16],
-        on_cpu={2: np.zeros(3 * HIDDEN, np.float32)},  # it crashes without a bias
+        on_cpu={2: np.zeros(3 * HIDDEN, np.float32)},  # the CPU provider crashes without a bias
     ),
     Case(
         "Attention",
@@ -143,7 +143,7 @@ ATTENTION: Final = [
             {"num_heads": N, "unidirectional": 1, "scale": 0.4, "mask_filter_value": -100.0},
             TWO,
             tolerance=1e-3,
-            # The CPU provider has unsigned inputs only: it gets the same numbers.
+            # The CPU provider takes uint8 only: it gets the int8 codes plus 128, and a zero point plus 128.
             on_cpu={0: codes(B, S, 6, dtype=first).view(np.uint8) ^ 128, 6: np.array(140, np.uint8)}
             if first is np.int8
             else {},
@@ -160,7 +160,7 @@ ATTENTION: Final = [
     ),
 ]  # fmt: skip
 
-# ---- grouped queries ----
+# ---- grouped-query attention ----
 
 HEADS, KV_HEADS, SIZE, ROOM = 4, 2, 16, 6
 _GROUPED: Final[dict[str, Any]] = {"num_heads": HEADS, "kv_num_heads": KV_HEADS}
@@ -171,7 +171,7 @@ _LENGTHS: Final = [np.array([PAST + S - 1], np.int32), np.array(PAST + S, np.int
 
 
 def _stored(dtype: Any) -> list[Array]:
-    """Keys and values of a quantized cache."""
+    """Return the keys and values of a quantized cache."""
     shape = (1, KV_HEADS, ROOM, SIZE // 2 if dtype is np.uint8 else SIZE)
     if dtype is ml_dtypes.float8_e4m3fn:
         return [noise(*shape, seed=i).astype(dtype) for i in (7, 8)]

@@ -1,4 +1,4 @@
-"""Cases of com.microsoft's maps, rows, transforms, embeddings and products; see contributed_sweep."""
+"""Cases of com.microsoft's elementwise maps, row operators, transforms, embeddings and GEMMs; see contributed_sweep."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ X: Final = noise(2, 3, 8)
 ROW: Final = noise(8, seed=1)
 OTHER: Final = noise(2, 3, 8, seed=2)
 KEEP: Final = np.array(False)
-"""No training: dropout keeps everything."""
+"""Input training_mode of dropout: inference, so that no element is dropped."""
 WIDE: Final = {"M": FLOAT}
 TWO: Final = (True, True)
 

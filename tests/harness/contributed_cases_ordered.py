@@ -1,4 +1,4 @@
-"""Cases of com.microsoft's matrices of int8 in orders of cuBLASLt's and of weights of small floats, against NumPy."""
+"""Cases of com.microsoft's int8 operators with cuBLASLt's matrix orders, and of 8-bit float GEMMs, against NumPy."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _layer_normalization(shift: Array | None) -> Case:
 
 
 def _matmul(*, whole: bool) -> Case:
-    """With a bias, a matrix to add and a scale for each column, or without."""
+    """Return a QOrderedMatMul; ``whole`` adds a bias, an addend matrix, and a scale for each column of B."""
     a, b = codes(2, 3, 16, dtype=INT8), codes(16, 8, dtype=INT8, seed=1)
     c = codes(1, 3, 8, dtype=INT8, seed=2)
     by_b = np.abs(noise(8)) * np.float32(0.01) + np.float32(0.01) if whole else number(0.02)
@@ -101,7 +101,7 @@ def _matmul(*, whole: bool) -> Case:
 
 
 def _attention(*, masked: bool) -> Case:
-    """Every product and the softmax are rounded to codes; a mask excludes two keys."""
+    """Return a QOrderedAttention, whose GEMM and Softmax results are rounded to int8; ``masked`` masks two keys."""
     batch, rows, width, heads = 2, 4, 16, 2
     x, mask = codes(batch, rows, width, dtype=INT8), np.array([[1] * 4, [1, 1, 0, 0]], np.int32)
     weights = [codes(width, width, dtype=INT8, seed=i) for i in range(1, 4)]
@@ -136,7 +136,7 @@ def _attention(*, masked: bool) -> Case:
 
 
 def _longformer_attention() -> Case:
-    """A window of one place to both sides, and the first token is global."""
+    """Return a QOrderedLongformerAttention: window of one token to each side, and a global first token."""
     batch, rows, width, heads, window = 1, 6, 8, 2, 1
     x = codes(batch, rows, width, dtype=INT8)
     weights = [codes(width, 3 * width, dtype=INT8, seed=i) for i in (1, 2)]
@@ -178,7 +178,7 @@ ORDERED: Final = [
     _attention(masked=False), _longformer_attention(),
 ]  # fmt: skip
 
-# ---- small floats ----
+# ---- 8-bit floats ----
 
 E4M3, E5M2 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
 
@@ -186,7 +186,7 @@ E4M3, E5M2 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
 def _gemm(
     a: Any, b: Any, kind: int, *, whole: bool = True, activation: str = "NONE", reals: tuple[int, ...] = (FLOAT,)
 ) -> Case:
-    """With scales and an addend, or without."""
+    """Return a GemmFloat8; ``whole`` adds scales and the addend C."""
     dtype = {int(TensorProto.FLOAT8E4M3FN): E4M3, int(TensorProto.FLOAT8E5M2): E5M2}.get(kind)
 
     def reference(a: Array, b: Array, c: Array | None = None, *by: Array) -> Array:

@@ -20,7 +20,7 @@ FLOAT_ONLY: Final = (FLOAT,)
 
 
 def few(*shape: int, bits: int = 4, seed: int = 0) -> Array:
-    """Codes of few bits, in bytes."""
+    """Return random codes of ``bits`` bits, packed into bytes along the last dimension."""
     result: Array = packed(np.random.default_rng(seed).integers(0, 1 << bits, shape), bits)
     return result
 
@@ -43,7 +43,7 @@ def _unary(name: str, dtype: Any, attributes: dict[str, Any], *, zeros: bool = T
 
 
 def _binary(name: str, dtype: Any, *, last_zero: bool = True) -> Case:
-    """ONNX Runtime refuses such nodes without the zero points of their inputs."""
+    """Return an operator on two quantized inputs. Their zero points are always given: ORT requires them."""
     a, b, zero = codes(2, 16, dtype=dtype), codes(16, dtype=dtype, seed=1), number(7, dtype)
     return Case(name, [a, ONE, zero, b, ONE, zero, number(0.05), *[zero] * last_zero], steps=True)
 
@@ -160,7 +160,7 @@ def _lstm(dtype: Any, *, whole: bool) -> Case:
         attributes |= {"activation_alpha": [0.2, 0.3] * 2, "activation_beta": [0.5] * 2}
 
     def reference(x: Array, w: Array, r: Array, *rest: Array) -> list[Array]:
-        """The LSTM of the CPU provider: its DynamicQuantizeLSTM rounds inputs and states."""
+        """Run the CPU provider's float LSTM, because its DynamicQuantizeLSTM rounds inputs and states to 8 bits."""
 
         def real(code: Array) -> Array:
             scale, zero = (y.reshape(directions, 1, 1) for y in factor)
@@ -265,7 +265,7 @@ def _matrices(seed: int) -> Array:
 
 
 def _integers(seed: int, *, zeros: bool) -> list[Array | None]:
-    """Packed weights, scales and zero points."""
+    """Return packed weights, scales and zero points."""
     return [
         few(_EXPERTS, _INNER, _FULL, seed=seed),
         scales(_EXPERTS, _INNER, 2, seed=seed),
@@ -281,7 +281,7 @@ _TOTALS: Final = [np.full(_EXPERTS, x, np.float32) for x in (0.3, 0.2)]
 
 
 def _powers(columns: int) -> Array:
-    """Powers of two for each block of a column."""
+    """Return block scales that are powers of two (FLOAT8E8M0), shape [experts, columns, 1]."""
     exponents = np.random.default_rng(5).integers(124, 128, (_EXPERTS, columns, 1), np.uint8)
     return exponents.view(ml_dtypes.float8_e8m0fnu)
 
@@ -321,7 +321,7 @@ EXPERTS: Final = [
     ),
     Case(
         "QMoE",
-        # Scales of activations say how they may be rounded; they never are.
+        # The scales allow an implementation to round activations; the plugin does not.
         [*_TOKENS, _FP8[0], None, None, _FP8[1], *[None] * 9, *_TOTALS, *_TOTALS, *[_SCALES_8] * 2],
         _ROUTED | {"quant_type": "fp8"},
         own="the CPU provider has no such weights",

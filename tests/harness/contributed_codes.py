@@ -1,4 +1,4 @@
-"""Codes of few bits as operators of com.microsoft take them."""
+"""Packs codes of 2 or 4 bits into bytes, in the order of com.microsoft's operators."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contributed import Array
 
 
 def packed(codes: Array, bits: int) -> Array:
-    """Codes along the last dimension in bytes, the lowest bits first; a byte that is not full has zeros."""
+    """Pack codes along the last dimension into bytes, the first code in the lowest bits; pad the last byte with 0."""
     per_byte = 8 // bits
     missing = -codes.shape[-1] % per_byte
     full = np.pad(codes, [(0, 0)] * (codes.ndim - 1) + [(0, missing)])

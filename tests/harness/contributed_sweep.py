@@ -1,8 +1,8 @@
-"""Many nodes of com.microsoft in one session: every type that an operator has, optional inputs there and left out.
+"""Sweep over com.microsoft: all element types and optional inputs of its operators, many nodes in one session.
 
-A `Case` is a node in float32. `check_cases` runs it in every type that the operator table declares, in the checking
-mode with adversarial streams, and compares with the CPU provider, with a reference, or with the plugin's own float32,
-which other tests compare with NumPy. `untested` says what no case covers.
+A `Case` is a node with float32 inputs. `check_cases` runs it in every type that the operator table declares, in the
+checking mode with adversarial streams. It compares with the CPU provider, with a reference, or with the plugin's own
+float32 result, which other tests compare with NumPy. `untested` returns the types and inputs that no case covers.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from session_pair import ep_session
 DOUBLE = int(TensorProto.DOUBLE)
 REALS = (FLOAT, FLOAT16, BFLOAT16, DOUBLE)
 ALLOWED = TOLERANCES | {DOUBLE: 2e-5, int(TensorProto.FLOAT8E4M3FN): 0.13, int(TensorProto.FLOAT8E5M2): 0.26}
-"""Relative and absolute errors; those of 8 bits are a step."""
+"""Maximum relative and absolute error by element type; for 8-bit floats the distance of neighbouring numbers."""
 DOMAIN = "com.microsoft"
 
 
 @functools.cache
 def schemas() -> dict[str, Any]:
-    """ONNX Runtime's schemas of the domain, by the operator's name."""
+    """Return ONNX Runtime's schemas of the domain, by operator name."""
     return {schema.name: schema for schema in state.get_all_operator_schema() if schema.domain == DOMAIN}
 
 
 @functools.cache
 def on_the_cpu() -> dict[str, list[dict[str, list[str]]]]:
-    """The type constraints of each of the CPU provider's kernels of the domain."""
+    """Return the type constraints of each of the CPU provider's kernels of the domain, by operator name."""
     found: dict[str, list[dict[str, list[str]]]] = {}
     for kernel in state.get_all_opkernel_def():
         if kernel.domain == DOMAIN and kernel.provider == "CPUExecutionProvider":
@@ -50,14 +50,14 @@ def on_the_cpu() -> dict[str, list[dict[str, list[str]]]]:
 
 
 def onnx_type(text: str) -> int | None:
-    """The number of a tensor type as schemas write it; None where device memory has no such elements."""
+    """Return the TensorProto number of a type such as "tensor(float)"; None for types without device tensors."""
     name = text.removeprefix("tensor(").removesuffix(")").upper()
     dtype = DType.__members__.get({"FLOAT": "FLOAT32", "DOUBLE": "FLOAT64"}.get(name, name))
     return dtype.onnx if dtype is not None and dtype.is_supported else None
 
 
 def declared(op_type: str) -> dict[str, frozenset[int]]:
-    """The types that the kernels of our registry have for each type constraint of the schema."""
+    """Return, for each type constraint of the operator's schema, the types of the plugin's registered kernels."""
     (row,) = (row for row in registry.operators() if row.domain == DOMAIN and row.name == op_type)
     types = {}
     for constraint in schemas()[op_type].type_constraints:
@@ -69,21 +69,26 @@ def declared(op_type: str) -> dict[str, frozenset[int]]:
 
 
 def constraints(values: Sequence[Any], count: int) -> list[str]:
-    """The type constraint, or the type, of each of ``count`` inputs or outputs."""
+    """Return the type constraint, or the fixed type, of each of ``count`` inputs or outputs of a schema."""
     return [values[min(i, len(values) - 1)].typeStr for i in range(count)]
 
 
 @dataclass(frozen=True)
 class Case:
-    """A node with its inputs in float32 (None: left out).
+    """A node with its inputs in float32 (None: omitted).
 
-    Attributes: outputs: which outputs the node has. reals: the types of floats to run it in, as far as the operator has
-        them; None for all. fixed: types of constraints, whatever the others have; those of inputs that are not float32
-        say so themselves. constant: inputs that are initializers. reference: computes the outputs; None: the CPU
-        provider if it has a kernel, else our float32. on_cpu: inputs that the CPU provider gets instead, by their
-        places. own: the CPU provider has a kernel, but not for these inputs; the text says why. part: the compared part
-        of an output. tolerance: instead of that of float32, where it is larger. steps: outputs of integers may differ
-        by one in a tenth of their elements.
+    Attributes:
+        outputs: whether the node has each output.
+        reals: float types in which the case runs, if the operator has them; None: all.
+        fixed: types of constraints that do not change with the float type. Inputs that are not float32 fix the types
+            of their constraints themselves.
+        constant: indices of inputs that are initializers.
+        reference: computes the expected outputs. None: the CPU provider if it has a kernel, else the plugin in float32.
+        on_cpu: by index, inputs that the CPU provider gets instead.
+        own: the reason why the CPU provider's kernel cannot run these inputs; "": it can.
+        part: returns the part of an output that is compared.
+        tolerance: maximum error, if it is larger than the type's.
+        steps: whether a tenth of the elements of an integer output may differ by 1.
     """
 
     op_type: str
@@ -101,8 +106,9 @@ class Case:
     steps: bool = False
 
     def types(self, real: int) -> dict[str, int]:
-        """Return the type of each constraint if floats are ``real``; constraints without an input are ``real`` if they
-        may be.
+        """Return the type of each constraint when the case runs in the float type ``real``.
+
+        Constraints of outputs only are ``real`` as well, if the operator allows it.
         """
         allowed = declared(self.op_type)
         result = {name: real for name, kinds in allowed.items() if real in kinds}
@@ -117,7 +123,7 @@ class Case:
         return result | dict(self.fixed)
 
     def kinds(self, real: int) -> list[int | None]:
-        """The type of each input where floats are ``real``."""
+        """Return the type of each input when the case runs in the float type ``real``; None for an omitted one."""
         types = self.types(real)
         names = constraints(schemas()[self.op_type].inputs, len(self.inputs))
 
@@ -130,7 +136,7 @@ class Case:
         return list(map(kind, self.inputs, names))
 
     def results(self, real: int) -> list[int | None]:
-        """The type of each output where floats are ``real``."""
+        """Return the type of each output when the case runs in the float type ``real``; None for an omitted one."""
         types = self.types(real)
         names = constraints(schemas()[self.op_type].outputs, len(self.outputs))
         return [
@@ -140,7 +146,7 @@ class Case:
 
     @property
     def real_types(self) -> list[int]:
-        """The types of floats in which the case runs."""
+        """Return the float types in which the case runs."""
         inputs = constraints(schemas()[self.op_type].inputs, len(self.inputs))
         floats = [name for x, name in zip(self.inputs, inputs, strict=True) if x is not None and x.dtype == np.float32]
         allowed = declared(self.op_type)
@@ -150,7 +156,9 @@ class Case:
         return mine if self.reals is None else [real for real in mine if real in self.reals]
 
     def tested(self) -> set[tuple[str, str]]:
-        """(constraint, type), (input, "given" or "left out"), (output, "given") and (attribute, "set") of the case."""
+        """Return what the case covers, as pairs: (constraint, type), (input, "given") or (input, "left out"),
+        (output, "given"), (attribute, "set").
+        """
         schema = schemas()[self.op_type]
         found = {(name, "set") for name in self.attributes}
         for i, value in enumerate(schema.inputs):
@@ -166,12 +174,12 @@ class Case:
 
     @property
     def is_compared_elsewhere(self) -> bool:
-        """Whether the comparison with the plugin's own float32 is not needed."""
+        """Return whether there is a reference other than the plugin's own float32 result."""
         return self.reference is not None or self.has_cpu_kernel()
 
     @property
     def for_cpu(self) -> Case:
-        """Return the case for the CPU provider."""
+        """Return the case with the inputs that the CPU provider gets."""
         inputs = [self.on_cpu.get(i, x) for i, x in enumerate(self.inputs)]
         kinds = {helper.np_dtype_to_tensor_dtype(x.dtype) for x in self.on_cpu.values()}
         fixed = {name: kinds.pop() if kinds and name == "TY" else kind for name, kind in self.fixed.items()}
@@ -190,7 +198,7 @@ def _schema_name(kind: int) -> str:
 
 
 def untested(cases: Sequence[Case], op_type: str) -> set[str]:
-    """Return the types, optional inputs and outputs, and attributes of a table's operator that no case covers."""
+    """Return the types, optional inputs and outputs, and attributes of an operator that no case covers."""
     covered = {part for case in cases if case.op_type == op_type for part in case.tested()}
     schema = schemas()[op_type]
     wanted = {(name, "set") for name in schema.attributes}
@@ -207,7 +215,7 @@ def untested(cases: Sequence[Case], op_type: str) -> set[str]:
 
 
 def model_of(cases: Mapping[int, Case], real: int, held: int | None = None) -> bytes:
-    """One model of all the cases; the number of each is in the names of its tensors. See `fed`."""
+    """Return one model of all cases. The tensors of case n are ``x<n>_<index>`` and ``y<n>_<index>``. See `fed`."""
     nodes, infos, values, initializers = [], [], [], []
     for number, case in cases.items():
         names = []
@@ -240,7 +248,7 @@ def ort_value(x: Array, kind: int) -> ort.OrtValue:
 
 
 def array(value: ort.OrtValue) -> Array:
-    """The numbers of a tensor in host memory, also of a type that NumPy lacks."""
+    """Return the elements of a tensor in host memory as an array, also for types that NumPy lacks."""
     kind = onnx_type(value.data_type())
     assert kind is not None
     dtype, shape, nbytes = helper.tensor_dtype_to_np_dtype(kind), value.shape(), value.tensor_size_in_bytes()
@@ -252,7 +260,7 @@ def array(value: ort.OrtValue) -> Array:
 
 
 def run(session: ort.InferenceSession, cases: Mapping[int, Case], real: int, held: int) -> dict[int, list[Array]]:
-    """The outputs of each case, for inputs in ``real`` that ``held`` holds as well."""
+    """Run the session of `model_of`, and return the outputs of each case. ``held`` and ``real`` are those of `fed`."""
     binding = session.io_binding()
     alive = []
     for number, case in cases.items():
@@ -274,7 +282,10 @@ def run(session: ort.InferenceSession, cases: Mapping[int, Case], real: int, hel
 
 
 def fed(case: Case, held: int, real: int) -> list[Array | None]:
-    """The inputs in the types that they have where floats are ``real``; rounded as if floats were ``held``."""
+    """Return a case's inputs for the float type ``real``, after rounding them to the float type ``held``.
+
+    So a Run in float32 can get the numbers of a Run in float16.
+    """
 
     def cast(x: Array | None, kind: int | None) -> Array | None:
         return x if x is None or kind is None else x.astype(helper.tensor_dtype_to_np_dtype(kind))
@@ -299,8 +310,9 @@ def differs(case: Case, number: int, got: Array, wanted: Array, real: int) -> st
 
 
 def check_cases(cases: Sequence[Case], reals: Sequence[int] = REALS) -> None:
-    """Runs the cases in those of their types that ``reals`` has, all cases of a type in one session, and finds each
-    that is wrong. Cases that are compared with the plugin's own float32 need it among ``reals``.
+    """Run the cases in their types that are in ``reals``, one session for each type; assert that all are right.
+
+    Cases that are compared with the plugin's own float32 result need FLOAT as the first of ``reals``.
     """
     numbered = dict(enumerate(cases))
     own = {n for n, case in numbered.items() if not case.is_compared_elsewhere}
@@ -329,7 +341,7 @@ def check_cases(cases: Sequence[Case], reals: Sequence[int] = REALS) -> None:
 
 
 def _expected(cases: Mapping[int, Case], real: int) -> dict[int, list[Array]]:
-    """What the references make, and the CPU provider, of inputs that ``real`` holds."""
+    """Return the outputs that the references and the CPU provider compute from inputs rounded to ``real``."""
     results: dict[int, list[Array]] = {}
     on_cpu = {n: case.for_cpu for n, case in cases.items() if case.reference is None}
     if on_cpu:

@@ -1,7 +1,7 @@
-"""Every path on which ONNX Runtime copies from or to the device without a node of the plugin, as functions.
+"""Copies from and to the device that ONNX Runtime makes outside of the plugin's nodes: a function for each code path.
 
-``python copy_paths.py SEED ROUNDS [VARIANT]`` runs each of them ROUNDS times and prints as JSON which gave wrong
-results, and how often. Tests start it with adversarial streams, where a copy that does not wait for another one shows.
+``python copy_paths.py SEED ROUNDS [VARIANT]`` calls each function ROUNDS times, and prints as JSON how often each gave
+wrong results. Tests start it with adversarial streams, with which a missing wait between copies gives wrong results.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import ort_cuda_plugin as plugin
 SIZE = 1000
 WEIGHTS = np.arange(SIZE, dtype=np.float32)
 
-#: Configurations of sessions: default; with threads for one Run; with one stream for all threads; with a stream of an
-#: application; without CUDA graphs; with memory of the driver's pools.
+#: Provider options by variant. "parallel" runs the nodes of a Run on several threads, "one-stream" shares one stream
+#: among all threads, and "default-stream" uses the application's default stream.
 VARIANTS: dict[str, dict[str, str]] = {
     "plain": {},
     "parallel": {},
@@ -42,20 +42,20 @@ PATHS: dict[str, Path] = {}
 
 
 def path(function: Path) -> Path:
-    """Register a path. Its arguments are new in each round."""
+    """Register a function of this module. It gets new random data in each round."""
     PATHS[function.__name__] = function
     return function
 
 
 @cache
 def session(graph: str) -> ort.InferenceSession:
-    """Return a session of a graph in ONNX's textual syntax, in which ``w`` are the weights."""
+    """Return a session of a graph in ONNX's text format. If the graph reads ``w``, `WEIGHTS` are its initializer."""
     model = parser.parse_model(f'<ir_version: 9, opset_import: ["" : 18]> copies {graph}')
     if "w" in {name for node in model.graph.node for name in node.input} | {v.name for v in model.graph.output}:
         model.graph.initializer.append(numpy_helper.from_array(WEIGHTS, "w"))
     onnx.checker.check_model(model)
     options = ort.SessionOptions()
-    options.log_severity_level = 3  # nodes on the CPU are intended
+    options.log_severity_level = 3  # hides warnings about nodes on the CPU, which are intended
     options.intra_op_num_threads = 1
     if variant == "parallel":
         options.execution_mode = ort.ExecutionMode.ORT_PARALLEL
@@ -69,7 +69,7 @@ def session(graph: str) -> ort.InferenceSession:
 
 @cache
 def ep_devices() -> list[ort.OrtEpDevice]:
-    """The emulated ones; sessions run on the first."""
+    """Return the emulated devices. Sessions run on the first one."""
     return [device for device in plugin.register(emulate=True) if device.ep_metadata["emulated"] == "1"]
 
 
@@ -86,7 +86,7 @@ def on_host(array: Array) -> ort.OrtValue:
 
 
 def without_waiting() -> ort.RunOptions:
-    """A Run with these ends before its work."""
+    """Return run options with which a Run returns before its device work has ended."""
     options = ort.RunOptions()
     options.add_run_config_entry("disable_synchronize_execution_providers", "1")
     return options
@@ -94,7 +94,7 @@ def without_waiting() -> ort.RunOptions:
 
 DOUBLE = "(float[n] x) => (float[n] y) { y = Add(x, x) }"
 HANDED_THROUGH = "(float[n] x) => (float[n] x, float[n] y) { y = Add(x, x) }"
-#: Large enough that streams can diverge.
+#: A graph with enough launches that work of different streams can interleave.
 CHAIN = "(float[n] x) => (float[n] y) { a = Add(x, x) b = Mul(a, x) c = Add(b, a) y = Add(c, x) }"
 
 
@@ -257,7 +257,7 @@ def value_made_and_read(x: Array) -> Result:
 
 @path
 def tensors_copied_with_and_without_a_stream(x: Array) -> Result:
-    """Those with one are not waited for; those without one come after them."""
+    """Copies with a stream return before they are done. Copies without one must wait for earlier work."""
     stream = ep_devices()[0].create_sync_stream()
     middle, other, back = on_device(x - 1), on_device(x - 2), on_host(x - 3)
     ort.copy_tensors([on_host(x)], [middle], stream)
@@ -270,7 +270,7 @@ def tensors_copied_with_and_without_a_stream(x: Array) -> Result:
 
 @path
 def tensors_copied_between_devices(x: Array) -> Result:
-    """With streams of the one, of the other and without."""
+    """Copy between two devices with a stream of either device, and without a stream."""
     streams = [device.create_sync_stream() for device in ep_devices()]
     got = []
     for stream in (*streams, None):
@@ -341,7 +341,7 @@ def input_changed_after_a_run_that_was_not_waited_for(x: Array) -> Result:
 
 @path
 def inputs_bound_after_a_run_that_was_not_waited_for(x: Array) -> Result:
-    """The next input may get the memory of the previous one, which the Run still reads."""
+    """Bind new inputs while earlier Runs are unfinished: a new input must not get the memory that a Run still reads."""
     made, expected = session(CHAIN), []
     results = [on_device(np.zeros_like(x)) for _ in range(3)]
     for step, result in enumerate(results):
@@ -413,7 +413,7 @@ def value_copied_on_a_stream_read_by_another_thread(x: Array) -> Result:
 
 @path
 def value_copied_while_another_thread_runs(x: Array) -> Result:
-    """Copies of one thread, while a session runs on another one and nobody waits for either."""
+    """Copy on one thread while a session runs on another thread, without waits between them."""
     first, second = other_threads()
 
     def runs() -> list[Array]:
@@ -427,7 +427,7 @@ def value_copied_while_another_thread_runs(x: Array) -> Result:
 
 
 def wrong_results(seed: int, rounds: int) -> dict[str, int]:
-    """Return how often each path gave wrong results; the exception of a path that raised one."""
+    """Call each registered function ``rounds`` times; return how often each gave wrong results, without zeros."""
     rng = np.random.default_rng(seed)
     wrong: dict[str, int] = {}
     for name, function in PATHS.items():

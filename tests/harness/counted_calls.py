@@ -1,4 +1,4 @@
-"""Counts calls of functions: a measure of Python work that no clock decides."""
+"""Counts calls of Python functions: a measure of work that is deterministic, unlike times."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from types import FrameType
 
 
 def counted_calls(work: Callable[[], object], is_counted: Callable[[FrameType, str], bool]) -> int:
-    """Return how many events of the profiler count while ``work`` runs, in this thread and in new ones.
+    """Return the number of profiler events for which ``is_counted`` is true, while ``work`` runs.
 
-    ``is_counted`` gets the frame and the event: "call" of a Python function, "c_call" of another one, and returns.
+    Events of this thread and of threads that ``work`` starts count. ``is_counted`` gets the frame and the event, such
+    as "call" (of a Python function), "c_call" (of a function in C) or "return".
     """
     count = 0
 

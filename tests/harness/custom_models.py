@@ -1,4 +1,4 @@
-"""Custom operators that replace Sign, and a model with one: Exp, Sign, Neg of a tensor [n, 4]."""
+"""Test models y = -sign(exp(x)) for x [n, 4], and custom operators that replace Sign in them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FLOAT = frozenset({DType.FLOAT32})
 
 
 def model(node: str = "Sign") -> bytes:
-    """y = -f(exp(x)), with f by the operator ``node`` of the name "mine"."""
+    """Return the model y = -f(exp(x)); f is the operator ``node``, and its node is named "mine"."""
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 4]) for name in "xy")
     nodes = [
         helper.make_node("Exp", ["x"], ["a"]),
@@ -34,7 +34,9 @@ def model(node: str = "Sign") -> bytes:
 
 @contextmanager
 def in_place_of(name: str, function: LowerFunction, version: int = 1) -> Iterator[CustomOperator]:
-    """Replace a built-in operator, with one float32 input and output, within a block."""
+    """Within the block, register ``function`` in place of the built-in operator ``name``, with one float32 input and
+    output.
+    """
     ports = (Port("x", FLOAT),), (Port("y", FLOAT),)
     operator = registry.register(CustomOperator(name, "", version, *ports, (), function, priority=1))
     try:
@@ -44,7 +46,7 @@ def in_place_of(name: str, function: LowerFunction, version: int = 1) -> Iterato
 
 
 def launches(kernel: Kernel, factor: float = 2.0) -> LowerFunction:
-    """Launches a kernel with the parameters x, y, their size, and a factor."""
+    """Return a lowering function that launches ``kernel`` with the arguments x, y, the size of x, and ``factor``."""
 
     def function(ctx: Lowering, inputs: Sequence[Tensor | None], _: object) -> list[Tensor]:
         x = inputs[0]

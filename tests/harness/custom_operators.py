@@ -1,4 +1,4 @@
-"""Operators of an application, and models with them, for tests of what ONNX Runtime makes of both."""
+"""Custom operators of a test application, and models with them, for tests of their registration in ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def doubled(ctx: Lowering, inputs: Sequence[Tensor | None], attributes: Mapping[
 
 
 def operator(name: str = "Double", version: int = 1, priority: int = 0, **more: Any) -> CustomOperator:
-    """One that doubles its input, unless told otherwise."""
+    """Return a custom operator that doubles its input; ``more`` replaces fields of `CustomOperator`."""
     given: dict[str, Any] = {"inputs": (X,), "outputs": (Y,), "attributes": (), "domain": DOMAIN}
     return CustomOperator(name, version=version, priority=priority, **{"function": doubled, **given, **more})
 
@@ -50,7 +50,7 @@ def model(
     dtype: int = TensorProto.FLOAT,
     opset: int = 1,
 ) -> bytes:
-    """The nodes, those of `DOMAIN` among them; inputs of one type, and outputs of which the model says nothing."""
+    """Return a model of the nodes, which may be of `DOMAIN`. All inputs have ``dtype``; outputs declare no type."""
     graph = helper.make_graph(
         nodes,
         "custom",
@@ -62,7 +62,7 @@ def model(
 
 
 def stock_session(model: bytes, **options: str) -> ort.InferenceSession:
-    """A session of ONNX Runtime's own class whose options got the emulated device."""
+    """Return an ``InferenceSession`` with the emulated device, not created by `ort_cuda_plugin.session`."""
     session_options = ort.SessionOptions()
     session_options.log_severity_level = 4
     (device,) = (d for d in ort_cuda_plugin.register(emulate=True) if d.ep_metadata.get("emulated") == "1")

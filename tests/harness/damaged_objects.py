@@ -1,7 +1,8 @@
-"""Damages kernel objects of the compilers where a reader can go wrong; for the emulator's loader and for `Elf`.
+"""Fuzzer of the two readers of ELF objects: the emulator's loader in C, and the class `Elf` in Python.
 
-``python tests/harness/damaged_objects.py --rounds 100000`` loads that many under AddressSanitizer and
-UndefinedBehaviorSanitizer and reads as many in Python.
+Objects of the kernel compiler and of a C compiler are damaged in fields that a reader interprets. ``python
+tests/harness/damaged_objects.py --rounds 100000`` loads that many in C under AddressSanitizer and
+UndefinedBehaviorSanitizer, and reads as many in Python.
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ CODE_MODELS = [
 
 
 def write_objects(folder: Path) -> list[Path]:
-    """Objects of the compile pipeline, plain and checked, and of the C compiler with relocations of every kind."""
+    """Write undamaged objects: of the kernel compiler, without and with checking mode, and of the C compiler.
+
+    The latter have relocations of every kind that the loader supports.
+    """
     images = [compile_kernel(SUM, Target.emulated(check)).data for check in (False, True)]
     images += [compile_kernels(folder, model) for model in CODE_MODELS]
     paths = [folder / f"{index}.o" for index in range(len(images))]
@@ -58,9 +62,9 @@ def program() -> Path:
 
 
 def load_damaged(seed: int, rounds: int) -> dict[str, int]:
-    """Loads damaged objects; how many were refused and loaded, and how many kernels were found in them.
+    """Load damaged objects in C. Return how many were refused and loaded, and how many kernels were found in them.
 
-    Raises AssertionError with the report of the sanitizer.
+    Raises AssertionError with a sanitizer's report.
     """
     with tempfile.TemporaryDirectory() as folder:
         done = run_program(program(), "load", str(seed), str(rounds), *write_objects(Path(folder)), timeout=7200)
@@ -70,7 +74,7 @@ def load_damaged(seed: int, rounds: int) -> dict[str, int]:
 
 
 def damaged_objects(seed: int, rounds: int) -> Iterator[bytes]:
-    """The objects that `load_damaged` loads."""
+    """Yield the damaged objects that `load_damaged` loads for this seed."""
     with tempfile.TemporaryDirectory() as folder:
         command = [str(program()), "print", str(seed), str(rounds), *map(str, write_objects(Path(folder)))]
         with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
@@ -82,7 +86,7 @@ def damaged_objects(seed: int, rounds: int) -> Iterator[bytes]:
 
 
 def read_damaged(seed: int, rounds: int) -> dict[str, int]:
-    """Reads damaged objects in Python; how many were refused and read. Any other error than ValueError is raised."""
+    """Read damaged objects in Python. Return how many were refused with ValueError and read; raise other errors."""
     outcome = {"refused": 0, "read": 0}
     for data in damaged_objects(seed, rounds):
         try:
@@ -90,7 +94,7 @@ def read_damaged(seed: int, rounds: int) -> dict[str, int]:
             for section in elf.sections:
                 elf.contents(section)
             for symbol in elf.symbols():
-                if symbol.section < len(elf.sections):  # the numbers above have other meanings
+                if symbol.section < len(elf.sections):  # larger numbers, such as SHN_ABS, name no section
                     elf.symbol_offset(symbol)
             outcome["read"] += 1
         except ValueError:

@@ -1,4 +1,7 @@
-"""A GPT-2-like decoder with a past, dynamic batch, sequence and past, written node by node as exporters write it."""
+"""Test model: a GPT-2-like decoder with K/V caches in the nodes that exporters write.
+
+The batch, the number of new tokens and the length of the past are symbolic.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,12 @@ from onnx import TensorProto, helper
 from encoder import GraphBuilder
 
 LONGEST = 256
-"""Positions that the causal mask and the position embedding have."""
+"""Maximum number of tokens, past included: size of the causal mask and of the position embedding."""
 
 
 class _DecoderBuilder(GraphBuilder):
     def gemm(self, x: str, inputs: int, outputs: int) -> str:
-        """The linear layer of GPT-2: rows folded, Gemm, rows unfolded, with shapes that are computed in the graph."""
+        """Add GPT-2's linear layer: Reshape to [rows, inputs], Gemm, Reshape back by a shape computed in the graph."""
         rows = self.node("Reshape", x, self.constant([-1, inputs]))
         weight = self.noise(inputs, outputs, scale=1 / math.sqrt(inputs))
         product = self.node("Gemm", rows, weight, self.noise(outputs, scale=0.1))
@@ -24,7 +27,7 @@ class _DecoderBuilder(GraphBuilder):
         return self.node("Reshape", product, sizes)
 
     def causal(self, scores: str, query: str, key: str) -> str:
-        """The scores with those of later keys masked, by a slice of a triangle that is stored as a weight."""
+        """Add a causal mask to attention scores: Where with a slice of a triangular constant of bools."""
         rows, keys = self.dim(query, 2), self.dim(key, 2)
         start = self.node("Sub", keys, rows)
         triangle = self.constant(np.tri(LONGEST, dtype=np.bool_)[None, None], np.bool_)
@@ -43,9 +46,10 @@ class _DecoderBuilder(GraphBuilder):
 
 
 def decoder(layers: int = 2, hidden: int = 48, heads: int = 3, vocabulary: int = 100, seed: int = 0) -> onnx.ModelProto:
-    """Inputs ``input_ids`` (batch, sequence) and for each layer ``past_key_i`` and ``past_value_i``.
+    """Return the decoder.
 
-    Those are (batch, heads, past, width). Outputs ``last_hidden_state`` and ``present_key_i``, ``present_value_i``.
+    Inputs: ``input_ids`` (batch, sequence), and for each layer ``past_key_i`` and ``past_value_i`` (batch, heads, past,
+    width). Outputs: ``last_hidden_state``, ``present_key_i`` and ``present_value_i``.
     """
     b = _DecoderBuilder(seed)
     width = hidden // heads
@@ -92,7 +96,7 @@ def decoder(layers: int = 2, hidden: int = 48, heads: int = 3, vocabulary: int =
 def decoder_inputs(
     model: onnx.ModelProto, batch: int, sequence: int, past: int, seed: int = 0
 ) -> dict[str, np.ndarray]:
-    """Token ids, and noise for the past."""
+    """Return random token ids, and noise for the past keys and values."""
     rng = np.random.default_rng(seed)
     feeds: dict[str, np.ndarray] = {"input_ids": rng.integers(0, 100, (batch, sequence))}
     for value in model.graph.input[1:]:

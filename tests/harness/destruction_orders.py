@@ -1,7 +1,8 @@
-"""Destroys what an application holds of ONNX Runtime and the plugin in any order, in the process and at its end.
+"""Destroys an application's objects of ONNX Runtime and of the plugin in many orders, while it runs and at its exit.
 
-``python tests/harness/destruction_orders.py --orders 5040 --exits 300`` tries that many of each; a failure is printed
-with the command that repeats it. Freed memory is overwritten at once, so that what uses it fails.
+``python tests/harness/destruction_orders.py --orders 5040 --exits 300`` tries that many orders and process exits, and
+prints each failure with the command that repeats it. Freed memory is overwritten at once, so that a use after free
+fails.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def new_session() -> Any:
 
 
 def make() -> dict[str, Any]:
-    """Make one of each of OBJECTS."""
+    """Create one object of each kind in `OBJECTS`."""
     [device] = [d for d in plugin.register(emulate=True) if d.ep_metadata["emulated"] == "1"]
     vendor = device.memory_info(ort.OrtDeviceMemoryType.DEFAULT).device_vendor_id
     session = new_session()
@@ -72,7 +73,7 @@ def make() -> dict[str, Any]:
 
 
 def play(order: str) -> None:
-    """Destroy the objects in the order of their letters, with the actions of the other letters in between."""
+    """Follow ``order``, a string of letters: destroy the object with the letter, or do the action with the letter."""
     held = make()
     unregistered = False
     for step in order:
@@ -85,7 +86,7 @@ def play(order: str) -> None:
             new_session()
         else:
             del held[step]
-        if "s" in held:  # it still works after the library was unregistered
+        if "s" in held:  # the session must work even after the library was unregistered
             np.testing.assert_array_equal(held["s"].run(None, {"a": X, "b": X})[0], X + X)
         if "o" in held and unregistered:
             refuse_session(held["o"])
@@ -103,7 +104,7 @@ def refuse_session(options: Any) -> None:
 
 
 def orders(letters: str, count: int) -> list[str]:
-    """So many permutations of the letters, or all; the same ones each time."""
+    """Return ``count`` pseudorandom permutations of the letters, or all permutations if there are fewer."""
     if count >= math.factorial(len(letters)):
         return ["".join(order) for order in itertools.permutations(letters)]
     generator = random.Random(1)
@@ -139,7 +140,7 @@ def end(seed: int) -> None:
     generator = random.Random(seed)
     late: list[Any] = []
     if generator.random() < 0.5:
-        atexit.register(late.clear)  # runs after what is registered later
+        atexit.register(late.clear)  # registered first, so it runs after the plugin's own atexit functions
     held = make()
     story = {name: keep_somewhere(held.pop(name), name, generator, late) for name in sorted(OBJECTS)}
     if generator.random() < 0.3:
@@ -161,7 +162,7 @@ def end(seed: int) -> None:
 
 
 def start(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """This file as a program, in a process of its own."""
+    """Run this file in a new process, with freed memory overwritten."""
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     variables = {**os.environ, **OVERWRITE_FREED, "PYTHONPATH": paths, **environment}
     command = [sys.executable, str(Path(__file__).resolve()), *arguments]
@@ -169,7 +170,7 @@ def start(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
 
 
 def failing_order(tried: Sequence[str], **environment: str) -> str:
-    """Plays the orders in one process; "", or the first that fails with what it said."""
+    """Play the orders in one process; return the first that fails with its output, "" if none does."""
     done = start("play", *tried, **environment)
     played = done.stdout.split()
     if done.returncode == 0 and len(played) == len(tried):
@@ -178,7 +179,7 @@ def failing_order(tried: Sequence[str], **environment: str) -> str:
 
 
 def failing_end(seed: int, **environment: str) -> str:
-    """Ends a process; "", or what went wrong."""
+    """Run `end` in a new process; return what went wrong, "" if nothing did."""
     done = start("end", str(seed), **environment)
     if done.returncode in (0, 3) and not done.stderr:
         return ""

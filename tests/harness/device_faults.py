@@ -1,4 +1,4 @@
-"""Faults of the emulated devices of this process; docs/architecture/emulated_device.md lists the settings."""
+"""Injects faults into the emulated devices of this process; docs/architecture/emulated_device.md lists them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ort_cuda_plugin.abi.emulation import configuration, configure
 
 @contextmanager
 def faults(text: str) -> Iterator[None]:
-    """The emulated devices with faults, which other settings and sessions outlive."""
+    """Within the block, the emulated devices have the faults of ``text``. Other settings and sessions are kept."""
     config = configuration()
     config.faults = text.encode()
     configure(config)

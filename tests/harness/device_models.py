@@ -16,7 +16,7 @@ def model(
     outputs: Mapping[str, Sequence[int | str]],
     dtype: int = FLOAT,
 ) -> bytes:
-    """The nodes with inputs and outputs of these names and shapes and one type, checked, as bytes."""
+    """Return a checked model of the nodes; ``inputs`` and ``outputs`` map names to shapes, and all have ``dtype``."""
     graph = helper.make_graph(
         nodes,
         "small",
@@ -29,7 +29,10 @@ def model(
 
 
 def add_and_double() -> bytes:
-    """c = 2 (a + b) for vectors of any length, in two launches: Trilu, which keeps all of one row, joins nothing."""
+    """Return the model c = 2 (a + b) for vectors of any length, which has two launches.
+
+    Trilu on a matrix of one row changes nothing, but it does not fuse with the other operators.
+    """
     nodes = [
         helper.make_node("Constant", [], ["axis"], value_ints=[0]),
         helper.make_node("Unsqueeze", ["a", "axis"], ["row"]),
@@ -42,8 +45,9 @@ def add_and_double() -> bytes:
 
 
 def with_cpu_nodes(dtype: int, rounds: int = 1) -> bytes:
-    """y = x, ``rounds`` + 1 times appended to itself by the plugin. In between the CPU provider casts to string and
-    back, which the plugin cannot do: ONNX Runtime must copy to the host and back.
+    """Return a model that appends x to itself ``rounds`` + 1 times, with nodes of the CPU provider in between.
+
+    These cast to string and back, which the plugin declines, so ONNX Runtime copies to the host and back.
     """
     nodes = [helper.make_node("Concat", ["x", "x"], ["t0"], axis=0)]
     for i in range(rounds):

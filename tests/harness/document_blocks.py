@@ -1,9 +1,9 @@
-"""The code blocks of Markdown documents, and a process that runs those of one document in their order.
+"""Finds the code blocks of a Markdown document, and runs them in order.
 
-A block runs unless the line before it says why not: ``<!-- not run: the reason -->``. What a block needs and the reader
-has, such as a model, comes from `prepare`.
+A block runs unless the line before it says why not: ``<!-- not run: the reason -->``. `prepare` provides what the
+document's reader is assumed to have, such as a model file.
 
-    python document_blocks.py DOCUMENT      in the folder that the blocks shall work in
+    python document_blocks.py DOCUMENT      (in the folder in which the blocks should work)
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Block:
     language: str
     text: str
     reason: str
-    """The reason why it is not run, or ""."""
+    """The reason why the block is not run; "" if it is run."""
 
 
 def blocks(document: str) -> Iterator[Block]:
@@ -43,7 +43,7 @@ def blocks(document: str) -> Iterator[Block]:
 
 
 def prepare() -> dict[str, Any]:
-    """Files in the working folder, and names, that documents speak of.
+    """Write the files that documents mention to the working folder, and return the names that their code uses.
 
     ``model.onnx`` has the input ``x``; ``decoder.onnx`` is a language model of two layers.
     """
@@ -72,7 +72,7 @@ def prepare() -> dict[str, Any]:
 
 
 def run_c(block: Block) -> None:
-    """A program that gets the path of the library and of ``model.onnx``."""
+    """Compile a block as a C program, and run it with the paths of the library and of ``model.onnx`` as arguments."""
     import onnxruntime
 
     from c_programs import build_host

@@ -1,4 +1,4 @@
-"""Tests of what every driver table does: the emulated device in both stream modes, and a GPU where there is one."""
+"""Devices and kernels for tests of driver calls: the emulated device in both stream modes, and a GPU if available."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEVICES = ["inline", "adversarial", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 INDEX = "    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x\n"
 SPECS = {
-    # Does not commute, so the order of launches shows.
+    # Launches of x = a x + b do not commute, so the result shows their order.
     "affine": KernelSpec(
         "affine", ("*i32", "i32", "i32"), source=f"def kernel(x, a, b):\n{INDEX}    x[i] = int32(x[i] * a + b)\n"
     ),
@@ -34,7 +34,7 @@ SPECS = {
 
 @contextmanager
 def driver_device(name: str, seed: int = 0) -> Iterator[Device]:
-    """The device of that entry of DEVICES; skips where there is no GPU."""
+    """Yield the device with this name in `DEVICES`. Skip the test if it needs a GPU and there is none."""
     if name != "cuda":
         with configured(adversarial=int(name == "adversarial"), seed=seed) as device:
             yield device
@@ -52,7 +52,7 @@ def compiled(name: str, target: Target) -> KernelImage:
 
 
 class Kernels:
-    """The kernels of SPECS, loaded on one device."""
+    """The kernels of `SPECS`, loaded on one device."""
 
     def __init__(self, device: Device) -> None:
         target = Target.emulated() if device.is_emulated else Target.cuda(*device.compute_capability)
@@ -79,7 +79,7 @@ def load_kernels(device: Device) -> Iterator[Kernels]:
 
 
 def blocking_stream(device: Device) -> Stream:
-    """A stream that orders with the null stream."""
+    """Return a blocking stream: it synchronises with the null stream."""
     stream = device.stream()
     stream.destroy()
     handle = ffi.new("CUstream *")

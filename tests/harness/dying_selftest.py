@@ -1,4 +1,4 @@
-"""A process with the answers of a selftest's worker, whose checks crash, hang and lose the device."""
+"""A fake worker process of the selftest: it reports checks that crash, hang and lose the device."""
 
 import json
 import sys

@@ -35,16 +35,16 @@ def current() -> Emulator:
 
 
 def apply(settings: Emulator) -> None:
-    """Raises ValueError with the library's reason where it refuses."""
+    """Apply the settings. Raises ValueError if the library refuses them; the message has its reason."""
     configure(ffi.new("ocp_emu_config *", dataclasses.asdict(settings)))
 
 
 @contextmanager
 def configured(**changes: int) -> Iterator[Device]:
-    """Emulated device 0 under the changed settings, without findings. Afterwards settings and device are as before.
+    """Yield emulated device 0 with changed settings and no findings. Restore settings and device after the block.
 
-    Nothing that other tests left in reference cycles is freed meanwhile: where a test loses the device, the plugin
-    would find it lost, for the rest of the process.
+    Garbage collection is off in the block. If a test loses the device, freeing objects that other tests left in
+    reference cycles would make the plugin notice the loss, and refuse the device for the rest of the process.
     """
     before, collects = current(), gc.isenabled()
     apply(dataclasses.replace(before, **changes))
@@ -54,7 +54,7 @@ def configured(**changes: int) -> Iterator[Device]:
         yield Device.emulated(0)
     finally:
         try:
-            apply(before)  # runs what is still deferred, which may fail
+            apply(before)  # runs deferred work, which may fail
         finally:
             clear_findings()
             if collects:
@@ -65,7 +65,7 @@ LARGE_CODE_MODEL = ("-mcmodel=large", "-fno-pic", "-fno-pie")
 
 
 def compile_kernels(folder: Path, code_model: Sequence[str] = LARGE_CODE_MODEL) -> bytes:
-    """The object file of emulator_kernels.c; with the large code model as the compile pipeline would make it."""
+    """Compile emulator_kernels.c to an object file. The large code model is that of the kernel compiler."""
     target = folder / "emulator_kernels.o"
     flags = ["-O2", "-fno-asynchronous-unwind-tables", *code_model]
     source = SOURCES / "emulator_kernels.c"

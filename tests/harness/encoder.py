@@ -1,4 +1,4 @@
-"""A BERT-like encoder with dynamic batch and sequence, written node by node as PyTorch's exporter writes it."""
+"""Test model: a BERT-like encoder with symbolic batch and sequence, in the nodes that PyTorch's exporter writes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class GraphBuilder:
         return self.node("Add", self.node("Mul", self.node("Div", centred, deviation), scale), bias)
 
     def heads(self, x: str, like: str, heads: int, width: int) -> str:
-        """(batch, sequence, hidden) -> (batch, heads, sequence, width), the shape taken from a tensor at Run time."""
+        """Reshape (batch, sequence, hidden) to (batch, heads, sequence, width); ``like`` has the first two sizes."""
         sizes = [self.dim(like, 0), self.dim(like, 1), self.constant(heads), self.constant(width)]
         return self.node("Transpose", self.node("Reshape", x, self.shape(*sizes)), perm=[0, 2, 1, 3])
 
@@ -67,10 +67,11 @@ def encoder(
     decomposed: bool = False,
     seed: int = 0,
 ) -> onnx.ModelProto:
-    """Inputs ``input_ids`` and ``attention_mask`` (batch, sequence) int64, output ``last_hidden_state`` (batch,
-    sequence, hidden).
+    """Return the encoder.
 
-    ``decomposed`` writes LayerNormalization as ReduceMean, Pow, Sqrt, ... as opsets below 17 do.
+    Inputs: ``input_ids`` and ``attention_mask`` (batch, sequence) int64. Output: ``last_hidden_state`` (batch,
+    sequence, hidden). With ``decomposed``, LayerNormalization is written as ReduceMean, Pow, Sqrt and so on, as in
+    opsets below 17.
     """
     b = GraphBuilder(seed)
     width = hidden // heads
@@ -114,7 +115,7 @@ def encoder(
 
 
 def encoder_inputs(batch: int, sequence: int, seed: int = 0, vocabulary: int = 1000) -> dict[str, np.ndarray]:
-    """Token ids, and a mask whose rows end at random lengths of at least one token."""
+    """Return random token ids, and a mask that ends each row at a random length of at least one token."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, sequence + 1, (batch, 1))
     return {

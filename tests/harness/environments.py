@@ -1,4 +1,4 @@
-"""Virtual environments for programs that bring their own Python."""
+"""Builds virtual environments without pip, for tests of programs that run in another environment."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def environment_folder(prefix: Path) -> Path:
-    """A virtual environment's skeleton around this interpreter, without packages; returns its site-packages."""
+    """Make a virtual environment of this interpreter without packages; return its site-packages folder."""
     (prefix / "bin").mkdir(parents=True)
     (prefix / "bin" / "python3").symlink_to(Path(sys.executable).resolve())
     home = Path(sys.executable).resolve().parent
@@ -18,6 +18,6 @@ def environment_folder(prefix: Path) -> Path:
 
 
 def borrow_packages(site: Path) -> None:
-    """Makes this environment's packages importable in another, their .pth files included."""
+    """Make this environment's packages, .pth files included, importable in the environment of ``site``."""
     lines = [f"import site; site.addsitedir({path!r})" for path in sys.path if path.endswith("site-packages")]
     (site / "others.pth").write_text("\n".join(lines))

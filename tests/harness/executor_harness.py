@@ -1,4 +1,4 @@
-"""Drives clusters through the library's table, without ONNX Runtime: plans from Python, kernels from C."""
+"""Runs clusters in the C executor without ONNX Runtime: plans are written in Python, kernels in C."""
 
 from __future__ import annotations
 
@@ -32,29 +32,29 @@ KERNELS = {
     "parameters": (P, I8, I16, I32, I64, F32, F64),
     "idle": (P, I64),
 }
-"""The kernels of executor_kernels.c and their parameters."""
+"""The kernels of executor_kernels.c, with the kinds of their parameters."""
 AFFINE, ADD, KEEP_POSITIVE, PARAMETERS, IDLE = range(5)
-"""Indices of the kernels in a cluster made by `TestCluster`."""
+"""Indices of the kernels in a `TestCluster`."""
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 class OnHost:
-    """An input that is handed over in host memory."""
+    """An input that a Run gets in host memory."""
 
     def __init__(self, array: np.ndarray) -> None:
         self.array = np.ascontiguousarray(array)
 
 
 class Wild:
-    """A float input of shape [1] that claims to be on the device and is not."""
+    """A float input of shape [1] with an invalid device address."""
 
     address = 0xDEAD000
 
 
 @cache
 def device() -> Any:
-    """The emulated device (``ocp_device *``)."""
+    """Return the emulated device (``ocp_device *``)."""
     error = new_error()
     opened = core().device_open(1, 0, error)
     check(error)
@@ -63,7 +63,7 @@ def device() -> Any:
 
 @cache
 def kernel_image() -> bytes:
-    """executor_kernels.c, compiled for the emulated device."""
+    """Compile executor_kernels.c to an object file for the emulated device."""
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "kernels.o"
         compiler = shlex.split(os.environ.get("CC", "gcc"))
@@ -90,7 +90,7 @@ def functions() -> tuple[Any, ...]:
 
 def driver() -> Any:
     error = new_error()
-    core().device_enter(device(), ffi.new("ocp_stay *"), error)  # never left
+    core().device_enter(device(), ffi.new("ocp_stay *"), error)  # the context stays current
     check(error)
     return core().driver_emulator()
 
@@ -106,7 +106,7 @@ def synchronize(stream: Any) -> None:
 
 
 class DeviceBlock:
-    """Device memory with the bytes of an array."""
+    """A block of device memory, for the bytes of an array."""
 
     def __init__(self, nbytes: int) -> None:
         address = ffi.new("CUdeviceptr *")
@@ -125,7 +125,7 @@ class DeviceBlock:
         return self
 
     def download(self, shape: Sequence[int], dtype: Any, stream: Any) -> np.ndarray:
-        """The contents, after what was enqueued on the stream."""
+        """Wait for the stream, and return the contents."""
         synchronize(stream)
         array = np.empty(tuple(shape), dtype)
         if array.nbytes:
@@ -139,7 +139,7 @@ class DeviceBlock:
 
 
 class Stream:
-    """An ``ocp_stream *`` for the time of a with statement."""
+    """Context manager of an ``ocp_stream *``."""
 
     def __enter__(self) -> Any:
         out = ffi.new("ocp_stream **")
@@ -156,7 +156,7 @@ class Stream:
 
 
 class Outputs:
-    """The output callback of one Run."""
+    """The callback that allocates the outputs of one Run; keeps their memory."""
 
     def __init__(self, plan_dtypes: Sequence[int]) -> None:
         self.dtypes = plan_dtypes
@@ -175,9 +175,7 @@ class Outputs:
         return 0
 
     def arrays(self, stream: Any) -> list[np.ndarray]:
-        """Return the outputs. Breaks the reference cycle of object and callback, so that the memory is freed with the
-        object.
-        """
+        """Return the outputs, and drop the callback. Its reference to this object would delay freeing the memory."""
         self.callback = None
         return [
             block.download(shape, NUMPY_TYPES[self.dtypes[index]], stream)
@@ -186,7 +184,7 @@ class Outputs:
 
 
 class TestCluster:
-    """An ``ocp_cluster`` with all test kernels. ``build`` is called when no plan matches."""
+    """An ``ocp_cluster`` with all test kernels. The argument ``build`` is called if no plan's guards hold."""
 
     __test__ = False
 
@@ -232,7 +230,7 @@ class TestCluster:
         check(error)
 
     def run(self, *inputs: np.ndarray | OnHost | Wild, stream: Any = None) -> list[np.ndarray]:
-        """Runs once and waits. Raises PluginError."""
+        """Run once, and wait for the outputs. Raises PluginError."""
         if stream is None:
             with Stream() as own:
                 return self.run(*inputs, stream=own)
@@ -265,7 +263,7 @@ class TestCluster:
         try:
             check(error)
         finally:
-            core().stream_synchronize(stream, new_error())  # now the inputs can be freed
+            core().stream_synchronize(stream, new_error())  # the inputs are freed on return
 
     def close(self) -> None:
         core().cluster_release(self.pointer)
@@ -281,7 +279,7 @@ class TestCluster:
 
 
 def acquire(array: np.ndarray) -> Any:
-    """A weight (``ocp_weight *``) with the bytes of the array."""
+    """Return a weight (``ocp_weight *``) with the bytes of the array."""
     data = np.ascontiguousarray(array)
     raw = ffi.from_buffer(data.reshape(-1).view(np.uint8)) if data.nbytes else ffi.NULL
     out = ffi.new("ocp_weight **")
@@ -292,10 +290,10 @@ def acquire(array: np.ndarray) -> Any:
 
 
 class Registers:
-    """Hands out registers and collects the expressions behind them."""
+    """Allocates the registers of a plan, and collects the expressions that define them."""
 
     def __init__(self, first: int) -> None:
-        """``first``: how many registers the inputs take."""
+        """Start after the first ``first`` registers, which belong to the inputs."""
         self.count = first
         self.segment = 0
         self.exprs: list[PlanExpr] = []
@@ -309,7 +307,7 @@ class Registers:
         return self.op(ExprOp.CONST, imm=value)
 
     def take(self, count: int) -> int:
-        """Take registers that are not defined by an expression."""
+        """Allocate registers that no expression defines; return the first one."""
         self.count += count
         return self.count - count
 
@@ -320,18 +318,18 @@ class Registers:
         return total
 
     def grid(self, size: int, block: int) -> tuple[int, int, int]:
-        """A one-dimensional grid for ``size`` threads."""
+        """Return registers of a one-dimensional grid for ``size`` threads in blocks of ``block``."""
         one = self.const(1)
         return self.op(ExprOp.CEILDIV, size, self.const(block)), one, one
 
 
 def launch(kernel: int, grid: tuple[int, int, int], params: Sequence[Param], **fields: Any) -> Record:
-    """A launch of blocks of 32 threads that belongs to node 0."""
+    """Return a launch record with blocks of 32 threads, for node 0."""
     return Record(RecordKind.LAUNCH, 0, tuple(params), index=kernel, grid=grid, block=(32, 1, 1), **fields)
 
 
 def run_in_threads(cluster: TestCluster, expected: Callable[[np.ndarray], np.ndarray], runs: int) -> None:
-    """Four threads, each with a stream of its own, run the cluster on [n, 50] with an n that changes, and compare."""
+    """Run the cluster in four threads with separate streams, for inputs [n, 50] of random n; check the results."""
 
     def work(seed: int) -> None:
         generator = np.random.default_rng(seed)
