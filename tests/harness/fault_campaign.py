@@ -1,13 +1,13 @@
-"""Injects every failure into every call, and checks the application's view, leaks, and the next Run.
+"""Fault injection campaign: makes each call of the driver, the vendor libraries and libc fail, one at a time.
 
-``python tests/harness/fault_campaign.py`` counts the calls of each scenario (fault_scenarios.py) and makes each of
-them fail in each way, one at a time. ``--scenario``, ``--function`` and ``--mode`` choose some, ``--sample`` limits
-the calls of each function, picked by ``--seed``, and ``--fault FUNCTION:AT:ERROR:MODE[:effect]`` repeats one and says
-all about it.
+``python tests/harness/fault_campaign.py`` counts the calls of each scenario (fault_scenarios.py), then repeats the
+scenario for each call and each way in which it can fail. ``--scenario``, ``--function`` and ``--mode`` select faults,
+``--sample`` limits the number of faults for each function, picked by ``--seed``, and ``--fault
+FUNCTION:AT:ERROR:MODE[:effect]`` repeats one fault and prints all details.
 
-What has to hold for each: no crash, no hang; every step succeeds with right results or fails with an error that names
-the call and CUDA's error, or for memory says so; after a failure that passes, the next step is right; after a lost
-device every step says that it is lost; and nothing of the device's is alive afterwards.
+For each fault it checks: there is no crash and no hang. Every step of the scenario gives right results, or fails with
+an error that names the call and CUDA's error, or says that memory ran out. After a transient failure the next step is
+right. After the device was lost, every step fails and says so. At the end no resource of the device is leaked.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from fault_worker import Outcome  # noqa: E402
 
 HANG_SECONDS = 60
 RELEASES = re.compile(r"Destroy|Free|Release|Unload|TrimTo")
-"""Names of calls that release something even when they report an error, such as one of earlier work."""
+"""Pattern of driver functions that release a resource even if they return an error, such as that of earlier work."""
 
 
 @dataclass
 class Report:
-    """Of one scenario."""
+    """The results of one scenario."""
 
     scenario: str
     outcomes: list[Outcome] = field(default_factory=list)
@@ -58,7 +58,7 @@ class Report:
 
 
 def faults_of(calls: dict[str, int]) -> Iterator[Any]:
-    """Every injection for a scenario that makes these calls."""
+    """Yield every fault for a scenario; ``calls`` has its number of calls of each function."""
     from faults import HOST_FUNCTIONS, LAUNCH_FAILED, OUT_OF_MEMORY, UNKNOWN, Fault, library_functions
 
     libraries = library_functions()
@@ -78,7 +78,7 @@ def faults_of(calls: dict[str, int]) -> Iterator[Any]:
 
 
 def sample(faults: Iterable[Any], count: int, seed: int) -> list[Any]:
-    """So many of each function; all for 0."""
+    """Return ``count`` random faults of each function, or all if ``count`` is 0."""
     if not count:
         return list(faults)
     groups: dict[str, list[Any]] = {}
@@ -105,11 +105,11 @@ def environment(scenario: str, streams: str, seed: int) -> dict[str, str]:
 
 
 Choice = Callable[[dict[str, int]], Sequence[str]]
-"""The injections, given the calls of the scenario."""
+"""Type of a function that chooses faults, given the scenario's number of calls of each function."""
 
 
 def converse(scenario: str, choose: Choice, streams: str, seed: int) -> Iterator[dict[str, Any]]:
-    """Yield a worker's messages; at its end its exit status if nonzero, or that it hung."""
+    """Start a worker, send it the chosen faults, and yield its messages. The last one says if it died or hung."""
     with tempfile.TemporaryFile("w+") as log:
         worker = subprocess.Popen(
             [sys.executable, str(HERE / "fault_worker.py"), scenario],
@@ -147,7 +147,7 @@ def converse(scenario: str, choose: Choice, streams: str, seed: int) -> Iterator
 
 
 def run_scenario(scenario: str, count: int, seed: int, streams: str, matches: Any = lambda fault: True) -> Report:
-    """Injects the faults that `matches` accepts, or `count` of each function."""
+    """Inject ``count`` faults of each function (0: all), of those that ``matches`` accepts."""
     used = processor_seconds()
     report = Report(scenario)
     left: list[str] = []
@@ -158,20 +158,20 @@ def run_scenario(scenario: str, count: int, seed: int, streams: str, matches: An
         return list(left)
 
     talk(report, left, converse(scenario, first, streams, seed))
-    while left:  # continues after one that the worker did not survive
+    while left:  # a new worker continues after a fault that the last one did not survive
         talk(report, left, converse(scenario, lambda calls: list(left), streams, seed))
     report.processor_seconds = processor_seconds() - used
     return report
 
 
 def processor_seconds() -> float:
-    """Return the processor time of the workers that have ended."""
+    """Return the CPU seconds of the workers that have ended."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
 
 def talk(report: Report, left: list[str], said: Iterator[dict[str, Any]]) -> None:
-    """Record a worker's messages, and remove finished injections from ``left``."""
+    """Record a worker's messages in ``report``, and remove finished faults from ``left``."""
     current = ""
     for message in said:
         if "begin" in message:

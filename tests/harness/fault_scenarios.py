@@ -1,7 +1,7 @@
-"""What an application does while calls fail: sessions of every kind with their Runs, small enough for thousands.
+"""Scenarios of the fault campaign: small programs that use one feature of the plugin each.
 
-A scenario makes what it needs (`create`), uses it step by step, each of which checks its results and stands alone, and
-gives everything up again (`close`).
+A scenario creates its sessions (`create`), has independent steps that do Runs and check their results (`steps`), and
+releases everything (`close`). It is short, so that thousands of faults can be injected.
 """
 
 from __future__ import annotations
@@ -71,29 +71,29 @@ def numbers(count: int, seed: int = 0) -> Array:
 
 
 class Scenario:
-    """One way to use the plugin."""
+    """Base class: one use of the plugin, during which calls may fail."""
 
     fake: ClassVar[Any] = None
-    """The stand-in for a vendor library that it uses, whose calls may fail."""
+    """The stand-in for a vendor library that the scenario uses, None without one. Its calls may fail too."""
     environment: ClassVar[Mapping[str, str]] = {}
-    """Environment variables of its process."""
+    """Environment variables of the scenario's process."""
     is_registered = True
-    """Whether the library is registered around it."""
+    """Whether the worker registers the plugin before the scenario; otherwise `create` does."""
     fresh_process = False
-    """Whether it shows something only in a process that has not used the plugin before."""
+    """Whether each fault needs a process that has not used the plugin before."""
 
     def prepare(self) -> None:
-        """Create the application's own objects, whose calls do not fail."""
+        """Create the application's own objects. No fault is injected meanwhile."""
 
     def finish(self) -> None:
-        """Undoes `prepare`."""
+        """Undo `prepare`."""
 
     def alive(self) -> dict[str, int]:
         """Return further resources that must be unchanged after all sessions are gone."""
         return {}
 
     def recover(self) -> None:
-        """What the application does after failures, before it tries again."""
+        """Do what an application would do after a failure, before the steps are repeated."""
 
     def create(self) -> None:
         raise NotImplementedError
@@ -107,7 +107,7 @@ class Scenario:
 
 
 class Sum(Scenario):
-    """c = 2 (a + b)."""
+    """A session of c = 2 (a + b) for vectors of any length."""
 
     options: ClassVar[Mapping[str, Any]] = {"automatic_cuda_graphs": 0}
 
@@ -123,14 +123,14 @@ class Sum(Scenario):
 
 
 class Plain(Sum):
-    """Arrays of the host, with sizes that come back and one that is new."""
+    """Runs with NumPy arrays, of a size, of the same size again, and of a new size."""
 
     def steps(self) -> Sequence[Step]:
         return [lambda: self.run(8), lambda: self.run(8, 1), lambda: self.run(1000)]
 
 
 class Bound(Sum):
-    """Inputs on the device, and outputs in memory of the application's or of the session's."""
+    """Runs with IO binding: inputs on the device, outputs in memory of the application or of the session."""
 
     def create(self) -> None:
         super().create()
@@ -163,7 +163,7 @@ class Bound(Sum):
 
 
 class ReadBack(Scenario):
-    """Sizes that an input decides, and sizes that the device computes."""
+    """Runs with read-backs: output sizes depend on an input's contents, and on values that the device computes."""
 
     def create(self) -> None:
         nodes = [
@@ -200,7 +200,7 @@ class ReadBack(Scenario):
 
 
 class Graphs(Scenario):
-    """Plans with CUDA graphs, with other addresses in every Run."""
+    """Automatic CUDA graphs whose nodes get new addresses in every Run."""
 
     def create(self) -> None:
         nodes = [
@@ -227,11 +227,11 @@ class Graphs(Scenario):
         expected = exps / exps.sum(1, keepdims=True)
         for value, right in zip(outputs, (expected, expected, np.zeros((4, 16))), strict=True):
             check(value.numpy(), right)
-        self.kept = [inputs, outputs]  # the next Run gets other memory
+        self.kept = [inputs, outputs]  # keeps this memory in use, so that the next Run gets other addresses
 
 
 class Captured(Sum):
-    """ONNX Runtime captures whole Runs."""
+    """CUDA graphs of whole Runs, which ONNX Runtime captures."""
 
     options: ClassVar[Mapping[str, Any]] = {"enable_cuda_graph": 1}
 
@@ -256,7 +256,7 @@ class Captured(Sum):
 
 
 class Pooled(Bound):
-    """CUDA's own memory pool in place of the arena."""
+    """Memory from CUDA's own memory pool instead of the arena."""
 
     options: ClassVar[Mapping[str, Any]] = {"automatic_cuda_graphs": 1, "arena.use_cuda_mempool": 1}
 
@@ -270,7 +270,7 @@ class Pooled(Bound):
 
 
 class Threads(Sum):
-    """Three threads in one session."""
+    """Runs of one session in three threads."""
 
     options: ClassVar[Mapping[str, Any]] = {}
 
@@ -297,10 +297,10 @@ class Threads(Sum):
 
 
 class Weights(Scenario):
-    """Sessions that share weights, created and destroyed in between."""
+    """Two sessions that share weights. One is destroyed and created again between Runs of the other."""
 
     kind = "Identity"
-    """The operator on the GEMM's weights."""
+    """The operator that is applied to the GEMM's weights."""
 
     def source(self) -> bytes:
         nodes = [
@@ -337,13 +337,13 @@ class Weights(Scenario):
 
 
 class ComputedWeights(Weights):
-    """Weights that the device computes from those of the model."""
+    """Weights that a precomputation on the device computes from the model's weights."""
 
     kind = "Sin"
 
 
 class State(Scenario):
-    """A node with a state."""
+    """A node with a state on the device: a random number generator."""
 
     def create(self) -> None:
         nodes = [helper.make_node("RandomUniformLike", ["x"], ["r"], low=2.0, high=3.0)]
@@ -361,7 +361,7 @@ class State(Scenario):
 
 
 class Called(Scenario):
-    """A plugin whose code each Run calls, which copies to the host and back, and launches a kernel."""
+    """An application's plugin whose `enqueue` is called in each Run: copies to the host and back, launches a kernel."""
 
     def prepare(self) -> None:
         def enqueue(_: Any, __: Any, inputs: Any, outputs: Any, workspace: Any, stream: Any) -> None:
@@ -400,7 +400,7 @@ class Called(Scenario):
 
 
 class Values(Scenario):
-    """Values, copies and streams that belong to no session, from the shared allocators."""
+    """OrtValues, copies and streams outside of sessions, with ONNX Runtime's shared allocators."""
 
     def create(self) -> None:
         pass
@@ -438,7 +438,7 @@ class Values(Scenario):
 
 
 class CpuNodes(Scenario):
-    """Nodes of the CPU provider in the middle: ONNX Runtime copies down and up on its streams."""
+    """Nodes of the CPU provider between clusters: ONNX Runtime copies to the host and back on its streams."""
 
     def create(self) -> None:
         self.session = session(with_cpu_nodes(TensorProto.FLOAT, rounds=2))
@@ -452,7 +452,7 @@ class CpuNodes(Scenario):
 
 
 class Pressure(Scenario):
-    """A device that runs out of memory: graphs free their slabs, and requests that cannot fit fail."""
+    """A device with 1 MiB: automatic graphs must free their slabs, and a Run that cannot fit must fail."""
 
     environment: ClassVar[Mapping[str, str]] = {"ORT_CUDA_PLUGIN_EMULATE_MEMORY": "1M"}
     axes = (1, 0, 1)
@@ -471,7 +471,7 @@ class Pressure(Scenario):
         return [*first, lambda: self.run(self.second, 190), self.too_large, lambda: self.run(self.first, 156)]
 
     def recover(self) -> None:
-        plugin.trim()  # frees tensors of other sizes, which would fragment the memory
+        plugin.trim()  # returns cached chunks to the driver; they would fragment the small memory
 
     def run(self, used: ort.InferenceSession, rows: int) -> None:
         x = numbers(rows * 256, rows).reshape(rows, 256)
@@ -492,19 +492,19 @@ class Pressure(Scenario):
 
 
 class Profiled(Sum):
-    """A profile whose events name the nodes, or lacks some: ONNX Runtime only logs that."""
+    """A profiled session. Events must name their nodes; a failure may only make events missing."""
 
     def steps(self) -> Sequence[Step]:
         return [self.profile]
 
     def create(self) -> None:
-        pass  # a profile ends once
+        pass  # `profile` creates the session, because profiling ends once per session
 
     def profile(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             self.session = profiled_session(add_and_double(), Path(folder))
             try:
-                for seed in range(4):  # the last ones are launches of a graph
+                for seed in range(4):  # the last Runs replay a graph
                     self.run(8, seed)
             finally:
                 profile = Profile(self.session.end_profiling())
@@ -515,7 +515,7 @@ class Profiled(Sum):
 
 
 class Registration(Plain):
-    """Registers and unregisters the library in every use."""
+    """Registration and unregistration of the library as part of the scenario."""
 
     is_registered = False
 
@@ -529,13 +529,13 @@ class Registration(Plain):
 
 
 class FirstUse(Registration):
-    """The first use in a process: the emulator starts and the device is opened."""
+    """The first use in a process, which starts the emulator and opens the device."""
 
     fresh_process = True
 
 
 class OwnStream(Sum):
-    """A stream of the application's, and its arrays by the CUDA array interface."""
+    """Runs on the application's stream, with its arrays bound by the CUDA array interface."""
 
     def prepare(self) -> None:
         device = Device.emulated()
@@ -565,13 +565,13 @@ class OwnStream(Sum):
 
     def finish(self) -> None:
         for give_up in (*(array.free for array in (*self.arrays.values(), self.output)), self.stream.destroy):
-            with suppress(CudaError):  # of a lost device, which accepts it nevertheless
+            with suppress(CudaError):  # a lost device returns an error, but releases the resource
                 give_up()
         self.__dict__.clear()
 
 
 class Library(Scenario):
-    """Products by a vendor library, which become parts of a graph."""
+    """GEMMs of the cuBLASLt stand-in, in automatic CUDA graphs."""
 
     name, number = "cublaslt", 0
     fake: ClassVar[Any] = None
@@ -581,10 +581,10 @@ class Library(Scenario):
             from c_programs import fake_library
             from library_scenarios import use
 
-            with tempfile.TemporaryDirectory() as folder:  # loaded, it needs no file any more
+            with tempfile.TemporaryDirectory() as folder:  # a loaded library no longer needs its file
                 type(self).fake = use(self.name, self.number, str(fake_library(self.name, Path(folder))))
             self.configure()
-        # A refusal of an earlier injection would keep the library from being called.
+        # Forgets refusals that earlier faults caused: the plugin would not call the library again.
         for opened in open_device._open.values():
             vars(opened)["refusals"] = Refusals()
 
@@ -613,7 +613,7 @@ class Library(Scenario):
 
 
 class Convolutions(Library):
-    """Convolutions with epilogues by a vendor library, whose fake does not wait for its stream."""
+    """Convolutions with epilogues of the cuDNN stand-in. It computes at once, so streams must be inline."""
 
     environment: ClassVar[Mapping[str, str]] = {"ORT_CUDA_PLUGIN_EMULATE_STREAMS": "inline"}
     name, number = "cudnn", 1
@@ -642,7 +642,7 @@ class Convolutions(Library):
 
 
 class ControlFlow(Scenario):
-    """A loop that ends by what it computes, and a scan along the last axis."""
+    """A Loop whose end depends on computed values, and a Scan along the last axis."""
 
     MODEL = """<ir_version: 9, opset_import: ["" : 18]> m (float[n, 4] x, int64 most)
         => (float[s, n, 4] each, float[4, n] sums) {
@@ -670,7 +670,7 @@ class ControlFlow(Scenario):
 
 
 class Search(Scenario):
-    """A search for tokens, whose states are allocated and freed in each iteration."""
+    """A GreedySearch, whose states are allocated and freed in each iteration."""
 
     def prepare(self) -> None:
         decoder, weights = searches.small_decoder()
@@ -701,7 +701,7 @@ class Search(Scenario):
 
 
 def plugin_device() -> Any:
-    """The ``ocp_device *`` of emulated device 0, which is open."""
+    """Return the ``ocp_device *`` of emulated device 0."""
     error = ffi.new("ocp_error *")
     device = core().device_open(1, 0, error)
     assert device != ffi.NULL, ffi.string(error.text)

@@ -1,7 +1,7 @@
-"""The worker of fault_campaign.py: a process that uses the plugin in one way, again and again, while calls fail.
+"""The worker process of fault_campaign.py: repeats one scenario, with one injected fault each time.
 
-``python fault_worker.py SCENARIO`` says what it found in lines of JSON: first the calls of the scenario; then it reads
-the injections, one a line.
+``python fault_worker.py SCENARIO`` writes lines of JSON: first the scenario's number of calls of each function. Then it
+reads faults, one per line, and writes the outcome of each.
 """
 
 from __future__ import annotations
@@ -25,7 +25,11 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of an injection: `kind` is absorbed, reported or not reached, unless `faults` describes a fault."""
+    """The outcome of a fault.
+
+    ``kind`` is "absorbed" (no step failed), "reported" (a step failed with an error) or "not reached" (the call was not
+    made). ``wrong`` has the violated checks, ``callers`` the stack of the failed call if there are any.
+    """
 
     fault: str
     kind: str
@@ -35,7 +39,7 @@ class Outcome:
 
 
 class Worker:
-    """A process that uses the plugin in one way, again and again."""
+    """Repeats a scenario in this process."""
 
     def __init__(self, scenario: str) -> None:
         import onnxruntime as ort
@@ -53,7 +57,7 @@ class Worker:
             plugin.register(emulate=True)
 
     def count(self) -> dict[str, int]:
-        """The calls of one use, once everything is warm."""
+        """Run the scenario until caches are warm, and return its number of calls of each function."""
         rounds = 1 if self.kind.fresh_process else 3
         for _ in range(rounds):
             use = self.kind()
@@ -81,7 +85,7 @@ class Worker:
 
         gc.collect()
         device = self.scenarios.plugin_device()
-        apply(current())  # runs what is deferred
+        apply(current())  # runs deferred work of the emulator
         core().device_trim(device)
         apply(current())
         usage = self.faults.usage(device)
@@ -133,7 +137,7 @@ class Worker:
         struck = self.faults.fired > 0
         if created:
             for index, step in enumerate(use.steps()):
-                # Once struck, a failure that does not last is over.
+                # A fault of mode "once" affects one step: the later ones must work.
                 attempt(f"step {index}", step, must_work=fault.mode == "once" and struck)
                 struck = self.faults.fired > 0
         if struck and fault.mode in ("once", "on"):
@@ -176,12 +180,12 @@ class Worker:
 
 
 def cannot_release(fault: Any) -> bool:
-    """Whether nothing can be freed, because no thread gets the device's context."""
+    """Return whether the fault keeps resources from being freed, because no thread can enter the device's context."""
     return fault.function == "CtxSetCurrent" and fault.mode in ("on", "end")
 
 
 def names(fault: Any, text: str) -> bool:
-    """Whether an error names the failed call."""
+    """Return whether an error message names the failed call."""
     from faults import ERROR_NAMES, HOST_FUNCTIONS, OUT_OF_MEMORY
 
     if fault.function in HOST_FUNCTIONS:
@@ -190,16 +194,16 @@ def names(fault: Any, text: str) -> bool:
         return re.search(rf"{fault.function}\b.* failed: not supported", text) is not None
     error = ERROR_NAMES[fault.error]
     if re.search(r"cublasLt\w+ failed", text):
-        return True  # the library does not report the driver's error
+        return True  # cuBLASLt hides the error of the driver call that it makes
     if fault.mode == "lost" and error in text and re.search(r"\bcu[A-Z]|is lost", text):
-        return True  # reported by the call that met it
+        return True  # the loss of the device may be reported by any later call
     if fault.error == OUT_OF_MEMORY and re.search(r"out of memory on|out of memory of pinned", text):
         return True
     return error in text and re.search(rf"(cu)?{fault.function}", text) is not None
 
 
 def work(scenario: str) -> None:
-    """Print a line of JSON for every event that the campaign needs."""
+    """Count the calls of a scenario, then inject the faults on stdin; print a line of JSON for each event."""
     from faults import Fault
 
     out = os.fdopen(os.dup(1), "w")
@@ -226,7 +230,7 @@ def work(scenario: str) -> None:
 
     in_child(first_use)
     modules = json.loads(sys.stdin.readline())
-    for name in modules:  # so that the children need not
+    for name in modules:  # imports once what each forked child would import
         importlib.import_module(name)
     for line in sys.stdin:
         say(begin=line.strip())
@@ -234,7 +238,7 @@ def work(scenario: str) -> None:
 
 
 def in_child(action: Callable[[], None]) -> None:
-    """Run the action in a separate process; if that dies, die like it."""
+    """Run the action in a forked child. If the child dies, end this process with its signal or exit status."""
     child = os.fork()
     if child == 0:
         try:

@@ -1,7 +1,7 @@
-"""Failing calls on purpose: of the emulated driver's functions, and of the C library by the plugin's own library.
+"""Makes chosen calls fail: of the emulated device's driver, of stand-in libraries, and the plugin's calls of libc.
 
-`Faults` is loaded into a process once; then `arm` says which call of which function fails, how and for how long. The
-work is done by ``tests/c/faults.c``; the plugin has no part in it.
+A process creates one `Faults`; `arm` says which call of which function fails, how and for how long. The implementation
+is ``tests/c/faults.c``, which wraps these functions; the plugin has no code for it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "tests" / "c" / "faults.c"
 HOST_FUNCTIONS = ("malloc", "calloc", "realloc", "strdup", "mmap", "pthread_create", "pthread_setspecific")
 TEXTS = {"GetErrorName", "GetErrorString"}
-"""Members of the driver's table that fail for nobody: they only tell what an error is called."""
+"""Driver functions without injected faults: they return the text of an error code."""
 
 OUT_OF_MEMORY, LAUNCH_FAILED, UNKNOWN = 2, 719, 999
 ERROR_NAMES = {
@@ -31,14 +31,16 @@ ERROR_NAMES = {
     UNKNOWN: "CUDA_ERROR_UNKNOWN",
 }
 MODES = {"once": 0, "on": 1, "end": 1, "lost": 2}
-"""Once; from then on until the application tries again; from then on to the end of the sessions; the device is lost."""
+"""Duration of a fault: "once" is one call, "on" all calls until the application tries again, "end" all calls until the
+sessions end; "lost" makes the device lost.
+"""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One injection: the ``at``-th call (from 1) of a function fails.
+    """One fault: the ``at``-th call (from 1) of a function returns ``error``; see `MODES`.
 
-    ``effect``: it does its work and fails all the same, as a call may that reports an error of earlier work.
+    With ``effect`` the call does its work and still returns the error, as calls that report errors of earlier work do.
     """
 
     function: str
@@ -57,7 +59,7 @@ class Fault:
 
 
 def driver_members() -> list[tuple[str, str]]:
-    """Name and parameters of each member of the driver's table, in the header's order."""
+    """Return name and parameters of each function in the plugin's table of driver functions, in the header's order."""
     text = re.sub(r"/\*.*?\*/", "", (SOURCES / "driver" / "driver.h").read_text(), flags=re.S)
     body = re.search(r"typedef struct ocp_driver \{(.*?)\} ocp_driver;", text, flags=re.S)
     assert body is not None
@@ -71,7 +73,9 @@ def library_functions() -> list[str]:
 
 
 def driver_header() -> str:
-    """faults_driver.h: a number for each function, and for each of the driver one that may fail in its place."""
+    """Return the text of faults_driver.h: a number for each function, and wrappers of the driver functions that may
+    fail.
+    """
     members = driver_members()
     lines = ["enum {", *(f"  FAULT_{name}," for name in (*(name for name, _ in members), *HOST_FUNCTIONS)), "};"]
     for name, parameters in members:
@@ -98,7 +102,7 @@ def driver_header() -> str:
 
 
 def build() -> Path:
-    """The object of faults.c; built again only when it, a header of the plugin or the compiler changed."""
+    """Compile faults.c to a shared library, cached by its sources, the plugin's headers and the compiler."""
     header = driver_header()
     flags = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-Wno-cast-function-type", "-O1", "-g", "-fPIC", "-shared"]
     flags += ["-fvisibility=hidden", "-pthread"]
@@ -107,7 +111,7 @@ def build() -> Path:
     target = folder / "faults.so"
     if not target.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as own:  # of this process; another may be at it, too
+        with tempfile.TemporaryDirectory(dir=folder) as own:  # another process may build it at the same time
             partial = Path(own) / target.name
             (Path(own) / "faults_driver.h").write_text(header)
             subprocess.run([*compiler(), *flags, f"-I{own}", f"-I{SOURCES}", SOURCE, "-o", partial], check=True)
@@ -125,7 +129,7 @@ class Usage:
 
 
 class Faults:
-    """The injections of this process; one object for each."""
+    """Injects faults into this process. Create only one object in a process."""
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL(str(build()))
@@ -138,7 +142,7 @@ class Faults:
             raise RuntimeError("the driver's table cannot be exchanged")
 
     def arm(self, fault: Fault | None) -> None:
-        """Start counting calls; the call of the fault fails."""
+        """Start counting calls; the call that ``fault`` describes fails."""
         if fault is None:
             self._library.faults_arm(-1, ctypes.c_long(0), 0, 0, 0)
             return
@@ -151,16 +155,16 @@ class Faults:
         )
 
     def disarm(self) -> None:
-        """Stop injecting; the counts stay."""
+        """Stop injecting; keep the counts."""
         self._library.faults_disarm()
 
     def calls(self) -> dict[str, int]:
-        """How often each function was called since `arm`; those that were not are left out."""
+        """Return how often each function was called since `arm`, without zeros."""
         counts = {name: self._library.faults_calls(index) for index, name in enumerate(self.functions)}
         return {name: count for name, count in counts.items() if count and name not in TEXTS}
 
     def may_fail(self, library: ctypes.CDLL) -> None:
-        """From now on the stand-in asks whether a call fails."""
+        """Make the calls of a stand-in library fail as `arm` says, from now on."""
         asks = ctypes.cast(self._library.faults_library_fails, ctypes.c_void_p)
         ctypes.c_void_p.in_dll(library, "fake_fails").value = asks.value
 
@@ -175,14 +179,14 @@ class Faults:
         return int(self._library.faults_locks())
 
     def frames(self) -> list[int]:
-        """Where the first call that failed was made, as offsets in the plugin's library, the innermost first."""
+        """Return the stack of the first failed call, as offsets in the plugin's library, the innermost first."""
         offsets = (ctypes.c_uint64 * 16)()
         count = self._library.faults_callers(offsets, len(offsets))
         return list(offsets[:count])
 
     @staticmethod
     def places(frames: Sequence[int]) -> list[str]:
-        """Functions and lines of `frames`."""
+        """Return function and source line of each of `frames`."""
         addresses = [hex(offset) for offset in frames]
         if not addresses:
             return []
@@ -198,11 +202,11 @@ class Faults:
         return Usage(*values)
 
     def is_lost(self, device: object) -> bool:
-        """Whether the driver reports the device as lost; false for a call without a context."""
+        """Return whether the driver reports the device as lost."""
         return bool(self._library.faults_device_lost(_pointer(device)))
 
     def heal(self, device: object) -> None:
-        """Makes a lost device work again, as only a new process does outside of tests."""
+        """Make a lost device work again. Outside of tests only a new process can do that."""
         self._library.faults_heal(_pointer(device))
 
 

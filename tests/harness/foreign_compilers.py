@@ -1,6 +1,7 @@
-"""Compilers of tests/ptx/foreign to PTX: NVRTC and Triton. None needs a GPU.
+"""Compiles the kernels of tests/ptx/foreign to PTX with NVRTC and Triton; no GPU is needed.
 
-``PYTHONPATH=tests/harness python -m foreign_compilers`` writes the PTX that the folder keeps, with what is installed.
+``PYTHONPATH=tests/harness python -m foreign_compilers`` writes the folder's PTX files again, with the compilers that
+are installed.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ CUDA = {
     "headers": ("halves", "quantise", "special", "groups"),
     "cub": ("cub_sum", "cub_scan", "cub_sort"),
 }
-"""The kernels of each source of CUDA C++."""
+"""The kernels of each CUDA C++ source."""
 TRITON = ("add", "softmax", "layer_norm", "matmul_fp16", "matmul_bf16", "matmul_fp32", "attention")
 STORED = ("kernels", "softmax", "matmul_fp16")
-"""Sources and kernels whose PTX the folder keeps."""
+"""CUDA C++ sources and Triton kernels whose PTX is stored in the folder."""
 
 
 def cccl() -> Path | None:
@@ -37,7 +38,7 @@ def cccl() -> Path | None:
 
 
 def nvrtc_ptx(source: str, arch: str = "80") -> str:
-    """Compile a source of CUDA C++ of the folder. Raises RuntimeError with NVRTC's log."""
+    """Compile one of the folder's CUDA C++ sources. Raises RuntimeError with NVRTC's log."""
     from cuda.bindings import nvrtc
     from cuda.pathfinder import find_nvidia_header_directory
 
@@ -58,7 +59,7 @@ def nvrtc_ptx(source: str, arch: str = "80") -> str:
 
 
 def triton_ptx(kernel: str, capability: int = 80) -> str:
-    """Compile a kernel of the folder's Triton source."""
+    """Compile a kernel of the folder's Triton source for a compute capability; return its PTX."""
     os.environ["TRITON_DISABLE_LINE_INFO"] = "1"
     triton = importlib.import_module("triton")
     target = importlib.import_module("triton.backends.compiler").GPUTarget("cuda", capability, 32)

@@ -1,6 +1,6 @@
-"""What the kernels of tests/ptx/foreign compute: functions that launch one of a module and compare with NumPy.
+"""Checks of the kernels of tests/ptx/foreign: each function launches one kernel of a module, and compares with NumPy.
 
-The folder has sources in CUDA C++ and Triton, and the PTX that NVRTC and Triton made of some of them.
+The folder has sources in CUDA C++ and Triton, and PTX that NVRTC and Triton compiled from some of them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ort_cuda_plugin.emulator import PtxModule
 
 Check = Callable[[PtxModule], None]
 CHECKS: dict[str, Check] = {}
-"""By the kernel's name."""
+"""The check of each kernel, by kernel name."""
 
 
 def check(function: Check) -> Check:
@@ -116,7 +116,7 @@ def eight_bits(bits: npt.NDArray[Any], mantissa: int, bias: int) -> npt.NDArray[
 
 
 def nearest_eight_bits(values: npt.NDArray[Any], mantissa: int, bias: int, largest: int) -> npt.NDArray[Any]:
-    """Return the numbers of 8-bit floats up to the code ``largest`` that are nearest, even codes in the middle."""
+    """Round to the nearest 8-bit float with a code up to ``largest``; ties round to even codes."""
     codes = np.arange(largest + 1)
     numbers = eight_bits(codes, mantissa, bias)
     distance = np.abs(np.abs(values.astype(np.float64))[..., None] - numbers) + (codes & 1) * 1e-12
@@ -145,7 +145,7 @@ def chain(module: PtxModule) -> None:
 
 
 def integer_result(v: int, d: int) -> int:
-    """Return what the kernel ``integers`` computes of one element."""
+    """Return the result of the kernel ``integers`` for one element ``v``."""
     low, high = v & 0xFFFFFFFF, v >> 32
 
     def signed(value: int, width: int) -> int:
@@ -225,7 +225,7 @@ def cub_sort(module: PtxModule) -> None:
     np.testing.assert_array_equal(y, np.sort(x, axis=1))
 
 
-# ---- Triton: two more parameters are the addresses of its scratch memory ----
+# ---- Triton: its last two parameters are addresses of scratch memory ----
 
 
 @check
@@ -238,7 +238,7 @@ def add(module: PtxModule) -> None:
 
 @check
 def softmax(module: PtxModule) -> None:
-    for columns in (300, 100, 200, 450):  # the last column is another one of the four of a thread
+    for columns in (300, 100, 200, 450):  # a thread has four columns; the last column is each of them once
         x, out = random().standard_normal((3, columns)).astype(np.float32), np.zeros((3, columns), np.float32)
         module.launch("softmax", 3, 128, (x, out, columns, 0, 0), shared=16)
         e = np.exp(x - x.max(1, keepdims=True))
@@ -257,7 +257,7 @@ def layer_norm(module: PtxModule) -> None:
 
 
 def matrices(name: str, kind: str, shared: int, tolerance: float) -> None:
-    """Enter the check of a matrix product of elements of ``kind``."""
+    """Register the check of a GEMM kernel with operands of type ``kind``."""
 
     def product(module: PtxModule, m: int, n: int, k: int) -> None:
         a, b = (random().standard_normal(shape).astype(np.float32) for shape in ((m, k), (k, n)))
@@ -273,7 +273,7 @@ def matrices(name: str, kind: str, shared: int, tolerance: float) -> None:
 
     def function(module: PtxModule) -> None:
         product(module, 70, 90, 50)
-        for index in range(32):  # each bounds check of a thread is at the edge in one of these
+        for index in range(32):  # each of a thread's bounds checks decides the result for one of these sizes
             product(module, 2 * index + 1, 2 * (index * 7 % 32) + 1, 2 * (index * 11 % 32) + 1 + 32 * (index % 2))
 
     CHECKS[name] = function

@@ -2,7 +2,8 @@
 
     python tests/harness/fused_bits.py [MODEL ...] [--types float32 float16 bfloat16]
 
-A product and a sum that fusing brings together stay two operations with a rounding each, as in the unfused program.
+Kernels are compiled without FMA contraction: otherwise a product and a sum that fusion brings into one kernel would be
+rounded once, not twice as in the unfused program.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ ENCODERS = {"encoder": False, "encoder, decomposed": True}
 
 @contextmanager
 def uncontracted() -> Iterator[None]:
-    """Compile kernels without contraction of a product and a sum."""
+    """Compile kernels without FMA contraction within the block."""
     with mock.patch.object(OpenDevice, "target", property(lambda self: Target.emulated(contract=False))):
         yield
 
 
 def as_type(model: onnx.ModelProto, dtype: int) -> onnx.ModelProto:
-    """The model with another type in place of float32."""
+    """Replace float32 by ``dtype`` in the model, and return it."""
     for value in (*model.graph.input, *model.graph.output):
         if value.type.tensor_type.elem_type == TensorProto.FLOAT:
             value.type.tensor_type.elem_type = dtype
@@ -53,7 +54,7 @@ def as_type(model: onnx.ModelProto, dtype: int) -> onnx.ModelProto:
 
 
 def differences(model: onnx.ModelProto, inputs: list[Array], *, dynamic: bool = False) -> list[str]:
-    """Return the differences between the outputs of the fused and the unfused program; there should be none."""
+    """Return the outputs whose bits differ between the fused and the unfused program, as text."""
     fused, plain = (run_model(model, inputs, dynamic, LoweringOptions(fusion=fusion)) for fusion in (True, False))
     found = []
     for number, (one, other) in enumerate(zip(fused, plain, strict=True)):
@@ -64,7 +65,7 @@ def differences(model: onnx.ModelProto, inputs: list[Array], *, dynamic: bool = 
 
 
 def source_of(name: str, dtype: str) -> tuple[onnx.ModelProto, list[Array]]:
-    """Return a model in the type, and its feeds."""
+    """Return the model ``name`` in the element type ``dtype``, and its inputs."""
     if name in ENCODERS:
         model, feeds = encoder(2, 96, 3, decomposed=ENCODERS[name]), encoder_inputs(2, 7)
     else:

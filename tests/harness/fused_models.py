@@ -1,4 +1,4 @@
-"""Models through ONNX Runtime's optimizer of transformers, compared with the CPU provider."""
+"""Optimises models with ``onnxruntime.transformers``, and compares the results with the CPU provider."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def optimized(model: onnx.ModelProto, kind: str, heads: int, hidden: int) -> onn
     optimizer = importlib.import_module("onnxruntime.transformers.optimizer")
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    with contextlib.redirect_stdout(None):  # its shape inference prints
+    with contextlib.redirect_stdout(None):  # the optimizer's shape inference prints
         fused = optimizer.optimize_model(
             copy, model_type=kind, num_heads=heads, hidden_size=hidden, opt_level=0, use_gpu=True
         )
@@ -30,7 +30,7 @@ def optimized(model: onnx.ModelProto, kind: str, heads: int, hidden: int) -> onn
 
 
 def in_halves(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model in float16, by the same optimizer; its inputs and outputs keep their types."""
+    """Convert a model to float16 with ``onnxruntime.transformers``; its inputs and outputs keep their types."""
     fused = importlib.import_module("onnxruntime.transformers.onnx_model").OnnxModel(model)
     fused.convert_float_to_float16(keep_io_types=True)
     result: onnx.ModelProto = fused.model
@@ -38,12 +38,12 @@ def in_halves(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def contributed(model: onnx.ModelProto) -> set[str]:
-    """The operators of com.microsoft in its graph."""
+    """Return the operators of com.microsoft in the model's graph."""
     return {node.op_type for node in model.graph.node if node.domain == "com.microsoft"}
 
 
 def assert_runs_whole(model: onnx.ModelProto, reference: onnx.ModelProto, feeds: list[Feeds], tolerance: float) -> None:
-    """Every node of the model is on the plugin, and gives what the CPU provider makes of ``reference``."""
+    """Assert that the plugin runs every node of ``model``, with the CPU provider's results of ``reference``."""
     session = ep_session(model.SerializeToString())
     cpu = ort.InferenceSession(reference.SerializeToString(), providers=["CPUExecutionProvider"])
     for feed in feeds:

@@ -1,9 +1,9 @@
-"""Judges many random networks in worker processes, and makes what they find small.
+"""Judges many random networks in worker processes, and minimises those with wrong results.
 
     PYTHONPATH=tests/harness python -m fuzzing {sizes,graphs} [--count 500] [--first 0] [--jobs 1] [--lowering sm_90]
                                                [--check] [--adversarial] [--out FOLDER]
 
-Exits with 1 where there is a finding. Each is minimised to a model, its inputs and outputs, and a text in FOLDER.
+Exits with 1 if there is a finding. FOLDER gets a minimised model of each finding, its inputs and outputs, and a text.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from fuzzing.profiles import Profile, make_case
 from ort_cuda_plugin.conformance.mode import Mode
 
 TIMEOUT_S = 300.0
-"""Of one network, whose kernels are compiled within it."""
+"""Seconds for one network, compilation of its kernels included."""
 
 
 def campaign(profile: Profile, mode: Mode, jobs: int = 1, variables: Mapping[str, str] | None = None) -> Campaign[Case]:
-    """Judges the networks of a profile; ``variables`` of the environment are for the workers."""
+    """Return the campaign over the networks of a profile. ``variables`` are environment variables of the workers."""
     return Campaign(
         (sys.executable, "-m", "fuzzing.worker"),
         mode.environment(jobs) | {"ORT_CUDA_PLUGIN_EMULATE_MEMORY": "1G"} | dict(variables or {}),

@@ -1,4 +1,4 @@
-"""Runs a network on the plugin and compares each output of each Run with what the network has to compute."""
+"""Runs a network on the plugin, and compares each output of each Run with the network's expected results."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ort_cuda_plugin.abi.emulation import findings
 from ort_cuda_plugin.conformance.verdict import run_session
 
 ROUNDING = {FLOAT: 2e-5, FLOAT16: 4e-3, BFLOAT16: 3e-2}
-"""What the last operator may round, relative to the largest element."""
+"""Maximum rounding error of the last operator by element type, relative to the largest element."""
 DRIFTS = 8.0
-"""How many times the distance of the two tracks a result may be away."""
+"""Maximum error of a result, as a multiple of the distance between the value's two tracks (see `network`)."""
 REPEATS = 6
-"""Runs of the last sizes, of which the later ones are replays of a CUDA graph."""
+"""Number of Runs with the last sizes; the later ones replay a CUDA graph."""
 
 
 def judge(case: Case, stage: Callable[[str], None] = lambda name: None) -> Outcome:
@@ -62,7 +62,7 @@ def _difference(case: Case, on_plugin: bool) -> str:
 
 
 def difference(value: Value, run: int, actual: Array) -> str:
-    """Describe what is wrong with a result, or ""."""
+    """Describe what is wrong with a result; "" if it is right."""
     expected = value.clean[run]
     if actual.shape != expected.shape:
         return f"shape {actual.shape}, expected {expected.shape}"

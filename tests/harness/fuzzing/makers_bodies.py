@@ -1,4 +1,4 @@
-"""If, Loop and Scan, whose bodies use tensors of the graph around them."""
+"""Makers of If, Loop and Scan nodes whose bodies read tensors of the outer graph."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def if_(g: Grower) -> object:
 
 
 def loop(g: Grower) -> object:
-    """A counted loop with one state and one value of each iteration."""
+    """Add a counted Loop with one carried state and one scan output."""
     pair = _float_pair(g)
     if pair is None:
         return None

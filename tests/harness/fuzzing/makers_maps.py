@@ -1,4 +1,4 @@
-"""Elementwise operators and data movement, over tensors of any rank and type."""
+"""Makers of elementwise operators and data movement, over tensors of any rank and type."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def binary(g: Grower) -> object:
 
 
 def residual(g: Grower) -> object:
-    """y = f(x) + x, where x is read by both."""
+    """Add y = f(x) + x."""
     x = g.pick(is_float)
     made = x and g.add(g.random.choice(("Tanh", "Sigmoid", "Relu")), [x], [x.kind], "element")
     return made and g.add(g.random.choice(("Add", "Mul")), [made[0], x], [x.kind], "element") if x else None
@@ -119,7 +119,7 @@ def cast(g: Grower) -> object:
 
 
 def scaled(g: Grower) -> object:
-    """A constant factor and a constant bias along an axis, as folded normalisations have them."""
+    """Add a Mul and an Add with constants along an axis, the form of a folded BatchNormalization."""
     x = g.pick(lambda value: value.is_float and value.rank >= 2 and value.same_size(1))
     if x is None:
         return None
@@ -298,7 +298,8 @@ def resize(g: Grower) -> object:
     mode = g.random.choice(["nearest", "linear", "cubic"])
     factors, transforms = [0.5, 2.0, 1.5], ["half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel"]
     if mode != "nearest" and not x.is_float:
-        # Integers are truncated: weights that are no sums of powers of two would leave that to rounding.
+        # Resize truncates integers. With interpolation weights that are not exact in binary, rounding would decide the
+        # truncated value.
         factors, transforms = [0.5, 2.0], ["half_pixel", "asymmetric"]
     scales = [1.0, 1.0, *(g.random.choice(factors) for _ in range(x.rank - 2))]
     transform = g.random.choice(transforms)

@@ -1,4 +1,4 @@
-"""Shape arithmetic: sizes that the host computes, mixed with integers of the device, and what reads them as sizes."""
+"""Makers of shape arithmetic: integers on the host and on the device, and operators that read integers as sizes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def is_integer(value: Value) -> bool:
 
 
 def is_list(value: Value) -> bool:
-    """A list of integers, as shapes are."""
+    """Return whether a value is an integer vector of at most 8 elements, so that it can be a shape."""
     return is_integer(value) and value.rank == 1 and all(shape[0] <= 8 for shape in value.shapes)
 
 
@@ -33,7 +33,7 @@ def as_kind(g: Grower, value: Value, kind: int) -> Value | None:
 
 
 def int64_list(g: Grower) -> Value | None:
-    """A list of int64: one that there is, a number as a list, or a constant."""
+    """Return an int64 vector: an existing one, a scalar with an added axis, or a constant."""
     if g.random.random() < 0.2:
         return g.constant(g.rng.integers(-2, 4, g.random.randint(1, 3)), INT64)
     value = g.pick(lambda value: is_list(value) or is_number(value))
@@ -62,7 +62,7 @@ def size(g: Grower) -> object:
 
 
 def size_of_axis(g: Grower) -> object:
-    """Shape and Gather, as exporters write it."""
+    """Add Shape and Gather, the exporters' form of a dimension."""
     x = g.pick(lambda value: value.rank > 0)
     made = x and g.add("Shape", [x], [INT64])
     if not x or not made:
@@ -94,7 +94,7 @@ def cast(g: Grower) -> object:
 
 
 def floor_of_float(g: Grower) -> object:
-    """A size scaled by a factor in float32 and rounded, as Resize's exporters write it."""
+    """Add a size that is scaled in float32 and rounded, the exporters' form of a resized dimension."""
     x = g.pick(is_integer)
     made = x and g.add("Cast", [x], [FLOAT], to=FLOAT)
     scaled = made and g.add("Mul", [made[0], g.constant(g.random.choice([0.5, 2.0, 1.5, 0.25]), FLOAT)], [FLOAT])
@@ -129,7 +129,7 @@ def where(g: Grower) -> object:
 
 
 def concat(g: Grower) -> object:
-    """Lists one behind the other; one list, and one twice, among them."""
+    """Add a Concat of one to four integer vectors; one may occur twice."""
     first = g.pick(is_list)
     if first is None:
         return None
@@ -188,7 +188,7 @@ def cumulative_sum(g: Grower) -> object:
 
 
 def scatter(g: Grower) -> object:
-    """One element of a list replaced, as exporters change one size of a shape."""
+    """Add a scatter that replaces one element of a vector, the exporters' form of changing one size of a shape."""
     x = g.pick(lambda value: is_list(value) and value.same_size(0))
     kind = x.kind if x is not None else None
     updates = g.pick(lambda value: value.kind == kind and value.rank == 1 and value.same_size(0) == 1)
@@ -205,7 +205,7 @@ def arg(g: Grower) -> object:
     return x and g.add(g.random.choice(["ArgMax", "ArgMin"]), [x], [INT64], axis=0, keepdims=g.random.randrange(2))
 
 
-# ---- what reads lists and numbers as sizes ----
+# ---- operators that read integers as sizes ----
 
 
 def range_(g: Grower) -> object:
@@ -225,7 +225,7 @@ def constant_of_shape(g: Grower) -> object:
 
 
 def reshape(g: Grower) -> object:
-    """To a shape of the network, to one size, or by swapped and merged sizes of its own."""
+    """Add a Reshape: to an integer vector of the network, or to the tensor's own sizes with one replaced by -1."""
     x = g.pick()
     if x is None:
         return None
@@ -249,7 +249,7 @@ def expand(g: Grower) -> object:
 
 
 def slice_(g: Grower) -> object:
-    """By bounds of the network."""
+    """Add a Slice whose bounds are integer vectors of the network."""
     x = g.pick(lambda value: value.rank > 0)
     if x is None:
         return None

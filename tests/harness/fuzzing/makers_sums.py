@@ -1,4 +1,4 @@
-"""Reductions, normalisations, products, convolutions, pools, recurrences and quantised operators."""
+"""Makers of reductions, normalisations, GEMMs, convolutions, pools, recurrences and quantised operators."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def reduce(g: Grower) -> object:
 
 
 def variance(g: Grower) -> object:
-    """Mean, difference and mean of the squares: a normalisation as exporters decompose it."""
+    """Add a decomposed normalisation: mean, difference, mean of the squares, square root."""
     x = g.pick(lambda value: value.is_float and value.rank >= 1)
     if x is None:
         return None
@@ -110,7 +110,7 @@ def channel_normalization(g: Grower) -> object:
 
 
 def linear(g: Grower) -> object:
-    """A product with constant weights; weights of networks are often shared."""
+    """Add a MatMul with constant weights, maybe with a bias and an activation. Weights are often shared."""
     x = g.pick(has_rows)
     if x is None:
         return None
@@ -125,7 +125,7 @@ def linear(g: Grower) -> object:
 
 
 def several_products(g: Grower) -> object:
-    """Products of one tensor, of which some have a bias or a residual: what merges."""
+    """Add two or three GEMMs of one tensor, some with a bias or residual: candidates for horizontal fusion."""
     x = g.pick(has_rows)
     if x is None:
         return None
@@ -148,7 +148,7 @@ def product(g: Grower) -> object:
         permutation = [*range(b.rank - 2), b.rank - 1, b.rank - 2]
         made = g.add("Transpose", [b], [b.kind], perm=permutation)
         b = made[0] if made else b
-    # ONNX Runtime multiplies batches that do not broadcast where there is nothing to add up.
+    # For k = 0 ONNX Runtime accepts batch dimensions that do not broadcast.
     if any(broadcast(x[:-2], y[:-2]) is None for x, y in zip(a.shapes, b.shapes, strict=True)):
         return None
     return g.add("MatMul", [a, b], [a.kind], "sum")
@@ -166,7 +166,7 @@ def gemm(g: Grower) -> object:
 
 
 def attention(g: Grower) -> object:
-    """Scores, a mask, Softmax and a product, as exporters write them."""
+    """Add attention as exporters write it: projections, scaled scores, Softmax, product with the values."""
     q = g.pick(lambda value: has_rows(value) and value.rank >= 3)
     if q is None:
         return None
@@ -197,7 +197,7 @@ def is_image(value: Value) -> bool:
 
 
 def image(g: Grower) -> Value | None:
-    """Pick a tensor with channels; add some to another one."""
+    """Pick an image, or turn a matrix into one by adding dimensions for batch and channels."""
     x = g.pick(is_image)
     if x is not None:
         return x
@@ -265,7 +265,7 @@ def squeeze_and_excite(g: Grower) -> object:
 
 
 def recurrence(g: Grower) -> object:
-    """Without empty tensors, for which kernels of the CPU provider abort the process."""
+    """Add an LSTM, GRU or RNN. Empty tensors are excluded: kernels of the CPU provider abort the process for them."""
     x = g.pick(lambda value: value.kind == FLOAT and value.rank == 3 and value.same_size(2))
     if x is None or any(0 in shape for shape in x.shapes):
         return None
@@ -281,7 +281,7 @@ def recurrence(g: Grower) -> object:
 
 
 def quantize(g: Grower) -> object:
-    """QuantizeLinear and DequantizeLinear of a tensor, which the network may use as weights."""
+    """Add QuantizeLinear and DequantizeLinear of a tensor."""
     x = g.pick(lambda value: value.kind == FLOAT)
     if x is None:
         return None
@@ -303,7 +303,7 @@ def dynamic_quantized_product(g: Grower) -> object:
 
 
 def packed_weights(g: Grower) -> object:
-    """MatMulNBits whose scales are constant or computed by the network."""
+    """Add a MatMulNBits whose scales are constant or computed by the network."""
     x = g.pick(lambda value: value.kind == FLOAT and has_rows(value) and (value.same_size(-1) or 0) % 16 == 0)
     if x is None:
         return None
@@ -332,7 +332,7 @@ def contributed(g: Grower) -> object:
 
 
 def matrix(g: Grower) -> object:
-    """A tensor with a constant number of columns."""
+    """Add a tensor with 16 columns, so that GEMMs with constant weights can read it."""
     x = g.pick(lambda value: value.is_float and value.rank >= 1)
     if x is None:
         return None

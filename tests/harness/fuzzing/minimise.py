@@ -1,6 +1,6 @@
-"""Makes a network that the plugin gets wrong small: fewer outputs, fewer nodes, fewer Runs.
+"""Minimiser: reduces a network with a wrong result to fewer outputs, nodes and Runs.
 
-A node is removed by feeding its results: they become inputs with the contents that they have in each Run.
+It removes a node by turning the node's results into inputs, which are fed with their expected contents.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mutation.oracle import Outcome
 
 
 def minimise(case: Case, found: Outcome, judge: Callable[[Case], Outcome]) -> Case:
-    """A smaller case with an outcome of the same kind. Each round removes something, so it ends."""
+    """Return a smaller case with an outcome of the same kind. Each round removes something, so the search ends."""
     smaller = True
     while smaller:
         smaller = False
@@ -29,7 +29,7 @@ def minimise(case: Case, found: Outcome, judge: Callable[[Case], Outcome]) -> Ca
 
 
 def _candidates(case: Case) -> Iterator[Case]:
-    """Networks with fewer outputs, nodes, Runs or options; the largest steps first."""
+    """Yield networks with fewer outputs, nodes, Runs or options, those that remove most first."""
     if len(case.outputs) > 1:
         half = len(case.outputs) // 2
         yield _alive(replace(case, outputs=case.outputs[:half]))
@@ -37,7 +37,7 @@ def _candidates(case: Case) -> Iterator[Case]:
         for name in case.outputs:
             yield _alive(replace(case, outputs=tuple(other for other in case.outputs if other != name)))
     for data in case.nodes[:-1]:
-        # Ends with this node.
+        # The network that ends with this node.
         for name in onnx.NodeProto.FromString(data).output:
             if name and case.outputs != (name,):
                 yield _alive(replace(case, outputs=(name,)))
@@ -59,13 +59,13 @@ def _without_run(value: Value, run: int) -> Value:
 
 
 def _without(case: Case, index: int) -> Case | None:
-    """The network that gets the results of a node as inputs, or None where it has no node left."""
+    """Return the network with the results of node ``index`` as inputs; None if no output is left."""
     nodes = [onnx.NodeProto.FromString(node) for node in case.nodes]
     results = {name for name in nodes[index].output if name}
     outputs = tuple(name for name in case.outputs if name not in results)
     if not outputs:
         return None
-    # Sizes stay open where they differ from Run to Run.
+    # Sizes that differ between Runs are declared as unknown.
     inputs = {name: tuple(case.values[name].same_size(i) for i in range(case.values[name].rank)) for name in results}
     rest = case.nodes[:index] + case.nodes[index + 1 :]
     return _alive(replace(case, nodes=rest, inputs={**case.inputs, **inputs}, outputs=outputs))
@@ -90,7 +90,7 @@ def _alive(case: Case) -> Case:
 
 
 def _reads(node: onnx.NodeProto) -> set[str]:
-    """The tensors of the graph around it that a node or its bodies read."""
+    """Return the names of the values that a node and its bodies read."""
     names = set(node.input)
     for attribute in node.attribute:
         for inner in attribute.g.node:
@@ -99,7 +99,7 @@ def _reads(node: onnx.NodeProto) -> set[str]:
 
 
 def write(folder: Path, stem: str, case: Case, outcome: Outcome) -> Path:
-    """The model, the inputs and expected outputs of each Run, and what was found."""
+    """Write the model, the inputs and expected outputs of each Run, and a text about the finding."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{outcome.kind.name.lower()}_{stem}.onnx"
     path.write_bytes(case.model())

@@ -1,12 +1,13 @@
-"""Networks that are evaluated while they grow.
+"""Random networks that are evaluated while they are built.
 
-`Grower.add` runs each new node by itself on ONNX Runtime's CPU provider, once for each Run of the finished network. So
-a maker may propose any operator with any inputs: a node that the CPU provider refuses, or whose result is too large or
-not finite, is not added. The results are what the plugin has to compute.
+`Grower.add` runs each new node alone on ONNX Runtime's CPU provider, once for each Run of the finished network. So a
+maker may propose any operator with any inputs: a node that the CPU provider refuses, or whose result is too large or
+not finite, is not added. The results are the expected values for the plugin.
 
-Each value has two tracks. The second differs by a rounding error after each inexact operator. The distance of the two
-tracks is what rounding in another order may change; a node that enlarges it too much is not added. So a comparison of
-floats, or a Floor, enters a network only where its result does not depend on rounding.
+Each value is computed twice, on two tracks: on the second track a random rounding error is added after each inexact
+operator. The distance of the tracks estimates how much another order of rounding may change the value. A node whose
+results are too far apart is not added, so a comparison of floats, or a Floor, is part of a network only if its result
+does not depend on rounding.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from onnx import TensorProto, helper, numpy_helper
 Array: TypeAlias = NDArray[Any]
 Dims: TypeAlias = tuple[int | str | None, ...]
 Rounding: TypeAlias = Literal["exact", "element", "sum"]
-"""What an operator rounds: nothing, each element by itself, or sums, whose error is relative to the largest element."""
+"""Rounding error of an operator: none, relative to each element, or (of sums) relative to the largest element."""
 
 FLOAT, FLOAT16, BFLOAT16 = int(TensorProto.FLOAT), int(TensorProto.FLOAT16), int(TensorProto.BFLOAT16)
 INT64, INT32, BOOL = int(TensorProto.INT64), int(TensorProto.INT32), int(TensorProto.BOOL)
@@ -44,20 +45,20 @@ DTYPES: Mapping[int, np.dtype[Any]] = {
 }
 KINDS = {dtype: kind for kind, dtype in DTYPES.items()}
 EPSILON = {FLOAT: 2.0**-22, FLOAT16: 2.0**-10, BFLOAT16: 2.0**-7}
-"""Relative error of one operator."""
+"""Relative rounding error of one operator, by element type."""
 TF32_EPSILON = 2.0**-9
-"""Relative error of a product of float32 whose operands are rounded to TF32, with some room for cancellation."""
+"""Relative error of a float32 GEMM with operands in TF32, with a margin for cancellation."""
 DRIFT = {FLOAT: 2e-3, FLOAT16: 0.1, BFLOAT16: 0.15}
-"""Maximum distance of the tracks, relative to the largest element."""
+"""Maximum distance of the tracks by element type, relative to the largest element."""
 LARGEST = {FLOAT: 1e4, FLOAT16: 500.0, BFLOAT16: 1e4}
-LARGEST_INTEGER = 2**31 - 2  # the CPU provider saturates what exceeds int32
+LARGEST_INTEGER = 2**31 - 2  # the CPU provider saturates larger values to int32
 MAX_RANK = 6
 MAX_ELEMENTS = 4096
 
 
 @dataclass(frozen=True)
 class Value:
-    """A tensor of a network, with its contents in each Run."""
+    """A tensor of a network, with its contents in each Run on both tracks."""
 
     name: str
     kind: int
@@ -77,12 +78,12 @@ class Value:
         return self.kind in FLOATS
 
     def same_size(self, axis: int) -> int | None:
-        """The size of an axis where all Runs have the same, else None."""
+        """Return the size of an axis if it is the same in all Runs, else None."""
         sizes = {shape[axis] for shape in self.shapes}
         return sizes.pop() if len(sizes) == 1 else None
 
     def drift(self) -> float:
-        """The largest distance of the two tracks."""
+        """Return the largest distance between the two tracks."""
         pairs = zip(self.clean, self.noisy, strict=True)
         return max((float(np.abs(wide(a) - wide(b)).max(initial=0.0)) for a, b in pairs), default=0.0)
 
@@ -92,15 +93,15 @@ class Value:
 
 @dataclass(frozen=True)
 class Case:
-    """A finished network: what runs, and what has to come out."""
+    """A finished network with its expected results."""
 
     nodes: tuple[bytes, ...]
     constants: Mapping[str, Array]
     inputs: Mapping[str, Dims | None]
-    """Their declared sizes, None for an unknown rank."""
+    """The declared shape of each input, None for an unknown rank."""
     outputs: tuple[str, ...]
     values: Mapping[str, Value]
-    """Every tensor that is no constant."""
+    """All tensors except constants, by name."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Options of the provider."""
     optimised: bool = True
@@ -138,7 +139,7 @@ def wide(array: Array) -> NDArray[np.float64]:
 
 
 class Grower:
-    """Grows a network over Runs of the sizes ``runs``, each a mapping from names of sizes to sizes."""
+    """Builds a network. ``runs`` has the sizes of symbolic dimensions by name, for each Run."""
 
     def __init__(self, seed: int, runs: Sequence[Mapping[str, int]], tf32: bool = False, opset: int = 21) -> None:
         self.random = random.Random(seed)
@@ -150,10 +151,10 @@ class Grower:
         self.values: dict[str, Value] = {}
         self._used: set[str] = set()
 
-    # ---- what a network is made of ----
+    # ---- inputs, constants and nodes ----
 
     def input(self, kind: int, dims: Sequence[int | str], make: Callable[[tuple[int, ...]], Array]) -> Value:
-        """A new input. Some of its sizes are declared, some are left open."""
+        """Add an input; ``make`` returns its contents for a shape. Some of its sizes are declared as unknown."""
         name = f"x{len(self.inputs)}"
         arrays = tuple(
             make(tuple(dim if isinstance(dim, int) else run[dim] for dim in dims)).astype(DTYPES[kind])
@@ -165,7 +166,7 @@ class Grower:
         return self.values[name]
 
     def constant(self, array: Array | Sequence[float] | float, kind: int | None = None, shared: bool = True) -> Value:
-        """A constant; one that the network has already where type and shape are the same, in some cases."""
+        """Return a constant: an equal one of the network, sometimes another one of equal shape, or a new one."""
         array = np.asarray(array)
         array = array if kind is None else array.astype(DTYPES[kind])
         for name, known in self.constants.items():
@@ -183,7 +184,7 @@ class Grower:
         return self.constant(self.rng.standard_normal(shape) / np.sqrt(max(1, shape[0])), kind)
 
     def pick(self, condition: Callable[[Value], object] = lambda value: True) -> Value | None:
-        """A tensor that fulfils the condition, mostly a new one, so that networks are deep."""
+        """Return a random tensor that fulfils the condition, mostly one of the latest, so that networks are deep."""
         suitable = [value for value in self.values.values() if condition(value)]
         if not suitable:
             return None
@@ -199,9 +200,10 @@ class Grower:
         domain: str = "",
         **attributes: Any,
     ) -> list[Value] | None:
-        """The results of a new node with these element types, or None where the network is better without it.
+        """Add a node with results of the element types ``kinds``, and return them.
 
-        ``captured`` are the tensors that bodies in its attributes use.
+        Return None, and do not add the node, if the CPU provider refuses it or a result is unsuitable (`_is_tame`).
+        ``captured`` are the outer tensors that bodies in its attributes read.
         """
         number = len(self.nodes)
         names = [f"t{number}_{i}" if kind else "" for i, kind in enumerate(kinds)]
@@ -232,7 +234,7 @@ class Grower:
         return results
 
     def case(self, options: Mapping[str, str], optimised: bool, read_outputs: float = 0.15) -> Case:
-        """The network with outputs that keep all nodes alive, and a share of the tensors that nodes read as well."""
+        """Return the finished network. Its outputs are all unread tensors, and a fraction of the other tensors."""
         made = [name for name in self.values if name not in self.inputs]
         outputs = [name for name in made if name not in self._used or self.random.random() < read_outputs]
         self.random.shuffle(outputs)
@@ -252,8 +254,10 @@ class Grower:
     def _evaluate(
         self, node: onnx.NodeProto, given: Sequence[Value], kinds: Sequence[int]
     ) -> tuple[list[list[Array]], list[list[Array]]] | None:
-        """Both tracks of each result, or None where the CPU provider refuses the node. bfloat16 is evaluated as
-        float32 and rounded, since the CPU provider lacks it."""
+        """Return both tracks of each result, None if the CPU provider refuses the node.
+
+        bfloat16, which the CPU provider lacks, is evaluated in float32 and rounded.
+        """
         feeds = {value.name: value for value in given}
         if node.op_type == "Cast" and kinds == [BFLOAT16]:
             node = helper.make_node("Cast", node.input, node.output, to=FLOAT)
@@ -283,7 +287,7 @@ class Grower:
                 tracks.append(
                     [[np.asarray(outputs[i]).astype(DTYPES[kind]) for outputs in runs] for i, kind in enumerate(kinds)]
                 )
-        except Exception:  # any error of the CPU provider about a node that does not fit
+        except Exception:  # the CPU provider refuses the node, with errors of several types
             return None
         return tracks[0], tracks[1]
 
@@ -308,7 +312,7 @@ def _as_evaluated(array: Array) -> Array:
 
 
 def _is_tame(value: Value) -> bool:
-    """Whether numbers are finite and not too large, the rank is the same in all Runs, and both tracks agree."""
+    """Return whether a value suits a network: finite, not too large, of one rank in all Runs, tracks close together."""
     if len({array.ndim for array in value.clean}) > 1 or value.rank > MAX_RANK:
         return False
     if value.shapes != tuple(array.shape for array in value.noisy):

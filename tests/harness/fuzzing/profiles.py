@@ -13,24 +13,24 @@ from fuzzing.network import BOOL, FLOAT, FLOAT16, INT32, INT64, Array, Case, Gro
 
 Maker = Callable[[Grower], object]
 ATTEMPTS = 40
-"""Attempts for one node; a network in which no attempt succeeds is finished."""
+"""Maximum attempts per wanted node, after which a network is finished."""
 
 
 class Profile(enum.StrEnum):
     SIZES = "sizes"
-    """Host sizes mixed with integers of the device."""
+    """Networks of shape arithmetic, on the host and on the device."""
     GRAPHS = "graphs"
-    """All operators."""
+    """Networks of all operators."""
 
 
 def make_case(profile: Profile, seed: int) -> Case:
-    """The network with this number, and the options that it runs with."""
+    """Return the network with this seed, and the options that it runs with."""
     grow = {Profile.SIZES: _sizes, Profile.GRAPHS: _graph}[profile]
     return grow(seed)
 
 
 def _sizes(seed: int) -> Case:
-    # The last Run has the sizes of the first and other numbers, so that remains of an earlier Run show.
+    # The last Run has the first Run's sizes and other contents, so that stale values of earlier Runs are noticed.
     run = {"b": 2, "s": 3, "n": 4}
     g = Grower(seed, [run, {"b": 1, "s": 1, "n": 5}, {"b": 4, "s": 2, "n": 0}, run])
     integers = _numbers(g)
@@ -98,7 +98,7 @@ def _grow(g: Grower, makers: Mapping[Any, float], nodes: int) -> None:
 
 
 def _options(g: Grower) -> dict[str, str]:
-    """Mostly no options, like users."""
+    """Return random provider options, mostly none."""
     return g.random.choice(
         [
             *[{}] * 6,

@@ -1,4 +1,4 @@
-"""A process that judges networks: see `mutation.worker`, whose protocol it speaks.
+"""The worker process of the fuzzer, with the protocol of `mutation.worker`.
 
     python -m fuzzing.worker
 
@@ -15,7 +15,7 @@ from mutation.worker import Answer, serve
 
 
 def answer(task: Case | tuple[Profile, int], stage: Answer) -> Outcome:
-    stage(stage="cpu")  # it evaluates each added node
+    stage(stage="cpu")  # `make_case` runs nodes on the CPU provider
     case = task if isinstance(task, Case) else make_case(*task)
     return judge(case, lambda name: stage(stage=name))
 
