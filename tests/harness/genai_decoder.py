@@ -1,4 +1,4 @@
-"""A Llama-like decoder as onnxruntime-genai's builder writes it, and what the CPU provider makes of it."""
+"""Test model: a Llama-like decoder as onnxruntime-genai's builder writes it, and its reference on the CPU provider."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from encoder import GraphBuilder
 
 CONTRIB = "com.microsoft"
 LONGEST = 256
-"""Positions of the rotary embedding."""
+"""Maximum number of tokens: rows of the rotary embedding's tables."""
 
 
 class _Builder(GraphBuilder):
@@ -25,7 +25,7 @@ class _Builder(GraphBuilder):
         self.block = block
 
     def matmul(self, x: str, inputs: int, outputs: int) -> str:
-        """A linear layer with weights of 4 bits, and one scale for each block."""
+        """Add a linear layer with 4-bit weights (MatMulNBits), with one scale for each block."""
         blocks = inputs // self.block
         codes = self.rng.integers(0, 256, (outputs, blocks, self.block // 2), np.uint8)
         scales = np.abs(self.rng.standard_normal((outputs, blocks), np.float32)) / (4 * math.sqrt(inputs))
@@ -42,7 +42,7 @@ class _Builder(GraphBuilder):
         )
 
     def choice(self, condition: str, first: list[np.ndarray], second: list[np.ndarray]) -> tuple[str, str]:
-        """Two constants of one of two branches."""
+        """Add an If that returns two constants: those of ``first`` if the condition holds, else those of ``second``."""
         branches = []
         for side, arrays in (("first", first), ("second", second)):
             names = [f"{side}_{number}" for number in range(2)]
@@ -59,7 +59,7 @@ class _Builder(GraphBuilder):
         return x if not x or kind == given else self.node("Cast", x, to=kind)
 
     def skip_norm(self, x: str, residual: str, hidden: int) -> tuple[str, str]:
-        """The normalised sum, and the sum."""
+        """Add a fused residual addition and RMSNorm; return the normalised sum, and the sum."""
         number = len(self.nodes)
         names = [f"norm_{number}", "", "", f"sum_{number}"]
         weight = self.noise(hidden, scale=0.1, offset=1.0)
@@ -86,11 +86,12 @@ def genai_decoder(
     longrope: int | None = None,
     seed: int = 0,
 ) -> onnx.ModelProto:
-    """Inputs ``input_ids``, ``attention_mask`` and for each layer its past; outputs ``logits`` and the present.
+    """Return the decoder. Inputs: ``input_ids``, ``attention_mask`` and past K/V caches; outputs: ``logits`` and
+    present K/V caches.
 
-    With ``positions`` it has an input ``position_ids``, and a node of its own turns queries and keys. Attention
-    computes in ``real``, and its cache has that type, or ``cache_type`` with a scale. Masks wider than
-    ``longrope`` choose other angles, as in models with LongRoPE.
+    With ``positions`` it has an input ``position_ids``, and separate RotaryEmbedding nodes. Attention computes in the
+    type ``real``; its cache has that type, or is quantized to ``cache_type`` with a scale. Masks wider than
+    ``longrope`` select other rotary angles, as in models with LongRoPE.
     """
     b = _Builder(seed, block)
     width = hidden // heads
@@ -163,8 +164,9 @@ def genai_decoder(
 
 
 def compulsory_bytes(model: onnx.ModelProto, longest: int, batch: int = 1) -> int:
-    """Return the bytes that a token must read: weights without embedding tables, and a cache of ``longest`` tokens,
-    once each.
+    """Return the minimum bytes that decoding a token reads: weights, and float32 K/V caches of ``longest`` tokens.
+
+    Embedding tables and rotary tables do not count, because a token reads only single rows of them.
     """
     tables = {name for node in model.graph.node if node.op_type == "Gather" for name in node.input[:1]}
     tables |= {name for node in model.graph.node if node.op_type == "GroupQueryAttention" for name in node.input[7:]}
@@ -178,7 +180,7 @@ def compulsory_bytes(model: onnx.ModelProto, longest: int, batch: int = 1) -> in
 
 
 def genai_config(model: onnx.ModelProto, filename: str, heads: int = 4) -> str:
-    """The ``genai_config.json`` of such a model."""
+    """Return the text of the ``genai_config.json`` for a model of `genai_decoder`."""
     caches = [x for x in model.graph.input if x.name.startswith("past")]
     _, kv_heads, _, width = (d.dim_value for d in caches[0].type.tensor_type.shape.dim)
     vocabulary = model.graph.output[0].type.tensor_type.shape.dim[2].dim_value
@@ -203,7 +205,7 @@ def genai_config(model: onnx.ModelProto, filename: str, heads: int = 4) -> str:
 
 
 class CpuDecoder:
-    """The model on the CPU provider, with a cache that grows."""
+    """Runs a decoder on the CPU provider, and keeps its K/V caches between calls."""
 
     def __init__(self, model: Path, batch: int = 1) -> None:
         self.session = ort.InferenceSession(model, providers=["CPUExecutionProvider"])
@@ -230,7 +232,7 @@ class CpuDecoder:
         return last
 
     def greedy(self, prompt: np.ndarray, new_tokens: int) -> np.ndarray:
-        """The most probable tokens, [batch, new_tokens]."""
+        """Return the most probable tokens after the prompt, int64 [batch, new_tokens]."""
         tokens, found = prompt, []
         for _ in range(new_tokens):
             tokens = self.logits(tokens).argmax(-1)[:, None]

@@ -1,4 +1,4 @@
-"""A GPT-2-like decoder without a cache, written node by node as PyTorch's exporter wrote it."""
+"""Test model: a GPT-2-like decoder without K/V caches, in the nodes that PyTorch's exporter wrote for GPT-2."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 from encoder import GraphBuilder
 
 ROOM = 32
-"""Positions that there are embeddings for."""
+"""Maximum number of tokens: rows of the position embedding, size of the causal mask."""
 
 
 class _Writer(GraphBuilder):
@@ -20,7 +20,7 @@ class _Writer(GraphBuilder):
         self.hidden, self.head_count = hidden, heads
 
     def flat_linear(self, x: str, inputs: int, outputs: int) -> str:
-        """Conv1D of Hugging Face: a Gemm of rows, between two Reshapes."""
+        """Add Hugging Face's Conv1D, a linear layer: Reshape to rows, Gemm, Reshape back."""
         rows = self.node("Reshape", x, self.constant([-1, inputs]))
         weights = self.noise(inputs, outputs, scale=1 / math.sqrt(inputs))
         product = self.node("Gemm", rows, weights, self.noise(outputs, scale=0.1), alpha=1.0, beta=1.0)
@@ -28,7 +28,7 @@ class _Writer(GraphBuilder):
         return self.node("Reshape", product, sizes)
 
     def size(self, sizes: str, axis: int) -> str:
-        """One of ``sizes`` as a scalar, by Slice and Squeeze."""
+        """Add Slice and Squeeze that extract one element of the shape ``sizes`` as a scalar."""
         end = axis + 1 if axis != -1 else 2**63 - 1
         cut = self.node("Slice", sizes, self.constant([axis]), self.constant([end]), self.constant([0]))
         return self.node("Squeeze", cut, self.constant([0]))
@@ -62,7 +62,7 @@ class _Writer(GraphBuilder):
         return self.node("Transpose", self.node("Reshape", x, sizes), perm=perm)
 
     def gelu(self, x: str) -> str:
-        """By tanh, as GPT-2 has it."""
+        """Add GPT-2's GELU: the tanh approximation."""
         cubed = self.node("Mul", self.node("Pow", x, self.constant(3.0, np.float32)), self._number(0.044715))
         inner = self.node("Mul", self.node("Add", x, cubed), self._number(math.sqrt(2 / math.pi)))
         outer = self.node("Add", self.node("Tanh", inner), self._number(1.0))
@@ -73,7 +73,7 @@ class _Writer(GraphBuilder):
 
 
 def gpt(layers: int = 1, hidden: int = 32, heads: int = 4, vocabulary: int = 64, *, seed: int = 0) -> onnx.ModelProto:
-    """Input ``input_ids`` (batch, sequence) int64, output ``logits`` (batch, sequence, vocabulary)."""
+    """Return the model: ``input_ids`` (batch, sequence) int64 -> ``logits`` (batch, sequence, vocabulary)."""
     b = _Writer(hidden, heads, seed)
     words = b.noise(vocabulary, hidden, scale=1.0)
     length = b.dim("input_ids", 1)

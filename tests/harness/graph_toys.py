@@ -1,4 +1,4 @@
-"""Toy operators in a domain of their own, and a builder of graphs of them: graph code is tested without real ones."""
+"""Toy operators in a domain of their own, and a builder of graphs of them, for tests of graph code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DOMAIN = "graph.test"
 
 
 def strided_map(ctx: Lowering, expression: str, *inputs: Tensor) -> Tensor:
-    """Elementwise operation over broadcast strided inputs, as plain as can be."""
+    """Lower the elementwise ``expression`` of a and b, over inputs that are broadcast: on the host if possible."""
     shape = broadcast_shapes(ctx, *(x.shape for x in inputs))
     function = eval("lambda a, b=0: " + expression)
 
@@ -79,7 +79,7 @@ def row(ctx: Lowering, x: Tensor, *, index: int) -> Tensor:
 @op("Reshape", domain=DOMAIN)
 def reshape(ctx: Lowering, x: Tensor, shape: Tensor) -> Tensor:
     dims = ctx.host_values(shape, "shape")
-    known = product(dims)  # one dimension may be -1
+    known = product(dims)  # negative if one dimension is -1
     dims = tuple(select(eq(dim, -1), floordiv(x.size, -1 * known), dim) for dim in dims)
     ctx.require(eq(product(dims), x.size), "the number of elements changes")
     x = ctx.contiguous(x)
@@ -95,19 +95,19 @@ def zeros(ctx: Lowering, x: Tensor) -> Tensor:
 
 @op("Negative", domain=DOMAIN)
 def negative(ctx: Lowering, x: Tensor) -> Tensor:
-    """Return a tensor on the device, which shapes can only read back."""
+    """Return -x, always computed on the device: a shape that depends on it needs a read-back."""
     return launch_strided_map(ctx, "-a", [x], x.shape)
 
 
 @op("Pick", domain=DOMAIN)
 def pick(ctx: Lowering, x: Tensor) -> Tensor:
-    """Return x + 1 for few rows, x * 2 for many: a guard decides."""
+    """Return x + 1 for one row, x * 2 for more. A guard decides, so each needs a plan variant."""
     few = ctx.guard(eq(x.shape[0], 1))
     return strided_map(ctx, "a + a * 0 + 1" if few else "a * 2", x)
 
 
 class Builder:
-    """A graph of toy operators."""
+    """Builds a graph of toy operators."""
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []

@@ -1,4 +1,4 @@
-"""A hostile working folder: it shadows every module that a compilation imports, and records when one is executed."""
+"""A hostile working folder: its files shadow every module that a compilation imports, and record their execution."""
 
 from __future__ import annotations
 
@@ -28,15 +28,16 @@ print(*{name.split(".")[0] for name in [*names, *sys.modules]})
 
 @functools.cache
 def compiler_imports() -> frozenset[str]:
-    """The modules at the top that a process asks for which compiles a kernel for both kinds of devices: those that are
-    there, and those that are not, such as what Python looks for when it starts."""
+    """Return the top-level modules that a process imports, or tries to import, to compile a kernel for both kinds of
+    devices. Python itself tries to import sitecustomize and usercustomize when it starts.
+    """
     command = [sys.executable, "-c", ATTEMPTS, str(ROOT)]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return frozenset(output.split()) | {"sitecustomize", "usercustomize", "ort_cuda_plugin"}
 
 
 class HostileFolder:
-    """``folder`` with a file for each of `compiler_imports`."""
+    """Creates ``folder`` with a module for each of `compiler_imports`."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
@@ -46,11 +47,11 @@ class HostileFolder:
             self.add(folder / f"{name}.py")
 
     def add(self, path: Path, prefix: str = "") -> None:
-        """Add a file, Python unless it has a prefix, that records its name when it is executed."""
+        """Add a file that records its name when Python executes it; ``prefix`` comes before the Python statement."""
         path.parent.mkdir(parents=True, exist_ok=True)
         statement = f"import os; os.write(os.open({str(self.record)!r}, 1089, 384), b{path.name + os.linesep!r})\n"
         path.write_text(prefix + statement)
 
     def ran(self) -> list[str]:
-        """Return the executed files, in order."""
+        """Return the names of the executed files, in order of execution."""
         return self.record.read_text().split() if self.record.exists() else []

@@ -1,4 +1,6 @@
-"""A decoder with a convolution, linear attention and attention, as onnxruntime-genai's builder writes Qwen 3.5."""
+"""Test model: a decoder with causal convolution, linear attention and attention, as onnxruntime-genai's builder writes
+Qwen 3.5.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +25,14 @@ NAMES = {
     ),
     "LFM2 before": ("past_conv.{}", "past_recurrent.{}", "present_conv.{}", "present_recurrent.{}"),
 }  # fmt: skip
-"""By the builder's version: the states of a convolution and of linear attention, before and after."""
+"""Names of states by version of the builder: past states of convolution and linear attention, then the present ones."""
 
 
 def hybrid_decoder(version: str = "0.18", *, window: int = 0, planes: bool = False, seed: int = 0) -> onnx.ModelProto:
-    """A convolution, linear attention and attention; states hold ``window`` positions where that is not 0.
+    """Return the decoder: one layer each of convolution, linear attention and attention.
 
-    With ``planes`` each token has three positions, which are added to the embedding.
+    ``window`` is the attribute state_window of the first two layers. With ``planes`` each token has three positions; a
+    sine of their sum is added to its embedding.
     """
     b = GraphBuilder(seed)
     conv, recurrent, next_conv, next_recurrent = NAMES[version]
@@ -49,7 +52,7 @@ def hybrid_decoder(version: str = "0.18", *, window: int = 0, planes: bool = Fal
         b.nodes.append(helper.make_node(op_type, inputs, outputs, domain=CONTRIB, **attributes))  # type: ignore[arg-type]
         return outputs[0]
 
-    # What is remembered has to weigh more than the last token, or tokens would not tell whether it is right.
+    # The weights make states matter more than the last token, so that wrong states lead to wrong tokens.
     turned = b.node("Transpose", linear(x, HIDDEN), perm=[0, 2, 1])
     taps, bias = b.noise(HIDDEN, 1, TAPS, scale=3.0), b.noise(HIDDEN, scale=0.1)
     mixed = contributed(
@@ -98,7 +101,7 @@ def hybrid_decoder(version: str = "0.18", *, window: int = 0, planes: bool = Fal
 
 
 def next_token(session: ort.InferenceSession, tokens: list[int]) -> int:
-    """The most probable token after ``tokens``, all of which are computed, with empty caches and states."""
+    """Return the most probable token after ``tokens``, computed from scratch with empty caches and states."""
     feeds: dict[str, np.ndarray] = {
         "input_ids": np.array([tokens]),
         "attention_mask": np.ones((1, len(tokens)), np.int64),
@@ -114,7 +117,7 @@ def next_token(session: ort.InferenceSession, tokens: list[int]) -> int:
 
 
 def greedy(model: Path, tokens: list[int], count: int) -> list[int]:
-    """The tokens that the CPU provider makes, each from all tokens before."""
+    """Return the CPU provider's ``count`` most probable next tokens, each computed from all earlier tokens."""
     session = ort.InferenceSession(model, providers=["CPUExecutionProvider"])
     tokens, start = list(tokens), len(tokens)
     for _ in range(count):

@@ -1,7 +1,8 @@
-"""Models of operator tests in the reference interpreter: all with ``pytest --interpret``, else one of `SHARE`.
+"""Checks models of operator tests in the reference interpreter of programs (`programs`).
 
-A test that runs a model on the emulated device also compares the model's programs after each pass, on a device kind
-that the model's digest chooses; with ``--interpret`` on all kinds.
+If a test runs a model on the emulated device, `interpret` also checks that the model's program computes the same after
+each compiler pass. It does so for one in `SHARE` models, on one device kind; both follow from the model's hash. With
+``pytest --interpret`` it checks all models on all device kinds.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from programs.states import DEVICES, CannotRunError, first_difference, record
 from programs.values import Array
 
 INTERPRET_VARIABLE = "ORT_CUDA_PLUGIN_TEST_INTERPRET"
-"""1: all models, as ``pytest --interpret`` says. Worker processes inherit it."""
+"""Environment variable: "1" checks all models. ``pytest --interpret`` sets it, and worker processes inherit it."""
 SHARE = 24
-"""Without it one model in so many is interpreted, on one device kind."""
+"""One in this many models is checked without ``pytest --interpret``."""
 
 
 def interpret(
@@ -30,7 +31,7 @@ def interpret(
     dynamic: bool = False,
     options: LoweringOptions | None = None,
 ) -> None:
-    """Asserts that the programs of a model compute the same after each pass, if the model is among those chosen."""
+    """Assert that the program of a model computes the same after each pass, if the model is among the chosen ones."""
     digest = zlib.crc32(model.SerializeToString(deterministic=True))
     kinds = list(DEVICES)
     if os.environ.get(INTERPRET_VARIABLE) != "1":

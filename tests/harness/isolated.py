@@ -1,4 +1,4 @@
-"""Fresh processes for tests whose subject is process-wide: registration, interpreter exit, fork, environment."""
+"""Runs code in new Python processes, for tests of process-wide behaviour: registration, exit, fork, environment."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from onnx import TensorProto, helper
 
 ROOT = Path(__file__).resolve().parents[2]
 HARNESS = ROOT / "tests" / "harness"
-"""The folder of this module, for the paths of processes that import others of it."""
+"""The folder of this module, for the PYTHONPATH of processes that import its modules."""
 
 
 def python(
     code: str,
     *arguments: str,
     env: Mapping[str, str] | None = None,
-    timeout: float = 600,  # of a slow machine with a cold cache
+    timeout: float = 600,  # seconds; enough for a slow machine with an empty kernel cache
     check: bool = True,
     root: Path = ROOT,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs ``code`` in a new interpreter with the package in ``root`` on its path, before PYTHONPATH's folders.
+    """Run ``code`` in a new interpreter that imports the package from ``root``.
 
-    ``check``: it has to exit with 0, and none of its threads with an exception.
+    With ``check``, assert that it exits with 0, and that no thread ends with an exception.
     """
     environment = {**os.environ, **(env or {})}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), environment.get("PYTHONPATH", "")]))
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code), *arguments],
-        cwd=root,  # which the interpreter puts on its path first
+        cwd=root,  # python -c puts the working folder first on sys.path
         env=environment,
         capture_output=True,
         text=True,
@@ -46,7 +46,7 @@ def python(
 
 
 def add_model(path: Path | None = None, dims: Sequence[int | str] = (8,)) -> bytes:
-    """c = a + b of floats of that shape, as bytes; also written to ``path``."""
+    """Return the model c = a + b for float32 tensors of shape ``dims``; also write it to ``path``, if given."""
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, dims) for name in "abc"]
     graph = helper.make_graph([helper.make_node("Add", ["a", "b"], ["c"], name="add")], "add", values[:2], values[2:])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)

@@ -1,6 +1,6 @@
 """Runs ONNX models through lowering, plans and the C executor on the emulated device, without ONNX Runtime.
 
-`run_model` takes any ModelProto; `run_op` makes one of a single node.
+`run_model` runs any ModelProto; `run_op` builds and runs a model of one node.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ort_cuda_plugin.program.lowering.context import LoweringOptions
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Input: TypeAlias = Array | np.generic
-"""A tensor; a number of NumPy's is one of rank 0."""
+"""A tensor: an array, or a NumPy scalar for rank 0."""
 
 
 @functools.cache
@@ -35,7 +35,7 @@ def device() -> OpenDevice:
 
 
 def packed(array: Array, dtype: DType) -> Array:
-    """A stored array as ONNX Runtime has it in memory."""
+    """Return an array's elements as ONNX Runtime stores them: types of fewer than 8 bits are packed into bytes."""
     if not dtype.is_packed:
         return array
     per_byte = 8 // dtype.bits
@@ -51,7 +51,7 @@ def _allocate(context: Any, index: int, dims: Any, rank: int, data: Any, error: 
     outputs: dict[int, tuple[int, tuple[int, ...]]] = ffi.from_handle(context)
     shape = tuple(dims[i] for i in range(rank))
     address = ffi.new("CUdeviceptr *")
-    # No output is larger than 8 bytes an element; the element type is not known here.
+    # 8 bytes are enough for each element; the output's element type is not known here.
     if core().device_alloc(device().pointer, max(8 * int(np.prod(shape)), 8), ffi.NULL, address, error):
         return int(error.code)
     outputs[index] = (address[0], shape)
@@ -60,9 +60,9 @@ def _allocate(context: Any, index: int, dims: Any, rank: int, data: Any, error: 
 
 
 def run_graph(graph: Graph, inputs: Sequence[Input], options: LoweringOptions | None = None) -> list[Array]:
-    """Compiles the graph as one cluster, runs it once, and returns its outputs (bfloat16 as uint16).
+    """Compile the graph as one cluster, run it once, and return its outputs (bfloat16 as uint16).
 
-    Raises NodeError, Unsupported or InvalidModel where a node is declined, PluginError where the Run fails.
+    Raises NodeError, Unsupported or InvalidModel if a node is declined, PluginError if the Run fails.
     """
     stored = [storage(np.asarray(x)) for x in inputs]
     arrays = [np.ascontiguousarray(array).reshape(array.shape) for array, _ in stored]
@@ -121,7 +121,7 @@ def _download(value: Value, address: int, shape: tuple[int, ...]) -> Array:
 def run_model(
     model: onnx.ModelProto, inputs: Sequence[Input], dynamic: bool = False, options: LoweringOptions | None = None
 ) -> list[Array]:
-    """`run_graph` of a model; ``dynamic`` hides the input sizes, so that every size is a symbol of the plan."""
+    """Call `run_graph` for a model. With ``dynamic`` all sizes of inputs are symbolic when the plan is compiled."""
     outputs = run_graph(read_model(model, dynamic), inputs, options)
     interpret(model, inputs, dynamic, options)
     return outputs
@@ -138,9 +138,9 @@ def make_model(
     outputs: int = 1,
     constant: Sequence[int] = (),
 ) -> onnx.ModelProto:
-    """A model of one node, of ``version`` of a ``domain`` that is not ONNX's.
+    """Return a model of one node. ``version`` is the opset version of ``domain``, if that is not ONNX's domain.
 
-    None leaves an optional input out; inputs with an index in ``constant`` are initializers.
+    An input that is None is omitted; inputs with an index in ``constant`` are initializers.
     """
     names = [f"x{i}" if x is not None else "" for i, x in enumerate(inputs)]
     present = [(i, name, np.asarray(x)) for i, (name, x) in enumerate(zip(names, inputs, strict=True)) if x is not None]
@@ -161,7 +161,7 @@ def make_model(
 
 
 def _output_info(name: str, like: Array | None) -> onnx.ValueInfoProto:
-    """ONNX infers the types of its own operators; those of other domains give what they get."""
+    """Declare an output. ONNX infers its type, except in other domains, where it gets the type of ``like``."""
     if like is None:
         return helper.make_empty_tensor_value_info(name)
     return helper.make_tensor_value_info(name, storage(like)[1].onnx, None)
@@ -180,7 +180,7 @@ def run_op(
     dynamic: bool = False,
     options: LoweringOptions | None = None,
 ) -> list[Array]:
-    """The outputs of one operator; see `make_model` and `run_model`."""
+    """Run one operator, and return its outputs; see `make_model` and `run_model`."""
     model = make_model(
         op_type, inputs, attributes, opset, domain=domain, version=version, outputs=outputs, constant=constant
     )

@@ -29,7 +29,7 @@ def run(
     shared: int = 0,
     check: bool = False,
 ) -> list[np.ndarray]:
-    """Launches the kernel on copies of the array arguments; returns what they hold afterwards."""
+    """Launch the kernel on device copies of the array arguments, and return their contents after the launch."""
     module = loaded(spec, check)
     device = module.device
     values: list[Any] = []

@@ -1,4 +1,4 @@
-"""Library calls of a plan, and the engines that an installed cuDNN would run for them on a described GPU."""
+"""Queries an installed cuDNN, without a GPU, for the engines of a plan's library calls on an H100."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ GPU = DeviceProperties(emulated=False, libraries=frozenset({"cublaslt", "cudnn"}
 
 @dataclass(frozen=True)
 class Program:
-    """What a plan does in each Run."""
+    """The launches, library calls and memory traffic of a plan in each Run."""
 
     launches: list[Recordable]
     traffic: ProgramTraffic
@@ -48,9 +48,10 @@ class Program:
 
 @dataclass(frozen=True)
 class Engine:
-    """What cuDNN answers: ``missing`` is the reason why it has none.
+    """The engine that cuDNN chooses for a problem; ``missing`` is the reason if there is none.
 
-    ``saved`` are the bytes of the plan as text, ``loading`` the milliseconds to make it of that; -1 where that failed.
+    ``saved`` is the size in bytes of cuDNN's serialized execution plan, ``loading`` the milliseconds to deserialize it;
+    -1: that failed.
     """
 
     number: int = -1
@@ -63,7 +64,7 @@ class Engine:
 
 
 def optimized(model: onnx.ModelProto, batch: int) -> onnx.ModelProto:
-    """Return a model after ONNX Runtime's optimisations before claims, with that many images as input."""
+    """Return a model for ``batch`` images after ONNX Runtime's basic optimisations, which precede claims."""
     model = onnx.ModelProto.FromString(model.SerializeToString())
     for value in model.graph.input:
         shape = value.type.tensor_type.shape
@@ -88,7 +89,7 @@ def optimized(model: onnx.ModelProto, batch: int) -> onnx.ModelProto:
 def halved(
     model: onnx.ModelProto, element: int = TensorProto.FLOAT16, source: int = TensorProto.FLOAT
 ) -> onnx.ModelProto:
-    """Return the model with float16, or another ``element`` type, instead of float32 or another ``source``."""
+    """Replace the element type ``source`` by ``element`` in a copy of the model."""
     model = onnx.ModelProto.FromString(model.SerializeToString())
     graph, dtype = model.graph, helper.tensor_dtype_to_np_dtype(element)
     for value in (*graph.input, *graph.output, *graph.value_info):
@@ -112,7 +113,7 @@ def halved(
 
 
 class PlainNetwork(NetworkGraph):
-    """A network with uniform weights: only its sizes matter."""
+    """A network whose weights are 0, which are fast to make: only sizes matter here."""
 
     def _noise(self, shape: Sequence[int], deviation: float) -> NDArray[np.float32]:
         return np.zeros(tuple(shape), np.float32)
@@ -125,9 +126,9 @@ def network(
     parts: Mapping[str, int] | None = None,
     unknown: Collection[str] = (),
 ) -> onnx.ModelProto:
-    """A network of `ort_cuda_plugin.networks` with its sizes stated, but for those that are ``unknown``.
+    """Return a network of `ort_cuda_plugin.networks` with known sizes, except for the dimensions in ``unknown``.
 
-    ``parts`` say how much of it: ``layers`` and ``tokens``.
+    ``parts`` are further arguments of the function that writes the network, such as the number of ``layers``.
     """
     entry = NETWORKS[name]
     graph = PlainNetwork(name, "float32" if element == TensorProto.FLOAT else "float16", 0)
@@ -148,7 +149,7 @@ def network(
 def lowered(
     model: onnx.ModelProto, options: LoweringOptions | None = None, shapes: Sequence[Sequence[int]] = ()
 ) -> Program:
-    """The whole model on a GPU that has both libraries; ``shapes`` are those of a Run where the model has open ones."""
+    """Plan the whole model for an H100 with both libraries. ``shapes`` are a Run's input shapes, for symbolic sizes."""
     made: list[list[Recordable]] = []
 
     def noted(*arguments: Any) -> object:
@@ -165,7 +166,7 @@ def lowered(
 
 
 def question(call: LibraryCall) -> str:
-    """Return a line for tests/c/cudnn_engines.c."""
+    """Return the line of input with which tests/c/cudnn_engines.c looks up the engine of a call."""
     values = [hint(arg.value) for arg in call.args if isinstance(arg, Int64)]
     tensors = [arg for arg in call.args if isinstance(arg, Tensor)]
     addresses = [-(256 + hint(x.offset) * x.dtype.itemsize) for x in tensors[:-1]]
@@ -175,7 +176,7 @@ def question(call: LibraryCall) -> str:
 
 
 class ConvolutionSizes(NamedTuple):
-    """The numbers with which a convolution's begin."""
+    """The first integer arguments of a convolution's library call."""
 
     images: int
     channels: int
@@ -184,12 +185,12 @@ class ConvolutionSizes(NamedTuple):
 
 
 def convolution(call: LibraryCall) -> ConvolutionSizes:
-    """The sizes of a call of cuDNN for a convolution."""
+    """Return the first sizes of a call of cuDNN for a convolution."""
     return ConvolutionSizes(*[hint(arg.value) for arg in call.args if isinstance(arg, Int64)][:4])
 
 
 def build_asker(folder: Path) -> list[str | Path] | None:
-    """The command that answers questions, or None where cuDNN is not installed."""
+    """Build tests/c/cudnn_engines.c, and return the command that runs it; None if cuDNN is not installed."""
     site_packages = Path(sysconfig.get_paths()["purelib"])
     found = [path for path in candidates(LIBRARIES[1], site_packages) if Path(path).is_absolute()]
     if not found:
@@ -206,7 +207,7 @@ def build_asker(folder: Path) -> list[str | Path] | None:
 
 
 def ask(command: Sequence[str | Path], questions: Sequence[str]) -> list[Engine]:
-    """Return cuDNN's answer for each problem, on an H100."""
+    """Return cuDNN's engine for each line of `question`, on an H100."""
     site_packages = Path(sysconfig.get_paths()["purelib"])
     folders = [Path(command[0]).parent, *site_packages.glob("nvidia/*/lib")]
     done = subprocess.run(
@@ -233,5 +234,5 @@ def _answers(lines: Sequence[str]) -> Iterator[Engine]:
 
 
 def calls_of(program: Program, kind: int) -> list[LibraryCall]:
-    """The calls of problems of a kind."""
+    """Return the library calls of one kind of problem, such as MATMUL."""
     return [call for call in program.calls if call.problem.kind == kind]

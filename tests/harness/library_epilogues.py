@@ -1,6 +1,7 @@
-"""What test_nn_libraries.py runs in a process of its own: fused calls of the stand-ins, beside sums that are exact.
+"""Process of test_nn_libraries.py: runs library calls with fused epilogues, and measures their errors.
 
-``python library_epilogues.py FAKE_CUBLASLT.so FAKE_CUDNN.so`` prints a JSON list.
+The libraries are stand-ins, and the expected results are exact. ``python library_epilogues.py FAKE_CUBLASLT.so
+FAKE_CUDNN.so`` prints a JSON list.
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ def relu(x: Array) -> Array:
 
 @dataclass(frozen=True)
 class Case:
-    """``expected`` is the result from the sums, b and r; ``nodes`` compute y from p, which ``sums`` compute."""
+    """A GEMM or convolution p = sums(x, w), and ``nodes`` that compute y from p, a bias b and a residual r.
+
+    ``expected`` computes y from p, b and r in NumPy.
+    """
 
     shapes: Shapes
     expected: Callable[[Array, Array, Array], Array]
@@ -57,7 +61,7 @@ class Case:
         return node("Conv", "x w b" if bias else "x w", output, group=2)
 
     def model(self, nodes: list[NodeProto], values: dict[str, Array], dynamic: bool) -> onnx.ModelProto:
-        """With w and b as initializers; the first dimension of the others is known, or not yet."""
+        """Return the model with initializers w and b. With ``dynamic`` the first dimension of x and r is symbolic."""
         dtype = helper.np_dtype_to_tensor_dtype(values["x"].dtype)
         shapes = [("n" if dynamic else self.shapes[name][0], *self.shapes[name][1:]) for name in "xr"]
         inputs = [helper.make_tensor_value_info(name, dtype, shape) for name, shape in zip("xr", shapes, strict=True)]
@@ -100,13 +104,13 @@ CASES = {
 
 
 def values(case: Case, seed: int) -> dict[str, Array]:
-    """Inputs whose products and sums are exact in float32, and have more digits than narrower types."""
+    """Return inputs for which products and sums are exact in float32, but not in 16-bit types."""
     random = np.random.default_rng(seed)
     return {name: (random.integers(-64, 65, shape) / 32).astype(np.float32) for name, shape in case.shapes.items()}
 
 
 def expected(case: Case, inputs: dict[str, Array]) -> Array:
-    """The result in float32, rounded nowhere before."""
+    """Return the exact result, in float32."""
     model = case.model([case.sums(False, "y")], inputs, False)
     (result,) = ReferenceEvaluator(model).run(None, {name: inputs[name] for name in "xr"})
     sums = np.asarray(result)
@@ -123,7 +127,7 @@ def run(case: Case, inputs: dict[str, Array], dynamic: bool, fusion: bool) -> Ar
 
 
 def main(cublaslt: str, cudnn: str) -> list[dict[str, Any]]:
-    """Of each case in each type: how often each library ran, and the largest errors, fused and not."""
+    """Return, for each case and type, the calls of each library and the largest error, with and without fusion."""
     fakes = use("cublaslt", 0, cublaslt), use("cudnn", 1, cudnn)
     offer("cublaslt", "cudnn")
     results = []

@@ -1,4 +1,4 @@
-"""What test_library_faults.py runs in a process of its own: calls of stand-ins that are wrong, slow, refused, failing.
+"""Process of test_library_faults.py: runs calls of stand-in libraries that are wrong, slow, refused, or fail.
 
 ``python library_faults.py FAKE_CUBLASLT.so FAKE_CUDNN.so`` prints a JSON list.
 """
@@ -30,11 +30,11 @@ CALLS: dict[str, tuple[str, Run]] = {
     "convolution_3d*_bias*_float16": ("cudnn", lambda: epilogue("volumes, all", 1, "float16")),
     "attention*_float16": ("cudnn", lambda: attention(next(iter(ATTENTION.values())))),
 }
-"""Descriptions of calls, as patterns, with their library and a Run of it that returns its largest error."""
+"""Pattern of a call's description -> (library, function that makes the call and returns the largest error)."""
 
 
 def main(cublaslt: str, cudnn: str) -> list[dict[str, Any]]:
-    """Of each fault of each call, and without one: the error of the result, refusals, and calls with the fault."""
+    """Return, for each call without a fault and with each: the largest error, refusals, faulty calls, and all calls."""
     fakes = {"cublaslt": use("cublaslt", 0, cublaslt), "cudnn": use("cudnn", 1, cudnn)}
     offer("cublaslt", "cudnn")
     boundary.attach_own()

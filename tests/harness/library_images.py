@@ -1,4 +1,4 @@
-"""What test_nn_libraries.py runs in a process of its own: networks whose convolutions and attention are the stand-in's.
+"""Process of test_nn_libraries.py: runs small networks whose convolutions and attention are calls of a stand-in cuDNN.
 
 ``python library_images.py FAKE_CUBLASLT.so FAKE_CUDNN.so`` prints a JSON list.
 """
@@ -22,14 +22,14 @@ from library_scenarios import number, offer, use
 from nn_reference import lrn, noise
 
 NETS = {
-    # A copy of the image with a zero channel, a pooling, a residual, and a mean that reads NHWC.
+    # Needs a copy of the image padded by a zero channel. Pooling, a residual, and a mean that reads NHWC.
     "residual": """(float[N, 3, 17, 15] x, float[16, 3, 3, 3] a, float[16] ab, float[16, 16, 1, 1] b, float[16] bb,
         float[16, 16, 3, 3] c, float[16] cb, float[16, 5] d, float[5] db) => (float[N, 5] y) {
         p = Conv<pads = [1, 1, 1, 1], strides = [2, 2]>(x, a, ab) q = Relu(p)
         r = MaxPool<kernel_shape = [3, 3], pads = [1, 1, 1, 1], strides = [2, 2]>(q)
         s = Conv(r, b, bb) t = Relu(s) u = Conv<pads = [1, 1, 1, 1]>(t, c, cb) v = Add(u, r) w = Relu(v)
         g = GlobalAveragePool(w) f = Flatten(g) y = Gemm(f, d, db) }""",
-    # Parts of a Concat, a pooling and a Resize between, an image that leaves as well, a product in the model's order.
+    # Concat, pooling and Resize between convolutions; an image that is also an output; a GEMM that reads NCHW order.
     "branches": """(float[2, 4, 6, 5] x, float[8, 4, 3, 3] a, float[8] ab, float[6, 8, 1, 1] b, float[5, 8, 3, 3] c,
         float[7, 8, 1, 1] d, float[7] db, float[4, 18, 1, 1] e, float[480, 3] h)
         => (float[2, 8, 6, 5] q, float[2, 3] y) {
@@ -38,34 +38,34 @@ NETS = {
         w = Sigmoid(v) i = Conv(w, e)
         k = Constant<value_floats = [1.0, 1.0, 2.0, 2.0]>()
         j = Resize<mode = "nearest">(i, , k) m = Tanh(j) f = Flatten(m) y = MatMul(f, h) }""",
-    # Steps that cannot read NHWC in between: a transposed convolution, uneven pads, a sum over channels.
+    # Steps between convolutions that cannot read NHWC: transposed convolution, uneven pads, a sum over channels.
     "exits": """(float[N, 4, 5, 6] x, float[6, 2, 3, 3] a, float[6] ab, float[6, 4, 2, 2] b, float[4] bb,
         float[8, 4, 3, 3] c, float[8, 8, 1, 1] d) => (float[N, 1, 5, 6] y, float[N, 8, 10, 12] z) {
         p = Conv<group = 2, pads = [1, 1, 1, 1]>(x, a, ab) q = Relu(p) r = ConvTranspose<strides = [2, 2]>(q, b, bb)
         s = Conv<pads = [1, 1, 1, 1]>(r, c) t = Conv(s, d) z = Relu(t)
         axes = Constant<value_ints = [1]>() y = ReduceSum(q, axes) }""",
-    # Depthwise convolutions, which our kernels compute.
+    # Depthwise convolutions, which kernels of the plugin compute.
     "depthwise": """(float[N, 4, 9, 7] x, float[8, 4, 1, 1] a, float[8, 1, 5, 5] b, float[8] bb, float[6, 8, 1, 1] c)
         => (float[N, 6, 5, 4] y) {
         p = Conv(x, a) low = Constant<value_float = 0.0>() high = Constant<value_float = 6.0>()
         q = Conv<group = 8, pads = [2, 2, 2, 2], strides = [2, 2]>(p, b, bb) r = Clip(q, low, high) y = Conv(r, c) }""",
-    # Vectors of channels at several output pixels per thread, some beyond the edge, and a residual; many taps at one
-    # output pixel.
+    # Depthwise kernels with vectors of channels and several output pixels per thread, some of them beyond the image's
+    # edge, and a residual. The second one has many taps, and one output pixel per thread.
     "wide depthwise": """(float[N, 32, 24, 22] x, float[32, 32, 1, 1] a, float[32, 1, 3, 3] b, float[32] bb,
         float[32, 1, 6, 5] c, float[4, 32, 1, 1] d) => (float[N, 4, 23, 22] y) {
         p = Conv(x, a) q = Conv<group = 32, pads = [1, 1, 1, 1]>(p, b, bb) r = Add(q, p)
         s = Conv<group = 32, pads = [2, 2, 2, 2]>(r, c) t = Sigmoid(s) u = Mul(s, t) v = Conv(u, d) y = Tanh(v) }""",
-    # More channels than adjacent threads cover at an output pixel.
+    # Depthwise with more channels than the adjacent threads of one output pixel cover.
     "many depthwise": """(float[N, 4, 45, 43] x, float[144, 4, 1, 1] a, float[144, 1, 5, 5] b, float[144] bb,
         float[4, 144, 1, 1] d) => (float[N, 4, 45, 43] y) {
         p = Conv(x, a) q = Conv<group = 144, pads = [2, 2, 2, 2]>(p, b, bb) r = Relu(q) y = Conv(r, d) }""",
-    # Activations of wide convolutions, which are part of the library calls.
+    # Activations of convolutions with many channels, which are fused into the library calls.
     "activations": """(float[N, 16, 5, 4] x, float[16, 16, 1, 1] a, float[16] ab, float[16, 16, 3, 3] c, float[16] cb)
         => (float[N, 16, 5, 4] y) {
         k = Constant<value_float = 8.0>() m = Mul(x, k) p = Conv(m, a, ab) low = Constant<value_float = 0.0>()
         high = Constant<value_float = 6.0>() q = Clip(p, low, high) r = Conv<pads = [1, 1, 1, 1]>(q, c, cb)
         s = Sigmoid(r) y = Mul(r, s) }""",
-    # A normalisation along channels, of neighbours in memory, and a pooling of that.
+    # A normalisation along channels, which are contiguous in NHWC, and a pooling of its result.
     "normalised": """(float[N, 4, 12, 11] x, float[24, 4, 3, 3] a, float[24] ab, float[8, 24, 3, 3] c)
         => (float[N, 8, 3, 3] y) {
         p = Conv<pads = [1, 1, 1, 1]>(x, a, ab) q = Relu(p) r = LRN<size = 5, alpha = 0.01>(q)
@@ -100,14 +100,14 @@ ATTENTION = {
 
 
 class LRN(OpRun):
-    """The evaluator's own one normalises as many channels as there are images."""
+    """LRN for the reference evaluator, whose own LRN is wrong: it normalises only the first N channels for N images."""
 
     def _run(self, x: Array, alpha: float, beta: float, bias: float, size: int) -> tuple[Array]:
         return (lrn(x, size, alpha, beta, bias).astype(x.dtype),)
 
 
 def net(text: str, batch: int) -> tuple[onnx.ModelProto, list[Any]]:
-    """The model with weights in place of all inputs but the first, and what is fed to that."""
+    """Return a model with random initializers for all inputs but the first, and a list with the first input."""
     model = parser.parse_model(f'<ir_version: 10, opset_import: ["" : 20]> net {text}')
     graph = model.graph
     for seed, value in enumerate(graph.input[1:]):
@@ -120,16 +120,16 @@ def net(text: str, batch: int) -> tuple[onnx.ModelProto, list[Any]]:
 
 
 def exact(model: onnx.ModelProto, x: Array) -> list[Array]:
-    """The model's results in float64.
+    """Return the model's results in float64.
 
-    NumPy's products of float32 have other orders of sums on other processors, and so an error of their own.
+    In float32 NumPy's summation order, and so its error, would depend on the processor.
     """
     evaluator = ReferenceEvaluator(halved(model, onnx.TensorProto.DOUBLE), new_ops=[LRN])
     return [np.asarray(result) for result in evaluator.run(None, {"x": x.astype(np.float64)})]
 
 
 def parts(path: str, cudnn: ctypes.CDLL) -> dict[str, Any]:
-    """Return the error and the calls of a concatenation of results of both libraries."""
+    """Return the largest error and the numbers of calls for a Concat of results of both libraries."""
     products = use("cublaslt", 0, path)
     offer("cublaslt", "cudnn")
     model, inputs = net(PARTS, 2)
@@ -141,9 +141,8 @@ def parts(path: str, cudnn: ctypes.CDLL) -> dict[str, Any]:
 
 
 def main(cublaslt_path: str, cudnn_path: str) -> list[dict[str, Any]]:
-    """Of each net: the largest error of float32 and float16, and the calls, all and those with channels last.
-
-    Of attention: the error, and the calls. Of a concatenation with both libraries: the error, and the calls of both.
+    """Return the largest errors and the numbers of calls: of each network in float32 and float16, with the number of
+    channels-last calls; of attention; and of `parts`.
     """
     fake = use("cudnn", 1, cudnn_path)
     results = []
@@ -160,7 +159,7 @@ def main(cublaslt_path: str, cudnn_path: str) -> list[dict[str, Any]]:
             ]
             calls = [number(fake, key) for key in ("fake_runs", "fake_channels_last")]
             runs = [now - then for now, then in zip(calls, before, strict=True)]
-            operations = number(fake, "fake_operations")  # of the last call
+            operations = number(fake, "fake_operations")  # operations that are fused into the last call
             results.append({"net": name, "half": half, "error": max(errors), "runs": runs, "operations": operations})
     offer("cublaslt", "cudnn")
     for name, text in ATTENTION.items():

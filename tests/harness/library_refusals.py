@@ -1,8 +1,8 @@
-"""What test_library_refusals.py runs in a process of its own: calls that the stand-ins refuse, and their substitutes.
+"""Process of test_library_refusals.py: runs library calls that stand-ins refuse, so that substitutes replace them.
 
-``python library_refusals.py FAKE_CUBLASLT.so FAKE_CUDNN.so FOLDER SEED`` prints a JSON list. A seed chooses for each
-case the function that fails; "all" runs each case with each function. ``python library_refusals.py remembered
-FAKE_CUBLASLT.so FOLDER`` prints what Runs after a refusal do.
+``python library_refusals.py FAKE_CUBLASLT.so FAKE_CUDNN.so FOLDER SEED`` prints a JSON list. For each case the seed
+chooses the library function that fails; "all" runs each case with each function. ``python library_refusals.py
+remembered FAKE_CUBLASLT.so FOLDER`` prints the result of `remembered`. FOLDER is for the cache of refusals.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ FUNCTIONS = {
         "cudnnBackendExecute",
     ],
 }
-"""The functions of each library that may fail, in the order of a call."""
+"""The functions of each library that may fail, in the order in which a library call of the plugin uses them."""
 
 TRANSPOSED = """(float[2, 3, 7, 5] x, float[2, 3, 7, 6] w) => (float[2, 3, 5, 6] y) {
     t = Transpose<perm = [0, 1, 3, 2]>(x) p = MatMul(t, w) two = Constant<value_float = 0.5>() y = Mul(p, two) }"""
 
 Run = Callable[[], float]
-"""Runs a model of one library, and returns the largest error."""
+"""Type of a function that runs a model with calls of one library, and returns the largest error."""
 
 
 def largest_error(found: list[Array], wanted: list[Array], dtype: Any) -> float:
@@ -95,7 +95,7 @@ def transposed() -> float:
 
 
 def cases() -> Iterator[tuple[str, str, Run]]:
-    """The library, the name and the Run of each model: each kind of call with each epilogue, type and layout."""
+    """Yield library, name and `Run` of models that cover each kind of call with its epilogues, types and layouts."""
     yield "cublaslt", "transposed", transposed
     for seed, name in enumerate(CASES):
         for type_name in TYPES if seed % 3 == 0 else ("float32", "float16"):
@@ -109,7 +109,11 @@ def cases() -> Iterator[tuple[str, str, Run]]:
 
 
 def remembered(cublaslt: str, folder: str) -> dict[str, Any]:
-    """What Runs of sessions do after a refusal: refusals, searches of the library, calls into Python, and errors."""
+    """Run sessions after a refusal: in this process, in a next one, with a new library version, in a capture, after a
+    loss of the device.
+
+    Return for each its refusals, its searches for algorithms, and its calls into Python; for the last its error.
+    """
     fake = use("cublaslt", 0, cublaslt)
     cache = RefusalCache(Path(folder))
     open_device.OpenDevice.keeps_refusals = True  # type: ignore[assignment,method-assign]
@@ -124,7 +128,9 @@ def remembered(cublaslt: str, folder: str) -> dict[str, Any]:
     results: dict[str, Any] = {}
 
     def run(name: str, runs: int, session: Any = None, **options: str) -> Any:
-        """Run a session, a new one by default, and note what the Runs after the first one call in Python."""
+        """Do Runs of a session, by default a new one, and record its counts. Python calls of the first Run are left
+        out.
+        """
         before, searches = ort_cuda_plugin.counters(), number(fake, "fake_searches")
         session = session or ort_cuda_plugin.session(source, emulate=True, provider_options=options)
         python = 0
@@ -169,8 +175,8 @@ def remembered(cublaslt: str, folder: str) -> dict[str, Any]:
 
 
 def main(cublaslt: str, cudnn: str, folder: str, seed: str) -> list[dict[str, Any]]:
-    """Of each refused case: the function that failed, the error of the result, and how often calls were refused, were
-    computed by the stand-in, and led to a warning.
+    """Return a row for each refused case: the failing function, the error of the result, and the numbers of refusals,
+    of calls that the stand-in computed, and of warnings.
     """
     fakes = {"cublaslt": use("cublaslt", 0, cublaslt), "cudnn": use("cudnn", 1, cudnn)}
     offer("cublaslt", "cudnn")

@@ -1,6 +1,7 @@
-"""What test_nn_libraries.py runs in processes of their own: a library stays loaded once it is.
+"""Processes of test_nn_libraries.py: each runs one scenario with a stand-in library, which cannot be unloaded.
 
-``python library_scenarios.py cublaslt|cudnn FAKE.so`` prints one JSON object.
+``python library_scenarios.py SCENARIO FAKE.so`` calls the function named SCENARIO (cublaslt, cudnn, graphs, ...), and
+prints its result as JSON.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from ort_cuda_plugin.program.steps.libraries import CONV, MATMUL, LibraryProblem
 
 
 def use(name: str, number: int, path: str) -> ctypes.CDLL:
-    """Loads the stand-in and has operators use it on the emulated device."""
+    """Load a stand-in library, and let lowering for the emulated device use it."""
     error = new_error()
     assert core().library_load(number, path.encode(), error) == 0, ffi.string(error.text)
     fake = ctypes.CDLL(path)
@@ -60,7 +61,7 @@ _properties = OpenDevice.properties
 
 
 def offer(*names: str) -> None:
-    """Has the emulated device offer these libraries."""
+    """Make the emulated device report that it has these libraries."""
     OpenDevice.properties = lambda self: replace(_properties(self), libraries=frozenset(names))  # type: ignore[method-assign]
 
 
@@ -69,7 +70,7 @@ def number(fake: ctypes.CDLL, name: str) -> int:
 
 
 TUNED: dict[str, Any] = {"tunable_op_enable": True, "tunable_op_tuning_enable": True}
-"""Options that have the algorithms of cuBLASLt measured."""
+"""Options with which the algorithms of cuBLASLt are measured."""
 
 
 def set_options(**options: Any) -> None:
@@ -94,8 +95,8 @@ def cublaslt(path: str) -> dict[str, Any]:
         )
         check_op("Gemm", [noise(1, (5, 7)), noise(2, (7, 6)), noise(3, (5, 1))], dynamic=dynamic)
     runs = number(fake, "fake_runs")
-    # Problems that the library does not get: two batch dimensions that do not collapse, and an unsupported addend after
-    # a sum that must not be rounded.
+    # Problems that the library must not get: two batch dimensions that do not collapse, and an unsupported addend to
+    # float16 sums, which must not be rounded before the addition.
     check_op("MatMul", [noise(1, (2, 1, 5, 7)), noise(2, (1, 3, 7, 6))])
     check_op("Gemm", [noise(seed, shape, "float16") for seed, shape in enumerate([(5, 7), (7, 6), (5, 1)])])
     own = number(fake, "fake_runs") - runs
@@ -119,7 +120,10 @@ HEADS = """<ir_version: 10, opset_import: ["" : 20]> heads (float[B, 9, 3, 5] x,
 
 
 def heads(fake: ctypes.CDLL) -> list[float]:
-    """The calls for products of heads where these are worth copies, and the largest error."""
+    """Return the calls and the largest error of attention GEMMs whose operands are copied to make batches dense.
+
+    Such copies are made for large GEMMs; the limit is lowered so that the small model has them.
+    """
     before, dense_batches.MUCH_WORK = dense_batches.MUCH_WORK, 1
     runs = number(fake, "fake_runs")
     x, y = noise(1, (2, 9, 3, 5)), noise(2, (2, 11, 3, 5))
@@ -161,7 +165,7 @@ def set_pointer(fake: ctypes.CDLL, name: str, function: Any) -> None:
 
 
 def measured_products(path: str) -> dict[str, Any]:
-    """The algorithm of a product that is called twice, and the calls: the third algorithm is the fastest."""
+    """Return the chosen algorithm and the calls of a GEMM for several options. The third algorithm is the fastest."""
     fake = use("cublaslt", 0, path)
     put(fake, "fake_fastest", 2)
     results = {}
@@ -185,7 +189,9 @@ def measured_products(path: str) -> dict[str, Any]:
 
 
 def tuned(path: str) -> dict[str, Any]:
-    """Tune a GEMM by measurement: return the number of tactics, the library's runs for it, and the stored times."""
+    """Autotune a GEMM; return the numbers of measured candidates, library calls and stored timing files, and the
+    program as text.
+    """
     fake = use("cublaslt", 0, path)
     before = number(fake, "fake_runs")
     with tempfile.TemporaryDirectory() as folder:
@@ -207,7 +213,9 @@ def tuned(path: str) -> dict[str, Any]:
 
 
 def searches(path: str) -> dict[str, Any]:
-    """What options make of a convolution: the search's mode, the engine, the calls, the last dimension, operations."""
+    """Run a convolution with different options; return for each the heuristic mode, the engine, the calls, the size of
+    the last dimension, and the number of fused operations.
+    """
     fake = use("cudnn", 1, path)
     put(fake, "fake_fastest", 1)
     names = ("fake_mode", "fake_engine", "fake_runs", "fake_columns", "fake_operations")
@@ -233,7 +241,7 @@ def searches(path: str) -> dict[str, Any]:
 
 
 def shifted(session: Any, feeds: dict[str, Any], shift: int, moved: str) -> Any:
-    """The first output of a Run whose input ``moved`` begins ``shift`` elements after the beginning of its memory."""
+    """Run with input ``moved`` bound ``shift`` elements after the start of its allocation; return the first output."""
     binding = session.io_binding()
     kept = []
     for name, x in feeds.items():
@@ -256,8 +264,9 @@ ALIGNED = {
 
 
 def alignments(path: str) -> dict[str, Any]:
-    """The errors of calls for which one input lies anywhere in its memory, and the calls; the stand-in ends the process
-    for a pointer that is less aligned than the library was told, or assumes.
+    """Run calls with one input at different alignments; return the largest errors, and the number of calls.
+
+    The stand-in aborts the process if a pointer is less aligned than it was told, or than the library assumes.
     """
     name = "cudnn" if "cudnn" in Path(path).name else "cublaslt"
     fake = use(name, int(name == "cudnn"), path)
@@ -282,8 +291,9 @@ def alignments(path: str) -> dict[str, Any]:
 
 
 def graphs(path: str) -> dict[str, Any]:
-    """Sessions whose product is enqueued on the stream, computed at once, enqueued with a wait, and enqueued as
-    something else each time."""
+    """Count CUDA graph events of sessions with a GEMM call that enqueues work on the stream, computes at once, waits
+    for the stream, or enqueues different work each time.
+    """
     fake = use("cublaslt", 0, path)
     driver = core().driver_emulator()
 
@@ -318,7 +328,7 @@ def graphs(path: str) -> dict[str, Any]:
 
 
 def threads(path: str) -> dict[str, Any]:
-    """How often two threads used one handle or one plan at once: on one stream, and on a stream for each."""
+    """Count how often two threads used one library handle or plan at once, with one stream and with a stream each."""
     fake = use("cudnn", 1, path)
     put(fake, "fake_slow", 5000)
     source = model(
@@ -343,7 +353,9 @@ def threads(path: str) -> dict[str, Any]:
 
 
 def kept_plans(path: str) -> dict[str, Any]:
-    """Plans built and loaded: by two sessions, in a steady Run, with damage, with another size, with measuring."""
+    """Count cuDNN plans that are built, and loaded from the plan cache: in a first and a second session, a steady Run,
+    another size, with measurements, and with damaged cache entries.
+    """
     os.environ["FAKE_CUDNN_SAVES"] = "1"
     fake = use("cudnn", 1, path)
     folder = Path(path).parent / "plans"
@@ -358,7 +370,7 @@ def kept_plans(path: str) -> dict[str, Any]:
     results: dict[str, Any] = {}
 
     def run(name: str, images: int, **options: str) -> None:
-        """Run in a session, which is created if there are options."""
+        """Do a Run, in a new session if there are options, and record its counts of plans."""
         before = [number(fake, key) for key in ("fake_plans_built", "fake_plans_loaded")]
         if options:
             sessions.append(ort_cuda_plugin.session(source, emulate=True, provider_options=options))
@@ -381,7 +393,7 @@ def kept_plans(path: str) -> dict[str, Any]:
     for entry in folder.glob("*.plan"):
         entry.write_bytes(entry.read_bytes().replace(b"fake plan", b"fake plot"))
     run("damaged", 1, **plain)
-    for entry in folder.glob("*.plan"):  # the library does not recognise this plan
+    for entry in folder.glob("*.plan"):  # valid cache entries with contents that the library refuses
         body = b"another plan"
         entry.write_bytes(cache.magic + hashlib.sha256(body).digest() + body)
     run("unknown", 1, **plain)
@@ -394,13 +406,15 @@ def kept_plans(path: str) -> dict[str, Any]:
 
 
 def plans_at_once(path: str) -> dict[str, Any]:
-    """Plans that a session's first Run builds: how many, how many at once; what the next session and size do."""
+    """Count the plans that first Runs build, load from the cache, and build at the same time: in a first session, a
+    second one, and for another size.
+    """
     os.environ["FAKE_CUDNN_SAVES"] = "1"
     fake = use("cudnn", 1, path)
     put(fake, "fake_building_takes", 50000)
     cache = PlanCache(Path(path).parent / "plans")
     vars(boundary)["plan_cache"] = lambda: cache
-    sizes = (1, 1, 2, 2, 2)  # of kernels: the first two calls have the same sizes
+    sizes = (1, 1, 2, 2, 2)  # kernel sizes; the first two convolutions are equal problems
     nodes = [
         helper.make_node("Conv", [f"y{i}" if i else "x", f"w{i}"], [f"y{i + 1}"], kernel_shape=[size, size])
         for i, size in enumerate(sizes)
@@ -428,7 +442,7 @@ def plans_at_once(path: str) -> dict[str, Any]:
 
 
 def many_sizes(path: str) -> dict[str, Any]:
-    """What a product has prepared after more sizes than it keeps, and whether the first size is right after that."""
+    """Run a GEMM with more sizes than its problem caches; return the most descriptors, and the searches."""
     fake = use("cublaslt", 0, path)
     source = model([helper.make_node("MatMul", ["x", "w"], ["y"])], {"x": ["n", 3], "w": [3, 2]}, {"y": ["n", 2]})
     session = ort_cuda_plugin.session(source, emulate=True)
@@ -445,9 +459,7 @@ def many_sizes(path: str) -> dict[str, Any]:
 
 
 def plans(path: str) -> dict[str, Any]:
-    """Return the errors about plans whose calls have other parameters than their problem, and about impossible
-    sizes.
-    """
+    """Return the errors for plans with wrong parameters of a library call, and for impossible sizes."""
     use("cublaslt", 0, str(Path(path).with_name("libcublaslt.so")))
     use("cudnn", 1, path)
     fields = PlanInput(FLOAT, 1, 0), PlanOutput(FLOAT, (0,), 0)
@@ -481,7 +493,7 @@ def plans(path: str) -> dict[str, Any]:
     results: dict[str, list[str]] = {"right": [], "parameters": [], "sizes": []}
     for problem, count in ones.items():
         addresses, numbers = [out] + [x] * (pointers[problem] - 1), [Param.i64(value=1)] * count
-        # No images and no batches: nothing is computed.
+        # 0 images, or 0 batches: the call computes nothing and must succeed.
         empty = 0 if problem is convolution else 6
         numbers[empty] = Param.i64(value=0)
         results["right"].append(attempt(problem, addresses + numbers))

@@ -1,5 +1,4 @@
-"""Expected results of ops/onnx/nn/conv.py and ops/onnx/math/matmul.py in float64. By onnx.reference where it is
-right;
+"""Expected results of convolutions, pooling and GEMMs in float64: from onnx.reference, or from NumPy if that is wrong.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def check_op(
 
 
 def tolerance_of(x: Array) -> float:
-    """Largest error of sums of x's element type, relative to the largest value; integers are exact."""
+    """Return the maximum error of sums in x's element type, relative to the largest result; 0 for integers."""
     return {"float16": 2e-3, "float32": 2e-6, "float64": 1e-14}.get(x.dtype.name, 0)
 
 
@@ -48,7 +47,9 @@ def check_close(result: Array, wanted: Array, tolerance: float) -> None:
 
 
 def windows(x: Array, attributes: Mapping[str, Any]) -> Iterator[tuple[tuple[int, ...], Array, int]]:
-    """For each place of pooling's result: the place, x's values under the window, and how much padding it counts."""
+    """Yield for each output pixel of a pooling: its index, x's values in the window [n, c, ...], and the number of
+    window elements including padding.
+    """
     kernel, strides = attributes["kernel_shape"], attributes["strides"]
     rank = len(kernel)
     begin, end = attributes["pads"][:rank], attributes["pads"][rank:]
@@ -68,7 +69,7 @@ def windows(x: Array, attributes: Mapping[str, Any]) -> Iterator[tuple[tuple[int
 
 
 def pool(x: Array, attributes: Mapping[str, Any], function: Callable[[Array, int], Array]) -> Array:
-    """Apply ``function`` to the values [n, c, window] and the window's size with padding, at every output position."""
+    """Pool x: apply ``function`` to the values [n, c, window] and the window's size with padding, per output pixel."""
     parts: dict[tuple[int, ...], Array] = {
         place: function(values.reshape(*x.shape[:2], -1).astype(np.float64), covered)
         for place, values, covered in windows(x, attributes)
@@ -81,7 +82,7 @@ def pool(x: Array, attributes: Mapping[str, Any], function: Callable[[Array, int
 
 
 def conv_transpose(x: Array, w: Array, b: Array, attributes: Mapping[str, Any]) -> Array:
-    """Every input element adds its copy of the kernel to the result."""
+    """Return the transposed convolution of x and w: each input element adds a scaled copy of the kernel."""
     group, strides, dilations = attributes["group"], attributes["strides"], attributes["dilations"]
     rank = x.ndim - 2
     begin, end = attributes["pads"][:rank], attributes["pads"][rank:]

@@ -1,7 +1,7 @@
-"""Programs as text around each pass, of a model on any device kind; nothing is compiled.
+"""Text of a model's program before and after each compiler pass, for any device kind; no kernel is compiled.
 
-`cases` are the models of tests/passes: ``<pass>.txt``, and ``<pass>.<what>.txt`` for further ones. A file has a device,
-constants, and a model as ``onnx.parser`` reads it; behind ``----`` it has the change that the pass makes.
+The cases are files of tests/passes: ``<pass>.txt``, and ``<pass>.<what>.txt`` for further cases. A file has a device
+kind, constants, and a model in ONNX's text format; after a line ``----`` it has the change that the pass makes.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ DEVICES: Mapping[str, DeviceProperties] = {
     "libraries": DeviceProperties.gpu((9, 0), libraries=frozenset({"cublaslt", "cudnn"})),
 }
 SMALL_L2 = {(9, 0): 300_000}
-"""An L2 that the images of a small model overflow, in bytes."""
+"""Bytes of L2, by compute capability: so small that the images of a small model exceed it."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model that a pass changes on a device kind, and the change as `change_by` writes it."""
+    """A model that a pass changes on a device kind, and the expected change in the format of `change_by`."""
 
     name: str
     device: DeviceProperties
@@ -50,7 +50,7 @@ class Case:
 
 
 def case(name: str) -> Case:
-    """The case of a file, by its name without the suffix."""
+    """Read a case from the file ``<name>.txt``."""
     given, expected = (FOLDER / f"{name}.txt").read_text().split("----\n")
     text = "\n".join(line for line in given.splitlines() if not line.startswith(("device ", "constant ")))
     model = parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> g {text}')
@@ -66,14 +66,14 @@ def case(name: str) -> Case:
 
 
 def case_names(pass_name: str = "") -> list[str]:
-    """The names of the cases of a pass, or of all."""
+    """Return the names of the cases of a pass; by default those of all passes."""
     names = sorted(path.name.removesuffix(".txt") for path in FOLDER.glob("*.txt"))
     return [name for name in names if pass_name in ("", name.partition(".")[0])]
 
 
 @contextmanager
 def small_models_count() -> Iterator[None]:
-    """Passes that a cost model or the size of the L2 keeps from small models change these as well."""
+    """Within the block, let passes change small models that a cost model or the size of the L2 would exclude."""
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(l2_batch_tiling, "L2_BYTES", SMALL_L2))
         stack.enter_context(mock.patch.object(split_k_fusion, "fused_split_k", return_value=3))
@@ -81,7 +81,7 @@ def small_models_count() -> Iterator[None]:
 
 
 def change_of(one: Case) -> str:
-    """The change that the pass of a case makes now."""
+    """Return the change that the pass of a case makes, in the format of `change_by`."""
     if one.pass_name in ("l2_batch_tiling", "split_k_fusion"):
         with small_models_count():
             return change_by(one.pass_name, one.model, one.device)
@@ -91,7 +91,7 @@ def change_of(one: Case) -> str:
 def programs_after(
     model: ModelProto, device: DeviceProperties | None = None, options: LoweringOptions | None = None
 ) -> dict[str, str]:
-    """Return the program after each pass that ran, by the pass's name; "lowering" is before the first."""
+    """Return the text of the program after each pass, by the pass's name; "lowering" is before the first pass."""
     cluster = CompiledCluster(read_model(model), device or DeviceProperties(), options or LoweringOptions())
     text = ProgramText([x.name for x in cluster.inputs], [y.name for y in cluster.outputs])
     found: dict[str, str] = {}
@@ -125,7 +125,7 @@ def change_by(name: str, model: ModelProto, device: DeviceProperties) -> str:
 
 
 def _line(step: Step, block: Block) -> str:
-    """A step without bytes, names of kernels and nodes, and notes."""
+    """Return a step's line of text and its operators, without bytes and kernel names, which vary."""
     text = re.sub(r" \d[\d.e+]* [kMG]?B( x \d+)?", "", block[0])
     if isinstance(step, Launch):
         text = re.sub(r"^\S+", "launch", text)

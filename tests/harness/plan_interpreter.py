@@ -1,6 +1,6 @@
-"""Runs plans in plain Python: registers by `evaluators`, kernels from their source text, memory as NumPy arrays.
+"""Reference interpreter of plans in plain Python: runs kernels from their source text, with NumPy arrays as memory.
 
-Slow and simple on purpose: what it computes is what a plan means.
+It is slow and simple on purpose, because it defines the meaning of a plan.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ort_cuda_plugin.program.expressions.symbolic import Atom, Dim, evaluators
 
 
 class PlanMismatch(Exception):
-    """A guard does not hold."""
+    """A guard of the plan does not hold."""
 
 
 class RunError(Exception):
@@ -29,9 +29,9 @@ class RunError(Exception):
 
 
 def evaluate(dim: Dim, values: Mapping[int, int]) -> int:
-    """The value of ``dim`` when symbol number n is ``values[n]``. The reference for what C computes.
+    """Return the value of ``dim`` if symbol number n has the value ``values[n]``; a reference for the C evaluator.
 
-    Raises KeyError for a symbol without a value and ZeroDivisionError.
+    Raises KeyError for a symbol without a value, and ZeroDivisionError.
     """
     if isinstance(dim, int):
         return dim
@@ -52,7 +52,7 @@ def _evaluate_atom(atom: Atom, values: Mapping[int, int]) -> int:
 
 
 def evaluate_registers(plan: Plan, registers: dict[int, int], segment: int = 0) -> None:
-    """Adds what the expressions of a segment define to ``registers``."""
+    """Evaluate the expressions of a segment, and add their results to ``registers``."""
     for expr in plan.exprs:
         if expr.segment != segment:
             continue
@@ -71,7 +71,7 @@ class _Coordinates:
 
 
 class _Cuda:
-    """The part of ``numba.cuda`` that simple kernels use, for one thread."""
+    """A replacement for ``numba.cuda`` in simple kernels, for one thread."""
 
     def __init__(self, block: tuple[int, ...], dims: tuple[int, ...], thread: tuple[int, ...]) -> None:
         self.blockIdx, self.blockDim = _Coordinates(*block), _Coordinates(*dims)
@@ -89,7 +89,7 @@ def run_plan(
     inputs: Sequence[np.ndarray],
     host_inputs: Sequence[int] = (),
 ) -> list[np.ndarray]:
-    """Return the outputs. ``kernels`` and ``weights`` are the cluster's. Raises PlanMismatch or RunError."""
+    """Run a plan with the cluster's kernels and weights; return its outputs. Raises PlanMismatch or RunError."""
     known = [dim for array in inputs for dim in array.shape]
     for index in host_inputs:
         assert plan.inputs[index].host_register == len(known)

@@ -1,4 +1,4 @@
-"""A plugin with replaceable methods, which records its calls; and contexts to run it in."""
+"""A test plugin (as in TensorRT) with replaceable methods, which records its calls, and lowering contexts for it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ DOUBLE = numba_kernel(double)
 
 
 class Probe(Plugin, PluginCore, PluginBuild, PluginRuntime):
-    """y = 2 * x. ``methods`` take the place of its own; ``notes`` has the calls of all clones, in order."""
+    """A plugin for y = 2 * x. ``methods`` replace its methods; ``notes`` has the calls of all clones, in order."""
 
     def __init__(self, methods: Mapping[str, Callable[..., Any]], notes: Note, fields: PluginFieldCollection) -> None:
         self.methods, self.notes, self.fields = methods, notes, fields
@@ -80,7 +80,7 @@ class Probe(Plugin, PluginCore, PluginBuild, PluginRuntime):
 
 
 class ProbeCreator(PluginCreator):
-    """Its ``methods`` are those of the plugins, and where their names begin with "creator." its own."""
+    """Creates `Probe`s with ``methods``. "create_plugin" in ``methods`` replaces the creator's own method."""
 
     inputs: Sequence[Port] = (Port("x", FLOATS, "T"),)
     outputs = (Port("y", FLOATS, "T"),)
@@ -119,7 +119,7 @@ class ProbeCreator(PluginCreator):
 
 
 def tensor(shape: Sequence[Dim | str], dtype: DType = DType.FLOAT32, index: int = 0) -> Tensor:
-    """An input of the cluster; a name stands for a size of 6, which a plan for many sizes follows."""
+    """Return an input of a cluster. A size given by a name is symbolic, with the expected value 6."""
     dims = tuple(symbol(10 * index + i, d, 6, 0, None) if isinstance(d, str) else d for i, d in enumerate(shape))
     nbytes: Dim = dtype.itemsize
     for dim in dims:
@@ -128,7 +128,7 @@ def tensor(shape: Sequence[Dim | str], dtype: DType = DType.FLOAT32, index: int 
 
 
 def context(device: DeviceProperties | None = None) -> Lowering:
-    """Where a plan of a node is made."""
+    """Return a lowering context for a node ``Probe`` with one input and one output."""
     ctx = Lowering(device or DeviceProperties())
     value = Value("x", DType.FLOAT32, None)
     ctx.node = Node("mine", "Probe", "test.plugins", 1, (value,), (Value("y", None, None),))
@@ -138,5 +138,5 @@ def context(device: DeviceProperties | None = None) -> Lowering:
 def lowered(
     creator: PluginCreator, *inputs: Tensor | None, ctx: Lowering | None = None, **attributes: Any
 ) -> list[Tensor]:
-    """Return the outputs of a creator's node in a plan."""
+    """Lower a node of a creator, and return its outputs."""
     return PluginNodes(creator).lower(ctx or context(), list(inputs), attributes)

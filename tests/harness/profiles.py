@@ -1,4 +1,4 @@
-"""Sessions that ONNX Runtime profiles, and what their profile files say."""
+"""Creates sessions with ONNX Runtime's profiling, and reads their profile files."""
 
 from __future__ import annotations
 
@@ -31,15 +31,16 @@ class Event:
         return self.end - self.begin
 
     def holds(self, other: Event) -> bool:
-        """By the time. ORT rounds its beginnings and durations down: the end that it gives may be a microsecond early.
+        """Return whether the other event is within this one, with a tolerance of a microsecond at both ends.
 
-        The clocks of both sides are compared to a microsecond.
+        ORT rounds begins and durations down, so the end of its event may be a microsecond early. The clocks of ORT and
+        of the device are aligned to a microsecond.
         """
         return self.begin - 1 <= other.begin and other.end <= self.end + 1
 
 
 class Profile:
-    """A profile file."""
+    """The events of a profile file. The file is deleted."""
 
     def __init__(self, path: str) -> None:
         file = Path(path)
@@ -49,11 +50,11 @@ class Profile:
             Event(e["cat"], e["name"], e["tid"], e["ts"], e["ts"] + e["dur"], e.get("args", {})) for e in events
         ]
         self.device = [e for e in self.events if e.category == "Kernel" and "ort_event_id" in e.args]
-        """What our devices did."""
+        """Events of the plugin's devices."""
         self.kernels = [e for e in self.device if e.args["kind"] in ("kernel", "library")]
 
     def nodes(self, provider: str | None = None) -> list[Event]:
-        """ORT's own events of the nodes that the provider ran."""
+        """Return ORT's kernel-time events of the nodes that the provider ran."""
         provider = provider or ort_cuda_plugin.get_ep_name()
         return [
             e
@@ -65,14 +66,14 @@ class Profile:
         return [e for e in self.events if e.category == "Session" and e.name == name]
 
     def within(self, parent: Event) -> list[Event]:
-        """Return the device events inside of an event of ORT's, by time and thread."""
+        """Return the device events within an event of ORT's, by time and thread."""
         return [e for e in self.device if e.thread == parent.thread and parent.holds(e)]
 
 
 def profiled_session(
     model: bytes, folder: Path, provider_options: Mapping[str, str] | None = None
 ) -> ort.InferenceSession:
-    """``folder``, which is made, gets the file."""
+    """Create a session on the emulated device that writes its profile to ``folder``, which is created."""
     folder.mkdir(exist_ok=True)
     options = ort.SessionOptions()
     options.enable_profiling = True

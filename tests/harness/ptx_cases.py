@@ -1,4 +1,4 @@
-"""Instructions of PTX with what they compute, by a reference in Python that is written from the ISA alone."""
+"""Test cases of PTX instructions: each with a reference in Python that was written from the PTX ISA document alone."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ Reference = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Case:
-    """``text`` writes %d from %a, %b and %c, registers of ``bits`` bits; ``reference`` maps their unsigned bits to
-    those of %d. ``result`` is the width of %d.
+    """An instruction, or several, that compute register %d from %a, %b and %c.
+
+    ``text`` are the instructions. ``bits`` is the width of the operand registers, ``result`` that of %d. ``reference``
+    maps the operands' bits, as unsigned integers, to the bits of %d.
     """
 
     text: str
@@ -56,7 +58,7 @@ def bits64(value: float) -> int:
 
 
 def rounded(value: Fraction, mode: str) -> float:
-    """Return the float32 that a rational number rounds to: rn, rz, rm or rp."""
+    """Round a rational number to float32 in the mode rn, rz, rm or rp."""
     near = np.float32(float(value))
     while Fraction(float(near)) > value and mode in ("rm",):
         near = np.nextafter(near, np.float32(-np.inf))
@@ -64,7 +66,7 @@ def rounded(value: Fraction, mode: str) -> float:
         near = np.nextafter(near, np.float32(np.inf))
     if mode == "rz":
         return rounded(value, "rm" if value > 0 else "rp")
-    if mode == "rn":  # float() rounds to double first: choose among the neighbours
+    if mode == "rn":  # float() rounds to double first, so the nearest float32 may be a neighbour
         around = [np.nextafter(near, np.float32(-np.inf)), near, np.nextafter(near, np.float32(np.inf))]
         distances = [abs(Fraction(float(each)) - value) for each in around]
         best = [each for each, distance in zip(around, distances, strict=True) if distance == min(distances)]
@@ -101,7 +103,7 @@ def extracted(width: int, is_signed: bool) -> Reference:
 
 
 def inserted(a: int, b: int, c: int) -> int:
-    """``bfi.b32 d, a, b, 5, c``."""
+    """Return the result of ``bfi.b32 d, a, b, 5, c``."""
     out = b
     for index in range(c & 255):
         if 5 + index < 32:
@@ -156,7 +158,7 @@ def fused(mode: str) -> Reference:
 
 
 def mixed(operation: str, ty: str, mode: str = "rn") -> Reference:
-    """Return add, sub or fma with a float32 as last operand and operands of a half type before it."""
+    """Return the reference of a mixed-precision add, sub or fma: 16-bit operands, the last one float32."""
 
     def value(bits: int) -> float:
         return f32((bits & 65535) << 16) if ty == "bf16" else float(np.uint16(bits & 65535).view(np.float16))
@@ -175,7 +177,7 @@ def saturated_sum(a: int, b: int, c: int) -> int:
 
 
 def product_with_carry(a: int, b: int, c: int) -> int:
-    """``mad.lo.cc`` and ``madc.hi`` with 7."""
+    """Return the result of ``mad.lo.cc``, then ``madc.hi`` with the addend 7."""
     return masked((a * b >> 32) + 7 + (masked(a * b, 32) + c >> 32), 32)
 
 
@@ -252,7 +254,7 @@ def bfloat16_products(a: int, b: int, c: int) -> int:
 
 
 def bytewise(operation: Callable[[int, int], int], is_signed: bool = False) -> Reference:
-    """Return an operation on the four bytes of two words."""
+    """Return the reference of an operation on the four bytes of two 32-bit words."""
 
     def reference(a: int, b: int, c: int) -> int:
         out = 0
@@ -267,7 +269,7 @@ def bytewise(operation: Callable[[int, int], int], is_signed: bool = False) -> R
 
 
 def extended(a: int, b: int, c: int) -> int:
-    """``szext.clamp.s32``."""
+    """Return the result of ``szext.clamp.s32``."""
     return masked(signed(masked(a, b), b), 32) if 0 < b < 32 else a if b else 0
 
 
@@ -276,7 +278,7 @@ def permuted_as(*selectors: int) -> Reference:
 
 
 def directed(function: Callable[[Fraction, Fraction], Fraction], mode: str) -> Reference:
-    """Return a rational function of two floats, rounded to a float."""
+    """Return the reference of a rational function of two floats, rounded to float32 in a mode."""
 
     def reference(a: int, b: int, c: int) -> int:
         x, y = f32(a), f32(b)
@@ -291,7 +293,7 @@ def directed(function: Callable[[Fraction, Fraction], Fraction], mode: str) -> R
 
 
 def root_below(a: int, b: int, c: int) -> int:
-    """``sqrt.rm``: the largest float whose square is not above."""
+    """Return the result of ``sqrt.rm``: the largest float32 whose square is at most the operand."""
     x = f32(a)
     if not 2**-100 < x < 2**100:
         raise ValueError("left to the cases with rounding to nearest")
@@ -302,7 +304,7 @@ def root_below(a: int, b: int, c: int) -> int:
 
 
 def differing_halves(a: int, b: int, c: int) -> int:
-    """``setp.ne``: ordered, so that it does not hold with NaN."""
+    """Return bits for the two halves that ``setp.ne`` finds unequal. It is ordered: with NaN it is false."""
     pairs = [[np.uint16(each >> s & 65535).view(np.float16) for each in (a, b)] for s in (0, 16)]
     return sum(1 << index for index, (x, y) in enumerate(pairs) if x == x and y == y and x != y)
 
@@ -521,7 +523,7 @@ def equal(case: Case, got: int, expected: int) -> bool:
 
 
 def module(cases: Sequence[Case]) -> str:
-    """Return the text of a module whose kernel ``cases`` stores each case's result as 64 bits: out[case, thread]."""
+    """Return a PTX module with a kernel ``cases`` that stores each case's result as 64 bits in out[case, thread]."""
     body = []
     for number, case in enumerate(cases):
         width = case.result or case.bits
@@ -550,7 +552,7 @@ def module(cases: Sequence[Case]) -> str:
 
 
 def samples(rng: np.random.Generator, count: int, floats: bool) -> npt.NDArray[np.uint64]:
-    """Return operands, three rows: edges of integers or floats and random numbers, as 64 bits."""
+    """Return operands as 64 bits, [3, count]: edge cases of integers or floats, and random numbers."""
     edges = np.array([0, 1, 2, 31, 32, 33, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 2**64 - 1, 1 << 63], np.uint64)
     if floats:
         values = [

@@ -1,8 +1,9 @@
-"""Mutations of PTX: faults that a compiler or an author might make, and whether the emulated device notices them.
+"""Mutation testing of PTX: injects faults of a compiler or author, and reports those that the emulated device misses.
 
 ``PYTHONPATH=tests/harness python -m ptx_mutations --count 100`` changes one instruction of a kernel of
-tests/ptx/foreign at a time, runs the kernel's check, and prints the mutations that neither a finding nor a wrong result
-shows. Most of these compute the same: another thread stores the same value, or the check's sizes never meet a bound.
+tests/ptx/foreign at a time, and runs the kernel's check. It prints the mutations without a finding of the checking mode
+and without a wrong result. Most of these are equivalent to the original: another thread stores the same value, or a
+changed bound does not matter for the check's sizes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from foreign_kernels import CHECKS
 from ort_cuda_plugin import emulator
 
 SECONDS = 20
-"""CPU time after which a mutated kernel counts as one that hangs; a right one takes less than a second."""
+"""CPU seconds after which a mutated kernel counts as hung; a correct kernel takes less than a second."""
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["ptx_mutations", "ort_cuda_plugin.compiler.compile"])
 Change = Callable[[re.Match[str]], str]
@@ -40,7 +41,7 @@ MUTATIONS: dict[str, tuple[str, Change]] = {
     "lane changed": (r"(shfl\.sync\.\w+\.b32[^;]*, )(\d+)(, \d+, -?\d+;)", lambda m: f"{m[1]}{int(m[2]) ^ 3}{m[3]}"),
     "mask changed": (r"(and\.b32[^;]*, )(\d+);", lambda match: f"{match[1]}{int(match[2]) >> 1};"),
 }
-"""By name: where the fault may be, and what is there instead."""
+"""Kinds of faults: name -> (pattern of the instructions to change, replacement)."""
 
 
 def kernels() -> Iterator[tuple[str, str]]:
@@ -52,14 +53,14 @@ def kernels() -> Iterator[tuple[str, str]]:
 
 
 def body_of(name: str, text: str) -> tuple[int, int]:
-    """Return where the instructions of a kernel begin and end."""
+    """Return begin and end of a kernel's instructions, as indices into the text of its module."""
     entry = "matmul" if name.startswith("matmul") else name
     start = text.index("{", text.index(f".entry {entry}("))
     return start, text.index("\n}", start)
 
 
 def mutations(name: str, text: str) -> Iterator[tuple[str, str, str]]:
-    """Yield kind, changed line and text of each mutation of a kernel."""
+    """Yield each mutation of a kernel: its kind, the changed line, and the text of the changed module."""
     start, end = body_of(name, text)
     for kind, (pattern, change) in MUTATIONS.items():
         for match in re.compile(pattern).finditer(text, start, end):
@@ -74,9 +75,9 @@ def mutations(name: str, text: str) -> Iterator[tuple[str, str, str]]:
 
 
 def outcome(name: str, text: str) -> str:
-    """Return how a mutation was noticed, in a process of its own; "" if it was not.
+    """Run `check` in a new process, and return how the mutation was noticed; "" if it was not.
 
-    The processes are forks of one that has imported the compiler, so that each takes a fraction of a second.
+    The processes are forked from one that has imported the compiler, so that each takes a fraction of a second.
     """
     receiver, sender = PROCESSES.Pipe(duplex=False)
     child = PROCESSES.Process(target=answer, args=(name, text, sender))
@@ -94,7 +95,7 @@ def outcome(name: str, text: str) -> str:
 
 
 def answer(name: str, text: str, sender: Connection) -> None:
-    """Send the outcome of a check; the system ends the process if the kernel hangs."""
+    """Run a check and send its outcome. A limit of CPU time ends the process if the kernel hangs."""
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 5))
     sender.send(check(name, text))
 

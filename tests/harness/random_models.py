@@ -12,7 +12,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 Dim = int | str
-"""A size, or the name of one that is known only at Run time ("b", "s", or a product such as "b*s")."""
+"""A size: a number, or the name of a size that is known only at Run time ("b", "s", or a product such as "b*s")."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Tensor:
 
 
 class ModelMaker:
-    """Grows a graph by random nodes over float tensors. ``foreign`` adds nodes that the plugin may not have."""
+    """Builds a graph of random nodes over float tensors. ``foreign`` allows CumSum, which the plugin may decline."""
 
     def __init__(self, seed: int, foreign: bool) -> None:
         self.random = random.Random(seed)
@@ -64,7 +64,7 @@ class ModelMaker:
 
     def pick(self, condition: Callable[[Tensor], object] = lambda tensor: True) -> Tensor | None:
         suitable = [tensor for tensor in self.tensors if condition(tensor)]
-        # Mostly the newest, so that models are deep.
+        # Mostly one of the latest tensors, so that models are deep.
         return self.random.choice(suitable[-4:] if self.random.random() < 0.7 else suitable) if suitable else None
 
     def any(self) -> Tensor:
@@ -76,7 +76,7 @@ class ModelMaker:
         axes = [axis for axis, dim in enumerate(x.shape) if isinstance(dim, int) and dim >= least]
         return self.random.choice(axes) if axes else None
 
-    # ---- one random node each; None where it does not fit ----
+    # ---- makers: each adds a random node, and returns its result; None if no tensor suits the node ----
 
     def unary(self) -> Tensor | None:
         x = self.any()
@@ -96,7 +96,7 @@ class ModelMaker:
         return Tensor(self.node("Transpose", x.name, perm=perm)[0], tuple(x.shape[axis] for axis in perm))
 
     def merge_dims(self) -> Tensor | None:
-        """Reshape that merges two neighbours, with a shape computed as exporters do."""
+        """Add a Reshape that merges two adjacent dimensions, with a computed shape as in exported models."""
         x = self.pick(lambda tensor: 2 <= tensor.rank <= 4)
         if x is None:
             return None
@@ -202,10 +202,10 @@ class ModelMaker:
         x = self.pick(lambda tensor: tensor.rank)
         return x and Tensor(self.node("CumSum", x.name, self.constant(np.array(0)))[0], x.shape)
 
-    # ---- the whole ----
+    # ---- the model ----
 
     def model(self, size: int) -> onnx.ModelProto:
-        """A model of ``size`` random steps whose outputs are the last tensors and one from the middle."""
+        """Return a model of ``size`` random nodes, whose outputs are the last three tensors and one from the middle."""
         while size:
             made = self.random.choice(self.makers)()
             if made is not None:
@@ -230,7 +230,7 @@ def size_of(x: Tensor, axis: int) -> int:
 
 
 def broadcast(a: tuple[Dim, ...], b: tuple[Dim, ...]) -> tuple[Dim, ...] | None:
-    """Return the shape to which both broadcast for all values of the dynamic sizes, else None."""
+    """Return the shape to which both broadcast for all values of symbolic sizes; None if there is none."""
     rank = max(len(a), len(b))
     result = []
     for p, q in zip((1,) * (rank - len(a)) + a, (1,) * (rank - len(b)) + b, strict=True):
@@ -241,7 +241,7 @@ def broadcast(a: tuple[Dim, ...], b: tuple[Dim, ...]) -> tuple[Dim, ...] | None:
 
 
 def feed(b: int, s: int, seed: int = 0) -> dict[str, np.ndarray]:
-    """Inputs of a random model."""
+    """Return random inputs of a `ModelMaker` model, for sizes b and s."""
     rng = np.random.default_rng(seed)
     shapes = {"x": (b, s, 8), "y": (b, 1, 8), "z": (s, 8)}
     return {name: rng.standard_normal(shape, dtype=np.float32) for name, shape in shapes.items()}

@@ -1,4 +1,6 @@
-"""Models of one search node, with a tiny decoder such as onnxruntime.transformers.convert_generation makes."""
+"""Test models of one search node (GreedySearch, BeamSearch, ...) with a tiny decoder, as
+onnxruntime.transformers.convert_generation writes them.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ def _noise(seed: int, *shape: int, scale: float = 1.0) -> Array:
 def gpt_decoder(
     layers: int = 1, dtype: int = TensorProto.FLOAT, seed: int = 0
 ) -> tuple[onnx.GraphProto, dict[str, Array]]:
-    """A decoder like GPT-2 with its caches, and the weights that it reads of the graph around it."""
+    """Return the body of a GPT-2-like decoder with K/V caches, and the weights that it reads from the outer graph."""
     real = helper.tensor_dtype_to_np_dtype(dtype)
     weights: dict[str, Array] = {
         "tokens": _noise(seed, VOCABULARY, WIDTH),
@@ -74,7 +76,10 @@ def gpt_decoder(
 def small_decoder(
     dtype: int = TensorProto.FLOAT, seed: int = 0, scale: float = 1.0
 ) -> tuple[onnx.GraphProto, dict[str, Array]]:
-    """A decoder of the same form without products. Logits depend on tokens, positions, the mask and the cache."""
+    """Return a decoder with the interface of `gpt_decoder` but without GEMMs, and its weights.
+
+    Its logits depend on tokens, positions, the mask and the cache.
+    """
     real = helper.tensor_dtype_to_np_dtype(dtype)
     weights: dict[str, Array] = {
         "after": _noise(seed, VOCABULARY, VOCABULARY, scale=scale),
@@ -124,10 +129,11 @@ def search_model(
     constant: Collection[str] = (),
     **attributes: Any,
 ) -> bytes:
-    """A model of one search node. Its inputs are fed, except those in ``constant``; None stands for one left out.
+    """Return a model of one search node. Its inputs are graph inputs, or initializers if they are in ``constant``; None
+    stands for an omitted input.
 
-    With ``outer`` the weights belong to the graph around the bodies, as convert_generation leaves them. ONNX Runtime
-    1.26 refuses that.
+    With ``outer`` the weights are initializers of the outer graph, as convert_generation writes them; ONNX Runtime
+    1.26 refuses that. Otherwise the bodies have them.
     """
     initializers = [numpy_helper.from_array(weight, name) for name, weight in weights.items()]
     if not outer:
@@ -158,10 +164,10 @@ def search_model(
 def encoder_decoder(
     *, whisper: bool = False, decodes_first: bool = True, hidden: bool = False
 ) -> tuple[dict[str, onnx.GraphProto], dict[str, Array]]:
-    """The bodies of a search with an encoder, without products, and their weights.
+    """Return the bodies of a search with an encoder, without GEMMs, and their weights.
 
-    ``decodes_first``: the encoder's body gives the logits of the first tokens. ``hidden``: the decoder has an input
-    for what the encoder's layers give, and leaves it alone, since ONNX Runtime passes its shape only.
+    ``decodes_first``: the encoder's body computes the logits of the first tokens. ``hidden``: the decoder has an input
+    encoder_hidden_states. It does not read it, because ONNX Runtime passes only its shape.
     """
     weights: dict[str, Array] = {
         "after": _noise(1, VOCABULARY, VOCABULARY, scale=0.7),
@@ -178,7 +184,7 @@ def encoder_decoder(
     ]
 
     def decode(ids: str, past: bool) -> list[onnx.NodeProto]:
-        """It does not mask later tokens."""
+        """Return the nodes of the decoder, which does not mask later tokens."""
         nodes = [
             helper.make_node("Gather", ["after", ids], ["x"]),
             helper.make_node("Unsqueeze", ["x", "first"], ["key"]),

@@ -1,7 +1,7 @@
-"""Mutation fuzzer: mutated ONNX models against the CPU provider: `bases` are changed by `mutators`, `oracle` judges,
-`campaign` runs.
+"""Mutation fuzzer: compares mutated ONNX models on the plugin with the CPU provider.
 
     PYTHONPATH=tests/harness python -m mutation --count 20000 --jobs 2 --out findings
 
-A mutant is a base and a list of seeded steps, so that its number is enough to make it again.
+`mutators` change the models of `bases`, `oracle` judges the results, and `campaign` runs many mutants. A mutant is a
+base model and a list of seeded mutations. Both follow from the mutant's number.
 """

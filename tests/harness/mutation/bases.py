@@ -1,4 +1,4 @@
-"""The models that are mutated: ONNX's own tests of operators, and models of exporters' patterns."""
+"""Base models of the mutation fuzzer: ONNX's operator tests, and models with typical patterns of exporters."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from random_models import ModelMaker, feed
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 _LARGE = 40_000
-"""Bytes of a model, and elements of a feed: what is larger costs time and adds nothing."""
+"""Maximum bytes of a model, and maximum elements of an input; larger tests would only take more time."""
 PER_OPERATOR = 3
 _CPU_DIFFERS = {"node/maxunpool_export_with_output_shape"}
-"""Tests that the CPU provider fails and the plugin passes."""
+"""ONNX tests that the CPU provider fails and the plugin passes; they are not used."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Base:
 
 
 def patterns() -> dict[str, Base]:
-    """Models of several nodes, written as exporters write them."""
+    """Return models of several nodes, with patterns that exporters write."""
     found = {f"random{seed}": _random(seed) for seed in range(6)}
     small = encoder(layers=1, hidden=8, heads=2, vocabulary=11, decomposed=True)
     found["encoder"] = Base(small.SerializeToString(), encoder_inputs(2, 3, vocabulary=11))
@@ -51,7 +51,7 @@ def patterns() -> dict[str, Base]:
 
 
 def operators(per_operator: int = PER_OPERATOR) -> dict[str, Base]:
-    """Tests of single operators from the `onnx` wheel, at most ``per_operator`` for each."""
+    """Return tests of single operators from the `onnx` wheel, at most ``per_operator`` for each operator."""
     counts: dict[str, int] = {}
     found = {}
     for key, case in load_cases().items():
@@ -133,7 +133,7 @@ def _classifier() -> Base:
 
 
 def _dynamic_reshape() -> Base:
-    """A shape that is fed, one that is computed, slices between."""
+    """Return a model with a shape that is an input, a computed shape, and a Slice between them."""
     nodes = [
         helper.make_node("Reshape", ["x", "shape"], ["r"]),
         helper.make_node("Slice", ["r", "starts", "ends", "axes"], ["cut"]),
@@ -157,7 +157,7 @@ def _dynamic_reshape() -> Base:
 
 
 def _selection() -> Base:
-    """Sizes that the data decide."""
+    """Return a model with data-dependent sizes."""
     nodes = [
         helper.make_node("Greater", ["x", "limit"], ["mask"]),
         helper.make_node("NonZero", ["mask"], ["places"]),
@@ -261,7 +261,7 @@ def _recurrent() -> Base:
 
 
 def _strings_between() -> Base:
-    """A node that only the CPU provider has, between nodes of the plugin."""
+    """Return a model with nodes that only the CPU provider runs between nodes of the plugin."""
     nodes = [
         helper.make_node("Mul", ["x", "x"], ["a"]),
         helper.make_node("Cast", ["a"], ["text"], to=TensorProto.STRING),
@@ -273,7 +273,7 @@ def _strings_between() -> Base:
 
 
 def _shape_chain() -> Base:
-    """Sizes through every operation of shape arithmetic, as a patch embedding with padding has it."""
+    """Return a model with a chain of shape arithmetic, such as for a patch embedding with padding."""
     nodes = [
         helper.make_node("Shape", ["x"], ["s"]),
         helper.make_node("Gather", ["s", "one"], ["m"]),
@@ -306,7 +306,7 @@ def _shape_chain() -> Base:
 
 
 def _scan() -> Base:
-    """As exporters write a recurrence: the length is fixed, and an If of the body depends on a size."""
+    """Return a recurrence as a Scan of fixed length, with an If in its body that depends on a size."""
     branches = {
         name: helper.make_graph([helper.make_node(op_type, ["sum"], [name])], name, [], [_info(name, FLOAT, None)])
         for name, op_type in (("then_branch", "Tanh"), ("else_branch", "Neg"))
@@ -318,7 +318,7 @@ def _scan() -> Base:
             helper.make_node("Less", ["size", "limit"], ["small"]),
             helper.make_node("If", ["small"], ["next"], **branches),
             helper.make_node("MatMul", ["next", "w"], ["product"]),
-            helper.make_node("Abs", ["product"], ["out"]),  # the CPU provider mixes up results that are one value
+            helper.make_node("Abs", ["product"], ["out"]),  # distinct value: the CPU provider confuses equal results
         ],
         "body",
         [_info("state", FLOAT, [3]), _info("row", FLOAT, [3])],
@@ -352,7 +352,7 @@ def _sequences() -> Base:
 
 
 def _unknown_rank() -> Base:
-    """ONNX Runtime infers no rank behind the first node: the length of the shape is not known."""
+    """Return a model of values of unknown rank: they follow a Reshape to a shape of unknown length."""
     nodes = [
         helper.make_node("Reshape", ["x", "shape"], ["r"]),
         helper.make_node("ReduceMax", ["r"], ["top"], axes=[-1], keepdims=1),

@@ -1,9 +1,9 @@
-"""Judges many mutants in worker processes, and makes what they find small.
+"""Judges many mutants in worker processes, and minimises those with findings.
 
     PYTHONPATH=tests/harness python -m mutation [--count 500] [--first 0] [--jobs 1] [--patterns-only] [--check]
                                                   [--out FOLDER]
 
-Exits with 1 where there is a finding. Each is minimised to a model, its feeds and a text in FOLDER.
+Exits with 1 if there is a finding. FOLDER gets a minimised model of each finding, its inputs, and a text.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from mutation.bases import Base, operators, patterns
 from mutation.mutants import Mutant, build, mutant
 from mutation.oracle import Outcome
 
-# ---- smaller ----
+# ---- minimising a finding ----
 
 
 def minimise(mutated: Mutant, found: Outcome, judge: Callable[[Mutant], Outcome]) -> Mutant:
-    """The fewest steps, tried one by one, that give an outcome of the same kind; without optimisations if they do."""
+    """Remove mutations, one at a time, and ONNX Runtime's optimisations, while the outcome stays of the same kind."""
 
     def same(candidate: Mutant) -> bool:
         return judge(candidate).kind is found.kind
@@ -47,7 +47,7 @@ def minimise(mutated: Mutant, found: Outcome, judge: Callable[[Mutant], Outcome]
 
 
 def write(folder: Path, number: int, mutated: Mutant, outcome: Outcome, base: Base) -> Path:
-    """The model, its feeds and what was found."""
+    """Write the model, its inputs, and a text about the finding."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{outcome.kind.name.lower()}_{number}.onnx"
     data, feeds = build(mutated, base)
@@ -62,12 +62,12 @@ def write(folder: Path, number: int, mutated: Mutant, outcome: Outcome, base: Ba
     return path
 
 
-# ---- many ----
+# ---- judging many mutants ----
 
 
 @contextmanager
 def stored(bases: Mapping[str, Base]) -> Iterator[Path]:
-    """Write the bases to a file for workers."""
+    """Yield the path of a temporary file from which workers read the bases."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "bases.pickle"
         path.write_bytes(pickle.dumps(dict(bases)))
@@ -79,7 +79,7 @@ def worker_command(bases_file: Path) -> list[str]:
 
 
 def environment(jobs: int, check: bool = False) -> dict[str, str]:
-    """Variables of one worker of ``jobs``."""
+    """Return the environment variables of a worker, if ``jobs`` workers run at once."""
     return {
         "ALLOW_RELEASED_ONNX_OPSET_ONLY": "0",
         "ORT_CUDA_PLUGIN_EMULATE_CHECK": str(int(check)),
@@ -90,7 +90,7 @@ def environment(jobs: int, check: bool = False) -> dict[str, str]:
 
 @contextmanager
 def campaign(bases: Mapping[str, Base], jobs: int = 1, check: bool = False) -> Iterator[Campaign[Mutant]]:
-    """Judges the mutants of these bases."""
+    """Yield the campaign over the mutants of these bases."""
     with stored(bases) as file:
         yield Campaign(
             worker_command(file),

@@ -1,4 +1,4 @@
-"""A mutant is a base and steps; all of it follows from a number, and fewer steps make a smaller mutant."""
+"""Mutants: a base model with seeded mutations, called steps. A mutant's number determines all of it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from mutation.bases import Base
 from mutation.mutators import MUTATORS
 from mutation.subject import Feeds, Subject, complete_feeds, parse
 
-assert node_mutators  # which enters its mutators by being there
+assert node_mutators  # importing this module registers its mutators
 
 LEVELS = (0, 1, 99)
-"""ONNX Runtime's optimisation: none, basic, all."""
+"""ONNX Runtime's optimisation levels: none, basic, all."""
 Step = tuple[str, int]
 
 
@@ -32,7 +32,7 @@ class Mutant:
 
 
 def mutant(number: int, bases: Mapping[str, Base]) -> Mutant:
-    """The mutant with this number; the same one where the names of the bases are the same."""
+    """Return the mutant with this number, which depends only on the number and the names of the bases."""
     rng = random.Random(number)
     names, weights = list(MUTATORS), [weight for _, weight in MUTATORS.values()]
     count = rng.choice([1, 1, 1, 2, 2, 3, 4, 6])
@@ -50,7 +50,7 @@ def _is_variadic(node: onnx.NodeProto) -> bool:
 
 
 def build(mutated: Mutant, base: Base) -> tuple[bytes, Feeds]:
-    """The serialized model and what feeds it. A step that finds nothing to change does nothing."""
+    """Apply the mutations; return the serialized model and its inputs. A mutation that does not apply does nothing."""
     subject = Subject(parse(base.model), dict(base.feeds))
     for name, seed in mutated.steps:
         subject.rng = random.Random(seed)
@@ -60,7 +60,7 @@ def build(mutated: Mutant, base: Base) -> tuple[bytes, Feeds]:
     for graph in subject.graphs():
         for node in graph.node:
             if "" in node.input and _is_variadic(node):
-                # The CPU provider reads address 0 for one that is left out among any number of inputs.
+                # An omitted input of a variadic operator makes the CPU provider dereference a null pointer.
                 given = [name for name in node.input if name]
                 del node.input[:]
                 node.input.extend(given)

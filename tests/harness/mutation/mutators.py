@@ -1,4 +1,4 @@
-"""What can be changed in a model. A mutator says whether it found something to change."""
+"""Mutators: functions that change something in a model. Each returns whether it found something to change."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mutation.subject import TYPES, Subject, fresh_name, make_attribute, random_
 
 Mutator = Callable[[Subject], bool]
 MUTATORS: dict[str, tuple[Mutator, int]] = {}
-"""The mutators by name, each with its weight."""
+"""The mutators by name, each with its weight: its relative probability."""
 
 
 def mutator(weight: int) -> Callable[[Mutator], Mutator]:
@@ -42,7 +42,7 @@ _MODES = (
 
 
 def _value(subject: Subject, old: Any) -> Any:
-    """A value of the kind of ``old``."""
+    """Return a random attribute value of the type of ``old``."""
     rng = subject.rng
     if isinstance(old, float):
         return subject.number()
@@ -92,7 +92,7 @@ def change_attribute_type(subject: Subject) -> bool:
     if not nodes:
         return False
     attribute = subject.rng.choice(subject.rng.choice(nodes).attribute)
-    if subject.rng.random() < 0.3:  # the type contradicts the field that is set
+    if subject.rng.random() < 0.3:  # declares a type that contradicts the field that is set
         attribute.type = subject.rng.choice([0, 1, 2, 3, 4, 6, 7, 8, 13, 14])
         return True
     options: list[Any] = [1, 1.5, "x", [1, 2], [1.5], ["a"], numpy_helper.from_array(np.arange(3))]
@@ -112,7 +112,7 @@ def remove_attribute(subject: Subject) -> bool:
 
 @mutator(6)
 def add_attribute(subject: Subject) -> bool:
-    """Mostly one that the operator has, of its type."""
+    """Add or replace an attribute, mostly one of the operator's, with a value of its type."""
     node = subject.node()
     if node is None:
         return False
@@ -143,7 +143,7 @@ def add_attribute(subject: Subject) -> bool:
 
 
 def _known_attributes(node: NodeProto) -> dict[str, str]:
-    """Names and types of the attributes that the operator has."""
+    """Return the names and types of the operator's attributes."""
     try:
         schema = onnx.defs.get_schema(node.op_type, domain=node.domain)
     except onnx.defs.SchemaError:
@@ -193,7 +193,7 @@ def change_declared_rank(subject: Subject) -> bool:
 
 @mutator(4)
 def name_all_dims_alike(subject: Subject) -> bool:
-    """One name for sizes that differ, whether they were numbers or not."""
+    """Declare many sizes, which differ, as one symbolic dimension."""
     infos = subject.value_infos()
     name = subject.text()
     for info in infos:
@@ -218,7 +218,7 @@ def forget_declared_sizes(subject: Subject) -> bool:
 
 @mutator(8)
 def declare_intermediate(subject: Subject) -> bool:
-    """A value_info that need not be right."""
+    """Declare type and shape of an intermediate value, mostly wrong ones."""
     graph = subject.graph()
     outputs = [name for node in graph.node for name in node.output if name]
     if not outputs:
@@ -285,7 +285,7 @@ def change_initializer_contents(subject: Subject) -> bool:
 
 @mutator(6)
 def change_initializer_shape(subject: Subject) -> bool:
-    """Change dims, consistently with the data or not."""
+    """Change the dims of an initializer; its data may no longer fit them."""
     tensors = subject.initializers()
     if not tensors:
         return False
@@ -332,7 +332,7 @@ def change_initializer_storage(subject: Subject) -> bool:
 
 @mutator(1)
 def make_initializer_external(subject: Subject) -> bool:
-    """Point at external data that does not exist, is not readable, or has an impossible offset."""
+    """Make an initializer refer to external data that is missing, forbidden, or out of range."""
     tensors = subject.initializers()
     if not tensors:
         return False
@@ -354,7 +354,7 @@ def make_initializer_external(subject: Subject) -> bool:
 
 @mutator(3)
 def input_instead_of_initializer(subject: Subject) -> bool:
-    """Make contents unknown, such as a shape that is fed, or replaceable by an input."""
+    """Turn an initializer into an input, or add an input that can override it. It may be a shape."""
     graph = subject.model.graph
     usable = [t for t in graph.initializer if not t.external_data and t.data_type in (1, 6, 7, 9, 10, 11)]
     if not usable:
@@ -395,7 +395,7 @@ def initializer_instead_of_input(subject: Subject) -> bool:
 
 @mutator(8)
 def change_feed(subject: Subject) -> bool:
-    """Feed special contents, or another shape."""
+    """Change an element of an input to a special number, or the input's shape."""
     arrays = {n: a for n, a in subject.feeds.items() if isinstance(a, np.ndarray) and a.dtype.kind in "fiub"}
     arrays = {n: a for n, a in arrays.items() if a.dtype.num < 256}
     if not arrays:
@@ -427,7 +427,7 @@ def change_feed(subject: Subject) -> bool:
     return True
 
 
-# ---- the model's frame ----
+# ---- opsets, inputs and outputs of the model ----
 
 
 @mutator(2)
@@ -448,7 +448,7 @@ def change_ir_version(subject: Subject) -> bool:
 
 @mutator(4)
 def change_outputs(subject: Subject) -> bool:
-    """An intermediate value or an input leaves the graph, an output does no more, or twice."""
+    """Make a value of the graph an output, remove an output, or repeat one."""
     graph = subject.model.graph
     kind = subject.rng.randrange(5)
     if kind < 3:
@@ -478,7 +478,7 @@ def change_inputs(subject: Subject) -> bool:
 
 @mutator(1)
 def cut_bytes(subject: Subject) -> bool:
-    """The serialized form with a byte that differs, where it still parses."""
+    """Change a byte of the serialized model such that it still parses."""
     data = bytearray(subject.model.SerializeToString())
     for _ in range(8):
         changed = bytearray(data)

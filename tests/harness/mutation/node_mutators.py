@@ -1,4 +1,4 @@
-"""Mutators of nodes: inputs and outputs, operators, control flow around them, and chains of new nodes."""
+"""Mutators that change, wrap in control flow, insert and append nodes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def rewire_input(subject: Subject) -> bool:
         name = ""
     elif choice < 0.13:
         name = subject.text()
-    elif choice < 0.18:  # mostly a cycle
+    elif choice < 0.18:  # any value, so mostly a cycle
         name = subject.rng.choice(subject.names(graph))
     else:
         earlier = [info.name for info in graph.input] + [tensor.name for tensor in graph.initializer]
@@ -76,7 +76,7 @@ def change_node_outputs(subject: Subject) -> bool:
 
 @mutator(4)
 def delete_node(subject: Subject) -> bool:
-    """Readers of its first output read its first input, or a missing value."""
+    """Delete a node. Readers of its first output then read its first input, or a missing value."""
     graph = subject.graph()
     if not graph.node:
         return False
@@ -126,7 +126,7 @@ def reorder_nodes(subject: Subject) -> bool:
 
 @mutator(4)
 def rename_nodes(subject: Subject) -> bool:
-    """Names that are hostile, or none. ONNX Runtime refuses one that two nodes have, so it is done rarely."""
+    """Give nodes unusual or empty names. Equal names are rare, because ONNX Runtime refuses them."""
     nodes = [node for graph in subject.graphs() for node in graph.node]
     name, same = subject.text(), subject.rng.random() < 0.1
     for number, node in enumerate(nodes):
@@ -166,7 +166,7 @@ _FAMILIES = (
 
 @mutator(6)
 def change_operator(subject: Subject) -> bool:
-    """Mostly to one of the same family."""
+    """Change a node's operator, mostly to a similar one."""
     node = subject.node()
     if node is None:
         return False
@@ -182,7 +182,7 @@ def change_operator(subject: Subject) -> bool:
 
 @mutator(5)
 def insert_before(subject: Subject) -> bool:
-    """A node between a value and one that reads it."""
+    """Insert a node between a value and one of its readers."""
     graph = subject.graph()
     places = [(n, i) for n, node in enumerate(graph.node) for i, name in enumerate(node.input) if name]
     if not places:
@@ -219,7 +219,7 @@ def insert_before(subject: Subject) -> bool:
 
 
 def _reachable(subject: Subject) -> str | None:
-    """A value of the main graph that new nodes can read."""
+    """Return a random value of the main graph for new nodes to read, None if there is none."""
     names = [name for name in subject.names(subject.model.graph) if name]
     return subject.rng.choice(names) if names else None
 
@@ -239,7 +239,7 @@ def _leave(subject: Subject, name: str, element_type: int | None = None) -> None
 
 @mutator(6)
 def add_size_arithmetic(subject: Subject) -> bool:
-    """A chain over a dimension of a value: products, quotients, clamps; used as a shape or as an output."""
+    """Add a chain of shape arithmetic over a dimension of a value; its result is a shape or an output."""
     source = _reachable(subject)
     if source is None:
         return False
@@ -278,7 +278,7 @@ def add_size_arithmetic(subject: Subject) -> bool:
 
 @mutator(1)
 def add_deep_chain(subject: Subject) -> bool:
-    """Hundreds of nodes behind each other."""
+    """Add a chain of 60 to 600 nodes, of shape arithmetic or of floats."""
     source = _reachable(subject)
     if source is None:
         return False
@@ -299,7 +299,7 @@ def add_deep_chain(subject: Subject) -> bool:
 
 @mutator(3)
 def wrap_in_if(subject: Subject) -> bool:
-    """A node moves into both branches of an If, or into one of many that are nested."""
+    """Move a node into both branches of an If, or into up to 30 nested Ifs."""
     graph = subject.model.graph
     candidates = [i for i, node in enumerate(graph.node) if node.output]
     if not candidates:
@@ -324,7 +324,7 @@ def wrap_in_if(subject: Subject) -> bool:
 
 
 def _branch(subject: Subject, node: NodeProto, outputs: list[str]) -> GraphProto:
-    """A copy of the node, with results of other names."""
+    """Return a graph with a copy of the node, whose outputs get new names."""
     names = {name: fresh_name(subject, name) for name in outputs}
     body = NodeProto()
     body.CopyFrom(node)
@@ -334,14 +334,14 @@ def _branch(subject: Subject, node: NodeProto, outputs: list[str]) -> GraphProto
 
 @mutator(2)
 def add_loop(subject: Subject) -> bool:
-    """A Loop of few iterations that carries a float value of the graph."""
+    """Add a Loop of at most 5 iterations that carries a value of the graph."""
     source = _reachable(subject)
     if source is None:
         return False
     graph, rng = subject.model.graph, subject.rng
     count, keep = _constant(subject, np.array(rng.choice([0, 1, 3, -1, 2]))), _constant(subject, np.array(True))
     i, c, v, w, d, few = (fresh_name(subject) for _ in range(6))
-    # Another mutation may make the count huge, and no provider ends then.
+    # Limits the trip count, because another mutation may make it so huge that no provider finishes.
     graph.node.append(helper.make_node("Min", [count, _constant(subject, np.array(5))], [few]))
     element = rng.choice([1, 1, 1, 7])
     body = helper.make_graph(
@@ -364,7 +364,7 @@ def add_loop(subject: Subject) -> bool:
 
 @mutator(2)
 def quantize_value(subject: Subject) -> bool:
-    """QuantizeLinear and DequantizeLinear behind a value."""
+    """Add QuantizeLinear and DequantizeLinear of a value, with a valid or invalid scale."""
     source = _reachable(subject)
     if source is None:
         return False
@@ -379,7 +379,7 @@ def quantize_value(subject: Subject) -> bool:
 
 @mutator(1)
 def call_function(subject: Subject) -> bool:
-    """A function of the model's own takes the place of a node."""
+    """Replace a node by a call of a local function of the model that contains the node."""
     model = subject.model
     nodes = [node for node in model.graph.node if len(node.output) == 1 and node.input and not node.domain]
     if not nodes:

@@ -1,4 +1,4 @@
-"""Runs a model on the CPU provider and on the plugin, and judges what the plugin made of it."""
+"""Oracle: runs a model on the CPU provider and on the plugin, and classifies the plugin's result."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from ort_cuda_plugin.conformance.values import difference, is_plain
 from ort_cuda_plugin.conformance.verdict import run_session
 
 SLOW_S = 10.0
-"""Seconds of this process's work that the plugin may need beyond the CPU provider's."""
+"""Maximum CPU seconds that the plugin may need beyond those of the CPU provider."""
 
 TOLERANCES = {"float64": (1e-6, 1e-9), "float32": (2e-4, 2e-5), "float16": (1e-2, 1e-3), "bfloat16": (4e-2, 1e-2)}
-"""Relative, and absolute for values around 1."""
+"""Tolerances by element type: relative, and absolute for results whose largest number is at most 1."""
 
 
 class Kind(enum.StrEnum):
@@ -63,7 +63,7 @@ INTERNAL = re.compile(
     r"internal error|\.py:\d+\)|Traceback|\b(Recursion|Key|Index|Assertion|Overflow|Type|Attribute|Lookup|Name|Unicode"
     r"(En|De)code|System|Buffer|Value|ZeroDivision|Runtime|NotImplemented|UnboundLocal)Error\b"
 )
-"""Texts that only a bug of the plugin produces."""
+"""Pattern of error messages that only a bug of the plugin can cause."""
 
 
 _DOCUMENTED = re.compile(
@@ -72,7 +72,9 @@ _DOCUMENTED = re.compile(
     "|must have one element|Pad\\)'?: axes .* name one twice"
     "|each dimension of the result must be at least 0|dft_length must be at least 0"
 )
-"""Documented errors, where the CPU provider's size arithmetic wraps, or where it reads beyond a tensor."""
+"""Pattern of documented errors for models for which the CPU provider's size arithmetic wraps, or which make it read
+out of bounds.
+"""
 RECURRENT = {"LSTM", "GRU", "RNN"}
 LOSSES = {"NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"}
 
@@ -85,7 +87,7 @@ class _Attempt:
 
 
 def judge(data: bytes, feeds: Feeds, level: int, stage: Callable[[str], None]) -> Outcome:
-    """``level`` is ONNX Runtime's optimisation level; ``stage`` is told which provider is at work."""
+    """Judge a model. ``level`` is ONNX Runtime's optimisation level; ``stage`` is called with the running provider."""
     stage("cpu")
     cpu = _attempt(lambda: _cpu_session(data, level), feeds, runs=1)
     if cpu.seconds > SLOW_S or "bad_alloc" in cpu.error or "Failed to allocate memory" in cpu.error:
@@ -105,9 +107,9 @@ def _compare(data: bytes, feeds: Feeds, cpu: _Attempt, ours: _Attempt, reports: 
     if found := findings():
         return outcome(Kind.INTERNAL, "; ".join(found))
     for text in (ours.error, *reports):
-        # ONNX Runtime says it without us as well. Its Python binding fails where a name is not UTF-8.
+        # ONNX Runtime reports the same without the plugin, or its Python binding fails for a name that is not UTF-8.
         same = text == cpu.error or text.startswith("UnicodeDecodeError:")
-        # A session of the plugin explains a refusal of ONNX Runtime's.
+        # `ort_cuda_plugin.session` rephrases ONNX Runtime's error about the IR version.
         same = same or ("IR version" in text and "IR version" in cpu.error)
         if INTERNAL.search(text) and not same:
             return outcome(Kind.INTERNAL, text)
@@ -132,7 +134,7 @@ def _compare(data: bytes, feeds: Feeds, cpu: _Attempt, ours: _Attempt, reports: 
 
 
 def _kind_of_difference(model: onnx.ModelProto, feeds: Feeds, expected: Any, text: str) -> Kind:
-    """Kernels of the CPU provider lose NaN, or approximate, in ways of their own."""
+    """Classify a difference of results, because kernels of the CPU provider may lose NaN or approximate."""
     if _is_documented(model, feeds):
         return Kind.DOCUMENTED
     if any(_is_undefined_in_the_host(node) for node in model.graph.node):
@@ -143,9 +145,10 @@ def _kind_of_difference(model: onnx.ModelProto, feeds: Feeds, expected: Any, tex
 
 
 def _is_undefined_in_the_host(node: onnx.NodeProto) -> bool:
-    """Whether the CPU provider leaves a result of the node as it finds memory.
+    """Return whether the CPU provider leaves a result of the node uninitialized.
 
-    Its Scan does not copy an output of the body that is an input of it. Its Cast does nothing with such a ``saturate``.
+    Its Scan does not write an output of the body that is also an input of the body. Its Cast does nothing if
+    ``saturate`` is neither 0 nor 1.
     """
     if node.op_type in ("Cast", "CastLike"):
         return any(attribute.name == "saturate" and attribute.i not in (0, 1) for attribute in node.attribute)
@@ -156,7 +159,7 @@ def _is_undefined_in_the_host(node: onnx.NodeProto) -> bool:
 
 
 def _is_documented(model: onnx.ModelProto, feeds: Feeds) -> bool:
-    """Whether the model does something that docs/differences.md names, where only its nodes and inputs tell."""
+    """Return whether docs/differences.md lists a difference for the model, judging by its nodes and inputs."""
     arrays = [x for x in (*feeds.values(), *_constants(model)) if isinstance(x, np.ndarray)]
     for node in model.graph.node:
         attributes = {attribute.name: attribute.i for attribute in node.attribute}
@@ -174,7 +177,7 @@ def _is_documented(model: onnx.ModelProto, feeds: Feeds) -> bool:
 
 
 def _has_endless_sizes(model: onnx.ModelProto, feeds: Feeds) -> bool:
-    """Whether sizes may be beyond 32 bits, or be made of infinity: the CPU provider's arithmetic of them wraps."""
+    """Return whether sizes may exceed 32 bits or derive from infinity, so that the CPU provider's arithmetic wraps."""
     numbers = [x for x in (*feeds.values(), *_constants(model)) if isinstance(x, np.ndarray) and x.size]
     if any(x.dtype.kind in "iu" and max(abs(int(x.min())), int(x.max())) >= 2**31 for x in numbers):
         return True
@@ -200,7 +203,7 @@ def _is_ordinary(x: np.ndarray[Any, np.dtype[Any]]) -> bool:
 
 
 def _rounding_of_sums(feeds: Feeds) -> float:
-    """Return the possible difference of float32 sums of a whole input in another order."""
+    """Return the largest difference that another summation order can make in a float32 sum of a whole input."""
     floats = [x for x in feeds.values() if isinstance(x, np.ndarray) and x.dtype == np.float32]
     with np.errstate(all="ignore"):
         sums = [float(np.abs(x.astype(np.float64)).sum()) for x in floats]
@@ -232,7 +235,7 @@ def _attempt(create: Callable[[], Any], feeds: Feeds, runs: int) -> _Attempt:
         session = create()
         values = [feeds[value.name] for value in session.get_inputs() if value.name in feeds]
         for _ in range(runs):
-            # Arrays may be views of memory that dies with the session.
+            # Copies the arrays, because they may be views of memory that is freed with the session.
             attempt.results = [x.copy() if isinstance(x, np.ndarray) else x for x in run_session(session, values)]
     except Exception as error:
         attempt.results = None

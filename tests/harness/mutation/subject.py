@@ -1,4 +1,4 @@
-"""A model that is being mutated, with what feeds it, and what mutators ask of it."""
+"""A model that is being mutated, its inputs, and queries and random choices for mutators."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from onnx.helper import tensor_dtype_to_np_dtype
 Feeds = dict[str, np.ndarray[Any, np.dtype[Any]]]
 
 NOT_UTF8 = "N\u2603TUTF8"
-"""A text that `Subject.serialize` replaces by bytes that no text has."""
+"""A placeholder in names, which `Subject.serialize` replaces by bytes of invalid UTF-8."""
 _BROKEN = b"\xff\xfe\xc0\x80\xed\xa0\x80\xf5\x80"
 assert len(NOT_UTF8.encode()) == len(_BROKEN)
 
@@ -44,20 +44,20 @@ TYPES = (
 
 @dataclass
 class Subject:
-    """Mutators change it in place and take all chance from ``rng``."""
+    """A model and its inputs. Mutators change them in place, and make all random choices with ``rng``."""
 
     model: ModelProto
     feeds: Feeds
     rng: random.Random = field(default_factory=random.Random)
 
-    # ---- what there is ----
+    # ---- queries ----
 
     def graphs(self) -> list[GraphProto]:
-        """The main graph and all in attributes of nodes."""
+        """Return the main graph, and all graphs in attributes of nodes."""
         return list(_nested(self.model.graph))
 
     def graph(self) -> GraphProto:
-        """A graph; mostly the main one."""
+        """Return a random graph, mostly the main one."""
         return self.model.graph if self.rng.random() < 0.6 else self.rng.choice(self.graphs())
 
     def node(self) -> NodeProto | None:
@@ -65,7 +65,7 @@ class Subject:
         return self.rng.choice(nodes) if nodes else None
 
     def names(self, graph: GraphProto) -> list[str]:
-        """Every value of the graph, without the empty name."""
+        """Return the names of all values of the graph, without the empty name."""
         values = [value.name for value in (*graph.input, *graph.initializer)]
         return [name for name in (*values, *(name for node in graph.node for name in node.output)) if name]
 
@@ -78,7 +78,7 @@ class Subject:
         ]
 
     def initializers(self) -> list[TensorProto]:
-        """Initializers and the tensors in attributes."""
+        """Return all initializers, and all tensors in attributes."""
         found = [tensor for graph in self.graphs() for tensor in graph.initializer]
         for graph in self.graphs():
             for node in graph.node:
@@ -86,7 +86,7 @@ class Subject:
         return found
 
     def inferred_types(self) -> dict[str, int]:
-        """The element types of the values of the main graph, as far as ONNX infers them."""
+        """Return the element types of the main graph's values that ONNX can infer, by name."""
         try:
             graph = onnx.shape_inference.infer_shapes(self.model).graph
         except Exception:
@@ -95,7 +95,7 @@ class Subject:
         types = {info.name: info.type.tensor_type.elem_type for info in infos}
         return types | {tensor.name: tensor.data_type for tensor in graph.initializer}
 
-    # ---- numbers and texts ----
+    # ---- random numbers and texts ----
 
     def integer(self) -> int:
         return self.rng.choice(HUGE) if self.rng.random() < 0.3 else self.rng.choice(SMALL)
@@ -121,7 +121,7 @@ class Subject:
             return "(" * depth + "n" + "+1)" * depth
         return self.rng.choice(["b", "s", "n", "batch", "sequence", "x", "unk__0"])
 
-    # ---- as it is run ----
+    # ---- serialization ----
 
     def serialize(self) -> bytes:
         return bytes(self.model.SerializeToString()).replace(NOT_UTF8.encode(), _BROKEN)
@@ -140,12 +140,12 @@ def _nested(graph: GraphProto) -> Iterator[GraphProto]:
 
 
 def fresh_name(subject: Subject, prefix: str = "m") -> str:
-    """A name that the model has not."""
+    """Return a random name that the model does not use."""
     return f"{prefix}_{subject.rng.getrandbits(48):x}"
 
 
 def declared(info: ValueInfoProto) -> list[int | str | None] | None:
-    """The shape that is declared, None for an unknown rank."""
+    """Return the declared shape of a value, None for an unknown rank."""
     if not info.type.tensor_type.HasField("shape"):
         return None
     dims: list[int | str | None] = []
@@ -156,7 +156,7 @@ def declared(info: ValueInfoProto) -> list[int | str | None] | None:
 
 
 def complete_feeds(subject: Subject) -> None:
-    """Feeds every input of the model that needs one, with the element type that is declared where one can be made."""
+    """Give each input of the model an array, of the declared element type if NumPy has it; keep suitable ones."""
     initialized = {tensor.name for tensor in subject.model.graph.initializer}
     sizes: dict[str, int] = {}
     wanted: Feeds = {}
@@ -194,7 +194,7 @@ def random_array(rng: random.Random, shape: list[int], dtype: np.dtype[Any]) -> 
 
 
 def make_attribute(name: str, value: Any) -> AttributeProto:
-    """As `helper.make_attribute`, which refuses empty lists."""
+    """Return an attribute. An empty list, which `helper.make_attribute` refuses, becomes a list of integers."""
     if isinstance(value, list) and not value:
         return AttributeProto(name=name, type=AttributeProto.INTS)
     return helper.make_attribute(name, value)

@@ -1,7 +1,9 @@
-"""A process that judges mutants. It reads their descriptions, one pickle each, and answers in lines of JSON: the stage
-that it is in, then the outcome. So a crash has a mutant and a culprit.
+"""The worker process of the mutation fuzzer. It reads pickled mutants from stdin, and answers in lines of JSON.
 
-    python -m mutation.worker BASES     where BASES is the pickled dict of bases
+Each stage is reported when it begins ("build", "cpu", "plugin"), then the outcome. So after a crash the parent process
+knows the mutant and the stage.
+
+    python -m mutation.worker BASES     (BASES: file with the pickled dict of bases)
 """
 
 from __future__ import annotations
@@ -22,11 +24,12 @@ from mutation.oracle import Kind, Outcome, judge
 from ort_cuda_plugin import session
 
 MEMORY = 4 * 2**30
-"""Bytes that may be mapped beyond those of a worker that has begun: a mutant that asks for more gets an error and does
-not disturb the machine."""
+"""Bytes of address space that mutants may use beyond those of the started worker. A mutant that needs more gets an
+error.
+"""
 
 PATIENCE_S = 50
-"""Then the worker writes to stderr where its threads are, and goes on."""
+"""Seconds after which the worker writes its threads' stacks to stderr, and continues."""
 
 
 class Answer(Protocol):
@@ -40,7 +43,7 @@ def main() -> None:
         answer(stage="build")
         try:
             data, feeds = build(mutant, bases[mutant.base])
-        except Exception as error:  # such as a protobuf above its limit
+        except Exception as error:  # for example, the model exceeds protobuf's size limit
             return Outcome(Kind.BOTH_REFUSE, f"not built: {type(error).__name__}: {error}"[:200])
         return judge(data, feeds, mutant.level, lambda stage: answer(stage=stage))
 
@@ -48,7 +51,7 @@ def main() -> None:
 
 
 def serve(judged: Callable[[Any, Answer], Outcome]) -> None:
-    """Answers each pickle on stdin until there are no more."""
+    """Judge each pickled task from stdin until it ends, and write stages and outcomes to stdout."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
@@ -69,7 +72,7 @@ def serve(judged: Callable[[Any, Answer], Outcome]) -> None:
 
 
 def _limit_memory() -> None:
-    session(add_model(), emulate=True)  # the emulated device has its address space
+    session(add_model(), emulate=True)  # so that the emulated device has reserved its address space already
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + MEMORY
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

@@ -1,8 +1,9 @@
-"""A reference interpreter of programs, and the search for the first pass after which a program computes something else.
+"""Translation validation: a NumPy interpreter of programs, which finds the first pass that changes a program's results.
 
     PYTHONPATH=tests/harness python -m programs --count 500 --device sm_90
 
-`values` evaluates expressions and element types in NumPy, `interpreter` executes steps, `library` the calls of vendor
-libraries, `opaque` stands for operators' own kernels, `states` records a program after each pass and compares, and
-`campaign` does so for many models and devices.
+A program is the list of steps that passes transform. `interpreter` executes steps: `values` evaluates expressions and
+element types in NumPy, `library` the calls of vendor libraries, and `opaque` replaces kernels that operators launch
+themselves. `states` records a program after each pass and compares the results, `campaign` does so for many models and
+device kinds.
 """

@@ -1,11 +1,11 @@
-"""Compares the program of a model after each pass with the program as lowered, for many models and device kinds.
+"""Compares a program's results after each pass with those after lowering, for many models and device kinds.
 
     PYTHONPATH=tests/harness python -m programs [--count 500] [--first 0] [--profile graphs] [--device sm_90]
                                                 [--networks | --mutations]
 
-Prints the first state of a program that computes something else, with the steps that the pass took out and put in.
-With ``--mutations`` it breaks each pass by hand and prints which check notices (`programs.mutations`). Exits with 1
-where a program computes something else, or where nothing notices a mistake.
+Prints the first pass after which a program gives other results, with the steps that the pass removed and added. With
+``--mutations`` it injects mistakes into passes, and prints which check notices each (`programs.mutations`). Exits with
+1 if a program gives other results, or if no check notices a mistake.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ DTYPES = ("float32", "float16", "int8")
 
 @dataclass
 class Report:
-    """What was compared, and what differs: by the model, the device kind and the number of the Run."""
+    """Counts of compared programs, and the differences found, with model, device kind and number of the Run."""
 
     programs: int = 0
-    """Plans: pairs of a model and a device kind."""
+    """Number of programs, one for each model and device kind."""
     runs: Counter[str] = field(default_factory=Counter)
     states: Counter[str] = field(default_factory=Counter)
-    """Comparisons after each pass."""
+    """Number of comparisons, by pass."""
     refused: Counter[str] = field(default_factory=Counter)
     findings: list[tuple[str, Difference]] = field(default_factory=list)
 
@@ -49,9 +49,9 @@ class Report:
 def check(
     models: Iterable[Model], devices: Sequence[str] = tuple(DEVICES), loud: bool = False, others: int | None = None
 ) -> Report:
-    """Compares the programs of the models for these device kinds, at the sizes of their inputs and at others.
+    """Compare the programs of models on device kinds, for their inputs and for inputs of other sizes.
 
-    ``others`` is the largest number of other sizes; None for all.
+    ``others`` is the maximum number of inputs of other sizes; None: all of `Model.other_sizes`.
     """
     report = Report()
     for model in models:
@@ -81,7 +81,7 @@ def check(
 
 
 def networks() -> Iterator[Model]:
-    """The networks of benchmarks, small, in each element type."""
+    """Yield reduced versions of the benchmark networks, in each element type."""
     for name in NETWORKS:
         for dtype in DTYPES:
             yield network(name, dtype)

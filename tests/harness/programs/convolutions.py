@@ -1,4 +1,4 @@
-"""Convolutions in NumPy: one product for each place of the kernel."""
+"""Convolutions in NumPy: one matrix product for each tap of the kernel."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ def convolution(
     x: Array, w: Array, groups: int, places: Sequence[int], kernel: Sequence[int], strides: Sequence[int],
     dilations: Sequence[int], begin: Sequence[int], end: Sequence[int],
 ) -> Array:  # fmt: skip
-    """[images, rows, places...] of x [images, channels, size...] and w [rows, channels / groups, kernel...]."""
+    """Return [images, rows, *places] for x [images, channels, *size] and w [rows, channels / groups, *kernel].
+
+    ``rows`` are output channels, ``places`` the sizes of the output image.
+    """
     images, rows, depth = x.shape[0], w.shape[0], w.shape[1]
     x = x[:, : groups * depth]
-    # Windows may end before the image does, or be cut off by a negative pad.
+    # The last window may end before the image's end, and a negative pad cuts off a part of the image.
     needed = [(count - 1) * stride + (size - 1) * dilation + 1 for count, stride, size, dilation
               in zip(places, strides, kernel, dilations, strict=True)]  # fmt: skip
     widths = [(max(b, 0), max(n - size - b, 0)) for b, n, size in zip(begin, needed, x.shape[2:], strict=True)]
@@ -40,7 +43,7 @@ def transposed_convolution(
     x: Array, w: Array, groups: int, places: Sequence[int], kernel: Sequence[int], strides: Sequence[int],
     dilations: Sequence[int], begin: Sequence[int], end: Sequence[int],
 ) -> Array:  # fmt: skip
-    """[images, rows, places...] of x [images, channels, size...] and w [channels, rows / groups, kernel...]."""
+    """Return [images, rows, *places] for x [images, channels, *size] and w [channels, rows / groups, *kernel]."""
     images, channels, sizes = x.shape[0], x.shape[1], x.shape[2:]
     depth, rows = channels // groups, w.shape[1]
     extent = [(n - 1) * s + (k - 1) * d + 1 for n, s, k, d in zip(sizes, strides, kernel, dilations, strict=True)]

@@ -1,4 +1,4 @@
-"""Executes the steps of a program in NumPy, at given sizes. Nothing is compiled, and any device kind will do."""
+"""Executes the steps of a program in NumPy, at given sizes. No kernel is compiled, so any device kind is possible."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from programs.convolutions import convolution, transposed_convolution
 from programs.values import Array, Evaluation, Reading, decoded, encoded, is_narrow, numpy_type, rounded
 
 UNWRITTEN = 77
-"""Contents of memory that has not been written."""
+"""Number with which memory is filled before it is written."""
 
 
 STORES = frozenset(f"store_{dtype.short}" for dtype in DType)
-"""Kernels of `Lowering.materialize`, which store host values."""
+"""Names of the kernels of `Lowering.materialize`, which store host values to device memory."""
 
 
 class InvalidViewError(Exception):
-    """A tensor reaches over the ends of its buffer, or a size is no size."""
+    """A tensor exceeds its buffer, or a size is negative."""
 
 
 class ReadsInputError(Exception):
-    """A step that is computed once reads an input of a Run."""
+    """A step that should be computed once, before the first Run, reads an input of a Run."""
 
 
 class _Memory:
-    """The elements of a buffer, as numbers of one element type."""
+    """The elements of a buffer, decoded as numbers of one element type."""
 
     def __init__(self, array: Array, dtype: DType) -> None:
         array.flags.writeable = False
@@ -52,7 +52,7 @@ class _Memory:
 
 @dataclass(frozen=True, eq=False)
 class Gather:
-    """The result of a launch of `gather_map`: an expression of elements at coordinates that are expressions as well."""
+    """What a launch of `gather_map` computes: an expression that may read elements at computed coordinates."""
 
     out: Tensor
     coordinates: tuple[Scalar, ...]
@@ -61,7 +61,7 @@ class Gather:
 
 @dataclass(frozen=True, eq=False)
 class Opaque:
-    """A kernel that an operator launches, or a callback."""
+    """A kernel that an operator launches itself, or a callback: its result is that of `opaque.result`."""
 
     key: float
     reads: tuple[Tensor, ...]
@@ -69,7 +69,7 @@ class Opaque:
 
 
 def opaque_of(step: Launch | HostCall, view: View = lambda x: x) -> Opaque:
-    """Return the stand-in of a step, with ``view`` of its tensors."""
+    """Return the `Opaque` that replaces a step; ``view`` maps its tensors."""
     name = step.callback.name if isinstance(step, HostCall) else ""
     tensors = step.tensors if isinstance(step, HostCall) else [x for x in step.args if isinstance(x, Tensor)]
     reads = tuple(view(x) for x in tensors if x.buffer in step.reads)
@@ -77,14 +77,14 @@ def opaque_of(step: Launch | HostCall, view: View = lambda x: x) -> Opaque:
 
 
 Meaning: TypeAlias = Map | Gather | Opaque
-"""The meaning of a launch that replaces something in a program."""
+"""What a launch computes: the step, gather or operator's kernel that it implements."""
 
 
 class Interpreter:
-    """Runs programs of one plan with the same inputs. ``values`` are those of symbols, ``feeds`` the inputs' contents.
+    """Runs the programs of one plan, as they are after different passes, on the same inputs.
 
-    ``computes`` says what steps compute that do not say it themselves, as launches that passes or emission made. A step
-    that reads the same contents in several programs is executed once.
+    ``values`` are the values of symbols, ``feeds`` the contents of inputs. ``computes`` has the `Meaning` of launches
+    that passes or emission made. A step that reads equal contents in several programs is executed once.
     """
 
     def __init__(
@@ -102,12 +102,13 @@ class Interpreter:
         self._memory: dict[Buffer, _Memory] = {}
         self._done: dict[tuple[Any, ...], dict[Buffer, _Memory]] = {}
         self.executed = 0
-        """Steps that were executed, without those whose results were known."""
+        """Number of executed steps; steps whose results were reused do not count."""
 
     def run(self, steps: Sequence[Step], once: int = 0) -> dict[tuple[str, int], Array]:
-        """What a program gives: its outputs by number, states and, in order, what the host reads back.
+        """Run a program; return its outputs, its states, and the values that the host reads back.
 
-        The first ``once`` steps run before the first Run, when there are no inputs yet.
+        Keys are ("output", index), ("state", number) and ("read back", first symbol). The first ``once`` steps run
+        before the first Run, so they must not read inputs.
         """
         self._memory = {}
         results: dict[tuple[str, int], Array] = {}
@@ -163,7 +164,7 @@ class Interpreter:
         return _Memory(np.full(count, UNWRITTEN, numpy_type(dtype)), dtype)
 
     def read(self, x: Tensor) -> Array:
-        """The elements of a tensor."""
+        """Return the elements of a tensor."""
         return _view(self._contents(x.buffer, x.dtype).seen_as(x.dtype), self.shape(x.shape), *self._places(x))
 
     def _places(self, x: Tensor) -> tuple[tuple[int, ...], int]:
@@ -175,7 +176,7 @@ class Interpreter:
         if x.dtype.is_float and is_narrow(x.dtype):
             values = rounded(values, x.dtype, self._reading, saturate=False)
         target = _view(flat, self.shape(x.shape), *self._places(x))
-        if target.size:  # shapes without elements need not broadcast
+        if target.size:  # the shape of an empty ``values`` need not broadcast to the target's
             target[...] = values.astype(target.dtype, copy=False)
         self._memory[x.buffer] = _Memory(flat, x.dtype)
 
@@ -231,14 +232,14 @@ class Interpreter:
                 self.map(meaning)
 
     def _store_numbers(self, step: Launch) -> None:
-        """`Lowering.materialize` stores host values: the kernel's text is Python."""
+        """Execute a launch of `Lowering.materialize`, which stores host values."""
         target, *numbers = step.args
         assert isinstance(target, Tensor)
         values = np.array([self.size(x.value) for x in numbers if isinstance(x, Int64)], np.int64)
         self.write(target, values.astype(numpy_type(target.dtype)))
 
     def opaque(self, launch: Opaque) -> None:
-        """Compute `opaque.result` of all inputs of a kernel, for each tensor that it writes."""
+        """Write `opaque.result` of a kernel's inputs to each tensor that the kernel writes."""
         total = opaque.digest([self.read(x) for x in launch.reads])
         for number, x in enumerate(launch.writes):
             self.write(x, opaque.result(launch.key, number, total, self.shape(x.shape), x.dtype))
@@ -277,7 +278,7 @@ class Interpreter:
             self.write(y, _without_leading(value, len(y.shape)))
 
     def gather(self, gather: Gather) -> None:
-        """Executes the kernel of an index map that a pass launched."""
+        """Execute a launch of `gather_map`."""
         shape = self.shape(gather.out.shape)
         places = np.meshgrid(*(np.arange(size) for size in shape), indexing="ij", sparse=True) if shape else []
         known = {leaf: place for leaf, place in zip(gather.coordinates, places, strict=True) if leaf.op == "coordinate"}
@@ -349,7 +350,7 @@ def _without_leading(x: Array, rank: int) -> Array:
 
 
 def _view(flat: Array, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Array:
-    """Elements of ``flat``, which are checked to be there."""
+    """Return a strided view of ``flat``. Raises InvalidViewError if it exceeds ``flat``."""
     if 0 in shape:
         return np.empty(shape, flat.dtype)
     ends = [(size - 1) * stride for size, stride in zip(shape, strides, strict=True)]

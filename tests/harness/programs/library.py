@@ -1,4 +1,4 @@
-"""Calls of vendor libraries, by the contract in csrc_shim/vendor/problem.h."""
+"""Executes calls of vendor libraries in NumPy, by the contract in csrc_shim/vendor/problem.h."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from programs.values import Array
 
 @dataclass(frozen=True)
 class Memory:
-    """What a pointer points to: elements of a buffer, from ``offset`` on."""
+    """A pointer argument: the elements of a buffer, and the pointer's ``offset`` in elements."""
 
     flat: Array
     offset: int
 
     def seen(self, shape: Sequence[int], strides: Sequence[int]) -> Array:
-        """Return a view of float64 elements, checked to exist."""
+        """Return a strided view of the float64 elements. Raises IndexError if it exceeds the buffer."""
         if 0 in shape:
             return np.empty(shape)
         last = self.offset + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
@@ -33,9 +33,9 @@ class Memory:
 
 
 def call(problem: LibraryProblem, pointers: Sequence[Memory], values: Sequence[int]) -> Array:
-    """The contents of the buffer of the first pointer after the call."""
+    """Execute a call; return the new contents of the buffer of the first pointer, the output."""
     out = Memory(pointers[0].flat.copy(), pointers[0].offset)
-    arguments = list(pointers[1:-1])  # without the workspace
+    arguments = list(pointers[1:-1])  # the last pointer is the workspace
     numbers = list(values[:-1])
     kinds = {MATMUL: _product, CONV: _convolution}
     kinds.get(problem.kind, _attention)(problem, out, arguments, numbers)

@@ -190,4 +190,4 @@ MISTAKES = (
         constant_folding._bytes_beneath, "is BufferKind.WEIGHT", "in (BufferKind.WEIGHT, BufferKind.INPUT)",
     ),
 )  # fmt: skip
-"""At least one for each pass."""
+"""The mistakes, at least one for each pass."""

@@ -1,4 +1,4 @@
-"""Which models there are, with inputs for a Run."""
+"""The models that `programs.campaign` compares, with inputs for a Run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ort_cuda_plugin.networks.graph import NetworkGraph
 from programs.values import Array
 
 IMAGE = 32
-"""Rows and columns of the images of convolutional networks here."""
+"""Height and width of the input images of convolutional networks, in pixels."""
 PARTS: Mapping[str, Mapping[str, int]] = {
     "bert_base": {"layers": 1, "tokens": 64},
     "llama_prefill": {"layers": 1, "tokens": 64},
@@ -22,7 +22,7 @@ PARTS: Mapping[str, Mapping[str, int]] = {
     "vit_b_16": {"layers": 1},
     "whisper_tiny_encoder": {"layers": 1},
 }
-"""How much of a network is written."""
+"""Arguments of the functions that write networks, for smaller networks: numbers of layers, sizes of vocabularies."""
 SIZES: Mapping[str, Mapping[str, int]] = {
     "bert_base": {"sequence": 24},
     "llama_prefill": {"sequence": 16, "past": 0},
@@ -39,7 +39,7 @@ class Model:
     feeds: Sequence[Array]
 
     def other_sizes(self) -> Iterator[list[Array]]:
-        """Inputs of other sizes: each named size is changed by itself, to one more and to twice as much."""
+        """Yield inputs of other sizes: each symbolic size n in turn becomes n + 1, and 2 n."""
         shapes = [[dim.dim_param for dim in value.type.tensor_type.shape.dim] for value in self.proto.graph.input]
         for name in dict.fromkeys(dim for shape in shapes for dim in shape if dim):
             for factor, added in ((1, 1), (2, 0)):
@@ -51,13 +51,13 @@ class Model:
 
 
 def random_model(profile: Profile, number: int) -> Model:
-    """A random network of `fuzzing`."""
+    """Return a random network of `fuzzing`, with the inputs of its first Run."""
     case = make_case(profile, number)
     return Model(f"{profile} {number}", onnx.ModelProto.FromString(case.model()), case.feed(0))
 
 
 def network(name: str, dtype: str, batch: int = 1) -> Model:
-    """A network of `ort_cuda_plugin.networks`, with few layers, and small images where it is convolutional."""
+    """Return a network of `ort_cuda_plugin.networks` with few layers, or with small images if it is convolutional."""
     graph = NetworkGraph(name, dtype, 0)
     NETWORKS[name].write(graph, **PARTS.get(name, {}))
     proto, numbers = graph.model(), np.random.default_rng(1)

@@ -1,11 +1,11 @@
-"""Plausible mistakes in passes, each of which a check has to notice.
+"""Mutation testing of passes: injects plausible mistakes, and reports which checks notice them.
 
     PYTHONPATH=tests/harness python -m programs --mutations [--pass vertical_fusion]
 
-A `Mutation` is a text of a function of a pass, and another text in its place: an axis that is another one, a scale that
-is dropped, a reader that is missed, an order that is swapped. `noticed_by` breaks the function, and asks the verifier,
-the interpreter, and the pass's texts of before and after about the models of tests/passes. A pass without a mutation, a
-mutation that nothing notices, and a text that is no longer in its function are failures of tests/passes.
+A `Mutation` replaces some text in a function of a pass, so that for example an axis or an order is wrong, a scale is
+dropped, or a reader is missed. `noticed_by` applies it, compiles the models of tests/passes, and returns the checks
+that fail: the verifier, the interpreter, the expected text of the pass's change, an assertion. tests/passes fails if a
+pass has no mutation, if no check notices a mutation, or if the replaced text no longer exists.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from programs.values import Array
 
 @dataclass(frozen=True)
 class Mutation:
-    """A mistake in a pass: ``old`` in the text of ``function`` becomes ``new``, which does ``what``."""
+    """A mistake in a pass: ``old`` in the source of ``function`` becomes ``new``. ``what`` describes the effect."""
 
     pass_name: str
     what: str
@@ -45,7 +45,7 @@ class Mutation:
 
 
 def mutated(mutation: Mutation) -> CodeType:
-    """The code of the function with the mistake."""
+    """Return the code object of the function with the mistake."""
     function = mutation.function
     assert isinstance(function, FunctionType)
     text = textwrap.dedent(inspect.getsource(function))
@@ -63,7 +63,7 @@ def mutated(mutation: Mutation) -> CodeType:
 
 @contextmanager
 def broken(mutation: Mutation) -> Iterator[None]:
-    """The pass has the mistake, wherever the function is known already."""
+    """Within the block, the function has the mistake, also for modules that have imported it already."""
     function = mutation.function
     assert isinstance(function, FunctionType)
     former = function.__code__
@@ -75,7 +75,9 @@ def broken(mutation: Mutation) -> Iterator[None]:
 
 
 def noticed_by(mutation: Mutation, cases: Sequence[str] | None = None) -> list[str]:
-    """What notices the mistake in models of the pass: verifier, interpreter, text or an assertion; nothing in vain."""
+    """Return the checks that notice the mistake in models of its pass: "verifier", "interpreter", "text" (of the
+    change) or "assertion".
+    """
     found: dict[str, None] = {}
     with broken(mutation):
         for name in cases or case_names(mutation.pass_name):
@@ -103,7 +105,7 @@ def _complaints(one: Case) -> Iterator[str]:
 
 
 def difference_in(one: Case) -> Difference | None:
-    """What the model of a case computes otherwise after some pass."""
+    """Return the first pass after which the program of a case's model gives other results, None if there is none."""
     given = feeds(one.model)
     if one.pass_name not in ("l2_batch_tiling", "split_k_fusion"):
         return first_difference(record(one.model, given, one.device), given)
@@ -112,7 +114,7 @@ def difference_in(one: Case) -> Difference | None:
 
 
 def feeds(model: onnx.ModelProto) -> list[Array]:
-    """Inputs for a Run of a model whose sizes are known."""
+    """Return random inputs for a model whose sizes are all known."""
     numbers = np.random.default_rng(3)
     found = []
     for value in model.graph.input:
@@ -125,7 +127,7 @@ def feeds(model: onnx.ModelProto) -> list[Array]:
 
 
 def table_of(mutations: Sequence[Mutation]) -> tuple[str, list[Mutation]]:
-    """A table of what notices each mutation, and those that nothing notices."""
+    """Return a Markdown table of the checks that notice each mutation, and the mutations that no check notices."""
     lines, missed = ["| pass | mistake | noticed by |", "|---|---|---|"], []
     for each in mutations:
         found = noticed_by(each)

@@ -1,8 +1,8 @@
-"""Replaces kernels that operators launch themselves by a fixed smooth function of all elements that they read.
+"""Replaces kernels that operators launch themselves by a fixed smooth function of all elements that the kernel reads.
 
-It depends on each element and its position, so a program that reads other elements, or another order, gives other
-results. It knows the nodes and the number of a result, and nothing of the kernel. A result is between 1/4 and 5/4, so
-that logarithms and roots of it exist; integers are 0 to 3.
+The function depends on each element and its position, so a program that reads other elements, or in another order,
+gives other results. It also depends on the launch's nodes and on the number of the result, but not on the kernel.
+Results are between 1/4 and 5/4, so that their logarithms and roots exist; integer results are 0 to 3.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def identity(nodes: Sequence[Node], name: str = "") -> float:
 
 
 def digest(arrays: Sequence[Array]) -> float:
-    """A smooth function of all elements of all arrays, in row-major order."""
+    """Return the value of a smooth function of all elements of all arrays, in row-major order."""
     total = 0.0
     for number, array in enumerate(arrays):
         flat = np.sin(np.nan_to_num(array.astype(np.float64).reshape(-1), nan=0.5, posinf=2.5, neginf=-2.5))
@@ -34,7 +34,7 @@ def digest(arrays: Sequence[Array]) -> float:
 
 
 def result(key: float, number: int, total: float, shape: tuple[int, ...], dtype: DType) -> Array:
-    """Elements that follow from a digest."""
+    """Return the elements of output ``number`` of a launch, computed from the `digest` ``total`` of its inputs."""
     size = int(np.prod(shape, dtype=np.int64))
     phase = 6.0 * key + (1.0 + 0.5 * number) * total
     values: Array = 0.75 + 0.5 * np.sin(phase + 0.37 * np.arange(size)).reshape(shape)

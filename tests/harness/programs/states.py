@@ -1,4 +1,4 @@
-"""The program of a plan after each pass, and the first pass after which it computes something else than as lowered."""
+"""Records the program of a plan after each pass, and finds the first pass after which it gives other results."""
 
 from __future__ import annotations
 
@@ -42,25 +42,22 @@ DEVICES: Mapping[str, DeviceProperties] = {
     "sm_90 with libraries": DeviceProperties.gpu((9, 0), libraries=LIBRARIES),
     "sm_90 emulated": DeviceProperties(emulated=False),
 }
-"""The last one is the emulated device that runs kernels of a GPU: without TF32."""
+"""Device kinds by name. "sm_90 emulated" is the emulated device with kernels for a GPU, which has no TF32."""
 TOLERANCE = 1e-6
-"""Of floats, relative to the largest number of a result: constants that passes make are float32."""
+"""Maximum error of floats, relative to the largest number of a result. Passes compute constants in float32."""
 NOISE = 1e-13
-"""Of floats, absolute: rounding of float64 where numbers of about 1 cancel, and the sum is made in another order."""
+"""Maximum absolute error of floats: float64 rounding of sums in another order, if numbers of about 1 cancel."""
 EMITTERS = ("launch_step", "copy_launches", "launch_depthwise", "launch_matrix_convolution")
-"""Functions that launch a step's kernels; the step is their second argument."""
+"""Names of functions that launch a step's kernels; the step is their second argument."""
 
 
 class CannotRunError(Exception):
-    """A model that no plan is made for, or that the interpreter cannot run at these sizes as it was lowered."""
+    """The model has no plan, or the interpreter cannot run its program even as it is after lowering."""
 
 
 @dataclass(frozen=True)
 class State:
-    """A program after the pass ``name``, or the program as ``lowered``.
-
-    Its first ``once`` steps run before the first Run.
-    """
+    """A program after the pass ``name``, or after lowering. Its first ``once`` steps run before the first Run."""
 
     name: str
     steps: tuple[Step, ...]
@@ -69,7 +66,7 @@ class State:
 
 @dataclass
 class Recorded:
-    """The programs of a plan, for inputs of the sizes that it was built for."""
+    """The program of a plan after lowering and after each pass, and what launches in it compute."""
 
     cluster: CompiledCluster
     plan: Plan
@@ -77,7 +74,7 @@ class Recorded:
     computes: dict[Step, tuple[Meaning, ...]] = field(default_factory=dict)
 
     def values(self, feeds: Sequence[Array]) -> dict[int, int] | None:
-        """The values of symbols in a Run with these inputs; None where the plan does not take them."""
+        """Return the values of symbols in a Run with these inputs; None if the plan's guards or checks do not hold."""
         known: dict[int, int] = {}
         for array, declared in zip(feeds, self.plan.inputs, strict=True):
             if array.ndim != declared.rank:
@@ -101,7 +98,7 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Difference:
-    """The first state of a program that computes something else."""
+    """The first state of a program that gives other results, the state before it, and the changed steps."""
 
     state: str
     before: str
@@ -119,7 +116,10 @@ def record(
     options: LoweringOptions | None = None,
     dynamic: bool = False,
 ) -> Recorded:
-    """Builds the plan for these inputs; ``dynamic`` hides their sizes. Raises CannotRunError where there is none."""
+    """Build the plan for these inputs, and record its program after each pass.
+
+    With ``dynamic`` the inputs' sizes are symbolic. Raises CannotRunError if the model has no plan.
+    """
     with _watched() as (states, computes):
         try:
             cluster = CompiledCluster(read_model(model, dynamic), device, options or LoweringOptions())
@@ -136,7 +136,7 @@ def record(
 
             cluster.watch = watch
             hosts = [[int(x) for x in feeds[index].reshape(-1)] for index in cluster.host_inputs]
-            # The verifier sees folded launches before those of each Run.
+            # The verifier gets the folded launches first, then those of each Run: `watch` counts the former.
             with mock.patch.object(Verifier, "__call__", verify), mock.patch.dict(os.environ, {VERIFY_VARIABLE: "1"}):
                 plan = cluster.build([array.shape for array in feeds], hosts).plan
         except (NodeError, Unsupported, UnknownRank, SchemaError) as error:
@@ -148,7 +148,9 @@ def record(
 
 
 def _note_remakes(steps: Sequence[Step], computes: dict[Step, tuple[Meaning, ...]]) -> None:
-    """Has what passes launch in place of an operator's launch, with other views, mean the same with these views."""
+    """Record the meaning of launches that passes make with `Launch.remake`: that of the operator's original launch,
+    with other views of its tensors.
+    """
 
     def noting(step: Launch, remake: Remake) -> Remake:
         def noted(view: View) -> Sequence[Step]:
@@ -170,7 +172,7 @@ def _note_remakes(steps: Sequence[Step], computes: dict[Step, tuple[Meaning, ...
 
 @contextmanager
 def _watched() -> Iterator[tuple[list[State], dict[Step, tuple[Meaning, ...]]]]:
-    """Notes the programs that the verifier sees, and which steps launches stand for."""
+    """Yield a list for states, and a dict that records which step each launch implements, while the block compiles."""
     states, computes = list[State](), dict[Step, tuple[Meaning, ...]]()
 
     def noting(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -179,7 +181,7 @@ def _watched() -> Iterator[tuple[list[State], dict[Step, tuple[Meaning, ...]]]]:
             result = function(ctx, step, *arguments, **options)
             made = ctx.trace.steps[before:]
             writing = [each for each in made if not set(step.writes).isdisjoint(each.writes)]
-            # Launches of parts of the step, or of other steps on the way to it, have been recorded already.
+            # A nested call of an emitter has recorded these launches already, if it emitted a part of the step.
             if writing and writing[-1] not in computes:
                 others = [each for each in made if isinstance(each, Launch) and each not in computes]
                 computes.update(dict.fromkeys((*others, *writing), ()))
@@ -218,7 +220,7 @@ def _watched() -> Iterator[tuple[list[State], dict[Step, tuple[Meaning, ...]]]]:
 
 
 def _note_chains(states: Sequence[State], computes: dict[Step, tuple[Meaning, ...]]) -> None:
-    """Notes what a launch computes that a pass made of steps of the same nodes."""
+    """Record the meaning of launches with which a pass replaced steps: the replaced steps of the same nodes."""
     for before, after in pairwise(states):
         old, new = set(before.steps), set(after.steps)
         gone = [step for step in before.steps if isinstance(step, Map) and step not in new]
@@ -236,9 +238,10 @@ def _note_chains(states: Sequence[State], computes: dict[Step, tuple[Meaning, ..
 
 
 def _note_moved(states: Sequence[State], computes: dict[Step, tuple[Meaning, ...]]) -> None:
-    """Notes what an operator's launch reads and writes that concat elimination gave other places.
+    """Record the meaning of operators' launches whose tensors concat elimination moved to slices of other buffers.
 
-    There it may read one slice of a buffer and write another: the buffers no longer tell which argument is which.
+    Such a launch may read one slice of a buffer and write another slice of it, so the buffers no longer tell which
+    argument is read and which is written.
     """
     known: dict[tuple[KernelSpec, tuple[Node, ...]], Launch] = {}
     for step in states[0].steps:
@@ -249,7 +252,7 @@ def _note_moved(states: Sequence[State], computes: dict[Step, tuple[Meaning, ...
         if first is None or first is step or step in computes or not isinstance(step, Launch):
             continue
         if step.kernel.name in STORES:
-            continue  # the interpreter knows what it stores
+            continue  # the interpreter executes these kernels itself
         pairs = zip(first.args, step.args, strict=True)
         places = {x: y for x, y in pairs if isinstance(x, Tensor) and isinstance(y, Tensor)}
         computes[step] = (opaque_of(first, places.__getitem__),)
@@ -262,10 +265,10 @@ def _modules() -> list[ModuleType]:
 def first_difference(
     recorded: Recorded, feeds: Sequence[Array], compared: list[str] | None = None
 ) -> Difference | None:
-    """The first state that computes something else at the sizes of ``feeds`` than the program as lowered.
+    """Return the first state whose results for ``feeds`` differ from those of the lowered program; None if none does.
 
-    ``compared`` gets the name of each state that was compared. Raises CannotRunError where the program as lowered
-    cannot be run.
+    ``compared`` gets the name of each state that was compared. Raises CannotRunError if the lowered program cannot be
+    run.
     """
     values = recorded.values(feeds)
     if values is None:
@@ -296,7 +299,10 @@ def first_difference(
 
 
 def _may_round_elsewhere(recorded: Recorded, state: State) -> bool:
-    """Whether a state rounds differently from the model: a library rounds once, and TF32 is stored as float16."""
+    """Return whether a state may round at other points than the lowered program.
+
+    A fused library call rounds once, and passes may store TF32 operands as float16.
+    """
     if any(isinstance(step, LibraryCall) for step in state.steps):
         return True
     known = {x.buffer for step in recorded.states[0].steps for x in tensors_of(step)}
@@ -309,12 +315,12 @@ def _has_narrow(state: State) -> bool:
 
 
 def differing(found: Mapping[tuple[str, int], Array], expected: Mapping[tuple[str, int], Array]) -> str:
-    """What differs between results, or ""."""
+    """Describe the first difference between results; "" if there is none."""
     for key, wanted in expected.items():
         name = f"{key[0]} {key[1]}"
         if key not in found:
             if wanted.size == 0:
-                continue  # no kernel is launched for it
+                continue  # an empty result needs no launch
             return f"{name} is not written"
         actual = found[key]
         if actual.shape != wanted.shape:
@@ -332,7 +338,7 @@ def differing(found: Mapping[tuple[str, int], Array], expected: Mapping[tuple[st
 
 
 def changes(recorded: Recorded, before: State, after: State) -> str:
-    """The steps that a pass took out and put in, as ``explain --program`` writes them."""
+    """Return the steps that a pass removed ("-") and added ("+"), in the format of ``explain --program``."""
     names = [value.name for value in recorded.cluster.inputs], [value.name for value in recorded.cluster.outputs]
     text = ProgramText(*names)
     lines = []

@@ -1,9 +1,9 @@
-"""Element types and scalar expressions in NumPy.
+"""Evaluates scalar expressions and element types in NumPy.
 
-Arrays of floats are float64 whatever their element type, so that the order of additions does not matter. In the
-reading `EXACT` nothing is rounded: numbers of all float types are real numbers. In the reading `ROUNDED` a value is
-rounded where it is stored in, or cast to, a type narrower than float32. Integers have their own type and wrap around.
-A cast to the powers of two (FLOAT8E8M0) is a function of its own, and rounds in both.
+Floats of every element type are float64 here, so that the order of additions does not matter. With `Reading.EXACT`
+nothing is rounded to the element type. With `Reading.ROUNDED` a value is rounded when it is stored in, or cast to, a
+type narrower than float32. Integers have their own type and wrap around. A cast to powers of two (FLOAT8E8M0) rounds in
+both readings.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Handler: TypeAlias = "Callable[[Scalar, list[Array]], Array]"
 
 
 class Reading(enum.StrEnum):
-    """How floats of narrow types are read: exactly or rounded."""
+    """Whether floats of types narrower than float32 are evaluated exactly or rounded."""
 
     EXACT = "exact"
     ROUNDED = "rounded"
@@ -45,21 +45,21 @@ NARROW: Mapping[DType, np.dtype[Any]] = {
 
 
 def decoded(array: Array, dtype: DType) -> Array:
-    """Elements in the form of memory, of ``dtype.numpy``, as numbers."""
+    """Convert stored elements (type ``dtype.numpy``) to numbers: floats of any type to float64."""
     if dtype in NARROW:
         return array.view(NARROW[dtype]).astype(np.float64)
     return array.astype(np.float64) if dtype.is_float else array
 
 
 def encoded(array: Array, dtype: DType) -> Array:
-    """Numbers in the form of memory, of ``dtype.numpy``."""
+    """Convert numbers to stored elements (type ``dtype.numpy``); the inverse of `decoded`."""
     if dtype in NARROW:
         return array.astype(np.float32).astype(NARROW[dtype]).view(dtype.numpy)
     return array.astype(dtype.numpy)
 
 
 def rounded(array: Array, dtype: DType, reading: Reading, saturate: bool = True, mode: str = "up") -> Array:
-    """Floats as numbers of ``dtype``."""
+    """Round floats to the type ``dtype`` if the reading rounds; the result is float64."""
     if dtype is DType.FLOAT8E8M0:
         with np.errstate(all="ignore"):
             exponents = np.log2(array)
@@ -77,7 +77,7 @@ def rounded(array: Array, dtype: DType, reading: Reading, saturate: bool = True,
 
 
 def numpy_type(dtype: DType) -> np.dtype[Any]:
-    """The type of the arrays that hold elements of ``dtype`` here."""
+    """Return the NumPy type in which elements of ``dtype`` are evaluated."""
     return np.dtype(np.float64) if dtype.is_float else dtype.numpy
 
 
@@ -122,14 +122,14 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 
 
 class UnknownOperation(Exception):
-    """An expression has an operation that only a kernel's generator knows."""
+    """An expression contains an operation that only the kernel generator can evaluate."""
 
 
 class Evaluation:
-    """Values of expressions over one shape: ``known`` has those of leaves, which broadcast to ``shape``.
+    """Evaluates expressions for all elements of ``shape``.
 
-    In a row program ``axes`` are those along which stages reduce, and ``index`` is the leaf of the position in a row,
-    ``count`` that of the number of its elements. ``handlers`` evaluate operations that only a generator knows.
+    ``known`` has the values of leaves, which broadcast to ``shape``. ``axes`` are the axes along which the stages of a
+    row program reduce. ``handlers`` evaluate further operations, by name.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class Evaluation:
         self._stages: dict[Stage, list[Array]] = {}
 
     def value(self, x: Scalar) -> Array:
-        """The value of an expression. Does not recurse: an expression may be as deep as its model."""
+        """Return the value of an expression. It does not recurse, because expressions may be very deep."""
         stack = [x]
         with np.errstate(all="ignore"):
             while stack:
@@ -191,7 +191,7 @@ class Evaluation:
         return np.arange(math.prod(sizes), dtype=np.int64).reshape(shape)
 
     def _reduced(self, stage: Stage) -> list[Array]:
-        """The accumulators of a stage after all elements of each row, which keep the axes, of size 1."""
+        """Return the final accumulators of a stage for each row; reduced axes have size 1."""
         initial = [self.value(x) for x in stage.initial]
         elements = [np.broadcast_to(self._values[x], self._shape) for x in stage.elements]
         kept = [1 if axis in self._axes else size for axis, size in enumerate(self._shape)]
@@ -217,5 +217,5 @@ class Evaluation:
 
 
 def is_narrow(dtype: DType) -> bool:
-    """Whether numbers of a type are rounded in one reading and not in the other."""
+    """Return whether numbers of a type are rounded with `Reading.ROUNDED`."""
     return dtype in NARROW_FLOATS
