@@ -1,5 +1,4 @@
-"""Expected results of convolutions, pooling and GEMMs in float64: from onnx.reference, or from NumPy if that is wrong.
-"""
+"""Expected results of convolutions, pooling and GEMMs in float64: from onnx.reference or, where it is wrong, NumPy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Selftests in the process of a test, where a kernel can be made wrong, with a quarantine in a folder of the test."""
+"""Runs the selftest in the process of a test, so that the test can make kernels wrong, with a separate quarantine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ort_cuda_plugin.selftest.worker import Request, run_section
 
 
 class InProcess:
-    """Runs checks on the emulated device of this process. ``only`` names the checks of a request that names none."""
+    """Runs checks on the emulated device of this process. ``only`` limits requests that do not name checks."""
 
     def __init__(self, *only: str) -> None:
         self.device = describe(Device(is_emulated=True))
@@ -40,7 +40,7 @@ class InProcess:
 
 @contextmanager
 def own_quarantine(folder: Path) -> Iterator[QuarantineCache]:
-    """Keep what is quarantined in ``folder``, and nowhere else."""
+    """Within the block, store the quarantine in ``folder``."""
     cache = QuarantineCache(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(quarantined, "quarantine_cache", lambda: cache)
@@ -49,7 +49,7 @@ def own_quarantine(folder: Path) -> Iterator[QuarantineCache]:
 
 @contextmanager
 def wrong_products(*engines: Engine) -> Iterator[None]:
-    """Make the kernels of these engines for matrix products wrong where a result is at least 6."""
+    """Within the block, GEMM kernels of these engines add 1 to each result that is at least 6."""
     launch = vars(emission)["launch_contract"]
 
     def launch_wrong(ctx: Lowering, step: Contract) -> None:

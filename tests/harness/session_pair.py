@@ -1,4 +1,4 @@
-"""Sessions on the plugin: those that have to run every node there, and pairs with one on the CPU provider."""
+"""Creates sessions that must run every node on the plugin, and pairs of a plugin session and a CPU session."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def floats(*shape: int) -> np.ndarray:
 def ep_session(
     model: bytes, level: ort.GraphOptimizationLevel = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
 ) -> ort.InferenceSession:
-    """A session on the emulated device. Raises AssertionError unless the provider runs all nodes."""
+    """Create a session on the emulated device. Raises AssertionError unless the plugin runs all nodes."""
     options = ort.SessionOptions()
     options.graph_optimization_level = level
     session = ort_cuda_plugin.session(model, emulate=True, sess_options=options)
@@ -40,7 +40,7 @@ def ep_session(
 
 
 def assert_planned_tightly() -> None:
-    """Assert that the intermediate tensors of the last Run take little more memory than the peak of live ones."""
+    """Assert that each slab of the last Run is at most 1.15 times the peak of live intermediate tensors."""
     provider = last_provider()
     assert provider is not None
     for fused in provider.fused_nodes:
@@ -49,7 +49,7 @@ def assert_planned_tightly() -> None:
 
 
 class Pair:
-    """One model on the plugin (with the CPU provider for what it declines) and on the CPU provider alone."""
+    """Two sessions of one model: on the plugin (declined nodes run on the CPU provider), and on the CPU provider."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Pair:
 
     @property
     def clusters(self) -> list[list[str]]:
-        """Operators of each of the plugin's clusters."""
+        """Return the operators of each of the plugin's clusters."""
         return [
             sorted(node.op_type for node in subgraph.get_nodes())
             for subgraph in self.ours.get_provider_graph_assignment_info()
@@ -83,7 +83,7 @@ class Pair:
         ]
 
     def check(self, **feed: np.ndarray) -> list[np.ndarray]:
-        """Runs both. Raises AssertionError where they differ."""
+        """Run both sessions, and return the plugin's outputs. Raises AssertionError if the outputs differ."""
         results: list[np.ndarray] = self.ours.run(None, feed)
         for actual, expected in zip(results, self.cpu.run(None, feed), strict=True):
             np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5, strict=True)

@@ -1,4 +1,4 @@
-"""A decoder of com.microsoft as two models that share all of their weights: for prefill and for decoding."""
+"""Test models: a decoder of com.microsoft's operators as two models that share all weights, prefill and decoding."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LAYERS = 2
 
 
 def weights(seed: int = 5) -> dict[str, np.ndarray]:
-    """By the names of the initializers; the projections have 4 bits."""
+    """Return random weights by the names of the initializers. The Q, K and V projections have 4 bits."""
     rng = np.random.default_rng(seed)
 
     def noise(*shape: int) -> np.ndarray:
@@ -32,7 +32,11 @@ def weights(seed: int = 5) -> dict[str, np.ndarray]:
 
 
 def decoder(values: dict[str, np.ndarray], decodes: bool) -> onnx.ModelProto:
-    """Takes ids (one where it ``decodes``), pasts, and keys so far; gives the logits of the last id, and presents."""
+    """Return the model for decoding (one token), or for prefill (`PROMPT` tokens).
+
+    Inputs: ``ids``, past K/V caches, ``keys`` (number of keys - 1) and ``total``. Outputs: the logits of the last
+    token, and present K/V caches.
+    """
     nodes = [helper.make_node("Gather", ["embedding", "ids"], ["x0"])]
 
     def product(x: str, name: str, columns: int) -> str:
@@ -80,9 +84,9 @@ def decoder(values: dict[str, np.ndarray], decodes: bool) -> onnx.ModelProto:
 
 
 def save_pair(folder: Path, values: dict[str, np.ndarray]) -> None:
-    """prefill.onnx and decode.onnx, whose initializers are in weights.data."""
+    """Write prefill.onnx and decode.onnx, with their initializers in one file, weights.data."""
     for name in ("prefill", "decode"):
-        (folder / "weights.data").unlink(missing_ok=True)  # onnx would append to it
+        (folder / "weights.data").unlink(missing_ok=True)  # onnx would append to an existing file
         model = decoder(values, name == "decode")
         onnx.save(model, folder / f"{name}.onnx", save_as_external_data=True, location="weights.data")
 
@@ -90,7 +94,7 @@ def save_pair(folder: Path, values: dict[str, np.ndarray]) -> None:
 def generate(
     prefill: ort.InferenceSession, decode: ort.InferenceSession, prompt: list[int], count: int
 ) -> list[np.ndarray]:
-    """The logits of ``count`` greedy steps."""
+    """Run prefill, then decode greedily; return the logits of the ``count`` generated tokens."""
     empty = np.zeros((1, KV_HEADS, ROOM, SIZE), np.float32)
     names = [f"past_{kind}{layer}" for layer in range(LAYERS) for kind in ("key", "value")]
     caches = dict.fromkeys(names, empty)

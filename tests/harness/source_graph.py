@@ -1,4 +1,4 @@
-"""The dependency graph of files of the package and of the C library, parsed from their text."""
+"""Parses the imports of the package's modules and the includes of the C library's files into dependency graphs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SOURCES = ROOT / "csrc_shim"
 
 Node = TypeVar("Node", bound=ast.AST)
 Texts: TypeAlias = Mapping[str, str]
-"""The text of each file of a folder, by its path below the folder."""
+"""The text of each file of a folder, by path relative to the folder."""
 
 
 @cache
@@ -26,17 +26,17 @@ def texts_below(folder: Path, suffixes: tuple[str, ...]) -> Texts:
 
 
 def python_texts() -> Texts:
-    """The modules of the package."""
+    """Return the text of each module of the package."""
     return texts_below(ROOT / PACKAGE, (".py", ".pyi"))
 
 
 def c_texts() -> Texts:
-    """The sources and headers of the C library."""
+    """Return the text of each source and header of the C library."""
     return texts_below(SOURCES, (".c", ".h"))
 
 
 def with_text(files: Texts, file: str, text: str) -> Texts:
-    """Return the files with more text at the end of one of them, which is new if there is none of its name."""
+    """Return ``files`` with ``text`` appended to ``file``, which is created if it does not exist."""
     return {**files, file: f"{files.get(file, '')}\n{text}\n"}
 
 
@@ -44,7 +44,7 @@ def with_text(files: Texts, file: str, text: str) -> Texts:
 
 
 class Import(NamedTuple):
-    """An import of the package by itself: the line, and the dotted name below the package."""
+    """An import of a module of the package in the package: line, and dotted name without the package's."""
 
     line: int
     name: tuple[str, ...]
@@ -57,7 +57,9 @@ def parsed(source: str) -> ast.Module:
 
 @cache
 def _nodes_by_kind(source: str) -> Mapping[type[ast.AST], list[ast.AST]]:
-    """Return the nodes of a module. The collector never visits them: they stay, and are most objects of the process."""
+    """Return the syntax nodes of a module by type. They are frozen for the garbage collector, because there are many
+    and they stay until the process exits.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     found: dict[type[ast.AST], list[ast.AST]] = {}
@@ -70,15 +72,15 @@ def _nodes_by_kind(source: str) -> Mapping[type[ast.AST], list[ast.AST]]:
 
 
 def nodes(source: str, kind: type[Node]) -> list[Node]:
-    """All nodes of one kind of a module."""
+    """Return all syntax nodes of one type in a module."""
     return cast("list[Node]", _nodes_by_kind(source).get(kind, []))
 
 
 @cache
 def python_imports(source: str, module: tuple[str, ...]) -> list[Import]:
-    """What a module imports of the package, wherever in it.
+    """Return the imports of the package's modules in a module, also those inside functions.
 
-    Strings that are the names of modules count: something imports them.
+    String constants that are names of modules count too, because they are used for dynamic imports.
     """
     names: list[tuple[ast.Import | ast.ImportFrom | ast.Constant, list[str]]] = []
     for plain in nodes(source, ast.Import):
@@ -99,7 +101,7 @@ def python_imports(source: str, module: tuple[str, ...]) -> list[Import]:
 
 
 class Arrow(NamedTuple):
-    """An import: where it is, the module it is in, and the module it is of."""
+    """An import: its location as "file:line", the importing module, and the imported module."""
 
     place: str
     module: tuple[str, ...]
@@ -107,13 +109,13 @@ class Arrow(NamedTuple):
 
 
 def python_packages(files: Texts) -> set[tuple[str, ...]]:
-    """The folders of modules, as parts of their dotted names."""
+    """Return the package's folders, as the parts of their dotted names."""
     folders = {file.rpartition("/")[0] for file in files}
     return {tuple(folder.split("/"))[:depth] for folder in folders for depth in range(folder.count("/") + 2)} - {("",)}
 
 
 def python_arrows(files: Texts) -> Iterator[Arrow]:
-    """The imports of the package by itself; a target is "__init__" for the package's own names."""
+    """Yield the package's imports of its own modules. The target is "__init__" for names of the package itself."""
     known = python_packages(files) | {tuple(file.rpartition(".")[0].split("/")) for file in files}
     for file, text in files.items():
         if not file.endswith(".py"):
@@ -123,12 +125,12 @@ def python_arrows(files: Texts) -> Iterator[Arrow]:
             target = imported
             while target not in known:
                 target = target[:-1]
-            if target != ("_bridge",):  # which build_plugin.py makes of C
+            if target != ("_bridge",):  # an extension module, which build_plugin.py compiles from C
                 yield Arrow(f"{file}:{line}", module, target or ("__init__",))
 
 
 def python_files(files: Texts) -> dict[str, set[str]]:
-    """The modules that each module of the package imports, wherever and for whatever."""
+    """Return for each module of the package the modules that it imports, anywhere and also only for types."""
     graph: dict[str, set[str]] = {}
     packages = python_packages(files)
     for _, module, target in python_arrows(files):
@@ -143,27 +145,27 @@ def python_files(files: Texts) -> dict[str, set[str]]:
 
 
 def c_plain(text: str) -> str:
-    """The code of a C file without its comments."""
+    """Return the text of a C file without comments."""
     return re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
 
 
 def c_includes(text: str) -> list[str]:
-    """What a C file includes of the library; ``text`` is without comments."""
+    """Return the library's headers that a C file includes; ``text`` has no comments."""
     return re.findall(r'^ *# *include *"([^"]+)"', text, flags=re.MULTILINE)
 
 
 def c_declared(text: str) -> list[str]:
-    """The functions of the library that a header declares."""
+    """Return the functions that a header declares."""
     return re.findall(r"\b((?:ocp|emu)_\w+)\([^{}]*?\)[^{};]*;", text)
 
 
 def c_defined(text: str) -> list[str]:
-    """The functions of the library that a source defines for others."""
+    """Return the functions with external linkage that a source defines."""
     return re.findall(r"^(?!static)\w[\w *]*?\b((?:ocp|emu)_\w+)\([^;{}]*\) \{", text, flags=re.MULTILINE)
 
 
 def c_files(files: Texts) -> dict[str, set[str]]:
-    """Which others a source and its header use; a pair of both is one file, named without its suffix."""
+    """Return for each C file the files that it includes. A source and its header count as one file without suffix."""
     graph: dict[str, set[str]] = {}
     for file, text in files.items():
         own = file[:-2]
@@ -176,7 +178,7 @@ def c_files(files: Texts) -> dict[str, set[str]]:
 
 
 def circles(graph: Mapping[str, Collection[str]]) -> list[list[str]]:
-    """The largest sets of nodes that reach each other, each sorted: Tarjan's strongly connected components."""
+    """Return the strongly connected components of more than one node, each sorted (Tarjan's algorithm)."""
     number: dict[str, int] = {}
     lowest: dict[str, int] = {}
     stack: list[str] = []
@@ -204,7 +206,7 @@ def circles(graph: Mapping[str, Collection[str]]) -> list[list[str]]:
 
 
 def folders(graph: Mapping[str, Collection[str]], separator: str) -> dict[str, set[str]]:
-    """The folders that the files of each folder use."""
+    """Return for each folder the other folders that its files use."""
     above: dict[str, set[str]] = {}
     for node, targets in graph.items():
         own = node.rpartition(separator)[0]

@@ -1,4 +1,4 @@
-"""Models with states, whose next values an application binds to the memory of the ones before, in whatever way."""
+"""Test models with recurrent states, and IO binding of their inputs and outputs to memory that may overlap."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class StateModel:
-    """Nodes in ONNX's textual form, from inputs to outputs, both as ``float[2,3] x``.
+    """A model in ONNX's text format. ``inputs`` and ``outputs`` are declarations such as ``float[2,3] x``.
 
     The next value of state ``s`` is the output ``next_s``.
     """
@@ -25,9 +25,9 @@ class StateModel:
     outputs: str
     nodes: str
     integers: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """What the inputs have that are not of random floats."""
+    """Contents of inputs, by name; the other inputs get random floats."""
     rows: int | None = None
-    """How many rows, along axis 2, the next values have: what a cache has behind them may be anything."""
+    """Number of valid positions of next values along axis 2 (None: all); a K/V cache is arbitrary after them."""
 
     def build(self) -> bytes:
         text = (
@@ -51,7 +51,7 @@ class StateModel:
 
 @dataclass(frozen=True)
 class Part:
-    """A tensor in device memory, by the CUDA array interface."""
+    """A tensor at an offset in device memory, with the CUDA array interface."""
 
     memory: ort.OrtValue
     offset: int
@@ -68,7 +68,7 @@ class Part:
 
 
 class Memory:
-    """Device memory with tensors in it, which may overlap."""
+    """A block of device memory for tensors, which may overlap."""
 
     def __init__(self, nbytes: int) -> None:
         device = next(d for d in ort_cuda_plugin.register(emulate=True) if d.ep_metadata["emulated"] == "1")
@@ -89,7 +89,7 @@ class Memory:
 
 
 def spread(arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, int], int]:
-    """Return offsets at which the arrays do not overlap, and the bytes after them."""
+    """Return an offset for each array such that the arrays do not overlap, and the total number of bytes."""
     offsets, end = {}, 0
     for name, array in arrays.items():
         offsets[name] = end
@@ -100,7 +100,7 @@ def spread(arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, int], int]:
 def bound(
     session: ort.InferenceSession, memory: Memory, offsets: Mapping[str, int], feeds: Arrays, results: Arrays
 ) -> ort.IOBinding:
-    """Every input and output in ``memory``; ``results`` are arrays of the outputs' types and shapes."""
+    """Bind all inputs and outputs to ``memory`` at ``offsets``. ``results`` have the outputs' types and shapes."""
     binding = session.io_binding()
     for name, array in feeds.items():
         ort_cuda_plugin.bind_input(binding, name, memory.part(offsets[name], array))
@@ -112,7 +112,7 @@ def bound(
 def run_bound(
     session: ort.InferenceSession, memory: Memory, offsets: Mapping[str, int], feeds: Arrays, results: Arrays
 ) -> Arrays:
-    """One Run as `bound`, from ``feeds``."""
+    """Write ``feeds`` to the memory, do a Run with the binding of `bound`, and return the outputs."""
     for name, array in feeds.items():
         memory.write(offsets[name], array)
     session.run_with_iobinding(bound(session, memory, offsets, feeds, results))

@@ -1,12 +1,13 @@
-"""ONNX Runtime's own test files, pointed at the plugin.
+"""Runs test files of ONNX Runtime's own sources on the plugin.
 
     python tests/harness/stock_tests.py FOLDER [FILE...] [--only EXPRESSION] [--seconds N] [--log FOLDER]
 
 FOLDER is onnxruntime/test/python of ONNX Runtime's sources; the files are by default those for the operators of
-language models. They need torch, einops, parameterized, onnx==1.18.0 (newer ones write models that ONNX Runtime does
-not read) and onnx_ir, which PYTHONPATH may lead to. A copy of each file runs in a process of its own, by
-`ort-cuda-plugin exec`, in which this module is a plugin of pytest: sessions that a test makes for the CPU provider get
-the plugin. A line says how many of the tests passed, and how often the plugin ran; without a Run a file tests nothing.
+language models. They need torch, einops, parameterized, onnx==1.18.0 (newer versions write models that ONNX Runtime
+does not read) and onnx_ir, which PYTHONPATH may contain. A copy of each file runs in a process of its own, started by
+`ort-cuda-plugin exec`. In it this module is a plugin of pytest, which gives the plugin to sessions that a test creates
+for the CPU provider. A line for each file has the number of passed tests, and the number of the plugin's Runs; if there
+was no Run, the file has tested nothing.
 """
 
 from __future__ import annotations
@@ -23,26 +24,26 @@ from pathlib import Path
 from typing import Any
 
 EDITS: dict[str, list[tuple[str, str]]] = {
-    # The buffer that is past and present lies on the device.
+    # Binds the buffer that past and present K/V caches share on the device.
     "test_gqa_cpu.py": [
         (r'(numpy\(\), )"cpu"(, 0\))', r'\1"cuda"\2'),
         (r'("past_(?:key|value)",\s+)"cpu"', r'\1"cuda"'),
     ],
-    # Released versions lack the attribute; the tests accept a refused model in place of a missing one.
+    # Released versions of QMoE lack the attribute, so the models would be refused, which these tests accept silently.
     "test_qmoe_cpu.py": [(r"\n *swiglu_interleaved=1 if swiglu_interleaved else 0,.*", "")],
-    # The module and its class have other names since ONNX Runtime 1.22.
+    # ONNX Runtime 1.22 renamed the module and its class.
     "test_op_matmul_4bits.py": [
         (r"import matmul_4bits_quantizer", "import matmul_nbits_quantizer as matmul_4bits_quantizer"),
         (r"MatMul4BitsQuantizer", "MatMulNBitsQuantizer"),
     ],
 }
-"""Edits of a file: regular expressions and their replacements."""
+"""Edits by file name: regular expressions and their replacements."""
 
 ON_A_GPU = [(r"([\"'])cuda(?::0)?\1", '"cpu"'), (r"\.cuda\(\)", ".cpu()")]
-"""In files for CUDAExecutionProvider torch computes its references on the CPU, and binds its tensors there."""
+"""Edits of files for CUDAExecutionProvider: torch computes references, and keeps bound tensors, on the CPU."""
 
 SAYS_GPU = "STOCK_TESTS_ON_A_GPU"
-"""An environment variable: torch says that there is a GPU. Without it tests and quantizers stay off GPUs."""
+"""Environment variable: torch pretends that there is a GPU. Without it tests and quantizers do not try to use one."""
 
 FILES = (
     "transformers/test_gqa_cpu.py",
@@ -77,7 +78,7 @@ def edited(name: str, text: str) -> str:
 
 
 def copied(folder: Path, target: Path) -> None:
-    """The Python files of ``folder`` and of the folders in it, edited."""
+    """Copy all Python files below ``folder`` to ``target``, with edits."""
     for path in folder.rglob("*.py"):
         place = target / path.relative_to(folder)
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -85,7 +86,7 @@ def copied(folder: Path, target: Path) -> None:
 
 
 def pytest_configure(config: Any) -> None:
-    """Before any test file is imported."""
+    """Replace ``InferenceSession``, and functions of torch, before pytest imports a test file."""
     ort: Any = importlib.import_module("onnxruntime")
 
     class Session(ort.InferenceSession):  # type: ignore[misc]
@@ -111,7 +112,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 def outcome(output: str, seconds: int, code: int | None) -> str:
-    """The last lines of pytest in one, and the reasons of failed tests."""
+    """Return pytest's summary and the number of Runs as a line, and up to five errors of failed tests."""
     if code is None:
         return f"not done after {seconds} s"
     runs = re.findall(r"^the plugin ran (\d+) times", output, flags=re.M)

@@ -1,4 +1,4 @@
-"""Which sliced-K tile GEMMs and convolutions on tensor cores have, for tests of one tile."""
+"""Forces the sliced-K tile of GEMMs and convolutions on tensor cores, for tests of a single tile."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from ort_cuda_plugin.schedule import conv, gemm
 
 
 def use_team(monkeypatch: pytest.MonkeyPatch, team: TileConfig | None) -> None:
-    """All have this tile, of whatever size they are; None: tiles without sliced-K."""
+    """Use this tile for all GEMMs and convolutions, whatever their sizes; None: tiles without sliced-K."""
     for module in (gemm, conv):
         monkeypatch.setattr(module, "choose_tile_config", lambda *args, **more: team)

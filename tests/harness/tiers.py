@@ -3,13 +3,13 @@
 ``pytest`` runs the first tier, which every change needs. Tests with the marker ``full`` are the second tier. A test has
 the marker from its file, or from this plugin for one of two reasons:
 
-- it is a line of tests/second_tier.txt: it takes long. A line that ends with ``[*]`` leaves one case in the first tier.
+- tests/second_tier.txt lists it, because it takes long. A line that ends with ``[*]`` keeps one case in the first tier.
   ``bench/test_time.py --choose`` writes that file;
 - in the folders `SAMPLED` the first tier has a sample of the cases of each parametrised test (`sample`), unless the
   test has the marker ``every_case``.
 
-What the command line names is run whole: a file, a node id, or what an expression of markers selects (``-m full``,
-``-m gpu``, ``-m "full or not full"``).
+If the command line names a file or a node id, or has an expression of markers (``-m full``, ``-m gpu``, ``-m "full or
+not full"``), all tests that match run, of both tiers.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from pathlib import Path
 import pytest
 
 SECOND_TIER = Path(__file__).resolve().parent.parent / "second_tier.txt"
-"""Test functions of the second tier, one node id a line; ``#`` begins a comment."""
+"""File with the test functions of the second tier, one node id per line; ``#`` begins a comment."""
 FURTHER_CASES = "[*]"
 SAMPLED = tuple(f"tests/{folder}/" for folder in ("e2e", "graph", "kernels", "memory", "ops"))
-"""Folders in which each case creates sessions or compiles kernels of its own."""
+"""Folders whose parametrised tests are sampled, because each case creates sessions or compiles kernels."""
 MOST_VALUES = 3
-"""Number of values of each parameter that have a case in the first tier, where a test is sampled."""
+"""Number of values of each parameter that a sample covers."""
 TAKES_LONG, FURTHER_CASE = "takes long", "further case"
-"""Reasons of the marker ``full`` that this plugin gives."""
+"""Reasons that this plugin states in the marker ``full``."""
 
 
 def read_second_tier(path: Path = SECOND_TIER) -> list[str]:
@@ -39,11 +39,11 @@ def read_second_tier(path: Path = SECOND_TIER) -> list[str]:
 
 
 def sample(names: Sequence[str], most_values: int = MOST_VALUES) -> set[str]:
-    """Return which cases of one test are in the first tier; a name is what stands in the brackets of a node id.
+    """Return the cases of one test that are in the first tier. ``names`` are the texts in the brackets of node ids.
 
-    The first ``most_values`` values of each parameter, in an order by their hash, have a case (each-choice coverage);
-    if it is 1, the sample is one case.
-    The choice depends on the names alone: it is the same in all processes, and a new case moves few others.
+    The sample covers the first ``most_values`` values of each parameter, in the order of their hashes (each-choice
+    coverage); if it is 1, the sample is one case. The choice depends on the names alone, so it is the same in all
+    processes, and a new case changes it little.
     """
 
     def order(text: str) -> bytes:
@@ -68,7 +68,7 @@ def sample(names: Sequence[str], most_values: int = MOST_VALUES) -> set[str]:
 
 
 def mark_second_tier(items: Sequence[pytest.Item]) -> None:
-    """Give the marker ``full`` to the tests of `SECOND_TIER`, and to the cases that the first tier's samples lack."""
+    """Give the marker ``full`` to the tests of `SECOND_TIER`, and to the cases outside of samples."""
     listed = set(read_second_tier())
     cases: dict[str, dict[str, list[pytest.Item]]] = defaultdict(lambda: defaultdict(list))
     for item in items:

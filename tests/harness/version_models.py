@@ -1,7 +1,7 @@
-"""The models that run in every version of ONNX Runtime, compared with that version's CPU provider.
+"""Test program for every supported version of ONNX Runtime: compares models with that version's CPU provider.
 
-``main`` is for a process of its own. Each model runs several times, since ONNX Runtime takes different code paths
-from the second Run on, in two sessions in turn, and in threads.
+``main`` runs in a process of its own. Each model runs several times, because ONNX Runtime takes other code paths from
+the second Run on; in two alternating sessions; and in threads.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ def counting(rows: int, columns: int = 4) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Case:
-    """A model, and its feeds for the n-th Run."""
+    """A model, and a function that returns the inputs of the n-th Run."""
 
     model: bytes
     feeds: Callable[[int], Arrays]
-    #: Some operators of its main graph that run elsewhere.
+    #: Operators of the main graph that must run on another provider; others may as well.
     elsewhere: frozenset[str] = frozenset()
     outputs: list[str] | None = None
     tolerance: float = 0
@@ -55,12 +55,12 @@ class Case:
     options: dict[str, str] = field(default_factory=dict)
     #: Configuration entries of the session.
     entries: dict[str, str] = field(default_factory=dict)
-    #: Operators of the channels-last domain that run on the provider; None: it does not matter.
+    #: Operators that ONNX Runtime must convert to the channels-last domain; None: not checked.
     channels_last: frozenset[str] | None = None
 
 
 def case(graph: str, *elsewhere: str, outputs: list[str] | None = None) -> Case:
-    """Return the case of a graph with an input ``x`` of any rows and four columns, and perhaps a condition ``c``."""
+    """Return the case of a graph with an input ``x`` [n, 4], and maybe a bool input ``c``."""
     model = parser.parse_model(f'<ir_version: 9, opset_import: ["" : 18, "com.microsoft" : 1]> version {graph}')
     conditional = any(value.name == "c" for value in model.graph.input)
 
@@ -71,7 +71,7 @@ def case(graph: str, *elsewhere: str, outputs: list[str] | None = None) -> Case:
 
 
 def in_layers(*elsewhere: str) -> Case:
-    """A chain whose Neg is annotated."""
+    """Return a chain of nodes with layer annotations: "chosen" for Neg, "others" for the rest."""
     chosen = case(
         """(float[n, 4] x) => (float[n, 99] y) <float[4, 4] w =
         {1.0, 2.0, 3.0, 4.0, 0.0, 1.0, 2.0, 3.0, 1.0, 0.0, 0.0, 2.0, 1.0, 1.0, 1.0, 1.0}>
@@ -96,7 +96,7 @@ def squeezenet() -> Case:
 
 
 def channels_last() -> Case:
-    """A residual block, strings, a pool with indices and an LSTM, for images of any number and size."""
+    """Return a model with a residual block, casts to strings, a pool with indices and an LSTM, of symbolic sizes."""
     graph = """version (float[n, 2, h, w] x, float[4, 2, 3, 3] w1, float[4, 4, 1, 1] w2, float[1, 12, 4] lw,
         float[1, 12, 3] lr) => (float[a, b, c, d] y, int64[n, 4, p, q] i) {
         c1 = Conv<pads = [1, 1, 1, 1]>(x, w1) r = Relu(c1) s1 = Add(r, c1)
@@ -124,7 +124,7 @@ def channels_last() -> Case:
 
 
 def greedy_search() -> Case:
-    """A search that ends only when the room is used up."""
+    """Return a GreedySearch that ends only at its maximum length."""
     decoder, weights = searches.small_decoder()
     prompts = [np.random.default_rng(n).integers(0, 9, (1 + n % 2, 3 + n % 3)).astype(np.int32) for n in range(RUNS)]
     room = np.array([12], np.int32)
@@ -251,7 +251,7 @@ CASES: dict[str, Callable[[], Case]] = {
     ),
     "a model that a budget cuts": lambda: replace(
         in_layers("Gemm", "Neg"),
-        entries={"session.resource_cuda_partitioning_settings": "1,"},  # the product fits, and Gemm's weight does not
+        entries={"session.resource_cuda_partitioning_settings": "1,"},  # 1 KB: MatMul fits, the weight of Gemm does not
     ),
     "channels last, with a CPU node in the middle and a recurrent layer": channels_last,
     "a search for tokens": greedy_search,
@@ -264,7 +264,7 @@ def quietly(entries: dict[str, str] | None = None) -> ort.SessionOptions:
     options = ort.SessionOptions()
     for key, value in (entries or {}).items():
         options.add_session_config_entry(key, value)
-    options.log_severity_level = 3  # nodes on other providers are intended
+    options.log_severity_level = 3  # hides warnings about nodes on other providers, which are intended
     options.intra_op_num_threads = 1
     return options
 
@@ -286,7 +286,7 @@ def check(chosen: Case, session: ort.InferenceSession, n: int, expected: list[np
 
 
 def in_threads(work: Callable[[int], None]) -> None:
-    """``work`` with numbers, each in a thread of its own."""
+    """Call ``work`` in `THREADS` threads at once, with the thread's number."""
     start = Barrier(THREADS)
 
     def begin(thread: int) -> None:
@@ -298,7 +298,7 @@ def in_threads(work: Callable[[int], None]) -> None:
 
 
 def run(chosen: Case) -> None:
-    """In two sessions in turn, by values and bound, and then in threads that share them."""
+    """Check a case in two alternating sessions, without and with IO binding, and then in threads that share them."""
     cpu = ort.InferenceSession(chosen.model, quietly(), providers=["CPUExecutionProvider"])
     expected = [cpu.run(chosen.outputs, chosen.feeds(n)) for n in range(RUNS)]
     sessions = [
@@ -340,7 +340,7 @@ def run(chosen: Case) -> None:
 
 
 def run_captured() -> None:
-    """ONNX Runtime's own capture of whole Runs, in sessions and threads."""
+    """Check Runs that ONNX Runtime captures in CUDA graphs (enable_cuda_graph), in sessions and threads."""
     chosen = add([8])
     sessions = [
         plugin.session(chosen.model, emulate=True, sess_options=quietly(), provider_options={"enable_cuda_graph": "1"})
@@ -363,11 +363,11 @@ def run_captured() -> None:
     before = plugin.counters()["graph_captures"]
     work(0)
     assert plugin.counters()["graph_captures"] > before
-    in_threads(work)  # each has graphs of its own
+    in_threads(work)  # each thread captures graphs of its own
 
 
 def run_profiled() -> None:
-    """ONNX Runtime's profile of a session names the node of each launch."""
+    """Check that ONNX Runtime's profile of a session names the node of each launch."""
     chosen = add([8])
     with tempfile.TemporaryDirectory() as folder:
         session = profiled_session(chosen.model, Path(folder))
@@ -378,7 +378,9 @@ def run_profiled() -> None:
 
 
 def run_custom() -> None:
-    """An operator of the application's: ONNX Runtime asks the factory for it, or is told by the library."""
+    """Check a custom operator in a session that gets it from the provider's factory, and in one that registers the
+    library as a custom-operator library.
+    """
     built = custom_operators.model(
         [helper.make_node("Double", ["x"], ["y"], domain=custom_operators.DOMAIN)], {"x": ["n", 4]}, ["y"]
     )
@@ -396,7 +398,9 @@ def run_custom() -> None:
 
 
 def main(version: str, *left_out: str) -> None:
-    """Prints the API version and what ran; what is being done goes to the standard error, for crashes."""
+    """Run all cases; print the API version and the results as JSON. The current case is printed to stderr, so that it
+    is known after a crash.
+    """
     assert ort.__version__ == version, (ort.__version__, ort.__file__)
     done = []
     for name in [name for name in CASES if name not in left_out]:

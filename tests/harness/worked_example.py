@@ -2,8 +2,9 @@
 
     PYTHONPATH=. python tests/harness/worked_example.py
 
-writes them again. A block stands behind a line ``<!-- made: NAME -->``. All stages are those of an H100 without
-libraries, so that they are the same on every machine; the launches are those of the emulated device with its kernels.
+writes them again. A block follows a line ``<!-- made: NAME -->``. All stages are those for an H100 without vendor
+libraries, so that they are the same on every machine. The launches are traced on the emulated device, which runs the
+kernels of this GPU.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from ort_cuda_plugin.program.steps.trace import Step
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "architecture" / "worked_example.md"
 ROWS = 16
-"""The batch that the plan is built for."""
+"""The batch size for which the plan is built."""
 MODEL = """<ir_version: 9, opset_import: ["" : 20]>
 mlp (float16[batch, 64] x) => (float16[batch, 128] y) {
     product = MatMul (x, w)
@@ -57,7 +58,7 @@ def model() -> onnx.ModelProto:
 
 @dataclass(frozen=True)
 class Compiled:
-    """The graph; the variant for `ROWS` rows; the steps after each pass, and the same as text."""
+    """The graph, the plan variant for `ROWS` rows, and the steps after each pass, also as text."""
 
     graph: Graph
     variant: Variant

@@ -1,4 +1,4 @@
-"""Worker processes that judge models, so that a crash or a hang has a model and a culprit."""
+"""Worker processes that judge models, so that a crash or hang can be attributed to a model and a provider."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from typing import Any
 from mutation.oracle import Kind, Outcome
 
 TIMEOUT_S = 60.0
-"""Of one model; kernels are compiled within it."""
+"""Seconds for one model, compilation of its kernels included."""
 _HARNESS = Path(__file__).resolve().parent
 
 
 class Worker:
-    """A process of `mutation.worker` or `fuzzing.worker`. It is replaced when it died or hung."""
+    """Runs tasks in a process of `mutation.worker` or `fuzzing.worker`. After a crash or hang a new process is used."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], timeout_s: float = TIMEOUT_S) -> None:
         self._command, self._environment, self._timeout_s = list(command), environment, timeout_s
@@ -47,7 +47,7 @@ class Worker:
             return self._end(stage)
 
     def restart(self) -> None:
-        """Ends the process, whose device may be lost; the next task gets a new one."""
+        """End the process, whose device may be lost. The next task gets a new process."""
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
             self._process.wait()
@@ -67,7 +67,7 @@ class Worker:
 
     @staticmethod
     def _line(process: subprocess.Popen[bytes], deadline: float) -> dict[str, Any] | None:
-        """The next message, None where there is none before the deadline or ever."""
+        """Return the worker's next message; None if the deadline passes or the worker ends before."""
         assert process.stdout is not None
         line = b""
         while not line.endswith(b"\n"):
