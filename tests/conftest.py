@@ -26,7 +26,7 @@ settings.load_profile("suite")
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """Ctrl-C is an exception, also in a process that was started in the background, which ignores it."""
+    """Make SIGINT raise KeyboardInterrupt, also in a process that was started in the background and ignores it."""
     former = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, former)
@@ -34,8 +34,8 @@ def interruptible() -> Iterator[None]:
 
 @pytest.fixture
 def collected() -> None:
-    """Frees what earlier tests left in reference cycles (sessions, arrays, streams), so that it is not freed during a
-    test that compares usage before and after.
+    """Free the sessions, arrays and streams that earlier tests left in reference cycles, so that they are not freed
+    during a test that compares usage before and after.
     """
     gc.collect()
 
@@ -55,7 +55,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Keeps the garbage collector from visiting collected tests and imported modules, which stay until the end."""
+    """Keep the garbage collector from visiting collected tests and imported modules, which stay until the end."""
     gc.disable()
     try:
         return (yield)

@@ -46,7 +46,7 @@ def test_the_library_exports_what_onnx_runtime_calls_and_needs_no_python() -> No
     assert "NODELETE" in dynamic
 
 
-# A minimal host: a GetVersionString, a GetApi, and the CreateStatus that GetApi(1) offers.
+# Stands in for ONNX Runtime: has only GetVersionString, GetApi and, from GetApi(1), CreateStatus.
 FAKE_HOST = """
 import ctypes, sys
 from ort_cuda_plugin import get_library_path

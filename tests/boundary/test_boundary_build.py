@@ -48,7 +48,7 @@ def test_the_source_distribution_is_complete_and_makes_a_wheel_for_every_python_
     shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(*GENERATED))
     there = {str(path.relative_to(tree)) for path in tree.rglob("*") if path.is_file()}
     with tarfile.open(archive_of("build_sdist", tree, tmp_path)) as sdist:
-        if hasattr(tarfile, "data_filter"):  # of Python 3.11.4 and later
+        if hasattr(tarfile, "data_filter"):  # exists since Python 3.11.4
             sdist.extraction_filter = tarfile.data_filter
         sdist.extractall(tmp_path)
     unpacked = {str(path.relative_to(source)) for path in source.rglob("*") if path.is_file()}
@@ -115,7 +115,7 @@ def test_a_build_without_changes_compiles_nothing(tmp_path: Path) -> None:
 
 
 def test_the_library_takes_little_of_what_the_loader_keeps_for_thread_local_data() -> None:
-    """Otherwise a process that has loaded several such libraries before cannot load this one."""
+    """The loader reserves little static thread-local storage, and libraries loaded earlier take some of it."""
     elf = Path(ort_cuda_plugin.get_library_path()).read_bytes()
     (table,) = struct.unpack_from("<Q", elf, 32)
     size, count = struct.unpack_from("<HH", elf, 54)

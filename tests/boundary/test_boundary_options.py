@@ -170,7 +170,7 @@ OPTIONS = (ROOT / "docs" / "options.md").read_text()
 def test_every_key_is_in_the_documentation() -> None:
     rows = [line.split("|")[1] for table in option_tables().values() for line in table.splitlines()[2:]]
     documented = {key for row in rows for key in re.findall(r"`([^`]+)`", row)}
-    assert set(known_keys()) - documented == {"claim_poor_islands"}  # its row names it as a former key
+    assert set(known_keys()) - documented == {"claim_poor_islands"}  # documented as another key's former name
     assert documented <= set(known_keys())
 
 
@@ -214,7 +214,7 @@ def test_lowering_has_the_options_that_decide_plans_with_their_defaults() -> Non
 
 def test_the_default_of_an_arena_option_is_that_of_c() -> None:
     text = (ROOT / "csrc_shim" / "device" / "arena_options.c").read_text()
-    constants = {"OCP_EXTEND_NEXT_POWER_OF_TWO": 0, "INT64_MAX": 0}  # 0 means that there is no limit
+    constants = {"OCP_EXTEND_NEXT_POWER_OF_TWO": 0, "INT64_MAX": 0}  # 0 means no limit
     of_c = {
         f"arena.{name}": str(eval(initial, constants))
         for name, initial in re.findall(r"KEY\((\w+), [^,]+, [^,]+, ([^,]+),", text)[1:]

@@ -59,9 +59,9 @@ def runtime(library: str) -> str:
 @pytest.fixture(scope="module")
 def variables() -> dict[str, str]:
     return {
-        # ORT throws: its C++ runtime has to be there when AddressSanitizer's interceptors look for it.
+        # AddressSanitizer looks up __cxa_throw when it starts, so libstdc++ has to be loaded by then: ORT throws.
         "LD_PRELOAD": f"{runtime('libasan.so')} {runtime('libstdc++.so.6')}",
-        "ASAN_OPTIONS": "detect_leaks=0",  # Python itself leaks much
+        "ASAN_OPTIONS": "detect_leaks=0",  # Python itself does not free everything at exit
         "ORT_CUDA_PLUGIN_EMULATE_MEMORY": "64M",
     }
 
@@ -81,7 +81,7 @@ def test_sessions_threads_and_errors_are_clean(sanitized: Path, variables: dict[
 def test_a_host_in_c_is_clean(sanitized: Path, variables: dict[str, str], tmp_path: Path) -> None:
     host = build_host("host", tmp_path)
     add_model(tmp_path / "add.onnx")
-    # Freed memory changes, so that ONNX Runtime, which is not instrumented, fails where it uses some.
+    # Overwrite freed memory, so that ONNX Runtime, which is not instrumented, fails if it reads any.
     options = variables["ASAN_OPTIONS"] + ":max_free_fill_size=4096:free_fill_byte=165"
     environment = variables | {"ASAN_OPTIONS": options, "ORT_CUDA_PLUGIN_PYTHON": sys.executable}
     command = [str(host), str(sanitized / "ort_cuda_plugin" / "libort_cuda_plugin.so"), str(tmp_path / "add.onnx")]

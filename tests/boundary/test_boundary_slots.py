@@ -12,7 +12,7 @@ import pytest
 import build_plugin
 from isolated import python
 
-# The real libonnxruntime, opened beside Python's, behind an OrtApiBase that states any version.
+# Opens a libonnxruntime beside Python's, and gives the plugin an OrtApiBase that states the version in argv[2].
 HOST = """
 import ctypes, sys
 import ort_cuda_plugin
@@ -133,7 +133,7 @@ print("end")
 """
 
 
-# An empty Run can be captured as well.
+# Captures Runs without nodes into CUDA graphs and replays them.
 CAPTURE = """
 options, ep = ffi.new("OrtSessionOptions **"), ffi.new("OrtEp **")
 ok(api.CreateSessionOptions(options))
@@ -199,7 +199,7 @@ def test_every_slot_answers(library: str, version: str, code: str) -> None:
     assert python(HOST + code, library, version).stdout == "end\n"
 
 
-#: A driver with two GPUs.
+#: Parameters and bodies of the functions of a fake driver with two GPUs.
 GPUS = {
     "cuDriverGetVersion": "int *out) { *out = 13000; return 0; }",
     "cuDeviceGetCount": "int *out) { *out = 2; return 0; }",

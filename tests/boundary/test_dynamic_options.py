@@ -18,7 +18,7 @@ from ort_cuda_plugin.ep.provider import Provider, last_provider
 
 
 def product_model() -> bytes:
-    """y = ((x * x) @ x) + x, which is two launches and so can be a graph."""
+    """Return a model of y = ((x * x) @ x) + x: two launches, which are enough for a CUDA graph."""
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", "n"]) for name in "xy"]
     nodes = [
         helper.make_node("Mul", ["x", "x"], ["a"]),
@@ -46,7 +46,7 @@ def provider() -> Provider:
 
 
 def run(session: ort.InferenceSession, times: int = 1) -> int:
-    """Return the number of graph replays in some Runs."""
+    """Run a session ``times`` times and return the number of graph replays."""
     before = ort_cuda_plugin.counters()["graph_replays"]
     x = np.eye(4, dtype=np.float32)
     for _ in range(times):

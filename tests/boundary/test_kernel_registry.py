@@ -55,7 +55,7 @@ def small_model(nodes: list[onnx.NodeProto], shape: list[int | str | None], **co
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 
 
-# ---- what is listed ----
+# ---- the listed kernels ----
 
 
 def test_every_type_constraint_is_one_of_ort_s_schemas() -> None:
@@ -66,13 +66,13 @@ def test_every_type_constraint_is_one_of_ort_s_schemas() -> None:
 
 
 def ours() -> list[registry.Operator]:
-    """The operators of the package: other tests of the process register operators of their own."""
+    """Return the operators of the package, without those that other tests in this process have registered."""
     package = f"{ort_cuda_plugin.__name__}.ops."
     return [each for each in operators() if inspect.unwrap(each.function).__module__.startswith(package)]
 
 
 def test_every_operator_has_a_schema() -> None:
-    """ONNX Runtime refuses models with other operators before it asks the plugin: those are custom operators."""
+    """ONNX Runtime refuses a model with an operator that has no schema before it asks the plugin."""
     known = {(each.domain, each.name) for each in ort_state.get_all_operator_schema()}
     known |= {(each.domain, each.name) for each in onnx.defs.get_all_schemas_with_history()}
     assert [each.name for each in ours() if (each.domain, each.name) not in known] == []
@@ -140,7 +140,7 @@ def test_every_attribute_can_be_read_for_a_kernel() -> None:
     assert {kind: example for kind, example in kinds.items() if kind not in ort_kernel.READERS} == {}
 
 
-# ---- nodes that ORT runs one by one ----
+# ---- nodes that ORT calls one by one ----
 
 
 @pytest.mark.parametrize("name", ["light_squeezenet", "light_shufflenet"])
@@ -270,7 +270,7 @@ def test_elementwise_nodes_write_over_what_nobody_reads_again() -> None:
 
 
 def test_a_constant_that_a_body_reads_stays_with_ort() -> None:
-    """ORT passes it to the If in each Run, although the body's kernel has its contents."""
+    """ORT passes the constant to the If in each Run, although the kernel of the If's body has its contents."""
     branch = {
         name: helper.make_graph(
             [helper.make_node(op, ["x", "w"], [name])], name, [], [helper.make_empty_tensor_value_info(name)]

@@ -43,7 +43,7 @@ def test_fifty_registrations_keep_no_device_bytes_and_no_host_memory(streams: st
         add_model(dims=["n"]).hex(),
         env={"ORT_CUDA_PLUGIN_EMULATE_STREAMS": streams, "CUDA_VISIBLE_DEVICES": ""},
     )
-    assert float(done.stdout) < 50  # KiB a round
+    assert float(done.stdout) < 50  # KiB per round
 
 
 def test_a_session_that_is_made_again_and_again_keeps_no_host_memory() -> None:
@@ -89,7 +89,7 @@ for n, wanted in ((1_600_000, 6400000), (3 * 10**6, 12000000)):
         assert plugin.counters()["device_bytes_in_use"] == before
 """
     done = python(code, add_model(dims=["n"]).hex(), env={"ORT_CUDA_PLUGIN_EMULATE_MEMORY": "16M"})
-    assert "out of memory on emulated CUDA device 0: 12000000 bytes" in done.stderr  # the log, too
+    assert "out of memory on emulated CUDA device 0: 12000000 bytes" in done.stderr  # also logged
 
 
 def test_values_that_outlive_their_session_and_stream_are_freed() -> None:

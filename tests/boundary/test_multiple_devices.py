@@ -176,7 +176,7 @@ for device in devices:
 
 
 def test_a_gpu_that_the_driver_does_not_show_is_a_matter_of_the_driver() -> None:
-    """A second registration treats the device of the first one like one that ONNX Runtime enumerated."""
+    """A second registration finds the first one's device among ONNX Runtime's, as if ONNX Runtime had enumerated it."""
     code = """
 from ort_cuda_plugin.abi.core import lib
 plugin.register(as_="CUDAExecutionProvider", emulate=False)

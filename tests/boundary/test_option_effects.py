@@ -40,7 +40,7 @@ Observer = Callable[[Options, Path], object]
 GPU = DeviceProperties.gpu((9, 0))
 LIBRARIES = frozenset({"cublaslt", "cudnn"})
 WITH_LIBRARIES = DeviceProperties(emulated=False, libraries=LIBRARIES)
-"""A GPU without TF32, so that libraries compute float32 GEMMs and convolutions."""
+"""A GPU with both libraries but without TF32, so that the libraries compute float32 GEMMs and convolutions."""
 
 PRODUCT = "(float[2048, 2048] x, float[2048, 2048] w) => (float[2048, 2048] y) { p = MatMul(x, w) y = Relu(p) }"
 CONV = """(float[8, 64, 58, 58] x, float[64, 64, 3, 3] w, float[64] b) => (float[8, 64, 56, 56] y)
@@ -110,7 +110,7 @@ def claimed(text: str) -> Observer:
 
 
 def graphs(options: Options, folder: Path) -> object:
-    """Return the changes of the graph counters over Runs of three sizes, each four times."""
+    """Run three sizes four times each; return the changes of the graph counters."""
     gc.collect()
     before = ort_cuda_plugin.counters()
     memory = ort_cuda_plugin.register(emulate=True)[-1].memory_info(ort.OrtDeviceMemoryType.DEFAULT)
@@ -131,7 +131,7 @@ def graphs(options: Options, folder: Path) -> object:
 
 
 def streams(options: Options, folder: Path) -> object:
-    """Return the stream of all Runs of the session, or the error of creating it."""
+    """Return whether the session has no stream that the user gave, or the error of creating the session."""
     try:
         with provider_of(options) as (provider, _):
             return provider.stream == ffi.NULL
@@ -140,7 +140,7 @@ def streams(options: Options, folder: Path) -> object:
 
 
 def logged(options: Options, folder: Path) -> object:
-    """Return the levels of the provider's log lines; one is about an option without effect."""
+    """Return the levels of the provider's log messages, one of which is about an option without effect."""
     lines: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ort_cuda_plugin.abi.host.log", lambda level, message, *_: lines.append(level))
@@ -149,7 +149,7 @@ def logged(options: Options, folder: Path) -> object:
 
 
 def created(options: Options, folder: Path) -> object:
-    """Return the error of a session, or none."""
+    """Return the error of creating a session, or "created"."""
     try:
         with provider_of(options):
             return "created"
@@ -158,7 +158,7 @@ def created(options: Options, folder: Path) -> object:
 
 
 def files(options: Options, folder: Path) -> object:
-    """Return the files of programs."""
+    """Return the suffixes of the files that a session writes into the program folder."""
     inside = {key: str(folder) if key == "program_folder" else value for key, value in options.items()}
     with provider_of(inside):
         return sorted(path.suffix for path in folder.iterdir())
@@ -177,7 +177,7 @@ def weighted(scale: float = 1) -> bytes:
 
 
 def compile_into(folder: Path, options: Options) -> Path:
-    """Compile a model m.onnx to m_ctx.onnx."""
+    """Compile the model m.onnx to m_ctx.onnx and return the path of the result."""
     (folder / "m.onnx").write_bytes(weighted())
     path = folder / "m_ctx.onnx"
     entries = {"ep.context_enable": "1", "ep.context_file_path": str(path), "ep.context_embed_mode": "0"}
@@ -210,8 +210,8 @@ def reloaded(options: Options, folder: Path) -> object:
 
 @dataclass(frozen=True)
 class Effect:
-    """How to observe an option's effect: ``observe`` returns different results with ``given`` alone and with ``value``
-    for the option as well.
+    """How to observe an option's effect: ``observe`` has to return different results for the options ``given`` alone
+    and for these with the tested option at ``value``.
     """
 
     value: str

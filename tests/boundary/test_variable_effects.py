@@ -95,7 +95,9 @@ print(json.dumps(globals()[aspect]()))
 
 @dataclass(frozen=True)
 class Effect:
-    """A value of a variable (FOLDER: a path in an empty folder), and the function of SEEN that observes its effect."""
+    """A value of a variable, in which FOLDER stands for an empty folder, and the function in SEEN that observes its
+    effect while the variables ``given`` are set, too.
+    """
 
     value: str
     aspect: str

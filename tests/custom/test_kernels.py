@@ -67,11 +67,11 @@ def image(kernel: Kernel, capability: tuple[int, int] = (9, 0)) -> KernelImage:
 
 @pytest.fixture(scope="module")
 def made() -> dict[str, KernelImage]:
-    """Return CUDA C++ as a cubin for sm_90, with its PTX."""
+    """Return SOURCE compiled to a cubin for sm_90, with its PTX."""
     return {"sm_90": image(cuda_kernel(SOURCE, "shift", SIGNATURE))}
 
 
-# ---- code for GPUs, which needs none to be made ----
+# ---- code for GPUs, compiled without a GPU ----
 
 
 def test_cuda_cpp_becomes_a_cubin_that_says_what_it_needs(made: dict[str, KernelImage]) -> None:
@@ -135,7 +135,7 @@ def test_code_that_does_not_compile_is_an_error_with_the_reason(kernel: Kernel, 
 
 @pytest.mark.parametrize("signature", [("*f32", "*f32", "i32", "f32"), SIGNATURE[:2], (*SIGNATURE, "i64")])
 def test_code_with_other_parameters_is_an_error(made: dict[str, KernelImage], signature: Sequence[str]) -> None:
-    """A launch would read beyond its arguments, or read a part of one."""
+    """With a wrong signature, a launch would read beyond its arguments, or read only a part of one."""
     message = r"its parameters have \[8, 8, 8, 4\] bytes, and those of its signature \[8, 8"
     for kernel in (
         cuda_kernel(SOURCE, "shift", signature),
@@ -200,7 +200,7 @@ def test_a_cubin_has_its_entry_and_is_not_shown_in_messages(made: dict[str, Kern
     assert "ELF" not in repr(cubin_kernel({"sm_90": cubin}, "shift", SIGNATURE))
 
 
-# ---- the text of a kernel in Numba ----
+# ---- source text of Numba kernels ----
 
 
 def test_a_twin_has_the_parameters_of_its_kernel() -> None:

@@ -50,7 +50,7 @@ def own_operators() -> Any:
 
 
 def made_by(body: Callable[[Lowering, Any], Any], ctx: Lowering | None = None) -> None:
-    """Make a plan of an operator with this body for x float [n, m]."""
+    """Lower an operator whose function calls ``body``, for a float32 input of shape [n, m]."""
 
     @op("my.domain::Tried", register=False)
     def tried(ctx: Lowering, x: T) -> T:
@@ -145,7 +145,7 @@ def test_axes_count_from_the_end_too() -> None:
 
 @pytest.mark.parametrize("shape", [(3, 3), (np.int64(2), 3), (1, 5)])
 def test_a_view_has_as_many_elements(shape: tuple[int, ...]) -> None:
-    """A view with fewer elements would be accepted silently."""
+    """Without the check, a view with fewer elements would silently drop the others."""
 
     @op("my.domain::Tried")
     def tried(ctx: Lowering, x: T) -> T:
@@ -239,7 +239,7 @@ def test_a_plugin_gives_another_kind() -> None:
 
 
 def compiled(kernel: Any) -> None:
-    """Compile a kernel with two arrays of two dimensions, launched by the operator Probe."""
+    """Compile ``kernel`` for two arrays with two dimensions, as the operator Probe launches it."""
     ctx, x = context(), tensor(["n", "m"])
     y = ctx.empty(x.shape, x.dtype)
     launch(ctx, kernel, 1, 1, [x, y], writes=[y])
@@ -345,7 +345,7 @@ def test_an_operator_that_nobody_registered_says_what_to_do() -> None:
 
 
 def test_sizes_that_the_host_reads_have_names_of_their_own() -> None:
-    """ONNX Runtime treats dimensions with equal names as equal."""
+    """ONNX Runtime takes dimensions with equal names to be equal, which those of two nodes need not be."""
 
     @op("my.domain::Repeat", register=False)
     def repeat(ctx: Lowering, x: T, count: HostInt64) -> tuple[T, T]:

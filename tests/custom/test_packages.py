@@ -57,7 +57,7 @@ print(verdict.note)
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """c = a + b by the package's operator, as the C host's model, beside the host."""
+    """Build the C host, and beside it the model c = a + b with the package's operator; return the model's path."""
     folder = tmp_path_factory.mktemp("packages")
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [8]) for name in "abc"]
     node = helper.make_node("Sum", ["a", "b"], ["c"], name="sum", domain=DOMAIN)
@@ -71,7 +71,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def environment(model: Path) -> Path:
-    """An environment with the package; returns its interpreter."""
+    """Create an environment with the package and return its interpreter."""
     project = model.parent / "project"
     project.mkdir()
     (project / "pyproject.toml").write_text(PROJECT)
@@ -118,4 +118,4 @@ def test_a_compiled_model_needs_no_package(
     monkeypatch.delitem(sys.modules, "sum_operators")
     done = run_host(model.parent / "compiled.onnx", sys.executable, tmp_path / "cache", **{ALLOW_VARIABLE: "1"})
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
-    assert not list((tmp_path / "cache").glob("*.kernel"))  # nothing was compiled, so nothing was kept
+    assert not list((tmp_path / "cache").glob("*.kernel"))  # no kernel was compiled

@@ -53,7 +53,7 @@ def test_a_recorded_enqueue_needs_none_of_the_authors_python(tmp_path: Path, exa
 
 
 def test_a_c_host_runs_a_plugin_of_a_compiled_model(tmp_path: Path) -> None:
-    """c = (twice(a) - a) + b, which is what the host expects of a model of a and b; it knows no plugin."""
+    """The model computes c = (twice(a) - a) + b, so the host, which knows no plugin, finds the sum that it expects."""
     nodes = [
         helper.make_node("Probe", ["a"], ["twice"], domain="test.plugins", each_run=0),
         helper.make_node("Sub", ["twice", "a"], ["again"]),

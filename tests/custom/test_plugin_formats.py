@@ -31,7 +31,7 @@ SAID: dict[str, Any] = {}
 
 
 class Packed(Plugin, PluginCore, PluginBuild, PluginRuntime):
-    """Copies a tensor in one format."""
+    """Copies its input to its output; accepts only the format in ``SAID["format"]``."""
 
     def __init__(self) -> None:
         SAID["made"] = SAID.get("made", 0) + 1
@@ -65,7 +65,7 @@ class Packed(Plugin, PluginCore, PluginBuild, PluginRuntime):
 
 
 class PackedInEachRun(Packed):
-    """The same, with `enqueue` called in each Run."""
+    """A `Packed` whose `enqueue` is called in each Run."""
 
     enqueue_is_recorded = False
 
@@ -95,7 +95,7 @@ class Creator(PluginCreator):
 def creator() -> Iterator[None]:
     ort_cuda_plugin.register(emulate=True)
     with kept_registry():
-        gc.collect()  # frees plugins of other tests
+        gc.collect()  # frees plugins that other tests left
         SAID.clear()
         SAID["class"] = Packed
         register_creator(Creator())
@@ -147,7 +147,7 @@ def test_a_volume_is_packed() -> None:
 @pytest.mark.parametrize("dtype", list(NUMPY))
 @pytest.mark.parametrize("dims", [(1, 4, 2, 2), ("n", "c", "h", 2)])
 def test_a_node_whose_formats_all_fail_says_so_for_each_type(dtype: DType, dims: tuple[int | str, ...]) -> None:
-    """ONNX Runtime types a node without known types by its schema's first type, and complains about that instead."""
+    """Without this error, ONNX Runtime would assume the first type of the node's schema and complain about that."""
     SAID["format"] = None
     with pytest.raises(Exception, match=f"supports_format_combination accepts no {dtype.name} in .* for tensor 0"):
         ort_cuda_plugin.session(model(dtype, *dims), emulate=True)

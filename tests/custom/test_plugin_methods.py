@@ -219,7 +219,7 @@ def test_get_output_shapes() -> None:
 
 
 def test_get_output_shapes_of_a_size_that_decides() -> None:
-    """A comparison of a size makes a plan for the sizes with the same answer."""
+    """If `get_output_shapes` compares a size, a guard limits the plan to sizes for which the comparison agrees."""
     ctx, x = context(), tensor(["n"])
     creator = ProbeCreator(
         get_output_shapes=lambda inputs, *_: [(1,) if inputs[0][0] < 8 else (2,)], enqueue=lambda *_: 0
@@ -230,7 +230,7 @@ def test_get_output_shapes_of_a_size_that_decides() -> None:
 
 
 def test_declare_size_tensor() -> None:
-    """Sizes that `enqueue` computes: memory of the upper bound; later steps follow after the size is read."""
+    """For a size that `enqueue` computes, memory is allocated for its upper bound; later steps wait for the size."""
 
     def creator(number: int = 1, kind: DType = DType.INT64) -> ProbeCreator:
         def shapes(inputs: Any, _: Any, builder: Any) -> Any:
@@ -398,7 +398,7 @@ def test_get_valid_tactics() -> None:
 
 
 def test_get_timing_cache_id() -> None:
-    """It identifies the problem in the timing cache; candidates are tactics in combinations of formats."""
+    """The id names the problem in the timing cache; each candidate is a tactic with a combination of formats."""
     asked: list[tuple[str, list[str]]] = []
 
     class Tuner:
@@ -442,7 +442,7 @@ def test_on_shape_change() -> None:
 
 
 def test_enqueue() -> None:
-    """It is called once for a plan, and its launches are the plan's."""
+    """`enqueue` is called once per plan, and its launches become the plan's."""
     ctx, x = context(), tensor(["n"])
     creator = ProbeCreator()
     (y,) = lowered(creator, x, ctx=ctx)
@@ -507,7 +507,7 @@ def test_fields_of_every_type_are_stored() -> None:
 
 
 def test_sizes_that_are_guessed_are_no_reason_to_refuse_a_node() -> None:
-    """A claim is for all sizes: a check that fails for guessed sizes decides nothing."""
+    """A claim holds for all sizes, so a check that fails for guessed sizes must not decline the node."""
 
     def refuses(inputs: Any, outputs: Any) -> None:
         if inputs[0].dims[0] != 5:

@@ -137,7 +137,7 @@ def test_an_alias_that_is_bound_to_one_memory_is_changed_there(examples: None) -
 
 @pytest.fixture
 def probe() -> Iterator[dict[str, Any]]:
-    """Register a plugin for the duration of a test; return its methods."""
+    """Register a plugin for the duration of a test; yield its methods."""
     creator = ProbeCreator()
     creator.inputs, creator.outputs = creator.inputs[:1], creator.outputs[:1]
     register_creator(creator)

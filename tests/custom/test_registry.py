@@ -26,7 +26,7 @@ def clean() -> Iterator[None]:
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the log's messages."""
+    """Return a list to which the messages for the log are appended."""
     texts: list[str] = []
     for module in (registry, report):
         monkeypatch.setattr(module, "report", lambda text, where="": texts.append(text))
@@ -59,7 +59,7 @@ def test_priorities_decide_and_the_plugins_own_operators_have_0() -> None:
     first, own, last = serving(node("Relu", "", 14), 22)
     assert (first, last) == (override, fallback)
     assert type(own).__name__ == "Operator"
-    assert len(serving(node("Relu", "", 13), 22)) == 2  # older than the override
+    assert len(serving(node("Relu", "", 13), 22)) == 2  # the override serves only version 14 and later
 
 
 def test_a_snapshot_keeps_what_is_unregistered() -> None:

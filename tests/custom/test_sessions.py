@@ -136,7 +136,7 @@ def test_an_unregistered_operator_stays_with_its_sessions() -> None:
     built = model([node("Scale", "x")], {"x": ["m", "n"]}, ["y"])
     session = stock_session(built)
     registry.unregister(added)
-    np.testing.assert_array_equal(session.run(None, {"x": A.T})[0], 2 * A.T)  # builds a plan now
+    np.testing.assert_array_equal(session.run(None, {"x": A.T})[0], 2 * A.T)  # builds its plan only now
     with pytest.raises(Exception, match="Scale"):
         stock_session(built)
 

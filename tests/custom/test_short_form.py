@@ -100,7 +100,7 @@ def test_an_operator_that_is_not_registered_at_once_can_be_later() -> None:
     assert made.operator in registry.current().operators
     made.unregister()
     assert made.operator not in registry.current().operators
-    with pytest.raises(AssertionError):  # the author's own function ran
+    with pytest.raises(AssertionError):  # calling the operator runs the author's function
         made(*[None] * 5, alpha=1.0)  # type: ignore[arg-type]
 
 

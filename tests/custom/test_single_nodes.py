@@ -49,7 +49,7 @@ def on_plugin(session: ort.InferenceSession) -> set[str]:
 
 
 def after_relu(*nodes: Any, outputs: Sequence[str] = ("y",), opset: int = 1) -> bytes:
-    """Return a model in which nodes read a = Relu(x)."""
+    """Return a model of a = Relu(x), annotated for the rule of `single`, and of ``nodes``, which read a."""
     first = helper.make_node("Relu", ["x"], ["a"])
     first.metadata_props.add(key="layer_ann", value="Relu")
     return model([first, *nodes], {"x": ["n", 2]}, outputs, opset=opset)
@@ -66,7 +66,7 @@ def test_an_operator_has_a_kernel(rules: str, options: Mapping[str, str]) -> Non
 
 
 def test_attributes_of_all_kinds_reach_it() -> None:
-    """And defaults where the node has none."""
+    """Attributes that the node lacks reach the operator with their defaults."""
     seen: list[dict[str, Any]] = []
 
     def look(ctx: Lowering, inputs: Inputs, attributes: Mapping[str, Any]) -> list[Tensor]:

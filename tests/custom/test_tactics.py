@@ -55,7 +55,7 @@ def scaled() -> Iterator[Op[Any, Tensor]]:
 
 
 class Clock:
-    """Simulated times: blocks of 64 threads are the fastest. Counts the measurements."""
+    """Returns simulated times, by which blocks of 64 threads are the fastest, and counts the measurements."""
 
     def __init__(self) -> None:
         self.measured = 0
@@ -90,10 +90,10 @@ def test_the_record_of_a_plan_says_which_and_why(scaled: Op[Any, Tensor]) -> Non
 def test_the_fastest_is_taken_and_remembered(scaled: Op[Any, Tensor], tmp_path: Path) -> None:
     clock = Clock()
     assert blocks_of(MeasuringTuner(TimingCache(tmp_path), "device", clock)) == [64]
-    assert clock.measured == 2  # the third one fails
+    assert clock.measured == 2  # the third tactic fails
     later = Clock()
     assert blocks_of(MeasuringTuner(TimingCache(tmp_path), "device", later)) == [64]
-    assert blocks_of(MeasuringTuner(TimingCache(tmp_path), "device", later), 99) == [64]  # about the same size
+    assert blocks_of(MeasuringTuner(TimingCache(tmp_path), "device", later), 99) == [64]  # for a similar size
     assert later.measured == 0
     blocks_of(MeasuringTuner(TimingCache(tmp_path), "another device", later))
     assert later.measured == 2
@@ -123,7 +123,7 @@ def test_tactics_need_a_parameter(scaled: Op[Any, Tensor]) -> None:
 
 
 class FastestIs:
-    """Simulated times: the last candidate is the fastest, after each was measured once."""
+    """A tuner that makes each candidate once and calls the last one the fastest."""
 
     def __init__(self) -> None:
         self.problems: list[tuple[str, list[str]]] = []
@@ -153,7 +153,7 @@ def test_get_timing_cache_id() -> None:
     ((problem, names),) = tuner.problems
     assert problem == "plugin Probe-1 double of floats"
     assert names[0] == "tactic 4, LINEAR/LINEAR"
-    assert len(names) > 2  # each with the channels last as well
+    assert len(names) > 2  # each tactic also with channels last
     assert {tactic for (tactic,) in creator.arguments("set_tactic")[:-1]} == {4, 9}
     assert creator.arguments("set_tactic")[-1] == (9,)
     (note,) = {step.note for step in ctx.trace.steps if isinstance(step, Launch)}

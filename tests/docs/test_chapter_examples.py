@@ -27,7 +27,7 @@ DEVICES = {
 
 @dataclass(frozen=True)
 class Example:
-    """A model, and the kernel that a chapter names for it; ``weights`` are shapes of initializers of its type."""
+    """A model, and the kernel that a chapter names for it; ``weights`` are the shapes of its initializers."""
 
     chapter: str
     device: str
@@ -110,7 +110,7 @@ EXAMPLES = [
     Example("recurrences", "emulated", "matmul_64x64x16_f32", LSTM, GATES, DType.FLOAT32),
 ]
 NOT_NAMED = {LIBRARY, "select_f32_4096"}
-"""Kernels that a chapter describes without their names."""
+"""Kernels that a chapter describes but does not name."""
 
 
 def kernels(example: Example) -> set[str]:

@@ -64,7 +64,7 @@ COMMAND_LINES = sorted(
 
 @pytest.mark.parametrize("line", COMMAND_LINES)
 def test_a_command_in_the_text_has_the_arguments_that_it_takes(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each command has tests of its own; here it ends where it would begin its work."""
+    """Only the arguments are parsed: each command's `execute` is replaced, as its work has tests of its own."""
     words = shlex.split(line)
     assert words[0] in cli.COMMANDS
     if len(words) > 1:

@@ -13,16 +13,16 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("**/*.md"), ROOT /
 CHAPTERS = sorted((ROOT / "docs" / "architecture").glob("*.md"))
 MOST_WORDS = 1200
 PLACES = ("", "ort_cuda_plugin", "csrc_shim", "bench", "docs", "tests/harness")
-"""Folders in which a path of a document may begin."""
+"""Folders to which a path in a document may be relative."""
 _path = re.compile(r"(?:[\w.-]+/)+(?:[\w-]+\.(?:py|pyi|c|h|md|json|yml|toml))?")
 
 
 MOST_LINES = 130
-"""Lines of the README."""
+"""Largest number of lines of the README."""
 MAINTAINERS = [*CHAPTERS, *(ROOT / file for file in ("docs/architecture.md", "docs/invariants.md", "CONTRIBUTING.md"))]
 SOURCES = {".py", ".c", ".h", ".json"}
 OTHERS_NAMES = {"GetModelCompatibilityForEpDevices", "mlp_ctx"}
-"""Names of ONNX Runtime's API that no source has, and of examples."""
+"""Identifiers that documents mention although no source has them: of ONNX Runtime's API, and of an example."""
 
 
 def name(path: Path) -> str:
@@ -34,7 +34,7 @@ def without_code(text: str) -> str:
 
 
 def named_paths(text: str) -> set[str]:
-    """The paths in back quotes: files with a folder, and folders with a slash at the end; not those in code."""
+    """Return the paths in back quotes outside of code blocks: files with their folder, folders with a final slash."""
     text = without_code(text)
     return {found for found in re.findall(r"`([^`\n]+)`", text) if _path.fullmatch(found)}
 
@@ -44,8 +44,8 @@ def exists(path: str) -> bool:
 
 
 FROM_ELSEWHERE = {
-    "docs/context_format.md": {"snapshots/", "blobs/"},  # of the cache of the Hugging Face hub
-    "bench/README.md": {"docs/gpu/report.md"},  # which a command writes
+    "docs/context_format.md": {"snapshots/", "blobs/"},  # folders in the cache of the Hugging Face hub
+    "bench/README.md": {"docs/gpu/report.md"},  # a command writes it
 }
 
 
@@ -62,7 +62,7 @@ def test_a_path_that_does_not_exist_is_found() -> None:
 
 @cache
 def words_of_sources() -> frozenset[str]:
-    """All identifiers of the sources and the tests."""
+    """Return all words in the sources and the tests."""
     found: set[str] = set()
     for folder in ("ort_cuda_plugin", "csrc_shim", "tests", "bench"):
         for path in (ROOT / folder).rglob("*"):
@@ -72,7 +72,7 @@ def words_of_sources() -> frozenset[str]:
 
 
 def named_identifiers(text: str) -> set[str]:
-    """Names in back quotes that look like those of code: with an underscore, or with capitals inside."""
+    """Return the names in back quotes that look like identifiers: with an underscore, or with capitals inside."""
     codes = [code for code in re.findall(r"`([^`\n]+)`", without_code(text)) if not re.search(r"[/ ]", code)]
     names = {found for code in codes for found in re.findall(r"[A-Za-z_]\w+", code)}
     return {found for found in names if "_" in found.strip("_") or re.search("[a-z][A-Z]", found)}

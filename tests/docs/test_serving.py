@@ -34,7 +34,7 @@ def test_the_example_is_short() -> None:
 
 
 def write_model(path: Path) -> None:
-    """A model that takes long enough that a dying replica has requests."""
+    """Save a model that runs long enough for a replica to have requests while it is killed."""
     noise = np.random.default_rng(0)
     weights = {f"w{i}": noise.standard_normal(shape, np.float32) / 64 for i, shape in enumerate(SHAPES)}
     nodes = [helper.make_node("MatMul", [f"x{i}", f"w{i}"], [f"x{i + 1}"]) for i in range(len(SHAPES))]

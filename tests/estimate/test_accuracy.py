@@ -54,7 +54,7 @@ def test_the_table_compares_the_estimates_of_library_calls(number: int) -> None:
     flags = frozenset({"TF32"})
     step = LibraryStep(("n",), (a, b), (c,), "matmul", dtype.onnx, flags, 0, (m, n, k, k, n, n, 1, 0, 0, 0, 1 << 25))
     gpu = gpus.gpu(entry["gpu"])
-    # Memory counts the second of two Runs, which finds a part of the operands in the L2.
+    # The model counts the DRAM accesses of the second of two Runs, which finds a part of the operands in the L2.
     found = estimate(Work(regions, (step,)), gpu).seconds - Constants.launch_seconds
     assert found == pytest.approx(accuracy.comparisons()[number].estimate, rel=0.15)
 

@@ -11,7 +11,7 @@ MB = 1_000_000
 
 
 def copies(sizes: list[int], kinds: list[str], pairs: list[tuple[int, int]]) -> tuple[list[Region], list[CopyStep]]:
-    """Regions one after the other, and copies between them."""
+    """Return adjacent regions of these sizes (bytes) and kinds, and a copy for each pair (source, target) of them."""
     offsets = dict.fromkeys(kinds, 0)
     regions: list[Region] = []
     for size, kind in zip(sizes, kinds, strict=True):

@@ -51,7 +51,7 @@ TRUTH = Calibration(
 
 
 def simulated(truth: Calibration, device: Gpu = H100, sizes: Sizes = SIZES) -> dict[str, float]:
-    """The seconds of each probe on a GPU with these rates."""
+    """Return the seconds of each probe on a GPU with the rates ``truth``."""
     wanted, gap = names(sizes), truth.launch_seconds
     latency = 1e-6
     chain = LAUNCHES * gap + latency
@@ -91,7 +91,7 @@ def test_the_rates_of_a_simulated_gpu_are_found() -> None:
     found = derive(H100, SIZES, simulated(TRUTH))
     assert found is not None
     for field in fields(Calibration):
-        # Of the largest GEMM, a part of the time is its last wave.
+        # The incomplete last wave of the largest GEMM makes the rates that are derived from it less exact.
         rel = 0.15 if field.name in ("start_seconds", "library", "tf32") else 0.03
         assert getattr(found, field.name) == pytest.approx(getattr(TRUTH, field.name), rel=rel), field.name
 
@@ -124,7 +124,7 @@ def test_hostile_times_are_refused(kind: str, value: float, caplog: pytest.LogCa
     if kind == "mma" and not value > 0:  # as if the device had no tensor cores
         assert found is not None
         assert found.mma == described(H100).mma
-    elif kind == "one" and value == 1e-12:  # harmless: all others count from it
+    elif kind == "one" and value == 1e-12:  # accepted: it is only subtracted from the other times
         assert found is not None
     else:
         assert found is None
@@ -194,7 +194,7 @@ def test_the_emulated_device_runs_the_probes_and_keeps_the_described_rates(
 def test_an_injected_clock_calibrates_a_gpu(
     device: OpenDevice, cache: TimingCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The emulated device pretends to be a GPU; nothing runs."""
+    """The emulated device is described as a GPU, and the injected clock runs no probe."""
     monkeypatch.setattr(device, "info", replace(device.info, emulated=False, compute_capability=(9, 0)))
     monkeypatch.setattr(open_device, "load_libraries", frozenset)
     device.forget_calibration()
@@ -205,7 +205,7 @@ def test_an_injected_clock_calibrates_a_gpu(
     def clock(_: OpenDevice, programs: Sequence[Variant]) -> list[float | None]:
         found = [seconds[name] for name in names(sizes).values()]
         assert len(programs) == len(found)
-        return [*found[:-1], None]  # the last probe fails for now
+        return [*found[:-1], None]  # the last probe fails at first
 
     try:
         assert device.properties().calibration is None

@@ -22,13 +22,13 @@ from ort_cuda_plugin.gpus.constants import Constants
 
 THREADS, BLOCKS = 256, 4096
 
-# Each thread copies an element, neighbours those that lie apart by `stride`.
+# Each thread copies an element; adjacent threads read elements that are `stride` apart.
 STRIDED = """
 def kernel(x, y, stride):
     i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     y[i] = x[i * stride]
 """
-# Lanes read a row and a column of a tile in shared memory, whose rows are `width` apart.
+# The lanes of a warp read a row and a column of a tile in shared memory with `width` elements from row to row.
 BANKS = """
 def kernel(y, width):
     tile = cuda.shared.array(2112, float32)
@@ -38,7 +38,7 @@ def kernel(y, width):
     row, column = cuda.threadIdx.x // 32, cuda.threadIdx.x % 32
     y[cuda.blockIdx.x * 256 + cuda.threadIdx.x] = tile[row * width + column] + tile[column * width + row]
 """
-# Every thread sums four adjacent elements at a time.
+# Each thread sums elements, four adjacent ones per round.
 SUM = """
 def kernel(x, y, rounds):
     total = float32(0)
@@ -48,7 +48,7 @@ def kernel(x, y, rounds):
         at += cuda.blockDim.x * 4
     y[cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x] = total
 """
-# One lane of each warp does all the work, or each lane its part of it.
+# In each warp, one lane sums all elements (`alone`), or each lane sums its part.
 LANES = """
 def kernel(x, y, alone):
     lane = cuda.threadIdx.x % 32
@@ -58,7 +58,7 @@ def kernel(x, y, alone):
             total += x[i]
     y[cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x] = total
 """
-# Each thread adds float16 numbers: in registers, or through an array that is indexed dynamically.
+# Each thread stores float16 sums in an array with a dynamic index, which a GPU's compiler may keep in registers.
 HALVES = """
 def kernel(x, y, n):
     i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
@@ -67,7 +67,7 @@ def kernel(x, y, n):
         own[(j * n) & 15] = f32_to_f16(f16_to_f32(x[i + j]) + f16_to_f32(x[i]))
     y[i] = own[i & 15]
 """
-# Each thread copies 16 bytes per step to shared memory; that many steps before it adds them up.
+# In each step, each thread starts a copy of 16 bytes to shared memory, AHEAD steps before it reads from it.
 COPIES = """
 def kernel(x, y, steps):
     tile = array_pointer(cuda.shared.array(3 * 1024, float32, 16))
@@ -100,7 +100,7 @@ def spec(name: str) -> KernelSpec:
 
 
 def work(name: str, sizes: list[int], number: int, blocks: int = BLOCKS) -> Work:
-    """Return a launch with arrays of that many floats, the last of which is written, and a number."""
+    """Return a launch whose arguments are arrays of ``sizes`` floats, the last one being the output, and ``number``."""
     kinds = ["input"] * (len(sizes) - 1) + ["output"]
     regions = tuple(Region(kind, str(i), 4 * size) for i, (kind, size) in enumerate(zip(kinds, sizes, strict=True)))
     accesses = [Access(i, 0, region.nbytes) for i, region in enumerate(regions)]
@@ -146,7 +146,7 @@ def test_neighbouring_loads_are_one_where_the_gpu_has_one() -> None:
     assert site(apart, "load").units == 16
     assert (site(joined, "load").nbytes, site(joined, "load").units, site(joined, "load").least) == (16, 16, 16)
     assert apart.requests == pytest.approx(4 * joined.requests, rel=0.05)
-    # What a block reads twice comes from the L1.
+    # The L1 serves a block's repeated reads of the same bytes.
     assert apart.read == pytest.approx(joined.read) == pytest.approx(4 * BLOCKS * THREADS * 64)
 
 
@@ -166,7 +166,7 @@ def test_arrays_of_a_thread_cost_nothing_where_they_are_registers() -> None:
     in_memory, in_registers = (counted(of, sass.Code(32, 0, 0, {name: 1}, 1.0)) for name in ("LDL", "LDG"))
     difference = (in_memory.instructions["issued"] - in_registers.instructions["issued"]) / THREADS
     assert 32 <= difference <= 3 * 17  # 16 indices and stores, and a load
-    # Sums in float16 are not float sums: nothing is converted.
+    # Sums in float16 need no conversions to float32 and back.
     assert not in_memory.instructions["special"]
     assert in_memory.instructions["float"] / THREADS == pytest.approx(16)
 
@@ -181,7 +181,7 @@ def test_a_quotient_has_four_instructions() -> None:
         source = f"def kernel(x, y, {', '.join(names)}):\n    q = x[0]\n{lines}    y[0] = q\n"
         specs.append(kernel("products", ("*i32", "*i32", *["i64"] * number), source))
     few, many = (sum(code.mix.values()) for code in sass.code_of(specs, Target.cuda(9, 0)))
-    # And a parameter for each.
+    # Each quotient also loads its divisor, a parameter.
     assert (many - few) / 4 == pytest.approx(4 + 1, abs=1)
     assert instructions("  %q = call i32 @ptx.quotient(i32 %m, i64 %n)") == {"issued": 4}
 
@@ -207,7 +207,7 @@ def test_a_choice_of_numbers_is_an_instruction_and_one_of_predicates_is_none() -
 
 
 def test_places_of_a_thread_count_where_they_are_used() -> None:
-    """Numba reads the thread indices of all three dimensions."""
+    """Numba reads the thread indices of all three dimensions, also those that the kernel does not use."""
     issued = []
     for place in ("0", "cuda.threadIdx.x", "cuda.threadIdx.x ^ cuda.threadIdx.y"):
         spec = kernel("places", ("*i32",), f"def kernel(x):\n    x[0] = {place}\n")
@@ -306,7 +306,7 @@ def test_copies_in_the_l2_take_what_was_published(
 
 def test_a_kernel_of_a_graph_takes_what_was_published() -> None:
     found = estimate(work("strided", [8192, 8192], 1, 8192 // THREADS), gpus.gpu("h200")).seconds
-    # 4096 doubles, of an older and of a newer driver, from the same place.
+    # gpu-benches publishes 1.26 and 2.26 us for 4096 doubles, with two versions of the driver.
     assert 1.26e-6 < found < 2.26e-6
 
 
@@ -334,11 +334,11 @@ def test_copies_ahead_are_waited_for_as_little_as_littles_law_says(ahead: int) -
     assert (wait.left, wait.times, found.loads) == (ahead - 1, steps, 0)
     step = of.steps[0]
     assert isinstance(step, KernelStep)
-    latency = 1e-3  # no work of a thread hides much of it
+    latency = 1e-3  # far longer than the work that could hide it
     slow = Constants(l2_latency=latency, dram_latency=latency)
     parts, _ = kernel_seconds(step, found, sass.Code(32, 0, 0, {"LDGSTS": 1}, 1.0), h100, slow, 0.0)
     assert parts["waiting"] == pytest.approx(latency + (steps - 1) * latency / ahead, rel=0.01)
-    # If a step takes longer than the copies, only the first copy is waited for.
+    # If a step takes longer than a copy, threads wait only for the first copy.
     fast = Constants(l2_latency=wait.issued / h100.clock, dram_latency=0.0)
     none = Constants(l2_latency=0.0, dram_latency=0.0)
     hidden, chain = (

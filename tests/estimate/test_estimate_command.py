@@ -18,7 +18,7 @@ from ort_cuda_plugin.gpus import gpu
 
 
 def small_model() -> onnx.ModelProto:
-    """A product with a bias and ReLU, and a Softmax over its rows; the batch is open."""
+    """Return a model of MatMul, bias, ReLU and a Softmax over rows, with a symbolic batch size."""
     weights = numpy_helper.from_array(np.ones((256, 512), np.float32), "w")
     bias = numpy_helper.from_array(np.ones(512, np.float32), "b")
     nodes = [
@@ -124,7 +124,7 @@ def test_half_types_stay_as_the_model_has_them(tmp_path: Path) -> None:
 def test_command_estimates_types_that_the_cpu_provider_has_no_kernel_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The roofline of so little work rounds to nothing: no ratio is printed."""
+    """The roofline of so little work rounds to 0, so no ratio is printed."""
     x, y = (helper.make_tensor_value_info(name, TensorProto.BFLOAT16, ["n"]) for name in "xy")
     graph = helper.make_graph([helper.make_node("Mul", ["x", "x"], ["y"], name="square")], "bf16", [x], [y])
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")

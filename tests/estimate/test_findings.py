@@ -24,7 +24,7 @@ from ort_cuda_plugin.networks import build
 from ort_cuda_plugin.program.lowering.context import LoweringOptions
 
 MANY = 10_000.0
-"""Requests that move more than `findings.MUCH` bytes."""
+"""A number of requests that together move more than `findings.MUCH` bytes."""
 LABELS = ("scores (MatMul)",)
 
 
@@ -95,11 +95,11 @@ def test_tiles_of_products_have_no_bank_conflicts(use_tf32: bool) -> None:
 
 
 def test_kernels_of_models_are_as_they_should_be_on_four_architectures() -> None:
-    """Kernels of copies, sliding windows and row programs besides libraries; float16 attention without libraries."""
+    """Covers copies, sliding windows and row programs beside library calls, and float16 attention without libraries."""
     if disassembler() is None:
         pytest.skip("nvdisasm is not installed (pip install nvidia-cuda-nvdisasm)")
     inspector = Inspector(list(ARCHITECTURES))
-    # Of one image, some launches move too little for the width of their accesses to matter.
+    # With one image, some launches move too few bytes for the width of their accesses to matter.
     images = optimised(find_model("light_squeezenet"), {"data_0": (32, 3, 224, 224)})
     assert inspector.look(images, LIBRARIES) == []
     whisper = build("whisper_tiny_encoder:float16")

@@ -37,7 +37,7 @@ def convolution(images: int, channels: int, size: int, rows: int, kernel: int, *
     [("h100", 8192, 736e12), ("h100", 4096, 760e12), ("h100", 2048, 645e12), ("rtx4090", 2040, 155.9e12)],
 )
 def test_large_products_take_what_was_published(device: str, size: int, measured: float) -> None:
-    """Sources: gpus/published.json, which also has TF32 and small products; test_accuracy.py compares those."""
+    """The rates are from gpus/published.json, which also has TF32 and small GEMMs; test_accuracy.py compares those."""
     found = estimate(product(size, size, size, HALF), gpus.gpu(device))
     assert 2.0 * size**3 / found.seconds == pytest.approx(measured, rel=0.2)
     assert found.steps[0].bound == "tensor"
@@ -75,7 +75,7 @@ def test_devices_say_where_their_figures_are_from() -> None:
     for name in gpus.names():
         gpu = gpus.gpu(name)
         assert any(source.startswith("https://") for source in gpu.sources.values())
-        # What a data sheet says of float32 is two operations of each lane in each clock.
+        # Data sheets count two float32 operations, a fused multiply-add, per lane and clock.
         lanes = gpu.float32_lanes * gpu.multiprocessors * gpu.clock * 2
         assert lanes == pytest.approx(gpu.flops["float32"], rel=0.1), name
 

@@ -17,7 +17,7 @@ HALF = DType.FLOAT16.onnx
 
 
 def copies(nbytes: int, count: int) -> Work:
-    """Return an input that goes through intermediate tensors of its size to an output."""
+    """Return ``count`` copies that pass an input of ``nbytes`` through intermediate tensors to an output."""
     regions = [Region("input", "x", nbytes)]
     regions += [Region("scratch", str(i), nbytes, i % 2 * nbytes) for i in range(count - 1)]
     regions.append(Region("output", "y", nbytes))
@@ -49,7 +49,7 @@ def test_a_tiny_step_waits_for_one_access() -> None:
 
 
 def product_work(step: type[Step]) -> Work:
-    """Return a float16 GEMM of size 4096, by a library or by our kernel."""
+    """Return a float16 GEMM of size 4096, computed by a library or by the plugin's kernel."""
     n = 4096
     names = ("weight", "input", "output")
     regions = tuple(Region(kind, kind, n * n * 2) for kind in names)
@@ -70,7 +70,7 @@ def test_our_products_are_measured_against_tensor_cores() -> None:
 
 
 def test_a_product_is_that_of_the_nodes_kernels_with_the_most_operations() -> None:
-    """For example split-K, whose partial sums another kernel adds."""
+    """A split-K GEMM, for example, has a second kernel, which adds the partial sums."""
     work = product_work(KernelStep)
     twice = Work(work.regions, work.steps * 2, work.products)
     served = [Served(0, 0, 0, 0)] * 2

@@ -144,7 +144,7 @@ def test_an_error_of_a_callback_names_the_node_and_the_next_run_is_right() -> No
             cluster.run(x)
         wrong = False
         np.testing.assert_array_equal(cluster.run(x)[0], 1 - 2 * x)
-        gc.collect()  # frees the outputs of the failed Run
+        gc.collect()  # frees the failed Run's outputs
         assert counters()["device_bytes_in_use"] == before
 
 
@@ -152,7 +152,7 @@ def test_a_stream_that_is_captured_refuses_the_call() -> None:
     def never(*_: object) -> None:
         raise AssertionError("called during a capture")
 
-    x = np.ones((0, 4), np.float32)  # its upload does not disturb the capture
+    x = np.ones((0, 4), np.float32)  # empty: an upload would disturb the capture
     with CallCluster(never) as cluster, Stream() as own:
         handle = core().stream_handle(own)
         adopted = ffi.new("ocp_stream **")

@@ -20,7 +20,9 @@ def meaning(a: int, b: int, c: int) -> dict[ExprOp, int]:
 
 
 def every_operation() -> Plan:
-    """Takes a, b, c as a host input; row i of the output [n, 6] has the result of operation i in column 3."""
+    """Return a plan that applies each operation to a, b and c, the values of a host input; row i of the output [n, 6]
+    has the result of operation i in column 3, the int64 parameter of a kernel that writes its parameters.
+    """
     r = Registers(4)
     results = [r.op(op, 1, 2, 3) for op in evaluators]
     one, rows, columns = r.const(1), r.const(len(results)), r.const(6)

@@ -30,7 +30,7 @@ WARM = 2
 
 
 class GraphCluster(TestCluster):
-    """A cluster that makes graphs after `WARM` runs."""
+    """A cluster that captures a graph after `WARM` Runs, and keeps at most ``most`` graphs."""
 
     __test__ = False
 
@@ -40,7 +40,7 @@ class GraphCluster(TestCluster):
 
 
 class Changes:
-    """Collects the changes of the graph counters inside of a with statement; unchanged ones are left out."""
+    """Collects the changes of the graph counters during a with statement, without those that stay the same."""
 
     def __enter__(self) -> dict[str, int]:
         self.before = counters()
@@ -54,7 +54,7 @@ class Changes:
 
 
 class Bound:
-    """One input and one output at constant addresses."""
+    """Holds memory for one float32 input and one output, so that all its Runs have the same addresses."""
 
     def __init__(self, shape: Sequence[int]) -> None:
         self.shape = tuple(shape)
@@ -63,7 +63,7 @@ class Bound:
         self.dims = ffi.new("int64_t[]", self.shape)
 
     def run(self, cluster: TestCluster, stream: Any, x: np.ndarray | None = None) -> None:
-        """Enqueues a Run and does not wait."""
+        """Enqueue a Run, after an upload of ``x`` if it is given, without waiting for it."""
         if x is not None:
             self.input.upload(x)
         row = ffi.new("ocp_input *")
@@ -114,7 +114,9 @@ def test_launches_are_counted_in_replays_too() -> None:
 
 
 def moves_plan() -> Plan:
-    """y = 2 * x, whose second element a memset clears, for x of shape [n]; through copies into and out of a buffer."""
+    """Return a plan for x of shape [n]: a launch writes 2 * x to output 0, a copy puts it into output 1, and a memset
+    clears the second element there.
+    """
     r = Registers(1)
     nbytes = r.op(ExprOp.MUL, 0, r.const(4))
     records = (
@@ -138,7 +140,7 @@ def test_copies_and_memsets_are_nodes_whose_addresses_change() -> None:
         outputs = []
         for n in range(WARM + 3):
             x = np.arange(1 + n, 9 + n, dtype=np.float32)
-            outputs.append(Outputs([FLOAT, FLOAT]))  # alive until the end, so that each has memory of its own
+            outputs.append(Outputs([FLOAT, FLOAT]))  # kept, so that each Run writes to other addresses
             with Changes() as changes:
                 cluster.enqueue([x], outputs[-1], stream)
             if n > WARM:
@@ -169,7 +171,7 @@ def test_a_single_call_is_no_graph() -> None:
 
 
 def test_one_graph_follows_runs_whose_shapes_are_all_new() -> None:
-    """As in decoding. The slab grows with the shapes."""
+    """Shapes grow with each Run, as in decoding, and the slab grows with them."""
     with GraphCluster(affine_plan()) as cluster, Stream() as stream:
         rows = [Bound((n, 40)) for n in range(3, 23)]
         with Changes() as changes:
@@ -179,7 +181,7 @@ def test_one_graph_follows_runs_whose_shapes_are_all_new() -> None:
         assert changes == {
             "graph_captures": 1,
             "graph_replays": runs,
-            "graph_updates": 2 * (runs - 1),  # both nodes, except in the Run that makes the graph
+            "graph_updates": 2 * (runs - 1),  # both nodes, except in the Run that captures the graph
             "graphs_live": 1,
         }
         for bound in rows:
@@ -229,7 +231,7 @@ def test_the_graph_that_waits_the_longest_makes_room() -> None:
         with Changes() as changes:
             for bound in bounds:
                 bound.run(cluster, stream)
-        assert changes == {"graph_replays": 2}  # those of the last two
+        assert changes == {"graph_replays": 2}  # of the last two shapes
 
 
 def test_a_size_that_the_device_computes_is_a_counted_reason() -> None:
@@ -240,7 +242,7 @@ def test_a_size_that_the_device_computes_is_a_counted_reason() -> None:
 
 
 def sized_plan() -> Plan:
-    """y = 2 * x + 1 for as many elements as the host input says; its shape comes from there, too."""
+    """Return a plan of y = 2 * x[:n] + 1, with n from the host input."""
     r = Registers(3)
     nbytes = r.op(ExprOp.MUL, 2, r.const(4))
     return Plan(
@@ -275,7 +277,7 @@ def test_another_stream_has_a_graph_of_its_own_until_the_first_is_idle() -> None
         for _ in range(WARM + 1):
             bound.run(cluster, one)
         with Changes() as changes:
-            bound.run(cluster, two)  # nothing waited for the first stream: its graph may still run
+            bound.run(cluster, two)  # no thread waited for the first stream, so its graph may still run
         assert changes == {}
         synchronize(one)
         synchronize(two)

@@ -75,7 +75,7 @@ valid = Plan(
 
 
 def changed(field: str, position: int, /, **changes: Any) -> Plan:
-    """The valid plan with some fields of one element of an array replaced."""
+    """Return the valid plan with ``changes`` to the element at ``position`` of the array ``field``."""
     elements = list(getattr(valid, field))
     elements[position] = replace(elements[position], **changes)
     fields: dict[str, Any] = {field: tuple(elements)}

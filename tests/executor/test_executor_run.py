@@ -68,7 +68,9 @@ def affine(registers: Registers, source: Ref, target: Ref, size: int, a: float, 
 
 
 def affine_plan(a: float = 2, b: float = 1, guards: Sequence[tuple[ExprOp, int]] = ()) -> Plan:
-    """y = a * x + b for x of any shape [n, m], through an intermediate; guards compare n with a constant."""
+    """Return a plan of y = a * x + b for x of any shape [n, m]: two launches with an intermediate buffer. Each guard is
+    a comparison and the constant to compare n with.
+    """
     r = Registers(2)
     size = r.product(0, 1)
     nbytes = r.op(ExprOp.MUL, size, r.const(4))
@@ -189,7 +191,7 @@ def test_threads_that_need_the_same_plan_have_it_built_once() -> None:
 
     def build(shapes: Sequence[Sequence[int]], _: object) -> None:
         builds.append(shapes)
-        others_wait.wait(1)  # Python runs freely meanwhile: C holds no lock that it needs
+        others_wait.wait(1)  # C holds no lock now that the other threads need to get here
         cluster.add(affine_plan())
 
     cluster = TestCluster(build=build)
@@ -215,7 +217,7 @@ def test_concurrent_runs_of_equal_and_different_shapes_do_not_disturb_each_other
 
 
 def biased_plan(elements_offset: int) -> Plan:
-    """y = x + weight 1 from an element on, for x of shape [n]."""
+    """Return a plan of y = x + weight 1 for x of shape [n]; reading of the weight starts at ``elements_offset``."""
     r = Registers(1)
     offset = r.op(ExprOp.MUL, r.const(elements_offset - 1), r.const(4))
     bias = pointer(ref_weight(), register=offset, offset=4)
@@ -337,7 +339,7 @@ def test_device_memory_returns_after_every_run() -> None:
 
 
 def asserting_plan(message: str) -> Plan:
-    """Fails unless n == 2 for x of shape [n]; its other expression divides by n - 3."""
+    """Return a plan for x of shape [n] that asserts n == 2 and has an expression that divides by n - 3."""
     r = Registers(1)
     is_two = r.op(ExprOp.EQ, 0, r.const(2))
     r.op(ExprOp.FLOORDIV, 0, r.op(ExprOp.SUB, 0, r.const(3)))

@@ -39,7 +39,7 @@ output = Ref(RefKind.OUTPUT, 0)
 
 
 def reshape_plan(dtype: int, count: int) -> Plan:
-    """Reshapes x [n] to the ``count`` numbers of a second input, by a copy."""
+    """Return a plan that copies x [n] to an output whose ``count`` dimensions are the values of a second input."""
     r = Registers(2 + count)
     dims = tuple(range(2, 2 + count))
     nbytes = r.op(ExprOp.MUL, r.product(*dims), r.const(4))
@@ -118,7 +118,9 @@ def test_plan_and_cluster_must_agree_on_the_host_inputs() -> None:
 
 
 def keep_positive_plan() -> Plan:
-    """Outputs: the positive elements of x [n]; twice the same, from a buffer of the second segment."""
+    """Return a plan whose outputs are the positive elements of x [n], and twice these, computed through a buffer of the
+    second segment.
+    """
     r = Registers(1)
     nbytes = r.op(ExprOp.MUL, 0, r.const(4))
     eight, one = r.const(8), r.const(1)

@@ -10,11 +10,11 @@ from ort_cuda_plugin.abi.core import core, ffi
 
 ALIGNMENT = 256
 Item = tuple[int, int, int]
-"""Bytes, first and last step."""
+"""Size of a buffer in bytes, and the first and the last step that use it."""
 
 
 def pack(items: list[Item]) -> tuple[int, list[int]]:
-    """The bytes of the block and the offsets."""
+    """Return the size of the slab in bytes and the offset of each item."""
     rows = ffi.new("ocp_slab_item[]", len(items))
     for row, (nbytes, first, last) in zip(rows, items, strict=True):
         row.bytes, row.first, row.last = nbytes, first, last
@@ -27,7 +27,7 @@ def aligned(nbytes: int) -> int:
 
 
 def lower_bound(items: list[Item]) -> int:
-    """Return the peak of bytes that are alive at one step."""
+    """Return the largest number of bytes that are alive at the same step."""
     return max((sum(aligned(n) for n, a, b in items if a <= step <= b) for _, step, _ in items), default=0)
 
 

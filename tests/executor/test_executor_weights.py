@@ -19,7 +19,7 @@ UINT8 = 2
 
 
 def precomputation(nbytes: int) -> Plan:
-    """2 w + 1 for the float32 weight w of so many bytes, through an intermediate; w is weight 0."""
+    """Return a plan of 2 w + 1 for weight 0, w, which has ``nbytes`` of float32; an intermediate buffer holds 2 w."""
     r = Registers(0)
     size = r.const(nbytes // 4)
     length = r.op(ExprOp.MUL, size, r.const(4))

@@ -58,7 +58,7 @@ print(json.dumps(found))
 
 @pytest.fixture(scope="module")
 def costs() -> dict[str, dict[str, float]]:
-    """Return the counts of a Run with NumPy arrays, and of one that is bound to device memory."""
+    """Return the counts per Run: "run" with NumPy arrays, "bound" with bindings to device memory."""
     environment = {"CUDA_VISIBLE_DEVICES": "", "ORT_CUDA_PLUGIN_EMULATE_STREAMS": "inline"}
     found = json.loads(python(COUNT, env=environment).stdout.splitlines()[-1])
     return {kind: {name: count / RUNS for name, count in counts.items()} for kind, counts in found.items()}
@@ -73,17 +73,19 @@ def test_a_run_calls_the_driver_for_its_copies_its_launch_and_one_wait(costs: di
     always = {"LaunchKernel": 1, "StreamSynchronize": 1, "runs": 1, "launches": 1, "plan_hits": 1}
     stay = ("CtxGetCurrent", "CtxSetCurrent", "ThreadExchangeStreamCaptureMode")
     assert without(costs["run"], "locks", *stay) == copies | always
-    assert without(costs["bound"], "locks", *stay) == always  # and no host memory
+    assert without(costs["bound"], "locks", *stay) == always  # and it allocates no host memory
 
 
 def test_a_run_enters_the_device_once_in_each_callback(costs: dict[str, dict[str, float]]) -> None:
     contexts = {kind: (counts["CtxGetCurrent"], counts["CtxSetCurrent"]) for kind, counts in costs.items()}
-    # The copies to the device, the launch, the copy back, and the wait; each restores the caller's context.
+    # Four callbacks (copies to the device, launch, copy back, wait) each set and restore the context.
     assert contexts == {"run": (4, 8), "bound": (2, 4)}
     modes = {kind: counts["ThreadExchangeStreamCaptureMode"] for kind, counts in costs.items()}
     assert modes == {"run": 8, "bound": 4}  # set and restored in each callback
 
 
 def test_a_run_takes_few_locks(costs: dict[str, dict[str, float]]) -> None:
-    """The launch and the end of a Run: its stream and its progress; each copy: stream, heap; each tensor: the pool."""
+    """The launch and the end of a Run lock the stream and its progress, a copy the stream and the heap, and an
+    allocation the pool.
+    """
     assert {kind: counts["locks"] for kind, counts in costs.items()} == {"run": 19, "bound": 5}

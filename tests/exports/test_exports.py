@@ -29,7 +29,9 @@ Tokens = {0: "batch", 1: "sequence"}
 
 @dataclass(frozen=True)
 class Export:
-    """A module's function of named inputs, and the named dynamic axes of these."""
+    """A PyTorch model, the function that calls it, the dynamic axes and shapes of its named inputs, the model type for
+    ONNX Runtime's optimizer, and the operators to which that has to fuse nodes.
+    """
 
     model: Any
     call: Callable[..., Any]
@@ -46,7 +48,7 @@ def sizes(**more: Any) -> dict[str, Any]:
 
 
 def of_tokens(model: Any, call: Callable[..., Any], kind: str, *fusions: str, **more: tuple[int | str, ...]) -> Export:
-    """With inputs ``input_ids`` and ``attention_mask``, and float inputs of the shapes in ``more``."""
+    """Return an export with inputs ``input_ids`` and ``attention_mask``, and float inputs of the shapes in ``more``."""
     ids = ("batch", "sequence")
     shapes: dict[str, tuple[int | str, ...]] = {"input_ids": ids, "attention_mask": ids} | more
     axes = {name: {i: d for i, d in enumerate(shape) if isinstance(d, str)} for name, shape in shapes.items()}
@@ -54,7 +56,7 @@ def of_tokens(model: Any, call: Callable[..., Any], kind: str, *fusions: str, **
 
 
 def causal(name: str, *fusions: str, kind: str = "gpt2", **more: Any) -> Export:
-    """A language model of Hugging Face, by the start of its classes' names."""
+    """Return the causal language model of Hugging Face whose class names start with ``name``."""
     config = getattr(transformers, f"{name}Config")(**(sizes(**more) if name != "GPT2" else more))
     model = getattr(transformers, f"{name}ForCausalLM" if name != "GPT2" else "GPT2LMHeadModel")(config)
     if hasattr(model, "set_experts_implementation"):
@@ -147,7 +149,7 @@ EXPORTS: dict[str, Callable[[], Export]] = {
 
 
 def feeds_of(export: Export, batch: int, sequence: int) -> Feeds:
-    """The mask excludes the last tokens of the last sequence; the features are noise."""
+    """Return random feeds; the mask excludes the last third of the last sequence's tokens."""
     rng, feeds = np.random.default_rng(sequence), {}
     named = {"batch": batch, "sequence": sequence}
     for name, shape in export.shapes.items():
@@ -191,7 +193,7 @@ def test_a_fused_export_runs_whole(name: str) -> None:
     fused = optimized(model, export.kind, HEADS, HIDDEN)
     assert contributed(fused) >= export.fusions
     feeds = [feeds_of(export, *shape) for shape in ((2, 7), (1, 1), (3, 12))]
-    if name == "mixtral":  # PyTorch writes the number of tokens of each expert
+    if name == "mixtral":  # the export has each expert's number of tokens as a constant
         del feeds[1:]
     assert_runs_whole(fused, model, feeds, TOLERANCE)
     if name in ("bert", "mixtral"):

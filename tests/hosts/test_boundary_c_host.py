@@ -27,7 +27,7 @@ LIBRARY = "libort_cuda_plugin.so"
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The compiled application, beside the library under the name that its soname asks for."""
+    """Compile the application beside its model; return the path of the executable."""
     folder = tmp_path_factory.mktemp("c_host")
     add_model(folder / "add.onnx")
     return build_host("host", folder)
@@ -69,7 +69,7 @@ def test_the_environment_that_the_library_is_installed_in_is_found(host: Path, t
     site = environment_folder(tmp_path / "env")
     borrow_packages(site)
     library = copy_package(site)
-    # What a host has in its own environment must not matter.
+    # These variables of the host must have no effect on the embedded interpreter.
     bad = dict.fromkeys(("PYTHONHOME", "PYTHONPATH", "PATH"), "/nonexistent")
     done = run(host, library, **bad, ORT_CUDA_PLUGIN_CACHE_DIR=str(tmp_path / "cache"))
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
@@ -115,12 +115,12 @@ def test_a_wrong_interpreter_is_named(host: Path, tmp_path: Path, interpreter: s
     assert message in done.stderr
 
 
-# ---- what is not trusted ----
+# ---- untrusted folders and variables ----
 
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> HostileFolder:
-    """Make a working folder that looks like an environment, a home folder and a Python as well."""
+    """Make a working folder that looks like an environment, a home folder and a Python installation at once."""
     folder = HostileFolder(tmp_path_factory.mktemp("working") / "hostile")
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     for place in (f".local/lib/{version}/site-packages", f"lib/{version}/site-packages", f"lib/{version}", version):
@@ -162,7 +162,7 @@ def test_no_code_comes_from_the_working_folder_of_a_host(host: Path, hostile: Ho
 def test_no_code_comes_from_the_home_folder_that_a_host_names(
     host: Path, hostile: HostileFolder, tmp_path: Path
 ) -> None:
-    """The interpreter is of no virtual environment, and would take packages from there by itself."""
+    """Outside of a virtual environment, an interpreter by default loads packages from the user's home folder."""
     library = Path(shutil.copy(get_library_path(), tmp_path))
     interpreter = str(Path(sys.executable).resolve())
     for home in (".", str(hostile.folder)):
@@ -170,7 +170,7 @@ def test_no_code_comes_from_the_home_folder_that_a_host_names(
         del environment["PYTHONUSERBASE"]
         done = run(host, library, hostile.folder, **environment)
         assert hostile.ran() == []
-        assert "cannot load the Python package" in done.stderr  # of an interpreter that was started
+        assert "cannot load the Python package" in done.stderr  # so the interpreter did start
 
 
 def test_a_package_in_a_folder_of_the_users_finds_its_dependencies_there(host: Path, tmp_path: Path) -> None:

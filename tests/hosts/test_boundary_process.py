@@ -189,7 +189,7 @@ assert plugin.counters()["device_bytes_in_use"] == before
     assert "out of memory on emulated CUDA device 0: 4194304 bytes wanted" in log
 
 
-# The signal arrives in C, where no Python looks at it: the first line of the first callback does.
+# SIGINT arrives while C code runs; Python handles it in the first line of the next callback.
 INTERRUPTED = """
 import ctypes, functools, operator, signal
 from onnxruntime.capi import _pybind_state
@@ -338,7 +338,7 @@ assert imported == [], imported
 
 
 def test_interrupts_at_any_time_leave_a_process_that_makes_sessions() -> None:
-    """A short form of bench/interrupts.py."""
+    """Runs bench/interrupts.py with few interrupts."""
     command = [sys.executable, str(ROOT / "bench" / "interrupts.py"), "--json", "--jobs", "1"]
     command += ["--count", "6", "--rounds", "2", "--step", "500"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)

@@ -1,6 +1,6 @@
 """The plugin in the oldest ONNX Runtime, in others since, and in the installed one, with one list of models.
 
-The other versions are installed with pip into pytest's cache folder, beside nothing else.
+pip installs the other versions into pytest's cache folder, without their dependencies.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OTHERS = [
 
 
 def install(folder: Path, versions: list[str]) -> None:
-    """Install all missing versions, at once: their wheels are large."""
+    """Install all missing versions, in parallel because their wheels are large."""
     partial = {version: folder / f"{version}.partial" for version in versions if not (folder / version).exists()}
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "--upgrade", "--target"]
     started = [
@@ -37,7 +37,7 @@ def install(folder: Path, versions: list[str]) -> None:
 
 @pytest.fixture(scope="session")
 def installed(pytestconfig: pytest.Config) -> Path:
-    """The folder with a folder of each other version; one worker installs, the others wait for it."""
+    """Return the folder that has a folder for each other version; one worker installs, the others wait for it."""
     assert pytestconfig.cache is not None
     folder = Path(pytestconfig.cache.mkdir("onnxruntime"))
     with (folder / "lock").open("w") as lock:
@@ -46,7 +46,7 @@ def installed(pytestconfig: pytest.Config) -> Path:
     return folder
 
 
-#: The checking mode is too slow for it.
+#: Models for which the checking mode is too slow.
 LARGE = ["light_squeezenet", "light_squeezenet, channels last"]
 
 
@@ -72,7 +72,7 @@ def test_models_run_with_the_newest_api_that_both_sides_have(version: str, strea
 @pytest.mark.full
 @pytest.mark.parametrize("version", OTHERS)
 def test_a_session_prints_no_warning_about_the_version(version: str, installed: Path) -> None:
-    """Its schemas differ from the operator table: a user cannot act on that."""
+    """Schemas of other versions differ from the operator table, but a user could do nothing about a warning."""
     code = "import sys, ort_cuda_plugin; ort_cuda_plugin.session(bytes.fromhex(sys.argv[1]), emulate=True)"
     done = python(code, add_model().hex(), env={"PYTHONPATH": str(installed / version)})
     assert "CudaPlugin" not in done.stderr
@@ -82,7 +82,7 @@ def test_a_session_prints_no_warning_about_the_version(version: str, installed: 
 @pytest.mark.full
 @pytest.mark.parametrize("version", [each for each in OTHERS if 28 <= int(each.split(".")[1]) < 31])
 def test_an_application_reads_and_writes_files_of_compiled_models(version: str, installed: Path) -> None:
-    """By functions that these versions know by name. For later ones see tests/context/test_context_callbacks.py."""
+    """The functions have a name in these versions. tests/context/test_context_callbacks.py tests later ones."""
     environment = {"PYTHONPATH": f"{HARNESS}:{installed / version}"}
     done = python("import context_functions; context_functions.main()", env=environment)
     assert "10 the application's function gives no context file" in done.stdout  # INVALID_GRAPH
@@ -92,7 +92,7 @@ def test_an_application_reads_and_writes_files_of_compiled_models(version: str, 
 @pytest.mark.full
 @pytest.mark.parametrize("version", ["1.26.0", "1.28.0"])
 def test_a_session_that_selects_among_devices_gets_operators_once(version: str, installed: Path) -> None:
-    """These versions refuse a domain that two devices give."""
+    """These versions refuse a domain of custom operators that two devices offer."""
     environment = {"PYTHONPATH": f"{HARNESS}:{installed / version}", "ORT_CUDA_PLUGIN_EMULATE_DEVICES": "2"}
     done = python("import automatic_selection; automatic_selection.main()", env=environment)
     assert done.stdout == "created\n"

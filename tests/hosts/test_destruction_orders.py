@@ -1,4 +1,4 @@
-"""A sample of destruction_orders.py."""
+"""A sample of the orders in harness/destruction_orders.py, which explains the letters."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from destruction_orders import failing_end, failing_order, orders
 
 EVERYTHING = "sbrvndtoURN"
 CHOSEN = [
-    "Usbrvndto",  # unregistered before all
-    "sbrndtoUv",  # one value outlives the library
-    "bvrndtoUs",  # a session does
-    "UsRNvbrdnto",  # values of the first registration end in the second
+    "Usbrvndto",  # the library is unregistered first
+    "sbrndtoUv",  # a value outlives the library
+    "bvrndtoUs",  # a session outlives the library
+    "UsRNvbrdnto",  # values of the first registration are freed during the second
     "URNsbrvndto",
 ]
 

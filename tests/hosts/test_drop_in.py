@@ -30,7 +30,7 @@ ort_cuda_plugin.register(as_="CUDAExecutionProvider", emulate=True)
 
 @pytest.fixture
 def models(tmp_path: Path) -> Path:
-    """A folder with the models that the samples name."""
+    """Return a folder with the models that the samples name."""
 
     def save(file: str, inputs: str, outputs: str) -> None:
         x = helper.make_tensor_value_info(inputs, TensorProto.FLOAT, [3, 2])

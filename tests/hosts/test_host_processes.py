@@ -95,7 +95,7 @@ plugin.session(bytes.fromhex(sys.argv[2]), emulate=True)
     assert helpers, done.stderr
     for pid in helpers:
         with suppress(psutil.NoSuchProcess):
-            psutil.Process(pid).wait(timeout=60)  # until its kernel is compiled
+            psutil.Process(pid).wait(timeout=60)  # it ends when its kernel is compiled
 
 
 # ---- run_async ----
@@ -200,7 +200,7 @@ if __name__ == "__main__":
     ],
 )
 def test_workers_of_a_pool(method: str, before: str, outcome: str, tmp_path: Path) -> None:
-    program = tmp_path / "program.py"  # which spawn imports
+    program = tmp_path / "program.py"  # the start method spawn imports it
     program.write_text(START + POOL)
     code = f"sys.argv[0] = {str(program)!r}; import runpy; runpy.run_path(sys.argv[0], run_name='__main__')"
     assert run(code, method, before).stdout == f"{outcome}\n"

@@ -1,4 +1,4 @@
-"""A short form of bench/stress.py: right results under load, and everything given back."""
+"""A short run of bench/stress.py: right results under load, and all memory is freed."""
 
 from __future__ import annotations
 

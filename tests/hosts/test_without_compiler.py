@@ -68,8 +68,8 @@ assert not os.access(os.environ["ORT_CUDA_PLUGIN_CACHE_DIR"], os.W_OK)
 
 
 def test_a_warm_cache_is_enough() -> None:
-    """If the tests run as root, the cache is root's, and another user may read it."""
-    with tempfile.TemporaryDirectory() as folder:  # whose parents others may enter
+    """If the tests run as root, root writes the cache, and the warm process reads it as another user."""
+    with tempfile.TemporaryDirectory() as folder:  # other users may enter its parents
         os.chmod(folder, 0o755)
         model, result, other = (Path(folder, name) for name in ("model.onnx", "out/y.npy", "other.onnx"))
         add_model(model)

@@ -36,7 +36,7 @@ def stats(kind="device"):
 
 
 def run(code: str, **environment: str) -> str:
-    """Runs the code after START in a fresh process; returns what it logged."""
+    """Run START and the code in a new process; return its log."""
     model = add_model(dims=["n", "m"]).hex()
     return python(START + textwrap.dedent(code), model, env={"CUDA_VISIBLE_DEVICES": "", **environment}).stderr
 

@@ -37,7 +37,7 @@ def stats():
 
 
 def softmax_chain() -> str:
-    """Return softmax along columns, rows and columns of [rows, 1024], three steps, as hexadecimal digits."""
+    """Return a model of three Softmax nodes on [rows, 1024], along axes 1, 0 and 1, as hexadecimal digits."""
     names = ["x", "a", "b", "y"]
     nodes = [helper.make_node("Softmax", [names[i]], [names[i + 1]], axis=(1, 0, 1)[i]) for i in range(3)]
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["rows", 1024]) for name in ("x", "y")]
@@ -48,7 +48,7 @@ def softmax_chain() -> str:
 
 
 def run(code: str, streams: str = "inline") -> str:
-    """What the log says."""
+    """Run START and the code in a new process; return its log."""
     environment = {
         "CUDA_VISIBLE_DEVICES": "",
         "ORT_CUDA_PLUGIN_EMULATE_MEMORY": "64M",
@@ -244,7 +244,7 @@ REASON = "out of memory on emulated CUDA device 0: {} bytes wanted; this process
 
 
 def expand(dim: int | str = 1) -> str:
-    """y = x, of that dimension, as often as the input s says, as hexadecimal digits."""
+    """Return a model of y = Expand(x, s) for x of shape [dim], as hexadecimal digits."""
     values = [
         helper.make_tensor_value_info("x", TensorProto.FLOAT, [dim]),
         helper.make_tensor_value_info("s", TensorProto.INT64, [1]),
@@ -301,7 +301,7 @@ else:
 
 
 def test_a_value_that_was_made_without_memory_says_so_where_it_is_used() -> None:
-    """ONNX Runtime makes it of a null pointer and says nothing, other than in its log."""
+    """ONNX Runtime creates such a value with a null pointer and reports that only in its log."""
     code = f"""
 value = ort.OrtValue.ortvalue_from_shape_and_type([30 << 20], np.float32, "cuda", 0)
 assert value.data_ptr() == 0

@@ -123,7 +123,7 @@ MODELS: dict[str, tuple[Callable[[], ProgramTraffic], float]] = {
     "decoder": (lambda: of_decoder(1, 200), 1.01),
     "decoder_prompt": (lambda: of_decoder(64, 0), 1.06),
 }
-"""Models, and the ratio of their traffic to the minimum; LIMIT is its bound."""
+"""Models, and the largest ratio of their traffic to the minimum; a ratio above LIMIT counts as LIMIT."""
 
 
 @pytest.mark.parametrize("name", MODELS)

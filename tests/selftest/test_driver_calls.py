@@ -39,7 +39,7 @@ CALLS = {
     ],
     "a kernel in a graph": ["FuncSetAttribute", "GraphAddKernelNode", "GraphExecKernelNodeSetParams"],
 }
-"""The calls that each check needs."""
+"""The driver calls that each check makes."""
 
 
 @pytest.mark.parametrize("name", CALL_CHECKS)

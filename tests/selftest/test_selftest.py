@@ -39,7 +39,9 @@ MODEL = parser.parse_model(
 
 
 def product() -> tuple[list[str], bool]:
-    """Run a product in a new session; return the reasons of declined nodes, and whether the result is right."""
+    """Run a MatMul in a new session, unless it is declined; return the reasons for that, and whether the result is
+    right.
+    """
     rng = np.random.default_rng(0)
     x, w = rng.integers(-2, 3, (33, 130)), rng.integers(-2, 3, (130, 65))
     feeds = {"x": x.astype(np.float32), "w": w.astype(np.float32)}
@@ -135,7 +137,7 @@ DAMAGES: list[Callable[[bytes], bytes]] = [
     lambda data: signed(["a device", "", [{"kind": "x" * 4096}]]),
     lambda data: signed("[" * 100000),
 ]
-"""What may have happened to the file; the last ones have a valid checksum."""
+"""Damages of the quarantine's file; the last ones have a valid checksum."""
 
 
 def test_entries_of_another_version_are_void(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ CHECKS = {
     "image": "resize, nearest, float",
     "quantization": "quantization of 67, int8",
 }
-"""A check of each section with kernels."""
+"""A check of each section that launches kernels."""
 
 
 def test_the_checks_are_those_of_all_sections() -> None:

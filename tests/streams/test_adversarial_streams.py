@@ -1,4 +1,4 @@
-"""The end-to-end tests once more, with streams that defer and interleave work until somebody waits."""
+"""The end-to-end tests once more, with streams that defer and interleave work until the host waits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ END_TO_END = Path(__file__).resolve().parents[1] / "e2e"
 @pytest.mark.parametrize("seed", ["1"])
 def test_end_to_end_tests_pass_with_adversarial_streams(seed: str) -> None:
     environment = os.environ | {"ORT_CUDA_PLUGIN_EMULATE_STREAMS": "adversarial", "ORT_CUDA_PLUGIN_EMULATE_SEED": seed}
-    # The largest models differ from the others in size only.
+    # The largest models are left out: they differ from the others only in size.
     command = [
         sys.executable,
         "-m",
