@@ -1,6 +1,6 @@
-"""The shape of the code: files without circles, small folders, predicates without effects, comments that stand alone.
+"""The structure of the code: no cycles of files, small folders, predicates without effects, comments that stand alone.
 
-`test_rooms` checks which folder may use which. The exceptions that stand here may only become fewer.
+`test_rooms` checks which folder may use which. The sets of exceptions here may only become smaller.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from source_graph import (
     with_text,
 )
 
-MAX_SOURCES = 12  # of a folder; a C source and its header count once
+MAX_SOURCES = 12  # per folder; a C source and its header count once
 MAX_CLASS_LINES = 300
 MAX_FUNCTION_LINES = 80  # without the signature, which an operator's inputs and attributes make long
 
 RECORDING_PREDICATES: set[str] = set()
-"""Predicates (``is_``, ``has_``, ``fits_``, ``wants_``) that record a step or add a guard to the plan."""
+"""Exceptions: predicates (``is_``, ``has_``, ``fits_``, ``wants_``) that record a step or add a guard to the plan."""
 
 FRAGMENT = re.compile(r"(Of|That|So many|So few|Which|Whose)\b|\.\.\.")
 
 
-# ---- circles ----
+# ---- cycles ----
 
 
 def test_python_files_import_each_other_in_no_circle() -> None:
@@ -46,7 +46,7 @@ def test_python_files_import_each_other_in_no_circle() -> None:
 
 
 def test_c_files_include_each_other_in_no_circle() -> None:
-    """A source counts with its header; `test_rooms` checks that a header declares what its own source has."""
+    """A source and its header are one file here; `test_rooms` checks that a header declares its source's functions."""
     assert circles(c_files(c_texts())) == []
 
 
@@ -92,7 +92,7 @@ def test_folders_have_at_most_a_dozen_sources() -> None:
 
 
 def long_definitions(files: Texts) -> dict[str, int]:
-    """The classes and functions that are too long: ``file: name`` and the lines, without those of a signature."""
+    """Return the classes and functions that are too long, as ``file: name``, and their lines without the signature."""
     found: dict[str, int] = {}
     for place, text in files.items():
         for cls in nodes(text, ast.ClassDef):
@@ -122,7 +122,7 @@ def test_long_classes_and_functions_are_found() -> None:
 
 
 def private_uses(files: Texts) -> Iterator[str]:
-    """Where a module uses a name of another module of the package that begins with an underscore."""
+    """Yield each use of a name that begins with an underscore and belongs to another module of the package."""
     for place, text in files.items():
         imports = [x for x in nodes(text, ast.ImportFrom) if x.level or (x.module or "").startswith(PACKAGE)]
         imported = {alias.asname or alias.name for node in imports for alias in node.names}
@@ -155,7 +155,7 @@ RECORDING = {
     *("call_back", "chosen", "copy", "guard", "index_dtype", "launch", "library", "memset", "read_back", "record"),
     *("require", "settled", "settled_size"),
 }
-"""The methods of `Lowering` that record a step or add a guard."""
+"""Methods of `Lowering` that record a step or add a guard."""
 
 
 def _uses_context(call: ast.Call) -> bool:
@@ -163,7 +163,7 @@ def _uses_context(call: ast.Call) -> bool:
 
 
 def recording_predicates(files: Texts) -> set[str]:
-    """The predicates that record or guard, by themselves or by a function to which they give their context."""
+    """Return the predicates that record a step or add a guard, directly or by a function that gets their context."""
     direct: set[str] = set()
     calls: dict[str, set[str]] = {}
     for source in files.values():
@@ -205,7 +205,9 @@ def test_a_predicate_that_guards_is_found() -> None:
 
 
 def constant_comments(source: str) -> Iterator[tuple[int, str]]:
-    """The comment of each constant of a module, with its line: behind it, before it (``#:``), or the string after."""
+    """Yield the line and the comment of each constant of a module: behind it, before it (``#:``), or the string after
+    it.
+    """
     body, lines = parsed(source).body, source.splitlines()
     for node, following in zip(body, [*body[1:], None], strict=True):
         if not isinstance(node, ast.Assign | ast.AnnAssign):
@@ -222,7 +224,7 @@ def constant_comments(source: str) -> Iterator[tuple[int, str]]:
 
 
 def fragments(files: Texts) -> list[str]:
-    """The comments of constants that begin in the middle of a sentence."""
+    """Return the comments of constants that begin in the middle of a sentence."""
     return [
         f"{file}:{line}: {comment}"
         for file, text in files.items()

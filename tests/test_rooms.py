@@ -1,4 +1,4 @@
-"""Rooms: the folders of docs/architecture.md, in its order, whose arrows point only downward."""
+"""Checks that folders ("rooms") import and include only from folders that docs/architecture.md lists below them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from source_graph import (
 
 
 def python_rooms() -> dict[str, int]:
-    """The rooms of the package and the modules beside them, with the numbers of their lines from the top."""
+    """Return the folders and modules of the package, with their line numbers in the list of docs/architecture.md."""
     listing = (ROOT / "docs" / "architecture.md").read_text().split(f"\n {PACKAGE}/\n")[1].split("```")[0]
     rooms: dict[str, int] = {}
     for number, line in enumerate(listing.splitlines()):
@@ -38,8 +38,8 @@ def python_rooms() -> dict[str, int]:
 
 
 def python_faults(files: Texts) -> list[str]:
-    """Return arrows that point up, modules outside of the rooms, and circles of folders (a row of modules is one
-    folder).
+    """Return imports from folders further up in the list, modules that the list lacks, and import cycles of folders;
+    modules on the same line of the list count as one folder.
     """
     rooms, packages = python_rooms(), python_packages(files)
     faults = []
@@ -79,7 +79,7 @@ FAULTS = [
     ("custom/registry.py", "from .plugin.node import Node", "a circle: "),
     ("misc/thing.py", "from ..abi import core", "misc is no room"),
 ]
-"""A file, what is appended to it, and the fault that this is."""
+"""A file, a text to append to it, and a part of the fault that this has to cause."""
 
 
 def test_python_faults_are_found(subtests: pytest.Subtests) -> None:
@@ -92,13 +92,15 @@ def test_python_faults_are_found(subtests: pytest.Subtests) -> None:
 
 
 def c_rooms() -> dict[str, int]:
-    """The folders of csrc_shim, with the numbers of their lines from the top."""
+    """Return the folders of csrc_shim, with their positions in the list of docs/architecture.md."""
     listing = (ROOT / "docs" / "architecture.md").read_text().split("\n csrc_shim/ ->")[1].split("\n        ^")[0]
     return {name: number for number, name in enumerate(re.findall(r"^   (\w+)/", listing, flags=re.M))}
 
 
 def c_faults(files: Texts) -> list[str]:
-    """Includes that point up or at no room, and functions that a header declares and another file's source has."""
+    """Return includes from folders further up in the list or not in it, and functions that a header declares but
+    another file's source defines.
+    """
     rooms = c_rooms()
     faults = []
     declared: list[tuple[str, str]] = []
@@ -146,7 +148,7 @@ C_FAULTS = [
         "base/error.h declares ocp_core_table, which ort/table.c has",
     ),
 ]
-"""A file, what is appended to it, and the fault that this is."""
+"""A file, a text to append to it, and a part of the fault that this has to cause."""
 
 
 def test_c_faults_are_found(subtests: pytest.Subtests) -> None:

@@ -1,4 +1,4 @@
-"""The tools that every change passes: ruff, mypy --strict, clang-format, and those for the definitions in .github."""
+"""Checks that each change has to pass: ruff, mypy --strict, clang-format, and the checkers of the files in .github."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCHEMAS = {
     "ISSUE_TEMPLATE/*.yml": "github-issue-forms",
     "dependabot.yml": "dependabot",
 }
-"""The schema of each definition, as check-jsonschema names it."""
+"""Patterns of files in .github, and check-jsonschema's name of their schema."""
 
 
 def run(*command: str) -> None:
@@ -31,7 +31,7 @@ def test_ruff_is_clean(arguments: tuple[str, ...]) -> None:
     run(sys.executable, "-m", "ruff", *arguments, ".")
 
 
-@pytest.mark.every_case  # each change needs it, whatever time it takes
+@pytest.mark.every_case  # runs for each change, however long it takes
 def test_mypy_strict_is_clean() -> None:
     run(sys.executable, "-m", "mypy", "--strict")
 
@@ -52,5 +52,5 @@ def test_definitions_of_github_have_the_form_of_their_schema(pattern: str) -> No
 
 @pytest.mark.skipif(not (PROGRAMS / "zizmor").exists(), reason="zizmor is not installed")
 def test_workflows_pass_the_audit_of_zizmor() -> None:
-    """Unpinned actions, more permissions than needed, text of others in commands, caches that a release would trust."""
+    """zizmor reports unpinned actions, excess permissions, untrusted text in commands, and caches used by a release."""
     run(str(PROGRAMS / "zizmor"), "--offline", "--no-progress", str(HOSTED))

@@ -42,7 +42,7 @@ WORDS = {
     "nobody": (r"\b(?:no|some|any)body\b", "the actor: a thread, a step, the caller"),
     "model of GPUs": (r"\bmodel of (?:a |the )?GPUs?\b", "the performance model"),
 }
-"""By word: a pattern, and what to say instead. Words of names are found as well: they end at an underscore."""
+"""For each word, a pattern and the terms to use instead. In names, an underscore ends a word."""
 
 MODULES = frozenset(
     (
@@ -69,11 +69,13 @@ MAY_STAY = {
     "CHANGELOG.md": "it tells of versions that had the words",
     "docs/operators.md": "a command writes it from docstrings of operators",
 }
-"""Files that are not searched, and why."""
+"""Files that are not searched, and the reason."""
 
 
 def room(path: Path) -> str:
-    """Return the folder by which a file is counted: of the package each folder, of others the first one."""
+    """Return the folder under which a file is counted: its folder within the package or csrc_shim, else the first one
+    of its path.
+    """
     parts = path.relative_to(ROOT).parts
     return "/".join(parts[: 2 if parts[0] in ("ort_cuda_plugin", "csrc_shim") and len(parts) > 2 else 1])
 
@@ -91,7 +93,7 @@ def occurrences(text: str) -> Counter[str]:
 
 @cache
 def present() -> Counter[tuple[str, str]]:
-    """Return the occurrences by word and folder."""
+    """Return the number of occurrences by word and folder."""
     counts: Counter[tuple[str, str]] = Counter()
     for path in files():
         if str(path.relative_to(ROOT)) not in MAY_STAY and "__pycache__" not in path.parts:

@@ -23,7 +23,7 @@ echo "$line; pip ${PIP_CONSTRAINT:-any} uv ${UV_CONSTRAINT:-any} from ${UV_DEFAU
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """Return an environment whose python3 creates virtual environments of tools that write down how they are called."""
+    """Return variables for `.ci/run`. Their python3 creates virtual environments whose tools only note their calls."""
     programs, tools = tmp_path / "programs", tmp_path / "tools"
     for folder, name, text in (
         (programs, "python3", PYTHON),
@@ -40,7 +40,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 
 def calls(environment: dict[str, str]) -> list[str]:
-    """Run `.ci/run` and return the calls of the tools."""
+    """Run `.ci/run` and return the command lines of the tools that it called."""
     done = subprocess.run([ROOT / ".ci/run"], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return Path(environment["CALLS"]).read_text().splitlines()

@@ -47,7 +47,7 @@ def test_outputs_may_differ_as_much_as_their_type_allows(capsys: pytest.CaptureF
 
 
 def test_the_first_node_that_differs_is_found(capsys: pytest.CaptureFixture[str], model: str) -> None:
-    """Our exponential has other bits than the CPU provider's; the absolute value has the same."""
+    """The plugin's Exp differs from the CPU provider's in the last bits; its Abs does not differ."""
     code, found = compared(capsys, model, "--dim", "n=8", "--tolerance", "float32=0")
     assert code == ExitCode.MISMATCH
     first = found["first_node"]
@@ -155,7 +155,7 @@ def test_a_cut_keeps_what_bodies_and_the_application_read() -> None:
 
 @pytest.mark.parametrize("wrong", [0, 1, 6, 13])
 def test_bisection_runs_few_cuts(wrong: int) -> None:
-    """A chain of which one node is wrong on one side; and one that only passes on what came before."""
+    """In a chain of 14 nodes, one node is wrong on one side, and the nodes after it pass the difference on."""
     nodes = " ".join(f"v{number + 1} = Neg(v{number})" for number in range(14))
     graph = parser.parse_model(
         f'<ir_version: 9, opset_import: ["" : 18]> m (float[2] v0) => (float[2] v14) {{ {nodes} }}'

@@ -15,7 +15,7 @@ from ort_cuda_plugin.conformance.runner import run
 from ort_cuda_plugin.conformance.verdict import BAD, Outcome, Verdict
 
 REPORT = Path(__file__).resolve().parents[2] / "docs" / "conformance.md"
-# One item that uses all cores: xdist starts this file last, because it has few items, when the cores become free.
+# Each test uses all cores: xdist starts this file last, because it has few tests, when the cores become free.
 JOBS = len(os.sched_getaffinity(0))
 
 
@@ -27,7 +27,7 @@ def assert_none_is_bad(outcomes: Sequence[Outcome]) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("optimised", [False, True], ids=["as-written", "optimised"])
 def test_every_verdict_is_the_reported_one_and_none_is_bad(optimised: bool) -> None:
-    """In the checking mode, with adversarial streams: what it finds depends on the order in which streams run."""
+    """Uses the checking mode with adversarial streams, as some faults show only for some orders of streams' work."""
     cases = load_cases()
     outcomes = run(list(cases.values()), Mode(optimised, check=True, seed=1), jobs=JOBS)
     assert_none_is_bad(outcomes)
@@ -43,7 +43,7 @@ def test_every_verdict_is_the_reported_one_and_none_is_bad(optimised: bool) -> N
 
 @pytest.mark.full
 def test_kernels_of_single_nodes_pass_what_clusters_pass() -> None:
-    """Shape arithmetic is left to the CPU then, so fewer tests are wholly on the EP."""
+    """Without clusters, the CPU computes shape arithmetic, so fewer tests run wholly on the EP."""
     outcomes = run(list(load_cases().values()), Mode(check=True, single_nodes=True), jobs=JOBS)
     assert_none_is_bad(outcomes)
     assert sum(outcome.verdict is Verdict.ON_EP for outcome in outcomes) > 1400

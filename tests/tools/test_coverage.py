@@ -16,8 +16,8 @@ COVERAGE = Path(__file__).resolve().parents[2] / "docs" / "operators.md"
 
 @pytest.fixture(autouse=True)
 def _without_operators_of_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that collects all tests has their operators in the table, too."""
-    list(registry.operators())  # all are loaded
+    """Hide operators that other tests have registered in this process."""
+    list(registry.operators())  # loads all operators
     own = {key: versions for key, versions in registry._table.items() if key[0] in registry.NEWEST_OPSETS}
     monkeypatch.setattr(registry, "_table", own)
 

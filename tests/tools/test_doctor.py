@@ -30,7 +30,7 @@ NOWHERE = {"cublaslt": LibraryPlace("", "no file"), "cudnn": LibraryPlace("", "n
 
 
 def machine(root: Path, files: Iterable[str] = (), **fields: object) -> Machine:
-    """A machine with these files, written as ``path`` or ``path=text``."""
+    """Return a simulated machine with these files, written as ``path`` or ``path=text``."""
     for entry in files:
         name, _, text = entry.partition("=")
         path = root / name
@@ -222,7 +222,7 @@ def test_a_cache_with_damaged_entries_one_that_nobody_can_trust_and_a_good_one(t
     cache.write("good", b"body")
     os.utime(cache.path("good"), (1, 1))
     assert severities(cache_findings(cache)) == ["ok"]
-    assert cache.path("good").stat().st_mtime == 1  # looking is no use: others are not removed in its place
+    assert cache.path("good").stat().st_mtime == 1  # a check does not count as a use, which would delay eviction
     cache.write("bad", b"body")
     with cache.path("bad").open("ab") as file:
         file.write(b"more")

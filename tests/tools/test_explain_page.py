@@ -35,7 +35,7 @@ KERNEL_FIELDS = ("name", "signature", "source", "launch_bounds", "resident")
 
 @pytest.fixture(scope="module")
 def explained(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, object]], Path]:
-    """The verdicts of a model whose middle runs on the CPU, and its page."""
+    """Explain a model whose middle runs on the CPU; return the verdicts and the path of the page."""
     folder = tmp_path_factory.mktemp("explain")
     onnx.save(parser.parse_model(MIXED), folder / "mixed.onnx")
     page, printed = folder / "page.html", folder / "printed.json"
@@ -69,7 +69,7 @@ def test_page_has_clusters_steps_reasons_and_copies(explained: tuple[list[dict[s
     assert page.values("class").count("copy") == 2
     text = path.read_text()
     copies = text.split('id="copies"')[1].split("</table>")[0]
-    assert copies.count("a cast to STRING") == 2  # the cell, and its hint
+    assert copies.count("a cast to STRING") == 2  # in the cell and in its tooltip
     assert "FLOAT32[n, 64]" in copies
     assert "exp_relu" in text
     assert "://" not in text
@@ -77,7 +77,7 @@ def test_page_has_clusters_steps_reasons_and_copies(explained: tuple[list[dict[s
 
 @pytest.fixture(scope="module")
 def with_kernels(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The page of a product with a row program, with PTX and checked accesses."""
+    """Return the page of a model with a MatMul and a row program, with PTX and checked accesses."""
     folder = tmp_path_factory.mktemp("explain")
     model = parser.parse_model(PRODUCT)
     model.graph.initializer.append(numpy_helper.from_array(np.ones((64, 32), np.float32), "w"))

@@ -297,7 +297,7 @@ def test_no_locale_and_no_closed_stream_ends_a_command(tmp_path: Path) -> None:
 def test_ctrl_c_is_an_exit_code_whatever_becomes_of_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ending: Exception | None
 ) -> None:
-    """ONNX Runtime makes an error of its own of an interrupt in a callback, or goes on without the provider."""
+    """After an interrupt in a callback, ONNX Runtime reports an error of its own or goes on without the provider."""
     from ort_cuda_plugin.cli.reports import doctor
 
     def execute(arguments: Namespace) -> int:
@@ -322,7 +322,7 @@ def test_every_exit_code_is_documented() -> None:
 def test_without_the_compilers_for_gpus_what_to_install_is_said(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """The extra `cpu` has none: `bench` goes on without an estimate."""
+    """The extra `cpu` installs no compiler for GPUs: `estimate` fails and `bench` omits its estimate."""
     import cuda.pathfinder
 
     load = cuda.pathfinder.load_nvidia_dynamic_lib

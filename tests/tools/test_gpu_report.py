@@ -103,7 +103,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rehearsed(folder: Path, cache: Path, **environment: str) -> tuple[int, str, str]:
-    """The exit code of a report, its page and all of it."""
+    """Make a report of the emulated device; return the exit code, the section "On one page", and the whole report."""
     for file in [*cache.glob("quarantine/*"), *cache.glob("refusals/*")]:
         file.unlink()
     command = [sys.executable, str(ROOT / "bench" / "gpu_report.py"), "--device", "emulated"]

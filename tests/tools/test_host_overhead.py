@@ -1,4 +1,4 @@
-"""The benchmark of what a Run costs the host works; its numbers are for a quiet machine, not for a test."""
+"""The benchmark of the host's time per Run works; its numbers need a quiet machine, so no test checks them."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
 def requirements(*extras: str) -> Iterator[Requirement]:
-    """Yield what extras require, those that they name included."""
+    """Yield the requirements of extras, including those of other extras that they require."""
     for extra in extras:
         for line in PROJECT["project"]["optional-dependencies"][extra]:
             requirement = Requirement(line)
@@ -53,6 +53,6 @@ def test_the_lock_has_a_version_within_the_range_of_each_requirement(requirement
 
 @pytest.mark.parametrize("tool", ["check-jsonschema", "clang-format", "mypy", "ruff", "zizmor"])
 def test_a_checker_has_an_upper_bound(tool: str) -> None:
-    """A release that reports more than the last one does not stop a change that has nothing to do with it."""
+    """Without a bound, a new release that reports more would fail unrelated changes."""
     (requirement,) = {each for each in WANTED if each.name == tool}
     assert "9999" not in requirement.specifier

@@ -14,7 +14,7 @@ from ort_cuda_plugin.cli.exit_codes import UserError
 from ort_cuda_plugin.networks import DTYPES, build, split_name
 
 CONVOLUTIONS = {"resnet50": 53, "mobilenet_v2": 52, "efficientnet_b0": 81, "unet": 19}
-"""Those of the published networks."""
+"""Numbers of convolutions in the published networks."""
 
 
 @pytest.mark.parametrize("name", CONVOLUTIONS)

@@ -79,9 +79,9 @@ def test_constraints_that_no_schema_has_are_found(tmp_path: Path) -> None:
     file = tmp_path / "theirs.json"
     rows = [
         {"domain": "", "op": "Relu", "versions": [14, UNLIMITED], "types": {"Q": ["tensor(float)"]}},
-        {"domain": "", "op": "Relu", "versions": [6, 12], "types": {"X": ["tensor(float)"]}},  # the name of an input
+        {"domain": "", "op": "Relu", "versions": [6, 12], "types": {"X": ["tensor(float)"]}},  # X names an input
         {"domain": "", "op": "Add", "versions": [7, 13], "types": {"T": ["tensor(float)"], "T1": ["tensor(float)"]}},
-        {"domain": "mine", "op": "Relu", "versions": [1, 1], "types": {"Q": ["tensor(float)"]}},  # without a schema
+        {"domain": "mine", "op": "Relu", "versions": [1, 1], "types": {"Q": ["tensor(float)"]}},  # has no schema
     ]
     file.write_text(json.dumps({"kernels": rows}))
     found = json.loads(parity("--against", str(file), "--json").stdout)

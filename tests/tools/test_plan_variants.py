@@ -35,7 +35,7 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def full_memory() -> None:
-    """As in a process that has built many plans."""
+    """Fill the record of built plans, as in a process that has built many."""
     BUILT.extend(PlanVariant("other", number, {}, {}, 0.0, FIRST) for number in range(BUILT.maxlen or 0))
 
 
@@ -77,7 +77,7 @@ def test_compiled_kernels_are_logged_with_their_number(tmp_path: Path) -> None:
     source = "def kernel(x):\n    x[0] = x[0] + float32(1)\n"
     specs = [KernelSpec(name, ("*f32",), source) for name in ("one", "other")]
     lines: list[str] = []
-    for _ in range(2):  # the second time they are in the cache
+    for _ in range(2):  # the second library finds the kernels in the cache
         library = KernelLibrary(KernelCache(tmp_path), count=lambda name, by: None)
         library.log = lines.append
         library.get_many(specs, Target.emulated())

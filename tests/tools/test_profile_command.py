@@ -22,7 +22,7 @@ HOSTILE = "</td><script>throw 1</script>&\"'"
 
 @pytest.fixture(scope="module")
 def profiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path, Path]:
-    """What `profile` finds of the encoder, whose first node has a hostile name: JSON, page and timeline."""
+    """Profile the encoder, one of whose MatMuls has a hostile name; return the JSON, the page and the timeline."""
     folder = tmp_path_factory.mktemp("profile")
     model = encoder(2, 96, 3)
     next(node for node in model.graph.node if node.op_type == "MatMul").name = HOSTILE
@@ -73,7 +73,7 @@ def test_page_names_the_most_expensive_nodes_and_needs_nothing_else(
 def test_page_opens_in_a_browser_without_a_network(profiled: tuple[dict[str, Any], Path, Path], tmp_path: Path) -> None:
     broken = tmp_path / "broken.html"
     broken.write_text('<!DOCTYPE html><img src="https://example.com/x.png"><script>missing()</script>')
-    assert len(load_offline(broken).console) >= 1  # what is looked for below can be there
+    assert len(load_offline(broken).console) >= 1  # so a fault of the page would be reported
     found, path, _ = profiled
     loaded = load_offline(path)
     assert loaded.console == []
@@ -134,7 +134,7 @@ def test_known_gpu_gives_shares_of_its_peak() -> None:
     assert found.steps[0].peak == pytest.approx(1.0)
     assert [(node.name, node.microseconds) for node in found.nodes] == [("a", 1100.0), ("b", 300.0)]
     assert (found.run, found.host_alone) == (3000, 1600)
-    costs["b"] |= {"flops": 494.7e12 * 200e-6, "type": 1}  # which is all that the kernel is built around
+    costs["b"] |= {"flops": 494.7e12 * 200e-6, "type": 1}  # so all of the kernel's time is for b
     found = collect(events, 1, Plans({"c": steps}, costs), "model", "NVIDIA H100 80GB HBM3")
     assert found.steps[1].peak == pytest.approx(0.5)
     assert {node.name: node.microseconds for node in found.nodes} == {"a": 1000.0, "b": 400.0}

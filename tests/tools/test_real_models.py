@@ -23,7 +23,7 @@ RESULT = Result(nodes=9, of=9, session_s=0.5, peak_mib=100, sizes=(SIZE, SIZE))
 
 
 def archive(cache: Path, name: str) -> Path:
-    """Where pip would have left the archive of version 1.0 of a package."""
+    """Return the folder for the cached archive of version 1.0 of a package, marked as downloaded."""
     folder = cache / f"{name}-1.0"
     folder.mkdir()
     (folder / "done").touch()
@@ -32,7 +32,7 @@ def archive(cache: Path, name: str) -> Path:
 
 @pytest.fixture
 def setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache with two packages, a listing of these and of one that no index has, and no table."""
+    """Return a cache with two packages; the list of packages names these and a missing one; no results exist."""
     with zipfile.ZipFile(archive(tmp_path, "wheel") / "wheel-1.0-py3-none-any.whl", "w") as packed:
         packed.writestr("wheel/__init__.py", "")
         packed.writestr("wheel/a.onnx.gz", gzip.compress(add_model(dims=["n", 8])))

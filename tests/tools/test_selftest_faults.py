@@ -20,7 +20,7 @@ CHECK = ["--sections", "gemm", "--checks", "product with bias and ReLU, float16"
 
 
 def campaign(folder: Path, *arguments: str) -> tuple[list[Outcome], str]:
-    """The outcomes of a campaign that quarantines in a folder of the test, and its output."""
+    """Run a campaign whose cache, with the quarantine, is in ``folder``; return the outcomes and the output."""
     command = [sys.executable, str(ROOT / "bench" / "selftest_faults.py"), "--json", str(folder / "found.json")]
     environment = os.environ | {
         "ORT_CUDA_PLUGIN_CACHE_DIR": str(folder / "cache"),

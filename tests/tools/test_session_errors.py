@@ -20,7 +20,7 @@ from ort_versions import api_version
 
 
 def compiled_model(source: str | None) -> bytes:
-    """Abs, and a node that holds what a provider compiled."""
+    """Return a model of Abs and an EPContext node, which holds a model that the provider ``source`` compiled."""
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in "xy"]
     attributes = {} if source is None else {"source": source}
     nodes = [
@@ -33,7 +33,7 @@ def compiled_model(source: str | None) -> bytes:
 
 
 def only_on_gpus() -> bytes:
-    """A node that the plugin declines, of an operator without a CPU kernel."""
+    """Return a model of a node that the plugin declines, and for which the CPU provider has no kernel."""
     values = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4, 8])]
     node = helper.make_node("Rfft", ["x"], ["y"], name="lost", domain="com.microsoft")
     for name, value in {"normalized": 1, "onesided": 1, "signal_ndim": 1}.items():

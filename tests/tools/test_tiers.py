@@ -64,7 +64,7 @@ COMMANDS = {
 
 @pytest.fixture(scope="module")
 def collected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """Names of collected tests by command line, and those of all tables with the line ``tests/ops``."""
+    """Return the names of the collected tests by command line; ``tests/ops`` collects the parametrized tests."""
     root = tmp_path_factory.mktemp("suite")
     (root / "pytest.ini").write_text("[pytest]\ntestpaths = tests\nmarkers =\n  full: x\n  gpu: x\n  every_case: x\n")
     for folder, name, text in (("tools", "test_suite.py", SUITE), ("ops", "test_table.py", TABLE)):

@@ -23,7 +23,7 @@ ODD_NAME = "[/] [bold red]x :smile: \x1b[31m"
 
 
 def save(path: Path, node: onnx.NodeProto, element_type: int, shape: list[int | str], opset: int = 20) -> str:
-    """A model of one node from x to y."""
+    """Save a model of one node, with output y, and return its path."""
     x, y = (helper.make_tensor_value_info(name, element_type, shape) for name in (node.input[0], "y"))
     graph = helper.make_graph([node], "small", [x], [y])
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10), path)
@@ -95,7 +95,7 @@ def test_an_input_without_values_is_named(
 
 
 def test_weights_of_four_bits_agree_with_the_cpu_provider(tmp_path: Path) -> None:
-    """It rounds the other factor to 8 bits, unless it is told not to."""
+    """By default, the CPU provider would round the other factor to 8 bits."""
     nodes = [
         helper.make_node("DequantizeLinear", ["w", "scale"], ["d"], name="dequantise"),
         helper.make_node("MatMul", ["x", "d"], ["y"], name="product"),
@@ -122,7 +122,7 @@ def test_the_estimate_finds_external_weights(tmp_path: Path) -> None:
 
 
 def test_outputs_that_are_no_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`run` and `estimate` take them, and `bench`, which keeps outputs on the device, names the first."""
+    """`run` and `estimate` accept such outputs; `bench`, which keeps outputs on the device, names the first."""
     nodes = [
         helper.make_node("Constant", [], ["s"], value=numpy_helper.from_array(np.array(["a", "b"], object))),
         helper.make_node("Neg", ["x"], ["y"], name="minus"),
@@ -162,7 +162,7 @@ def test_what_is_not_compiled_or_profiled_says_what_to_do(tmp_path: Path, capsys
 def test_json_has_no_number_that_json_lacks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Results that cannot be compared differ by infinity, for which Python writes what is no JSON."""
+    """Results that cannot be compared differ by infinity, which Python's json writes as Infinity: invalid JSON."""
     monkeypatch.setattr(models, "relative_error", lambda actual, expected: math.inf)
     model = save(tmp_path / "m.onnx", helper.make_node("Neg", ["x"], ["y"], name="minus"), TensorProto.FLOAT, [3])
     assert main(["run", model, "--json", "--runs", "0", "--device", "emulated"]) == 1

@@ -18,7 +18,7 @@ from ort_cuda_plugin.schedule import attention as attention_schedule
 BIAS, RELU, RESIDUAL, LAST = ProblemFlags.BIAS, ProblemFlags.RELU, ProblemFlags.RESIDUAL, ProblemFlags.CHANNELS_LAST
 FORMS = (ProblemFlags(0), BIAS, BIAS | RELU, BIAS | RESIDUAL, BIAS | RESIDUAL | RELU)
 TYPES = {1: 4, 10: 2, 16: 2, 11: 8}
-"""Bytes of FLOAT, FLOAT16, BFLOAT16 and DOUBLE."""
+"""Bytes per element of FLOAT, FLOAT16, BFLOAT16 and DOUBLE, by ONNX's number of the type."""
 CONVOLUTIONS = [
     # Images, channels, rows, groups, then size, kernel, stride, dilation and pad along each dimension.
     (1, 3, 64, 1, 224, 7, 2, 1, 3), (32, 256, 512, 1, 56, 1, 2, 1, 0), (1, 512, 512, 1, 7, 3, 1, 1, 1),
@@ -37,8 +37,8 @@ def asker(tmp_path_factory: pytest.TempPathFactory) -> list[str | Path]:
 
 
 def form(sizes: tuple[int, ...], dtype: int, flags: ProblemFlags, rank: int, loose: bool) -> str:
-    """Return the question for a form; ``loose``: the result's images or pixels are strided, and not aligned for
-    vectors.
+    """Return the question about a convolution. If it is ``loose``, the result's images or pixels are strided and
+    aligned only to elements.
     """
     images, channels, rows, groups, size, kernel, stride, dilation, pad = sizes
     places = (size + 2 * pad - (kernel - 1) * dilation - 1) // stride + 1
@@ -67,11 +67,11 @@ def test_attention_of_an_encoder_is_cudnns(
     assert engine.tensor_cores, engine
     assert engine.workspace < 1 << 20
     assert engine.loading >= 0, engine
-    assert engine.saved > 1 << 14, engine  # with the kernel that it compiled
+    assert engine.saved > 1 << 14, engine  # it contains the kernel that cuDNN compiled
 
 
 def test_a_result_whose_places_are_apart_takes_a_workspace_of_its_size(asker: list[str | Path]) -> None:
-    """So cuDNN writes the result there first, and then copies it."""
+    """This shows that cuDNN writes the result to the workspace first and then copies it."""
     images, channels, rows, size = 32, 128, 256, 13
     text = form((images, channels, rows, 1, size, 3, 1, 1, 1), 1, BIAS | RELU | LAST | ProblemFlags.TF32, 2, False)
     together, numbers = text.split(), text.split()
@@ -99,12 +99,12 @@ def test_cudnn_has_a_plan_for_each_form_of_each_convolution(asker: list[str | Pa
     questions = questions[::step]
     answers = zip(questions, ask(asker, questions), strict=True)
     missing = [f"{question}: {engine.missing}" for question, engine in answers if engine.missing or engine.loading < 0]
-    assert not missing  # and every plan can be stored and loaded
+    assert not missing  # each form has a plan, which can be stored and loaded
 
 
 @pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.engines, id="all"), pytest.param(24, id="sample")])
 def test_cudnn_compiles_convolutions_with_other_activations(asker: list[str | Path], every: int) -> None:
-    """Those with channels enough for tensor cores; each takes a second or more."""
+    """Asks about those with enough channels for tensor cores; cuDNN compiles each for a second or more."""
     wide = [sizes for sizes in CONVOLUTIONS if sizes[3] == 1 and min(sizes[1:3]) >= 16]
     asked = [
         (form(sizes, dtype, BIAS | activation | more | ProblemFlags.TF32 | LAST, 2, loose), loose)
@@ -134,7 +134,7 @@ def test_each_convolution_of_resnet50_has_tensor_cores(asker: list[str | Path], 
     calls = calls_of(program, CONV)
     assert len(calls) == 53
     assert all(call.problem.flags & LAST for call in calls)
-    # One copy of the image, two poolings and a softmax; all else is in the calls.
+    # Beside the library calls, kernels copy the image, pool twice and compute the softmax.
     assert len(program.launches) == 53 + 1 + 4
     assert program.traffic.asked.total <= 1.05 * program.traffic.compulsory.total
     engines = ask(asker, [question(call) for call in calls])

@@ -1,4 +1,4 @@
-"""Faults of the stand-in libraries, by which tests of checks find out whether these notice wrong and slow calls."""
+"""Faults of the stand-in libraries, which tests use to see whether checks notice wrong and slow calls."""
 
 from __future__ import annotations
 

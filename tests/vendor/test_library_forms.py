@@ -28,7 +28,7 @@ class Chosen:
 
 
 def prepare(text: str, options: LoweringOptions | None = None) -> tuple[Variant, list[str]]:
-    """Return the only plan of a model, and each pass's change of its program."""
+    """Return the only plan of a model, and the texts of its program at each stage."""
     return prepare_model(parser.parse_model(f'<ir_version: 10, opset_import: ["" : 20]> chosen {text}'), options)
 
 
@@ -43,7 +43,7 @@ def prepare_model(model: onnx.ModelProto, options: LoweringOptions | None = None
 
 
 def choose(text: str, *, fusion: bool = True, use_tf32: bool = True) -> Chosen:
-    """What is chosen for a model with one product or convolution."""
+    """Return the library call and the maps that are chosen for a model with one GEMM or convolution."""
     variant, texts = prepare(text, LoweringOptions(fusion=fusion, use_tf32=use_tf32))
     assert variant.plan is not None
     (problem,) = variant.problems
@@ -57,7 +57,7 @@ TANH_GELU = """k = Constant<value_float = 0.7978845834732056>() c = Constant<val
     three = Constant<value_float = 3.0>() one = Constant<value_float = 1.0>() half = Constant<value_float = 0.5>()
     cube = Pow(h, three) q = Mul(c, cube) s = Add(h, q) t = Mul(s, k) u = Tanh(t) v = Add(one, u) m = Mul(v, half)
     y = Mul(m, h)"""
-# Twice this with sigmoid in place of tanh is the same function.
+# The same function, since (1 + tanh(u)) / 2 = sigmoid(2 * u).
 SIGMOID_GELU = """a = Constant<value_float = 1.5957691216057308>() c = Constant<value_float = 0.07135481282806396>()
     square = Mul(h, h) cube = Mul(square, h) k = Mul(h, a) q = Mul(cube, c) t = Add(k, q) u = Sigmoid(t)
     y = Mul(h, u)"""
@@ -169,7 +169,7 @@ HALF = "float16[4, 8] x, float16[8, 6] b, float16[6] w, float16[4, 6] residual"
 def test_a_narrow_value_is_stored_where_the_program_rounds_and_nowhere_else() -> None:
     text = "p = MatMul(x, b) h = Add(p, w) i = Add(h, residual) y = Sigmoid(i)"
     assert choose(f"({HALF}) => (float16[4, 6] y) {{ {text} }}").flags == BIAS | RESIDUAL
-    # Gemm rounds once: its sums are no result that could be stored before the addend, which no library takes, comes.
+    # Gemm rounds only its result, so a library may not store the sums before beta * w, which it cannot add, is added.
     variant, _ = prepare(f"({HALF}) => (float16[4, 6] y) {{ y = Gemm<beta = 0.5>(x, b, w) }}")
     assert not variant.problems
 
@@ -204,9 +204,9 @@ CONCAT = """(float[2, 4, 7, 5] x, float[6, 4, 3, 3] k, float[6] b, float[2, 6, 5
 
 def test_a_convolution_is_written_into_a_concatenation() -> None:
     chosen = choose(CONCAT.format("p = Conv(x, k, b) c = Relu(p)"), use_tf32=False)
-    assert (chosen.flags, chosen.maps) == (BIAS | RELU, 1)  # the copy of the other part
+    assert (chosen.flags, chosen.maps) == (BIAS | RELU, 1)  # the map copies the other part
     assert "a map follows" not in chosen.text
-    # cuDNN has no engine for a residual whose result has other strides.
+    # cuDNN has no engine for a residual whose strides differ from the result's.
     chosen = choose(CONCAT.format("p = Conv(x, k, b) c = Add(p, r)"), use_tf32=False)
     assert (chosen.flags, chosen.maps) == (BIAS | RESIDUAL, 2)
     assert "a map follows: the library cannot write its strides" in chosen.text
@@ -222,7 +222,7 @@ PARTS = """(float[99, 64, 28, 28] x, float[64, 64, 1, 1] a, float[{rows}, 64, 1,
 def test_a_convolution_of_single_places_is_a_product_where_cudnn_would_copy_it(
     activation: str, is_product: bool
 ) -> None:
-    """cuBLASLt has no SiLU, which cuDNN compiles."""
+    """With SiLU, which cuDNN compiles and cuBLASLt lacks, the convolution stays with cuDNN."""
     variant, texts = prepare(PARTS.format(rows=224, all=288, activation=activation))
     kinds = [problem.kind for problem in variant.problems]
     assert kinds.count(MATMUL) == is_product, texts
@@ -261,8 +261,8 @@ def test_images_between_convolutions_keep_their_channels_last(dtype: int) -> Non
         value.type.tensor_type.elem_type = dtype
     variant, texts = prepare_model(model)
     flags = [problem.flags & ~ProblemFlags.TF32 for problem in variant.problems]
-    assert flags == [BIASED | RELU, LAST, BIASED | RESIDUAL | RELU]  # the last call is of the second problem
-    # What comes in is copied, two of the weights among it. What goes out is ordered by the map that computes it.
+    assert flags == [BIASED | RELU, LAST, BIASED | RESIDUAL | RELU]  # the last call shares the second problem
+    # The input and two of the weights are copied to channels last; the map that computes the output reorders it.
     (chosen,) = (text for text in texts if text.startswith("after emission"))
     assert variant.plan is not None
     kinds = [record.kind for record in variant.plan.records]

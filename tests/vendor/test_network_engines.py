@@ -19,7 +19,7 @@ from ort_cuda_plugin.schedule import attention as attention_schedule
 
 FLOAT, FLOAT16, BFLOAT16 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16
 CHANNELS = 16
-"""Channels per group from which on tensor cores are expected: fewer do not fill their tiles."""
+"""Smallest number of channels per group for which tensor cores are expected: fewer do not fill their tiles."""
 
 
 @pytest.fixture(scope="module")
@@ -52,11 +52,11 @@ def asker(tmp_path_factory: pytest.TempPathFactory) -> list[str | Path]:
 def test_convolutions_have_tensor_cores_where_they_are_due(
     asker: list[str | Path], name: str, calls: int, own: int, batch: int, element: int, request: pytest.FixtureRequest
 ) -> None:
-    """``own`` are the convolutions of our kernels: depthwise and squeeze-and-excitation."""
+    """``own`` counts the convolutions that the plugin's kernels compute: depthwise and squeeze-and-excitation ones."""
     layers = {} if own or name == "unet" else {"layers": 1}
     program = lowered(network(name, batch, element, layers))
     convolutions = calls_of(program, CONV)
-    assert len({tuple(call.nodes) for call in convolutions}) == calls  # some for a part of the images each
+    assert len({tuple(call.nodes) for call in convolutions}) == calls  # a node may have a call per part of the batch
     assert all(call.problem.flags & ProblemFlags.CHANNELS_LAST for call in convolutions)
     done = {node for call in convolutions for node in call.nodes}
     ours = {
@@ -67,7 +67,7 @@ def test_convolutions_have_tensor_cores_where_they_are_due(
         if node.op_type in ("Conv", "ConvTranspose") and node not in done
     }
     assert len(ours) == own
-    if not request.config.getoption("--engines"):  # a few of those that cuDNN compiles for a second each
+    if not request.config.getoption("--engines"):  # cuDNN compiles these for a second each: ask about one
         compiled = [call for call in convolutions if call.problem.flags & (ProblemFlags.SWISH | ProblemFlags.RELU6)]
         convolutions = [call for call in convolutions if call not in compiled[1:]]
     for call, engine in zip(convolutions, ask(asker, [question(call) for call in convolutions]), strict=True):
@@ -103,7 +103,7 @@ def test_activations_of_wide_convolutions_are_part_of_the_call(name: str, activa
 def test_attention_of_half_types_is_cudnns(
     monkeypatch: pytest.MonkeyPatch, asker: list[str | Path], name: str, batch: int, element: int
 ) -> None:
-    """With a mask for each layer as well: a network of one layer does not share it."""
+    """Also covers a mask per layer: with one layer, the mask is not shared between layers."""
     monkeypatch.setattr(attention_schedule, "flash_wave", lambda ctx, step: None)
     tokens = {"tokens": 64} if name.startswith(("bert", "llama")) else {}
     (call,) = calls_of(lowered(network(name, batch, element, {"layers": 1, **tokens})), ATTENTION)
@@ -122,12 +122,12 @@ def test_attention_of_half_types_is_cudnns(
 def test_attention_to_a_cache_that_grows_is_not_cudnns(
     monkeypatch: pytest.MonkeyPatch, name: str, unknown: list[str], shapes: list[list[int]], calls: int
 ) -> None:
-    """It would have to compile an engine for each token."""
+    """cuDNN would have to compile an engine for each token, as each one makes the cache longer."""
     monkeypatch.setattr(attention_schedule, "flash_wave", lambda ctx, step: None)
     program = lowered(network(name, 1, FLOAT16, {"layers": 1, "tokens": 64}, unknown), shapes=shapes)
     assert len(calls_of(program, ATTENTION)) == calls
 
 
 def test_attention_of_float32_is_not_cudnns() -> None:
-    """It has no engine for that: few scores are one kernel of ours, many are products and a softmax."""
+    """cuDNN has no engine for it: the plugin runs one kernel for few scores, and GEMMs and a softmax for many."""
     assert not calls_of(lowered(network("vit_b_16", 1, FLOAT, {"layers": 1})), ATTENTION)

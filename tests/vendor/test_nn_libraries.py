@@ -1,4 +1,4 @@
-"""Vendor libraries: the calls against stand-ins that compute, and on a GPU the real ones against our kernels."""
+"""Calls of vendor libraries: stand-ins that compute get them, and on a GPU real ones, compared with our kernels."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ort_cuda_plugin.ep.device.libraries import LIBRARIES, candidates
 from ort_cuda_plugin.program.steps.libraries import ATTENTION, CONV, MATMUL, LibraryProblem, ProblemFlags
 
 ENVIRONMENT: dict[str, str] = {}
-"""Variables of the processes that run scenarios."""
+"""Further environment variables of the processes that run scenarios."""
 
 
 def run_scenario(name: str, folder: Path, library: str = "") -> dict[str, Any]:
@@ -33,7 +33,7 @@ def run_scenario(name: str, folder: Path, library: str = "") -> dict[str, Any]:
 
 
 def run_in_process(file: str, *arguments: str) -> Any:
-    """What a file of the harness prints: a library stays loaded once it is."""
+    """Run a file of the harness in a new process, as a process never unloads a library; return the JSON it prints."""
     command = [sys.executable, str(HARNESS / file), *arguments]
     env = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], **ENVIRONMENT}
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=env)
@@ -44,7 +44,7 @@ def run_in_process(file: str, *arguments: str) -> Any:
 def test_cublaslt_gets_products_of_every_layout_and_computes_them_right(tmp_path: Path) -> None:
     result = run_scenario("cublaslt", tmp_path)
     assert result["runs"] >= 14
-    assert result["own"] == 0  # our kernels did those
+    assert result["own"] == 0  # library calls for problems that our kernels compute
     calls, error = result["heads"]
     assert calls == 2
     assert error < 1e-5
@@ -65,7 +65,7 @@ def test_cudnn_gets_convolutions_and_an_engine_of_the_precision_asked_for(tmp_pa
 
 def test_a_library_is_measured_beside_our_kernels(tmp_path: Path) -> None:
     result = run_scenario("tuned", tmp_path, "cublaslt")
-    assert result["measured"] == 3  # the library, tiles, a block for each row
+    assert result["measured"] == 3  # the library, a tiled GEMM, and one with a block per row
     assert result["runs"] > 5
     assert result["kept"] == 1
     assert all(name in result["text"] for name in ("measured ", "library", "simt 16x64x16", "gemv"))
@@ -77,7 +77,7 @@ def test_the_time_of_a_substitute_is_not_the_time_of_the_library(
 ) -> None:
     monkeypatch.setitem(ENVIRONMENT, "FAKE_REFUSES", "cublasLtMatmul")
     result = run_scenario("tuned", tmp_path, "cublaslt")
-    assert result["measured"] == 2  # tiles, a block for each row
+    assert result["measured"] == 2  # a tiled GEMM, and one with a block per row
     assert result["runs"] == 0
     assert "measured " in result["text"]
     assert "cuBLASLt: product" not in result["text"]
@@ -87,30 +87,30 @@ def test_the_fastest_algorithm_of_a_product_is_found_by_measuring(tmp_path: Path
     result = run_scenario("measured_products", tmp_path, "cublaslt")
     algorithm, runs = result["measured"]
     assert algorithm == 2
-    assert runs == 3 * 4 + result["not"][1]  # each of the three ran four times
-    assert result["limited"] == [0, 4 + result["not"][1]]  # the first one took all of the time
+    assert runs == 3 * 4 + result["not"][1]  # each of the three algorithms ran four times
+    assert result["limited"] == [0, 4 + result["not"][1]]  # the first algorithm used up the time limit
     assert result["deterministic"] == result["not"]
     assert result["not"][0] == 0
-    assert result["wrong"] != [2]  # the fastest one has a wrong element
+    assert result["wrong"] != [2]  # the fastest algorithm computes a wrong element
     assert result["alive"] == 0
 
 
 def test_options_decide_how_cudnn_gets_a_convolution(tmp_path: Path) -> None:
     result = run_scenario("searches", tmp_path, "cudnn")
     once = result["heuristic"][2]
-    assert result["heuristic"] == [3, 0, once, 9, 2]  # CUDNN_HEUR_MODE_A, a line, the convolution and its bias
+    assert result["heuristic"] == [3, 0, once, 9, 2]  # CUDNN_HEUR_MODE_A; rows of 9 elements; convolution and bias
     assert result["default"] == [0, 0, once, 9, 2]  # CUDNN_HEUR_MODE_INSTANT
     assert result["exhaustive"] == [3, 1, 4 * 4 + once, 9, 2]  # two engines, which both heuristics name
     assert result["deterministic"] == [3, 1, once, 9, 2]  # the first engine is not deterministic
     assert result["column"] == [3, 0, once, 1, 2]
     assert result["bare"] == [3, 0, once, 9, 1]
-    assert result["wrong"] == [0]  # the fastest engine has a wrong element
+    assert result["wrong"] == [0]  # the fastest engine computes a wrong element
     assert result["alive"] == 0
 
 
 def is_apart(result: dict[str, Any]) -> bool:
-    """Whether a residual has another layout than the convolution: NHWC in half types, the model's layout if it is
-    fed.
+    """Return whether the layouts of a residual and the convolution differ: a convolution of half types is NHWC, a
+    residual that is an input of the model is not.
     """
     case: str = result["case"]
     return result["dtype"] != "float32" and case in ("convolution, residual", "convolution, all", "volumes, all")
@@ -122,7 +122,7 @@ def test_a_fused_call_is_the_exact_result_rounded_once(tmp_path: Path) -> None:
         fused, unfused = result["fused"], result["unfused"]
         runs = [1, 0] if result["case"].startswith("product") else [0, 1]
         assert fused["runs"] == unfused["runs"] == runs, result
-        # Only of GELU the sums are not exact.
+        # The result is exact except for GELU.
         assert fused["error"] <= (1e-6 if "GELU" in result["case"] else 0) or is_apart(result), result
         # A Conv with its bias is one operator, which rounds once.
         rounds_twice = result["dtype"] != "float32" and result["case"] not in (
@@ -136,7 +136,7 @@ def test_networks_of_channels_last_and_of_attention_compute_what_they_did(tmp_pa
     stand_ins = [str(fake_library(name, tmp_path)) for name in ("cublaslt", "cudnn")]
     for result in run_in_process("library_images.py", *stand_ins):
         if "calls" in result:
-            # Parts of a concatenation that are convolutions of single places are products, whose places may be apart.
+            # 1x1 convolutions that write into a concatenation are GEMMs, which may write strided results.
             assert result["calls"] == [2, 3], result
             assert result["error"] <= 5e-6, result
             continue
@@ -153,7 +153,7 @@ def test_networks_of_channels_last_and_of_attention_compute_what_they_did(tmp_pa
 @pytest.mark.parametrize("library", ["cublaslt", "cudnn"])
 def test_an_input_may_lie_at_any_multiple_of_its_element(library: str, tmp_path: Path) -> None:
     result = run_scenario("alignments", tmp_path, library)
-    assert result["calls"] > 4  # replays of graphs compute nothing in the stand-in
+    assert result["calls"] > 4  # the stand-in computes nothing in graph replays
     assert max(result["errors"].values()) <= 1e-3, result
     assert result["alive"] == 0
 
@@ -175,12 +175,12 @@ def test_a_stand_in_names_the_pointer_that_is_less_aligned_than_declared(tmp_pat
 
 def test_library_calls_are_nodes_of_graphs_unless_they_cannot_be_captured(tmp_path: Path) -> None:
     result = run_scenario("graphs", tmp_path, "cublaslt")
-    assert result["cold"] == 0  # a handle's first call is no part of a capture
+    assert result["cold"] == 0  # the first call of a handle is never captured
     enqueued = result["enqueued"]
     assert (enqueued["graph_captures"], enqueued["graph_replays"], enqueued["library_calls"]) == (1, 4, 6)
     assert enqueued["graph_updates"] == 3 * 2  # both nodes have the address of x, which differs in each run
     assert enqueued["graph_fallbacks"] == 0
-    # No change succeeds. The graph is made anew at once, then after 8 Runs without one, then after 16.
+    # Each update of the graph fails. A new one is captured at once, then after 8 Runs without a graph, then after 16.
     assert (result["varies"]["graph_captures"], result["varies"]["graph_fallbacks_driver"]) == (4, 3)
     for name in ("computed", "waits"):
         assert result[name]["graph_captures"] == 0
@@ -196,13 +196,13 @@ def test_no_two_threads_use_one_handle_or_one_plan_at_once(tmp_path: Path) -> No
 def test_a_problem_keeps_the_sizes_that_were_used_last(tmp_path: Path) -> None:
     result = run_scenario("many_sizes", tmp_path, "cublaslt")
     assert result["searches"] == 301  # the first size was evicted and is prepared again
-    assert result["most"] <= 4 * (128 + 1)  # a description and three layouts each
+    assert result["most"] <= 4 * (128 + 1)  # an operation descriptor and three layouts per size
     assert result["alive"] == 0
 
 
 def test_plans_are_kept_for_sessions_to_come(tmp_path: Path) -> None:
     result = run_scenario("kept_plans", tmp_path, "cudnn")
-    assert result["first"] == [1, 0]  # built, loaded
+    assert result["first"] == [1, 0]  # plans that were built, and loaded
     assert result["second"] == [0, 1]
     assert result["again"] == [0, 0]
     assert result["python"] == 0
@@ -219,7 +219,7 @@ def test_the_plans_of_a_run_are_built_by_several_threads(tmp_path: Path) -> None
     result = run_scenario("plans_at_once", tmp_path, "cudnn")
     for name in ("first", "size"):
         built, loaded, at_once = result[name]
-        assert (built, loaded) == (4, 0)  # two of the five are equal
+        assert (built, loaded) == (4, 0)  # two of the five problems are equal
         assert at_once > 1 or os.cpu_count() == 1
     assert result["second"] == [0, 4, 0]
     assert result["alive"] == 0
@@ -444,7 +444,7 @@ def test_fused_calls_and_our_kernels_agree_on_a_gpu() -> None:
 
 @pytest.mark.gpu
 def test_networks_agree_with_our_kernels_on_a_gpu() -> None:
-    """Images with channels last between convolutions, and attention, by cuDNN and by us."""
+    """Compares cuDNN and the plugin's kernels on networks with channels last between convolutions, and on attention."""
     devices, why = cuda_devices()
     if not devices:
         pytest.skip(why)

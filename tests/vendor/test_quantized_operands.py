@@ -1,4 +1,4 @@
-"""What a device that offers the libraries does with quantised operands."""
+"""Lowering of quantised operands for a device that offers the vendor libraries."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PRODUCT = f"""(int8[64, 64] x) => (int8[64, 64] y) {{ {WEIGHTS} {SCALES}
 
 @pytest.mark.parametrize("fusion", [True, False])
 def test_a_library_gets_dequantised_operands_and_weights_are_dequantised_once(fusion: bool) -> None:
-    """Libraries take no operand of another type than they multiply."""
+    """Libraries take only operands of the type in which they multiply."""
     variant, _ = prepare(PRODUCT, LoweringOptions(fusion=fusion))
     assert variant.plan is not None
     kinds = [record.kind for record in variant.plan.records]

@@ -45,7 +45,7 @@ class ActivityMemcpyKind(enum.IntEnum):
 
 
 class Cupti:
-    """cupti.cupti, as far as `Tracing` uses it. ``report`` makes the records of a call of the driver."""
+    """A fake of the module cupti.cupti with what `Tracing` uses. ``report`` adds the records of one driver call."""
 
     ActivityKind = ActivityKind
     ExternalCorrelationKind = ExternalCorrelationKind
@@ -55,7 +55,7 @@ class Cupti:
         self.enabled: list[int] = []
         self.stack: list[int] = []
         self.leaves: list[int] = []
-        """Numbers in which nothing else was pushed: those of calls of the driver."""
+        """Correlation numbers that were popped right after their push: those of driver calls."""
         self.refused: int | None = None
         self._pending: list[Any] = []
         self._launches = 0
@@ -105,7 +105,7 @@ class Cupti:
         self._launches += 1
         common = {"correlation_id": self._launches, "device_id": 0, "stream_id": STREAM, "graph_id": int(in_graph)}
         external = {"external_id": number, "external_kind": ExternalCorrelationKind.CUSTOM2}
-        # Records of all kinds come in any order.
+        # The record with the external number comes last, as the order of records is arbitrary.
         for record in records:
             start = self.get_timestamp()
             self._pending.append(SimpleNamespace(**common, **record, start=start, end=start + 1000))
@@ -156,7 +156,7 @@ def nodes(event: Event) -> tuple[str, list[str], list[str]]:
 
 def test_a_launch_gets_the_nodes_of_its_record(cupti: Cupti, traced: Tracing, tmp_path: Path) -> None:
     session = profiled_session(small_encoder(), tmp_path, {"automatic_cuda_graphs": "0"})
-    session.run(None, FEEDS)  # the first Run also does the folded launches
+    session.run(None, FEEDS)  # only the first Run also has launches that precompute values
     cupti.leaves.clear()
     session.run(None, FEEDS)
     launches = list(cupti.leaves)
