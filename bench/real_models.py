@@ -55,7 +55,7 @@ OWN_MOVES = 3.0
 MOVED = 2.0**-20
 """Relative perturbation of weights of a model that quantizes activations: eight roundings of a float32."""
 QUANTIZED_WEIGHTS = {"DynamicQuantizeLSTM": ((1, 8), (2, 10)), "DynamicQuantizeMatMul": ((1, 2),)}
-"""By operator that quantizes its operands: the indices of inputs that are int8 weights, and of their scales."""
+"""For each operator that quantizes its operands, pairs of the index of an int8 weight and of that weight's scale."""
 TURNS, TURN_SECONDS = 4, 0.1
 """Number of times that each session is timed, and the minimum CPU seconds of each time."""
 
@@ -184,7 +184,7 @@ def _members(archive: Path) -> Iterator[tuple[str, Any]]:
                     yield member.name, file.read
 
 
-# One file in one lowering, in a process of its own
+# ---- one file in one lowering, in a separate process ----
 
 
 def feeds_of(model: onnx.ModelProto, listed: Listed, sizes: Mapping[str, int]) -> dict[str, Any]:

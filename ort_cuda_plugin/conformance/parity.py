@@ -53,7 +53,7 @@ _REASONS: Final[Mapping[tuple[str, str], str]] = {
     }.items()
     for name in names.split()
 }
-"""By operator, the reason why the plugin's registry lacks a version or type."""
+"""For each operator, the reason why the plugin's registry lacks a version or type."""
 _UNKNOWN: Final = "type constraint "
 """Beginning of a report line about a constraint that no schema has."""
 

@@ -62,7 +62,7 @@ class Machine:
     site_packages: Path = field(default_factory=lambda: Path(sysconfig.get_paths()["purelib"]))
 
     def has(self, path: str) -> bool:
-        """Whether there is a file or folder of that path below the root."""
+        """Return whether there is a file or folder of that path below the root."""
         return (self.root / path).exists()
 
     def text(self, path: str) -> str:

@@ -104,7 +104,7 @@ class Claiming:
             host.check_status(host.ep_api().EpGraphSupportInfo_AddSingleNode(info, nodes[node.index]))
 
     def _runs_singly(self, graph: Graph, cluster: list[Node], nodes: list[Any], info: Any) -> bool:
-        """Whether ORT runs the cluster by a kernel of the registry.
+        """Return whether ORT runs the cluster by a kernel of the registry.
 
         The plugin chooses this for all nodes if `Session.single_nodes` is set, for example because ORT writes the
         optimized model. Otherwise it does so for a node without neighbours to fuse with that has shape-determining
@@ -117,7 +117,7 @@ class Claiming:
         return _has_kernel(info, nodes[cluster[0].index])
 
     def _decides_shapes(self, graph: Graph, node: Node) -> bool:
-        """Whether the node has an input that the host reads, other than a constant."""
+        """Return whether the node has an input that the host reads, other than a constant."""
         opset = graph.opsets.get(node.domain, node.since_version)
         host_inputs = self._session.operators.implementations(node, opset)[0].host_inputs
         inputs = [node.inputs[index] for index in host_inputs if index < len(node.inputs)]

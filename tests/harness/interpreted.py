@@ -22,7 +22,7 @@ from programs.values import Array
 INTERPRET_VARIABLE = "ORT_CUDA_PLUGIN_TEST_INTERPRET"
 """Environment variable: "1" checks all models. ``pytest --interpret`` sets it, and worker processes inherit it."""
 SHARE = 24
-"""One in this many models is checked without ``pytest --interpret``."""
+"""Without ``pytest --interpret``, one model in SHARE is checked."""
 
 
 def interpret(

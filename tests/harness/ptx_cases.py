@@ -509,7 +509,7 @@ def pairwise(a: int, b: int, operation: Callable[[Any, Any], Any]) -> int:
 
 
 def equal(case: Case, got: int, expected: int) -> bool:
-    """Whether two results of a floating-point case are equal; the payload of NaN is not compared."""
+    """Return whether two results of a floating-point case are equal; the payload of NaN is not compared."""
     kinds = case.text.split(" ")[0].split(".")
     if "f16x2" in kinds and kinds[0] != "cvt":
         one, other = (np.array([bits & 0xFFFF, bits >> 16], np.uint16).view(np.float16) for bits in (got, expected))

@@ -45,7 +45,7 @@ _CHANNELS_LAST: Final = {
     TensorFormat.DHWC: (5, 1, None),
     TensorFormat.DHWC8: (5, 8, _HALVES),
 }
-"""By format: rank, divisor of the number of channels, and element types (None: any)."""
+"""For each format: rank, divisor of the number of channels, and element types (None: any)."""
 _PACKED: Final = {
     TensorFormat.CHW2: (4, 2, frozenset({DType.FLOAT16})),
     TensorFormat.CHW4: (4, 4, frozenset({DType.FLOAT16, DType.INT8})),
@@ -53,7 +53,7 @@ _PACKED: Final = {
     TensorFormat.CHW32: (4, 32, frozenset({DType.FLOAT32, DType.FLOAT16, DType.INT8})),
     TensorFormat.CDHW32: (5, 32, frozenset({DType.FLOAT16, DType.INT8})),
 }
-"""By format: rank, number of channels in a vector, and element types."""
+"""For each format: rank, number of channels in a vector, and element types."""
 
 
 def packed_channels(format: TensorFormat) -> int:

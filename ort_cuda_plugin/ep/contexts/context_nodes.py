@@ -86,7 +86,7 @@ class ContextOutput:
 
 
 def is_context(node: Node) -> bool:
-    """Whether a node holds a context that this plugin compiled."""
+    """Return whether a node holds a context that this plugin compiled."""
     return (node.op_type, node.domain, node.attributes.get("source")) == (OP_TYPE, DOMAIN, SOURCE)
 
 

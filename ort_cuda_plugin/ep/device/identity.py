@@ -46,7 +46,7 @@ class Identity(IntEnum):
 
 
 def is_our_name(ep_name: str) -> bool:
-    """Whether the library may offer devices under this name."""
+    """Return whether the library may offer devices under this name."""
     return ep_name in _NAMES
 
 

@@ -68,7 +68,7 @@ class RunStream:
         args: Sequence[DeviceArray | Number],
         shared_bytes: int = 0,
     ) -> None:
-        """As `CallStream.launch`. Raises TypeError, KernelCompileError, DriverError."""
+        """Implement `CallStream.launch`. Raises TypeError, KernelCompileError, DriverError."""
         if len(args) != len(spec.signature):
             raise TypeError(f"kernel {spec.name} takes {len(spec.signature)} arguments, got {len(args)}")
         values = [_parameter(spec, number, arg) for number, arg in enumerate(args)]
@@ -82,7 +82,7 @@ class RunStream:
         count("LAUNCHES")
 
     def copy(self, destination: DeviceArray, source: DeviceArray) -> None:
-        """As `CallStream.copy`. Raises TypeError for other sizes, DriverError."""
+        """Implement `CallStream.copy`. Raises TypeError for different sizes, DriverError."""
         if destination.nbytes != source.nbytes:
             raise TypeError(f"cannot copy an array of {source.nbytes} bytes into one of {destination.nbytes}")
         if source.nbytes and destination.address != source.address:
@@ -90,13 +90,13 @@ class RunStream:
             self._check(self._device.driver.MemcpyDtoDAsync(*sizes, self._handle), "cuMemcpyDtoDAsync", "a copy")
 
     def memset(self, destination: DeviceArray, byte: int) -> None:
-        """As `CallStream.memset`. Raises DriverError."""
+        """Implement `CallStream.memset`. Raises DriverError."""
         if destination.nbytes:
             sizes = (destination.address, byte, destination.nbytes)
             self._check(self._device.driver.MemsetD8Async(*sizes, self._handle), "cuMemsetD8Async", "a memset")
 
     def read(self, array: DeviceArray) -> Array:
-        """As `CallStream.read`. Raises DriverError, PluginError."""
+        """Implement `CallStream.read`. Raises DriverError, PluginError."""
         values = np.empty(array.shape, array.dtype.numpy)
         if array.nbytes:
             target = ffi.from_buffer(values.reshape(-1).view(np.uint8))
@@ -106,7 +106,7 @@ class RunStream:
         return values
 
     def write(self, array: DeviceArray, values: Array) -> None:
-        """As `CallStream.write`. Raises TypeError for another type or shape, DriverError, PluginError."""
+        """Implement `CallStream.write`. Raises TypeError for another type or shape, DriverError, PluginError."""
         if values.dtype != array.dtype.numpy or values.shape != array.shape:
             wanted = f"{array.dtype.numpy}{list(array.shape)}"
             raise TypeError(f"the tensor expects an array {wanted}, got {values.dtype}{list(values.shape)}")
@@ -118,7 +118,7 @@ class RunStream:
         self.synchronize()  # the caller may change the array after the call
 
     def synchronize(self) -> None:
-        """As `CallStream.synchronize`. Raises PluginError if work failed."""
+        """Implement `CallStream.synchronize`. Raises PluginError if work failed."""
         error = new_error()
         core().stream_synchronize(self._stream, error)
         check(error)

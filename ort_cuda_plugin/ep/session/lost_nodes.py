@@ -34,7 +34,7 @@ _OF_HOST = ("com.microsoft", "com.ms.internal.nhwc")
 
 
 def is_compiled_model(node: Node) -> bool:
-    """Whether the node is a model that an execution provider compiled before."""
+    """Return whether the node is a model that an execution provider compiled before."""
     return (node.domain, node.op_type) == ("com.microsoft", "EPContext")
 
 
@@ -45,7 +45,7 @@ def why_not_loaded(node: Node) -> str:
 
 
 def is_probably_lost(node: Node) -> bool:
-    """Whether no provider of this ONNX Runtime is known to have a kernel for the node."""
+    """Return whether no provider of this ONNX Runtime is known to have a kernel for the node."""
     if is_compiled_model(node):
         return True
     return node.domain in _OF_HOST and not (node.domain == "com.microsoft" and node.op_type in _ON_CPU)

@@ -17,7 +17,7 @@ VIRTUAL_NAME = "virtual_model.onnx"
 
 
 def is_virtual(path: str, entries: Mapping[str, str]) -> bool:
-    """Whether ONNX Runtime made up the path in a graph."""
+    """Return whether ONNX Runtime made up the path in a graph."""
     return bool(entries.get(EXTERNAL_FOLDER)) and os.path.basename(path) == VIRTUAL_NAME and not os.path.exists(path)
 
 

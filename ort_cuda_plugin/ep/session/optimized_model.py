@@ -20,7 +20,7 @@ _SEARCHED_WORDS: Final = 8
 
 
 def writes_optimized_model(session_options: Any) -> bool:
-    """Whether ``session_options`` (``const OrtSessionOptions *``) has an ``optimized_model_filepath``.
+    """Return whether ``session_options`` (``const OrtSessionOptions *``) has an ``optimized_model_filepath``.
 
     Also False if this ORT does not store it as a std::string of libstdc++.
     """

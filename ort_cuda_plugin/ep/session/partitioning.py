@@ -25,7 +25,7 @@ def read_budget(entries: Mapping[str, str], available: Callable[[], int]) -> Mem
 
 
 def goes_by_statistics(entries: Mapping[str, str], identity: Identity) -> bool:
-    """Whether ONNX Runtime uses recorded statistics, which are more accurate about a node than the plugin's
+    """Return whether ONNX Runtime uses recorded statistics, which are more accurate about a node than the plugin's
     estimate.
     """
     return identity is Identity.CUDA and bool(entries.get(KEY, "").partition(",")[2].strip())

@@ -52,7 +52,7 @@ class _Memory:
 
 @dataclass(frozen=True, eq=False)
 class Gather:
-    """What a launch of `gather_map` computes: an expression that may read elements at computed coordinates."""
+    """The computation of a `gather_map` launch: an expression that may read elements at computed coordinates."""
 
     out: Tensor
     coordinates: tuple[Scalar, ...]
@@ -77,7 +77,7 @@ def opaque_of(step: Launch | HostCall, view: View = lambda x: x) -> Opaque:
 
 
 Meaning: TypeAlias = Map | Gather | Opaque
-"""What a launch computes: the step, gather or operator's kernel that it implements."""
+"""The computation of a launch: the step, the gather or the operator's own kernel that it implements."""
 
 
 class Interpreter:
