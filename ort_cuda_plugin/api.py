@@ -83,7 +83,7 @@ def _ep_devices(ort: ModuleType, identity: Identity) -> list[Any]:
 
 
 def _is_ours(ep_device: Any) -> bool:
-    """Whether the device belongs to this library; other libraries may use the same provider name."""
+    """Return whether the device belongs to this library; other libraries may use the same provider name."""
     return set(dict(ep_device.ep_metadata)) >= METADATA_KEYS
 
 
@@ -108,7 +108,7 @@ def _factories(identity: Identity) -> list[str]:
 
 
 def is_registered_as(identity: Identity) -> bool:
-    """Whether the library offers its devices under the provider name of ``identity``."""
+    """Return whether the library offers its devices under the provider name of ``identity``."""
     return bool(_factories(identity))
 
 

@@ -357,7 +357,7 @@ def _zeros(shape: Sequence[int], dtype: DType, memory: Any) -> Any:
 
 
 def _is_state(x: Any) -> bool:
-    """Whether an input's size is independent of the number of tokens."""
+    """Return whether an input's size is independent of the number of tokens."""
     is_cache = x.name.rpartition(".")[2] in ("key", "value")
     return not is_cache and sum(not isinstance(size, int) for size in x.shape) <= 1
 

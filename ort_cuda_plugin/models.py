@@ -45,7 +45,7 @@ def find_model(name_or_path: str) -> Path:
 
 
 def is_wheel_model(path: Path) -> bool:
-    """Whether the file is one of the wheel's light models, whose weights are constants."""
+    """Return whether the file is one of the wheel's light models, whose weights are constants."""
     return path in wheel_models().values()
 
 

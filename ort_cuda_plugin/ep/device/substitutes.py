@@ -113,7 +113,7 @@ _measuring = _Measuring()
 
 @contextmanager
 def without_substitutes() -> Iterator[None]:
-    """In the block, let library calls that are refused on this thread fail instead of running a substitute.
+    """Let library calls that are refused on this thread fail in the block, instead of running a substitute.
 
     The autotuner would otherwise mistake the substitute's time for the library's.
     """
