@@ -21,10 +21,10 @@ from ..program.analysis.plan_record import plan_record
 from ..program.analysis.program_text import ProgramHistory, ProgramText
 from ..program.analysis.traffic import ProgramTraffic
 from ..program.expressions.symbolic import Dim
-from ..program.lowering.context import Buffer, DeviceProperties, LoweringOptions, Tensor, Tuner
+from ..program.lowering.context import Buffer, DeviceProperties, Lowering, LoweringOptions, Tensor, Tuner
 from ..program.steps.callbacks import Callback
 from ..program.steps.libraries import LibraryProblem
-from ..program.steps.trace import Step
+from ..program.steps.trace import Recordable, Step
 from .cycle_collection import paused
 from .launches import make_launches, place_outputs
 from .nodes.control_flow import CompiledBodies
@@ -58,6 +58,16 @@ class Variant:
     def precomputations(self) -> list[Precomputation]:
         """Return the programs that compute the `Precomputed` weights among ``weights``."""
         return list(dict.fromkeys(weight.program for weight in self.weights if isinstance(weight, Precomputed)))
+
+
+def _launches(ctx: Lowering, watch: Watch | None) -> tuple[list[list[Recordable]], list[Recordable], ProgramTraffic]:
+    """Call `make_launches`. Raises NodeError if a pass has no kernel for a step."""
+    try:
+        return make_launches(ctx, watch)
+    except Unsupported as error:
+        if error.node is None:
+            raise
+        raise NodeError(error.node, error.reason) from error
 
 
 def _agrees(value: Value, shape: Sequence[int] | None) -> bool:
@@ -326,7 +336,7 @@ class CompiledCluster:
         told: list[str] = []
         shown, recorded = self._history(self.show_program), self._history(self.show_plan and told.append, formulas=True)
         histories = [each for each in (shown, recorded) if each is not None]
-        fixed, launches, self.traffic = make_launches(lowering.ctx, self._watch(live, histories))
+        fixed, launches, self.traffic = _launches(lowering.ctx, self._watch(live, histories))
         for history in histories:
             history.finish()
         if self.show_plan is not None and recorded is not None:
@@ -334,6 +344,7 @@ class CompiledCluster:
             self.show_plan(plan_record(input_shapes, live, once, launches, recorded.text, told))
         precompute(fixed, launches, tables)
         plan = make_plan(lowering.ctx.trace, launches, plan_inputs, placed, symbols.guards, tables, symbols.count)
+        tables.schedules = frozenset(lowering.ctx.trace.schedules)
         lowering.ctx.trace.release_steps()
         return plan, tables
 

@@ -17,6 +17,7 @@ from ..plan.tables import Weight
 from ..program.lowering.context import DeviceProperties
 from ..program.steps.callbacks import Callback
 from ..program.steps.libraries import LibraryProblem
+from ..program.steps.quarantine import ScheduleKind
 from .guards import Guards
 from .sample_shapes import Shapes, sample_shapes
 
@@ -38,7 +39,8 @@ class ContextTarget:
 class Captured:
     """Plans of one cluster for one target. Indices in the plans refer to the lists of this object.
 
-    ``failures`` are texts, each with the shapes for which no plan could be built, and the reason.
+    ``schedules`` are the kinds of the schedules in the plans. ``failures`` are texts, each with the shapes for which no
+    plan could be built, and the reason.
     """
 
     host_inputs: list[int] = field(default_factory=list)
@@ -48,6 +50,7 @@ class Captured:
     problems: list[LibraryProblem] = field(default_factory=list)
     callbacks: list[Callback] = field(default_factory=list)
     states: Mapping[Node, Constant] = field(default_factory=dict)
+    schedules: set[ScheduleKind] = field(default_factory=set)
     failures: list[str] = field(default_factory=list)
 
     def take(self, variant: Variant) -> None:
@@ -57,6 +60,7 @@ class Captured:
         self.weights += variant.weights
         self.problems += variant.problems
         self.callbacks += variant.callbacks
+        self.schedules |= variant.tables.schedules
         self.plans.append(variant.plan)
         variant.tables.kernels.commit()
         variant.tables.weights.commit()

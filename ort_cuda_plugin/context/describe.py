@@ -84,6 +84,7 @@ def _target(context: Context, row: Any, inputs: list[str]) -> dict[str, Any]:
         "kernels": len(row["kernels"]),
         "weights": len(row["weights"]),
         "plans": plans,
+        "schedules": [" ".join(filter(None, map(str, kind))) for kind in row.get("schedules", [])],
         "failures": row["failures"],
     }
 

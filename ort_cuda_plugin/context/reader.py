@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 from ..clusters.cluster import CompiledCluster, Variant, WeightReader
@@ -17,6 +17,7 @@ from ..plan.tables import KnownEntries, Precomputation, Precomputed, Tables, Wei
 from ..program.device import AttentionKernel
 from ..program.lowering.context import DeviceProperties, LoweringOptions
 from ..program.steps.libraries import LibraryProblem, ProblemFlags
+from ..program.steps.quarantine import ScheduleKind, operator_name, why
 from .fits import driver_runs, runs_on
 from .guards import Guards
 from .storage.constants import StoredConstants
@@ -24,6 +25,9 @@ from .storage.container import Container, Json, parse_json
 from .storage.errors import MALFORMED, ContextError, UnforeseenShapes
 from .storage.graph_data import decode_graph, dtype_of
 from .writer import cpu_digest
+
+MAX_REASONS = 5
+"""Maximum quarantined schedules, or operators, that a message names."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +51,16 @@ class Loaded:
     """A cluster from a context: its stored plans, or a cluster that compiles the stored graph.
 
     In the second case ``why`` says why the stored plans are not used. ``refitted`` names the initializers whose
-    contents differ from those at compilation.
+    contents differ from those at compilation. ``warning`` says which quarantined kernels the cluster runs all the same.
+    ``otherwise`` loads the stored plans if the only reason against them is the quarantine; its argument is the error
+    for which the stored graph cannot be compiled.
     """
 
     cluster: StoredCluster | CompiledCluster
     why: str = ""
     refitted: Sequence[str] = ()
+    warning: str = ""
+    otherwise: Callable[[Exception], Loaded] | None = None
 
 
 class Context:
@@ -81,7 +89,7 @@ class Context:
         """Load the cluster of partition ``name``.
 
         ``inputs`` and ``outputs`` are the element types of the node that names the partition. If the session's device
-        cannot use the stored code, the cluster is compiled from its stored graph.
+        cannot use the stored code, or has quarantined some of it, the cluster is compiled from its stored graph.
 
         Raises:
             ContextError: there is no such partition, the node has other inputs or outputs, or the context contradicts
@@ -96,13 +104,29 @@ class Context:
             self._check_ports(row["inputs"], inputs, f"inputs of {name!r}")
             self._check_ports(row["outputs"], outputs, f"outputs of {name!r}", strictly=True)
             partition = _Partition(self, row, session)
-            found = partition.usable_target()
-            if found is None:
-                why = f"{self.container.subject}, partition {name!r}, is compiled again: {partition.why_not}"
-                return Loaded(partition.compiled(), why, refitted)
-            return Loaded(StoredCluster(partition, found), "", refitted)
+            found, quarantined = partition.usable_target(), partition.quarantined
+            subject = f"{self.container.subject}, partition {name!r},"
+            operators = partition.quarantined_operators()
+            warning = f"{subject} runs quarantined operators: {operators}. {_REMEDY}" if operators else ""
+            if found is not None:
+                return Loaded(StoredCluster(partition, found), "", refitted, warning)
+            loaded = Loaded(
+                partition.compiled(), f"{subject} is compiled again: {partition.why_not}", refitted, warning
+            )
         except MALFORMED as error:
             raise self.container.damaged(f"partition {name!r}: {error!r}") from error
+        if quarantined is None:
+            return loaded
+
+        def otherwise(error: Exception) -> Loaded:
+            reasons = "; ".join(filter(None, (partition.why_not, operators)))
+            told = f"{subject} runs quarantined kernels: {reasons}. It cannot be compiled again: {error}. {_REMEDY}"
+            try:
+                return Loaded(StoredCluster(partition, quarantined), "", refitted, told)
+            except MALFORMED as damage:
+                raise self.container.damaged(f"partition {name!r}: {damage!r}") from damage
+
+        return replace(loaded, otherwise=otherwise)
 
     def source_of(self, name: str) -> tuple[int, str] | None:
         """Return number and file of the source model of partition ``name``; None if it needs no source model.
@@ -162,6 +186,13 @@ class Context:
         return BuiltKernel(entry, tuple(row["signature"]), identity, image=stored)
 
 
+_REMEDY = (
+    "Results may be wrong. Compile the source model again on this device, which avoids what is quarantined; or lift "
+    "the quarantine with `ort-cuda-plugin selftest --clear`"
+)
+"""What to do about quarantined kernels of a context."""
+
+
 def _index(number: Json) -> int:
     if type(number) is not int or number < 0:
         raise TypeError(f"expected an index, got {number!r}")
@@ -180,9 +211,13 @@ class _Partition:
         self.outputs: list[str] = [port["name"] for port in row["outputs"]]
         self.options = _stored_options(row["options"])
         self.why_not = ""
+        self.quarantined: Json | None = None
 
     def usable_target(self) -> Json | None:
-        """Return the stored target for the session's device. If none can be used, return None and set ``why_not``."""
+        """Return the stored target for the session's device. If none can be used, return None and set ``why_not``.
+
+        ``quarantined`` becomes the best of the targets that could be used if the device had no quarantine, or None.
+        """
         session = self.session
         if session.target.is_emulated and not session.allow_host_code:
             self.why_not = (
@@ -201,7 +236,37 @@ class _Partition:
             made_for = "; ".join(f"{row['arch']}: {reason}" for row, reason in reasons) or "nothing"
             self.why_not = f"it holds no plans for {session.target.arch} that this computer can use ({made_for})"
             return None
-        return max(fitting, key=lambda row: (row["arch"] == session.target.arch, row["arch"]))
+
+        def rank(row: Json) -> tuple[bool, str]:
+            return row["arch"] == session.target.arch, row["arch"]
+
+        allowed = [row for row in fitting if not self._quarantined_schedules(row)]
+        if allowed:
+            return max(allowed, key=rank)
+        self.quarantined = max(fitting, key=rank)
+        self.why_not = self._quarantined_schedules(self.quarantined)
+        return None
+
+    def _quarantined_schedules(self, row: Json) -> str:
+        """Return why plans of the stored target ``row`` do not run if others can: their quarantined schedules."""
+        quarantine = self.session.device.quarantine
+        if not quarantine.schedules:
+            return ""
+        if "schedules" not in row:
+            return (
+                f"it does not record its schedules, and {', '.join(map(str, quarantine.schedules[:MAX_REASONS]))} are "
+                "quarantined on this device. Compile the source model again to record them"
+            )
+        return _reasons(map(why, quarantine.covering(_schedule_kind(kind) for kind in row["schedules"])))
+
+    def quarantined_operators(self) -> str:
+        """Return which operators of the cluster are quarantined on the device, and why; "" if none is."""
+        quarantine = self.session.device.quarantine
+        if not quarantine.operators:
+            return ""
+        nodes = self.graph().all_nodes()
+        types = ((node, {x.dtype.short for x in node.inputs if x is not None and x.dtype}) for node in nodes)
+        return _reasons(quarantine.refusal(operator_name(node.domain, node.op_type), read) for node, read in types)
 
     def _misfit(self, row: Json) -> str:
         """Return why the session's device cannot use the stored target ``row``; "" if it can."""
@@ -401,6 +466,19 @@ def _stored_options(row: Mapping[str, Json]) -> LoweringOptions:
     elif not row.get("library_attention", True):
         given["sdpa_kernel"] = int(AttentionKernel.FLASH)
     return LoweringOptions(**{name: value for name, value in given.items() if name in known})
+
+
+def _schedule_kind(row: Json) -> ScheduleKind:
+    if not all(type(text) is str for text in row):
+        raise TypeError(f"expected the kind of a schedule, got {row!r}")
+    return ScheduleKind(*row)
+
+
+def _reasons(texts: Iterable[str]) -> str:
+    """Return the first of the texts that are not empty, as one text."""
+    known = [*dict.fromkeys(filter(None, texts))]
+    more = f"; and {len(known) - MAX_REASONS} more" if len(known) > MAX_REASONS else ""
+    return "; ".join(known[:MAX_REASONS]) + more
 
 
 def _problem(row: Mapping[str, Json]) -> LibraryProblem:

@@ -171,6 +171,7 @@ class ContextWriter:
             "problems": [asdict(problem) for problem in captured.problems],
             "callbacks": [callback.stored for callback in captured.callbacks],
             "plans": [self._builder.add(encode(plan)) for plan in captured.plans],
+            "schedules": sorted(captured.schedules),
             "failures": captured.failures,
         }
 

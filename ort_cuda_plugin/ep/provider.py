@@ -16,8 +16,9 @@ from ..clusters.nodes.control_flow import CompiledBodies, CompiledBody
 from ..clusters.search.search import as_repetition, is_search
 from ..clusters.transposition import transposition
 from ..context.reader import Loaded
+from ..context.storage.errors import MissingCompiler
 from ..context.writer import ContextCluster
-from ..model.ir import DType, Graph
+from ..model.ir import DType, Graph, NodeError, Unsupported
 from ..ops.registry import channels_last_operators
 from ..plugin_library import EP_NAME
 from .claiming import Claiming
@@ -193,19 +194,11 @@ class Provider:
             self.session.contexts.write(self._context_clusters(graphs, fused_nodes), request, model)
         for index, (graph, node) in enumerate(zip(graphs, fused_nodes, strict=True)):
             if index in loaded:
-                self._tell(loaded[index])
                 infos[index] = self._compute_info(node, loaded[index])
             else:
                 infos[index] = self._compile_one(graph, node, later=is_for_others)
         if self.session.contexts.output is not None:
             give(self.session.contexts.nodes(), context_nodes)
-
-    def _tell(self, loaded: Loaded) -> None:
-        """Log why a loaded cluster is compiled again, and which of its weights are new."""
-        if loaded.why:
-            self.session.log("WARNING", loaded.why)
-        if loaded.refitted:
-            self.session.log("INFO", f"new weights: {', '.join(loaded.refitted)}")
 
     @property
     def compatibility_info(self) -> Any:
@@ -313,13 +306,27 @@ class Provider:
             self._loaded_contexts = [*zip(nodes, loaded, strict=True)]
         index = identity.find([node for node, _ in self._loaded_contexts])
         node, one = self._loaded_contexts.pop(index)
-        self._tell(one)
         return context_kernel(node.node, self._fuse(node.node.name, one), self.device)
 
     def _fuse(self, name: str, loaded: Loaded, later: bool = False) -> FusedNode:
         """Make a cluster's fused node on the device, and prepare it as far as possible; ``later`` as for
-        `FusedNode.prepare`.
+        `FusedNode.prepare`. If a cluster can only run with quarantined kernels of its context, it does.
         """
+        if loaded.otherwise is None:
+            _tell(self.session, loaded)
+            return self._prepared(name, loaded, later)
+        try:
+            fused = self._prepared(name, loaded, later)
+        except (MissingCompiler, NodeError, Unsupported) as error:
+            self.fused_nodes.pop().close()
+            # The message of `MissingCompiler` repeats `Loaded.why`; its cause says what is missing.
+            reason = error.__cause__ if isinstance(error, MissingCompiler) else error
+            assert isinstance(reason, Exception)
+            return self._fuse(name, loaded.otherwise(reason), later)
+        _tell(self.session, loaded)
+        return fused
+
+    def _prepared(self, name: str, loaded: Loaded, later: bool) -> FusedNode:
         cluster = loaded.cluster
         if self.options.program_folder and isinstance(cluster, CompiledCluster):
             files = ProgramFiles(Path(self.options.program_folder), name)
@@ -346,6 +353,14 @@ class Provider:
                 known.prepare()
                 self._transpositions[permutation, dtype] = known
         return known
+
+
+def _tell(session: Session, loaded: Loaded) -> None:
+    """Log why a loaded cluster is compiled again, what it runs in spite of the quarantine, and its new weights."""
+    for text in filter(None, (loaded.why, loaded.warning)):
+        session.log("WARNING", text)
+    if loaded.refitted:
+        session.log("INFO", f"new weights: {', '.join(loaded.refitted)}")
 
 
 def _text(function: str, owner: Any) -> str:

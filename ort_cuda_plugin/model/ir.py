@@ -477,16 +477,18 @@ class Graph:
 class Unsupported(Exception):
     """The plugin does not run this node; ORT assigns it to another execution provider.
 
-    ``kind`` is one of "op", "version", "dtype", "attribute", "shape", "control-flow", "cost", "quarantine".
+    ``kind`` is one of "op", "version", "dtype", "attribute", "shape", "control-flow", "cost", "quarantine". ``node`` is
+    the node, if a pass of the compiler raises the error; lowering functions leave it out.
     """
 
     kinds: Final = ("op", "version", "dtype", "attribute", "shape", "control-flow", "cost", "quarantine")
 
-    def __init__(self, kind: str, reason: str) -> None:
+    def __init__(self, kind: str, reason: str, node: Node | None = None) -> None:
         assert kind in self.kinds, kind
         super().__init__(reason)
         self.kind = kind
         self.reason = reason
+        self.node = node
 
 
 class UnknownRank(Unsupported):

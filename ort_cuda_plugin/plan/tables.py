@@ -13,6 +13,7 @@ from ..compiler.kernel import KernelSpec
 from ..model.ir import Constant
 from ..program.steps.callbacks import Callback
 from ..program.steps.libraries import LibraryProblem
+from ..program.steps.quarantine import ScheduleKind
 from ..program.steps.tensor import Buffer
 from .format import Plan
 
@@ -90,7 +91,10 @@ class KnownEntries:
 
 
 class Tables:
-    """The tables of a cluster while one plan is made. ``precomputed`` has the weights that buffers have become."""
+    """The tables of a cluster while one plan is made. ``precomputed`` maps the buffers that became weights to these.
+
+    ``schedules`` are the kinds of the schedules of the plan's kernels and library calls.
+    """
 
     def __init__(self, known: KnownEntries) -> None:
         self.kernels: Table[KernelSpec, KernelSpec] = Table(known.kernels)
@@ -98,6 +102,7 @@ class Tables:
         self.problems: Table[LibraryProblem, LibraryProblem] = Table(known.problems)
         self.callbacks: Table[Callback, Callback] = Table(known.callbacks)
         self.precomputed: dict[Buffer, Precomputed] = {}
+        self.schedules: frozenset[ScheduleKind] = frozenset()
 
     def weight(self, buffer: Buffer) -> int:
         """Return the index, in the current plan, of the weight that a WEIGHT or STATE buffer holds."""

@@ -12,6 +12,7 @@ from ..kernels.library.library_attention import attention_form
 from ..model.ir import Unsupported
 from ..program.expressions.symbolic import Dim, hint, le, logical_not
 from ..program.lowering.context import Lowering
+from ..program.steps.quarantine import kinds_for
 from ..program.steps.schedule import AttentionTile, Choice, Engine, Schedule
 from ..program.steps.steps import Attend, Contract, Map
 from .flash import flash_choice, flash_wave, is_faster_as_flash
@@ -121,5 +122,8 @@ def decomposed_attention(ctx: Lowering, step: Attend) -> Iterator[Map]:
         if isinstance(one, Contract) and _is_decoding(step):
             own = own_gemm_schedules(ctx, one)
             first = next((x for x in own if not x.gemv_rows and not x.is_transposed), None)
-            one = one if first is None else replace(one, schedule=first, why="the number of keys grows")
+            if first is not None:
+                choice = Choice(first, "the number of keys grows")
+                ctx.take(choice, kinds_for(one, first))
+                one = replace(one, schedule=choice.schedule, why=choice.why)
         yield one

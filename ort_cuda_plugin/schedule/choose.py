@@ -10,6 +10,7 @@ from ..kernels.gemm.tile_shapes import INTEGERS
 from ..model.ir import Unsupported
 from ..program.expressions.symbolic import hint
 from ..program.lowering.context import Lowering
+from ..program.steps.quarantine import kinds_for
 from ..program.steps.schedule import Choice, Schedule
 from ..program.steps.steps import Attend, Contract, Convolve, Sums
 from .attention import attention_choices, own_attention_choices
@@ -62,7 +63,7 @@ def own_choice(ctx: Lowering, step: Sums) -> Choice:
     for choice in found:
         if ctx.device.quarantine.allows(step, choice.schedule):
             return choice
-    raise Unsupported("quarantine", ctx.device.quarantine.why_none(step))
+    raise Unsupported("quarantine", ctx.device.quarantine.why_none(step), step.node)
 
 
 def has_integer_operands(ctx: Lowering, step: Sums) -> bool:
@@ -90,5 +91,5 @@ def scheduled(ctx: Lowering, step: AnySums, choice: Choice | None = None) -> Any
         if step.schedule is not None:
             return step
         choice = own_choice(ctx, step)
-    ctx.take(choice)
+    ctx.take(choice, kinds_for(step, choice.schedule))
     return replace(step, schedule=choice.schedule, why=choice.why + ctx.device.quarantine.note(step))

@@ -19,6 +19,7 @@ from ..kernels.library.library_attention import softmax_of, uncast
 from ..model.ir import DType, Unsupported
 from ..program.expressions.symbolic import Dim, ceildiv, hint, le, product
 from ..program.lowering.context import Lowering, Tensor
+from ..program.steps.quarantine import schedule_kinds
 from ..program.steps.schedule import AttentionTile, Choice, Engine, Schedule
 from ..program.steps.steps import Attend
 from .reasons import by_rules
@@ -91,7 +92,7 @@ def flash_choice(
     """
     for uses_tensor_cores in (True, False):
         choice = _flash_choice(ctx, q, k, v, reading, is_converted or not uses_tensor_cores)
-        if ctx.device.quarantine.allows_schedule("attention", q.dtype.short, choice.schedule):
+        if not ctx.device.quarantine.covering(schedule_kinds("attention", q.dtype.short, choice.schedule)):
             return choice
     raise Unsupported("quarantine", f"each kernel of FlashAttention for {q.dtype.short} is quarantined on this device")
 

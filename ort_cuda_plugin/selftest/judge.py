@@ -11,6 +11,7 @@ import onnx
 
 from .. import counters
 from ..conformance.verdict import run_session
+from ..program.steps.quarantine import operator_name
 from ..program.steps.schedule import Engine, describe
 from .device import Device, Skipped
 from .forced import Candidate, Forcing, Noting
@@ -108,8 +109,8 @@ def _compared(
 
 
 def _operators(model: onnx.ModelProto) -> tuple[str, ...]:
-    """Return the operators of a model's nodes by the quarantine's names for them, such as "com.microsoft::Gelu"."""
-    names = (f"{node.domain}::{node.op_type}" if node.domain else node.op_type for node in model.graph.node)
+    """Return the operators of a model's nodes, as they are quarantined."""
+    names = (operator_name(node.domain, node.op_type) for node in model.graph.node)
     return tuple(name for name in dict.fromkeys(names) if name != "Constant")
 
 

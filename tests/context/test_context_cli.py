@@ -39,6 +39,7 @@ def test_compile_writes_what_inspect_shows(
     assert "inputs: x: FLOAT32" in printed
     assert "x.shape[" in printed
     assert "made by CUDA 1" in printed
+    assert "schedules: gemm f32 gemv, gemm f32 simt " in printed
     assert (tmp_path / BINARY.format("out")).exists() is not embed
     with nothing_compiled():
         assert_same(load(out), source.read_bytes(), [{"x": rows(2, 3)}])

@@ -48,12 +48,17 @@ def own_quarantine(folder: Path) -> Iterator[QuarantineCache]:
 
 
 @contextmanager
-def wrong_products(*engines: Engine) -> Iterator[None]:
-    """Within the block, GEMM kernels of these engines add 1 to each result that is at least 6."""
+def wrong_products(*engines: Engine, tile: str = "") -> Iterator[None]:
+    """Make the kernels of these engines for matrix products wrong where a result is at least 6.
+
+    With ``tile``, the kernels with another tile stay right.
+    """
     launch = vars(emission)["launch_contract"]
 
     def launch_wrong(ctx: Lowering, step: Contract) -> None:
-        if step.schedule is not None and step.schedule.engine in engines:
+        schedule = step.schedule
+        has_tile = schedule is not None and (not tile or (schedule.tile is not None and schedule.tile.name == tile))
+        if schedule is not None and schedule.engine in engines and has_tile:
             outputs = tuple((s.where(value >= 6.0, value + 1.0, value), y) for value, y in step.outputs)
             step = replace(step, outputs=outputs)
         launch(ctx, step)

@@ -14,7 +14,7 @@ import pytest
 from onnx import parser
 
 import ort_cuda_plugin
-from isolated import HARNESS, ROOT
+from isolated import HARNESS, ROOT, python
 from ort_cuda_plugin.cli import main
 from ort_cuda_plugin.cli.exit_codes import ExitCode
 from ort_cuda_plugin.clusters.tuning import kernels_digest
@@ -138,6 +138,29 @@ DAMAGES: list[Callable[[bytes], bytes]] = [
     lambda data: signed("[" * 100000),
 ]
 """Damages of the quarantine's file; the last ones have a valid checksum."""
+
+
+def test_the_identity_of_a_device_does_not_depend_on_what_the_process_has_loaded() -> None:
+    """A selftest has loaded the libraries when it stores a quarantine, and a new session has not when it asks for it.
+
+    The GPU of the first part has no libraries of its own: the emulated device's information stands in.
+    """
+    code = """
+    from dataclasses import replace
+    from ort_cuda_plugin.ep.device.devices import emulated_devices
+    from ort_cuda_plugin.ep.device.libraries import load_libraries
+    from ort_cuda_plugin.ep.device.open_device import OpenDevice
+    def identity(emulated):
+        device = object.__new__(OpenDevice)
+        device.info = replace(emulated_devices()[0], emulated=emulated)
+        return device.identity
+    before = identity(True), identity(False)
+    loaded = load_libraries()
+    assert before == (identity(True), identity(False)), before
+    assert all(f"{name} absent" not in before[1] for name in loaded), before
+    assert "cublaslt absent, cudnn absent" in before[0], before
+    """
+    python(code)
 
 
 def test_entries_of_another_version_are_void(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

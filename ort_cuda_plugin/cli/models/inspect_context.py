@@ -103,6 +103,8 @@ def _print(console: Console, subject: str, context: dict[str, Any]) -> None:
                     f"    plan {number}: {steps}; where {' and '.join(plan['guards']) or 'always'}",
                     soft_wrap=True,
                 )
+            if target["schedules"]:
+                console.print(f"    schedules: {', '.join(target['schedules'])}", soft_wrap=True)
             for failure in target["failures"]:
                 console.print(f"    no plan for {failure}", soft_wrap=True)
     table = Table("kernel", "architecture", "bytes", "registers", "shared bytes")

@@ -13,7 +13,7 @@ from ...program.expressions.symbolic import Dim, Expr, eq, is_read_back, le, pro
 from ...program.lowering.context import Buffer, BufferKind, DeviceProperties, Lowering, LoweringOptions, Tensor
 from ...program.lowering.host import defer_host
 from ...program.steps.containers import Operand, TensorOptional, TensorSequence
-from ...program.steps.quarantine import Quarantine
+from ...program.steps.quarantine import Quarantine, operator_name
 from .control_flow import MAX_UNROLLED_NODES, CompiledBodies, expand, inline
 from .ranks import RanksOfTrial
 from .repetition import FunctionNode
@@ -321,8 +321,8 @@ def _refusal(quarantine: Quarantine, node: Node, inputs: Sequence[Operand | None
     """Return why the node is quarantined, "" if it is not."""
     if not quarantine.entries:
         return ""
-    operator = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
-    return quarantine.refusal(operator, {x.dtype.short for x in inputs if isinstance(x, Tensor)})
+    types = {x.dtype.short for x in inputs if isinstance(x, Tensor)}
+    return quarantine.refusal(operator_name(node.domain, node.op_type), types)
 
 
 def _check_rank(value: Value, rank: int) -> None:

@@ -22,7 +22,7 @@ from .files import Buffer, Readable, read, write_whole
 from .hashing import array_digest, in_pieces, read_array
 
 MAGIC = b"\x89OCPCTX\n"
-VERSION = (1, 1)
+VERSION = (1, 2)
 HEADER = struct.Struct("<8sHHIQQQ32s")
 """Header fields: magic, version, zero, bytes of the file, offset and bytes of the index, SHA-256 of the index."""
 FIRST_ARRAY = 128

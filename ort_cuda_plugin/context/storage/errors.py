@@ -20,6 +20,10 @@ class ContextError(Exception):
     ort_code = 10  # ORT_INVALID_GRAPH
 
 
+class MissingCompiler(ContextError):
+    """A context must be compiled again, and no compiler is installed here."""
+
+
 class UnforeseenShapes(Exception):
     """No stored plan accepts the inputs, and no compiler is installed here."""
 

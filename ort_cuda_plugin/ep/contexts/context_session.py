@@ -13,8 +13,10 @@ from ...abi import host
 from ...abi.core import ffi
 from ...clusters.claims.claims import Claims, NodeVerdict, decline
 from ...clusters.search.search import is_search
+from ...compiler.targets import Target
 from ...context.capture import ContextTarget
 from ...context.compatibility import compatibility_info
+from ...context.fits import runs_on
 from ...context.reader import Loaded, Session
 from ...context.storage.errors import ContextError
 from ...context.storage.files import refuse_to_replace
@@ -286,23 +288,33 @@ def _end_group(binary: _Binary) -> None:
 def request_of(
     device: OpenDevice, properties: DeviceProperties, asked: Options, options: LoweringOptions
 ) -> ContextRequest:
-    """Return the request for a context that corresponds to the options of a session."""
+    """Return the request for a context that corresponds to the options of a session.
+
+    Targets whose code the device can run avoid what is quarantined on it.
+    """
     targets = [ContextTarget(device.target, properties)]
     if asked.context_architectures:
         for_gpus = any(not target.is_emulated for target in asked.context_architectures)
         libraries = load_libraries() if for_gpus else frozenset()  # logs a warning for libraries that are missing
         libraries -= frozenset() if asked.enable_cudnn else {"cudnn"}
         targets = [
-            ContextTarget(
-                target,
-                emulated_properties()
-                if target.is_emulated
-                else DeviceProperties.gpu(target.compute_capability, libraries=libraries),
-            )
+            ContextTarget(target, _target_properties(target, device, properties, libraries))
             for target in asked.context_architectures
         ]
     shapes = [dict(alternative) for alternative in asked.context_shapes]
     return ContextRequest(options, targets, shapes, asked.context_weightless)
+
+
+def _target_properties(
+    target: Target, device: OpenDevice, properties: DeviceProperties, libraries: frozenset[str]
+) -> DeviceProperties:
+    """Return the properties for which plans of a target are built; ``properties`` are those of the session's device."""
+    if target.is_emulated:
+        found, is_for_device = emulated_properties(), device.target.is_emulated
+    else:
+        found = DeviceProperties.gpu(target.compute_capability, libraries=libraries)
+        is_for_device = not device.target.is_emulated and runs_on(target.arch, device.target.compute_capability)
+    return replace(found, quarantine=properties.quarantine) if is_for_device else found
 
 
 def give(nodes: Sequence[Any], ep_context_nodes: Any) -> None:

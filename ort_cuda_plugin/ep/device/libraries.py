@@ -71,6 +71,11 @@ def load_libraries() -> frozenset[str]:
                 name,
                 place.why,
             )
+    return opened_libraries()
+
+
+def opened_libraries() -> frozenset[str]:
+    """Open the installed libraries, and return the names of those that work."""
     return frozenset(name for name, place in library_places().items() if place.path)
 
 

@@ -25,7 +25,7 @@ from ...plan.format import param_kind
 from ...program.lowering.context import DeviceProperties
 from ...program.steps.libraries import Refusals
 from .devices import DeviceInfo, DriverError, emulated_properties, executed_ptx, open_device
-from .libraries import LIBRARIES, library_versions, load_libraries, load_stand_ins
+from .libraries import LIBRARIES, library_versions, load_libraries, load_stand_ins, opened_libraries
 
 #: Bytes of shared memory that a block can have without an opt-in.
 _DEFAULT_SHARED_BYTES = 48 * 1024
@@ -113,9 +113,13 @@ class OpenDevice:
 
     @property
     def identity(self) -> str:
-        """Return the device, its driver and its libraries as text; a stored refusal is valid for this text only."""
-        names = frozenset(library.name for library in LIBRARIES)
-        versions = {"driver": str(self.info.driver_version), **library_versions(names)}
+        """Return the device, its driver and its libraries as text; a refusal holds while the text is the same.
+
+        The libraries are opened before, so that the text is the same in each process and at any time.
+        """
+        opened = load_stand_ins() if self.info.emulated else opened_libraries()
+        absent = {library.name: "absent" for library in LIBRARIES}
+        versions = {"driver": str(self.info.driver_version), **absent, **library_versions(opened)}
         return device_identity(self.info.name, self.info.compute_capability, self.info.multiprocessors, versions)
 
     @contextmanager

@@ -12,7 +12,9 @@ from typing import Any
 from ...abi.core import ffi
 from ...clusters.library_substitute import substitute_of
 from ...compiler.caches.refusal_cache import refusal_cache
+from ...model.ir import Unsupported
 from ...program.steps.libraries import LibraryProblem, Refusals
+from . import quarantined
 from .device_cluster import DeviceCluster, Unnoted
 from .open_device import OpenDevice, open_device_at
 
@@ -40,6 +42,12 @@ class Refused(Exception):
     """A library refused a call whose time is being measured."""
 
 
+class NoSubstitute(Exception):
+    """No kernel of the plugin that the device may run computes the problem of a call."""
+
+    ort_code = 1  # ORT_FAIL
+
+
 class Substitutes:
     """The substitutes of one device. They live as long as a cluster of the device has library problems. Thread safe."""
 
@@ -56,6 +64,7 @@ class Substitutes:
         Raises:
             Refused: an autotuner measures the call.
             ImportError: the compiler of the plugin is not installed.
+            NoSubstitute: the plugin has no kernel for the call, or the selftest has quarantined it.
         """
         if _measuring.active:
             raise Refused("the autotuner measures the library's call")
@@ -75,8 +84,12 @@ class Substitutes:
             cluster.close()
 
     def _make(self, call: RefusedCall) -> tuple[Any, DeviceCluster]:
-        properties = replace(self._device.properties(), libraries=frozenset())
-        substitute = substitute_of(call.problem, call.values, properties)
+        quarantine = quarantined.load(self._device)
+        properties = replace(self._device.properties(), libraries=frozenset(), quarantine=quarantine)
+        try:
+            substitute = substitute_of(call.problem, call.values, properties)
+        except Unsupported as error:
+            raise NoSubstitute(error.reason) from error
         cluster = DeviceCluster(f"substitute of a {KINDS[call.problem.kind]}", self._device)
         try:
             cluster.add(substitute.variant, Unnoted())

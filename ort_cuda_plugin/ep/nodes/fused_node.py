@@ -11,7 +11,7 @@ from typing import Any
 from ...abi.core import PluginError, check, core, count, ffi, new_error
 from ...clusters.cluster import CompiledCluster, Variant
 from ...context.reader import StoredCluster
-from ...context.storage.errors import MALFORMED, ContextError
+from ...context.storage.errors import MALFORMED, ContextError, MissingCompiler
 from ...program.analysis.traffic import ProgramTraffic
 from ..device.device_cluster import DeviceCluster
 from ..device.handles import HandleTable
@@ -136,7 +136,7 @@ class FusedNode:
             if isinstance(self._cluster, StoredCluster):
                 raise self._cluster.unforeseen(shapes, host_values, error) from error
             if self._why:
-                raise ContextError(
+                raise MissingCompiler(
                     f"{self._why}. But the plugin's compiler is not installed: {error}. Install it, or compile the "
                     "model for this device"
                 ) from error

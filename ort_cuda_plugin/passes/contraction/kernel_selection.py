@@ -10,6 +10,7 @@ from ...kernels.library.library_attention import call_cudnn_attention
 from ...kernels.library.library_calls import call_cublaslt, call_cudnn
 from ...program.lowering.context import Lowering
 from ...program.lowering.views import part
+from ...program.steps.quarantine import kinds_for
 from ...program.steps.schedule import Engine
 from ...program.steps.steps import Attend, Contract, Convolve, Sums
 from ...program.steps.trace import LibraryCall, Step
@@ -41,6 +42,7 @@ def _selected(ctx: Lowering, step: Sums) -> list[Step]:
         with ctx.recording(step.nodes) as made:
             is_called = _try_library_call(ctx, chosen)
         if is_called:
+            ctx.trace.schedules.update(dict.fromkeys(kinds_for(chosen, chosen.schedule)))
             return made
         chosen = scheduled(ctx, step, own_choice(ctx, step))
     if isinstance(chosen, Convolve):

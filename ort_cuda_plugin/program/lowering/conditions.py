@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ...model.ir import InvalidModel, Node, Unsupported
 from ..device import DeviceProperties, LoweringOptions
 from ..expressions.operations import ExprOp
 from ..expressions.symbolic import Dim, Expr, hint, is_read_back, le, logical_not, single_atom, truth
-from ..steps.schedule import Choice
+from ..steps.quarantine import ScheduleKind
+from ..steps.schedule import Choice, Engine
 from ..steps.trace import Requirement, Trace
 
 _INT32_MAX = 2**31 - 1
@@ -82,10 +85,12 @@ class Conditions:
         """Return the result of `holds`; in a claim, return whether the condition holds for all sizes."""
         return self.holds(condition) if self._settles else bool(truth(condition))
 
-    def take(self, choice: Choice) -> None:
-        """Guard the plan on the conditions under which a schedule applies."""
+    def take(self, choice: Choice, kinds: Iterable[ScheduleKind]) -> None:
+        """Guard the plan on the conditions under which a schedule of these kinds was chosen, and note the kinds."""
         for condition in choice.guards:
             self.guard(condition)
+        if choice.schedule.engine is not Engine.LIBRARY:  # a library may decline: kernel selection notes its calls
+            self.trace.schedules.update(dict.fromkeys(kinds))
 
     def settled(self, condition: Dim) -> bool | None:
         """Return the result of `guard`; in a claim, or for a condition on read-back values, the result of `known`."""

@@ -2,13 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from .schedule import Schedule
+from .schedule import Engine, Schedule
 from .steps import Attend, Convolve, Sums
 
-__all__ = ["Quarantine", "Quarantined", "QuarantinedOperator", "QuarantinedSchedule", "family_of"]
+__all__ = [
+    "Quarantine",
+    "Quarantined",
+    "QuarantinedOperator",
+    "QuarantinedSchedule",
+    "ScheduleKind",
+    "family_of",
+    "kinds_for",
+    "operator_name",
+    "schedule_kinds",
+]
+
+
+class ScheduleKind(NamedTuple):
+    """What a quarantine tells apart of a schedule. A library's calls have the engine "library" and no tile.
+
+    ``type`` is the short name of the first operand's type when the schedule was chosen, as "f16".
+    """
+
+    family: str
+    type: str
+    engine: str
+    tile: str
 
 
 @dataclass(frozen=True)
@@ -26,6 +49,10 @@ class QuarantinedSchedule:
     tile: str
     reason: str = field(default="", compare=False)
     case: str = field(default="", compare=False)
+
+    def covers(self, kind: ScheduleKind) -> bool:
+        """Return whether no step may have a schedule of this kind."""
+        return (self.family, self.type, self.engine) == kind[:3] and self.tile in ("", kind.tile)
 
     @property
     def schedule(self) -> str:
@@ -62,16 +89,23 @@ class Quarantine:
     entries: tuple[Quarantined, ...] = ()
 
     def allows(self, step: Sums, schedule: Schedule) -> bool:
-        """Return whether the step may use the schedule."""
-        return self.allows_schedule(family_of(step), step.operands[0].dtype.short, schedule)
+        """Return whether the step may have the schedule."""
+        return not self.entries or not self.covering(kinds_for(step, schedule))
 
-    def allows_schedule(self, family: str, type_name: str, schedule: Schedule) -> bool:
-        """Return whether steps of the family may use the schedule if their first operand has type ``type_name``."""
-        if not self.entries:
-            return True
-        tile = "" if schedule.tile is None else schedule.tile.name
-        own = {QuarantinedSchedule(family, type_name, schedule.engine.value, name) for name in ("", tile)}
-        return own.isdisjoint(self.entries)
+    def covering(self, kinds: Iterable[ScheduleKind]) -> list[QuarantinedSchedule]:
+        """Return the entries that cover a schedule of ``kinds``."""
+        known = [*kinds]
+        return [entry for entry in self.schedules if any(map(entry.covers, known))]
+
+    @property
+    def schedules(self) -> list[QuarantinedSchedule]:
+        """Return the quarantined schedules."""
+        return [entry for entry in self.entries if isinstance(entry, QuarantinedSchedule)]
+
+    @property
+    def operators(self) -> list[QuarantinedOperator]:
+        """Return the quarantined operators."""
+        return [entry for entry in self.entries if isinstance(entry, QuarantinedOperator)]
 
     def note(self, step: Sums) -> str:
         """Return a text that lists the step's quarantined schedules, to append to the reason for its schedule; "" for
@@ -86,23 +120,42 @@ class Quarantine:
 
     def has(self, family: str) -> bool:
         """Return whether a schedule of the family is quarantined."""
-        return any(isinstance(entry, QuarantinedSchedule) and entry.family == family for entry in self.entries)
+        return any(entry.family == family for entry in self.schedules)
 
     def _of(self, step: Sums) -> list[QuarantinedSchedule]:
         """Return the entries for the step's family and the type of its first operand."""
         of_step = family_of(step), step.operands[0].dtype.short
-        found = (entry for entry in self.entries if isinstance(entry, QuarantinedSchedule))
-        return [entry for entry in found if (entry.family, entry.type) == of_step]
+        return [entry for entry in self.schedules if (entry.family, entry.type) == of_step]
 
     def refusal(self, operator: str, types: Collection[str]) -> str:
-        """Return why nodes of the operator that read these element types cannot be claimed; "" if they can."""
-        found = (entry for entry in self.entries if isinstance(entry, QuarantinedOperator))
-        return next((why(entry) for entry in found if entry.operator == operator and entry.type in types), "")
+        """Return why no node of the operator that reads these element types may be claimed; "" if one may be."""
+        found = (entry for entry in self.operators if entry.operator == operator and entry.type in types)
+        return next(map(why, found), "")
 
 
 def family_of(step: Sums) -> str:
     """Return the family of a step with a schedule: "gemm", "convolution" or "attention"."""
     return "convolution" if isinstance(step, Convolve) else "attention" if isinstance(step, Attend) else "gemm"
+
+
+def operator_name(domain: str, op_type: str) -> str:
+    """Return the name of an operator in a quarantine, as "Softmax" or "com.microsoft::FastGelu"."""
+    return f"{domain}::{op_type}" if domain else op_type
+
+
+def kinds_for(step: Sums, schedule: Schedule) -> list[ScheduleKind]:
+    """Return the kinds of a schedule for the step."""
+    return schedule_kinds(family_of(step), step.operands[0].dtype.short, schedule)
+
+
+def schedule_kinds(family: str, type_name: str, schedule: Schedule) -> list[ScheduleKind]:
+    """Return the kinds of a schedule for a step of the family whose first operand has this type: one for each launch of
+    which a Run selects one.
+    """
+    tile = "" if schedule.tile is None else schedule.tile.name
+    kinds = [ScheduleKind(family, type_name, schedule.engine.value, tile)]
+    kinds += [ScheduleKind(family, type_name, Engine.GEMV.value, "")] if schedule.gemv_rows else []
+    return kinds + ([ScheduleKind(family, type_name, Engine.IM2COL.value, "")] if schedule.im2col_pixels else [])
 
 
 def why(entry: Quarantined) -> str:

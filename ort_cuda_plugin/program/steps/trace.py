@@ -11,6 +11,7 @@ from ...model.ir import Node
 from ..expressions.symbolic import Dim, Expr, Monomial
 from .callbacks import Callback
 from .libraries import LibraryProblem
+from .quarantine import ScheduleKind
 from .schedule import Schedule
 from .steps import Map
 from .tensor import Buffer, Tensor
@@ -198,7 +199,9 @@ class Trace:
     node.
     """
     folded: list[list[Recordable]] = field(default_factory=list)
-    """Steps that constant folding moved out of the plan, to run once before all Runs; groups share no intermediate."""
+    """Launches that constant folding moved before the first Run, in groups that share no intermediate."""
+    schedules: dict[ScheduleKind, None] = field(default_factory=dict)
+    """The kinds of the schedules that steps were given, for comparison with a quarantine."""
 
     def release_steps(self) -> None:
         """Drop the steps of a finished plan.

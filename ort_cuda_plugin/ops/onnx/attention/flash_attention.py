@@ -15,6 +15,7 @@ from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.elementwise import elementwise, loadable
 from ort_cuda_plugin.program.lowering.shapes import aligned
 from ort_cuda_plugin.program.lowering.views import part, reshape, unsqueeze
+from ort_cuda_plugin.program.steps.quarantine import schedule_kinds
 from ort_cuda_plugin.program.steps.row_program import Row
 from ort_cuda_plugin.program.steps.steps import Input
 from ort_cuda_plugin.schedule.flash import flash_choice
@@ -73,7 +74,7 @@ def flash_attention(ctx: Lowering, q: Tensor, keys: CachePart, values: CachePart
     )  # fmt: skip
     stored = (keys.element, values.element) if keys.scale is not None or values.scale is not None else None
     choice = flash_choice(ctx, rows_of_q, k, v, reading, is_converted=stored is not None)
-    ctx.take(choice)
+    ctx.take(choice, schedule_kinds("attention", q.dtype.short, choice.schedule))
     before = len(ctx.trace.steps)
     stream_attention(ctx, rows_of_q, k, v, placed, reading, choice.schedule, elements=stored)
     note_schedule(ctx.trace.steps[before:], choice.schedule, choice.why)
