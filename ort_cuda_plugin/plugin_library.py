@@ -5,6 +5,8 @@ ONNX Runtime's convention for packages of plugin execution providers requires th
 
 from __future__ import annotations
 
+import importlib.metadata
+from functools import cache
 from pathlib import Path
 
 EP_NAME = "CudaPluginExecutionProvider"
@@ -22,6 +24,15 @@ def get_library_path() -> str:
             f"{path} does not exist: run `python build_plugin.py` or `pip install` the package again"
         )
     return str(path)
+
+
+@cache
+def plugin_version() -> str:
+    """Return the version of the installed package; "unknown" if it runs from a source tree without an installation."""
+    try:
+        return importlib.metadata.version("ort-cuda-plugin")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
 
 
 def get_ep_name() -> str:

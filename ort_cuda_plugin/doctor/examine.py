@@ -14,6 +14,7 @@ from ..ep.device.libraries import library_places
 from ..plugin_library import get_library_path
 from ..uninterrupted import imported
 from .cache import cache_findings
+from .calibration import calibration_findings
 from .driver import driver_findings, machine_findings
 from .findings import Finding, Machine, Severity, ok, problem
 from .libraries import library_findings
@@ -41,6 +42,7 @@ def examine(machine: Machine | None = None) -> Iterator[Finding]:
     devices, why = _cuda_devices()
     yield from driver_findings(machine, devices, why)
     yield from quarantine_findings([*devices, *(emulated_devices() if environment[0].severity is Severity.OK else [])])
+    yield from calibration_findings(devices)
     yield from library_findings(machine, library_places(), bool(devices))
     yield from compiler_findings(machine)
     logging.getLogger("ort_cuda_plugin").addFilter(_nothing)

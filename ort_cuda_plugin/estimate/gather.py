@@ -14,6 +14,7 @@ from ..clusters.claims.claims import claim
 from ..clusters.cluster import CompiledCluster
 from ..gpus import Gpu
 from ..gpus import gpu as described_gpu
+from ..gpus.calibration import Calibration
 from ..model.ir import Graph, Node, Value
 from ..model.onnx_graph import read_model
 from ..models import is_wheel_model, with_noise_weights
@@ -130,15 +131,20 @@ def work_of_model(
     libraries: frozenset[str] = LIBRARIES,
     watch: Watch | None = None,
     gpu: Gpu | None = None,
+    calibration: Calibration | None = None,
 ) -> Work:
     """Return the work of a Run of a model from `optimised` on ``gpu``, by default an H100, with inputs of these shapes.
 
-    Dimensions that stay unknown are 1. ``values`` fill integer inputs; other inputs are zero. ``watch`` receives each
-    cluster's program after each pass. Raises ShapeError, and NodeError for a node that cannot run.
+    Schedules are chosen as in a session on a GPU with this ``calibration``. Dimensions that stay unknown are 1.
+    ``values`` fill integer inputs; other inputs are zero. ``watch`` receives each cluster's program after each pass.
+
+    Raises: ShapeError, and NodeError for a node that cannot run.
     """
     sizes = input_shapes(model, shapes)
     gpu = gpu or described_gpu("h100")
-    device = DeviceProperties(False, libraries, gpu.compute_capability, gpu.multiprocessors, tf32=True)
+    device = DeviceProperties(
+        False, libraries, gpu.compute_capability, gpu.multiprocessors, tf32=True, calibration=calibration
+    )
     graph = read_model(model)
     claims = claim(graph, device, options)
     elsewhere = tuple(

@@ -50,7 +50,8 @@ class Estimate:
 
     ``compulsory`` are the bytes of inputs, weights and outputs, each once; ``flops`` the operations of GEMMs and
     convolutions. ``roofline`` is the longer of the times that these bytes and operations take, at the GPU's peak rates.
-    It depends on the model and the GPU only: it includes neither intermediate tensors nor launches.
+    It depends on the model and the GPU only: it includes neither intermediate tensors nor launches. ``calibrated``
+    names the device whose measured rates are those of ``device`` and ``constants``; "" if they are described.
     """
 
     device: Gpu
@@ -60,6 +61,12 @@ class Estimate:
     flops: float
     roofline: float
     elsewhere: tuple[str, ...] = ()
+    calibrated: str = ""
+
+    @property
+    def label(self) -> str:
+        """Return the name of the GPU for titles, with "calibrated" if its rates were measured."""
+        return f"{self.device.name}, calibrated" if self.calibrated else self.device.name
 
     @property
     def seconds(self) -> float:
@@ -88,6 +95,7 @@ class Estimate:
         """Return the estimate as plain data that JSON can represent."""
         return {
             "device": self.device.name,
+            "calibrated": self.calibrated,
             "accuracy": error_text(),
             "seconds": self.seconds,
             "seconds_range": list(run_range(self.seconds)),

@@ -30,7 +30,7 @@ def page(title: str, found: Estimate, lines: Sequence[str]) -> str:
     heads = ["#", "step", "\N{MICRO SIGN}s", "roofline", "MB", "DRAM MB", "of peak", "bound", ""]
     rows = (_row(number, step, longest) for number, step in enumerate(found.steps))
     body = html.paragraphs(lines) + html.key((bound, colour(bound)) for bound in used) + html.table(heads, rows)
-    return html.document(f"{title} on {found.device.name}, estimated", body)
+    return html.document(f"{title} on {found.label}, estimated", body)
 
 
 def colour(bound: str) -> str:

@@ -139,3 +139,15 @@ def closest(compute_capability: tuple[int, int], multiprocessors: int) -> Gpu:
         l2_written=known.l2_written * share,
         flops={kind: rate * share for kind, rate in known.flops.items()},
     )
+
+
+def recognized(name: str, compute_capability: tuple[int, int], multiprocessors: int) -> Gpu:
+    """Return the description of the GPU that its driver calls ``name``, else that of the most similar GPU.
+
+    Compute capability and multiprocessors do not tell an H100 from an H200. A driver's name, such as "NVIDIA H200", has
+    the key of the description.
+    """
+    model = "".join(filter(str.isalnum, name.lower()))
+    shape = compute_capability, multiprocessors
+    known = (each for each in map(gpu, names()) if (each.compute_capability, each.multiprocessors) == shape)
+    return next((each for each in known if each.key in model), closest(*shape))

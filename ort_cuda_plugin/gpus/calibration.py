@@ -1,8 +1,8 @@
 """Calibration: replaces the rates in a GPU's description by rates measured with short probes.
 
 A probe is a small program with a name, such as "copy of 268435456 bytes"; ``clusters/probes.py`` makes the programs.
-The timing cache stores the median seconds of each probe for the device, its driver and its libraries. `derive` computes
-the rates from these seconds, and rejects implausible ones.
+The calibration cache keeps the median seconds of each probe for a `ProbedDevice`. `derive` computes the rates from
+these seconds, and refuses rates that no GPU has.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
-from . import Gpu
+from . import Gpu, recognized
 from .constants import Constants
 from .library_times import Rates, library_time, tile_exponent
 
@@ -54,6 +54,47 @@ class Sizes:
     def tiny() -> Sizes:
         """Return sizes at which the emulated device runs all probes quickly, for tests; the times mean nothing."""
         return Sizes(1 << 12, 1 << 10, 1 << 8, 64, (("f16", 32, 32, 32), ("tf32", 32, 32, 32)))
+
+
+@dataclass(frozen=True)
+class ProbedDevice:
+    """A GPU whose probes were measured, as its driver names it.
+
+    ``versions`` are those of the measurement, by name: "driver", "plugin", and the libraries.
+    """
+
+    name: str
+    compute_capability: tuple[int, int]
+    multiprocessors: int
+    versions: tuple[tuple[str, str], ...]
+
+    @staticmethod
+    def of(
+        name: str, compute_capability: tuple[int, int], multiprocessors: int, versions: Mapping[str, str]
+    ) -> ProbedDevice:
+        """Return the device with these versions, in the order of their names."""
+        return ProbedDevice(name, compute_capability, multiprocessors, tuple(sorted(versions.items())))
+
+    @property
+    def described(self) -> Gpu:
+        """Return the description of the GPU, or of the most similar one."""
+        return recognized(self.name, self.compute_capability, self.multiprocessors)
+
+    def version(self, name: str) -> str:
+        """Return the version of ``name``, "" if it is not known."""
+        return dict(self.versions).get(name, "")
+
+    def is_same_gpu(self, other: ProbedDevice) -> bool:
+        """Return whether the devices differ in versions only."""
+        return replace(self, versions=()) == replace(other, versions=())
+
+    def differences(self, other: ProbedDevice) -> list[str]:
+        """Return the versions that are not those of ``other``, as texts such as "driver 12.8 (now 13.0)"."""
+        pairs = ((name, version, other.version(name)) for name, version in self.versions)
+        return [f"{name} {version} (now {now or 'absent'})" for name, version, now in pairs if version != now]
+
+    def __str__(self) -> str:
+        return f"{self.name} ({', '.join(f'{name} {version}' for name, version in self.versions)})"
 
 
 @dataclass(frozen=True)

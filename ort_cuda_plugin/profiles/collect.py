@@ -95,6 +95,7 @@ class Profile:
     Times are microseconds. ``run`` is the time for which the application waits, ``host_alone`` the time during ``run``
     in which the device is idle, ``device`` the time of all work on the device. ``accounted`` is the fraction of
     ``device`` that ``nodes`` account for: the rest are copies that belong to no node. ``gpu``: the GPU of the estimate.
+    ``is_emulated``: the times are those of the emulated device, which say nothing about a GPU.
     """
 
     model: str
@@ -108,6 +109,7 @@ class Profile:
     kernels: tuple[KernelTime, ...]
     host: tuple[HostTime, ...]
     gpu: str = ""
+    is_emulated: bool = False
 
 
 @dataclass(frozen=True)

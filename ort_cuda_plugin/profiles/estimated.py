@@ -31,4 +31,4 @@ def beside(profile: Profile, plans: Plans, estimate: Estimate) -> Profile:
         )
 
     steps = [replace(step, estimated=of_step(step)) for step in profile.steps]
-    return replace(profile, steps=tuple(steps), nodes=tuple(nodes_found), gpu=estimate.device.name)
+    return replace(profile, steps=tuple(steps), nodes=tuple(nodes_found), gpu=estimate.label)

@@ -47,7 +47,7 @@ def _host_and_device(events: Sequence[Event], plans: Plans, device_name: str) ->
 def _estimated(estimate: Estimate | None) -> Iterator[dict[str, Any]]:
     if estimate is None:
         return
-    yield _named(_ESTIMATED, 0, "process_name", f"estimate: {estimate.device.name}. {error_text()}")
+    yield _named(_ESTIMATED, 0, "process_name", f"estimate: {estimate.label}. {error_text()}")
     begin = 0.0
     for step in estimate.steps:
         arguments = {"nodes": list(step.nodes), "bound": step.bound, "of peak": step.share}

@@ -5,27 +5,37 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
+from isolated import add_model
 from ort_cuda_plugin.api import chosen_device, described_by
 from ort_cuda_plugin.cli import main
+from ort_cuda_plugin.cli.runs import profile
 from ort_cuda_plugin.clusters.cluster import Variant
 from ort_cuda_plugin.clusters.probes import probes
 from ort_cuda_plugin.compiler.caches import calibration_cache
-from ort_cuda_plugin.compiler.caches.calibration_cache import store_probes, stored_calibration
-from ort_cuda_plugin.compiler.caches.timing_cache import TimingCache
+from ort_cuda_plugin.compiler.caches.calibration_cache import (
+    CalibrationCache,
+    calibrated_devices,
+    calibration_of,
+    store_probes,
+    stored_calibration,
+)
+from ort_cuda_plugin.doctor.calibration import of_device
 from ort_cuda_plugin.ep.device import open_device
 from ort_cuda_plugin.ep.device.calibrating import calibrate
 from ort_cuda_plugin.ep.device.open_device import OpenDevice, use_device
-from ort_cuda_plugin.gpus import Gpu, gpu
+from ort_cuda_plugin.gpus import Gpu, closest, gpu, recognized
 from ort_cuda_plugin.gpus.calibration import (
     LAUNCHES,
     OPERATIONS,
     Calibration,
+    ProbedDevice,
     Sizes,
     derive,
     described,
@@ -33,6 +43,8 @@ from ort_cuda_plugin.gpus.calibration import (
     product_name,
 )
 from ort_cuda_plugin.gpus.library_times import Rates, library_time, tile_exponent
+from ort_cuda_plugin.plugin_library import plugin_version
+from ort_cuda_plugin.profiles.collect import NodeTime, Profile
 from ort_cuda_plugin.program.device import DeviceProperties
 from ort_cuda_plugin.schedule.cost_model import choose_tile_config
 
@@ -75,10 +87,16 @@ def simulated(truth: Calibration, device: Gpu = H100, sizes: Sizes = SIZES) -> d
     return seconds
 
 
+def of_gpu(name: str = "NVIDIA H100 80GB HBM3", plugin: str = "2.0", **versions: str) -> ProbedDevice:
+    """An H100, or a GPU with another name, with driver 13.0 unless another version is given."""
+    known = {"driver": "13.0", "cublaslt": "13.1.0", "cudnn": "absent", "plugin": plugin} | versions
+    return ProbedDevice.of(name, H100.compute_capability, H100.multiprocessors, known)
+
+
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TimingCache:
-    found = TimingCache(tmp_path / "timings")
-    monkeypatch.setattr(calibration_cache, "timing_cache", lambda: found)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CalibrationCache:
+    found = CalibrationCache(tmp_path / "calibrations")
+    monkeypatch.setattr(calibration_cache, "calibration_cache", lambda: found)
     return found
 
 
@@ -138,22 +156,150 @@ def test_an_implausible_rate_is_named(caplog: pytest.LogCaptureFixture) -> None:
     assert "run ort-cuda-plugin calibrate again" in caplog.text
 
 
-def test_times_are_kept_for_a_device_with_its_versions(cache: TimingCache) -> None:
-    store_probes("a GPU, driver 1", simulated(TRUTH))
-    assert stored_calibration("a GPU, driver 1", H100, SIZES) == derive(H100, SIZES, simulated(TRUTH))
-    assert stored_calibration("a GPU, driver 2", H100, SIZES) is None
+def test_times_are_kept_for_a_device_with_its_versions(cache: CalibrationCache) -> None:
+    store_probes(of_gpu(), simulated(TRUTH))
+    assert stored_calibration(of_gpu()) == derive(H100, SIZES, simulated(TRUTH))
+    assert stored_calibration(of_gpu(driver="13.1")) is None
+    assert stored_calibration(of_gpu(plugin="2.1")) is None
     for bad in (math.nan, 0.0, -1.0, 1e9):
         with pytest.raises(ValueError, match="expected a time above 0 s"):
-            store_probes("a GPU, driver 1", {"one launch": bad})
+            store_probes(of_gpu(), {"one launch": bad})
 
 
-def test_a_damaged_file_is_no_calibration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: TimingCache) -> None:
-    store_probes("a GPU", simulated(TRUTH))
-    (file,) = (tmp_path / "timings").glob("*.times")
+def test_a_damaged_file_is_no_calibration(cache: CalibrationCache) -> None:
+    store_probes(of_gpu(), simulated(TRUTH))
+    assert calibrated_devices() == [of_gpu()]
+    (file,) = cache.folder.glob("*.calibration")
     data = file.read_bytes()
     file.write_bytes(data[:-40] + bytes(40))
-    monkeypatch.setattr(calibration_cache, "timing_cache", lambda: TimingCache(tmp_path / "timings"))
-    assert stored_calibration("a GPU", H100, SIZES) is None
+    assert calibrated_devices() == []
+    assert stored_calibration(of_gpu()) is None
+    for body in (b"", b"[]", b"{}", b"[2]", b"[" * 100000, *wrong_entries()):
+        cache.write(file.stem, body)
+        assert stored_calibration(of_gpu()) is None, body
+        assert calibrated_devices() == [], body
+
+
+def wrong_entries() -> list[bytes]:
+    right: list[object] = [2, "a GPU", [9, 0], 132, {"driver": "1"}, {"one launch": 1e-6}]
+    replaced: list[tuple[int, object]] = [(0, 1), (1, 7), (2, [9]), (2, [9, "0"]), (3, 0), (3, True), (4, ["driver"])]
+    replaced += [(4, {"driver": 1}), (5, []), (5, {"one launch": 0}), (5, {"one launch": True}), (5, {"x" * 1000: 1})]
+    return [json.dumps([*right[:at], value, *right[at + 1 :]]).encode() for at, value in replaced]
+
+
+def test_the_name_of_the_driver_tells_gpus_of_one_shape_apart() -> None:
+    shape = H100.compute_capability, H100.multiprocessors
+    assert [recognized(name, *shape).key for name in ("NVIDIA H100 80GB HBM3", "NVIDIA H200")] == ["h100", "h200"]
+    assert recognized("NVIDIA GeForce RTX 4090", (8, 9), 128).key == "rtx4090"
+    assert recognized("NVIDIA H100 PCIe", (9, 0), 114).key == ""  # it has fewer multiprocessors, and is scaled
+    assert recognized("an unknown GPU", *shape) == closest(*shape)
+
+
+def test_an_estimate_uses_the_latest_calibration_of_such_a_gpu_by_this_plugin(cache: CalibrationCache) -> None:
+    assert calibration_of(H100, "2.0") is None
+    store_probes(of_gpu("NVIDIA H200"), simulated(TRUTH))
+    store_probes(of_gpu(plugin="1.0"), simulated(TRUTH))
+    assert calibration_of(H100, "2.0") is None
+    before = {*cache.folder.iterdir()}
+    store_probes(of_gpu(driver="12.8"), simulated(TRUTH))
+    (file,) = {*cache.folder.iterdir()} - before
+    os.utime(file, (1, 1))
+    faster = replace(TRUTH, dram=3.2e12)
+    store_probes(of_gpu(), simulated(faster))
+    assert calibration_of(H100, "2.0") == (of_gpu(), derive(H100, SIZES, simulated(faster)))
+    store_probes(of_gpu(), simulated(replace(TRUTH, dram=1e9)))  # not plausible
+    os.utime(file, (1, 1))
+    assert calibration_of(H100, "2.0") == (of_gpu(driver="12.8"), derive(H100, SIZES, simulated(TRUTH)))
+
+
+def test_estimate_says_whose_rates_it_uses(
+    cache: CalibrationCache, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A memory-bound model takes twice as long on a GPU whose memory has half the rate."""
+    (tmp_path / "m.onnx").write_bytes(add_model(dims=(1 << 26,)))
+    file = tmp_path / "estimate.json"
+    command = ["estimate", str(tmp_path / "m.onnx"), "--json", str(file)]
+
+    def estimated(*options: str) -> tuple[float, str, str]:
+        assert main([*command, *options]) == 0
+        data = json.loads(file.read_text())
+        return data["seconds"], data["calibrated"], capsys.readouterr().out
+
+    described_seconds, calibrated, printed = estimated()
+    assert (calibrated, "calibrated" in printed, "calibrate`" in printed) == ("", False, False)
+    slow = replace(described(H100), dram=0.5 * described(H100).dram)
+    store_probes(of_gpu(plugin=plugin_version()), simulated(slow))
+    seconds, calibrated, printed = estimated()
+    assert seconds == pytest.approx(2 * described_seconds, rel=0.05)
+    assert calibrated.startswith("NVIDIA H100 80GB HBM3 (cublaslt 13.1.0, cudnn absent, driver 13.0, plugin ")
+    assert "NVIDIA H100 80GB SXM, calibrated, estimated" in printed
+    assert f"`ort-cuda-plugin calibrate` has measured the rates on {calibrated}." in " ".join(printed.split())
+    assert estimated("--uncalibrated")[:2] == (described_seconds, "")
+    assert estimated("--device", "h200")[1] == ""
+
+
+def test_profile_shows_the_calibrated_estimate(
+    cache: CalibrationCache, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "m.onnx").write_bytes(add_model(dims=(1 << 20,)))
+    command = ["profile", str(tmp_path / "m.onnx"), "--device", "emulated", "--runs", "1"]
+    store_probes(of_gpu(plugin=plugin_version()), simulated(TRUTH))
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    assert "On NVIDIA H100 80GB SXM, calibrated, the estimate is" in printed
+    assert "they took" not in printed  # times of the emulated device are not compared
+
+
+def test_profile_of_a_gpu_compares_its_times_with_its_calibration(
+    cache: CalibrationCache, device: OpenDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The emulated device is profiled; then the profile and the device are those of an H100."""
+    path = tmp_path / "m.onnx"
+    path.write_bytes(add_model(dims=(1 << 20,)))
+    info = replace(
+        device.info, emulated=False, name="NVIDIA H100 80GB HBM3", compute_capability=(9, 0), multiprocessors=132
+    )
+    h100 = object.__new__(OpenDevice)
+    h100.info = info
+    monkeypatch.setattr(profile, "use_device", lambda asked: {info: h100}[asked])
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys("ab", (1 << 20,))
+    with pytest.raises(LookupError, match="it is not calibrated; run `ort-cuda-plugin calibrate`"):
+        profile.estimate_for(path, "", shapes, info)
+    store_probes(h100.probed, simulated(TRUTH))
+    h100.forget_calibration()
+    estimate = profile.estimate_for(path, "", shapes, info)
+    assert estimate is not None
+    assert estimate.calibrated == str(h100.probed)
+    assert profile.estimate_for(path, "none", shapes, info) is None
+    assert profile.estimate_for(path, "h200", shapes, info) != estimate
+    node = NodeTime("add", "Add", microseconds=20.0, share=1.0, steps=1, estimated=19.0)
+    found = Profile("m", info.name, 20.0, 20.0, 0.0, 1.0, (), (node,), (), (), gpu=estimate.label, is_emulated=False)
+    (line,) = profile.summary(found)[2:]
+    assert line.startswith("On NVIDIA H100 80GB SXM, calibrated, the estimate is ")
+    assert line.endswith(" us for 1 of these nodes; they took 20.0 us.")
+
+
+def test_doctor_says_whether_a_gpu_is_calibrated(cache: CalibrationCache) -> None:
+    def found(ordinal: int = 0) -> tuple[str, str, str]:
+        finding = of_device(of_gpu(), ordinal)
+        assert finding.subject == "calibration of NVIDIA H100 80GB HBM3"
+        return finding.severity.value, finding.text, finding.advice
+
+    severity, text, advice = found()
+    assert (severity, advice) == ("note", "run `ort-cuda-plugin calibrate`")
+    assert "not calibrated" in text
+    assert found(1)[2] == "run `CUDA_VISIBLE_DEVICES=1 ort-cuda-plugin calibrate`"
+    store_probes(of_gpu("NVIDIA H200"), simulated(TRUTH))
+    assert "not calibrated" in found()[1]
+    store_probes(of_gpu(driver="12.8", plugin="1.9"), simulated(TRUTH))
+    severity, text, advice = found()
+    assert (severity, advice) == ("note", "run `ort-cuda-plugin calibrate`")
+    assert "of other versions: driver 12.8 (now 13.0), plugin 1.9 (now 2.0)" in text
+    store_probes(of_gpu(), simulated(replace(TRUTH, dram=1e9)))
+    assert "a rate is not plausible" in found()[1]
+    store_probes(of_gpu(), simulated(TRUTH))
+    severity, text, advice = found()
+    assert (severity, advice) == ("ok", "")
 
 
 def test_the_rates_decide_between_a_library_and_our_kernel() -> None:
@@ -183,16 +329,17 @@ def test_a_chain_has_a_launch_for_each_of_its_steps() -> None:
 
 
 def test_the_emulated_device_runs_the_probes_and_keeps_the_described_rates(
-    device: OpenDevice, cache: TimingCache
+    device: OpenDevice, cache: CalibrationCache
 ) -> None:
     times = calibrate(device)
     assert set(times) == set(names(Sizes.tiny()).values())
     assert all(0 < seconds < 10 for seconds in times.values())
     assert device.properties().calibration is None
+    assert calibrated_devices() == []
 
 
 def test_an_injected_clock_calibrates_a_gpu(
-    device: OpenDevice, cache: TimingCache, monkeypatch: pytest.MonkeyPatch
+    device: OpenDevice, cache: CalibrationCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The emulated device is described as a GPU, and the injected clock runs no probe."""
     monkeypatch.setattr(device, "info", replace(device.info, emulated=False, compute_capability=(9, 0)))
@@ -222,11 +369,9 @@ def test_an_injected_clock_calibrates_a_gpu(
 
 
 def test_the_command_prints_the_probes(
-    capsys: pytest.CaptureFixture[str], cache: TimingCache, device: OpenDevice
+    capsys: pytest.CaptureFixture[str], cache: CalibrationCache, device: OpenDevice
 ) -> None:
     assert main(["calibrate", "--device", "emulated"]) == 0
     printed = capsys.readouterr().out
     assert f"{LAUNCHES} launches" in printed
     assert "say nothing about a GPU" in printed
-    (file,) = cache.folder.glob("*.times")
-    assert "one launch" in json.dumps(file.read_bytes().decode("latin-1"))

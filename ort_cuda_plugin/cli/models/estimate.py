@@ -7,6 +7,7 @@ docs/estimates.md describes the limits of the estimates.
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,12 +29,16 @@ from ort_cuda_plugin.cli.common import (
 from ort_cuda_plugin.cli.devices import unavailable_as_user_error
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 from ort_cuda_plugin.cli.plain_text import json_text
+from ort_cuda_plugin.compiler.caches.calibration_cache import calibration_of
 from ort_cuda_plugin.estimate.gather import ShapeError
 from ort_cuda_plugin.gpus import accuracy
+from ort_cuda_plugin.plugin_library import plugin_version
 from ort_cuda_plugin.session_errors import explained
 
 if TYPE_CHECKING:
     from ort_cuda_plugin.estimate.model import Estimate
+    from ort_cuda_plugin.gpus import Gpu
+    from ort_cuda_plugin.gpus.calibration import Calibration, ProbedDevice
     from ort_cuda_plugin.gpus.constants import Constants
 
 _SHORT_NAME = 60
@@ -58,6 +63,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=NUMBER",
         help="value of all elements of an integer input (repeatable); default: 0, and 1 where it determines shapes",
     )
+    parser.add_argument(
+        "--uncalibrated",
+        action="store_true",
+        help="use the rates of the GPU's description, although `ort-cuda-plugin calibrate` has measured a GPU of this "
+        "kind on this machine",
+    )
     parser.add_argument("--top", type=int, default=0, metavar="N", help="only the N longest steps")
     parser.add_argument(
         "--measurements",
@@ -79,8 +90,11 @@ def execute(arguments: argparse.Namespace) -> int:
         with unavailable_as_user_error():
             import onnxruntime  # noqa: F401 -- whether it is there
         constants = _fitted(arguments.measurements) if arguments.measurements else None
+        gpu = gpus.gpu(arguments.device)
+        is_described = arguments.uncalibrated or constants is not None
+        calibrated = None if is_described else known_calibration(gpu)
         with waiting(Console(stderr=True), "planning"):
-            found = estimate_model(path, arguments.device, shapes, values, constants)
+            found = estimate_model(path, gpu, shapes, values, constants, calibrated)
     except ShapeError as error:
         raise UserError(ExitCode.USAGE, f"--shapes: {error}") from error
     except Exception as error:
@@ -108,24 +122,37 @@ def _fitted(path: Path) -> Constants:
     return fit.fit(device, measurements).constants
 
 
+def known_calibration(gpu: Gpu) -> tuple[ProbedDevice, Calibration] | None:
+    """Return the latest calibration of such a GPU on this machine, and the device; None without one."""
+    return calibration_of(gpu, plugin_version())
+
+
 def estimate_model(
     path: Path,
-    device: str,
+    gpu: Gpu,
     shapes: dict[str, tuple[int, ...]],
     values: dict[str, int],
     constants: Constants | None = None,
+    calibrated: tuple[ProbedDevice, Calibration] | None = None,
 ) -> Estimate:
-    """Estimate a model file. Raises ShapeError, NodeError, and ONNX Runtime's errors about bad models."""
+    """Estimate a model file for a GPU, with the measured rates of ``calibrated`` if it is given.
+
+    Raises ShapeError, NodeError, and ONNX Runtime's errors about bad models.
+    """
     from ort_cuda_plugin.estimate import gather
     from ort_cuda_plugin.estimate.model import estimate
 
-    gpu = gpus.gpu(device)
-    return estimate(gather.work_of_model(gather.optimised(path, shapes), shapes, values, gpu=gpu), gpu, constants)
+    device, rates = calibrated or (None, None)
+    model = gather.optimised(path, shapes)
+    work = gather.work_of_model(model, shapes, values, gpu=gpu, calibration=rates)
+    if rates is None:
+        return estimate(work, gpu, constants)
+    return replace(estimate(work, rates.gpu(gpu), rates.constants(gpu)), calibrated=str(device))
 
 
 def print_estimate(found: Estimate, console: Console, top: int = 0) -> None:
     console.print(accuracy.error_text(), highlight=False)
-    table = Table("step", "of", title=f"{found.device.name}, estimated", title_justify="left")
+    table = Table("step", "of", title=f"{found.label}, estimated", title_justify="left")
     for name in ("us", "roofline", "MB", "DRAM MB", "of peak", "bound"):
         table.add_column(name, justify="right")
     shown = found.steps if not top else sorted(found.steps, key=lambda step: -step.seconds)[:top]
@@ -151,6 +178,8 @@ def summary(found: Estimate) -> list[str]:
         f"The rooflines of the steps are {_microseconds(found.steps_roofline)}, with their intermediate tensors and"
         f" launches.{_times(found.steps_roofline, found.steps_ratio)}",
     ]
+    if found.calibrated:
+        lines.append(f"`ort-cuda-plugin calibrate` has measured the rates on {found.calibrated}.")
     if found.elsewhere:
         lines.append(f"Nodes of other providers, not estimated: {len(found.elsewhere)}.")
     return lines

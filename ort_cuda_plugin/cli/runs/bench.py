@@ -196,12 +196,12 @@ def _completed(side_report: SideReport, task: Task, side: str, with_creation: bo
 
 
 def _estimate(path: Path, gpu: str, shapes: dict[str, tuple[int, ...]]) -> dict[str, Any]:
-    from ort_cuda_plugin.cli.models.estimate import estimate_model
+    from ort_cuda_plugin.cli.models.estimate import estimate_model, known_calibration
     from ort_cuda_plugin.gpus import accuracy
 
-    found = estimate_model(path, gpu, shapes, {})
+    found = estimate_model(path, gpus.gpu(gpu), shapes, {}, calibrated=known_calibration(gpus.gpu(gpu)))
     return {
-        "device": found.device.name,
+        "device": found.label,
         "accuracy": accuracy.error_text(),
         "microseconds": found.seconds * 1e6,
         "range": f"{accuracy.range_text(accuracy.run_range(found.seconds), 0)} us",

@@ -1,7 +1,7 @@
 """Run a model and show where the time of a Run goes: by ONNX node, step and kernel, on the device and on the host.
 
 The times come from ONNX Runtime's profile (docs/profiling.md), as medians over the Runs after the first ones. On the
-emulated device the estimate of a GPU is shown as well.
+emulated device the estimate of a GPU is shown as well, and on a calibrated GPU its own.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +23,13 @@ from ort_cuda_plugin.cli.devices import select_device
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 from ort_cuda_plugin.cli.plain_text import json_text
 from ort_cuda_plugin.cli.runs.run import add_input_arguments, load, with_hint
+from ort_cuda_plugin.ep.device.open_device import use_device
 from ort_cuda_plugin.gpus import accuracy
 from ort_cuda_plugin.profiles.collect import Plans, Profile, collect
 from ort_cuda_plugin.profiles.page import estimated_range, megabytes, page, percent, rate
 
 if TYPE_CHECKING:
+    from ort_cuda_plugin.ep.device.devices import DeviceInfo
     from ort_cuda_plugin.estimate.model import Estimate
 
 _WARM_RUNS = 4
@@ -51,8 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--gpu",
         choices=[*gpus.names(), "none"],
-        default="h100",
-        help="the GPU whose estimate is shown next to the times of the emulated device (default h100)",
+        help="the GPU whose estimate is shown next to the measured times (default: on the emulated device h100, on a "
+        "GPU that GPU if it is calibrated)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
 
@@ -109,12 +111,10 @@ def measure(
     if arguments.trace is not None:
         arguments.trace.write_text(text, encoding="utf-8")
     events = json.loads(text)
-    device = next(device.name for device in ort_cuda_plugin.devices() if device.emulated == emulate)
-    found = collect(events, arguments.runs, plans, path.stem, device)
-    estimate = None
-    if emulate and arguments.gpu != "none":
-        shapes = {name: tuple(array.shape) for name, array in feeds.items()}
-        estimate = _estimate(path, arguments.gpu, shapes)
+    device = next(device for device in ort_cuda_plugin.devices() if device.emulated == emulate)
+    found = replace(collect(events, arguments.runs, plans, path.stem, device.name), is_emulated=emulate)
+    shapes = {name: tuple(array.shape) for name, array in feeds.items()}
+    estimate = _estimate(path, arguments.gpu or ("h100" if emulate else ""), shapes, device)
     if estimate is not None:
         from ort_cuda_plugin.profiles.estimated import beside
 
@@ -122,16 +122,38 @@ def measure(
     return found, estimate, events, plans
 
 
-def _estimate(path: Path, name: str, shapes: dict[str, tuple[int, ...]]) -> Estimate | None:
-    """Return the estimate for the GPU ``name``. If it fails, print the reason and return None."""
-    from ort_cuda_plugin.cli.models.estimate import estimate_model
-
+def _estimate(path: Path, name: str, shapes: dict[str, tuple[int, ...]], device: DeviceInfo) -> Estimate | None:
+    """Return the result of `estimate_for`. If it fails, print the reason and return None."""
     try:
-        with waiting(Console(stderr=True), f"estimating for {name}"):
-            return estimate_model(path, name, shapes, {})
+        return estimate_for(path, name, shapes, device)
     except Exception as error:  # the measured times are worth showing without an estimate
-        Console(stderr=True).print(f"no estimate for {name}: {error}", markup=False, soft_wrap=True)
+        Console(stderr=True).print(f"no estimate for {name or device.name}: {error}", markup=False, soft_wrap=True)
         return None
+
+
+def estimate_for(path: Path, name: str, shapes: dict[str, tuple[int, ...]], device: DeviceInfo) -> Estimate | None:
+    """Return the estimate for the GPU ``name``, or for the profiled ``device`` if the name is ""; None for "none".
+
+    A GPU without a calibration on this machine has the rates of its description, except for the profiled device, whose
+    measured times are not worth comparing with these.
+
+    Raises: LookupError: the profiled device is not calibrated. Exceptions of `estimate_model`.
+    """
+    from ort_cuda_plugin.cli.models.estimate import estimate_model, known_calibration
+
+    if name == "none":
+        return None
+    if name:
+        gpu = gpus.gpu(name)
+        calibrated = known_calibration(gpu)
+    else:
+        opened = use_device(device)
+        gpu, rates = opened.described, opened.calibration
+        if rates is None:
+            raise LookupError("it is not calibrated; run `ort-cuda-plugin calibrate`, or choose a GPU with --gpu")
+        calibrated = opened.probed, rates
+    with waiting(Console(stderr=True), f"estimating for {name or device.name}"):
+        return estimate_model(path, gpu, shapes, {}, calibrated=calibrated)
 
 
 def print_table(found: Profile, by: str, top: int) -> None:
@@ -176,7 +198,9 @@ def summary(found: Profile) -> list[str]:
     estimated = [node.estimated for node in found.nodes if node.estimated is not None]
     if found.gpu:
         whole = accuracy.range_text(accuracy.run_range(sum(estimated) * 1e-6), 0)
-        lines.append(f"On {found.gpu} the estimate is {whole} us for {len(estimated)} of these nodes.")
+        took = sum(node.microseconds for node in found.nodes if node.estimated is not None)
+        measured = "" if found.is_emulated else f"; they took {took:.1f} us"
+        lines.append(f"On {found.gpu}, the estimate is {whole} us for {len(estimated)} of these nodes{measured}.")
     return lines
 
 

@@ -17,11 +17,12 @@ Measure = Callable[[OpenDevice, Sequence[Variant]], Sequence[float | None]]
 def calibrate(device: OpenDevice, measured: Measure = measure) -> dict[str, float]:
     """Measure all probes on a device, store their median seconds for later sessions, and return them by probe name.
 
-    Probes that fail are left out. Existing sessions continue with the rates that they read when they were created.
+    Probes that fail are left out. Sessions that exist keep their rates. Times of the emulated device are not kept.
     """
     programs = probes(device.properties(), device.probe_sizes)
     found = measured(device, list(programs.values()))
     times = {name: each for name, each in zip(programs, found, strict=True) if each is not None and 0 < each < math.inf}
-    store_probes(device.identity, times)
-    device.forget_calibration()
+    if not device.info.emulated:
+        store_probes(device.probed, times)
+        device.forget_calibration()
     return times

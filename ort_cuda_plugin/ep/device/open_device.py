@@ -19,9 +19,10 @@ from ...compiler.kernel import KernelSpec
 from ...compiler.library.kernel_library import KernelLibrary
 from ...compiler.library.shared_memory import declared_bytes, may_ask_in_launch
 from ...compiler.targets import BuiltKernel, KernelImage, Target
-from ...gpus import Gpu, closest
-from ...gpus.calibration import Calibration, Sizes
+from ...gpus import Gpu, recognized
+from ...gpus.calibration import Calibration, ProbedDevice, Sizes
 from ...plan.format import param_kind
+from ...plugin_library import plugin_version
 from ...program.lowering.context import DeviceProperties
 from ...program.steps.libraries import Refusals
 from .devices import DeviceInfo, DriverError, emulated_properties, executed_ptx, open_device
@@ -76,7 +77,7 @@ class OpenDevice:
     @property
     def described(self) -> Gpu:
         """Return the description of the GPU, or of the most similar one."""
-        return closest(self.info.compute_capability, self.info.multiprocessors)
+        return recognized(self.info.name, self.info.compute_capability, self.info.multiprocessors)
 
     @property
     def probe_sizes(self) -> Sizes:
@@ -85,13 +86,17 @@ class OpenDevice:
 
     @cached_property
     def calibration(self) -> Calibration | None:
-        """Return the rates that `ort-cuda-plugin calibrate` has measured with this driver and these libraries.
+        """Return the rates that `ort-cuda-plugin calibrate` has measured with these `versions` and this plugin.
 
         None without them, and for the emulated device, whose times say nothing about a GPU.
         """
-        if self.info.emulated:
-            return None
-        return stored_calibration(self.identity, self.described, self.probe_sizes)
+        return None if self.info.emulated else stored_calibration(self.probed)
+
+    @property
+    def probed(self) -> ProbedDevice:
+        """Return the device under which calibrations are kept."""
+        versions = {**self.versions, "plugin": plugin_version()}
+        return ProbedDevice.of(self.info.name, self.info.compute_capability, self.info.multiprocessors, versions)
 
     def forget_calibration(self) -> None:
         """Drop the cached calibration, so that the next session reads it from disk."""
@@ -113,14 +118,18 @@ class OpenDevice:
 
     @property
     def identity(self) -> str:
-        """Return the device, its driver and its libraries as text; a refusal holds while the text is the same.
+        """Return the device, its driver and its libraries as text; a refusal holds while the text is the same."""
+        return device_identity(self.info.name, self.info.compute_capability, self.info.multiprocessors, self.versions)
 
-        The libraries are opened before, so that the text is the same in each process and at any time.
+    @property
+    def versions(self) -> dict[str, str]:
+        """Return the versions of the driver and of the libraries, "absent" for a library that does not work.
+
+        The libraries are opened before, so that the versions are the same in each process and at any time.
         """
         opened = load_stand_ins() if self.info.emulated else opened_libraries()
         absent = {library.name: "absent" for library in LIBRARIES}
-        versions = {"driver": str(self.info.driver_version), **absent, **library_versions(opened)}
-        return device_identity(self.info.name, self.info.compute_capability, self.info.multiprocessors, versions)
+        return {"driver": str(self.info.driver_version), **absent, **library_versions(opened)}
 
     @contextmanager
     def entered(self) -> Iterator[None]:
