@@ -23,13 +23,13 @@ from ..model.ir import DType
 from ..program.steps.libraries import LibraryProblem, ProblemFlags
 from .contexts.context_session import allows_host_code
 from .device.devices import DeviceInfo
-from .device.handles import HandleTable
 from .device.identity import Identity
 from .device.open_device import target_of
 from .device.substitutes import RefusedCall, substitutes_of
 from .device.tracing import tracing
 from .nodes import custom_domains, kernel_registry
 from .nodes.fused_node import FUSED_NODES
+from .nodes.handles import HandleTable
 from .provider import Provider, last_verdicts
 from .session.guards import error_guard, status_guard, void_guard
 

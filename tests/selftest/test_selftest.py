@@ -6,7 +6,9 @@ import hashlib
 import json
 import re
 import sys
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +23,7 @@ from ort_cuda_plugin.clusters.tuning import kernels_digest
 from ort_cuda_plugin.compiler.caches.quarantine_cache import QuarantineCache
 from ort_cuda_plugin.doctor.quarantine import quarantine_findings
 from ort_cuda_plugin.ep.device import quarantined
+from ort_cuda_plugin.ep.device.thread_value import ThreadValue
 from ort_cuda_plugin.program.steps.quarantine import QuarantinedOperator, QuarantinedSchedule
 from ort_cuda_plugin.program.steps.schedule import Engine
 from ort_cuda_plugin.selftest import runner
@@ -198,3 +201,17 @@ def test_a_check_that_ends_its_process_or_hangs_fails_by_name_and_the_next_one_r
     assert "exit code 3: out of order" in report.results[0].reason
     assert report.results[1].reason == "no answer within 2 s"
     assert "after its check 'loses'" in report.ended
+
+
+def test_a_value_of_a_thread_is_replaced_in_nested_blocks_and_not_in_other_threads() -> None:
+    value = ThreadValue("default")
+    seen = []
+    with value.replaced_by("outer"):
+        with suppress(KeyError), value.replaced_by("inner"):
+            seen.append(value.value)
+            raise KeyError
+        thread = threading.Thread(target=lambda: seen.append(value.value))
+        thread.start()
+        thread.join()
+        seen.append(value.value)
+    assert [*seen, value.value] == ["inner", "default", "outer", "default"]

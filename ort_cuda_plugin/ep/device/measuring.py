@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 from ...abi.core import PluginError, check, core, ffi, new_error
 from ...clusters.cluster import Variant
@@ -20,6 +19,7 @@ from .devices import DriverError
 from .libraries import library_versions
 from .open_device import OpenDevice, kernel_library
 from .substitutes import without_substitutes
+from .thread_value import ThreadValue
 
 logger = logging.getLogger("ort_cuda_plugin")
 
@@ -36,29 +36,17 @@ def tuner_of(device: OpenDevice, properties: DeviceProperties) -> MeasuringTuner
     return MeasuringTuner(timing_cache(), identity, lambda programs: measure(device, programs))
 
 
-class _Choosing(threading.local):
-    tuner: Tuner | None = None
+_tuner: ThreadValue[Tuner | None] = ThreadValue(None)
 
 
-_choosing = _Choosing()
-
-
-@contextmanager
-def choosing_by(tuner: Tuner | None) -> Iterator[None]:
-    """Let ``tuner`` choose the schedules of the sessions that this thread creates in the block.
-
-    With None the cost model's rules choose.
-    """
-    before, _choosing.tuner = _choosing.tuner, tuner
-    try:
-        yield
-    finally:
-        _choosing.tuner = before
+def choosing_by(tuner: Tuner | None) -> AbstractContextManager[None]:
+    """Let ``tuner`` choose the schedules of the sessions that this thread creates in the block; None: the rules do."""
+    return _tuner.replaced_by(tuner)
 
 
 def given_tuner() -> Tuner | None:
     """Return the tuner of `choosing_by` in this thread."""
-    return _choosing.tuner
+    return _tuner.value
 
 
 def measure(device: OpenDevice, programs: Sequence[Variant]) -> list[float | None]:

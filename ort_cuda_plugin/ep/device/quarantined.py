@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 
 from ...clusters.tuning import kernels_digest
@@ -12,23 +11,14 @@ from ...compiler.caches.quarantine_cache import quarantine_cache
 from ...compiler.toolchain import host_cpu, joined_digest
 from ...program.steps.quarantine import Quarantine, Quarantined, QuarantinedOperator, QuarantinedSchedule
 from .open_device import OpenDevice
+from .thread_value import ThreadValue
+
+_ignores = ThreadValue(False)
 
 
-class _Ignoring(threading.local):
-    active = False
-
-
-_ignoring = _Ignoring()
-
-
-@contextmanager
-def without_quarantine() -> Iterator[None]:
+def without_quarantine() -> AbstractContextManager[None]:
     """Let sessions that this thread creates in the block use what is quarantined."""
-    before, _ignoring.active = _ignoring.active, True
-    try:
-        yield
-    finally:
-        _ignoring.active = before
+    return _ignores.replaced_by(True)
 
 
 def identity_of(device: OpenDevice) -> str:
@@ -43,7 +33,7 @@ def identity_of(device: OpenDevice) -> str:
 
 def load(device: OpenDevice) -> Quarantine:
     """Return what is quarantined on the device now."""
-    if _ignoring.active:
+    if _ignores.value:
         return Quarantine()
     return load_by(identity_of(device))
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +16,7 @@ from ...program.steps.libraries import LibraryProblem, Refusals
 from . import quarantined
 from .device_cluster import DeviceCluster, Unnoted
 from .open_device import OpenDevice, open_device_at
+from .thread_value import ThreadValue
 
 logger = logging.getLogger("ort_cuda_plugin")
 
@@ -66,7 +66,7 @@ class Substitutes:
             ImportError: the compiler of the plugin is not installed.
             NoSubstitute: the plugin has no kernel for the call, or the selftest has quarantined it.
         """
-        if _measuring.active:
+        if _measures.value:
             raise Refused("the autotuner measures the library's call")
         with self._lock:
             key = call.problem, call.values
@@ -117,24 +117,12 @@ class Substitutes:
             refusal_cache().keep(self._device.identity, refusal)
 
 
-class _Measuring(threading.local):
-    active = False
+_measures = ThreadValue(False)
 
 
-_measuring = _Measuring()
-
-
-@contextmanager
-def without_substitutes() -> Iterator[None]:
-    """Let library calls that are refused on this thread fail in the block, instead of running a substitute.
-
-    The autotuner would otherwise mistake the substitute's time for the library's.
-    """
-    before, _measuring.active = _measuring.active, True
-    try:
-        yield
-    finally:
-        _measuring.active = before
+def without_substitutes() -> AbstractContextManager[None]:
+    """Let refused calls of Runs of this thread fail in the block, so that a substitute's time is not the library's."""
+    return _measures.replaced_by(True)
 
 
 _substitutes: dict[OpenDevice, Substitutes] = {}

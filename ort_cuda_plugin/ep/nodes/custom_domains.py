@@ -24,7 +24,7 @@ from ...model.ir import AttrValue, DType, InvalidModel, Unsupported, Value
 from ...model.ort.ort_attributes import read_attribute
 from ...model.ort.ort_calls import OrtCallError, OrtCalls, element_type, text
 from ...plugin_library import EP_NAME
-from ..device.handles import HandleTable
+from .handles import HandleTable
 
 MAX_COMBINATIONS: Final = 128
 """Combinations of element types above which a schema takes any types; the claim then checks them."""

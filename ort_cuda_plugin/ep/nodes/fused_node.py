@@ -14,9 +14,9 @@ from ...context.reader import StoredCluster
 from ...context.storage.errors import MALFORMED, ContextError, MissingCompiler
 from ...program.analysis.traffic import ProgramTraffic
 from ..device.device_cluster import DeviceCluster
-from ..device.handles import HandleTable
 from ..device.open_device import OpenDevice
 from .call_stream import CallKernels, RunStream
+from .handles import HandleTable
 from .plan_history import ALL_SIZES_KNOWN, FIRST, PlanHistory
 
 
