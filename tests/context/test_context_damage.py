@@ -17,7 +17,7 @@ from ort_cuda_plugin.context.describe import describe
 from ort_cuda_plugin.context.storage.container import to_json
 from ort_cuda_plugin.context.storage.errors import ContextError
 
-MUTANTS = {"index": 20, "graph": 60}
+MUTANTS = {"index": 40, "graph": 60}
 JUNK: tuple[Any, ...] = (
     None,
     True,
