@@ -2,15 +2,16 @@
 
     python bench/selftest_faults.py [--kinds kernel library driver] [--full] [--sections NAME ...] [--only PATTERN]
 
-There are three kinds of faults. kernel: a kernel that the selftest launches writes one wrong element. library: a call
-(by its epilogue and type) of the tests' stand-in libraries is refused, fails, is wrong in one element, or is slow.
-driver: a newer driver function is unsupported. For each fault the selftest runs checks that use the faulty code.
+Faults: each kernel that the selftest launches is wrong in one element, and some kernels of each section write nothing;
+each library call with its epilogue and type is refused, fails, is wrong in one element or slow (stand-in libraries of
+the tests compute the calls); each newer call of the driver is unsupported. For each fault the selftest runs checks that
+use what is faulty. The fault counts as found if a check fails, as named if the report names the schedule, operator,
+call or driver function, as quarantined if the next session avoids it, and the next session as right if the same models
+then have right results while the fault is there. If there is no alternative to a driver call, the error of the next
+session has to name the call.
 
-Each fault should get four marks. found: a check fails. named: the report names the schedule, operator, call or driver
-function. quarantined: the next session avoids it. right: the next session computes the same models correctly while the
-fault persists. If a driver function has no alternative, an error of the next session that names it replaces the last
-two marks. The table has the totals, and a line for each fault that lacks a mark. The exit code is 1 if there is such a
-line.
+A line for each fault says what found and named it, and what is quarantined. The table has the totals by kind and by
+section, and a line for each fault that lacks a mark. The exit code is 1 if there is such a line.
 """
 
 from __future__ import annotations
@@ -34,6 +35,10 @@ ROOT = Path(__file__).resolve().parents[1]
 KINDS = ("kernel", "library", "driver")
 HOW = ("refused", "failing", "wrong", "slow")
 """Faults of a library call: see tests/c/fake_library.h."""
+KERNEL_HOW = {"wrong": "kernel", "idle": "idle"}
+"""Faults of a kernel, with their settings of the emulated device: see csrc_shim/emulator/fault.h."""
+IDLE_KERNELS = 4
+"""Kernels of each section that write nothing in one fault each."""
 MOST_CHECKS = 2
 """Maximum number of checks that run for a fault of a kernel or of a library call."""
 HANG_SECONDS = 300
@@ -78,19 +83,25 @@ NEWER = (
 class Outcome:
     """The marks of one fault.
 
-    ``is_told``: the next session fails with an error that names the driver call. ``why`` is the first failed check, or
-    the reason why a mark is missing.
+    ``section`` has the check that found it, and ``named`` says what the report names: a schedule, operators, a refused
+    call, or a driver call; "" if it names nothing. ``is_told``: the next session fails, with an error that names the
+    call, which has no alternative. ``why`` has the first failed check, or the reason why a mark is missing.
     """
 
     kind: str
     fault: str
+    section: str = ""
     is_found: bool = False
-    is_named: bool = False
+    named: str = ""
     is_quarantined: bool = False
     is_right: bool = False
     is_told: bool = False
     why: str = ""
     quarantined: list[str] = field(default_factory=list)
+
+    @property
+    def is_named(self) -> bool:
+        return bool(self.named)
 
     @property
     def is_complete(self) -> bool:
@@ -99,9 +110,9 @@ class Outcome:
 
 @dataclass
 class Campaign:
-    """The sections and checks of the selftest to use, and the faults to inject.
+    """The sections and checks of the selftest that are used, and the faults that are put in.
 
-    ``faults`` is a pattern of fault names. Process ``number`` of ``count`` injects every ``count``-th of them.
+    ``kernels`` limits the wrong kernels of each section; 0: all are put in.
     """
 
     sections: Sequence[str]
@@ -110,6 +121,7 @@ class Campaign:
     faults: str
     number: int
     count: int
+    kernels: int = 0
     seen: int = 0
 
     def has(self, fault: str) -> bool:
@@ -149,6 +161,20 @@ class Local:
         return report
 
 
+class Isolated(Local):
+    """Runs checks as the command does, in processes of their own, which a fault may end."""
+
+    def run(self, request: Any) -> Any:
+        from ort_cuda_plugin.selftest.runner import Runner
+
+        if self.only is not None and not request.only:
+            request = replace(request, only=self.only.get(request.section, ("",)))
+        runner = Runner(self.target)
+        report = runner.run(request)
+        runner.close()
+        return report
+
+
 def uses_of(campaign: Campaign, local: Local, used: Callable[[], Iterable[str]]) -> Uses:
     """Run the checks without a fault, and return which kernels or calls each uses.
 
@@ -160,12 +186,12 @@ def uses_of(campaign: Campaign, local: Local, used: Callable[[], Iterable[str]])
     found: Uses = {}
     used()
     for section in SECTIONS:
-        if section.name not in campaign.sections:
-            continue
+        if section.name not in campaign.sections or section.name == "driver":
+            continue  # the driver's section checks no kernel and no library
         for check, run in section.checks(local.target, campaign.is_quick):
             if not fnmatch.fnmatch(check, campaign.checks):
                 continue
-            failed = [result for result in run() if result.verdict is Verdict.FAIL]
+            failed = [result for result in run(lambda result: None) if result.verdict is Verdict.FAIL]
             for result in failed:
                 print(f"fails without a fault: {result.name}: {result.reason}", flush=True)
             for name in dict.fromkeys(used()):
@@ -187,7 +213,8 @@ def check_fault(local: Local, outcome: Outcome, checks: Sequence[tuple[str, str]
     failed = failures(report.results)
     outcome.is_found = bool(failed)
     outcome.why = f"{failed[0].name}: {failed[0].reason}" if failed else f"no check of {checks} failed"
-    outcome.is_named = any(result.schedule or result.operators or result.is_refusal for result in failed)
+    outcome.section = checks[0][0]
+    outcome.named = next(filter(None, map(named_by, failed)), "")
     outcome.quarantined = [str(entry) for entry in report.quarantined]
     outcome.is_quarantined = bool(report.quarantined) and report.is_stored
     wrong = []
@@ -207,6 +234,15 @@ def check_fault(local: Local, outcome: Outcome, checks: Sequence[tuple[str, str]
     return outcome
 
 
+def named_by(result: Any) -> str:
+    """Return what a failed check names; "" if nothing."""
+    if result.is_refusal:
+        return "refused call"
+    if result.schedule:
+        return f"schedule {result.family} {result.operand} {result.schedule}"
+    return f"operators {', '.join(result.operators)} {result.type}" if result.operators else ""
+
+
 def forget(local: Local) -> None:
     """Forget the quarantine and the refusals of the device."""
     from ort_cuda_plugin.compiler.caches.cache_folder import cache_folder
@@ -221,7 +257,25 @@ def forget(local: Local) -> None:
 # ---- kernels ----
 
 
-def kernel_faults(campaign: Campaign, local: Local) -> Iterator[Outcome]:
+@dataclass(frozen=True)
+class KernelFault:
+    """A fault of a kernel, and the checks that launch it."""
+
+    how: str
+    kernel: str
+    checks: tuple[tuple[str, str], ...]
+
+    @property
+    def outcome(self) -> Outcome:
+        return Outcome("kernel", f"{self.how}:{self.kernel}")
+
+    @property
+    def setting(self) -> str:
+        return f"{KERNEL_HOW[self.how]}={self.kernel}"
+
+
+def kernel_faults(campaign: Campaign, local: Local) -> Iterator[KernelFault]:
+    """Yield the faults of kernels that the checks launch."""
     profile = Path(os.environ["ORT_CUDA_PLUGIN_EMULATE_PROFILE"])
     begin = 0
 
@@ -233,14 +287,63 @@ def kernel_faults(campaign: Campaign, local: Local) -> Iterator[Outcome]:
         return names
 
     uses = uses_of(campaign, local, launched)
+    sections: dict[str, list[str]] = {}
     for kernel, checks in sorted(uses.items()):
-        if not campaign.has(kernel):
-            continue
-        set_faults(f"kernel={kernel}")
-        try:
-            yield check_fault(local, Outcome("kernel", kernel), checks[:MOST_CHECKS], campaign.is_quick)
-        finally:
-            set_faults("")
+        sections.setdefault(checks[0][0], []).append(kernel)
+    for kernels in sections.values():
+        for how, count in (("wrong", campaign.kernels), ("idle", IDLE_KERNELS)):
+            for kernel in spread(kernels, count):
+                if campaign.has(f"{how}:{kernel}"):
+                    yield KernelFault(how, kernel, tuple(uses[kernel][:MOST_CHECKS]))
+
+
+def kernel_outcomes(campaign: Campaign, given: argparse.Namespace) -> Iterator[Outcome]:
+    """Yield what comes of each fault of a kernel.
+
+    A kernel that gives wrong indices may end its process, as it loses a GPU. So a process puts the faults in, and one
+    that has ended it is put in again in processes of its own.
+    """
+    local = Isolated()
+    faults = [*kernel_faults(campaign, local)]
+    options = ["--full"] if given.full else []
+    while faults:
+        child = subprocess.Popen(
+            [sys.executable, __file__, "--put-in", *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert child.stdin is not None
+        assert child.stdout is not None
+        with child.stdin as stdin, child.stdout as stdout:
+            json.dump([asdict(fault) for fault in faults], stdin)
+            stdin.close()
+            for text in stdout:
+                yield Outcome(**json.loads(text))
+                faults.pop(0)
+        child.wait()
+        if faults:
+            fault = faults.pop(0)
+            os.environ["ORT_CUDA_PLUGIN_EMULATE_FAULTS"] = fault.setting
+            yield check_fault(local, fault.outcome, fault.checks, campaign.is_quick)
+            del os.environ["ORT_CUDA_PLUGIN_EMULATE_FAULTS"]
+
+
+def put_in(is_quick: bool) -> int:
+    """Put the faults of kernels in that the input lists, one after the other, and print what comes of each."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # libraries may print
+    local = Local()
+    for data in json.load(sys.stdin):
+        fault = KernelFault(data["how"], data["kernel"], tuple((section, check) for section, check in data["checks"]))
+        set_faults(fault.setting)
+        outcome = check_fault(local, fault.outcome, fault.checks, is_quick)
+        set_faults("")
+        print(json.dumps(asdict(outcome)), file=answers, flush=True)
+    return 0
+
+
+def spread(names: Sequence[str], count: int) -> list[str]:
+    """Return ``count`` of the sorted names at even distances, so that all sorts of kernels are among them; 0: all."""
+    taken = min(count or len(names), len(names))
+    return [names[position * len(names) // taken] for position in range(taken)]
 
 
 # ---- library calls ----
@@ -258,7 +361,8 @@ def library_faults(campaign: Campaign, local: Local) -> Iterator[Outcome]:
         return found
 
     uses = uses_of(campaign, local, called)
-    for call, checks in sorted(uses.items()):
+    for call, using in sorted(uses.items()):
+        checks = (*using[:MOST_CHECKS], *others(call, uses))
         for how in HOW:
             fault = f"{how}:{call}"
             if not campaign.has(fault):
@@ -266,10 +370,18 @@ def library_faults(campaign: Campaign, local: Local) -> Iterator[Outcome]:
             for fake in fakes:
                 (ctypes.c_char * 128).in_dll(fake, "fake_fault").value = fault.encode()
             try:
-                yield check_fault(local, Outcome("library", fault), checks[:MOST_CHECKS], campaign.is_quick)
+                yield check_fault(local, Outcome("library", fault), checks, campaign.is_quick)
             finally:
                 for fake in fakes:
                     (ctypes.c_char * 128).in_dll(fake, "fake_fault").value = b""
+
+
+def others(call: str, uses: Uses) -> list[tuple[str, str]]:
+    """Return a check of another call of the same kind and type, if there is one: what it finds right stays in use."""
+    kind, element = call.split("_")[0], call.rsplit("_", 1)[1]
+    same = (name for name in sorted(uses) if name.split("_")[0] == kind and name.rsplit("_", 1)[1] == element)
+    checks = (check for name in same if name != call for check in uses[name] if check not in uses[call])
+    return [*checks][:1]
 
 
 def stand_ins() -> list[ctypes.CDLL]:
@@ -297,7 +409,8 @@ def driver_fault(member: str, campaign: Campaign) -> Outcome:
     found = in_child(lambda: driver_selftest(outcome.fault, campaign))
     told = "; ".join(found["failed"]) or found["error"]
     outcome.is_found = bool(told)
-    outcome.is_named = names_call(member, told)
+    outcome.section = "driver"
+    outcome.named = f"cu{member}" if names_call(member, told) else ""
     outcome.quarantined = found.get("quarantined", [])
     error = in_child(lambda: driver_session(outcome.fault))["error"]
     outcome.is_right = not error
@@ -394,24 +507,40 @@ def outcomes(given: argparse.Namespace) -> Iterator[Outcome]:
 
     number, _, count = given.share.partition("/")
     names = [section.name for section in SECTIONS if not given.sections or section.name in given.sections]
-    campaign = Campaign(names, given.checks, not given.full, given.only, int(number), int(count or 1))
+    campaign = Campaign(names, given.checks, not given.full, given.only, int(number), int(count or 1), given.kernels)
     if "driver" in given.kinds:
         yield from driver_faults(campaign)
     if "kernel" in given.kinds:
-        yield from kernel_faults(campaign, Local())
+        yield from kernel_outcomes(campaign, given)
     if "library" in given.kinds:
         yield from library_faults(campaign, Local())
+
+
+def line(outcome: Outcome) -> str:
+    """Return the line of a fault."""
+    state = "ok" if outcome.is_complete else "MISSED"
+    found = f"named {outcome.named or 'by nothing'}" if outcome.is_found else "not found"
+    quarantined = ", ".join(outcome.quarantined) if outcome.is_quarantined else "nothing"
+    after = "right" if outcome.is_right else "an error that names the call" if outcome.is_told else "WRONG"
+    where = f"{outcome.kind} {outcome.section} {outcome.fault}"
+    return f"{state} {where}: {found}; quarantined: {quarantined}; the next session: {after}"
 
 
 def table(found: Sequence[Outcome]) -> Iterator[str]:
     """Yield the lines of the table: totals, and what is missing."""
     marks = ("found", "named", "quarantined", "right")
-    yield f"{'faults':10} {'number':>7} " + " ".join(f"{mark:>12}" for mark in marks)
-    for kind in (*KINDS, "all"):
-        of_kind = [outcome for outcome in found if kind in (outcome.kind, "all")]
-        if of_kind:
-            counts = (sum(bool(getattr(outcome, f"is_{mark}")) for outcome in of_kind) for mark in marks)
-            yield f"{kind:10} {len(of_kind):7} " + " ".join(f"{count:12}" for count in counts)
+    yield f"{'faults':30} {'number':>7} " + " ".join(f"{mark:>12}" for mark in marks)
+    groups: dict[str, list[Outcome]] = {}
+    for outcome in found:
+        how = outcome.fault.partition(":")[0] if ":" in outcome.fault else "unsupported"
+        groups.setdefault(f"{outcome.kind} {how} {outcome.section}".strip(), []).append(outcome)
+    for kind in KINDS:
+        groups[f"{kind}, all"] = [outcome for outcome in found if outcome.kind == kind]
+    groups["all"] = [*found]
+    for name, group in groups.items():
+        if group:
+            counts = (sum(bool(getattr(outcome, f"is_{mark}")) for outcome in group) for mark in marks)
+            yield f"{name:30} {len(group):7} " + " ".join(f"{count:12}" for count in counts)
     told = [outcome.fault for outcome in found if outcome.is_told]
     if told:
         yield f"the next session fails with an error that names the call, which has no alternative: {', '.join(told)}"
@@ -429,9 +558,13 @@ def main() -> int:
     parser.add_argument("--share", default="1/1", metavar="I/N", help="only each N-th fault, from the I-th on")
     parser.add_argument("--only", default="*", help="only faults that match this pattern")
     parser.add_argument("--checks", default="*", help="only checks whose name matches this pattern")
+    parser.add_argument("--kernels", type=int, default=0, help="at most this number of wrong kernels of each section")
+    parser.add_argument("--put-in", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     signal.signal(signal.SIGALRM, hang)
+    if given.put_in:
+        return put_in(not given.full)
     if "library" in given.kinds and len(given.kinds) > 1:
         return in_processes(given)
     with tempfile.TemporaryDirectory() as folder:
@@ -445,8 +578,7 @@ def main() -> int:
         found = []
         for outcome in outcomes(given):
             found.append(outcome)
-            state = "ok" if outcome.is_complete else "MISSED"
-            print(f"{state} {outcome.kind} {outcome.fault}: {', '.join(outcome.quarantined)}", flush=True)
+            print(line(outcome), flush=True)
     return finish(given, found)
 
 
@@ -461,7 +593,7 @@ def in_processes(given: argparse.Namespace) -> int:
         for kind in given.kinds:
             file = Path(folder, kind)
             command = [sys.executable, __file__, "--kinds", kind, "--share", given.share, "--only", given.only]
-            command += ["--checks", given.checks]
+            command += ["--checks", given.checks, "--kernels", str(given.kernels)]
             command += ["--json", str(file), *(["--full"] if given.full else [])]
             command += ["--sections", *given.sections] if given.sections else []
             subprocess.run(command, check=False)

@@ -49,6 +49,7 @@ typedef struct ocp_pool {
   ocp_stream *streams;
   ocp_stream *idle_streams; /* linked by next_idle; ocp_stream_borrow takes one */
   ocp_arena *arenas[OCP_NUM_MEMORIES];
+  atomic_int fill;                  /* see ocp_device_fill_new_memory; -1: device memory is not filled */
   ocp_mempool *mempool;             /* replaces the device memory's arena if the options ask for that */
   struct ocp_reclaimer *reclaimers; /* memory.h */
   pthread_mutex_t reclaim_lock;     /* held while reclaimers work; taken before `lock` */

@@ -156,6 +156,7 @@ static bool read_setting(const char *key, const char *value, emu_faults *read) {
   uint64_t number = 0;
   int major = 0, minor = 0;
   char *const text = strcmp(key, "kernel") == 0        ? read->kernel
+                     : strcmp(key, "idle") == 0        ? read->idle
                      : strcmp(key, "unsupported") == 0 ? read->unsupported
                      : strcmp(key, "name") == 0        ? read->name
                                                        : NULL;
@@ -210,7 +211,11 @@ bool emu_faults_configure(const char *text, char *why, size_t why_bytes) {
 
 /* ---- wrong kernels ---- */
 
-#define WINDOW ((uint64_t)1 << 20) /* maximum bytes behind a pointer parameter that are searched for a result */
+bool emu_is_idle(const emu_op *launch) {
+  return faults.idle[0] && fnmatch(faults.idle, launch->kernel.function->name, 0) == 0;
+}
+
+#define WINDOW ((uint64_t)1 << 20) /* bytes from the address of a parameter on in which a result is looked for */
 
 /* Memory behind a pointer parameter of a launch, and its contents before the launch. */
 typedef struct range {
@@ -229,6 +234,9 @@ static void save(emu_wrong *wrong, uint64_t address) {
   if (!emu_is_device_address(address) || !emu_heap_find(&emu_device_of(address)->heap, address, 1, &start, &size))
     return;
   const uint64_t bytes = start + size - address;
+  for (uint32_t i = 0; i < wrong->count; i++)
+    if (wrong->ranges[i].now == (uint8_t *)(address + (uint64_t)emu.alias))
+      return; /* the kernel works in place */
   range *saved = &wrong->ranges[wrong->count];
   *saved = (range){.now = (uint8_t *)(address + (uint64_t)emu.alias), .bytes = bytes < WINDOW ? bytes : WINDOW};
   saved->before = malloc(saved->bytes);
@@ -236,6 +244,15 @@ static void save(emu_wrong *wrong, uint64_t address) {
     return;
   memcpy(saved->before, saved->now, saved->bytes);
   wrong->count++;
+}
+
+/* Tensors of one allocation follow each other. A range ends where the next one begins. */
+static void end_before_others(const emu_wrong *wrong, range *own) {
+  for (uint32_t i = 0; i < wrong->count; i++) {
+    const uint8_t *other = wrong->ranges[i].now;
+    if (other > own->now && other < own->now + own->bytes)
+      own->bytes = (uint64_t)(other - own->now);
+  }
 }
 
 emu_wrong *emu_wrong_begin(const emu_op *launch) {
@@ -246,29 +263,40 @@ emu_wrong *emu_wrong_begin(const emu_op *launch) {
   for (uint32_t i = 0; wrong && i < launch->num_params; i++)
     if (function->meta->params[i] == OCP_EMU_PARAM_POINTER)
       save(wrong, launch->params[i]);
+  for (uint32_t i = 0; wrong && i < wrong->count; i++)
+    end_before_others(wrong, &wrong->ranges[i]);
   return wrong;
 }
 
 static bool has_value(uint8_t byte) { return byte & 0x7f; }
 
-/* Returns a byte that the launch has changed, for spoil to change; NULL: none. Any element must then differ by more
- * than a rounding error, but the element type is not known. So this function tries the last byte of each 8 bytes, then
- * of 4, of 2, and every byte: the last byte of a little-endian float holds bits of its exponent. `with_value`: skips
- * bytes without a value (has_value), which may belong to a zero. */
-static uint8_t *find_changed(const emu_wrong *wrong, bool with_value) {
+/* Returns a byte that the launch has changed, so that its change alters an element of any type by more than a rounding
+ * error: the last byte of 8, of 4 or of 2, which has the exponent of a number of that size, and is not that of a zero.
+ * NULL: none. */
+static uint8_t *find_changed_byte(const range *changed, bool with_value) {
   for (uint64_t step = 8; step; step /= 2)
-    for (uint32_t i = 0; i < wrong->count; i++)
-      for (uint64_t at = step - 1; at < wrong->ranges[i].bytes; at += step) {
-        uint8_t *byte = &wrong->ranges[i].now[at];
-        if (*byte != wrong->ranges[i].before[at] && (has_value(*byte) || !with_value))
-          return byte;
-      }
+    for (uint64_t at = step - 1; at < changed->bytes; at += step) {
+      uint8_t *byte = &changed->now[at];
+      if (*byte != changed->before[at] && (has_value(*byte) || !with_value))
+        return byte;
+    }
   return NULL;
 }
 
-/* find_changed finds nothing if the memory of each output already held its result. Then each pointer parameter is
- * probed: begin_probe flips a bit in each of the first bytes behind it, the launch runs again, and end_probe looks for
- * a byte that the launch has written. It also restores the bytes that the launch has not written. */
+static uint8_t *find_changed(const range *changed) {
+  uint8_t *byte = find_changed_byte(changed, true);
+  return byte ? byte : find_changed_byte(changed, false);
+}
+
+static void spoil(uint8_t *byte) {
+  if (!has_value(*byte))
+    *byte = 0x45; /* 2048 as the last byte of a float32 */
+  else
+    *byte = *byte == 1 ? 0 : *byte ^ 0x40; /* 1 may be a Boolean; 0x40 is the upper bit of an exponent */
+}
+
+/* The memory of an output may hold the same result already. Then nothing changes, and the launch runs again for each
+ * parameter, with other bytes at its address: those of an output are written again. */
 static void begin_probe(const range *probed) {
   for (uint64_t at = 0; at < PROBE_BYTES && at < probed->bytes; at++)
     probed->now[at] ^= 1;
@@ -288,24 +316,23 @@ static uint8_t *end_probe(const range *probed) {
   return found;
 }
 
-static void spoil(uint8_t *byte) {
-  if (!has_value(*byte))
-    *byte = 0x45; /* last byte of the float32 2048 */
-  else
-    *byte = *byte == 1 ? 0 : *byte ^ 0x40; /* 1 may be a Boolean; 0x40 is the upper bit of an exponent */
-}
-
 bool emu_wrong_again(emu_wrong *wrong) {
   if (!wrong)
     return false;
-  uint8_t *byte = NULL;
-  if (wrong->num_probed)
-    byte = wrong->is_last ? NULL : end_probe(&wrong->ranges[wrong->num_probed - 1]);
-  else if (!(byte = find_changed(wrong, true)))
-    byte = find_changed(wrong, false);
-  if (byte)
-    spoil(byte);
-  if (byte || wrong->is_last || wrong->count == 0)
+  bool has_spoiled = false;
+  for (uint32_t i = 0; i < wrong->count && !wrong->num_probed; i++) {
+    uint8_t *changed = find_changed(&wrong->ranges[i]);
+    if (changed)
+      spoil(changed);
+    has_spoiled |= changed != NULL;
+  }
+  if (wrong->num_probed && !wrong->is_last) {
+    uint8_t *written = end_probe(&wrong->ranges[wrong->num_probed - 1]);
+    if (written)
+      spoil(written);
+    has_spoiled = written != NULL;
+  }
+  if (has_spoiled || wrong->is_last || wrong->count == 0)
     return false;
   wrong->is_last = wrong->num_probed == wrong->count;
   if (!wrong->is_last)

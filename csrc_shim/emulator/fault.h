@@ -1,10 +1,10 @@
-/* Fault injection for the emulated devices, so that tests can ask how the plugin reacts to a faulty GPU or
- * installation: a kernel with one wrong element, an unsupported driver call, or a device that is too old, busy, small
- * or a slice of a GPU.
+/* Faults of the emulated devices, with which tests rehearse what a GPU may do: a kernel that is wrong in one element
+ * or writes nothing, a driver call that is unsupported, and devices that are too old, busy, small or slices of a GPU.
  *
  * ORT_CUDA_PLUGIN_EMULATE_FAULTS, or ocp_emu_config.faults, lists them as "key=value;key=value":
  *
- *   kernel=PATTERN            after each launch of a kernel whose name matches, one element of its result is wrong
+ *   kernel=PATTERN            after each launch of a kernel whose name matches, one element of each result is wrong
+ *   idle=PATTERN              launches of a kernel whose name matches do nothing
  *   unsupported=CALL,CALL     these calls return CUDA_ERROR_NOT_SUPPORTED; names are those of driver.h: MemPoolCreate
  *   exclusive=1               another process uses the device exclusively: the context cannot be created
  *   capability=7.5            compute capability
@@ -25,6 +25,7 @@
 
 typedef struct emu_faults {
   char kernel[OCP_EMU_FAULT_BYTES];      /* pattern of fnmatch; empty: all kernels are right */
+  char idle[OCP_EMU_FAULT_BYTES];        /* pattern of fnmatch; empty: all kernels run */
   char unsupported[OCP_EMU_FAULT_BYTES]; /* names of driver calls, separated by commas */
   char name[OCP_EMU_FAULT_BYTES];        /* empty: the emulated device's own */
   bool exclusive;
@@ -38,12 +39,15 @@ bool emu_faults_configure(const char *text, char *why, size_t why_bytes);
 /* Replaces the unsupported members of this driver table by a failing function, now and whenever the faults change. */
 void emu_faults_attach(ocp_driver *table);
 
-/* A launch whose result will be made wrong: the contents of its parameters' memory before the launch. */
+/* Whether the launch does nothing. */
+bool emu_is_idle(const emu_op *launch);
+
+/* The memory of a launch that will be made wrong. */
 typedef struct emu_wrong emu_wrong;
 /* Called before a launch. Returns NULL if no fault applies to its kernel. */
 emu_wrong *emu_wrong_begin(const emu_op *launch);
-/* Called after the launch: changes one element that the launch has written. Returns true if the launch must run again
- * first, to find out which memory it writes. */
+/* Called after the launch: changes one element of each result that it has written. True if the launch has to run again,
+ * since its outputs are not known yet. */
 bool emu_wrong_again(emu_wrong *wrong);
 void emu_wrong_end(emu_wrong *wrong);
 

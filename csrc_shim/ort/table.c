@@ -164,6 +164,7 @@ static const ocp_core core = {
     .cluster_measure = ocp_cluster_measure,
     .cluster_memory = ocp_cluster_memory,
     .device_trim = ocp_device_trim,
+    .device_fill_new_memory = ocp_device_fill_new_memory,
     .device_shrink = ocp_device_shrink,
     .memory_stats = memory_stats,
     .arena_check = ocp_arena_check,

@@ -224,6 +224,7 @@ typedef struct ocp_core {
   bool (*cluster_memory)(ocp_cluster *cluster, ocp_plan_memory *memory);
   int64_t (*device_trim)(ocp_device *device);
   int64_t (*device_shrink)(ocp_device *device);
+  void (*device_fill_new_memory)(ocp_device *device, int byte);
   int (*memory_stats)(int emulated, int ordinal, int memory, ocp_memory_stats *stats, ocp_error *error);
   int (*arena_check)(const char *const *keys, const char *const *values, size_t count, ocp_error *error);
   int (*arena_read_limit)(const char *text, int64_t *bytes, ocp_error *error);

@@ -122,8 +122,9 @@ EMULATED = (
         "settings, separated by semicolons",
         "",
         "for tests of the plugin's checks: faults of the emulated device. `kernel=PATTERN`: after each launch of a "
-        "kernel whose name matches, one element of its results is wrong. `unsupported=MemPoolCreate,GraphInstantiate`: "
-        "these driver calls return CUDA_ERROR_NOT_SUPPORTED. `exclusive=1`: another process has the device. "
+        "kernel whose name matches, one element of each result is wrong. `idle=PATTERN`: launches of such a kernel "
+        "do nothing. `unsupported=MemPoolCreate,GraphInstantiate`: these driver calls return CUDA_ERROR_NOT_SUPPORTED. "
+        "`exclusive=1`: another process has the device. "
         "`capability=7.5`, `driver=12.8`, `multiprocessors=16` and `name=TEXT` are properties of the device. A warning "
         "on the standard error lists the faults",
     ),

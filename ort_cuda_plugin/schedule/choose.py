@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeVar
 
+from ..kernels.contraction.epilogue_patterns import LibraryForm, product_form
 from ..kernels.conv.channels_last import matrix_convolution_kind
+from ..kernels.conv.cudnn_epilogue import cudnn_form
 from ..kernels.gemm.tile_shapes import INTEGERS
+from ..kernels.library.library_attention import AttentionForm, attention_form
 from ..model.ir import Unsupported
 from ..program.expressions.symbolic import hint
 from ..program.lowering.context import Lowering
@@ -18,7 +21,7 @@ from .conv import conv_choices, own_conv_schedules
 from .gemm import gemm_choices, integer_kind, own_gemm_choices
 from .reasons import by_rules
 
-__all__ = ["candidates", "choose", "has_integer_operands", "own_choice", "scheduled"]
+__all__ = ["candidates", "choose", "has_integer_operands", "library_epilogue", "own_choice", "scheduled"]
 
 AnySums = TypeVar("AnySums", bound=Sums)
 
@@ -39,8 +42,9 @@ def candidates(ctx: Lowering, step: Sums) -> list[Choice]:
         case _:
             raise TypeError(f"step: got {type(step).__name__}, expected a Contract, Convolve or Attend")
     unique: dict[Schedule, Choice] = {}
+    epilogue = _quarantined_epilogue(ctx, step)
     for choice in found:
-        if ctx.device.quarantine.allows(step, choice.schedule):
+        if ctx.device.quarantine.allows(step, choice.schedule, epilogue):
             unique.setdefault(choice.schedule, choice)
     return list(unique.values())
 
@@ -92,4 +96,31 @@ def scheduled(ctx: Lowering, step: AnySums, choice: Choice | None = None) -> Any
             return step
         choice = own_choice(ctx, step)
     ctx.take(choice, kinds_for(step, choice.schedule))
-    return replace(step, schedule=choice.schedule, why=choice.why + ctx.device.quarantine.note(step))
+    note = ctx.device.quarantine.note(step, _quarantined_epilogue(ctx, step))
+    return replace(step, schedule=choice.schedule, why=choice.why + note)
+
+
+def library_epilogue(ctx: Lowering, step: Sums) -> str:
+    """Return the part of the step's epilogue that a library call for it computes, as "bias, ReLU".
+
+    "none" if it computes no part, "" if the library cannot compute the step.
+    """
+    form: LibraryForm | AttentionForm | None = None
+    match step:
+        case Contract():
+            form = product_form(ctx, step)
+        case Convolve():
+            form = cudnn_form(ctx, step)
+        case Attend():
+            form = attention_form(ctx, step)
+    if form is None:
+        return ""
+    if isinstance(form, AttentionForm):
+        return "none" if form.bias is None and form.computed is None else "bias"
+    names = ("" if form.residual is None else "residual", "" if form.bias is None else "bias", form.activation)
+    return ", ".join(filter(None, names)) or "none"
+
+
+def _quarantined_epilogue(ctx: Lowering, step: Sums) -> str:
+    """Return the epilogue by which a library call for the step may be quarantined."""
+    return library_epilogue(ctx, step) if ctx.device.quarantine.names_epilogues else ""

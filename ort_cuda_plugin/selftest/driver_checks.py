@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from ..ep.device.devices import cuda_devices, emulated_devices
 from .device import Device, Skipped
 from .driver_calls import CALL_CHECKS
 from .driver_table import Wrong, driver_of, expect_same
-from .judge import judge
+from .judge import Begins, judge
 from .sections.case import Case, Result, Verdict, difference
 
 SIZES = (1, 3, 4097, 1 << 20)
@@ -200,13 +201,13 @@ CHECKS: dict[str, Callable[[Device], None]] = {
 }
 
 
-def driver_checks(device: Device, is_quick: bool) -> Iterator[tuple[str, Callable[[], Iterator[Result]]]]:
+def driver_checks(device: Device, is_quick: bool) -> Iterator[tuple[str, Callable[[Begins], Iterator[Result]]]]:
     """Yield the checks of the driver."""
     for name, check in CHECKS.items():
-        yield name, lambda name=name, check=check: _results(name, check, device)  # type: ignore[misc]
+        yield name, partial(_results, name, check, device)
 
 
-def _results(name: str, check: Callable[[Device], None], device: Device) -> Iterator[Result]:
+def _results(name: str, check: Callable[[Device], None], device: Device, begins: Begins) -> Iterator[Result]:
     begun, verdict, reason = time.process_time(), Verdict.PASS, ""
     try:
         check(device)

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from ..program.lowering.context import Lowering, Make, Tactic
 from ..program.steps.quarantine import family_of
-from ..program.steps.schedule import Choice, Schedule
+from ..program.steps.schedule import Choice, Engine, Schedule
 from ..program.steps.steps import Sums
 from ..program.steps.tensor import Tensor
+from ..schedule.choose import library_epilogue
 
 Candidate = tuple[str, str, Schedule]
 """The family of a step, the type of its first operand, and a schedule for it."""
@@ -32,12 +33,16 @@ class Noting:
 
 
 class Forcing(Noting):
-    """A tuner that chooses ``candidate`` for each step that has this candidate; rules choose for the others."""
+    """A tuner that chooses ``candidate`` for each step that has this candidate; rules choose for the others.
+
+    ``epilogue`` is that of the library's call for the first of these steps; "" if the candidate is not a call.
+    """
 
     def __init__(self, candidate: Candidate) -> None:
         super().__init__()
         self._candidate = candidate
         self.was_used = False
+        self.epilogue = ""
 
     def choice(self, ctx: Lowering, step: Sums, choices: Sequence[Choice]) -> Choice | None:
         family, dtype, schedule = self._candidate
@@ -46,5 +51,7 @@ class Forcing(Noting):
         for choice in choices:
             if choice.schedule == schedule:
                 self.was_used = True
+                if schedule.engine is Engine.LIBRARY:
+                    self.epilogue = self.epilogue or library_epilogue(ctx, step)
                 return choice
         return None

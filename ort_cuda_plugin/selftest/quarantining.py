@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import groupby
 
 from ..program.steps.quarantine import Quarantined, QuarantinedOperator, QuarantinedSchedule
+from ..program.steps.schedule import Engine
 from .sections.case import Result, Verdict
 
 
@@ -21,18 +22,44 @@ def quarantined_by(results: Sequence[Result]) -> list[Quarantined]:
     that of one of them. If only the run with the rules' choice failed, the model's operators are quarantined.
     """
     found: dict[Quarantined, None] = {}
+    right = _right_epilogues(results)
     for _, group in groupby(failures(results), lambda result: result.case):
         of_case = [*group]
         schedules = [result for result in of_case if result.engine]
         for result in schedules or of_case:
-            found.update(dict.fromkeys(_entries(result)))
+            found.update(dict.fromkeys(_entries(result, right.get(_kind(result), set()))))
     return [*found, *(entry for entry in _engines(results) if entry not in found)]
 
 
-def _entries(result: Result) -> Iterator[Quarantined]:
+def _kind(result: Result) -> tuple[str, str, str]:
+    return result.family, result.operand, result.engine
+
+
+def _right_epilogues(results: Sequence[Result]) -> dict[tuple[str, str, str], set[str]]:
+    """Return the epilogues with which a library's calls were right in each check, by kind of call.
+
+    None for a kind whose calls without an epilogue were wrong: these are part of calls with others.
+    """
+    of_library = [result for result in results if result.engine == Engine.LIBRARY.value]
+    wrong = {(_kind(result), result.epilogue) for result in failures(of_library)}
+    right: dict[tuple[str, str, str], set[str]] = {}
+    for result in of_library:
+        kind = _kind(result)
+        if result.verdict is Verdict.PASS and wrong.isdisjoint({(kind, "none"), (kind, result.epilogue)}):
+            right.setdefault(kind, set()).add(result.epilogue)
+    return right
+
+
+def _entries(result: Result, right: Collection[str]) -> Iterator[Quarantined]:
+    """Yield what a failed check quarantines. If calls of the library with ``right`` epilogues are right, only the
+    epilogue of the failed one is quarantined.
+    """
     reason = f"{result.name}: {result.reason}"
     if result.engine:
-        yield QuarantinedSchedule(result.family, result.operand, result.engine, result.tile, reason, result.case)
+        epilogue = result.epilogue if right else ""
+        yield QuarantinedSchedule(
+            result.family, result.operand, result.engine, result.tile, reason, result.case, epilogue
+        )
         return
     for operator in result.operators:
         yield QuarantinedOperator(operator, result.type, reason, result.case)

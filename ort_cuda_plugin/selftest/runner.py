@@ -137,6 +137,7 @@ class Runner:
     def __init__(self, device: Device, progress: Callable[[str], None] = lambda text: None) -> None:
         self._target, self._progress = device, progress
         self._worker: Worker | None = Worker(device)
+        self._ran: Result | None = None  # the failed check if the Run that began last ends the process
         self.device = self._worker.device
 
     def run(self, request: Request) -> SectionReport:
@@ -152,7 +153,8 @@ class Runner:
                 self._worker = None
                 check = known[-1] if known else "the device opens"
                 if not isinstance(died, DeviceLost):
-                    report.results.append(Result(check, Verdict.FAIL, reason=str(died), case=check))
+                    ran = self._ran or Result(check, Verdict.FAIL, case=check)
+                    report.results.append(replace(ran, reason=str(died)))
                 if death == MAX_DEATHS - 1 or not known:
                     report.ended = f"the section ended after its check {check!r}: {died}"
                     break
@@ -169,7 +171,10 @@ class Runner:
         for event in worker.events(request):
             if "begin" in event:
                 known.append(event["begin"])
+                self._ran = None
                 self._progress(f"{report.name}: {event['begin']}")
+            elif "run" in event:
+                self._ran = result_of(event["run"])
             elif "result" in event:
                 report.results.append(result_of(event["result"]))
             report.cpu_seconds += event.get("cpu_seconds", 0.0)

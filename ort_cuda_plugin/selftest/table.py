@@ -4,30 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from .device import Device
 from .driver_checks import driver_checks
-from .judge import judge
+from .judge import Begins, judge
 from .sections import attention, conv, elementwise, gemm, images, movement, ordered, quantized, recurrence, rows
 from .sections.case import Case, Result
+
+Check = Callable[[Begins], Iterator[Result]]
+"""Yields the results of a check, and says what begins."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """A subject of checks. ``run`` yields a function for each check, by name; the function yields the results."""
+    """A subject of checks. ``checks`` yields a function for each check, by name; the function yields the results."""
 
     name: str
-    checks: Callable[[Device, bool], Iterator[tuple[str, Callable[[], Iterator[Result]]]]]
+    checks: Callable[[Device, bool], Iterator[tuple[str, Check]]]
 
 
-def of_cases(
-    cases: Callable[[bool], Iterator[Case]],
-) -> Callable[..., Iterator[tuple[str, Callable[[], Iterator[Result]]]]]:
+def of_cases(cases: Callable[[bool], Iterator[Case]]) -> Callable[[Device, bool], Iterator[tuple[str, Check]]]:
     """Return the checks of models."""
 
-    def checks(device: Device, is_quick: bool) -> Iterator[tuple[str, Callable[[], Iterator[Result]]]]:
+    def checks(device: Device, is_quick: bool) -> Iterator[tuple[str, Check]]:
         for case in cases(is_quick):
-            yield case.name, lambda case=case: judge(case, device)  # type: ignore[misc]
+            yield case.name, partial(judge, case, device)
 
     return checks
 

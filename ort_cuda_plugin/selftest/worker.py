@@ -1,7 +1,8 @@
 """A process of the selftest: runs sections on request, and reports each check before and after it.
 
 A request is a line of JSON with the fields of `Request`. The answers are lines of JSON: ``{"begin": CHECK}``,
-``{"result": {...}}`` and, at the end of the section, ``{"end": NAME, "cpu_seconds": NUMBER}``, or ``{"lost": REASON}``
+``{"run": {...}}`` before each Run of the check, with the result if the Run ends the process, ``{"result": {...}}`` and,
+at the end of the section, ``{"end": NAME, "cpu_seconds": NUMBER}``, or ``{"lost": REASON}``
 if the device is lost. The first line describes the device.
 """
 
@@ -11,7 +12,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -40,8 +41,10 @@ class Request:
     with_quarantine: bool = False
 
 
-def run_section(device: Device, request: Request) -> Iterator[Event]:
-    """Yield the events of a section; the last one is "end" or "lost"."""
+def run_section(
+    device: Device, request: Request, tell: Callable[[Event], None] = lambda event: None
+) -> Iterator[Event]:
+    """Yield the events of a section; the last one is "end" or "lost". ``tell`` gets the events before Runs at once."""
     begun = time.process_time()
     section = next(section for section in SECTIONS if section.name == request.section)
     device = replace(device, takes_all=not request.with_quarantine)
@@ -50,7 +53,7 @@ def run_section(device: Device, request: Request) -> Iterator[Event]:
             continue
         yield {"begin": check}
         with nullcontext() if request.with_quarantine else without_quarantine():
-            found = list(run())
+            found = list(run(lambda result: tell({"run": asdict(result)})))
         yield from ({"result": asdict(result)} for result in found)
         if any(result.verdict is Verdict.FAIL for result in found) and (reason := device.why_lost()):
             yield {"lost": reason}
@@ -72,7 +75,7 @@ def main(emulate: str, ordinal: str) -> None:
     for line in sys.stdin:
         data = json.loads(line)
         request = Request(**{**data, "skip": tuple(data["skip"]), "only": tuple(data["only"])})
-        for event in run_section(device, request):
+        for event in run_section(device, request, answer):
             answer(event)
 
 

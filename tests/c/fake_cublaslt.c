@@ -245,12 +245,17 @@ static int multiply(exclusive *handle, const desc *d, const float *alpha, const 
     const void *y = translate(at(type, b, batch * b_layout->stride), type, 1);
     const void *old = translate(at(type, c, batch * c_layout->stride), type, (size_t)(c_layout->leading * (n - 1) + m));
     void *z = translate(at(type, out, batch * out_layout->stride), type, (size_t)(out_layout->leading * (n - 1) + m));
-    for (int64_t i = 0; i < m; i++)
-      for (int64_t j = 0; j < n; j++) {
-        float total = 0;
-        for (int64_t l = 0; l < k; l++)
-          total += load(type, x, d->transposed[0] ? l + i * a_layout->leading : i + l * a_layout->leading) *
-                   load(type, y, d->transposed[1] ? j + l * b_layout->leading : l + j * b_layout->leading);
+    float *columns = malloc((size_t)(m * k + m) * sizeof *columns), *totals = columns + m * k; /* [k][m], [m] */
+    for (int64_t l = 0; l < k; l++)
+      for (int64_t i = 0; i < m; i++)
+        columns[l * m + i] = load(type, x, d->transposed[0] ? l + i * a_layout->leading : i + l * a_layout->leading);
+    for (int64_t j = 0; j < n; j++) {
+      memset(totals, 0, (size_t)m * sizeof *totals);
+      for (int64_t l = 0; l < k; l++)
+        add_product(totals, load(type, y, d->transposed[1] ? j + l * b_layout->leading : l + j * b_layout->leading),
+                    columns + l * m, m);
+      for (int64_t i = 0; i < m; i++) {
+        const float total = totals[i];
         const int64_t place = i + j * out_layout->leading;
         float value = *alpha * total;
         if (*beta != 0)
@@ -259,6 +264,8 @@ static int multiply(exclusive *handle, const desc *d, const float *alpha, const 
           value += load(type, bias, i);
         store(type, z, place, finished(d, value));
       }
+    }
+    free(columns);
   }
   put_fault(call, fake_algorithm, type, translate(out, type, 1));
   return SUCCESS;

@@ -458,7 +458,20 @@ static int64_t place_in(const layout *l, const int64_t at[5]) {
   return place;
 }
 
-/* The operations after the convolution, with the memory of their operands. */
+/* Returns a dense copy. */
+static float *to_floats(element type, const void *memory, const layout *l) {
+  const int64_t count = elements_of(l);
+  float *values = malloc((size_t)(count ? count : 1) * sizeof *values);
+  for (int64_t i = 0; i < count; i++) {
+    int64_t at[5], rest = i;
+    for (int axis = 5; axis-- > 0; rest /= l->dims[axis])
+      at[axis] = rest % l->dims[axis];
+    values[i] = load(type, memory, place_in(l, at));
+  }
+  return values;
+}
+
+/* The epilogue of the convolution, with the memory of its operands. */
 typedef struct epilogue {
   int64_t count;
   int modes[MAX_OPERATIONS];
@@ -532,27 +545,49 @@ static int execute(exclusive *handle, descriptor *plan, const descriptor *pack, 
     stride[3 - rank + i] = get(conv, 103, 3, rank)[i];
     pad[3 - rank + i] = get(conv, 105, 3, rank)[i];
   }
-  const int64_t *k = kernel.dims, taps = k[2] * k[3] * k[4];
-  for (int64_t i = 0; i < elements_of(&size); i++) {
-    int64_t at[5], rest = i;
-    for (int axis = 5; axis-- > 0; rest /= size.dims[axis])
-      at[axis] = rest % size.dims[axis];
-    float total = 0;
+  const int64_t *k = kernel.dims, *i = in.dims, *o = size.dims, taps = k[2] * k[3] * k[4];
+  float *image = to_floats(type, x, &in), *factors = to_floats(type, w, &kernel);
+  float *totals = malloc((size_t)(o[2] * o[3] * o[4]) * sizeof *totals);
+  for (int64_t channel = 0; channel < o[0] * o[1]; channel++) {
+    const int64_t n = channel / o[1], row = channel % o[1];
+    memset(totals, 0, (size_t)(o[2] * o[3] * o[4]) * sizeof *totals);
     for (int64_t t = 0; t < k[1] * taps; t++) {
-      const int64_t tap[5] = {at[1], t / taps, t % taps / (k[3] * k[4]), t / k[4] % k[3], t % k[4]};
-      int64_t from[5] = {at[0], at[1] / rows * k[1] + tap[1]}, inside = 1;
-      for (int axis = 0; axis < 3; axis++) {
-        const int64_t p = at[2 + axis] * stride[axis] - pad[axis] + tap[2 + axis] * dilation[axis];
-        inside &= p >= 0 && p < in.dims[2 + axis];
-        from[2 + axis] = p;
+      const float *plane = image + (n * i[1] + row / rows * k[1] + t / taps) * i[2] * i[3] * i[4];
+      const int64_t tap[3] = {t % taps / (k[3] * k[4]), t / k[4] % k[3], t % k[4]};
+      int64_t from[3]; /* pixel of the image for the first output pixel */
+      for (int axis = 0; axis < 3; axis++)
+        from[axis] = tap[axis] * dilation[axis] - pad[axis];
+      int64_t begin = 0, end = o[4];
+      while (begin < end && from[2] + begin * stride[2] < 0)
+        begin++;
+      while (begin < end && from[2] + (end - 1) * stride[2] >= i[4])
+        end--;
+      for (int64_t line = 0; line < o[2] * o[3]; line++) {
+        const int64_t z = from[0] + line / o[3] * stride[0], y = from[1] + line % o[3] * stride[1];
+        if (z < 0 || z >= i[2] || y < 0 || y >= i[3])
+          continue;
+        const float *pixels = plane + (z * i[3] + y) * i[4] + from[2] + begin * stride[2];
+        if (stride[2] == 1)
+          add_product(totals + line * o[4] + begin, factors[row * k[1] * taps + t], pixels, end - begin);
+        for (int64_t p = 0; stride[2] != 1 && p < end - begin; p++)
+          totals[line * o[4] + begin + p] += factors[row * k[1] * taps + t] * pixels[p * stride[2]];
       }
-      if (inside)
-        total += load(type, x, place_in(&in, from)) * load(type, w, place_in(&kernel, tap));
     }
-    store(type, out, place_in(&size, at), finished(&e, type, total, at));
+    for (int64_t p = 0; p < o[2] * o[3] * o[4]; p++) {
+      const int64_t at[5] = {n, row, p / (o[3] * o[4]), p / o[4] % o[3], p % o[4]};
+      store(type, out, place_in(&size, at), finished(&e, type, totals[p], at));
+    }
   }
+  free(totals);
+  free(factors);
+  free(image);
   put_fault(call, fake_engine, type, out);
   return SUCCESS;
+}
+
+/* Returns the number of a head among those of a layout, which has one for several if its dimension is 1. */
+static int64_t head_in(const layout *l, const int64_t at[5]) {
+  return (l->dims[0] == 1 ? 0 : at[0]) * l->dims[1] + (l->dims[1] == 1 ? 0 : at[1]);
 }
 
 /* softmax(scale * q @ k + bias) @ v */
@@ -580,28 +615,33 @@ static int execute_attention(const descriptor *graph, const descriptor *pack, co
     return BAD_PARAM;
   fake_runs++;
   const element type = type_of(result);
-  float *weights = malloc((size_t)keys * sizeof *weights);
+  const int64_t width = of_q.dims[4], columns = of_out.dims[4];
+  float *queries = to_floats(type, q, &of_q), *of_keys = to_floats(type, k, &of_k), *values = to_floats(type, v, &of_v);
+  float *weights = malloc((size_t)(keys + columns) * sizeof *weights), *totals = weights + keys;
   for (int64_t row = 0; row < of_out.dims[0] * of_out.dims[1] * of_out.dims[3]; row++) {
     const int64_t head = row / of_out.dims[3];
     int64_t at[5] = {head / of_out.dims[1], head % of_out.dims[1], 0, row % of_out.dims[3], 0};
+    const float *own_keys = of_keys + head_in(&of_k, at) * width * keys;
+    const float *own_values = values + head_in(&of_v, at) * keys * columns;
     float most = -__builtin_inff(), sum = 0;
+    memset(weights, 0, (size_t)(keys + columns) * sizeof *weights);
+    for (int64_t i = 0; i < width; i++)
+      add_product(weights, queries[row * width + i], own_keys + i * keys, keys);
     for (int64_t n = 0; n < keys; n++) {
-      float score = 0;
-      for (int64_t i = 0; i < of_q.dims[4]; i++)
-        score += load(type, q, place_in(&of_q, (int64_t[]){at[0], at[1], 0, at[3], i})) *
-                 load(type, k, place_in(&of_k, (int64_t[]){at[0], at[1], 0, i, n}));
-      weights[n] = score * *scale + (b ? load(type, b, place_in(&of_bias, (int64_t[]){at[0], at[1], 0, at[3], n})) : 0);
+      weights[n] *= *scale;
+      weights[n] += b ? load(type, b, place_in(&of_bias, (int64_t[]){at[0], at[1], 0, at[3], n})) : 0;
       most = weights[n] > most ? weights[n] : most;
     }
     for (int64_t n = 0; n < keys; n++)
       sum += weights[n] = __builtin_expf(weights[n] - most);
-    for (at[4] = 0; at[4] < of_out.dims[4]; at[4]++) {
-      float total = 0;
-      for (int64_t n = 0; n < keys; n++)
-        total += weights[n] / sum * load(type, v, place_in(&of_v, (int64_t[]){at[0], at[1], 0, n, at[4]}));
-      store(type, out, place_in(&of_out, at), total);
-    }
+    for (int64_t n = 0; n < keys; n++)
+      add_product(totals, weights[n] / sum, own_values + n * columns, columns);
+    for (at[4] = 0; at[4] < columns; at[4]++)
+      store(type, out, place_in(&of_out, at), totals[at[4]]);
   }
+  free(values);
+  free(of_keys);
+  free(queries);
   free(weights);
   put_fault(call, fake_engine, type, out);
   return SUCCESS;

@@ -69,6 +69,22 @@ def test_a_fault_concerns_kernels_that_match_its_pattern() -> None:
         assert session.run(None, {"a": a, "b": a})[0].tolist() != [4.0] * 16
 
 
+def test_idle_kernels_write_nothing() -> None:
+    session = ort_cuda_plugin.session(add_and_double(), emulate=True)
+    a = np.ones(16, np.float32)
+    values = [ort.OrtValue.ortvalue_from_numpy(a, "cuda", 0) for _ in range(2)]
+    c = ort.OrtValue.ortvalue_from_numpy(np.full(16, 7, np.float32), "cuda", 0)
+    binding = session.io_binding()
+    for name, value in zip("ab", values, strict=True):
+        binding.bind_ortvalue_input(name, value)
+    binding.bind_ortvalue_output("c", c)
+    with faults("idle=*"):
+        session.run_with_iobinding(binding)
+        assert c.numpy().tolist() == [7.0] * 16
+    session.run_with_iobinding(binding)
+    assert c.numpy().tolist() == [4.0] * 16
+
+
 def test_a_wrong_truth_value_is_the_other_one() -> None:
     session = session_of(TensorProto.INT32, "Equal")
     a = np.arange(64, dtype=np.int32)

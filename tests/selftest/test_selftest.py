@@ -28,6 +28,7 @@ from ort_cuda_plugin.program.steps.quarantine import QuarantinedOperator, Quaran
 from ort_cuda_plugin.program.steps.schedule import Engine
 from ort_cuda_plugin.selftest import runner
 from ort_cuda_plugin.selftest.device import Device, describe
+from ort_cuda_plugin.selftest.quarantining import quarantined_by
 from ort_cuda_plugin.selftest.sections.case import Verdict
 from ort_cuda_plugin.selftest.selftest import lift, selftest
 from ort_cuda_plugin.selftest.worker import Request
@@ -197,8 +198,9 @@ def test_a_check_that_ends_its_process_or_hangs_fails_by_name_and_the_next_one_r
     report = runs.run(Request("of a test"))
     runs.close()
     found = [(result.name, result.verdict.value) for result in report.results]
-    assert found == [("crashes", "FAIL"), ("hangs", "FAIL"), ("loses", "FAIL")]
+    assert found == [("crashes with a schedule", "FAIL"), ("hangs", "FAIL"), ("loses", "FAIL")]
     assert "exit code 3: out of order" in report.results[0].reason
+    assert [*map(str, quarantined_by(report.results))] == ["Relu f32"]
     assert report.results[1].reason == "no answer within 2 s"
     assert "after its check 'loses'" in report.ended
 

@@ -47,6 +47,15 @@ def test_a_wrong_element_is_found_and_quarantined_and_the_next_session_is_right(
         assert selftest(runner, [section], is_quick=True).quarantined == []
 
 
+@pytest.mark.parametrize("section", CHECKS)
+def test_a_kernel_that_writes_nothing_is_found_although_memory_held_the_right_result(section: str) -> None:
+    runner = InProcess(CHECKS[section])
+    assert not selftest(runner, [section], is_quick=True, stores=False).has_failed
+    with faults("idle=*"):
+        report = selftest(runner, [section], is_quick=True, stores=False)
+    assert {result.verdict for result in report.results} == {Verdict.FAIL}, report.results
+
+
 @pytest.mark.parametrize(
     ("call", "check"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -41,6 +42,19 @@ def test_each_fault_of_a_library_call_is_found_named_and_quarantined(tmp_path: P
 
 
 @pytest.mark.full
+def test_only_the_wrong_epilogue_of_a_library_is_quarantined(tmp_path: Path) -> None:
+    checks = ["--sections", "gemm", "--checks", "product with *, float16", "--only", "wrong:*"]
+    found, printed = campaign(tmp_path, "--kinds", "library", *checks)
+    quarantined = {outcome.fault: outcome.quarantined for outcome in found}
+    assert quarantined == {
+        "wrong:product_bias_gelu_float16": ["gemm f16 library with epilogue bias, GELU"],
+        "wrong:product_bias_relu_float16": ["gemm f16 library with epilogue bias, ReLU"],
+        "wrong:product_residual_float16": ["gemm f16 library with epilogue residual"],
+    }, printed
+    assert all(outcome.is_complete for outcome in found), printed
+
+
+@pytest.mark.full
 def test_a_wrong_kernel_is_found_named_and_quarantined(tmp_path: Path) -> None:
     found, printed = campaign(tmp_path, "--kinds", "kernel", *CHECK)
     assert len(found) >= 2, printed
@@ -48,18 +62,27 @@ def test_a_wrong_kernel_is_found_named_and_quarantined(tmp_path: Path) -> None:
 
 
 def test_the_table_names_what_is_missing() -> None:
-    complete = Outcome("kernel", "matmul", is_found=True, is_named=True, is_quarantined=True, is_right=True)
-    told = Outcome("driver", "unsupported=GraphLaunch", is_found=True, is_named=True, is_told=True)
-    missed = Outcome("library", "slow:product", is_found=True, is_named=True, why="still slow")
+    complete = Outcome("kernel", "wrong:matmul", "gemm", True, "operators MatMul f32", True, True)
+    told = Outcome("driver", "unsupported=GraphLaunch", "driver", is_found=True, named="cuGraphLaunch", is_told=True)
+    missed = Outcome("library", "slow:product", "gemm", True, "schedule gemm f32 library", why="still slow")
     lines = [*selftest_faults.table([complete, told, missed])]
-    assert [line.split() for line in lines[1:5]] == [
-        ["kernel", "1", "1", "1", "1", "1"],
-        ["library", "1", "1", "1", "0", "0"],
-        ["driver", "1", "1", "1", "0", "0"],
+    assert [re.split(r"  +", line) for line in lines[1:8]] == [
+        ["kernel wrong gemm", "1", "1", "1", "1", "1"],
+        ["driver unsupported driver", "1", "1", "1", "0", "0"],
+        ["library slow gemm", "1", "1", "1", "0", "0"],
+        ["kernel, all", "1", "1", "1", "1", "1"],
+        ["library, all", "1", "1", "1", "0", "0"],
+        ["driver, all", "1", "1", "1", "0", "0"],
         ["all", "3", "3", "3", "1", "1"],
     ]
-    assert lines[5].endswith(": unsupported=GraphLaunch")
-    assert lines[6:] == ["not quarantined, right: library slow:product: still slow"]
+    assert lines[8].endswith(": unsupported=GraphLaunch")
+    assert lines[9:] == ["not quarantined, right: library slow:product: still slow"]
+
+
+def test_kernels_are_spread_over_their_names() -> None:
+    names = [f"kernel{number}" for number in range(10)]
+    assert selftest_faults.spread(names, 3) == ["kernel0", "kernel3", "kernel6"]
+    assert selftest_faults.spread(names, 0) == selftest_faults.spread(names, 20) == names
 
 
 def test_a_share_of_the_faults_is_put_in() -> None:

@@ -50,6 +50,7 @@ ocp_pool *ocp_pool_create(void) {
   init_lock(&pool->lock);
   pthread_mutex_init(&pool->reclaim_lock, NULL);
   pthread_mutex_init(&pool->streams_lock, NULL);
+  atomic_init(&pool->fill, -1);
   pool->mempool = ocp_mempool_create();
   for (int memory = 0; memory < OCP_NUM_MEMORIES; memory++) {
     pool->arenas[memory] = calloc(1, sizeof *pool->arenas[memory]);
@@ -398,6 +399,30 @@ static int fetch_or_make_room(request *r, uint64_t *address, size_t *size, ocp_e
   }
 }
 
+void ocp_device_fill_new_memory(ocp_device *device, int byte) { atomic_store(&device->pool->fill, byte); }
+
+/* Fills memory that is about to be handed out, if the device's memory is to be filled. Without a stream it waits for
+ * the fill, since work of any stream may use the memory. */
+static int fill(const request *r, uint64_t address, size_t size, ocp_error *error) {
+  ocp_device *device = r->device;
+  const int byte = atomic_load_explicit(&device->pool->fill, memory_order_relaxed);
+  if (byte < 0 || r->memory != OCP_DEVICE_MEMORY || (r->stream && atomic_load(&r->stream->capturing)))
+    return ORT_OK;
+  OCP_STAY stay = ocp_device_enter(device, error);
+  if (!stay.entered)
+    return error->code;
+  CUstream stream = r->stream ? r->stream->handle : NULL;
+  const CUresult result = device->driver->MemsetD8Async(address, (unsigned char)byte, size, stream);
+  if (result != CUDA_SUCCESS)
+    return ocp_device_fail(device, result, "filling new memory: cuMemsetD8Async", error);
+  if (r->stream) {
+    ocp_stream_enqueued(r->stream);
+    return ORT_OK;
+  }
+  const CUresult ended = device->driver->StreamSynchronize(NULL);
+  return ended == CUDA_SUCCESS ? ORT_OK : ocp_device_fail(device, ended, "cuStreamSynchronize", error);
+}
+
 static int allocate(request *r, uint64_t *address, ocp_error *error) {
   ocp_device *device = r->device;
   size_t size = 0;
@@ -429,6 +454,11 @@ static int allocate(request *r, uint64_t *address, ocp_error *error) {
   }
   if (reported && driver->ReuseMemory(*address, r->bytes ? r->bytes : 1, size, r->stream ? r->stream->handle : NULL))
     ocp_stream_enqueued(r->stream);
+  if (fill(r, *address, reported ? r->bytes : size, error) != ORT_OK) {
+    ocp_pool_free(device, r->memory, *address, NULL);
+    *address = 0;
+    return error->code;
+  }
   return ORT_OK;
 }
 

@@ -257,7 +257,7 @@ CUresult emu_run_kernel(emu_device *device, const emu_op *op, const emu_clock *c
   uint64_t values[OCP_EMU_MAX_PARAMS];
   const void *pointers[OCP_EMU_MAX_PARAMS];
   CUresult result = translate(op, values, pointers);
-  if (result)
+  if (result || emu_is_idle(op))
     return result;
   struct CUfunc_st *function = op->kernel.function;
   const uint32_t *grid = op->kernel.grid, *block = op->kernel.block;

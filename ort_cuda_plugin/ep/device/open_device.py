@@ -146,6 +146,15 @@ class OpenDevice:
         finally:
             core().device_leave(stay)
 
+    @contextmanager
+    def filling_new_memory(self, byte: int) -> Iterator[None]:
+        """Fill each allocation of device memory with this byte, in all threads, while the block runs."""
+        core().device_fill_new_memory(self.pointer, byte)
+        try:
+            yield
+        finally:
+            core().device_fill_new_memory(self.pointer, -1)
+
     def acquire_kernels(self, specs: Sequence[KernelSpec]) -> list[LoadedKernel]:
         """Compile and load the kernels of ``specs``, and hold them until `release_kernels`.
 

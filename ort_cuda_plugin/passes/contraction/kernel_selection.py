@@ -14,7 +14,7 @@ from ...program.steps.quarantine import kinds_for
 from ...program.steps.schedule import Engine
 from ...program.steps.steps import Attend, Contract, Convolve, Sums
 from ...program.steps.trace import LibraryCall, Step
-from ...schedule.choose import choose, own_choice, scheduled
+from ...schedule.choose import choose, library_epilogue, own_choice, scheduled
 from ..emission.emission import launch_step
 
 
@@ -42,7 +42,8 @@ def _selected(ctx: Lowering, step: Sums) -> list[Step]:
         with ctx.recording(step.nodes) as made:
             is_called = _try_library_call(ctx, chosen)
         if is_called:
-            ctx.trace.schedules.update(dict.fromkeys(kinds_for(chosen, chosen.schedule)))
+            kinds = kinds_for(chosen, chosen.schedule, library_epilogue(ctx, chosen))
+            ctx.trace.schedules.update(dict.fromkeys(kinds))
             return made
         chosen = scheduled(ctx, step, own_choice(ctx, step))
     if isinstance(chosen, Convolve):

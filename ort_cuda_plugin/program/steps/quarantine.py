@@ -23,15 +23,18 @@ __all__ = [
 
 
 class ScheduleKind(NamedTuple):
-    """What a quarantine tells apart of a schedule. A library's calls have the engine "library" and no tile.
+    """The properties of a schedule that a quarantine distinguishes.
 
-    ``type`` is the short name of the first operand's type when the schedule was chosen, as "f16".
+    ``type`` is the short name of the first operand's type when the schedule was chosen, such as "f16". A library's
+    calls have the engine "library" and no tile; ``epilogue`` is the part of the epilogue that the call computes, such
+    as "bias, ReLU".
     """
 
     family: str
     type: str
     engine: str
     tile: str
+    epilogue: str = ""
 
 
 @dataclass(frozen=True)
@@ -39,8 +42,9 @@ class QuarantinedSchedule:
     """A set of quarantined schedules: those of ``family`` with this engine and tile whose first operand has this
     ``type``.
 
-    ``type`` is a short name such as "f16". ``tile`` is "" if the schedules with every tile are quarantined. ``case``
-    names the selftest's check that failed.
+    ``type`` is a short name such as "f16". ``tile`` is "" if the schedules with every tile are quarantined.
+    ``epilogue`` is the part of the epilogue that a library call computes, such as "bias, ReLU"; "" if calls with every
+    epilogue are quarantined. ``case`` names the selftest's check that failed.
     """
 
     family: str
@@ -49,15 +53,17 @@ class QuarantinedSchedule:
     tile: str
     reason: str = field(default="", compare=False)
     case: str = field(default="", compare=False)
+    epilogue: str = ""
 
     def covers(self, kind: ScheduleKind) -> bool:
         """Return whether no step may have a schedule of this kind."""
-        return (self.family, self.type, self.engine) == kind[:3] and self.tile in ("", kind.tile)
+        is_equal = (self.family, self.type, self.engine) == kind[:3]
+        return is_equal and self.tile in ("", kind.tile) and self.epilogue in ("", kind.epilogue)
 
     @property
     def schedule(self) -> str:
-        """Return the schedule as text, such as "mma 64x64x32"."""
-        return f"{self.engine} {self.tile}".strip()
+        """Return the schedule as text, as "mma 64x64x32", or as "library with epilogue bias, ReLU"."""
+        return f"{self.engine} {self.tile}".strip() + (f" with epilogue {self.epilogue}" if self.epilogue else "")
 
     def __str__(self) -> str:
         return f"{self.family} {self.type} {self.schedule}"
@@ -88,9 +94,14 @@ class Quarantine:
 
     entries: tuple[Quarantined, ...] = ()
 
-    def allows(self, step: Sums, schedule: Schedule) -> bool:
-        """Return whether the step may have the schedule."""
-        return not self.entries or not self.covering(kinds_for(step, schedule))
+    @property
+    def names_epilogues(self) -> bool:
+        """Return whether `allows` needs the epilogue of a library call."""
+        return any(entry.epilogue for entry in self.schedules)
+
+    def allows(self, step: Sums, schedule: Schedule, epilogue: str = "") -> bool:
+        """Return whether the step may have the schedule, a library call with ``epilogue``."""
+        return not self.entries or not self.covering(kinds_for(step, schedule, epilogue))
 
     def covering(self, kinds: Iterable[ScheduleKind]) -> list[QuarantinedSchedule]:
         """Return the entries that cover a schedule of ``kinds``."""
@@ -107,11 +118,11 @@ class Quarantine:
         """Return the quarantined operators."""
         return [entry for entry in self.entries if isinstance(entry, QuarantinedOperator)]
 
-    def note(self, step: Sums) -> str:
+    def note(self, step: Sums, epilogue: str = "") -> str:
         """Return a text that lists the step's quarantined schedules, to append to the reason for its schedule; "" for
         none.
         """
-        names = [entry.schedule for entry in self._of(step)]
+        names = [entry.schedule for entry in self._of(step) if entry.epilogue in ("", epilogue)]
         return f"; quarantined by the selftest: {', '.join(names)}" if names else ""
 
     def why_none(self, step: Sums) -> str:
@@ -143,17 +154,17 @@ def operator_name(domain: str, op_type: str) -> str:
     return f"{domain}::{op_type}" if domain else op_type
 
 
-def kinds_for(step: Sums, schedule: Schedule) -> list[ScheduleKind]:
-    """Return the kinds of a schedule for the step."""
-    return schedule_kinds(family_of(step), step.operands[0].dtype.short, schedule)
+def kinds_for(step: Sums, schedule: Schedule, epilogue: str = "") -> list[ScheduleKind]:
+    """Return the kinds of a schedule for the step; ``epilogue``: that of a library call."""
+    return schedule_kinds(family_of(step), step.operands[0].dtype.short, schedule, epilogue)
 
 
-def schedule_kinds(family: str, type_name: str, schedule: Schedule) -> list[ScheduleKind]:
+def schedule_kinds(family: str, type_name: str, schedule: Schedule, epilogue: str = "") -> list[ScheduleKind]:
     """Return the kinds of a schedule for a step of the family whose first operand has this type: one for each launch of
     which a Run selects one.
     """
     tile = "" if schedule.tile is None else schedule.tile.name
-    kinds = [ScheduleKind(family, type_name, schedule.engine.value, tile)]
+    kinds = [ScheduleKind(family, type_name, schedule.engine.value, tile, epilogue)]
     kinds += [ScheduleKind(family, type_name, Engine.GEMV.value, "")] if schedule.gemv_rows else []
     return kinds + ([ScheduleKind(family, type_name, Engine.IM2COL.value, "")] if schedule.im2col_pixels else [])
 

@@ -15,6 +15,12 @@ SIZES = {
 }
 """Heads, queries, keys and size of a head."""
 
+WITH_BIAS = """({T}[2, 63, 32] q, {T}[2, 65, 32] k, {T}[2, 65, 32] v, {T}[2, 1, 65] b) => ({T}[2, 63, 32] y) {
+    scale = Constant<value_float = 0.125>() factor = CastLike(scale, q) scaled = Mul(q, factor)
+    t = Transpose<perm = [0, 2, 1]>(k) s = MatMul(scaled, t) m = Add(s, b) p = Softmax<axis = -1>(m)
+    y = MatMul(p, v) }"""
+"""A bias for each key, as a mask of padding has it."""
+
 
 def cases(is_quick: bool) -> Iterator[Case]:
     """Yield the cases of attention."""
@@ -32,6 +38,7 @@ def cases(is_quick: bool) -> Iterator[Case]:
         text = """({T}[1, 8, 5, 64] q, {T}[1, 2, 40, 64] k, {T}[1, 2, 40, 64] v) => ({T}[1, 8, 5, 64] y)
             { y = Attention<is_causal = 1>(q, k, v) }"""
         yield _case(f"causal attention with shared keys, {type_name}", text, type_name, ("Attention",))
+        yield _case(f"attention with a bias, {type_name}", WITH_BIAS, type_name, ("MatMul", "Add", "Softmax"))
     text = """({T}[2, 6, 64] q, {T}[2, 6, 64] k, {T}[2, 6, 64] v) => ({T}[2, 6, 64] y)
         { y = com.microsoft.MultiHeadAttention<num_heads = 4>(q, k, v) }"""
     yield _case("attention of packed heads", text, "float", ("com.microsoft::MultiHeadAttention",))

@@ -40,9 +40,9 @@ class Result:
 
     ``type`` is the short name of the element type, as "f16". ``schedule`` is the schedule that was forced, as text; ""
     for the one that rules prefer. ``case`` is the name of the `Case`. If the check fails, its schedule is quarantined
-    (``family``, ``operand``: the type of the first operand, ``engine``, ``tile``), or its ``operators``; neither if
-    there is no alternative. With ``is_refusal`` a library has refused a call: the device's refusals hold it, which
-    later sessions read. ``seconds`` are of CPU time.
+    (``family``, ``operand``: the type of the first operand, ``engine``, ``tile``, ``epilogue``: that of a library
+    call), or its ``operators``; neither if there is no alternative. With ``is_refusal`` a library has refused a call:
+    the device's refusals hold it, which later sessions read. ``seconds`` are of CPU time.
     """
 
     name: str
@@ -55,6 +55,7 @@ class Result:
     operand: str = ""
     engine: str = ""
     tile: str = ""
+    epilogue: str = ""
     operators: tuple[str, ...] = ()
     case: str = ""
     is_refusal: bool = False
@@ -136,7 +137,9 @@ def difference(actual: Array, expected: Array, is_exact: bool) -> str:
     if actual.shape != expected.shape or actual.dtype != expected.dtype:
         return f"got {actual.dtype} {actual.shape}, expected {expected.dtype} {expected.shape}"
     bound = 0.0 if is_exact else BOUNDS.get(expected.dtype.name, 0.0)
-    if expected.dtype.kind in "biu":
+    if expected.dtype.kind == "b":
+        is_close = actual.view(np.uint8) == expected.view(np.uint8)  # any other byte than 0 and 1 is wrong
+    elif expected.dtype.kind in "iu":
         is_close = actual == expected
     else:
         a, b = actual.astype(np.float64), expected.astype(np.float64)

@@ -60,6 +60,7 @@ def cases(is_quick: bool) -> Iterator[Case]:
             operators=("Conv", "Add", "Relu"),
             each_schedule=True,
         )
+        yield from _activations(type_name)
     yield Case(
         "convolution of integers",
         "(uint8[1, 16, 9, 9] x) => (int32[1, 24, 7, 7] y) { y = ConvInteger(x, w) }",
@@ -68,3 +69,26 @@ def cases(is_quick: bool) -> Iterator[Case]:
         operators=("ConvInteger",),
         each_schedule=True,
     )
+
+
+def _activations(type_name: str) -> Iterator[Case]:
+    """Yield convolutions with activations that a library may compute, on integers: only the SiLU is rounded."""
+    for name, nodes, operators in (
+        ("SiLU", "g = Sigmoid(c) y = Mul(c, g)", ("Conv", "Sigmoid", "Mul")),
+        (
+            "ReLU6",
+            """zero = Constant<value_float = 0.0>() six = Constant<value_float = 6.0>()
+            low = CastLike(zero, c) high = CastLike(six, c) y = Clip(c, low, high)""",
+            ("Conv", "Clip"),
+        ),
+    ):
+        yield Case(
+            f"convolution with bias and {name}, {type_name}",
+            f"({{T}}[1, 16, 9, 9] x) => ({{T}}[1, 24, 9, 9] y) {{ c = Conv<pads = [1, 1, 1, 1]>(x, w, b) {nodes} }}",
+            type_name,
+            {"w": (24, 16, 3, 3), "b": (24,)},
+            ranges=dict.fromkeys("xwb", (-1, 1)),
+            operators=operators,
+            is_exact=name == "ReLU6",
+            each_schedule=True,
+        )

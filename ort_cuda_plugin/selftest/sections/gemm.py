@@ -41,6 +41,8 @@ def _forms(type_name: str) -> Iterator[Case]:
     """Yield products with an epilogue, with transposed operands, and in batches."""
     text = """({T}[40, 32] x, {T}[48] b) => ({T}[40, 48] y) { p = MatMul(x, w) s = Add(p, b) y = Relu(s) }"""
     yield _case("product with bias and ReLU", text, type_name, {"w": (32, 48)}, ("MatMul", "Add", "Relu"))
+    text = """({T}[40, 32] x) => ({T}[40, 48] y) { p = MatMul(x, w) y = Relu(p) }"""
+    yield _case("product with ReLU", text, type_name, {"w": (32, 48)}, ("MatMul", "Relu"))
     text = """({T}[40, 32] x, {T}[40, 48] r) => ({T}[40, 48] y) { p = MatMul(x, w) y = Add(p, r) }"""
     yield _case("product with residual", text, type_name, {"w": (32, 48)}, ("MatMul", "Add"))
     text = """({T}[33, 40] x, {T}[48, 33] w, {T}[48] b) => ({T}[40, 48] y)
@@ -48,6 +50,22 @@ def _forms(type_name: str) -> Iterator[Case]:
     yield _case("product of transposed operands", text, type_name, {}, ("Gemm",))
     text = """({T}[3, 2, 17, 32] x, {T}[2, 32, 24] w) => ({T}[3, 2, 17, 24] y) { y = MatMul(x, w) }"""
     yield _case("product in batches", text, type_name, {})
+    text = """({T}[3, 17, 32] x, {T}[3, 32, 24] w) => ({T}[3, 17, 24] y) { y = MatMul(x, w) }"""
+    yield _case("product in one batch", text, type_name, {})  # a library has calls for this form of batches only
+    if type_name == "double":
+        return  # the constants of the CPU provider's GELU are float32
+    text = """({T}[40, 32] x, {T}[48] b) => ({T}[40, 48] y)
+        { p = MatMul(x, w) s = Add(p, b) y = Gelu<approximate = "tanh">(s) }"""
+    yield Case(
+        f"product with bias and GELU, {type_name}",
+        text,
+        type_name,
+        {"w": (32, 48)},
+        ranges=dict.fromkeys("xwb", (-1, 1)),  # only the GELU is rounded
+        operators=("MatMul", "Add", "Gelu"),
+        is_exact=False,
+        each_schedule=True,
+    )
 
 
 def _case(
