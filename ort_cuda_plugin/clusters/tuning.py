@@ -1,7 +1,8 @@
-"""Autotuner: chooses kernels of steps by measuring each candidate once per problem and device.
+"""Autotuner: chooses kernels of steps, and passes of plans, by measuring each candidate once per problem and device.
 
 The tuner compiles each candidate of a step at the sizes of the current Run, as a small program without inputs (as in
-`plan.precompute`) and with its own memory. A ``Measure`` function runs the programs on the device. The timing cache on
+`plan.precompute`) and with its own memory. The candidates of a pass are the whole program with and without it: their
+other choices are those of the cost model. A ``Measure`` function runs the programs on the device. The timing cache on
 disk keeps the times for later sessions.
 """
 
@@ -16,6 +17,7 @@ from functools import cache
 from pathlib import Path
 
 from ..compiler.caches.timing_cache import TimedProblem, TimingCache
+from ..compiler.kernel import digest_of
 from ..compiler.toolchain import installed_tools, joined_digest, sources_digest, toolchain_digest
 from ..model.ir import InvalidModel, Unsupported
 from ..passes.emission.emission import emit
@@ -26,10 +28,10 @@ from ..plan.precompute import precompute
 from ..plan.tables import KnownEntries, Tables
 from ..program.expressions.scalar import Scalar, reachable
 from ..program.expressions.symbolic import Dim, hint, is_read_back, le, lt
-from ..program.lowering.context import Lowering, Make, Tactic
+from ..program.lowering.context import Compile, Lowering, Make, Tactic
 from ..program.steps.concrete import Concrete
 from ..program.steps.schedule import Choice, Engine, Schedule, describe, schedule_text
-from ..program.steps.steps import Attend, Convolve, Rows, Sums
+from ..program.steps.steps import Attend, Convolve, Map, Rows, Sums
 from ..program.steps.tensor import Tensor
 from ..program.steps.trace import LibraryCall, Recordable, Step
 from .cluster import Variant
@@ -84,6 +86,44 @@ class MeasuringTuner:
             ctx.node.label if ctx.node is not None else "an operator",
         )
 
+    def pays(self, ctx: Lowering, name: str, before: Sequence[Step], after: Sequence[Step], compiled: Compile) -> bool:
+        """Return whether the plan with the pass ``name`` is at least as fast as the plan without it. See `Tuner`.
+
+        Both plans are measured, for sizes as in `choice`. Programs with read-backs, copies or calls of Python are not
+        measured: the pass runs.
+        """
+        sizes = _program_sizes(before) + _program_sizes(after)
+        unknown = list(dict.fromkeys(size for size in sizes if not isinstance(size, int)))
+        is_open = any(map(is_read_back, unknown)) or (bool(unknown) and ctx.is_guess)
+        if is_open or not all(isinstance(step, Map) for step in (*before, *after)):
+            return True
+        programs: dict[str, Variant] = {}
+        for key, steps in (("with", after), ("without", before)):
+            try:
+                programs[key] = _whole_program(ctx, steps, compiled)
+            except (Unsupported, InvalidModel) as error:
+                logger.info("autotune: the plan %s %s cannot be measured: %s", key, name, error)
+                return True
+        timing_id = f"{name} {[_program_digest(program) for program in programs.values()]} {kernels_digest()}"
+        problem = TimedProblem.of(timing_id, self._device, [], [])
+        missing = self._cache.missing(problem, list(programs))
+        if missing:
+            self._cache.record(problem, self._measured(missing, programs.__getitem__, f"pass {name}"))
+        times = self._cache.times(problem)
+        if len(times) < len(programs):
+            return True
+        for size in unknown:
+            _keep_near(ctx, size)
+        pays = times["with"] <= times["without"]
+        logger.info(
+            "autotune: the plan with %s takes %s, without it %s: it is %s",
+            name,
+            _duration(times["with"]),
+            _duration(times["without"]),
+            "used" if pays else "left out",
+        )
+        return pays
+
     def _fastest(
         self,
         ctx: Lowering,
@@ -137,7 +177,9 @@ def _program(ctx: Lowering, step: Sums, schedule: Schedule) -> Variant | None:
     """Return a program that computes only ``step``, by ``schedule``; None if its vendor library declines the step."""
     own = Lowering(ctx.device, ctx.options)
     own.nodes = step.nodes
-    alone = Concrete().step(step)
+    concrete = Concrete()
+    alone = concrete.step(step)
+    concrete.own_memory()
     assert isinstance(alone, Sums)
     launches = _launches(own, [replace(alone, schedule=schedule)])
     if schedule.engine is Engine.LIBRARY and not any(isinstance(launch, LibraryCall) for launch in launches):
@@ -150,8 +192,36 @@ def _operator_program(ctx: Lowering, inputs: Sequence[Tensor | None], name: str,
     own = Lowering(ctx.device, ctx.options)
     own.node, own.opset = ctx.node, ctx.opset
     concrete = Concrete()
-    make(own, [None if x is None else concrete.tensor(x) for x in inputs], name)
+    copies = [None if x is None else concrete.tensor(x) for x in inputs]
+    concrete.own_memory()
+    make(own, copies, name)
     return program_of(own, own.trace.steps)
+
+
+def _whole_program(ctx: Lowering, steps: Sequence[Step], compiled: Compile) -> Variant:
+    """Return a program of copies of ``steps`` with memory of their own, after the passes that ``compiled`` runs."""
+    own = Lowering(ctx.device, ctx.options)
+    own.tuner = _Rules()
+    concrete = Concrete()
+    copies = [concrete.step(step) for step in steps if isinstance(step, Map)]
+    launches = [step for step in compiled(own, copies) if not isinstance(step, Map)]
+    concrete.own_memory(intermediates=False)
+    folded = [launch for group in own.trace.folded for launch in group]
+    return _alone(own, [*folded, *launches])
+
+
+def _program_sizes(steps: Sequence[Step]) -> list[Dim]:
+    """Return the sizes of all steps, and of the tensors that they read and write."""
+    sizes: list[Dim] = []
+    for step in steps:
+        if isinstance(step, Map):
+            sizes += [*step.shape, *(size for x in _tensors(step) for size in x.shape)]
+    return sizes
+
+
+def _program_digest(program: Variant) -> str:
+    """Return a hash of the plan and of its kernels and library problems."""
+    return digest_of(program.plan, [spec.digest for spec in program.kernels], program.problems)
 
 
 class _Rules:
@@ -164,6 +234,9 @@ class _Rules:
         self, ctx: Lowering, problem: str, inputs: Sequence[Tensor | None], names: Sequence[str], make: Make
     ) -> Tactic | None:
         return None
+
+    def pays(self, ctx: Lowering, name: str, before: Sequence[Step], after: Sequence[Step], compiled: Compile) -> bool:
+        return True
 
 
 def _launches(own: Lowering, steps: Sequence[Step]) -> list[Recordable]:
@@ -188,7 +261,7 @@ def _alone(own: Lowering, launches: Sequence[Recordable]) -> Variant:
 # ---- identity of a problem ----
 
 
-def _tensors(step: Sums) -> list[Tensor]:
+def _tensors(step: Map) -> list[Tensor]:
     return [*step.tensors_read, *(y for _, y in step.outputs)]
 
 

@@ -55,12 +55,14 @@ class Pass:
     """A compiler pass, which runs if ``when`` is true for the device and the options of the context.
 
     ``run`` gets the context and the program. It may record guards and folded launches in the context, and does not
-    modify the program.
+    modify the program. ``is_timed``: the pass changes only the speed, and not always for the better. An autotuner
+    compares the plan's time with and without the pass.
     """
 
     name: str
     run: Callable[[Lowering, Sequence[Step]], Sequence[Step]]
     when: Callable[[Lowering], bool]
+    is_timed: bool = False
 
 
 def run_passes(
@@ -69,10 +71,21 @@ def run_passes(
     """Run the ``passes`` that apply, in order, and return the program; ``watch`` gets the program after each pass."""
     for each in passes:
         if each.when(ctx):
-            steps = each.run(ctx, steps)
+            changed = each.run(ctx, steps)
+            if not each.is_timed or ctx.tuner is None or _pays(ctx, each, steps, changed):
+                steps = changed
             if watch is not None:
                 watch(each.name, steps)
     return steps
+
+
+def _pays(ctx: Lowering, timed: Pass, before: Sequence[Step], after: Sequence[Step]) -> bool:
+    """Return whether the autotuner keeps the program after a pass; True if the pass changed nothing."""
+    assert ctx.tuner is not None
+    if len(before) == len(after) and all(one is other for one, other in zip(before, after, strict=True)):
+        return True
+    following = PASSES[PASSES.index(timed) + 1 :]
+    return ctx.tuner.pays(ctx, timed.name, before, after, lambda own, steps: run_passes(own, steps, following))
 
 
 # ---- conditions under which a pass runs ----
@@ -135,11 +148,11 @@ FUSION = (
     Pass("vertical_fusion", _of_steps(fuse_vertically), _fuses),
     Pass("rematerialization", _of_steps(rematerialize), _fuses),
     Pass("common_subexpression_elimination", _of_steps(eliminate_common_subexpressions), _fuses),
-    Pass("horizontal_gemm", _of_steps(merge_gemms), _fuses),
+    Pass("horizontal_gemm", _of_steps(merge_gemms), _fuses, is_timed=True),
     Pass("concat_elimination", eliminate_concats, _fuses),
     Pass("attention_fusion", _of_steps(fuse_attention), _fuses_attention),
     Pass("gqa_broadcast_elimination", _of_steps(eliminate_gqa_broadcasts), _fuses),
-    Pass("horizontal_fusion", _of_steps(fuse_horizontally), _fuses),
+    Pass("horizontal_fusion", _of_steps(fuse_horizontally), _fuses, is_timed=True),
     Pass("squeeze_excite_fusion", fuse_squeeze_excite, _fuses_for_gpu),
 )
 """Passes that reduce the number of steps and their memory traffic. The minimum traffic of a program is counted after
@@ -149,9 +162,9 @@ them.
 KERNEL_SELECTION = (
     Pass("attention_decomposition", decompose_attention, _selects),
     Pass("flatten_channel_axes", flatten_channel_axes, _has_cudnn),
-    Pass("layout_propagation", propagate_channels_last, _selects),
-    Pass("l2_batch_tiling", tile_batches_for_l2, _fuses_for_gpu),
-    Pass("horizontal_conv", merge_convolutions, _selects),
+    Pass("layout_propagation", propagate_channels_last, _selects, is_timed=True),
+    Pass("l2_batch_tiling", tile_batches_for_l2, _fuses_for_gpu, is_timed=True),
+    Pass("horizontal_conv", merge_convolutions, _selects, is_timed=True),
     Pass("pointwise_as_gemm", pointwise_as_gemm, _has_libraries),
     Pass("kernel_selection", select_kernels, _selects),
     Pass("loop_interchange", _of_steps(interchange_loops), _selects),
@@ -161,9 +174,9 @@ KERNEL_SELECTION = (
 KERNELS = (
     Pass("fold_dequantize_of_integers", fold_dequantize_of_integers, _selects_and_fuses),
     Pass("fold_dequantize_into_inputs", _of_steps(fold_dequantize_into_inputs), _selects_and_fuses),
-    Pass("horizontal_integer_gemm", merge_integer_gemms, _selects_and_fuses),
-    Pass("tf32_as_scaled_f16", store_tf32_as_scaled_f16, _has_tf32),
-    Pass("split_k_fusion", fuse_split_k, _selects_and_fuses),
+    Pass("horizontal_integer_gemm", merge_integer_gemms, _selects_and_fuses, is_timed=True),
+    Pass("tf32_as_scaled_f16", store_tf32_as_scaled_f16, _has_tf32, is_timed=True),
+    Pass("split_k_fusion", fuse_split_k, _selects_and_fuses, is_timed=True),
     *KERNEL_SELECTION,
     Pass("fold_dequantize", _of_steps(fold_dequantize), _fuses),
     Pass("emission", emit, _always),

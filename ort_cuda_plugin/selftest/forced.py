@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..program.lowering.context import Lowering, Make, Tactic
+from ..program.lowering.context import Compile, Lowering, Make, Tactic
 from ..program.steps.quarantine import family_of
 from ..program.steps.schedule import Choice, Engine, Schedule
 from ..program.steps.steps import Sums
 from ..program.steps.tensor import Tensor
+from ..program.steps.trace import Step
 from ..schedule.choose import library_epilogue
 
 Candidate = tuple[str, str, Schedule]
@@ -30,6 +31,9 @@ class Noting:
         self, ctx: Lowering, problem: str, inputs: Sequence[Tensor | None], names: Sequence[str], make: Make
     ) -> Tactic | None:
         return None
+
+    def pays(self, ctx: Lowering, name: str, before: Sequence[Step], after: Sequence[Step], compiled: Compile) -> bool:
+        return True
 
 
 class Forcing(Noting):

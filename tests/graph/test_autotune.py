@@ -26,7 +26,11 @@ from ort_cuda_plugin.clusters.tuning import MeasuringTuner
 from ort_cuda_plugin.compiler.caches.timing_cache import TimingCache
 from ort_cuda_plugin.ep.device import measuring
 from ort_cuda_plugin.model.onnx_graph import read_model
-from ort_cuda_plugin.program.lowering.context import DeviceProperties, LoweringOptions
+from ort_cuda_plugin.program.lowering.context import Compile, DeviceProperties, Lowering, LoweringOptions
+from ort_cuda_plugin.program.steps.trace import Step
+from ort_cuda_plugin.selftest.forced import Noting
+from programs.models import network
+from programs.states import DEVICES, first_difference, record
 
 HEAD = '<ir_version: 10, opset_import: ["": 23]>'
 PRODUCT = "g (float16[200, 256] x, float16[256, 80] w) => (float16[200, 80] y) { m = MatMul(x, w) y = Relu(m) }"
@@ -315,3 +319,96 @@ def test_explain_shows_what_the_candidates_took(
     assert "gemv: measured 1e+03 ms; simt 16x64x16 2e+03 ms" in capsys.readouterr().out
     assert main(command) == 0
     assert "simt 16x64x16: chosen by rules" in capsys.readouterr().out
+
+
+# ---- passes ----
+
+PROJECTIONS = """g (float16[64, 128] x) => (float16[64, 48] a, float16[64, 80] b)
+<float16[128, 48] v, float16[128, 80] w>
+{ p = MatMul(x, v) q = MatMul(x, w) a = Softmax(p) b = Softmax(q) }"""
+WITHOUT_MERGE = 4
+"""Launches of `PROJECTIONS` with two GEMMs; with one merged GEMM the plan has one launch less."""
+
+
+def has_launches(count: int) -> Callable[[Variant], bool]:
+    """Return a predicate: whether a program has ``count`` launches in a Run."""
+    return lambda program: program.plan is not None and len(program.plan.records) == count
+
+
+@pytest.mark.parametrize("merged", [True, False])
+def test_a_pass_runs_where_the_whole_plan_is_faster_with_it(
+    tmp_path: Path, merged: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "ort_cuda_plugin")
+    fast = WITHOUT_MERGE - merged
+    clock = Clock(has_launches(fast))
+    variant, _ = compiled(PROJECTIONS, tmp_path, clock)
+    assert has_launches(fast)(variant)
+    times = ("1e+03 ms", "2e+03 ms") if merged else ("2e+03 ms", "1e+03 ms")
+    outcome = f"takes {times[0]}, without it {times[1]}: it is {'used' if merged else 'left out'}"
+    assert f"autotune: the plan with horizontal_gemm {outcome}" in caplog.text
+    assert clock.measured > 2
+    # The next session finds the times in the cache.
+    later = Clock()
+    again, _ = compiled(PROJECTIONS, tmp_path, later)
+    assert later.measured == 0
+    assert again.plan == variant.plan
+
+
+def test_the_choice_of_a_pass_holds_for_sizes_near_the_measured_ones(tmp_path: Path) -> None:
+    text = PROJECTIONS.replace("float16[64, ", "float16[n, ")
+    clock = Clock(has_launches(WITHOUT_MERGE))
+    cluster = CompiledCluster(
+        read_model(loaded(text)), GPU, None, tuner=MeasuringTuner(TimingCache(tmp_path), "a device", clock)
+    )
+    assert cluster.prepare().plan is None or not clock.measured  # the size is unknown: nothing is measured
+    variant = cluster.build([[50, 128]], [])
+    assert has_launches(WITHOUT_MERGE)(variant)
+    assert clock.measured
+
+
+def test_a_program_that_reads_back_is_not_measured_as_a_whole(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "ort_cuda_plugin")
+    text = PROJECTIONS.replace("b)", "b, int64[2, n] c)").replace("}", "c = NonZero(b) }")
+    compiled(text, tmp_path, Clock())
+    assert "with horizontal_gemm" not in caplog.text
+
+
+FULL = pytest.mark.full
+
+
+class Without(Noting):
+    """A tuner that leaves out each pass that it may, and notes their names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left_out: set[str] = set()
+
+    def pays(self, ctx: Lowering, name: str, before: Sequence[Step], after: Sequence[Step], compiled: Compile) -> bool:
+        self.left_out.add(name)
+        return False
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    ("name", "dtype", "device", "passes"),
+    [
+        ("bert_base", "float32", "sm_90", "horizontal_gemm tf32_as_scaled_f16"),
+        pytest.param("bert_base", "float16", "sm_90", "horizontal_gemm split_k_fusion", marks=FULL),
+        pytest.param("bert_base", "int8", "sm_90", "horizontal_integer_gemm", marks=FULL),
+        pytest.param("vit_b_16", "int8", "sm_90", "horizontal_integer_gemm layout_propagation", marks=FULL),
+        pytest.param("llama_decode", "float16", "sm_90", "horizontal_fusion split_k_fusion", marks=FULL),
+    ],
+)
+def test_programs_without_the_timed_passes_compute_the_same(name: str, dtype: str, device: str, passes: str) -> None:
+    tuner, model = Without(), network(name, dtype)
+    recorded = record(model.proto, model.feeds, DEVICES[device], tuner=tuner)
+    assert tuner.left_out == set(passes.split())
+    assert first_difference(recorded, model.feeds) is None
+
+
+def test_queries_of_several_heads_may_share_keys_without_a_batch_dimension() -> None:
+    """Quantized caches of one head lose their batch dimensions, and the queries keep theirs."""
+    model = network("llama_decode", "int8")
+    recorded = record(model.proto, model.feeds, DEVICES["sm_90"])
+    assert first_difference(recorded, model.feeds) is None

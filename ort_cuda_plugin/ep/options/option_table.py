@@ -173,10 +173,11 @@ class Options:
         "1: when the session makes a plan, it measures several candidates for each matrix product, convolution and "
         "attention, and takes the fastest ([tuning.md](tuning.md)). Candidates are a call of cuBLASLt or cuDNN, the "
         "plugin's kernels with several tile sizes and split-K factors, attention as three kernels, and the tactics of "
-        "[custom operators](custom_kernels.md). The folder `timings` of the kernel cache stores the times, so that a "
-        "later session with the same problem measures nothing. Two cases are not measured: problems with sizes that a "
-        "Run computes on the device, and compiled models. `explain --program --autotune` shows the times. The "
-        "choices, and so the bits of results, may differ between machines",
+        "[custom operators](custom_kernels.md). It also measures the whole plan with and without each pass that may "
+        "or may not pay, such as merged matrix products, and keeps the faster one. The folder `timings` of the kernel "
+        "cache stores the times, so that a later session with the same problem measures nothing. Two cases are not "
+        "measured: problems with sizes that a Run computes on the device, and compiled models. `explain --program "
+        "--autotune` shows the times. The choices, and so the bits of results, may differ between machines",
         needs="`deterministic=0`",
     )
     sdpa_kernel: int = _option(

@@ -61,7 +61,7 @@ def _logit(step: Attend, softmax: Softmax) -> tuple[Scalar, float, Scalar | None
 
 def share_keys(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Tell whether all heads (the last batch dimension) share K/V, and q's heads and rows flatten to one dimension."""
-    if q.rank < 3 or q.shape[-3] == 1 or q.strides[-3] != q.shape[-2] * q.strides[-2]:
+    if min(q.rank, k.rank, v.rank) < 3 or q.shape[-3] == 1 or q.strides[-3] != q.shape[-2] * q.strides[-2]:
         return False
     return k.strides[-3] == 0 and v.strides[-3] == 0
 

@@ -37,6 +37,7 @@ from ..steps.trace import (
     Int32,
     Int64,
     ReadBack,
+    Step,
 )
 from .elementwise import elementwise
 from .recorder import Recorder, reads_and_writes
@@ -73,6 +74,10 @@ Make: TypeAlias = "Callable[[Lowering, Sequence[Tensor | None], str], object]"
 """``make(ctx, inputs, tactic)`` records the steps of a custom operator with the named tactic."""
 
 
+Compile: TypeAlias = "Callable[[Lowering, Sequence[Step]], Sequence[Step]]"
+"""``compiled(ctx, steps)`` runs the remaining passes of the table on a program."""
+
+
 @dataclass(frozen=True)
 class Tactic:
     """The selected tactic (implementation variant) of a custom operator, and the reason for it."""
@@ -82,7 +87,7 @@ class Tactic:
 
 
 class Tuner(Protocol):
-    """Selects schedules of steps, and tactics of custom operators, by timing them."""
+    """Selects schedules of steps, tactics of custom operators, and optional passes, by timing them."""
 
     def choice(self, ctx: Lowering, step: Sums, choices: Sequence[Choice]) -> Choice | None:
         """Return the fastest of ``choices``, which rules have ordered by preference; None if nothing is measured."""
@@ -93,6 +98,12 @@ class Tuner(Protocol):
         """Return the fastest of the tactics ``names``; None if nothing is measured.
 
         ``problem`` identifies the computation: it contains everything that affects the time, except types and sizes.
+        """
+
+    def pays(self, ctx: Lowering, name: str, before: Sequence[Step], after: Sequence[Step], compiled: Compile) -> bool:
+        """Return whether the plan with the pass ``name`` is at least as fast as the plan without it.
+
+        ``before`` and ``after`` are the whole programs before and after the pass. True if nothing is measured.
         """
 
 

@@ -21,11 +21,12 @@ overflows.
 class Concrete:
     """Copies steps. The copies have constant sizes, and share no memory with the originals except constants.
 
-    The memory of the copies is in STATE buffers with arbitrary contents, so that a program of copies needs no inputs.
+    `own_memory` gives the copies STATE memory with arbitrary contents, so that a program of copies needs no inputs.
     """
 
     def __init__(self) -> None:
         self._buffers: dict[Buffer, Buffer] = {}
+        self._floats: set[Buffer] = set()
 
     def step(self, step: Map) -> Map:
         """Return a copy of the step, with the sizes that the plan is built for."""
@@ -35,24 +36,30 @@ class Concrete:
         """Return a copy of the tensor, with the sizes that the plan is built for."""
         return Tensor(x.dtype, _hints(x.shape), self._buffer(x), strides=_hints(x.strides), offset=hint(x.offset))
 
+    def own_memory(self, intermediates: bool = True) -> None:
+        """Turn the memory of the copies into STATE memory.
+
+        Without ``intermediates`` SCRATCH memory stays what it is, as in a whole program. Passes must have run before:
+        they distinguish inputs, intermediates and results by the kind of their memory.
+        """
+        for buffer in self._buffers.values():
+            if buffer.kind is BufferKind.HOST or (buffer.kind is BufferKind.SCRATCH and not intermediates):
+                continue
+            nbytes = hint(buffer.nbytes)
+            fill = _FILLING if buffer in self._floats else 0
+            buffer.state = Constant(DType.UINT8, (nbytes,), _filled(nbytes, fill), is_initializer=False, is_state=True)
+            buffer.kind = BufferKind.STATE
+
     def _buffer(self, x: Tensor) -> Buffer:
         buffer = x.buffer
         if buffer.kind is BufferKind.WEIGHT and buffer.data is not None:
             return buffer
         if buffer not in self._buffers:
-            nbytes = hint(buffer.nbytes)
-            if buffer.host is not None:
-                new = Buffer(BufferKind.HOST, nbytes, host=_hints(buffer.host))
-            else:
-                contents = Constant(
-                    DType.UINT8,
-                    (nbytes,),
-                    _filled(nbytes, _FILLING if x.dtype.is_float else 0),
-                    is_initializer=False,
-                    is_state=True,
-                )
-                new = Buffer(BufferKind.STATE, nbytes, state=contents)
-            self._buffers[buffer] = new
+            host = None if buffer.host is None else _hints(buffer.host)
+            kind = buffer.kind if host is None else BufferKind.HOST
+            new = self._buffers[buffer] = Buffer(kind, hint(buffer.nbytes), index=buffer.index, host=host)
+            if x.dtype.is_float:
+                self._floats.add(new)
         return self._buffers[buffer]
 
 

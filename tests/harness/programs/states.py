@@ -25,7 +25,7 @@ from ort_cuda_plugin.program.analysis.program_text import ProgramText
 from ort_cuda_plugin.program.analysis.step_tensors import tensors_of
 from ort_cuda_plugin.program.analysis.verify import VERIFY_VARIABLE, Verifier
 from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.lowering.context import DeviceProperties, Lowering, LoweringOptions
+from ort_cuda_plugin.program.lowering.context import DeviceProperties, Lowering, LoweringOptions, Tuner
 from ort_cuda_plugin.program.steps.steps import Map
 from ort_cuda_plugin.program.steps.tensor import Tensor
 from ort_cuda_plugin.program.steps.trace import Launch, LibraryCall, Remake, Step, View
@@ -115,6 +115,7 @@ def record(
     device: DeviceProperties,
     options: LoweringOptions | None = None,
     dynamic: bool = False,
+    tuner: Tuner | None = None,
 ) -> Recorded:
     """Build the plan for these inputs, and record its program after each pass.
 
@@ -122,7 +123,7 @@ def record(
     """
     with _watched() as (states, computes):
         try:
-            cluster = CompiledCluster(read_model(model, dynamic), device, options or LoweringOptions())
+            cluster = CompiledCluster(read_model(model, dynamic), device, options or LoweringOptions(), tuner=tuner)
             cluster.prepare()
             states.clear()
 
