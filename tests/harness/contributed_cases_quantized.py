@@ -9,7 +9,7 @@ import numpy as np
 import onnxruntime as ort
 from onnx import TensorProto
 
-from contributed import BFLOAT16, FLOAT, FLOAT16, Array, codes, node_model, noise, number
+from contributed import BFLOAT16, FLOAT, FLOAT16, Array, codes, node_model, noise, number, weight_codes
 from contributed_codes import packed
 from contributed_sweep import Case
 
@@ -199,10 +199,10 @@ PRODUCTS: Final = [
     *(
         Case(
             "DynamicQuantizeMatMul",
-            [noise(3, 7), codes(7, 5, dtype=dtype), scales(5), np.arange(5).astype(dtype), noise(5)],
+            [noise(3, 7), weights, scales(5), np.arange(5).astype(weights.dtype), noise(5)],
             tolerance=1e-3,
         )
-        for dtype in BYTES
+        for weights in (codes(7, 5), weight_codes(7, 5))
     ),
     Case("DynamicQuantizeMatMul", [noise(3, 7), codes(7, 5), number(0.02)], tolerance=1e-3),
     *(_lstm(dtype, whole=dtype is np.uint8) for dtype in BYTES),
