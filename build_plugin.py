@@ -327,10 +327,12 @@ class BuildExt(build_ext):
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--output", type=Path, default=PACKAGE, help="folder for the two objects")
+    parser.add_argument("--output", type=Path, default=PACKAGE, help="folder for the two built libraries")
     parser.add_argument("--work", type=Path, help="folder for intermediate files")
     parser.add_argument("--sanitize", help="build with -fsanitize=LIST, for example address,undefined")
-    parser.add_argument("--coverage", action="store_true", help="count executed lines for gcov, in files in --work")
+    parser.add_argument(
+        "--coverage", action="store_true", help="build with gcov's line counters, whose files are written to --work"
+    )
     arguments = parser.parse_args(argv)
     flags, kind = [], "shim"
     if arguments.sanitize:

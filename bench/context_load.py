@@ -101,8 +101,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=[*sorted(models.wheel_models()), "encoder"])
     parser.add_argument("--processes", type=int, default=3)
-    parser.add_argument("--pairs", type=int, default=4, help="in each process; at least 2")
-    parser.add_argument("--embed", action="store_true", help="everything in the model, no file beside it")
+    parser.add_argument(
+        "--pairs", type=int, default=4, help="number of measured pairs of sessions in each process; at least 2"
+    )
+    parser.add_argument(
+        "--embed", action="store_true", help="store everything in the compiled model, without a separate context file"
+    )
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     for name in arguments.models:

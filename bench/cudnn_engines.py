@@ -38,7 +38,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         command = build_asker(Path(folder))
         if command is None:
-            parser.error("cuDNN is not installed: pip install -e .[libs]")
+            parser.error("cuDNN is not installed: run pip install -e .[libs]")
         for name in arguments.models:
             light = None if name in NETWORKS else onnx.load(models.wheel_models()[name])
             for batch in arguments.batch:

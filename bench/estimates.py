@@ -152,9 +152,13 @@ def main() -> int:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=gpus.names(), default="h100")
-    parser.add_argument("--models", default=",".join(MODELS), help=f"suite, or some of it; default: {','.join(MODELS)}")
+    parser.add_argument(
+        "--models",
+        default=",".join(MODELS),
+        help=f"suite (all), or names of models with commas between them; default: {','.join(MODELS)}",
+    )
     parser.add_argument("--against", type=Path, metavar="FOLDER")
-    parser.add_argument("--markdown", action="store_true", help="a table of Markdown")
+    parser.add_argument("--markdown", action="store_true", help="print a Markdown table")
     parser.add_argument("--save", type=Path, metavar="FOLDER")
     arguments = parser.parse_args()
     gpu = gpus.gpu(arguments.device)

@@ -154,7 +154,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--models", nargs="*", default=MODELS, choices=[*MODELS, *networks.NETWORKS])
-    parser.add_argument("--largest", type=int, default=1 << 26, help="elements of the largest operand of a kernel")
+    parser.add_argument(
+        "--largest", type=int, default=1 << 26, help="number of elements of the largest kernel operand that is measured"
+    )
     parser.add_argument("--device", choices=["cuda", "emulated"], default="cuda")
     given = parser.parse_args(arguments)
     emulate = given.device == "emulated"

@@ -101,7 +101,7 @@ def checked(command: Sequence[str], seconds: float, good: Callable[[int], bool] 
     tail = printed.strip().splitlines()[-25:]
     section = Section({"command": list(command), "exit_code": code, "output": tail}, ["```", *tail, "```"])
     if code is None:
-        section.failure = f"no end within {seconds:.0f} s"
+        section.failure = f"did not end within {seconds:.0f} s"
     elif not good(code):
         section.failure = f"exit code {code}{f': {tail[-1]}' if tail else ''}"
     return section
@@ -251,7 +251,7 @@ def in_process(name: str, device: str, clock: Clock) -> Section:
     sending.close()
     limit = clock.left(MOST_SECONDS) + GRACE_SECONDS
     try:
-        section = Section(failure=f"no end within {limit:.0f} s")
+        section = Section(failure=f"did not end within {limit:.0f} s")
         if receiving.poll(limit):
             section = receiving.recv()
     except EOFError:
@@ -286,7 +286,7 @@ def page(found: dict[str, Section]) -> list[str]:
         ("speed", speed_line(found)),
         ("estimates", estimates_line(found)),
     ]
-    lines = ["## On one page", "", "| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows), ""]
+    lines = ["## Summary", "", "| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows), ""]
     lines += list_of("Failed", [f"{name}: {short(each.failure)}" for name, each in found.items() if each.failure])
     lines += list_of("Left out", [f"{name}: {short(each.left_out)}" for name, each in found.items() if each.left_out])
     quarantined = (selftest_report(found) or {"quarantined": []})["quarantined"]

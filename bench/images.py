@@ -247,11 +247,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--device", choices=["emulated", "cuda"], default="emulated")
-    parser.add_argument("--runs", type=int, default=15, help="at most; at least 3")
-    parser.add_argument("--seconds", type=float, default=5.0, help="for both sides of one line, after 3 Runs")
+    parser.add_argument("--runs", type=int, default=15, help="maximum number of Runs of each layer; at least 3")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=5.0,
+        help="time limit of each layer, for plugin and CPU provider together, after 3 Runs",
+    )
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--size", type=int, default=1024, help="of the networks' images")
-    parser.add_argument("--list", action="store_true", help="only the names")
+    parser.add_argument("--size", type=int, default=1024, help="height and width of the networks' images")
+    parser.add_argument("--list", action="store_true", help="print only the names of the layers")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     os.environ["ORT_CUDA_PLUGIN_EMULATE_WORKERS"] = str(arguments.threads)

@@ -234,9 +234,9 @@ class Campaign:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=100, help="interrupts")
-    parser.add_argument("--rounds", type=int, default=11, help="interrupts for each process")
-    parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
+    parser.add_argument("--count", type=int, default=100, help="total number of interrupts")
+    parser.add_argument("--rounds", type=int, default=11, help="number of interrupts in each process")
+    parser.add_argument("--jobs", type=int, default=2, help="number of processes at a time")
     parser.add_argument("--step", type=float, default=20, help="milliseconds from one cold interrupt to the next")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")

@@ -73,13 +73,15 @@ def main() -> int:
     from ort_cuda_plugin.estimate.sass import disassembler
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default="", help="names, with commas between them")
-    parser.add_argument("--batches", default="1,32", help="default: 1,32")
-    parser.add_argument("--arch", default=",".join(ARCHITECTURES), help=f"default: {','.join(ARCHITECTURES)}")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all findings there")
+    parser.add_argument("--models", default="", help="names of models, with commas between them; default: all")
+    parser.add_argument("--batches", default="1,32", help="batch sizes; default: 1,32")
+    parser.add_argument(
+        "--arch", default=",".join(ARCHITECTURES), help=f"GPU architectures; default: {','.join(ARCHITECTURES)}"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all findings to this file")
     arguments = parser.parse_args()
     if disassembler() is None:
-        parser.error("nvdisasm is needed: pip install nvidia-cuda-nvdisasm")
+        parser.error("nvdisasm is not installed: run pip install nvidia-cuda-nvdisasm")
     inspector = Inspector(arguments.arch.split(","))
     found: dict[str, list[Finding]] = {}
     for name in models([name for name in arguments.models.split(",") if name]):

@@ -247,10 +247,14 @@ def verdict(settings: Settings, tests: Sequence[str], seconds: float) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--count", type=int, default=200, help="number of mutants")
-    parser.add_argument("--seed", type=int, default=0, help="of the random choice")
-    parser.add_argument("--folders", nargs="+", default=FOLDERS, help="folders of ort_cuda_plugin")
-    parser.add_argument("--tests", type=int, default=40, help="number of tests for each mutant, the shortest")
-    parser.add_argument("arguments", nargs="*", help="of pytest")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random choice of mutants")
+    parser.add_argument(
+        "--folders", nargs="+", default=FOLDERS, help="folders of ort_cuda_plugin whose lines are mutated"
+    )
+    parser.add_argument(
+        "--tests", type=int, default=40, help="number of tests that run for each mutant; the shortest are chosen"
+    )
+    parser.add_argument("arguments", nargs="*", help="further arguments of pytest")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         settings = Settings(options.folders, options.count, options.seed, str(Path(folder) / "records"))

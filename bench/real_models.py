@@ -468,12 +468,12 @@ def chosen(packages: Mapping[str, Any], cache: Path, names: Sequence[str]) -> It
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", help="parts of PACKAGE/FILE; all without one")
+    parser.add_argument("names", nargs="*", help="parts of the names PACKAGE/FILE of models; default: all models")
     parser.add_argument("--lowerings", default=",".join(LOWERINGS))
-    parser.add_argument("--limit", type=int, default=600, help="seconds of CPU time for a file in a lowering")
-    parser.add_argument("--update", action="store_true", help="write the figures into the table")
+    parser.add_argument("--limit", type=int, default=600, help="limit of CPU seconds for each model with each lowering")
+    parser.add_argument("--update", action="store_true", help="write the results into bench/real_results.json")
     default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "ort-cuda-plugin-real-models")
-    parser.add_argument("--cache", type=Path, default=default, help="where downloads are kept")
+    parser.add_argument("--cache", type=Path, default=default, help="folder of the downloaded models")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
@@ -506,7 +506,7 @@ def compare(arguments: argparse.Namespace) -> int:
         mean = f"{geometric_mean(values):.2f} times the CPU provider's time in the geometric mean"
         print(f"{lowering}: {len(values)} files, {mean}, {max(values):.2f} at most")
     for text in missing:
-        print(f"not had: {text}")
+        print(f"not available: {text}")
     for text in problems:
         print(f"worse: {text}")
     return int(bool(problems) or (arguments.update and bool(missing)))

@@ -330,7 +330,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=8)
     parser.add_argument("--streams", choices=["inline", "adversarial"], default="inline")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--replace", action="store_true", help="make sessions anew while the others run")
+    parser.add_argument("--replace", action="store_true", help="replace sessions by new ones while the others run")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     os.environ["ORT_CUDA_PLUGIN_EMULATE_STREAMS"] = arguments.streams

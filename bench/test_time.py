@@ -399,9 +399,14 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, metavar="FILE", help="append the results to this file")
     parser.add_argument("--report", type=Path, metavar="FILE", help="report these results; run nothing")
     parser.add_argument(
-        "--choose", type=Path, metavar="FILE", help="extend the second tier by these results; run nothing"
+        "--choose",
+        type=Path,
+        metavar="FILE",
+        help="add slow tests to the second tier (pytest -m full) by these results; run nothing",
     )
-    parser.add_argument("--budget", type=float, default=700, help="CPU seconds of the first tier")
+    parser.add_argument(
+        "--budget", type=float, default=700, help="limit of CPU seconds of the first tier (pytest without -m)"
+    )
     parser.add_argument("--rows", type=int, default=40, help="rows of each table")
     options, arguments = parser.parse_known_args()
     if options.report:

@@ -358,7 +358,10 @@ def _add_provider(sess_options: Any, ep_device: Any, options: dict[str, str]) ->
         sess_options.add_provider_for_devices([ep_device], options)
         _chosen[sess_options] = choice
     elif _chosen[sess_options] != choice:
-        raise ValueError("these SessionOptions were used with another device or other provider options. Make new ones")
+        raise ValueError(
+            "these SessionOptions were used before with another device or other provider options. Create new "
+            "SessionOptions"
+        )
 
 
 def chosen_device(emulate: bool | None, options: Mapping[str, str]) -> Any:
@@ -392,7 +395,7 @@ def _reasons(provider: Provider) -> str:
     if provider.failure:
         return provider.failure
     if not provider.verdicts:
-        return "ONNX Runtime's optimisations left no node"
+        return "ONNX Runtime's optimisations removed all nodes"
     shown = [
         f"{verdict.op_type} node {verdict.name!r} ({verdict.kind}): {verdict.reason}"
         for verdict in provider.verdicts[:10]

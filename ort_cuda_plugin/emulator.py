@@ -206,7 +206,10 @@ def _bytes_of(upload: Upload, label: str, given: Argument, size: int) -> bytes:
             elif isinstance(member, np.generic):
                 part = member.tobytes()
             else:
-                raise TypeError(f"{label}: a member is {type(member).__name__}; use arrays and NumPy scalars")
+                raise TypeError(
+                    f"{label}: a member of the structure has type {type(member).__name__}, expected an array or a "
+                    "NumPy scalar"
+                )
             data += bytes(-len(data) % len(part)) + part
             largest = max(largest, len(part))
         data += bytes(-len(data) % largest)

@@ -86,7 +86,7 @@ def what_a_file_is(path: str | os.PathLike[str]) -> str:
     except OSError:
         return ""
     if start == _LFS_POINTER:
-        return "The file is a pointer of Git LFS: `git lfs pull` brings the model."
+        return "The file is a pointer of Git LFS: `git lfs pull` downloads the model."
     is_text = start.isascii() and all(byte >= ord(" ") or chr(byte).isspace() for byte in start)
     return f"The file is text, which begins with {start.decode()!r}." if start and is_text else ""
 

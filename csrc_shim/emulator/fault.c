@@ -23,7 +23,9 @@ static ocp_driver *attached, supported; /* the emulator's driver table, and a co
 
 /* Stands in for a member of the driver table. It takes no parameters: the calling conventions of x86-64 and aarch64
  * leave the arguments to the caller. */
-static CUresult refuse(void) { return emu_fail(CUDA_ERROR_NOT_SUPPORTED, "%s makes the call unsupported", VARIABLE); }
+static CUresult refuse(void) {
+  return emu_fail(CUDA_ERROR_NOT_SUPPORTED, "the environment variable %s makes this call unsupported", VARIABLE);
+}
 
 #define MEMBER(member) {#member, offsetof(ocp_driver, member)}
 static const struct {
@@ -191,8 +193,8 @@ bool emu_faults_configure(const char *text, char *why, size_t why_bytes) {
     if (value)
       *value++ = 0;
     if (!value || !read_setting(setting, value, &read)) {
-      snprintf(why, why_bytes, "%s: got \"%.40s=%.60s\", expected settings of csrc_shim/emulator/fault.h", VARIABLE,
-               setting, value ? value : "");
+      snprintf(why, why_bytes, "%s: got \"%.40s=%.60s\", expected settings such as kernel=PATTERN or capability=7.5",
+               VARIABLE, setting, value ? value : "");
       return false;
     }
   }

@@ -99,7 +99,7 @@ OrtStatus *CreateEpFactories(const char *registered_name, const OrtApiBase *api_
   }
   const OrtApi *oldest = api_base->GetApi(1);
   if (!factories || !num_factories || max_factories < 1)
-    return oldest->CreateStatus(ORT_INVALID_ARGUMENT, "CreateEpFactories needs room for one factory");
+    return oldest->CreateStatus(ORT_INVALID_ARGUMENT, "CreateEpFactories: got room for no factory, expected 1");
   ocp_error error = {0};
   if (use_host(api_base, &error) != ORT_OK)
     return oldest->CreateStatus((OrtErrorCode)error.code, error.text);

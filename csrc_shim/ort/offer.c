@@ -125,7 +125,7 @@ static int find(ocp_offer *offer, const ocp_registration_request *request, uint3
   }
   *found = gpus + emulated;
   if (*found > room) {
-    snprintf(line, sizeof line, "%u devices, of which ONNX Runtime takes the first %u", *found, room);
+    snprintf(line, sizeof line, "the driver reports %u devices; ONNX Runtime uses the first %u", *found, room);
     ocp_log(ORT_LOGGING_LEVEL_WARNING, line, "GetSupportedDevices");
     *found = room;
   } else if (*found == 0) {

@@ -20,7 +20,8 @@ bool ocp_plan_reject(ocp_error *error, const char *format, ...) {
   va_start(arguments, format);
   vsnprintf(text, sizeof text, format, arguments);
   va_end(arguments);
-  ocp_fail(error, ORT_INVALID_GRAPH, "invalid plan: %s", text);
+  ocp_fail(error, ORT_INVALID_GRAPH,
+           "invalid plan: %s. If the model is a compiled model, compile it again; else report the model", text);
   return false;
 }
 
@@ -69,7 +70,7 @@ static bool check_strings(checker *c) {
       return ocp_plan_reject(c->error, "the name of node %u is out of range", i);
   for (uint32_t i = 0; i < p->header.num_record_nodes; i++)
     if (p->record_nodes[i] >= p->header.num_nodes)
-      return ocp_plan_reject(c->error, "entry %u of record_nodes: expected the number of one of %u nodes", i,
+      return ocp_plan_reject(c->error, "entry %u of the nodes of records: expected a number below %u", i,
                              p->header.num_nodes);
   return true;
 }
@@ -95,7 +96,8 @@ static bool check_inputs(checker *c) {
       continue;
     }
     if (!ocp_dtype_is_integer(in->dtype) || in->host_count > OCP_MAX_HOST_VALUES)
-      return ocp_plan_reject(c->error, "host input %u: unsupported element type %u or number of elements %u", i,
+      return ocp_plan_reject(c->error,
+                             "input %u, which the host reads: unsupported element type %u or number of elements %u", i,
                              in->dtype, in->host_count);
     if (in->host_register != next)
       return ocp_plan_reject(c->error, "the host values of input %u are not register %u and following", i, next);
@@ -137,15 +139,15 @@ static bool check_ref(checker *c, uint32_t kind, uint32_t index, uint32_t segmen
     if (index >= p->header.num_outputs)
       return ocp_plan_reject(c->error, "output %u does not exist", index);
     if (p->outputs[index].segment + readback > segment)
-      return ocp_plan_reject(c->error, "output %u is named before it is allocated", index);
+      return ocp_plan_reject(c->error, "output %u is used before it is allocated", index);
     return true;
   case OCP_REF_BUFFER:
     if (index >= p->header.num_buffers)
       return ocp_plan_reject(c->error, "buffer %u does not exist", index);
     if (p->buffers[index].segment + readback > segment)
-      return ocp_plan_reject(c->error, "buffer %u is named before it is allocated", index);
+      return ocp_plan_reject(c->error, "buffer %u is used before it is allocated", index);
     if (!readback && (record < p->buffers[index].first_record || record > p->buffers[index].last_record))
-      return ocp_plan_reject(c->error, "record %u names buffer %u outside its life", record, index);
+      return ocp_plan_reject(c->error, "record %u uses buffer %u, which is not allocated then", record, index);
     return true;
   default:
     return ocp_plan_reject(c->error, "reference kind %u does not exist", kind);
@@ -208,7 +210,8 @@ static bool check_param(checker *c, uint32_t record, const ocp_plan_param *param
   case OCP_PARAM_F32:
   case OCP_PARAM_F64:
     return param->reg == OCP_NO_REG ||
-           ocp_plan_reject(c->error, "record %u takes a floating-point number from a register", record);
+           ocp_plan_reject(c->error, "record %u: a floating-point parameter names a register, expected a constant",
+                           record);
   default:
     return ocp_plan_reject(c->error, "record %u: unknown parameter kind %u", record, param->kind);
   }
@@ -252,7 +255,7 @@ static bool check_record(checker *c, uint32_t index) {
     break;
   case OCP_RECORD_LIBRARY:
     if (r->index >= p->header.num_problems)
-      return ocp_plan_reject(c->error, "record %u runs library problem %u, which does not exist", index, r->index);
+      return ocp_plan_reject(c->error, "record %u runs library call %u, which does not exist", index, r->index);
     break;
   case OCP_RECORD_CALL:
     for (uint32_t i = 0; i < r->num_params; i++) {

@@ -79,8 +79,10 @@ static int translate_image(const void *image, size_t bytes, emu_deliver_fn deliv
 
 int ocp_set_python(const ocp_python *table, ocp_error *error) {
   if (table->abi != OCP_CORE_ABI)
-    return ocp_fail(error, ORT_FAIL, "the bridge has ABI %u and the library %u: rebuild with build_plugin.py",
-                    table->abi, OCP_CORE_ABI);
+    return ocp_fail(
+        error, ORT_FAIL,
+        "_bridge.abi3.so has ABI %u and libort_cuda_plugin.so ABI %u, expected equal ones: run build_plugin.py again",
+        table->abi, OCP_CORE_ABI);
   ocp_watch_forks();
   python = *table;
   ocp_python_set_ready();

@@ -179,14 +179,19 @@ int ocp_cluster_add_callback(ocp_cluster *cluster, ocp_call_fn call, uint32_t nu
 
 int ocp_cluster_set_host_inputs(ocp_cluster *cluster, const uint32_t *inputs, uint32_t count, ocp_error *error) {
   if (count > OCP_MAX_HOST_INPUTS)
-    return ocp_fail(error, ORT_NOT_IMPLEMENTED, "%s: %u inputs decide shapes, at most %u are supported", cluster->name,
+    return ocp_fail(error, ORT_NOT_IMPLEMENTED,
+                    "%s: the host must read %u inputs that determine shapes, at most %u are supported", cluster->name,
                     count, OCP_MAX_HOST_INPUTS);
   for (uint32_t i = 1; i < count; i++)
     if (inputs[i - 1] >= inputs[i])
-      return ocp_fail(error, ORT_INVALID_ARGUMENT, "%s: host inputs are not in ascending order", cluster->name);
+      return ocp_fail(error, ORT_INVALID_ARGUMENT,
+                      "%s: internal error: the inputs that the host reads are not in ascending order. Report the model",
+                      cluster->name);
   if (atomic_load(&cluster->variants))
-    return ocp_fail(error, ORT_INVALID_ARGUMENT, "%s: host inputs must be set before the first plan is added",
-                    cluster->name);
+    return ocp_fail(
+        error, ORT_INVALID_ARGUMENT,
+        "%s: internal error: the inputs that the host reads were set after the first plan was added. Report the model",
+        cluster->name);
   memcpy(cluster->host_inputs, inputs, count * sizeof *inputs);
   cluster->num_host_inputs = count;
   return ORT_OK;
@@ -198,7 +203,9 @@ int ocp_cluster_set_fed_inputs(ocp_cluster *cluster, const uint32_t *inputs, uin
     while (position < cluster->num_host_inputs && cluster->host_inputs[position] != inputs[i])
       position++;
     if (position == cluster->num_host_inputs)
-      return ocp_fail(error, ORT_INVALID_ARGUMENT, "%s: input %u is not a host input", cluster->name, inputs[i]);
+      return ocp_fail(error, ORT_INVALID_ARGUMENT,
+                      "%s: internal error: the host does not read input %u. Report the model", cluster->name,
+                      inputs[i]);
     cluster->is_fed[position] = true;
   }
   return ORT_OK;
@@ -266,7 +273,7 @@ static int check_handles(const ocp_cluster *cluster, const ocp_plan *plan, ocp_e
       !in_range(plan->weights, h->num_weights, cluster->num_weights) ||
       !in_range(plan->problems, h->num_problems, cluster->num_problems))
     return ocp_fail(error, ORT_INVALID_GRAPH,
-                    "invalid plan: it refers to a kernel, weight or library problem by an index that %s does not have",
+                    "invalid plan: it refers to a kernel, weight or library call by an index that %s does not have",
                     cluster->name);
   for (uint32_t i = 0; i < h->num_records; i++) {
     const ocp_plan_record *record = &plan->records[i];
@@ -276,7 +283,7 @@ static int check_handles(const ocp_cluster *cluster, const ocp_plan *plan, ocp_e
                       cluster->kernels[plan->kernels[record->index]].name);
     if (record->kind == OCP_RECORD_LIBRARY && !problem_takes(cluster->problems[plan->problems[record->index]],
                                                              plan->params + record->first_param, record->num_params))
-      return ocp_fail(error, ORT_INVALID_GRAPH, "invalid plan: record %u has other parameters than its library problem",
+      return ocp_fail(error, ORT_INVALID_GRAPH, "invalid plan: record %u has other parameters than its library call",
                       i);
     if (record->kind == OCP_RECORD_CALL && check_callback(cluster, plan, i, error) != ORT_OK)
       return error->code;
@@ -284,10 +291,10 @@ static int check_handles(const ocp_cluster *cluster, const ocp_plan *plan, ocp_e
   for (uint32_t i = 0; i < h->num_inputs; i++)
     if ((plan->inputs[i].host_register != OCP_NO_REG) != is_host_input(cluster, i))
       return ocp_fail(error, ORT_INVALID_GRAPH, "invalid plan: input %u %s in the plan, but %s in %s", i,
-                      plan->inputs[i].host_register != OCP_NO_REG ? "is a host input" : "is not a host input",
+                      plan->inputs[i].host_register != OCP_NO_REG ? "is read by the host" : "is not read by the host",
                       is_host_input(cluster, i) ? "it is" : "it is not", cluster->name);
   if (cluster->num_host_inputs && cluster->host_inputs[cluster->num_host_inputs - 1] >= h->num_inputs)
-    return ocp_fail(error, ORT_INVALID_GRAPH, "invalid plan: it has %u inputs, but input %u of %s is a host input",
+    return ocp_fail(error, ORT_INVALID_GRAPH, "invalid plan: it has %u inputs, but the host reads input %u of %s",
                     h->num_inputs, cluster->host_inputs[cluster->num_host_inputs - 1], cluster->name);
   return ORT_OK;
 }

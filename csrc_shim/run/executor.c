@@ -76,7 +76,7 @@ static int count_host_values(run *r, uint32_t *total) {
     const uint64_t elements = count_elements(input);
     if (elements > OCP_MAX_HOST_VALUES || !ocp_dtype_is_integer(input->dtype))
       return ocp_fail(r->error, ORT_INVALID_ARGUMENT,
-                      "%s: input %u decides shapes; it must have an integer type and at most %u elements",
+                      "%s: input %u determines shapes, so it must have an integer type and at most %u elements",
                       cluster->name, cluster->host_inputs[i], OCP_MAX_HOST_VALUES);
     r->host_counts[i] = (uint32_t)elements;
     *total += (uint32_t)elements;
@@ -123,8 +123,8 @@ static int make_key(run *r) {
   uint32_t num_values = 0;
   if (host_inputs) {
     if (cluster->host_inputs[host_inputs - 1] >= r->num_inputs)
-      return ocp_fail(r->error, ORT_INVALID_ARGUMENT, "%s: got %u inputs, but input %u is a host input", cluster->name,
-                      r->num_inputs, cluster->host_inputs[host_inputs - 1]);
+      return ocp_fail(r->error, ORT_INVALID_ARGUMENT, "%s: got %u inputs, but the host must read input %u",
+                      cluster->name, r->num_inputs, cluster->host_inputs[host_inputs - 1]);
     if (count_host_values(r, &num_values) != ORT_OK)
       return r->error->code;
   }
@@ -145,7 +145,7 @@ static int make_key(run *r) {
   for (uint32_t i = 0; i < host_inputs; i++) {
     const bool on_device = r->inputs[cluster->host_inputs[i]].on_device;
     if ((on_device || cluster->is_fed[i]) && is_capturing(r))
-      return fail_capture(r, on_device ? "has to be read back because it decides shapes" : "is read on the host",
+      return fail_capture(r, on_device ? "determines shapes and must be copied to the host" : "is read on the host",
                           cluster->host_inputs[i]);
   }
   if (host_inputs && read_host_inputs(r) != ORT_OK)
@@ -187,7 +187,8 @@ static int build_variant(const run *r, const ocp_variant *seen, bool *built) {
   const int code = cluster->build(cluster->build_handle, r->inputs, r->num_inputs, r->host_values, r->host_counts,
                                   cluster->num_host_inputs, r->error);
   if (code != ORT_OK && r->error->code == ORT_OK)
-    ocp_fail(r->error, ORT_FAIL, "%s: building a plan failed without a message", cluster->name);
+    ocp_fail(r->error, ORT_FAIL, "%s: internal error: building a plan failed without a message. Report the model",
+             cluster->name);
   pthread_mutex_lock(&cluster->build_mutex);
   cluster->building = false;
   pthread_cond_broadcast(&cluster->build_done);
@@ -217,7 +218,7 @@ static ocp_instance *find_instance(const run *r) {
     }
     if (is_capturing(r)) {
       ocp_fail(r->error, ORT_NOT_IMPLEMENTED,
-               "%s: there is no plan for these inputs yet, and a CUDA graph cannot capture that one is compiled. Run "
+               "%s: a plan for these inputs must be compiled first, which a CUDA graph cannot capture. Run "
                "once with inputs of these shapes before the capture",
                cluster->name);
       return NULL;

@@ -76,8 +76,10 @@ ocp_repeat *ocp_repeat_create(ocp_device *device, const ocp_repeat_spec *spec, o
     most_sources = parts[i]->num_sources > most_sources ? parts[i]->num_sources : most_sources;
   }
   if (!valid) {
-    ocp_fail(error, ORT_INVALID_ARGUMENT,
-             "a loop: invalid states, or invalid sources or results of the cluster `first`, `step` or `last`");
+    ocp_fail(
+        error, ORT_INVALID_ARGUMENT,
+        "internal error: a token search has invalid states, or invalid inputs or results of one of its parts. Report "
+        "the model");
     return NULL;
   }
   ocp_repeat *self = calloc(1, sizeof *self + count * sizeof *self->numbers);
@@ -118,7 +120,8 @@ static int make_state(void *context, uint32_t index, const int64_t *dims, uint32
   size_t bytes = ocp_dtype_bits(it->repeat->state_types[number]) / 8;
   for (uint32_t i = 0; i < rank; i++)
     if (dims[i] < 0 || __builtin_mul_overflow(bytes, (size_t)dims[i], &bytes))
-      return ocp_fail(error, ORT_INVALID_ARGUMENT, "a loop: the size of a state overflows 64 bits");
+      return ocp_fail(error, ORT_INVALID_ARGUMENT,
+                      "a token search: the size of a state overflows 64 bits; check the shapes of the inputs");
   if (ocp_device_alloc(it->repeat->device, bytes, it->stream, &made->address, error) != ORT_OK)
     return error->code;
   made->rank = rank;
@@ -180,7 +183,8 @@ int ocp_repeat_run(const ocp_repeat *repeat, ocp_stream *stream, const ocp_input
                    ocp_output_fn output, void *output_context, ocp_error *error) {
   error->code = ORT_OK;
   if (num_inputs != repeat->num_inputs)
-    return ocp_fail(error, ORT_INVALID_ARGUMENT, "a loop expects %u inputs, got %u", repeat->num_inputs, num_inputs);
+    return ocp_fail(error, ORT_INVALID_ARGUMENT, "a token search: got %u inputs, expected %u", repeat->num_inputs,
+                    num_inputs);
   if (atomic_load_explicit(&stream->capturing, memory_order_relaxed))
     return ocp_fail(error, ORT_NOT_IMPLEMENTED,
                     "the host must read after each iteration whether the loop continues, and a CUDA graph cannot "

@@ -269,9 +269,9 @@ int ocp_dnn_find(ocp_dnn_builder *b, const ocp_problem_spec *spec, const ocp_lib
   ocp_dnn_release(conv);
   if (!b->status && may_be_missing)
     return ORT_OK;
-  return b->status
-             ? fail(error, b->status, b->failed)
-             : ocp_fail(error, ORT_RUNTIME_EXCEPTION, "cuDNN has no engine for a problem in the requested precision");
+  return b->status ? fail(error, b->status, b->failed)
+                   : ocp_fail(error, ORT_RUNTIME_EXCEPTION,
+                              "cuDNN has no engine for this operation in the requested precision");
 }
 
 /* ---- plans as text ---- */

@@ -123,7 +123,7 @@ ocp_problem *ocp_problem_create(const ocp_problem_spec *spec, ocp_error *error) 
       spec->dtype == ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16 || spec->dtype == ONNX_TENSOR_ELEMENT_DATA_TYPE_DOUBLE;
   if (spec->kind > OCP_PROBLEM_ATTENTION || !is_float || !kinds[spec->kind].exists(spec)) {
     ocp_fail(error, ORT_INVALID_ARGUMENT,
-             "library problem: unsupported combination of kind %u, type %u, flags %u, rank %u, alpha %g and beta %g",
+             "library call: unsupported combination of kind %u, type %u, flags %u, rank %u, alpha %g and beta %g",
              spec->kind, spec->dtype, spec->flags, spec->rank, spec->alpha, spec->beta);
     return NULL;
   }

@@ -312,7 +312,7 @@ class Params:
             elif isinstance(arg, np.generic):
                 self._values.append(ffi.new("char[]", arg.tobytes()))
             else:
-                raise TypeError(f"a kernel argument is a DeviceArray or a NumPy scalar, not {type(arg).__name__}")
+                raise TypeError(f"kernel argument: got {type(arg).__name__}, expected a DeviceArray or a NumPy scalar")
         self.pointers = ffi.new("void *[]", [ffi.cast("void *", value) for value in self._values] or [ffi.NULL])
 
 
@@ -400,7 +400,7 @@ def dim3(value: Dim3) -> tuple[int, int, int]:
     """Return the three dimensions of a grid or block; missing ones are 1."""
     dims = (value,) if isinstance(value, int) else tuple(value)
     if not 1 <= len(dims) <= 3:
-        raise ValueError(f"a grid or block has one to three dimensions, not {len(dims)}")
+        raise ValueError(f"grid or block: got {len(dims)} dimensions, expected one to three")
     x, y, z = (*dims, 1, 1)[:3]
     return x, y, z
 

@@ -156,6 +156,6 @@ def _docstring(module: str) -> str:
 
 def _what_to_install(error: ModuleNotFoundError) -> str:
     return (
-        f'{error}: this command needs more than the package itself. `pip install "ort-cuda-plugin[cpu]"` brings it, '
-        "or `[cuda]` or `[gpu]` for GPUs"
+        f"{error}: this command needs a package that is not installed. "
+        '`pip install "ort-cuda-plugin[cpu]"` installs it, or `[cuda]` or `[gpu]` for GPUs'
     )

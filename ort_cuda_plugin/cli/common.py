@@ -163,7 +163,7 @@ def waiting(console: Console, what: str) -> Iterator[None]:
 
         def compiling(kernels: int, seconds: float) -> None:
             if status is None and seconds >= SECONDS_TO_MENTION:
-                console.print(f"compiling {kernels} kernels, about {seconds:.0f} s of one core", markup=False)
+                console.print(f"compiling {kernels} kernels, about {seconds:.0f} s on one core", markup=False)
 
         library.watch, library.compiling = watch, compiling
         try:

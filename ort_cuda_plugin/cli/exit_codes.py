@@ -25,7 +25,7 @@ class ExitCode(enum.IntEnum):
             ExitCode.UNAVAILABLE: "no device, or onnxruntime missing or too old",
             ExitCode.MODEL_FAILED: "the model could not be loaded or run",
             ExitCode.INTERRUPTED: "interrupted",
-            ExitCode.OUTPUT_CLOSED: "the reader of the output has closed it",
+            ExitCode.OUTPUT_CLOSED: "the program that reads the output has closed it",
         }[self]
 
 

@@ -229,7 +229,9 @@ class CompiledCluster:
             open_ = [f"{value.name!r} has rank {len(shape)}" for value, shape in pairs if value.shape is None]
             if not open_:
                 raise
-            reason = f"{error.reason}; ranks that ONNX Runtime did not know before the Run: {', '.join(open_)}"
+            reason = (
+                f"{error.reason}; ranks that ONNX Runtime did not know when the session was created: {', '.join(open_)}"
+            )
             raise NodeError(error.node, reason, invalid_input=error.invalid_input) from error
 
     def kernels_added(self, variant: Variant) -> None:
@@ -310,8 +312,8 @@ class CompiledCluster:
                 return symbols.host_values(buffer, [1] * count, self.inputs[buffer.index].name)
             known = symbols.host_values(buffer, [])
             if len(known) != count:
-                reason = f"{self.inputs[buffer.index].name!r} is an input on the device; supported: host inputs"
-                raise Unsupported("shape", reason)
+                name = self.inputs[buffer.index].name
+                raise Unsupported("shape", f"the host must read input {name!r}; supported: inputs in host memory")
             return known
 
         lowering = NodeLowering(
@@ -377,7 +379,7 @@ class CompiledCluster:
             try:
                 lowering.lower(node)
             except UnknownValue as error:
-                reason = f"{error.args[0]!r} is neither an input of the cluster nor computed in it"
+                reason = f"{error.args[0]!r} is neither an input of the fused node nor computed in it"
                 raise NodeError(node, reason) from None
             except UnknownRank:
                 raise

@@ -162,7 +162,7 @@ class MeasuringTuner:
             try:
                 made = program(name)
             except (Unsupported, InvalidModel) as error:
-                logger.info("candidate %s of %s cannot be measured: %s", name, label, error)
+                logger.info("autotune: candidate %s of %s cannot be measured: %s", name, label, error)
                 made = None
             if made is None:
                 times[name] = math.inf

@@ -90,7 +90,7 @@ def compile_kernel(spec: KernelSpec, target: Target, cache: KernelCache | None =
             if not target.is_emulated:
                 return compile_foreign(spec, target)
             if not spec.source:
-                raise ForeignCodeError("it has no counterpart in Numba, which the emulated device needs")
+                raise ForeignCodeError("it has no counterpart in Numba, which the emulated device would run")
         except ForeignCodeError as error:
             raise KernelCompileError(spec, str(error)) from error
     # Hold Numba's own lock, so that no other compilation in this process runs with the patches of `kernel_ir`.

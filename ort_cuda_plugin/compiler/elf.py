@@ -53,7 +53,7 @@ class Elf:
         entry_bytes, count, names_index = self._unpack("<HHH", 58)
         headers = [self._unpack("<IIQQQQIIQQ", table + i * entry_bytes) for i in range(count)]
         if names_index >= count:
-            raise ValueError("the ELF file has no names of sections")
+            raise ValueError("the ELF file has no section names")
         names = headers[names_index][4]
         return [Section(self.string(names + h[0]), h[1], h[4], h[5], h[6], h[7]) for h in headers]
 

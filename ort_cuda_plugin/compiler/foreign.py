@@ -50,13 +50,15 @@ class ForeignCode:
             raise ValueError(f"kernel {self.entry}: kind {self.kind!r}, expected one of {', '.join(KINDS)}")
         for arch, _ in self.images:
             if not isinstance(arch, str) or not re.fullmatch(r"|sm_\d{2,3}[af]?", arch):
-                raise ValueError(f"kernel {self.entry}: {arch!r} is not an architecture: use one such as sm_90")
+                raise ValueError(f"kernel {self.entry}: {arch!r} is not an architecture: use a name such as sm_90")
             if not arch and self.kind == "cubin":
                 raise ValueError(f"kernel {self.entry}: a cubin is for one architecture: give {{'sm_90': cubin}}")
         for arch, data in self.images:
             if not isinstance(data, bytes):
                 shown = arch or "all architectures"
-                raise ValueError(f"kernel {self.entry}: the code for {shown} is {type(data).__name__}, not bytes")
+                raise ValueError(
+                    f"kernel {self.entry}: the code for {shown} has type {type(data).__name__}, expected bytes"
+                )
             if self.kind == "cubin":
                 try:
                     _sections(data, self.entry, arch)
@@ -184,7 +186,7 @@ def _compile_cuda(code: ForeignCode, source: bytes, target: Target) -> tuple[byt
     except Exception as error:
         raise ForeignCodeError(
             f"NVRTC, which compiles CUDA C++, cannot be used ({type(error).__name__}: {error}): "
-            '`pip install "ort-cuda-plugin[nvrtc]"` brings it'
+            '`pip install "ort-cuda-plugin[nvrtc]"` installs it'
         ) from error
 
     def checked(result: tuple[Any, ...]) -> Any:
@@ -263,7 +265,7 @@ def _image(
     wanted = [8 if parameter.startswith("*") else int(parameter[1:]) // 8 for parameter in spec.signature]
     own = _parameter_bytes(cubin, entry)
     if own and own != wanted:
-        raise ForeignCodeError(f"its parameters have {own} bytes, and those of its signature {wanted}")
+        raise ForeignCodeError(f"the parameters in its code have {own} bytes, those of the declared signature {wanted}")
     return KernelImage(cubin, entry, target, {**usage, "static_shared_bytes": shared}, ptx)
 
 

@@ -51,7 +51,7 @@ class KernelSpec:
             raise ValueError(f"kernel name {self.name!r}: expected an identifier")
         for entry in self.signature:
             if not type_pattern.fullmatch(entry):
-                raise ValueError(f"kernel {self.name!r}: {entry!r} is not a parameter type")
+                raise ValueError(f"kernel {self.name!r}: {entry!r} in the signature is not a parameter type")
 
     @cached_property
     def digest(self) -> str:

@@ -301,7 +301,7 @@ def render(other: str, theirs: Sequence[Kernel], ours: Sequence[Kernel], host_me
     for domain, operators in additions(theirs, ours).items():
         lines.append(f"- {_domain(domain)}: {', '.join(operators)}")
     if unknown := unknown_constraints(ours, names_of):
-        lines += ["", "## Our type constraints that no schema has", ""]
+        lines += ["", "## Type constraints of the plugin that no schema has", ""]
         lines += [f"- {_domain(kernel.domain)}.{kernel.name}-{kernel.since}: {name}" for kernel, name in unknown]
     return "\n".join(lines) + "\n"
 

@@ -20,10 +20,10 @@ The tests run through stock ONNX Runtime on the emulated device, with {versions}
 wrote this page; the test suite runs all of these tests and compares the verdicts with the page.
 
 *Passed on the EP*: the results are right, and the plugin ran every node. *Passed with no node left to run*: ONNX
-Runtime removed all nodes before the session ran. *Partly elsewhere*: the results are right, and the CPU provider ran at
-least one node. *Wrong*: a result differs. *Failed*: the session or the Run failed. *The host cannot*: the CPU provider
-alone does not pass the test either; the headings below say why. The sessions have the option
-`claim_unprofitable_nodes=1`, so that the tests reach every kernel.
+Runtime removed all nodes before the session ran. *Partly on the CPU provider*: the results are right, and the CPU
+provider ran at least one node. *Wrong*: a result differs. *Failed*: the session or the Run failed. *The CPU provider
+fails too*: the CPU provider alone does not pass the test either; the headings below say why. The sessions have the
+option `claim_unprofitable_nodes=1`, so that the tests reach every kernel.
 
 | verdict | tests as written (ORT_DISABLE_ALL) | tests after ONNX Runtime's optimisations (ORT_ENABLE_ALL) |
 |---|---:|---:|

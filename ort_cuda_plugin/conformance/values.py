@@ -85,7 +85,7 @@ def difference(actual: Any, expected: Any, rtol: float, atol: float) -> str:
     """Describe the difference of two values in one line; "" if they agree by the rules of ONNX's test runner."""
     if isinstance(expected, list) or isinstance(actual, list):
         if not isinstance(actual, list) or not isinstance(expected, list) or len(actual) != len(expected):
-            return "another sequence"
+            return "a different sequence"
         return next((text for a, e in zip(actual, expected, strict=True) if (text := difference(a, e, rtol, atol))), "")
     if expected is None or actual is None:
         return "" if actual is expected else "a missing optional value"
@@ -93,7 +93,7 @@ def difference(actual: Any, expected: Any, rtol: float, atol: float) -> str:
     if actual.shape != expected.shape:
         return f"shape {actual.shape} instead of {expected.shape}"
     if expected.dtype.kind in "OSU":
-        return "" if np.array_equal(actual.astype(object), expected.astype(object)) else "other strings"
+        return "" if np.array_equal(actual.astype(object), expected.astype(object)) else "different strings"
     if actual.dtype != expected.dtype:
         return f"element type {actual.dtype} instead of {expected.dtype}"
     if expected.dtype == ml_dtypes.bfloat16:

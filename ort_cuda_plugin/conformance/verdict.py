@@ -20,13 +20,13 @@ from ort_cuda_plugin.conformance.values import difference, from_ort_value, is_pl
 class Verdict(enum.StrEnum):
     ON_EP = "passed on the EP"
     NO_NODE = "passed with no node left to run"
-    PARTLY = "partly elsewhere"
+    PARTLY = "partly on the CPU provider"
     WRONG = "wrong"
     FAILED = "failed"
-    HOST_CANNOT = "the host cannot"
+    HOST_CANNOT = "the CPU provider fails too"
 
 
-LEFT_BY_ORT = "left there by ORT"
+LEFT_BY_ORT = "ONNX Runtime left it to the CPU provider"
 BAD = (Verdict.WRONG, Verdict.FAILED)
 IN_SCOPE = "in scope"
 """Heading in the report of tests that the plugin should run entirely, but does not."""
@@ -105,11 +105,11 @@ def _host_cannot(case: Case, model: onnx.ModelProto, cpu: Attempt, plugin: Attem
     if scope := out_of_scope(model, {op_type for _, op_type, _ in plugin.placed}):
         return outcome(f"out of scope: {scope}", cpu.problem)
     if (plugin.wrong or not plugin.problem) and is_random(model):
-        return outcome("random values, which the test has from another generator")
+        return outcome("random values, which the test takes from another generator")
     if cpu.wrong and plugin.wrong:
         pairs = zip(plugin.results, cpu.results, strict=True)
         if not any(difference(ours, theirs, case.rtol, case.atol) for ours, theirs in pairs):
-            return outcome("the CPU provider and the plugin agree on other values than the test's", plugin.problem)
+            return outcome("CPU provider and plugin return equal values, which differ from the test's", plugin.problem)
     reason = "; ".join(dict.fromkeys(plugin.declined))
     return outcome(IN_SCOPE, reason or f"{plugin.problem} (CPU provider: {cpu.problem})")
 

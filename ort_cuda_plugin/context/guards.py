@@ -73,7 +73,7 @@ class Guards:
                 values.update((given.host_register + i, int(x)) for i, x in enumerate(contents))
         for expr in self.plan.exprs:
             if expr.segment == 0 and not self._define(expr, values):
-                return f"register {expr.dst} has no value"
+                return f"the plan is damaged: register {expr.dst} has no value"
         for register in self.plan.guards:
             if not values.get(register, 0):
                 return self._why(register, values)
@@ -94,7 +94,7 @@ class Guards:
     def _why(self, register: int, values: dict[int, int]) -> str:
         used = sorted(self._leaves(register, set()))
         came = ", ".join(f"{self._registers[leaf]} is {values[leaf]}" for leaf in used)
-        return f"it needs {self._text(register, 0)}, but {came}"
+        return f"it requires {self._text(register, 0)}, but {came}"
 
     def _leaves(self, register: int, seen: set[int]) -> set[int]:
         if register in seen:

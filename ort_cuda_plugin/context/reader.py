@@ -81,7 +81,7 @@ class Context:
                     raise ValueError(f"the partition name {row['name']!r} is invalid or used twice")
                 self.partitions[row["name"]] = row
         except MALFORMED as error:
-            raise container.damaged(f"its index: {error!r}") from error
+            raise container.damaged(f"its index is malformed: {error!r}") from error
 
     def cluster(
         self, name: str, session: Session, inputs: Sequence[DType | None], outputs: Sequence[DType | None]
@@ -221,20 +221,22 @@ class _Partition:
         session = self.session
         if session.target.is_emulated and not session.allow_host_code:
             self.why_not = (
-                "code for this CPU is not taken from a context; context_allow_host_code=1 or "
+                "machine code for this CPU in a compiled model is not run unless context_allow_host_code=1 or "
                 "ORT_CUDA_PLUGIN_CONTEXT_ALLOW_HOST_CODE=1 allows it"
             )
             return None
         if (self.options.use_tf32 and not session.options.use_tf32) or (
             session.options.deterministic and not self.options.deterministic
         ):
-            self.why_not = "it was compiled with use_tf32=1 or deterministic=0, and the session asks for the opposite"
+            self.why_not = (
+                "it was compiled with use_tf32=1 or deterministic=0, and the session has use_tf32=0 or deterministic=1"
+            )
             return None
         reasons = [(row, self._misfit(row)) for row in self.row["targets"]]
         fitting = [row for row, reason in reasons if not reason]
         if not fitting:
             made_for = "; ".join(f"{row['arch']}: {reason}" for row, reason in reasons) or "nothing"
-            self.why_not = f"it holds no plans for {session.target.arch} that this computer can use ({made_for})"
+            self.why_not = f"it has no code for {session.target.arch} that this computer can run ({made_for})"
             return None
 
         def rank(row: Json) -> tuple[bool, str]:
@@ -272,22 +274,26 @@ class _Partition:
         """Return why the session's device cannot use the stored target ``row``; "" if it can."""
         session, target, arch = self.session, self.session.target, row["arch"]
         if target.is_emulated != arch.startswith("emulated"):
-            return "another kind of device"
+            return "a GPU and the emulated device cannot run each other's code"
         if row["plan_version"] != plan_version:
-            return f"its plans have version {row['plan_version']}, this plugin runs version {plan_version}"
+            return f"its plans have format version {row['plan_version']}, this plugin reads version {plan_version}"
         if target.is_emulated:
-            return "" if arch == target.arch and row["cpu"] == cpu_digest(target) else "another CPU or mode"
+            return (
+                ""
+                if arch == target.arch and row["cpu"] == cpu_digest(target)
+                else "compiled for another CPU, or for another mode of the emulated device"
+            )
         if not runs_on(arch, target.compute_capability):
-            return "another architecture"
+            return "compiled for another GPU architecture"
         if not driver_runs(row.get("toolkit", ""), session.driver_version):
             return (
-                f"its kernels need a driver for CUDA {row['toolkit']}, and this one is for CUDA "
+                f"its kernels need a driver for CUDA {row['toolkit']}, and the installed driver is for CUDA "
                 f"{session.driver_version}; update the driver"
             )
         missing = sorted(set(row["libraries"]) - session.device.libraries)
         if missing:
             return f"its plans call {', '.join(missing)}, which this computer lacks; install them"
-        return "" if row["plans"] else "no plan could be compiled for it"
+        return "" if row["plans"] else "the compilation for this architecture failed"
 
     def graph(self) -> Graph:
         """Return the cluster's graph. Raises ContextError."""
@@ -340,7 +346,7 @@ class StoredCluster:
         self._rebuilt: CompiledCluster | None = None
         for numbered in (self._kernels, self._problems, self._weights, self._callbacks):
             if len(set(numbered)) != len(numbered):  # variants that are added later would get wrong indices
-                raise ValueError("a kernel, problem, weight or callback is listed twice")
+                raise ValueError("a kernel, library call, weight or callback is listed twice")
 
     def prepare(self) -> Variant:
         """Return one `Variant` with all stored plans, their kernels and weights."""
@@ -484,5 +490,5 @@ def _reasons(texts: Iterable[str]) -> str:
 def _problem(row: Mapping[str, Json]) -> LibraryProblem:
     problem = LibraryProblem(**{**row, "flags": ProblemFlags(row["flags"])})
     if not all(type(x) is int and 0 <= x < 1 << 31 for x in (problem.kind, problem.dtype, problem.rank)):
-        raise ValueError("malformed library problem")
+        raise ValueError("the description of a library call is malformed")
     return replace(problem, alpha=float(problem.alpha), beta=float(problem.beta))

@@ -153,8 +153,8 @@ class ContextWriter:
         captured = capture(compiled, cluster.ranks, request.shapes)
         for callback in captured.callbacks:
             if callback.stored is None:
-                reason = f"{callback.name} is Python in this process, which a compiled model for {target.target.arch} "
-                raise ContextError(f"{cluster.name}: {reason}cannot hold; compile for other architectures")
+                reason = f"a compiled model for {target.target.arch} cannot contain Python code, as of {callback.name}"
+                raise ContextError(f"{cluster.name}: {reason}; compile for other architectures")
         programs = list(dict.fromkeys(weight.program for weight in captured.weights if isinstance(weight, Precomputed)))
         nodes = {node: number for number, node in enumerate(cluster.graph.all_nodes())}
         owners = {constant: nodes[node] for node, constant in captured.states.items()}

@@ -102,7 +102,7 @@ class Attribute:
         fits = isinstance(value, single) and all(isinstance(x, element or object) for x in elements)
         if not fits:
             wanted = self.kind.name.lower()
-            raise InvalidModel(f"{operator}: attribute {self.name!r} = {_shown(value)} is not of the kind {wanted!r}")
+            raise InvalidModel(f"{operator}: attribute {self.name!r} = {_shown(value)}: expected the type {wanted!r}")
         if self.is_flag:
             if value not in (0, 1):
                 raise InvalidModel(f"{operator}: attribute {self.name!r} = {value!r} is not 0 or 1")
@@ -225,13 +225,15 @@ class CustomOperator:
         for name, value in attributes.items():
             if name not in known:
                 names = ", ".join(known) or "none"
-                raise InvalidModel(f"{self.label}: no attribute {name!r} = {_shown(value)}; it has {names}")
+                raise InvalidModel(
+                    f"{self.label}: unknown attribute {name!r} = {_shown(value)}; the operator has {names}"
+                )
         bound: dict[str, Any] = {}
         for name, attribute in known.items():
             if name in attributes:
                 bound[name] = attribute.checked(attributes[name], self.label)
             elif attribute.default is None and not attribute.optional:
-                raise InvalidModel(f"{self.label}: a node needs the attribute {name!r}")
+                raise InvalidModel(f"{self.label}: the required attribute {name!r} is missing")
             else:
                 bound[name] = attribute.default
         return bound
@@ -249,7 +251,7 @@ class CustomOperator:
                     f"{self.label}: got {given} tensors for input {port.name!r}, expected at least {port.minimum}"
                 )
             if port.kind is PortKind.REQUIRED and (index >= len(dtypes) or dtypes[index] is None):
-                raise InvalidModel(f"{self.label}: a node needs the input {port.name!r}")
+                raise InvalidModel(f"{self.label}: the required input {port.name!r} is missing")
         for index, dtype in enumerate(dtypes):
             port = self.port(self.inputs, index)
             if dtype is None:

@@ -152,7 +152,7 @@ class _Schema:
     ) -> None:
         self._operator, self._types = operator, types
         if not inspect.isroutine(function):
-            raise TypeError(f"{operator}: op decorates a function, not {function!r}")
+            raise TypeError(f"{operator}: the decorator op needs a function, got {function!r}")
         self._hints = _hints(operator, function)
         all_parameters = list(inspect.signature(function).parameters.values())
         positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -172,7 +172,7 @@ class _Schema:
         constraints = {port.constraint for port in (*self.inputs, *self.outputs)}
         for name, allowed in types.items():
             if name not in constraints:
-                raise TypeError(f"{operator}: types has {name!r}, with which no input or output is annotated")
+                raise TypeError(f"{operator}: types has {name!r}, but no input or output has this annotation")
             if not all(isinstance(dtype, DType) for dtype in allowed):
                 raise TypeError(
                     f"{operator}: types[{name!r}] = {allowed!r}: expected element types such as DType.FLOAT32"

@@ -44,7 +44,7 @@ def choose_tactic(
         found = ctx.tuner.fastest(ctx, problem, inputs, names, guarded)
         if found is not None:
             return found
-    return Tactic(names[0], "the first of its tactics")
+    return Tactic(names[0], "the first tactic, not measured")
 
 
 class Tactics:

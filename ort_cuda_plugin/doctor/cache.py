@@ -17,7 +17,7 @@ def cache_findings(cache: KernelCache) -> Iterator[Finding]:
         yield problem(
             _SUBJECT,
             f"{cache.folder} is not used: {cache.problem}. Each process compiles its kernels again",
-            f"set {CACHE_DIR_VARIABLE} to a folder of this user's that nobody else can write to",
+            f"set {CACHE_DIR_VARIABLE} to a folder that this user owns and no other user can write to",
         )
         return
     files = list(cache.opened.files())
@@ -37,14 +37,14 @@ def cache_findings(cache: KernelCache) -> Iterator[Finding]:
     if damaged:
         yield problem(
             "entries of the cache",
-            f"{len(damaged)} of {len(entries)} are damaged or not this user's: {', '.join(damaged[:3])}"
+            f"{len(damaged)} of {len(entries)} are damaged or belong to another user: {', '.join(damaged[:3])}"
             + (", ..." if len(damaged) > 3 else ""),
-            f"remove them from {cache.folder}: their kernels are compiled again",
+            f"remove them from {cache.folder}; the kernels will be compiled again",
         )
     partial = [name for name, _ in files if name.endswith(".part")]
     if len(partial) > 10:
         yield warning(
             "partial files of the cache",
-            f"{len(partial)} writers ended in the middle",
+            f"{len(partial)} files are incomplete, because the processes that wrote them ended early",
             f"remove {cache.folder}/*.part while no process compiles",
         )

@@ -25,7 +25,8 @@ def driver_findings(machine: Machine, devices: Sequence[DeviceInfo], why: str) -
     if devices and machine.is_container and not machine.has("sys/class/drm/card0"):
         yield ok(
             "devices in the container",
-            "ONNX Runtime finds no GPU by itself here (/sys/class/drm is empty); the plugin tells it of the driver's",
+            "ONNX Runtime itself finds no GPU here (/sys/class/drm is empty); the plugin reports the driver's "
+            "GPUs to it",
         )
 
 
@@ -44,7 +45,9 @@ def _missing(machine: Machine, why: str) -> Finding:
     if machine.has("dev/dxg"):
         folder = "/usr/lib/wsl/lib"
         return problem(
-            _SUBJECT, f"{why}; this is WSL", f"put {folder} on LD_LIBRARY_PATH; the driver is that of Windows"
+            _SUBJECT,
+            f"{why}; this is WSL",
+            f"add {folder} to LD_LIBRARY_PATH; it has the library of the Windows driver",
         )
     if machine.is_container and (has_module or has_nodes):
         given = machine.environment.get("NVIDIA_DRIVER_CAPABILITIES", "")
@@ -57,7 +60,7 @@ def _missing(machine: Machine, why: str) -> Finding:
             )
         return problem(
             _SUBJECT,
-            f"{why}; the host has a driver, and the container does not get it",
+            f"{why}; the host has a driver, but the container has no access to it",
             "start it with `docker run --gpus all`, or `--device nvidia.com/gpu=all` with CDI; this needs the NVIDIA"
             " Container Toolkit. In Kubernetes ask for the resource nvidia.com/gpu",
         )

@@ -78,8 +78,10 @@ def _registration() -> Finding:
     try:
         offered = register(emulate=True)
     except Exception as error:  # a user's program would get the same exception
-        return problem(subject, f"{type(error).__name__}: {error}", "see the message, and the findings above")
-    return ok(subject, f"ONNX Runtime loads the library and offers {len(offered)} devices, the emulated one included")
+        return problem(subject, f"{type(error).__name__}: {error}", "follow the message and the findings above")
+    return ok(
+        subject, f"ONNX Runtime loads the library and offers {len(offered)} devices, including the emulated device"
+    )
 
 
 def _cuda_devices() -> tuple[list[DeviceInfo], str]:
@@ -101,7 +103,7 @@ def _environment() -> Iterator[Finding]:
             yield problem("environment", str(error), "correct the variable, or unset it")
         except (PluginError, ImportError, RuntimeError) as error:
             found = True
-            yield problem("environment", f"the emulated device cannot be used: {error}", "see the message")
+            yield problem("environment", f"the emulated device cannot be used: {error}", "follow the message")
             break  # later findings need the emulated device as well
     if not found:
-        yield ok("environment", "the plugin's variables have values that it takes")
+        yield ok("environment", "the plugin's environment variables have valid values")

@@ -58,15 +58,15 @@ def _others(machine: Machine, library: Library, place: LibraryPlace) -> Iterator
         if copy.owner == "torch" or (torch and copy.owner == "pip"):
             yield warning(
                 f"{library.name} of torch {torch}".strip(),
-                f"{copy.path} is another copy than the plugin's {place.path or '(none)'}",
-                "where one process uses both, install a torch for CUDA 13, so that both use the same package; or import"
+                f"{copy.path} is another copy; the plugin uses {place.path or 'none'}",
+                "if one process uses both, install a torch for CUDA 13, so that both use the same package; or import"
                 " ort_cuda_plugin and make a session before torch",
             )
         else:
             yield note(
                 f"{library.name} of {copy.owner}",
                 f"{copy.path} is another copy, which the plugin does not use",
-                "remove its folder from LD_LIBRARY_PATH if a process has errors of mixed versions",
+                "remove its folder from LD_LIBRARY_PATH if a process fails because of mixed versions",
             )
 
 

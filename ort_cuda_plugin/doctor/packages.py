@@ -43,8 +43,8 @@ def runtime_findings(machine: Machine, imported_version: str, why: str) -> Itera
     if found and machine.packages[found[0]] != imported_version:
         yield problem(
             subject,
-            f"the module is of version {imported_version}, and the package {named}",
-            "another package or PYTHONPATH brings a second onnxruntime: reinstall one of them",
+            f"Python imports onnxruntime {imported_version}, but pip has installed {named}",
+            "PYTHONPATH or another package contains a second onnxruntime: remove one of the two",
         )
         return
     parts = imported_version.split(".")
@@ -79,9 +79,9 @@ def compiler_findings(machine: Machine) -> Iterator[Finding]:
         yield ok("compiler", ", ".join(f"{name} {machine.packages[name]}" for name in COMPILER))
         return
     for_gpu = [name for name in missing if name in ("cuda-core", "nvidia-nvvm", "nvidia-nvjitlink")]
-    what = "kernels for a GPU are not" if missing == for_gpu else "nothing is"
+    what = "kernels for a GPU" if missing == for_gpu else "kernels"
     yield warning(
         "compiler",
-        f"{', '.join(missing) or 'numba'} cannot be found: {what} compiled here",
+        f"{', '.join(missing) or 'numba'} cannot be found: {what} cannot be compiled here",
         "pip install 'ort-cuda-plugin[cuda]', or use compiled models (ort-cuda-plugin compile) or a warm kernel cache",
     )

@@ -32,6 +32,7 @@ def of_device(info: DeviceInfo, quarantine: Quarantine) -> Iterator[Finding]:
         yield warning(
             f"quarantine of {info.name}",
             f"failed `ort-cuda-plugin selftest`, and is not used: {', '.join(names[:MAX_NAMES])}{more}",
-            "update the driver, the libraries or the plugin, and run `ort-cuda-plugin selftest` again: what passes is "
-            "used again. Report the failed checks",
+            "update the driver, the libraries or the plugin, and run `ort-cuda-plugin selftest` again: kernels "
+            "that pass "
+            "will be used again. Report the failed checks",
         )

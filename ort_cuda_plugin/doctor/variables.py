@@ -66,7 +66,8 @@ GENERAL = (
         "ORT_CUDA_PLUGIN_VERIFY",
         "0, 1",
         "0",
-        "1: the compiler verifies the program of each cluster after each pass ([invariants.md](invariants.md)). If an "
+        "1: the compiler verifies the program of each fused node after each compiler pass "
+        "([invariants.md](invariants.md)). If an "
         "invariant does not hold, the error names the pass and the step",
     ),
 )
@@ -152,4 +153,4 @@ def variable_findings(machine: Machine) -> Iterator[Finding]:
         if name.upper().startswith(PREFIX) and name not in VARIABLES:
             close = difflib.get_close_matches(name.upper(), VARIABLES, n=1, cutoff=0.8)
             advice = f"did you mean {close[0]}?" if close else f"unset it; the variables are {', '.join(VARIABLES)}"
-            yield warning("environment", f"{name}: the plugin has no such variable, and ignores it", advice)
+            yield warning("environment", f"{name}: the plugin reads no variable of this name, and ignores it", advice)

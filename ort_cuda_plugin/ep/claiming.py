@@ -74,7 +74,7 @@ class Claiming:
         stored, verdicts = session.contexts.claim(graph, claims.verdicts)
         if session.may_be_cut:
             cut = {node for cluster in fused for node in cluster}
-            reason = f"no registry kernel runs it alone, and {session.may_be_cut}"
+            reason = f"the plugin runs it only fused with other nodes, and {session.may_be_cut}"
             verdicts = [
                 decline(node, "control-flow", reason) if node in cut else verdict
                 for node, verdict in zip(graph.nodes, verdicts, strict=True)
@@ -130,8 +130,9 @@ class Claiming:
                 # ONNX Runtime offers the node to no other provider, and its error does not name the reason.
                 self._session.log(
                     "ERROR",
-                    f"node {node.label} was made channels-last, but no kernel takes {described(node)}: "
-                    f"{verdict.reason}; prefer_nhwc=0 leaves the layout alone",
+                    f"ONNX Runtime converted node {node.label} to channels-last, but no kernel supports "
+                    f"{described(node)}: "
+                    f"{verdict.reason}. Set prefer_nhwc=0 to keep the layout",
                 )
             elif is_probably_lost(node):
                 self._session.log(
@@ -143,7 +144,7 @@ class Claiming:
                 label = f"{verdict.op_type} node {verdict.name!r}"
                 self._session.log("INFO", f"{label} is left to other providers ({verdict.kind}): {verdict.reason}")
         claimed = len(verdicts) - len(declined)
-        counts = f"{claimed} of {len(verdicts)} nodes claimed, in {len(fused)} clusters"
+        counts = f"the plugin runs {claimed} of {len(verdicts)} nodes (fused nodes: {len(fused)})"
         self._session.log("INFO", f"graph {graph.name!r}: {counts}")
 
 

@@ -52,9 +52,9 @@ class Session:
         others = rules_of_others(entries, identity, self.device.info, host.host_version())
         if others and self.contexts.output is not None:
             raise OptionError(
-                f"ep.context_enable=1 with layering rules for {others}: ONNX Runtime fuses no nodes that rules may "
-                "cut, so nothing would be compiled. Compile the model without the rules; a session that loads the "
-                "compiled model may have them"
+                f"ep.context_enable=1 with layering rules for {others}: ONNX Runtime then fuses no nodes, because the "
+                "rules may separate them, so nothing would be compiled. Compile the model without the rules; a session "
+                "that loads the compiled model may have rules"
             )
         self.may_be_cut = f"layering rules for {others} may assign its neighbours to another provider" if others else ""
         self.budget = read_budget(entries, self._available_memory)

@@ -164,7 +164,13 @@ def of_code(code: Mapping[KernelSpec, Code], arch: str) -> list[Finding]:
     for spec, one in code.items():
         stack = one.mix.get("LDL", 0) + one.mix.get("STL", 0)
         if one.spilled or stack:
-            found.append(Finding(spec.symbol, arch, f"spills {one.spilled} bytes, {stack} accesses to the stack"))
+            found.append(
+                Finding(
+                    spec.symbol,
+                    arch,
+                    f"register spills of {one.spilled} bytes, {stack} instructions that access the stack",
+                )
+            )
     return found
 
 
@@ -174,7 +180,7 @@ def of_widths(code: Mapping[KernelSpec, Code], other: Mapping[KernelSpec, Code],
     for spec, one in code.items():
         for name in ("LDG", "STG", "LDS", "STS"):
             if one.widest(name) < other[spec].widest(name):
-                text = f"{name} of {one.widest(name)} bytes, of {other[spec].widest(name)} elsewhere"
+                text = f"widest {name} has {one.widest(name)} bytes, {other[spec].widest(name)} on another architecture"
                 found.append(Finding(spec.symbol, arch, text))
     return found
 
@@ -186,7 +192,7 @@ def of_products(work: Work, products: Watched, code: Mapping[KernelSpec, Code], 
         if isinstance(step, KernelStep) and step.nodes in products.tensor:
             kernels.setdefault(step.nodes, []).append(step.kernel)
     plain = {specs[0].symbol: nodes for nodes, specs in kernels.items() if not _has_tensor_cores(specs, code)}
-    return [Finding(name, arch, f"no tensor cores in {', '.join(nodes)}") for name, nodes in plain.items()]
+    return [Finding(name, arch, f"uses no tensor cores for {', '.join(nodes)}") for name, nodes in plain.items()]
 
 
 def _has_tensor_cores(specs: Sequence[KernelSpec], code: Mapping[KernelSpec, Code]) -> bool:
@@ -229,7 +235,7 @@ def narrow_accesses(sites: Sequence[Site]) -> list[str]:
             key = site.kind, site.nbytes
             narrow[key] = narrow.get(key, 0.0) + _bytes(site)
     return [
-        f"{kind}s of {nbytes} bytes, {moved / total:.0%} of all bytes"
+        f"narrow {kind}s of {nbytes} bytes per thread, {moved / total:.0%} of all bytes moved"
         for (kind, nbytes), moved in narrow.items()
         if moved > SHARE * total
     ]
@@ -241,7 +247,10 @@ def bank_conflicts(sites: Sequence[Site]) -> list[str]:
     found: dict[str, float] = {}
     for site in sites:
         if _is_shared(site) and site.units > WAYS * site.least:
-            text = f"{site.kind}s of {site.nbytes} bytes take {site.units:.1f} wavefronts, minimum {site.least:.1f}"
+            text = (
+                f"bank conflicts: {site.kind}s of {site.nbytes} bytes take {site.units:.1f} wavefronts, minimum "
+                f"{site.least:.1f}"
+            )
             found[text] = found.get(text, 0.0) + site.requests
     return [text for text, requests in found.items() if requests > SHARE * SHARE * total]
 

@@ -225,7 +225,7 @@ def input_shapes(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) ->
                     )
                 if dim.HasField("dim_value") and dim.dim_value != size:
                     raise ShapeError(
-                        f"input {info.name!r}: got size {size} for a dimension that is {dim.dim_value} in the model"
+                        f"input {info.name!r}: got size {size} for a dimension that the model fixes to {dim.dim_value}"
                     )
     found = {}
     for info in inputs:

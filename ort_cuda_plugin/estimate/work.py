@@ -167,7 +167,7 @@ def from_json(text: str) -> Work:
     """Return the work that `to_json` wrote as ``text``. Raises ValueError for JSON of another format."""
     data = json.loads(text)
     if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise ValueError(f"expected the work of a Run as JSON of format {FORMAT}")
+        raise ValueError(f"expected a JSON description of the kernels of a Run, format {FORMAT}")
     kernels = [KernelSpec(**{**spec, "signature": tuple(spec["signature"])}) for spec in data["kernels"]]
 
     def made(value: Any) -> Any:

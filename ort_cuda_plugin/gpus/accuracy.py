@@ -163,9 +163,9 @@ def error_text() -> str:
     """Return the sentence about errors that stands above each table of estimates."""
     kernels, networks = _factors()
     return (
-        f"Estimates, not measurements: of {sum(error.count for error in errors())} published times the model misses"
-        f" those of kernels by factors up to {kernels:.2f}, those of networks by factors up to {networks:.2f}"
-        " (docs/estimates.md). Times are ranges of this width."
+        f"Estimates, not measurements: compared with {sum(error.count for error in errors())} published times, the"
+        f" performance model is wrong by a factor of up to {kernels:.2f} for kernels and {networks:.2f} for networks"
+        " (docs/estimates.md). Each time is a range of this width."
     )
 
 

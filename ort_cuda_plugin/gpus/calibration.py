@@ -231,7 +231,7 @@ def _checked(gpu: Gpu, known: Calibration, rates: Mapping[str, float]) -> Calibr
         is_share = field.name in ("issue", "mma", "library", "tf32")
         if not expected / MAX_FACTOR <= value <= min(expected * MAX_FACTOR, MAX_SHARE if is_share else math.inf):
             logger.warning(
-                "calibration of %s: %s is not plausible: got %.3g, expected about %.3g. The rates of its description"
+                "calibration of %s: %s is not plausible: got %.3g, expected about %.3g. The plugin's built-in rates"
                 " are used; run ort-cuda-plugin calibrate again",
                 gpu.name,
                 field.name,

@@ -127,7 +127,7 @@ class DType(enum.Enum):
             raise InvalidModel(f"ONNX defines no element type with the number {number}")
         dtype = DType(number)
         if not dtype.is_supported:
-            raise Unsupported("dtype", f"{what} {dtype.name}")
+            raise Unsupported("dtype", f"{what} {dtype.name} is not supported")
         return dtype
 
     @staticmethod

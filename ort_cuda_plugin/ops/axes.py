@@ -15,7 +15,9 @@ def normalize_axis(axis: Dim, rank: int) -> int:
     Raises InvalidModel for an axis outside [-rank, rank), Unsupported for an axis whose value only a Run computes.
     """
     if not isinstance(axis, int):
-        raise require.unsupported("shape", "axis", "known only in a Run", "values known earlier")
+        raise require.unsupported(
+            "shape", "axis", "known only when the model runs", "values known when the session is created"
+        )
     require.that(-rank <= axis < rank, "axis", f"be in [{-rank}, {rank})", axis)
     return axis % rank
 
@@ -30,7 +32,9 @@ def normalize_axes(axes: Iterable[Dim], rank: int) -> tuple[int, ...]:
 def axes_count(axes: Tensor) -> int:
     """Return the number of elements of the input ``axes``. Raises Unsupported if the number is dynamic."""
     if not isinstance(axes.size, int):
-        raise require.unsupported("shape", "the number of axes", "known only in a Run", "values known earlier")
+        raise require.unsupported(
+            "shape", "the number of axes", "known only when the model runs", "values known when the session is created"
+        )
     return axes.size
 
 

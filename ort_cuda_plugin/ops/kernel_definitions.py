@@ -126,14 +126,18 @@ def _mismatches(row: Operator, versions: Sequence[OpSchema]) -> Iterable[Mismatc
     for constraint in row.types:
         if not any(constraint in schema.constraints for schema in versions):
             known = ", ".join(newest.constraints) or "none"
-            yield wrong(newest.since, constraint, f"the schema has no such constraint, only {known}")
+            yield wrong(newest.since, constraint, f"ONNX Runtime's schema has no such type constraint, only {known}")
     for schema in versions:
         for index, actual in enumerate(schema.inputs[: len(row.inputs)]):
             declared = row.constraint(index)
             if not actual or declared not in schema.constraints or declared == actual:
                 continue
             if actual in row.types or not _supported_types(row, schema, actual):
-                yield wrong(schema.since, declared, f"input {index} has the constraint {actual!r}")
+                yield wrong(
+                    schema.since,
+                    declared,
+                    f"in ONNX Runtime's schema, input {index} has the type constraint {actual!r}",
+                )
 
 
 def _definition(row: Operator, schema: OpSchema, until: int) -> KernelDefinition:

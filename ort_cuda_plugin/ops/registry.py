@@ -207,7 +207,9 @@ class Operator:
             if dtype is not None and constraint and dtype not in self.types[constraint]:
                 served = ", ".join(sorted(x.short for x in self.types[constraint]))
                 parameter = self.inputs[min(index, len(self.inputs) - 1)]
-                raise require.unsupported("dtype", f"the type {constraint} of {parameter.name}", dtype.short, served)
+                raise require.unsupported(
+                    "dtype", f"the type of {parameter.name} (type constraint {constraint})", dtype.short, served
+                )
 
     def bind_attributes(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
         """Return keyword arguments for ``function``.
@@ -220,7 +222,7 @@ class Operator:
         for name, value in attributes.items():
             if name not in self.attributes:
                 known = ", ".join(self.attributes) or "no attributes"
-                raise require.unsupported("attribute", f"the attribute {name!r}", "given", known)
+                raise require.unsupported("attribute", f"the attribute {name!r}", "unknown", known)
             if name in FLAGS and value not in (0, 1):
                 raise require.unsupported("attribute", name, repr(value), "0, 1")
         for name, parameter in self.attributes.items():
@@ -270,7 +272,7 @@ def op(
     def enter(function: Function) -> Function:
         versions = _table.setdefault((domain, name), [])
         if any(entry.since == since for entry in versions):
-            raise ValueError(f"operator {name}: version {since} is declared twice. Declare another since")
+            raise ValueError(f"operator {name}: two functions declare since={since}. Declare another version")
         versions.append(Operator(name, domain, since, until, types or {}, function, containers))
         versions.sort(key=lambda entry: entry.since)
         return function

@@ -37,7 +37,7 @@ def attention_choices(ctx: Lowering, step: Attend) -> Iterator[Choice]:
     if attention_form(ctx, step) is not None:
         wave = flash_wave(ctx, step)
         if wave is not None and ctx.holds(wave):
-            why = f"small, all blocks run at once; {by_rules(ctx)}"
+            why = f"all its blocks run at once; {by_rules(ctx)}"
             with suppress(Unsupported):
                 flash = _flash(ctx, step)
                 yield replace(flash, why=why, guards=(*flash.guards, wave))
@@ -123,7 +123,7 @@ def decomposed_attention(ctx: Lowering, step: Attend) -> Iterator[Map]:
             own = own_gemm_schedules(ctx, one)
             first = next((x for x in own if not x.gemv_rows and not x.is_transposed), None)
             if first is not None:
-                choice = Choice(first, "the number of keys grows")
+                choice = Choice(first, "a library would need a new plan for each number of keys")
                 ctx.take(choice, kinds_for(one, first))
                 one = replace(one, schedule=choice.schedule, why=choice.why)
         yield one

@@ -78,7 +78,7 @@ def merged_conv_choice(ctx: Lowering, merged: Convolve, count: int) -> Choice | 
     if not own:
         return None
     m, n, _ = gemm_sizes(merged)
-    why = f"replaces {count} convolutions of one image, which take longer separately"
+    why = f"one kernel is faster than {count} separate convolutions of the same image"
     config = None if merged.is_converted else _tile_config(ctx, merged, count)
     if config is not None:
         bounded = no_more_blocks(ctx.device, config.tile, m, n, merged.groups)
@@ -144,7 +144,7 @@ def _sliced_k_before_library(ctx: Lowering, step: Convolve, own: Schedule) -> Ch
         return None
     m, n, _ = gemm_sizes(step)
     bounded = no_more_blocks(ctx.device, config.tile, m, n, step.groups)
-    return Choice(own, f"takes less than a library's call; {by_rules(ctx)}", (bounded,)) if ctx.holds(bounded) else None
+    return Choice(own, f"faster than a library call; {by_rules(ctx)}", (bounded,)) if ctx.holds(bounded) else None
 
 
 def _tile_config(ctx: Lowering, step: Convolve, convolutions: int = 1) -> TileConfig | None:

@@ -94,7 +94,9 @@ def flash_choice(
         choice = _flash_choice(ctx, q, k, v, reading, is_converted or not uses_tensor_cores)
         if not ctx.device.quarantine.covering(schedule_kinds("attention", q.dtype.short, choice.schedule)):
             return choice
-    raise Unsupported("quarantine", f"each kernel of FlashAttention for {q.dtype.short} is quarantined on this device")
+    raise Unsupported(
+        "quarantine", f"all FlashAttention kernels for {q.dtype.short} failed ort-cuda-plugin selftest on this device"
+    )
 
 
 def _flash_choice(ctx: Lowering, q: Tensor, k: Tensor, v: Tensor, reading: Reading, is_plain: bool) -> Choice:

@@ -194,7 +194,7 @@ def sliced_k_before_library(ctx: Lowering, step: Contract, own: list[Schedule] |
     found = next((x for x in own or own_gemm_schedules(ctx, step) if not x.gemv_rows), None)
     if found is None or found.sliced_k != config.sliced_k or found.tile != config.tile:  # ``config`` is quarantined
         return None
-    return Choice(found, f"takes less than a library's call; {by_rules(ctx)}", (bounded,))
+    return Choice(found, f"faster than a library call; {by_rules(ctx)}", (bounded,))
 
 
 def _tile_config(ctx: Lowering, step: Contract, kind: str, call: Folded, *, in_f16: bool = False) -> TileConfig | None:

@@ -11,7 +11,8 @@ from ..program.steps.trace import Launch, Step
 
 def by_rules(ctx: Lowering) -> str:
     """Return the reason for a schedule that was selected without measurements."""
-    return "chosen by rules, which deterministic=1 pins" if ctx.options.deterministic else "chosen by rules"
+    why = "since deterministic=1 forbids measuring" if ctx.options.deterministic else "not measured"
+    return f"chosen by rules, {why}"
 
 
 def note_schedule(steps: Iterable[Step], schedule: Schedule, why: str) -> None:

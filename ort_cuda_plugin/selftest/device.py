@@ -104,7 +104,7 @@ class Device:
             except Exception as error:  # ONNX Runtime raises errors of its own types
                 reason = " ".join(str(error).split())[:200]
         if found is None:
-            raise Skipped(f"the reference cannot run the model: {reason}")
+            raise Skipped(f"the CPU provider, for comparison, cannot run the model: {reason}")
         kinds = [value.type.tensor_type.elem_type for value in narrow.graph.output]
         types = [onnx.helper.tensor_dtype_to_np_dtype(kind) for kind in kinds]
         return [result.astype(dtype) for result, dtype in zip(found, types, strict=True)]

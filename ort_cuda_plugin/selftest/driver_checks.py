@@ -153,7 +153,7 @@ def _threads(device: Device) -> None:
 def _other_context(device: Device) -> None:
     """Check Runs while another library retains the device's primary context, and makes it current."""
     if device.is_emulated:
-        raise Skipped("other libraries have no context of the emulated device")
+        raise Skipped("no other library can share a context of the emulated device")
     try:
         from cuda.bindings import driver as cuda
     except ImportError:
@@ -166,7 +166,7 @@ def _other_context(device: Device) -> None:
         _expect_right(_chain("another context", 17), device)
         current = cuda.cuCtxGetCurrent()[1]
         if int(current) != int(context):
-            raise Wrong("a Run has left another context current")
+            raise Wrong("a Run changed the thread's current CUDA context")
     finally:
         cuda.cuDevicePrimaryCtxRelease(cuda.cuDeviceGet(device.ordinal)[1])
 

@@ -74,11 +74,12 @@ def table(report: Report) -> Iterator[str]:
     yield from _first(wrong, "failed checks")
     yield from _first([f"quarantined: {entry}" for entry in report.quarantined], "quarantined")
     yield from _first(
-        [f"not quarantined, there is no alternative: {result.name}" for result in report.unresolved], "such checks"
+        [f"not quarantined, because the plugin has no alternative: {result.name}" for result in report.unresolved],
+        "such checks",
     )
     if report.quarantined:
         yield (
-            "Sessions to come avoid what is quarantined."
+            "Later sessions do not use the quarantined kernels and operators."
             if report.is_stored
             else "The kernel cache cannot be written to: nothing is quarantined. Set ORT_CUDA_PLUGIN_CACHE_DIR."
         )

@@ -151,12 +151,12 @@ class Runner:
                 break
             except WorkerDied as died:
                 self._worker = None
-                check = known[-1] if known else "the device opens"
+                check = known[-1] if known else "opening the device"
                 if not isinstance(died, DeviceLost):
                     ran = self._ran or Result(check, Verdict.FAIL, case=check)
                     report.results.append(replace(ran, reason=str(died)))
                 if death == MAX_DEATHS - 1 or not known:
-                    report.ended = f"the section ended after its check {check!r}: {died}"
+                    report.ended = f"the process of this section ended in check {check!r}: {died}"
                     break
         report.seconds = time.monotonic() - begun
         return report

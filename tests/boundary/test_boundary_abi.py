@@ -104,7 +104,7 @@ def test_missing_arguments_are_answered_and_not_followed() -> None:
         + "assert call(base=None, name=None)[0] is None\n"
         + "for bad in ({'factories': False}, {'room': 0}, {'count': False}):\n"
         + "    assert call(**bad)[0] == 0x1234, bad\n"
-        + "assert len(said) == 3 and all('room for one factory' in text for _, text in said)",
+        + "assert len(said) == 3 and all('room for no factory' in text for _, text in said)",
         "1.31.0",
     )
 

@@ -89,13 +89,15 @@ def only_relu(*versions: OpSchema) -> tuple[list[KernelDefinition], list[Mismatc
 
 def test_a_constraint_that_no_schema_has_is_named_with_its_operator() -> None:
     _, (mismatch,) = only_relu(schema(14, X={DType.FLOAT32}), schema(6, X={DType.FLOAT32}))
-    assert str(mismatch) == "Relu-14, type constraint 'T': the schema has no such constraint, only X"
+    assert str(mismatch) == "Relu-14, type constraint 'T': ONNX Runtime's schema has no such type constraint, only X"
 
 
 def test_a_constraint_of_another_input_without_a_common_type_is_named() -> None:
     other = OpSchema("Relu", "", 14, ("U",), ("T",), {"T": frozenset({DType.FLOAT32}), "U": frozenset({DType.STRING})})
     _, (mismatch,) = only_relu(other)
-    assert str(mismatch) == "Relu-14, type constraint 'T': input 0 has the constraint 'U'"
+    assert (
+        str(mismatch) == "Relu-14, type constraint 'T': in ONNX Runtime's schema, input 0 has the type constraint 'U'"
+    )
 
 
 def test_constraints_into_which_a_newer_schema_splits_one_of_the_table_have_its_types() -> None:

@@ -87,12 +87,12 @@ def test_what_goes_wrong_with_the_applications_functions_is_told(tmp_path: Path)
     assert not list(tmp_path.iterdir())
     compiled = compile_model(row_model(), tmp_path / "m_ctx.onnx")
     application = Application()  # has no file: the context beside the model must not be used instead
-    with pytest.raises(Exception, match=r"INVALID_GRAPH.*gives no context file 'm_CudaPlugin"):
+    with pytest.raises(Exception, match=r"INVALID_GRAPH.*reads context files failed for 'm_CudaPlugin"):
         application.load(tmp_path / "m_ctx.onnx")
     application.files[BINARY.format("m")] = b"something else"
     with pytest.raises(Exception, match=r"INVALID_GRAPH.*is damaged"):
         application.load(tmp_path / "m_ctx.onnx")
-    with pytest.raises(Exception, match=r"INVALID_GRAPH.*gives no context file"):
+    with pytest.raises(Exception, match=r"INVALID_GRAPH.*that reads context files failed"):
         application.load(tmp_path / "m_ctx.onnx", limit=4)
     application.files[BINARY.format("m")] = b""
     with pytest.raises(Exception, match=r"INVALID_GRAPH.*(gives no context file|is damaged)"):

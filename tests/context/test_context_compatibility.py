@@ -78,8 +78,8 @@ def test_a_gpu_takes_the_best_of_what_is_stored(tmp_path: Path) -> None:
         row["toolkit"], row["libraries"] = "13.2", []
     assert [choice(whole, 8, 0), choice(whole, 8, 6), choice(whole, 8, 9)] == ["sm_80", "sm_86", "sm_86"]
     assert choice(whole, 9, 0) == "sm_90"
-    assert "sm_90: another architecture" in choice(whole, 10, 0)
-    assert "sm_86: its kernels need a driver for CUDA 13.2, and this one is for CUDA 12.4" in choice(
+    assert "sm_90: compiled for another GPU architecture" in choice(whole, 10, 0)
+    assert "sm_86: its kernels need a driver for CUDA 13.2, and the installed driver is for CUDA 12.4" in choice(
         whole, 8, 6, "12.4"
     )
     for row in whole.index["partitions"][0]["targets"]:
@@ -87,7 +87,7 @@ def test_a_gpu_takes_the_best_of_what_is_stored(tmp_path: Path) -> None:
     assert "its plans call cublaslt, which this computer lacks" in choice(whole, 9, 0)
     for row in whole.index["partitions"][0]["targets"]:
         row["libraries"], row["plan_version"] = [], 1
-    assert "its plans have version 1, this plugin runs version" in choice(whole, 9, 0)
+    assert "its plans have format version 1, this plugin reads version" in choice(whole, 9, 0)
 
 
 @pytest.mark.parametrize("version", [plan_version - 1, plan_version + 1])
@@ -109,7 +109,9 @@ def test_plans_of_another_version_are_compiled_again(
         blob[4] = version
     rewrite(right, path, index, {number: bytes(blob) for number, blob in blobs.items()})
     assert_same(load(tmp_path / "m_ctx.onnx", severity=2), source, [{"x": rows(2, 3)}])
-    assert f"its plans have version {version}, this plugin runs version {plan_version}" in capfd.readouterr().err
+    assert (
+        f"its plans have format version {version}, this plugin reads version {plan_version}" in capfd.readouterr().err
+    )
     assert main(["inspect", str(path)]) == ExitCode.OK
     assert f"plans of version {version}, which this plugin does not read" in capfd.readouterr().out
 

@@ -89,7 +89,7 @@ def test_every_cut_and_growth_is_noticed() -> None:
     for length in range(len(data)):
         with pytest.raises(ContextError):
             Container(data[:length], "it")
-    with pytest.raises(ContextError, match="should have"):
+    with pytest.raises(ContextError, match="bytes, expected "):
         Container(data + b"\0", "it")
 
 
@@ -174,7 +174,7 @@ def test_a_name_leads_nowhere_out_of_the_folder(tmp_path: Path) -> None:
         "door/c.bin": "leaves the model's folder",
         "pipe": "is not a regular file",
         "sub": "is not a regular file",
-        "missing.bin": "belongs beside the model",
+        "missing.bin": "put it into the folder of the compiled model",
     }
     for name, reason in refused.items():
         with pytest.raises(ContextError, match=reason):

@@ -275,8 +275,8 @@ def test_a_context_for_other_devices_is_compiled_again(tmp_path: Path, capfd: py
     assert_same(load(tmp_path / "m_ctx.onnx", severity=2), source, [{"x": rows(2, 3)}])
     assert ort_cuda_plugin.counters()["plan_variants_built"] > built
     said = capfd.readouterr().err
-    assert "it holds no plans for emulated that this computer can use" in said
-    assert "sm_90: another kind of device" in said
+    assert "it has no code for emulated that this computer can run" in said
+    assert "sm_90: a GPU and the emulated device cannot run each other's code" in said
 
 
 def test_a_session_that_wants_more_than_was_compiled_compiles(tmp_path: Path) -> None:

@@ -132,9 +132,9 @@ def test_the_next_group_has_a_file_of_its_own(tmp_path: Path) -> None:
 def test_a_group_writes_to_one_folder_and_not_into_models(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     write(row_model(), tmp_path / "a_ctx.onnx")
-    with pytest.raises(Exception, match=r"are written to one folder"):
+    with pytest.raises(Exception, match=r"must be written to one folder"):
         write(with_big_weight("Neg"), tmp_path / "other" / "b_ctx.onnx")
-    with pytest.raises(Exception, match=r"ep\.context_embed_mode=1: .* write one file"):
+    with pytest.raises(Exception, match=r"ep\.context_embed_mode=1: .* write one context file"):
         write(row_model(), tmp_path / "c_ctx.onnx", embed=True)
     # The error ended the group: the next session begins another one.
     write(row_model(), tmp_path / "d_ctx.onnx")
@@ -179,7 +179,9 @@ def test_the_workspace_ends_with_its_last_session(tmp_path: Path) -> None:
     options = settings(last, {"context_allow_host_code": "1"})
     second = ort.InferenceSession(str(tmp_path / "second_ctx.onnx"), options)
     binary.unlink()
-    with pytest.raises(Exception, match=r"INVALID_GRAPH.*cannot be read in .*it belongs beside the model"):
+    with pytest.raises(
+        Exception, match=r"INVALID_GRAPH.*cannot be read in .*put it into the folder of the compiled model"
+    ):
         shared_session(tmp_path / "second_ctx.onnx")
     for session in (first, second):
         session.run(None, {"x": rows(1, 1)})

@@ -114,9 +114,9 @@ def two_shifts() -> Any:
     ("function", "message"),
     [
         (uses_an_object, "kernel uses_an_object uses 'Wave', EnumType, from outside: numbers, tuples of numbers, func"),
-        (uses_kernel, "kernel uses_kernel uses 'kernel' from outside, which the generated text defines: rename it"),
-        (two_shifts(), "uses_two_shifts and its functions mean different things by 'SHIFT': rename one"),
-        (has_a_default, "parameters that are not plain positional ones"),
+        (uses_kernel, "kernel uses_kernel uses 'kernel', a name that the generated code defines too: rename it"),
+        (two_shifts(), "uses_two_shifts and the functions that it calls use 'SHIFT' for different objects: rename one"),
+        (has_a_default, "keyword-only parameters or defaults: use positional"),
         (lambda x: None, "not a function with a name|cannot be read"),
         (3, "3 is not a Python function"),
     ],

@@ -136,7 +136,7 @@ def test_code_that_does_not_compile_is_an_error_with_the_reason(kernel: Kernel, 
 @pytest.mark.parametrize("signature", [("*f32", "*f32", "i32", "f32"), SIGNATURE[:2], (*SIGNATURE, "i64")])
 def test_code_with_other_parameters_is_an_error(made: dict[str, KernelImage], signature: Sequence[str]) -> None:
     """With a wrong signature, a launch would read beyond its arguments, or read only a part of one."""
-    message = r"its parameters have \[8, 8, 8, 4\] bytes, and those of its signature \[8, 8"
+    message = r"the parameters in its code have \[8, 8, 8, 4\] bytes, those of the declared signature \[8, 8"
     for kernel in (
         cuda_kernel(SOURCE, "shift", signature),
         cubin_kernel({"sm_90": made["sm_90"].data}, "shift", signature),
@@ -183,9 +183,9 @@ def test_a_kernel_travels_to_a_helper_process_and_its_digest_has_all_of_it() -> 
         (cubin_kernel, ({"sm90": b""}, "f", ()), "'sm90' is not an architecture"),
         (cubin_kernel, ({"": b""}, "f", ()), "a cubin is for one architecture"),
         (cubin_kernel, ({}, "f", ()), "no code was given"),
-        (cubin_kernel, ({"sm_90": "text"}, "f", ()), "kernel f: the code for sm_90 is str, not bytes"),
+        (cubin_kernel, ({"sm_90": "text"}, "f", ()), "kernel f: the code for sm_90 has type str, expected bytes"),
         (cubin_kernel, ({"sm_90": b"no cubin"}, "f", ()), "kernel f: its image for sm_90 is not a cubin: not a 64-bit"),
-        (ptx_kernel, ("", "f", ("*f31",)), r"'\*f31' is not a parameter type"),
+        (ptx_kernel, ("", "f", ("*f31",)), r"'\*f31' in the signature is not a parameter type"),
     ],
 )
 def test_what_cannot_be_a_kernel_is_refused(make: Any, arguments: tuple[Any, ...], message: str) -> None:
@@ -268,7 +268,10 @@ def test_a_cubin_alone_is_for_gpus_only(made: dict[str, KernelImage]) -> None:
     ("make", "message"),
     [
         (lambda: cuda_kernel(BROKEN, "f", SIGNATURE), 'identifier "y" is undefined'),
-        (lambda: cuda_kernel(SOURCE, "zero<int>", SIGNATURE), r"its parameters have \[8\] bytes, and those of its"),
+        (
+            lambda: cuda_kernel(SOURCE, "zero<int>", SIGNATURE),
+            r"the parameters in its code have \[8\] bytes, those of the " r"declared",
+        ),
         (lambda: ptx_kernel(PTX_HEAD + ".visible .entry g() { ret; }", "f", ()), "its code has no kernel 'f'"),
         (
             lambda: ptx_kernel(PTX_HEAD + ".visible .entry f() { wgmma.fence.sync.aligned; ret; }", "f", ()),
@@ -313,10 +316,10 @@ def wrong_launches() -> dict[str, Any]:
 
     return {
         "takes 4 arguments, got 3": with_arguments("x", "y", "n"),
-        r"argument 3 is a size, the signature says f32": with_arguments("x", "y", "n", "n"),
-        r"argument 1 is f32, the signature says \*f32": with_arguments("x", 1.5, "n", 2.0),
+        r"argument 3 is a size, and the signature declares f32": with_arguments("x", "y", "n", "n"),
+        r"argument 1 is f32, and the signature declares \*f32": with_arguments("x", 1.5, "n", 2.0),
         "argument 0 is not contiguous: use ctx.contiguous": with_arguments("flipped", "y", "n", 2.0),
-        "argument 2 is str, neither tensor nor number": with_arguments("x", "y", "nothing", 2.0),
+        "argument 2 is str, expected a tensor or a number": with_arguments("x", "y", "nothing", 2.0),
         r"a block of \(64, 64, 1\) threads": with_arguments("x", "y", "n", 2.0, block=(64, 64)),
     }
 

@@ -79,7 +79,7 @@ BODIES: dict[str, tuple[Callable[[Lowering, Any], Any], str]] = {
     "a number of a place": (per_place(lambda a: 1.0), "expected an expression, got 1.0: constant() converts"),
     "/ of integers": (per_element(lambda a: scalar.cast(a, DType.INT32) / 2), "/ of INT32: expected floats. Divide"),
     "/ of a size": (lambda ctx, x: ctx.empty([x.shape[0] / 2], x.dtype), "use // or ceildiv() in place of /"),
-    "a size as a number": (lambda ctx, x: [0] * int(x.shape[0]), "the size n is an expression: expected an integer"),
+    "a size as a number": (lambda ctx, x: [0] * int(x.shape[0]), "the size n is symbolic, expected an integer"),
     "a size": (lambda ctx, x: elementwise(ctx, lambda a: a + x.shape[0], x), ": maps.dim() converts a size"),
     "a type of NumPy": (
         lambda ctx, x: ctx.empty(x.shape, NUMPY.float32),
@@ -100,7 +100,7 @@ BODIES: dict[str, tuple[Callable[[Lowering, Any], Any], str]] = {
     "no such axis": (lambda ctx, x: permute(ctx, x, [0, 2]), "axis: got 2, expected one in [-2, 2)"),
     "another type": (
         per_place(lambda a: a, DType.INT64),
-        "element: wrong type: got FLOAT32, expected INT64. cast() it",
+        "wrong element type: got FLOAT32, expected INT64. cast() it",
     ),
     "too many": (lambda ctx, x: (x, x), "my.domain::Tried-1 returned 2 outputs, expected 1"),
     "an end of the program": (lambda ctx, x: exit(1), "failed with SystemExit"),
@@ -191,8 +191,8 @@ def test_a_result_that_nothing_writes() -> None:
 
 SIZES: dict[str, tuple[Callable[[Any], Any], Any, Any, str]] = {
     "a fraction": (lambda x: 1.5, 1, 0, "1.5 is not a size for its grid: use whole numbers"),
-    "a negative one": (lambda x: (1, -1), 1, 0, "a grid of -1 is not possible"),
-    "too large": (lambda x: 1 << 40, 1, 0, "a grid of 1099511627776 is not possible"),
+    "a negative one": (lambda x: (1, -1), 1, 0, "its grid is -1, expected 0 to"),
+    "too large": (lambda x: 1 << 40, 1, 0, "its grid is 1099511627776, expected 0 to"),
     "a fraction of a block": (lambda x: 1, 2.0, 0, "2.0 is not a size for its block"),
     "shared memory": (lambda x: 1, 1, "4", "'4' is not a size for its shared memory"),
 }
@@ -217,7 +217,7 @@ def test_a_plugin_launches_in_a_run_what_is_not_possible() -> None:
     stream = RunStream(None)  # type: ignore[arg-type]
     given: list[tuple[Any, Any, Any, str]] = [
         (DOUBLE, 1.5, 1, "kernel double: 1.5 is not a size for its grid"),
-        (DOUBLE, -1, 1, "kernel double: a grid of -1 is not possible"),
+        (DOUBLE, -1, 1, "kernel double: its grid is -1, expected 0 to"),
         (DOUBLE, 1, (64, 64), "kernel double: got a block of (64, 64, 1) threads"),
         (np.exp, 1, 1, "is not a kernel that can be launched: numba_kernel, array_kernel"),
     ]
@@ -285,14 +285,19 @@ def plain(ctx: Lowering, x: T) -> T:
 SIGNATURES: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
     "no context": (first, {}, TypeError, "first parameter: got "),
     "no parameter": (nothing, {}, TypeError, "first parameter: got "),
-    "no function": (3, {}, TypeError, "op decorates a function, not 3"),
+    "no function": (3, {}, TypeError, "the decorator op needs a function, got 3"),
     "a default of another kind": (
         default,
         {},
         TypeError,
-        "the default of attribute 'k' = 'a' is not of the kind 'int'",
+        "the default of attribute 'k' = 'a': expected the type 'int'",
     ),
-    "types of nothing": (plain, {"types": {"U": {DType.INT8}}}, TypeError, "types has 'U', with which no input"),
+    "types of nothing": (
+        plain,
+        {"types": {"U": {DType.INT8}}},
+        TypeError,
+        "types has 'U', but no input or output has this",
+    ),
     "types that are none": (
         plain,
         {"types": {"T": {"int8"}}},

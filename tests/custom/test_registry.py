@@ -104,11 +104,11 @@ FLAG = Attribute("flag", AttributeKind.INT, False, is_flag=True)
 @pytest.mark.parametrize(
     ("attributes", "why"),
     [
-        ({}, "my.domain::Double-1: a node needs the attribute 'beta'"),
-        ({"beta": "x"}, "my.domain::Double-1: attribute 'beta' = 'x' is not of the kind 'float'"),
-        ({"beta": 1.0, "pads": (1.5,)}, "attribute 'pads' = (1.5,) is not of the kind 'ints'"),
+        ({}, "my.domain::Double-1: the required attribute 'beta' is missing"),
+        ({"beta": "x"}, "my.domain::Double-1: attribute 'beta' = 'x': expected the type 'float'"),
+        ({"beta": 1.0, "pads": (1.5,)}, "attribute 'pads' = (1.5,): expected the type 'ints'"),
         ({"beta": 1.0, "flag": 2}, "attribute 'flag' = 2 is not 0 or 1"),
-        ({"beta": 1.0, "gamma": 3}, "no attribute 'gamma' = 3; it has beta, pads, flag"),
+        ({"beta": 1.0, "gamma": 3}, "unknown attribute 'gamma' = 3; the operator has beta, pads, flag"),
     ],
 )
 def test_attributes_are_checked(attributes: dict[str, Any], why: str) -> None:
@@ -132,7 +132,7 @@ def test_inputs_are_checked() -> None:
         two.check_inputs([f32, f16, i64, i64])
     with pytest.raises(InvalidModel, match="got 1 tensors for input 'rest', expected at least 2"):
         two.check_inputs([f32, None, i64])
-    with pytest.raises(InvalidModel, match="a node needs the input 'x'"):
+    with pytest.raises(InvalidModel, match="the required input 'x' is missing"):
         two.check_inputs([None, None, i64, i64])
     with pytest.raises(Unsupported, match="input 'x' is INT64; supported: BFLOAT16, FLOAT16, FLOAT32, FLOAT64"):
         two.check_inputs([i64, None, i64, i64])
@@ -236,5 +236,5 @@ def test_a_resource_that_cannot_be_made_is_not_there() -> None:
 
 def test_a_tensor_attribute_is_shown_by_its_type() -> None:
     table = Constant(DType.FLOAT32, (2,), list)  # type: ignore[arg-type]
-    with pytest.raises(InvalidModel, match=r"attribute 'beta' = a tensor of FLOAT32\[2\] is not of the kind 'float'"):
+    with pytest.raises(InvalidModel, match=r"attribute 'beta' = a tensor of FLOAT32\[2\]: expected the type 'float'"):
         operator(attributes=(BETA,)).bound_attributes({"beta": table})

@@ -252,7 +252,7 @@ def test_versions_with_other_inputs_share_a_schema(second: Port) -> None:
         assert (session.get_outputs()[0].type, session.get_outputs()[0].shape) == ("tensor(float)", [2, "n"])
         np.testing.assert_array_equal(session.run(None, {"x": A})[0], 2 * A)
     with pytest.raises(
-        Exception, match=r"Double-2: (a node needs the input|got 0 tensors for input 'rest', expected at least 1)"
+        Exception, match=r"Double-2: (the required input|got 0 tensors for input 'rest', expected at least 1)"
     ):
         stock_session(model([node("Double", "x")], {"x": [2, "n"]}, ["y"], opset=2))
 

@@ -296,5 +296,5 @@ def test_a_converted_node_that_no_kernel_takes_is_named() -> None:
     """
     done = python(code, graph_model(SINGLE["LRN"]).hex())
     assert "LRN" in done.stdout
-    assert f"no kernel takes {CHANNELS_LAST_DOMAIN}.LRN-13 of (FLOAT32): there is no row" in done.stderr
+    assert f"no kernel supports {CHANNELS_LAST_DOMAIN}.LRN-13 of (FLOAT32): there is no row" in done.stderr
     assert "prefer_nhwc=0" in done.stderr

@@ -224,7 +224,7 @@ DECLINED = {
         LOOP.format(nodes="m = Constant<value_int = 3>()", arguments="m, ", still="Greater(s, zero)").replace(
             "{ still", "{ zero = Constant<value_float = 0.0>() s = ReduceSum<keepdims = 0>(carried) still"
         ),
-        "the condition of Loop is known only in a Run",
+        "the condition of Loop is known only when the model runs",
     ),
     "too many": (
         LOOP.format(nodes=f"m = Constant<value_int = {MAX_UNROLLED_NODES}>()", arguments="m, ", still="Identity(on)"),
@@ -298,7 +298,7 @@ def test_iterations_of_nested_loops_are_limited_together(monkeypatch: pytest.Mon
     assert reason_of_loop(model) == ""
     # 30 unrolled nodes: 3 outer iterations of 4 nodes, and in each of them 3 inner iterations of 2 nodes.
     monkeypatch.setattr(node_lowering, "MAX_UNROLLED_NODES", 29)
-    assert "the unrolled node has too many nodes; supported: up to 29" in reason_of_loop(model)
+    assert "unrolling its loops results in too many nodes; supported: up to 29" in reason_of_loop(model)
     monkeypatch.setattr(node_lowering, "MAX_UNROLLED_NODES", 30)
     assert reason_of_loop(model) == ""
 

@@ -118,7 +118,7 @@ def test_what_makes_a_sequence_is_in_the_cluster_that_reads_it() -> None:
         (
             "(float[n, 4] x) => (seq(float[n, 4]) s) { a = Neg(x) s = SequenceConstruct(a, x) }",
             "SequenceConstruct",
-            "'s' is not a tensor, and only tensors can leave a cluster",
+            "'s' is not a tensor, and a fused node can output only tensors",
         ),
         (
             "(seq(float[n, 4]) x) => (float[n, 4] y) { i = Constant<value_int = 0>() a = SequenceAt(x, i) y = Neg(a) }",
@@ -135,13 +135,13 @@ def test_what_makes_a_sequence_is_in_the_cluster_that_reads_it() -> None:
             """(float[n, 12] x, int64 i) => (float[n, 1] y) { zero = Constant<value_int = 0>()
             s = SplitToSequence<axis = 1>(x) t = SequenceErase(s, i) y = SequenceAt(t, zero) }""",
             "SequenceErase",
-            "SequenceErase: position is known only in a Run, with 12 choices; supported: up to 9",
+            "SequenceErase: position is known only when the model runs, with 12 choices; supported: up to 9",
         ),
         (
             """(float[n, 4] x) => (float[m, 4] y) { i = Constant<value_int = 0>() s = SplitToSequence(x)
             a = SequenceAt(s, i) y = Neg(a) }""",
             "SplitToSequence",
-            "the number of parts is known only in a Run",
+            "the number of parts is known only when the model runs",
         ),
     ],
 )

@@ -134,7 +134,7 @@ Device.emulated(0).load(Path(sys.argv[1]).read_bytes()).function("add")
         (sections_that_share_their_bytes, "its sections overlap"),
         (strings_without_an_end, "a string table is malformed"),
         (relocations_by_another_symbol_table, "a relocation table is malformed"),
-        (nothing_to_load, "it has nothing to load"),
+        (nothing_to_load, "its size in memory is zero or too large"),
         (description_that_the_kernel_may_change, 'no valid "add.meta"'),
         (description_in_the_code, 'no valid "add.meta"'),
     ],

@@ -271,7 +271,7 @@ def test_a_missing_wait_is_found(device: Device, kernels: Module, wait: str, sec
         two_streams(device, kernels, wait, second)
     finding = findings()[0]
     assert finding.startswith("missing-wait: ")
-    assert "nothing orders this after " in finding
+    assert "no event, stream order or wait orders this after " in finding
 
 
 @pytest.mark.parametrize("second", SECOND)

@@ -111,7 +111,7 @@ def test_an_unsupported_call_says_so() -> None:
     with faults("unsupported=MemAlloc,MemsetD8Async"), pytest.raises(CudaError) as error:
         Device.emulated().upload(np.zeros(4))
     assert "CUDA_ERROR_NOT_SUPPORTED" in str(error.value)
-    assert "ORT_CUDA_PLUGIN_EMULATE_FAULTS makes the call unsupported" in str(error.value)
+    assert "ORT_CUDA_PLUGIN_EMULATE_FAULTS makes this call unsupported" in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["GraphCreate", "GraphAddKernelNode", "GraphInstantiate", "GraphLaunch"])

@@ -52,7 +52,7 @@ def test_narrow_accesses_of_neighbours_are_found(sites: list[Site], count: int) 
 def test_bank_conflicts_above_two_way_are_found() -> None:
     sites = [Site("shared load", 4, MANY, 2.0, 1.0), Site("shared store", 16, MANY, 8.0, 4.0)]
     assert findings.bank_conflicts(sites) == []
-    text = "shared loads of 4 bytes take 4.0 wavefronts, minimum 1.0"
+    text = "bank conflicts: shared loads of 4 bytes take 4.0 wavefronts, minimum 1.0"
     assert findings.bank_conflicts([*sites, Site("shared load", 4, MANY, 4.0, 1.0)]) == [text]
 
 
@@ -65,10 +65,14 @@ def test_code_is_compared_and_looked_through() -> None:
     work = Work((), (KernelStep(LABELS, (), (), spec, (1, 1, 1), (32, 1, 1), 0, ()),))
     assert findings.of_code(good, "sm_90") == findings.of_products(work, products, good, "sm_90") == []
     assert findings.of_widths(good, good, "sm_80") == []
-    assert [one.what for one in findings.of_code(bad, "sm_80")] == ["spills 8 bytes, 2 accesses to the stack"]
-    assert [one.what for one in findings.of_widths(bad, good, "sm_80")] == ["LDG of 8 bytes, of 16 elsewhere"]
+    assert [one.what for one in findings.of_code(bad, "sm_80")] == [
+        "register spills of 8 bytes, 2 instructions that access the stack"
+    ]
+    assert [one.what for one in findings.of_widths(bad, good, "sm_80")] == [
+        "widest LDG has 8 bytes, 16 on another architecture"
+    ]
     (found,) = findings.of_products(work, products, bad, "sm_80")
-    assert found.what == "no tensor cores in scores (MatMul)"
+    assert found.what == "uses no tensor cores for scores (MatMul)"
 
 
 def test_where_neighbours_are_no_vectors_is_not_looked_at() -> None:

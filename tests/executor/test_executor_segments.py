@@ -103,16 +103,16 @@ def test_host_values_out_of_range_are_an_error() -> None:
 
 def test_a_host_input_must_hold_few_integers() -> None:
     with TestCluster(host_inputs=[1]) as cluster:
-        with pytest.raises(PluginError, match="input 1 decides shapes"):
+        with pytest.raises(PluginError, match="input 1 determines shapes"):
             cluster.run(np.ones(1, np.float32), np.ones(1, np.float32))
-        with pytest.raises(PluginError, match="input 1 decides shapes"):
+        with pytest.raises(PluginError, match="input 1 determines shapes"):
             cluster.run(np.ones(1, np.float32), np.ones(100_000, np.int64))
 
 
 def test_plan_and_cluster_must_agree_on_the_host_inputs() -> None:
     with (
         TestCluster(host_inputs=[0]) as cluster,
-        pytest.raises(PluginError, match="input 0 is not a host input in the plan"),
+        pytest.raises(PluginError, match="input 0 is not read by the host in the plan"),
     ):
         cluster.add(reshape_plan(INT64, 2))
 

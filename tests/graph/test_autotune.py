@@ -136,7 +136,10 @@ def test_a_library_that_is_the_fastest_is_called(tmp_path: Path) -> None:
 
 
 def test_rules_choose_without_measuring_and_say_so(tmp_path: Path) -> None:
-    for rows, why in (("200", "takes less than a library's call; chosen by rules"), ("80000", "(chosen by rules)")):
+    for rows, why in (
+        ("200", "faster than a library call; chosen by rules, not measured"),
+        ("80000", "(chosen by rules, not measured)"),
+    ):
         cluster = CompiledCluster(read_model(loaded(PRODUCT.replace("200", rows))), WITH_LIBRARIES)
         texts: list[str] = []
         cluster.show_program = texts.append
@@ -277,7 +280,7 @@ def test_deterministic_sessions_neither_measure_nor_read(tmp_path: Path, monkeyp
     programs.mkdir()
     check(parser.parse_model(f"{HEAD} {ROWS}"), [5], autotune=1, deterministic=1, program_folder=str(programs))
     (text,) = [path.read_text() for path in programs.glob("*.txt")]
-    assert "chosen by rules, which deterministic=1 pins" in text
+    assert "chosen by rules, since deterministic=1 forbids measuring" in text
     assert not (tmp_path / "not there").exists()
 
 

@@ -126,7 +126,11 @@ def test_a_shape_of_unknown_rank_that_the_device_computes_is_declined() -> None:
     computed = b.node("Negative", x, dtype=DType.INT64)
     assert reasons(b.graph(b.node("Reshape", y, computed))) == [
         ("", ""),
-        ("shape", "Reshape: the number of elements of shape is known only in a Run; supported: values known earlier"),
+        (
+            "shape",
+            "Reshape: the number of elements of shape is known only when the model runs; supported: numbers "
+            "known when the session is created",
+        ),
     ]
 
 
@@ -171,7 +175,7 @@ def test_a_cluster_that_lost_what_the_whole_graph_knew_is_analysed_again() -> No
     # Analysed without the first cluster, the second Add has two inputs of unknown length.
     claims = claim(graph, DEVICE)
     assert [verdict.kind for verdict in claims.verdicts] == ["", "op", "", "shape"]
-    assert "is known only in a Run" in claims.verdicts[3].reason
+    assert "is known only when the model runs" in claims.verdicts[3].reason
     assert operators(claims) == [["Add"], ["Add"]]
     output = graph.nodes[1].outputs[0]
     assert output is not None
@@ -212,7 +216,10 @@ def test_a_body_that_alone_reads_a_value_is_declined_where_ort_does_not_pass_it(
         claims = claim(graph, DEVICE, passes_implicit_inputs=False)
         assert [len(cluster) for cluster in claims.clusters] == [count]
         assert claims.verdicts[1].supported is (count == 2)
-    assert "does not pass 'z', which only a body reads, to a cluster" in claims.verdicts[1].reason
+    assert (
+        "only a body reads 'z', and this version of ONNX Runtime does not pass it to a fused node"
+        in claims.verdicts[1].reason
+    )
 
 
 def test_claims_do_not_read_large_initializers() -> None:

@@ -105,7 +105,7 @@ BROKEN: dict[str, tuple[list[Step], str]] = {
     "results of rows that have columns": (
         [Rows((), (4, 4), (), ((one := Scalar(DType.FLOAT32, "constant", value=0.0), Y),), frozenset({1}),
               row_outputs=((one, tensor(4, 4, kind=BufferKind.OUTPUT)),))],
-        r"step 0: rows along 1: invariant 6: .* does not broadcast to \[4, 1\]",
+        r"step 0: reduction over axis 1: invariant 6: .* does not broadcast to \[4, 1\]",
     ),
     "a product of other depths": ([product(X, tensor(3, 4), Y)], r"step 0: product: invariant 6: tensor f32\[3, 4\]"),
     "an expression of a leaf without input": (

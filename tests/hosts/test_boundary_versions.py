@@ -85,7 +85,7 @@ def test_an_application_reads_and_writes_files_of_compiled_models(version: str, 
     """The functions have a name in these versions. tests/context/test_context_callbacks.py tests later ones."""
     environment = {"PYTHONPATH": f"{HARNESS}:{installed / version}"}
     done = python("import context_functions; context_functions.main()", env=environment)
-    assert "10 the application's function gives no context file" in done.stdout  # INVALID_GRAPH
+    assert "10 the application's function that reads context files failed" in done.stdout  # INVALID_GRAPH
     assert "the application has no such file" in done.stdout
 
 

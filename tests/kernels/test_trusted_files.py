@@ -150,7 +150,7 @@ def a_file(folder: Path) -> None:
     ("prepare", "reason"),
     [
         (writable_by_others, "(mode 0770)"),
-        (foreign, "belongs to user 12345, and what is there would be executed"),
+        (foreign, "belongs to user 12345, and its contents would be executed"),
         (under_a_folder_that_others_write_to, "can write to"),
         (under_somebody_elses, "belongs to user 12345"),
         (behind_somebody_elses_link, "the link"),

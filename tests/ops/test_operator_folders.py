@@ -35,5 +35,5 @@ def test_attributes_of_a_family_are_those_of_each_operator() -> None:
     assert str(conv.attributes["strides"].annotation) == "Ints | None"
     assert [parameter.name for parameter in conv.inputs] == ["x", "w", "b"]
     assert conv.bind_attributes({"strides": (2, 2)}) == {"strides": (2, 2)}
-    with pytest.raises(Unsupported, match="the attribute 'padding' is given; supported: group, kernel_shape"):
+    with pytest.raises(Unsupported, match="the attribute 'padding' is unknown; supported: group, kernel_shape"):
         conv.bind_attributes({"padding": 1})

@@ -160,7 +160,8 @@ def test_a_range_of_too_many_elements_is_an_error_of_its_node() -> None:
 @pytest.mark.parametrize("constant", [(), (0, 1, 2)])
 def test_a_range_of_floats_without_a_number_of_elements_is_an_error(limits: Any, constant: Any) -> None:
     with pytest.raises(
-        (NodeError, PluginError), match=r"\(Range\)'?: start, limit and delta must define an element count"
+        (NodeError, PluginError),
+        match=r"\(Range\)'?: start, limit and delta must be numbers other than NaN, with a delta other than 0",
     ):
         run_op("Range", [number(limit, np.float32) for limit in limits], constant=constant)
 
@@ -334,7 +335,7 @@ def test_remainders_of_64_bit_integers_are_exact() -> None:
             [floats(4, 2), ints(2, 2)],
             {"num_outputs": 2},
             2,
-            "split or num_outputs must be given, not both, got both",
+            "split or num_outputs must be given, but not both, got both",
         ),
         ("Reshape", [floats(2, 3), ints(6).reshape(1, 1)], {}, 1, "shape must have rank 1, got rank 2"),
     ],

@@ -160,7 +160,7 @@ def test_contradictions_are_refused() -> None:
             {"keys_int64s": [1], "values_int64s": [1]},
             "keys must have the type f32 of",
         ),
-        ("LabelEncoder", {"keys_floats": [1.0]}, "values must be given by one attribute, got 0"),
+        ("LabelEncoder", {"keys_floats": [1.0]}, "values must be given by one attribute values_*, got 0"),
         ("LabelEncoder", {"keys_strings": ["a"], "values_int64s": [1]}, "the type of keys is string"),
         ("Scaler", {"offset": [1.0, 2.0], "scale": [1.0]}, "offset must have one entry"),
         ("Scaler", {"scale": [1.0]}, "offset and scale must be given"),

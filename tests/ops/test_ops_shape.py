@@ -369,7 +369,7 @@ def test_what_is_not_implemented_is_declined_with_its_kind() -> None:
     calls: list[tuple[str, str, Callable[[], object]]] = [
         ("alpha, beta.* is", "attribute", lambda: run_op("Gemm", [square, square], {"alpha": 2.0})),
         (
-            "mode of booleans is",
+            "mode for X of type bool is",
             "dtype",
             lambda: run_op("GridSample", [image, grid], {"mode": "linear"}, 20),
         ),

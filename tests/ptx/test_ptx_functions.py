@@ -44,7 +44,9 @@ def test_functions_are_called_by_their_address() -> None:
     read = "and.b32 %r, %t, 1; mul.wide.u32 %a, %r, 8; mov.u64 %f, table; add.u64 %f, %f, %a; ld.global.u64 %f, [%f];"
     kernel(call_through(read), functions + table).launch("k", 1, 4, (x,))
     np.testing.assert_array_equal(x, [7, 2, 9, 6])
-    with pytest.raises(emulator.EmulatorError, match=r"trap: .*calls an address that is not such a function"):
+    with pytest.raises(
+        emulator.EmulatorError, match=r"trap: .*calls an address that is not a function of this " r"prototype"
+    ):
         kernel(call_through("mov.u64 %f, 0;"), functions).launch("k", 1, 1, (x,))
 
 

@@ -144,7 +144,10 @@ def test_matrices_are_loaded_and_stored_by_all_lanes(count: int, transposed: str
     [
         ("m8n8k4.row.col.f32.f16.f16.f32 {%f}, {%r}, {%r}, {%f}", "this shape and these types are not supported"),
         ("m16n8k16.row.col.f32.f16.bf16.f32 {%f}, {%r}, {%r}, {%f}", "these types are not supported"),
-        ("m16n8k16.row.col.f32.f16.f16.f32 {%f}, {%r}, {%r}, {%f}", "not as many registers as the shape needs"),
+        (
+            "m16n8k16.row.col.f32.f16.f16.f32 {%f}, {%r}, {%r}, {%f}",
+            "number of registers in an operand does not fit the shape",
+        ),
     ],
 )
 def test_forms_that_do_not_exist_are_named(instruction: str, message: str) -> None:

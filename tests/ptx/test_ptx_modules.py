@@ -87,7 +87,7 @@ def test_linked_modules_call_each_other() -> None:
     assert x[0] == 2 * (20 + 1) + 100
     with pytest.raises(emulator.EmulatorError, match=r"twice is declared, but not defined"):
         emulator.load(CALLER).launch("k", 1, 1, (x,))
-    with pytest.raises(emulator.EmulatorError, match=r"`twice`: two modules define this name"):
+    with pytest.raises(emulator.EmulatorError, match=r"`twice`: two modules define this symbol"):
         emulator.load([CALLEE, CALLEE])
 
 
@@ -112,7 +112,7 @@ def test_a_fatbin_gives_its_newest_ptx(flags: int, tmp_path: Path) -> None:
         (fatbin((1, 80, b"\xf0", 0x2000, 64)), "its compressed PTX is damaged"),
         (fatbin((1, 80, bytes(64), 0, 0))[:50], "an entry lies outside of the image"),
         (b"\x7fELF\x02\x01\x01" + bytes(60), "the image is a cubin"),
-        (b".version\xff", "not text of PTX"),
+        (b".version\xff", "not PTX text"),
     ],
 )
 def test_other_images_are_refused_with_a_reason(image: bytes, message: str) -> None:

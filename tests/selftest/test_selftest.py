@@ -68,7 +68,9 @@ def test_a_wrong_kernel_is_found_named_and_quarantined_and_avoided(tmp_path: Pat
         assert report.has_failed
         declined, is_right = product()
         assert is_right
-        assert any("quarantined on this device by ort-cuda-plugin selftest" in reason for reason in declined), declined
+        assert any(
+            "not used on this device because it failed ort-cuda-plugin selftest" in reason for reason in declined
+        ), declined
     with own_quarantine(tmp_path):
         report = selftest(InProcess(PRODUCT), ["gemm"], is_quick=True)
         assert not report.has_failed
@@ -181,7 +183,7 @@ def test_an_operator_is_declined_for_the_type_that_is_quarantined_and_doctor_say
     with own_quarantine(tmp_path):
         quarantined.store(describe(device)["identity"], [QuarantinedOperator("MatMul", "f32", "it is wrong")])
         (reason,) = product()[0]
-        assert reason == "MatMul f32 is quarantined on this device by ort-cuda-plugin selftest: it is wrong"
+        assert reason == "MatMul f32 is not used on this device because it failed ort-cuda-plugin selftest: it is wrong"
         (finding,) = quarantine_findings([device.opened.info])
         assert "MatMul f32" in finding.text
         assert finding.advice
@@ -202,7 +204,7 @@ def test_a_check_that_ends_its_process_or_hangs_fails_by_name_and_the_next_one_r
     assert "exit code 3: out of order" in report.results[0].reason
     assert [*map(str, quarantined_by(report.results))] == ["Relu f32"]
     assert report.results[1].reason == "no answer within 2 s"
-    assert "after its check 'loses'" in report.ended
+    assert "ended in check 'loses'" in report.ended
 
 
 def test_a_value_of_a_thread_is_replaced_in_nested_blocks_and_not_in_other_threads() -> None:

@@ -72,7 +72,7 @@ def test_a_wrong_result_is_said_and_ends_in_an_exit_code(
     monkeypatch.setattr(sides, "runner", wrong)
     arguments = ["bench", model, "--device", "emulated", "--runs", "1", "--no-creation"]
     assert main(arguments) == ExitCode.MISMATCH
-    assert "WRONG: plugin differs by 5.0e-01 of at most 1e-03" in capsys.readouterr().out
+    assert "WRONG: the results of plugin differ by 5.0e-01, expected at most 1e-03" in capsys.readouterr().out
 
 
 def test_a_provider_that_is_not_there_is_named(model: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -109,9 +109,9 @@ def test_run_takes_inputs_from_files(capsys: pytest.CaptureFixture[str], add_mod
         (["explain", "no_such_model"], "light_resnet50"),
         (["explain", "resnet50:float17"], "such as resnet50:float16; names: resnet50, "),
         (["bench", "MODEL", "--batch", "3"], "has no dimension named batch"),
-        (["explain", "MODEL", "--shapes", "a=4"], "--shapes gives the sizes for --plans"),
-        (["explain", "MODEL", "--autotune"], "--autotune changes what --program prints"),
-        (["explain", "MODEL", "--plans", "--json"], "--json and --declined are for the table"),
+        (["explain", "MODEL", "--shapes", "a=4"], "--shapes needs --plans"),
+        (["explain", "MODEL", "--autotune"], "--autotune needs --program"),
+        (["explain", "MODEL", "--plans", "--json"], "--json and --declined change the table of nodes"),
     ],
 )
 def test_wrong_arguments_end_with_the_usage_code_and_name_the_argument(
@@ -135,7 +135,7 @@ def test_a_truncated_model_ends_with_the_model_code(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "`git lfs pull` brings the model"),
+        ("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "`git lfs pull` downloads the model"),
         ("<!DOCTYPE html>\n<title>Not found</title>", "The file is text, which begins with '<!DOCTYPE html>"),
     ],
 )
@@ -254,7 +254,7 @@ def test_conformance_in_all_modes_prints_what_is_not_on_the_ep(capsys: pytest.Ca
     arguments = ["conformance", "node/if", "node/string_concat", "--jobs", "1"]
     assert main([*arguments, "--check", "--adversarial", "3", "--lowering", "sm_90:ptx"]) == ExitCode.OK
     printed = capsys.readouterr()
-    assert printed.out.startswith("node/string_concat: partly elsewhere: out of scope: strings: StringConcat")
+    assert printed.out.startswith("node/string_concat: partly on the CPU provider: out of scope: strings: StringConcat")
     assert "2 tests in" in printed.err
 
 

@@ -87,9 +87,9 @@ def test_values_survive_the_way_through_onnx_runtime(dtype: type, shape: tuple[i
         (np.ones(2), np.ones(3), "shape"),
         (np.ones(2, np.float32), np.ones(2), "element type"),
         (np.array([1.0, 2.0]), np.array([1.0, 2.1]), "1 of 2 elements, the first 2.0 instead of 2.1"),
-        ([np.ones(1)], [], "another sequence"),
+        ([np.ones(1)], [], "a different sequence"),
         (None, np.ones(1), "missing"),
-        (np.array(["a"]), np.array(["b"], dtype=object), "other strings"),
+        (np.array(["a"]), np.array(["b"], dtype=object), "different strings"),
     ],
 )
 def test_differences_are_named(actual: object, expected: object, text: str) -> None:
@@ -139,7 +139,7 @@ def test_a_report_read_back_tells_which_verdicts_changed() -> None:
     assert changes(first, OUTCOMES) == changes(second, optimised) == []
     assert changes(second, OUTCOMES) == ["node/a: passed with no node left to run -> passed on the EP"]
     assert changes(first, [Outcome("node/e", Verdict.WRONG, "1 of 2", True)]) == [
-        "node/e: the host cannot -> wrong 1 of 2"
+        "node/e: the CPU provider fails too -> wrong 1 of 2"
     ]
     with pytest.raises(ValueError, match="expected a conformance report, whose first line"):
         read_verdicts("", keys)

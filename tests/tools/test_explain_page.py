@@ -108,7 +108,7 @@ def test_a_step_leads_to_its_nodes_tensors_source_ptx_and_checked_accesses(with_
     assert "reads x f32[n, 64] with strides (64, 1), of 256*n bytes" in step
     assert "schedule: " in step
     assert "def kernel(" in step
-    assert "checked accesses: no finding in a Run with random inputs" in step
+    assert "checked accesses: the checking mode reported nothing in a Run with random inputs" in step
     assert re.search(r"\d+ loads of \d+ bytes", step)
     assert "no PTX for sm_90: a kernel of the emulated device only" in step or ".visible .entry" in step
 
@@ -123,7 +123,7 @@ def test_what_a_checked_run_finds_stands_at_the_kernel() -> None:
     plan = {"steps": [{**fields, "kernel": kernel} for kernel in kernels], "once": []}
     first, second = program_page.steps(0, plan, texts).split('id="step-0-1"')
     assert f"checked accesses: {found}" in first
-    assert "no finding" in second
+    assert "reported nothing" in second
     assert list(checked_accesses([spec]).values()) == ["1 stores of 4 bytes"]
 
 

@@ -184,7 +184,7 @@ def test_who_waits_sees_what_is_compiled(monkeypatch: pytest.MonkeyPatch, termin
         if terminal:
             assert console._live_stack[0].get_renderable().text.plain == "first run: 7 of 31 kernels"  # type: ignore[union-attr]
         else:
-            assert written == "compiling 31 kernels, about 8 s of one core\n"
+            assert written == "compiling 31 kernels, about 8 s on one core\n"
     assert library.watch is library.compiling is None
 
 
@@ -209,7 +209,7 @@ def test_a_long_compilation_is_in_the_log_unless_a_command_says_so(
     first, last = caplog.records
     assert (first.levelno, last.levelno) == (level, logging.INFO)
     assert first.getMessage() == (
-        f"compiling 1 kernels, about 0 s of one core; later processes find them in {tmp_path}"
+        f"compiling 1 kernels, about 0 s on one core; they are stored in {tmp_path} for later processes"
     )
     assert last.getMessage().startswith("compiled 1 kernels in ")
 
@@ -232,7 +232,7 @@ def test_an_environment_that_has_only_a_cache_has_the_commands_about_itself() ->
     assert "  onnxruntime" in done.stdout
     assert "ok       registration: " in done.stdout
     assert done.stdout.endswith("the program\n")
-    assert "this command needs more than the package itself" in done.stderr
+    assert "this command needs a package that is not installed" in done.stderr
 
 
 def test_columns_stand_below_each_other() -> None:

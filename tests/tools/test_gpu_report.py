@@ -54,7 +54,7 @@ def test_a_section_that_crashes_or_hangs_is_ended(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(gpu_report, "MOST_SECONDS", 1.0)
     monkeypatch.setattr(gpu_report, "GRACE_SECONDS", 0.5)
     found = gpu_report.report("emulated", 60, list(sections))
-    assert found["hangs"].failure == "no end within 2 s"
+    assert found["hangs"].failure == "did not end within 2 s"
     assert found["crashes"].failure == "its process ended with exit code 9"
     assert found["works"].left_out == "no need"
 
@@ -112,7 +112,7 @@ def rehearsed(folder: Path, cache: Path, **environment: str) -> tuple[int, str, 
     environment |= {gpu_report.CHECKS_VARIABLE: "gemm"}
     done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=600)
     text = (folder / "report.md").read_text()
-    page = text[text.index("## On one page") :]
+    page = text[text.index("## Summary") :]
     assert page in done.stdout
     data = json.loads((folder / "report.json").read_text())
     assert list(data) == ["device", "selftest", "calibration", "machine"], "each section ran"
@@ -176,7 +176,7 @@ def test_small_and_partitioned_devices_pass(tmp_path: Path, cache: Path) -> None
 
 def test_commands_end_in_time_and_say_how() -> None:
     slow = gpu_report.checked([sys.executable, "-c", "import time; print('begun', flush=True); time.sleep(60)"], 2)
-    assert slow.failure == "no end within 2 s"
+    assert slow.failure == "did not end within 2 s"
     assert "begun" in slow.lines
     assert gpu_report.checked([sys.executable, "-c", "raise SystemExit(3)"], 30).failure == "exit code 3"
     assert gpu_report.checked([sys.executable, "-c", "print('right')"], 30).lines == ["```", "right", "```"]

@@ -254,7 +254,7 @@ def test_plans_with_other_parameters_than_a_librarys_are_refused(tmp_path: Path)
     result = run_scenario("plans", tmp_path, "cudnn")
     assert result["right"] == [""] * 3
     assert len(result["parameters"]) == 12
-    assert all("has other parameters than its library problem" in text for text in result["parameters"])
+    assert all("has other parameters than its library call" in text for text in result["parameters"])
     assert len(result["sizes"]) == 9
     assert all("has sizes that contradict each other" in text for text in result["sizes"])
 
@@ -304,7 +304,7 @@ def test_problems_that_do_not_exist_are_refused(field: dict[str, float]) -> None
     spec = ffi.new("ocp_problem_spec *", fields)
     error = new_error()
     assert core().problem_create(spec, error) == ffi.NULL
-    assert ffi.string(error.text).startswith(b"library problem: unsupported combination")
+    assert ffi.string(error.text).startswith(b"library call: unsupported combination")
 
 
 def test_a_file_without_the_functions_is_refused_by_name(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ static int fill(ocp_device *device, bool emulated, int ordinal, ocp_error *error
   if ((result = driver->DeviceGetCount(&count)) != CUDA_SUCCESS)
     return open_failed(device, result, "cuDeviceGetCount", error);
   if (ordinal >= count)
-    return ocp_fail(error, ORT_INVALID_ARGUMENT, "there is no %s %d: %d found",
+    return ocp_fail(error, ORT_INVALID_ARGUMENT, "there is no %s %d: found %d devices",
                     emulated ? "emulated CUDA device" : "CUDA device", ordinal, count);
   if ((result = driver->DeviceGet(&device->device, ordinal)) != CUDA_SUCCESS)
     return open_failed(device, result, "cuDeviceGet", error);

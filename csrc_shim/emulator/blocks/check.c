@@ -36,7 +36,7 @@ static void note(ocp_emu_thread *thread, emu_access access, uint64_t address, ui
     if (other) {
       char name[100], where[200];
       emu_clock_describe(other, name, sizeof name);
-      snprintf(where, sizeof where, "nothing orders this after %s", name);
+      snprintf(where, sizeof where, "no event, stream order or wait orders this after %s", name);
       emu_order_report(thread, EMU_MISSING_WAIT, access, address, bytes, where);
     }
     address += last - within + 1;

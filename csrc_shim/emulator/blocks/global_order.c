@@ -131,7 +131,7 @@ static void note_word(ocp_emu_thread *thread, uint64_t address, uint32_t bytes, 
   bool reads = read.serial == own.serial && read.mask & own.mask;
   if ((wrote && what & EMU_READ_ONLY) || (reads && stores && read.read_only))
     emu_order_report(thread, EMU_READ_ONLY_WRITTEN, what & 3, address, bytes,
-                     "the launch writes and reads this memory, and it reads by ld.global.nc, for read-only memory");
+                     "the kernel reads this memory by ld.global.nc, which is for read-only memory, and also writes it");
   else if (!(what & EMU_STRONG)) {
     if (wrote && written.block != own.block && !is_ordered(launch, own.block, &written)) {
       if (stores)

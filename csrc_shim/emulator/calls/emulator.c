@@ -97,7 +97,7 @@ int ocp_emu_configure(const ocp_emu_config *config, char *text, size_t text_byte
   if (config->device_bytes < PAGE || config->device_bytes > MAX_DEVICE_BYTES || config->device_bytes % PAGE)
     return refuse(text, text_bytes, "the memory of an emulated device must be 4 KiB to 512 GiB, in whole pages");
   if (config->workers > MAX_WORKERS)
-    return refuse(text, text_bytes, "at most 1024 workers can run blocks");
+    return refuse(text, text_bytes, "the number of worker threads of the emulated devices must be at most 1024");
   pthread_mutex_lock(&start_lock);
   int result = CUDA_SUCCESS;
   if (strcmp(config->faults, emu.config.faults) != 0 && !emu_faults_configure(config->faults, text, text_bytes)) {

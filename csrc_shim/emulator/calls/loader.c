@@ -119,7 +119,7 @@ static CUresult read_sections(loader *in) {
 
 static CUresult read_headers(loader *in) {
   if (in->image_bytes < sizeof(Elf64_Ehdr) || in->image_bytes > MAX_IMAGE)
-    return bad("its size is impossible");
+    return bad("its size is invalid");
   if ((uintptr_t)in->image % 8)
     return bad("it is not aligned to 8 bytes");
   in->header = (const Elf64_Ehdr *)in->image;
@@ -173,7 +173,7 @@ static void lay_out(const loader *in, uint64_t *offsets, uint64_t ends[EMU_NUM_G
 
 static CUresult map_sections(loader *in, struct CUmod_st *module, const uint64_t *offsets, const uint64_t *ends) {
   if (!ends[EMU_NUM_GROUPS - 1] || ends[EMU_NUM_GROUPS - 1] > MAX_MAPPING)
-    return bad("it has nothing to load, or too much");
+    return bad("its size in memory is zero or too large");
   void *mapping = mmap(NULL, ends[EMU_NUM_GROUPS - 1], PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mapping == MAP_FAILED)
     return emu_fail(CUDA_ERROR_OUT_OF_MEMORY, "no room to load a kernel object of %zu bytes", in->image_bytes);
@@ -282,7 +282,7 @@ static CUresult relocate_one(loader *in, uint32_t target, const Elf64_Rela *rela
   if (width == 4) {
     bool fits = type == R_X86_64_32 ? value == (uint32_t)value : (int64_t)value == (int32_t)value;
     if (!fits)
-      return bad("a 32-bit relocation is out of reach (build with the large code model)");
+      return bad("a 32-bit relocation is out of range (compile with the large code model)");
   }
   memcpy(place, &value, width);
   return CUDA_SUCCESS;

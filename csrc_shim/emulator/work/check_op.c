@@ -24,7 +24,7 @@ static CUresult note_range(const emu_clock *clock, const char *what, uint64_t ad
     return CUDA_SUCCESS;
   char name[100], where[200];
   emu_clock_describe(other, name, sizeof name);
-  snprintf(where, sizeof where, "nothing orders this after %s", name);
+  snprintf(where, sizeof where, "no event, stream order or wait orders this after %s", name);
   return emu_finding_report(EMU_MISSING_WAIT, what, address, bytes, where);
 }
 

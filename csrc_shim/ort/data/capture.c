@@ -379,9 +379,7 @@ static int launch(ocp_capture_thread *thread, captured *entry, ocp_error *error)
   return ORT_OK;
 }
 
-#define HINT                                                                                                           \
-  " (what a Run does that CUDA cannot capture is in the errors before this one; with gpu_graph_id=-1 it runs without " \
-  "capture)"
+#define HINT " (earlier errors name the work of the Run that CUDA cannot capture; gpu_graph_id=-1 runs without capture)"
 
 /* Logs a capture: one line for each id and thread. */
 static void report_capture(const captured *entry, size_t num_nodes) {

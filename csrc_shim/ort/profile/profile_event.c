@@ -309,7 +309,8 @@ OrtStatus *ocp_profile_write(ocp_profile *profile, OrtProfilingEventsContainer *
   free_event(&e);
   if (profile->num_lost) {
     char line[160];
-    snprintf(line, sizeof line, "the profile lacks %zu device events: its maximum is that of ONNX Runtime's own events",
+    snprintf(line, sizeof line,
+             "the profile lacks %zu device events: it has as many as ONNX Runtime allows for its own events",
              profile->num_lost);
     ocp_log(ORT_LOGGING_LEVEL_WARNING, line, OCP_EP_NAME);
   }

@@ -94,7 +94,8 @@ static int fill_launch(ocp_instance *instance, uint32_t index, ocp_error *error)
   for (int d = 0; d < 3; d++) {
     const int64_t size = instance->registers[record->grid[d]];
     if (size < 0 || size > max_grid[d])
-      return fail_record(instance, index, error, "the launch grid is out of range");
+      return fail_record(instance, index, error,
+                         "the kernel's launch grid is out of range; check the shapes of the inputs");
     call->grid[d] = (unsigned)size;
     call->skipped |= size == 0;
   }
@@ -221,7 +222,7 @@ static int call_back(const ocp_instance *instance, uint32_t index, ocp_stream *s
                                                  (const int64_t *)call->values + call->num_pointers,
                                                  record->num_params - call->num_pointers, stream, error);
   if (code != ORT_OK && error->code == ORT_OK)
-    ocp_fail(error, ORT_FAIL, "a callback failed without a message");
+    ocp_fail(error, ORT_FAIL, "the operator's Python code failed without a message");
   return code;
 }
 

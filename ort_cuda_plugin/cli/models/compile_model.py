@@ -25,28 +25,32 @@ from ort_cuda_plugin.session_errors import explained
 _NOTHING_COMPILED = "Unable to compile any nodes"
 _HINT = (
     " `ort-cuda-plugin explain` says where each node runs. ONNX Runtime itself runs an If, Loop or Scan that the plugin"
-    " does not inline into a plan"
+    " does not compile together with its bodies"
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="path of an ONNX file, or the name of a model in the onnx wheel")
     add_operators_argument(parser)
-    parser.add_argument("-o", "--output", metavar="OUT", type=output_file, help="default: MODEL_ctx.onnx")
+    parser.add_argument(
+        "-o", "--output", metavar="OUT", type=output_file, help="path of the compiled model; default: MODEL_ctx.onnx"
+    )
     parser.add_argument(
         "--arch",
         metavar="LIST",
-        help="architectures, such as sm_80,sm_90,emulated; default: that of the GPU, else emulated",
+        help="architectures to compile for, such as sm_80,sm_90,emulated; default: that of the GPU, else emulated",
     )
     parser.add_argument(
         "--shapes",
         action="append",
         default=[],
         metavar="NAME=1x3x224x224[,...]",
-        help="input shapes that get plans, in addition to the plugin's choice (repeatable)",
+        help="input shapes to compile for, in addition to those that the plugin chooses (repeatable)",
     )
     parser.add_argument(
-        "--weightless", action="store_true", help="leave the weights in MODEL; keep MODEL in the folder of OUT"
+        "--weightless",
+        action="store_true",
+        help="store no weights in OUT; sessions read them from MODEL, which must stay in the folder of OUT",
     )
     parser.add_argument(
         "--share-with",
@@ -56,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="further models for the same context file, which stores equal weights once; their compiled models are "
         "written next to OUT, as NAME_ctx.onnx",
     )
-    parser.add_argument("--embed", action="store_true", help="store everything in the model, without a file beside it")
+    parser.add_argument("--embed", action="store_true", help="store everything in OUT, without a separate context file")
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -66,9 +70,11 @@ def execute(arguments: argparse.Namespace) -> int:
     jobs = [(path, output), *((other, output.with_name(f"{other.stem}_ctx.onnx")) for other in others)]
     for _, target in jobs:
         if target.exists():
-            raise UserError(ExitCode.USAGE, f"{target} exists; remove it first")
+            raise UserError(ExitCode.USAGE, f"{target} exists already. Remove it, or choose another file by --output")
     if len({target for _, target in jobs}) < len(jobs):
-        raise UserError(ExitCode.USAGE, "two models would be compiled to files of the same name. Rename one of them")
+        raise UserError(
+            ExitCode.USAGE, "--share-with: two models would be compiled to files of the same name. Rename one of them"
+        )
     if others and arguments.embed:
         raise UserError(ExitCode.USAGE, "--share-with and --embed exclude each other: give one of them")
     emulate = find_device("auto")

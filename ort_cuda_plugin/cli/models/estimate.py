@@ -69,12 +69,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="use the rates of the GPU's description, although `ort-cuda-plugin calibrate` has measured a GPU of this "
         "kind on this machine",
     )
-    parser.add_argument("--top", type=int, default=0, metavar="N", help="only the N longest steps")
+    parser.add_argument("--top", type=int, default=0, metavar="N", help="print only the N longest steps")
     parser.add_argument(
         "--measurements",
         type=Path,
         metavar="FILE",
-        help="measured times of a GPU, to which the constants are fitted (estimate/fit.py)",
+        help="JSON file of times measured on a GPU; the constants of the performance model are fitted to them",
     )
     parser.add_argument(
         "--html", type=output_file, metavar="FILE", help="write a web page with a bar for every step to this file"
@@ -175,8 +175,8 @@ def summary(found: Estimate) -> list[str]:
         f" Steps: {len(found.steps)}.",
         f"The roofline of the model is {_microseconds(found.roofline)}: {found.compulsory / 1e6:.1f} MB of inputs,"
         f" weights and outputs, {found.flops / 1e9:.2f} GFLOP.{_times(found.roofline, found.ratio)}",
-        f"The rooflines of the steps are {_microseconds(found.steps_roofline)}, with their intermediate tensors and"
-        f" launches.{_times(found.steps_roofline, found.steps_ratio)}",
+        f"The sum of the steps' rooflines, with intermediate tensors and launches, is"
+        f" {_microseconds(found.steps_roofline)}.{_times(found.steps_roofline, found.steps_ratio)}",
     ]
     if found.calibrated:
         lines.append(f"`ort-cuda-plugin calibrate` has measured the rates on {found.calibrated}.")

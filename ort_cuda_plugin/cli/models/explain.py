@@ -50,7 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--plans",
         action="store_true",
-        help="run the model with each of --shapes, and print which plans the Runs build and why",
+        help="run the model with each of --shapes, and print which plans (compiled programs) the plugin "
+        "builds, and why",
     )
     parser.add_argument(
         "--shapes",
@@ -66,14 +67,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write a web page to this file: the graph with clusters and copies, what each pass changed, and each step"
         " with its kernel",
     )
-    parser.add_argument("--ptx", metavar="SM", help="with --html: the PTX of each kernel for this GPU, such as sm_90")
+    parser.add_argument(
+        "--ptx", metavar="SM", help="with --html: show the PTX of each kernel for this GPU architecture, such as sm_90"
+    )
     parser.add_argument(
         "--check",
         action="store_true",
         help="with --html: run the model with random inputs on the emulated device, check each access to memory, and"
         " show the accesses and the findings of each kernel",
     )
-    parser.add_argument("--declined", action="store_true", help="only nodes that do not run on the EP")
+    parser.add_argument("--declined", action="store_true", help="print only nodes that the plugin does not run")
     parser.add_argument(
         "--autotune",
         action="store_true",
@@ -129,7 +132,7 @@ def _kernel_texts(
     if not arguments.check:
         return KernelTexts(arguments.ptx or "", ptx)
     if not emulate:
-        raise UserError(ExitCode.USAGE, "--check is for the emulated device: add --device emulated")
+        raise UserError(ExitCode.USAGE, "--check needs the emulated device: add --device emulated")
     with waiting(Console(stderr=True), "running in the checking mode"):
         finding = checked_run(path)
     return KernelTexts(arguments.ptx or "", ptx, accesses, is_checked=True, finding=finding)
@@ -137,13 +140,17 @@ def _kernel_texts(
 
 def _refuse_what_says_nothing(arguments: argparse.Namespace) -> None:
     if arguments.shapes and not arguments.plans:
-        raise UserError(ExitCode.USAGE, "--shapes gives the sizes for --plans: give --plans as well")
+        raise UserError(ExitCode.USAGE, "--shapes needs --plans, whose sizes it gives")
     if (arguments.ptx or arguments.check) and arguments.html is None:
-        raise UserError(ExitCode.USAGE, "--ptx and --check add to the page of --html: give --html as well")
+        raise UserError(ExitCode.USAGE, "--ptx and --check need --html, to whose page they add")
     if arguments.autotune and not arguments.program:
-        raise UserError(ExitCode.USAGE, "--autotune changes what --program prints: give --program as well")
+        raise UserError(ExitCode.USAGE, "--autotune needs --program, whose output it changes")
     if (arguments.program or arguments.plans) and (arguments.json or arguments.declined):
-        raise UserError(ExitCode.USAGE, "--json and --declined are for the table of nodes, not --program or --plans")
+        raise UserError(
+            ExitCode.USAGE,
+            "--json and --declined change the table of nodes, which --program and --plans do not print. Give one "
+            "or the other",
+        )
 
 
 def _print_programs(model: str, path: Path, emulate: bool, autotune: bool) -> int:

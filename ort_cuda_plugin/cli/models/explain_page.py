@@ -251,7 +251,9 @@ def _steps(cluster: int, plan: _Plan) -> str:
         ]
         for number, step in enumerate(plan["steps"])
     ]
-    guessed = "" if None not in plan["shapes"] else html.paragraphs(["Sizes that the model leaves open are guesses."])
+    guessed = (
+        "" if None not in plan["shapes"] else html.paragraphs(["Sizes that the model does not fix are estimated."])
+    )
     return guessed + html.table(["step", "kernel", "nodes", "MB read", "MB written"], rows)
 
 

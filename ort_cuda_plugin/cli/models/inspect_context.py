@@ -26,7 +26,9 @@ from ort_cuda_plugin.plugin_library import EP_NAME
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", type=Path, help="a compiled model, or the context file beside one")
-    parser.add_argument("--json", action="store_true", help="print a JSON object, by context, instead of tables")
+    parser.add_argument(
+        "--json", action="store_true", help="print a JSON object with an entry for each context instead of tables"
+    )
 
 
 def execute(arguments: argparse.Namespace) -> int:

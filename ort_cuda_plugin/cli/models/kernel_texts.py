@@ -76,4 +76,11 @@ def checked_run(model: Path) -> str:
     command = [sys.executable, "-m", "ort_cuda_plugin", "run", str(model), "--runs", "1", "--device", "emulated"]
     environment = {**os.environ, CHECK_VARIABLE: "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    return "" if done.returncode == 0 else (done.stderr.strip() or f"the checked Run ended with {done.returncode}")
+    return (
+        ""
+        if done.returncode == 0
+        else (
+            done.stderr.strip()
+            or f"the process that ran the model in checking mode ended with exit code {done.returncode}"
+        )
+    )

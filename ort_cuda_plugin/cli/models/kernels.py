@@ -29,15 +29,19 @@ PROGRESS_SECONDS = 30
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     kernels = parser.add_mutually_exclusive_group()
-    kernels.add_argument("--sample", action="store_true", help="the fixed sample instead of a manifest")
+    kernels.add_argument(
+        "--sample", action="store_true", help="compile a fixed sample of kernels instead of those of a manifest"
+    )
     kernels.add_argument(
         "--manifest",
         metavar="FILE",
         type=Path,
-        help=f"the kernels that a test run recorded (default ${MANIFEST_VARIABLE}, else what a source tree has in"
-        " build/kernels.jsonl, else the sample)",
+        help=f"compile the kernels of this file, which a test run recorded (default ${MANIFEST_VARIABLE}, else"
+        " build/kernels.jsonl of a source tree, else the sample)",
     )
-    parser.add_argument("--arch", action="append", metavar="SM", help="only this architecture, e.g. sm_90 (repeatable)")
+    parser.add_argument(
+        "--arch", action="append", metavar="SM", help="compile for this architecture only, such as sm_90 (repeatable)"
+    )
     parser.add_argument("--json", action="store_true", help="print a JSON list instead of a table")
 
 
@@ -87,5 +91,8 @@ def execute(arguments: argparse.Namespace) -> int:
             numbers = (usage.registers, usage.static_shared, usage.stack, usage.spill_stores + usage.spill_loads)
             table.add_row(usage.kernel, usage.arch, *map(str, numbers), usage.reason)
         output_console().print(table)
-        print(f"{len(specs)} kernels, {len(targets)} architectures, {len(failures)} with spills that no reason accepts")
+        print(
+            f"{len(specs)} kernels, {len(targets)} architectures, {len(failures)} with register spills that are not "
+            "accepted"
+        )
     return ExitCode.MISMATCH if failures else ExitCode.OK

@@ -69,7 +69,10 @@ def _step(step: Mapping[str, Any], name: str, anchor: str, texts: KernelTexts) -
     spec = spec_of(step)
     nodes = ", ".join(html.link(f"{kind} {node}", node_anchor(node))
                       for node, kind in zip(step["nodes"], step["op_types"], strict=True))  # fmt: skip
-    inside = [f"<p>computes {nodes or 'a constant of the compiler'}</p>", html.text_block("\n".join(step["lines"]))]
+    inside = [
+        f"<p>computes {nodes or 'a constant that the plugin added'}</p>",
+        html.text_block("\n".join(step["lines"])),
+    ]
     if step["note"]:
         inside.append(html.paragraphs([f"schedule: {step['note']}"]))
     if spec is not None:
@@ -86,7 +89,7 @@ def _kernel(spec: KernelSpec, texts: KernelTexts) -> Sequence[str]:
         found.append(html.paragraphs([f"no PTX for {texts.architecture}: a kernel of the emulated device only"]))
     if texts.is_checked:
         is_found = spec.symbol in texts.finding
-        said = texts.finding if is_found else "no finding in a Run with random inputs"
+        said = texts.finding if is_found else "the checking mode reported nothing in a Run with random inputs"
         accesses = texts.accesses.get(spec, "") or "none"
         found.append(html.opened(f"checked accesses: {said}", html.text_block(accesses), is_open=is_found))
     return found

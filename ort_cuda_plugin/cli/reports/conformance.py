@@ -23,32 +23,40 @@ from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "patterns", nargs="*", metavar="TEST", help="only tests whose KIND/NAME matches, e.g. 'node/conv*'"
+        "patterns", nargs="*", metavar="TEST", help="run only tests whose KIND/NAME matches, such as 'node/conv*'"
     )
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), metavar="N", help="worker processes")
-    add_device_argument(parser, default="emulated")
-    parser.add_argument("--optimised", action="store_true", help="with ONNX Runtime's graph optimisations")
-    parser.add_argument("--check", action="store_true", help="in the emulated device's checking mode; a finding fails")
     parser.add_argument(
-        "--single-nodes", action="store_true", help="with a separate kernel for each node, without fusion"
+        "--jobs", type=int, default=len(os.sched_getaffinity(0)), metavar="N", help="number of worker processes"
+    )
+    add_device_argument(parser, default="emulated")
+    parser.add_argument(
+        "--optimised", action="store_true", help="run the tests with ONNX Runtime's graph optimisations"
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="run the tests in the emulated device's checking mode; a test with a finding fails",
+    )
+    parser.add_argument(
+        "--single-nodes", action="store_true", help="run each node as a separate kernel, without fusion"
     )
     parser.add_argument(
         "--lowering",
         default="",
         metavar="GPU",
-        help="with kernels lowered for a GPU: sm_90, sm_90:132, or sm_90:ptx to execute their PTX",
+        help="run the kernels that the plugin generates for a GPU: sm_90, sm_90:132, or sm_90:ptx to execute their PTX",
     )
     parser.add_argument(
         "--adversarial",
         type=int,
         metavar="SEED",
-        help="with streams that defer and interleave work; the seed of each test is derived from SEED",
+        help="run with streams that defer and interleave work; the seed of each test is derived from SEED",
     )
     parser.add_argument(
         "--write",
         type=output_file,
         metavar="FILE",
-        help="run all tests, also with --optimised, and write the report (Markdown)",
+        help="run all tests, with and without --optimised, and write the report (Markdown) to this file",
     )
     parser.add_argument("--json", action="store_true", help="print a JSON list of all outcomes")
 
@@ -80,7 +88,7 @@ def execute(arguments: argparse.Namespace) -> int:
         emulate,
     )
     if arguments.write and (arguments.patterns or mode != Mode()):
-        raise UserError(ExitCode.USAGE, "--write runs all tests in fixed modes: give neither tests nor a mode")
+        raise UserError(ExitCode.USAGE, "--write runs all tests in fixed modes: give no test names and no mode with it")
     if arguments.jobs < 1:
         raise UserError(ExitCode.USAGE, f"--jobs {arguments.jobs}: must be at least 1")
     if arguments.adversarial is not None and not 0 <= arguments.adversarial < 2**32:

@@ -8,7 +8,9 @@ from ort_cuda_plugin.cli.common import output_file
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--write", type=output_file, metavar="FILE", help="write the table to this file instead")
+    parser.add_argument(
+        "--write", type=output_file, metavar="FILE", help="write the table to this file instead of the standard output"
+    )
 
 
 def execute(arguments: argparse.Namespace) -> int:

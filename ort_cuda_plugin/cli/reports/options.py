@@ -26,7 +26,9 @@ def execute(arguments: argparse.Namespace) -> int:
         arguments.write.write_text(filled(arguments.write.read_text(encoding="utf-8")), encoding="utf-8")
     except KeyError as error:
         raise UserError(
-            ExitCode.USAGE, f"{arguments.write}: no table {error}: use one of {', '.join(tables())}"
+            ExitCode.USAGE,
+            f"{arguments.write}: unknown table {error} in a <!-- table: NAME --> comment: use one of "
+            f"{', '.join(tables())}",
         ) from error
     return 0
 

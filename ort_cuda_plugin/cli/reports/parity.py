@@ -33,7 +33,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
     if arguments.write and (arguments.against or arguments.json):
         raise UserError(
-            ExitCode.USAGE, "--write: only the report against the packaged list can be written. Give no other option"
+            ExitCode.USAGE, "--write compares with the packaged list of kernels. Give no other option with it"
         )
     ort_cuda_plugin.register(emulate=True)
     ours = registered(ort_cuda_plugin.get_ep_name())

@@ -58,8 +58,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         " else the CPU provider",
     )
     parser.add_argument("--batch", type=int, action="append", help="size of a dimension named batch (repeatable)")
-    parser.add_argument("--runs", type=int, default=50, metavar="N", help="timed Runs of each side (default 50)")
-    parser.add_argument("--warmup", type=int, default=5, metavar="N", help="warm-up Runs before them (default 5)")
+    parser.add_argument(
+        "--runs", type=int, default=50, metavar="N", help="number of timed Runs with each provider (default 50)"
+    )
+    parser.add_argument(
+        "--warmup", type=int, default=5, metavar="N", help="number of warm-up Runs before the timed Runs (default 5)"
+    )
     parser.add_argument(
         "--no-creation", action="store_true", help="do not time session creation, which runs in separate processes"
     )
@@ -165,7 +169,7 @@ def _one(
         operators = [str(path.resolve()) for path in arguments.operators or []]
         counts = arguments.runs, arguments.warmup
         task = Task(name, str(file), feeds, names, size, subject.dtype, emulate, *counts, operators)
-        with waiting(console, f"{name}: sessions"):
+        with waiting(console, f"{name}: creating sessions"):
             report = measure(task, chosen, progress, () if arguments.against else chosen[1:])
         for side in report.sides:
             report.sides[side] = _completed(report.sides[side], task, side, not arguments.no_creation)
@@ -233,11 +237,11 @@ def print_report(report: ModelReport, console: Console) -> None:
         known = report.estimate
         lines.append(
             f"{known['accuracy']} For {known['device']}: {known['range']}, {known['dram_bytes'] / 1e6:.1f} MB;"
-            f" the roofline is {known['roofline_microseconds']:.0f} us, that of the steps"
+            f" the roofline of the model is {known['roofline_microseconds']:.0f} us, the sum of the steps' rooflines"
             f" {known['steps_roofline_microseconds']:.0f} us"
         )
     lines += [
-        f"WRONG: {side} differs by {found.error:.1e} of at most {report.tolerance:.0e}"
+        f"WRONG: the results of {side} differ by {found.error:.1e}, expected at most {report.tolerance:.0e}"
         for side, found in report.sides.items()
         if found.error is not None and found.error > report.tolerance
     ]

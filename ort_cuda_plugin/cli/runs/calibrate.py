@@ -38,11 +38,11 @@ def execute(arguments: argparse.Namespace) -> int:
         table.add_row(name, f"{seconds * 1e6:.2f}")
     console.print(table)
     if device.info.emulated:
-        console.print("The times of the emulated device say nothing about a GPU: sessions keep the described rates.")
+        console.print("Times of the emulated device say nothing about a GPU: sessions ignore them.")
         return ExitCode.OK
     found, known = device.calibration, described(device.described)
     if found is None:
-        console.print("The measured rates are not used: probes are missing, or a rate is not plausible.")
+        console.print("Sessions will not use the measured rates: a measurement is missing, or a rate is not plausible.")
         return ExitCode.MISMATCH
     rates = Table("rate", title="rates of the performance model", title_justify="left")
     for name in ("described", "measured"):

@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="TYPE=NUMBER",
-        help="maximum of max|a-b|/max|b|; default: "
+        help="largest allowed error max|a-b|/max|b| of an element type; default: "
         f"{', '.join(f'{name}={value:g}' for name, value in TOLERANCES.items())}, others 0",
     )
     parser.add_argument("--save", type=output_file, metavar="FILE.npz", help="write inputs and outputs to this file")
@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--load",
         type=Path,
         metavar="FILE.npz",
-        help="take the inputs from this file, and the outputs of the other provider where it has them",
+        help="read the inputs from this file, and the outputs of the other provider if the file has them",
     )
     parser.add_argument("--no-bisect", action="store_true", help="do not look for the first node that differs")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
@@ -164,15 +164,20 @@ def _first(
         with waiting(console, "looking for the first node that differs"):
             first = first_difference(model, feeds, sides.own, sides.reference, tolerances)
     except Exception as error:  # a difference of outputs is worth showing without the node
-        return None, f"the model cannot be cut into submodels: {error}"
-    reason = "the computation of the loaded outputs, or the fusion of nodes," if is_kept else "the fusion of nodes"
+        return (
+            None,
+            f"the first node that differs is unknown, because the model cannot be split into submodels: {error}",
+        )
+    reason = "fusion, or the way in which the loaded outputs were computed" if is_kept else "fusion"
     if first is not None:
         return first, ""
-    return None, f"no node differs if all values between nodes are outputs of the model: {reason} is the reason"
+    return None, f"no node differs if it runs alone, without fusion: the cause of the difference is {reason}"
 
 
 def _print(against: str, found: Sequence[Difference], first: FirstDifference | None, why: str) -> None:
-    table = Table("output", "type", "shape", "largest error", "allowed", "verdict", title=f"beside {against}")
+    table = Table(
+        "output", "type", "shape", "largest error", "allowed", "verdict", title=f"plugin compared with {against}"
+    )
     for each in found:
         verdict: str | Text = "ok" if each.is_small else Text("DIFFERS", "bold red")
         shape = "x".join(map(str, each.shape)) or "scalar"
@@ -187,11 +192,12 @@ def _print(against: str, found: Sequence[Difference], first: FirstDifference | N
     console.print(f"the first node that differs is number {first.number}, {first.name} ({first.op_type}): {values}")
     if first.alone:
         values = ", ".join(f"{each.name} by {_shown(each.error)}" for each in first.alone)
-        console.print(f"computed from {against}'s inputs, the node differs as well: {values}")
+        console.print(f"if it gets the same inputs from {against}, the node differs as well: {values}")
     else:
         console.print(
-            f"computed from {against}'s inputs, the node agrees: it amplifies differences of its inputs that are within"
-            " the tolerance"
+            f"if it gets the same inputs from {against}, the node agrees: it amplifies differences of its "
+            "inputs that are"
+            " within the tolerance"
         )
 
 
@@ -216,7 +222,9 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise UserError(ExitCode.USAGE, f"--load {path}: expected a file that --save has written")
     if not any(name.startswith("inputs/") for name in values):
-        raise UserError(ExitCode.USAGE, f"--load {path}: expected inputs/NAME, as --save writes them, got none")
+        raise UserError(
+            ExitCode.USAGE, f"--load {path}: expected arrays named inputs/NAME, as --save writes them, got none"
+        )
     return values
 
 
@@ -225,7 +233,9 @@ def _loaded(arguments: argparse.Namespace, feeds: Mapping[str, Any], saved: Mapp
     given = {text.partition("=")[0] for text in arguments.input}
     loaded = {key.removeprefix("inputs/"): value for key, value in saved.items() if key.startswith("inputs/")}
     if both := sorted(given & loaded.keys()):
-        raise UserError(ExitCode.USAGE, f"--input {both[0]}: --load {arguments.load} has it as well. Give one")
+        raise UserError(
+            ExitCode.USAGE, f"--input {both[0]}: --load {arguments.load} has this input too. Give only one of the two"
+        )
     if missing := sorted(feeds.keys() - given - loaded.keys()):
         text = f"--load {arguments.load}: it has no input {missing[0]!r}; it has {', '.join(sorted(loaded))}"
         raise UserError(ExitCode.USAGE, text)

@@ -34,7 +34,9 @@ def start(arguments: argparse.Namespace, identity: Identity) -> int:
     """Replace this process by the program, and register the plugin there under the name of ``identity``."""
     program = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
     if not program:
-        raise UserError(ExitCode.USAGE, f"name the program: ort-cuda-plugin {arguments.command} -- python app.py")
+        raise UserError(
+            ExitCode.USAGE, f"the program is missing, such as: ort-cuda-plugin {arguments.command} -- python app.py"
+        )
     if shutil.which(program[0]) is None:
         raise UserError(ExitCode.USAGE, f"program {program[0]!r}: not found in PATH")
     environment = program_environment(find_device(arguments.device), identity)

@@ -41,15 +41,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     parser.add_argument("--runs", type=int, default=5, metavar="N", help="number of timed Runs (default 5)")
     add_input_arguments(parser)
-    parser.add_argument("--by", choices=VIEWS, default="steps", help="rows of the table (default steps)")
-    parser.add_argument("--top", type=int, default=0, metavar="N", help="only the N longest rows")
+    parser.add_argument("--by", choices=VIEWS, default="steps", help="what each row of the table is (default steps)")
+    parser.add_argument("--top", type=int, default=0, metavar="N", help="print only the N longest rows")
     parser.add_argument(
         "--html", type=output_file, metavar="FILE", help="write a web page with all tables to this file"
     )
     parser.add_argument(
         "--timeline", type=output_file, metavar="FILE", help="write the Runs as a Perfetto trace to this file"
     )
-    parser.add_argument("--trace", type=output_file, metavar="FILE", help="keep ONNX Runtime's profile in this file")
+    parser.add_argument(
+        "--trace", type=output_file, metavar="FILE", help="write ONNX Runtime's own profile to this file"
+    )
     parser.add_argument(
         "--gpu",
         choices=[*gpus.names(), "none"],
@@ -71,7 +73,7 @@ def execute(arguments: argparse.Namespace) -> int:
     except Exception as error:
         raise UserError(ExitCode.MODEL_FAILED, f"{arguments.model}: {with_hint(error, path, arguments)}") from error
     if not found.steps:
-        reason = "a Run with these sizes launches nothing, or ONNX Runtime's log has the reason"
+        reason = "a Run with these sizes launches no kernels, or profiling failed for the reason in ONNX Runtime's log"
         raise UserError(ExitCode.UNAVAILABLE, f"{arguments.model}: the profile has no work on the device: {reason}")
     if arguments.timeline is not None:
         from ort_cuda_plugin.profiles.timeline import timeline
@@ -193,7 +195,7 @@ def summary(found: Profile) -> list[str]:
     lines = [
         f"A Run takes {found.run:.1f} us; for {found.host_alone:.1f} us of it the device is idle.",
         f"The device takes {found.device:.1f} us, {copies:.1f} of them for copies. Steps: {len(found.steps)}."
-        f" {found.accounted:.1%} of that is for nodes.",
+        f" {found.accounted:.1%} of that is attributed to nodes.",
     ]
     estimated = [node.estimated for node in found.nodes if node.estimated is not None]
     if found.gpu:

@@ -30,7 +30,7 @@ ELEMENT = re.compile(r"(f(?:16|32|64)|[iu](?:8|16|32|64))([:=])(.*)")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE", type=Path, help="a file of PTX")
+    parser.add_argument("file", metavar="FILE", type=Path, help="a PTX file")
     parser.add_argument(
         "--args", metavar="ARGUMENT", nargs="*", default=[], help="the kernel's arguments, in their order"
     )

@@ -58,7 +58,7 @@ def add_input_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=FILE.npy",
-        help="values of one input; others are seeded noise",
+        help="values of one input; other inputs get random values",
     )
     parser.add_argument(
         "--dim",
@@ -67,7 +67,7 @@ def add_input_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=N",
         help="size of a symbolic dimension (default 1); INPUT.AXIS=N for one without a name",
     )
-    parser.add_argument("--seed", type=int, default=0, help="seed of the noise (default 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random values (default 0)")
 
 
 @dataclass
@@ -215,7 +215,7 @@ def print_table(report: RunReport) -> None:
     rows.append(("compared", report.not_compared or ", ".join(report.compared)))
     if report.error is not None:
         verdict = "ok" if report.error <= report.tolerance else "TOO LARGE"
-        rows.append(("largest error", f"{report.error:.2e} of at most {report.tolerance:.0e}: {verdict}"))
+        rows.append(("largest error", f"{report.error:.2e}, allowed {report.tolerance:.0e}: {verdict}"))
     for name, value in rows:
         table.add_row(name, str(value))
     output_console().print(table)
@@ -271,7 +271,9 @@ def with_hint(error: Exception, path: Path, arguments: argparse.Namespace) -> st
     if sizes:
         text += f". Sizes that the model does not fix were 1: try {' '.join(f'--dim {name}=N' for name in sizes)}"
     if inputs:
-        text += f". Integer inputs were random, 0 and 1: try {' '.join(f'--input {name}=FILE.npy' for name in inputs)}"
+        text += (
+            f". Integer inputs had random values, 0 or 1: try {' '.join(f'--input {name}=FILE.npy' for name in inputs)}"
+        )
     return text
 
 

@@ -31,11 +31,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DEVICE",
         help="the number of a GPU, cuda, emulated, or auto: a GPU if the machine has one, else the emulated device",
     )
-    parser.add_argument("--quick", action="store_true", help="fewer sizes and types, in less than a minute")
+    parser.add_argument("--quick", action="store_true", help="check fewer sizes and types, in less than a minute")
     parser.add_argument("--sections", nargs="+", choices=NAMES, default=NAMES, metavar="SECTION", help=", ".join(NAMES))
     parser.add_argument("--json", type=output_file, metavar="FILE", help="also write the report as JSON")
-    parser.add_argument("--no-quarantine", action="store_true", help="leave the quarantine as it is")
-    parser.add_argument("--clear", action="store_true", help="lift the quarantine of the device, and check nothing")
+    parser.add_argument(
+        "--no-quarantine",
+        action="store_true",
+        help="do not change which kernels sessions on this device avoid (the quarantine)",
+    )
+    parser.add_argument(
+        "--clear",
+        action="store_true",
+        help="let sessions on this device use all kernels again (lift the quarantine), and check nothing",
+    )
 
 
 def execute(arguments: argparse.Namespace) -> int:

@@ -150,7 +150,7 @@ def claim(
         if is_search(graph.parent):
             reason = f"ONNX Runtime's {graph.parent.op_type} reads the results of its bodies on the host"
     elif not single_nodes and is_unrolled(graph, device, options, passes_implicit_inputs):
-        reason = "its control-flow node is lowered together with its bodies"
+        reason = f"the plugin compiles the surrounding {graph.parent.op_type} node together with its bodies"
     if reason:
         return Claims([], [], [decline(node, "control-flow", reason) for node in graph.nodes])
     compiled = compiled or {}
@@ -173,10 +173,14 @@ def claim(
             clusters = [[node] for cluster in clusters for node in cluster]
         changed: dict[Node, NodeVerdict] = {}
         for node, missing in _not_passed([*clusters, *searches]) if not passes_implicit_inputs else ():
-            reason = f"this ONNX Runtime does not pass {missing.name!r}, which only a body reads, to a cluster"
+            reason = (
+                f"only a body reads {missing.name!r}, and this version of ONNX Runtime does not pass it to a fused node"
+            )
             changed[node] = whole.as_single(node, Unsupported("control-flow", reason))
         for node, value in _crossing(graph, clusters):
-            changed[node] = decline(node, "op", f"{value.name!r} is not a tensor, and only tensors can leave a cluster")
+            changed[node] = decline(
+                node, "op", f"{value.name!r} is not a tensor, and a fused node can output only tensors"
+            )
         if not changed and (len(clusters) > 1 or len(ours) < len(graph.nodes) or singles):
             for cluster in clusters:
                 alone = _Analysis(graph, device, options, ranks, provider, has_kernel, singles, compiled)
@@ -185,7 +189,8 @@ def claim(
                         changed[node] = verdict
         if not changed and not claim_unprofitable_nodes:
             reason = (
-                "copies to the device and back would cost more than they gain: inputs and outputs are in host memory"
+                "its inputs and outputs are in host memory, and copying them costs more time than the device saves; "
+                "claim_unprofitable_nodes=1 runs it on the device"
             )
             runs_here = graph.parent is None or not _why_no_kernel(graph.parent, has_kernel)
             for island in islands.unprofitable_islands(graph, runs_here, clusters, ours):
@@ -202,7 +207,7 @@ def _within(budget: MemoryBudget, graph: Graph, verdicts: list[NodeVerdict]) -> 
     if last is None:
         return verdicts
     first = graph.nodes.index(last)
-    reason = f"the budget of {budget.nbytes} bytes of device memory ends at node {last.label}"
+    reason = f"the device memory budget of {budget.nbytes} bytes is too small for node {last.label} and those after it"
     return [
         decline(node, "cost", reason) if verdict.supported and index >= first else verdict
         for index, (node, verdict) in enumerate(pairs)
@@ -321,7 +326,7 @@ class _Analysis:
         self._ranks.settle(value for node in nodes for value in node.outputs)
         for node, verdict in declined.items():
             declined[node] = replace(verdict, reason=f"{verdict.reason} (a rank of its inputs is not known)")
-        no_rank = "its inputs have unknown ranks, and each rank that was tried is invalid"
+        no_rank = "the ranks of its inputs are unknown, and each rank that the plugin tried is invalid"
         lacking = {node: decline(node, "shape", no_rank) for node in nodes}
         found = lacking | invalid | taken | declined
         for node, verdict in found.items():
@@ -362,7 +367,9 @@ class _Analysis:
             outputs = [tensors[value] for value in node.outputs if value is not None and value in tensors]
             is_shapes = (node.domain or node.op_type not in HOST_RESULTS) and all(x.host is not None for x in outputs)
             if verdict.supported and is_shapes and node not in self.singles:
-                verdict = decline(node, "cost", "each node is a separate cluster, and the CPU computes shapes")
+                verdict = decline(
+                    node, "cost", "the session runs each node as a separate kernel, and so computes shapes on the CPU"
+                )
             result.append(verdict)
         return result
 
@@ -382,7 +389,9 @@ class _Analysis:
             return decline(node, "shape", f"the model is invalid at this node: {error}", _Invalid)
         except Exception as error:
             # A bug in one operator's lowering function must not lose the claims of all other nodes.
-            logger.exception("node %s: internal error in its lowering function. Report the model", node.label)
+            logger.exception(
+                "node %s: internal error of the plugin while it analysed the node. Report the model", node.label
+            )
             return decline(node, "op", f"internal error: {type(error).__name__}: {error}")
         if node.provider and node.provider != self.provider:  # in a cluster, the node would make ORT drop the cluster
             return decline(node, "op", f"ONNX Runtime has assigned the node to {node.provider}")
@@ -400,7 +409,7 @@ class _Analysis:
             return decline(node, "control-flow", f"{why_not_fused.reason}; {problem}")
         inner = [member for body in node.subgraphs.values() for member in body.nodes]
         if inner and not any(member.provider == self.provider for member in inner if member.provider):
-            return decline(node, "cost", f"{why_not_fused.reason}; no node of its bodies runs here")
+            return decline(node, "cost", f"{why_not_fused.reason}; no node of its bodies runs on the plugin")
         self.singles.add(node)
         return _supported(node)
 
@@ -412,13 +421,15 @@ class _Analysis:
             for member, verdict in zip(part.graph.nodes, inner.verdicts(part.graph.nodes), strict=True):
                 if not verdict.supported or member in inner.singles:
                     where = "" if isinstance(member, FunctionNode) else f"in its bodies, node {member.label}: "
-                    reason = verdict.reason or "control flow in a search is not implemented"
+                    reason = verdict.reason or f"control-flow nodes in the bodies of {node.op_type} are not implemented"
                     raise Unsupported(verdict.kind or "control-flow", where + reason)
         self.singles.add(node)
 
     def _lower(self, node: Node) -> None:
         if node.has_subgraphs and not self._inlines:
-            raise Unsupported("control-flow", "each node is a separate cluster, which cannot contain a node's bodies")
+            raise Unsupported(
+                "control-flow", "the session runs each node as a separate kernel, not compiled together with its bodies"
+            )
         if is_search(node):
             self._check_search(node)
             return
@@ -426,11 +437,13 @@ class _Analysis:
         for value in node.reads():
             if not self.lowering.knows(value):
                 if value.is_container and value in self._waiting and self.ranks.trial is None:
-                    raise UnknownRank(f"the contents of {value.name!r} are not known")
+                    raise UnknownRank(f"the tensors in the sequence or optional value {value.name!r} are unknown")
                 self.lowering.add_input(value, symbolic_input(self._symbols, value, 0, ranks=self.ranks))
         shape = node.inputs[0].shape if node.inputs and node.inputs[0] is not None else None
         if shape is not None and len(shape) < 2 and self._may_become_channels_last(node):
-            raise Unsupported("shape", "ONNX Runtime cannot make a tensor of less than 2 dimensions channels-last")
+            raise Unsupported(
+                "shape", "ONNX Runtime cannot convert a tensor of less than 2 dimensions to channels-last"
+            )
         self.lowering.lower(node)
         for result in node.outputs:
             if result is not None and result in known:

@@ -87,7 +87,7 @@ def inline(lowering: BodyLowering, node: Node, inputs: Inputs) -> list[Operand]:
     Raises Unsupported for an unknown branch or number of iterations, and the errors of the body's nodes.
     """
     if not node.subgraphs:
-        raise Unsupported("control-flow", f"the bodies of {node.op_type} are nested too deeply to be read")
+        raise Unsupported("control-flow", f"the bodies of {node.op_type} are nested too deeply")
     if (node.domain, node.op_type) == ("", "If"):
         return _if(lowering, node, inputs)
     if (node.domain, node.op_type) == ("", "Loop"):
@@ -155,7 +155,8 @@ def _if(lowering: BodyLowering, node: Node, inputs: Inputs) -> list[Operand]:
     for number, (x, other) in enumerate(zip(results, others, strict=True)):
         if not isinstance(x, Tensor) or not isinstance(other, Tensor):
             raise Unsupported(
-                "control-flow", f"result {number} of If is not a tensor, and the branch is known only in a Run"
+                "control-flow",
+                f"result {number} of If is not a tensor, and the branch is known only when the model runs",
             )
         if x.dtype is not other.dtype:
             types = f"{x.dtype.short} in one branch, {other.dtype.short} in the other"
@@ -182,7 +183,7 @@ def _either(ctx: Lowering, x: Tensor, other: Tensor) -> Tensor:
         if len(own) != len(others):
             raise Unsupported(
                 "control-flow",
-                "the branches of If have results of different sizes, one of them known only in a Run",
+                "the branches of If have results of different sizes, and one size is known only when the model runs",
             )
         return others
 
@@ -265,7 +266,7 @@ def _scan_8(lowering: BodyLowering, node: Node, inputs: Inputs) -> list[Operand]
         raise InvalidModel("Scan-8: each input must have the dimensions batch and sequence")
     for x in batched[1:]:
         lowering.ctx.require(eq(batched[0].shape[0], x.shape[0]), "Scan-8: all inputs must have the same batch size")
-    batch = _known(batched[0].shape[0], "the batch of Scan")
+    batch = _known(batched[0].shape[0], "the batch size of Scan")
     directions = _numbers(node, "directions", len(sequences))
     items: list[list[Tensor]] = []
     for number in range(batch):
@@ -289,7 +290,7 @@ def _parts_of_scan(node: Node, inputs: Inputs) -> tuple[Graph, list[Operand], li
     given = _given(node, inputs)
     if body is None or not isinstance(count, int) or not 0 < count <= len(given):
         raise InvalidModel(
-            f"Scan: needs a body, and num_scan_inputs in [1, {len(given)}], got num_scan_inputs = {count}"
+            f"Scan: expected a body, and num_scan_inputs in [1, {len(given)}], got num_scan_inputs = {count}"
         )
     states, sequences = given[:-count], _tensors(node, given[-count:])
     if len(body.outputs) < len(states):
@@ -331,8 +332,8 @@ def _stacked(lowering: BodyLowering, parts: Sequence[Tensor], axis: int, declare
     at = normalize_axis(axis, parts[0].rank + 1)
     for part in parts:
         if part.dtype is not parts[0].dtype:
-            types = f"got {part.dtype.short} after {parts[0].dtype.short}"
-            raise InvalidModel(f"{declared.name!r} must have one element type in all iterations, {types}")
+            types = f"got {part.dtype.short}, expected {parts[0].dtype.short}"
+            raise InvalidModel(f"{declared.name!r} must have the same element type in all iterations: {types}")
         require.shape(ctx, parts[0].shape, **{f"result {declared.name!r} of an iteration": part})
     return concat(ctx, *(unsqueeze(ctx, part, (at,)) for part in parts), axis=at)
 
@@ -343,7 +344,7 @@ def _known_number(x: Tensor, what: str) -> int:
 
 def _known(value: Dim | None, what: str) -> int:
     if not isinstance(value, int):
-        raise Unsupported("control-flow", f"{what} is known only in a Run")
+        raise Unsupported("control-flow", f"{what} is known only when the model runs")
     return value
 
 
@@ -377,7 +378,7 @@ def _tensors(node: Node, operands: Iterable[Operand]) -> list[Tensor]:
 def _given(node: Node, inputs: Iterable[Operand | None]) -> list[Operand]:
     given = [x for x in inputs if x is not None]
     if len(given) != len(list(inputs)):
-        raise InvalidModel(f"{node.op_type}: an input that is a state or a scanned tensor is missing")
+        raise InvalidModel(f"{node.op_type}: an initial state or a scanned input is missing")
     return given
 
 

@@ -99,7 +99,7 @@ def symbolic_input(
     if known is None:
         rank = len(hints) if hints is not None else ranks.rank(value) if ranks is not None else None
         if rank is None:
-            raise UnknownRank(f"the rank of {value.name!r} is known only in a Run")
+            raise UnknownRank(f"the rank of {value.name!r} is known only when the model runs")
         known = (None,) * rank
     _check_rank(value, len(known))
     if hints is not None and len(hints) != len(known):
@@ -205,7 +205,9 @@ class NodeLowering:
         """Count nodes of unrolled iterations. Raises Unsupported if a node of the graph unrolls to too many nodes."""
         self._nodes_unrolled += count
         if self._nodes_unrolled > MAX_UNROLLED_NODES:
-            raise Unsupported("cost", f"the unrolled node has too many nodes; supported: up to {MAX_UNROLLED_NODES}")
+            raise Unsupported(
+                "cost", f"unrolling its loops results in too many nodes; supported: up to {MAX_UNROLLED_NODES}"
+            )
 
     def lower(self, node: Node) -> None:
         """Run the lowering function of the node's operator and store its results.
@@ -262,7 +264,8 @@ class NodeLowering:
                 return tuple(symbols.number() for _ in positions)
             if len(found) != len(positions):
                 raise Unsupported(
-                    "shape", f"{value.name!r} has {len(found)} elements; supported: {len(positions)}, as declared"
+                    "shape",
+                    f"{value.name!r} has {len(found)} elements; supported: {len(positions)}, as the model declares",
                 )
             return tuple(found)
 

@@ -112,7 +112,9 @@ class Search(ABC):
     def room(self, ctx: Lowering, given: Given, length: Dim) -> Dim:
         """Return max_length, which must be greater than ``length``, the number of the decoder's first tokens."""
         room = ctx.host_number(needed(given, "max_length"), "max_length")
-        ctx.require(lt(length, room), "max_length must be greater than the number of the decoder's first tokens")
+        ctx.require(
+            lt(length, room), "max_length must be greater than the number of tokens with which the decoder starts"
+        )
         ctx.require(lt(room, MOST_ROOM + 1), f"max_length must be at most {MOST_ROOM}")
         return room
 

@@ -34,17 +34,21 @@ class EncoderDecoder:
         self._check_names("decoder", self._decoder.inputs, names)
         self._check_names("decoder", self._decoder.outputs, ["logits"])
         if len(self._decoder.inputs) == len(names):
-            raise InvalidModel("the decoder must have inputs for caches, got none")
+            raise InvalidModel("the decoder must have inputs for the K/V cache, got none")
         self._has_hidden = self._decoder.inputs[len(names)].name == "encoder_hidden_states"
         self._first_cache = len(names) + self._has_hidden
         self._caches = self._decoder.inputs[self._first_cache :]
         self._num_self = len(self._decoder.outputs) - 1
         if len(self._caches) != 2 * self._num_self or self._num_self < 2:
-            raise Unsupported("control-flow", "a decoder whose past and present share a buffer is not implemented")
+            raise Unsupported(
+                "control-flow", "a decoder whose past and present K/V caches share a buffer is not implemented"
+            )
         if (shape := self._decoder.inputs[0].shape) is None or len(shape) != 2 or shape[1] != 1:
-            raise Unsupported("control-flow", "a decoder without a cache, which reads all tokens, is not implemented")
+            raise Unsupported(
+                "control-flow", "a decoder without a K/V cache, which reads all tokens, is not implemented"
+            )
         if any(value.dtype not in _REALS or len(value.shape or ()) != 4 for value in self._caches):
-            raise InvalidModel("the decoder's caches must have rank 4 and element type float32 or float16")
+            raise InvalidModel("the decoder's K/V caches must have rank 4 and element type float32 or float16")
         encoder_names = ["encoder_input_ids", *names[1:]]
         self._decodes_first = len(self._encoder.inputs) > len(encoder_names)
         if self._decodes_first:
@@ -71,7 +75,7 @@ class EncoderDecoder:
         kind, name, opsets = self._search, self._search.node.name, self._search.opsets
         sequences = Value("sequences", DType.INT32, ("rows", "room"))
         own = kind.own_states()
-        states = (Value("goes on", DType.BOOL, ()), sequences, *self._decoder.inputs, *own)
+        states = (Value("continue", DType.BOOL, ()), sequences, *self._decoder.inputs, *own)
         prompt = Value("prompt", DType.INT32, ("rows", "room"))
         tokens = Value("first tokens", DType.INT32, ("prompts", "tokens"))
         mask = Value("mask of the encoder", DType.INT32, ("prompts", "encoded"))
@@ -207,8 +211,8 @@ class EncoderDecoder:
         """Return new values for the states after a choice: flag, sequences, tokens, ``values`` and own states."""
         unknown = (Value(value.name, value.dtype, (None,) * len(value.shape or ())) for value in values)
         return [
-            Value("goes on after this", DType.BOOL, ()),
-            Value("sequences after this", DType.INT32, ("rows", "room")),
+            Value("next continue", DType.BOOL, ()),
+            Value("next sequences", DType.INT32, ("rows", "room")),
             Value("next input_ids", DType.INT32, ("rows", 1)),
             *following(unknown),
             *following(self._search.own_states()),

@@ -41,13 +41,13 @@ class GptDecoder:
         if "init_decoder" in kind.node.subgraphs:
             self._first_decoder = kind.body("init_decoder")
             if self._caches_of("init_decoder", self._first_decoder) != self._caches:
-                raise InvalidModel(f"{kind.node.op_type}: decoder and init_decoder must have the same caches")
+                raise InvalidModel(f"{kind.node.op_type}: decoder and init_decoder must have the same K/V caches")
 
     def repetition(self) -> Repetition:
         kind, name, opsets = self._search, self._search.node.name, self._search.opsets
         sequences = Value("sequences", DType.INT32, ("rows", "room"))
         own = kind.own_states()
-        states = (Value("goes on", DType.BOOL, ()), sequences, *self._decoder.inputs, *own)
+        states = (Value("continue", DType.BOOL, ()), sequences, *self._decoder.inputs, *own)
         prompt = Value("prompt", DType.INT32, ("rows", "room"))
         lengths = Value("lengths", DType.INT32, ("rows", 1))
         start = kind.function(self._start, kind.given, [prompt, lengths, *self._first_decoder.inputs])
@@ -114,8 +114,8 @@ class GptDecoder:
             return [made.goes_on, made.sequences, made.tokens, later, longer, *kept, *made.own]
 
         results = [
-            Value("goes on after this", DType.BOOL, ()),
-            Value("sequences after this", DType.INT32, ("rows", "room")),
+            Value("next continue", DType.BOOL, ()),
+            Value("next sequences", DType.INT32, ("rows", "room")),
             Value("next input_ids", DType.INT32, ("rows", 1)),
             Value("next position_ids", DType.INT32, ("rows", 1)),
             Value("next attention_mask", DType.INT32, ("rows", "longer")),
@@ -135,7 +135,9 @@ class GptDecoder:
                 f"logits and present_0; got {first} and {[value.name for value in outputs[:2]]}"
             )
         if len(inputs) != len(outputs) + _NUM_FIRST - 1:
-            raise Unsupported("control-flow", f"a {name} whose past and present share a buffer is not implemented")
+            raise Unsupported(
+                "control-flow", f"a {name} whose past and present K/V caches share a buffer is not implemented"
+            )
         if any(value.dtype is not DType.INT32 for value in inputs[:_NUM_FIRST]):
             names = ", ".join(wanted[:_NUM_FIRST])
             raise InvalidModel(f"{self._search.node.op_type}: the inputs {names} of the {name} must be int32")

@@ -22,11 +22,11 @@ class PlanCache(CacheFolder):
     recently used entries are removed.
     """
 
-    name = "cache of library plans"
+    name = "cache of library algorithms"
     suffix = ".plan"
     magic = b"OCPL\x01\n"
-    consequence = "Each process has the libraries make their plans again"
-    remedy = "making the plan again"
+    consequence = "In each process cuBLASLt and cuDNN choose algorithms again"
+    remedy = "the library chooses an algorithm again"
     max_entry_bytes = 8 << 20
 
     def __init__(self, folder: Path | None = None, max_bytes: int = max_cache_bytes) -> None:

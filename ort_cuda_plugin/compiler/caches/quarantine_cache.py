@@ -35,8 +35,8 @@ class QuarantineCache(CacheFolder):
     name = "quarantine"
     suffix = ".quarantine"
     magic = b"OCPQ\x01\n"
-    consequence = "What failed the selftest is used"
-    remedy = "nothing is quarantined until `ort-cuda-plugin selftest` has run again"
+    consequence = "Kernels that failed `ort-cuda-plugin selftest` are used"
+    remedy = "kernels that failed are used until `ort-cuda-plugin selftest` runs again"
     max_entry_bytes = 1 << 20
 
     def __init__(self, folder: Path | None = None) -> None:

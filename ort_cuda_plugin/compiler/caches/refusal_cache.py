@@ -27,8 +27,8 @@ class RefusalCache(CacheFolder):
     name = "cache of refused library calls"
     suffix = ".refusals"
     magic = b"OCPR\x01\n"
-    consequence = "Each process has the libraries refuse calls again"
-    remedy = "calling the library again"
+    consequence = "Each process tries calls again that cuBLASLt or cuDNN has refused before"
+    remedy = "trying the call again"
     max_entry_bytes = 256 << 10
 
     def __init__(self, folder: Path | None = None) -> None:

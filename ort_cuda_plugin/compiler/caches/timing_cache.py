@@ -89,7 +89,7 @@ class TimingCache(CacheFolder):
     name = "timing cache"
     suffix = ".times"
     magic = b"OCPT\x02\n"
-    consequence = "Each process measures again"
+    consequence = "Each process measures candidate kernels again"
     remedy = "measuring again"
     max_entry_bytes = 256 << 10
 

@@ -162,7 +162,7 @@ def _check_file(descriptor: int) -> os.stat_result:
 
 def _check_owner(status: os.stat_result, subject: str) -> None:
     if status.st_uid not in (0, os.geteuid()):
-        raise Untrusted(f"{subject} belongs to user {status.st_uid}, and what is there would be executed")
+        raise Untrusted(f"{subject} belongs to user {status.st_uid}, and its contents would be executed")
 
 
 def _check_writers(status: os.stat_result, subject: str) -> None:

@@ -40,4 +40,4 @@ def check_parameters(spec: ForeignKernel, function: Function | None, entry: str)
     own = [parameter.size for parameter in function.arguments]
     wanted = [8 if parameter.startswith("*") else int(parameter[1:]) // 8 for parameter in spec.signature]
     if own != wanted:
-        raise ForeignCodeError(f"its parameters have {own} bytes, and those of its signature {wanted}")
+        raise ForeignCodeError(f"the parameters in its code have {own} bytes, those of the declared signature {wanted}")

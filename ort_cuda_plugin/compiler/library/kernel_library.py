@@ -224,7 +224,9 @@ class Compilation:
         while thread.is_alive():
             thread.join(look_seconds)
             if thread.is_alive() and time.monotonic() > worker.due:
-                logger.warning("a helper process that compiles kernels does not answer: this process compiles them")
+                logger.warning(
+                    "a child process that compiles kernels does not answer: this process compiles them instead"
+                )
                 worker.kill()
 
     def abandon(self) -> None:
@@ -297,10 +299,12 @@ def compile_many(jobs: Sequence[Job], done: Done, cache: KernelCache, *, is_told
     is_news = compilation.seconds >= seconds_to_mention and not is_told
     logger.log(
         logging.WARNING if is_news else logging.INFO,
-        "compiling %d kernels, about %.0f s of one core; %s",
+        "compiling %d kernels, about %.0f s on one core; %s",
         len(jobs),
         compilation.seconds,
-        f"later processes find them in {cache.folder}" if cache.writable else "no kernel cache keeps them",
+        f"they are stored in {cache.folder} for later processes"
+        if cache.writable
+        else "they are not stored, because no kernel cache can be written",
     )
     started = time.monotonic()
     uninterrupted.call(compilation.run, compilation.abandon)

@@ -51,7 +51,7 @@ def decoded(image: bytes) -> str:
     try:
         return image.rstrip(b"\0 \n").decode()
     except UnicodeDecodeError as error:
-        raise ImageError(f"the image is not text of PTX: {error}") from error
+        raise ImageError(f"the image is not PTX text: {error}") from error
 
 
 # ---- fatbins ----

@@ -24,7 +24,7 @@ def branch(b: Builder, ins: Instruction) -> None:
     table = ins.operands[1]
     targets = b.function.tables.get(table.name) if isinstance(table, Register) else None
     if not targets:
-        raise ins.error("the list of targets is not declared with .branchtargets")
+        raise ins.error("the list of branch targets is not declared by .branchtargets")
     cases = " ".join(f"i32 {index}, label {b.label(name)}" for index, name in enumerate(targets))
     b.end(f"switch i32 {b.value(ins.operands[0], 'u32')}, label {b.label(targets[0])} [ {cases} ]")
 
@@ -101,7 +101,11 @@ def call_by_address(b: Builder, ins: Instruction, callee: Register, given: Seque
         b.emit(f'call void @"{function.name}"({", ".join(f"ptr {each}" for each in memory)})')
         b.end(f"br label {done}")
     b.block(wrong)
-    b.call("void", TRAP, f"ptr {b.text(f'line {ins.line} of the PTX calls an address that is not such a function')}")
+    b.call(
+        "void",
+        TRAP,
+        f"ptr {b.text(f'line {ins.line} of the PTX calls an address that is not a function of this prototype')}",
+    )
     b.end("unreachable")
     b.block(done)
 

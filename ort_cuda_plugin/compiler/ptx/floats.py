@@ -369,7 +369,7 @@ def convert(b: Builder, ins: Instruction) -> None:
     if ins.has("satfinite") and kinds[0] not in EIGHT_BITS:
         raise ins.error("the modifier .satfinite is not supported for these types")
     if len(kinds) != 2:
-        raise ins.error("expected a type to convert to and one to convert from, and no other modifiers")
+        raise ins.error("expected the destination type and the source type, and no other modifiers")
     target, source = kinds
     if target in EIGHT_BITS:
         narrow(b, ins, target, source)
@@ -440,7 +440,7 @@ def to_integer(b: Builder, ins: Instruction, value: str, source: str, target: st
     """Convert a float to an integer, saturating; NaN becomes 0."""
     mode = next((each for each in ins.modifiers if each in INTEGER_ROUNDINGS), "")
     if not mode:
-        raise ins.error("a conversion from a float to an integer has a rounding: .rni, .rzi, .rmi or .rpi")
+        raise ins.error("a conversion from a float to an integer needs a rounding: .rni, .rzi, .rmi or .rpi")
     ty = llvm_type(source)
     if ty == "half":
         ty, value = "float", b.op(f"fpext half {value} to float")
@@ -562,7 +562,7 @@ def to_tf32(b: Builder, ins: Instruction, value: str) -> str:
     if rounding(ins) == "rna":
         return b.call("i32", "ptx.cvt.rna.tf32.f32", f"float {value}")
     if rounding(ins) not in ("rn", "rz"):
-        raise ins.error("the rounding is .rna, .rn or .rz")
+        raise ins.error("expected the rounding .rna, .rn or .rz")
     bits = b.op(f"bitcast float {value} to i32")
     if rounding(ins) == "rn":
         odd = b.op(f"and i32 {b.op(f'lshr i32 {bits}, 13')}, 1")

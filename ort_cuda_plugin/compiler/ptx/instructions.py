@@ -52,7 +52,7 @@ def type_of(ins: Instruction) -> str:
     """Return the only type among the instruction's modifiers. Raises PtxError if there is none, or several."""
     types = types_of(ins)
     if len(types) != 1:
-        raise ins.error(f"expected one type that is known, got {', '.join(types) or 'none'}")
+        raise ins.error(f"expected one known type, got {', '.join(types) or 'none'}")
     return types[0]
 
 

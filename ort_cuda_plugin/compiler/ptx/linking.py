@@ -67,7 +67,7 @@ def add(symbols: dict[str, Symbol], symbol: Symbol) -> None:
     if known is None or is_declaration(known) or (known.linkage == ".weak" and not is_declaration(symbol)):
         symbols[symbol.name] = symbol
     elif not is_declaration(symbol) and symbol.linkage != ".weak":
-        raise PtxError(symbol.line, symbol.name, "two modules define this name. Make one of them .weak or .extern")
+        raise PtxError(symbol.line, symbol.name, "two modules define this symbol. Make one definition .weak or .extern")
 
 
 # ---- renaming of private names ----

@@ -78,7 +78,7 @@ def multiply_matrices(b: Builder, ins: Instruction) -> None:
     halves, registers = form >> 10 & 3, form >> 12 & 15
     sums = halves if total == "f16" else 2 * halves
     if [len(each.items) for each in (d, x, y, c)] != [sums, halves * registers, registers, sums]:
-        raise ins.error("the operands have not as many registers as the shape needs")
+        raise ins.error("the number of registers in an operand does not fit the shape")
     word, sum_word = "b64" if element == "f64" else "b32", "b64" if total == "f64" else "b32"
     given = [stored(b, role, each, ty) for role, each, ty in (("a", x, word), ("b", y, word), ("c", c, sum_word))]
     result = b.scratch("d", 4 * sums * (2 if total == "f64" else 1))
@@ -97,7 +97,7 @@ def matrices(ins: Instruction, group: Group) -> int:
     if not count or not ins.has("m8n8") or not ins.has("b16"):
         raise ins.error("only matrices of 8 x 8 elements of 16 bits are supported")
     if len(group.items) != count:
-        raise ins.error("the group has not one register for each matrix")
+        raise ins.error("expected a vector operand with one register per matrix")
     return count
 
 

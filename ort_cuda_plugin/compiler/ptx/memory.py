@@ -144,7 +144,7 @@ def store(b: Builder, ins: Instruction) -> None:
 def hint(b: Builder, ins: Instruction) -> None:
     """Emit nothing: the instruction only affects what a cache holds."""
     if ins.opcode == "discard":
-        raise ins.error("discard is not supported: what it leaves in memory is not defined")
+        raise ins.error("discard is not supported, because it leaves undefined contents in memory")
     if ins.opcode == "createpolicy":
         b.set(ins.operands[0], "0", "b64")
 
@@ -210,7 +210,9 @@ def copy(b: Builder, ins: Instruction) -> None:
     If the source size is smaller than the copy's size, the rest is filled with zeros.
     """
     if not ins.has("async") or ins.has("bulk", "mbarrier"):
-        raise ins.error("of cp, only cp.async with groups is supported")
+        raise ins.error(
+            "only the cp instructions cp.async, cp.async.commit_group, .wait_group and .wait_all are supported"
+        )
     if ins.has("commit_group"):
         b.call("void", COPY_COMMIT, "i32 0")
         return
@@ -222,7 +224,7 @@ def copy(b: Builder, ins: Instruction) -> None:
     destination, source, *rest = ins.operands
     size = b.constant(rest[0], "u32") if isinstance(rest[0], Immediate) else ""
     if size not in ("4", "8", "16"):
-        raise ins.error("the size is 4, 8 or 16")
+        raise ins.error("expected a size of 4, 8 or 16 bytes")
     given = rest[1] if len(rest) > 1 and not ins.has("L2::cache_hint") else rest[1] if len(rest) > 2 else None
     to, at = b.pointer(destination, "shared"), b.pointer(source, "global")
     check_access(b, ins, to, int(size), STORE)

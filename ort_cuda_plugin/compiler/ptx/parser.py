@@ -250,7 +250,7 @@ def tokens(text: str) -> Iterator[Token]:
         match = token_pattern.match(text, position)
         if match is None or match.lastgroup is None:
             line += text.count("\n", counted, position)
-            raise PtxError(line, text[position : position + 20].strip().split("\n")[0], "not a token of PTX")
+            raise PtxError(line, text[position : position + 20].strip().split("\n")[0], "not a PTX token")
         start = match.start(match.lastgroup)
         line += text.count("\n", counted, start)
         counted = start
@@ -302,7 +302,7 @@ class Parser:
     @property
     def next(self) -> Token:
         if self.position == len(self.tokens):
-            raise PtxError(self.text.count("\n") + 1, "end of the text", "a statement is not complete")
+            raise PtxError(self.text.count("\n") + 1, "end of the text", "the last statement is incomplete")
         return self.tokens[self.position]
 
     def take(self, text: str = "") -> Token:
@@ -356,7 +356,7 @@ class Parser:
         elif token.text == ".alias":
             self.up_to(";")
         elif token.text != ";":
-            raise PtxError(token.line, token.text, "not a directive that is known")
+            raise PtxError(token.line, token.text, "unknown directive")
 
     def variable(self, space: Token) -> Variable:
         """Parse a variable such as ``.align 16 .b8 name[64] = {...}``, after its state space."""
@@ -388,7 +388,7 @@ class Parser:
         try:
             size = type_bytes(ty)
         except ValueError:
-            raise PtxError(name.line, name.text, f"the type {ty!r} is not known") from None
+            raise PtxError(name.line, name.text, f"unknown type {ty!r}") from None
         alignment = max(alignment, size * words)
         return Variable(space.text[1:], ty, name.text, count * words, alignment, initial, space.line, is_pointer)
 

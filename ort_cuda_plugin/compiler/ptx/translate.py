@@ -69,7 +69,7 @@ def translate_instruction(builder: Builder, ins: Instruction) -> None:
     except PtxError:
         raise
     except (AttributeError, IndexError, KeyError, StopIteration, TypeError, ValueError) as error:
-        raise ins.error("the operands or modifiers are not those that the ISA gives the instruction") from error
+        raise ins.error("the PTX ISA does not allow these operands or modifiers for the instruction") from error
     if after:
         builder.block(after)
     builder.current = None

@@ -272,19 +272,19 @@ class StoredConstants:
         parts = []
         for number, shape, strides, offset in operands:
             if type(number) is not int or not 0 <= number < len(self.all) or type(offset) is not int:
-                raise ValueError(f"expected an operand of a recipe, got {number!r}")
+                raise ValueError(f"a preprocessed weight: expected the number of a constant, got {number!r}")
             part = ConstantView(self.all[number], dims_of(shape), dims_of(strides), offset)
             if not part.is_inside:
-                raise ValueError(f"an operand of a recipe is outside of constant {number}")
+                raise ValueError(f"a preprocessed weight reads elements outside of constant {number}")
             parts.append(part)
         allowed = _allowed_bytes(parts)
         recipe = Recipe(function, tuple(parts), tuple(_decoded(value) for value in parameters))
         if function not in FUNCTIONS or not parts:
-            raise ValueError(f"unknown recipe {function!r}")
+            raise ValueError(f"a preprocessed weight: unknown function {function!r}")
         constant = derived_constant(recipe, dtype, dims)
         sizes = [constant.nbytes, *(math.prod(part.shape) * part.constant.dtype.itemsize for part in parts)]
         if max(sizes) > allowed:
-            raise ValueError(f"recipe {function!r}: its result is too large for its operands")
+            raise ValueError(f"a preprocessed weight: the result of {function!r} is too large for its operands")
         return constant
 
 
@@ -311,5 +311,5 @@ def _decoded(value: Json) -> Parameter:
     if isinstance(value, list):
         return dims_of(value)
     if not isinstance(value, (bool, int)):
-        raise ValueError(f"expected a parameter of a recipe, got {value!r}")
+        raise ValueError(f"a preprocessed weight: expected a number or a shape, got {value!r}")
     return value

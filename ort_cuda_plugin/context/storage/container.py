@@ -48,13 +48,13 @@ class _Array:
             data = self.contents()
             if len(memoryview(data)) != self.nbytes:
                 raise ContextError(
-                    f"a constant: got {len(memoryview(data))} bytes, expected {self.nbytes} as when it was added. "
-                    "Compile the model again, and do not change its weights meanwhile"
+                    f"a weight changed while the model was compiled: got {len(memoryview(data))} bytes, expected "
+                    f"{self.nbytes}. Compile the model again, and do not change its weights meanwhile"
                 )
             yield data
         else:
             for start, length in in_pieces(self.nbytes):
-                yield read(self.contents, self.offset + start, length, "the context that was written before")
+                yield read(self.contents, self.offset + start, length, "the compiled model that was written before")
 
 
 class Builder:
@@ -180,17 +180,17 @@ class Container:
 
     def _read_index(self) -> dict[str, Json]:
         if len(self.data) < HEADER.size:
-            raise self.damaged(f"it has {len(self.data)} bytes, less than a header")
+            raise self.damaged(f"it has {len(self.data)} bytes, fewer than its header needs")
         header = read(self.data, 0, HEADER.size, self.subject)
         magic, major, minor, zero, size, offset, length, digest = HEADER.unpack(header)
         if magic != MAGIC:
-            raise ContextError(f"{self.subject} is not a context of this plugin. Compile the model again")
+            raise ContextError(f"{self.subject} was not compiled by this plugin. Compile the model again")
         if major != VERSION[0]:
             raise ContextError(
                 f"{self.subject} has format {major}.{minor}, this plugin reads {VERSION[0]}.x; compile the model again"
             )
         if zero or size != len(self.data):
-            raise self.damaged(f"it has {len(self.data)} bytes, and should have {size}")
+            raise self.damaged(f"it has {len(self.data)} bytes, expected {size}")
         if length > MAX_INDEX_BYTES or not FIRST_ARRAY <= offset <= size or offset + length != size:
             raise self.damaged("its index lies outside of the file")
         text = bytes(read(self.data, offset, length, self.subject))
@@ -199,7 +199,7 @@ class Container:
         try:
             index = parse_json(text)
         except ValueError as error:
-            raise self.damaged(f"its index: {error}") from error
+            raise self.damaged(f"its index is malformed: {error}") from error
         if not isinstance(index, dict):
             raise self.damaged("its index is not a JSON object")
         self._end = offset
@@ -242,7 +242,7 @@ def parse_json(text: bytes) -> Json:
     def unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
         found = dict(pairs)
         if len(found) != len(pairs):
-            raise ValueError("an object has the same key twice")
+            raise ValueError("a JSON object has the same key twice")
         return found
 
     def no_constant(name: str) -> None:
@@ -251,7 +251,7 @@ def parse_json(text: bytes) -> Json:
     try:
         return json.loads(text, object_pairs_hook=unique, parse_constant=no_constant)
     except RecursionError:
-        raise ValueError("it nests too deeply") from None
+        raise ValueError("its JSON nests too deeply") from None
 
 
 def _aligned(position: int) -> int:

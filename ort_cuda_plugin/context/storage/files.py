@@ -79,7 +79,7 @@ class ModelFolder:
         except OSError as error:
             why = error.strerror or "it is not a regular file"
             raise ContextError(
-                f"{subject} cannot be read in {str(self.path)!r}: {why}; it belongs beside the model"
+                f"{subject} cannot be read in {str(self.path)!r}: {why}; put it into the folder of the compiled model"
             ) from error
 
 

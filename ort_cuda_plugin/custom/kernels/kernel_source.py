@@ -51,7 +51,7 @@ def _definition(function: Callable[..., Any], what: str) -> tuple[ast.FunctionDe
     """Return the function's syntax tree without decorators and annotations, and the undecorated function."""
     plain = getattr(function, "py_func", function)  # a function that numba.cuda.jit decorates
     if not isinstance(plain, FunctionType):
-        raise KernelSourceError(f"{function!r} is not a Python function, as a Numba kernel is")
+        raise KernelSourceError(f"{function!r} is not a Python function, expected the function of a Numba kernel")
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(plain)))
     except (OSError, TypeError, SyntaxError) as error:
@@ -64,7 +64,10 @@ def _definition(function: Callable[..., Any], what: str) -> tuple[ast.FunctionDe
         raise KernelSourceError(f"{what} {plain.__qualname__} is not a function with a name: write it with def")
     arguments = definition.args
     if arguments.vararg or arguments.kwarg or arguments.kwonlyargs or arguments.defaults:
-        raise KernelSourceError(f"{what} {plain.__qualname__} has parameters that are not plain positional ones")
+        raise KernelSourceError(
+            f"{what} {plain.__qualname__} has *args, **kwargs, keyword-only parameters or defaults: use "
+            "positional parameters only"
+        )
     definition.decorator_list, definition.returns = [], None
     for argument in arguments.args:
         argument.annotation = None
@@ -93,10 +96,12 @@ def _add_surroundings(function: FunctionType, definition: ast.FunctionDef, aroun
             )
         if text and name in _TAKEN:
             raise KernelSourceError(
-                f"kernel {kernel} uses {name!r} from outside, which the generated text defines: rename it"
+                f"kernel {kernel} uses {name!r}, a name that the generated code defines too: rename it"
             )
         if text and around.setdefault(name, text) != text:
-            raise KernelSourceError(f"kernel {kernel} and its functions mean different things by {name!r}: rename one")
+            raise KernelSourceError(
+                f"kernel {kernel} and the functions that it calls use {name!r} for different objects: rename one"
+            )
 
 
 def _text(name: str, value: Any) -> str | None:

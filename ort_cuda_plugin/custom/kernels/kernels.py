@@ -313,7 +313,7 @@ def size_of(kernel: Kernel, what: str, size: Any) -> Dim:
             "floordiv() in place of /"
         ) from None
     if not 0 <= number < 1 << 31:
-        raise TypeError(f"kernel {kernel.name}: a {what} of {number} is not possible, expected 0 to {2**31 - 1}")
+        raise TypeError(f"kernel {kernel.name}: its {what} is {number}, expected 0 to {2**31 - 1}")
     return number
 
 
@@ -347,15 +347,19 @@ def _argument(kernel: Kernel, number: int, arg: Any, wanted: str | None) -> Any:
         placed = arg
     elif isinstance(arg, Expr | int):
         if wanted in ("f32", "f64") and not isinstance(arg, int):
-            raise TypeError(f"kernel {kernel.name}: argument {number} is a size, the signature says {wanted}")
+            raise TypeError(f"kernel {kernel.name}: argument {number} is a size, and the signature declares {wanted}")
         is_float = wanted in ("f32", "f64")
         placed = _number_of(wanted, float(arg) if isinstance(arg, int) and is_float else arg)
     elif isinstance(arg, float):
         placed = _number_of(wanted, arg)
     else:
-        raise TypeError(f"kernel {kernel.name}: argument {number} is {type(arg).__name__}, neither tensor nor number")
+        raise TypeError(
+            f"kernel {kernel.name}: argument {number} is {type(arg).__name__}, expected a tensor or a number"
+        )
     if wanted is not None and type_of(placed) != wanted:
-        raise TypeError(f"kernel {kernel.name}: argument {number} is {type_of(placed)}, the signature says {wanted}")
+        raise TypeError(
+            f"kernel {kernel.name}: argument {number} is {type_of(placed)}, and the signature declares {wanted}"
+        )
     return placed
 
 

@@ -128,7 +128,7 @@ class Answers:
             raise PluginFailure(
                 f"{self.label}: get_output_shapes returned {size!r} for a size, expected an int or a Size"
             ) from error
-        self._ctx.require(le(0, dim), f"{self.label}: get_output_shapes gave a size that is less than 0")
+        self._ctx.require(le(0, dim), f"{self.label}: get_output_shapes returned a negative size")
 
     def _check_size_tensor(self, size: SizeTensor, types: Sequence[DType], shapes: Sequence[tuple[Any, ...]]) -> None:
         number = size.output

@@ -159,7 +159,11 @@ class _Plan:
         is_recorded = capability(self._plugin, self._label, CapabilityType.RUNTIME).enqueue_is_recorded
         if problem is None or not is_recorded:
             name = next(iter(ways))
-            why = "it has no get_timing_cache_id" if is_recorded else "an enqueue that each Run calls is not measured"
+            why = (
+                "not measured, since it has no get_timing_cache_id"
+                if is_recorded
+                else "not measured, since each Run calls enqueue"
+            )
             return *ways[name], f"{name}: {why}"
         chosen = choose_tactic(self._ctx, f"{self._label} {problem}", self._inputs, list(ways), self._by)
         return *ways[chosen.name], f"{chosen.name}: {chosen.why}"
@@ -264,7 +268,7 @@ class _Plan:
             raise PluginFailure(
                 f"{self._label}: get_workspace_size returned {nbytes!r}, expected a number of bytes"
             ) from error
-        ctx.require(le(0, size), f"{self._label}: get_workspace_size gave less than 0 bytes")
+        ctx.require(le(0, size), f"{self._label}: get_workspace_size returned a negative number of bytes")
         workspace = None if size == 0 else ctx.empty((size,), DType.UINT8)
         tactics = [self._tactic] if self._tactic is not None else self._answers.tactics()
         runtime: PluginRuntime = capability(self._plugin, self._label, CapabilityType.RUNTIME)

@@ -37,7 +37,7 @@ def stored_callback(row: Mapping[str, Any]) -> Callback:
     )
     described = len(layout.inputs) + len(layout.outputs)
     if sum(layout.given) != len(layout.inputs) or len(layout.wild) != len(layout.outputs):
-        raise ValueError("a callback: the numbers of its inputs and outputs contradict their descriptions")
+        raise ValueError("a callback's numbers of inputs and outputs contradict their descriptions")
     if len(tensors) != described + layout.has_workspace:
         raise ValueError(f"a callback has {len(tensors)} tensors, expected {described + layout.has_workspace}")
 

@@ -18,8 +18,8 @@ from ..kernels.kernels import Kernel, arguments, check_kernel, checked_block, la
 from .descriptors import Scope, Size, dim_of
 
 _RECORDED = (
-    "a recorded enqueue has no {}: it is called once for a plan, not in each Run. Set enqueue_is_recorded = False in"
-    " the class of the plugin"
+    "with enqueue_is_recorded = True, enqueue() has no {}: it is called once per plan, not in each Run. Set"
+    " enqueue_is_recorded = False in the class of the plugin"
 )
 
 

@@ -70,7 +70,9 @@ class ContextCallbacks:
         try:
             host.check_status(function(state, name.encode(), allocator[0], data, size))
         except host.OrtError as error:
-            raise ContextError(f"the application's function gives no context file {name!r}: {error}") from error
+            raise ContextError(
+                f"the application's function that reads context files failed for {name!r}: {error}"
+            ) from error
         finally:
             owned = ffi.NULL if data[0] == ffi.NULL else ffi.gc(data[0], _freeing(allocator[0]))
         if owned == ffi.NULL:
@@ -88,7 +90,9 @@ class ContextCallbacks:
         try:
             host.check_status(function(state, name.encode(), ffi.from_buffer(data), len(data)))
         except host.OrtError as error:
-            raise ContextError(f"the application's function does not take context file {name!r}: {error}") from error
+            raise ContextError(
+                f"the application's function that writes context files failed for {name!r}: {error}"
+            ) from error
 
     def _find(self, session_options: Any, get: Any, release: Any, get_read: Any, get_write: Any) -> None:
         slot = ffi.new("OrtEpContextConfig **")

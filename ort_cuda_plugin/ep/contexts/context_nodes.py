@@ -197,7 +197,9 @@ class ContextReader:
             return
         file = node.attributes.get("onnx_model_filename", "") or wanted[1]
         if not isinstance(file, str):
-            raise ContextError(f"node {node.label}: onnx_model_filename is not a string. Compile the model again")
+            raise ContextError(
+                f"node {node.label}: attribute onnx_model_filename is not a string. Compile the model again"
+            )
         folder = self._folder_with(file, model_path)
         context.constants.sources[wanted[0]] = self._sources.find(folder, file)
 
@@ -207,7 +209,7 @@ class ContextReader:
         if node.attributes.get("main_context", 1) != 1:
             return None
         if each.payload is None:
-            raise ContextError(f"node {node.label} has no ep_cache_context. Compile the model again")
+            raise ContextError(f"node {node.label}: attribute ep_cache_context is missing. Compile the model again")
         if node.attributes.get("embed_mode", 1) == 1:
             self._embedded.append(Context(Container(each.payload, f"the context in node {node.name!r}")))
             return self._embedded[-1]
@@ -215,19 +217,22 @@ class ContextReader:
             return self._file(bytes(each.payload).decode(), each.model_path)
         except UnicodeDecodeError as error:
             raise ContextError(
-                f"node {node.label}: ep_cache_context is not a file name. Compile the model again"
+                f"node {node.label}: attribute ep_cache_context is not a file name. Compile the model again"
             ) from error
 
     def _partition(self, node: Node, context: Context | None) -> tuple[Context, str]:
         name = node.attributes.get("partition_name", "")
         if not isinstance(name, str) or not name:
-            raise ContextError(f"node {node.label} has no partition_name. Compile the model again")
+            raise ContextError(f"node {node.label}: attribute partition_name is missing. Compile the model again")
         if context is not None:
             return context, name
         for other in (*self._embedded, *self._files.values()):
             if name in other.partitions:
                 return other, name
-        raise ContextError(f"node {node.label}: no node with main_context=1 holds partition {name!r}")
+        raise ContextError(
+            f"node {node.label}: no EPContext node with main_context=1 contains partition {name!r}. Compile the "
+            "model again"
+        )
 
     def _folders(self, model_path: str) -> Iterator[ModelFolder]:
         """Yield the folders that may hold files of the model, the most likely one first: the model's own folder, then
@@ -250,8 +255,8 @@ class ContextReader:
         folder = self._folder_with(name, model_path)
         if folder is None and not self._callbacks.reads:
             raise ContextError(
-                f"context file {name!r} is beside a model that comes from memory: set ep.context_file_path to the path "
-                "of the model"
+                f"context file {name!r} cannot be found, because the model comes from memory: set ep.context_file_path "
+                "to the path of the model"
             )
         key: Hashable = name
         if folder is not None and not self._callbacks.reads:

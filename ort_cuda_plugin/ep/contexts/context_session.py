@@ -65,7 +65,7 @@ class ContextSession:
         clusters, and a partition of a context is one cluster.
         """
         if self.output is not None and any(is_search(node) for (node, *_) in claims.clusters):
-            reason = "a compiled model does not hold searches"
+            reason = "a compiled model cannot contain BeamSearch, GreedySearch or similar operators"
             verdicts = [
                 decline(node, "control-flow", reason) if is_search(node) else verdict
                 for node, verdict in zip(graph.nodes, claims.verdicts, strict=True)
@@ -73,7 +73,9 @@ class ContextSession:
             return Claims([c for c in claims.clusters if not is_search(c[0])], claims.singles, verdicts)
         if self.output is None or not graph.is_subgraph:
             return claims
-        reason = "it is in the body of a control-flow operator, and a compiled model has no contexts there"
+        reason = (
+            "it is in the body of a control-flow operator, and a compiled model contains only nodes of the main graph"
+        )
         return Claims([], [], [decline(node, "control-flow", reason) for node in graph.nodes])
 
     def claims_without_analysis(self, graph: Graph) -> Claims | None:
@@ -82,7 +84,14 @@ class ContextSession:
         """
         if not graph.nodes or not all(map(is_context, graph.nodes)):
             return None
-        return Claims([], [], [decline(node, "op", "it is compiled") for node in graph.nodes])
+        return Claims(
+            [],
+            [],
+            [
+                decline(node, "op", "it contains a compiled model, which the plugin loads without analysis")
+                for node in graph.nodes
+            ],
+        )
 
     def claim(self, graph: Graph, verdicts: Sequence[NodeVerdict]) -> tuple[list[Node], list[NodeVerdict]]:
         """Return the nodes with contexts of this plugin, and all verdicts, in which these nodes are now supported."""
@@ -154,7 +163,8 @@ class ContextSession:
         if output.embed:
             if output.shares:
                 raise ContextError(
-                    "ep.context_embed_mode=1: sessions with ep.share_ep_contexts=1 write one file. Use mode 0"
+                    "ep.context_embed_mode=1: with ep.share_ep_contexts=1 all sessions write one context file. "
+                    "Use mode 0"
                 )
             for cluster in clusters:
                 writer = ContextWriter(kernel_library().get_many)
@@ -251,8 +261,8 @@ class _Binary:
                 self.path = self.path or path
                 if self.path.parent.resolve() != path.parent.resolve():
                     raise ContextError(
-                        "models that share a context are written to one folder: that of the first is "
-                        f"{str(self.path.parent)!r}, not {str(path.parent)!r}"
+                        "models that share a context file must be written to one folder: got "
+                        f"{str(path.parent)!r}, expected that of the first model, {str(self.path.parent)!r}"
                     )
                 names = [self._writer.add(cluster, request) for cluster in clusters]
                 if callbacks.writes:

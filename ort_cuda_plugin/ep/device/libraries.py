@@ -66,8 +66,8 @@ def load_libraries() -> frozenset[str]:
     for name, place in library_places().items():
         if not place.path:
             logger.warning(
-                "%s is not used: %s. Kernels of this package take its place, which can be slower; "
-                '`pip install "ort-cuda-plugin[libs]"` brings it',
+                "%s is not used: %s. The plugin's own kernels replace it, which can be slower; "
+                '`pip install "ort-cuda-plugin[libs]"` installs it',
                 name,
                 place.why,
             )

@@ -60,7 +60,7 @@ def measure(device: OpenDevice, programs: Sequence[Variant]) -> list[float | Non
             list(specs), device.target
         )  # compiles in parallel; `_measure` gets the error of each kernel again
     except Exception as error:
-        logger.info("autotune: candidate kernels: %s", error)
+        logger.info("autotune: compiling the candidate kernels failed, each is tried separately: %s", error)
     return [_measure(device, program) for program in programs]
 
 

@@ -109,7 +109,7 @@ class Substitutes:
         self._device.refusals.latest = text
         logger.log(
             logging.WARNING if is_first else logging.INFO,
-            "%s. A kernel of this package replaces the call, which can be slower%s",
+            "%s. A kernel of the plugin replaces the call, which can be slower%s",
             text,
             "; later sessions on this device do not try the call again" if call.lasts else "",
         )

@@ -84,7 +84,9 @@ class RunStream:
     def copy(self, destination: DeviceArray, source: DeviceArray) -> None:
         """Implement `CallStream.copy`. Raises TypeError for different sizes, DriverError."""
         if destination.nbytes != source.nbytes:
-            raise TypeError(f"cannot copy an array of {source.nbytes} bytes into one of {destination.nbytes}")
+            raise TypeError(
+                f"cannot copy an array of {source.nbytes} bytes into an array of {destination.nbytes} bytes"
+            )
         if source.nbytes and destination.address != source.address:
             sizes = (destination.address, source.address, source.nbytes)
             self._check(self._device.driver.MemcpyDtoDAsync(*sizes, self._handle), "cuMemcpyDtoDAsync", "a copy")
@@ -137,10 +139,12 @@ def _parameter(spec: KernelSpec, number: int, arg: DeviceArray | Number) -> Any:
     entry = spec.signature[number]
     if isinstance(arg, DeviceArray):
         if entry != f"*{arg.dtype.short}":
-            raise TypeError(f"kernel {spec.name}: argument {number} is *{arg.dtype.short}, the signature says {entry}")
+            raise TypeError(
+                f"kernel {spec.name}: argument {number} is *{arg.dtype.short}, and the signature declares {entry}"
+            )
         return ffi.new("CUdeviceptr *", arg.address)
     if entry.startswith("*"):
-        raise TypeError(f"kernel {spec.name}: argument {number} is a number, the signature says {entry}")
+        raise TypeError(f"kernel {spec.name}: argument {number} is a number, and the signature declares {entry}")
     try:
         return ffi.new("char[]", struct.pack(_FORMATS[entry], arg))
     except struct.error as error:

@@ -146,7 +146,7 @@ class FusedNode:
             if is_damage and (isinstance(self._cluster, StoredCluster) or self._why):
                 what = str(error) if isinstance(error, PluginError) else repr(error)
                 raise ContextError(
-                    f"the context of {self.name} contradicts itself ({what}); compile the model again"
+                    f"{self.name}: the compiled model contradicts itself ({what}); compile the model again"
                 ) from error
             raise
 
@@ -159,7 +159,7 @@ class FusedNode:
         """
         memory = ffi.new("ocp_plan_memory *")
         if not core().cluster_memory(self.pointer, memory):
-            raise RuntimeError("plan memory: no Run has ended yet, or one is running. Run the session first")
+            raise RuntimeError("plan memory: the session has not run yet, or is running now. Run it first")
         return int(memory.planned), int(memory.alive_at_once)
 
     @property

@@ -14,8 +14,8 @@ _MOST_REMEMBERED = 16
 """Number of a cluster's latest plans whose guards are kept."""
 _MOST_SHOWN = 3
 _MOST_ELEMENTS = 16
-ALL_SIZES_KNOWN = "the model says all sizes"
-FIRST = "it is the first one"
+ALL_SIZES_KNOWN = "the model fixes all sizes"
+FIRST = "there was no earlier plan"
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,10 @@ class PlanHistory:
         if not self.count:
             return FIRST
         latest = list(self._guards)[: -_MOST_SHOWN - 1 : -1]
-        reasons = [f"plan {number}: {guards.refusal(shapes, contents) or 'it takes them'}" for number, guards in latest]
+        reasons = [
+            f"plan {number}: {guards.refusal(shapes, contents) or 'it accepts these inputs'}"
+            for number, guards in latest
+        ]
         rest = self.count - len(reasons)
         return "; ".join(reasons) + (f"; and {rest} more" if rest else "")
 

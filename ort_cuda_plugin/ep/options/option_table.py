@@ -113,8 +113,8 @@ class Options:
         16,
         values.count(1, 1024),
         Decides.GRAPHS,
-        "number of automatic graphs that each cluster keeps. A graph keeps the memory of its "
-        "intermediate tensors. If a cluster has more than one graph, their memory together is at most a "
+        "number of automatic graphs that each fused node keeps. A graph keeps the memory of its "
+        "intermediate tensors. If a fused node has more than one graph, their memory together is at most a "
         "quarter of the device's",
         needs="`automatic_cuda_graphs=1`",
         changes=True,
@@ -322,7 +322,7 @@ class Options:
         "",
         values.FOLDER,
         Decides.OUTPUT,
-        "an existing folder. The plugin writes two files there for each cluster: the program after each pass, as "
+        "an existing folder. The plugin writes two files there for each fused node: the program after each pass, as "
         "text; and a line of JSON for each plan that was built, with the bytes that each step moves",
     )
     log_level: str = _option(

@@ -110,7 +110,9 @@ def _with_stream(options: Options) -> Options:
     it.
     """
     if options.has_user_compute_stream and options.user_compute_stream is None:
-        raise OptionError(f"{EP_NAME} option has_user_compute_stream=1 needs user_compute_stream, the stream's address")
+        raise OptionError(
+            f"{EP_NAME} option has_user_compute_stream=1 needs the option user_compute_stream with the stream's address"
+        )
     stream = None if options.has_user_compute_stream is False else options.user_compute_stream
     return replace(options, has_user_compute_stream=None, user_compute_stream=stream)
 

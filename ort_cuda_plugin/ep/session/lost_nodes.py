@@ -41,7 +41,10 @@ def is_compiled_model(node: Node) -> bool:
 def why_not_loaded(node: Node) -> str:
     """Explain why the plugin declines a compiled model of another execution provider."""
     made_by = str(node.attributes.get("source", "")) or "a provider that it does not name"
-    return f"it holds a model that {made_by} compiled, and {EP_NAME} loads its own only: use the original model"
+    return (
+        f"it contains a model that {made_by} compiled, and {EP_NAME} loads only models that it compiled itself: use "
+        "the original model"
+    )
 
 
 def is_probably_lost(node: Node) -> bool:

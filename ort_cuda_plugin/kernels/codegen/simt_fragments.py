@@ -189,7 +189,7 @@ def fill_matrix(operand: Operand, extent: int, tile: Tile, element: Element, ind
     if rest:
         raise ValueError(
             f"tile {tile.name}: {total} elements of an operand do not divide into chunks of {chunk} for {tile.threads} "
-            "threads. Change the tile's k or its threads"
+            "threads. Change the tile's size along k or its number of threads"
         )
     per_line = (tile.k if operand.inner_major else extent) // chunk
     row, offset = f"int32(chunk >> {log2(per_line)})", f"int32((chunk & {per_line - 1}) * {chunk})"

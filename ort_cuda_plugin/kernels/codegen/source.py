@@ -527,7 +527,8 @@ class KernelBuilder(Parameters):
             if len(names) > MAX_PARAMETERS:
                 raise Unsupported(
                     "shape",
-                    f"{name}: too many strides: got {len(names)} parameters, expected at most {MAX_PARAMETERS}",
+                    f"kernel {name} would have too many parameters for strides: got {len(names)} parameters, "
+                    f"expected at most {MAX_PARAMETERS}",
                 )
             spec = _spec(name, names, signature, "\n".join(self.emit.lines), math.prod(block) if bounded else 0)
         ctx.launch(

@@ -215,7 +215,9 @@ class RowColumns:
     def _offset(self, base: str, strides: Sequence[str]) -> str:
         if self.coordinates is None:
             if any(stride != "0" for stride in strides):
-                raise TypeError("row program: a per-row value depends on an element. Reduce the element first")
+                raise TypeError(
+                    "a value that is computed once per row depends on an element of the row. Reduce the elements first"
+                )
             return base
         terms = offset_text(list(zip(self.coordinates, strides, strict=False)))
         return base if terms == "0" else f"{base} + {terms}"

@@ -154,7 +154,10 @@ def _depths(nodes: Nodes) -> Ints:
     inner = nodes.children[nodes.children < nodes.count]
     ways = np.bincount(np.concatenate([inner, nodes.roots[nodes.roots < nodes.count]]), minlength=nodes.count)
     require.that(
-        not (ways > 1).any(), "each node of a tree", "have one parent", f"several for node {int(np.argmax(ways))}"
+        not (ways > 1).any(),
+        "each node of a tree",
+        "have one parent",
+        f"several parents of node {int(np.argmax(ways))}",
     )
     steps = _steps(nodes)
     depths = np.zeros(len(nodes.roots), np.int64)
@@ -208,5 +211,5 @@ def with_missing(comparisons: Ints, tracks: Sequence[int] | None) -> Ints:
 def equal_lengths(**lists: Sized) -> int:
     """Return the length that all lists have. Raises InvalidModel if lengths differ."""
     lengths = {name: len(values) for name, values in lists.items()}
-    require.that(len(set(lengths.values())) <= 1, " and ".join(lengths), "have one length", [*lengths.values()])
+    require.that(len(set(lengths.values())) <= 1, " and ".join(lengths), "have the same length", [*lengths.values()])
     return next(iter(lengths.values()))

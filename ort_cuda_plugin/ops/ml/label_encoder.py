@@ -22,7 +22,7 @@ _KEYS_4 = _KEYS_2 | {DType.FLOAT64, DType.INT32, DType.INT16}
 
 def _encode(ctx: Lowering, x: Tensor, keys: Array, values: Array, default: Array, *, finds_nan: bool) -> Tensor:
     """Map each element to the value of the first equal key, else ``default``, by binary search in sorted keys."""
-    require.that(len(keys) > 0, "keys", "be given", "none")
+    require.that(len(keys) > 0, "keys", "have at least one element", "none")
     require.count(len(keys), values=values)
     is_nan = np.isnan(keys)
     for_nan = values[is_nan][:1] if finds_nan and is_nan.any() else default.reshape(1)
@@ -73,7 +73,7 @@ class TensorLabelAttributes(LabelAttributes, total=False):
 def _listed(what: str, attributes: Mapping[str, object]) -> Array:
     """Return the values of the only attribute whose name begins with ``what``, in its element type."""
     given = [name for name in attributes if name.startswith(f"{what}_")]
-    require.that(len(given) == 1, what, "be given by one attribute", len(given))
+    require.that(len(given) == 1, what, f"be given by one attribute {what}_*", len(given))
     (name,) = given
     if name.endswith("_strings"):
         raise require.unsupported("dtype", f"the type of {what}", "string", "numbers")
@@ -92,7 +92,7 @@ def _encode_listed(ctx: Lowering, x: Tensor, attributes: Mapping[str, object], *
     if isinstance(tensor, Constant):
         default = tensor.array.reshape(-1)
         fits = len(default) == 1 and default.dtype == values.dtype
-        require.that(fits, "default_tensor", f"be one {values.dtype}", default)
+        require.that(fits, "default_tensor", f"have one element of type {values.dtype}", default)
     return _encode(ctx, x, keys, values, default, finds_nan=finds_nan)
 
 

@@ -84,7 +84,10 @@ def linear_classifier(
     scores = _scores(ctx, x, coefficients, intercepts, targets)
     if targets > 1:
         require.that(
-            len(labels := classlabels_ints) >= targets, "classlabels_ints", f"name {targets} classes", len(labels)
+            len(labels := classlabels_ints) >= targets,
+            "classlabels_ints",
+            f"have at least {targets} labels",
+            len(labels),
         )
         transformed = regression_transform(ctx, scores, post_transform, targets)
         return label_of_best(ctx, scores, classlabels_ints), transformed
@@ -106,7 +109,12 @@ def _similarities(ctx: Lowering, x: Tensor, vectors: Floats, count: int, kernel:
     require.one_of(_KERNELS, kernel_type=kernel)
     require.least(1, n_supports=count)
     require.multiple_count(count, support_vectors=vectors)
-    require.that(len(parameters) in (0, 3), "kernel_params", "be gamma, coef0 and degree, or none", len(parameters))
+    require.that(
+        len(parameters) in (0, 3),
+        "kernel_params",
+        "have the 3 entries gamma, coef0 and degree, or no entry",
+        len(parameters),
+    )
     gamma, offset, degree = parameters or (0.0, 0.0, 0.0)
     table = ctx.constant(np.array(vectors, np.float32).reshape(count, -1))
     x = _matrix(ctx, x, table.static_shape[1])

@@ -79,7 +79,7 @@ def _numbers(values: FloatList | None, tensor: Constant | None, dtype: DType, wh
             "dtype",
             f"the type of {what}_as_tensor",
             tensor.dtype.short,
-            f"{dtype.short}, the type of evaluation",
+            f"{dtype.short}, in which the trees are evaluated",
         )
     return tensor.array.reshape(-1)
 
@@ -253,7 +253,7 @@ def _tree_lists(
         nodes_values=thresholds,
     )  # fmt: skip
     equal_lengths(treeids=treeids, nodeids=nodeids, ids=ids, weights=weights)
-    require.that(count > 0, "an ensemble", "have trees", "none")
+    require.that(count > 0, "the ensemble", "have at least one tree", "none")
     of_trees = np.array(nodes_treeids, np.int64)
     names = _Names(of_trees, np.array(nodes_nodeids, np.int64))
     kinds = {mode: number for number, mode in enumerate(sorted(set(nodes_modes)))}
@@ -266,12 +266,15 @@ def _tree_lists(
 
     inner = np.flatnonzero(~is_leaf)
     children = [
-        index[names.find(of_trees[inner], np.array(ids, np.int64)[inner], "that is a child")]
+        index[names.find(of_trees[inner], np.array(ids, np.int64)[inner], "that its parents name as a child")]
         for ids in (nodes_truenodeids, nodes_falsenodeids)
     ]
     roots = np.flatnonzero(np.concatenate([[True], of_trees[1:] != of_trees[:-1]]))
     require.that(
-        len(np.unique(of_trees[roots])) == len(roots), "nodes_treeids", "be grouped by tree", "a tree in several groups"
+        len(np.unique(of_trees[roots])) == len(roots),
+        "nodes_treeids",
+        "have the nodes of each tree together",
+        "a tree whose nodes are apart",
     )
     comparisons = np.array([COMPARISONS.get(mode, 0) for mode in kinds], np.int64)[modes]
     nodes = Nodes(
@@ -297,7 +300,7 @@ class _Names:
         if self._spans[0] * self._spans[1] >= 2**63:
             raise require.unsupported(
                 "attribute",
-                "the number of ids from minimum to maximum in nodes_treeids and nodes_nodeids",
+                "the number of ids from minimum to maximum in nodes_treeids, and in nodes_nodeids,",
                 f"{self._spans[0]} and {self._spans[1]}",
                 "numbers with a product below 2**63",
             )
@@ -305,7 +308,7 @@ class _Names:
         # Converters write sorted ids, which need no argsort.
         self._order = None if (np.diff(keys) >= 0).all() else np.argsort(keys)
         self._keys = keys if self._order is None else keys[self._order]
-        require.that(not (np.diff(self._keys) == 0).any(), "nodes_nodeids", "be unique in a tree", "a duplicate")
+        require.that(not (np.diff(self._keys) == 0).any(), "nodes_nodeids", "be unique in each tree", "a duplicate")
 
     def _key(self, trees: Ints, nodes: Ints) -> Ints:
         return (trees - self._first[0]) * self._spans[1] + (nodes - self._first[1])
@@ -320,7 +323,9 @@ class _Names:
         is_there &= self._keys[found] == keys
         if not is_there.all():
             first = int(np.argmin(is_there))
-            raise require.violation(f"tree {trees[first]}", f"have each node {what}", f"no node {nodes[first]}")
+            raise require.violation(
+                f"tree {trees[first]}", f"have each node {what}", f"node id {nodes[first]}, which does not exist"
+            )
         return found if self._order is None else self._order[found]
 
 
@@ -510,14 +515,16 @@ def tree_ensemble(
             nodes_trueleafs=nodes_trueleafs, nodes_falseleafs=nodes_falseleafs,
         )  # fmt: skip
         leaves = equal_lengths(leaf_targetids=leaf_targetids, leaf_weights=weights)
-        require.that(count > 0 and len(tree_roots) > 0, "an ensemble", "have trees", "none")
+        require.that(count > 0 and len(tree_roots) > 0, "the ensemble", "have at least one tree", "none")
         for mode in modes:
             require.within(0, len(_MODES) - 1, nodes_modes=mode)
         children = np.array([nodes_truenodeids, nodes_falsenodeids], np.int64).T
         are_leaves = np.array([nodes_trueleafs, nodes_falseleafs], np.int64).T != 0
         limits = np.where(are_leaves, leaves, count)
         inside = (children >= 0) & (children < limits)
-        require.that(inside.all(), "each child", f"be one of {count} nodes or {leaves} leaves", children[~inside])
+        require.that(
+            inside.all(), "each child", f"be the number of one of {count} nodes or {leaves} leaves", children[~inside]
+        )
         names = [_MODES[mode] for mode in modes]
         comparisons = np.array([COMPARISONS.get(name, 1 << EQUAL) for name in names], np.int64)
         nodes = Nodes(

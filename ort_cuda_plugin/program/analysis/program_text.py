@@ -171,7 +171,9 @@ def step_kind(step: Step) -> str:
         case Sums():
             return "convolution"
         case Rows():
-            return f"rows along {', '.join(map(str, sorted(step.axes)))}"
+            return (
+                f"reduction over {'axis' if len(step.axes) == 1 else 'axes'} {', '.join(map(str, sorted(step.axes)))}"
+            )
         case Map():
             return "map"
         case Launch():

@@ -163,15 +163,17 @@ class Expr:
         return False if isinstance(other, int) else NotImplemented
 
     def __bool__(self) -> bool:
-        raise TypeError("a symbolic integer has no truth value; use ctx.known, ctx.guard or select")
+        raise TypeError("a symbolic integer cannot be a condition of `if`; use ctx.known, ctx.guard or select")
 
     def __lt__(self, other: object) -> bool:
-        raise TypeError("symbolic integers have no order; use lt, le, sym_min or sym_max")
+        raise TypeError("symbolic integers cannot be compared by <, <=, > or >=; use lt, le, sym_min or sym_max")
 
     __le__ = __gt__ = __ge__ = __lt__
 
     def __index__(self) -> int:
-        raise TypeError(f"the size {self!r} is an expression: expected an integer. Use a static size")
+        raise TypeError(
+            f"the size {self!r} is symbolic, expected an integer. Use a size that is known when the plan is built"
+        )
 
     def __add__(self, other: Dim) -> Dim:
         if isinstance(other, int):

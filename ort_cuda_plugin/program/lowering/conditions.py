@@ -65,7 +65,9 @@ class Conditions:
             return known
         assert isinstance(condition, Expr)
         if is_read_back(condition):
-            raise Unsupported("shape", "a size is computed on the device; supported: sizes from shapes")
+            raise Unsupported(
+                "shape", "a size is computed on the device; supported: sizes that follow from input shapes"
+            )
         answer = condition.hint != 0
         recorded = condition if answer else logical_not(condition)
         self.trace.originate(self.node, (recorded,))

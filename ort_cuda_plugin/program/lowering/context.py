@@ -158,7 +158,7 @@ class Lowering(Recorder):
         not ordered, so they must update the state atomically. ``initial`` returns the contents for the first Run.
         """
         if self.node is None:
-            raise TypeError("state: no node is lowered. Call state() in an operator's function")
+            raise TypeError("state() was called outside of an operator's function. Call it in the function")
         contents = self._states.get(self.node)
         if contents is None:
             array = initial()
@@ -180,7 +180,7 @@ class Lowering(Recorder):
             expected = f"{len(callback.tensors)} tensors {callback.tensors} and {callback.num_numbers} numbers"
             raise TypeError(f"callback {callback.name}: got {tensors} and {len(numbers)} numbers, expected {expected}")
         if not all(x.is_contiguous for x in tensors):
-            raise TypeError(f"callback {callback.name}: a tensor is not contiguous. Pass ctx.contiguous(x)")
+            raise TypeError(f"callback {callback.name}: a tensor argument is not contiguous. Pass ctx.contiguous(x)")
         if self.node is not None:
             self.notes[self.node] = f"each Run calls {callback.name} in Python, and cannot be a CUDA graph"
         if not self._is_recording:
@@ -209,7 +209,9 @@ class Lowering(Recorder):
                 if missing:
                     if pending[-1] in waited:
                         label = deferred.node.label if deferred.node else "(inputs)"
-                        raise RuntimeError(f"shape arithmetic of node {label}: depends on itself. Report the model")
+                        raise RuntimeError(
+                            f"node {label}: internal error: its shape depends on itself. Report the model"
+                        )
                     waited.add(pending[-1])
                     pending += missing
                     continue
@@ -248,7 +250,9 @@ class Lowering(Recorder):
             contents = self._deferred_contents(buffer)
         else:
             if self._read_host_input is None:
-                raise Unsupported("shape", f"{what} is an input on the device; supported: inputs on the host")
+                raise Unsupported(
+                    "shape", f"the host must read {what}, an input in device memory; supported: inputs in host memory"
+                )
             contents = self._read_host_input(buffer, elements)
         return tuple(contents[position] for position in positions)
 
@@ -268,7 +272,10 @@ class Lowering(Recorder):
         if isinstance(dim, int):
             return dim
         if self._speculative or is_read_back(dim):
-            reason = f"the number of elements of {what} is known only in a Run; supported: values known earlier"
+            reason = (
+                f"the number of elements of {what} is known only when the model runs; supported: numbers known when the"
+                " session is created"
+            )
             # A claimed node with a size that is unknown now gets its plan in the first Run, when shapes are known.
             waits = self._is_recording and self._speculative and self.trial is None and not is_read_back(dim)
             raise UnknownRank(reason) if waits else Unsupported("shape", reason)
@@ -313,10 +320,14 @@ class Lowering(Recorder):
             self.guard(eq(dim, hint(dim)))
             return hint(dim)
         if len(choices) > NUM_TRIALS:
-            reason = f"{what} is known only in a Run, with {len(choices)} choices; supported: up to {NUM_TRIALS}"
+            reason = (
+                f"{what} is known only when the model runs, with {len(choices)} choices; supported: up to {NUM_TRIALS}"
+            )
             raise Unsupported("shape", reason)
         if self.trial is None:
-            raise UnknownRank(f"{what} is known only in a Run; supported: values known earlier")
+            raise UnknownRank(
+                f"{what} is known only when the model runs; supported: values known when the session is created"
+            )
         return choices[self.trial % len(choices)]
 
     def read_back(

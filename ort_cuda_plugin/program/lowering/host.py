@@ -70,13 +70,15 @@ def on_host(
 
     def values(*contents: Sequence[Dim]) -> tuple[Dim, ...]:
         if ctx.host_work >= MAX_HOST_WORK:
-            reason = f"the number of terms of shape arithmetic is above {MAX_HOST_WORK}; supported: up to that"
+            reason = f"the shape arithmetic on the host has too many terms; supported: up to {MAX_HOST_WORK}"
             raise Unsupported("shape", reason)
         read = [_shaped(values, x.static_shape) for values, x in zip(contents, inputs, strict=True)]
         try:
             return tuple(_fitting(ctx, compute(*read)).reshape(-1).tolist())
         except (NotFoldable, ZeroDivisionError):
-            raise Unsupported("shape", "shape arithmetic is not symbolic; supported: integer arithmetic") from None
+            raise Unsupported(
+                "shape", "a shape depends on an operation that the host cannot compute; supported: integer arithmetic"
+            ) from None
 
     on_device = device()
     # `values` returns elements in row-major order, so x must have this order in memory.

@@ -30,7 +30,9 @@ def multiply(
     elements of ``others``, which broadcast to the result. ``conversion`` is the prologue of b. Inner dimensions that
     differ raise InvalidModel, or let the first Run in which they are known fail.
     """
-    ctx.require(eq(a.shape[-1], b.shape[-2]), "the inner dimensions of the matrices differ, expected equal ones")
+    ctx.require(
+        eq(a.shape[-1], b.shape[-2]), "the inner dimensions of the two matrices differ, expected equal dimensions"
+    )
     shape = (*broadcast_shapes(ctx, a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
     total = Scalar(s.accumulation_type(a.dtype) if a.dtype.is_float else a.dtype, "leaf")
     leaves = [Scalar(x.dtype, "leaf") for x in others]

@@ -285,7 +285,7 @@ def reads_and_writes(
 ) -> tuple[tuple[Buffer, ...], tuple[Buffer, ...]]:
     for tensor in writes:
         if tensor.buffer.kind not in (BufferKind.SCRATCH, BufferKind.OUTPUT, BufferKind.STATE):
-            raise TypeError(f"{tensor!r}: is read-only. Write to an intermediate, an output or a state")
+            raise TypeError(f"{tensor!r} is read-only. Write to an intermediate, an output or a state")
     written = dict.fromkeys(tensor.buffer for tensor in writes)
     read = dict.fromkeys(tensor.buffer for tensor in reads)
     for arg in args:

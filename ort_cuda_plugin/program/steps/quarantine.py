@@ -123,7 +123,7 @@ class Quarantine:
         none.
         """
         names = [entry.schedule for entry in self._of(step) if entry.epilogue in ("", epilogue)]
-        return f"; quarantined by the selftest: {', '.join(names)}" if names else ""
+        return f"; not used, since ort-cuda-plugin selftest failed: {', '.join(names)}" if names else ""
 
     def why_none(self, step: Sums) -> str:
         """Return the reason why no schedule is left for the step, as text for users."""
@@ -171,4 +171,4 @@ def schedule_kinds(family: str, type_name: str, schedule: Schedule, epilogue: st
 
 def why(entry: Quarantined) -> str:
     """Return the reason why a node cannot run because of ``entry``, as text for users."""
-    return f"{entry} is quarantined on this device by ort-cuda-plugin selftest: {entry.reason}"
+    return f"{entry} is not used on this device because it failed ort-cuda-plugin selftest: {entry.reason}"

@@ -22,17 +22,17 @@ class Shape:
 SHAPES = {
     "1x1": Shape((2, 24, 7, 9), (40, 24, 1, 1), (2, 40, 7, 9)),
     "3x3": Shape((1, 32, 9, 9), (48, 32, 3, 3), (1, 48, 9, 9), "pads = [1, 1, 1, 1]"),
-    "3x3 of few channels": Shape((1, 3, 17, 15), (10, 3, 3, 3), (1, 10, 8, 7), "strides = [2, 2]"),
+    "3x3 with few channels": Shape((1, 3, 17, 15), (10, 3, 3, 3), (1, 10, 8, 7), "strides = [2, 2]"),
     "one pixel": Shape((1, 16, 1, 1), (33, 16, 1, 1), (1, 33, 1, 1)),
     "wide": Shape((1, 8, 12, 70), (72, 8, 3, 3), (1, 72, 10, 68)),
     "dilated": Shape((1, 16, 13, 13), (20, 16, 3, 3), (1, 20, 9, 9), "dilations = [2, 2]"),
-    "in groups": Shape((1, 16, 9, 9), (24, 8, 3, 3), (1, 24, 7, 7), "group = 2"),
+    "with groups": Shape((1, 16, 9, 9), (24, 8, 3, 3), (1, 24, 7, 7), "group = 2"),
     "depthwise": Shape((1, 32, 9, 9), (32, 1, 3, 3), (1, 32, 9, 9), "group = 32, pads = [1, 1, 1, 1]"),
-    "of lines": Shape((2, 16, 65), (24, 16, 5), (2, 24, 61)),
-    "of volumes": Shape((1, 4, 5, 6, 7), (20, 4, 3, 3, 3), (1, 20, 3, 4, 5)),
+    "1-D": Shape((2, 16, 65), (24, 16, 5), (2, 24, 61)),
+    "3-D": Shape((1, 4, 5, 6, 7), (20, 4, 3, 3, 3), (1, 20, 3, 4, 5)),
     "transposed": Shape((1, 16, 5, 5), (16, 12, 3, 3), (1, 12, 11, 11), "strides = [2, 2]", "ConvTranspose"),
 }
-QUICK = ("1x1", "3x3", "3x3 of few channels", "depthwise", "transposed")
+QUICK = ("1x1", "3x3", "3x3 with few channels", "depthwise", "transposed")
 """The shapes of a quick selftest."""
 
 

@@ -33,7 +33,7 @@ def cases(is_quick: bool) -> Iterator[Case]:
             is_exact = name == "nearest"
             yield Case(f"resize, {name}, {type_name}", text, type_name, operators=("Resize",), is_exact=is_exact)
     text = "(float[1, 3, 9, 11] x, float[1, 5, 6, 2] g) => (float[1, 3, 5, 6] y) { y = GridSample(x, g) }"
-    yield Case("sampling at a grid, float", text, "float", operators=("GridSample",), is_exact=False)
+    yield Case("GridSample, float", text, "float", operators=("GridSample",), is_exact=False)
     text = """(float[1, 8, 6, 4] x) => (float[1, 2, 12, 8] y, float[1, 32, 3, 2] z)
         { y = DepthToSpace<blocksize = 2>(x) z = SpaceToDepth<blocksize = 2>(x) }"""
     yield Case("depth to space, float", text, "float", operators=("DepthToSpace", "SpaceToDepth"))

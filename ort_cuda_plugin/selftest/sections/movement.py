@@ -33,10 +33,10 @@ def cases(is_quick: bool) -> Iterator[Case]:
         nodes = " ".join(f"{name} = {node}" for name, (_, node) in moved.items())
         text = f"""({{T}}[17, 5, 33] x, int64[7] i, int64[7, 5, 33] j, int64[6, 1] p) => ({results})
             {{ {CONSTANTS} {nodes} }}"""
-        yield Case(f"movements, {type_name}", text, type_name, ranges=INDICES, by_output=True)
+        yield Case(f"data movement, {type_name}", text, type_name, ranges=INDICES, by_output=True)
         yield _scatters(type_name)
     text = """(float[9, 31] x, bool[9, 31] c) => (float[9, 31] y) { z = Neg(x) y = Where(c, x, z) }"""
-    yield Case("selection, float", text, "float", operators=("Where",))
+    yield Case("Where, float", text, "float", operators=("Where",))
 
 
 def _scatters(type_name: str) -> Case:

@@ -19,7 +19,7 @@ def cases(is_quick: bool) -> Iterator[Case]:
                 yield from _sorted(type_name, length)
         yield _one("CumSum", "scan of columns", type_name, 40, SCAN_OF_COLUMNS)
     yield Case(
-        "flags, bool",
+        "NonZero and Compress, bool",
         "(bool[37, 41] x, float[37, 41] y) => (int64[2, n] NonZero, float[m] Compress) "
         "{ NonZero = NonZero(x) flat = Constant<value_ints = [-1]>() f = Reshape(x, flat) v = Reshape(y, flat) "
         "Compress = Compress<axis = 0>(v, f) }",

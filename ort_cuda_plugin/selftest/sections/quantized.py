@@ -47,5 +47,5 @@ def _product(codes: str) -> Case:
         a = DequantizeLinear(x, scale, zero) b = DequantizeLinear(w, scale, zero) p = MatMul(a, b)
         y = QuantizeLinear(p, scale, zero) }}"""
     operators = ("DequantizeLinear", "MatMul", "QuantizeLinear")
-    name = f"product of codes, {codes}"
+    name = f"product of quantized tensors, {codes}"
     return Case(name, text, codes, {"w": (64, 48)}, operators=operators, each_schedule=True)

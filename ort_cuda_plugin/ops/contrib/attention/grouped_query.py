@@ -92,9 +92,11 @@ def group_query_attention(
     keys fit.
     """
     if sliding_window_cache and past_key is None:
-        raise require.unsupported("attribute", "sliding_window_cache", "1 without a past", "0, or 1 with a past")
+        raise require.unsupported("attribute", "sliding_window_cache", "1 without past_key", "0, or 1 with past_key")
     if sliding_window_cache and is_used(ctx, 3):
-        raise require.unsupported("attribute", "sliding_window_cache", "1 with output_qk", "0 with output_qk")
+        raise require.unsupported(
+            "attribute", "sliding_window_cache", "1 with the output output_qk", "0 with this output"
+        )
     require.heads(num_heads, kv_num_heads)
     require.one_of((0, 1, 2), qk_output=qk_output)
     require.one_of((0, 1), causal=causal)
@@ -188,14 +190,19 @@ def _cache(
     dtype, stored = new.dtype, size
     if kind == "NONE":
         if past is not None and past.dtype is not new.dtype:
-            raise require.unsupported("dtype", "the type of an unquantized cache", past.dtype.short, new.dtype.short)
+            raise require.unsupported(
+                "dtype",
+                "the element type of past_key and past_value without quantization",
+                past.dtype.short,
+                new.dtype.short,
+            )
         bits, scale = 8, None
     else:
         if past is None or past.dtype not in QUANTIZED or scale is None:
-            given = "no past" if past is None else f"a past of {past.dtype.short}"
+            given = "no cache" if past is None else f"a cache of {past.dtype.short}"
             raise require.violation(
-                f"a cache with quantization {kind!r}",
-                f"have a past of {' or '.join(sorted(x.short for x in QUANTIZED))} and a scale",
+                f"past_key or past_value with quantization {kind!r}",
+                f"be given with type {' or '.join(sorted(x.short for x in QUANTIZED))} and a scale",
                 f"{given} and {'no scale' if scale is None else 'a scale'}",
             )
         dtype, bits = past.dtype, bits or 8

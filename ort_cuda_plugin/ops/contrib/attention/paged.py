@@ -416,15 +416,15 @@ def paged_attention(
     require.one_of(("SEPARATE", "LATENT"), kv_cache_layout=kv_cache_layout)
     require.least(0, rotary_offset=rotary_offset, v_head_size=v_head_size)
     if not is_used(ctx, 1) or (not latent and not is_used(ctx, 2)):
-        raise require.unsupported("op", "the output of an updated cache", "left out", "nodes with this output")
+        raise require.unsupported("op", "an output for an updated K/V cache", "left out", "nodes with these outputs")
     if latent and (value is not None or value_cache is not None or key is None or kv_num_heads != 1):
         raise require.violation(
-            "a LATENT cache",
-            "have a key, kv_num_heads = 1, no value and no value_cache",
+            "a node with kv_cache_layout = 'LATENT'",
+            "have kv_num_heads = 1 and a key, but neither value nor value_cache",
             f"kv_num_heads = {kv_num_heads}, or other inputs",
         )
     if not latent and value_cache is None:
-        raise require.violation("value_cache", "be given with separate caches", "none")
+        raise require.violation("value_cache", "be given with kv_cache_layout = 'SEPARATE'", "none")
     q, k, v = heads_of_tokens(ctx, query, key, key if latent else value, num_heads, kv_num_heads)
     size = q.shape[2]
     tokens = packed_tokens(ctx, q.shape[0], cumulative_sequence_length, past_seqlens)

@@ -29,7 +29,7 @@ _WIDTH: Final = 32
 
 
 def check_order(order: int, *supported: int) -> None:
-    require.that(order in range(5), "order", "be one of cuBLASLt's orders 0 to 4", order)
+    require.that(order in range(5), "order", "be the number of a cuBLASLt memory order, 0 to 4", order)
     if order not in supported:
         raise require.unsupported("attribute", "order", order, ", ".join(map(str, supported)))
 
@@ -148,7 +148,7 @@ def qordered_matmul(
     columns = b.shape[-1]
     right = shifted(ctx, from_order(ctx, b, COL), None)
     total = matrix_product(ctx, shifted(ctx, a, None), right)
-    require.that(total.rank <= a.rank, "B", "have at most as many matrices as A", f"rank {b.rank}")
+    require.that(total.rank <= a.rank, "B", f"have at most the rank of A, {a.rank}", f"rank {b.rank}")
     of_columns = scale_b
     if scale_b.rank == 0 or scale_b.size == 1:
         of_columns = as_number(ctx, scale_b)
@@ -161,7 +161,7 @@ def qordered_matmul(
     if c is not None and scale_c is not None:
         if c.rank < total.rank:
             c = unsqueeze(ctx, c, (0,))
-        require.that(c.rank <= total.rank, "C", "have at most as many matrices as A", f"rank {c.rank}")
+        require.that(c.rank <= total.rank, "C", f"have at most the rank of A, {total.rank}", f"rank {c.rank}")
         for axis in range(total.rank):
             fits = eq(c.shape[axis], total.shape[axis])
             fits = logical_or(fits, eq(c.shape[axis], 1)) if axis < total.rank - 2 else fits

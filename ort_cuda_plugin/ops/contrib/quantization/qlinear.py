@@ -178,7 +178,10 @@ def _global_average_pool(ctx: Lowering, x: Tensor, *, channels_last: int = 0) ->
 def qlinear_concat(ctx: Lowering, y_scale: TF, y_zero_point: T8, *inputs: TV, axis: int) -> Tensor:
     """Concatenate inputs, each of which is followed by its scale and zero point."""
     require.that(
-        len(inputs) % 3 == 0 < len(inputs), "inputs", "be triples: tensor, scale, zero point", f"{len(inputs)} inputs"
+        len(inputs) % 3 == 0 < len(inputs),
+        "inputs",
+        "be triples of a tensor, its scale and its zero point",
+        f"{len(inputs)} inputs",
     )
     parts = []
     for x, scale, zero in zip(inputs[::3], inputs[1::3], inputs[2::3], strict=True):
@@ -194,7 +197,7 @@ def qlinear_concat(ctx: Lowering, y_scale: TF, y_zero_point: T8, *inputs: TV, ax
 def _of_columns(ctx: Lowering, x: Tensor, columns: Tensor) -> Tensor:
     """Check a parameter with one element or one per column; return it as a scalar or a vector."""
     if x.rank > 1:
-        raise require.unsupported("shape", "the rank of B's scale or zero point, or of bias", x.rank, "0 and 1")
+        raise require.unsupported("shape", "the rank of bias, or of B's scale or zero point,", x.rank, "0 and 1")
     width = columns.shape[-1]
     require.one_or_size(ctx, width, **{"each of B's scale and zero point, and bias,": x})
     return ctx.view(x, (), (), x.offset) if x.size == 1 else x

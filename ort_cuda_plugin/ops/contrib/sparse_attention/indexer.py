@@ -145,7 +145,7 @@ def sparse_attention_indexer(
     if gate is None or position_bias is None or head_weights is None or position_ids is None or mask is not None:
         raise require.violation(
             "gate, position_bias, head_weights and position_ids",
-            "be given without mask for policy_mode 'csa'",
+            "be given together, without mask, for policy_mode 'csa'",
             "other inputs",
         )
     assert index_topk is not None

@@ -156,7 +156,7 @@ def sparse_paged_attention(
     require.one_of(("contiguous",), auxiliary_cache_layout=auxiliary_cache_layout)
     require.least(0, rotary_offset=rotary_offset)
     if not is_used(ctx, 1) or not is_used(ctx, 2):
-        raise require.unsupported("op", "the output of an updated cache", "left out", "nodes with this output")
+        raise require.unsupported("op", "an output for an updated K/V cache", "left out", "nodes with these outputs")
     from_main = selected_kv_source == "main"
     q, k, v = heads_of_tokens(ctx, query, key, value, num_heads, kv_num_heads)
     size = q.shape[2]
@@ -295,7 +295,7 @@ def dynamic_sparse_attention(
     if from_main != (attention_mode == "selected_only") or (not from_main and local_window_size < 0):
         raise require.violation(
             "selected_kv_source",
-            "be 'main' with attention_mode 'selected_only', else 'auxiliary' with a window",
+            "be 'main' with attention_mode 'selected_only', else 'auxiliary' with local_window_size of at least 0",
             f"{selected_kv_source!r}, local_window_size = {local_window_size}",
         )
     require.one_of((1,), is_causal=is_causal)

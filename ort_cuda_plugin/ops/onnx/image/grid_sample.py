@@ -106,7 +106,7 @@ def grid_sample(
     if rank > 3:
         raise require.unsupported("shape", "the number of spatial dimensions", rank, "1 to 3")
     if x.dtype is DType.BOOL and mode != "nearest":
-        raise require.unsupported("dtype", "mode of booleans", repr(mode), "'nearest'")
+        raise require.unsupported("dtype", "mode for X of type bool", repr(mode), "'nearest'")
     require.dim(ctx, -1, rank, grid=grid)
     require.dim(ctx, 0, x.shape[0], grid=grid)
     sampling = Sampling(mode, padding_mode, bool(align_corners), s.accumulation_type(x.dtype))

@@ -319,7 +319,7 @@ def _resize(
         return _nearest_elements(ctx, x, axes, by.transformation, rounding, by.extrapolation)
     require.one_of(("nearest", "linear", "cubic"), mode=mode)
     if x.dtype is DType.BOOL:
-        raise require.unsupported("dtype", "mode of booleans", repr(mode), "'nearest'")
+        raise require.unsupported("dtype", "mode for X of type bool", repr(mode), "'nearest'")
     # With antialias, integers are rounded after each axis, last axis first, as in ONNX Runtime and Pillow.
     order = axes[::-1] if by.antialias else axes
     keeps_type = by.antialias and x.dtype.is_integer
@@ -346,7 +346,10 @@ def _check_one_per_axis(given: Tensor, axes: int) -> None:
     """Check that ``given``, the input scales or sizes, has one element per axis."""
     if not isinstance(given.size, int):
         raise require.unsupported(
-            "shape", "the number of scales or sizes", "known only in a Run", "values known earlier"
+            "shape",
+            "the number of scales or sizes",
+            "known only when the model runs",
+            "values known when the session is created",
         )
     require.that(given.rank == 1 and given.size == axes, "scales or sizes", f"have {axes} elements", list(given.shape))
 

@@ -28,7 +28,9 @@ from ort_cuda_plugin.program.steps.windows import Windows
 def _static_kernel(w: Tensor, kernel_shape: Ints | None) -> tuple[int, ...]:
     kernel = tuple(dim for dim in w.shape[2:] if isinstance(dim, int))
     if len(kernel) != w.rank - 2 or not all(isinstance(dim, int) for dim in w.shape):
-        raise require.unsupported("shape", "the shape of W", "known only in a Run", "a shape known earlier")
+        raise require.unsupported(
+            "shape", "the shape of W", "known only when the model runs", "a shape known when the session is created"
+        )
     require.one_of((kernel,), kernel_shape=kernel_shape and tuple(kernel_shape))
     return kernel
 

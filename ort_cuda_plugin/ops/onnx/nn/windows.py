@@ -80,7 +80,7 @@ def windows(
         begin, end = (smaller, larger) if auto_pad == "SAME_UPPER" else (larger, smaller)
     elif auto_pad == "NOTSET":
         if pads is not None and any(pad < 0 for pad in pads):
-            raise require.unsupported("attribute", "pads", list(pads), "sizes of at least 0")
+            raise require.unsupported("attribute", "pads", list(pads), "entries of at least 0")
         both = per_axis("pads", pads, 0, 2 * rank, 0)
         begin, end = both[:rank], both[rank:]
     require.one_of(("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"), auto_pad=auto_pad)

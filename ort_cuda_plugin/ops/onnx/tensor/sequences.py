@@ -40,7 +40,7 @@ def _position(ctx: Lowering, position: Tensor, length: int, ends: int = 0, choic
 @op("SequenceConstruct", since=11, types={"T": ALL_TENSORS}, containers=True)
 def sequence_construct(ctx: Lowering, *inputs: T) -> TensorSequence:
     if not inputs or any(x.dtype is not inputs[0].dtype for x in inputs):
-        raise require.violation("inputs", "be tensors of one element type", [x.dtype.short for x in inputs])
+        raise require.violation("inputs", "be tensors of the same element type", [x.dtype.short for x in inputs])
     return TensorSequence(inputs[0].dtype, inputs)
 
 
@@ -119,7 +119,9 @@ def _part_sizes(ctx: Lowering, dim: Dim, split: Tensor | None) -> list[Dim]:
         return list(ctx.host_values(split, "sizes"))
     size = 1 if split is None else ctx.host_number(split, "size")
     if not isinstance(dim, int) or not isinstance(size, int):
-        raise require.unsupported("shape", "the number of parts", "known only in a Run", "values known earlier")
+        raise require.unsupported(
+            "shape", "the number of parts", "known only when the model runs", "values known when the session is created"
+        )
     require.least(1, split=size)
     if dim > size * MAX_LENGTH:
         raise require.unsupported("cost", "the number of parts", -(-dim // size), f"up to {MAX_LENGTH}")
@@ -143,5 +145,5 @@ def optional_has_element(ctx: Lowering, content: Operand | None = None) -> Tenso
 def optional_get_element(ctx: Lowering, content: Operand) -> Tensor | TensorSequence:
     value = content.content if isinstance(content, TensorOptional) else content
     if value is None:
-        raise require.violation("the optional value", "hold a value", "none")
+        raise require.violation("the optional input", "have a value", "none")
     return value

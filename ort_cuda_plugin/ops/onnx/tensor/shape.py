@@ -305,7 +305,7 @@ def _count_of_integers(ctx: Lowering, inputs: Sequence[Tensor]) -> Dim:
     return sym_max(count, 0)
 
 
-_RANGE = ("start, limit and delta", "define an element count, with a delta other than 0")
+_RANGE = ("start, limit and delta", "be numbers other than NaN, with a delta other than 0")
 
 
 def _count_of_floats(ctx: Lowering, inputs: Sequence[Tensor], stash: DType) -> Dim:

@@ -164,7 +164,7 @@ def split_13(
     axis = normalize_axis(axis, x.rank)
     dim = x.shape[axis]
     if split is not None and num_outputs is not None:
-        raise require.violation("split or num_outputs", "be given, not both", "both")
+        raise require.violation("split or num_outputs", "be given, but not both", "both")
     if split is not None:
         return _split(ctx, x, axis, ctx.host_values(split, "split"))
     require.one_of((_num_outputs(ctx),), num_outputs=num_outputs)
@@ -234,7 +234,9 @@ def tile_1(ctx: Lowering, x: Tensor, tiles: Tensor, axis: Tensor) -> Tensor:
     """Repeat x ``tiles`` times along one axis."""
     number = constant_number(axis)
     if number is None:
-        raise require.unsupported("shape", "axis", "known only in a Run", "values known earlier")
+        raise require.unsupported(
+            "shape", "axis", "known only when the model runs", "values known when the session is created"
+        )
     at = normalize_axis(int(number), x.rank)
     require.that(tiles.size == 1, "tiles", "be a scalar", f"{tiles.size} elements")
     (count,) = _float_counts(ctx, tiles, "tiles of Tile")

@@ -29,7 +29,9 @@ def _pool(pool: Sequence[int], starts: Sequence[int], columns: Sequence[int]) ->
     """
     ends = [*starts[1:], len(pool)]
     if not starts or any(not 0 <= start <= end <= len(pool) for start, end in zip(starts, ends, strict=True)):
-        raise require.violation("ngram_counts", f"be ascending offsets into a pool of {len(pool)}", list(starts))
+        raise require.violation(
+            "ngram_counts", f"be ascending offsets into the pool of {len(pool)} elements", list(starts)
+        )
     remaining = iter(columns)
     result: dict[int, dict[tuple[int, ...], int]] = {}
     for length, (start, end) in enumerate(zip(starts, ends, strict=True), 1):
