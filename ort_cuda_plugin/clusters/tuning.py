@@ -28,7 +28,7 @@ from ..plan.precompute import precompute
 from ..plan.tables import KnownEntries, Tables
 from ..program.expressions.scalar import Scalar, reachable
 from ..program.expressions.symbolic import Dim, hint, is_read_back, le, lt
-from ..program.lowering.context import Compile, Lowering, Make, Tactic
+from ..program.lowering.context import Compile, Lowering, Make, Tactic, Tuner
 from ..program.steps.concrete import Concrete
 from ..program.steps.schedule import Choice, Engine, Schedule, describe, schedule_text
 from ..program.steps.steps import Attend, Convolve, Map, Rows, Sums
@@ -42,7 +42,7 @@ Measure = Callable[[Sequence[Variant]], Sequence[float | None]]
 """Returns each program's median time of a Run in seconds; infinity if it can never run, None if it cannot run now."""
 
 
-class MeasuringTuner:
+class MeasuringTuner(Tuner):
     """A `Tuner` that measures the problems that the timing cache lacks. ``device`` is a `device_identity`."""
 
     def __init__(self, cache: TimingCache, device: str, measure: Measure) -> None:
@@ -201,7 +201,7 @@ def _operator_program(ctx: Lowering, inputs: Sequence[Tensor | None], name: str,
 def _whole_program(ctx: Lowering, steps: Sequence[Step], compiled: Compile) -> Variant:
     """Return a program of copies of ``steps`` with memory of their own, after the passes that ``compiled`` runs."""
     own = Lowering(ctx.device, ctx.options)
-    own.tuner = _Rules()
+    own.tuner = Tuner()
     concrete = Concrete()
     copies = [concrete.step(step) for step in steps if isinstance(step, Map)]
     launches = [step for step in compiled(own, copies) if not isinstance(step, Map)]
@@ -224,23 +224,8 @@ def _program_digest(program: Variant) -> str:
     return digest_of(program.plan, [spec.digest for spec in program.kernels], program.problems)
 
 
-class _Rules:
-    """The tuner for programs that are being measured. It chooses nothing, so the cost model makes all other choices."""
-
-    def choice(self, ctx: Lowering, step: Sums, choices: Sequence[Choice]) -> Choice | None:
-        return None
-
-    def fastest(
-        self, ctx: Lowering, problem: str, inputs: Sequence[Tensor | None], names: Sequence[str], make: Make
-    ) -> Tactic | None:
-        return None
-
-    def pays(self, ctx: Lowering, name: str, before: Sequence[Step], after: Sequence[Step], compiled: Compile) -> bool:
-        return True
-
-
 def _launches(own: Lowering, steps: Sequence[Step]) -> list[Recordable]:
-    own.tuner = _Rules()
+    own.tuner = Tuner()
     return emit(own, run_passes(own, steps, KERNEL_SELECTION))
 
 

@@ -360,7 +360,7 @@ def _tell(session: Session, loaded: Loaded) -> None:
     for text in filter(None, (loaded.why, loaded.warning)):
         session.log("WARNING", text)
     if loaded.refitted:
-        session.log("INFO", f"new weights: {', '.join(loaded.refitted)}")
+        session.log("INFO", f"the source model has new values for these weights: {', '.join(loaded.refitted)}")
 
 
 def _text(function: str, owner: Any) -> str:

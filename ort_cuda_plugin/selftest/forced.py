@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..program.lowering.context import Compile, Lowering, Make, Tactic
+from ..program.lowering.context import Lowering, Tuner
 from ..program.steps.quarantine import family_of
 from ..program.steps.schedule import Choice, Engine, Schedule
 from ..program.steps.steps import Sums
-from ..program.steps.tensor import Tensor
-from ..program.steps.trace import Step
 from ..schedule.choose import library_epilogue
 
 Candidate = tuple[str, str, Schedule]
 """The family of a step, the type of its first operand, and a schedule for it."""
 
 
-class Noting:
+class Noting(Tuner):
     """A tuner that records all candidates in ``found``, and lets the cost model's rules choose."""
 
     def __init__(self) -> None:
@@ -26,14 +24,6 @@ class Noting:
         for choice in choices:
             self.found.setdefault((family_of(step), step.operands[0].dtype.short, choice.schedule))
         return None
-
-    def fastest(
-        self, ctx: Lowering, problem: str, inputs: Sequence[Tensor | None], names: Sequence[str], make: Make
-    ) -> Tactic | None:
-        return None
-
-    def pays(self, ctx: Lowering, name: str, before: Sequence[Step], after: Sequence[Step], compiled: Compile) -> bool:
-        return True
 
 
 class Forcing(Noting):

@@ -82,7 +82,7 @@ def test_quarantined_schedules_of_a_compiled_model_are_replaced_with_a_warning(
     path = tmp_path / "m_ctx.onnx"
     with own_quarantine(tmp_path / "quarantine"), wrong_products(Engine.SIMT, tile=TILE):
         compile_model(SOURCE, path)
-        assert kinds(tmp_path / BINARY.format("m")) == [("gemm", "f32", "simt", TILE)]
+        assert kinds(tmp_path / BINARY.format("m")) == [ScheduleKind("gemm", "f32", "simt", TILE)]
         quarantine(*UNRELATED)
         with nothing_compiled(), pytest.raises(AssertionError):  # the context has the wrong kernel
             assert_same(load(path, severity=2), SOURCE, [FEED])
@@ -93,7 +93,7 @@ def test_quarantined_schedules_of_a_compiled_model_are_replaced_with_a_warning(
         assert built() > before
     said = capfd.readouterr().err
     assert "is compiled again" in said
-    assert f"gemm f32 simt {TILE} is quarantined on this device by ort-cuda-plugin selftest: {REASON}" in said
+    assert f"gemm f32 simt {TILE} is not used on this device because it failed ort-cuda-plugin selftest: {REASON}" in said
     assert "runs quarantined" not in said
 
 
@@ -128,7 +128,7 @@ def test_stored_plans_run_with_a_warning_if_no_other_kernel_is_left(
         with nothing_compiled():
             assert_same(load(path, severity=2), SOURCE, [FEED])
     said = capfd.readouterr().err
-    assert "runs quarantined kernels: gemm f32 simt is quarantined on this device" in said
+    assert "runs quarantined kernels: gemm f32 simt is not used on this device" in said
     assert "no kernel is left for it on this device" in said
     assert "Results may be wrong. Compile the source model again on this device" in said
     assert "is compiled again" not in said
@@ -142,7 +142,7 @@ def test_quarantined_operators_of_a_compiled_model_are_named(tmp_path: Path, cap
         for host_code in (True, False):  # the stored plans, and the stored graph
             assert_same(load(path, host_code, severity=2), SOURCE, [FEED])
             said = capfd.readouterr().err
-            assert f"runs quarantined operators: Relu f32 is quarantined on this device by {SELFTEST}: Relu, fl" in said
+            assert f"runs quarantined operators: Relu f32 is not used on this device because it failed {SELFTEST}: Relu, fl" in said
             assert "Compile the source model again on this device" in said
         compiled = compile_model(SOURCE, tmp_path / "n_ctx.onnx")
         assert [node.op_type for node in compiled.graph.node] == ["EPContext", "Relu"]
@@ -198,7 +198,7 @@ np.testing.assert_array_equal(y, np.maximum(feed["x"] @ feed["w"], 0))
 """
     variables = in_cache(tmp_path / "cache", TILE_IS_WRONG) | {"PYTHONPATH": str(HARNESS)}
     said = python(code, str(tmp_path / "m_ctx.onnx"), str(tmp_path / "feed.npz"), env=variables).stderr
-    assert f"runs quarantined kernels: gemm f32 simt {TILE} is quarantined on this device" in said
+    assert f"runs quarantined kernels: gemm f32 simt {TILE} is not used on this device" in said
     assert "It cannot be compiled again: a kernel has to be compiled, and the compiler is not installed" in said
     assert said.count("EP Error") == 0
 
@@ -214,7 +214,7 @@ def test_a_c_host_gets_the_warning(tmp_path: Path) -> None:
     env = COUNTED | variables | {"ORT_CUDA_PLUGIN_PYTHON": sys.executable}
     done = subprocess.run(command, env=env, cwd="/", capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
-    assert f"runs quarantined operators: Add f32 is quarantined on this device by {SELFTEST}: {REASON}" in done.stderr
+    assert f"runs quarantined operators: Add f32 is not used on this device because it failed {SELFTEST}: {REASON}" in done.stderr
 
 
 LARGE = parser.parse_model(
@@ -233,9 +233,9 @@ def captured_kinds(properties: DeviceProperties) -> set[ScheduleKind]:
 
 
 def test_library_calls_are_recorded_and_avoided() -> None:
-    assert captured_kinds(GPU) == {("gemm", "f16", "library", "")}
-    ((family, type_name, engine, _),) = captured_kinds(replace(GPU, quarantine=LIBRARY_IS_WRONG))
-    assert (family, type_name, engine) == ("gemm", "f16", "mma")
+    assert captured_kinds(GPU) == {ScheduleKind("gemm", "f16", "library", "", "none")}
+    (kind,) = captured_kinds(replace(GPU, quarantine=LIBRARY_IS_WRONG))
+    assert kind[:3] == ("gemm", "f16", "mma")
 
 
 def loaded_for_gpu(container: Container, quarantine: Quarantine) -> Loaded:
@@ -261,7 +261,7 @@ def test_of_several_targets_one_without_quarantined_schedules_is_used(tmp_path: 
     rows[0]["schedules"] = rows[1]["schedules"]
     loaded = loaded_for_gpu(container, LIBRARY_IS_WRONG)
     assert isinstance(loaded.cluster, CompiledCluster)
-    assert "gemm f16 library is quarantined" in loaded.why
+    assert "gemm f16 library is not used on this device" in loaded.why
     assert loaded.otherwise is not None
     stored = loaded.otherwise(ImportError("no compiler"))
     assert isinstance(stored.cluster, StoredCluster)
@@ -280,7 +280,7 @@ def test_a_substitute_of_a_library_call_avoids_the_quarantine(tmp_path: Path) ->
             substitutes.pointer(call)
             quarantine(*ALL_ARE_WRONG)
             substitutes.release()
-            with pytest.raises(NoSubstitute, match="no kernel is left for it on this device; gemm f32 simt is quar"):
+            with pytest.raises(NoSubstitute, match="no kernel is left for it on this device; gemm f32 simt is not used"):
                 substitutes.pointer(call)
     finally:
         substitutes.release()

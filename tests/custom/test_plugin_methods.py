@@ -27,7 +27,7 @@ from ort_cuda_plugin.custom.plugin.node import create
 from ort_cuda_plugin.custom.registry import current
 from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
 from ort_cuda_plugin.program.analysis.program_text import ProgramText
-from ort_cuda_plugin.program.lowering.context import BufferKind, Lowering, Tactic
+from ort_cuda_plugin.program.lowering.context import BufferKind, Lowering, Tactic, Tuner
 from ort_cuda_plugin.program.steps.trace import Copy, HostCall, Launch, ReadBack
 from plugins import DOUBLE, Probe, ProbeCreator, context, lowered, tensor
 
@@ -401,7 +401,7 @@ def test_get_timing_cache_id() -> None:
     """The id names the problem in the timing cache; each candidate is a tactic with a combination of formats."""
     asked: list[tuple[str, list[str]]] = []
 
-    class Tuner:
+    class LastIsFastest(Tuner):
         def choice(self, ctx: Any, step: Any, choices: Any) -> None:
             raise AssertionError(f"an operator is measured, and no step: got {step}")
 
@@ -411,7 +411,7 @@ def test_get_timing_cache_id() -> None:
 
     def run(**methods: Any) -> tuple[Any, ...]:
         ctx, creator = context(), ProbeCreator(get_valid_tactics=lambda: [4, 2], **methods)
-        ctx.tuner = Tuner()
+        ctx.tuner = LastIsFastest()
         lowered(creator, tensor([2]), ctx=ctx)
         ((tactic,),) = creator.arguments("set_tactic")
         return tactic, launches(ctx)[0].note

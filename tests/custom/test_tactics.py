@@ -21,7 +21,7 @@ from ort_cuda_plugin.clusters.tuning import MeasuringTuner
 from ort_cuda_plugin.compiler.caches.timing_cache import TimingCache
 from ort_cuda_plugin.custom import Lowering, Op, T, array_kernel, ceildiv, launch, op
 from ort_cuda_plugin.model.ir import DType, Graph, Node, Value
-from ort_cuda_plugin.program.lowering.context import DeviceProperties, Make, Tactic, Tensor
+from ort_cuda_plugin.program.lowering.context import DeviceProperties, Make, Tactic, Tensor, Tuner
 from ort_cuda_plugin.program.steps.schedule import Choice
 from ort_cuda_plugin.program.steps.steps import Sums
 from ort_cuda_plugin.program.steps.trace import Launch
@@ -124,7 +124,7 @@ def test_tactics_need_a_parameter(scaled: Op[Any, Tensor]) -> None:
         plain.autotune(lambda ctx, x: [1])
 
 
-class FastestIs:
+class FastestIs(Tuner):
     """A tuner that makes each candidate once and calls the last one the fastest."""
 
     def __init__(self) -> None:

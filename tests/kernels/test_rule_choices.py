@@ -17,10 +17,9 @@ from onnx import numpy_helper, parser
 from ort_cuda_plugin.clusters.cluster import CompiledCluster
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.program.device import DeviceProperties
-from ort_cuda_plugin.program.lowering.context import Lowering, Make, Tactic
+from ort_cuda_plugin.program.lowering.context import Lowering, Tuner
 from ort_cuda_plugin.program.steps.schedule import Choice, Schedule, describe
 from ort_cuda_plugin.program.steps.steps import Sums
-from ort_cuda_plugin.program.steps.tensor import Tensor
 
 FILE = Path(__file__).with_name("rule_choices.txt")
 DEVICES = {
@@ -105,7 +104,7 @@ MODELS = {
 }
 
 
-class Noting:
+class Noting(Tuner):
     """A tuner that leaves each choice to the rules and notes the candidates."""
 
     def __init__(self) -> None:
@@ -113,11 +112,6 @@ class Noting:
 
     def choice(self, ctx: Lowering, step: Sums, choices: Sequence[Choice]) -> Choice | None:
         self.found += choices
-        return None
-
-    def fastest(
-        self, ctx: Lowering, problem: str, inputs: Sequence[Tensor | None], names: Sequence[str], make: Make
-    ) -> Tactic | None:
         return None
 
 

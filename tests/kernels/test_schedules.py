@@ -15,7 +15,7 @@ from onnx import ModelProto, TensorProto, helper, parser
 from ort_cuda_plugin.clusters.cluster import CompiledCluster
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.program.device import DeviceProperties
-from ort_cuda_plugin.program.lowering.context import Lowering, Make, Tactic
+from ort_cuda_plugin.program.lowering.context import Lowering, Make, Tactic, Tuner
 from ort_cuda_plugin.program.steps.schedule import (
     AttentionTile,
     Choice,
@@ -64,7 +64,7 @@ ATTENTION = model(
 )
 
 
-class Fixed:
+class Fixed(Tuner):
     """A tuner that chooses ``schedule``, if given, and collects all candidates in ``found``."""
 
     def __init__(self, schedule: Schedule | None = None) -> None:

@@ -150,7 +150,8 @@ def claim(
         if is_search(graph.parent):
             reason = f"ONNX Runtime's {graph.parent.op_type} reads the results of its bodies on the host"
     elif not single_nodes and is_unrolled(graph, device, options, passes_implicit_inputs):
-        reason = f"the plugin compiles the surrounding {graph.parent.op_type} node together with its bodies"
+        around = graph.parent.op_type if graph.parent is not None else ""
+        reason = f"the plugin compiles the surrounding {around} node together with its bodies"
     if reason:
         return Claims([], [], [decline(node, "control-flow", reason) for node in graph.nodes])
     compiled = compiled or {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from ...model.ir import Array, Constant, DType, Graph, InvalidModel, Node, UnknownRank, Unsupported
 from ..device import DeviceProperties, LoweringOptions
@@ -86,11 +86,15 @@ class Tactic:
     why: str
 
 
-class Tuner(Protocol):
-    """Selects schedules of steps, tactics of custom operators, and optional passes, by timing them."""
+class Tuner:
+    """Selects schedules of steps, tactics of custom operators, and optional passes, by timing them.
+
+    This base class measures nothing, so the rules of the cost model choose.
+    """
 
     def choice(self, ctx: Lowering, step: Sums, choices: Sequence[Choice]) -> Choice | None:
         """Return the fastest of ``choices``, which rules have ordered by preference; None if nothing is measured."""
+        return None
 
     def fastest(
         self, ctx: Lowering, problem: str, inputs: Sequence[Tensor | None], names: Sequence[str], make: Make
@@ -99,12 +103,14 @@ class Tuner(Protocol):
 
         ``problem`` identifies the computation: it contains everything that affects the time, except types and sizes.
         """
+        return None
 
     def pays(self, ctx: Lowering, name: str, before: Sequence[Step], after: Sequence[Step], compiled: Compile) -> bool:
         """Return whether the plan with the pass ``name`` is at least as fast as the plan without it.
 
         ``before`` and ``after`` are the whole programs before and after the pass. True if nothing is measured.
         """
+        return True
 
 
 class Lowering(Recorder):
