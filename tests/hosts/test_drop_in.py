@@ -375,7 +375,7 @@ def test_exec_leaves_other_programs_as_they_are(tmp_path: Path) -> None:
 def test_exec_says_what_is_missing() -> None:
     done = executed()
     assert done.returncode == 2
-    assert "name the program" in done.stderr
+    assert "the program is missing" in done.stderr
     done = executed("no-such-program")
     assert done.returncode == 2
     assert "program 'no-such-program': not found in PATH" in done.stderr

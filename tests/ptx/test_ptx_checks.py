@@ -98,7 +98,7 @@ def run(body: str, threads: int = 64, blocks: int = 1) -> None:
             LOCAL + "st.local.u32 [own+16], %t;",
             "out-of-bounds: .* writes 4 bytes .* byte 16 of 16 bytes of local memory",
         ),
-        ("ld.global.nc.u32 %r, [%x]; st.global.u32 [%x], %r;", "read-only-written: .* writes .* reads by ld.global.nc"),
+        ("ld.global.nc.u32 %r, [%x]; st.global.u32 [%x], %r;", "read-only-written: .* writes .* by ld.global.nc"),
         ("st.global.u32 [%y], %t; ld.global.nc.u32 %r, [%y];" + USED, "read-only-written: .* reads 4 bytes"),
         (LOCK.format(""), "race: "),
     ],

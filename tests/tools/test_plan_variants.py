@@ -50,9 +50,9 @@ def test_plans_say_which_shapes_made_them_and_which_guard_failed(
         session.run(None, {"a": np.ones((rows, 4), np.float32), "b": np.ones((others, 4), np.float32)})
     first, second = built_after(before)
     assert ort_cuda_plugin.counters()["plan_variants_built"] == counted + 2
-    assert (first.number, first.shapes, first.reason) == (0, {"a": (1, 4), "b": (3, 4)}, "it is the first one")
+    assert (first.number, first.shapes, first.reason) == (0, {"a": (1, 4), "b": (3, 4)}, "there was no earlier plan")
     assert (second.number, second.shapes) == (1, {"a": (3, 4), "b": (3, 4)})
-    assert second.reason.startswith("plan 0: it needs 1 == a.shape[0], but a.shape[0] is 3")
+    assert second.reason.startswith("plan 0: it requires 1 == a.shape[0], but a.shape[0] is 3")
     assert second.seconds > 0
     logged = capfd.readouterr().err
     assert str(first) in logged
@@ -68,7 +68,7 @@ def test_explain_runs_the_shapes_and_prints_the_plans(model: Path, capsys: pytes
         "a Run with a[3, 4], b[3, 4]: plans built: 1",
         "a Run with a[1, 4], b[9, 4]: plans built: 0",
     ]
-    assert "it needs 1 == a.shape[0], but a.shape[0] is 3" in "\n".join(lines)
+    assert "it requires 1 == a.shape[0], but a.shape[0] is 3" in "\n".join(lines)
     for wrong in (["--plans", "--shapes", "z=1"], ["--plans", "--shapes", "a=1"], ["--shapes", "a=1x4"]):
         assert main(["explain", str(model), "--device", "emulated", *wrong]) == ExitCode.USAGE
 

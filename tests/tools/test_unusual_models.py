@@ -144,7 +144,7 @@ def test_outputs_that_are_no_numbers(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_what_is_not_compiled_or_profiled_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     nothing = save(tmp_path / "nothing.onnx", helper.make_node("Neg", ["x"], ["y"]), TensorProto.FLOAT, [0, 3])
     assert main(["profile", nothing, "--gpu", "none", "--device", "emulated"]) == 3
-    assert "a Run with these sizes launches nothing" in capsys.readouterr().err
+    assert "a Run with these sizes launches no kernels" in capsys.readouterr().err
     strings = save(
         tmp_path / "strings.onnx", helper.make_node("StringConcat", ["x", "x"], ["y"]), TensorProto.STRING, [3]
     )
