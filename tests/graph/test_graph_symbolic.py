@@ -241,7 +241,7 @@ def test_what_shape_arithmetic_must_fold_is_folded(dim: Expr | int, expected: Ex
 def test_an_expression_has_neither_truth_nor_order() -> None:
     with pytest.raises(TypeError, match="cannot be a condition"):
         bool(B)
-    with pytest.raises(TypeError, match="order"):
+    with pytest.raises(TypeError, match="cannot be compared by <"):
         B < S  # noqa: B015
     with pytest.raises(TypeError, match="expected an integer"):
         range(B)
