@@ -52,8 +52,9 @@ GENERAL = (
     Variable(
         "ORT_CUDA_PLUGIN_PYTHON",
         "an absolute path",
-        "found from the library's path",
-        "the Python interpreter that the plugin starts in a host written in C, C++, C# or Java ([hosts.md](hosts.md))",
+        "",
+        "the Python interpreter that the plugin starts in a host written in C, C++, C# or Java, if the search from the "
+        "library's path finds none ([hosts.md](hosts.md))",
     ),
     Variable(
         "ORT_CUDA_PLUGIN_KERNEL_MANIFEST",
@@ -101,9 +102,9 @@ EMULATED = (
         "ORT_CUDA_PLUGIN_EMULATE_LOWERING",
         "an architecture such as `sm_90`; `sm_90:114`, with a number of multiprocessors; or `sm_90:ptx`",
         "",
-        "the emulated device runs the kernels that the plugin generates for this GPU without cuBLASLt and cuDNN, with "
-        "one difference: operands stay float32 where the GPU rounds them to TF32. With `:ptx` the emulated device "
-        "executes the PTX of these kernels",
+        "the emulated device runs the kernels that the plugin generates for a GPU of this architecture that has no "
+        "cuBLASLt and cuDNN, with one difference: operands stay float32 where the GPU rounds them to TF32. With `:ptx` "
+        "the emulated device executes the PTX of these kernels",
     ),
     Variable(
         "ORT_CUDA_PLUGIN_EMULATE_PROFILE",
@@ -122,12 +123,12 @@ EMULATED = (
         "ORT_CUDA_PLUGIN_EMULATE_FAULTS",
         "settings, separated by semicolons",
         "",
-        "for tests of the plugin's checks: faults of the emulated device. `kernel=PATTERN`: after each launch of a "
-        "kernel whose name matches, one element of each result is wrong. `idle=PATTERN`: launches of such a kernel "
-        "do nothing. `unsupported=MemPoolCreate,GraphInstantiate`: these driver calls return CUDA_ERROR_NOT_SUPPORTED. "
-        "`exclusive=1`: another process has the device. "
-        "`capability=7.5`, `driver=12.8`, `multiprocessors=16` and `name=TEXT` are properties of the device. A warning "
-        "on the standard error lists the faults",
+        "for tests of the plugin's checks: faults of the emulated device. `kernel=matmul_*`: after each launch of a "
+        "kernel whose name matches this shell pattern, one element of each result is wrong. `idle=matmul_*`: "
+        "launches of such a kernel do nothing. `unsupported=MemPoolCreate,GraphInstantiate`: these driver calls "
+        "return CUDA_ERROR_NOT_SUPPORTED. `exclusive=1`: another process has the device. `capability=7.5`, "
+        "`driver=12.8`, `multiprocessors=16` and `name=TEXT` are properties of the device. A warning on the "
+        "standard error lists the faults",
     ),
 )
 """Variables of the emulated device."""
