@@ -113,7 +113,7 @@ def test_a_session_on_a_device_that_does_not_exist_lists_the_others() -> None:
         ("{'use_tf_32': 1}", "has no option 'use_tf_32'; did you mean 'use_tf32'?"),
         ("{'use_tf32': 'perhaps'}", "use_tf32='perhaps': use 1 or 0"),
         ("{'device_id': -1}", "device_id='-1': use a CUDA ordinal"),
-        ("{'has_user_compute_stream': 1}", "has_user_compute_stream=1 needs user_compute_stream"),
+        ("{'has_user_compute_stream': 1}", "has_user_compute_stream=1 needs the option user_compute_stream"),
     ],
 )
 def test_a_wrong_option_is_an_error(options: str, message: str) -> None:

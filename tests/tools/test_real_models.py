@@ -59,7 +59,7 @@ def test_files_of_archives_are_measured_and_what_fails_is_said(
     monkeypatch.setattr(sys, "argv", [])
     assert run(setting, "--update") == 1
     printed = capsys.readouterr().out
-    assert "not had: /absent: /absent: pip cannot download it" in printed
+    assert "not available: /absent: /absent: pip cannot download it" in printed
     assert "worse: wheel/broken.onnx emulated: " in printed
     assert "emulated: 2 files, " in printed
     results = real_models.table()

@@ -49,6 +49,7 @@ def test_only_the_wrong_epilogue_of_a_library_is_quarantined(tmp_path: Path) -> 
     assert quarantined == {
         "wrong:product_bias_gelu_float16": ["gemm f16 library with epilogue bias, GELU"],
         "wrong:product_bias_relu_float16": ["gemm f16 library with epilogue bias, ReLU"],
+        "wrong:product_relu_float16": ["gemm f16 library with epilogue ReLU"],
         "wrong:product_residual_float16": ["gemm f16 library with epilogue residual"],
     }, printed
     assert all(outcome.is_complete for outcome in found), printed
