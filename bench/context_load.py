@@ -102,7 +102,10 @@ def main() -> None:
     parser.add_argument("models", nargs="*", default=[*sorted(models.wheel_models()), "encoder"])
     parser.add_argument("--processes", type=int, default=3)
     parser.add_argument(
-        "--pairs", type=int, default=4, help="number of measured pairs of sessions in each process; at least 2"
+        "--pairs",
+        type=int,
+        default=4,
+        help="measured pairs of sessions (of the compiled model, and on the CPU provider) in each process; at least 2",
     )
     parser.add_argument(
         "--embed", action="store_true", help="store everything in the compiled model, without a separate context file"

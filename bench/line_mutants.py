@@ -7,7 +7,7 @@ A first run of pytest records which tests evaluate which of the chosen expressio
 pytest runs the tests that evaluate it, at most ``--tests`` of them, until one fails.
 
 The mutants are made as modules are imported, with this file as a plugin of pytest: no file changes. Child processes of
-tests have no mutants. Arguments after ``--`` are those of the first run; they select the tests, for example a tier.
+tests have no mutants. Arguments after ``--`` are those of the first run; they select tests, such as a folder.
 """
 
 from __future__ import annotations

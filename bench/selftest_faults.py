@@ -76,7 +76,7 @@ NEWER = (
     "GraphExecChildGraphNodeSetParams",
     "GraphLaunch",
 )
-"""Driver functions that some drivers or modes lack: pools, graphs, captures, pinned memory, timing."""
+"""Driver functions that older drivers, virtual GPUs or MIG slices may lack: pools, graphs, captures, pinned memory."""
 
 
 @dataclass

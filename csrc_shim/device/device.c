@@ -5,8 +5,8 @@
 
 int ocp_device_check_ordinal(int ordinal, ocp_error *error) {
   if (ordinal < 0 || ordinal >= OCP_MAX_DEVICES)
-    return ocp_fail(error, ORT_INVALID_ARGUMENT, "there is no CUDA device %d: the first is 0, the last %d at most",
-                    ordinal, OCP_MAX_DEVICES - 1);
+    return ocp_fail(error, ORT_INVALID_ARGUMENT, "CUDA device %d: expected a number from 0 to %d", ordinal,
+                    OCP_MAX_DEVICES - 1);
   return ORT_OK;
 }
 
@@ -43,8 +43,8 @@ static _Thread_local bool in_foreign_capture;
 
 void ocp_device_in_foreign_capture(bool is_captured) { in_foreign_capture = is_captured; }
 
-/* Makes the thread's capture mode at least as relaxed as `mode`. If the application has set a more relaxed mode, that
- * mode is restored. */
+/* Sets the thread's capture mode to `mode`, unless the application has set a more relaxed mode: then that mode stays.
+ */
 static CUresult relax_captures(const ocp_device *device, int mode, ocp_stay *stay) {
   const ocp_driver *driver = device->driver;
   if (mode_in_stays.driver == driver && mode_in_stays.mode >= mode)

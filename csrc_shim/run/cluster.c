@@ -272,9 +272,11 @@ static int check_handles(const ocp_cluster *cluster, const ocp_plan *plan, ocp_e
   if (!in_range(plan->kernels, h->num_kernels, cluster->num_kernels) ||
       !in_range(plan->weights, h->num_weights, cluster->num_weights) ||
       !in_range(plan->problems, h->num_problems, cluster->num_problems))
-    return ocp_fail(error, ORT_INVALID_GRAPH,
-                    "invalid plan: it refers to a kernel, weight or library call by an index that %s does not have",
-                    cluster->name);
+    return ocp_fail(
+        error, ORT_INVALID_GRAPH,
+        "%s: invalid plan: it refers to a kernel, weight or library call by an index that is too large. If it "
+        "is from a compiled model, compile the model again",
+        cluster->name);
   for (uint32_t i = 0; i < h->num_records; i++) {
     const ocp_plan_record *record = &plan->records[i];
     if (record->kind == OCP_RECORD_LAUNCH &&
@@ -283,8 +285,11 @@ static int check_handles(const ocp_cluster *cluster, const ocp_plan *plan, ocp_e
                       cluster->kernels[plan->kernels[record->index]].name);
     if (record->kind == OCP_RECORD_LIBRARY && !problem_takes(cluster->problems[plan->problems[record->index]],
                                                              plan->params + record->first_param, record->num_params))
-      return ocp_fail(error, ORT_INVALID_GRAPH, "invalid plan: record %u has other parameters than its library call",
-                      i);
+      return ocp_fail(error, ORT_INVALID_GRAPH,
+                      "%s: invalid plan: the parameters of record %u do not match its library call. If it is from a "
+                      "compiled model, "
+                      "compile the model again",
+                      cluster->name, i);
     if (record->kind == OCP_RECORD_CALL && check_callback(cluster, plan, i, error) != ORT_OK)
       return error->code;
   }

@@ -85,6 +85,7 @@ def _child(request: str, cache: str) -> tuple[float, int]:
     environment = os.environ | {"ORT_CUDA_PLUGIN_CACHE_DIR": cache}
     done = subprocess.run([sys.executable, "-c", _CHILD, request], env=environment, capture_output=True, text=True)
     if done.returncode:
-        raise ChildError(f"a process that creates the session failed: {done.stderr.strip().splitlines()[-1:]}")
+        last = (done.stderr.strip() or "no output").splitlines()[-1]
+        raise ChildError(f"the process that creates the session ended with exit code {done.returncode}: {last}")
     seconds, held = json.loads(done.stdout.splitlines()[-1])
     return float(seconds), int(held)

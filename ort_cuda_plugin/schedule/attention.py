@@ -28,10 +28,10 @@ DECODED_ROWS, MANY_KEYS = 4, 256
 
 
 def attention_choices(ctx: Lowering, step: Attend) -> Iterator[Choice]:
-    """Yield the candidates for attention, the rules' preference first. cuDNN may still decline its candidate.
+    """Yield the candidates for attention; without measurements the first one is used.
 
-    FlashAttention precedes cuDNN if all its blocks run in one wave: cuDNN's blocks have more query rows each, and so
-    occupy fewer multiprocessors.
+    cuDNN may still decline its candidate. FlashAttention precedes cuDNN if all its blocks run in one wave: cuDNN's
+    blocks have more query rows each, and so occupy fewer multiprocessors.
     """
     decomposed = Choice(Schedule(Engine.DECOMPOSED), by_rules(ctx))
     if attention_form(ctx, step) is not None:

@@ -287,7 +287,7 @@ def test_cuda_graphs_of_the_host_refuse_a_call_of_python(probe: dict[str, Any]) 
     binding = session.io_binding()
     binding.bind_ortvalue_input("x", x)
     binding.bind_ortvalue_output("y", on_device(np.ones(4, np.float32)))
-    with pytest.raises(Exception, match="Python code runs in each Run, and a CUDA graph cannot capture it"):
+    with pytest.raises(Exception, match="runs Python code in each Run, which a CUDA graph cannot capture"):
         session.run_with_iobinding(binding)
 
 

@@ -164,7 +164,7 @@ def test_a_stream_that_is_captured_refuses_the_call() -> None:
         assert handle != application[0]
         succeed(driver().StreamBeginCapture(application[0], 2))
         try:
-            with pytest.raises(PluginError, match="'mine': the operator's Python code runs in each Run"):
+            with pytest.raises(PluginError, match="'mine': a custom operator runs Python code in each Run"):
                 cluster.enqueue([x], Outputs([FLOAT]), adopted[0])
         finally:
             graph = ffi.new("CUgraph *")

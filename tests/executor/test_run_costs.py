@@ -85,7 +85,9 @@ def test_a_run_enters_the_device_once_in_each_callback(costs: dict[str, dict[str
 
 
 def test_a_run_takes_few_locks(costs: dict[str, dict[str, float]]) -> None:
-    """The launch and the end of a Run lock the stream and its progress, a copy the stream and the heap, and an
-    allocation the pool.
+    """Each launch, and each end of a Run, locks its stream and the record of the stream's progress.
+
+    A Run with NumPy arrays also has three copies, which lock the stream and the emulator's heap, and allocations, which
+    lock the pool.
     """
     assert {kind: counts["locks"] for kind, counts in costs.items()} == {"run": 19, "bound": 5}

@@ -1,4 +1,4 @@
-"""Each section finds wrong kernels and driver calls; with the quarantine, sessions are right."""
+"""Each section of the selftest finds wrong kernels and driver calls; sessions that avoid these are right."""
 
 from __future__ import annotations
 

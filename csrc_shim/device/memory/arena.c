@@ -268,7 +268,7 @@ size_t ocp_arena_plan_region(ocp_arena *arena, size_t size, bool exactly) {
   if (left < 0 || (uint64_t)left < size)
     return 0;
   if (bytes > OCP_ARENA_MAX_BYTES && bytes > size)
-    bytes = size > OCP_ARENA_MAX_BYTES ? size : OCP_ARENA_MAX_BYTES; /* chunk size of the largest bin */
+    bytes = size > OCP_ARENA_MAX_BYTES ? size : OCP_ARENA_MAX_BYTES; /* the chunk size of the largest bin */
   if ((uint64_t)left < bytes)
     bytes = (size_t)left / OCP_ARENA_ALIGNMENT * OCP_ARENA_ALIGNMENT;
   arena->stats.total += (int64_t)bytes;

@@ -17,8 +17,9 @@ CUresult emu_func_set_attribute(CUfunction function, int attribute, int value) {
     return CUDA_ERROR_INVALID_HANDLE;
   if (attribute != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES || value < 0 ||
       (uint32_t)value + function->meta->static_shared_bytes > EMU_MAX_SHARED)
-    return emu_fail(CUDA_ERROR_INVALID_VALUE, "kernel \"%s\": attribute %d cannot be %d", function->name, attribute,
-                    value);
+    return emu_fail(CUDA_ERROR_INVALID_VALUE,
+                    "kernel \"%s\": the function attribute (CUfunction_attribute) %d cannot be %d", function->name,
+                    attribute, value);
   function->max_dynamic_shared = (uint32_t)value;
   return CUDA_SUCCESS;
 }

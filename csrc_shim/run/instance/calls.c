@@ -216,7 +216,7 @@ static int call_back(const ocp_instance *instance, uint32_t index, ocp_stream *s
     atomic_store(&stream->capture_failed, true);
     return ocp_fail(
         error, ORT_NOT_IMPLEMENTED,
-        "the operator's Python code runs in each Run, and a CUDA graph cannot capture it. " OCP_WITHOUT_CAPTURE);
+        "a custom operator runs Python code in each Run, which a CUDA graph cannot capture. " OCP_WITHOUT_CAPTURE);
   }
   const int code = variant->calls[record->index](variant->handle, record->index, call->values, call->num_pointers,
                                                  (const int64_t *)call->values + call->num_pointers,

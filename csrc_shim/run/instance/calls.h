@@ -10,9 +10,10 @@
 
 /* Fills the calls of a segment whose registers, sizes and offsets are known. */
 int ocp_instance_fill_calls(ocp_instance *instance, uint32_t segment, ocp_error *error);
-/* Writes the addresses into the parameters of a segment's calls; bases must be set. */
+/* Writes the addresses into the parameters of a segment's calls. The instance's base addresses (of its inputs, outputs
+ * and slab) must be set. */
 void ocp_instance_set_pointers(ocp_instance *instance, uint32_t segment);
-/* Enqueues a segment's records; bases must be set. */
+/* Enqueues a segment's records, after ocp_instance_set_pointers. */
 int ocp_instance_enqueue(ocp_instance *instance, uint32_t segment, ocp_stream *stream, ocp_error *error);
 /* Adds the numbers of enqueued records of each ocp_record_kind to the counters. */
 void ocp_count_records(const int64_t counts[OCP_RECORD_NUM_KINDS]);

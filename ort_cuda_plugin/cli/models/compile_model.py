@@ -7,6 +7,7 @@ share weights, such as prefill and decoding of one decoder, are compiled togethe
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -71,9 +72,12 @@ def execute(arguments: argparse.Namespace) -> int:
     for _, target in jobs:
         if target.exists():
             raise UserError(ExitCode.USAGE, f"{target} exists already. Remove it, or choose another file by --output")
-    if len({target for _, target in jobs}) < len(jobs):
+    counts = Counter(target.name for _, target in jobs)
+    if repeated := [name for name, number in counts.items() if number > 1]:
+        names = ", ".join(repeated)
         raise UserError(
-            ExitCode.USAGE, "--share-with: two models would be compiled to files of the same name. Rename one of them"
+            ExitCode.USAGE,
+            f"--share-with: two models would be compiled to a file of the name {names}. Rename one of them",
         )
     if others and arguments.embed:
         raise UserError(ExitCode.USAGE, "--share-with and --embed exclude each other: give one of them")

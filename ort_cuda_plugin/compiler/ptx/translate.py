@@ -1,7 +1,7 @@
 """Translation of a PTX module to LLVM IR, in the form that `compiler.host.ir.prepare_module` returns.
 
-One text has the kernel and the device functions that it calls. Operations that need the thread or its block are calls
-of functions named ``nvvm.*`` or ``ptx.*``.
+The result is one LLVM module with the kernel and the device functions that it calls. Operations that need the thread
+or its block are calls of functions named ``nvvm.*`` or ``ptx.*``.
 """
 
 from __future__ import annotations

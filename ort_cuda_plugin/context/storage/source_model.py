@@ -167,7 +167,7 @@ class SourceModel:
             raise ContextError(f"{subject} is not an ONNX model, or is damaged") from error
 
     def external_files(self) -> list[Path]:
-        """Return the files with external data of all tensors, bodies of nodes and functions included."""
+        """Return the external data files of all tensors, also of those in subgraphs and functions."""
         if self._folder is None:
             return []
         return [self._folder.path / location for location in dict.fromkeys(self._locations()) if location]

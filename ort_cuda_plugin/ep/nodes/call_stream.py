@@ -1,4 +1,4 @@
-"""The stream of a Run, as a callback of its plan sees it: launches, copies and reads in the Run's order."""
+"""The stream of a Run, as Python code that the plan calls sees it: launches, copies and reads in the Run's order."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ class FusedNode:
 
     @contextlib.contextmanager
     def _compiling(self, shapes: Sequence[Sequence[int]], host_values: Sequence[Sequence[int]]) -> Iterator[None]:
-        """Add to errors about a cluster of a compiled model the reason why it is compiled again."""
+        """If a cluster of a compiled model must be compiled again and this fails, add to the error why it must be."""
         try:
             yield
         except ImportError as error:

@@ -46,8 +46,8 @@ OUTSIDE = -(2**30)
 class PatchTile(MatrixTile):
     """Tile whose first operand is gathered from an image.
 
-    ``axes`` are the spatial axes of the window, "" for a pointwise convolution. Elements outside the image are 0, or
-    with ``zero`` the zero point of integer codes. ``is_one_image`` tells that the batch is 1.
+    ``axes`` are the spatial axes of the window, "" for a pointwise convolution. Elements outside the image are 0;
+    if ``zero`` is set, they are the zero point of a quantized image. ``is_one_image`` tells that the batch is 1.
     """
 
     axes: str = ""

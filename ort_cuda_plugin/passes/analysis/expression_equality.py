@@ -220,7 +220,10 @@ def _spread(x: Tensor, shape: tuple[Dim, ...]) -> Tensor:
 
 
 def _is_row(expression: Expression, x: Tensor, columns: int, spreads: bool) -> bool:
-    """Return whether x is a constant with one element per column, or with ``spreads`` one for all columns."""
+    """Return whether x is a constant with one element per column.
+
+    If ``spreads``, a single element for all columns also counts.
+    """
     strides = broadcast_strides(x, expression.shape)
     beside = zip(_beside(expression.shape, columns), _beside(strides, columns), strict=True)
     has_columns = strides[columns] == 1 or (spreads and strides[columns] == 0)

@@ -220,8 +220,8 @@ def _own_parameters(step: Map, dims: int) -> int:
 
 
 def join_map(producer: Map, consumer: Map, kept: Sequence[Output]) -> Map | None:
-    """Return one step that computes the elementwise ``producer`` inside of its consumer, and also stores its ``kept``
-    outputs.
+    """Return one step that computes the elementwise ``producer`` inside ``consumer``, and also stores the producer's
+    outputs in ``kept``.
 
     Returns None if no such step exists, or if no kernel supports it.
     """

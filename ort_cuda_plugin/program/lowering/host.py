@@ -77,7 +77,9 @@ def on_host(
             return tuple(_fitting(ctx, compute(*read)).reshape(-1).tolist())
         except (NotFoldable, ZeroDivisionError):
             raise Unsupported(
-                "shape", "a shape depends on an operation that the host cannot compute; supported: integer arithmetic"
+                "shape",
+                "a shape that the node needs depends on an operation that the host cannot compute; supported: integer "
+                "arithmetic",
             ) from None
 
     on_device = device()

@@ -95,7 +95,7 @@ def group_query_attention(
         raise require.unsupported("attribute", "sliding_window_cache", "1 without past_key", "0, or 1 with past_key")
     if sliding_window_cache and is_used(ctx, 3):
         raise require.unsupported(
-            "attribute", "sliding_window_cache", "1 with the output output_qk", "0 with this output"
+            "attribute", "sliding_window_cache", "1, and the node has the output output_qk", "0 with this output"
         )
     require.heads(num_heads, kv_num_heads)
     require.one_of((0, 1, 2), qk_output=qk_output)

@@ -143,7 +143,8 @@ def batch_of(ctx: Lowering, tokens: Tokens, room: Dim, metadata: Tensor | None, 
 class Cache:
     """A paged cache of keys or of values, [blocks, slots, heads, size], with scales if it is quantized.
 
-    With 4 ``bits`` a byte holds two elements with offset 8, the first in the low nibble; the last byte may hold one.
+    With 4 ``bits`` a byte holds two elements, each stored as its value plus 8, the first in the low nibble; the last
+    byte may hold only one.
     """
 
     blocks: Tensor
