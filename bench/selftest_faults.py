@@ -22,6 +22,7 @@ import fnmatch
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -575,11 +576,26 @@ def main() -> int:
             os.environ["ORT_CUDA_PLUGIN_EMULATE_LIBRARIES"] = str(build(Path(folder)))
         os.environ["ORT_CUDA_PLUGIN_EMULATE_PROFILE"] = str(Path(folder, "launches"))
         os.environ["FAKE_CALLS"] = str(Path(folder, "calls"))
+        use_own_cache(Path(folder, "cache"))
         found = []
         for outcome in outcomes(given):
             found.append(outcome)
             print(line(outcome), flush=True)
     return finish(given, found)
+
+
+def use_own_cache(folder: Path) -> None:
+    """Give this process a cache folder of its own, with the compiled kernels of the present one.
+
+    The quarantine and the refusals are kept in the cache folder: those that the faults cause must not reach other
+    processes, such as another share of the same campaign, and the campaign deletes them after each fault.
+    """
+    from ort_cuda_plugin.compiler.caches.cache_folder import CACHE_DIR_VARIABLE, cache_folder
+
+    folder.mkdir(mode=0o700)
+    for kernel in cache_folder().glob("*.kernel"):
+        shutil.copy2(kernel, folder)
+    os.environ[CACHE_DIR_VARIABLE] = str(folder)
 
 
 def hang(number: int, frame: Any) -> None:
