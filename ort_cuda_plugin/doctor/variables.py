@@ -27,7 +27,7 @@ GENERAL = (
         "ORT_CUDA_PLUGIN_EMULATE",
         "0, 1",
         "0",
-        "1: each registration of the library offers the emulated device besides the GPUs",
+        "1: each registration of the plugin library offers the emulated device besides the GPUs",
     ),
     Variable(
         "ORT_CUDA_PLUGIN_AS",
@@ -39,8 +39,8 @@ GENERAL = (
         "ORT_CUDA_PLUGIN_CACHE_DIR",
         "an absolute path",
         "`ort-cuda-plugin` in the user's cache folder",
-        "the kernel cache: folder of compiled kernels, the kernels' LLVM IR, measured times and cuDNN's plans. Other "
-        "users must not have permission to write to the folder or to replace it",
+        "the folder of the kernel cache. It holds compiled kernels, their LLVM IR, measured times and cuDNN's "
+        "execution plans. Only you and root may have permission to write to the folder or to replace it",
     ),
     Variable(
         "ORT_CUDA_PLUGIN_CONTEXT_ALLOW_HOST_CODE",
@@ -53,23 +53,22 @@ GENERAL = (
         "ORT_CUDA_PLUGIN_PYTHON",
         "an absolute path",
         "",
-        "the Python interpreter that the plugin starts in a host written in C, C++, C# or Java, if the search from the "
-        "library's path finds none ([hosts.md](hosts.md))",
+        "the Python interpreter that the plugin starts in a host written in C, C++, C# or Java, if it finds none in the "
+        "environment that contains the plugin library ([hosts.md](hosts.md))",
     ),
     Variable(
         "ORT_CUDA_PLUGIN_KERNEL_MANIFEST",
         "a file",
         "",
-        "the plugin appends a line of JSON for each kernel that a session needs. `ort-cuda-plugin kernels --manifest "
-        "FILE` compiles the kernels of this file, also on another machine",
+        "the plugin appends a line of JSON to this file for each kernel that a session needs. `ort-cuda-plugin kernels "
+        "--manifest FILE` compiles these kernels, also on another machine",
     ),
     Variable(
         "ORT_CUDA_PLUGIN_VERIFY",
         "0, 1",
         "0",
-        "1: the compiler verifies the program of each fused node after each compiler pass "
-        "([invariants.md](invariants.md)). If an "
-        "invariant does not hold, the error names the pass and the step",
+        "1: the plugin verifies the program of each fused node after each compiler pass "
+        "([invariants.md](invariants.md)). If an invariant does not hold, an error names the pass and the step",
     ),
 )
 """Variables of every device."""
@@ -81,7 +80,8 @@ EMULATED = (
         "ORT_CUDA_PLUGIN_EMULATE_WORKERS",
         "0 to 1024",
         "0",
-        "number of host threads that run the blocks of kernels. 0: one thread for each CPU that the process may use",
+        "number of host threads that execute thread blocks of kernels. 0: one thread for each CPU that the process may "
+        "use",
     ),
     Variable(
         "ORT_CUDA_PLUGIN_EMULATE_STREAMS",
@@ -96,21 +96,21 @@ EMULATED = (
         "0, 1",
         "0",
         "1: kernels run in checking mode, which reports wrong accesses to memory, wrong barriers and missing waits. "
-        "As with `ORT_CUDA_PLUGIN_VERIFY=1`, the compiler verifies programs",
+        "The plugin also verifies programs as with `ORT_CUDA_PLUGIN_VERIFY=1`",
     ),
     Variable(
         "ORT_CUDA_PLUGIN_EMULATE_LOWERING",
-        "an architecture such as `sm_90`; `sm_90:114`, with a number of multiprocessors; or `sm_90:ptx`",
+        "an architecture such as `sm_90`; `sm_90:114` with the number of multiprocessors; or `sm_90:ptx`",
         "",
-        "the emulated device runs the kernels that the plugin generates for a GPU of this architecture that has no "
-        "cuBLASLt and cuDNN, with one difference: operands stay float32 where the GPU rounds them to TF32. With `:ptx` "
-        "the emulated device executes the PTX of these kernels",
+        "the emulated device runs the kernels that the plugin generates for a GPU of this architecture without "
+        "cuBLASLt and cuDNN. There is one difference: where the GPU rounds operands to TF32, they stay float32. With "
+        "`:ptx` the emulated device executes the PTX of these kernels",
     ),
     Variable(
         "ORT_CUDA_PLUGIN_EMULATE_PROFILE",
         "a file",
         "",
-        "the emulated device appends a line for each kernel launch: kernel, grid, block, nanoseconds",
+        "the emulated device appends a line to this file for each kernel launch: kernel, grid, block, nanoseconds",
     ),
     Variable(
         "ORT_CUDA_PLUGIN_EMULATE_LIBRARIES",
@@ -124,11 +124,11 @@ EMULATED = (
         "settings, separated by semicolons",
         "",
         "for tests of the plugin's checks: faults of the emulated device. `kernel=matmul_*`: after each launch of a "
-        "kernel whose name matches this shell pattern, one element of each result is wrong. `idle=matmul_*`: "
-        "launches of such a kernel do nothing. `unsupported=MemPoolCreate,GraphInstantiate`: these driver calls "
+        "kernel whose name matches this shell pattern, one element of each result is wrong. `idle=matmul_*`: a launch "
+        "of a kernel whose name matches does nothing. `unsupported=MemPoolCreate,GraphInstantiate`: these driver calls "
         "return CUDA_ERROR_NOT_SUPPORTED. `exclusive=1`: another process has the device. `capability=7.5`, "
-        "`driver=12.8`, `multiprocessors=16` and `name=TEXT` are properties of the device. A warning on the "
-        "standard error lists the faults",
+        "`driver=12.8`, `multiprocessors=16` and `name=TEXT` set properties of the device. A warning on the standard "
+        "error lists the faults",
     ),
 )
 """Variables of the emulated device."""

@@ -29,13 +29,13 @@ ROWS = (
     ArenaRow(
         "arena.extend_strategy",
         "0",
-        "growth of the arena. 0 doubles the size of each new region, 1 allocates what a request needs",
+        "size of a new region of the arena. 0: twice that of the region before. 1: what the request needs",
     ),
     ArenaRow("arena.initial_chunk_size_bytes", "1048576", "bytes of the first region"),
     ArenaRow(
         "arena.max_dead_bytes_per_chunk",
         "134217728",
-        "if the unused end of a chunk has this number of bytes or more, or more than an eighth of the requested "
+        "if the unused end of a chunk has at least this number of bytes, or more than an eighth of the requested "
         "bytes, the arena splits the end off as a free chunk",
     ),
     ArenaRow("arena.initial_growth_chunk_size_bytes", "2097152", "bytes of the first region after a shrink"),
@@ -43,7 +43,7 @@ ROWS = (
         "arena.max_power_of_two_extend_bytes",
         "1073741824",
         "maximum bytes of a region whose size comes from doubling. Such a region is also at most a 16th of the "
-        "device's memory. A single request that is larger gets a region of the request's size",
+        "device's memory. A larger request gets a region of its own size",
     ),
     ArenaRow("arena.max_mem", "0", "bytes that the arena may hold, including weights. 0: no limit"),
     ArenaRow("arena.use_cuda_mempool", "0", "1: CUDA's stream-ordered pool serves device memory instead of the arena"),

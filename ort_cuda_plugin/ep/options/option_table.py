@@ -113,9 +113,9 @@ class Options:
         16,
         values.count(1, 1024),
         Decides.GRAPHS,
-        "number of automatic graphs that each fused node keeps. A graph keeps the memory of its "
-        "intermediate tensors. If a fused node has more than one graph, their memory together is at most a "
-        "quarter of the device's",
+        "maximum number of automatic graphs that each fused node keeps. A graph keeps the memory of its intermediate "
+        "tensors. If a fused node has more than one graph, their memory together is at most a quarter of the device's "
+        "memory",
         needs="`automatic_cuda_graphs=1`",
         changes=True,
     )
@@ -124,18 +124,17 @@ class Options:
         values.FLAG,
         Decides.GRAPHS,
         "1: ONNX Runtime captures whole Runs, and there are no automatic graphs. With a shared stream "
-        "(`user_compute_stream`, `use_ep_level_unified_stream`), a Run that captures and the other Runs of the "
-        "session wait for each other; the application must not enqueue anything else on the stream meanwhile. The "
-        "plugin keeps a graph, and the memory of its Runs, for each `gpu_graph_id` and each thread that ran it, until "
-        "ONNX Runtime releases the graph, or until the thread or the session ends. So the application decides how "
-        "many graphs there are",
+        "(`user_compute_stream`, `use_ep_level_unified_stream`), a Run that is captured and the other Runs of the "
+        "session wait for each other. During the capture the application must not enqueue anything else on the stream. "
+        "There is a graph for each `gpu_graph_id` and each thread that ran it. The plugin keeps the graph, and the "
+        "memory of its Runs, until ONNX Runtime releases the graph, or until the thread or the session ends",
         bare=True,
     )
     min_num_runs_before_cuda_graph_capture: int = _option(
         2,
         values.count(1, 1000),
         Decides.GRAPHS,
-        "number of Runs before the plugin makes an automatic graph, or ONNX Runtime captures a Run. With "
+        "number of Runs before the plugin makes an automatic graph of a plan, or ONNX Runtime captures a Run. With "
         "`enable_cuda_graph=1` at most 7, because ONNX Runtime repeats a Run at most 8 times until the plugin reports "
         "a captured graph",
     )
@@ -143,9 +142,9 @@ class Options:
         True,
         values.FLAG,
         Decides.PLANS,
-        "float32 matrix products, convolutions and attention may round their inputs to TF32, in libraries and in the "
-        "plugin's own kernels. The plugin's kernels store constant weights, and tensors between two such operations, "
-        "as scaled float16, which has TF32's 10 mantissa bits. The emulated device never rounds to TF32",
+        "1: float32 matrix products, convolutions and attention may round their inputs to TF32, in libraries and in "
+        "the plugin's own kernels. The plugin's kernels store constant weights, and tensors between two such "
+        "operations, as scaled float16, which has TF32's 10 mantissa bits. The emulated device never rounds to TF32",
         needs="a GPU from sm_80 on",
         bare=True,
     )
@@ -173,21 +172,22 @@ class Options:
         "1: when the session makes a plan, it measures several candidates for each matrix product, convolution and "
         "attention, and takes the fastest ([tuning.md](tuning.md)). Candidates are a call of cuBLASLt or cuDNN, the "
         "plugin's kernels with several tile sizes and split-K factors, attention as three kernels, and the tactics of "
-        "[custom operators](custom_kernels.md). It also measures the whole plan with and without each pass that may "
-        "or may not pay, such as merged matrix products, and keeps the faster one. The folder `timings` of the kernel "
-        "cache stores the times, so that a later session with the same problem measures nothing. Two cases are not "
-        "measured: problems with sizes that a Run computes on the device, and compiled models. `explain --program "
-        "--autotune` shows the times. The choices, and so the bits of results, may differ between machines",
+        "[custom operators](custom_kernels.md). The session also measures the whole plan with and without each pass "
+        "that can make a plan slower, such as the merging of matrix products, and keeps the faster plan. The folder "
+        "`timings` of the kernel cache stores the times, so that a later session with the same problem measures "
+        "nothing. Two cases are not measured: problems with sizes that a Run computes on the device, and compiled "
+        "models. `explain --program --autotune` shows the times. The choices, and so the bits of results, may differ "
+        "between machines",
         needs="`deterministic=0`",
     )
     sdpa_kernel: int = _option(
         0,
         values.COUNT,
         Decides.PLANS,
-        "a sum of ONNX Runtime's flags for attention kernels that may be used. 0: any kernel. 16 (MATH) alone: two "
-        "matrix products and a softmax. 8 (CUDNN): cuDNN's attention; numbers above 0 without this flag exclude it. "
-        "1 (FLASH) and 2 (EFFICIENT): the plugin's own fused kernel. The plugin has no kernels for other flags, and "
-        "logs a warning if one is set",
+        "the sum of ONNX Runtime's flags for the attention kernels that may be used. 0: any kernel. 16 (MATH) alone: "
+        "two matrix products and a softmax. 8 (CUDNN): cuDNN's attention; numbers above 0 without this flag exclude "
+        "it. 1 (FLASH) and 2 (EFFICIENT): the plugin's own fused kernel. The plugin has no kernels for other flags, "
+        "and logs a warning if one is set",
     )
     prefer_nhwc: bool = _option(
         False,
@@ -195,7 +195,7 @@ class Options:
         Decides.PLANS,
         "1: ONNX Runtime converts operators to their channels-last form (the domain `com.ms.internal.nhwc` in "
         "[operators.md](operators.md)), and inserts transposes around these operators. The plugin turns the "
-        "transposes into views. So results and launches are the same as with 0",
+        "transposes into views, so results and launches are the same as with 0",
         aliases=("prefer_nhwc_layout",),
     )
     enable_cudnn: bool = _option(
@@ -258,15 +258,15 @@ class Options:
         values.count(-1, 2**31 - 1),
         Decides.PLANS,
         "milliseconds after which the plugin measures no further algorithm of a matrix product; 0 or -1: no limit",
-        needs="both options above",
+        needs="`tunable_op_enable=1` and `tunable_op_tuning_enable=1`",
     )
     claim_unprofitable_nodes: bool = _option(
         False,
         values.FLAG,
         Decides.CLAIMS,
-        "1: the plugin also takes nodes that it would decline because copying their inputs and results costs more "
-        "than running them on the device gains (declined with kind `cost`). An example is the condition of a Loop if "
-        "the condition depends on nothing that the device computes",
+        "0: the plugin declines nodes, with kind `cost`, if copying their inputs and results costs more time than "
+        "running them on the device saves. Example: the nodes that compute the condition of a Loop, if it depends on "
+        "nothing that the device computes. 1: the plugin takes these nodes too",
         former_keys=("claim_poor_islands",),
     )
     single_nodes: bool = _option(
@@ -287,8 +287,9 @@ class Options:
         (),
         values.SHAPES,
         Decides.COMPILED,
-        "further input shapes for which a compiled model gets plans. It always gets plans for shapes in which each "
-        "symbolic dimension is 1, small or large; most of these plans hold for all sizes",
+        "further input shapes for which a compiled model gets plans. It always gets plans for five sample shapes: the "
+        "first dimension of an input, if symbolic, is 1, 2, 4 or 8 there, other symbolic dimensions are 1, 8, 64 or "
+        "224. Most of these plans hold for all sizes",
     )
     context_weightless: bool = _option(
         False,
@@ -304,8 +305,8 @@ class Options:
         False,
         values.FLAG,
         Decides.COMPILED,
-        "1: the source model may have new weights of the same shapes. If plans depend on the values of a weight that "
-        "has changed, an error names the weight. 0: if a weight has changed, an error names the first such weight",
+        "1: the weights of the source model may have changed, but not their shapes. If a plan depends on the values of "
+        "a changed weight, an error names this weight. 0: if weights have changed, an error names the first of them",
         needs="a compiled model without weights",
     )
     context_allow_host_code: bool = _option(
@@ -322,8 +323,8 @@ class Options:
         "",
         values.FOLDER,
         Decides.OUTPUT,
-        "an existing folder. The plugin writes two files there for each fused node: the program after each pass, as "
-        "text; and a line of JSON for each plan that was built, with the bytes that each step moves",
+        "an existing folder, in which the plugin writes two files for each fused node. One has the program after each "
+        "pass, as text. The other has a line of JSON for each plan that was built, with the bytes that each step moves",
     )
     log_level: str = _option(
         "VERBOSE",
