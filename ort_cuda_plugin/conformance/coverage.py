@@ -38,9 +38,11 @@ This page lists the operators that the plugin supports, with their opset version
 for each operator, or range of versions of an operator, that `ort_cuda_plugin/ops/` declares. `{command}`
 wrote it with onnx {onnx}; a test fails if the table is out of date.
 
-The column *versions* has opset versions of the operator's domain. The column *types* has the element types of each type
-constraint of the operator's ONNX schema, such as `T`. The column *left to the CPU* has element types and versions that
-ONNX has and the plugin does not support: the CPU provider runs these nodes.
+The column *versions* has a range of opset versions of the operator's domain. The column *types* has the element types
+of each type constraint of the operator's ONNX schema, such as `T`; *as ONNX says* means that the schema has no type
+constraint. The column *left to the CPU* has element types and versions that ONNX defines and the plugin does not
+support: the CPU provider runs such nodes. The column *notes* says what the operator returns if its name does not say
+enough, and how the plugin treats cases that ONNX leaves open.
 
 The column *runs as* says what the nodes of ONNX's backend tests become on a GPU with cuBLASLt and cuDNN:
 
@@ -52,7 +54,7 @@ The column *runs as* says what the nodes of ONNX's backend tests become on a GPU
 - {no_launch}: the node needs no work on the device (a view, or shape arithmetic).
 - {no_test}: the plugin supports the operator, but no backend test contains it.
 
-The column *types* uses these names: {types}.
+The column *types* uses short names (f32 is float32, b1 is bool) and names for sets of types: {types}.
 """
 
 

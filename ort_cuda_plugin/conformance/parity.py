@@ -16,20 +16,23 @@ WRITE_COMMAND: Final = "ort-cuda-plugin parity --write docs/parity.md"
 _HEADER: Final = """\
 # Parity
 
-This page says which kernels only one of two providers has: it compares the plugin's kernel registry with that of
-{other}. `{command}` wrote it with onnxruntime {version}; a test fails if the page is out of date.
+This page compares two kernel registries, the lists of kernels that an execution provider registers with ONNX Runtime:
+that of the plugin, and that of {other}. It lists the kernels that only one
+of the two has. `{command}` wrote it with onnxruntime {version}; a test fails if the page is
+out of date.
 
-The first table counts, for each domain, the operators in the registry of CUDAExecutionProvider, and how many of these
-the plugin has.
+The first table counts, for each domain, the operators in the registry of CUDAExecutionProvider, those that the plugin
+has too, and those that it has with all versions and element types of CUDAExecutionProvider.
 
 The page does not compare which inputs a kernel needs in host memory, because ONNX Runtime's Python API
-(`get_registered_ep_kernel_defs`) does not report them. The kernels of the plugin have these tensors in host memory
-(each operator with the positions of its inputs, counted from 0; then results): {host}.
+(`get_registered_ep_kernel_defs`) does not report them. The plugin's kernels need the inputs in host memory that this
+list names: after an operator are the positions of such inputs, counted from 0. An operator whose versions differ is
+there twice. The last entries are results in host memory: {host}.
 """
 _LACKING: Final = """\
-CUDAExecutionProvider has kernels for these operators, versions or types, and the plugin has not. A row lists operators
-for which the plugin lacks the same versions or types (column *lacking*), for the same reason."""
-_ADDED: Final = "The plugin has kernels for these operators, and CUDAExecutionProvider has not:"
+CUDAExecutionProvider has kernels for these operators, versions or types, and the plugin does not. The column *lacking*
+says which versions or types of these operators the plugin lacks; *all* means that it lacks the operators."""
+_ADDED: Final = "The plugin has kernels for these operators, and CUDAExecutionProvider does not:"
 _SEQUENCES: Final = (
     "the EP API has type constraints for tensors only, and a kernel cannot make or read a sequence in device memory"
 )

@@ -15,22 +15,29 @@ WRITE_COMMAND = "ort-cuda-plugin conformance --write docs/conformance.md"
 _HEADER = """# Conformance
 
 This page says which of ONNX's backend tests (kinds node, simple, pytorch-operator, pytorch-converted) the plugin
-passes.
-The tests run through stock ONNX Runtime on the emulated device, with {versions}. `{command}`
-wrote this page; the test suite runs all of these tests and compares the verdicts with the page.
+passes. The tests run through stock ONNX Runtime on the emulated device, with {versions}.
+`{command}` wrote this page. The plugin's test suite runs all of these tests and
+compares the verdicts with the page.
 
-*Passed on the EP*: the results are right, and the plugin ran every node. *Passed with no node left to run*: ONNX
-Runtime removed all nodes before the session ran. *Partly on the CPU provider*: the results are right, and the CPU
-provider ran at least one node. *Wrong*: a result differs. *Failed*: the session or the Run failed. *The CPU provider
-fails too*: the CPU provider alone does not pass the test either; the headings below say why. The sessions have the
-option `claim_unprofitable_nodes=1`, so that the tests reach every kernel.
+The table counts the tests by verdict; *the EP* is the plugin, an execution provider of ONNX Runtime:
+
+- *passed on the EP*: the results are right, and the plugin ran every node.
+- *passed with no node left to run*: the results are right, and ONNX Runtime removed all nodes before the session ran.
+- *partly on the CPU provider*: the results are right, and the CPU provider ran at least one node.
+- *wrong*: a result differs.
+- *failed*: the session or the Run failed.
+- *the CPU provider fails too*: the plugin does not pass the test, and neither does the CPU provider alone.
+
+The sections below the table list all tests that did not pass on the EP as written, by the reason. A reason such as
+`SequenceInsert: (dtype) ...` names an operator whose node the plugin declined. The sessions have the option
+`claim_unprofitable_nodes=1`, so that the plugin also takes nodes that would be faster on the CPU.
 
 | verdict | tests as written (ORT_DISABLE_ALL) | tests after ONNX Runtime's optimisations (ORT_ENABLE_ALL) |
 |---|---:|---:|
 """
 _IN_SCOPE = """
-**In scope and not wholly on the EP: {count}.** A test is in scope if its model has only tensors and
-operators of ai.onnx, no strings, sequences and optional values, and if ONNX Runtime itself loads the model.
+**In scope and not wholly on the EP: {count}.** A test is in scope if ONNX Runtime itself loads its model, and if the
+model has only tensors and operators of ai.onnx: no strings, sequences, optional values and no ImageDecoder.
 """
 _OPTIMISED = "Other verdicts after ONNX Runtime's optimisations"
 

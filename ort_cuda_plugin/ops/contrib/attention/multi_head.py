@@ -142,7 +142,7 @@ def attention_of_projection(
     scale: float = 0.0,
     unidirectional: int = 0,
 ) -> tuple[Tensor, ...]:
-    """Return attention over x @ weights + bias, and past and new keys and values in one tensor."""
+    """Return attention over x @ weights + bias, and one tensor with the past and new keys and values."""
     if do_rotary:
         raise require.unsupported("attribute", "do_rotary", do_rotary, "0")
     if bool(past_present_share_buffer) != (past_sequence_length is not None and past is not None):

@@ -54,7 +54,7 @@ def _product(a: Scalar, b: Scalar) -> Scalar:
 def branchwise_rms_norm(
     ctx: Lowering, x: T, scale: M | None = None, *, epsilon: float = 1e-5, num_branches: int = 0
 ) -> Tensor:
-    """Return the RMS norm of each stream; ``scale`` is [C * H], [C, H] or [H]."""
+    """Return the RMS norm of each of C streams of H elements; ``scale`` is [C * H], [C, H] or [H]."""
     streams = _grouped(ctx, x, num_branches)
     branches, width = streams.shape[-2:]
     factors: list[Tensor] = []
@@ -131,7 +131,7 @@ def engram_gate(
     *,
     epsilon: float = 1e-5,
 ) -> tuple[Tensor, ...]:
-    """Return value * gate for each stream, and its RMS norm.
+    """Return value * gate for each stream, and the RMS norm of this product.
 
     The gate is sigmoid(sign(d) * sqrt(max(abs(d), 1e-6))) with d = dot(norm(key), norm(query)) / sqrt(H).
     """

@@ -304,7 +304,7 @@ def rotate(
 def tensor_scatter(
     ctx: Lowering, past_cache: T, update: T, write_indices: Int64 | None = None, *, axis: int = -2, mode: str = "linear"
 ) -> Tensor:
-    """Return a copy of the cache with ``update`` from write_indices[batch] on, clipped to the cache."""
+    """Copy the cache and write ``update`` into it from write_indices[batch] on; what exceeds the cache is skipped."""
     require.one_of(("linear", "circular"), mode=mode)
     require.rank(past_cache.rank, update=update)
     at = normalize_axis(axis, past_cache.rank)

@@ -137,7 +137,7 @@ def batch_normalization_7(
     momentum: float = 0.9,
     spatial: int = 1,
 ) -> tuple[Tensor, ...]:
-    """Normalize a batch; more than one output means training. Version 9 removed ``spatial``."""
+    """Normalize a batch; more than one output means training. Version 9 removed the attribute ``spatial``."""
     training = ctx.node is not None and any(output is not None for output in ctx.node.outputs[1:])
     return batch_normalization_1(
         ctx, x, scale, bias, mean, variance,

@@ -137,7 +137,7 @@ def max_unpool(
     pads: tuple[int, ...] | None = None,
     strides: tuple[int, ...] | None = None,
 ) -> Tensor:
-    """Scatter x to flat ``indices`` of the inferred shape, which ``output_shape`` pads or crops at the end.
+    """Scatter x to the flat ``indices`` of the inferred result; ``output_shape`` then pads or crops its end.
 
     Indices out of range are ignored.
     """
