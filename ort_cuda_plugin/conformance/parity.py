@@ -27,7 +27,7 @@ has too, and those that it has with all versions and element types of CUDAExecut
 The page does not compare which inputs a kernel needs in host memory, because ONNX Runtime's Python API
 (`get_registered_ep_kernel_defs`) does not report them. The plugin's kernels need the inputs in host memory that this
 list names: after an operator are the positions of such inputs, counted from 0. An operator whose versions differ is
-there twice. The last entries are results in host memory: {host}.
+listed twice. The last entries are results in host memory: {host}.
 """
 _LACKING: Final = """\
 CUDAExecutionProvider has kernels for these operators, versions or types, and the plugin does not. The column *lacking*
