@@ -202,7 +202,7 @@ class Operator:
                 raise InvalidModel(f"{self.name}: the required input {parameter.name!r} is missing")
         for index, dtype in enumerate(dtypes):
             if dtype is None and variadic and index >= len(self.inputs) - 1:
-                raise InvalidModel(f"{self.name}: the required input {index} is missing")
+                raise InvalidModel(f"{self.name}: the required input with index {index} is missing")
             constraint = self.constraint(index)
             if dtype is not None and constraint and dtype not in self.types[constraint]:
                 served = ", ".join(sorted(x.short for x in self.types[constraint]))
@@ -241,7 +241,9 @@ class Operator:
         try:
             for index, x in enumerate(inputs):
                 if not isinstance(x, Tensor | None) and not self._takes_container(index):
-                    raise require.unsupported("dtype", f"input {index}", "a sequence or an optional value", "tensors")
+                    raise require.unsupported(
+                        "dtype", f"the input with index {index}", "a sequence or an optional value", "tensors"
+                    )
             self.check_inputs([None if x is None else x.dtype for x in inputs])
             result = self.function(ctx, *inputs, **self.bind_attributes(attributes))
         except Unsupported as error:
@@ -325,7 +327,10 @@ def lookup(domain: str, op_type: str, since_version: int) -> Operator:
         why = NOT_TENSORS.get(qualified)
         raise Unsupported("op", f"{qualified} is not implemented" + (f": it {why}" if why else ""))
     if since_version > NEWEST_OPSETS.get(domain, since_version):
-        raise Unsupported("version", f"{qualified}-{since_version} is newer than opset {NEWEST_OPSETS[domain]}")
+        raise Unsupported(
+            "version",
+            f"{qualified}-{since_version} is newer than opset {NEWEST_OPSETS[domain]}, the newest that the plugin has",
+        )
     serving = [entry for entry in versions if entry.since <= since_version]
     if not serving or (serving[-1].until is not None and since_version > serving[-1].until):
         raise Unsupported("version", f"{qualified}-{since_version} is not implemented")

@@ -79,10 +79,20 @@ def all_or_none(**inputs: object) -> None:
         raise violation(" and ".join(inputs), "be given together or left out together", f"{' and '.join(given)} alone")
 
 
+def named(**inputs: object) -> str:
+    """Return the names of the given inputs, as the end of a message that several inputs must be given."""
+    given = [name for name, x in inputs.items() if x is not None]
+    return f"only {', '.join(given)}" if given else "none of them"
+
+
 def heads(num_heads: int, kv_num_heads: int) -> None:
     """Raise InvalidModel unless each head of keys and values serves the same positive number of query heads."""
     if num_heads <= 0 or kv_num_heads <= 0 or num_heads % kv_num_heads:
-        raise violation("num_heads", "be a positive multiple of kv_num_heads", f"{num_heads} and {kv_num_heads}")
+        raise violation(
+            "num_heads",
+            "be a positive multiple of kv_num_heads",
+            f"num_heads = {num_heads} and kv_num_heads = {kv_num_heads}",
+        )
 
 
 def block(block_size: int) -> None:

@@ -125,7 +125,7 @@ def test_conv_transpose_pads_to_the_stride_times_the_input(auto_pad: str) -> Non
 
 
 def test_a_kernel_larger_than_the_padded_input_fails_the_run() -> None:
-    with pytest.raises(Exception, match="the extent of a window must be at most"):
+    with pytest.raises(Exception, match="the extent of a window on the padded input must be at most"):
         run_op("Conv", [noise(1, (1, 1, 2, 2)), noise(2, (1, 1, 3, 3))], dynamic=True, constant=[1])
 
 

@@ -91,7 +91,7 @@ def test_quantize_takes_its_type_from_the_zero_point_or_output_dtype() -> None:
     (actual,) = run_op("QuantizeLinear", [x, scale], {"output_dtype": 5})
     assert actual.dtype == np.int16
     assert actual.tolist() == [-3, 300]
-    with pytest.raises(NodeError, match="output_dtype must be the zero point's type, INT8, got 5"):
+    with pytest.raises(NodeError, match="output_dtype must be 3, the zero point's type INT8, got 5"):
         run_op("QuantizeLinear", [x, scale, np.int8(0)], {"output_dtype": 5})
 
 

@@ -27,11 +27,11 @@ class PackedTokens:
 
     def __init__(self, ctx: Lowering, bounds: Tensor, total: Dim, *, empty: bool = False) -> None:
         """Check the bounds. With ``empty``, a sequence may have no tokens."""
-        require.rank(1, cumulative_sequence_length=bounds)
+        require.rank(1, **{"the cumulative sequence lengths": bounds})
         self._ctx, self._bounds, self._total = ctx, bounds, total
         self.count = bounds.shape[0] - 1
         enough = logical_or(lt(0, self.count), eq(total, 0)) if empty else lt(0, self.count)
-        require.holds(ctx, enough, "cumulative_sequence_length", "have at least 2 elements", bounds.shape[0])
+        require.holds(ctx, enough, "the cumulative sequence lengths", "have at least 2 elements", bounds.shape[0])
         if not empty:
             require.most_dim(ctx, total, **{"the number of sequences": self.count})
         self._owners: Tensor | None = None
@@ -91,5 +91,7 @@ def check_capture(capacity: int, count: Tensor | None) -> None:
     require.within(0, MAX_CAPTURED, state_update_capacity=capacity)
     if (count is not None) != (capacity > 0):
         raise require.violation(
-            "capture_count", "be given if and only if state_update_capacity is positive", f"capacity {capacity}"
+            "the input with the capture count",
+            "be given if and only if state_update_capacity is positive",
+            f"state_update_capacity = {capacity} {'without' if count is None else 'with'} this input",
         )

@@ -74,7 +74,9 @@ def binarizer(ctx: Lowering, x: T, *, threshold: float = 0.0) -> Tensor:
 @op("Scaler", domain=DOMAIN, since=1, types={"T": NUMBERS})
 def scaler(ctx: Lowering, x: T, *, offset: tuple[float, ...] = (), scale: tuple[float, ...] = ()) -> Tensor:
     if not offset or not scale:
-        raise require.violation("offset and scale", "be given", "one of them or neither")
+        raise require.violation(
+            "offset and scale", "be given", require.named(offset=offset or None, scale=scale or None)
+        )
     offsets, factors = (
         _per_feature(ctx, x, np.array(values, np.float32), what)
         for values, what in ((offset, "offset"), (scale, "scale"))

@@ -73,7 +73,7 @@ class TensorLabelAttributes(LabelAttributes, total=False):
 def _listed(what: str, attributes: Mapping[str, object]) -> Array:
     """Return the values of the only attribute whose name begins with ``what``, in its element type."""
     given = [name for name in attributes if name.startswith(f"{what}_")]
-    require.that(len(given) == 1, what, f"be given by one attribute {what}_*", len(given))
+    require.that(len(given) == 1, what, f"be given by one attribute {what}_*", f"{len(given)} such attributes")
     (name,) = given
     if name.endswith("_strings"):
         raise require.unsupported("dtype", f"the type of {what}", "string", "numbers")

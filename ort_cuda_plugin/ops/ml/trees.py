@@ -273,7 +273,7 @@ def _tree_lists(
     require.that(
         len(np.unique(of_trees[roots])) == len(roots),
         "nodes_treeids",
-        "have the nodes of each tree together",
+        "have all nodes of a tree before those of the next",
         "a tree whose nodes are apart",
     )
     comparisons = np.array([COMPARISONS.get(mode, 0) for mode in kinds], np.int64)[modes]
@@ -300,9 +300,9 @@ class _Names:
         if self._spans[0] * self._spans[1] >= 2**63:
             raise require.unsupported(
                 "attribute",
-                "the number of ids from minimum to maximum in nodes_treeids, and in nodes_nodeids,",
-                f"{self._spans[0]} and {self._spans[1]}",
-                "numbers with a product below 2**63",
+                "the range of ids (maximum - minimum + 1)",
+                f"{self._spans[0]} in nodes_treeids and {self._spans[1]} in nodes_nodeids",
+                "ranges with a product below 2**63",
             )
         keys = self._key(trees, nodes)
         # Converters write sorted ids, which need no argsort.

@@ -62,7 +62,11 @@ def decoder_masked_multi_head_attention(
     require.all_or_none(past_key=past_key, past_value=past_value)
     if key is not None and value is not None and key.rank == 4:
         if past_key is not None or is_used(ctx, 1) or is_used(ctx, 2):
-            raise require.violation("past and present", "be left out in cross attention", "one of them")
+            raise require.violation(
+                "past_key, present_key and present_value",
+                "be left out if key has rank 4 (cross attention)",
+                "one of them",
+            )
         q = query if bias is None else _biased(ctx, query, part(ctx, bias, 0, 0, query.shape[2]))
         keys, values, present = key, value, (key, value)
     else:
@@ -77,7 +81,7 @@ def decoder_masked_multi_head_attention(
         Masking(mask_index, attention_bias, mask_filter_value, scale),
     )
     if is_used(ctx, 3) and not output_qk:
-        raise require.violation("output_qk", "be 1 where the output qk is used", output_qk)
+        raise require.violation("output_qk", "be 1 if the node has the output qk", output_qk)
     return output, *present, scores
 
 
@@ -282,7 +286,8 @@ def decoder_attention(
 
     q = split_heads(ctx, projected(query, q_weight, own), num_heads)
     if has_past and (key_cache is None or value_cache is None):
-        raise require.violation("key_cache and value_cache", "be given with use_past", "one of them or neither")
+        given = require.named(key_cache=key_cache, value_cache=value_cache)
+        raise require.violation("key_cache and value_cache", "be given if use_past and has_layer_state are true", given)
     if has_past and is_cross and key_cache is not None and value_cache is not None:
         keys, values = key_cache, value_cache
     else:
@@ -294,7 +299,7 @@ def decoder_attention(
     mask = None
     if is_masked:
         if key_padding_mask is None:
-            raise require.violation("key_padding_mask", "be given with has_key_padding_mask", "none")
+            raise require.violation("key_padding_mask", "be given if has_key_padding_mask is true", "none")
         require.shape(ctx, (batch, keys.shape[2]), key_padding_mask=key_padding_mask)
         mask = unsqueeze(ctx, elementwise(ctx, lambda x: ~x, key_padding_mask), (1, 2))
     output, _ = attend(ctx, q, keys, values, Variant(mask=mask))

@@ -38,7 +38,7 @@ def linear_attention_gate(ctx: Lowering, a: T, dt_bias: TF, decay_scale: TF, b: 
     for x, what in ((dt_bias, "dt_bias"), (decay_scale, "decay_scale")):
         require.shape(ctx, a.shape[2:], **{what: x})
     if b is None and is_used(ctx, 1):
-        raise require.violation("b", "be given where the output beta is used", "none")
+        raise require.violation("b", "be given if the node has the output beta", "none")
 
     def gate(x: Scalar, bias: Scalar, factor: Scalar) -> Scalar:
         return s.cast(factor * softplus(s.widen(x) + bias), a.dtype)
@@ -85,7 +85,9 @@ def gated_delta_net(
     require.all_or_none(a_log=a_log, dt_bias=dt_bias)
     if (gate_activation == "none") != (a_log is None):
         raise require.violation(
-            "a_log and dt_bias", "be given if and only if gate_activation is not 'none'", repr(gate_activation)
+            "a_log and dt_bias",
+            "be given if and only if gate_activation is not 'none'",
+            f"gate_activation = {gate_activation!r} {'without' if a_log is None else 'with'} them",
         )
     check_capture(state_update_capacity, capture_count)
     require.rank(4, initial_state=initial_state)
@@ -94,14 +96,19 @@ def gated_delta_net(
     size, key_heads = q.shape[2], k.shape[1]
     require.multiple_of(ctx, heads, key_heads, "the number of heads of value", "that of key")
     require.that(
-        cu_seqlens is None or len(lead) == 1, "query", "have one dimension before its heads with cu_seqlens", lead
+        cu_seqlens is None or len(lead) == 1,
+        "query",
+        "have one dimension before its heads if cu_seqlens is given",
+        f"dimensions {list(lead)}",
     )
     packed, count, steps = _sequences(ctx, cu_seqlens, initial_state, tokens)
     require.shape(ctx, (count, heads, width, size), initial_state=initial_state)
     gates = None
     if decay is not None and "gated" in update_rule:
         fits = not state_update_capacity or decay.rank == len(lead) + 1
-        require.that(fits, "decay", "have one element per head with state_update_capacity", f"rank {decay.rank}")
+        require.that(
+            fits, "decay", "have one element per head if state_update_capacity is above 0", f"rank {decay.rank}"
+        )
         bound = gate_lower_bound if gate_activation in _BOUNDED else None
         gates = _decay(ctx, decay, lead, size, heads, a_log, dt_bias, bound)
     require.shape(ctx, (*lead, heads), beta=beta)
@@ -167,7 +174,7 @@ def _sequences(
         raise require.violation("cu_seqlens or initial_state", "be given", "neither")
     count = initial_state.shape[0]
     require.least_dim(ctx, 1, **{"the number of sequences of initial_state": count})
-    require.multiple_of(ctx, tokens, count, "the number of tokens", "the number of sequences")
+    require.multiple_of(ctx, tokens, count, "the number of tokens", "the number of sequences of initial_state")
     return None, count, floordiv(tokens, count)
 
 
@@ -182,7 +189,7 @@ def _heads(
     tokens = product(lead)
     if key is None or value is None:
         if state is None:
-            raise require.violation("initial_state", "be given with a packed query", "none")
+            raise require.violation("initial_state", "be given if query holds Q, K and V (no key and value)", "none")
         _, heads, width, size = state.shape
         row = reshape(ctx, query, (tokens, query.shape[-1]))
         key_heads = floordiv(query.shape[-1] - heads * width, 2 * size)

@@ -149,7 +149,8 @@ def attention_of_projection(
         raise require.violation(
             "past and past_sequence_length",
             "be given if and only if past_present_share_buffer is 1",
-            f"past_present_share_buffer = {past_present_share_buffer}",
+            f"past_present_share_buffer = {past_present_share_buffer} and "
+            f"{require.named(past=past, past_sequence_length=past_sequence_length)}",
         )
     require.rank(3, input=x)
     require.rank(2, weights=weights)
@@ -264,10 +265,13 @@ def multi_head_attention(
     biased = unidirectional or key_padding_mask is not None or attention_bias is not None
     if is_used(ctx, 3) and biased:
         raise require.unsupported(
-            "attribute", "the output qk", "used with a mask, bias or unidirectional", "unmasked scores"
+            "attribute",
+            "the output qk",
+            "used with a mask, an attention bias or unidirectional",
+            "qk without these",
         )
     if cache_indirection is not None:
-        raise require.unsupported("attribute", "cache_indirection", "given", "none")
+        raise require.unsupported("attribute", "cache_indirection", "given", "nodes without it")
     masking = Masking(key_padding_mask, attention_bias, mask_filter_value, scale, unidirectional)
     q, k, v = heads_of_inputs(ctx, query, key, value, bias, num_heads)
     if past_sequence_length is not None and past_key is not None and past_value is not None:
@@ -297,7 +301,7 @@ def heads_of_inputs(
 
     if key is None:
         if value is not None:
-            raise require.violation("value", "be left out without a key", "a value")
+            raise require.violation("value", "be left out if key is left out", "a value")
         given = unpacked(query, 3, "packed query")
     elif value is None:
         given = [split_heads(ctx, query, heads), *unpacked(key, 2, "packed key")]
@@ -362,7 +366,10 @@ def rotary_heads(
     if x.rank == 4:
         return x, 2, rotated
     require.that(
-        not rotary_embedding_dim or num_heads > 0, "num_heads", "be positive with rotary_embedding_dim", num_heads
+        not rotary_embedding_dim or num_heads > 0,
+        "num_heads",
+        f"be positive if rotary_embedding_dim is given ({rotary_embedding_dim})",
+        num_heads,
     )
     size = floordiv(x.shape[2], num_heads) if num_heads > 0 else rotated
     count = num_heads if num_heads > 0 else floordiv(x.shape[2], size)

@@ -221,11 +221,13 @@ def cache_of(
         raise require.unsupported("attribute", f"the element type of {what}", elements, ", ".join(_STORED.values()))
     if elements.lower() != _STORED.get(blocks.dtype) and (elements or blocks.dtype is DType.UINT8):
         raise require.violation(
-            what, f"have the element type of {what[0]}_cache_dtype, {elements!r}", blocks.dtype.short
+            what, f"have the element type that {what[0]}_cache_dtype names ({elements!r})", blocks.dtype.short
         )
     if (kind == "NONE") != (scale is None) or (kind == "NONE") == (blocks.dtype in QUANTIZED):
         raise require.violation(
-            what, "be quantized and have a scale unless its quant_type is 'NONE'", f"{kind!r} of {blocks.dtype.short}"
+            what,
+            f"have a quantized element type and a scale if {what[0]}_quant_type is not 'NONE', else neither",
+            f"{kind!r}, element type {blocks.dtype.short} and {'no' if scale is None else 'a'} scale",
         )
     if scale is None and blocks.dtype is not dtype:
         raise require.unsupported(
@@ -422,7 +424,7 @@ def paged_attention(
         raise require.violation(
             "a node with kv_cache_layout = 'LATENT'",
             "have kv_num_heads = 1 and a key, but neither value nor value_cache",
-            f"kv_num_heads = {kv_num_heads}, or other inputs",
+            f"kv_num_heads = {kv_num_heads} and {require.named(key=key, value=value, value_cache=value_cache)}",
         )
     if not latent and value_cache is None:
         raise require.violation("value_cache", "be given with kv_cache_layout = 'SEPARATE'", "none")

@@ -143,7 +143,10 @@ def multimodal_rotary_embedding(
     ``is_packed_batching`` changes nothing: packed tokens have explicit positions too.
     """
     require.that(
-        len(mrope_section) == 3 and min(mrope_section) >= 0, "mrope_section", "be three sizes", list(mrope_section)
+        len(mrope_section) == 3 and min(mrope_section) >= 0,
+        "mrope_section",
+        "be three sizes of at least 0",
+        list(mrope_section),
     )
     require.one_of((0, 1), mrope_layout=mrope_layout)
     heads, sequence, rotated = rotary_heads(ctx, x, cos_cache, num_heads, rotary_embedding_dim)

@@ -40,7 +40,7 @@ class WindowStep:
 
 def window_step(ctx: Lowering, positions: Tensor, lengths: Tensor, capacity: Dim, window: int) -> WindowStep:
     """Return the step for new tokens at ``positions`` [batch, rows]; ``lengths`` [batch] has the last positions."""
-    require.that(window > 0, "local_window_size", "be positive with sliding_window_cache", window)
+    require.that(window > 0, "local_window_size", "be positive if sliding_window_cache is 1", window)
     require.most_dim(ctx, capacity, local_window_size=window)
     begins = select_index(ctx, positions, 1, 0)
 

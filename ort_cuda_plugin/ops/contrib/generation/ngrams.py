@@ -208,7 +208,7 @@ def varlen_ngram_hash_mapping(
     require.rank(1, input_ids=input_ids)
     if segment_ids is None and (past_segment_ids is not None or is_used(ctx, 2)):
         raise require.violation(
-            "segment_ids", "be given with past_segment_ids or the output present_segment_ids", "none"
+            "segment_ids", "be given if the node has past_segment_ids or present_segment_ids", "none"
         )
     packed = PackedTokens(ctx, cumulative_sequence_length, input_ids.shape[0])
     window = hashes.window

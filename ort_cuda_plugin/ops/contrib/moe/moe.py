@@ -101,7 +101,10 @@ def make_gate(
     require.one_of((0, 1, 2), swiglu_fusion=fusion)
     require.one_of((0, 1) if activation == "swiglu" else (0,), swiglu_limit_after_activation=limits_activation)
     require.that(
-        activation != "swiglu" or third is None or not fusion, "swiglu_fusion", "be 0 with fc3_experts_weights", fusion
+        activation != "swiglu" or third is None or not fusion,
+        "swiglu_fusion",
+        "be 0 if fc3_experts_weights is given",
+        fusion,
     )
     if activation == "swiglu" and third is None and fusion == 0:
         # Exporters before ONNX Runtime 1.27 wrote interleaved parts without the attribute (gpt-oss-20b).
@@ -225,7 +228,8 @@ def mixture(
     """Return the weighted sum of the results of each token's experts; ``scores`` are [tokens, experts]."""
     require.least(1, k=k)
     if sparse and (k != 2 or given is not None):
-        raise require.violation("use_sparse_mixer", "have k = 2 and no router_weights", f"k = {k}")
+        found = f"k = {k} {'without' if given is None else 'with'} router_weights"
+        raise require.violation("a node with use_sparse_mixer = 1", "have k = 2 and no router_weights", found)
     tokens, width = product(x.shape[:-1]), x.shape[-1]
     chosen = choose(ctx, scores, k)
     counts = factors(ctx, scores, chosen, given, bool(normalize), bool(sparse))
@@ -314,7 +318,7 @@ def moe(
     for name, weights in (("fc1", fc1_experts_weights), ("fc2", fc2_experts_weights)):
         require.rank(3, **{f"{name}_experts_weights": weights})
     if fc3_experts_weights is None and fc3_experts_bias is not None:
-        raise require.violation("fc3_experts_bias", "be left out without fc3_experts_weights", "a bias")
+        raise require.violation("fc3_experts_bias", "be left out if fc3_experts_weights is left out", "a bias")
     _, width, count = check_tokens(ctx, x, router_probs)
     older = settle_older_shape(ctx, fc1_experts_weights, fc1_experts_bias, fc2_experts_weights, width, gate)
     inner = fc2_experts_weights.shape[1 if older else 2]

@@ -242,11 +242,13 @@ def qmoe(
         require.rank(3, **{f"{name}_experts_weights": weights})
     if fc3_experts_weights is None and any(x is not None for x in (fc3_experts_bias, fc3_scales, fc3_zero_points)):
         raise require.violation(
-            "biases, scales and zero points of fc3", "be left out without its weights", "one of them"
+            "biases, scales and zero points of fc3", "be left out if fc3_experts_weights is left out", "one of them"
         )
     if fc3_experts_weights is not None and quant_type != "int" and not (quant_type == "fp8" and block_size > 0):
         raise require.violation(
-            "quant_type", "be 'int', or 'fp8' in blocks, with fc3_experts_weights", repr(quant_type)
+            "quant_type",
+            "be 'int', or 'fp8' with block_size above 0, if fc3_experts_weights is given",
+            f"{quant_type!r} with block_size = {block_size}",
         )
     gate = make_gate(
         activation_type,

@@ -52,7 +52,7 @@ def microsoft_causal_conv_with_state(
     require.within(0, MAX_WINDOW, state_window=state_window)
     require.one_of((0, 1), channels_last=channels_last)
     if x.rank < 3 or (x.rank > 3 and not channels_last):
-        raise require.violation("input", "have rank 3, or at least 3 with channels_last", f"rank {x.rank}")
+        raise require.violation("input", "have rank 3, or at least 3 if channels_last is 1", f"rank {x.rank}")
     shape, past = x.shape, past_state
     if past is not None and state_window:
         require.rank(x.rank + 1, past_state=past)

@@ -158,7 +158,10 @@ def bias_softmax(ctx: Lowering, data: Tensor, bias: Tensor, *, is_inner_broadcas
     """Return softmax(data + bias) over all dimensions from ``axis`` on, as Softmax before version 13."""
     if bias.rank > data.rank or (is_inner_broadcast and bias.rank != data.rank):
         raise require.unsupported(
-            "shape", "the rank of bias", bias.rank, f"that of data, {data.rank}, or less without is_inner_broadcast"
+            "shape",
+            "the rank of bias",
+            bias.rank,
+            f"that of data, {data.rank}; if is_inner_broadcast is 0, also lower ones",
         )
     total = sum_like_first(ctx, data, bias)
     return row_map(ctx, softmax_row, range(normalize_axis(axis, data.rank), data.rank), total)[0]

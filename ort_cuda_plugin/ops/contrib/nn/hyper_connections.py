@@ -143,7 +143,9 @@ def engram_gate(
     normed = is_used(ctx, 1)
     if normed:
         if conv_norm_scale is None:
-            raise require.violation("conv_norm_scale", "be given where the normalized output is used", "none")
+            raise require.violation(
+                "conv_norm_scale", "be given if the node has its second output, the normalized one", "none"
+            )
         scales.append(conv_norm_scale)
     for scale in scales:
         require.shape(ctx, (branches, width), scale=scale)

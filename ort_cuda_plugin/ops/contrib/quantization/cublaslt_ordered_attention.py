@@ -67,7 +67,8 @@ def qordered_attention(
             "attribute", "one of past, attention_bias and unidirectional", "given", "none of them"
         )
     if scale_scores is None or scale_softmax is None:
-        raise require.violation("scale_QKT_gemm and scale_QKT_softmax", "be given", "one of them or neither")
+        given = require.named(scale_QKT_gemm=scale_scores, scale_QKT_softmax=scale_softmax)
+        raise require.violation("scale_QKT_gemm and scale_QKT_softmax", "be given", given)
     weights = (q_weight, k_weight, v_weight)
     require.rank(3, input=x)
     require.rank(2, Q_weight=weights[0], K_weight=weights[1], V_weight=weights[2])

@@ -66,7 +66,7 @@ def matmul_nbits(
             "attribute",
             "(bits, weight_prepacked)",
             (bits, weight_prepacked),
-            f"bits among {WIDTHS}, weights that are not prepacked",
+            f"bits among {WIDTHS} with weight_prepacked = 0",
         )
     require.least(1, N=N, K=K)
     require.block(block_size)
@@ -168,9 +168,13 @@ def gather_block_quantized(
     """Gather (data - zero_points) * scales. An index out of range yields 0."""
     floats = data.dtype in _FLOAT_CODES
     if (block_size < 16 or block_size & (block_size - 1)) and not (floats and block_size == 0):
-        raise require.violation("block_size", "be a power of two of at least 16, or 0 for floats", block_size)
+        raise require.violation(
+            "block_size", "be a power of two of at least 16, or also 0 if data are floats", block_size
+        )
     if floats and zero_points is not None:
-        raise require.violation("zero_points", "be left out for floats", "zero points")
+        raise require.violation(
+            "zero_points", "be left out if data are floats", f"data of {data.dtype.short} with zero points"
+        )
     require.least_rank(1, data=data)
     require.rank(data.rank, scales=scales)
     at, along = normalize_axis(gather_axis, data.rank), normalize_axis(quantize_axis, data.rank)

@@ -186,7 +186,10 @@ def qlinear_concat(ctx: Lowering, y_scale: TF, y_zero_point: T8, *inputs: TV, ax
     parts = []
     for x, scale, zero in zip(inputs[::3], inputs[1::3], inputs[2::3], strict=True):
         if not x.dtype.is_integer or not zero.dtype.is_integer or scale.dtype is not DType.FLOAT32:
-            raise require.violation("inputs", "be triples of integers, a float32 scale and a zero point", x.dtype.short)
+            types = f"({x.dtype.short}, {scale.dtype.short}, {zero.dtype.short})"
+            raise require.violation(
+                "inputs", "be triples of integers, a float32 scale and an integer zero point", types
+            )
         parts.append(code_of(ctx, real_of(ctx, x, scale, zero), y_scale, y_zero_point, y_zero_point.dtype))
     return concat(ctx, *parts, axis=axis)
 

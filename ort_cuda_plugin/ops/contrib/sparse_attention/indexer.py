@@ -119,7 +119,7 @@ def sparse_attention_indexer(
         """Append new rows to the state: in place with ``past_sequence_length``, otherwise by concatenation."""
         if past_sequence_length is None:
             return concat(ctx, past_key, new, axis=1)
-        require.most_dim(ctx, past_key.shape[1], **{"the number of keys": before + new.shape[1]})
+        require.most_dim(ctx, past_key.shape[1], **{"the number of past and new keys": before + new.shape[1]})
         first = gather_map(ctx, [batch], DType.INT64, lambda maps, c: maps.dim(before))
         (present,) = grown(
             ctx, (unsqueeze(ctx, past_key, (1,)),), (unsqueeze(ctx, new, (1,)),), first, past_key.shape[1]
@@ -130,7 +130,7 @@ def sparse_attention_indexer(
         others = {"gate": gate, "position_bias": position_bias, "head_weights": head_weights}
         others |= {"position_ids": position_ids, "past_proj_buffer": past_proj_buffer}
         if given := [name for name, x in others.items() if x is not None]:
-            raise require.violation(" and ".join(given), "be left out with policy_mode 'qsa'", "tensors")
+            raise require.violation(" and ".join(given), "be left out if policy_mode is 'qsa'", "tensors")
         assert token_budget is not None
         require.shape(ctx, (batch, rows, size), key=key)
         present = appended(key)
@@ -145,8 +145,10 @@ def sparse_attention_indexer(
     if gate is None or position_bias is None or head_weights is None or position_ids is None or mask is not None:
         raise require.violation(
             "gate, position_bias, head_weights and position_ids",
-            "be given together, without mask, for policy_mode 'csa'",
-            "other inputs",
+            "be given, and mask be left out, if policy_mode is 'csa'",
+            require.named(
+                gate=gate, position_bias=position_bias, head_weights=head_weights, position_ids=position_ids, mask=mask
+            ),
         )
     assert index_topk is not None
     ids = position_ids

@@ -149,7 +149,10 @@ def check_policy(mode: str, ratio: int, budget: int | None, top: int | None) -> 
     require.one_of(("qsa", "csa"), policy_mode=mode)
     require.least(1, compress_ratio=ratio)
     if mode == "qsa" and (budget is None or budget <= 0 or budget % ratio or top is not None):
-        expected = f"be a positive multiple of compress_ratio ({ratio}), without index_topk"
-        raise require.violation("token_budget", expected, budget)
+        expected = (
+            f"be a positive multiple of compress_ratio ({ratio}), and index_topk be left out, if policy_mode is 'qsa'"
+        )
+        raise require.violation("token_budget", expected, f"{budget} and index_topk = {top}")
     if mode == "csa" and (top is None or top <= 0 or budget is not None):
-        raise require.violation("index_topk", "be positive, without token_budget", f"{top}, token_budget = {budget}")
+        expected = "be positive, and token_budget be left out, if policy_mode is 'csa'"
+        raise require.violation("index_topk", expected, f"{top} and token_budget = {budget}")

@@ -81,10 +81,14 @@ def packed_sparse_attention_indexer(
     by_tokens, ratio = policy_mode == "qsa", compress_ratio
     of_entries = (gate, position_bias, head_weights, position_ids, past_gate_buffer)
     if any((x is None) != by_tokens for x in of_entries) or (by_tokens and head_weight_scale is not None):
+        given = require.named(
+            gate=gate, position_bias=position_bias, head_weights=head_weights, position_ids=position_ids,
+            past_gate_buffer=past_gate_buffer, head_weight_scale=head_weight_scale,
+        )  # fmt: skip
         raise require.violation(
             "gate, position_bias, head_weights, position_ids and past_gate_buffer",
-            "be given if and only if policy_mode is 'csa'",
-            repr(policy_mode),
+            "be given if policy_mode is 'csa', else left out, as head_weight_scale then must be",
+            f"policy_mode = {policy_mode!r} and {given}",
         )
     require.one_of(("default",), indexshare_state_policy=indexshare_state_policy)
     require.one_of((0,), max_output_entries=max_output_entries)
@@ -92,9 +96,9 @@ def packed_sparse_attention_indexer(
     require.least(1, state_capacity=state_capacity)
     if not by_tokens:
         require.one_of((0,), state_update_capacity=state_update_capacity)
-        require.that(key is not None, "key", "be given with policy_mode 'csa'", "none")
+        require.that(key is not None, "key", "be given if policy_mode is 'csa'", "none")
     if by_tokens and is_used(ctx, 4):
-        raise require.violation("the output present_gate_buffer", "be left out with policy_mode 'qsa'", "an output")
+        raise require.violation("the output present_gate_buffer", "be left out if policy_mode is 'qsa'", "an output")
     require.rank(2, query=query)
     require.rank(1, query_norm_weight=query_norm_weight)
     size = query_norm_weight.shape[0]

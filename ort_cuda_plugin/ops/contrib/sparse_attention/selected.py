@@ -100,7 +100,9 @@ def _auxiliary(
         return None, None
     if key is None or (value is None and not shared):
         raise require.violation(
-            "auxiliary_key and auxiliary_value", "be given for the auxiliary cache", "one or neither"
+            "auxiliary_key and auxiliary_value",
+            "be given if attention reads the auxiliary cache (with auxiliary_kv_shared = 1 auxiliary_key alone)",
+            require.named(auxiliary_key=key, auxiliary_value=value),
         )
     return key, key if value is None else value
 
@@ -190,7 +192,7 @@ def sparse_paged_attention(
             require.holds(ctx, fits, "the auxiliary cache", f"have 1 or kv_num_heads = {kv_num_heads} heads", heads)
     if not from_main:
         if auxiliary_lengths is None:
-            raise require.violation("auxiliary_lengths", "be given with selected_kv_source = 'auxiliary'", "none")
+            raise require.violation("auxiliary_lengths", "be given if selected_kv_source is 'auxiliary'", "none")
         require.shape(ctx, (tokens.sequences,), auxiliary_lengths=auxiliary_lengths)
     all_keys, all_values = (
         gathered(ctx, cache, block_table, batch, q.dtype, room, None if x is None else _other(x))

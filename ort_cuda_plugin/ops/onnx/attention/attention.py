@@ -46,7 +46,7 @@ def split_heads(ctx: Lowering, x: Tensor, heads: int | None) -> Tensor:
         return x
     require.rank((3, 4), **{"query, key and value": x})
     if heads is None or heads <= 0:
-        raise require.violation("the number of heads of an input of rank 3", "be positive", heads)
+        raise require.violation("the attribute with the number of heads", "be positive for an input of rank 3", heads)
     size = floordiv(x.shape[2], heads)
     require.multiple_of(ctx, x.shape[2], heads, "the last dimension of query, key and value", "the number of heads")
     return permute(ctx, reshape(ctx, x, [x.shape[0], x.shape[1], heads, size]), (0, 2, 1, 3))

@@ -76,11 +76,13 @@ def _original(mode: str, maps: IndexMap, at: Scalar, old: Scalar, new: Scalar, h
         return s.cast(s.cast(offset, DType.FLOAT64) + exact - 0.5, real)
     if mode == "tf_crop_and_resize":
         if how.roi is None:
-            raise require.violation("roi", "be given with tf_crop_and_resize", "none")
+            raise require.violation("roi", "be given if coordinate_transformation_mode is tf_crop_and_resize", "none")
         start, end = (s.cast(value, real) for value in how.roi(maps))
         between = start * (length - 1.0) + x * (end - start) * (length - 1.0) / s.maximum(resized - 1.0, 1.0)
         return s.where(new > 1, between, (start + end) * 0.5 * (length - 1.0))
-    raise require.violation("coordinate_transformation_mode", "be one of ONNX's modes", repr(mode))
+    raise require.violation(
+        "coordinate_transformation_mode", "be a mode that ONNX defines, such as half_pixel", repr(mode)
+    )
 
 
 def _nearest(mode: str, x: Scalar, scale: Scalar) -> Scalar:

@@ -53,7 +53,9 @@ def parse_equation(equation: str, ranks: Sequence[int]) -> tuple[list[Labels], L
     letters = len(right.replace("...", ""))
     output = _labels(right, letters + (len(hidden) if "..." in right else 0))
     if len(set(output)) != len(output) or not set(output) <= set(every):
-        raise require.violation("the output of equation", "have distinct labels of inputs", repr(equation))
+        raise require.violation(
+            "the output of equation", "name labels of the inputs, each at most once", repr(equation)
+        )
     return inputs, output
 
 

@@ -57,7 +57,7 @@ def gemm(
     if transB:
         b = ctx.view(b, b.shape[::-1], b.strides[::-1], b.offset)
     if not a.dtype.is_float and (alpha != 1.0 or (c is not None and beta != 1.0)):
-        raise require.unsupported("attribute", "(alpha, beta) for integer inputs", (alpha, beta), "1")
+        raise require.unsupported("attribute", "(alpha, beta) for integer inputs", (alpha, beta), "(1, 1)")
 
     def scaled(total: Scalar) -> Scalar:
         return total if alpha == 1.0 else total * alpha

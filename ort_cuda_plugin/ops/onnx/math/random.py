@@ -64,7 +64,9 @@ def _normal(mean: float, scale: float) -> Distribution:
 
 
 def _uniform(low: float, high: float) -> Distribution:
-    require.that(-math.inf < low <= high < math.inf, "low and high", "be finite and in order", f"{low} and {high}")
+    require.that(
+        -math.inf < low <= high < math.inf, "low and high", "be finite, with low at most high", f"{low} and {high}"
+    )
 
     def between(bits: Bits, dtype: DType) -> Scalar:
         u = uniform(bits, s.accumulation_type(dtype))

@@ -95,7 +95,9 @@ def stash(x: Scalar, stash_type: int) -> Scalar:
 
 def _check_stash(stash_type: int) -> None:
     if stash_type not in (DType.FLOAT32.onnx, DType.FLOAT64.onnx, DType.FLOAT16.onnx, DType.BFLOAT16.onnx):
-        raise require.violation("stash_type", "be a floating-point type", stash_type)
+        raise require.violation(
+            "stash_type", "be the ONNX number of a floating-point type, such as 1 for float32", stash_type
+        )
 
 
 def layer_norm(

@@ -125,7 +125,7 @@ def _quantize(
     """Quantize x; ``precision`` is the type of the division by the scale, 0 for float32."""
     dtype = zero.dtype if zero is not None else _element_type(output_dtype or DType.UINT8.onnx, QUANTIZED)
     if output_dtype and output_dtype != dtype.onnx:
-        raise require.violation("output_dtype", f"be the zero point's type, {dtype.name}", output_dtype)
+        raise require.violation("output_dtype", f"be {dtype.onnx}, the zero point's type {dtype.name}", output_dtype)
     divided = _element_type(precision, SCALES) if precision else DType.FLOAT32
 
     def fn(value: Scalar, factor: Scalar, offset: Scalar | None = None) -> Scalar:

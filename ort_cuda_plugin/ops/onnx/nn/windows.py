@@ -106,7 +106,7 @@ def count_windows(
             require.least_dim(ctx, 0, **{"the number of windows": number})
             result.append(number)
             continue
-        require.most_dim(ctx, size + begin + end, **{"the extent of a window": extent})
+        require.most_dim(ctx, size + begin + end, **{"the extent of a window on the padded input": extent})
         if ceil_mode:
             number = ceildiv(room, stride) + 1
             result.append(select(le(size + begin, (number - 1) * stride), number - 1, number))

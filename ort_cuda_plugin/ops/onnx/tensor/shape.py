@@ -110,7 +110,7 @@ def _inferred_dim(ctx: Lowering, x: Tensor, dims: Sequence[Dim], allow_zero: boo
             return quotient
     no_elements = eq(others, 0)
     if not allow_zero:
-        require.holds(ctx, ne(others, 0), "shape", "have no empty dimension beside -1", list(dims))
+        require.holds(ctx, ne(others, 0), "shape", "have no dimension of size 0 beside -1", list(dims))
     given, wanted = _size_of_filled(x.shape), _size_of_filled(dims)
     filled = floordiv(given, wanted)
     require.holds(
