@@ -379,7 +379,7 @@ class CompiledCluster:
             try:
                 lowering.lower(node)
             except UnknownValue as error:
-                reason = f"{error.args[0]!r} is neither an input of the fused node nor computed in it"
+                reason = f"{error.args[0]!r} is neither an input of the fused node nor computed in it. Report the model"
                 raise NodeError(node, reason) from None
             except UnknownRank:
                 raise

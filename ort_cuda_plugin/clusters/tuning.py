@@ -102,7 +102,7 @@ class MeasuringTuner(Tuner):
             try:
                 programs[key] = _whole_program(ctx, steps, compiled)
             except (Unsupported, InvalidModel) as error:
-                logger.info("autotune: the plan %s %s cannot be measured: %s", key, name, error)
+                logger.info("autotune: the plan %s the pass %s cannot be measured: %s", key, name, error)
                 return True
         timing_id = f"{name} {[_program_digest(program) for program in programs.values()]} {kernels_digest()}"
         problem = TimedProblem.of(timing_id, self._device, [], [])
@@ -116,7 +116,7 @@ class MeasuringTuner(Tuner):
             _keep_near(ctx, size)
         pays = times["with"] <= times["without"]
         logger.info(
-            "autotune: the plan with %s takes %s, without it %s: it is %s",
+            "autotune: the plan with the pass %s takes %s, without it %s: the pass is %s",
             name,
             _duration(times["with"]),
             _duration(times["without"]),

@@ -308,7 +308,7 @@ def test_rows_of_no_iteration_need_a_declared_shape() -> None:
         y = Loop(m, c) <body = b (int64 i, bool on) => (bool still, float[q] row)
         { still = Identity(on) row = Neg(x) }> }"""
     graph = read_model(parse(text))
-    unknown = "the shape of 'row' is unknown if no iteration runs"
+    unknown = "no iteration runs, and the model does not declare the shape of the body's result 'row'"
     assert analyze(graph, DeviceProperties())[-1].reason.startswith(unknown)
     graph.nodes[-1].subgraphs["body"].outputs[-1].shape = (4,)
     assert unknown not in analyze(graph, DeviceProperties())[-1].reason

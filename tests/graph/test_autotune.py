@@ -348,8 +348,8 @@ def test_a_pass_runs_where_the_whole_plan_is_faster_with_it(
     variant, _ = compiled(PROJECTIONS, tmp_path, clock)
     assert has_launches(fast)(variant)
     times = ("1e+03 ms", "2e+03 ms") if merged else ("2e+03 ms", "1e+03 ms")
-    outcome = f"takes {times[0]}, without it {times[1]}: it is {'used' if merged else 'left out'}"
-    assert f"autotune: the plan with horizontal_gemm {outcome}" in caplog.text
+    outcome = f"takes {times[0]}, without it {times[1]}: the pass is {'used' if merged else 'left out'}"
+    assert f"autotune: the plan with the pass horizontal_gemm {outcome}" in caplog.text
     assert clock.measured > 2
     # The next session finds the times in the cache.
     later = Clock()

@@ -393,7 +393,7 @@ class _Analysis:
             logger.exception(
                 "node %s: internal error of the plugin while it analysed the node. Report the model", node.label
             )
-            return decline(node, "op", f"internal error: {type(error).__name__}: {error}")
+            return decline(node, "op", f"internal error: {type(error).__name__}: {error}. Report the model")
         if node.provider and node.provider != self.provider:  # in a cluster, the node would make ORT drop the cluster
             return decline(node, "op", f"ONNX Runtime has assigned the node to {node.provider}")
         return _supported(node, self.lowering.served.get(node), self.lowering.ctx.notes.get(node, ""))

@@ -183,7 +183,8 @@ def _either(ctx: Lowering, x: Tensor, other: Tensor) -> Tensor:
         if len(own) != len(others):
             raise Unsupported(
                 "control-flow",
-                "the branches of If have results of different sizes, and one size is known only when the model runs",
+                "a result of If has different sizes in the two branches, and the device computes one of them; "
+                "supported: sizes that follow from input shapes",
             )
         return others
 
@@ -263,7 +264,9 @@ def _scan_8(lowering: BodyLowering, node: Node, inputs: Inputs) -> list[Operand]
     body, states, sequences = _parts_of_scan(node, inputs[1:])
     batched = _tensors(node, [*states, *sequences])
     if any(x.rank < 1 + (k >= len(states)) for k, x in enumerate(batched)):
-        raise InvalidModel("Scan-8: each input must have the dimensions batch and sequence")
+        raise InvalidModel(
+            "Scan-8: initial states must have a batch dimension, scanned inputs a batch and a sequence dimension"
+        )
     for x in batched[1:]:
         lowering.ctx.require(eq(batched[0].shape[0], x.shape[0]), "Scan-8: all inputs must have the same batch size")
     batch = _known(batched[0].shape[0], "the batch size of Scan")
@@ -326,7 +329,10 @@ def _stacked(lowering: BodyLowering, parts: Sequence[Tensor], axis: int, declare
     if not parts:
         shape = [dim for dim in declared.shape or [None] if isinstance(dim, int)]
         if declared.dtype is None or declared.shape is None or len(shape) != len(declared.shape):
-            raise Unsupported("control-flow", f"the shape of {declared.name!r} is unknown if no iteration runs")
+            raise Unsupported(
+                "control-flow",
+                f"no iteration runs, and the model does not declare the shape of the body's result {declared.name!r}",
+            )
         shape.insert(normalize_axis(axis, len(shape) + 1), 0)
         return ctx.empty(shape, declared.dtype)
     at = normalize_axis(axis, parts[0].rank + 1)
@@ -344,7 +350,10 @@ def _known_number(x: Tensor, what: str) -> int:
 
 def _known(value: Dim | None, what: str) -> int:
     if not isinstance(value, int):
-        raise Unsupported("control-flow", f"{what} is known only when the model runs")
+        raise Unsupported(
+            "control-flow",
+            f"{what} is known only when the model runs; supported: values known when the session is created",
+        )
     return value
 
 
@@ -361,7 +370,9 @@ def _is_missing(inputs: Inputs, index: int) -> bool:
 def _scalar(node: Node, inputs: Inputs, index: int, dtype: DType) -> Tensor:
     x = inputs[index] if index < len(inputs) else None
     if not isinstance(x, Tensor) or x.dtype is not dtype or x.size != 1:
-        raise InvalidModel(f"{node.op_type}: input or body result {index} must be one {dtype.short}, got {x!r}")
+        raise InvalidModel(
+            f"{node.op_type}: input or body result {index} must be a tensor of one {dtype.short} element, got {x!r}"
+        )
     return x
 
 

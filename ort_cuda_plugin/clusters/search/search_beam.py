@@ -29,7 +29,7 @@ class BeamSearch(Search):
             if name not in self.given:
                 raise InvalidModel(f"{node.op_type}: input {name} is missing")
         if any(value is not None for value in node.outputs[2:]):
-            raise Unsupported("attribute", f"{node.op_type} with the output scores is not implemented")
+            raise Unsupported("attribute", f"{node.op_type} with an output after sequences_scores is not implemented")
         processor = self.given.get("logits_processor")
         if processor is not None and (processor.constant is None or processor.constant.any()):
             raise Unsupported("attribute", f"{node.op_type} with a logits_processor is not implemented")

@@ -41,11 +41,15 @@ class EncoderDecoder:
         self._num_self = len(self._decoder.outputs) - 1
         if len(self._caches) != 2 * self._num_self or self._num_self < 2:
             raise Unsupported(
-                "control-flow", "a decoder whose past and present K/V caches share a buffer is not implemented"
+                "control-flow",
+                f"the decoder has {len(self._caches)} K/V cache inputs and {self._num_self} outputs; supported: two "
+                "inputs for each of at least two outputs, and no buffer that past and present caches share",
             )
         if (shape := self._decoder.inputs[0].shape) is None or len(shape) != 2 or shape[1] != 1:
             raise Unsupported(
-                "control-flow", "a decoder without a K/V cache, which reads all tokens, is not implemented"
+                "control-flow",
+                f"the decoder's input_ids have the shape {shape}; supported: [rows, 1], the last token, since the "
+                "K/V cache holds the earlier ones",
             )
         if any(value.dtype not in _REALS or len(value.shape or ()) != 4 for value in self._caches):
             raise InvalidModel("the decoder's K/V caches must have rank 4 and element type float32 or float16")
@@ -69,7 +73,9 @@ class EncoderDecoder:
     def _check_names(body: str, values: Sequence[Value], wanted: Sequence[str]) -> None:
         names = [value.name for value in values[: len(wanted)]]
         if names != list(wanted):
-            raise InvalidModel(f"the first inputs or outputs of the {body} must be {list(wanted)}, got {names}")
+            raise InvalidModel(
+                f"the first inputs or outputs of the {body} must have the names {list(wanted)}, got {names}"
+            )
 
     def repetition(self) -> Repetition:
         kind, name, opsets = self._search, self._search.node.name, self._search.opsets

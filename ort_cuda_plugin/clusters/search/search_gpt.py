@@ -136,7 +136,9 @@ class GptDecoder:
             )
         if len(inputs) != len(outputs) + _NUM_FIRST - 1:
             raise Unsupported(
-                "control-flow", f"a {name} whose past and present K/V caches share a buffer is not implemented"
+                "control-flow",
+                f"the {name} has {len(inputs) - _NUM_FIRST} past and {len(outputs) - 1} present K/V caches; supported: "
+                "equally many, and no buffer that past and present caches share",
             )
         if any(value.dtype is not DType.INT32 for value in inputs[:_NUM_FIRST]):
             names = ", ".join(wanted[:_NUM_FIRST])
@@ -145,8 +147,10 @@ class GptDecoder:
         for value in inputs[_NUM_FIRST:]:
             shape = value.shape or ()
             if len(shape) != 5 or shape[0] != 2 or not isinstance(shape[2], int) or not isinstance(shape[4], int):
-                raise InvalidModel(f"{value.name!r} must be [2, batch, heads, length, head size], got {list(shape)}")
+                raise InvalidModel(
+                    f"{value.name!r} must have the shape [2, batch, heads, length, head size], got {list(shape)}"
+                )
             if value.dtype not in (DType.FLOAT32, DType.FLOAT16):
-                raise InvalidModel(f"{value.name!r} must be float32 or float16, got {value.dtype}")
+                raise InvalidModel(f"{value.name!r} must have the element type float32 or float16, got {value.dtype}")
             caches.append(Cache(shape[2], shape[4], value.dtype))
         return caches
