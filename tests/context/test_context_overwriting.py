@@ -137,7 +137,7 @@ def test_external_data_are_not_replaced(tmp_path: Path, weightless: bool, in_a_b
 
 def test_a_context_file_does_not_replace_its_source(tmp_path: Path) -> None:
     source(tmp_path / BINARY.format("c"))
-    with refused(tmp_path, "which is the model that is compiled"):
+    with refused(tmp_path, "which is the model that is being compiled"):
         write(tmp_path / BINARY.format("c"), tmp_path / "c.onnx", weightless=False)
 
 

@@ -78,8 +78,8 @@ class ContextOutput:
             return Path(f"model_{EP_NAME}.bin")
         if not self.file_path and not model_path:
             raise ContextError(
-                "the model comes from memory, so set ep.context_file_path to the path of the compiled model, or "
-                "ep.context_embed_mode to 1"
+                "ep.context_enable=1: the model comes from memory, and the path of the compiled model is not known. "
+                "Set ep.context_file_path to this path, or ep.context_embed_mode to 1"
             )
         path = Path(self.file_path or model_path)
         return path.with_name(f"{path.stem.removesuffix('_ctx')}_{EP_NAME}.bin")
@@ -256,7 +256,7 @@ class ContextReader:
         if folder is None and not self._callbacks.reads:
             raise ContextError(
                 f"context file {name!r} cannot be found, because the model comes from memory: set ep.context_file_path "
-                "to the path of the model"
+                "to the path of the compiled model"
             )
         key: Hashable = name
         if folder is not None and not self._callbacks.reads:

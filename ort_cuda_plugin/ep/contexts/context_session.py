@@ -119,7 +119,7 @@ class ContextSession:
             ContextError: a context cannot be read, or does not fit its node.
         """
         if self.output is not None and nodes:
-            raise ContextError("the model is compiled already. Compile its source model")
+            raise ContextError("ep.context_enable=1: the model is compiled already. Compile its source model")
         session = Session(
             device.target,
             properties,
@@ -164,7 +164,7 @@ class ContextSession:
             if output.shares:
                 raise ContextError(
                     "ep.context_embed_mode=1: with ep.share_ep_contexts=1 all sessions write one context file. "
-                    "Use mode 0"
+                    "Set ep.context_embed_mode=0"
                 )
             for cluster in clusters:
                 writer = ContextWriter(kernel_library().get_many)
@@ -201,8 +201,8 @@ class ContextSession:
             binary.weights += [*models, *request.source.model.external_files()]
         everything = {"compiled model": compiled, **beside}
         refuse_to_replace(everything, binary.weights, "which has weights that the compiled model does not store")
-        refuse_to_replace(everything, external, "which has external data of the model that is compiled")
-        refuse_to_replace(beside, models, "which is the model that is compiled")
+        refuse_to_replace(everything, external, "which has external data of the model that is being compiled")
+        refuse_to_replace(beside, models, "which is the model that is being compiled")
 
     def partition_name(self, fused: str) -> str:
         """Return the name of a fused node's partition in the context."""

@@ -91,7 +91,7 @@ class SourceFinder:
         if folder is None or not file:
             raise ContextError(
                 f"the compiled model has no weights, and the location of its {subject} is not known: set "
-                "ep.context_source_model_path"
+                "ep.context_source_model_path to its path"
             )
         try:
             data = folder.open(file, subject)

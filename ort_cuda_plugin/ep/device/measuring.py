@@ -72,7 +72,7 @@ def _measure(device: OpenDevice, program: Variant) -> float | None:
     try:
         kernel_library().get_many(_kernels(program), device.target)
     except Exception as error:
-        logger.warning("autotune: a candidate kernel does not compile: %s", error)
+        logger.warning("autotune: a candidate is left out, since one of its kernels does not compile: %s", error)
         return math.inf
     try:
         cluster = DeviceCluster("measurement", device)
@@ -86,5 +86,5 @@ def _measure(device: OpenDevice, program: Variant) -> float | None:
         finally:
             cluster.close()
     except (PluginError, DriverError, MemoryError) as error:
-        logger.warning("autotune: a candidate kernel could not be measured: %s", error)
+        logger.warning("autotune: a candidate could not be measured: %s", error)
         return None

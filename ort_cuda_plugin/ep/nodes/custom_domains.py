@@ -285,5 +285,5 @@ def why_nobody_runs(schema: Schema, info: Any, verdicts: Sequence[NodeVerdict]) 
     ort.call("KernelInfo_GetNodeName", info, buffer, size)
     name, first = host.text(buffer), schema.operators[0]
     verdict = next((v for v in verdicts if (v.name, v.op_type, v.domain) == (name, first.name, first.domain)), None)
-    reason = verdict.reason if verdict is not None and not verdict.supported else "the session does not have it"
+    reason = verdict.reason if verdict is not None and not verdict.supported else "the reason is not known"
     return f"node {name!r}: only {EP_NAME} runs {first.qualified_name}, and declined it: {reason}"
