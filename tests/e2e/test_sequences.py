@@ -135,7 +135,7 @@ def test_what_makes_a_sequence_is_in_the_cluster_that_reads_it() -> None:
             """(float[n, 12] x, int64 i) => (float[n, 1] y) { zero = Constant<value_int = 0>()
             s = SplitToSequence<axis = 1>(x) t = SequenceErase(s, i) y = SequenceAt(t, zero) }""",
             "SequenceErase",
-            "SequenceErase: position is known only when the model runs, with 12 choices; supported: up to 9",
+            "SequenceErase: position is known only when the model runs, and has 12 possible values; supported: up to 9",
         ),
         (
             """(float[n, 4] x) => (float[m, 4] y) { i = Constant<value_int = 0>() s = SplitToSequence(x)

@@ -327,7 +327,8 @@ class Lowering(Recorder):
             return hint(dim)
         if len(choices) > NUM_TRIALS:
             reason = (
-                f"{what} is known only when the model runs, with {len(choices)} choices; supported: up to {NUM_TRIALS}"
+                f"{what} is known only when the model runs, and has {len(choices)} possible values; supported: up to "
+                f"{NUM_TRIALS}"
             )
             raise Unsupported("shape", reason)
         if self.trial is None:

@@ -31,7 +31,8 @@ def multiply(
     differ raise InvalidModel, or let the first Run in which they are known fail.
     """
     ctx.require(
-        eq(a.shape[-1], b.shape[-2]), "the inner dimensions of the two matrices differ, expected equal dimensions"
+        eq(a.shape[-1], b.shape[-2]),
+        f"the inner dimensions of the two matrices differ: got shapes {list(a.shape)} and {list(b.shape)}",
     )
     shape = (*broadcast_shapes(ctx, a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
     total = Scalar(s.accumulation_type(a.dtype) if a.dtype.is_float else a.dtype, "leaf")

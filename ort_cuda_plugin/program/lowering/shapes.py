@@ -42,7 +42,7 @@ def _broadcast_dims(ctx: Conditions, a: Dim, b: Dim) -> Dim:
     a_is_1, b_is_1 = eq(a, 1), eq(b, 1)
     ctx.require(
         logical_or(eq(a, b), logical_or(a_is_1, b_is_1)),
-        "dimensions cannot be broadcast to each other: expected equal sizes, or 1",
+        f"dimensions cannot be broadcast to each other: got {a!r} and {b!r}, expected equal sizes, or a size of 1",
     )
     if a_is_1 == 0 and b_is_1 == 0:
         return a if isinstance(a, int) else b
