@@ -153,7 +153,7 @@ class ContextWriter:
         captured = capture(compiled, cluster.ranks, request.shapes)
         for callback in captured.callbacks:
             if callback.stored is None:
-                reason = f"a compiled model for {target.target.arch} cannot contain Python code, as of {callback.name}"
+                reason = f"a compiled model for {target.target.arch} cannot contain Python code, got {callback.name}"
                 raise ContextError(f"{cluster.name}: {reason}; compile for other architectures")
         programs = list(dict.fromkeys(weight.program for weight in captured.weights if isinstance(weight, Precomputed)))
         nodes = {node: number for number, node in enumerate(cluster.graph.all_nodes())}

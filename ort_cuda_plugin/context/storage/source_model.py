@@ -287,7 +287,9 @@ class SourceModel:
         if offset < 0 or length != wanted or offset + length > len(file):
             raise self._unreadable(
                 tensor,
-                f"its bytes {offset} to {offset + length} are outside of {location!r}, which has {len(file)} bytes",
+                f"it has {length} bytes, and shape {list(tensor.dims)} needs {wanted}"
+                if length != wanted
+                else f"its bytes {offset} to {offset + length} are outside of {location!r} ({len(file)} bytes)",
             )
         return file, offset, length
 
