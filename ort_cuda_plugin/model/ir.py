@@ -249,7 +249,7 @@ class Constant:
         """Make reading borrowed contents an error, because ORT is about to free them."""
 
         def gone() -> Array:
-            raise RuntimeError(f"initializer {self.name!r} was read after ONNX Runtime freed it")
+            raise RuntimeError(f"initializer {self.name!r} was read after ONNX Runtime freed it. Report the model")
 
         if self._borrowed:
             self.release(gone)
