@@ -57,7 +57,9 @@ class Source:
     def at(self, coordinates: Sequence[Scalar | Dim], when: Scalar | None = None, other: Operand = 0) -> Scalar:
         """Return the element at ``coordinates``; where predicate ``when`` is false, ``other`` without a load."""
         if len(coordinates) != self.rank:
-            raise TypeError(f"wrong number of coordinates: got {len(coordinates)}, expected the rank {self.rank}")
+            raise TypeError(
+                f"at: wrong number of coordinates: got {len(coordinates)}, expected {self.rank}, the tensor's rank"
+            )
         operands = tuple(c if isinstance(c, Scalar) else self._maps.dim(c) for c in coordinates)
         if when is not None:
             fallback = other if isinstance(other, Scalar) else s.constant(other, self.dtype)
@@ -488,7 +490,7 @@ def gather_into(
 def _element_of(tensor: Tensor, value: object) -> Scalar:
     element = expression(value)
     if element.dtype is not tensor.dtype:
-        raise TypeError(f"wrong element type: got {element.dtype.name}, expected {tensor.dtype.name}. cast() it")
+        raise TypeError(f"element of a result: got type {element.dtype.name}, expected {tensor.dtype.name}. cast() it")
     return element
 
 
