@@ -68,7 +68,8 @@ def read_measurements(text: str) -> tuple[str, list[Measurement]]:
     data = json.loads(text)
     if not isinstance(data, dict) or data.get("format") != FORMAT or data.get("device") not in gpus.names():
         raise ValueError(
-            f"expected measurements as JSON with format {FORMAT}, and as device one of {', '.join(gpus.names())}"
+            f"file of measurements: expected a JSON object with format {FORMAT} and as device one of "
+            f"{', '.join(gpus.names())}"
         )
     rows = [
         Measurement(row["name"], row["seconds"], from_json(json.dumps(row["work"]))) for row in data["measurements"]

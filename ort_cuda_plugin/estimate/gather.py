@@ -217,7 +217,7 @@ def input_shapes(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) ->
         if info.name in shapes:
             if len(shapes[info.name]) != len(dims):
                 raise ShapeError(f"input {info.name!r}: got {len(shapes[info.name])} sizes, expected {len(dims)}")
-            for dim, size in zip(dims, shapes[info.name], strict=True):
+            for axis, (dim, size) in enumerate(zip(dims, shapes[info.name], strict=True)):
                 if dim.dim_param and told.setdefault(dim.dim_param, size) != size:
                     raise ShapeError(
                         f"input {info.name!r}: got size {size} for dimension {dim.dim_param!r}, expected"
@@ -225,7 +225,8 @@ def input_shapes(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) ->
                     )
                 if dim.HasField("dim_value") and dim.dim_value != size:
                     raise ShapeError(
-                        f"input {info.name!r}: got size {size} for a dimension that the model fixes to {dim.dim_value}"
+                        f"input {info.name!r}: got size {size} in dimension {axis}, expected {dim.dim_value}, the "
+                        "size in the model"
                     )
     found = {}
     for info in inputs:

@@ -163,8 +163,8 @@ def described(counted: Counted, code: Code, fits: Occupancy, useful: float) -> M
         "loads_of_a_thread": counted.loads,
         "waits_for_a_load": code.rounds,
         "sites": [
-            f"{site.kind} of {site.nbytes} bytes: {site.units:.1f} {_unit(site.kind)} a warp, {site.least:.1f} would"
-            f" do, {site.requests:.0f} times"
+            f"{site.kind} of {site.nbytes} bytes: {site.units:.1f} {_unit(site.kind)} for each request of a "
+            f"warp, at best {site.least:.1f}; {site.requests:.0f} requests"
             for site in worst[:6]
             if site.units > 1.2 * site.least
         ],

@@ -167,7 +167,9 @@ def from_json(text: str) -> Work:
     """Return the work that `to_json` wrote as ``text``. Raises ValueError for JSON of another format."""
     data = json.loads(text)
     if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise ValueError(f"expected a JSON description of the kernels of a Run, format {FORMAT}")
+        raise ValueError(
+            f"file of kernels: expected a JSON object with format {FORMAT} that describes the kernels of a Run"
+        )
     kernels = [KernelSpec(**{**spec, "signature": tuple(spec["signature"])}) for spec in data["kernels"]]
 
     def made(value: Any) -> Any:
