@@ -114,7 +114,9 @@ def read_digest(text: str) -> list[Kernel]:
             for since, until, constraints in rows
         ]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"expected a list of kernels: {type(error).__name__}: {error}") from None
+        raise ValueError(
+            f"file of kernels: expected a list of kernels as JSON ({type(error).__name__}: {error})"
+        ) from None
 
 
 def packaged_digest() -> tuple[str, list[Kernel]]:

@@ -114,7 +114,9 @@ def read_verdicts(text: str, keys: Iterable[str]) -> tuple[dict[str, str], dict[
     Raises ValueError for other text.
     """
     if not text.startswith("# Conformance\n"):
-        raise ValueError("expected a conformance report, whose first line is '# Conformance'")
+        raise ValueError(
+            f"conformance report: got the first line {text.partition(chr(10))[0][:80]!r}, expected '# Conformance'"
+        )
     as_written: dict[str, str] = dict.fromkeys(keys, Verdict.ON_EP)
     optimised: dict[str, str] = {}
     section = group = ""

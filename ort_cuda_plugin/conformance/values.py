@@ -88,7 +88,9 @@ def difference(actual: Any, expected: Any, rtol: float, atol: float) -> str:
             return "a different sequence"
         return next((text for a, e in zip(actual, expected, strict=True) if (text := difference(a, e, rtol, atol))), "")
     if expected is None or actual is None:
-        return "" if actual is expected else "a missing optional value"
+        if actual is expected:
+            return ""
+        return "no value instead of a tensor" if actual is None else "a tensor instead of no value"
     actual = np.asarray(actual)
     if actual.shape != expected.shape:
         return f"shape {actual.shape} instead of {expected.shape}"

@@ -141,7 +141,7 @@ def test_a_report_read_back_tells_which_verdicts_changed() -> None:
     assert changes(first, [Outcome("node/e", Verdict.WRONG, "1 of 2", True)]) == [
         "node/e: the CPU provider fails too -> wrong 1 of 2"
     ]
-    with pytest.raises(ValueError, match="expected a conformance report, whose first line"):
+    with pytest.raises(ValueError, match="conformance report: got the first line '', expected '# Conformance'"):
         read_verdicts("", keys)
 
 
