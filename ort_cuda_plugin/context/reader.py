@@ -229,7 +229,9 @@ class _Partition:
             session.options.deterministic and not self.options.deterministic
         ):
             self.why_not = (
-                "it was compiled with use_tf32=1 or deterministic=0, and the session has use_tf32=0 or deterministic=1"
+                "it was compiled with use_tf32=1, and the session has use_tf32=0"
+                if self.options.use_tf32 and not session.options.use_tf32
+                else "it was compiled with deterministic=0, and the session has deterministic=1"
             )
             return None
         reasons = [(row, self._misfit(row)) for row in self.row["targets"]]
