@@ -469,7 +469,7 @@ def floordiv(a: Dim, b: Dim) -> Dim:
         if isinstance(a, int):
             return a // b
         if b == 0:
-            raise ZeroDivisionError(f"{a!r} // 0")
+            raise ZeroDivisionError(f"division of sizes by zero: {a!r} // 0")
         if b < 0:
             return floordiv(-a, -b)
         if b == 1:
@@ -496,7 +496,7 @@ def mod(a: Dim, b: Dim) -> Dim:
         if isinstance(a, int):
             return a % b
         if b == 0:
-            raise ZeroDivisionError(f"{a!r} % 0")
+            raise ZeroDivisionError(f"division of sizes by zero: {a!r} % 0")
         if b in (1, -1):
             return 0
         if b > 0:
@@ -517,7 +517,7 @@ def ceildiv(a: Dim, b: Dim) -> Dim:
         if isinstance(a, int):
             return -(-a // b)
         if b == 0:
-            raise ZeroDivisionError(f"ceildiv({a!r}, 0)")
+            raise ZeroDivisionError(f"division of sizes by zero: ceildiv({a!r}, 0)")
         if b < 0:
             return ceildiv(-a, -b)
         if b == 1:
@@ -540,7 +540,7 @@ def truncdiv(a: Dim, b: Dim) -> Dim:
     if isinstance(a, int) and isinstance(b, int):
         return _truncdiv(a, b)
     if b == 0:
-        raise ZeroDivisionError(f"truncdiv({a!r}, 0)")
+        raise ZeroDivisionError(f"division of sizes by zero: truncdiv({a!r}, 0)")
     if _at_least(a, 0) and _at_least(b, 0):
         return floordiv(a, b)
     if isinstance(b, Expr):
