@@ -5,7 +5,7 @@ models that embed them. It does so 10,000 times, in child processes, and prints 
 ``--seed`` and ``--processes`` change the defaults. With ``--first`` and one process it repeats a part of a campaign.
 
 The third kind of damage, ``plan``, changes a plan and then recomputes the context's hash. Such contexts are loaded but
-not run, because a plan with a valid hash is trusted like code.
+not run: the parameters of kernels are not checked, and a kernel can write to any device memory.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Run a model and show where the time of a Run goes: by ONNX node, step and kernel, on the device and on the host.
 
-The times come from ONNX Runtime's profile (docs/profiling.md), as medians over the Runs after the first ones. On the
-emulated device the estimate of a GPU is shown as well, and on a calibrated GPU its own.
+The times come from ONNX Runtime's profile (docs/profiling.md), over the Runs after the first ones: device times are
+medians, host times of nodes are means. On the emulated device the estimate of a GPU is shown as well, and on a
+calibrated GPU its own.
 """
 
 from __future__ import annotations
