@@ -144,8 +144,9 @@ int ocp_stream_adopt(ocp_device *device, CUstream handle, ocp_stream **out, ocp_
     return ocp_device_fail(device, result, "cuStreamGetCtx", error);
   if (context != device->context)
     return ocp_fail(error, ORT_INVALID_ARGUMENT,
-                    "stream %p belongs to another CUDA context than the primary one of device %d", (void *)handle,
-                    device->ordinal);
+                    "stream %p belongs to another CUDA context than the primary one of device %d. Create the stream in "
+                    "the primary context of this device",
+                    (void *)handle, device->ordinal);
   pthread_mutex_lock(&adopt_lock);
   pthread_mutex_lock(&all_lock);
   if ((*out = find(device, handle)))

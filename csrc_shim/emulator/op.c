@@ -37,12 +37,15 @@ CUresult emu_make_launch(emu_op *op, CUfunction function, const unsigned grid[3]
     return emu_fail(CUDA_ERROR_INVALID_VALUE, "kernel \"%s\": parameters must be passed as kernelParams",
                     function->name);
   if (grid[0] == 0 || grid[1] == 0 || grid[2] == 0 || grid[0] > INT32_MAX || grid[1] > 65535 || grid[2] > 65535)
-    return emu_fail(CUDA_ERROR_INVALID_VALUE, "kernel \"%s\": grid (%u, %u, %u) is out of range", function->name,
-                    grid[0], grid[1], grid[2]);
+    return emu_fail(CUDA_ERROR_INVALID_VALUE,
+                    "kernel \"%s\": grid (%u, %u, %u) is out of range, expected 1 to (2147483647, 65535, 65535)",
+                    function->name, grid[0], grid[1], grid[2]);
   if (block[0] == 0 || block[1] == 0 || block[2] == 0 || block[0] > 1024 || block[1] > 1024 || block[2] > 64 ||
       block[0] * block[1] * block[2] > EMU_MAX_THREADS)
-    return emu_fail(CUDA_ERROR_INVALID_VALUE, "kernel \"%s\": block (%u, %u, %u) is out of range", function->name,
-                    block[0], block[1], block[2]);
+    return emu_fail(CUDA_ERROR_INVALID_VALUE,
+                    "kernel \"%s\": block (%u, %u, %u) is out of range, expected 1 to (1024, 1024, 64), and at most %d "
+                    "threads",
+                    function->name, block[0], block[1], block[2], (int)EMU_MAX_THREADS);
   if (shared_bytes > function->max_dynamic_shared)
     return emu_fail(CUDA_ERROR_INVALID_VALUE,
                     "kernel \"%s\": %u bytes of dynamic shared memory, at most %u are allowed", function->name,

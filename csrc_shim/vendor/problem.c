@@ -62,7 +62,7 @@ static int load(const ocp_library *library, const char *path, ocp_error *error) 
 
 int ocp_library_load(uint32_t id, const char *path, ocp_error *error) {
   if (id >= OCP_NUM_LIBRARIES)
-    return ocp_fail(error, ORT_INVALID_ARGUMENT, "there is no library %u", id);
+    return ocp_fail(error, ORT_INVALID_ARGUMENT, "library number: got %u, expected 0 to %d", id, OCP_NUM_LIBRARIES - 1);
   pthread_mutex_lock(&load_lock);
   int code = ORT_OK;
   if (!atomic_load(&loaded[id])) {

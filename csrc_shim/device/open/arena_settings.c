@@ -104,7 +104,8 @@ int ocp_arena_configure(int emulated, int ordinal, int memory, const char *const
     char names[400];
     ocp_arena_config_list(refused, names, sizeof names);
     snprintf(warning, OCP_ARENA_WARNING_BYTES,
-             "the %s arena of %sCUDA device %d is in use with other values of %s and keeps them",
+             "the %s arena of %sCUDA device %d is in use with other values of %s and keeps them. Sessions share the "
+             "arena: give all the same values",
              memory == OCP_PINNED_MEMORY ? "pinned" : "device", emulated ? "emulated " : "", ordinal, names);
   } else if (!s->given) {
     ocp_arena_config_take(&s->config, &wanted, given);

@@ -49,8 +49,9 @@ static CUresult load_translated(CUmodule *out, emu_device *device, const void *i
   emu_translate_fn translate = atomic_load(&translator);
   if (!translate)
     return emu_fail(CUDA_ERROR_NO_BINARY_FOR_GPU,
-                    "the image is PTX or a fatbin, which the plugin's compiler translates: it is in Python, which is "
-                    "not connected. Call ort_cuda_plugin.register() or create a session first");
+                    "the image is PTX or a fatbin, which only the plugin's compiler in Python can translate for the "
+                    "emulated device, and no Python is connected. Call ort_cuda_plugin.register() or create a session "
+                    "first");
   CUresult result = CUDA_SUCCESS;
   if (translate(image, bytes, deliver, &found, text, sizeof text))
     result = emu_fail(CUDA_ERROR_INVALID_PTX, "%s", text);

@@ -140,7 +140,9 @@ static ocp_device *copying_device(ocp_place from, ocp_place to, ocp_error *error
   ocp_place ours = to.kind == OCP_PLACE_DEVICE ? to : from.kind == OCP_PLACE_DEVICE || !is_ours(to) ? from : to;
   if (is_ours(ours) && from.kind != OCP_PLACE_FOREIGN && to.kind != OCP_PLACE_FOREIGN)
     return ocp_device_open(ours.emulated, ours.ordinal, error);
-  ocp_fail(error, ORT_INVALID_ARGUMENT, OCP_EP_NAME " cannot copy between these devices");
+  ocp_fail(error, ORT_INVALID_ARGUMENT,
+           OCP_EP_NAME " cannot copy between these devices. It copies only between host memory and its own devices, or "
+                       "from one of these to another");
   return NULL;
 }
 
@@ -163,7 +165,8 @@ static int copy_tensor(batch *copies, const OrtValue *src, OrtValue *dst, ocp_st
       (status = ocp_api->GetTensorMutableData(dst, &dst_data)))
     return ocp_fail_status(error, status);
   if (src_bytes != dst_bytes)
-    return ocp_fail(error, ORT_INVALID_ARGUMENT, "cannot copy a tensor of %zu bytes into one of %zu", src_bytes,
+    return ocp_fail(error, ORT_INVALID_ARGUMENT,
+                    "cannot copy a tensor of %zu bytes into one of %zu bytes, expected equal sizes", src_bytes,
                     dst_bytes);
   if (dst_bytes && (!src_data || !dst_data))
     return ocp_fail(error, ORT_RUNTIME_EXCEPTION, "cannot copy a tensor without memory: %s", ocp_ort_why_no_memory());
@@ -199,8 +202,8 @@ int ocp_ort_copy_to_device(ocp_stream *stream, void *dst, size_t room, const Ort
   if (status || (status = ocp_api->GetTensorData(src, &data)))
     return ocp_fail_status(error, status);
   if (*bytes > room)
-    return ocp_fail(error, ORT_INVALID_ARGUMENT, "cannot copy a tensor of %zu bytes into a buffer of %zu", *bytes,
-                    room);
+    return ocp_fail(error, ORT_INVALID_ARGUMENT,
+                    "cannot copy a tensor of %zu bytes into a buffer of %zu bytes. Use a larger buffer", *bytes, room);
   if (*bytes && (!data || !dst))
     return ocp_fail(error, ORT_RUNTIME_EXCEPTION, "cannot copy a tensor without memory: %s", ocp_ort_why_no_memory());
   BATCH copies = {0};

@@ -99,7 +99,9 @@ int ocp_ort_input_of(const OrtValue *value, uint32_t index, const char *name, co
   input->on_device = ocp_ep_api->MemoryDevice_AreEqual(memory, device_memory);
   if (!input->on_device && ocp_ep_api->MemoryDevice_GetDeviceType(memory) != OrtMemoryInfoDeviceType_CPU &&
       ocp_ep_api->MemoryDevice_GetMemoryType(memory) == OrtDeviceMemoryType_DEFAULT)
-    return ocp_fail(error, ORT_INVALID_ARGUMENT, "%s is in the memory of another device", label(index, name, text));
+    return ocp_fail(error, ORT_INVALID_ARGUMENT,
+                    "%s is in the memory of another device. Copy it to the session's device, or to the host",
+                    label(index, name, text));
   return ORT_OK;
 }
 
@@ -113,7 +115,7 @@ static int gather_input(const target *self, const OrtKernelContext *context, uin
   if (status)
     return ocp_fail_status(error, status);
   if (!value)
-    return ocp_fail(error, ORT_INVALID_ARGUMENT, "%s is missing", label(index, name, text));
+    return ocp_fail(error, ORT_INVALID_ARGUMENT, "%s is missing: the fused node got no value for it", label(index, name, text));
   return ocp_ort_input_of(value, index, name, self->device_memory, input, error);
 }
 
