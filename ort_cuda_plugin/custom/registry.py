@@ -77,7 +77,8 @@ class Snapshot:
                 if node.domain in HOST_DOMAINS:
                     raise
                 what = (
-                    "no operator of that name is registered; import the module that has it before the session is made"
+                    "no custom operator of that name is registered. Import the module that registers it before you "
+                    "create the session"
                 )
                 raise Unsupported(error.kind, f"{error.reason}: {what}") from None
         # ONNX Runtime has one schema for all versions of an application's operator.
@@ -130,8 +131,8 @@ def register(operator: CustomOperator) -> CustomOperator:
             if (row.version, row.priority) == (operator.version, operator.priority):
                 who = f" by {row.origin}" if row.origin else ""
                 raise ValueError(
-                    f"{operator.label} with priority {operator.priority} is registered already{who}: unregister it "
-                    "first, or give this one another priority"
+                    f"{operator.label} with priority {operator.priority} is registered already{who}. Unregister it "
+                    "first, or register this one with another priority"
                 )
         ordered = sorted([*rows, operator], key=lambda row: (row.version, row.priority))
         _current = Snapshot(_current.generation + 1, {**_current._table, key: tuple(ordered)})

@@ -76,7 +76,10 @@ class Op(Generic[P, R]):
         if tactics is None:
             return lambda given: self.autotune(given, timing_id=timing_id)
         if not self._tactics.takes_tactic:
-            raise TypeError(f"{self.operator.label}: its function needs a keyword-only parameter 'tactic'")
+            raise TypeError(
+                f"{self.operator.label}: autotune passes the tactic to the operator's function. Give the function a "
+                "keyword-only parameter 'tactic'"
+            )
         self._tactics.candidates = tactics
         self._tactics.timing_id = timing_id or source_id(self.function, tactics)
         return tactics

@@ -113,8 +113,11 @@ def two_shifts() -> Any:
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (uses_an_object, "kernel uses_an_object uses 'Wave', EnumType, from outside: numbers, tuples of numbers, func"),
-        (uses_kernel, "kernel uses_kernel uses 'kernel', a name that the generated code defines too: rename it"),
+        (
+            uses_an_object,
+            "uses the global or captured name 'Wave' of type EnumType: only numbers, tuples of numbers, func",
+        ),
+        (uses_kernel, "kernel uses_kernel uses the name 'kernel', which the generated code defines too. Rename it"),
         (two_shifts(), "uses_two_shifts and the functions that it calls use 'SHIFT' for different objects: rename one"),
         (has_a_default, "keyword-only parameters or defaults: use positional"),
         (lambda x: None, "not a function with a name|cannot be read"),

@@ -106,7 +106,7 @@ def test_an_enqueue_of_each_run_needs_its_creator(tmp_path: Path) -> None:
     finally:
         unregister_creator(creator)
     with pytest.raises(
-        Exception, match=r"plugin Probe-1 of namespace 'test.plugins' is called in each Run of this comp"
+        Exception, match=r"plugin Probe-1 of namespace 'test.plugins': each Run of this compiled model calls it"
     ):
         load(tmp_path / "m.onnx")
     seen = []

@@ -68,7 +68,7 @@ def test_get_plugin_version() -> None:
         def get_plugin_version(self) -> str:
             return "beta"
 
-    with pytest.raises(ValueError, match="plugin Probe: version 'beta', expected a number from 1"):
+    with pytest.raises(ValueError, match="plugin Probe: version: got 'beta', expected the digits of a number"):
         register_creator(Beta())
 
 

@@ -91,12 +91,13 @@ def _add_surroundings(function: FunctionType, definition: ast.FunctionDef, aroun
                 _add_surroundings(helper, inner, around, kernel)
         if text is None:
             raise KernelSourceError(
-                f"kernel {kernel} uses {name!r}, {type(value).__name__}, from outside: numbers, tuples of numbers, "
-                "functions, and names of math, numba and numpy are allowed; pass other objects as arguments"
+                f"kernel {kernel} uses the global or captured name {name!r} of type {type(value).__name__}: only "
+                "numbers, tuples of numbers, functions, and names of math, numba and numpy are allowed. Pass other "
+                "objects as arguments"
             )
         if text and name in _TAKEN:
             raise KernelSourceError(
-                f"kernel {kernel} uses {name!r}, a name that the generated code defines too: rename it"
+                f"kernel {kernel} uses the name {name!r}, which the generated code defines too. Rename it"
             )
         if text and around.setdefault(name, text) != text:
             raise KernelSourceError(

@@ -77,7 +77,7 @@ def numba_kernel(function: Function | str, *, name: str = "", signature: Sequenc
     """
     if isinstance(function, str):
         if not name:
-            raise KernelSourceError("a kernel that is given as text needs a name")
+            raise KernelSourceError("numba_kernel: a kernel that is given as text needs a name. Pass name=")
         return Kernel(name, None if signature is None else tuple(signature), source=function)
     source, _ = kernel_source(function)
     return Kernel(name or _identifier(function), None if signature is None else tuple(signature), source=source)
@@ -178,7 +178,7 @@ def launch(
     placed = arguments(kernel, args)
     for number, arg in enumerate(placed):
         if isinstance(arg, Tensor) and not arg.is_contiguous:
-            raise TypeError(f"kernel {kernel.name}: argument {number} is not contiguous: use ctx.contiguous")
+            raise TypeError(f"kernel {kernel.name}: argument {number} is not contiguous. Pass ctx.contiguous(tensor)")
     if not ctx.device.runs_cubins and not kernel.source:
         if function := kernel.numpy_twin:
             _call_numpy(ctx, kernel, function, blocks, placed, reads, writes)
@@ -188,7 +188,7 @@ def launch(
             raise Unsupported(
                 "op",
                 f"kernel {kernel.name}{of_node} is a cubin, and has no counterpart in Numba or NumPy that the "
-                "emulated device can run",
+                "emulated device can run. Give it one, or run on a GPU",
             )
     x, y, z = blocks
     bx, by, bz = threads
@@ -347,18 +347,22 @@ def _argument(kernel: Kernel, number: int, arg: Any, wanted: str | None) -> Any:
         placed = arg
     elif isinstance(arg, Expr | int):
         if wanted in ("f32", "f64") and not isinstance(arg, int):
-            raise TypeError(f"kernel {kernel.name}: argument {number} is a size, and the signature declares {wanted}")
+            raise TypeError(
+                f"kernel {kernel.name}: argument {number}: got a symbolic size, expected {wanted} as the signature "
+                "declares. Declare i32 or i64 for a size"
+            )
         is_float = wanted in ("f32", "f64")
         placed = _number_of(wanted, float(arg) if isinstance(arg, int) and is_float else arg)
     elif isinstance(arg, float):
         placed = _number_of(wanted, arg)
     else:
         raise TypeError(
-            f"kernel {kernel.name}: argument {number} is {type(arg).__name__}, expected a tensor or a number"
+            f"kernel {kernel.name}: argument {number}: got {type(arg).__name__}, expected a tensor or a number"
         )
     if wanted is not None and type_of(placed) != wanted:
         raise TypeError(
-            f"kernel {kernel.name}: argument {number} is {type_of(placed)}, and the signature declares {wanted}"
+            f"kernel {kernel.name}: argument {number}: got the type {type_of(placed)}, expected {wanted} as the "
+            "signature declares"
         )
     return placed
 

@@ -217,7 +217,10 @@ class Answers:
             desc = all_descs[pos] if all_descs else None
             what = "" if desc is None else f" {desc.type.name} in {', '.join(refused.get(pos, []))}"
             what = what or " format"
-            reason = f"{self.label}: supports_format_combination accepts no{what} for tensor {pos} of the node"
+            reason = (
+                f"{self.label}: supports_format_combination accepts no{what} for tensor {pos} of the node (inputs "
+                "first, then outputs)"
+            )
             sizes = [tuple(None if isinstance(x, SizeTensor) else dim_of(x) for x in shape) for shape in shapes]
             raise DeclinedLayout(reason, list(zip(types, sizes, strict=True)))
         return found

@@ -40,7 +40,7 @@ def called(label: str, subject: str, function: Callable[..., T], *arguments: Any
         raise PluginFailure(f"{label}: {subject}: {type(error).__name__}: {error}") from error
     is_status = subject.split(" ")[0] in ("configure_plugin", "on_shape_change", "enqueue", "set_tactic")
     if is_status and isinstance(result, int) and result != 0:
-        raise PluginFailure(f"{label}: {subject}: it returned the status {result}")
+        raise PluginFailure(f"{label}: {subject}: it returned the status {result}, expected 0 for success")
     return result
 
 

@@ -48,9 +48,12 @@ def register_creator(given: Creator, *, priority: int = 0) -> Creator:
     creator = given() if isinstance(given, type) else given
     name, version, namespace = key = key_of(creator)
     if not version.isdigit() or version == "0":
-        raise ValueError(f"plugin {name}: version {version!r}, expected a number from 1")
+        raise ValueError(f"plugin {name}: version: got {version!r}, expected the digits of a number of at least 1")
     if not creator.inputs and not creator.outputs:
-        raise ValueError(f"plugin {name}: its creator has no inputs and outputs; set `inputs` and `outputs` to ports")
+        raise ValueError(
+            f"plugin {name}: its creator declares no inputs and no outputs. Set its attributes `inputs` and `outputs` "
+            "to ports"
+        )
     attributes: tuple[Attribute, ...] = tuple(map(attribute_of, creator.get_field_names()))
     domain = namespace or DEFAULT_DOMAIN
     if domain == "ai.onnx":

@@ -22,7 +22,7 @@ def stored_callback(row: Mapping[str, Any]) -> Callback:
     Raises the exceptions of `context.storage.errors.MALFORMED`.
     """
     if row["kind"] != "plugin":
-        raise ValueError(f"unknown kind of callback {row['kind']!r}")
+        raise ValueError(f"stored callback: got the kind {row['kind']!r}, expected 'plugin'")
     name, version, namespace, node = (_text(row[key]) for key in ("name", "version", "namespace", "node"))
     label = f"plugin {name}-{version}"
     fields = fields_from_json(row["fields"])
@@ -37,9 +37,11 @@ def stored_callback(row: Mapping[str, Any]) -> Callback:
     )
     described = len(layout.inputs) + len(layout.outputs)
     if sum(layout.given) != len(layout.inputs) or len(layout.wild) != len(layout.outputs):
-        raise ValueError("a callback's numbers of inputs and outputs contradict their descriptions")
+        raise ValueError(f"stored callback of {label}: its numbers of inputs and outputs contradict their descriptions")
     if len(tensors) != described + layout.has_workspace:
-        raise ValueError(f"a callback has {len(tensors)} tensors, expected {described + layout.has_workspace}")
+        raise ValueError(
+            f"stored callback of {label}: got {len(tensors)} tensors, expected {described + layout.has_workspace}"
+        )
 
     def function() -> CallFunction:
         return _function(name, version, namespace, node, label, fields, tactic, layout)
@@ -65,8 +67,8 @@ def _function(
     creator = find_creator(name, version, namespace)
     if creator is None:
         raise PluginFailure(
-            f"{label} of namespace {namespace!r} is called in each Run of this compiled model, and no creator of it is "
-            "registered: import the module that registers it before you create the session"
+            f"{label} of namespace {namespace!r}: each Run of this compiled model calls it, and no creator of it is "
+            "registered. Import the module that registers the creator before you create the session"
         )
     plugin = create(creator, label, node, fields, Phase.RUNTIME)
     return EnqueueFunction(label, plugin, tactic, layout)
@@ -74,11 +76,11 @@ def _function(
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"expected text, got {value!r}")
+        raise TypeError(f"stored callback: got {value!r}, expected text")
     return value
 
 
 def _number(value: object) -> int:
     if type(value) is not int or value < 0:
-        raise TypeError(f"expected a number, got {value!r}")
+        raise TypeError(f"stored callback: got {value!r}, expected an integer of at least 0")
     return value

@@ -159,7 +159,8 @@ class RunStream:
         if self._stream.is_emulated and not kernel.source:
             if kernel.needs_gpu:
                 raise TypeError(
-                    f"kernel {kernel.name} is a cubin, and has no counterpart that the emulated device can run"
+                    f"kernel {kernel.name} is a cubin, and has no counterpart in Numba or NumPy that the emulated "
+                    "device can run. Give it one, or run on a GPU"
                 )
             if function := kernel.numpy_twin:
                 self._call_numpy(function, blocks, args)
