@@ -47,7 +47,7 @@ class ForeignCode:
     def __post_init__(self) -> None:
         """Check the fields. Raises ValueError if the images cannot be code of this kind."""
         if self.kind not in KINDS:
-            raise ValueError(f"kernel {self.entry}: kind {self.kind!r}, expected one of {', '.join(KINDS)}")
+            raise ValueError(f"kernel {self.entry}: got the kind {self.kind!r}, expected one of {', '.join(KINDS)}")
         for arch, _ in self.images:
             if not isinstance(arch, str) or not re.fullmatch(r"|sm_\d{2,3}[af]?", arch):
                 raise ValueError(f"kernel {self.entry}: {arch!r} is not an architecture: use a name such as sm_90")
@@ -265,7 +265,10 @@ def _image(
     wanted = [8 if parameter.startswith("*") else int(parameter[1:]) // 8 for parameter in spec.signature]
     own = _parameter_bytes(cubin, entry)
     if own and own != wanted:
-        raise ForeignCodeError(f"the parameters in its code have {own} bytes, those of the declared signature {wanted}")
+        raise ForeignCodeError(
+            f"the parameters in its code have {own} bytes, those of the declared signature {wanted}. Correct the "
+            "signature"
+        )
     return KernelImage(cubin, entry, target, {**usage, "static_shared_bytes": shared}, ptx)
 
 

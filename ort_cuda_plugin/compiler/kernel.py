@@ -51,7 +51,10 @@ class KernelSpec:
             raise ValueError(f"kernel name {self.name!r}: expected an identifier")
         for entry in self.signature:
             if not type_pattern.fullmatch(entry):
-                raise ValueError(f"kernel {self.name!r}: {entry!r} in the signature is not a parameter type")
+                raise ValueError(
+                    f"kernel {self.name!r}: {entry!r} in the signature is not a parameter type, expected one such as "
+                    "i32, f32 or *f32"
+                )
 
     @cached_property
     def digest(self) -> str:

@@ -123,7 +123,10 @@ def closest_capability(capability: tuple[int, int], toolkit: str | None = None) 
     """Return the newest supported capability up to a GPU's: the GPU runs its cubin, or the driver compiles its PTX."""
     older = [each for each in supported_capabilities(toolkit) if each <= capability]
     if not older:
-        raise ValueError(f"CUDA 13 does not compile for sm_{capability[0]}{capability[1]}")
+        raise ValueError(
+            f"sm_{capability[0]}{capability[1]}: CUDA 13 does not compile for this architecture. Choose another GPU, "
+            "or the emulated device"
+        )
     return older[-1]
 
 

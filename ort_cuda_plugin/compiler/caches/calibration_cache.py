@@ -32,8 +32,8 @@ class CalibrationCache(CacheFolder):
     name = "calibration cache"
     suffix = ".calibration"
     magic = b"OCPB\x01\n"
-    consequence = "The rates of GPUs are those of their descriptions"
-    remedy = "the description's rates are used until `ort-cuda-plugin calibrate` has run again"
+    consequence = "Sessions use the packaged rates of GPUs instead of measured ones"
+    remedy = "the packaged rates of the GPU are used until `ort-cuda-plugin calibrate` has run again"
     max_entry_bytes = 256 << 10
 
     def __init__(self, folder: Path | None = None) -> None:
