@@ -55,7 +55,8 @@ def _open() -> Any:
 def _check_build(table: Any) -> None:
     if table.abi != lib.OCP_CORE_ABI:
         raise PluginError(
-            "libort_cuda_plugin.so and _bridge.abi3.so are of different builds: run build_plugin.py again"
+            "libort_cuda_plugin.so and _bridge.abi3.so are of different builds. Run build_plugin.py again in a source "
+            "tree, else reinstall the package"
         )
 
 
@@ -69,7 +70,10 @@ def attach(address: int) -> None:
     table = ffi.cast("const ocp_core *", address)
     _check_build(table)
     if _core is not None and _core != table:
-        raise PluginError("two copies of libort_cuda_plugin.so are loaded; register the one at get_library_path()")
+        raise PluginError(
+            "two copies of libort_cuda_plugin.so are loaded. Register only the one at "
+            "ort_cuda_plugin.get_library_path()"
+        )
     _core = table
 
 

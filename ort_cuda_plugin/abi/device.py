@@ -211,7 +211,8 @@ class DeviceArray:
     def _check_host(self, values: NDArray[Any]) -> None:
         if not values.flags.c_contiguous or values.nbytes != self.nbytes:
             raise ValueError(
-                f"expected {self.nbytes} C-contiguous bytes, got {values.nbytes} bytes, strides {values.strides}"
+                f"array to copy: got {values.nbytes} bytes with strides {values.strides}, expected {self.nbytes} bytes "
+                "in C order"
             )
 
     def free(self) -> None:

@@ -27,7 +27,9 @@ def api() -> Any:
     """
     table = core().host_api()
     if table == ffi.NULL:
-        raise RuntimeError("the plugin library is not registered with ONNX Runtime")
+        raise RuntimeError(
+            "the plugin library is not registered with ONNX Runtime. Call ort_cuda_plugin.register first"
+        )
     return table
 
 

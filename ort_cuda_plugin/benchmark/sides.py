@@ -106,7 +106,8 @@ def runner(side: str, session: Any, emulate: bool, feeds: Feeds, names: Sequence
     for name, value in zip(names, results, strict=True):
         if not isinstance(value, np.ndarray) or value.dtype.kind not in "biufc":
             raise ValueError(
-                f"output {name!r} is not a tensor of numbers, so it cannot stay on a device: use `ort-cuda-plugin run`"
+                f"output {name!r} is not a tensor of numbers, so it cannot stay on a device as this benchmark needs. "
+                "Use `ort-cuda-plugin run`"
             )
     shapes = [(value.shape, value.dtype) for value in results]
     outputs = [ort.OrtValue.ortvalue_from_numpy(np.zeros(*each), *place) for each in shapes]

@@ -11,7 +11,7 @@ from ..gpus.calibration import ProbedDevice
 from .findings import Finding, note, ok
 
 _COMMAND = "ort-cuda-plugin calibrate"
-_DESCRIBED = "The rates of the GPU's description count"
+_DESCRIBED = "Sessions use the packaged rates of this kind of GPU"
 
 
 def calibration_findings(devices: list[DeviceInfo]) -> Iterator[Finding]:
@@ -33,9 +33,9 @@ def of_device(device: ProbedDevice, ordinal: int) -> Finding:
     if device in stored:
         if stored_calibration(device) is not None:
             return ok(subject, f"sessions and estimates use the rates that `{_COMMAND}` has measured")
-        reason = "not used, because probes are missing or a rate is not plausible"
+        reason = "the measured rates are not used, because measurements are missing or a rate is not plausible"
         return note(subject, f"{reason}. {_DESCRIBED}", f"{advice} while nothing else uses the GPU")
     if stored:
         changed = ", ".join(stored[0].differences(device))
-        return note(subject, f"of other versions: {changed}. {_DESCRIBED}", advice)
-    return note(subject, "not calibrated: sessions choose kernels by the rates of the GPU's description", advice)
+        return note(subject, f"measured with other versions: {changed}. {_DESCRIBED}", advice)
+    return note(subject, "not calibrated: sessions choose kernels by the packaged rates of this kind of GPU", advice)

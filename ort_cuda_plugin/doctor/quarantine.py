@@ -31,8 +31,7 @@ def of_device(info: DeviceInfo, quarantine: Quarantine) -> Iterator[Finding]:
         more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
         yield warning(
             f"quarantine of {info.name}",
-            f"failed `ort-cuda-plugin selftest`, and is not used: {', '.join(names[:MAX_NAMES])}{more}",
+            f"failed `ort-cuda-plugin selftest`, so sessions do not use it: {', '.join(names[:MAX_NAMES])}{more}",
             "update the driver, the libraries or the plugin, and run `ort-cuda-plugin selftest` again: kernels "
-            "that pass "
-            "will be used again. Report the failed checks",
+            "that pass will be used again. Report the failed checks",
         )

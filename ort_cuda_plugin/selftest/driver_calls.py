@@ -72,7 +72,7 @@ def _queries(device: Device) -> None:
         free, total = ffi.new("size_t *"), ffi.new("size_t *")
         driver.MemGetInfo(free, total)
         if not 0 < free[0] <= total[0]:
-            raise Wrong(f"cuMemGetInfo: got {free[0]} free bytes of {total[0]}")
+            raise Wrong(f"cuMemGetInfo: got {free[0]} free bytes, expected 1 to {total[0]} (the total)")
 
 
 def _launched(driver: Driver, graph: Any) -> Any:
@@ -98,13 +98,19 @@ def _capture(device: Device) -> None:
             driver.StreamEndCapture(stream, graph)
         driver.destroyed_at_end("GraphDestroy", graph[0])
         if status[0] != lib.CU_STREAM_CAPTURE_STATUS_ACTIVE:
-            raise Wrong(f"cuStreamIsCapturing: got status {status[0]} during a capture")
+            raise Wrong(
+                f"cuStreamIsCapturing: got status {status[0]} during a capture, expected "
+                f"{int(lib.CU_STREAM_CAPTURE_STATUS_ACTIVE)} (active)"
+            )
         driver.GraphGetNodes(graph[0], ffi.NULL, count)
         node, kind = ffi.new("CUgraphNode *"), ffi.new("int *")
         driver.GraphGetNodes(graph[0], node, count)
         driver.GraphNodeGetType(node[0], kind)
         if (count[0], kind[0]) != (1, lib.CU_GRAPH_NODE_TYPE_MEMSET):
-            raise Wrong(f"a captured memset: got {count[0]} nodes, the first of type {kind[0]}")
+            raise Wrong(
+                f"a captured memset: got {count[0]} nodes, the first of type {kind[0]}, expected one node of type "
+                f"{int(lib.CU_GRAPH_NODE_TYPE_MEMSET)} (memset)"
+            )
         expect_same(driver.download(address, COUNT), np.full(COUNT, 1, np.uint8), "memory before the graph's launch")
         _launched(driver, graph[0])
         expect_same(driver.download(address, COUNT), np.full(COUNT, 7, np.uint8), "memory after the graph's launch")

@@ -88,7 +88,7 @@ def _memory_pools(device: Device) -> None:
         run_session(session, feeds)
         held.append(counters()["device_bytes_in_use"])
     if held[-1] > held[2]:
-        raise Wrong(f"Runs of one size hold more and more memory: {held} bytes")
+        raise Wrong(f"Runs of one size hold more and more device memory: {held} bytes after successive Runs")
 
 
 def _graphs(moves: bool, **options: str) -> Callable[[Device], None]:
@@ -147,7 +147,7 @@ def _threads(device: Device) -> None:
     for thread in threads:
         thread.join()
     if wrong:
-        raise Wrong(f"{len(wrong)} of {4 * RUNS} concurrent Runs: {wrong[0]}")
+        raise Wrong(f"{len(wrong)} of {4 * RUNS} concurrent Runs have wrong results; the first: {wrong[0]}")
 
 
 def _other_context(device: Device) -> None:

@@ -81,7 +81,8 @@ def table(report: Report) -> Iterator[str]:
         yield (
             "Later sessions do not use the quarantined kernels and operators."
             if report.is_stored
-            else "The kernel cache cannot be written to: nothing is quarantined. Set ORT_CUDA_PLUGIN_CACHE_DIR."
+            else "The kernel cache cannot be written to: nothing is quarantined. Set ORT_CUDA_PLUGIN_CACHE_DIR to a "
+            "writable folder, and run the selftest again."
         )
     total = counts(report.results)
     yield (

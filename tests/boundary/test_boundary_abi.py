@@ -111,7 +111,7 @@ def test_missing_arguments_are_answered_and_not_followed() -> None:
 
 def test_a_library_of_another_build_is_refused() -> None:
     stale = ffi.new("ocp_core *", {"abi": core().abi ^ 1})
-    with pytest.raises(PluginError, match=r"different builds: run build_plugin\.py"):
+    with pytest.raises(PluginError, match=r"different builds\. Run build_plugin\.py"):
         attach(int(ffi.cast("uintptr_t", stale)))
 
 

@@ -263,7 +263,7 @@ def test_profile_of_a_gpu_compares_its_times_with_its_calibration(
     h100.info = info
     monkeypatch.setattr(profile, "use_device", lambda asked: {info: h100}[asked])
     shapes: dict[str, tuple[int, ...]] = dict.fromkeys("ab", (1 << 20,))
-    with pytest.raises(LookupError, match="it is not calibrated; run `ort-cuda-plugin calibrate`"):
+    with pytest.raises(LookupError, match=r"the GPU is not calibrated\. Run `ort-cuda-plugin calibrate`"):
         profile.estimate_for(path, "", shapes, info)
     store_probes(h100.probed, simulated(TRUTH))
     h100.forget_calibration()
@@ -294,7 +294,7 @@ def test_doctor_says_whether_a_gpu_is_calibrated(cache: CalibrationCache) -> Non
     store_probes(of_gpu(driver="12.8", plugin="1.9"), simulated(TRUTH))
     severity, text, advice = found()
     assert (severity, advice) == ("note", "run `ort-cuda-plugin calibrate`")
-    assert "of other versions: driver 12.8 (now 13.0), plugin 1.9 (now 2.0)" in text
+    assert "measured with other versions: driver 12.8 (now 13.0), plugin 1.9 (now 2.0)" in text
     store_probes(of_gpu(), simulated(replace(TRUTH, dram=1e9)))
     assert "a rate is not plausible" in found()[1]
     store_probes(of_gpu(), simulated(TRUTH))
