@@ -66,7 +66,9 @@ def operators_file(text: str) -> Path:
     except NoOperatorsFileError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     except Exception as error:
-        raise argparse.ArgumentTypeError(f"{text} failed with {type(error).__name__}: {error}") from error
+        raise argparse.ArgumentTypeError(
+            f"{text}: running this file failed with {type(error).__name__}: {error}"
+        ) from error
     return Path(text)
 
 
@@ -74,7 +76,7 @@ def output_file(text: str) -> Path:
     """Argument type: a file to write. It is checked before the work begins."""
     path = Path(text)
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise argparse.ArgumentTypeError(f"{text} cannot be written")
+        raise argparse.ArgumentTypeError(f"{text} cannot be written. Choose a file in a folder that you may write to")
     return path
 
 
@@ -85,8 +87,8 @@ def model_path(name_or_path: str) -> Path:
     try:
         return models.find_model(name_or_path)
     except models.ModelNotFoundError as error:
-        forms = "built-in networks are NAME or NAME:TYPE, such as resnet50:float16; names"
-        raise UserError(ExitCode.USAGE, f"{error}; {forms}: {', '.join(NETWORKS)}") from None
+        forms = "Or give a built-in network as NAME or NAME:TYPE, such as resnet50:float16; the names are"
+        raise UserError(ExitCode.USAGE, f"{error}. {forms} {', '.join(NETWORKS)}") from None
 
 
 def written_model(model: bytes, name: str) -> Path:
@@ -115,8 +117,8 @@ def check_types(model: onnx.ModelProto) -> None:
                 type_name = onnx.TensorProto.DataType.Name(element_type).lower()
                 raise UserError(
                     ExitCode.MODEL_FAILED,
-                    f"{kind} {value.name!r} is of {type_name}, for which ONNX Runtime has no NumPy arrays. Cast it in"
-                    " the model. The commands explain, estimate and compile work without the cast",
+                    f"{kind} {value.name!r}: ONNX Runtime cannot convert its element type {type_name} to or from NumPy"
+                    " arrays. Cast it in the model. The commands explain, estimate and compile work without the cast",
                 )
 
 
@@ -178,7 +180,7 @@ def named_values(texts: list[str]) -> list[tuple[str, str]]:
     for part in (part for text in texts for part in text.split(",")):
         name, equals, value = part.rpartition("=")
         if not equals or not name:
-            raise UserError(ExitCode.USAGE, f"{part!r}: expected NAME=VALUE")
+            raise UserError(ExitCode.USAGE, f"{part!r}: expected the form NAME=VALUE")
         pairs.append((name, value))
     return pairs
 

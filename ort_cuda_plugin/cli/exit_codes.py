@@ -20,7 +20,7 @@ class ExitCode(enum.IntEnum):
     def meaning(self) -> str:
         return {
             ExitCode.OK: "success",
-            ExitCode.MISMATCH: "the command ran, but a check failed (a wrong result, a spill)",
+            ExitCode.MISMATCH: "the command ran, but a check failed (a wrong result, a register spill)",
             ExitCode.USAGE: "wrong arguments or input files",
             ExitCode.UNAVAILABLE: "no device, or onnxruntime missing or too old",
             ExitCode.MODEL_FAILED: "the model could not be loaded or run",

@@ -113,7 +113,7 @@ def test_plans_of_another_version_are_compiled_again(
         f"its plans have format version {version}, this plugin reads version {plan_version}" in capfd.readouterr().err
     )
     assert main(["inspect", str(path)]) == ExitCode.OK
-    assert f"plans of version {version}, which this plugin does not read" in capfd.readouterr().out
+    assert f"plans of version {version}, which this plugin cannot run" in capfd.readouterr().out
 
 
 def test_options_of_earlier_contexts_keep_their_meaning() -> None:

@@ -99,7 +99,7 @@ def test_run_takes_inputs_from_files(capsys: pytest.CaptureFixture[str], add_mod
     [
         (["run", "no_such_model"], "light_resnet50"),
         (["run", "MODEL", "--input", "x=y.npy"], "has no such input"),
-        (["run", "MODEL", "--input", "a"], "write NAME=FILE.npy"),
+        (["run", "MODEL", "--input", "a"], "expected the form NAME=FILE.npy"),
         (["run", "MODEL", "--input", "a=/nonexistent.npy"], "nonexistent"),
         (["run", "MODEL", "--input", f"a={__file__}"], f"--input a={__file__}: expected an array"),
         (["run", "MODEL", "--dim", "n=x"], "--dim n=x: expected a size"),
@@ -107,10 +107,10 @@ def test_run_takes_inputs_from_files(capsys: pytest.CaptureFixture[str], add_mod
         (["run", "MODEL", "--seed", "-1"], "--seed -1: must not"),
         (["run", "MODEL", "--runs", "-1"], "must not be negative"),
         (["explain", "no_such_model"], "light_resnet50"),
-        (["explain", "resnet50:float17"], "such as resnet50:float16; names: resnet50, "),
+        (["explain", "resnet50:float17"], "such as resnet50:float16; the names are resnet50, "),
         (["bench", "MODEL", "--batch", "3"], "has no dimension named batch"),
-        (["explain", "MODEL", "--shapes", "a=4"], "--shapes needs --plans"),
-        (["explain", "MODEL", "--autotune"], "--autotune needs --program"),
+        (["explain", "MODEL", "--shapes", "a=4"], "--shapes: only --plans uses these shapes"),
+        (["explain", "MODEL", "--autotune"], "--autotune: only --program shows its effect"),
         (["explain", "MODEL", "--plans", "--json"], "--json and --declined change the table of nodes"),
     ],
 )

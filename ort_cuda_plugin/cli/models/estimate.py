@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--uncalibrated",
         action="store_true",
-        help="use the rates of the GPU's description, although `ort-cuda-plugin calibrate` has measured a GPU of this "
+        help="use the packaged rates of the GPU, even if `ort-cuda-plugin calibrate` has measured a GPU of this "
         "kind on this machine",
     )
     parser.add_argument("--top", type=int, default=0, metavar="N", help="print only the N longest steps")
@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--measurements",
         type=Path,
         metavar="FILE",
-        help="JSON file of times measured on a GPU; the constants of the performance model are fitted to them",
+        help="JSON file of kernel times measured on a GPU; constants of the performance model are fitted to them",
     )
     parser.add_argument(
         "--html", type=output_file, metavar="FILE", help="write a web page with a bar for every step to this file"

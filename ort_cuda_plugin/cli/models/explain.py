@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--program",
         action="store_true",
-        help="print the program of each compiled cluster, and the change by each of the compiler's passes, instead of"
+        help="print the program of each compiled cluster, and what each compiler pass changed, instead of the table of"
         " nodes",
     )
     what.add_argument(
@@ -140,11 +140,11 @@ def _kernel_texts(
 
 def _refuse_what_says_nothing(arguments: argparse.Namespace) -> None:
     if arguments.shapes and not arguments.plans:
-        raise UserError(ExitCode.USAGE, "--shapes needs --plans, whose sizes it gives")
+        raise UserError(ExitCode.USAGE, "--shapes: only --plans uses these shapes. Add --plans, or leave out --shapes")
     if (arguments.ptx or arguments.check) and arguments.html is None:
-        raise UserError(ExitCode.USAGE, "--ptx and --check need --html, to whose page they add")
+        raise UserError(ExitCode.USAGE, "--ptx and --check add sections to the web page of --html. Add --html FILE")
     if arguments.autotune and not arguments.program:
-        raise UserError(ExitCode.USAGE, "--autotune needs --program, whose output it changes")
+        raise UserError(ExitCode.USAGE, "--autotune: only --program shows its effect. Add --program")
     if (arguments.program or arguments.plans) and (arguments.json or arguments.declined):
         raise UserError(
             ExitCode.USAGE,

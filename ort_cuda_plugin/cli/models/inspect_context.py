@@ -43,7 +43,11 @@ def print_contexts(path: Path, as_json: bool) -> None:
     except ContextError as error:
         raise UserError(ExitCode.MODEL_FAILED, str(error)) from error
     if not found:
-        raise UserError(ExitCode.USAGE, f"{path} has no EPContext node of {EP_NAME}")
+        raise UserError(
+            ExitCode.USAGE,
+            f"{path} has no EPContext node of {EP_NAME}. Give a model that `ort-cuda-plugin compile` wrote, or its "
+            "context file",
+        )
     if as_json:
         print(json.dumps(found, indent=2))
         return
@@ -95,8 +99,8 @@ def _print(console: Console, subject: str, context: dict[str, Any]) -> None:
             console.print(f"  {target['arch']}: {counts}{made_by}", soft_wrap=True)
             if target["plan_version"] != plan_version:
                 console.print(
-                    f"    plans of version {target['plan_version']}, which this plugin does not read: it runs version "
-                    f"{plan_version}",
+                    f"    plans of version {target['plan_version']}, which this plugin cannot run: it runs version "
+                    f"{plan_version}. Compile the model again",
                     soft_wrap=True,
                 )
             for number, plan in enumerate(target["plans"]):

@@ -58,13 +58,16 @@ def execute(arguments: argparse.Namespace) -> int:
     known = {target.arch: target for target in ARCHITECTURES}
     unknown = [name for name in arguments.arch or () if name not in known]
     if unknown:
-        raise UserError(ExitCode.USAGE, f"--arch {unknown[0]}: choose from {', '.join(known)}")
+        raise UserError(ExitCode.USAGE, f"--arch {unknown[0]}: unknown architecture, choose from {', '.join(known)}")
     targets = [known[name] for name in arguments.arch] if arguments.arch else list(known.values())
     manifest = None if arguments.sample else arguments.manifest or _default_manifest()
     try:
         specs = sample_specs() if manifest is None else list(filter(is_for_gpus, read_manifest(manifest)))
     except (OSError, ValueError) as error:
-        message = f"no manifest at {manifest} ({error}): run pytest, which records one, or use --sample"
+        message = (
+            f"--manifest: the list of kernels {manifest} cannot be read ({error}). Run pytest, which records one, or "
+            "use --sample"
+        )
         raise UserError(ExitCode.USAGE, message) from error
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:

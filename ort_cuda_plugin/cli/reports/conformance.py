@@ -78,7 +78,9 @@ def execute(arguments: argparse.Namespace) -> int:
     patterns = arguments.patterns or ["*"]
     emulate = find_device(arguments.device)
     if not emulate and (arguments.check or arguments.lowering or arguments.adversarial is not None):
-        raise UserError(ExitCode.USAGE, "--check, --adversarial and --lowering are for the emulated device")
+        raise UserError(
+            ExitCode.USAGE, "--check, --adversarial and --lowering need the emulated device. Add --device emulated"
+        )
     mode = Mode(
         arguments.optimised,
         arguments.check,
@@ -88,14 +90,19 @@ def execute(arguments: argparse.Namespace) -> int:
         emulate,
     )
     if arguments.write and (arguments.patterns or mode != Mode()):
-        raise UserError(ExitCode.USAGE, "--write runs all tests in fixed modes: give no test names and no mode with it")
+        raise UserError(
+            ExitCode.USAGE,
+            "--write runs all tests in fixed modes. Give no test names, and no option that changes how tests run",
+        )
     if arguments.jobs < 1:
         raise UserError(ExitCode.USAGE, f"--jobs {arguments.jobs}: must be at least 1")
     if arguments.adversarial is not None and not 0 <= arguments.adversarial < 2**32:
         raise UserError(ExitCode.USAGE, f"--adversarial {arguments.adversarial}: expected a seed from 0 to {2**32 - 1}")
     cases = matching_cases(patterns)
     if not cases:
-        raise UserError(ExitCode.USAGE, f"no test matches {' '.join(patterns)}; names are KIND/NAME, as 'node/conv*'")
+        raise UserError(
+            ExitCode.USAGE, f"no test matches {' '.join(patterns)}. Names have the form KIND/NAME, such as 'node/conv*'"
+        )
 
     def measured(mode: Mode) -> list[Outcome]:
         with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:

@@ -33,7 +33,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
     if arguments.write and (arguments.against or arguments.json):
         raise UserError(
-            ExitCode.USAGE, "--write compares with the packaged list of kernels. Give no other option with it"
+            ExitCode.USAGE, "--write: the report compares with the packaged list of kernels. Give no other option"
         )
     ort_cuda_plugin.register(emulate=True)
     ours = registered(ort_cuda_plugin.get_ep_name())

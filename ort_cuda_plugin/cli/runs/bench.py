@@ -46,7 +46,12 @@ SUITE = "suite"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("models", metavar="MODEL", nargs="+", help=f"{MODEL_HELP}; '{SUITE}': all that have a name")
+    parser.add_argument(
+        "models",
+        metavar="MODEL",
+        nargs="+",
+        help=f"{MODEL_HELP}; '{SUITE}': all models of the onnx wheel, and all networks in all types",
+    )
     add_device_argument(parser)
     add_operators_argument(parser)
     add_input_arguments(parser)

@@ -42,7 +42,10 @@ def execute(arguments: argparse.Namespace) -> int:
         return ExitCode.OK
     found, known = device.calibration, described(device.described)
     if found is None:
-        console.print("Sessions will not use the measured rates: a measurement is missing, or a rate is not plausible.")
+        console.print(
+            "Sessions will not use the measured rates: a measurement is missing, or a rate is not plausible. Repeat the"
+            " command while nothing else uses the GPU."
+        )
         return ExitCode.MISMATCH
     rates = Table("rate", title="rates of the performance model", title_justify="left")
     for name in ("described", "measured"):

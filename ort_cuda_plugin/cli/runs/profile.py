@@ -153,7 +153,9 @@ def estimate_for(path: Path, name: str, shapes: dict[str, tuple[int, ...]], devi
         opened = use_device(device)
         gpu, rates = opened.described, opened.calibration
         if rates is None:
-            raise LookupError("it is not calibrated; run `ort-cuda-plugin calibrate`, or choose a GPU with --gpu")
+            raise LookupError(
+                "the GPU is not calibrated. Run `ort-cuda-plugin calibrate`, or choose a known GPU with --gpu"
+            )
         calibrated = opened.probed, rates
     with waiting(Console(stderr=True), f"estimating for {name or device.name}"):
         return estimate_model(path, gpu, shapes, {}, calibrated=calibrated)

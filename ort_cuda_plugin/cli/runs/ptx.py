@@ -32,7 +32,12 @@ ELEMENT = re.compile(r"(f(?:16|32|64)|[iu](?:8|16|32|64))([:=])(.*)")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", type=Path, help="a PTX file")
     parser.add_argument(
-        "--args", metavar="ARGUMENT", nargs="*", default=[], help="the kernel's arguments, in their order"
+        "--args",
+        metavar="ARGUMENT",
+        nargs="*",
+        default=[],
+        help="the kernel's arguments, in their order: each a .npy file, a type and a shape of zeros (f32:64x100), "
+        "or a type and a number (i32=100)",
     )
     parser.add_argument("--kernel", metavar="NAME", help="the kernel to launch")
     parser.add_argument("--grid", metavar="X[,Y[,Z]]", type=sizes, default=(1, 1, 1), help="blocks (default: 1)")
@@ -69,7 +74,7 @@ def sizes(text: str) -> tuple[int, ...]:
     """Parse the sizes of a grid or a block: one to three numbers, separated by commas."""
     numbers = tuple(int(part) for part in text.split(","))
     if not 1 <= len(numbers) <= 3 or min(numbers) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected one to three positive numbers")
+        raise argparse.ArgumentTypeError(f"{text!r}: expected one to three positive numbers, such as 32,4")
     return numbers
 
 

@@ -124,7 +124,7 @@ def measure(path: Path, emulate: bool, arguments: argparse.Namespace, console: C
     with waiting(console, f"loading {path.name}"):
         source, names, feeds = load(path, arguments)
     if not names:
-        raise UserError(ExitCode.MODEL_FAILED, f"{arguments.model}: the model has no outputs: there is nothing to run")
+        raise UserError(ExitCode.MODEL_FAILED, f"{arguments.model}: the model has no outputs, so nothing can be run")
     before = ort_cuda_plugin.counters()
     started = time.perf_counter()
     with waiting(console, "creating the session"):
@@ -302,7 +302,7 @@ def _check_names(option: str, what: str, given: Iterable[str], known: set[str]) 
 
 def _size(name: str, text: str) -> int:
     if not text.isdecimal():
-        raise UserError(ExitCode.USAGE, f"--dim {name}={text}: expected a size, a whole number from 0")
+        raise UserError(ExitCode.USAGE, f"--dim {name}={text}: expected a size, which is a whole number of at least 0")
     return int(text)
 
 
@@ -318,5 +318,5 @@ def _array(name: str, file: str) -> NDArray[np.generic]:
 def _pair(text: str, option: str, form: str) -> tuple[str, str]:
     name, separator, value = text.partition("=")
     if not separator or not name or not value:
-        raise UserError(ExitCode.USAGE, f"{option} {text}: write {form}")
+        raise UserError(ExitCode.USAGE, f"{option} {text}: expected the form {form}")
     return name, value
