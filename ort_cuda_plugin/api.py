@@ -54,17 +54,17 @@ def _onnxruntime() -> ModuleType:
         ImportError: ONNX Runtime is missing, broken, or too old; the message says what to install.
     """
     advice = (
-        'install exactly one of "ort-cuda-plugin[cpu]" or "[cuda]" (onnxruntime) and "ort-cuda-plugin[gpu]" '
-        "(onnxruntime-gpu)"
+        'Install exactly one of "ort-cuda-plugin[cpu]" and "ort-cuda-plugin[cuda]", which both bring onnxruntime, and '
+        '"ort-cuda-plugin[gpu]", which brings onnxruntime-gpu'
     )
     try:
         onnxruntime = imported("onnxruntime")
     except ImportError as error:
-        raise ImportError(f"ONNX Runtime cannot be imported ({error}); {advice}") from error
+        raise ImportError(f"ONNX Runtime cannot be imported ({error}). {advice}") from error
     if _api_version(onnxruntime) < OLDEST_API:
         raise ImportError(
             f"ort-cuda-plugin needs ONNX Runtime 1.{OLDEST_API} or newer and found "
-            f"{getattr(onnxruntime, '__version__', '') or 'a broken installation'}; {advice}"
+            f"{getattr(onnxruntime, '__version__', '') or 'a broken installation'}. {advice}"
         )
     return onnxruntime
 
@@ -94,7 +94,10 @@ def described_by(ep_device: Any) -> DeviceInfo:
         ValueError: the device belongs to another library.
     """
     if not _is_ours(ep_device):
-        raise ValueError(f"expected a device that ort_cuda_plugin.register returns, got one of {ep_device.ep_name}")
+        raise ValueError(
+            f"device: expected one that ort_cuda_plugin.register returns, got one of {ep_device.ep_name} from another "
+            "library"
+        )
     return _info(ep_device)
 
 
@@ -158,7 +161,8 @@ def register(name: str | None = None, emulate: bool | None = None, *, as_: str |
         if not offered and any(known.devices for known in registrations() if known.identity is identity):
             raise RuntimeError(
                 f"{get_ep_name()} is already registered in another ONNX Runtime of this process, such as that of "
-                "onnxruntime-genai. Use it there, or in a process of its own"
+                "onnxruntime-genai, and the plugin serves only one. Create sessions with that ONNX Runtime, or in "
+                "another process"
             )
         virtual = name if name.endswith(VIRTUAL_SUFFIX) else name + VIRTUAL_SUFFIX
         if emulate and not any(_info(device).emulated for device in offered) and virtual not in _factories(identity):
@@ -181,11 +185,15 @@ def _register(ort: ModuleType, name: str, emulate: bool | None, identity: Identi
     offered = [device for device in ort.get_ep_devices() if device.ep_name == identity.ep_name]
     foreign = [device for device in offered if not _is_ours(device)] if _factories(identity) else offered
     if foreign and identity is not Identity.OWN:
-        raise ValueError(f"another library offers {identity.ep_name} already: unregister it first")
+        raise ValueError(
+            f"{identity.ep_name}: another plugin library already offers devices under this provider name. Unregister "
+            "that library with onnxruntime.unregister_execution_provider_library, or register this plugin without as_ "
+            "and ORT_CUDA_PLUGIN_AS"
+        )
     if foreign:
         place = dict(foreign[0].ep_metadata).get("library_path", "")
         warnings.warn(
-            f"another library{f' ({place})' if place else ''} offers {identity.ep_name} as well: "
+            f"{identity.ep_name}: another plugin library{f' ({place})' if place else ''} also offers this provider: "
             f"providers=[{identity.ep_name!r}] may select that library instead of this plugin. Use "
             "ort_cuda_plugin.session, or pass the devices that register returns to add_provider_for_devices",
             RuntimeWarning,
@@ -289,7 +297,7 @@ def placement(
     except NoProviderError as error:
         return Placement(error.verdicts, {})
     if provider.failure:
-        raise RuntimeError(f"{get_ep_name()} could not analyse the model: {provider.failure}")
+        raise RuntimeError(f"the model: {get_ep_name()} could not analyse it: {provider.failure}")
     return Placement(_with_providers(provider.verdicts, session), provider.values)
 
 
@@ -342,7 +350,7 @@ def create_session(
         finally:
             del better  # the error's traceback refers to this frame, which would keep the session alive
     provider = last_provider()
-    assert provider is not None, "the session was made with the device of a provider"
+    assert provider is not None, "ONNX Runtime created a session without creating the plugin's execution provider"
     return created, provider
 
 
@@ -359,8 +367,8 @@ def _add_provider(sess_options: Any, ep_device: Any, options: dict[str, str]) ->
         _chosen[sess_options] = choice
     elif _chosen[sess_options] != choice:
         raise ValueError(
-            "these SessionOptions were used before with another device or other provider options. Create new "
-            "SessionOptions"
+            "sess_options: these SessionOptions were used before with another device or other provider options. Create "
+            "new SessionOptions"
         )
 
 
@@ -383,10 +391,10 @@ def _select(ep_devices: list[Any], emulate: bool | None, device_id: int | None) 
             return device
     if device_id is not None and candidates:
         names = ", ".join(f"{info.ordinal} ({info.name})" for info, _ in candidates)
-        raise RuntimeError(f"there is no device {device_id}; there are: {names}")
+        raise RuntimeError(f"device_id: there is no device {device_id}. Choose one of {names}")
     _, why = cuda_devices()
     raise RuntimeError(
-        f"no CUDA device: {why or 'none is offered'}. To run on the emulated device pass emulate=True or set "
+        f"no CUDA device: {why or 'ONNX Runtime lists none'}. To run on the emulated device pass emulate=True or set "
         "ORT_CUDA_PLUGIN_EMULATE=1"
     )
 
@@ -395,7 +403,7 @@ def _reasons(provider: Provider) -> str:
     if provider.failure:
         return provider.failure
     if not provider.verdicts:
-        return "ONNX Runtime's optimisations removed all nodes"
+        return "ONNX Runtime's graph optimisations removed all nodes, for example by constant folding"
     shown = [
         f"{verdict.op_type} node {verdict.name!r} ({verdict.kind}): {verdict.reason}"
         for verdict in provider.verdicts[:10]

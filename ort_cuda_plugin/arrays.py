@@ -68,7 +68,7 @@ def bind_output(binding: Any, name: str, array: Any) -> None:
     """
     memory = _describe(array, f"output {name!r}")
     if memory.is_read_only:
-        raise ValueError(f"output {name!r}: the array is read-only")
+        raise ValueError(f"output {name!r}: the array is read-only. Bind a writable array")
     binding._iobinding.bind_output(name, memory.ort_device(), memory.dtype.onnx, list(memory.shape), memory.address)
     _keep(binding, ("output", name), memory)
 
@@ -88,7 +88,10 @@ class CudaArray:
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         if self.dtype is DType.BFLOAT16 or not self.dtype.is_supported:
-            raise AttributeError(f"the CUDA array interface has no type for {self.dtype.name}; use DLPack")
+            raise AttributeError(
+                f"CudaArray: the CUDA array interface has no type for {self.dtype.name}. Use DLPack, for example "
+                "torch.from_dlpack"
+            )
         return {
             "shape": self.shape,
             "typestr": np.dtype(self.dtype.numpy).str,
@@ -100,7 +103,10 @@ class CudaArray:
 
     def __dlpack__(self, *, stream: Any = None, **options: Any) -> Any:
         if options.get("copy") or options.get("dl_device") not in (None, self.__dlpack_device__()):
-            raise BufferError("CudaArray: copies and other devices are not supported; the memory is shared")
+            raise BufferError(
+                "CudaArray: __dlpack__ can only share the memory, but was asked for a copy or another device. Copy the "
+                "array that shares the memory"
+            )
         return self.value.__dlpack__(stream=stream)
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -117,7 +123,9 @@ def as_cuda_array(value: Any) -> CudaArray:
     if not hasattr(value, "is_tensor"):
         raise TypeError(f"value: expected an onnxruntime.OrtValue, got {type(value).__name__}")
     if not value.is_tensor() or value.device_name() == "cpu":
-        raise TypeError("value: expected a tensor in device memory. For a value in host memory use its method numpy()")
+        raise TypeError(
+            "value: expected a tensor in device memory. If the tensor is in host memory, call numpy() on it"
+        )
     return CudaArray(value)
 
 
@@ -145,7 +153,11 @@ class _Memory:
             if is_our_name(offered.ep_name) and (known.get("cuda_device_id"), known.get("emulated")) == wanted:
                 vendor = offered.memory_info(ort.OrtDeviceMemoryType.DEFAULT).device_vendor_id
                 return OrtDevice.make("gpu", self.device.ordinal, vendor)._get_c_device()
-        raise ValueError(f"{get_ep_name()} does not offer CUDA device {self.device.ordinal}, where the array is")
+        raise ValueError(
+            f"the array is on {'emulated' if self.device.is_emulated else 'CUDA'} device {self.device.ordinal}, which "
+            f"{get_ep_name()} does not offer to ONNX Runtime. Call ort_cuda_plugin.register first, or copy the array "
+            "to a device that it returns"
+        )
 
 
 _kept: weakref.WeakKeyDictionary[Any, dict[tuple[str, str], _Memory]] = weakref.WeakKeyDictionary()
@@ -161,8 +173,8 @@ def _describe(array: Any, what: str) -> _Memory:
     if hasattr(array, "__cuda_array_interface__"):
         return _from_interface(array, array.__cuda_array_interface__, what)
     raise TypeError(
-        f"{what}: a {type(array).__name__} has neither __cuda_array_interface__ nor __dlpack__ on a CUDA device; "
-        "bind arrays of the host with IOBinding.bind_cpu_input"
+        f"{what}: expected an array in CUDA memory, with __cuda_array_interface__ or __dlpack__; got "
+        f"{type(array).__name__}. Bind an array in host memory with IOBinding.bind_cpu_input"
     )
 
 
@@ -170,14 +182,17 @@ def _from_interface(array: Any, interface: dict[str, Any], what: str) -> _Memory
     address, is_read_only = interface["data"]
     shape = tuple(interface["shape"])
     if interface.get("mask") is not None:
-        raise TypeError(f"{what}: masked arrays are not supported. Fill the mask first")
+        raise TypeError(f"{what}: masked arrays are not supported. Fill the masked elements with a value first")
     try:
         element = np.dtype(interface["typestr"])
         dtype = DType.from_numpy(element)
     except (KeyError, TypeError, ValueError):
         dtype = DType.STRING
     if not dtype.is_supported:
-        raise TypeError(f"{what}: no tensor on the device has the element type {interface['typestr']!r}")
+        raise TypeError(
+            f"{what}: got an array of type {interface['typestr']!r}, but the plugin has no device tensors of this "
+            "element type. Convert the array first"
+        )
     strides = interface.get("strides")
     if strides is not None:
         _check_contiguous(shape, [stride / element.itemsize for stride in strides], what)
@@ -215,7 +230,10 @@ def _from_dlpack(array: Any, what: str) -> _Memory:
     shape = tuple(tensor.shape[: tensor.ndim])
     dtype = _DL_TYPES.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
     if dtype is None:
-        raise TypeError(f"{what}: no tensor on the device has DLPack's type code {tensor.code} with {tensor.bits} bits")
+        raise TypeError(
+            f"{what}: got an array of DLPack type code {tensor.code} with {tensor.bits} bits and {tensor.lanes} lanes, "
+            "but the plugin has no device tensors of this element type. Convert the array first"
+        )
     if dtype is DType.UINT8 and str(getattr(array, "dtype", "")).rpartition(".")[2].startswith("bool"):
         dtype = DType.BOOL  # older producers of DLPack describe bool as uint8
     if tensor.strides:
@@ -230,7 +248,7 @@ def _check_contiguous(shape: tuple[int, ...], strides: Any, what: str) -> None:
     expected = 1
     for dim, stride in zip(reversed(shape), reversed(list(strides)), strict=True):
         if dim > 1 and stride != expected and math.prod(shape):
-            raise ValueError(f"{what}: the array has strides; make it C-contiguous first")
+            raise ValueError(f"{what}: the array has strides, expected a C-contiguous one. Copy it first")
         expected *= dim
 
 
@@ -247,5 +265,10 @@ def _device_of(address: int, size: int, what: str) -> Device:
         if result != lib.CUDA_ERROR_INVALID_VALUE:
             raise CudaError("PointerGetAttribute", result, driver_error_text(driver, result))
     if size == 0:
-        raise ValueError(f"{what}: an array without elements has no device; bind a NumPy array instead")
-    raise ValueError(f"{what}: address {address:#x} does not belong to the memory of any {get_ep_name()} device")
+        raise ValueError(
+            f"{what}: the device of an array without elements is unknown. Bind a NumPy array of the same shape instead"
+        )
+    raise ValueError(
+        f"{what}: address {address:#x} of the array is not in the memory of any {get_ep_name()} device. Copy the array "
+        "to a device that ort_cuda_plugin.devices lists"
+    )

@@ -52,7 +52,7 @@ def load(ptx: Source | Sequence[Source], *, check: bool = True) -> PtxModule:
     """
     sources = [ptx] if isinstance(ptx, str | bytes | Path) else list(ptx)
     if not sources:
-        raise EmulatorError("no PTX was given")
+        raise EmulatorError("ptx: got an empty sequence, expected one or more PTX modules")
     try:
         return PtxModule([_text_of(source) for source in sources], check)
     except ImageError as error:
@@ -161,7 +161,9 @@ class PtxModule:
 
     def _require(self, name: str) -> None:
         if name not in self.kernels:
-            raise EmulatorError(f"{name}: the module has no such kernel; it has {', '.join(self.kernels) or 'none'}")
+            raise EmulatorError(
+                f"{name}: the module has no such kernel. Its kernels: {', '.join(self.kernels) or 'none'}"
+            )
 
     def _kernel(self, name: str) -> Module:
         self._require(name)
@@ -214,7 +216,10 @@ def _bytes_of(upload: Upload, label: str, given: Argument, size: int) -> bytes:
             largest = max(largest, len(part))
         data += bytes(-len(data) % largest)
     else:
-        raise TypeError(f"{label}: got {type(given).__name__}, expected bytes or a tuple for a structure")
+        raise TypeError(
+            f"{label}: got {type(given).__name__}, expected a structure of {size} bytes: its bytes, or a tuple of its "
+            "members"
+        )
     if len(data) != size:
         raise TypeError(f"{label}: got a structure of {len(data)} bytes, expected {size} bytes")
     return data
@@ -226,7 +231,9 @@ def _device_value(upload: Upload, label: str, given: Argument, parameter: Any) -
         if parameter.size != 8:
             raise TypeError(f"{label}: got an array, expected a number of {parameter.size} bytes (.{parameter.type})")
         if not given.flags.c_contiguous:
-            raise TypeError(f"{label}: the array is not contiguous in C order; pass a copy")
+            raise TypeError(
+                f"{label}: the array is not C-contiguous. Pass a contiguous copy, which receives the results"
+            )
         return upload(given)
     if isinstance(given, np.generic):
         if given.nbytes != parameter.size:
@@ -241,7 +248,10 @@ def _device_value(upload: Upload, label: str, given: Argument, parameter: Any) -
         raise TypeError(f"{label}: got {type(given).__name__}, expected a NumPy array or a number")
     bits = 8 * parameter.size
     if not -(1 << bits - 1) <= given < 1 << bits:
-        raise TypeError(f"{label}: {given} does not fit {parameter.size} bytes")
+        raise TypeError(
+            f"{label}: got {given}, expected an integer of {parameter.size} bytes: {-(1 << bits - 1)} to "
+            f"{(1 << bits) - 1}"
+        )
     integer: np.generic = np.dtype(f"u{parameter.size}").type(given % (1 << bits))
     return integer
 
@@ -265,7 +275,7 @@ def _set_checking(check: int) -> None:
     try:
         configure(config)
     except ValueError as error:
-        raise EmulatorError(f"the checking mode cannot change: {error}") from error
+        raise EmulatorError(f"the emulated device's checking mode cannot be turned on or off: {error}") from error
 
 
 def _taken_findings() -> list[str]:

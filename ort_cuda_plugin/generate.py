@@ -141,8 +141,9 @@ class Decoder:
         top_k = max(self.candidates, 1) if top_k is None else top_k
         if not 0 < top_k <= max(self.candidates, 1) or not 0 < top_p <= 1 or temperature <= 0:
             raise ValueError(
-                f"top_k={top_k}, top_p={top_p}, temperature={temperature}: top_k is from 1 to the candidates "
-                f"({self.candidates}), top_p above 0 and at most 1, temperature above 0"
+                f"generate: got top_k={top_k}, top_p={top_p}, temperature={temperature}, expected top_k from 1 to "
+                f"{max(self.candidates, 1)} (the decoder's candidates), top_p above 0 and at most 1, and temperature "
+                "above 0"
             )
         self._set(temperature, top_k, top_p, seed)
         self._append(prompt)
@@ -172,14 +173,16 @@ class Decoder:
     def _append(self, prompt: Sequence[Sequence[int]] | Array) -> None:
         """Run the prompt, and earlier tokens that are not in the cache, and choose the next token of each sequence."""
         if len(prompt) != self.batch:
-            raise ValueError(f"the prompt has {len(prompt)} sequences, expected {self.batch}")
+            raise ValueError(f"prompt: got {len(prompt)} sequences, expected {self.batch}, the batch of the Decoder")
         tokens = [[*known, *map(int, new)] for known, new in zip(self.tokens, prompt, strict=True)]
         lengths = np.array([len(row) for row in tokens])
         begin, count = self._first_new(lengths), int(lengths.max())
         if (lengths <= self._cached).any() or count > self.max_length:
             raise ValueError(
-                f"{count - begin} new tokens, expected 1 to {self.max_length - begin}: "
-                f"the cache holds {begin} of {self.max_length}"
+                f"prompt: got {', '.join(str(len(row)) for row in prompt)} new tokens after "
+                f"{', '.join(str(len(row)) for row in self.tokens)}, expected at least 1 new token for each sequence, "
+                f"and at most max_length={self.max_length} tokens with the earlier ones. Change the prompt, or create "
+                "a Decoder with a larger max_length"
             )
         self.tokens = tokens
         self._compute(begin)
@@ -284,13 +287,18 @@ class Decoder:
 
     def _cache_shape(self, x: Any, path: Path, head_size: int | None) -> tuple[int, int, int, int]:
         if len(x.shape) != _CACHE_RANK:
-            raise ValueError(f"{path}: {x.name} has the shape {x.shape}, expected [batch, heads, tokens, head size]")
+            raise ValueError(
+                f"{path}: input {x.name}: got the shape {x.shape}, expected [batch, heads, tokens, head size]"
+            )
         heads, size = x.shape[1], head_size or x.shape[3]
         config = path.parent / "genai_config.json"
         if not isinstance(size, int) and config.exists():
             size = _configured_head_size(config)
         if not isinstance(heads, int) or not isinstance(size, int):
-            raise ValueError(f"{path}: the sizes of {x.name} are unknown: pass head_size")
+            raise ValueError(
+                f"{path}: input {x.name}: got the shape {x.shape}, expected numbers for heads and head size. Pass "
+                "head_size if only the head size is symbolic, else export the model with a fixed number of heads"
+            )
         return self.batch, heads, self.max_length, size
 
 
@@ -303,11 +311,14 @@ def _configured_head_size(config: Path) -> int:
     try:
         value = json.loads(config.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{config}: cannot be read as JSON ({error}): pass head_size") from error
+        raise ValueError(f"{config}: cannot be read as JSON ({error}). Correct the file, or pass head_size") from error
     for key in ("model", "decoder", "head_size"):
         value = value.get(key) if isinstance(value, dict) else None
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{config}: model.decoder.head_size is {value!r}, expected a positive number: pass head_size")
+        raise ValueError(
+            f"{config}: model.decoder.head_size: got {value!r}, expected a positive integer. Correct the file, or pass "
+            "head_size"
+        )
     return value
 
 
@@ -315,9 +326,12 @@ def _check_inputs(inputs: Mapping[str, Any], path: Path) -> None:
     """Check the inputs. Raises ValueError for an input that a decoder does not have, or that has another type."""
     for name, x in inputs.items():
         if name.startswith("past") and (x.type not in TENSOR_TYPES or x.type == "tensor(string)"):
-            raise ValueError(f"{path}: the input {name} is {x.type}, expected a tensor of numbers")
+            raise ValueError(f"{path}: input {name}: got the type {x.type}, expected a tensor of numbers")
         if name not in _KNOWN_INPUTS and not name.startswith("past"):
-            raise ValueError(f"{path}: a decoder has no input {name}, expected {', '.join(_TOKEN_INPUTS)} and past...")
+            raise ValueError(
+                f"{path}: input {name}: a Decoder cannot supply its values, expected {', '.join(_TOKEN_INPUTS)}, and "
+                'states whose names begin with "past"'
+            )
 
 
 class _State:
@@ -368,7 +382,9 @@ def _present_of(past: str, outputs: Collection[str], path: Path) -> str:
     for name in names:
         if name in outputs:
             return name
-    raise ValueError(f"{path}: the input {past} has no output that continues it, expected {' or '.join(names)}")
+    raise ValueError(
+        f"{path}: input {past}: the model has no output with its new value, expected one named {' or '.join(names)}"
+    )
 
 
 def _integers(model: bytes, path: Path) -> Callable[[str], int | None]:

@@ -99,4 +99,4 @@ def _find(device: Any) -> DeviceInfo:
         if device is None or info.ordinal == device:
             return info
     names = ", ".join(f"{info.ordinal} ({info.name})" for info in known) or "none"
-    raise ValueError(f"there is no device{'' if device is None else f' {device}'}; there are: {names}")
+    raise ValueError(f"device: there is no device{'' if device is None else f' {device}'}. Known devices: {names}")

@@ -40,7 +40,8 @@ def find_model(name_or_path: str) -> Path:
     if name_or_path in models:
         return models[name_or_path]
     raise ModelNotFoundError(
-        f"{name_or_path!r} is neither a file nor a model of the onnx wheel; the wheel has {', '.join(models) or 'none'}"
+        f"{name_or_path!r} is neither a file nor a light model. Give the path of an ONNX file, or a light model of the "
+        f"installed onnx wheel: {', '.join(models) or 'it has none'}"
     )
 
 
@@ -122,21 +123,23 @@ def random_inputs(
             continue
         tensor_type = value.type.tensor_type
         if not tensor_type.elem_type:
-            raise ValueError(f"input {value.name!r} is not a tensor: random values are made for tensors only")
+            raise ValueError(
+                f"input {value.name!r} is not a tensor, and random values can be generated only for tensors"
+            )
         if tensor_type.elem_type == onnx.TensorProto.STRING:
-            raise ValueError(f"input {value.name!r} has strings: random values are made for numbers only")
+            raise ValueError(f"input {value.name!r} has strings, and only tensors of numbers can get random values")
         shape = [
             dim.dim_value if dim.HasField("dim_value") else (dims or {}).get(dim.dim_param, 1)
             for dim in tensor_type.shape.dim
         ]
         if any(size < 0 for size in shape):
-            raise ValueError(f"input {value.name!r} has the size {min(shape)} in the model, expected at least 0")
+            raise ValueError(f"input {value.name!r}: got the size {min(shape)} in its shape, expected at least 0")
         dtype = helper.tensor_dtype_to_np_dtype(tensor_type.elem_type)
         try:
             is_whole = np.issubdtype(dtype, np.integer) or dtype == np.bool_
             values[value.name] = (rng.integers(0, 2, shape) if is_whole else _signal(rng, shape)).astype(dtype)
         except MemoryError as error:
-            raise ValueError(f"input {value.name!r} is too large for this machine: {error}") from error
+            raise ValueError(f"input {value.name!r}: not enough host memory for random values: {error}") from error
     return values
 
 
@@ -151,7 +154,7 @@ def with_input_shapes(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]
     inputs = {value.name: value for value in changed.graph.input}
     for name, shape in shapes.items():
         if name not in inputs:
-            raise ValueError(f"{name!r} is not an input; the inputs are {', '.join(inputs)}")
+            raise ValueError(f"{name!r} is not an input of the model, expected one of {', '.join(inputs)}")
         given = inputs[name].type.tensor_type.shape
         if inputs[name].type.tensor_type.HasField("shape") and len(given.dim) != len(shape):
             raise ValueError(f"input {name!r}: got {len(shape)} sizes, expected {len(given.dim)}")

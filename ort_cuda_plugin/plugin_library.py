@@ -21,7 +21,7 @@ def get_library_path() -> str:
     path = Path(__file__).resolve().parent / "libort_cuda_plugin.so"
     if not path.exists():
         raise FileNotFoundError(
-            f"{path} does not exist: run `python build_plugin.py` or `pip install` the package again"
+            f"{path} does not exist. Run `python build_plugin.py` in a source tree, or reinstall the package again"
         )
     return str(path)
 

@@ -88,18 +88,18 @@ def what_a_file_is(path: str | os.PathLike[str]) -> str:
     if start == _LFS_POINTER:
         return "The file is a pointer of Git LFS: `git lfs pull` downloads the model."
     is_text = start.isascii() and all(byte >= ord(" ") or chr(byte).isspace() for byte in start)
-    return f"The file is text, which begins with {start.decode()!r}." if start and is_text else ""
+    return f"The file is text, which begins with {start.decode()!r}, not an ONNX model." if start and is_text else ""
 
 
 def only_ours(error: Exception) -> str:
     """Explain ``error`` of another provider, if it is about a model that the plugin may run; "" for other errors."""
     if name := own_operator(error):
-        return f"it has no {name}, which only the plugin runs"
+        return f"it has no custom operator {name}, which only the plugin runs"
     for pattern in _NO_KERNEL:
         if match := re.search(pattern, str(error), re.DOTALL):
             return f"it has no kernel for {match['operator']} of node {match['node']!r} with these types"
     if match := re.search(_COMPILED, str(error), re.DOTALL):
-        return f"{match[1]} compiled the model. Compare the original model instead"
+        return f"it cannot run the model, because {match[1]} compiled it. Compare the original model instead"
     return ""
 
 
@@ -117,16 +117,18 @@ def _how_to_register(domain: str, name: str) -> str:
     found = [row for row in registry.current().operators if (row.domain, row.name) == (domain, name)]
     if any(not row.is_own_schema for row in found):
         where = domain or "ai.onnx"
-        return f"Only ONNX Runtime itself adds operators to the domain {where!r}: use a domain of your own"
+        return f"A plugin cannot add operators to the domain {where!r} of ONNX Runtime. Use a domain of your own"
     if found:
         names = ", ".join(row.label for row in found)
         return (
             f"{names} was registered after these session options got the provider, or is newer than the opset that the "
-            "model imports: register operators first, and use new options"
+            "model imports. Register operators first and use new SessionOptions, or import a newer opset"
         )
     if any(f"{domain or 'ai.onnx'}.".startswith(f"{standard}.") for standard in _STANDARD_DOMAINS):
         return ""
-    return f"{domain}::{name} is not registered with the plugin: import the module that defines it"
+    return (
+        f"The custom operator {domain}::{name} is not registered with the plugin. Import the module that registers it"
+    )
 
 
 def _no_provider(error: Exception, name: str, verdicts: Sequence[NodeVerdict]) -> Exception:
@@ -150,8 +152,8 @@ def _newer_format(version: int, most: int, model: str | bytes) -> str:
     writers = [row[0] for row in VERSION_TABLE if row[1] == version]
     written_with = f"that of onnx {writers[0]}" if writers else f"newer than that of onnx {VERSION_TABLE[-1][0]}"
     return (
-        f"the model was written by {producer} in ONNX's format of IR version {version}, which is {written_with}; this "
-        f"ONNX Runtime reads up to IR version {most}. Install a newer onnxruntime, or write the model in the older "
-        "format, which works unless it has newer types: "
+        f"the model was written by {producer} with IR version {version}, which is {written_with}; this ONNX Runtime "
+        f"reads IR versions up to {most}. Install a newer onnxruntime, or lower the IR version, which works unless the "
+        "model has newer element types: "
         f"model = onnx.load(path); model.ir_version = {most}; onnx.save(model, path)"
     )

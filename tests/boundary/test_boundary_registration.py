@@ -104,7 +104,7 @@ def test_a_session_without_any_device_says_why_and_what_to_do() -> None:
 def test_a_session_on_a_device_that_does_not_exist_lists_the_others() -> None:
     code = START + "plugin.session(b'', emulate=True, provider_options={'device_id': 7})"
     done = python(code, env=NO_GPU, check=False)
-    assert "there is no device 7; there are: 0 (" in done.stderr
+    assert "device_id: there is no device 7. Choose one of 0 (" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -158,7 +158,7 @@ def test_explain_says_why_a_node_runs_nowhere() -> None:
 
 def test_a_session_without_the_operator_says_how_it_gets_it() -> None:
     built = model([node("Scale", "x")], {"x": [2, "n"]}, ["y"])
-    with pytest.raises(RuntimeError, match=r"my\.domain::Scale is not registered with the plugin: import the module"):
+    with pytest.raises(RuntimeError, match=r"my\.domain::Scale is not registered with the plugin\. Import the module"):
         ort_cuda_plugin.session(built, emulate=True)
     with pytest.raises(RuntimeError, match="is not registered with the plugin"):
         ort_cuda_plugin.explain(built, emulate=True)
@@ -216,7 +216,9 @@ def test_the_log_has_the_traceback_of_an_author_s_exception(capfd: pytest.Captur
 def test_no_operator_joins_a_domain_of_onnx_runtime(domain: str, called: str) -> None:
     registry.register(operator("Double", domain=domain))
     built = model([helper.make_node("Double", ["x"], ["y"], domain=domain)], {"x": [2, "n"]}, ["y"])
-    with pytest.raises(RuntimeError, match=f"operators to the domain '{called}': use a domain of your own"):
+    with pytest.raises(
+        RuntimeError, match=f"operators to the domain '{called}' of ONNX Runtime. Use a domain of your own"
+    ):
         ort_cuda_plugin.session(built, emulate=True)
 
 

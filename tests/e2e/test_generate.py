@@ -214,7 +214,7 @@ def test_errors_say_what_is_wrong(model: Path, tmp_path: Path) -> None:
     for value in unknown.graph.input[2:]:
         value.type.tensor_type.shape.dim[3].dim_param = "head_size"
     onnx.save(unknown, path)
-    with pytest.raises(ValueError, match="pass head_size"):
+    with pytest.raises(ValueError, match="Pass head_size"):
         Decoder(path, max_length=8, emulate=True)
     with pytest.raises(ValueError, match="max_length=0"):
         Decoder(path, max_length=0)
@@ -263,7 +263,7 @@ def tiny(folder: Path, *changes: tuple[str, str]) -> Path:
 )
 def test_a_configuration_without_a_head_size_is_an_error_that_names_it(tmp_path: Path, text: str) -> None:
     (tmp_path / "genai_config.json").write_bytes(text.encode(errors="surrogateescape"))
-    with pytest.raises(ValueError, match=r"genai_config.json: .*: pass head_size"):
+    with pytest.raises(ValueError, match=r"genai_config.json: .*, or pass head_size"):
         Decoder(tiny(tmp_path), max_length=8, emulate=True)
 
 
@@ -287,13 +287,13 @@ def test_the_head_size_is_the_argument_or_that_of_the_configuration(tmp_path: Pa
         (("float[b, s, 7] logits", "float[b, s, 7] scores"), "missing: logits"),
         (("float[b, 2, p, d] past", "float[b, 2, p] past"), r"shape \['b', 2, 'p'\], expected \[batch, heads"),
         (("float[b, 2, p, d] past", "float past"), r"shape \[\], expected \[batch, heads"),
-        (("float[b, 2, p, d]", "float[b, h, p, 4]"), "the sizes of past_key_values.0.key are unknown"),
+        (("float[b, 2, p, d]", "float[b, h, p, 4]"), "past_key_values.0.key: got the shape"),
         (
             ("int64[b, t] attention", "int32[b, t] attention"),
             "attention_mask: got elements of ONNX type 6",
         ),
-        (("d] past)", "d] past, float[b, s, 4] extra)"), "no input extra"),
-        (("present", "next"), "no output that continues it, expected present.0.key"),
+        (("d] past)", "d] past, float[b, s, 4] extra)"), "input extra: a Decoder cannot supply"),
+        (("present", "next"), "no output with its new value, expected one named present.0.key"),
     ],
 )
 def test_a_model_that_is_no_decoder_is_an_error_that_says_why(

@@ -105,5 +105,8 @@ def test_a_past_without_a_present_is_an_error(tmp_path: Path) -> None:
     for node in made.graph.node:
         node.input[:] = ["past.0.other" if name == "past.0.conv" else name for name in node.input]
     onnx.save(made, path)
-    with pytest.raises(ValueError, match=r"past\.0\.other has no output that continues it, expected present\.0\.other"):
+    with pytest.raises(
+        ValueError,
+        match=r"past\.0\.other: the model has no output with its new value, expected one named present\.0\.other",
+    ):
         Decoder(path, max_length=8, emulate=True)

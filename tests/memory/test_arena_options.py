@@ -176,7 +176,7 @@ def test_the_statistics_are_those_of_the_allocator() -> None:
     try:
         plugin.memory_stats(7)
     except ValueError as error:
-        assert "there is no device 7; there are: 0 (" in str(error), error
+        assert "device: there is no device 7. Known devices: 0 (" in str(error), error
     """
     run(code)
 

@@ -211,9 +211,9 @@ def test_the_checking_mode_finds_faults(body: str, finding: str) -> None:
     ("args", "message"),
     [
         ((words(1),), "got 1 arguments, expected 2"),
-        ((words(1), 2**64), "does not fit 8 bytes"),
+        ((words(1), 2**64), "expected an integer of 8 bytes"),
         ((words(1), np.float32(1)), "got float32 of 4 bytes, expected 8 bytes"),
-        ((words(4)[::2], words(1)), "not contiguous"),
+        ((words(4)[::2], words(1)), "not C-contiguous"),
     ],
 )
 def test_arguments_that_do_not_fit(args: tuple[object, ...], message: str) -> None:
@@ -224,7 +224,7 @@ def test_arguments_that_do_not_fit(args: tuple[object, ...], message: str) -> No
 def test_a_module_names_its_kernels() -> None:
     module = kernel("")
     assert module.kernels == ("k",)
-    with pytest.raises(emulator.EmulatorError, match="the module has no such kernel; it has k"):
+    with pytest.raises(emulator.EmulatorError, match=r"the module has no such kernel\. Its kernels: k"):
         module.launch("other", 1, 1, ())
 
 

@@ -71,7 +71,7 @@ def test_another_library_of_our_name_is_named_and_left_alone(monkeypatch: pytest
     ours = onnxruntime.get_ep_devices
     ort_cuda_plugin.unregister()
     monkeypatch.setattr(onnxruntime, "get_ep_devices", lambda: [theirs, *ours()])
-    with pytest.warns(RuntimeWarning, match=r"another library \(/lib/libtheirs\.so\) offers CudaPlugin"):
+    with pytest.warns(RuntimeWarning, match=r"another plugin library \(/lib/libtheirs\.so\) also offers"):
         offered = ort_cuda_plugin.register(emulate=True)
     assert theirs not in offered
     assert [api._info(device).emulated for device in offered][-1:] == [True]

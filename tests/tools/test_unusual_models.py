@@ -73,11 +73,16 @@ def test_a_damaged_file_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[s
             TensorProto.FLOAT,
             [1 << 30, 1 << 30],
             2,
-            "input 'x' is too large for this machine: Unable to allocate 4.00 EiB",
+            "input 'x': not enough host memory for random values: Unable to allocate 4.00 EiB",
         ),
-        (TensorProto.FLOAT, [-1, 3], 2, "input 'x' has the size -1 in the model, expected at least 0"),
-        (TensorProto.STRING, [3], 2, "input 'x' has strings: random values are made for numbers only"),
-        (TensorProto.BFLOAT16, [3], 4, "input 'x' is of bfloat16, for which ONNX Runtime has no NumPy arrays"),
+        (TensorProto.FLOAT, [-1, 3], 2, "input 'x': got the size -1 in its shape, expected at least 0"),
+        (TensorProto.STRING, [3], 2, "input 'x' has strings, and only tensors of numbers can get random values"),
+        (
+            TensorProto.BFLOAT16,
+            [3],
+            4,
+            "input 'x': ONNX Runtime cannot convert its element type bfloat16 to or from NumPy arrays",
+        ),
     ],
 )
 def test_an_input_without_values_is_named(
