@@ -174,31 +174,31 @@ def waiting(console: Console, what: str) -> Iterator[None]:
             library.watch = library.compiling = None
 
 
-def named_values(texts: list[str]) -> list[tuple[str, str]]:
-    """Parse ``NAME=VALUE`` arguments; one argument may hold several, separated by commas."""
+def named_values(option: str, texts: list[str]) -> list[tuple[str, str]]:
+    """Parse ``NAME=VALUE`` arguments of ``option``; one argument may hold several, separated by commas."""
     pairs = []
     for part in (part for text in texts for part in text.split(",")):
         name, equals, value = part.rpartition("=")
         if not equals or not name:
-            raise UserError(ExitCode.USAGE, f"{part!r}: expected the form NAME=VALUE")
+            raise UserError(ExitCode.USAGE, f"{option} {part}: expected the form NAME=VALUE")
         pairs.append((name, value))
     return pairs
 
 
-def shape(text: str) -> tuple[int, ...]:
-    """Parse a shape such as ``1x3x224x224``; an empty text is the shape of a scalar."""
+def shape(name: str, text: str) -> tuple[int, ...]:
+    """Parse the shape of input ``name``, such as ``1x3x224x224``; an empty text is the shape of a scalar."""
     sizes = text.split("x") if text else []
     if not all(size.isdecimal() for size in sizes):
-        raise UserError(ExitCode.USAGE, f"{text!r}: expected a shape such as 1x3x224x224")
+        raise UserError(ExitCode.USAGE, f"--shapes {name}={text}: expected a shape such as 1x3x224x224")
     return tuple(map(int, sizes))
 
 
-def number(text: str) -> int:
-    """Parse an integer."""
+def number(name: str, text: str) -> int:
+    """Parse the integer value of input ``name``."""
     try:
         return int(text)
     except ValueError:
-        raise UserError(ExitCode.USAGE, f"{text!r}: expected a whole number") from None
+        raise UserError(ExitCode.USAGE, f"--values {name}={text}: expected a whole number") from None
 
 
 def numpy_file(subject: str, path: Path) -> NDArray[np.generic] | dict[str, NDArray[np.generic]] | None:

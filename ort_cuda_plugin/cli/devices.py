@@ -28,7 +28,9 @@ def find_device(choice: str) -> bool:
 
         found, why = ([], "") if choice == "emulated" else cuda_devices()
         if choice == "cuda" and not found:
-            raise UserError(ExitCode.UNAVAILABLE, f"no CUDA device: {why}; try --device emulated")
+            raise UserError(
+                ExitCode.UNAVAILABLE, f"no CUDA device: {why}. To use the emulated device, add --device emulated"
+            )
         return not found
 
 

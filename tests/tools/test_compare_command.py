@@ -93,7 +93,7 @@ def test_a_file_of_another_model_is_refused(capsys: pytest.CaptureFixture[str], 
     [
         (["--tolerance", "float32=-1"], ExitCode.USAGE, "--tolerance -1: expected a number of at least 0"),
         (["--tolerance", "float=1"], ExitCode.USAGE, "--tolerance float: unknown type; known: float64"),
-        (["--tolerance", "float32"], ExitCode.USAGE, "'float32': expected the form NAME=VALUE"),
+        (["--tolerance", "float32"], ExitCode.USAGE, "--tolerance float32: expected the form NAME=VALUE"),
         (["--against", "NoSuchProvider"], ExitCode.UNAVAILABLE, "NoSuchProvider: this ONNX Runtime has only "),
         (["--load", __file__], ExitCode.USAGE, "expected a file that --save has written"),
         (["--load", "none.npz"], ExitCode.USAGE, "none.npz"),

@@ -115,7 +115,8 @@ static int gather_input(const target *self, const OrtKernelContext *context, uin
   if (status)
     return ocp_fail_status(error, status);
   if (!value)
-    return ocp_fail(error, ORT_INVALID_ARGUMENT, "%s is missing: the fused node got no value for it", label(index, name, text));
+    return ocp_fail(error, ORT_INVALID_ARGUMENT, "%s is missing: the fused node got no value for it",
+                    label(index, name, text));
   return ocp_ort_input_of(value, index, name, self->device_memory, input, error);
 }
 

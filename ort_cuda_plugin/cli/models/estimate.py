@@ -84,8 +84,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     path = model_path(arguments.model)
-    shapes = {name: shape(text) for name, text in named_values(arguments.shapes)}
-    values = {name: number(text) for name, text in named_values(arguments.values)}
+    shapes = {name: shape(name, text) for name, text in named_values("--shapes", arguments.shapes)}
+    values = {name: number(name, text) for name, text in named_values("--values", arguments.values)}
     try:
         with unavailable_as_user_error():
             import onnxruntime  # noqa: F401 -- whether it is there

@@ -170,7 +170,7 @@ def _print_programs(model: str, path: Path, emulate: bool, autotune: bool) -> in
 
 def _print_plans(model: str, path: Path, emulate: bool, texts: list[str]) -> int:
     """Print the plans that each Run built. Dimensions without a given size are 1."""
-    wanted = [{name: shape(text) for name, text in named_values([one])} for one in texts] or [{}]
+    wanted = [{name: shape(name, text) for name, text in named_values("--shapes", [one])} for one in texts] or [{}]
     graph = read_model(path, model)
     check_types(graph)
     try:

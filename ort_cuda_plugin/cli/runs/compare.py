@@ -74,8 +74,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     path = model_path(arguments.model)
-    tolerances = {**TOLERANCES, **{name: _tolerance(name, text) for name, text in named_values(arguments.tolerance)}}
-    options = dict(named_values(arguments.option))
+    given = named_values("--tolerance", arguments.tolerance)
+    tolerances = {**TOLERANCES, **{name: _tolerance(name, text) for name, text in given}}
+    options = dict(named_values("--option", arguments.option))
     against = _SHORT.get(arguments.against.lower(), arguments.against)
     emulate = select_device(arguments.device)
     saved = _read(arguments.load) if arguments.load else {}

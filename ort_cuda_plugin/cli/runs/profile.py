@@ -74,7 +74,7 @@ def execute(arguments: argparse.Namespace) -> int:
     except Exception as error:
         raise UserError(ExitCode.MODEL_FAILED, f"{arguments.model}: {with_hint(error, path, arguments)}") from error
     if not found.steps:
-        reason = "a Run with these sizes launches no kernels, or profiling failed for the reason in ONNX Runtime's log"
+        reason = "a Run with these sizes launches no kernels, or profiling failed and ONNX Runtime's log says why"
         raise UserError(ExitCode.UNAVAILABLE, f"{arguments.model}: the profile has no work on the device: {reason}")
     if arguments.timeline is not None:
         from ort_cuda_plugin.profiles.timeline import timeline
