@@ -142,11 +142,14 @@ def test_matrices_are_loaded_and_stored_by_all_lanes(count: int, transposed: str
 @pytest.mark.parametrize(
     ("instruction", "message"),
     [
-        ("m8n8k4.row.col.f32.f16.f16.f32 {%f}, {%r}, {%r}, {%f}", "this shape and these types are not supported"),
-        ("m16n8k16.row.col.f32.f16.bf16.f32 {%f}, {%r}, {%r}, {%f}", "these types are not supported"),
+        ("m8n8k4.row.col.f32.f16.f16.f32 {%f}, {%r}, {%r}, {%f}", "the shape .m8n8k4 is not supported for .f16"),
+        (
+            "m16n8k16.row.col.f32.f16.bf16.f32 {%f}, {%r}, {%r}, {%f}",
+            "the types .f32, .f16, .bf16 and .f32 of d, a, b and c are not supported",
+        ),
         (
             "m16n8k16.row.col.f32.f16.f16.f32 {%f}, {%r}, {%r}, {%f}",
-            "number of registers in an operand does not fit the shape",
+            "registers of d, a, b and c: got",
         ),
     ],
 )

@@ -148,7 +148,7 @@ class Builder:
         if not self.labels:
             self.labels = frozenset(item.name for item in self.function.body if isinstance(item, Label))
         if name not in self.labels:
-            raise self.error(f"the label {name} is not in the function")
+            raise self.error(f"the label {name} is not in the function {self.function.name}")
         return f'%"{name}"'
 
     def end(self, text: str) -> None:

@@ -36,16 +36,16 @@ def form_of(ins: Instruction) -> tuple[int, str, str]:
     shape = next((re.fullmatch(r"m(8|16)n8k(\d+)", each) for each in ins.modifiers if each[0] == "m"), None)
     types = [each for each in ins.modifiers if each in KINDS or each in SUMS]
     if shape is None or len(types) != 4:
-        raise ins.error("this shape is not supported")
+        raise ins.error("expected a shape .m8n8kN or .m16n8kN, and four known types of d, a, b and c")
     check_modifiers(
         ins, frozenset(("sync", "aligned", "row", "col", "satfinite", "xor", "and", "popc", shape[0], *types))
     )
     d, a, b, c = types
     if d != c or d not in accumulators_of(a) or not any({a, b} <= set(family) for family in FAMILIES):
-        raise ins.error("these types are not supported")
+        raise ins.error(f"the types .{d}, .{a}, .{b} and .{c} of d, a, b and c are not supported together")
     registers, rest = divmod(int(shape[2]), 4 if a == "f64" else 128 // BITS[a])
     if rest or not 0 < registers <= 4 or not ins.has("row") or not ins.has("col"):
-        raise ins.error("this shape and these types are not supported")
+        raise ins.error(f"the shape .{shape[0]} is not supported for .{a}, or the layouts are not .row.col")
     form = KINDS.index(a) | KINDS.index(b) << 4 | SUMS.index(d) << 8 | int(shape[1]) // 8 << 10 | registers << 12
     return form | ins.has("satfinite") << 16 | ins.has("xor") << 17, a, d
 
@@ -77,8 +77,9 @@ def multiply_matrices(b: Builder, ins: Instruction) -> None:
     d, x, y, c = (group_of(each) for each in ins.operands)
     halves, registers = form >> 10 & 3, form >> 12 & 15
     sums = halves if total == "f16" else 2 * halves
-    if [len(each.items) for each in (d, x, y, c)] != [sums, halves * registers, registers, sums]:
-        raise ins.error("the number of registers in an operand does not fit the shape")
+    got, expected = [len(each.items) for each in (d, x, y, c)], [sums, halves * registers, registers, sums]
+    if got != expected:
+        raise ins.error(f"registers of d, a, b and c: got {got}, expected {expected} for this shape and these types")
     word, sum_word = "b64" if element == "f64" else "b32", "b64" if total == "f64" else "b32"
     given = [stored(b, role, each, ty) for role, each, ty in (("a", x, word), ("b", y, word), ("c", c, sum_word))]
     result = b.scratch("d", 4 * sums * (2 if total == "f64" else 1))
@@ -97,7 +98,7 @@ def matrices(ins: Instruction, group: Group) -> int:
     if not count or not ins.has("m8n8") or not ins.has("b16"):
         raise ins.error("only matrices of 8 x 8 elements of 16 bits are supported")
     if len(group.items) != count:
-        raise ins.error("expected a vector operand with one register per matrix")
+        raise ins.error(f"got a vector operand of {len(group.items)} registers, expected {count}: one per matrix")
     return count
 
 
