@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ..kernels.elementwise.sub_byte import pack
 from ..model.ir import Node
@@ -10,7 +10,7 @@ from ..passes.contraction.fold_dequantize import fold_dequantize
 from ..passes.simplification.constant_folding import fixed_buffers, is_fixed
 from ..passes.table import FUSION, KERNEL_SELECTION, KERNELS, LOWERED, Watch, run_passes
 from ..program.analysis.traffic import ProgramTraffic, Traffic, traffic
-from ..program.analysis.verify import Verifier, is_wanted
+from ..program.analysis.verify import Verifier, check_writers, is_wanted
 from ..program.lowering.context import Lowering
 from ..program.steps.steps import Map
 from ..program.steps.tensor import BufferKind, Tensor
@@ -65,6 +65,7 @@ def make_launches(
             watch(name, steps)
 
     launches = [step for step in run_passes(ctx, fused, KERNELS, note) if not isinstance(step, Map)]
+    check_writers(KERNELS[-1].name, [*_once(ctx), *launches], ctx.stand_ins)
     if folded and any(each.when(ctx) for each in KERNEL_SELECTION):
         # The minimum traffic assumes that all operands are dequantised when they are loaded. In ``folded`` those of
         # library calls are not.
@@ -80,12 +81,16 @@ def _verified(ctx: Lowering, watch: Watch | None) -> Watch | None:
     verify = Verifier(ctx.stand_ins)
 
     def both(name: str, steps: Sequence[Step]) -> None:
-        once = (launch for group in ctx.trace.folded for launch in group)
-        verify(name, [*once, *steps])
+        verify(name, [*_once(ctx), *steps])
         if watch is not None:
             watch(name, steps)
 
     return both
+
+
+def _once(ctx: Lowering) -> Iterator[Step]:
+    """Yield the launches that constant folding moved out of the Runs."""
+    return (launch for group in ctx.trace.folded for launch in group)
 
 
 def _compulsory(ctx: Lowering, steps: Sequence[Step]) -> Traffic:

@@ -92,7 +92,11 @@ def test_what_cannot_be_shared_is_told(tmp_path: Path, capsys: pytest.CaptureFix
         (tmp_path / name).mkdir()
         (tmp_path / name / "m.onnx").write_bytes(row_model())
     first, second = (str(tmp_path / name / "m.onnx") for name in ("a", "b"))
-    for arguments, said in (([second], "same name"), ([str(tmp_path / "none.onnx")], "none.onnx"), ([], "expected")):
+    for arguments, said in (
+        ([second], "the same name m_ctx.onnx"),
+        ([str(tmp_path / "none.onnx")], "none.onnx"),
+        ([], "expected"),
+    ):
         with contextlib.suppress(SystemExit):
             assert (
                 main(["compile", first, "-o", str(tmp_path / "m_ctx.onnx"), "--share-with", *arguments]) != ExitCode.OK

@@ -218,6 +218,30 @@ PROGRAMS = {
           y = Add(c, s) }""",
         3,
     ),
+    "attention whose probabilities are added to its result": (
+        """(float[2, 4, 8] q, float[2, 8, 8] k, float[2, 8, 8] v) => (float[2, 4, 8] y)
+        { s = MatMul(q, k) p = Softmax(s) o = MatMul(p, v) y = Add(o, p) }""",
+        3,
+    ),
+    "attention whose probabilities have a second factor": (
+        """(float[2, 8, 8] q, float[2, 8, 8] k) => (float[2, 8, 8] y)
+        { s = MatMul(q, k) n = Neg(s) p = Softmax(n) y = MatMul(p, p) }""",
+        3,
+    ),
+    "attention whose scores are added to its result": (
+        """(float[2, 4, 8] q, float[2, 8, 8] k, float[2, 8, 8] v) => (float[2, 4, 8] y)
+        { s = MatMul(q, k) p = Softmax(s) o = MatMul(p, v) y = Add(o, s) }""",
+        3,
+    ),
+    "attention whose repeated keys are added to its result": (
+        """(float[1, 4, 8, 8] q, float[1, 2, 8, 8] k, float[1, 2, 8, 8] v) => (float[1, 4, 8, 8] y)
+        { axis = Constant<value_ints = [2]>() times = Constant<value_ints = [1, 2, 2, 8, 8]>()
+          heads = Constant<value_ints = [1, 4, 8, 8]>()
+          k1 = Unsqueeze(k, axis) k2 = Expand(k1, times) k3 = Reshape(k2, heads) t = Transpose<perm = [0, 1, 3, 2]>(k3)
+          v1 = Unsqueeze(v, axis) v2 = Expand(v1, times) v3 = Reshape(v2, heads)
+          s = MatMul(q, t) p = Softmax(s) o = MatMul(p, v3) y = Add(o, k3) }""",
+        2,
+    ),
     "a row of few elements, and what it is subtracted from": (
         """(float[4, 8] x) => (float[4, 8] y)
         { axes = Constant<value_ints = [1]>() m = ReduceMax<keepdims = 1>(x, axes) d = Sub(x, m) y = Exp(d) }""",

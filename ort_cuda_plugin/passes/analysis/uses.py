@@ -45,3 +45,12 @@ class Uses(Generic[User]):
     def users(self, buffer: Buffer) -> list[User]:
         """Return the writers and readers of ``buffer``, each once."""
         return list(dict.fromkeys((*self.writers(buffer), *self.readers(buffer))))
+
+
+def needs(step: Step, removed: Iterable[Step]) -> bool:
+    """Return whether ``step`` reads a buffer that one of the ``removed`` steps writes.
+
+    A step may read its producer's result twice, for example as an operand and in its epilogue. A fusion that replaces
+    only the operand must then keep the producer.
+    """
+    return not {buffer for each in removed for buffer in each.writes}.isdisjoint(step.reads)

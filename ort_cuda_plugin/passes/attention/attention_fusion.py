@@ -22,7 +22,7 @@ from ...program.steps.steps import (
 )
 from ...program.steps.tensor import BufferKind, Tensor, contiguous_strides
 from ...program.steps.trace import ReadBack, Step
-from ..analysis.uses import Uses
+from ..analysis.uses import Uses, needs
 from ..fusion.vertical_fusion import MAX_PARAMETERS, reads_all, rebased
 
 TYPES = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16})
@@ -32,7 +32,7 @@ def fuse_attention(steps: Sequence[Step]) -> list[Step]:
     """Fuse a GEMM, a row program such as Softmax over its rows, and a second GEMM into one attention step.
 
     Assumes: the masks and scales between the GEMMs are fused into the row program; no operand of the GEMMs is a
-        constant.
+        constant; the epilogue of the second GEMM reads neither scores nor probabilities.
     Guarantees: scores are not stored. The attention step keeps the three steps as its ``parts``, for
         attention_decomposition.
     Example: ``s = MatMul(q, k); p = Softmax(s); y = MatMul(p, v)`` -> ``y = attention(q, k, v)``.
@@ -67,7 +67,7 @@ class _Attention:
             if self._is_changed(start, position) or self._is_changed(middle, position):
                 continue
             joint = _joint(first, rows, leaf, x, second)
-            if joint is not None:
+            if joint is not None and not needs(joint, (first, rows)):
                 self.steps[start] = self.steps[middle] = None
                 self.steps[position] = joint
                 return

@@ -14,7 +14,7 @@ from ...program.lowering.shapes import broadcast_strides
 from ...program.steps.steps import Attend, Contract, Input, Map, Output, dense, joined_nodes
 from ...program.steps.tensor import BufferKind, Tensor
 from ...program.steps.trace import Step
-from ..analysis.uses import Uses
+from ..analysis.uses import Uses, needs
 
 
 def eliminate_gqa_broadcasts(steps: Sequence[Step]) -> list[Step]:
@@ -34,7 +34,10 @@ def eliminate_gqa_broadcasts(steps: Sequence[Step]) -> list[Step]:
         keys, values = repeated
         if keys is None or values is None or keys.times != values.times:
             continue
-        found[position] = _grouped(step, keys, values)
+        grouped = _grouped(step, keys, values)
+        if needs(grouped, (keys.step, values.step)):
+            continue
+        found[position] = grouped
         for one in (keys, values):
             found[one.position] = None
     return [step for step in found if step is not None]

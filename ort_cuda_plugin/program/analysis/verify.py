@@ -49,11 +49,7 @@ class Verifier:
         written = set(self._stand_ins)
         for number, step in enumerate(steps):
             found = [] if step in self._known else list(_violations(step))
-            found += [
-                f"3: {_described(step, buffer)} is read, but no earlier step writes it"
-                for buffer in step.reads
-                if _needs_writer(step, buffer) and buffer not in written
-            ]
+            found += _unwritten(step, written)
             if found:
                 raise InvalidProgramError(_message(name, number, step, found[0]))
             self._known.add(step)
@@ -63,6 +59,26 @@ class Verifier:
                 continue
             reason = f"4: {_text(x)} is written in parts that do not cover its buffer"
             raise InvalidProgramError(_message(name, number, step, reason))
+
+
+def check_writers(name: str, steps: Sequence[Step], stand_ins: Collection[Buffer] = ()) -> None:
+    """Raise InvalidProgramError if a step after the pass ``name`` reads a buffer that no earlier step writes.
+
+    Every program is checked so after its last pass, because a kernel that reads memory before a step writes
+    it gives wrong results without an error. `Verifier` checks all invariants after each pass, on request.
+    """
+    written = set(stand_ins)
+    for number, step in enumerate(steps):
+        for reason in _unwritten(step, written):
+            raise InvalidProgramError(_message(name, number, step, reason))
+        written.update(step.writes)
+
+
+def _unwritten(step: Step, written: Collection[Buffer]) -> Iterator[str]:
+    """Yield a violation of invariant 3 for each buffer that the step reads and that must be in ``written``."""
+    for buffer in step.reads:
+        if buffer not in written and _needs_writer(step, buffer):
+            yield f"3: {_described(step, buffer)} is read, but no earlier step writes it"
 
 
 def _needs_writer(step: Step, buffer: Buffer) -> bool:

@@ -82,24 +82,16 @@ def gated_delta_net(
     require.one_of(UPDATE_RULES, update_rule=update_rule)
     require.one_of(("none", "sigmoid"), beta_activation=beta_activation)
     require.one_of(("none", *_SOFTPLUS, *_BOUNDED), gate_activation=gate_activation)
-    require.all_or_none(a_log=a_log, dt_bias=dt_bias)
-    if (gate_activation == "none") != (a_log is None):
-        raise require.violation(
-            "a_log and dt_bias",
-            "be given if and only if gate_activation is not 'none'",
-            f"gate_activation = {gate_activation!r} {'without' if a_log is None else 'with'} them",
-        )
+    _check_gate_inputs(gate_activation, a_log, dt_bias)
     check_capture(state_update_capacity, capture_count)
     require.rank(4, initial_state=initial_state)
     lead, q, k, v = _heads(ctx, query, key, value, initial_state)
     tokens, heads, width = v.shape
     size, key_heads = q.shape[2], k.shape[1]
     require.multiple_of(ctx, heads, key_heads, "the number of heads of value", "that of key")
+    is_packed = len(lead) == 1
     require.that(
-        cu_seqlens is None or len(lead) == 1,
-        "query",
-        "have one dimension before its heads if cu_seqlens is given",
-        f"dimensions {list(lead)}",
+        cu_seqlens is None or is_packed, "query", "have rank 3 if cu_seqlens is given", f"rank {len(lead) + 2}"
     )
     packed, count, steps = _sequences(ctx, cu_seqlens, initial_state, tokens)
     require.shape(ctx, (count, heads, width, size), initial_state=initial_state)
@@ -161,6 +153,16 @@ def gated_delta_net(
 
         results.append(_captured(ctx, span, gates, k, added, capture_count, state_update_active))
     return tuple(results)
+
+
+def _check_gate_inputs(gate_activation: str, a_log: Tensor | None, dt_bias: Tensor | None) -> None:
+    require.all_or_none(a_log=a_log, dt_bias=dt_bias)
+    if (gate_activation == "none") != (a_log is None):
+        raise require.violation(
+            "a_log and dt_bias",
+            "be given if and only if gate_activation is not 'none'",
+            f"gate_activation = {gate_activation!r} {'without' if a_log is None else 'with'} them",
+        )
 
 
 def _sequences(

@@ -38,6 +38,19 @@ from ort_cuda_plugin.program.steps.row_program import SUM
 # ---- PackedSparseAttentionIndexer ----
 
 
+def _check_policy_inputs(policy_mode: str, head_weight_scale: float | None, **inputs: Tensor | None) -> None:
+    """Check that the ``inputs`` are given with policy_mode 'csa' only, as is ``head_weight_scale``."""
+    by_tokens = policy_mode == "qsa"
+    if all((x is None) == by_tokens for x in inputs.values()) and not (by_tokens and head_weight_scale is not None):
+        return
+    given = require.named(**inputs, head_weight_scale=head_weight_scale)
+    raise require.violation(
+        "gate, position_bias, head_weights, position_ids and past_gate_buffer",
+        "be given if policy_mode is 'csa', else left out, as head_weight_scale then must be",
+        f"policy_mode = {policy_mode!r} and {given}",
+    )
+
+
 @contrib_op("PackedSparseAttentionIndexer", T=UP_TO_FLOAT32, I=INT64, M=INT32)
 def packed_sparse_attention_indexer(
     ctx: Lowering,
@@ -79,17 +92,10 @@ def packed_sparse_attention_indexer(
     require.one_type(query=query, past_key_state=past_key_state)
     check_policy(policy_mode, compress_ratio, token_budget, index_topk)
     by_tokens, ratio = policy_mode == "qsa", compress_ratio
-    of_entries = (gate, position_bias, head_weights, position_ids, past_gate_buffer)
-    if any((x is None) != by_tokens for x in of_entries) or (by_tokens and head_weight_scale is not None):
-        given = require.named(
-            gate=gate, position_bias=position_bias, head_weights=head_weights, position_ids=position_ids,
-            past_gate_buffer=past_gate_buffer, head_weight_scale=head_weight_scale,
-        )  # fmt: skip
-        raise require.violation(
-            "gate, position_bias, head_weights, position_ids and past_gate_buffer",
-            "be given if policy_mode is 'csa', else left out, as head_weight_scale then must be",
-            f"policy_mode = {policy_mode!r} and {given}",
-        )
+    _check_policy_inputs(
+        policy_mode, head_weight_scale, gate=gate, position_bias=position_bias, head_weights=head_weights,
+        position_ids=position_ids, past_gate_buffer=past_gate_buffer,
+    )  # fmt: skip
     require.one_of(("default",), indexshare_state_policy=indexshare_state_policy)
     require.one_of((0,), max_output_entries=max_output_entries)
     check_capture(state_update_capacity, state_update_capture_count)
