@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from ort_cuda_plugin.model.onnx_graph import read_model, storage
 from ort_cuda_plugin.passes.table import PASSES
 from ort_cuda_plugin.program.lowering.context import DeviceProperties, LoweringOptions
 from ort_cuda_plugin.program.steps.steps import Attend, Contract, Convolve, Map, Rows
-from pass_programs import programs_after
+from pass_programs import case, programs_after
 from random_models import ModelMaker, feed
 
 
@@ -265,6 +266,17 @@ def test_a_program_takes_so_many_launches_and_has_the_bits_of_the_unfused_one(na
 def test_a_program_has_a_plan_for_a_gpu(name: str, libraries: tuple[str, ...]) -> None:
     device = DeviceProperties.gpu((8, 0), libraries=frozenset(libraries))
     assert CompiledCluster(read_model(program(PROGRAMS[name][0])), device).prepare().plan is not None
+
+
+def test_attention_stays_float32_for_a_gemm_that_also_adds_its_result() -> None:
+    one = case("tf32_as_scaled_f16.attention")
+    last = one.model.graph.node[-1]
+    result, attention = last.output[0], last.input[0]
+    last.output[0] = "product"
+    one.model.graph.node.append(onnx.helper.make_node("Add", ["product", attention], [result]))
+    assert "attention %33 f16" in one.expected
+    programs = programs_after(one.model, one.device)
+    assert re.search(r"attention +%\d+ f32", programs["tf32_as_scaled_f16"])
 
 
 def test_a_chain_of_three_hundred_operators_is_one_launch() -> None:

@@ -125,7 +125,10 @@ class _Halves:
         return columns == 1 or (a.is_contiguous and a.shape[-1] == columns and a.size * 4 == a.buffer.nbytes)
 
     def _is_attention_halved(self, step: Attend) -> bool:
-        """Return whether an attention step can read and write scaled float16 throughout, and is faster with it."""
+        """Return whether an attention step can read and write scaled float16 throughout, and is faster with it.
+
+        All readers must then be GEMMs that read the result as their first operand only, not also as a residual.
+        """
         if len(step.outputs) != 1 or any(x.buffer not in self.writers for x in step.operands):
             return False
         out = step.outputs[0][1]
@@ -134,7 +137,12 @@ class _Halves:
         readers = [self.steps[reader] for reader in self.uses.readers(out.buffer)]
         if not readers or not is_faster_as_flash(self.ctx, step):
             return False
-        return all(isinstance(one, Contract) and self._is_halved(one, {out.buffer}) for one in readers)
+        return all(
+            isinstance(one, Contract)
+            and self._is_halved(one, {out.buffer})
+            and sum(x.buffer is out.buffer for x in one.tensors_read) == 1
+            for one in readers
+        )
 
     def _is_uniform(self, buffer: Buffer) -> bool:
         return any(isinstance(self.steps[reader], Attend) for reader in self.readers[buffer])
