@@ -129,7 +129,7 @@ def test_model_compiler_to_memory(tmp_path: Path) -> None:
     data = ort.ModelCompiler(settings(), source, embed_compiled_data_into_model=True).compile_to_bytes()
     with nothing_compiled():
         assert_same(load(data), source, FEEDS)
-    with pytest.raises(Exception, match=r"INVALID_GRAPH.*set ep\.context_file_path"):
+    with pytest.raises(Exception, match=r"INVALID_GRAPH.*Set ep\.context_file_path"):
         ort.ModelCompiler(settings(), source, embed_compiled_data_into_model=False).compile_to_bytes()
 
 

@@ -50,7 +50,7 @@ def test_commands_load_operators_of_a_file(
     path.write_text("import more_operators\nraise KeyError(more_operators.NAME)")
     with pytest.raises(SystemExit):
         main([*arguments, "--operators", str(path)])
-    assert "swish.py failed with KeyError: 'table'" in capsys.readouterr().err
+    assert "swish.py: running this file failed with KeyError: 'table'" in capsys.readouterr().err
 
 
 def run(title: str, folder: Path) -> ModuleType:

@@ -88,7 +88,7 @@ def test_values_survive_the_way_through_onnx_runtime(dtype: type, shape: tuple[i
         (np.ones(2, np.float32), np.ones(2), "element type"),
         (np.array([1.0, 2.0]), np.array([1.0, 2.1]), "1 of 2 elements, the first 2.0 instead of 2.1"),
         ([np.ones(1)], [], "a different sequence"),
-        (None, np.ones(1), "missing"),
+        (None, np.ones(1), "no value instead of a tensor"),
         (np.array(["a"]), np.array(["b"], dtype=object), "different strings"),
     ],
 )
