@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from typing import Generic, TypeVar
 
-from ...program.steps.tensor import Buffer
+from ...program.steps.steps import Map
+from ...program.steps.tensor import Buffer, BufferKind
 from ...program.steps.trace import Step
 
 User = TypeVar("User", bound=Hashable)
@@ -46,11 +47,13 @@ class Uses(Generic[User]):
         """Return the writers and readers of ``buffer``, each once."""
         return list(dict.fromkeys((*self.writers(buffer), *self.readers(buffer))))
 
+    def replaceable_writer(self, buffer: Buffer, reader: User, step: Map) -> User | None:
+        """Return the writer of an intermediate that only ``reader``, which is ``step``, reads; else None.
 
-def needs(step: Step, removed: Iterable[Step]) -> bool:
-    """Return whether ``step`` reads a buffer that one of the ``removed`` steps writes.
-
-    A step may read its producer's result twice, for example as an operand and in its epilogue. A fusion that replaces
-    only the operand must then keep the producer.
-    """
-    return not {buffer for each in removed for buffer in each.writes}.isdisjoint(step.reads)
+        The step reads the intermediate once and no other step writes it, so a fusion that replaces this operand can
+        remove the writer.
+        """
+        if buffer.kind is not BufferKind.SCRATCH or list(self.readers(buffer)) != [reader]:
+            return None
+        writers = self.writers(buffer)
+        return writers[0] if len(writers) == 1 and step.reads_once(buffer) else None

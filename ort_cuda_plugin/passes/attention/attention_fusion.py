@@ -20,9 +20,9 @@ from ...program.steps.steps import (
     stored,
     used_inputs,
 )
-from ...program.steps.tensor import BufferKind, Tensor, contiguous_strides
+from ...program.steps.tensor import Tensor, contiguous_strides
 from ...program.steps.trace import ReadBack, Step
-from ..analysis.uses import Uses, needs
+from ..analysis.uses import Uses
 from ..fusion.vertical_fusion import MAX_PARAMETERS, reads_all, rebased
 
 TYPES = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16})
@@ -53,31 +53,24 @@ class _Attention:
 
     def _attend(self, position: int, second: Contract) -> None:
         """Replace ``second`` by an Attend step if it is the second GEMM of an attention pattern."""
-        middle = self._producer(second.a, position)
+        middle = self.uses.replaceable_writer(second.a.buffer, position, second)
         if middle is None or not _are_simple_axes(second):
             return
         rows = self.steps[middle]
         if not isinstance(rows, Rows) or rows.row_outputs or len(rows.outputs) != 1:
             return
         for leaf, x in rows.inputs:
-            start = self._producer(x, middle)
+            start = self.uses.replaceable_writer(x.buffer, middle, rows)
             first = None if start is None else self.steps[start]
             if start is None or not isinstance(first, Contract) or first.is_converted:
                 continue
             if self._is_changed(start, position) or self._is_changed(middle, position):
                 continue
             joint = _joint(first, rows, leaf, x, second)
-            if joint is not None and not needs(joint, (first, rows)):
+            if joint is not None:
                 self.steps[start] = self.steps[middle] = None
                 self.steps[position] = joint
                 return
-
-    def _producer(self, x: Tensor, position: int) -> int | None:
-        """Return the position of the only writer of x if the step at ``position`` is the only reader, else None."""
-        if x.buffer.kind is not BufferKind.SCRATCH or list(self.uses.readers(x.buffer)) != [position]:
-            return None
-        writers = self.uses.writers(x.buffer)
-        return writers[0] if len(writers) == 1 else None
 
     def _is_changed(self, start: int, end: int) -> bool:
         """Return whether fusing the step at ``start`` into the step at ``end`` would move it over a change of its

@@ -14,7 +14,7 @@ from ...program.lowering.shapes import broadcast_strides
 from ...program.steps.steps import Attend, Contract, Input, Map, Output, dense, joined_nodes
 from ...program.steps.tensor import BufferKind, Tensor
 from ...program.steps.trace import Step
-from ..analysis.uses import Uses, needs
+from ..analysis.uses import Uses
 
 
 def eliminate_gqa_broadcasts(steps: Sequence[Step]) -> list[Step]:
@@ -35,8 +35,8 @@ def eliminate_gqa_broadcasts(steps: Sequence[Step]) -> list[Step]:
         if keys is None or values is None or keys.times != values.times:
             continue
         grouped = _grouped(step, keys, values)
-        if needs(grouped, (keys.step, values.step)):
-            continue
+        if not {*keys.step.writes, *values.step.writes}.isdisjoint(grouped.reads):
+            continue  # the step also reads the repeated K or V elsewhere, for example in its epilogue
         found[position] = grouped
         for one in (keys, values):
             found[one.position] = None

@@ -138,9 +138,7 @@ class _Halves:
         if not readers or not is_faster_as_flash(self.ctx, step):
             return False
         return all(
-            isinstance(one, Contract)
-            and self._is_halved(one, {out.buffer})
-            and sum(x.buffer is out.buffer for x in one.tensors_read) == 1
+            isinstance(one, Contract) and self._is_halved(one, {out.buffer}) and one.reads_once(out.buffer)
             for one in readers
         )
 

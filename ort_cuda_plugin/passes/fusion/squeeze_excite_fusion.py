@@ -14,7 +14,6 @@ from ...kernels.conv.squeeze_excite import choose_form, launch_chain
 from ...model.ir import DType
 from ...program.lowering.context import Lowering
 from ...program.steps.steps import Convolve, dense
-from ...program.steps.tensor import Buffer, BufferKind
 from ...program.steps.trace import ReadBack, Step
 from ..analysis.uses import Uses
 
@@ -37,7 +36,7 @@ def fuse_squeeze_excite(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
     uses = Uses(enumerate(steps))
     for number, step in enumerate(steps):
         second = _simple(step)
-        start = None if second is None else _only_writer(uses, second.operands[0].buffer, number)
+        start = None if second is None else uses.replaceable_writer(second.operands[0].buffer, number, second)
         first = None if start is None else _simple(found[start])
         if second is None or start is None or first is None or not _feeds(first, second):
             continue
@@ -65,19 +64,10 @@ def _simple(step: Step | None) -> Convolve | None:
     return step if is_simple else None
 
 
-def _only_writer(uses: Uses[int], buffer: Buffer, reader: int) -> int | None:
-    """Return the position of an intermediate's only writer if the step at ``reader`` is the only reader, else None."""
-    if buffer.kind is not BufferKind.SCRATCH or list(uses.readers(buffer)) != [reader]:
-        return None
-    writers = uses.writers(buffer)
-    return writers[0] if len(writers) == 1 else None
-
-
 def _feeds(first: Convolve, second: Convolve) -> bool:
-    """Return whether the first convolution's result is the second one's image, and none of its other inputs."""
+    """Return whether the second convolution's image is the first one's result in its shape."""
     x, y = second.operands[0], first.outputs[0][1]
-    others = (second.operands[1], *(z for _, z in second.inputs))
-    return dense(y) and dense(x) and x.shape == y.shape and all(z.buffer is not y.buffer for z in others)
+    return dense(y) and dense(x) and x.shape == y.shape
 
 
 def _is_changed(uses: Uses[int], steps: Sequence[Step], start: int, end: int) -> bool:

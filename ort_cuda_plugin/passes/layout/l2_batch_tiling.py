@@ -77,7 +77,7 @@ def _parts(ctx: Lowering, uses: Uses[int], number: int, pair: Sequence[Step], si
         and second.operands[0].strides == between.strides
         and is_channels_last(between)
         and is_channels_last(second.operands[0])
-        and all(x.buffer is not buffer for _, x in second.inputs)
+        and second.reads_once(buffer)
     )
     if not is_between or not all(_has_images(step, x, images) for step in (first, second) for x in _others(step)):
         return 1

@@ -84,6 +84,10 @@ class Map(TensorFields):
     def writes(self) -> tuple[Buffer, ...]:
         return tuple(dict.fromkeys(y.buffer for _, y in self.all_outputs))
 
+    def reads_once(self, buffer: Buffer) -> bool:
+        """Return whether one tensor of the step views ``buffer``: an operand, for example, but not also a residual."""
+        return sum(x.buffer is buffer for x in self.tensors_read) == 1
+
     @property
     def node(self) -> Node | None:
         """Return the last of the step's nodes, which error messages about its launch name."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ort_cuda_plugin.kernels.gemm import gemm_mma
 from ort_cuda_plugin.kernels.library import library_calls
 from ort_cuda_plugin.passes.analysis import expression_equality
+from ort_cuda_plugin.passes.analysis.uses import Uses
 from ort_cuda_plugin.passes.attention import attention_decomposition, attention_fusion, gqa_broadcast_elimination
 from ort_cuda_plugin.passes.contraction import fold_dequantize, kernel_selection, pointwise_as_gemm, tf32_as_scaled_f16
 from ort_cuda_plugin.passes.emission import emission
@@ -90,7 +91,7 @@ MISTAKES = (
     ),
     Mutation(
         "squeeze_excite_fusion", "another reader of the hidden values is missed",
-        squeeze_excite_fusion._only_writer, "or list(uses.readers(buffer)) != [reader]", "",
+        Uses.replaceable_writer, "or list(self.readers(buffer)) != [reader]", "",
     ),
     Mutation(
         "squeeze_excite_fusion", "the convolutions are swapped",
