@@ -15,7 +15,7 @@ typedef struct checker {
 } checker;
 
 bool ocp_plan_reject(ocp_error *error, const char *format, ...) {
-  char text[200];
+  char text[400];
   va_list arguments;
   va_start(arguments, format);
   vsnprintf(text, sizeof text, format, arguments);

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "device/memory/memory.h"
+#include "plan/check.h"
 #include "plan/format.h"
 #include "plan/load.h"
 #include "run/cluster_state.h"
@@ -247,61 +248,54 @@ static bool problem_takes(const ocp_problem *problem, const ocp_plan_param *para
   return pointers + numbers == count && ocp_problem_takes(problem, pointers, numbers);
 }
 
-static int check_callback(const ocp_cluster *cluster, const ocp_plan *plan, uint32_t index, ocp_error *error) {
+static bool check_callback(const ocp_cluster *cluster, const ocp_plan *plan, uint32_t index, ocp_error *error) {
   const ocp_plan_record *record = &plan->records[index];
   const ocp_plan_param *params = plan->params + record->first_param;
   uint32_t pointers = 0;
   if (record->index >= cluster->num_callbacks)
-    return ocp_fail(error, ORT_INVALID_GRAPH, "invalid plan: record %u calls callback %u, but %s has %u callbacks",
-                    index, record->index, cluster->name, cluster->num_callbacks);
+    return ocp_plan_reject(error, "record %u calls callback %u, but %s has %u callbacks", index, record->index,
+                           cluster->name, cluster->num_callbacks);
   for (uint32_t i = 0; i < record->num_params; i++)
     pointers += params[i].kind == OCP_PARAM_POINTER;
   const ocp_callback *callback = &cluster->callbacks[record->index];
   const uint32_t numbers = record->num_params - pointers;
   if (pointers != callback->num_pointers || numbers != callback->num_numbers)
-    return ocp_fail(
-        error, ORT_INVALID_GRAPH,
-        "invalid plan: record %u calls callback %u of %s with %u pointers and %u numbers, expected %u and %u", index,
+    return ocp_plan_reject(
+        error, "record %u calls callback %u of %s with %u pointers and %u numbers, expected %u and %u", index,
         record->index, cluster->name, pointers, numbers, callback->num_pointers, callback->num_numbers);
-  return ORT_OK;
+  return true;
 }
 
 /* Checks that the cluster has the kernels, weights, problems and callbacks that the plan refers to by index. */
-static int check_handles(const ocp_cluster *cluster, const ocp_plan *plan, ocp_error *error) {
+static bool check_handles(const ocp_cluster *cluster, const ocp_plan *plan, ocp_error *error) {
   const ocp_plan_header *h = &plan->header;
   if (!in_range(plan->kernels, h->num_kernels, cluster->num_kernels) ||
       !in_range(plan->weights, h->num_weights, cluster->num_weights) ||
       !in_range(plan->problems, h->num_problems, cluster->num_problems))
-    return ocp_fail(
-        error, ORT_INVALID_GRAPH,
-        "%s: invalid plan: it refers to a kernel, weight or library call by an index that is too large. If it "
-        "is from a compiled model, compile the model again",
-        cluster->name);
+    return ocp_plan_reject(error, "it refers to a kernel, weight or library call by an index that %s does not have",
+                           cluster->name);
   for (uint32_t i = 0; i < h->num_records; i++) {
     const ocp_plan_record *record = &plan->records[i];
     if (record->kind == OCP_RECORD_LAUNCH &&
         !takes(&cluster->kernels[plan->kernels[record->index]], plan->params + record->first_param, record->num_params))
-      return ocp_fail(error, ORT_INVALID_GRAPH, "invalid plan: record %u has other parameters than its kernel %s", i,
-                      cluster->kernels[plan->kernels[record->index]].name);
+      return ocp_plan_reject(error, "record %u has other parameters than its kernel %s", i,
+                             cluster->kernels[plan->kernels[record->index]].name);
     if (record->kind == OCP_RECORD_LIBRARY && !problem_takes(cluster->problems[plan->problems[record->index]],
                                                              plan->params + record->first_param, record->num_params))
-      return ocp_fail(error, ORT_INVALID_GRAPH,
-                      "%s: invalid plan: the parameters of record %u do not match its library call. If it is from a "
-                      "compiled model, "
-                      "compile the model again",
-                      cluster->name, i);
-    if (record->kind == OCP_RECORD_CALL && check_callback(cluster, plan, i, error) != ORT_OK)
-      return error->code;
+      return ocp_plan_reject(error, "the parameters of record %u do not match its library call", i);
+    if (record->kind == OCP_RECORD_CALL && !check_callback(cluster, plan, i, error))
+      return false;
   }
   for (uint32_t i = 0; i < h->num_inputs; i++)
     if ((plan->inputs[i].host_register != OCP_NO_REG) != is_host_input(cluster, i))
-      return ocp_fail(error, ORT_INVALID_GRAPH, "invalid plan: input %u %s in the plan, but %s in %s", i,
-                      plan->inputs[i].host_register != OCP_NO_REG ? "is read by the host" : "is not read by the host",
-                      is_host_input(cluster, i) ? "it is" : "it is not", cluster->name);
+      return ocp_plan_reject(error, "input %u %s in the plan, but %s in %s", i,
+                             plan->inputs[i].host_register != OCP_NO_REG ? "is read by the host"
+                                                                         : "is not read by the host",
+                             is_host_input(cluster, i) ? "it is" : "it is not", cluster->name);
   if (cluster->num_host_inputs && cluster->host_inputs[cluster->num_host_inputs - 1] >= h->num_inputs)
-    return ocp_fail(error, ORT_INVALID_GRAPH, "invalid plan: it has %u inputs, but the host reads input %u of %s",
-                    h->num_inputs, cluster->host_inputs[cluster->num_host_inputs - 1], cluster->name);
-  return ORT_OK;
+    return ocp_plan_reject(error, "it has %u inputs, but the host reads input %u of %s", h->num_inputs,
+                           cluster->host_inputs[cluster->num_host_inputs - 1], cluster->name);
+  return true;
 }
 
 static ocp_variant *make_variant(const ocp_cluster *cluster, ocp_plan *plan) {
@@ -348,8 +342,8 @@ int ocp_cluster_add_plan(ocp_cluster *cluster, const void *blob, size_t bytes, o
   if (!plan)
     return error->code;
   pthread_mutex_lock(&cluster->setup);
-  int code = check_handles(cluster, plan, error);
-  ocp_variant *variant = code == ORT_OK ? make_variant(cluster, plan) : NULL;
+  const bool is_valid = check_handles(cluster, plan, error);
+  ocp_variant *variant = is_valid ? make_variant(cluster, plan) : NULL;
   if (variant) {
     variant->next = atomic_load_explicit(&cluster->variants, memory_order_relaxed);
     atomic_store_explicit(&cluster->variants, variant, memory_order_release);
@@ -358,5 +352,5 @@ int ocp_cluster_add_plan(ocp_cluster *cluster, const void *blob, size_t bytes, o
   if (variant)
     return ORT_OK;
   ocp_plan_free(plan);
-  return code != ORT_OK ? code : ocp_fail_memory(error);
+  return is_valid ? ocp_fail_memory(error) : error->code;
 }
