@@ -561,14 +561,17 @@ def main() -> int:
     parser.add_argument("--checks", default="*", help="run only checks whose names match this pattern")
     parser.add_argument("--kernels", type=int, default=0, help="inject at most this number of wrong kernels a section")
     parser.add_argument("--put-in", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--one-kind", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     signal.signal(signal.SIGALRM, hang)
     if given.put_in:
         return put_in(not given.full)
-    if "library" in given.kinds and len(given.kinds) > 1:
-        return in_processes(given)
     with tempfile.TemporaryDirectory() as folder:
+        if not given.one_kind:
+            use_own_cache(Path(folder, "cache"))
+        if "library" in given.kinds and len(given.kinds) > 1:
+            return in_processes(given)
         if given.kinds == ["library"]:
             sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "harness")]
             from c_programs import stand_ins as build
@@ -576,7 +579,6 @@ def main() -> int:
             os.environ["ORT_CUDA_PLUGIN_EMULATE_LIBRARIES"] = str(build(Path(folder)))
         os.environ["ORT_CUDA_PLUGIN_EMULATE_PROFILE"] = str(Path(folder, "launches"))
         os.environ["FAKE_CALLS"] = str(Path(folder, "calls"))
-        use_own_cache(Path(folder, "cache"))
         found = []
         for outcome in outcomes(given):
             found.append(outcome)
@@ -608,8 +610,8 @@ def in_processes(given: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as folder:
         for kind in given.kinds:
             file = Path(folder, kind)
-            command = [sys.executable, __file__, "--kinds", kind, "--share", given.share, "--only", given.only]
-            command += ["--checks", given.checks, "--kernels", str(given.kernels)]
+            command = [sys.executable, __file__, "--one-kind", "--kinds", kind, "--share", given.share]
+            command += ["--only", given.only, "--checks", given.checks, "--kernels", str(given.kernels)]
             command += ["--json", str(file), *(["--full"] if given.full else [])]
             command += ["--sections", *given.sections] if given.sections else []
             subprocess.run(command, check=False)
