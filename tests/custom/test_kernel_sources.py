@@ -115,7 +115,8 @@ def two_shifts() -> Any:
     [
         (
             uses_an_object,
-            "uses the global or captured name 'Wave' of type EnumType: only numbers, tuples of numbers, func",
+            "kernel uses_an_object uses the global or captured name 'Wave' of type EnumType: only numbers, tuples of "
+            "numbers, func",
         ),
         (uses_kernel, "kernel uses_kernel uses the name 'kernel', which the generated code defines too. Rename it"),
         (two_shifts(), "uses_two_shifts and the functions that it calls use 'SHIFT' for different objects: rename one"),

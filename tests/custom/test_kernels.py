@@ -316,8 +316,8 @@ def wrong_launches() -> dict[str, Any]:
 
     return {
         "takes 4 arguments, got 3": with_arguments("x", "y", "n"),
-        r"argument 3: got a symbolic size, expected f32": with_arguments("x", "y", "n", "n"),
-        r"argument 1: got the type f32, expected \*f32": with_arguments("x", 1.5, "n", 2.0),
+        r"argument 3: got a symbolic size, expected f32 as the signature declares": with_arguments("x", "y", "n", "n"),
+        r"argument 1: got the type f32, expected \*f32 as the signature declares": with_arguments("x", 1.5, "n", 2.0),
         "argument 0 is not contiguous. Pass ctx.contiguous": with_arguments("flipped", "y", "n", 2.0),
         "argument 2: got str, expected a tensor or a number": with_arguments("x", "y", "nothing", 2.0),
         r"a block of \(64, 64, 1\) threads": with_arguments("x", "y", "n", 2.0, block=(64, 64)),

@@ -343,7 +343,8 @@ def test_a_cell_of_a_notebook_runs_again() -> None:
 
 def test_an_operator_that_nobody_registered_says_what_to_do() -> None:
     node = Node("here", "Missing", DOMAIN, 1, (), (Value("y", None, None),))
-    with pytest.raises(Unsupported, match=r"my\.domain\.Missing is not implemented: .* Import the module that"):
+    advice = "Import the module that registers it"
+    with pytest.raises(Unsupported, match=rf"my\.domain\.Missing is not implemented: .* {advice}"):
         registry.current().implementations(node, 1)
     graph = Graph("g", [node], [], [], {DOMAIN: 1})
     assert registry.snapshot_of(graph) is registry.current()

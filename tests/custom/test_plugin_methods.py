@@ -68,7 +68,8 @@ def test_get_plugin_version() -> None:
         def get_plugin_version(self) -> str:
             return "beta"
 
-    with pytest.raises(ValueError, match="plugin Probe: version: got 'beta', expected the digits of a number"):
+    said = "plugin Probe: version: got 'beta', expected the digits of a number of at least 1"
+    with pytest.raises(ValueError, match=said):
         register_creator(Beta())
 
 

@@ -191,7 +191,7 @@ def test_a_read_only_array_is_an_input_and_no_output(device: Device, session: or
 
 
 def test_host_arrays_are_named_as_what_they_are(session: ort.InferenceSession) -> None:
-    with pytest.raises(TypeError, match="__dlpack__; got ndarray"):
+    with pytest.raises(TypeError, match="with __cuda_array_interface__ or __dlpack__; got ndarray"):
         ort_cuda_plugin.bind_input(session.io_binding(), "a", np.ones(4, np.float32))
     with pytest.raises(TypeError, match=r"expected an onnxruntime\.OrtValue, got ndarray"):
         ort_cuda_plugin.as_cuda_array(np.zeros(3))

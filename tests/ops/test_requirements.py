@@ -133,7 +133,7 @@ def tensor(rank: int, dtype: DType = DType.FLOAT32) -> Any:
         (lambda: require.all_or_none(key=1, value=None), "key and value must be given together .*, got key alone"),
         (
             lambda: require.heads(6, 4),
-            "num_heads must be .* multiple of kv_num_heads, got num_heads = 6 and kv_num_heads = 4",
+            "num_heads must be a positive multiple of kv_num_heads, got num_heads = 6 and kv_num_heads = 4",
         ),
         (lambda: require.block(24), "block_size must be a power of two of at least 16, got 24"),
         (lambda: require.element_type({DType.UINT8}, zeros=tensor(1)), "zeros must have the type u8, got f32"),

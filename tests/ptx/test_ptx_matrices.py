@@ -149,7 +149,7 @@ def test_matrices_are_loaded_and_stored_by_all_lanes(count: int, transposed: str
         ),
         (
             "m16n8k16.row.col.f32.f16.f16.f32 {%f}, {%r}, {%r}, {%f}",
-            "registers of d, a, b and c: got",
+            r"registers of d, a, b and c: got \[1, 1, 1, 1\], expected \[4, 4, 2, 4\]",
         ),
     ],
 )

@@ -206,7 +206,7 @@ OrtStatus *ocp_ort_create_sync_stream(OrtEpFactory *factory, const OrtMemoryDevi
   ocp_place where = ocp_ort_place(memory_device);
   if (where.kind != OCP_PLACE_DEVICE)
     return ocp_api->CreateStatus(ORT_INVALID_ARGUMENT,
-                                 OCP_EP_NAME " has no streams for this memory, expected device memory");
+                                 OCP_EP_NAME " cannot create a stream for this memory: expected device memory");
   ocp_error error = {0};
   ocp_stream *stream = NULL;
   ocp_device *device = ocp_device_open(where.emulated, where.ordinal, &error);

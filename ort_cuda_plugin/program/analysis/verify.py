@@ -46,14 +46,11 @@ class Verifier:
 
     def __call__(self, name: str, steps: Sequence[Step]) -> None:
         """Raise InvalidProgramError if the steps after the pass ``name`` violate an invariant."""
-        written = set(self._stand_ins)
         for number, step in enumerate(steps):
-            found = [] if step in self._known else list(_violations(step))
-            found += _unwritten(step, written)
-            if found:
-                raise InvalidProgramError(_message(name, number, step, found[0]))
+            for reason in _violations(step) if step not in self._known else ():
+                raise InvalidProgramError(_message(name, number, step, reason))
             self._known.add(step)
-            written.update(step.writes)
+        check_writers(name, steps, self._stand_ins)
         for number, step, x in _gaps(steps):
             if x.buffer in self._stand_ins:
                 continue
@@ -69,16 +66,11 @@ def check_writers(name: str, steps: Sequence[Step], stand_ins: Collection[Buffer
     """
     written = set(stand_ins)
     for number, step in enumerate(steps):
-        for reason in _unwritten(step, written):
-            raise InvalidProgramError(_message(name, number, step, reason))
+        for buffer in step.reads:
+            if buffer not in written and _needs_writer(step, buffer):
+                reason = f"3: {_described(step, buffer)} is read, but no earlier step writes it"
+                raise InvalidProgramError(_message(name, number, step, reason))
         written.update(step.writes)
-
-
-def _unwritten(step: Step, written: Collection[Buffer]) -> Iterator[str]:
-    """Yield a violation of invariant 3 for each buffer that the step reads and that must be in ``written``."""
-    for buffer in step.reads:
-        if buffer not in written and _needs_writer(step, buffer):
-            yield f"3: {_described(step, buffer)} is read, but no earlier step writes it"
 
 
 def _needs_writer(step: Step, buffer: Buffer) -> bool:

@@ -89,10 +89,8 @@ def gated_delta_net(
     tokens, heads, width = v.shape
     size, key_heads = q.shape[2], k.shape[1]
     require.multiple_of(ctx, heads, key_heads, "the number of heads of value", "that of key")
-    is_packed = len(lead) == 1
-    require.that(
-        cu_seqlens is None or is_packed, "query", "have rank 3 if cu_seqlens is given", f"rank {len(lead) + 2}"
-    )
+    wanted = "have one dimension before its heads if cu_seqlens is given"
+    require.that(cu_seqlens is None or len(lead) == 1, "query", wanted, f"{len(lead)} dimensions")
     packed, count, steps = _sequences(ctx, cu_seqlens, initial_state, tokens)
     require.shape(ctx, (count, heads, width, size), initial_state=initial_state)
     gates = None
