@@ -35,7 +35,7 @@ def is_search(node: Node | None) -> bool:
 
 
 def as_repetition(node: Node, opsets: Mapping[str, int]) -> Repetition:
-    """Return the three clusters of a search. Raises Unsupported or InvalidModel if the plugin cannot run the search."""
+    """Return a search as a `Repetition`. Raises Unsupported or InvalidModel if the plugin cannot run the search."""
     kind = _KINDS[node.op_type](node, dict(opsets))
     model = attribute_number(node, "model_type", _WHISPER if node.op_type == "WhisperBeamSearch" else _GPT)
     if model == _GPT:

@@ -140,7 +140,7 @@ class PluginBuild(ABC):
         return 100
 
     def get_timing_cache_id(self) -> str | None:
-        """Return the problem's name in the cache of times; None: nothing is measured, and the first tactic is used."""
+        """Return the plugin's key in the timing cache; None: no tactic is timed, and the first one is used."""
         return None
 
     def configure_plugin(

@@ -59,7 +59,9 @@ class ConvertedElement(Element):
         return [text.replace(OUTER, f"({outer})").replace(INNER, f"({inner})") for text in self.shared]
 
     def load_shared(self, outer: str, inner: str, name: str) -> tuple[list[str], list[str]]:
-        """Return lines that load the ``shared`` values, and the variables that hold them."""
+        """Return lines that load the values that a block of weights has in common (``shared``, such as its scale), and
+        the variables that hold them.
+        """
         names = [f"{name}_of_block{number}" for number in range(len(self.shared))]
         return [f"{x} = {text}" for x, text in zip(names, self.shared_texts(outer, inner), strict=True)], names
 

@@ -25,7 +25,7 @@ def rewire_input(subject: Subject) -> bool:
         name = ""
     elif choice < 0.13:
         name = subject.text()
-    elif choice < 0.18:  # any value, so mostly a cycle
+    elif choice < 0.18:  # any value of the graph; one that depends on this node makes a cycle
         name = subject.rng.choice(subject.names(graph))
     else:
         earlier = [info.name for info in graph.input] + [tensor.name for tensor in graph.initializer]

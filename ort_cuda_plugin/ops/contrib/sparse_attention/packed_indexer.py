@@ -398,9 +398,10 @@ def _scores(
 
 
 def _chosen(ctx: Lowering, steps: _Steps, seen: Tensor, order: Tensor, picked: int) -> tuple[Tensor, Tensor]:
-    """Return indices and their number: the ``picked`` best entries, in mode "qsa" the tokens of blocks.
+    """Return each token's selected indices, [tokens, room], and their number, [tokens].
 
-    Those blocks are the ``picked`` best ones, followed by the incomplete block.
+    In mode "csa" they are the ``picked`` best entries, in mode "qsa" the tokens of the ``picked`` best blocks, followed
+    by those of the incomplete block.
     """
     ratio, count = steps.ratio, order.shape[0]
     room = picked * ratio + ratio - 1 if steps.by_tokens else picked
