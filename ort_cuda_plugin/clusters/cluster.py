@@ -37,12 +37,12 @@ _SMALL_CONSTANT = 64 * 1024
 
 @dataclass(frozen=True)
 class Variant:
-    """A plan, with the kernels, weights and problems that no earlier plan of the cluster added.
+    """A plan, with the kernels, weights, library problems and callbacks that no earlier plan of the cluster added.
 
-    Indices in ``plan`` number the cluster's kernels, weights and problems in the order in which all variants added
-    them. So the owner of the `CompiledCluster` adds each list to the C cluster, reports that
+    Indices in ``plan`` number the cluster's kernels, weights, problems and callbacks in the order in which all variants
+    added them. So the owner of the `CompiledCluster` adds each list to the C cluster, reports that
     (`CompiledCluster.kernels_added`, ...), and adds the plan last. If shapes are unknown, ``plan`` is None, and the
-    lists hold entries that plans will probably need. ``stored`` are plans built earlier, encoded by
+    lists hold entries that later plans will probably need. ``stored`` are the plans of a compiled model, encoded by
     `plan.format.encode`.
     """
 
@@ -79,7 +79,7 @@ def _agrees(value: Value, shape: Sequence[int] | None) -> bool:
 
 
 class WeightReader:
-    """Reads weights back from the device. ``read`` returns the bytes of a weight by its number in the cluster."""
+    """Reads weights back from the device. ``read`` returns the contents of the weight with a number in the cluster."""
 
     def __init__(self) -> None:
         self.read: Callable[[int], bytes] | None = None

@@ -1,7 +1,7 @@
 """Substitutes of vendor library calls: programs of the plugin's kernels that compute a call's problem.
 
 A library may refuse a call in a Run: it has no algorithm for the sizes, or an engine does not execute. The inputs of
-the program are the call's tensors, including the one that it writes; each is a vector that begins at the call's
+the program are the call's tensors, including its result. Each input is a tensor of rank 1 that begins at the call's
 pointer. So the program can run in the middle of a plan, and it writes only the elements of the result.
 """
 
@@ -67,7 +67,7 @@ class _Tensors:
 
 
 def substitute_of(problem: LibraryProblem, values: Sequence[int], device: DeviceProperties) -> Substitute:
-    """Return the substitute of a call of ``problem`` with these integer arguments.
+    """Return the substitute of a call of ``problem`` with the integer arguments ``values``.
 
     Raises: Unsupported: no kernel of the plugin computes the problem.
     """
@@ -130,7 +130,7 @@ def _product(
 
 
 def _image_strides(shape: Sequence[int], is_last: bool, apart: int = 0) -> tuple[int, ...]:
-    """Return the strides of images of ``shape``, (image, channel, spatial...), with channels last or contiguous.
+    """Return the strides of images of ``shape``, (image, channel, spatial...): channels-last or contiguous.
 
     ``apart`` is the distance between images (with channels last, between pixels) in elements; 0: no gaps.
     """

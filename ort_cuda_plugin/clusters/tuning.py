@@ -1,9 +1,9 @@
 """Autotuner: chooses kernels of steps, and passes of plans, by measuring each candidate once per problem and device.
 
 The tuner compiles each candidate of a step at the sizes of the current Run, as a small program without inputs (as in
-`plan.precompute`) and with its own memory. The candidates of a pass are the whole program with and without it: their
-other choices are those of the cost model. A ``Measure`` function runs the programs on the device. The timing cache on
-disk keeps the times for later sessions.
+`plan.precompute`) and with its own memory. The candidates of a pass are the whole program with and without
+it; in both, the cost model makes all other choices. A ``Measure`` function runs the programs on the device. The timing
+cache on disk keeps the times for later sessions.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ class MeasuringTuner(Tuner):
     def pays(self, ctx: Lowering, name: str, before: Sequence[Step], after: Sequence[Step], compiled: Compile) -> bool:
         """Return whether the plan with the pass ``name`` is at least as fast as the plan without it. See `Tuner`.
 
-        Both plans are measured, for sizes as in `choice`. Programs with read-backs, copies or calls of Python are not
-        measured: the pass runs.
+        Both plans are measured, for sizes as in `choice`. Programs with read-backs, copies or calls of Python functions
+        are not measured: the pass runs.
         """
         sizes = _program_sizes(before) + _program_sizes(after)
         unknown = list(dict.fromkeys(size for size in sizes if not isinstance(size, int)))
@@ -276,7 +276,7 @@ def _timing_id(ctx: Lowering, step: Sums) -> str:
 
 
 def _layout(x: Tensor) -> str:
-    """Return a text for the layout of x: broadcast and contiguous dimensions, and the order of dimensions by stride."""
+    """Return the layout of x as text: broadcast and contiguous dimensions, their order by stride, and constants."""
     strides = [hint(stride) for stride in x.strides]
     order = sorted(range(x.rank), key=lambda axis: -strides[axis])
     kinds = ["b" if stride == 0 else "n" if stride == 1 else "s" for stride in strides]
@@ -298,7 +298,7 @@ def _operations(step: Sums) -> list[tuple[str, int]]:
 def kernels_digest() -> str:
     """Return a hash of the toolchain and of the sources of kernels, schedules and passes.
 
-    Any change of these invalidates measured times.
+    A change of the toolchain or of a source invalidates measured times.
     """
     root = Path(__file__).parent.parent
     rooms = ("kernels", "schedule", "passes")

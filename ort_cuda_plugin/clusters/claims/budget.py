@@ -39,7 +39,10 @@ class MemoryBudget:
 
 
 def _nbytes(node: Node, counted: set[str]) -> int:
-    """Return the bytes of a node's results and of its constants not in ``counted``; add the constants to the set."""
+    """Return the estimate for a node: the bytes of its results and of its constants not in ``counted``, plus 50 %.
+
+    Adds the names of these constants to ``counted``.
+    """
     total = 0
     for value in node.reads():
         if value.initializer is not None and value.name not in counted:

@@ -90,9 +90,9 @@ def analyze(
 
     Calls the lowering functions of operators on symbolic shapes; reads no large initializer. After a declined node the
     analysis continues with the types and shapes that ORT infers. ``ranks`` holds ranks that ORT does not infer; ranks
-    that the lowering functions infer are added to it. ``provider`` is the plugin's provider name: after layout changes
-    ORT asks for claims a second time, and the nodes claimed before then carry this name. ``single_nodes`` as for
-    `claim`.
+    that the lowering functions infer are added to it. ``provider`` is the plugin's provider name. After layout changes
+    ORT asks for claims a second time; then the nodes that the plugin claimed the first time carry this name.
+    ``single_nodes`` as for `claim`.
     """
     analysis = _Analysis(graph, device, options or LoweringOptions(), ranks or Ranks(), provider)
     verdicts = analysis.verdicts(graph.nodes)
@@ -139,8 +139,8 @@ def claim(
     ones, are declined.
 
     If an input comes from a declined node or from another cluster, an operator may know less about it in its cluster
-    than in the whole graph, for example not the contents of a shape. So each cluster is also analysed alone. Nodes that
-    this analysis declines are removed, and the analysis repeats until it declines none.
+    than in the whole graph, for example not the elements of a shape tensor. So each cluster is also analysed alone.
+    Nodes that this analysis declines are removed, and the analysis repeats until it declines none.
     """
     options = options or LoweringOptions()
     ranks = ranks or Ranks()

@@ -31,7 +31,7 @@ MAX_UNROLLED_NODES = 1024
 """Maximum nodes of an unrolled Loop or Scan, over all iterations and inner bodies."""
 
 MAX_EXPANDED_BYTES = 2**22
-"""Maximum bytes of a body cluster's constants; with more, the surrounding graph's plan cannot lower it again."""
+"""Maximum bytes of the constants of a body's cluster whose nodes the surrounding graph's plan may lower again."""
 
 Inputs = Sequence[Operand | None]
 
@@ -171,8 +171,8 @@ def _if(lowering: BodyLowering, node: Node, inputs: Inputs) -> list[Operand]:
 def _either(ctx: Lowering, x: Tensor, other: Tensor) -> Tensor:
     """Return a stand-in for a result of If whose branch is known only in a Run; it has the type and shape of x.
 
-    Requested on the host, its elements are those of ``other`` if a Run must read these back from the device, else those
-    of ``x``.
+    If the host requests the stand-in's elements, it gets those of ``other`` if a Run must read these back from the
+    device, else those of ``x``.
     """
     if x is other or x.positions() is None:
         return x

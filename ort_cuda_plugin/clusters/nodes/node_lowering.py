@@ -248,10 +248,10 @@ class NodeLowering:
             self.tensors[value] = result
 
     def _guessed(self, symbols: InputSymbols, value: Value, result: Tensor) -> Tensor:
-        """Return an operand for ``value`` if ``result`` is only one of several possible results of a Run.
+        """Return a stand-in for ``value``, for which ``result`` is only one of the possible results of a Run.
 
-        Every Run has the rank and type of ``result``, and its shape as far as ORT infers it. On request the operand's
-        contents are unknown integers, or the contents of ``result`` if a Run reads them back.
+        The stand-in has the rank and type of ``result``, and the shape of ``value`` as far as ORT infers it. If the
+        host requests its elements, they are unknown integers, or those of ``result`` if a Run reads these back.
         """
         known = value.shape or [None] * result.rank
         guess = self.ctx.stand_in([d if isinstance(d, int) else symbols.dimension(d) for d in known], result.dtype)

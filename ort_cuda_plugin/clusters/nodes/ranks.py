@@ -14,7 +14,7 @@ from ...model.ir import Node, Value
 from ...program.lowering.context import NUM_TRIALS
 
 _SAME = range(NUM_TRIALS - 2)
-"""Trials that assume one rank for all values of unknown rank; later trials assume different ranks."""
+"""Trials that assume their own number as the rank of all values of unknown rank; later trials mix different ranks."""
 LIKELY = (2, 3, 4, 1, 0, 5, 6, 7, 8)
 """All trials, most likely ranks of real models first."""
 

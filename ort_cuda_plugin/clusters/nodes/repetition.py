@@ -52,7 +52,7 @@ class Repetition:
         return self.first, self.step, self.last
 
     def sources(self, part: Part, inputs: Sequence[Value]) -> list[int]:
-        """Return the index of each input of one of the clusters in the list of states followed by ``inputs``."""
+        """Return, for each input of the cluster ``part``, its index in the list of states followed by ``inputs``."""
         known = {value: number for number, value in enumerate((*self.states, *inputs))}
         return [known[value] for value in part.graph.inputs]
 

@@ -126,7 +126,7 @@ class EncoderDecoder:
     # ---- the three clusters of the repetition ----
 
     def _start(self, ctx: Lowering, given: Given) -> list[Tensor]:
-        """Compute the first tokens, the encoder's mask, and the token buffer of full length."""
+        """Compute the decoder's first tokens, the encoder's mask, and the first tokens padded to max_length."""
         kind = self._search
         encoded, tokens, mask = needed(given, "input_ids"), given.get("decoder_input_ids"), given.get("attention_mask")
         prompts = encoded.shape[0]

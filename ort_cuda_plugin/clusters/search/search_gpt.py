@@ -64,7 +64,7 @@ class GptDecoder:
         )
 
     def _start(self, ctx: Lowering, given: Given) -> list[Tensor]:
-        """Compute the token buffer of full length, the lengths of the prompts, and the decoder's first inputs."""
+        """Compute ``sequences`` (the prompts, padded to max_length), the prompts' lengths, and the decoder's inputs."""
         ids, mask = needed(given, "input_ids"), given.get("attention_mask")
         if ids.rank != 2:
             raise InvalidModel(f"{self._search.node.op_type}: input_ids must have rank 2, got {ids.rank}")
