@@ -310,7 +310,7 @@ class Provider:
 
     def _fuse(self, name: str, loaded: Loaded, later: bool = False) -> FusedNode:
         """Make a cluster's fused node on the device, and prepare it as far as possible; ``later`` as for
-        `FusedNode.prepare`. If a cluster can only run with quarantined kernels of its context, it does.
+        `FusedNode.prepare`. If a cluster cannot be compiled to avoid quarantined kernels of its context, it runs them.
         """
         if loaded.otherwise is None:
             _tell(self.session, loaded)
@@ -356,7 +356,7 @@ class Provider:
 
 
 def _tell(session: Session, loaded: Loaded) -> None:
-    """Log why a loaded cluster is compiled again, what it runs in spite of the quarantine, and its new weights."""
+    """Log why a loaded cluster is compiled again, which quarantined code it runs, and which weights have new values."""
     for text in filter(None, (loaded.why, loaded.warning)):
         session.log("WARNING", text)
     if loaded.refitted:

@@ -32,11 +32,12 @@ class Session:
     Attributes:
         contexts: the compiled models.
         may_be_cut: the reason why nodes must not be fused, or "".
-        budget: the limit of device memory.
+        budget: the limit of device memory for claimed nodes; None: no limit.
         single_nodes: whether ONNX Runtime runs each node by a registry kernel.
         operators: the custom operators.
         ranks: inferred ranks of values; kept here because ORT drops the nodes that a fused node replaces.
-        compiled: the compiled bodies, by the names of their fused nodes.
+        compiled: the compiled clusters, by the names of their fused nodes; those of bodies may be compiled again in the
+            plan of the surrounding graph.
     """
 
     def __init__(self, metadata: list[Any], session_options: Any, logger: Any, identity: Identity) -> None:

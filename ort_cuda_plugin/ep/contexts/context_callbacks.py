@@ -59,7 +59,7 @@ class ContextCallbacks:
         return self._write is not None
 
     def read(self, name: str) -> Buffer:
-        """Return the contents of the file that a node names. They live as long as the result.
+        """Return a view of the contents of the file that a node names. Their memory is freed with the view.
 
         Raises: ContextError: the application's function fails.
         """

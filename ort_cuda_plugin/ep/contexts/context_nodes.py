@@ -182,7 +182,7 @@ class ContextReader:
         return found
 
     def _take(self, found: Sequence[tuple[Context, str]]) -> None:
-        """Tell the workspace which partitions of shared contexts the session has taken."""
+        """Mark the partitions that this session loaded as taken in `context.workspace`, which sessions share."""
         for key, file in self._files.items():
             for context, name in found:
                 if context is file:

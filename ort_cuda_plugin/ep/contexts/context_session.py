@@ -55,7 +55,8 @@ class ContextSession:
         self._asks_weightless = any(entries.get(key, "0") != "0" for key in WEIGHTLESS_ENTRIES)
         self._binary: _Binary | None = None
         self.compatibility: Any = ffi.new("char[]", b"")  # string of the written context; ORT keeps the pointer
-        # Contexts (or names of context files) for which ORT will request nodes, with the attributes of these nodes.
+        # Each cluster for which ORT will request an EPContext node, its context (or the name of the context file), and
+        # the node's other attributes.
         self._written: list[tuple[ContextCluster, bytes, Mapping[str, int | str]]] = []
 
     def without_bodies(self, graph: Graph, claims: Claims) -> Claims:
@@ -300,7 +301,7 @@ def request_of(
 ) -> ContextRequest:
     """Return the request for a context that corresponds to the options of a session.
 
-    Targets whose code the device can run avoid what is quarantined on it.
+    If the session's device can run a target's code, the target's plans avoid what is quarantined on this device.
     """
     targets = [ContextTarget(device.target, properties)]
     if asked.context_architectures:

@@ -16,7 +16,7 @@ from ...context.storage.source_model import SourceModel
 from ..session.model_paths import EXTERNAL_FOLDER
 
 BUFFER_SINCE = 29
-"""The version of ORT from which an application can give the source model as bytes."""
+"""N of the first ONNX Runtime 1.N in which an application can pass the source model in memory."""
 WEIGHTLESS_ENTRIES = ("ep.enable_weightless", "ep.enable_weightless_ep_context_nodes", "ep.enable_weightless_mode")
 """Session entries by which versions of ONNX Runtime ask for a compiled model without weights; "0" means no."""
 

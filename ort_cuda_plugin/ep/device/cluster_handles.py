@@ -55,8 +55,10 @@ class NewWeights:
             core().weight_release(pointer)
 
     def acquire_all(self, weights: Sequence[Weight]) -> list[Any]:
-        """Return an ``ocp_weight *`` for each of ``weights``: a constant's with its contents, a precomputed weight's
-        uninitialized, because a precomputation will fill it.
+        """Return an ``ocp_weight *`` for each of ``weights``.
+
+        The weight of a constant has the constant's contents. A `Precomputed` weight is uninitialized until `precompute`
+        fills it.
         """
 
         def acquire(weight: Weight) -> Any:

@@ -1,4 +1,4 @@
-"""Owner of an ``ocp_cluster`` and of the kernels, weights and problems that were added to it."""
+"""Owner of an ``ocp_cluster`` and of the kernels, weights and library problems that were added to it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Unnoted:
 
 
 class DeviceCluster:
-    """Owns an ``ocp_cluster`` with its kernels, problems and weights. Not thread safe.
+    """Owns an ``ocp_cluster`` with its kernels, library problems and weights. Not thread safe.
 
     ``handle`` is the number that C passes to `build_variant`; ``are_stored`` as for `NewWeights`. A plan's records
     refer to ``callbacks`` by number. ``weights`` has each ``ocp_weight *`` of the cluster, and its size in bytes.
@@ -63,7 +63,7 @@ class DeviceCluster:
             raise MemoryError(f"the host has no memory for the fused node {name}")
 
     def close(self) -> None:
-        """Release cluster, weights and kernels. No Run may be active."""
+        """Release the cluster with its weights, library problems and kernels. No Run may be active."""
         core().cluster_release(self.pointer)
         for problem in self._problems:
             core().problem_release(problem)

@@ -153,7 +153,7 @@ def lowering_gpu(text: str) -> tuple[DeviceProperties, bool]:
 
 
 def gpu_properties(text: str) -> DeviceProperties:
-    """Return the properties of the GPU that ``text`` names, such as "sm_90" or "sm_90:132", without NVIDIA's libraries.
+    """Return the properties of the GPU that ``text`` names, such as "sm_90" or "sm_90:132", with no vendor library.
 
     Raises: ValueError: the text does not name a GPU.
     """

@@ -83,8 +83,9 @@ def opened_libraries() -> frozenset[str]:
 def load_stand_ins() -> frozenset[str]:
     """Load the stand-in libraries that the emulated device offers, and return their names.
 
-    They are those of the folder that `STAND_INS_VARIABLE` names, and none without it. They compute on the memory of the
-    emulated device: their variable ``fake_translate`` gets the function that returns its address on the host.
+    They are in the folder that `STAND_INS_VARIABLE` names; without the variable there are none. They compute on the
+    memory of the emulated device: their variable ``fake_translate`` gets the function that translates the device's
+    addresses to host addresses.
 
     Raises: ValueError: a library of the folder cannot be loaded.
     """

@@ -40,7 +40,10 @@ _tuner: ThreadValue[Tuner | None] = ThreadValue(None)
 
 
 def choosing_by(tuner: Tuner | None) -> AbstractContextManager[None]:
-    """Let ``tuner`` choose the schedules of the sessions that this thread creates in the block; None: the rules do."""
+    """Let ``tuner`` choose the schedules of the sessions that this thread creates in the block.
+
+    None: a session chooses as its options say.
+    """
     return _tuner.replaced_by(tuner)
 
 

@@ -88,13 +88,13 @@ class OpenDevice:
     def calibration(self) -> Calibration | None:
         """Return the rates that `ort-cuda-plugin calibrate` has measured with these `versions` and this plugin.
 
-        None without them, and for the emulated device, whose times say nothing about a GPU.
+        None if there are none, and for the emulated device, whose times say nothing about a GPU.
         """
         return None if self.info.emulated else stored_calibration(self.probed)
 
     @property
     def probed(self) -> ProbedDevice:
-        """Return the device under which calibrations are kept."""
+        """Return the key of the device's calibration on disk: the GPU, and the versions for which the rates hold."""
         versions = {**self.versions, "plugin": plugin_version()}
         return ProbedDevice.of(self.info.name, self.info.compute_capability, self.info.multiprocessors, versions)
 
@@ -125,7 +125,7 @@ class OpenDevice:
     def versions(self) -> dict[str, str]:
         """Return the versions of the driver and of the libraries, "absent" for a library that does not work.
 
-        The libraries are opened before, so that the versions are the same in each process and at any time.
+        Opens the libraries first, so that the versions are the same in each process and at any time.
         """
         opened = load_stand_ins() if self.info.emulated else opened_libraries()
         absent = {library.name: "absent" for library in LIBRARIES}

@@ -1,4 +1,4 @@
-"""The quarantine of a device: what failed the selftest with this driver, these libraries and these kernels."""
+"""The quarantine of a device: schedules and operators that failed the selftest with its driver, libraries and code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ignores = ThreadValue(False)
 
 
 def without_quarantine() -> AbstractContextManager[None]:
-    """Let sessions that this thread creates in the block use what is quarantined."""
+    """Let sessions that this thread creates in the block use quarantined schedules and operators."""
     return _ignores.replaced_by(True)
 
 
@@ -32,14 +32,14 @@ def identity_of(device: OpenDevice) -> str:
 
 
 def load(device: OpenDevice) -> Quarantine:
-    """Return what is quarantined on the device now."""
+    """Return the device's quarantine as it is now; inside `without_quarantine` an empty one."""
     if _ignores.value:
         return Quarantine()
     return load_by(identity_of(device))
 
 
 def load_by(identity: str) -> Quarantine:
-    """Return what is quarantined on the device with this text of `identity_of`."""
+    """Return the quarantine of the device for which `identity_of` returned ``identity``."""
     cache = quarantine_cache()
     if not cache.has(identity):
         return Quarantine()

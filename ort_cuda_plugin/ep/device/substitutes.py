@@ -26,8 +26,9 @@ KINDS = ("matrix product", "convolution", "attention")
 
 @dataclass(frozen=True)
 class RefusedCall:
-    """A call that ``library`` refuses because of ``why``. ``values`` are its integer arguments, the workspace last.
+    """A call that ``library`` refuses because of ``why``.
 
+    ``values`` are the call's integer arguments; the last one is the size of its workspace in bytes.
     ``lasts``: whether later processes should avoid the call.
     """
 

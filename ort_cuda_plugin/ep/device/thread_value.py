@@ -1,4 +1,4 @@
-"""A value of each thread that a ``with`` block replaces for itself."""
+"""Thread-local values that a ``with`` block replaces until it ends."""
 
 from __future__ import annotations
 

@@ -203,8 +203,9 @@ def _create(name: str, since: int, handle: int, inputs: Sequence[SchemaPort], ou
 def infer(schema: Schema, context: Any) -> None:
     """Infer the output shapes of a node for ONNX Runtime; ``context`` is ``const OrtShapeInferContext *``.
 
-    If versions of the operator disagree, or the operator's function declines the node, ONNX Runtime gets no shape:
-    the verdict on the node gives the reason.
+    If versions of the operator disagree about a result's type or rank, or the operator's function declines the node,
+    ONNX Runtime gets no shape: the verdict on the node gives the reason. A dimension about which versions disagree is
+    unknown.
     """
     ort = OrtCalls(host.api())
     inputs = _inputs(ort, context)

@@ -129,7 +129,7 @@ class FusedNode:
 
     @contextlib.contextmanager
     def _compiling(self, shapes: Sequence[Sequence[int]], host_values: Sequence[Sequence[int]]) -> Iterator[None]:
-        """If a cluster of a compiled model must be compiled again and this fails, add to the error why it must be."""
+        """If the block fails to compile a cluster of a compiled model again, add the reason to compile to the error."""
         try:
             yield
         except ImportError as error:

@@ -53,7 +53,7 @@ class RepeatedNode:
         return info
 
     def close(self) -> None:
-        """Release the loop in C. No Run may be active. The owner of its clusters releases them afterwards."""
+        """Release the ``ocp_repeat``. No Run may be active. The owner of the clusters releases these afterwards."""
         core().repeat_release(self.pointer)
         self.pointer = ffi.NULL
 

@@ -75,7 +75,7 @@ def keys() -> tuple[str, ...]:
 
 
 def check_options(values: Mapping[str, str]) -> str:
-    """Return the error of the options of an arena, or ""."""
+    """Return the error that C finds in options of an arena, "" if they are valid."""
     error, (keys, texts) = new_error(), _strings(values)
     core().arena_check(keys, texts, len(keys), error)
     return ffi.string(error.text).decode(errors="replace") if error.code else ""

@@ -63,7 +63,7 @@ def collect(session: Mapping[str, str], environment: Mapping[str, str], identity
 
 
 def parse(given: Mapping[str, str]) -> tuple[Options, dict[str, str]]:
-    """Return the options, and the keys that have no effect or not the requested one, each with the reason.
+    """Return the options, and the keys that do not have the requested effect, each with the reason.
 
     Raises:
         OptionError: a key is unknown, a value is invalid, or two options contradict each other.

@@ -1,4 +1,4 @@
-"""Guards that turn exceptions into errors of C, because no Python exception may cross into ONNX Runtime.
+"""Exception guards: turn exceptions into errors of C, because no Python exception may cross into ONNX Runtime.
 
 There is one guard for each kind of return value. A guard is a decorator that installs a function as an ``extern
 "Python"`` of the bridge. ORT gets the message of the exception. ORT's log gets the traceback, at level VERBOSE unless
