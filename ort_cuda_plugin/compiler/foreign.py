@@ -103,7 +103,7 @@ class ForeignKernel(KernelSpec):
 
     @cached_property
     def digest(self) -> str:
-        """Return the hex SHA-256 of every field except ``owner``."""
+        """Return the hex SHA-256 of every field except ``owner`` and ``resident``."""
         code = self.foreign
         images = [f"{arch} {base64.b64encode(data).decode()}" for arch, data in code.images]
         own = repr((self.name, self.signature, self.source, self.launch_bounds))
@@ -113,7 +113,7 @@ class ForeignKernel(KernelSpec):
         return hash(self.digest)
 
     def to_json(self) -> Mapping[str, Any]:
-        """Encode the kernel as JSON, for `from_json`."""
+        """Return the kernel's fields as values that JSON can represent, for `from_json`."""
         images = [[arch, base64.b64encode(data).decode()] for arch, data in self.foreign.images]
         own = {name: value for name, value in asdict(self).items() if name != "foreign"}
         return {**own, "foreign": {**asdict(self.foreign), "images": images}}

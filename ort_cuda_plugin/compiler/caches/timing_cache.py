@@ -42,9 +42,11 @@ def size_bucket(size: int) -> int:
 class TimedProblem:
     """A computation whose candidates are timed.
 
-    Attributes: timing_id: names the computation, with every property that affects its time except types and sizes.
-        device: a text from `device_identity`. types: element types of the operands, such as "f16". sizes: buckets, see
-        `of`.
+    Attributes:
+        timing_id: names the computation, with every property that affects its time except types and sizes.
+        device: a text from `device_identity`.
+        types: element types of the operands, such as "f16".
+        sizes: buckets, see `of`.
     """
 
     timing_id: str

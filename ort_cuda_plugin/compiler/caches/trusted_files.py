@@ -87,8 +87,8 @@ class TrustedFolder:
     def lock(self, name: str) -> Iterator[bool]:
         """Hold a lock across processes in a ``with`` block; yields False at once if another process holds it.
 
-        The lock file is removed afterwards. A process that has opened it before that then locks a deleted file. So the
-        holder of a lock must first check whether another process has already done the work.
+        The lock file is removed at the end of the block. A process that opened the file before its removal can still
+        lock it. So the holder of a lock must first check whether another process has already done the work.
         """
         flags = os.O_RDWR | os.O_CREAT | CAREFULLY
         with os.fdopen(os.open(name, flags, 0o600, dir_fd=self.handle), "rb") as file:

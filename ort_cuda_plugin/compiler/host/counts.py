@@ -87,7 +87,10 @@ asynchronous copies), "waits1" (for all but the last group).
 
 
 def add_counts(body: list[str], size_of: Callable[[str], int], stored_type: Callable[[str], str]) -> list[str]:
-    """Return the body with calls that count. The last line is a comment with the basic blocks' instructions."""
+    """Return the body with calls that count memory accesses and basic blocks.
+
+    The last line is a comment with the number of instructions of each basic block, by kind.
+    """
     on_stack: set[str] = set()
     addresses = {match[1] for line in body if (match := _address.match(line))}
     mentioned = Counter(name for line in body for name in _value.findall(line))

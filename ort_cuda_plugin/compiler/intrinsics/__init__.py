@@ -205,7 +205,8 @@ def lower_half_erf(builder: ir.IRBuilder, args: Any) -> ir.Value:
 
 
 export("half_erf", types.float32, (types.float32,), lower_half_erf)
-# Approximations for 16-bit types: exp within 2**-16, 2**x and 1 / x within 2**-22; subnormal results become 0.
+# Approximations for 16-bit types. The relative error is at most 2**-16 for exp, and 2**-22 for 2**x and 1 / x;
+# subnormal results become 0.
 HALF_EXP = "{ .reg .f32 t; mul.ftz.f32 t, $1, 0f3FB8AA3B; ex2.approx.ftz.f32 $0, t; }"
 HALF_EXP2 = "ex2.approx.ftz.f32 $0, $1;"
 HALF_RECIPROCAL = "rcp.approx.ftz.f32 $0, $1;"
@@ -321,7 +322,7 @@ export("quotient_i32", types.int32, (types.int32, types.int64), lower_quotient_i
 export("quotient_i64", types.int64, (types.int64, types.int64), lambda builder, args: builder.udiv(*args))
 
 
-# ---- codes of less than 8 bits, the first in a byte's lowest bits; the index counts codes ----
+# ---- elements of 2 or 4 bits, the first one in a byte's lowest bits; ``place`` is the index of the element ----
 
 
 def lower_code(builder: ir.IRBuilder, args: Any, bits: int) -> ir.Value:

@@ -158,7 +158,7 @@ def decode_job(message: bytes) -> tuple[KernelSpec, Target]:
 
 
 WARMING = KernelSpec("warming", ("*f32", "i32"), "def kernel(x, n):\n    if cuda.grid(1) < n:\n        x[0] = 1\n")
-"""The kernel that the first helper compiles before it forks, so that they share the tables that Numba fills then."""
+"""The kernel that the first helper compiles before it forks, so that all helpers share the tables that Numba fills."""
 
 
 def main(folder: str = "", *channels: str) -> None:

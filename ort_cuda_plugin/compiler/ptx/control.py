@@ -75,7 +75,7 @@ def call(b: Builder, ins: Instruction) -> None:
 
 
 def call_by_address(b: Builder, ins: Instruction, callee: Register, given: Sequence[Operand]) -> None:
-    """Call the function whose address is in a register: a switch over functions with such results and parameters."""
+    """Call the function whose address is in a register: a switch over functions whose parameters fit the call."""
     memory = [b.parameters.get(each.name, "") if isinstance(each, Register) else "" for each in given]
     if not all(memory):
         raise ins.error("only arguments of the state space .param are supported")
@@ -126,8 +126,8 @@ def trap(b: Builder, ins: Instruction) -> None:
 def fail_assertion(b: Builder, arguments: Sequence[str]) -> None:
     """Translate a call of ``__assertfail``.
 
-    Its arguments are addresses of message and file, the line, the address of the function's name, and the bytes of a
-    char.
+    Its arguments are addresses of message and file, the line, the address of the function's name, and the size of a
+    char in bytes. ``arguments`` has the address of each.
     """
     values = []
     for index, memory in enumerate(arguments[:4]):

@@ -107,7 +107,7 @@ def renamed_variable(variable: Variable, names: Mapping[str, str]) -> Variable:
 
 
 def with_shared_variables(module: Module, kernel: str) -> Module:
-    """Return the module with only ``kernel`` and those that share global variables with it, directly or indirectly."""
+    """Return the module without the kernels that share no global variable with ``kernel``, directly or indirectly."""
     used = {
         name: {used for each in reachable(module, name) for used in function_names(each)}
         & {each.name for each in module.variables.values() if each.space == "global"}

@@ -28,8 +28,8 @@ CACHES = frozenset(
         *("shared::cta", "cta", "gpu", "sys", "cluster", "noftz", "unified", "u64"),
     )
 )
-"""Modifiers without an effect on the emulated device: cache operations, and scopes, since all threads see one memory
-order.
+"""Modifiers that do not change results on the emulated device: cache operations, and scopes, since all threads see one
+memory order. The checking mode takes note of ``.nc`` and ``.cta``.
 """
 ACCESS = frozenset((*SPACES, *ORDERS, *CACHES, "v2", "v4", "v8"))
 
@@ -297,7 +297,7 @@ def atomic(b: Builder, ins: Instruction) -> None:
 
 
 def atomic_update(b: Builder, ins: Instruction, pointer: str, ty: str, values: Sequence[Operand]) -> tuple[str, str]:
-    """Emit an atomic update of one element of memory; return (its old value, the LLVM type of the value)."""
+    """Emit an atomic update of one element of memory; return (its old value, the PTX type of the value)."""
     operation = next((each for each in ins.modifiers if each in OPERATIONS), "")
     size = bits_of(ty) // 8
     check_access(b, ins, pointer, size, ATOMIC)
