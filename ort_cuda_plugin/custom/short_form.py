@@ -68,8 +68,8 @@ class Op(Generic[P, R]):
 
         ``tactics`` gets the arguments of the operator's function. The operator's function gets the chosen tactic (a
         block size, a memory format, a kernel) in the keyword-only parameter ``tactic``. Sessions with the option
-        ``autotune`` measure the tactics. ``timing_id`` identifies the measurement in the cache of times; default: the
-        text of these two functions, so that changed functions are measured again.
+        ``autotune`` measure the tactics. ``timing_id`` is a part of the key in the timing cache; default: a hash of
+        the source of these two functions, so that changed functions are measured again.
 
         Raises TypeError if the function has no parameter ``tactic``.
         """

@@ -299,7 +299,7 @@ def checked_block(kernel: Kernel, sizes: Sequence[Any]) -> tuple[int, int, int]:
 
 
 def size_of(kernel: Kernel, what: str, size: Any) -> Dim:
-    """Return ``size``, one entry of the launch's grid or block (``what``), as a `Dim`.
+    """Return ``size`` as a `Dim`; ``what`` names the launch's parameter: "grid", "block" or "shared memory".
 
     Raises TypeError if ``size`` is neither an expression nor an integer from 0 to 2**31 - 1.
     """

@@ -60,10 +60,11 @@ def attached(label: str, plugin: Plugin, *, is_emulated: bool) -> tuple[Plugin, 
 
 @dataclass(frozen=True)
 class Tensors:
-    """The tensors of an `enqueue` in a Run: the given inputs, types, formats, and whether there is scratch memory.
+    """The tensors of an `enqueue` in a Run: inputs, outputs, and whether there is scratch memory.
 
-    ``inputs`` and ``outputs`` have (element type, format, number of channels if the format packs them into vectors,
-    else 0). ``wild`` has for each output the dimensions whose sizes `enqueue` computes.
+    ``given`` says for each input whether the node has it. ``inputs``, without omitted ones, and ``outputs`` have for
+    each tensor (element type, format, number of channels if the format packs them into vectors, else 0). ``wild`` has
+    for each output the dimensions whose sizes `enqueue` computes.
     """
 
     given: tuple[bool, ...]

@@ -154,9 +154,9 @@ class PluginRuntime(ABC):
     """Runtime capability: enqueues the plugin's work."""
 
     enqueue_is_recorded = True
-    """Whether `enqueue` is called once when a plan is built, which records its launches.
+    """Whether `enqueue` is called once for each plan, and the plan then repeats its launches in each Run.
 
-    Otherwise each Run calls it.
+    Otherwise each Run calls `enqueue`.
     """
 
     def set_tactic(self, tactic: int) -> Any:
