@@ -79,7 +79,7 @@ def _agrees(value: Value, shape: Sequence[int] | None) -> bool:
 
 
 class WeightReader:
-    """Reads weights back from the device. ``read`` returns the contents of the weight with a number in the cluster."""
+    """Reads weights back from the device. ``read(number)`` returns the contents of the cluster's weight ``number``."""
 
     def __init__(self) -> None:
         self.read: Callable[[int], bytes] | None = None

@@ -132,11 +132,10 @@ def claim(
     """Decide which nodes of ``graph`` the plugin runs. ``ranks`` receives the ranks inferred for the whole graph.
 
     ``passes_implicit_inputs``: ORT passes a fused node the values that only its bodies read; ``has_kernel``: the kernel
-    registry has a kernel for a control-flow node. With ``claim_unprofitable_nodes`` the plugin also claims nodes that
-    are faster on the CPU, because their inputs and results would be copied between host and device. With
-    ``single_nodes`` each node is a separate cluster, and the CPU does shape arithmetic. ``compiled`` holds the clusters
-    of bodies, by the names of their fused nodes. The first node that does not fit in the ``budget``, and all later
-    ones, are declined.
+    registry has a kernel for a control-flow node. With ``claim_unprofitable_nodes`` the plugin also claims nodes
+    whose copies between host and device cost more time than the device saves. With ``single_nodes`` each node is a
+    separate cluster, and the CPU does shape arithmetic. ``compiled`` holds the clusters of bodies, by the names of
+    their fused nodes. The first node that does not fit in the ``budget``, and all later nodes, are declined.
 
     If an input comes from a declined node or from another cluster, an operator may know less about it in its cluster
     than in the whole graph, for example not the elements of a shape tensor. So each cluster is also analysed alone.
@@ -394,7 +393,7 @@ class _Analysis:
                 "node %s: internal error of the plugin while it analysed the node. Report the model", node.label
             )
             return decline(node, "op", f"internal error: {type(error).__name__}: {error}. Report the model")
-        if node.provider and node.provider != self.provider:  # in a cluster, the node would make ORT drop the cluster
+        if node.provider and node.provider != self.provider:  # ORT would drop a cluster with the node
             return decline(node, "op", f"ONNX Runtime has assigned the node to {node.provider}")
         return _supported(node, self.lowering.served.get(node), self.lowering.ctx.notes.get(node, ""))
 
@@ -463,8 +462,8 @@ def _supported(node: Node, by: CustomOperator | None = None, note: str = "") -> 
 def _why_no_kernel(node: Node, has_kernel: Callable[[Node], bool]) -> str:
     """Return why no kernel of the registry can run a control-flow node, "" if one can.
 
-    States and results of If and Loop may differ in type, but ONNX Runtime compares only the type of the first one with
-    the types that a kernel supports. If others are strings or sequences, it would copy them to the device and fail.
+    States and results of If and Loop may differ in type, but ONNX Runtime compares only the type of the first value
+    with the types that a kernel supports. It would copy later values to the device, and fail for strings and sequences.
     """
     if (node.op_type, node.since_version) == ("Scan", 8):
         return "ONNX Runtime has no kernel of Scan-8 for plugins"
