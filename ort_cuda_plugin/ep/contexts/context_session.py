@@ -37,7 +37,7 @@ ALLOW_VARIABLE = "ORT_CUDA_PLUGIN_CONTEXT_ALLOW_HOST_CODE"
 
 
 def allows_host_code(options: Options | None = None) -> bool:
-    """Return whether a context may provide machine code for this computer's CPU: in this session, or in the process."""
+    """Return whether the session with ``options``, or each session of the process, may run a context's CPU code."""
     return (options is not None and options.context_allow_host_code) or os.environ.get(ALLOW_VARIABLE) == "1"
 
 

@@ -1,4 +1,4 @@
-"""The stream of a Run, as Python code that the plan calls sees it: launches, copies and reads in the Run's order."""
+"""The stream of a Run for Python code that the plan calls: launches, copies and reads in stream order."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Declares custom operators to ONNX Runtime: an OrtCustomOpDomain for each domain, with an OrtCustomOp for each schema.
+"""Declares custom operators to ONNX Runtime: an OrtCustomOpDomain per domain, with the OrtCustomOps of its schemas.
 
 ONNX Runtime asks for the domains when an application adds the plugin to a session's options, so a session knows the
 operators that were registered before that. An operator has one schema for all of its versions; the opset that the model
-imports selects the version of a node. Each combination of element types has a separate schema, so that ONNX Runtime can
-infer the types of results.
+imports selects the version of a node. Each combination of element types in a schema has a separate OrtCustomOp, so that
+ONNX Runtime can infer the types of results.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ...plugin_library import EP_NAME
 from .handles import HandleTable
 
 MAX_COMBINATIONS: Final = 128
-"""Combinations of element types above which a schema takes any types; the claim then checks them."""
+"""Maximum combinations of element types in a schema; one with more takes any types, and the claim checks the types."""
 
 _ANY: Final = 0  # ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED
 

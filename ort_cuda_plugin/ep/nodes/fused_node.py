@@ -129,7 +129,7 @@ class FusedNode:
 
     @contextlib.contextmanager
     def _compiling(self, shapes: Sequence[Sequence[int]], host_values: Sequence[Sequence[int]]) -> Iterator[None]:
-        """If the block fails to compile a cluster of a compiled model again, add the reason to compile to the error."""
+        """Explain errors in the block for a cluster of a compiled model: a missing compiler, or contradictory data."""
         try:
             yield
         except ImportError as error:
@@ -180,7 +180,7 @@ class FusedNode:
             count("PLAN_VARIANTS_BUILT")
 
     def _read_weight(self, number: int) -> bytes:
-        """Copy the bytes of a weight back from the device."""
+        """Return the contents of the cluster's weight ``number``, copied back from the device."""
         weight, nbytes = self._on_device.weights[number]
         data = bytearray(nbytes)
         self._device.read(core().weight_address(weight), data)
