@@ -66,7 +66,7 @@ class Elf:
         return self.data[offset : self.data.index(b"\0", offset)].decode()
 
     def contents(self, section: Section) -> bytes:
-        """Return the bytes of the section."""
+        """Return the section's contents; empty for a section that the file has no contents for (SHT_NOBITS)."""
         if section.type == SHT_NOBITS:
             return b""
         if section.offset + section.size > len(self.data):

@@ -33,7 +33,7 @@ class ForeignCode:
 
     Attributes:
         kind: one of `KINDS`.
-        images: pairs (architecture, code). The architecture is a name such as "sm_90", or "" for code for all of them.
+        images: pairs (architecture, code). The architecture is a name such as "sm_90", or "" for all architectures.
         entry: the kernel's name in the code: in CUDA C++ an ``extern "C"`` name, or an expression such as
             ``scale<float>``.
         options: options of NVRTC, such as "--use_fast_math".

@@ -13,9 +13,9 @@ from ort_cuda_plugin.compiler.kernel import KernelSpec
 class Target:
     """A GPU architecture, or the emulated device on this host's CPU.
 
-    With ``check``, emulated kernels call the checking mode before each memory access; with ``count``, they call the
-    counting mode. Without ``contract``, operations do not fuse to FMAs, so that results can be compared bit by bit. An
-    emulated target with a compute capability executes the PTX that NVVM generates for it.
+    With ``check``, emulated kernels call a check before each memory access (checking mode); with ``count``, they call
+    counters (counting mode). Without ``contract``, operations do not fuse to FMAs, so that results can be compared bit
+    by bit. An emulated target with a compute capability executes the PTX that NVVM generates for it.
     """
 
     kind: str

@@ -40,7 +40,7 @@ class CalibrationCache(CacheFolder):
         super().__init__(cache_folder() / "calibrations" if folder is None else folder, max_cache_bytes)
 
     def load(self, device: ProbedDevice) -> dict[str, float]:
-        """Return the seconds of a device's probes; none if the entry is missing or damaged."""
+        """Return the seconds of a device's probes; empty if the entry is missing or damaged."""
         found = _decode(self.read(_key(device)) or b"")
         return found[1] if found is not None and found[0] == device else {}
 
@@ -119,7 +119,7 @@ def stored_calibration(device: ProbedDevice) -> Calibration | None:
 
 
 def calibration_of(gpu: Gpu, plugin: str) -> tuple[ProbedDevice, Calibration] | None:
-    """Return the latest calibration of a described GPU by this version of the plugin, and the device; None without."""
+    """Return (device, rates) of the latest calibration of ``gpu`` by version ``plugin`` of the plugin; None if none."""
     for device in calibrated_devices():
         if device.described == gpu and device.version("plugin") == plugin:
             found = stored_calibration(device)

@@ -49,7 +49,7 @@ class QuarantineCache(CacheFolder):
 
     def load(self, device: str, made_by: str) -> list[Entry]:
         """Return the device's quarantined schedules and operators. If the entry is damaged, log a warning and return
-        none.
+        an empty list.
         """
         key = _key(device)
         if not self.has(device):

@@ -35,7 +35,7 @@ class RefusalCache(CacheFolder):
         super().__init__(cache_folder() / "refusals" if folder is None else folder, max_cache_bytes)
 
     def load(self, device: str) -> list[tuple[int, ...]]:
-        """Return the refused calls of a device, the oldest first. None is known if the entry is missing or damaged."""
+        """Return the refused calls of a device, the oldest first; empty if the entry is missing or damaged."""
         try:
             found, calls = json.loads(self.read(_key(device)) or b"[null, []]")
             is_valid = found == device and all(type(number) is int for call in calls for number in call)

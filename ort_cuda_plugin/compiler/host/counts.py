@@ -60,15 +60,15 @@ _functions = {
     "log1p": (22, 1),
     "expm1": (18, 1),
 }
-"""(instructions, those of the special function unit among them) of math functions. `_other_function` is for names that
-are not listed.
+"""For each math function: (instructions, how many of them run on the special function unit). `_other_function` is for
+functions that are not listed.
 """
 _quotient = 4
 """Instructions of an integer division by a precomputed reciprocal, measured in the SASS of sm_90 kernels with different
 numbers of divisions.
 """
 _approximations = {"ptx.half_exp": (2, 1), "ptx.half_exp2": (1, 1), "ptx.half_reciprocal": (1, 1)}
-"""(instructions, those of the special function unit among them) of approximations that use this unit."""
+"""For each approximation: (instructions, how many of them run on the special function unit)."""
 _other_function = (20, 1)
 _single = (
     *("llvm.fma", "llvm.fmuladd", "llvm.fabs", "llvm.min", "llvm.max", "llvm.s", "llvm.u", "llvm.ct", "llvm.abs"),
@@ -165,7 +165,7 @@ def metadata(text: str) -> dict[str, int]:
 
 
 def instructions(line: str) -> Counts:
-    """Return the instructions that a GPU issues for a line of IR that does not access memory."""
+    """Return the number of instructions that a GPU issues for a line of IR that does not access memory, by kind."""
     match = _operation.match(line)
     if match is None:
         return Counter()

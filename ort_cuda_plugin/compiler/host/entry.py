@@ -222,7 +222,8 @@ def block_loops(row: list[str]) -> list[str]:
 def guarded_row(values: list[str], body: str) -> list[str]:
     """Return the lines that run the threads along x, for a kernel with a `Guard`.
 
-    If exactly the first threads pass the checks, as at the end of an array, a loop without checks runs only these.
+    If the threads that pass the checks are the first of the row, as at the end of an array, a loop without checks runs
+    only these threads.
     """
     guard = f"i1 {call_of_thread('ocp.guard', values, 'all.')}"
     first = f"i1 {call_of_thread('ocp.guard', values, 'first.')}"

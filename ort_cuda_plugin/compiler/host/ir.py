@@ -99,7 +99,11 @@ def size_of(ty: str) -> int:
 
 @dataclass
 class SharedMemory:
-    """Layout of a kernel's shared arrays: {name of the array: byte offset in the block's shared memory}."""
+    """Layout of a kernel's shared arrays. ``offsets`` has each array's byte offset in the block's shared memory.
+
+    ``static_bytes`` is the total size of the arrays with a declared size. ``dynamic`` names the arrays whose size the
+    launch sets; they begin after the others.
+    """
 
     offsets: dict[str, int] = field(default_factory=dict)
     static_bytes: int = 0

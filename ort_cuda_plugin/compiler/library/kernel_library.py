@@ -147,8 +147,8 @@ class KernelLibrary:
 
 
 def expected_seconds(spec: KernelSpec) -> float:
-    """Return the expected CPU seconds to compile the kernel. About half of the time, Numba's front end, is linear in
-    the source.
+    """Return the expected CPU seconds to compile the kernel. Numba's front end takes about half of this time,
+    which is linear in the length of the source.
     """
     return 0.03 + len(spec.source) / 20000
 

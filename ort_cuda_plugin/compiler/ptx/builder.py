@@ -167,7 +167,7 @@ class Builder:
         return ""
 
     def scratch(self, role: str, size: int) -> str:
-        """Return at least ``size`` bytes of the function's frame, by which it passes values to the emulator."""
+        """Return the address of at least ``size`` bytes in the function's frame, which pass values to the emulator."""
         self.scratches[role] = max(size, self.scratches.get(role, 0))
         return f"%scratch.{role}"
 

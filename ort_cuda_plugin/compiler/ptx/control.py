@@ -140,7 +140,10 @@ PRINT = thread_function("printf", "i32", "ptr", "ptr")
 
 
 def print_text(b: Builder, memory: Sequence[str]) -> None:
-    """Translate a call of ``vprintf``. ``memory`` has the addresses of the result, of the format and of the values."""
+    """Translate a call of ``vprintf``, whose arguments are the address of the format and that of the values.
+
+    ``memory`` has the addresses of the result and of both arguments.
+    """
     result, *arguments = memory
     addresses = [b.op(f"load i64, ptr {each}") for each in arguments]
     count = b.call("i32", PRINT, *(f"ptr {b.host_pointer(each, '')}" for each in addresses))

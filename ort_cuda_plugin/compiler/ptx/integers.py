@@ -195,7 +195,10 @@ def count_bits(b: Builder, ins: Instruction, ty: str, x: str) -> str:
 
 @integers("9.7.1.16", "bfind", modifiers=frozenset(("shiftamt",)), result="u32")
 def find_leading(b: Builder, ins: Instruction, ty: str, x: str) -> str:
-    """Return the position of the most significant bit that differs from the sign bit; all ones if no bit differs."""
+    """Return the position of the most significant bit that differs from the sign bit; all ones if no bit differs.
+
+    With ``.shiftamt``, return the left shift that moves this bit to the top.
+    """
     width, bits = llvm_type(ty), bits_of(ty)
     if is_signed(ty):
         inverted = b.op(f"xor {width} {x}, -1")

@@ -107,7 +107,10 @@ def renamed_variable(variable: Variable, names: Mapping[str, str]) -> Variable:
 
 
 def with_shared_variables(module: Module, kernel: str) -> Module:
-    """Return the module without the kernels that share no global variable with ``kernel``, directly or indirectly."""
+    """Return the module with only those kernels that share global variables with ``kernel``, directly or indirectly.
+
+    All device functions stay.
+    """
     used = {
         name: {used for each in reachable(module, name) for used in function_names(each)}
         & {each.name for each in module.variables.values() if each.space == "global"}

@@ -10,7 +10,7 @@ BARRIER = thread_function("numbered_barrier", "i32", "i32", "i32", "i32", "i32")
 MATCH = thread_function("match", "i32", "i32", "i32", "i32")
 REDUCE = thread_function("reduce", "i32", "i32", "i32", "i32")
 MODES = {"sync": 0, "arrive": 1, "popc": 2, "and": 3, "or": 4}
-"""The emulator's numbers for what a barrier does besides waiting."""
+"""The emulator's numbers for a barrier's variants: wait, arrive without waiting, or wait and reduce predicates."""
 BARRIER_MODIFIERS = frozenset(("sync", "arrive", "red", "warp", "aligned", "cta", "popc", "and", "or"))
 
 
