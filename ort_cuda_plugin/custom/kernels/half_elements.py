@@ -33,7 +33,7 @@ def check_halves(name: str, source: str, dtypes: Sequence[DType | None]) -> None
 
 @functools.lru_cache(maxsize=256)
 def _computed_with(source: str, halves: tuple[int, ...]) -> int | None:
-    """Return the index of a parameter of ``halves`` whose elements are operands of arithmetic, None without any."""
+    """Return the index of a parameter of ``halves`` whose elements are operands of arithmetic; None if none are."""
     kernel = next(x for x in ast.parse(source).body if isinstance(x, ast.FunctionDef) and x.name == "kernel")
     names = {kernel.args.args[number].arg: number for number in halves if number < len(kernel.args.args)}
 

@@ -175,7 +175,7 @@ class Answers:
         return inputs, list(map(PluginTensorDesc, sizes, types, formats[len(inputs) :]))
 
     def combinations(self, types: Sequence[DType], shapes: Sequence[tuple[Any, ...]]) -> list[Combination]:
-        """Return the combinations of formats that the application's plugin supports, those with LINEAR first."""
+        """Return combinations of formats that the application's plugin supports, up to its limit; LINEAR first."""
         inputs, outputs = self.descs(types, shapes, (), -1)
         all_descs = [*inputs, *outputs]
         limit = self.ask("get_format_combination_limit", self.build.get_format_combination_limit)

@@ -50,7 +50,10 @@ class PluginResourceContext:
 
 
 class Plugin(ABC):
-    """A plugin: one object for each node, session and stream. Its capabilities may be other objects."""
+    """A plugin of one node. Clones of it serve separate plans and concurrent Runs.
+
+    Its capabilities may be other objects.
+    """
 
     def get_capability_interface(self, type: CapabilityType) -> Any:
         """Return the capability of that type; by default the plugin itself."""

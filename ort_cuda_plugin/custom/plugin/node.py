@@ -39,7 +39,7 @@ _FIRST = {4: (0, 3, 1, 2), 5: (0, 4, 1, 2, 3)}
 
 
 class PluginNodes:
-    """Lowers the nodes of a creator.
+    """Lowers the nodes of the operator that a creator declares.
 
     The creator makes one plugin object for each node; each plan gets a clone of it.
     """
