@@ -15,7 +15,7 @@ typedef struct ocp_thread_memory {
   pthread_key_t key;
 } ocp_thread_memory;
 
-/* Allocates zeroed memory for the calling thread, at most once per thread and kind; NULL: out of memory. */
+/* Allocates zeroed memory for the calling thread; NULL: out of memory. A thread must call it at most once per kind. */
 void *ocp_thread_memory_make(ocp_thread_memory *kind, size_t bytes);
 
 #endif

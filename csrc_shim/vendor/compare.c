@@ -6,7 +6,8 @@
 
 #include "base/dtype.h"
 
-/* Returns the bytes from the first element of the result to its last; 0 if there are none, or too many to count. */
+/* Returns the number of bytes from the result's first element to the end of its last one; 0 if there is no element, or
+ * if the number overflows. */
 static uint64_t extent(const ocp_problem_spec *spec, const ocp_result *r) {
   int64_t groups, rows, elements, bytes;
   if (r->groups <= 0 || r->rows <= 0 || r->columns <= 0 ||

@@ -9,8 +9,8 @@
  * enough host memory or the copy fails. */
 void *ocp_result_copy(ocp_stream *stream, const ocp_problem_spec *spec, const ocp_result *result, const void *address);
 /* Returns the largest difference between two copies of a result, relative to the largest finite magnitude in the first.
- * INFINITY: one has infinities or NaNs where the first is finite. Elements that are not finite in the first do not
- * count. */
+ * INFINITY: an element is finite in the first copy and not in the second. Elements that are not finite in the first
+ * copy do not count. */
 double ocp_result_difference(const ocp_problem_spec *spec, const ocp_result *result, const void *first,
                              const void *second);
 /* Returns the bound of ocp_result_difference for two correct results. The unit is the rounding error of the precision

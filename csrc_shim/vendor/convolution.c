@@ -13,7 +13,7 @@
 
 enum { IMAGES, CHANNELS, ROWS, GROUPS, OUT_STRIDE, FIRST_DIMENSION, NUM_VALUES };
 enum { IN, KERNEL, SPATIAL, STRIDE, DILATION, PRE_PAD, POST_PAD, PER_DIMENSION };
-enum { OUT, X, W, MORE, NUM_POINTERS }; /* MORE: bias, residual and workspace, as far as they are present */
+enum { OUT, X, W, MORE, NUM_POINTERS }; /* MORE: the bias and the residual, if there are any, then the workspace */
 /* Tensor numbers: OUT, X, W, then these, then the virtual tensors between operations. */
 enum { BIAS = MORE, RESIDUAL, FIRST_VIRTUAL };
 enum { MAX_SPATIAL = 3, MAX_DIMS = MAX_SPATIAL + 2, MAX_OPERATIONS = 4 };

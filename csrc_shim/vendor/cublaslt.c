@@ -95,7 +95,7 @@ static struct {
 _Static_assert(sizeof lt == sizeof symbols, "one function per symbol");
 
 enum { M, N, K, A_LEADING, B_LEADING, OUT_LEADING, BATCHES, A_BATCH, B_BATCH, OUT_BATCH, WORKSPACE_BYTES, NUM_VALUES };
-enum { OUT, A, B, MORE, NUM_POINTERS }; /* MORE: bias, residual and workspace, as far as they are present */
+enum { OUT, A, B, MORE, NUM_POINTERS }; /* MORE: the bias and the residual, if there are any, then the workspace */
 /* Words of the key after the values. */
 enum { B_ALIGNMENT = NUM_VALUES, A_ALIGNMENT, C_ALIGNMENT, OUT_ALIGNMENT, BIAS_ALIGNMENT, KEY_END };
 enum {
@@ -162,9 +162,9 @@ static uint32_t extend_key(const ocp_problem_spec *spec, void *const *pointers, 
   return KEY_END - NUM_VALUES;
 }
 
-/* Returns the bytes at the start of the workspace that hold the copy of the bias; 0 if the bias is not copied. The
- * search has a preference for the alignment of each matrix, but not for that of the bias: an algorithm may read the
- * bias by vectors, wherever it is. */
+/* Returns the number of bytes at the start of the workspace that hold the copy of the bias; 0 if the bias is not
+ * copied. cuBLASLt's search takes the alignment of each matrix, but not that of the bias, so an algorithm may read a
+ * bias at any address with vector loads. */
 static uint64_t copy_bytes(const ocp_problem_spec *spec, const int64_t *key) {
   const uint64_t bytes = (uint64_t)key[N] * ocp_dtype_bits(spec->dtype) / 8;
   return key[BIAS_ALIGNMENT] == COPIED ? (bytes + MAX_ALIGNMENT - 1) & ~(uint64_t)(MAX_ALIGNMENT - 1) : 0;
@@ -334,7 +334,8 @@ static int run(const ocp_problem_spec *spec, const ocp_library_handle *handle, c
     if (result != CUDA_SUCCESS)
       return ocp_fail_cuda(error, handle->driver, result, "copying a bias to an aligned address");
   }
-  /* Copies the descriptor, because it holds the bias's address and several threads may call at once. */
+  /* A call with a bias makes its own descriptor: a descriptor holds the bias's address, and several threads may call at
+   * once. */
   cublasLtMatmulDesc_t desc = call->desc;
   calls made = {0};
   if (!bias || make_desc(&made, spec, copied ? workspace : pointers[MORE], &desc))

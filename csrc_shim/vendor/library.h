@@ -42,14 +42,14 @@ typedef struct ocp_library {
   bool one_thread;    /* one thread at a time may use an algorithm */
   /* Returns the version of the loaded library: 10000 * major + 100 * minor + patch. */
   size_t (*version)(void);
-  /* Whether the library can be used, once it is loaded; NULL: always. */
+  /* Fails if the plugin cannot use the loaded library, for example an old version; NULL: it can use every version. */
   int (*check)(ocp_error *error);
   /* Whether the sizes in `values` are valid for the problem. */
   bool (*valid)(const ocp_problem_spec *spec, const int64_t *values);
   int (*open)(void **handle, ocp_error *error);
   void (*close)(void *handle);
-  /* Appends to the key the numbers other than the values that decide the algorithm, such as alignments; returns their
-   * count. */
+  /* Writes to `key` the numbers that decide the algorithm in addition to the call's values, such as alignments; returns
+   * their count. */
   uint32_t (*extend_key)(const ocp_problem_spec *spec, void *const *pointers, int64_t *key);
   /* Makes the algorithm with this rank in the library's order (0: the best). *algorithm is NULL if there are fewer
    * algorithms, or if there is nothing to compute. */

@@ -47,8 +47,8 @@ void ocp_prepared_let_go(ocp_prepared_list *list, ocp_prepared *prepared);
 /* Excludes the entry from eviction until the problem is released. */
 void ocp_prepared_keep(ocp_prepared_list *list, ocp_prepared *prepared);
 bool ocp_prepared_are_too_many(ocp_prepared_list *list);
-/* Removes entries, except for the latest and the referenced ones; returns them as a linked list for ocp_prepared_free.
- */
+/* Removes the least recently used entries that have no reference and may be evicted (`stays`); returns them as a linked
+ * list for ocp_prepared_free. */
 ocp_prepared *ocp_prepared_evict(ocp_prepared_list *list);
 
 #endif

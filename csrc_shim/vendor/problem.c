@@ -6,8 +6,8 @@
  * Invariants:
  * - A call holds its stream's handle and its algorithm. It takes these locks in this order: the handle's,
  *   ocp_problem.preparing, an algorithm's, that of the list of algorithms.
- * - An algorithm belongs to a device, not to a handle, and lives until no call, no graph of ours and no unfinished
- *   work uses it. Algorithms captured in an application's graph live as long as the problem.
+ * - An algorithm belongs to a device, not to a handle, and lives at least as long as a call, a graph of ours or
+ *   unfinished work uses it. Algorithms captured in an application's graph live as long as the problem.
  * - Once a handle and an algorithm have both executed a call, later calls allocate and load nothing, so they can be
  *   captured (ocp_library_capture). */
 #include "vendor/problem.h"

@@ -14,7 +14,8 @@
 enum { OCP_STORE_KEY = 8192 };
 
 typedef struct ocp_plan_store {
-  /* Copies the entry of the key into data, and returns its bytes; 0 if there is none, or if it exceeds the capacity. */
+  /* Copies the entry of the key into data, and returns its size in bytes; 0 if there is no entry, or if it exceeds the
+   * capacity. */
   uint64_t (*load)(const char *key, char *data, uint64_t capacity);
   void (*keep)(const char *key, const char *data, uint64_t bytes);
 } ocp_plan_store;

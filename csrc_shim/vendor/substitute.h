@@ -1,8 +1,8 @@
 /* Kernels of the plugin in place of a library call that the library refuses: no algorithm for a problem, an engine that
  * does not execute, a library without kernels for a GPU.
  *
- * Python makes the substitute of a problem with these sizes once, with a warning, and remembers the refusal, so that
- * later plans do not call the library. Calls of plans that exist run the substitute without Python. */
+ * For each problem and the sizes of its call, Python makes the substitute once, logs a warning, and remembers the
+ * refusal, so that later plans do not call the library. Plans that exist already run the substitute without Python. */
 #ifndef OCP_VENDOR_SUBSTITUTE_H
 #define OCP_VENDOR_SUBSTITUTE_H
 
@@ -34,8 +34,8 @@ typedef struct ocp_substitutes {
 
 /* Sets the functions; until then refusals are errors. */
 void ocp_substitutes_use(const ocp_substitutes *functions);
-/* Makes the substitute of a call. No lock may be held: this calls Python. Without a substitute returns NULL, with the
- * library's error and the reason in *error, which holds the library's error before. */
+/* Makes the substitute of a call. No lock may be held: this calls Python. *error holds the library's error at entry. If
+ * there is no substitute, returns NULL and adds the reason to *error. */
 const void *ocp_substitute_make(ocp_device *device, const ocp_refused_call *call, bool lasts, ocp_error *error);
 int ocp_substitute_run(const void *substitute, ocp_stream *stream, const ocp_refused_call *call, ocp_error *error);
 
