@@ -302,8 +302,10 @@ def placement(
 
 
 def _with_providers(verdicts: list[NodeVerdict], session: Any) -> list[NodeVerdict]:
-    """Add to each verdict the provider that runs the node, as ONNX Runtime reports it. Other providers may have fused
-    nodes.
+    """Add to each verdict the provider that runs the node, as ONNX Runtime reports it.
+
+    ONNX Runtime does not list a node that another provider has fused: such a node gets the name of the only other
+    provider, or "" if there are several.
     """
     names: dict[tuple[str, str], set[str]] = {}
     own = ""

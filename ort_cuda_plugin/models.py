@@ -46,7 +46,7 @@ def find_model(name_or_path: str) -> Path:
 
 
 def is_wheel_model(path: Path) -> bool:
-    """Return whether the file is one of the wheel's light models, whose weights are constants."""
+    """Return whether the file is one of the wheel's light models, whose weights are ConstantOfShape nodes."""
     return path in wheel_models().values()
 
 
@@ -167,7 +167,7 @@ def with_input_shapes(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]
 def relative_error(actual: NDArray[np.generic], expected: NDArray[np.generic]) -> float:
     """Return max|a-b| / max|b| over finite values; infinity if shapes, or positions of NaN and infinities, differ.
 
-    If b is 0 everywhere: max|a|. For strings: 0 if they are equal, else infinity.
+    a is ``actual``, b is ``expected``. If b is 0 everywhere: max|a|. For strings: 0 if they are equal, else infinity.
     """
     if actual.shape != expected.shape:
         return math.inf

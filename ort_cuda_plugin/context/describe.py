@@ -90,7 +90,7 @@ def _target(context: Context, row: Any, inputs: list[str]) -> dict[str, Any]:
 
 
 def _bytes_by_kind(context: Context) -> dict[str, int]:
-    """Return the bytes of all arrays by kind, such as "plans". An array with several uses counts for the first one."""
+    """Return the total size in bytes of the arrays of each kind, such as "plans". An array counts only once."""
     container = context.container
     targets = [target for row in context.partitions.values() for target in row["targets"]]
     users = {

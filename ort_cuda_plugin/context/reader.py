@@ -252,7 +252,7 @@ class _Partition:
         return None
 
     def _quarantined_schedules(self, row: Json) -> str:
-        """Return why plans of the stored target ``row`` do not run if others can: their quarantined schedules."""
+        """Return which quarantined schedules the plans of the stored target ``row`` have, and why; "" if none."""
         quarantine = self.session.device.quarantine
         if not quarantine.schedules:
             return ""

@@ -1,4 +1,4 @@
-"""Findings about what failed the selftest on a device."""
+"""Findings about each device's quarantine: the schedules and operators that failed the selftest."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class DType(enum.Enum):
     """Element types. The value of a member is its number in ONNX's TensorProto.
 
     In inputs and outputs of a cluster, elements of fewer than 8 bits are packed, the first in the lowest bits. Inside a
-    cluster, and in `Constant`, each element has its own byte, and integers are sign-extended. See `kernels.packed`.
+    cluster, and in `Constant`, each element has its own byte, and integers are sign-extended. See `model.packed`.
     """
 
     FLOAT32 = 1

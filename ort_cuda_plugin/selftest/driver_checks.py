@@ -92,7 +92,7 @@ def _memory_pools(device: Device) -> None:
 
 
 def _graphs(moves: bool, **options: str) -> Callable[[Device], None]:
-    """Return a check of Runs that graphs replay, with new contents; with ``moves`` also at new addresses."""
+    """Return a check of Runs that replay graphs: each has new input contents, with ``moves`` also new addresses."""
 
     def check(device: Device) -> None:
         import onnxruntime as ort

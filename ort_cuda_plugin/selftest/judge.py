@@ -30,7 +30,7 @@ ROUNDS = 10
 
 Run = Callable[[], object]
 Begins = Callable[[Result], None]
-"""Called before a Run with the result of the check if the Run ends the process."""
+"""Called before each Run, with the result that the check has if this Run ends the process."""
 
 
 def judge(case: Case, device: Device, begins: Begins = lambda result: None) -> Iterator[Result]:
@@ -51,7 +51,7 @@ def judge(case: Case, device: Device, begins: Begins = lambda result: None) -> I
             with device.opened.filling_new_memory(FILL):
                 session = device.session(model, tuner)
                 if tuner is not None and not tuner.was_used:
-                    return  # a later pass has made another step of it
+                    return  # no step has this candidate now: a pass has replaced the step
                 if tuner is not None:
                     result = replace(result, epilogue=tuner.epilogue)
                 if not expected:
@@ -81,7 +81,7 @@ def judge(case: Case, device: Device, begins: Begins = lambda result: None) -> I
     yield from run(replace(made, operators=case.operators if device.takes_all else _operators(model)))
     if not case.each_schedule:
         return
-    candidates += sorted(_candidates(device, model), key=_is_library)  # calls are compared with the kernels before them
+    candidates += sorted(_candidates(device, model), key=_is_library)  # library calls last: `why_slow` needs a kernel
     for candidate in candidates:
         family, operand, schedule = candidate
         tile = "" if schedule.tile is None else schedule.tile.name

@@ -38,7 +38,7 @@ def _kind(result: Result) -> tuple[str, str, str]:
 def _right_epilogues(results: Sequence[Result]) -> dict[tuple[str, str, str], set[str]]:
     """Return the epilogues with which a library's calls were right in each check, by kind of call.
 
-    None for a kind whose calls without an epilogue were wrong: these are part of calls with others.
+    A kind whose calls without an epilogue were wrong has no entry: calls with an epilogue compute the same product.
     """
     of_library = [result for result in results if result.engine == Engine.LIBRARY.value]
     wrong = {(_kind(result), result.epilogue) for result in failures(of_library)}
@@ -51,8 +51,10 @@ def _right_epilogues(results: Sequence[Result]) -> dict[tuple[str, str, str], se
 
 
 def _entries(result: Result, right: Collection[str]) -> Iterator[Quarantined]:
-    """Yield what a failed check quarantines. If calls of the library with ``right`` epilogues are right, only the
-    epilogue of the failed one is quarantined.
+    """Yield what a failed check quarantines.
+
+    ``right`` are the epilogues with which library calls of the same kind are right. If there are any, only the failed
+    epilogue is quarantined, else every epilogue.
     """
     reason = f"{result.name}: {result.reason}"
     if result.engine:

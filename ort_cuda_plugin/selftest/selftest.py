@@ -26,7 +26,7 @@ class Runs(Protocol):
 
 @dataclass
 class Report:
-    """The results of a selftest. ``unresolved`` are failed checks of things that sessions cannot avoid."""
+    """The results of a selftest. ``unresolved`` are failed checks that quarantine nothing: there is no alternative."""
 
     device: dict[str, Any]
     is_quick: bool

@@ -13,7 +13,7 @@ from .sections import attention, conv, elementwise, gemm, images, movement, orde
 from .sections.case import Case, Result
 
 Check = Callable[[Begins], Iterator[Result]]
-"""Yields the results of a check, and says what begins."""
+"""Runs a check and yields its results; calls its argument before each Run."""
 
 
 @dataclass(frozen=True)

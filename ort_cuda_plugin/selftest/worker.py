@@ -1,9 +1,9 @@
 """A process of the selftest: runs sections on request, and reports each check before and after it.
 
 A request is a line of JSON with the fields of `Request`. The answers are lines of JSON: ``{"begin": CHECK}``,
-``{"run": {...}}`` before each Run of the check, with the result if the Run ends the process, ``{"result": {...}}`` and,
-at the end of the section, ``{"end": NAME, "cpu_seconds": NUMBER}``, or ``{"lost": REASON}``
-if the device is lost. The first line describes the device.
+``{"run": RESULT}`` before each Run of the check, ``{"result": RESULT}`` and, at the end of the section, ``{"end": NAME,
+"cpu_seconds": NUMBER}``, or ``{"lost": REASON}`` if the device is lost. The result in a "run" is the one that the check
+has if this Run ends the process. The first line describes the device.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Request:
 def run_section(
     device: Device, request: Request, tell: Callable[[Event], None] = lambda event: None
 ) -> Iterator[Event]:
-    """Yield the events of a section; the last one is "end" or "lost". ``tell`` gets the events before Runs at once."""
+    """Yield the events of a section; the last one is "end" or "lost". ``tell`` gets the "run" event before each Run."""
     begun = time.process_time()
     section = next(section for section in SECTIONS if section.name == request.section)
     device = replace(device, takes_all=not request.with_quarantine)
@@ -65,7 +65,7 @@ def main(emulate: str, ordinal: str) -> None:
     """Answer requests until the input ends."""
     kernel_library.max_workers = 0  # no helper processes for compilation: each would import the compiler
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # libraries may print
+    os.dup2(2, 1)  # send what libraries print to stderr, so that it does not mix with the answers
     device = Device(emulate == "1", int(ordinal))
 
     def answer(event: Event) -> None:

@@ -18,9 +18,9 @@ from ort_cuda_plugin.session_errors import NOWHERE
 OWN, OTHER, NOBODY, OUTSIDE = "#b7dfb0", "#ffd3a1", "#f4a3a3", "#e3e3e3"
 _STEPS = ("#b7dfb0", "#cfe0f3", "#f3e3b3", "#e0cfee", "#c9ece6", "#f0cfd8")
 DRAWN_NODES = 300
-"""Nodes above which a cluster is drawn by its steps."""
+"""Number of a cluster's nodes above which its drawing has a box for each step, not for each node."""
 _OPEN = 60
-"""Nodes of a model up to which the section of its only cluster is open at first."""
+"""Maximum number of nodes of a model with one cluster for which the cluster's section is open at first."""
 _MANY = 150
 """Number of boxes of the overview above which each chain of nodes on another provider is drawn as one box."""
 _SCRIPT = """

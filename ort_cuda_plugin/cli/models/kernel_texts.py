@@ -53,7 +53,7 @@ def ptx_of(specs: Iterable[KernelSpec], architecture: str) -> dict[KernelSpec, s
 
 
 def checked_accesses(specs: Iterable[KernelSpec]) -> dict[KernelSpec, str]:
-    """Return for each kernel the instructions that the checking mode checks, by kind and bytes."""
+    """Return for each kernel, as text, how many loads, stores and atomics of each size the checking mode checks."""
     from ort_cuda_plugin.compiler.compile import KernelCompileError, emulated_ir, kernel_ir
     from ort_cuda_plugin.compiler.targets import Target
 

@@ -137,8 +137,8 @@ def _estimate(path: Path, name: str, shapes: dict[str, tuple[int, ...]], device:
 def estimate_for(path: Path, name: str, shapes: dict[str, tuple[int, ...]], device: DeviceInfo) -> Estimate | None:
     """Return the estimate for the GPU ``name``, or for the profiled ``device`` if the name is ""; None for "none".
 
-    A GPU without a calibration on this machine has the rates of its description, except for the profiled device, whose
-    measured times are not worth comparing with these.
+    If no GPU of that name is calibrated on this machine, the estimate uses the packaged rates. The profiled device must
+    be calibrated: its measured times are not worth comparing with an estimate by packaged rates.
 
     Raises: LookupError: the profiled device is not calibrated. Exceptions of `estimate_model`.
     """

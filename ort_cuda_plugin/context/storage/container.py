@@ -24,7 +24,10 @@ from .hashing import array_digest, in_pieces, read_array
 MAGIC = b"\x89OCPCTX\n"
 VERSION = (1, 2)
 HEADER = struct.Struct("<8sHHIQQQ32s")
-"""Header fields: magic, version, zero, bytes of the file, offset and bytes of the index, SHA-256 of the index."""
+"""Header fields: magic, major and minor version, 0, size of the file, offset, size and SHA-256 of the index.
+
+Sizes and offsets are in bytes.
+"""
 FIRST_ARRAY = 128
 ALIGNMENT = 64
 MAX_INDEX_BYTES = 1 << 28

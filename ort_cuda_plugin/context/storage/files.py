@@ -146,8 +146,8 @@ def write_whole(path: Path, pieces: Iterable[Buffer], subject: str) -> OpenFile:
                     file.write(piece)
             os.fsync(handle)
             if not has_name:
-                # Python follows links unless the path is relative to a folder, and it ignores the folder for an
-                # absolute path.
+                # The path in /proc is a symbolic link, and os.link follows it only if it gets src_dir_fd. Since the
+                # path is absolute, the value of src_dir_fd does not matter.
                 os.link(f"/proc/self/fd/{handle}", partial, src_dir_fd=handle, follow_symlinks=True)
             os.replace(partial, path)
             return adopt(path, handle, os.fstat(handle))

@@ -19,13 +19,13 @@ WITH_BIAS = """({T}[2, 63, 32] q, {T}[2, 65, 32] k, {T}[2, 65, 32] v, {T}[2, 1, 
     scale = Constant<value_float = 0.125>() factor = CastLike(scale, q) scaled = Mul(q, factor)
     t = Transpose<perm = [0, 2, 1]>(k) s = MatMul(scaled, t) m = Add(s, b) p = Softmax<axis = -1>(m)
     y = MatMul(p, v) }"""
-"""A bias for each key, as a mask of padding has it."""
+"""An additive bias for each key, as in a padding mask."""
 
 SHARED_KEYS = """({T}[1, 8, 5, 64] q, {T}[1, 2, 36, 64] k, {T}[1, 2, 36, 64] v, {T}[1, 2, 4, 64] past_k,
     {T}[1, 2, 4, 64] past_v) => ({T}[1, 8, 5, 64] y, {T}[1, 2, 40, 64] all_k, {T}[1, 2, 40, 64] all_v) {
     y, all_k, all_v = Attention<is_causal = 1>(q, k, v, , past_k, past_v) }"""
-"""Four query heads share each head of keys. The cached keys are visible to the first query, so that its first scores
-count."""
+"""Four query heads share each head of keys. The first query sees the cached keys too, so that its result depends on the
+scores: with one visible key, softmax gives 1 for any score."""
 
 
 def cases(is_quick: bool) -> Iterator[Case]:
