@@ -188,14 +188,14 @@ class DeviceArray:
         }
 
     def copy_from(self, values: NDArray[Any], stream: Stream | None = None) -> None:
-        """Overwrite the array with ``values`` (C-contiguous, of as many bytes); without a stream, wait for the copy."""
+        """Overwrite the array with ``values`` (C-contiguous, ``nbytes`` bytes); without a stream, wait for the copy."""
         self._check_host(values)
         self.device.call("MemcpyHtoDAsync", self.address, _pointer(values), values.nbytes, handle_of(stream))
         if stream is None:
             self.device.call("StreamSynchronize", ffi.NULL)
 
     def copy_to(self, values: NDArray[Any], stream: Stream | None = None) -> NDArray[Any]:
-        """Copy into ``values`` (C-contiguous, of as many bytes), wait for the copy, and return ``values``."""
+        """Copy into ``values`` (C-contiguous, ``nbytes`` bytes), wait for the copy, and return ``values``."""
         self.enqueue_copy_to(values, stream)
         self.device.call("StreamSynchronize", handle_of(stream))
         return values

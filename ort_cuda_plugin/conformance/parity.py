@@ -80,9 +80,9 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Gap:
-    """Versions of an operator for which the other provider has a kernel and the plugin has none.
+    """Versions of an operator for which the plugin lacks kernels that the other provider has.
 
-    ``types`` are the element types that the plugin lacks; empty if it lacks the operator.
+    ``types`` says what is missing, in texts such as "T: float16" or "version 7"; empty if the operator is missing.
     """
 
     domain: str

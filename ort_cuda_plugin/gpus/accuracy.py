@@ -103,7 +103,7 @@ def _attention(entry: dict[str, Any]) -> Comparison:
 
 @cache
 def errors() -> tuple[Error, ...]:
-    """Return the errors of each class: GEMMs by operand type and measured time, then attention, memory, networks."""
+    """Return the errors of each class: GEMMs by type and measured time, attention, memory, launch gaps, networks."""
     found = comparisons()
     classes: list[tuple[str, list[Comparison]]] = []
     for kinds, name in ((("float16", "bfloat16"), "GEMM, 16 bits"), (("tf32",), "GEMM, TF32")):

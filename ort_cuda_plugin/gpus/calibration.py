@@ -33,8 +33,9 @@ MAX_SHARE = 1.3
 class Sizes:
     """Sizes of the probes.
 
-    ``memory`` and ``cache`` are bytes of copies through DRAM and within the L2; ``elements`` is the size of the probe
-    of the issue rate; ``mma`` is m = n = k of the plugin's own GEMM; ``products`` are (type, m, n, k) of library GEMMs.
+    ``memory`` and ``cache`` are bytes of copies through DRAM and within the L2; ``elements`` is the number of
+    elements in the probe of the issue rate; ``mma`` is m = n = k of the plugin's own GEMM; ``products`` are (type, m,
+    n, k) of library GEMMs.
     """
 
     memory: int
