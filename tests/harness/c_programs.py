@@ -59,7 +59,7 @@ def build_kernels(folder: Path) -> Path:
 
 
 def fake_library(name: str, folder: Path) -> Path:
-    """``tests/c/fake_<name>.c`` as a shared library in ``folder`` that stands in for a vendor's; compiled once."""
+    """Compile ``tests/c/fake_<name>.c``, a stand-in for a vendor library, once; return a copy's path in ``folder``."""
     flags = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O3", "-shared", "-fPIC"]
     command = [*compiler(), *flags, str(SOURCES / f"fake_{name}.c"), "-lm"]
     sources = (SOURCES / f"fake_{name}.c").read_bytes() + (SOURCES / "fake_library.h").read_bytes()

@@ -45,7 +45,7 @@ def relu(x: Array) -> Array:
 
 @dataclass(frozen=True)
 class Case:
-    """A GEMM or convolution p = sums(x, w), and ``nodes`` that compute y from p, a bias b and a residual r.
+    """A GEMM or convolution p of x and w (see `sums`), and ``nodes`` that compute y from p, a bias b and a residual r.
 
     ``expected`` computes y from p, b and r in NumPy.
     """

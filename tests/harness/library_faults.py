@@ -34,7 +34,10 @@ CALLS: dict[str, tuple[str, Run]] = {
 
 
 def main(cublaslt: str, cudnn: str) -> list[dict[str, Any]]:
-    """Return, for each call without a fault and with each: the largest error, refusals, faulty calls, and all calls."""
+    """Return the largest error and the numbers of refusals, faulty calls and all calls, for each call and fault.
+
+    Each call is also made without a fault.
+    """
     fakes = {"cublaslt": use("cublaslt", 0, cublaslt), "cudnn": use("cudnn", 1, cudnn)}
     offer("cublaslt", "cudnn")
     boundary.attach_own()

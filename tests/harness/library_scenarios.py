@@ -120,7 +120,7 @@ HEADS = """<ir_version: 10, opset_import: ["" : 20]> heads (float[B, 9, 3, 5] x,
 
 
 def heads(fake: ctypes.CDLL) -> list[float]:
-    """Return the calls and the largest error of attention GEMMs whose operands are copied to make batches dense.
+    """Return the number of calls and the largest error of attention GEMMs with operands copied to make batches dense.
 
     Such copies are made for large GEMMs; the limit is lowered so that the small model has them.
     """
@@ -165,7 +165,7 @@ def set_pointer(fake: ctypes.CDLL, name: str, function: Any) -> None:
 
 
 def measured_products(path: str) -> dict[str, Any]:
-    """Return the chosen algorithm and the calls of a GEMM for several options. The third algorithm is the fastest."""
+    """Return a GEMM's chosen algorithm and number of calls for several options. The third algorithm is the fastest."""
     fake = use("cublaslt", 0, path)
     put(fake, "fake_fastest", 2)
     results = {}
@@ -442,7 +442,7 @@ def plans_at_once(path: str) -> dict[str, Any]:
 
 
 def many_sizes(path: str) -> dict[str, Any]:
-    """Run a GEMM with more sizes than its problem caches; return the most descriptors, and the searches."""
+    """Run a GEMM with more sizes than its problem caches; return the most live descriptors and number of searches."""
     fake = use("cublaslt", 0, path)
     source = model([helper.make_node("MatMul", ["x", "w"], ["y"])], {"x": ["n", 3], "w": [3, 2]}, {"y": ["n", 2]})
     session = ort_cuda_plugin.session(source, emulate=True)

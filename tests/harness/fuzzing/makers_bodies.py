@@ -16,7 +16,7 @@ def _same_sizes(value: Value, other: Value) -> bool:
 
 
 def _body(rng: random.Random, names: list[str], prefix: str, steps: int) -> tuple[list[onnx.NodeProto], str]:
-    """Make a chain of maps over tensors of one shape, starting with the first."""
+    """Make a chain of elementwise nodes from the first of ``names``, tensors of one shape; return it and its result."""
     nodes, current = [], names[0]
     for step in range(steps):
         result = f"{prefix}_{step}"
