@@ -185,8 +185,8 @@ void checked_copy(Params params, ocp_emu_thread *t) {
 }
 META(checked_copy, OCP_EMU_BLOCK, 0, 1, 4, P, 4, P, 4);
 
-/* Adds a value of shared memory atomically, after a barrier: needs fibers. Parameter 2 shifts the index of the value
- * that each thread reads, also to beyond the shared array. */
+/* Each thread stores a value in shared memory, and after a barrier, which needs fibers, adds one atomically to a total.
+ * Parameter 2 shifts the index of the value that each thread adds, also to beyond the shared array. */
 void checked_shared(Params params, ocp_emu_thread *t) {
   int *values = (int *)t->shared;
   unsigned self = t->tid[0];

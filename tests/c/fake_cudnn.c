@@ -585,7 +585,7 @@ static int execute(exclusive *handle, descriptor *plan, const descriptor *pack, 
   return SUCCESS;
 }
 
-/* Returns the number of a head among those of a layout, which has one for several if its dimension is 1. */
+/* Returns the index in a layout of the head at `at`. A dimension of size 1 is broadcast: several heads share one. */
 static int64_t head_in(const layout *l, const int64_t at[5]) {
   return (l->dims[0] == 1 ? 0 : at[0]) * l->dims[1] + (l->dims[1] == 1 ? 0 : at[1]);
 }

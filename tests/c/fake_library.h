@@ -148,8 +148,8 @@ static inline void store(element type, void *memory, int64_t index, float value)
   }
 }
 
-/* Adds factor * values to totals. The stand-ins are about as fast as kernels of the emulated device by it: the selftest
- * compares the times of both. */
+/* Adds factor * values to totals. This loop makes the stand-ins about as fast as kernels of the emulated device, whose
+ * times the selftest compares with theirs. */
 static inline void add_product(float *restrict totals, float factor, const float *restrict values, int64_t count) {
   for (int64_t i = 0; i < count; i++)
     totals[i] += factor * values[i];
@@ -169,7 +169,7 @@ static inline void note_call(const char *call) {
   fclose(file);
 }
 
-/* Returns a wrong value, which also a ReLU or a limit of 6 after the call shows. */
+/* Returns a wrong value, which stays wrong after a ReLU or a clip to [0, 6]. */
 static inline float spoiled(float value) { return value > 0 ? -value - 8 : -value + 8; }
 
 /* Ends an execution: makes one element wrong, or takes time, if the call or its algorithm has that fault. */

@@ -279,7 +279,7 @@ def test_of_several_targets_one_without_quarantined_schedules_is_used(tmp_path: 
 
 
 def test_a_substitute_of_a_library_call_avoids_the_quarantine(tmp_path: Path) -> None:
-    """Matrix product of float32 64x64 tensors: two dimensions, depth, pitches, one batch, its pitches, workspace."""
+    """The call multiplies float32 64x64 matrices. Its sizes: m, n, k; pitches; one batch, its pitches; workspace."""
     problem = LibraryProblem(MATMUL, DType.FLOAT32.ort, ProblemFlags(0))
     call = RefusedCall("cuBLASLt", problem, (64, 64, 64, 64, 64, 64, 1, 0, 0, 0, 0), "a test says so", lasts=False)
     substitutes = Substitutes(device())

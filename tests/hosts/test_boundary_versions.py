@@ -82,7 +82,10 @@ def test_a_session_prints_no_warning_about_the_version(version: str, installed: 
 @pytest.mark.full
 @pytest.mark.parametrize("version", [each for each in OTHERS if 28 <= int(each.split(".")[1]) < 31])
 def test_an_application_reads_and_writes_files_of_compiled_models(version: str, installed: Path) -> None:
-    """The functions have a name in these versions. tests/context/test_context_callbacks.py tests later ones."""
+    """These versions look up the functions that set the callbacks by name.
+
+    tests/context/test_context_callbacks.py tests later versions.
+    """
     environment = {"PYTHONPATH": f"{HARNESS}:{installed / version}"}
     done = python("import context_functions; context_functions.main()", env=environment)
     assert "10 the application's function that reads context files failed" in done.stdout  # INVALID_GRAPH

@@ -130,7 +130,7 @@ def test_channels_of_several_axes_take_another_kernel(monkeypatch: pytest.Monkey
 
 
 def test_images_of_the_plan_are_read_by_vectors_alone() -> None:
-    """In the plugin's own, aligned memory all loads are vector accesses; ``rounds`` tells that many overlap."""
+    """In the plugin's own, aligned memory all loads are vector accesses; few waits per load (``rounds``)."""
     x, w, b = halves((8, 64, 56, 56), (3, 3))
     model = make_model("Conv", [x, w, b], {"group": 64})
     for value, data in zip(list(model.graph.input)[1:], (w, b), strict=True):

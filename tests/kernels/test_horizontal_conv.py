@@ -140,7 +140,7 @@ def pair(body: str, parts: str, outputs: str = "") -> ModelProto:
 def test_those_are_one_that_differ_in_what_is_known_of_channels(
     monkeypatch: pytest.MonkeyPatch, body: str, count: int
 ) -> None:
-    """A concatenation may have their results in any order."""
+    """A concatenation may have the convolutions' results in any order."""
     monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
     x = noise(2, 32, 12, 12, seed=9).astype(np.float16)
     model = pair(body, "two, x, one")
@@ -199,7 +199,7 @@ def test_a_compiled_model_has_their_weights(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.parametrize("images", [1, 40])
 def test_convolutions_of_codes_are_one(monkeypatch: pytest.MonkeyPatch, images: int) -> None:
-    """Few or many images are merged, also if the results have different scales."""
+    """The convolutions are merged for one image and for many, also if their results have different scales."""
     monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
     model = Model()
     shape = (images, 32, 12, 12)

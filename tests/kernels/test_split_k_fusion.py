@@ -50,7 +50,7 @@ def expected(model: ModelProto, x: Array, z: Array) -> tuple[Array, Array]:
 def test_the_step_after_a_product_adds_up_its_parts(
     monkeypatch: pytest.MonkeyPatch, outputs: str, rows: int | str, transposed: bool
 ) -> None:
-    """It also stores the sums if other steps read them. With transB weights are contiguous along k."""
+    """That step also stores the sums if other steps read them. With transB, weights are contiguous along k."""
     monkeypatch.setattr(split_k_fusion, "fused_split_k", lambda ctx, step: 3)
     monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
     model = network(LAYER, outputs, (rows, 48, 192))

@@ -47,7 +47,7 @@ class Clock:
         assert judge.time is time  # type: ignore[attr-defined]
 
     def run(self, *seconds: float) -> Callable[[], None]:
-        """A Run; the last of the times is that of all further Runs."""
+        """Return a function that stands for a Run: calls take these seconds in turn, further calls the last ones."""
         left = list(seconds)
 
         def taken() -> None:

@@ -145,7 +145,7 @@ def small_encoder() -> bytes:
 
 
 def split(profile: Profile) -> tuple[list[Event], list[Event]]:
-    """Return the emulated device's own activities, and those from CUPTI's records."""
+    """Return the kernels that the emulated device reported itself, and the activities from CUPTI's records."""
     ours = [e for e in profile.device if e.args["stream"] == f"0x{STREAM:x}"]
     return [e for e in profile.kernels if e not in ours], ours
 
