@@ -39,7 +39,7 @@ class Count:
 
 
 def folder_of(file: str) -> str:
-    """Return the folder by which a file counts: the first two of its path."""
+    """Return the folder by which a file counts: the first two folders of its path."""
     return "/".join(Path(file).parts[:-1][:2])
 
 

@@ -196,7 +196,7 @@ class Campaign:
                 self.interrupt(number, parts, cache)
 
     def interrupt(self, number: int, parts: list[float], cache: str) -> None:
-        """Start a process and interrupt it once for each of ``parts``, a fraction of the work's expected time."""
+        """Start a process and interrupt it once for each of ``parts``, at that fraction of the work's expected time."""
         command = [sys.executable, __file__, "--interrupted", str(len(parts)), "--seed", str(self.seed + number)]
         environment = os.environ | {"PYTHONPATH": str(ROOT), "ORT_CUDA_PLUGIN_CACHE_DIR": cache}
         with tempfile.TemporaryFile("w+") as errors:

@@ -120,7 +120,7 @@ def traffic(model: onnx.ModelProto, feeds: dict[str, Any]) -> list[ProgramTraffi
 
 
 def line(title: str, columns: list[str], figures: dict[str, float] | None = None) -> str:
-    """Format the columns' names, or their figures with ratios to their limits."""
+    """Format the columns' names, or their figures and the ratio that `LIMITS` limits."""
     if figures is None:
         return f"{title:24}" + "".join(f"{column:>15}" for column in columns) + f"{'ratio':>9}"
     ratio = next(figures[a] / figures[b] for a, b in LIMITS if a in columns)

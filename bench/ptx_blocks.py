@@ -177,7 +177,7 @@ class Blocks:
 
 
 def compare_model(name: str, arch: str, known: set[KernelSpec]) -> Iterator[tuple[KernelSpec, Comparison]]:
-    """Yield each kernel of a model that is not in ``known``, which gets it, with the comparison of its two forms."""
+    """Add a model's kernels to ``known``; yield each one that was not in it, with the comparison of its two forms."""
     model, shapes = suite()[name]()
     gpu = gpus.gpu(GPUS[arch])
     work = work_of_model(model, shapes, libraries=frozenset(), gpu=gpu)

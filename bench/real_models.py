@@ -93,7 +93,10 @@ class Size:
 
 @dataclass(frozen=True)
 class Result:
-    """The results of a file in one lowering. ``failure`` is the last line of a process that gave no result."""
+    """The results of a file in one lowering; ``nodes`` of its ``of`` nodes run on the plugin.
+
+    ``failure`` is the last line of a process that gave no result.
+    """
 
     nodes: int = 0
     of: int = 0

@@ -39,7 +39,7 @@ HOW = ("refused", "failing", "wrong", "slow")
 KERNEL_HOW = {"wrong": "kernel", "idle": "idle"}
 """Faults of a kernel, with their settings of the emulated device: see csrc_shim/emulator/fault.h."""
 IDLE_KERNELS = 4
-"""Kernels of each section that write nothing in one fault each."""
+"""Number of kernels in each section that a fault makes write nothing, one kernel at a time."""
 MOST_CHECKS = 2
 """Maximum number of checks that run for a fault of a kernel or of a library call."""
 HANG_SECONDS = 300
@@ -111,9 +111,9 @@ class Outcome:
 
 @dataclass
 class Campaign:
-    """The sections and checks of the selftest that are used, and the faults that are put in.
+    """The sections and checks of the selftest that are used, and the faults that are injected.
 
-    ``kernels`` limits the wrong kernels of each section; 0: all are put in.
+    ``kernels`` limits the number of wrong kernels in each section; 0: no limit.
     """
 
     sections: Sequence[str]
@@ -299,10 +299,10 @@ def kernel_faults(campaign: Campaign, local: Local) -> Iterator[KernelFault]:
 
 
 def kernel_outcomes(campaign: Campaign, given: argparse.Namespace) -> Iterator[Outcome]:
-    """Yield what comes of each fault of a kernel.
+    """Yield the outcome of each fault of a kernel.
 
-    A kernel that gives wrong indices may end its process, as it loses a GPU. So a process puts the faults in, and one
-    that has ended it is put in again in processes of its own.
+    A kernel that gives wrong indices may crash the process of the emulated device, where a GPU would be lost. So a
+    child process injects the faults, and `Isolated` injects again a fault that has ended the child.
     """
     local = Isolated()
     faults = [*kernel_faults(campaign, local)]
@@ -328,7 +328,7 @@ def kernel_outcomes(campaign: Campaign, given: argparse.Namespace) -> Iterator[O
 
 
 def put_in(is_quick: bool) -> int:
-    """Put the faults of kernels in that the input lists, one after the other, and print what comes of each."""
+    """Inject the kernel faults that the input lists, one after the other, and print the outcome of each."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries may print
     local = Local()
@@ -378,7 +378,7 @@ def library_faults(campaign: Campaign, local: Local) -> Iterator[Outcome]:
 
 
 def others(call: str, uses: Uses) -> list[tuple[str, str]]:
-    """Return a check of another call of the same kind and type, if there is one: what it finds right stays in use."""
+    """Return a check of another call of the same kind and type, if any. It passes: the quarantine spares that call."""
     kind, element = call.split("_")[0], call.rsplit("_", 1)[1]
     same = (name for name in sorted(uses) if name.split("_")[0] == kind and name.rsplit("_", 1)[1] == element)
     checks = (check for name in same if name != call for check in uses[name] if check not in uses[call])

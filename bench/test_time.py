@@ -256,7 +256,8 @@ def report(path: Path, rows: int) -> Iterator[str]:
 SECONDS_PER_EXPECTED = 0.9
 """CPU seconds of a compilation per second of its `expected_seconds`, for kernels that were in the cache."""
 LIMIT_OF_ONE_CASE = 3.0
-"""A test leaves the first tier if one of its cases takes more than this multiple of the limit for all cases of a test.
+"""A test leaves the first tier if the one case that it would keep takes more than this multiple of the limit for all
+cases of a test.
 """
 
 
