@@ -49,7 +49,8 @@ typedef struct placement {
   uint32_t first, last;
 } placement;
 
-/* Finds the offset of an item, given the items placed before it, sorted by offset. */
+/* Finds the offset of an item, given the items placed before it, sorted by offset. `top`: the end of a slab of the
+ * least possible size. */
 static uint64_t find_offset(const ocp_slab_item *item, const placement *placed, uint32_t count, bool at_the_ends,
                             uint64_t top) {
   const uint64_t bytes = align(item->bytes);

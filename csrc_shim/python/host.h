@@ -5,7 +5,8 @@
  *     +------------+  the first call           +-------+  Python's atexit       +---------------+
  *
  * Invariants:
- * - Every call goes through ocp_python_call, which counts it and refuses it in any other state and in a forked child.
+ * - Every call goes through ocp_python_call, which loads the package if necessary, counts the call, and refuses it
+ *   while Python shuts down and in a forked child.
  * - No lock of the library is held during a call: the call waits for the GIL, and Python may call ocp_core.
  * - No exception leaves Python: a member of the table reports it by its error or status. A KeyboardInterrupt becomes an
  *   error as well, and SIGINT is sent when the call has returned. */

@@ -180,8 +180,8 @@ static cudnnBackendDescriptor_t make_graph(ocp_dnn_builder *b, const ocp_problem
   return ocp_dnn_make_graph(b, ops.all, ops.count);
 }
 
-/* Whether engines on tensor cores come first, whatever the heuristics say: the channels of a group fill a tensor-core
- * tile. */
+/* Whether engines on tensor cores come first, whatever the heuristics say: the flags allow them, the layout is NHWC,
+ * and the channels of a group fill a tensor-core tile. */
 static bool wants_tensor_cores(const ocp_problem_spec *spec, const int64_t *key) {
   const bool may = spec->dtype != ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT || spec->flags & OCP_PROBLEM_TF32;
   return may && spec->flags & OCP_PROBLEM_CHANNELS_LAST && key[CHANNELS] / key[GROUPS] >= MIN_TENSOR_CHANNELS &&

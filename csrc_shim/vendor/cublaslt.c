@@ -163,8 +163,8 @@ static uint32_t extend_key(const ocp_problem_spec *spec, void *const *pointers, 
 }
 
 /* Returns the number of bytes at the start of the workspace that hold the copy of the bias; 0 if the bias is not
- * copied. cuBLASLt's search takes the alignment of each matrix, but not that of the bias, so an algorithm may read a
- * bias at any address with vector loads. */
+ * copied. cuBLASLt's preference has attributes for the alignment of each matrix, but none for that of the bias, so an
+ * algorithm may read a bias at any address with vector loads. */
 static uint64_t copy_bytes(const ocp_problem_spec *spec, const int64_t *key) {
   const uint64_t bytes = (uint64_t)key[N] * ocp_dtype_bits(spec->dtype) / 8;
   return key[BIAS_ALIGNMENT] == COPIED ? (bytes + MAX_ALIGNMENT - 1) & ~(uint64_t)(MAX_ALIGNMENT - 1) : 0;
@@ -289,7 +289,7 @@ static int prepare(const ocp_problem_spec *spec, const ocp_library_handle *handl
   cublasLtMatmulHeuristicResult_t best[MAX_RANK] = {0};
   int found = 0;
   calls made = {0};
-  /* The search uses only the alignment of the bias's address, so the alignment serves as the address. */
+  /* The search reads no more of the bias's address than its alignment, so the alignment serves as the address. */
   const int64_t bias = key[BIAS_ALIGNMENT] == COPIED ? MAX_ALIGNMENT : key[BIAS_ALIGNMENT];
   (void)(make_desc(&made, spec, (const void *)(uintptr_t)bias, &call->desc) && make_layouts(&made, spec, key, call) &&
          make_preference(&made, spec, key, &preference) &&

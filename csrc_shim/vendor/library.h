@@ -51,8 +51,8 @@ typedef struct ocp_library {
   /* Writes to `key` the numbers that decide the algorithm in addition to the call's values, such as alignments; returns
    * their count. */
   uint32_t (*extend_key)(const ocp_problem_spec *spec, void *const *pointers, int64_t *key);
-  /* Makes the algorithm with this rank in the library's order (0: the best). *algorithm is NULL if there are fewer
-   * algorithms, or if there is nothing to compute. */
+  /* Makes the algorithm with this rank in the library's order (0: the best). *algorithm stays NULL if there is nothing
+   * to compute, or if there are fewer algorithms; for rank 0 the latter is an error. */
   int (*prepare)(const ocp_problem_spec *spec, const ocp_library_handle *handle, const int64_t *key, uint32_t rank,
                  void **algorithm, ocp_error *error);
   void (*release)(void *algorithm);

@@ -478,8 +478,9 @@ static int fail_refused(const ocp_problem *problem, ocp_error *error) {
   return ocp_fail(error, ORT_FAIL, "%s has refused this call before", problem->library->name);
 }
 
-/* Enqueues a call with the stream's handle, which the caller has locked. *used: the entry of the call, with a reference
- * for the caller. It is NULL, with the error, if the library finds no algorithm. */
+/* Enqueues a call with the stream's handle, which the caller has locked. *used: at entry the call's entry, or NULL if
+ * none is known; then the entry with a reference for the caller, or NULL with the error if the library finds no
+ * algorithm. */
 static int run_with(ocp_problem *problem, ocp_stream *stream, ocp_library_handle *handle, const arguments *call,
                     const int64_t *key, uint32_t words, ocp_prepared **used, ocp_error *error) {
   ocp_prepared *prepared = *used;

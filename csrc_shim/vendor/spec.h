@@ -20,9 +20,9 @@ typedef enum ocp_problem_kind {
    * between images, or with CHANNELS_LAST between pixels. A residual or an activation needs a bias, since no
    * precompiled engine of cuDNN has them without one. DOUBLE has no bias, since cuDNN has no such engine.
    * pointers: out, x, w, [bias,] [residual,] workspace
-   * values: images, channels, rows, groups, elements from image to image (or pixel to pixel) of out, then for each of
-   * `rank` (2 or 3) dimensions: size of x, of the kernel, of out, stride, dilation, pad at the beginning, pad at the
-   * end; then workspace bytes */
+   * values: images, channels, rows, groups, elements from image to image (or pixel to pixel) of out, 0 if it has no
+   * gaps; then for each of `rank` (2 or 3) dimensions: size of x, of the kernel, of out, stride, dilation, pad at the
+   * beginning, pad at the end; then workspace bytes */
   OCP_PROBLEM_CONV = 1,
   /* out[b][h][m][d] = sum over n of softmax over n (alpha * q[b][h][m] . k[b][h][n] (+ bias[b][h][m][n])) *
    * v[b][h][n][d]

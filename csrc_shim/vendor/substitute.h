@@ -26,8 +26,8 @@ typedef struct ocp_refused_call {
 /* Functions that make and run substitutes. A substitute lives until the device's last cluster with library problems is
  * released. */
 typedef struct ocp_substitutes {
-  /* Returns the substitute; NULL with the error. `why`: the library's error. `lasts`: whether later processes would be
-   * refused as well, as far as the library's error says. */
+  /* Returns the substitute; NULL with the error. `why`: the library's error. `lasts`: whether the library would
+   * refuse the call in later processes as well. */
   const void *(*make)(ocp_device *device, const ocp_refused_call *call, const char *why, bool lasts, ocp_error *error);
   int (*run)(const void *substitute, ocp_stream *stream, const ocp_refused_call *call, ocp_error *error);
 } ocp_substitutes;
