@@ -483,7 +483,7 @@ def _schedule_kind(row: Json) -> ScheduleKind:
 
 
 def _reasons(texts: Iterable[str]) -> str:
-    """Return the first of the texts that are not empty, as one text."""
+    """Join the first `MAX_REASONS` distinct texts that are not empty, and say how many there are besides."""
     known = [*dict.fromkeys(filter(None, texts))]
     more = f"; and {len(known) - MAX_REASONS} more" if len(known) > MAX_REASONS else ""
     return "; ".join(known[:MAX_REASONS]) + more

@@ -144,8 +144,8 @@ def closest(compute_capability: tuple[int, int], multiprocessors: int) -> Gpu:
 def recognized(name: str, compute_capability: tuple[int, int], multiprocessors: int) -> Gpu:
     """Return the description of the GPU that its driver calls ``name``, else that of the most similar GPU.
 
-    Compute capability and multiprocessors do not tell an H100 from an H200. A driver's name, such as "NVIDIA H200", has
-    the key of the description.
+    Compute capability and multiprocessors do not tell an H100 from an H200. A driver's name, such as "NVIDIA H200",
+    contains the key of the description.
     """
     model = "".join(filter(str.isalnum, name.lower()))
     shape = compute_capability, multiprocessors

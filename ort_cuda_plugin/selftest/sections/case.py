@@ -42,7 +42,7 @@ class Result:
     for the one that rules prefer. ``case`` is the name of the `Case`. If the check fails, its schedule is quarantined
     (``family``, ``operand``: the type of the first operand, ``engine``, ``tile``, ``epilogue``: that of a library
     call), or its ``operators``; neither if there is no alternative. With ``is_refusal`` a library has refused a call:
-    the device's refusals hold it, which later sessions read. ``seconds`` are of CPU time.
+    the device's stored refusals contain the call, and later sessions read them. ``seconds`` are of CPU time.
     """
 
     name: str
