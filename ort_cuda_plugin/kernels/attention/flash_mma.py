@@ -92,7 +92,7 @@ class MatrixStreamKernel(OnlineSoftmax):
             f"warp_key = int32(part_of_keys * {form.warp_keys})",
             "tile_c = array_pointer(cuda.shared.array(0, float32, 16))",
             "tile_at = shared_address(tile_c)",
-            # The lane's ldmatrix addresses: one row of one of the first four 8x8 matrices of Q, and likewise of K.
+            # ldmatrix.x4 loads four 8x8 matrices; each lane passes the address of one of their rows, in Q and in K.
             "eight = int32(lane & 7)",
             "low, high = int32(((lane >> 3) & 1) * 8), int32(((lane >> 4) & 1) * 8)",
             f"rows_at = tile_at + int64(int32((warp_row + eight + low) * {line} + high * 2 + {rows_at}))",
@@ -110,7 +110,7 @@ class MatrixStreamKernel(OnlineSoftmax):
         ]
 
     def _values_address(self, line: int) -> list[str]:
-        """Compute the lane's address in V: a row for ldmatrix.trans, or for float32, which has no such load, a word."""
+        """Compute the lane's address in V: of a row for ldmatrix.trans, or of a word for float32 without ldmatrix."""
         if self.kind == "tf32":
             offset = f"(warp_key + lane_pair) * {line} + lane_row * {self.itemsize} + {self.tile_bytes}"
             return [f"values_at = int32({offset})"]
@@ -227,7 +227,7 @@ class MatrixStreamKernel(OnlineSoftmax):
         ]
 
     def _reduce_partials(self, number: int) -> list[str]:
-        """Add the rescaled accumulators of all warps and store the results; a thread has 4 or 8 columns per row."""
+        """Add the rescaled accumulators of all warps and store the results; a thread stores 4 or 8 columns of a row."""
         form, pitch, parts = self.form, self.result_pitch, self.form.sharing_warps
         lanes = form.width // 2 // LANES
         groups = range(0, self.round_columns, form.width // 2)

@@ -1,8 +1,9 @@
 """Online softmax of FlashAttention on tensor cores: the loop over tiles of keys, in the registers of a warp.
 
 A warp owns 16 or 32 rows and a slice of the keys of each tile. Scores, weights and accumulators stay in its registers;
-warps exchange nothing in the loop. K and V tiles are double-buffered in shared memory in their storage type: the next
-tile is copied while the current one is multiplied, with one barrier per tile. float32 operands are rounded to TF32.
+warps exchange nothing in the loop. K and V tiles are in shared memory in their storage type. With two pipeline stages,
+the next tile is copied while the current one is multiplied, with one barrier per tile. A kernel with one stage
+processes a single tile of keys. float32 operands are rounded to TF32.
 """
 
 from __future__ import annotations

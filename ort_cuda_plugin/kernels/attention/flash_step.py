@@ -76,6 +76,6 @@ def flash_operands(ctx: Lowering, step: Attend) -> tuple[Tensor, Tensor, Tensor]
 
 
 def _of_one_group(ctx: Lowering, x: Tensor) -> Tensor:
-    """View x [..., rows, columns] as [..., 1, rows, columns], as each query head has K/V of its own."""
+    """View x [..., rows, columns] as [..., 1, rows, columns]: each query head has a K/V head of its own."""
     shape, strides = (*x.shape[:-2], 1, *x.shape[-2:]), (*x.strides[:-2], 0, *x.strides[-2:])
     return ctx.view(x, shape, strides, x.offset)

@@ -23,7 +23,7 @@ from ..codegen.source import KernelBuilder, kernel_name, load_text, offset_text
 from ..codegen.vectors import FEW_ELEMENTS, VECTOR_BYTES, vector_width
 
 ROWS = 16
-"""Consecutive cache rows per thread; without vectorised accesses, `carry_over` copies as many elements per thread."""
+"""Consecutive cache rows per thread, and the elements per thread of `carry_over` without vectorised accesses."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +75,7 @@ class CacheElement(Element):
 
 
 def append(ctx: Lowering, parts: Sequence[CachePart], first: Tensor) -> None:
-    """Write each part's ``present``: the rows of ``past``, and from row ``first`` [batch] on those of ``new``.
+    """Write each part's ``present``: rows of ``past`` before row ``first`` [batch], then the rows of ``new``.
 
     Rows after the new ones become zero, or stay unchanged if past and present are one buffer. All parts have equal
     shapes.

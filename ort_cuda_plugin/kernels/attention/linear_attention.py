@@ -81,13 +81,13 @@ def linear_attention(ctx: Lowering, given: LinearAttention) -> None:
         emit.bind(leaf, text)
         return leaf
 
-    def shared(count: Dim) -> str:
-        """Return the index of the query or key head, of ``count``, that the thread's head reads."""
+    def shared_head(count: Dim) -> str:
+        """Return the index of the query or key head, one of ``count``, that the thread's head reads."""
         ratio = floordiv(heads, count)
         return h if ratio == 1 else emit.assign(f"{h} // {builder.integer(ratio)}")
 
     with emit.block(f"if {plane.inside}:"):
-        hq, hk = shared(given.query.shape[2]), shared(given.key.shape[2])
+        hq, hk = shared_head(given.query.shape[2]), shared_head(given.key.shape[2])
         with emit.block(f"for d in range({n}):"):
             states.store(named(zero if start is None else start.load(b, h, "d", m)), b, h, "d", m)
         begin, end = "int64(0)", n_steps

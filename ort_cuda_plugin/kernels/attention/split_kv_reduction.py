@@ -17,8 +17,9 @@ MERGED_ROWS = 4
 class MergeKernel:
     """Kernel that combines ``splits`` <= 32 unnormalised results ``parts`` [split][row][column].
 
-    It rescales them by their rows' ``maxima``, adds them, and divides by the sum of the rescaled ``weights``, both
-    [split][row]. A row that attends to no key gets NaN with ``nan``, else 0.
+    ``maxima`` and ``weights`` [split][row] are each row's maximum score and sum of weights. The kernel rescales the
+    results and weights of a row to its maximum over all splits, adds them, and divides result by weight. A row that
+    attends to no key gets NaN with ``nan``, else 0.
     """
 
     splits: int
