@@ -1,7 +1,7 @@
 """Block-to-tile mappings: fragments that compute from a block's index which tile, row or element it computes.
 
-Consecutive blocks have consecutive tiles along the columns, so that they read the same rows of a; then follow the rows,
-then the batches. In a GEMV consecutive blocks have consecutive rows, so that they read the same columns of b. Each
+A block's index counts tiles along the columns first, then along the rows, then batches: consecutive blocks read the
+same rows of a. In a GEMV consecutive blocks have consecutive rows, so that they read the same columns of b. Each
 mapping defines ``batch`` and the coordinates that epilogues read: ``row0`` or ``row``, and ``column0``.
 """
 

@@ -261,7 +261,8 @@ def _has_vectors(step: Map, last: Axes, tensors: Sequence[tuple[Tensor, Sequence
 def _hoist(results: Sequence[Scalar], shared: set[Scalar], emit: Emitter) -> None:
     """Emit the largest subexpressions of ``results`` that depend only on ``shared`` leaves.
 
-    For divisions by such a subexpression, emit its reciprocal (`Emitter.invert`).
+    A ``shared`` leaf has the same value for all elements of a column. For divisions by such a subexpression, emit its
+    reciprocal (`Emitter.invert`).
     """
     is_shared = _depend_on_shared(results, shared)
     for value in _largest(results, is_shared):

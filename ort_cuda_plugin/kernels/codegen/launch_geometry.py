@@ -19,12 +19,15 @@ def flat_block(device: DeviceProperties) -> int:
 
 
 def no_wider(threads: int, dim: Dim) -> int:
-    """Return ``threads``, or if ``dim`` is a known smaller size, the next power of two from it, at least 32."""
+    """Return ``threads``, limited to a power of two that is >= ``dim`` and >= 32 if ``dim`` is known."""
     return min(threads, max(32, 1 << (dim - 1).bit_length())) if isinstance(dim, int) and dim > 0 else threads
 
 
 def plane_block(threads: int, columns: Dim) -> tuple[int, int]:
-    """Return the block size (along columns, along rows) of ``threads`` threads, no wider than the expected columns."""
+    """Return the block size (along columns, along rows) of ``threads`` threads.
+
+    Its width is a power of two, just large enough for the expected columns, from 4 to ``threads``.
+    """
     width = 4
     while width < threads and width < hint(columns):
         width *= 2

@@ -162,7 +162,8 @@ class Operand:
 
     ``name`` is "a" or "b". Element (x, k) is at ``pointer[<name>_base + x*stride + k*inner_stride]``, where x is the
     coordinate along m for a, along n for b. The tile begins at x = ``origin``; the matrix ends at x = ``bound`` and k =
-    ``inner_bound``. With ``inner_major`` a thread copies elements that are adjacent along k, else along x.
+    ``inner_bound``. With ``inner_major`` a thread copies elements that are adjacent along k, else along x. For
+    tensor-core tiles, ``row`` is the format string of the matrix's row in memory for coordinate x, by default x itself.
     """
 
     name: str
@@ -421,7 +422,7 @@ def store_rows(
 
 
 def _totals(mark: str, offsets: Sequence[str], total: str, width: int) -> list[str]:
-    """Assign ``total<mark>`` the sum of the words of ``tile_c`` at ``offsets``; with a ``width`` one sum per lane."""
+    """Assign ``total<mark>`` the sum of the words of ``tile_c`` at ``offsets``; for a vector, a sum per lane."""
     lines = []
     if width == 1:
         parts = [[f"tile_c[{offset}]" for offset in offsets]]

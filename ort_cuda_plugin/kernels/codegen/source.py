@@ -107,8 +107,8 @@ def cast_text(x: str, source: DType, target: DType, saturate: bool = True, round
 class Combination:
     """Operator of an atomic update: ``step`` computes the new element from the old one and a value.
 
-    ``instruction`` names the atomic instruction that does the same, "" if there is none. It serves integers, and floats
-    only if it is "add".
+    ``instruction`` names the atomic instruction that does the same, "" if there is none. Integers are updated by this
+    instruction, floats only if it is "add".
     """
 
     step: Callable[[Scalar, Scalar], Scalar]
@@ -469,7 +469,10 @@ class KernelBuilder(Parameters):
         self.emit = emit or Emitter()
 
     def element(self, x: Tensor) -> str | None:
-        """Add the value of a one-element tensor that the host knows as a parameter; return None for other tensors."""
+        """Add a parameter with the value of a one-element tensor that the host knows, and return the value's source.
+
+        Returns None for other tensors.
+        """
         if x.size != 1:
             return None
         if x.host is not None:
