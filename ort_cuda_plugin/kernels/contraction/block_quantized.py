@@ -17,7 +17,7 @@ from .prologue import INNER, OUTER, RAW, ConvertedElement, Inline, shared_name
 class BlockElement(ConvertedElement):
     """Loader of block-quantized elements: ``text`` dequantizes a code of ``bits`` bits.
 
-    ``shared`` are the sources of the values that the codes of a block have in common: scale and zero point.
+    ``shared`` are the sources of the values that the codes of a quantization block have in common: scale, zero point.
     """
 
     bits: int = 4

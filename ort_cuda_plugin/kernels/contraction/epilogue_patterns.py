@@ -22,7 +22,7 @@ from ..codegen.source import constant_number
 
 RELU, GELU, SILU, RELU6 = "ReLU", "GELU", "SiLU", "ReLU6"
 MAX_ACTIVATION = 80
-"""Maximum number of operations that use a value, directly or indirectly, for a search for its activation."""
+"""Maximum number of direct and indirect users of a value up to which `_Search` looks for the value's activation."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,10 @@ class LibraryForm:
 
 
 def find_form(ctx: Lowering, step: Sums, offer: Offer) -> LibraryForm | None:
-    """Match the largest first part of the step's epilogue that the library can fuse.
+    """Match the longest prefix of the step's epilogue that the library can fuse.
 
-    Returns None if the library would store a value, for the rest of the epilogue, that the step does not round.
+    The library rounds the value that it stores. Returns None if each value that it could store is one that the step
+    does not round.
     """
     return _Search(ctx, step, offer).run()
 
@@ -290,7 +291,7 @@ def _other(x: Scalar, operand: Scalar) -> Scalar:
 
 
 _tolerances = {DType.FLOAT32: 1e-6, DType.FLOAT16: 2.0**-11, DType.BFLOAT16: 2.0**-8}
-"""Maximum relative error, by element type, up to which a function with rounded constants counts as GELU or SiLU."""
+"""Maximum error relative to max(abs(x), 1), by type, up to which a function with rounded constants is GELU or SiLU."""
 _narrower = {
     DType.FLOAT32: (DType.FLOAT16, DType.BFLOAT16),
     DType.FLOAT64: (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32),

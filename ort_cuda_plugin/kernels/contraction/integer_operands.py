@@ -170,7 +170,7 @@ def _known(zero: Scalar | None, inputs: Iterable[Input]) -> int | None:
 
 
 def _codes(x: Affine) -> Tensor | None:
-    """Return the zero point as a tensor of one element; None if it has several elements."""
+    """Return the zero point as a tensor of one element; None if it has several, or is not converted from 8 bits."""
     if x.zero is None or x.zero.op != "cast":
         return None
     y = dict(x.inputs).get(x.zero.operands[0])

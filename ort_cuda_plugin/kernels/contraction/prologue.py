@@ -22,7 +22,7 @@ class ConvertedElement(Element):
     """Loader of an element with a prologue: source ``text`` converts it from type ``source`` in memory to ``storage``.
 
     ``setup`` are lines for the beginning of the kernel. ``shared`` are the sources of values that adjacent elements
-    along k have in common, such as the scale of a block of weights: `neighbours` loads each once.
+    along k have in common, such as the scale of a quantization block: `neighbours` loads each of these values once.
     """
 
     source: DType = DType.FLOAT32
@@ -49,7 +49,7 @@ class ConvertedElement(Element):
         return load_text(pointer, index, self.source)
 
     def value(self, raw: str, shared: Sequence[str], outer: str, inner: str) -> str:
-        """Return the source that converts ``raw``, the source of a loaded element."""
+        """Return the source that converts a loaded element; ``shared`` are the sources of the `shared` values."""
         text = self.text.replace(OUTER, f"({outer})").replace(INNER, f"({inner})").replace(RAW, f"({raw})")
         for number, of_block in enumerate(shared):
             text = text.replace(shared_name(number), f"({of_block})")
@@ -59,15 +59,13 @@ class ConvertedElement(Element):
         return [text.replace(OUTER, f"({outer})").replace(INNER, f"({inner})") for text in self.shared]
 
     def load_shared(self, outer: str, inner: str, name: str) -> tuple[list[str], list[str]]:
-        """Return lines that load the values that a block of weights has in common (``shared``, such as its scale), and
-        the variables that hold them.
-        """
+        """Return lines that load the values that adjacent elements have in common, and the variables that hold them."""
         names = [f"{name}_of_block{number}" for number in range(len(self.shared))]
         return [f"{x} = {text}" for x, text in zip(names, self.shared_texts(outer, inner), strict=True)], names
 
 
 def shared_name(number: int) -> str:
-    """Return the placeholder of shared value ``number`` in a conversion's source."""
+    """Return the placeholder in a conversion's source for value ``number`` of `ConvertedElement.shared`."""
     return f"@block{number}@"
 
 
