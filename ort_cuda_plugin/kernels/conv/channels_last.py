@@ -120,7 +120,7 @@ def channels_first(ctx: Lowering, memory: Tensor) -> Tensor:
 
 
 def with_channels_last_result(ctx: Lowering, step: Convolve) -> Convolve:
-    """Return the step with a new, channels-last result tensor, or the step itself if its only one is channels-last."""
+    """Return the step with a new, channels-last result tensor, or the step itself if its result is channels-last."""
     value, out = step.outputs[0]
     if place_stride(out) is not None:
         return step

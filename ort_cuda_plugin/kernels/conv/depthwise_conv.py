@@ -95,14 +95,14 @@ def _choose_form(ctx: Lowering, step: Convolve, strides: Sequence[Sequence[Dim]]
     return _Form(width, pixels, rows)
 
 
-def _side(blocks: int) -> int:
-    """Return how many adjacent threads process channel vectors of the same pixels, of ``blocks`` vectors per pixel.
+def _side(vectors: int) -> int:
+    """Return how many adjacent threads process channel vectors of the same pixels; a pixel has ``vectors`` in total.
 
-    With fewer vectors a thread block covers more pixels, whose overlapping windows share loads. At least half a warp
-    must load contiguously.
+    With fewer such threads a thread block covers more pixels, whose overlapping windows share loads. At least half a
+    warp must load contiguously.
     """
-    side = next(size for size in range(min(SIDE, blocks), 0, -1) if blocks % size == 0)
-    return side if side >= LEAST_SIDE else blocks
+    side = next(size for size in range(min(SIDE, vectors), 0, -1) if vectors % size == 0)
+    return side if side >= LEAST_SIDE else vectors
 
 
 def launch_depthwise(ctx: Lowering, step: Convolve) -> None:
@@ -127,9 +127,9 @@ class _Depthwise:
 
     def launch(self, x: Tensor, weights: Tensor, out: Tensor) -> None:
         ctx, builder, emit, form, shape = self.ctx, self.builder, self.emit, self.form, self.step.shape
-        blocks = -(-operator.index(shape[1]) // form.width)
-        side = _side(blocks)
-        dims = [shape[0], blocks // side, *shape[2:-1], ceildiv(shape[-1], form.pixels), side]
+        vectors = -(-operator.index(shape[1]) // form.width)
+        side = _side(vectors)
+        dims = [shape[0], vectors // side, *shape[2:-1], ceildiv(shape[-1], form.pixels), side]
         if form.rows > 1:
             dims[-3] = ceildiv(shape[-2], form.rows)
         items = product(dims)

@@ -28,7 +28,7 @@ from ..codegen.source import register_type, text_property
 from ..contraction.prologue import conversion_setup, type_names
 
 PHASE_ENTRIES = 12
-"""Integers per phase in the table of `Phases`: three for each of up to three axes, padding, and a tap index."""
+"""Integers per phase in the table of `Phases`: three for each of up to three axes, two unused, and a tap index."""
 ACCUMULATORS = 128
 """Accumulators per thread on the emulated device: eight 512-bit vectors of float32."""
 EMULATED_THREADS = 16

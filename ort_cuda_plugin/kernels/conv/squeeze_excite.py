@@ -94,8 +94,9 @@ def _product(rows: int, columns: int, itemsize: int) -> _Product:
 
 @dataclass(frozen=True)
 class ChainForm:
-    """What a block computes: all of the ``first`` matrix-vector product and, of ``parts`` blocks per image, one share
-    of the rows of the ``second``.
+    """What a block computes: the whole ``first`` matrix-vector product, and a share of the rows of the ``second``.
+
+    An image has ``parts`` blocks, each with another share.
     """
 
     parts: int
