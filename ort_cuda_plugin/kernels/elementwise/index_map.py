@@ -173,7 +173,7 @@ class IndexMap(Loads):
         self.coordinates = [zero if dim == 1 else Scalar(DType.INT64, "coordinate") for dim in shape]
 
     def _begin(self, width: int = 1) -> str:
-        """Emit the coordinates of a thread's element, or of its first if it has ``width`` along the fastest dimension.
+        """Emit the coordinates of the first of a thread's ``width`` elements, adjacent along the fastest dimension.
 
         Return the coordinate along the fastest dimension.
         """
@@ -305,7 +305,7 @@ class IndexMap(Loads):
         self._launch(remake)
 
     def _store_vectors(self, target: Source, coordinates: Sequence[Scalar], value: Scalar) -> bool:
-        """Emit a vectorised kernel body, in which a thread stores a vector; return False if none pays off.
+        """Emit a vectorised kernel body, in which a thread stores a vector; return False if it does not pay off.
 
         The device must be a GPU, and the destination contiguous along the fastest dimension.
         """

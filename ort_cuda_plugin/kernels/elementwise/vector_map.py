@@ -1,9 +1,9 @@
 """Vectorised elementwise kernels for a GPU: a thread loads and stores vectors of adjacent elements.
 
 Threads enumerate vectors of the flattened index space. A tensor that is contiguous, or whose rows consist of whole
-vectors, is accessed by vectors if its address is aligned. The kernel tests this; only in the last block, with a partial
-vector, may the result differ from that of other blocks. Elements of other inputs are loaded one by one; lanes that load
-the same element share the access.
+vectors, is accessed by vectors if its address is aligned. The kernel tests this, with the same outcome in all blocks
+except a last one with a partial vector. Elements of other inputs are loaded one by one; lanes that load the same
+element share the access.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from ..codegen.vectors import (
 )
 
 MANY_ELEMENTS = 1 << 21
-"""Minimum elements from which a kernel with much work per element may have two vectors per thread as well."""
+"""Minimum elements for which a kernel with much work per element may also have two vectors per thread."""
 SOUGHT_WORK = 32
-"""Operations as which the computation of an element's offset counts, if vectors span rows (estimate)."""
+"""Operations that count for the computation of an element's offset, if vectors span rows (estimate)."""
 FEWER_BLOCKS = 0.5
 """Wanted blocks per multiprocessor if several inputs are broadcast along rows: each block reads these as a whole."""
 
