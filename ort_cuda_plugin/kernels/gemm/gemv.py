@@ -299,7 +299,7 @@ class VectorGemv(GemvKernel):
     def _reduce(self, totals: Sequence[str], side: int) -> list[str]:
         """Reduce the variables ``totals`` across threads, and apply the epilogue.
 
-        Each of ``side`` adjacent threads holds partial dot products of other columns of the block.
+        Each of ``side`` adjacent threads holds partial dot products of different columns of the block.
         """
         short = suffix(self.element.accumulator)
         lines = []

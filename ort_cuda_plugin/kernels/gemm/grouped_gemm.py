@@ -77,8 +77,8 @@ class Choices:
     """The expert of each row: ``experts``, int32 [rows], numbers below ``count``.
 
     ``sorted`` is empty or has three tensors: the row indices sorted by expert, the start of each expert among them, and
-    the start of each expert among all tiles of ``tile.m`` rows. ``few`` is the condition, 0 or 1 or known in each Run,
-    that the GEMV kernel for few rows runs, which needs none of the three.
+    the start of each expert among all tiles of ``tile.m`` rows. ``few`` is the condition that the GEMV
+    kernel for few rows runs, which reads none of the three: 0, 1, or an expression that each Run evaluates.
     """
 
     experts: Tensor

@@ -30,11 +30,11 @@ __all__ = ["compact_columns", "compact_lines", "half_lines", "has_compact_column
 
 AnySums = TypeVar("AnySums", bound=Sums)
 LINE = 32
-"""Elements along k to a multiple of which weights are zero-padded, because kernels read whole k steps."""
+"""Weights are zero-padded along k to a multiple of this number of elements, because kernels read whole k steps."""
 _largest = 2.0**10
-"""Scaled maximum of a column in float16: from this number up to twice as much."""
+"""Minimum of a column's maximum after scaling to float16, a power of two; the scaled maximum is below twice as much."""
 _bounds = (2.0**-100, 2.0**127)
-"""Bounds to which a column's maximum is clamped before its scale is computed, so that this is a normal float32."""
+"""Bounds to which a column's maximum is clamped before its scale is computed, so that the scale is a normal float32."""
 
 
 def has_compact_lines(ctx: Lowering, step: Sums) -> bool:

@@ -19,7 +19,7 @@ DECLARED_BYTES = 48 << 10
 MOST_COPIES = 8
 """Maximum 16-byte copies of the first operand per thread and k step; each needs an address register."""
 RESIDENT = 384
-"""Threads per multiprocessor for which blocks without sliced-K limit their registers; accumulators still fit."""
+"""Threads per multiprocessor whose registers must fit, for blocks without sliced-K; their accumulators still do."""
 SIZES = {"f16": 2, "bf16": 2, "tf32": 4, "i8": 1, "u8": 1}
 """Bytes of an element in shared memory, by operand type of mma."""
 INTEGERS = frozenset({"i8", "u8"})
@@ -111,9 +111,9 @@ def tile_configs(
 
     The first tiles have k steps of 64 bytes, then of 128 bytes, and fit the shared memory of every GPU; ``compact``
     weights (float16 for TF32) need less of it. Then follow, if they fit the shared memory of compute ``capability``:
-    tiles of two warps that each span all columns, which load less per multiplication; and tiles whose sizes are not
-    powers of two, which reduce wave quantisation, if both operands are contiguous ``along_k``. With ``is_image`` the
-    first operand is im2col patches.
+    tiles of two warps that each span all columns, which load less per multiplication; if both operands are contiguous
+    ``along_k``, tiles whose sizes are not powers of two, which reduce wave quantisation; and large tiles for 16-bit
+    types. With ``is_image`` the first operand is im2col patches.
     """
     shapes = (
         (16, 16, 2, 4, (2, 4, 8)),
