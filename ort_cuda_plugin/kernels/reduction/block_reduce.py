@@ -56,7 +56,8 @@ class PartialResults:
     def combined(self, stage: Stage, totals: Values, other: Callable[[DType, str, int], str]) -> Values:
         """Return ``totals`` combined with other accumulators of the stage.
 
-        ``other`` returns the source of one of these from its type, the current accumulator's variable, and its number.
+        ``other(dtype, name, number)`` returns the source of other accumulator ``number``; ``dtype`` and ``name`` are
+        the type and the variable of the current accumulator with the same number.
         """
         others = []
         for number, (total, name) in enumerate(zip(totals, self.current[stage], strict=True)):

@@ -45,7 +45,7 @@ PIECE = 4096
 WARP_COLUMNS = 2048
 """Maximum columns of a row that one warp reduces."""
 BLOCK = 256
-"""Threads per row, a block, for rows of more than `WARP_COLUMNS` columns."""
+"""Threads per row for rows of more than `WARP_COLUMNS` columns: all threads of a block."""
 
 
 class RowKernel(RowColumns):

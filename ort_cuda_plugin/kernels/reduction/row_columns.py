@@ -83,7 +83,7 @@ class RowColumns:
         self.strided: StridedSchedule | None = None
         """Schedule of a reduction over a strided axis; None for other reductions."""
         self.rows_of_thread: list[Accumulators] = [self.results.current]
-        """Accumulators of each of the thread's rows, of which `PartialResults.current` has those being emitted."""
+        """Accumulators of each of the thread's rows; `PartialResults.current` has those of the row being emitted."""
         self.row_number = 0
         """Index of the thread's row that is being emitted."""
         self.adjacent: set[Scalar] = set()

@@ -63,7 +63,7 @@ class RowForm:
     def distance(self, lane: str, whole: bool) -> str:
         """Return the source of the distance, in columns, from the thread's first element to element ``lane``.
 
-        With ``whole`` that of the first element of its vector.
+        With ``whole``, the distance to the first element of the vector that contains element ``lane``.
         """
         shift, mask = self.width.bit_length() - 1, self.width - 1
         if self.width == 1:
@@ -91,7 +91,7 @@ def choose_row_form(
 ) -> RowForm | None:
     """Choose the layout of rows in registers; None for rows that are too long, or that may be empty.
 
-    Empty rows have no column 0, which registers without an element load. ``inputs`` is the number of inputs that are
+    Registers without an element load column 0, which an empty row lacks. ``inputs`` is the number of inputs that are
     held in registers; ``itemsizes`` are those of all tensors with vectorised accesses, in bytes.
     """
     if not ctx.settled(le(1, columns)):
@@ -118,7 +118,7 @@ def choose_row_form(
 
 
 def _wide_form(ctx: Lowering, columns: Dim, rows: Dim, width: int) -> RowForm | None:
-    """Return the layout for few rows, or None: the fewest threads that need only one vector or `FEW_LANES` elements."""
+    """Return the layout for few rows, or None: the fewest threads with one vector or `FEW_LANES` elements each."""
     if hint(rows) > FEW_ROWS * ctx.device.multiprocessors or hint(columns) <= WARP * FEW_LANES:
         return None
     for threads in FEW_ROWS_THREADS:

@@ -111,7 +111,7 @@ class _SplitRows:
         self.count = Scalar(DType.INT64, "leaf")
         self.inputs: list[Input] = [*step.inputs, (self.count, ctx.host_tensor([columns], (1,), DType.INT64))]
         self.known: dict[Scalar, Scalar] = {step.row.count: self.count}
-        """Leaves that replace reduction results which earlier launches have stored in ``inputs``."""
+        """Leaves that replace results of reductions, which earlier launches have stored in tensors of ``inputs``."""
 
     def launch(self) -> None:
         step = self.step
@@ -198,7 +198,7 @@ class _SplitRows:
 
 
 def _combination(stage: Stage) -> Reduction:
-    """Return the reduction whose elements are the stage's accumulators for each part of a row."""
+    """Return the reduction that combines the stage's accumulators of all parts of a row."""
     initial = tuple(s.constant(x.value, _wide(x.dtype)) for x in stage.initial)
     return Reduction(lambda dtypes: initial, stage.reduction.combine, stage.reduction.combine)
 
