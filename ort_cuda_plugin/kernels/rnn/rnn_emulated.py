@@ -136,7 +136,8 @@ class StripCell(CellKernel):
     def _strips(self, gates: Sequence[int], vector: str, backward: bool) -> Iterator[None]:
         """Emit a loop over strips that multiplies ``vector`` by the weights of ``gates``, and one over the sequences.
 
-        The ``with`` block is for one strip and time step ``t`` of sequence ``sequence``.
+        ``vector`` is the text "pointer, index of the first element". The ``with`` block is for one strip and time step
+        ``t`` of sequence ``sequence``.
         """
         emit, rows, width = self.emit, self.rows, self.width
         short, storage = self.compute.short, self.given.weights.dtype.short

@@ -26,7 +26,7 @@ THREADS = 128  # maximum threads per block
 
 
 def run_cells(ctx: Lowering, directions: Sequence[Direction], *, same_cell: bool) -> None:
-    """Launch all time steps of one or both directions; with ``same_cell`` they differ only in their tensors."""
+    """Launch all time steps of one or both directions; with ``same_cell`` both differ only in their tensors."""
     size = directions[0].outputs.shape[2]
     if same_cell and have_equal_strides(directions) and isinstance(size, int) and try_persistent(ctx, directions[0]):
         PartCell(ctx, directions, size).launch()

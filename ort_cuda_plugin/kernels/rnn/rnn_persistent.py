@@ -25,7 +25,7 @@ WARP, WARPS = 32, 8  # threads per warp, and warps per block
 MOST_WEIGHTS = 128
 """Maximum 32-bit registers per thread for weights."""
 FEW_WEIGHTS = 64
-"""Maximum registers for weights for which a warp processes `AT_ONCE` sequences at a time; with more, half of these."""
+"""Maximum registers for weights for which a warp processes `AT_ONCE` sequences at a time; with more, half as many."""
 AT_ONCE = 4
 """Sequences whose hidden states a warp loads and multiplies at a time."""
 
