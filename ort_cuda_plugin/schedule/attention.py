@@ -76,9 +76,9 @@ def choose_multi_pass_tile(ctx: Lowering, rows: Dim, keys: Dim, width: Dim) -> t
     """Return the multi-pass kernel's best tile for the expected sizes, and the conditions under which it is the best.
 
     With more rows per block, fewer blocks read the keys. But if the scores of all keys fit in shared memory, they are
-    computed once instead of in each pass; so 16 rows per block may be faster than 32. Less than 16 rows would cost more
-    than the passes. On the emulated device, a number of rows above 8 that varies between Runs gets tiles of 16 rows, so
-    that no Run compiles another tile.
+    computed once instead of in each pass; so 16 rows per block may be faster than 32. Fewer than 16 rows would take
+    longer than computing the scores in each pass. On the emulated device, a number of rows above 8 that varies between
+    Runs gets tiles of 16 rows, so that no Run compiles another tile.
     """
     is_one_tile = ctx.device.emulated and not isinstance(rows, int)
     most = 8 if hint(rows) <= 8 else 16 if hint(rows) <= 16 or is_one_tile else 32
@@ -96,8 +96,8 @@ def choose_multi_pass_tile(ctx: Lowering, rows: Dim, keys: Dim, width: Dim) -> t
 def _is_faster_decomposed(ctx: Lowering, step: Attend) -> bool:
     """Tell whether three steps (GEMM, softmax, GEMM) are faster than the multi-pass kernel, although they store scores.
 
-    They are for many scores with cuBLASLt, and in decoding, where one kernel would have few blocks. Attention for which
-    `is_faster_as_flash` is true is not decomposed.
+    Three steps are faster for many scores with cuBLASLt, and in decoding, where one kernel would have few blocks.
+    Attention for which `is_faster_as_flash` is true is not decomposed.
     """
     if not step.parts or is_faster_as_flash(ctx, step):
         return False

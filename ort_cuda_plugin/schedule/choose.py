@@ -90,7 +90,7 @@ def choose(ctx: Lowering, step: Sums) -> Choice:
 
 
 def scheduled(ctx: Lowering, step: AnySums, choice: Choice | None = None) -> AnySums:
-    """Return the step with the schedule of ``choice``; without it, with the step's own one, or else `own_choice`'s."""
+    """Return the step with the schedule of ``choice``, by default its own schedule, or else that of `own_choice`."""
     if choice is None:
         if step.schedule is not None:
             return step
@@ -101,9 +101,9 @@ def scheduled(ctx: Lowering, step: AnySums, choice: Choice | None = None) -> Any
 
 
 def library_epilogue(ctx: Lowering, step: Sums) -> str:
-    """Return the part of the step's epilogue that a library call for it computes, as "bias, ReLU".
+    """Return the part of the step's epilogue that a library call for it computes, such as "bias, ReLU".
 
-    "none" if it computes no part, "" if the library cannot compute the step.
+    Returns "none" if the call computes no part, "" if the library cannot compute the step.
     """
     form: LibraryForm | AttentionForm | None = None
     match step:
@@ -122,5 +122,5 @@ def library_epilogue(ctx: Lowering, step: Sums) -> str:
 
 
 def _quarantined_epilogue(ctx: Lowering, step: Sums) -> str:
-    """Return the epilogue by which a library call for the step may be quarantined."""
+    """Return the epilogue by which a library call for the step may be quarantined; "" if the quarantine names none."""
     return library_epilogue(ctx, step) if ctx.device.quarantine.names_epilogues else ""

@@ -278,7 +278,7 @@ def _loads(problem: Problem, config: TileConfig) -> float:
 
 
 def _parts(problem: Problem, config: TileConfig) -> int:
-    """Return how many times 64 bytes along k a k step has."""
+    """Return the number of 64-byte chunks along k in a k step."""
     return config.tile.k * SIZES[problem.kind] // STEP
 
 

@@ -182,8 +182,8 @@ def _split_kv(ctx: Lowering, tile: AttentionTile, blocks: Dim, keys: Dim) -> tup
 def is_faster_as_flash(ctx: Lowering, step: Attend) -> bool:
     """Tell whether FlashAttention is faster than the plugin's other kernels.
 
-    For operands that tensor cores do not support, it is only if several heads with few rows share K and V, which it
-    then reads once. On the emulated device it is not.
+    For operands that tensor cores do not support, it is faster only if several heads with few rows share K and V,
+    which it then reads once. On the emulated device it is never faster.
     """
     if not has_tensor_cores(ctx) or len(step.outputs) != 1 or uncast(step.outputs[0][0]) is not step.total:
         return False
