@@ -36,7 +36,7 @@ class Table(Generic[K, V]):
         self.used: dict[int, int] = {}
 
     def use(self, key: K, value: V) -> int:
-        """Return an entry's index in the current plan. ``used`` maps indices in the cluster to these."""
+        """Return an entry's index in the current plan. ``used`` maps indices in the cluster to indices in the plan."""
         number = self.number(key, value)
         return self.used.setdefault(number, len(self.used))
 
@@ -91,7 +91,7 @@ class KnownEntries:
 
 
 class Tables:
-    """The tables of a cluster while one plan is made. ``precomputed`` maps the buffers that became weights to these.
+    """The tables of a cluster while one plan is made. ``precomputed`` maps each buffer that became a weight to it.
 
     ``schedules`` are the kinds of the schedules of the plan's kernels and library calls.
     """
