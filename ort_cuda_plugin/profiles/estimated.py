@@ -9,7 +9,7 @@ from .collect import Plans, Profile, Step, parts
 
 
 def beside(profile: Profile, plans: Plans, estimate: Estimate) -> Profile:
-    """Return the profile with the estimated time of each node and step; None if the estimate lacks the nodes."""
+    """Return the profile with the estimated time of each node and step, None for nodes that the estimate lacks."""
     seconds: dict[str, float] = {}
     for step in estimate.steps:
         nodes = [label.rpartition(" (")[0] for label in step.nodes]
