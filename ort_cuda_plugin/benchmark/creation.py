@@ -39,7 +39,10 @@ print(json.dumps([seconds, device_bytes(side, emulate) - free]))
 
 @dataclass(frozen=True)
 class Creation:
-    """Seconds to create the session and do the first Run, without imports, and bytes of device memory held after it."""
+    """Seconds of session creation and first Run, without imports, and bytes of device memory held after the Run.
+
+    The kernel cache is empty for ``cold_s`` and filled for ``warm_s``.
+    """
 
     cold_s: float
     warm_s: float
@@ -61,7 +64,7 @@ def measure_creation(task: Task, side: str) -> Creation:
 
 
 def device_bytes(side: str, emulate: bool) -> int:
-    """Return the device memory in use: of this process on the emulated device, of the whole GPU otherwise."""
+    """Return the bytes of device memory in use: on the emulated device by the plugin here, else on the whole GPU."""
     import ort_cuda_plugin
 
     if emulate:
