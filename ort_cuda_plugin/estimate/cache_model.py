@@ -15,7 +15,9 @@ from .work import Access, Region, Step, distinct
 
 _ALIGNMENT = 1 << 21
 CHUNKS = 1 << 11
-"""Number of chunks of the modelled L2, up to twice as many: a chunk's bytes are a power of two, at least 4096."""
+"""The modelled L2 has this number of chunks, or up to twice as many: a chunk's size is a power of two.
+
+A chunk has at least 4096 bytes, so that a small L2 has fewer chunks."""
 
 
 @dataclass(frozen=True)

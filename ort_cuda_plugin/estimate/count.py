@@ -267,7 +267,8 @@ def summary(
 ) -> Counted:
     """Extrapolate the records of the sampled blocks to the grid.
 
-    ``executed`` and ``issued``: executions of each memory instruction, then basic block, by threads and by warps.
+    ``executed`` and ``issued`` are the numbers of executions by threads and by warps, of each memory instruction and
+    then of each basic block.
     ``widest``: an instruction's maximum bytes per access. Without ``uses_stack`` no access to a local array counts.
     """
     accesses, parts = metadata["accesses"], metadata["parts"]
@@ -438,8 +439,8 @@ def _once(records: Records, factor: NDArray[np.float64]) -> float:
 def _wavefronts(one: Records, key: NDArray[np.int64], nbytes: int, factor: NDArray[np.float64]) -> tuple[float, float]:
     """Return the wavefronts of shared-memory requests, and their minimum.
 
-    Each group of lanes that together access 128 bytes takes as many wavefronts as the most distinct 4-byte words that
-    it accesses in any bank. The minimum is one wavefront per group.
+    Each group of lanes that together access 128 bytes takes one wavefront for each distinct 4-byte word that it
+    accesses in its busiest bank. The minimum is one wavefront per group.
     """
     words = max(nbytes // 4, 1)
     groups = max(nbytes * WARP // LINE, 1)

@@ -29,14 +29,14 @@ from .work import KernelStep, Work
 
 ARCHITECTURES = {"sm_80": (8, 0), "sm_90": (9, 0), "sm_100": (10, 0), "sm_120": (12, 0)}
 COUNTED = "sm_90"
-"""The architecture whose access widths are counted; code for other architectures must have the same widths."""
+"""The architecture whose access widths are counted; accesses on other architectures must not be narrower."""
 
 VECTOR = 16
 """Bytes of the widest access of a thread."""
 MUCH = 1 << 18
 """Minimum bytes that a launch moves for a finding about access widths."""
 SHARE = 1 / 8
-"""Minimum share of a launch's bytes, or of its shared-memory requests, that a finding concerns."""
+"""Minimum share of a launch's bytes that a finding concerns; of its shared-memory requests the square of this."""
 WAYS = 2.01
 """Maximum wavefronts of a shared-memory request as a multiple of its minimum: two-way conflicts are allowed."""
 WINDOW = 3
@@ -141,7 +141,7 @@ class Watched:
 
 
 def _has_broken_windows(step: Launch) -> bool:
-    """Return whether a launch is a pooling, and the bytes of its input's or result's rows no multiple of `VECTOR`."""
+    """Return whether a launch is a pooling, and `VECTOR` does not divide the bytes of a row of its input or result."""
     tensors = [x for x in step.args if isinstance(x, Tensor)]
     return "_pool" in step.kernel.name and any(hint(x.shape[-1]) * x.dtype.itemsize % VECTOR for x in tensors)
 

@@ -26,8 +26,8 @@ class StepEstimate:
 
     ``seconds`` is its time, ``parts`` the time of each pipe alone and of the launch; ``bound`` names the longest of
     them. ``roofline`` is the minimum time. ``share`` is the fraction of the peak of the pipe ``bound`` that the step
-    reaches. ``dram`` are the bytes of device memory traffic, ``touched`` the distinct bytes of the step's tensors,
-    ``details`` the counts of the kernel or call by their names.
+    reaches. ``dram`` are the bytes of device memory traffic, ``touched`` the bytes of the tensors that the step reads
+    and writes, ``details`` the counts of the kernel or call by their names.
     """
 
     name: str

@@ -123,7 +123,7 @@ Product: TypeAlias = tuple[str, float, tuple[str, ...]]
 class Work:
     """A Run of a model.
 
-    ``products`` has the arithmetic of its GEMMs and convolutions on any provider. ``elsewhere`` are the nodes that
+    ``products`` has the arithmetic of the GEMMs and convolutions in its clusters. ``elsewhere`` are the nodes that
     another provider runs and that are not estimated.
     """
 
