@@ -2,8 +2,8 @@
 
 A block reads each key and value once, and only the range of keys that its query rows may attend to. The kernel may read
 the bounds of this range from device memory. With few rows and many keys, blocks split the keys (split-KV, flash
-decoding) and store partial results, which `_reduce_splits` combines. Sums are added in another order than in unfused
-GEMM, softmax and GEMM, so that results differ by rounding.
+decoding) and store partial results, which `_reduce_splits` combines. The order of additions is not that of
+unfused GEMM, softmax and GEMM, so that results differ by rounding.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """FlashAttention on tensor cores: block setup, the loop of `OnlineSoftmax`, and a reduction across warps.
 
-Several warps may process the same query rows, each with other keys. After the loop they reduce the maxima and weight
-sums of each row in shared memory, and then the accumulators, a range of columns at a time.
+Several warps may process the same query rows, each with different keys. After the loop they reduce the maxima and
+weight sums of each row in shared memory, and then the accumulators, a range of columns at a time.
 """
 
 from __future__ import annotations
@@ -110,7 +110,10 @@ class MatrixStreamKernel(OnlineSoftmax):
         ]
 
     def _values_address(self, line: int) -> list[str]:
-        """Compute the lane's address in V: of a row for ldmatrix.trans, or of a word for float32 without ldmatrix."""
+        """Compute the lane's address in V: of a row for ldmatrix.trans, or of an element for float32.
+
+        ldmatrix cannot transpose float32 elements: lanes load them one by one.
+        """
         if self.kind == "tf32":
             offset = f"(warp_key + lane_pair) * {line} + lane_row * {self.itemsize} + {self.tile_bytes}"
             return [f"values_at = int32({offset})"]

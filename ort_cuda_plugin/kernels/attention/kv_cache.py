@@ -154,7 +154,7 @@ def _vector_width(ctx: Lowering, parts: Sequence[CachePart]) -> int:
 
 
 class _Writer:
-    """Emitter of a thread's writes to a `CachePart`: rows from ``start`` to before ``stop`` of ``width`` columns."""
+    """Emitter of a thread's writes to a `CachePart`: rows ``start`` to ``stop`` - 1, ``width`` columns."""
 
     def __init__(self, builder: KernelBuilder, part: CachePart, width: int) -> None:
         self._emit, self._part, self._width = builder.emit, part, width
@@ -213,7 +213,7 @@ class _Writer:
                     emit.line(f"{at} = {'136' if self._part.bits == 4 else '0'}")
 
     def _encoded(self, b: str, h: str, d: str) -> str:
-        """Return new row ``taken``'s element in the cache's storage type: one element, or two packed into a byte."""
+        """Return the source of new row ``taken``'s element in the cache's type: with 4 bits, a byte of two."""
         part, new = self._part, self._new
         if self._scale is None:
             return new.load(b, h, "taken", d)
@@ -223,7 +223,7 @@ class _Writer:
         return self._emit.memory_form(s.cast((first + 8) | ((second + 8) << 4), DType.UINT8))
 
     def _quantized(self, b: str, h: str, d: str, low: int, high: int) -> Scalar:
-        """Return new row ``taken``'s element d divided by its scale, as an 8-bit float or a clamped integer."""
+        """Return element d of new row ``taken``, divided by its scale, as an 8-bit float or a clamped integer."""
         part, emit = self._part, self._emit
         assert self._scale is not None
         value = Scalar(part.new.dtype, "leaf")

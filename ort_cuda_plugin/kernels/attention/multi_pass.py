@@ -65,9 +65,9 @@ def resident_tile(ctx: Lowering, m: int, width: Dim) -> AttentionTile:
 class Pass:
     """One loop over the keys: ``lines`` compute ``value`` of element (``key``, ``row``) from its score ``total``.
 
-    A pass with ``types`` reduces these values: accumulators ``a0, a1, ...`` start at ``initial``, ``step_lines`` add
-    the element ``x`` to them, and ``combine_lines`` merge the partial accumulators ``b0, b1, ...`` into them. In the
-    last pass, without ``types``, the values are the attention weights.
+    A pass with ``types`` reduces these values: accumulators ``a0, a1, ...`` start at ``initial``, ``step_lines``
+    reduce element ``x`` into them, and ``combine_lines`` merge the partial accumulators ``b0, b1, ...`` into them. In
+    the last pass, without ``types``, the values are the attention weights.
     """
 
     lines: tuple[str, ...]
@@ -410,8 +410,8 @@ def bind_inputs(
 ) -> tuple[tuple[str, ...], ...]:
     """Emit loads of the inputs of ``scores``. Return the lines for each of ``axes``: nested loops, outermost first.
 
-    An input is loaded in the outermost loop in which its offset is known. In the first of ``axes`` only one-element
-    tensors are loaded: another tensor may be empty, and only the inner loops then have no iterations.
+    An input is loaded in the outermost loop in which its offset is known. The lines for the first of ``axes`` always
+    run, and load only one-element tensors: another tensor may be empty, so that an inner loop has no iterations.
     """
     emit = builder.emit
     loaded = builder.to_load(scores.inputs)
