@@ -51,7 +51,7 @@ def steps_of(depth: int) -> Fragment:
 
 
 def columns_of_row(columns: int) -> Fragment:
-    """Assign ``columns`` columns of one row to each block. The kernel's `first_column` must follow this fragment.
+    """Assign ``columns`` columns of one row to each block. `GemvKernel.first_column` must follow this fragment.
 
     The grid is (rows * ceil(columns of the result / ``columns``) * batches, 1, 1).
     """

@@ -272,7 +272,7 @@ def _hoist(results: Sequence[Scalar], shared: set[Scalar], emit: Emitter) -> Non
 
 
 def _depend_on_shared(expressions: Sequence[Scalar], shared: set[Scalar]) -> dict[Scalar, bool]:
-    """Tell of each subexpression whether it depends only on ``shared`` leaves and constants."""
+    """Return for each subexpression whether it depends only on ``shared`` leaves and constants."""
     found: dict[Scalar, bool] = {}
     for x in operands_first(expressions):
         found[x] = x in shared or x.op == "constant" or bool(x.operands and all(found[y] for y in x.operands))

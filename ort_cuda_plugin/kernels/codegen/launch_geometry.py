@@ -19,7 +19,7 @@ def flat_block(device: DeviceProperties) -> int:
 
 
 def no_wider(threads: int, dim: Dim) -> int:
-    """Return ``threads``, limited to a power of two that is >= ``dim`` and >= 32 if ``dim`` is known."""
+    """Return ``threads``, but if ``dim`` is known, at most the smallest power of two >= ``dim`` and >= 32."""
     return min(threads, max(32, 1 << (dim - 1).bit_length())) if isinstance(dim, int) and dim > 0 else threads
 
 

@@ -147,7 +147,7 @@ class Emitter:
         self._divisions: dict[Scalar, int] = {}
         self._reciprocals: dict[Scalar, str] = {}
         self.known: dict[Scalar, float] = {}
-        """Numbers of the leaves that have the same value in every launch of the kernel."""
+        """Values of leaves that stand for one-element constants."""
         self._names: list[dict[Scalar, str]] = [{}]
         self._computed: list[dict[str, str]] = [{}]
 
@@ -517,8 +517,9 @@ class KernelBuilder(Parameters):
     ) -> None:
         """Launch a kernel that consists of the emitted lines, or of ``body``, a text for exactly this block size.
 
-        The compiler limits the registers: for ``body`` so that ``resident`` blocks fit on a multiprocessor, for emitted
-        lines so that one block of 256 threads fits, or with ``bounded`` one block of size ``block``.
+        The compiler limits the registers: for ``body`` so that ``resident`` blocks, at least one, fit on a
+        multiprocessor, for emitted lines only with ``bounded``, so that one block of size ``block`` fits. A block of at
+        most 256 threads fits without a limit.
         """
         names, signature = tuple(self._names), tuple(self._signature)
         self.emit.release()
