@@ -180,7 +180,7 @@ def _codes(x: Affine) -> Tensor | None:
 
 
 def _over_results(step: Sums, number: int, x: Affine) -> tuple[Affine, list[Input]]:
-    """Return an operand's zero point and scale with new leaves, whose inputs are broadcast over the step's result."""
+    """Return an operand's `Affine` with new leaves, and the inputs of these, broadcast over the step's result."""
     leaves = {leaf: Scalar(leaf.dtype, "leaf") for leaf, _ in x.inputs}
     changed = Substitution(leaves)
     inputs = [(leaves[leaf], over_result(step, number, y)) for leaf, y in x.inputs]

@@ -49,7 +49,7 @@ class ConvertedElement(Element):
         return load_text(pointer, index, self.source)
 
     def value(self, raw: str, shared: Sequence[str], outer: str, inner: str) -> str:
-        """Return the source that converts a loaded element; ``shared`` are the sources of the `shared` values."""
+        """Return the source that converts element ``raw``; ``shared`` are sources of the values of `load_shared`."""
         text = self.text.replace(OUTER, f"({outer})").replace(INNER, f"({inner})").replace(RAW, f"({raw})")
         for number, of_block in enumerate(shared):
             text = text.replace(shared_name(number), f"({of_block})")
