@@ -16,7 +16,7 @@ LOADED = 9
 """Maximum vector loads that a thread has in flight (estimate); more would need too many registers."""
 Reads: TypeAlias = dict[int, list[tuple[int, int]]]
 """Along one dimension: maps the offset of an element from the first window's start to the pairs (window, tap) that
-read it. A tap is an index into the kernel.
+read it. A tap is an index into the window.
 """
 
 

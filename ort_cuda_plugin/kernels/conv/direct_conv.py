@@ -5,7 +5,7 @@ and transposed ones. On a GPU a strip is one pixel. On the emulated device it is
 each weight is loaded once per strip, and a strip inside the image needs no bounds checks.
 
 Along each axis, a transposed convolution of stride s is the sum of s plain convolutions, its phases: outputs o with the
-same (o + pad) mod s use the same taps of the kernel, and adjacent outputs of a phase read adjacent inputs.
+same (o + pad) mod s use the same taps of the weights, and adjacent outputs of a phase read adjacent inputs.
 
 Tensors are contiguous: x is [images, groups * channels, z, y, x], out [images, groups * rows, z, y, x]; 2D kernels omit
 z. ``rows`` are the output channels of a group, ``channels`` its input channels.
@@ -105,7 +105,7 @@ class StripConv:
     ``element`` loads the image's elements. ``stride`` is the stride along x if it is 1 or 2; 0 makes it a parameter.
     ``index`` is the type of offsets in x and out. In a transposed convolution, base is pad // stride, and the outputs
     of a phase are (base + i) * stride + remainder - pad. The grid is (images * groups * chunks * phases * tiles, 1, 1),
-    where chunks are blocks of strips, and tiles are blocks of ``rows`` output channels.
+    where a chunk is the strips of one thread block, and a tile is ``rows`` output channels.
     """
 
     element: Element

@@ -56,7 +56,7 @@ class PatchTile(MatrixTile):
 
     @property
     def has_contiguous_steps(self) -> bool:
-        """Whether each sliced-K warp group has consecutive k steps. With a window, these are mostly at one tap."""
+        """Whether each sliced-K warp group has consecutive k steps. With a window, these mostly share a tap."""
         return bool(self.axes)
 
     @property
@@ -114,7 +114,7 @@ class PatchTile(MatrixTile):
         return result
 
     def _at_tap(self) -> list[str]:
-        """Compute the tap's distance from the window's start, ``ahead_<axis>``, and as an offset, ``window_from``."""
+        """Compute the tap's distance from the window's start, ``ahead_<axis>``, and offset in x, ``window_from``."""
         offset = [f"{self.index}({self.index}(ahead_{axis}) * image_{axis})" for axis in self.axes]
         ahead = [f"ahead_{axis} = int32(tap_{axis} * step_{axis})" for axis in self.axes]
         return [*ahead, f"window_from = {_sum(self.index, offset)}"]

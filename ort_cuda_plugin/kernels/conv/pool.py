@@ -32,7 +32,7 @@ MAX_TAPS, MAX_CHANNELS = 64, 16
 """Maximum elements of a pooling window, and maximum channels of a normalisation, that a kernel unrolls."""
 
 MOST_STRIDE = 4
-"""Maximum stride of `VectorPool`, which is also the number of vectors that a thread loads per row of its windows."""
+"""Maximum stride of `VectorPool`. For stride s a thread loads s vectors per row of its windows."""
 
 _lowest = {"f32": "float32(-math.inf)", "f64": "float64(-math.inf)", "f16": "float32(-math.inf)"}
 _lowest |= {"bf16": "float32(-math.inf)", "i8": "int32(-128)", "u8": "int32(0)"}
@@ -133,7 +133,7 @@ class Pool:
         ]
 
     def lines_of_windows(self, body: list[str]) -> list[str]:
-        """Repeat ``body`` for each row of the window inside the image; for averages also count these in ``rows``."""
+        """Repeat ``body`` for each row of the window inside the image; for averages count ``rows`` for the divisor."""
         integer = register_type(self.index)
         lines = []
         if self.kind == "average":
