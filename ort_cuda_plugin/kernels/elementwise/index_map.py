@@ -30,7 +30,7 @@ __all__ = ["IndexMap", "Loads", "Source", "gather_into", "gather_map", "scatter_
 
 
 def unravel(index: Scalar, shape: Sequence[Scalar]) -> list[Scalar]:
-    """Return the coordinates of row-major ``index`` in ``shape``. The first one may exceed its size with ``index``."""
+    """Return the coordinates of row-major ``index`` in ``shape``. If the index is past the end, so is the first one."""
     coordinates: list[Scalar] = []
     for size in reversed(shape[1:]):
         coordinates.insert(0, s.trunc_modulo(index, size))

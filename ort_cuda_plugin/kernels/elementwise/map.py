@@ -22,7 +22,7 @@ def _is_plain_copy(step: Map) -> bool:
     if len(step.outputs) != 1 or len(step.inputs) != 1 or step.outputs[0][0] is not step.inputs[0][0]:
         return False
     source, result = step.inputs[0][1], step.outputs[0][1]
-    # A value in a HOST buffer becomes a kernel parameter: no device memory has it that a copy could read.
+    # A value in a HOST buffer becomes a kernel parameter: it is in no device memory that a copy could read.
     is_in_memory = source.buffer.kind is not BufferKind.HOST
     return is_in_memory and source.shape == result.shape and source.is_contiguous and result.is_contiguous
 

@@ -32,7 +32,7 @@ from ..codegen.vectors import (
 MANY_ELEMENTS = 1 << 21
 """Minimum elements for which a kernel with much work per element may also have two vectors per thread."""
 SOUGHT_WORK = 32
-"""Operations that count for the computation of an element's offset, if vectors span rows (estimate)."""
+"""Operations to compute the offset of one element, if vectors span rows (estimate)."""
 FEWER_BLOCKS = 0.5
 """Wanted blocks per multiprocessor if several inputs are broadcast along rows: each block reads these as a whole."""
 
