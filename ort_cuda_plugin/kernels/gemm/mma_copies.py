@@ -170,7 +170,7 @@ class OperandCopies:
             offsets = (f"{operand.row.format(x)} * {operand.stride}", f"{self.index}({along}) * {operand.inner_stride}")
             at = " + ".join(f"{self.index}({offset})" for offset in offsets)
             first = f"{self.index}({name}_base + int64({self.index}({at})))"
-            # An opaque value stays in a register. The compiler recomputes others in each k step, which saves registers.
+            # An opaque value stays in a register. Other values are recomputed in each k step, which saves registers.
             is_kept = self.sliced_k > 1 or self.tile.m * self.tile.n < MOST_SUMS * self.tile.threads
             kept = f"opaque_{suffix(self.index)}({first})" if is_kept else first
             result.append(f"{name}_from{number} = {kept}")

@@ -97,7 +97,7 @@ class MatrixTile(OperandCopies):
             f"last_stage = opaque_i32(int32(first_stage + {last}))",
             "filled = int32(first_stage)",
             f"multiplied = int32(first_stage + {self.stage})",
-            # Opaque values keep LLVM from widening the counters to 64 bits, and from replacing them by others.
+            # Opaque values keep LLVM from widening the counters to 64 bits, and from deriving other loop counters.
             "k_first = opaque_i32(k0)",
             f"k_filled = opaque_i32(k0 + {self.stages - 1} * {self.step_distance})",
             f"k_stop = opaque_i32(k0 + steps * {self.step_distance})",

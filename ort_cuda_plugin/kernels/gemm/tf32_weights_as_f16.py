@@ -32,7 +32,7 @@ AnySums = TypeVar("AnySums", bound=Sums)
 LINE = 32
 """Weights are zero-padded along k to a multiple of this number of elements, because kernels read whole k steps."""
 _largest = 2.0**10
-"""Minimum of a column's maximum after scaling to float16, a power of two; the scaled maximum is below twice as much."""
+"""A column is scaled so that its maximum is from this number to below twice this number, as float16."""
 _bounds = (2.0**-100, 2.0**127)
 """Bounds to which a column's maximum is clamped before its scale is computed, so that the scale is a normal float32."""
 
@@ -82,7 +82,7 @@ def half_lines(ctx: Lowering, step: Contract, factors: Tensor) -> tuple[Contract
 
 
 def _lines(ctx: Lowering, step: AnySums, steps: tuple[int, int], factors: Tensor | None) -> tuple[AnySums, Tensor]:
-    """Convert weights to float16 [columns, k]; eight adjacent ones along k, viewed as [2, 4], get strides ``steps``."""
+    """Convert weights to float16 [columns, k]; every eight weights along k, viewed as [2, 4], get strides ``steps``."""
     w, powers = step.operands[1], _powers(ctx, step, factors)
     if isinstance(step, Convolve):
         ordered = permute(ctx, w, (0, *range(2, w.rank), 1))
@@ -130,7 +130,7 @@ def _powers(ctx: Lowering, step: Sums, factors: Tensor | None) -> Tensor:
 
 
 def power_of(largest: Scalar, wanted: float) -> Scalar:
-    """Return the power of two p for which ``largest`` / p is in [``wanted``, 2 * ``wanted``); clamped to `_bounds`."""
+    """Return the power of two p for which ``largest``, clamped to `_bounds`, / p is in [``wanted``, 2 * ``wanted``)."""
     largest = s.minimum(s.maximum(largest, _bounds[0]), _bounds[1])
     return s.cast(s.cast(largest, DType.FLOAT8E8M0, round_mode="down"), DType.FLOAT32) * (1 / wanted)
 

@@ -19,7 +19,9 @@ DECLARED_BYTES = 48 << 10
 MOST_COPIES = 8
 """Maximum 16-byte copies of the first operand per thread and k step; each needs an address register."""
 RESIDENT = 384
-"""Threads per multiprocessor whose registers must fit, for blocks without sliced-K; their accumulators still do."""
+"""Resident threads per multiprocessor for which the compiler limits the registers of blocks without sliced-K.
+
+A thread's accumulators still fit in its registers."""
 SIZES = {"f16": 2, "bf16": 2, "tf32": 4, "i8": 1, "u8": 1}
 """Bytes of an element in shared memory, by operand type of mma."""
 INTEGERS = frozenset({"i8", "u8"})
