@@ -38,7 +38,7 @@ MOST_TURNS = 8
 SERIAL_PARTS = 4
 """Independent partial accumulators of a thread that reduces a row without other threads."""
 LONG_COLUMNS = 1024
-"""Columns above which a thread that reduces a row alone has `LONG_PARTS` accumulators, new ones for each `PIECE`."""
+"""Columns above which a thread that reduces a row alone has `LONG_PARTS` accumulators, new ones per `PIECE` columns."""
 LONG_PARTS = 16  # partial accumulators of a thread that reduces a long row
 PIECE = 4096
 """Columns of a long row after which a thread starts new partial accumulators, to reduce rounding errors."""

@@ -29,7 +29,7 @@ REGISTERS = {f"{kind}{bits}": f"registers_{kind[0]}{bits}" for kind in ("float",
 
 
 class RowColumns:
-    """Base of `RowKernel`, which chooses the schedule and emits the passes: loops over columns, loads and stores.
+    """Base of `RowKernel`: loops over columns, loads and stores. `RowKernel` chooses the schedule and emits passes.
 
     In the kernel, ``lane`` is the thread's index among those that share its row, and ``j`` a column. In a row that is
     held in registers, ``e`` is the index of one of the thread's elements.

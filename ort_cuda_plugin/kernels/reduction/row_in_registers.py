@@ -110,7 +110,7 @@ def choose_row_form(
         most = max(min(lanes, by_work, registers // words), width)
         count = -(-expected // (threads * width))
         if count * width <= most:
-            # Round the number of vectors up, so that rows of similar lengths share a kernel.
+            # Round 4 or more vectors up to an even number, so that rows of similar lengths share a kernel.
             count = count if count < 4 else -(-count // 2) * 2
             form = RowForm(threads, width, count)
             return form if ctx.settled(le(columns, form.capacity)) else None
