@@ -30,7 +30,7 @@ class StripCell(CellKernel):
     """Generator of the kernel that computes all time steps of one direction; a block has one thread.
 
     In the kernel, ``first`` is the block's first sequence, ``row`` the index of one of its sequences, ``j0`` the first
-    hidden element of a strip and ``j`` any of these. Hidden states are [copy][block][hidden][rows], other scratch
+    hidden element of a strip and ``j`` an element of it. Hidden states are [copy][block][hidden][rows], other scratch
     tensors [copy][block][rows][hidden]. The block's slices of the two copies begin at ``base`` and ``other``; a time
     step reads the one at ``now`` and writes the one at ``next``.
     """
@@ -206,7 +206,7 @@ class StripCell(CellKernel):
             self.results.store(self.named(emit.assign("new_hidden[i]")), "t", "sequence", "j")
 
     def _finish(self) -> None:
-        """Emit the stores of zeros after the end of each sequence, and of the last states."""
+        """Emit the stores of the last states, and of zeros in the results after the end of each sequence."""
         emit = self.emit
         emit.line("last = base if longest % 2 == 0 else other")
         with emit.block(f"for row in range({self.rows}):"):

@@ -118,7 +118,7 @@ class _BlockCell(CellKernel):
             self.results.store(after, "t", "sequence", "j")
 
     def _finish(self) -> None:
-        """Emit the stores of zeros after the end of the sequence, and of the last states."""
+        """Emit the stores of the last states, and of zeros in the results after the end of the sequence."""
         emit = self.emit
         with self._every_element():
             with emit.block(f"for t in range(length, {self.n_steps}):"):
