@@ -116,7 +116,7 @@ def _is_decoding(step: Attend) -> bool:
 def decomposed_attention(ctx: Lowering, step: Attend) -> Iterator[Map]:
     """Yield the three steps of attention: GEMM, softmax, GEMM.
 
-    In decoding, the plugin's GEMM computes them: cuBLASLt would need a new problem description for each number of keys.
+    In decoding, both GEMMs are the plugin's: cuBLASLt would need a new problem description for each number of keys.
     """
     for one in step.parts:
         if isinstance(one, Contract) and _is_decoding(step):

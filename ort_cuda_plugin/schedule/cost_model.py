@@ -60,7 +60,7 @@ class _Rates:
     dram_bytes: float
     l2_read: float
     l2_written: float
-    sharing: int
+    sharing: int  # multiprocessors that one load from the L2 serves
     instructions: float
     dependent_cycles: float  # latency of a dependent instruction in a lone warp
     round_cycles: float  # latency of loading a 64-byte chunk along k from shared memory, or of a barrier

@@ -173,7 +173,7 @@ def _gemv_before_library(ctx: Lowering, step: Contract, own: list[Schedule]) -> 
 
 
 def sliced_k_before_library(ctx: Lowering, step: Contract, own: list[Schedule] | None = None) -> Choice | None:
-    """Return the choice of a sliced-K kernel if it is faster than a cuBLASLt call, with its overhead; else None.
+    """Return the choice of a sliced-K kernel if it is faster than a cuBLASLt call including its overhead, else None.
 
     Sliced-K kernels copy 16-byte chunks: the operands' row pitches must be multiples of 16 bytes.
     """
