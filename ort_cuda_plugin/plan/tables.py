@@ -91,7 +91,9 @@ class KnownEntries:
 
 
 class Tables:
-    """The tables of a cluster while one plan is made. ``precomputed`` maps each buffer that became a weight to it.
+    """The tables of a cluster while one plan is made.
+
+    ``precomputed`` has the weights that replace buffers of constant folding (`precompute`), by buffer.
 
     ``schedules`` are the kinds of the schedules of the plan's kernels and library calls.
     """
