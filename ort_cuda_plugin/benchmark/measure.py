@@ -72,8 +72,8 @@ class ModelReport:
     not_compared: str = ""
     """The reason why the CPU provider cannot run the model; "" if it can."""
     estimate: dict[str, Any] | None = None
-    """The performance model's estimate: the GPU's name, a sentence about the model's accuracy, the microseconds of a
-    Run, their range as text, those of its roofline, and the bytes of device memory traffic."""
+    """The performance model's estimate: the GPU's name, a sentence about the accuracy of estimates, the microseconds of
+    a Run, their range as text, the microseconds of the Run's roofline, and the bytes of device memory traffic."""
 
     @property
     def is_right(self) -> bool:
