@@ -20,7 +20,7 @@ _STEP = 1 / 32
 class NetworkGraph:
     """Collects nodes and weights. Methods take and return names of values.
 
-    ``dtype`` is ``float32``, ``float16`` or ``int8``. With ``int8`` values are float32. Activations that GEMMs and
+    ``dtype`` is ``float32``, ``float16`` or ``int8``. With ``int8``, values are float32. Activations that GEMMs and
     convolutions read pass QuantizeLinear and DequantizeLinear, and weights are int8 with one scale per channel and a
     DequantizeLinear.
     """
