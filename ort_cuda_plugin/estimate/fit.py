@@ -1,13 +1,12 @@
 """Fits the constants of the performance model to measurements of a GPU.
 
-Measurements are one JSON file, which a report on a machine with a GPU writes::
+Measurements are one JSON file, which ``bench/gpu_measurements.py`` writes on a machine with a GPU::
 
     {"format": 1, "device": "h100", "gpu": "NVIDIA H100 80GB HBM3", "measurements": [
         {"name": "copy of 64 MiB", "seconds": 4.4e-05, "work": {...}}, ...]}
 
-``work`` is the JSON of `work.to_json` for a kernel, a library call or a Run. ``seconds`` is the median time of this
-work, measured as one of many dependent repetitions in a CUDA graph. Every third measurement is held out, to test the
-model.
+``work`` is the JSON of `work.to_json` for a Run. ``seconds`` is the time of this Run: the median over batches of
+back-to-back Runs of the mean in a batch. Every third measurement is held out, to test the model.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class Estimate:
     ``compulsory`` are the bytes of inputs, weights and outputs, each once; ``flops`` the operations of GEMMs and
     convolutions. ``roofline`` is the longer of the times that these bytes and operations take, at the GPU's peak rates.
     It depends on the model and the GPU only: it includes neither intermediate tensors nor launches. ``calibrated``
-    names the device whose measured rates are those of ``device`` and ``constants``; "" if they are described.
+    names the device whose measured rates are those of ``device`` and ``constants``; "" if they were not measured.
     """
 
     device: Gpu
