@@ -7,5 +7,8 @@ from ...program.lowering.context import Lowering
 
 
 def try_guard(ctx: Lowering, condition: Dim) -> bool:
-    """Guard the plan on ``condition``; return False if it is false, or if sizes computed on the device decide it."""
+    """Return whether ``condition`` holds for the sizes that the plan is built for, and guard the plan on this result.
+
+    Returns False, without a guard, if the condition depends on sizes that are computed on the device.
+    """
     return not is_read_back(condition) and ctx.guard(condition)

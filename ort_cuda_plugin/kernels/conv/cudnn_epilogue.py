@@ -19,7 +19,7 @@ def cudnn_form(ctx: Lowering, step: Convolve) -> LibraryForm | None:
 
 
 def _is_compiled_for(ctx: Lowering, step: Convolve) -> bool:
-    """Tell whether a tensor-core engine with this epilogue is worth the seconds that cuDNN takes to compile it."""
+    """Tell whether a tensor-core engine with a fused epilogue is worth the seconds that cuDNN takes to compile it."""
     channels, rows = step.operands[0].shape[1], step.operands[1].shape[0]
     known = isinstance(channels, int) and isinstance(rows, int) and min(channels, rows) >= MIN_TENSOR_CHANNELS
     return (

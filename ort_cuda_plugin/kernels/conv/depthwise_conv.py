@@ -99,7 +99,7 @@ def _side(vectors: int) -> int:
     """Return how many adjacent threads process channel vectors of the same pixels; a pixel has ``vectors`` in total.
 
     With fewer such threads a thread block covers more pixels, whose overlapping windows share loads. At least half a
-    warp must load contiguously.
+    warp must load contiguously: if no number from `LEAST_SIDE` to `SIDE` divides ``vectors``, return ``vectors``.
     """
     side = next(size for size in range(min(SIDE, vectors), 0, -1) if vectors % size == 0)
     return side if side >= LEAST_SIDE else vectors

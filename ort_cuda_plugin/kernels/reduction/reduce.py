@@ -29,7 +29,7 @@ from ort_cuda_plugin.program.steps.trace import Use
 __all__ = ["RowKernel"]
 
 SERIAL_COLUMNS = 32
-"""Maximum columns of a row that a single thread reduces on a GPU.
+"""Maximum columns of a row that a single thread reduces on a GPU, except along a strided axis (`choose_strided`).
 
 On the emulated device a single thread always does, since the threads of a block run on one CPU core.
 """
@@ -38,7 +38,7 @@ MOST_TURNS = 8
 SERIAL_PARTS = 4
 """Independent partial accumulators of a thread that reduces a row without other threads."""
 LONG_COLUMNS = 1024
-"""Columns above which a thread that reduces a row alone has `LONG_PARTS` accumulators, new ones per `PIECE` columns."""
+"""Columns above which a thread has `LONG_PARTS` accumulators, new ones per `PIECE` columns, on the emulated device."""
 LONG_PARTS = 16  # partial accumulators of a thread that reduces a long row
 PIECE = 4096
 """Columns of a long row after which a thread starts new partial accumulators, to reduce rounding errors."""
