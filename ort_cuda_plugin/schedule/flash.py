@@ -50,7 +50,7 @@ EMULATED_SPLIT_KEYS, EMULATED_MANY_BLOCKS = 512, 128
 WIDEST, WIDEST_FLOAT32 = 128, 64
 """Maximum head size for which tiles fit in the shared memory of a block: for 16-bit types, and for float32."""
 FEW_ROWS = 8
-"""Maximum query rows per block for which attention is memory-bound."""
+"""Maximum query rows per head for which attention is memory-bound."""
 WARPS = 4
 SMALL_WIDTH = 64
 """Maximum result columns for which a warp's registers hold the accumulators of 32 rows (two m16 mma operands)."""

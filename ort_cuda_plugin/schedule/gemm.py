@@ -44,7 +44,7 @@ MAX_TUNED_GEMV_ROWS = 16
 RELATIVE_TIMES = (1.0, 1.1, 1.35, 1.8)
 """Time per multiply-add of each of `matrix_tiles`, relative to the first one, which loads the least (estimates)."""
 SPLIT_STEPS = 8
-"""Minimum k steps per split of split-K (estimate); with fewer, the reduction takes most of the time."""
+"""Minimum k steps per split for which rules prefer split-K (estimate); the autotuner also times half as many."""
 MAX_SPLIT_K = 8
 MAX_MEASURED = 6
 """Maximum tensor-core tiles that the autotuner compiles and times."""
