@@ -44,7 +44,7 @@ from .libraries import peak_kind
 from .work import Access, Argument, CopyStep, KernelStep, LibraryStep, Number, Pointer, Product, Region, Step, Work
 
 SMALL_CONTENTS = 1 << 16
-"""Maximum bytes of a weight whose contents are copied to the emulated device."""
+"""Maximum bytes of an integer weight whose contents are copied to the emulated device."""
 LIBRARIES = frozenset({"cublaslt", "cudnn"})
 
 
