@@ -27,14 +27,14 @@ class Path:
     digits: tuple[tuple[int, ...], ...]
 
     def strides(self, beneath: Sequence[Dim]) -> tuple[Dim, ...]:
-        """Return the strides over the view's axes of a tensor with strides ``beneath`` over the dense dimensions."""
+        """Return a tensor's strides over the view's axes; ``beneath`` are its strides over the dense dimensions."""
         return tuple(
             0 if target is None else factor * beneath[target]
             for target, factor in zip(self.targets, self.factors, strict=True)
         )
 
     def strides_beneath(self, shape: Sequence[Dim], strides: Sequence[Dim]) -> tuple[Dim, ...] | None:
-        """Return the strides over the dense dimensions of a tensor that has ``strides`` over the axes of a view of
+        """Return a tensor's strides over the dense dimensions; ``strides`` are its strides over the axes of a view of
         ``shape``.
 
         Inverse of `strides`. The view must contain every element of the dense tensor once (`covers`). Returns None if

@@ -1,6 +1,6 @@
 """Value range analysis: bounds on the magnitude of each tensor that hold for any input.
 
-An element of a row that is divided by its root mean square is at most the square root of the row's length. Bounds of
+After a row is divided by its root mean square, no element exceeds the square root of the row's length. Bounds of
 GEMMs and activations follow from their inputs' bounds and the weights. Bounds are tensors that depend on weights only,
 so the device computes them once, not in each Run.
 """
@@ -47,13 +47,13 @@ class _Limited:
 class RangeAnalysis:
     """Bounds on the magnitudes of the float32 tensors that steps write.
 
-    The pass calls `note` for each step in program order.
+    The pass that needs the bounds calls `note` for each step in program order.
     """
 
     def __init__(self, ctx: Lowering) -> None:
         self.ctx = ctx
         self.steps: list[Step] = []
-        """The steps that compute the bounds that the pass has requested."""
+        """The steps that compute the bounds that `of` and `largest` have returned."""
         self._known: dict[Buffer, _Limited] = {}
         self._made: dict[Buffer, Tensor] = {}
         self._uniform: dict[Buffer, Tensor] = {}
@@ -176,7 +176,7 @@ class RangeAnalysis:
 @dataclass(frozen=True)
 class _Search:
     """Derives bounds of a step's expressions. ``leaves`` says which leaves have a bound; ``numbers`` has the values of
-    constant leaves.
+    constant leaves. ``row_length`` is the number of elements of a row of a row program, 0 if it is not known.
     """
 
     leaves: dict[Scalar, bool]

@@ -48,10 +48,10 @@ class Uses(Generic[User]):
         return list(dict.fromkeys((*self.writers(buffer), *self.readers(buffer))))
 
     def replaceable_writer(self, buffer: Buffer, reader: User, step: Map) -> User | None:
-        """Return the writer of an intermediate that only ``reader``, which is ``step``, reads; else None.
+        """Return the only writer of ``buffer`` if a fusion that replaces this operand of ``step`` may remove it.
 
-        The step reads the intermediate once and no other step writes it, so a fusion that replaces this operand can
-        remove the writer.
+        ``reader`` is the user for ``step``. Returns None unless the buffer is an intermediate with one writer, and
+        ``step`` alone reads it, once.
         """
         if buffer.kind is not BufferKind.SCRATCH or list(self.readers(buffer)) != [reader]:
             return None

@@ -69,15 +69,15 @@ def fold_dequantize_of_integers(ctx: Lowering, steps: Sequence[Step]) -> list[St
     return fold_dequantize(steps, lambda step: has_integer_operands(ctx, step))
 
 
-def _operands(step: Step, twice: bool) -> Sequence[int]:
+def _operands(step: Step, as_floats: bool) -> Sequence[int]:
     """Return the indices of the operands that the step's kernel can load with a prologue.
 
     The weights of a direct convolution have no prologue: they are reordered once, before the first Run. Without
-    ``twice`` only transposed convolutions count as direct, since tensor cores may multiply the integer codes of the
-    others.
+    ``as_floats`` only transposed convolutions count as direct, since tensor cores may multiply the integer codes of
+    other convolutions.
     """
     if isinstance(step, Convolve):
-        return () if 0 in step.shape else (0,) if is_direct(step) and (twice or step.transposed) else (0, 1)
+        return () if 0 in step.shape else (0,) if is_direct(step) and (as_floats or step.transposed) else (0, 1)
     return (0, 1) if isinstance(step, Contract) else ()
 
 
@@ -201,7 +201,10 @@ def _has_one_axis(x: Tensor, shape: Sequence[Dim]) -> bool:
 
 
 def _source(value: Scalar, single: dict[Scalar, Tensor]) -> Scalar | None:
-    """Return the only narrower value from which constants and ``single`` leaves give ``value``; else None."""
+    """Return the narrower value from which ``value`` is computed with constants and leaves in ``single`` alone.
+
+    Returns None if there is no such value, or more than one.
+    """
     found: set[Scalar] = set()
     seen: set[Scalar] = set()
     stack = [value]

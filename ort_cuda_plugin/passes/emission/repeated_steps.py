@@ -51,7 +51,7 @@ class Emissions:
 
 
 def _may_be_copied(launch: Recordable, step: Map, structure: Structure) -> TypeGuard[_Copied]:
-    """Return whether the launch uses only buffers of the step and intermediates that only its own launches use."""
+    """Return whether the launch uses only buffers of the step and intermediates that no other step uses."""
     if not isinstance(launch, _Copied) or launch.nodes != step.nodes:
         return False
     if isinstance(launch, Launch) and launch.remake is not None:

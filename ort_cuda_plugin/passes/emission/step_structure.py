@@ -1,4 +1,4 @@
-"""Structure of a step: a hashable key that two steps share if they differ only in nodes, buffers and leaves.
+"""Structure of a step: a hashable key that two steps share if they differ only in nodes, buffers and expression leaves.
 
 Networks repeat blocks of layers, so most steps have the structure, and need the kernels, of an earlier step.
 """
@@ -118,7 +118,7 @@ class Inspected:
     constants: dict[int, Constant]
 
     def are_equal(self, buffers: Sequence[Buffer]) -> bool:
-        """Return whether another step's ``buffers`` hold the same constants, or constants of one equal element."""
+        """Return whether another step's ``buffers`` hold the same constants, or equal one-element constants."""
         return all(_is_equal(constant, buffers[number].data) for number, constant in self.constants.items())
 
 

@@ -67,7 +67,7 @@ class Merging(ABC, Generic[AnySums]):
 
     @abstractmethod
     def made(self, merged: AnySums, count: int) -> list[Step] | None:
-        """Return the steps that compute ``merged`` in place of ``count`` steps; None if these must stay."""
+        """Return the steps that compute ``merged`` in place of ``count`` steps; None if those steps must stay."""
 
     def joined(self, steps: Sequence[AnySums]) -> AnySums:
         """Return the merged step, which computes the columns of all ``steps``."""

@@ -58,10 +58,10 @@ class _Products(Merging[Contract]):
         return [scheduled(self.ctx, merged, choice)]
 
     def _choice(self, merged: Contract, count: int) -> Choice | None:
-        """Return the schedule that rules choose for the merged GEMM, without sliced-K: it has tiles for all
-        multiprocessors.
+        """Return the schedule that rules choose for the merged GEMM, without sliced-K.
 
-        Returns None if all such schedules are quarantined.
+        The merged GEMM has enough tiles to occupy all multiprocessors, so it does not need sliced-K. Returns None if
+        all such schedules are quarantined.
         """
         own = own_gemm_choices(self.ctx, merged)
         choice = next((choice for choice in own if choice.schedule.sliced_k == 1), None)

@@ -131,7 +131,7 @@ class _Fusion:
     def _between(self, producer: Map, consumer: Map) -> tuple[list[Step], list[Step]] | None:
         """Return the steps between producer and consumer: (independent of the producer, dependent on it).
 
-        Returns None if the consumer needs a dependent one, or if a read-back or more than `MAX_DISTANCE` steps lie
+        Returns None if the consumer needs a dependent step, or if a read-back or more than `MAX_DISTANCE` steps lie
         between.
         """
         position = len(self.done)

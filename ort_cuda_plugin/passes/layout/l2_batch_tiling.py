@@ -1,7 +1,7 @@
-"""Batch tiling for L2 reuse: runs an expanding 1x1 convolution and the depthwise convolution after it per batch tile.
+"""Batch tiling for L2 reuse: runs a convolution and the depthwise convolution after it for one batch tile at a time.
 
-The largest activations of an inverted bottleneck are those between the two convolutions. For a whole batch they go to
-device memory and back; for a batch tile they stay in the L2.
+The largest activations of an inverted bottleneck are those between its expanding 1x1 convolution and its depthwise
+convolution. For a whole batch they go to device memory and back; for a batch tile they stay in the L2.
 """
 
 from __future__ import annotations
@@ -23,16 +23,15 @@ from ..analysis.uses import Uses
 L2_BYTES = {(8, 0): 40 << 20, (8, 9): 48 << 20, (9, 0): 50 << 20, (10, 0): 126 << 20, (12, 0): 64 << 20}
 """Bytes of L2 of the smallest data-center GPU of each compute capability. Other GPUs' L2 is too small to gain."""
 FULL, PART = 0.75, 0.6
-"""Fractions of the L2 size. Up to FULL, for input plus result of the 1x1 convolution, tiling is not needed. PART is the
-maximum for a batch tile, which also counts the result of the depthwise convolution.
+"""Fractions of the L2 size. Up to FULL, for input plus result of the first convolution, tiling is not needed. PART is
+the maximum for a batch tile, which also counts the result of the depthwise convolution.
 """
 MOST_PARTS = 4
 """Maximum number of batch tiles. With more, the additional launches take as long as the saved memory traffic."""
 
 
 def tile_batches_for_l2(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
-    """Tile the batch of a 1x1 convolution and the depthwise convolution after it, so that the tensor between stays in
-    L2.
+    """Tile the batch of a convolution and the depthwise convolution after it, so that the tensor between stays in L2.
 
     Assumes: images have their channels last; the tensor between has one writer and one reader.
     Guarantees: the tiles cover the batch in order, and each has its own tensor between both convolutions.
@@ -59,8 +58,9 @@ def tile_batches_for_l2(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
 
 
 def _parts(ctx: Lowering, uses: Uses[int], number: int, pair: Sequence[Step], size: int) -> int:
-    """Return the number of batch tiles for two adjacent steps; 1 if they are not such convolutions or tiling gains
-    nothing.
+    """Return the number of batch tiles for two adjacent steps.
+
+    Returns 1 if they are not a convolution and a depthwise convolution of its result, or if tiling gains nothing.
     """
     both = _convolutions(pair)
     if len(both) < 2 or any(step.transposed or step.is_converted for step in both):

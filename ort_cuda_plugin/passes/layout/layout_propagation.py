@@ -218,7 +218,10 @@ class _Propagation:
 
 
 def _try_reading_in_place(ctx: Lowering, step: Convolve, x: Tensor) -> bool:
-    """Return whether the plugin's kernel reads x, some channels, in place; records guards for 16-byte alignment."""
+    """Return whether the plugin's kernel can read x, a slice of an image's channels, without a copy to NHWC.
+
+    The pixels must have a constant stride, and each must begin at a provable multiple of 16 bytes.
+    """
     kind = matrix_convolution_kind(ctx, step)
     if suits_cudnn(ctx, step) or not kind:
         return False
@@ -227,7 +230,7 @@ def _try_reading_in_place(ctx: Lowering, step: Convolve, x: Tensor) -> bool:
 
 
 def _whole_image(x: Tensor) -> Tensor | None:
-    """Return the intermediate [images, channels, space...] if x is all of it or some channels, else None."""
+    """Return the intermediate [images, channels, space...] that x views, whole or a slice of channels; else None."""
     if x.rank < 3 or x.buffer.kind is not BufferKind.SCRATCH:
         return None
     if dense(x):
