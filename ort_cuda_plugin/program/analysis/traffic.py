@@ -116,7 +116,11 @@ def _accesses(tensors: Iterable[Tensor]) -> list[Access]:
 
 
 def _sum(accesses: Iterable[Access]) -> int:
-    """Return the bytes of all accesses; in views of one buffer that overlap, an element counts once."""
+    """Return the bytes of all accesses.
+
+    Views of one buffer may overlap, so their first passes together count at most the buffer's size. Repeated passes
+    (``times``) count in full.
+    """
     once: dict[Buffer, int] = {}
     total = 0
     for access in accesses:

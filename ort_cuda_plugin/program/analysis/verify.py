@@ -37,7 +37,7 @@ def is_wanted() -> bool:
 class Verifier:
     """Verifies the programs of one plan, as an observer of the passes (`Watch`). An unchanged step is checked once.
 
-    Nothing writes ``stand_ins`` (see `Lowering.stand_ins`), so a step may read them without an earlier writer.
+    No step writes the buffers ``stand_ins`` (see `Lowering.stand_ins`), so the verifier expects no writer for them.
     """
 
     def __init__(self, stand_ins: Collection[Buffer] = ()) -> None:
@@ -61,8 +61,8 @@ class Verifier:
 def check_writers(name: str, steps: Sequence[Step], stand_ins: Collection[Buffer] = ()) -> None:
     """Raise InvalidProgramError if a step after the pass ``name`` reads a buffer that no earlier step writes.
 
-    Every program is checked so after its last pass, because a kernel that reads memory before a step writes
-    it gives wrong results without an error. `Verifier` checks all invariants after each pass, on request.
+    Every program gets this check after its last pass, because a kernel that reads memory before a step writes it gives
+    wrong results without an error. `Verifier` checks all invariants after each pass, on request.
     """
     written = set(stand_ins)
     for number, step in enumerate(steps):
@@ -102,8 +102,8 @@ def _described(step: Step, buffer: Buffer) -> str:
 
 def _violations(step: Step) -> Iterator[str]:
     used = {*step.reads, *step.writes}
-    # The strides of packed operands count quantized codes, not elements, so their bounds are not checked. Nor are those
-    # of a launch's arguments, which may be packed.
+    # The strides of packed operands count quantized codes, not elements, so they cannot show whether such an operand
+    # exceeds its buffer. Arguments of a launch are not checked either, since they may be packed.
     conversions = zip(step.operands, step.conversions, strict=False) if isinstance(step, Sums) else ()
     packed = {x for x, conversion in conversions if conversion is not None and conversion.bits}
     for x in tensors_of(step):

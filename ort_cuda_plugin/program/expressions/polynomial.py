@@ -1,6 +1,6 @@
 """Polynomials with integer coefficients over symbols and opaque operations, such as ``4*n*m + floordiv(n, 3)``.
 
-Other modules import these names from `symbolic`, which contains the rest of symbolic arithmetic.
+Other modules import the names of this module from `symbolic`, which contains the rest of symbolic arithmetic.
 """
 
 from __future__ import annotations

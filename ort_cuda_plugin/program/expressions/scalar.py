@@ -48,7 +48,8 @@ class _Sameness:
 class Scalar:
     """A node of an expression: a leaf, or an operation on operands. ``==`` compares identity; `equal` compares values.
 
-    ``op`` names the operation. ``value`` is the number of an ``op="constant"``; code generators may use it in leaves.
+    ``op`` names the operation. ``value`` is the number of an ``op="constant"``, or the parameters of an operation,
+    such as the rounding mode of a cast; code generators may use it in leaves.
     """
 
     dtype: DType
@@ -190,7 +191,7 @@ def in_order(expressions: Iterable[Scalar]) -> list[Scalar]:
 
 
 def operands_first(expressions: Iterable[Scalar], done: Container[Scalar] = ()) -> Iterator[Scalar]:
-    """Yield the nodes of `reachable`, each after its operands. Nodes in ``done``, and what only they need, are skipped.
+    """Yield the nodes of `reachable`, each after its operands. Skip nodes in ``done``, and nodes that only they need.
 
     The traversal does not recurse, since chains are as long as models are deep. It visits a shared node once, since
     following every path would take exponential time.

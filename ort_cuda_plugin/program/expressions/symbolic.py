@@ -70,7 +70,7 @@ __all__ = [
 
 
 def _difference_bounds(a: Dim, b: Dim) -> Bounds:
-    """Return bounds of ``a - b``: the tighter of the polynomial's bounds and the difference of the bounds."""
+    """Return bounds of ``a - b``: the tighter of the polynomial's bounds and those that the bounds of a and b imply."""
     low, high = bounds(a - b)
     (a_low, a_high), (b_low, b_high) = bounds(a), bounds(b)
     lows = [x for x in (low, None if a_low is None or b_high is None else a_low - b_high) if x is not None]

@@ -58,7 +58,7 @@ class Conditions:
         """Return whether the condition holds for the sizes that the plan is built for, and guard the plan on this
         result.
 
-        Raises Unsupported if the condition depends on values that a Run reads back, since the plan is selected before.
+        Raises Unsupported if the condition depends on read-back values, which are unknown when guards are tested.
         """
         known = truth(condition)
         if known is not None:

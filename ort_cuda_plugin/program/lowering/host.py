@@ -83,7 +83,7 @@ def on_host(
             ) from None
 
     on_device = device()
-    # `values` returns elements in row-major order, so x must have this order in memory.
+    # `values` returns elements in row-major order, so the device tensor must have this order in memory.
     return defer_host(ctx, on_device, inputs, values) if few and on_device.is_contiguous else on_device
 
 

@@ -27,8 +27,8 @@ def multiply(
     """Return a @ b for a [batch..., m, k], b [batch..., k, n] of any strides; batches broadcast.
 
     ``finish(total, *elements)`` is the epilogue, by default none: a function of the accumulator ``total`` and of the
-    elements of ``others``, which broadcast to the result. ``conversion`` is the prologue of b. Inner dimensions that
-    differ raise InvalidModel, or let the first Run in which they are known fail.
+    elements of ``others``, which broadcast to the result. ``conversion`` is the prologue of b. Raises
+    InvalidModel if the inner dimensions differ; if they are unknown now, a Run in which they differ fails.
     """
     ctx.require(
         eq(a.shape[-1], b.shape[-2]),

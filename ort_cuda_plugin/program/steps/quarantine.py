@@ -160,8 +160,9 @@ def kinds_for(step: Sums, schedule: Schedule, epilogue: str = "") -> list[Schedu
 
 
 def schedule_kinds(family: str, type_name: str, schedule: Schedule, epilogue: str = "") -> list[ScheduleKind]:
-    """Return the kinds of a schedule for a step of the family whose first operand has this type: one for each launch of
-    which a Run selects one.
+    """Return the kinds of a schedule for a step of the family whose first operand has this type.
+
+    A schedule has one kind for each of the launches between which a Run selects, such as a GEMM and a GEMV.
     """
     tile = "" if schedule.tile is None else schedule.tile.name
     kinds = [ScheduleKind(family, type_name, schedule.engine.value, tile, epilogue)]

@@ -85,7 +85,7 @@ class Map(TensorFields):
         return tuple(dict.fromkeys(y.buffer for _, y in self.all_outputs))
 
     def reads_once(self, buffer: Buffer) -> bool:
-        """Return whether one tensor of the step views ``buffer``: an operand, for example, but not also a residual."""
+        """Return whether exactly one of the tensors that the step reads is a view of ``buffer``."""
         return sum(x.buffer is buffer for x in self.tensors_read) == 1
 
     @property
