@@ -89,10 +89,10 @@ Int64: TypeAlias = Tensor
 Float32: TypeAlias = Tensor
 
 CHANNELS_LAST_DOMAIN = "com.ms.internal.nhwc"
-"""ONNX Runtime's domain of ai.onnx operators with channels-last first input and output."""
+"""ONNX Runtime's domain of ai.onnx operators whose first input and first output are channels-last."""
 
 NEWEST_OPSETS = {"": 28, CHANNELS_LAST_DOMAIN: 28, "ai.onnx.ml": 5, "com.microsoft": 1}
-"""Newest supported opset per domain; a newer version of a node may differ."""
+"""Newest supported opset per domain; a newer version of an operator may have another meaning."""
 
 NOT_TENSORS = {
     "ai.onnx.ml.CastMap": "takes maps",
@@ -215,7 +215,7 @@ class Operator:
         """Return keyword arguments for ``function``.
 
         Raises Unsupported("attribute") for an unknown attribute and for a flag that is neither 0 nor 1, InvalidModel
-        for a missing one.
+        for a missing required attribute.
         """
         if self.since == 1:
             attributes = {name: value for name, value in attributes.items() if name not in IGNORED_ATTRIBUTES}

@@ -116,7 +116,7 @@ def one_type(**inputs: Tensor | None) -> None:
 
 
 def element_type(types: Collection[DType], **inputs: Tensor) -> None:
-    """Raise InvalidModel if an input has another element type."""
+    """Raise InvalidModel if an input's element type is not one of ``types``."""
     for name, x in inputs.items():
         if x.dtype not in types:
             raise violation(name, f"have the type {' or '.join(sorted(t.short for t in types))}", x.dtype.short)

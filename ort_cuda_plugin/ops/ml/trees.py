@@ -47,7 +47,10 @@ FloatList = Sequence[float]
 
 FEATURES = frozenset({DType.FLOAT32, DType.FLOAT64}) | INDICES
 MAX_LEAF_NUMBERS = 1 << 28
-"""Maximum rows * trees with a thread per row and tree, which stores a leaf index; above it, a thread per row."""
+"""Maximum rows * trees for a kernel with one thread per row and tree, which stores a leaf index.
+
+With more, one thread per row and target descends all trees.
+"""
 _AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
 _MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ", "BRANCH_MEMBER")
 _forests: weakref.WeakKeyDictionary[Node, dict[DType, Forest]] = weakref.WeakKeyDictionary()
@@ -69,7 +72,10 @@ def _compute_type(x: Tensor) -> DType:
 
 
 def _numbers(values: FloatList | None, tensor: Constant | None, dtype: DType, what: str) -> Numbers:
-    """Return the values of a list or tensor attribute. Raises InvalidModel for both, Unsupported for another type."""
+    """Return the values of an attribute that is a list or a tensor, as ``dtype``.
+
+    Raises InvalidModel if both are given, Unsupported for a tensor of another type.
+    """
     if values and tensor is not None:
         raise require.violation(f"{what} and {what}_as_tensor", "be given one at a time", "both")
     if tensor is None:

@@ -143,10 +143,10 @@ def _candidates(ctx: Lowering, scores: Tensor, now: Beams, end: int) -> _Candida
 def _merged(
     ctx: Lowering, now: Beams, sequences: Tensor, others: Tensor, rows: Tensor, length: Dim, pad: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Merge new hypotheses into the current hypotheses; return scores, lengths and tokens of the best.
+    """Merge new hypotheses into the current ones; return scores, lengths and tokens of each prompt's best hypotheses.
 
     ``others`` [prompts, beams] are the scores of new hypotheses, -inf for none; their tokens are the first ``length``
-    of the ``rows`` of ``sequences``.
+    tokens of the ``rows`` of ``sequences``.
     """
     prompts, beams = now.scores.shape
     room = sequences.shape[1]

@@ -179,7 +179,7 @@ def sparse_attention_indexer(
 
 
 class _Visible:
-    """Finds the tokens that queries may attend to: all up to the query's own token that the mask, if given, allows."""
+    """Finds the tokens that a query may attend to: those up to its own token, except tokens that the mask excludes."""
 
     def __init__(self, ctx: Lowering, mask: Tensor | None, batch: Dim, before: Dim, rows: Dim) -> None:
         self.before, self.total, self.rows = before, before + rows, rows
@@ -228,7 +228,10 @@ def _pooled(ctx: Lowering, keys: Tensor, visible: _Visible, ratio: int) -> Tenso
 
 
 def _chosen_tokens(ctx: Lowering, scores: Tensor, visible: _Visible, ratio: int, budget: int) -> Tensor:
-    """Return the tokens of the best complete blocks, followed by those of the incomplete block."""
+    """Return each query's selected tokens, int32 [batch, rows, budget + ratio - 1], padded by -1.
+
+    They are the tokens of the best complete blocks, followed by the tokens of the incomplete block.
+    """
     batch, rows = scores.shape[:2]
 
     def complete(maps: IndexMap, c: list[Scalar]) -> Scalar:
@@ -255,7 +258,7 @@ def _chosen_tokens(ctx: Lowering, scores: Tensor, visible: _Visible, ratio: int,
 class _Windows:
     """Pools windows of ``ratio`` tokens; the tokens are the buffered ones followed by the new ones.
 
-    The buffer may begin with the last complete window, which overlaps the next entry.
+    The buffer may begin with the last complete window, since the next entry pools it together with the next window.
     """
 
     def __init__(
@@ -280,7 +283,7 @@ class _Windows:
         self._start = select(closes, self._overlap + (self.count - 1) * ratio, 0)
 
     def _at(self, maps: IndexMap, plane: int, batch: Scalar, token: Scalar, at: Scalar, when: Scalar) -> Scalar:
-        """Return element ``at`` of a key (plane 0) or gate (1) of a token, counted from the buffer's first."""
+        """Return element ``at`` of the key (plane 0) or gate (1) of ``token``; tokens count from the buffer's start."""
         waiting = maps.dim(self._waiting)
         new = maps.source(self._new[plane]).at([batch, token - waiting, at], when & (token >= waiting))
         if self._buffer is None:

@@ -39,7 +39,7 @@ from ort_cuda_plugin.program.steps.row_program import SUM
 
 
 def _check_policy_inputs(policy_mode: str, head_weight_scale: float | None, **inputs: Tensor | None) -> None:
-    """Check that the ``inputs`` are given with policy_mode 'csa' only, as is ``head_weight_scale``."""
+    """Check that policy_mode 'csa' has all ``inputs``, and that 'qsa' has neither inputs nor ``head_weight_scale``."""
     by_tokens = policy_mode == "qsa"
     if all((x is None) == by_tokens for x in inputs.values()) and not (by_tokens and head_weight_scale is not None):
         return
@@ -352,7 +352,7 @@ def _update(
 
 
 def _seen(ctx: Lowering, steps: _Steps, count: Dim, position: PositionOf) -> Tensor:
-    """Return the number of tokens, in mode "csa" of compressed entries, that each token may attend to."""
+    """Return how many keys each token may attend to: tokens in mode "qsa", compressed entries in mode "csa"."""
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         row, at = steps.of_token(maps, c[0]), position(maps, c)
@@ -398,10 +398,10 @@ def _scores(
 
 
 def _chosen(ctx: Lowering, steps: _Steps, seen: Tensor, order: Tensor, picked: int) -> tuple[Tensor, Tensor]:
-    """Return each token's selected indices, [tokens, room], and their number, [tokens].
+    """Return each token's selected indices, int32 [tokens, room], padded by -1, and their number, int32 [tokens].
 
-    In mode "csa" they are the ``picked`` best entries, in mode "qsa" the tokens of the ``picked`` best blocks, followed
-    by those of the incomplete block.
+    In mode "csa" they are the ``picked`` best entries. In mode "qsa" they are the tokens of the ``picked`` best blocks,
+    followed by the tokens of the incomplete block.
     """
     ratio, count = steps.ratio, order.shape[0]
     room = picked * ratio + ratio - 1 if steps.by_tokens else picked

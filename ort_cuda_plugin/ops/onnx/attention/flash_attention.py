@@ -87,7 +87,7 @@ def flash_attention(ctx: Lowering, q: Tensor, keys: CachePart, values: CachePart
 def _grouped_query(ctx: Lowering, q: Tensor, keys: CachePart, kv_heads: Dim, is_scaled: bool) -> Tensor:
     """Return q as dense [batch, kv heads, heads per kv head, rows, size], times the scale of the keys.
 
-    If scores are not scaled later (``is_scaled``), q is also multiplied by 1 / sqrt(size).
+    Unless ``is_scaled``, which means that the scores are scaled later, q is also multiplied by 1 / sqrt(size).
     """
     batch, heads, rows, size = q.shape
     shape = [batch, kv_heads, floordiv(heads, kv_heads), rows, size]

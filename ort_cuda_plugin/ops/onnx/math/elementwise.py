@@ -298,11 +298,11 @@ def cast_like(ctx: Lowering, x: T1, target: T2, *, saturate: int = 1, round_mode
 def bit_cast(ctx: Lowering, x: T1, *, to: int) -> Tensor:
     """Copy x and reinterpret the bytes as elements of type ``to``, which must have as many bits.
 
-    A view without the copy would share x's buffer, about whose values the program may know facts.
+    A view in place of the copy would share x's buffer, whose known contents are values of the type of x.
     """
     dtype = DType.of_attribute(to, "a cast to")
     require.that(dtype.bits == x.dtype.bits, "to", f"have the {x.dtype.bits} bits of {x.dtype.name}", dtype.name)
-    # Elements of packed types have a byte each: sign-extended for integers, the code for floats and unsigned integers.
+    # An element of a packed type takes a byte: sign-extended for signed integers, else the code itself.
     code = (DType.UINT2 if x.dtype.bits == 2 else DType.UINT4) if x.dtype.is_packed else None
     if code is not None and x.dtype.is_integer:
         x = cast(ctx, x, to=code.onnx)

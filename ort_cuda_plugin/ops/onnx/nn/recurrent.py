@@ -244,7 +244,10 @@ def gru(
 
 
 def _lstm_cell(f: Activation, g: Activation, h: Activation, peepholes: Sequence[Scalar], input_forget: int) -> Cell:
-    """Return an LSTM cell, with gates in the order input, output, forget, cell; ``peepholes`` of the first three."""
+    """Return an LSTM cell, with gates in the order input, output, forget, cell.
+
+    ``peepholes`` are the peephole weights of the first three gates, or empty.
+    """
 
     def update(inputs: Gates, sums: Gates, hidden: Scalar, state: Scalar | None) -> tuple[Scalar, Scalar]:
         assert state is not None

@@ -58,7 +58,7 @@ def _scatter(ctx: Lowering, data: Tensor, updates: Tensor, target: Target, reduc
 
 
 def _in_order(ctx: Lowering, data: Tensor, reduction: str) -> Combination | None:
-    """Return the combination if its result depends on the order of updates and must be deterministic, else None."""
+    """Return the combination of floats that a deterministic session applies in the order of updates, else None."""
     if not (ctx.options.deterministic and data.dtype.is_float):
         return None
     return REDUCTIONS.get(reduction)
