@@ -113,7 +113,7 @@ def _pairs(first: Expression, other: Expression) -> dict[Scalar, Scalar] | None:
 
 
 def completed(first: Expression, other: Expression, columns: int) -> Expression:
-    """Pad ``other`` with the per-column additions and multiplications that only ``first`` has, by neutral elements.
+    """Pad ``other`` with neutral elements for the per-column additions and multiplications that only ``first`` has.
 
     For example, some models have a bias for queries but none for keys. If the expressions differ in other ways,
     ``other`` is returned unchanged.

@@ -118,8 +118,8 @@ class _Halves:
         return self._has_powers_along(a) and is_faster_in_f16(self.ctx, step)
 
     def _has_powers_along(self, a: Tensor) -> bool:
-        """Return whether operand ``a`` can be scaled by columns: its buffer has a single bound, or its columns are
-        those that the bounds are for.
+        """Return whether operand ``a`` can be scaled by columns: its buffer has a single bound, or one bound for
+        each column of ``a``.
         """
         columns = self.limits.has_columns(a.buffer) if a.buffer in self.limits else 1
         return columns == 1 or (a.is_contiguous and a.shape[-1] == columns and a.size * 4 == a.buffer.nbytes)

@@ -46,8 +46,9 @@ class _Products(Merging[Contract]):
         return a.buffer, a.dtype, a.shape, a.strides, a.offset, b.dtype, b.shape[0], step.outputs[0][1].dtype
 
     def is_faster(self, merged: Contract, count: int) -> bool:
-        """Return whether the schedule has no split-K: its reduction kernel could write only one tensor, not several
-        results.
+        """Return whether the chosen kernel has a tile and no split-K.
+
+        The reduction kernel of split-K could write only one tensor, not several results.
         """
         choice = self._choice(merged, count)
         return choice is not None and choice.schedule.tile is not None and choice.schedule.split_k == 1
