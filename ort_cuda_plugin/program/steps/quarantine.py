@@ -56,7 +56,7 @@ class QuarantinedSchedule:
     epilogue: str = ""
 
     def covers(self, kind: ScheduleKind) -> bool:
-        """Return whether no step may have a schedule of this kind."""
+        """Return whether this entry forbids schedules of ``kind``."""
         is_equal = (self.family, self.type, self.engine) == kind[:3]
         return is_equal and self.tile in ("", kind.tile) and self.epilogue in ("", kind.epilogue)
 
@@ -100,7 +100,7 @@ class Quarantine:
         return any(entry.epilogue for entry in self.schedules)
 
     def allows(self, step: Sums, schedule: Schedule, epilogue: str = "") -> bool:
-        """Return whether the step may have the schedule, a library call with ``epilogue``."""
+        """Return whether the step may have the schedule; ``epilogue`` is that of a library call."""
         return not self.entries or not self.covering(kinds_for(step, schedule, epilogue))
 
     def covering(self, kinds: Iterable[ScheduleKind]) -> list[QuarantinedSchedule]:

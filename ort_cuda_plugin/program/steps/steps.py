@@ -1,7 +1,8 @@
 """The steps of a program: elementwise steps (maps), row programs and contractions over strided tensors.
 
 Operators append steps to the trace, passes fuse them, and emission generates their kernels. A step's expressions are
-Scalars whose leaves are elements of its inputs. Every tensor of a step broadcasts to the step's shape.
+Scalars whose leaves are elements of its inputs. Unless a class says otherwise, the tensors of a step
+broadcast to its shape.
 """
 
 from __future__ import annotations
