@@ -87,7 +87,8 @@ class Forest:
 def make_forest(nodes: Nodes, leaves: Ints, targets: Ints, weights: Numbers, num_targets: int) -> Forest:
     """Build the forest; ``leaves``, ``targets`` and ``weights`` are parallel lists, in any order.
 
-    Raises InvalidModel for inconsistent trees, Unsupported for trees that are too deep.
+    Raises InvalidModel for inconsistent trees, Unsupported for trees that are too deep or have too many
+    nodes.
     """
     require.that(0 < num_targets <= _MAX_NODES, "n_targets", f"be in [1, {_MAX_NODES}]", num_targets)
     _check_range("a feature", nodes.features, _MAX_NODES)
@@ -200,7 +201,7 @@ def _without_members(nodes: Nodes) -> Nodes:
 def with_missing(comparisons: Ints, tracks: Sequence[int] | None) -> Ints:
     """Return the comparisons, true for NaN where ``tracks`` is 1.
 
-    Raises InvalidModel unless ``tracks`` has an entry per node.
+    Raises InvalidModel if ``tracks`` is given without an entry for each node.
     """
     if not tracks:
         return comparisons

@@ -67,8 +67,8 @@ def binary_scores(
 ) -> Tensor:
     """Return the transformed scores [rows, 2] of two classes.
 
-    Rows with ``spread`` have only the score ``first``: it belongs to class 1; class 0 gets 1 - first with
-    ``complement``, else -first. These rows are transformed by LOGISTIC only.
+    Rows whose flag in ``spread`` is true have only the score ``first``: it belongs to class 1; class 0 gets 1 - first
+    with ``complement``, else -first. Only LOGISTIC transforms the scores of these rows.
     """
     if spread is not None and transform == "PROBIT":
         raise require.unsupported(
@@ -100,7 +100,7 @@ def binary_scores(
 
 
 def label_of_best(ctx: Lowering, scores: Tensor, labels: Sequence[int]) -> Tensor:
-    """Return the label of the largest score of each row, the first of equal ones."""
+    """Return the label of the largest score of each row, the first of equal scores."""
 
     def best(row: Row, score: Scalar) -> tuple[list[Scalar], list[Scalar]]:
         return [], [row.reduce_all(arg_max(last=False), score, row.index)[1]]

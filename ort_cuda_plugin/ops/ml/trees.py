@@ -412,7 +412,7 @@ def _column(ctx: Lowering, x: Tensor, column: int) -> Tensor:
 def _classes(
     ctx: Lowering, x: Tensor, forest: Forest, base: Numbers, transform: str, labels: IntList
 ) -> tuple[Tensor, ...]:
-    """Return the label of the largest score (the first of equal ones), and the scores."""
+    """Return the label of the largest score (the first of equal scores), and the scores."""
     require.that(
         len(base) in (0, len(labels)), "base_values", f"have 0 entries or {len(labels)}, one per class", len(base)
     )
@@ -434,10 +434,10 @@ def _as_float(ctx: Lowering, x: Tensor) -> Tensor:
 def _two_classes(
     ctx: Lowering, x: Tensor, forest: Forest, base: Numbers, transform: str, labels: IntList
 ) -> tuple[Tensor, ...]:
-    """Return label and scores of two classes as ONNX Runtime does; ONNX does not define trees for one class only.
+    """Return label and scores of two classes as ONNX Runtime does; ONNX does not define trees with one class's weights.
 
-    A single class decides by the threshold 0.5 if no weight is negative, else 0. If both classes have weights, the
-    second score decides, and the labels are 0 and 1.
+    If only one class has weights, its score decides, with the threshold 0.5 if no weight is negative, else 0. If both
+    have weights, the second score decides, or the first in a row without it, and the labels are 0 and 1.
     """
     require.that(len(base) <= 2, "base_values", "have at most 2 entries for two classes", len(base))
     scores = _totals(ctx, forest, x, "SUM")

@@ -137,7 +137,7 @@ def _biased(ctx: Lowering, x: Tensor, bias: Tensor) -> Tensor:
 def _new_token(
     ctx: Lowering, query: Tensor, key: Tensor | None, value: Tensor | None, bias: Tensor | None, heads: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return query [batch, 1, hidden], key and value [batch, heads, 1, size]; without a key, unpack all three."""
+    """Return Q [batch, 1, hidden], K and V [batch, heads, 1, size]; without a key, unpack all three from the query."""
     if key is None or value is None:
         sizes = [floordiv(query.shape[2], 3)] * 3
         query, key, value = split_columns(ctx, query, sizes, "the packed query")

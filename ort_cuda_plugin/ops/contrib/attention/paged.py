@@ -75,7 +75,7 @@ def packed_tokens(ctx: Lowering, count: Dim, starts: Tensor, past: Tensor) -> To
 
 @dataclass(frozen=True)
 class Batch:
-    """How packed tokens are batched for attention: ``entries`` batch entries of ``rows`` queries and ``keys`` keys.
+    """The batch of attention over packed tokens: ``entries`` entries, each with ``rows`` queries and ``keys`` keys.
 
     An entry is a sequence, or with ``by_token`` a single token.
     """

@@ -166,10 +166,10 @@ def factors(
 ) -> Tensor:
     """Return the weight of each chosen expert, float32 [tokens, k].
 
-    Without ``given``, weights are the softmax of the scores over all experts, with ``normalize`` over the chosen ones.
-    With ``given`` [tokens, experts], weights are its elements, with ``normalize`` divided by their sum. ``sparse``
-    selects the sparse mixer of two experts: softmax over scores close to the best, then, without the best, over scores
-    close to the second.
+    Without ``given``, weights are the softmax of the scores over all experts, or with ``normalize`` over the chosen
+    experts. With ``given`` [tokens, experts], weights are its elements, with ``normalize`` divided by their sum.
+    ``sparse`` selects the sparse mixer of two experts: softmax over scores close to the best, then, without the best,
+    over scores close to the second.
     """
     tokens, k = chosen.shape
     experts = scores.shape[1]

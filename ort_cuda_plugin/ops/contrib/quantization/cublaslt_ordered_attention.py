@@ -1,4 +1,4 @@
-"""QOrderedAttention and QOrderedLongformerAttention: attention with int8 operands in cuBLASLt's tile orders."""
+"""QOrderedAttention and QOrderedLongformerAttention: int8 attention with row-major inputs and column-major weights."""
 
 from __future__ import annotations
 

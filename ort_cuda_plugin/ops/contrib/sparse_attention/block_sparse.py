@@ -50,7 +50,7 @@ def sparse_attention(
 ) -> tuple[Tensor, ...]:
     """Return output, present key and present value; a query attends to the key blocks of its head's layout.
 
-    Head h has layout h % layouts. New keys begin at index 0 for a prompt; otherwise they are the last ones of a
+    Head h has layout h % layouts. New keys begin at index 0 for a prompt; otherwise they are the last keys of a
     sequence.
     """
     require.heads(num_heads, kv_num_heads)

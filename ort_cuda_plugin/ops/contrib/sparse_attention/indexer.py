@@ -39,9 +39,10 @@ from ort_cuda_plugin.program.steps.row_program import SUM
 def scores_of_heads(
     ctx: Lowering, q: Tensor, keys: Tensor, weights: Tensor | None, scale: float | None, weight_scale: float | None
 ) -> Tensor:
-    """Return sum over heads of weight * max(q . k, 0) * scale; q [batch, rows, heads, size], keys [batch, n, size].
+    """Return the sum over heads of weight * max(q . k, 0), times ``scale`` and ``weight_scale``, [batch, rows, n].
 
-    A scale of None means 1 / sqrt(size), a weight_scale of None 1 / sqrt(heads).
+    q is [batch, rows, heads, size], ``keys`` is [batch, n, size], ``weights`` is [batch, rows, heads]. A ``scale`` of
+    None means 1 / sqrt(size). A ``weight_scale`` of None means 1 / sqrt(heads) with ``weights``, and 1 without.
     """
     batch, rows, heads, size = q.shape
     products = multiply(

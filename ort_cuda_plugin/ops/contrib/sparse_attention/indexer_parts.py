@@ -38,7 +38,7 @@ class Rotary:
     """Rotary embedding. A token's position, clamped to the tables, selects the row of the cos and sin tables.
 
     With ``leading`` the first elements rotate, in pairs (i, i + half) with an angle per element; otherwise the last
-    ones, in adjacent pairs that share an angle. A table of rank 3 holds one table per sequence.
+    elements, in adjacent pairs that share an angle. A table of rank 3 holds one table per sequence.
     """
 
     def __init__(self, ctx: Lowering, cos: Tensor, sin: Tensor, sequences: Dim, *, leading: bool) -> None:

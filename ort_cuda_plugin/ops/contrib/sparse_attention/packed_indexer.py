@@ -157,7 +157,7 @@ def packed_sparse_attention_indexer(
     order = order_of(ctx, _scores(ctx, steps, seen, q, state, head_weights, scale, head_weight_scale))
     picked = (token_budget or 0) // ratio if by_tokens else index_topk or 0
     chosen = _chosen(ctx, steps, seen, order, picked)
-    # Write present buffers after all reads of past ones: the caller may bind past and present to one buffer.
+    # Write present buffers after all reads of past buffers: the caller may bind past and present to one buffer.
     buffers = [_buffer(ctx, steps, x, room) for x in (keys, gates) if x is not None]
     results = [*chosen, state, buffers[0], buffers[-1], steps.lengths()]
     return tuple(results if update is None else [*results, update])
@@ -245,7 +245,7 @@ class _Steps:
         return self._state(maps, row.sequence)[1] + row.row + 1
 
     def at(self, maps: IndexMap, x: _Series, row: _Row, token: Scalar, column: Scalar, when: Scalar) -> Scalar:
-        """Return element ``column`` of token ``token`` of a row's sequence in ``x``, if ``when``."""
+        """Return element ``column`` of the row's sequence in ``x`` at index ``token``; 0 unless ``when``."""
         waiting = self._state(maps, row.sequence)[1]
         old = maps.source(x.buffer).at([row.sequence, token, column], when & (token < waiting))
         new = maps.source(x.new).at([row.begin + token - waiting, column], when & (token >= waiting))
@@ -374,7 +374,10 @@ def _scores(
     scale: float | None,
     weight_scale: float | None,
 ) -> Tensor:
-    """Return sum over heads of weight * max(q . k, 0) * scale, [tokens, entries]; -inf for invisible entries."""
+    """Return the sum over heads of weight * max(q . k, 0), scaled as in `scores_of_heads`, [tokens, entries].
+
+    The score is -inf for an entry that the token may not attend to.
+    """
     count, heads, size = q.shape
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:

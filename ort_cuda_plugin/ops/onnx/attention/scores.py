@@ -61,7 +61,7 @@ EVERYWHERE = Reach()
 
 
 def window_before(is_causal: int, size: int) -> Reach:
-    """Return the reach for local_window_size = ``size``.
+    """Return the reach for the attribute local_window_size = ``size``.
 
     It is the last ``size`` keys up to the query's position, or all keys if ``size`` is not positive.
     """

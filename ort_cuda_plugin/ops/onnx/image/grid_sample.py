@@ -78,7 +78,7 @@ class Sampling:
         position = g * 0.5 * (length - 1.0) if self.align_corners else (g * length - 1.0) * 0.5
         if self.mode == "nearest":
             return s.round_half_even(position)
-        if self.padding == "zeros" or self.mode == "cubic":  # `taps` pads each of a cubic's indices by itself
+        if self.padding == "zeros" or self.mode == "cubic":  # in these cases `taps` pads each index
             return position
         if self.padding == "reflection":
             position = self._reflected(position, size)

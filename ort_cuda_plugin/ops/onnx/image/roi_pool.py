@@ -32,9 +32,10 @@ def _column(rois: Source, row: Scalar, column: int, real: DType) -> Scalar:
 
 @dataclass(frozen=True)
 class _Samples:
-    """Samples of one bin along one axis: ``all`` is their number; only ``count`` from ``first`` on may be in the image.
+    """Samples of one bin along one axis; ``all`` is their number.
 
-    ``position(i)`` is the coordinate of sample ``first + i``.
+    Only the ``count`` samples from index ``first`` on may be in the image. ``position(i)`` is the coordinate of
+    sample ``first + i``.
     """
 
     all: Scalar

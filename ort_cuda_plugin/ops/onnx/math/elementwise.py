@@ -46,7 +46,7 @@ def unary(
     until: int | None = None,
     **defaults: float,
 ) -> None:
-    """Register an elementwise operator with one input: ``fn(x, **attributes)``. ``defaults`` has the attributes."""
+    """Register an elementwise operator ``fn(x, **attributes)``; ``defaults`` are the attributes with their defaults."""
 
     def function(ctx: Lowering, x: Tensor, **attributes: float) -> Tensor:
         return elementwise(ctx, lambda a: fn(a, **(defaults | attributes)), x)
@@ -82,7 +82,7 @@ unary("IsNaN", 9, s.is_nan, FLOATS | FLOATS_8, "T1")
 
 
 BROADCAST_SINCE = 7
-"""First opset in which two inputs broadcast; earlier ones align the second input by attributes."""
+"""First opset in which two inputs broadcast; earlier opsets align the second input by attributes."""
 
 
 def aligned(ctx: Lowering, a: Tensor, b: Tensor, axis: int | None, broadcast: int) -> Tensor:
@@ -104,7 +104,7 @@ def aligned(ctx: Lowering, a: Tensor, b: Tensor, axis: int | None, broadcast: in
 def binary(name: str, since: int, fn: Callable[[Scalar, Scalar], Scalar], types: frozenset[DType]) -> None:
     """Register an elementwise operator with two inputs of one type, which broadcast.
 
-    An operator since version 7 also has version 1, with the attributes of `aligned`.
+    If ``since`` is 7, version 1 is registered as well, with the attributes of `aligned`.
     """
 
     def function(ctx: Lowering, a: Tensor, b: Tensor) -> Tensor:

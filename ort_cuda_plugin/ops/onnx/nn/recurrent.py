@@ -1,4 +1,4 @@
-"""RNN, GRU and LSTM: gates as scalar expressions, one launch per direction for all steps.
+"""RNN, GRU and LSTM: gates as scalar expressions, one launch for all time steps of a direction or of both directions.
 
 ``output_sequence`` of versions before 7 is redundant: the node's outputs show whether Y is used.
 """

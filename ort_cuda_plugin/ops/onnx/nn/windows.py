@@ -94,7 +94,7 @@ def count_windows(
 
     With ``ceil_mode`` the last window may extend past the end of the padded input, but may not start after it. With
     ``may_exceed`` a window may be larger than the padded input; the number is then 0 or 1, by ONNX's formula with
-    truncating division.
+    truncating division. Raises InvalidModel if the formula gives a negative number.
     """
     result = []
     for size, extent, stride, begin, end in zip(
