@@ -6,8 +6,8 @@
 #include "device/pool.h"
 #include "device/stream_state.h"
 
-/* Records that work was enqueued on the stream. Whoever enqueues work must call it before memory that the work uses can
- * be freed with a NULL stream. ocp_device_free with this stream records it too. */
+/* Records that work was enqueued on the stream. Code that enqueues work must call this function before memory that the
+ * work uses can be freed with a NULL stream. ocp_device_free with this stream records the work as well. */
 void ocp_stream_enqueued(ocp_stream *stream);
 /* Called at the start and end of each Run, on its thread. Until the end, no other thread can have results of the Run,
  * so ocp_device_settle on another thread need not wait for it. `waited`: the host has waited for the Run's work. */

@@ -1,4 +1,5 @@
-/* The streams, arenas and sequence numbers of a device; private to this folder.
+/* The streams, arenas and sequence numbers of a device. Private to csrc_shim/device, except that other folders read a
+ * stream's id.
  *
  * All work of a device is numbered in one sequence. ocp_stream_enqueued gives the latest work of a stream the next
  * number. Each stream stores the number below which all its work has finished, and freed memory stores the number of
@@ -22,7 +23,7 @@ struct ocp_stream_private {
   ocp_stream *next_idle; /* in the list of idle streams that can be borrowed */
   uint64_t id;           /* unique: never reused */
   atomic_uint users;     /* references; the last release destroys the stream */
-  /* Written under the lock; the thread that enqueues on the stream may read it without the lock. */
+  /* Written under the pool's lock; the thread that enqueues on the stream may read it without the lock. */
   atomic_ullong enqueued;     /* number of the latest work */
   atomic_ullong pending_from; /* all work below this number has finished; OCP_IDLE: all work has */
   /* The latest streams that this stream has waited for: their work up to `position` precedes the later work of

@@ -6,8 +6,8 @@
 
 #include "base/host.h"
 
-/* Maximum number of calls whose first failure is logged, more than the driver table has calls that release something;
- * and bytes of a call's name. */
+/* MAX_REPORTED: maximum number of driver calls whose first failure is logged; the driver table has fewer calls that
+ * release something. NAME_BYTES: buffer size of the name of a driver call. */
 enum { MAX_REPORTED = 32, NAME_BYTES = 40 };
 
 /* Whether this is the first failure in the process of the driver call with that name. */

@@ -12,8 +12,8 @@ typedef enum ocp_freed {
                       given it to another owner, so it must neither be reused nor be freed again. */
 } ocp_freed;
 
-/* Returns what the result of a call that frees memory (`call`: its name) means for the memory. Logs a failure that
- * leaves this unknown, once for each name. */
+/* Returns the state of memory after a driver call to free it returned `result`. Logs a failure after which the state is
+ * unknown, once for each driver call; `call`: its name. */
 ocp_freed ocp_device_freed(ocp_device *device, CUresult result, const char *call);
 /* Logs the failure of a call that releases something, such as an event, once for each name. Logs nothing for a lost
  * device, whose resources are gone. For calls that free memory, use ocp_device_freed, which calls this function. */

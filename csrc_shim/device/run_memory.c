@@ -3,7 +3,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-/* Record of the Run on the calling thread whose allocations are recorded; NULL: none is. */
+/* Record of the calling thread's watched Run; NULL: the thread has no watched Run. */
 static _Thread_local ocp_run_memory *watched;
 /* The records of all threads, since another thread may free the memory of a recorded Run; guarded by `lock`. */
 enum { MAX_WATCHED = 64 };

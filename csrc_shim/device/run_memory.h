@@ -28,9 +28,10 @@ typedef struct ocp_run_memory {
 /* Starts to record the allocations of the calling thread's Run in `memory`. Allocations reuse its freed blocks first.
  * `captured`: the Run is in a stream capture. */
 int ocp_run_memory_watch(ocp_run_memory *memory, ocp_device *device, bool captured, ocp_error *error);
-/* Stops recording; may be called on another thread. */
+/* Ends the recording: blocks that are freed later no longer return to the record. May be called on another thread; the
+ * recording thread then stops recording at its next ocp_run_memory_forget. */
 void ocp_run_memory_unwatch(ocp_run_memory *memory);
-/* Stops recording on the calling thread, even if a Run failed before its ocp_run_memory_unwatch. */
+/* Stops recording on the calling thread, whose previous Run may never have called ocp_run_memory_unwatch. */
 void ocp_run_memory_forget(void);
 /* Suspends recording on the calling thread; ocp_run_memory_resume with the returned value resumes it. */
 ocp_run_memory *ocp_run_memory_pause(void);

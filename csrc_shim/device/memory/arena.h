@@ -1,6 +1,6 @@
 /* A best-fit arena with coalescing: regions of the driver's memory, cut into chunks that are handed out and come
- * back. It handles addresses and sizes only and never calls the driver. Private to memory.c; all functions run under
- * the pool's lock.
+ * back. It handles addresses and sizes only and never calls the driver. Private to this folder; all functions run under
+ * the pool's lock, except for ocp_arena_round.
  *
  * Chunks come back in stream order. A chunk that work of a stream may still use is *bound*: that stream can get it
  * again at once, other streams when the work has finished.
@@ -46,7 +46,7 @@
 enum { OCP_ARENA_ALIGNMENT = 256, OCP_ARENA_BINS = 320 };
 #define OCP_ARENA_MAX_BYTES ((size_t)1 << 47)
 
-/* One allocation of the driver. */
+/* One allocation from the driver. */
 struct ocp_region {
   ocp_region *previous, *next;
   uint64_t address;
@@ -88,7 +88,8 @@ bool ocp_arena_unbind(ocp_pool *pool, ocp_arena *arena);
  * ocp_arena_cancel if the driver does not give them. */
 size_t ocp_arena_plan_region(ocp_arena *arena, size_t size, bool exactly);
 void ocp_arena_cancel(ocp_arena *arena, size_t region_bytes);
-/* Adds the driver's memory as a region and allocates its first `size` bytes: NULL if host memory is exhausted. */
+/* Adds memory from the driver as a region, and allocates its first `size` bytes. Returns NULL if host memory is
+ * exhausted. */
 ocp_chunk *ocp_arena_add_region(ocp_arena *arena, uint64_t address, size_t region_bytes, size_t size);
 
 /* The arena's limit and statistics include memory that a CUDA pool hands out in its place. ocp_arena_expect_pooled

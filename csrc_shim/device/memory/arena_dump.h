@@ -8,10 +8,10 @@
 
 enum { OCP_ARENA_DUMP_BYTES = 6144 };
 
-/* Writes a summary to `text`, which has `room` bytes: the total size of the arena's regions, the size of its largest
- * chunk that is not in use, and a histogram of chunk sizes by power of two. Each line of the histogram has the number
- * and total size of the chunks in use, of those freed but waiting for a stream, and of the free ones. The caller holds
- * the pool's lock. */
+/* Writes statistics to `text` (`room` bytes): the number and total size of the arena's regions, and the size of its
+ * largest chunk that is not in use; then for each power of two the number and total size of the chunks from that size
+ * on that are in use, that are freed but wait for work of a stream, and that are free. The caller holds the pool's
+ * lock. */
 void ocp_arena_dump(const ocp_arena *arena, char *text, size_t room);
 
 #endif

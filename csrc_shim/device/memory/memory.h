@@ -25,9 +25,9 @@ void ocp_device_free(ocp_device *device, CUdeviceptr address, ocp_stream *stream
  * on any stream may use it. Free it by ocp_device_free. */
 int ocp_device_reserve(ocp_device *device, size_t bytes, CUdeviceptr *address, ocp_error *error);
 
-/* From now on fills each allocation of device memory with this byte before it is handed out, so that a result which no
- * kernel has written differs from what earlier work left in the memory; -1 fills no more. The selftest asks for it. A
- * capture's allocations are not filled, since the fill would be a node of the graph. */
+/* From now on fills each allocation of device memory with this byte before it is handed out (-1: stops filling). A
+ * result that no kernel has written then differs from the data that earlier work left in the memory; the selftest
+ * relies on this. An allocation on a capturing stream is not filled, since the fill would be a node of the graph. */
 void ocp_device_fill_new_memory(ocp_device *device, int byte);
 
 /* Calls the reclaimers, destroys the idle streams of the pool, and releases to the driver the memory that no enqueued

@@ -13,9 +13,9 @@ struct ocp_mempool {
   int64_t keep_bytes;
   uint64_t release_threshold;
   CUmemoryPool handle; /* NULL: the pool does not exist */
-  CUstream frees; /* stream on which blocks are freed that no stream uses any more; exists with the pool. The legacy
-                     default stream would wait for streams of the application, and is forbidden while these are being
-                     captured. */
+  CUstream frees; /* stream for freeing blocks that no stream uses any more; created and destroyed with the pool. The
+                     legacy default stream would wait for streams of the application, and is forbidden while these are
+                     being captured. */
   ocp_chunk_table table;
   ocp_chunk *waiting; /* blocks whose free was deferred, mostly because several streams may use them; linked by older */
   atomic_bool has_waiting;

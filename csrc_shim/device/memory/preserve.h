@@ -28,14 +28,14 @@ typedef struct ocp_preserved {
 
 /* Starts recording for the calling thread's Run on the device, until ocp_preserve_end or ocp_preserve_forget. */
 void ocp_preserve_begin(ocp_preserved *preserved, ocp_device *device);
-/* Stops recording on the calling thread, even if a Run failed before its ocp_preserve_end. */
+/* Stops recording on the calling thread, whose previous Run may never have called ocp_preserve_end. */
 void ocp_preserve_forget(void);
 /* Enqueues the restoring copies on the Run's stream, and frees the saved contents. */
 int ocp_preserve_end(ocp_preserved *preserved, ocp_stream *stream, ocp_error *error);
 /* Frees the saved contents of a Run that failed, without restoring: other Runs may own its memory by now. */
 void ocp_preserve_drop(ocp_preserved *preserved);
 
-/* ---- for code that enqueues ---- */
+/* ---- for code that enqueues work ---- */
 /* Whether the calling thread records a Run on the device. */
 bool ocp_preserve_is_wanted(const ocp_device *device);
 /* Records that the work enqueued next reads the range. */

@@ -16,7 +16,7 @@ bool ocp_arena_release(bool emulated, int ordinal, int memory);
  * if no option differs, or if the same keys and values were refused last time on this device. */
 int ocp_arena_configure(int emulated, int ordinal, int memory, const char *const *keys, const char *const *values,
                         size_t count, char *warning, ocp_error *error);
-/* Sets the arena's limit, even if the arena has options already. `bytes`: INT64_MAX for no limit. */
+/* Sets the arena's limit, even if the arena has options already. `bytes`: 0 or INT64_MAX for no limit. */
 int ocp_arena_set_limit(int emulated, int ordinal, int memory, int64_t bytes, ocp_error *error);
 /* Called when a device was opened: gives its pool the options, now and whenever they change. */
 void ocp_arena_attach(bool emulated, int ordinal, ocp_pool *pool);
