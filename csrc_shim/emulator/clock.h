@@ -10,16 +10,17 @@
 
 typedef struct emu_clock {
   uint32_t slot, time; /* the operation: the slot of its stream, and its number in that stream */
-  uint32_t count;
-  uint32_t times[]; /* for each stream, the last operation known to be complete */
+  uint32_t count;      /* number of times */
+  uint32_t times[];    /* for each stream, the last operation known to be complete */
 } emu_clock;
-/* The last accesses to a granule of device memory. Each packs the operation's slot and time, and the accessed bytes. */
+/* The last accesses to a granule (EMU_GRANULE bytes) of device memory. Each value packs the operation's slot and time,
+ * and the first and last byte accessed. */
 typedef struct emu_history {
   _Atomic uint64_t write, atomic, reads[2];
 } emu_history;
 typedef enum emu_access { EMU_LOAD = 1, EMU_STORE = 2, EMU_ATOMIC = 3 } emu_access;
-/* Records an access inside one granule; returns the earlier access that it races with, or 0. Atomic updates do not
- * race with each other. */
+/* Records an access to bytes `first` to `last` of one granule; returns the earlier access that it races with, or 0.
+ * Atomic updates do not race with each other. */
 uint64_t emu_history_note(emu_history *history, const emu_clock *clock, uint32_t first, uint32_t last,
                           emu_access access);
 /* Store the name of an operation, and describe an access for a report: "copy to the host of stream 2". */

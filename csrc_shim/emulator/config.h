@@ -33,7 +33,7 @@ typedef struct ocp_emu_access {
   uint32_t turn;  /* number of times that the thread has executed the instruction before */
   uint32_t block; /* the block's index in ocp_emu_count.blocks */
   uint16_t thread;
-  uint16_t place;
+  uint16_t place; /* number of the instruction */
 } ocp_emu_access;
 
 /* A request of the counting mode, and its results. The kernels must be compiled for that mode. The caller owns the

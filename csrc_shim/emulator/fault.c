@@ -272,9 +272,9 @@ emu_wrong *emu_wrong_begin(const emu_op *launch) {
 
 static bool has_value(uint8_t byte) { return byte & 0x7f; }
 
-/* Returns a byte that the launch has changed, so that its change alters an element of any type by more than a rounding
- * error: the last byte of 8, of 4 or of 2, which has the exponent of a number of that size, and is not that of a zero.
- * NULL: none. */
+/* Returns a byte that the launch has changed; NULL: none. Searches the most significant bytes of 8, of 4 and of 2 bytes
+ * first: they hold the exponent of a float of that size, so spoil() changes the float by more than a rounding error.
+ * `with_value`: skips the bytes that are 0 apart from a sign bit, as in a zero. */
 static uint8_t *find_changed_byte(const range *changed, bool with_value) {
   for (uint64_t step = 8; step; step /= 2)
     for (uint64_t at = step - 1; at < changed->bytes; at += step) {
@@ -297,8 +297,9 @@ static void spoil(uint8_t *byte) {
     *byte = *byte == 1 ? 0 : *byte ^ 0x40; /* 1 may be a Boolean; 0x40 is the upper bit of an exponent */
 }
 
-/* The memory of an output may hold the same result already. Then nothing changes, and the launch runs again for each
- * parameter, with other bytes at its address: those of an output are written again. */
+/* If an output's memory holds the same result before the launch, the launch changes nothing. Then the launch runs again
+ * for one pointer parameter after the other, with one bit inverted in each of the first bytes at its address. If the
+ * launch overwrites these bytes, the parameter is an output. */
 static void begin_probe(const range *probed) {
   for (uint64_t at = 0; at < PROBE_BYTES && at < probed->bytes; at++)
     probed->now[at] ^= 1;

@@ -42,7 +42,7 @@ void emu_faults_attach(ocp_driver *table);
 /* Whether the launch does nothing. */
 bool emu_is_idle(const emu_op *launch);
 
-/* The memory of a launch that will be made wrong. */
+/* The memory behind the pointer parameters of a launch whose results a fault makes wrong. */
 typedef struct emu_wrong emu_wrong;
 /* Called before a launch. Returns NULL if no fault applies to its kernel. */
 emu_wrong *emu_wrong_begin(const emu_op *launch);

@@ -1,7 +1,7 @@
 /* An allocator that never touches the memory it manages. It has two-level segregated free lists (eight size classes per
  * power of two), and a bitmap of block starts with summary levels (a bit for each non-zero word of the level below), by
- * which it finds neighbours and the block around an address. Every operation takes constant time, except an allocation
- * that only blocks of its own size class can serve: it searches that class. */
+ * which it finds neighbours and the block around an address. Every operation on one block takes constant time, except
+ * an allocation that only blocks of its own size class can serve: it searches that class. */
 #include "emulator/heap.h"
 
 #include <sys/mman.h>

@@ -9,13 +9,13 @@
  * - NAME.meta, a constant ocp_emu_kernel_meta.
  *
  * A kernel without barriers, shuffles or votes has mode OCP_EMU_BLOCK: one call runs every thread of the block. The
- * loop over the threads is in the object, where LLVM can vectorise it; only kernels compiled with checks set
- * thread->tid in it, for error reports. Other kernels have mode OCP_EMU_FIBER: one call runs one thread, and barriers,
- * shuffles and votes switch fibers.
+ * loop over the threads is in the object, where LLVM can vectorise it; only in kernels compiled with checks does the
+ * loop set thread->tid, for error reports. Other kernels have mode OCP_EMU_FIBER: one call runs one thread, and
+ * barriers, shuffles and votes switch fibers.
  *
  * Undefined symbols are resolved against the table in calls/symbols.c: the ocp_emu_* functions of blocks/fiber.h,
- * warp.h, check.h, order.h, global_order.h and count.h, libm, memcpy and the like. Any other name makes ModuleLoadData
- * fail and name it. */
+ * warp.h, check.h, order.h, global_order.h and count.h, libm, memcpy and the like. For any other symbol ModuleLoadData
+ * fails, and the error names the symbol. */
 #ifndef OCP_EMULATOR_KERNEL_H
 #define OCP_EMULATOR_KERNEL_H
 

@@ -94,7 +94,7 @@ void emu_shadow_reused(uint64_t address, uint64_t bytes, uint64_t held) {
   memset(states + (address - emu.base) + bytes, 0, held - bytes);
 }
 
-/* Removes the oldest quarantined block of a device from the list; the device has one. */
+/* Removes the oldest quarantined block of a device from the list; the device must have a quarantined block. */
 static freed *take_oldest(const emu_device *device) {
   freed *before = NULL, *block = oldest;
   while (block->device != device) {

@@ -24,13 +24,16 @@ bool emu_shadow_free(emu_device *device, uint64_t address, uint64_t bytes);
 /* Frees the blocks in quarantine, for an allocation that finds no room; false: the quarantine was empty. */
 bool emu_shadow_flush(emu_device *device);
 uint64_t emu_shadow_quarantined(const emu_device *device);
+/* Marks the first `bytes` bytes of a block of `held` bytes as allocated and unwritten, and its other bytes as not
+ * allocated. */
 void emu_shadow_reused(uint64_t address, uint64_t bytes, uint64_t held);
 bool emu_shadow_is_freed(uint64_t address);
 void emu_shadow_written(uint64_t address, uint64_t bytes);
 void emu_shadow_copied(uint64_t dst, uint64_t src, uint64_t bytes);
-/* Returns the offset of the first byte in the range that lacks any of the bits `states`; `bytes` if no byte does. */
+/* Returns the offset of the first byte in the range whose state lacks one or more of the bits `states`; `bytes` if
+ * there is none. */
 uint64_t emu_shadow_first_not(uint64_t address, uint64_t bytes, uint8_t states);
-/* Whether every byte is allocated and written: true for nearly every access. */
+/* Whether every byte is allocated and written. A fast path: nearly every access passes this check. */
 bool emu_shadow_is_written(uint64_t address, uint32_t bytes);
 uint8_t emu_shadow_state(uint64_t address);
 

@@ -33,8 +33,8 @@ typedef struct emu_launch {
   _Atomic uint32_t now, *released;
 } emu_launch;
 
-/* Checking mode: the local memory of one function of a thread. Behind it lie as many shadow bytes: shadow byte i is 1
- * if byte i of the memory has been written, else 0. */
+/* Checking mode: the local memory of one function of a thread, `bytes` bytes at `start`. `bytes` shadow bytes follow
+ * it: shadow byte i is 1 if byte i of the local memory has been written, else 0. */
 typedef struct emu_local {
   uint8_t *start;
   uint32_t bytes;
@@ -49,8 +49,9 @@ typedef struct emu_fiber {
   emu_local locals[EMU_MAX_LOCALS];
 } emu_fiber;
 
-/* Checking mode: a store to memory that another block has stored to, with no order between the two. It is a race only
- * if it changes a byte, which is known after the store: emu_global_settle compares with `before`. bytes 0: none. */
+/* Checking mode: a store to memory that another block (number `other`) has stored to, with no order between the two
+ * stores. It is a race only if it changes a byte, which is known after the store: emu_global_settle compares the memory
+ * with `before`. If `bytes` is 0, there is no such store. */
 typedef struct emu_doubt {
   ocp_emu_thread thread;
   uint64_t address;
@@ -77,11 +78,12 @@ typedef struct emu_fragments {
   void *row;
 } emu_fragments;
 
-/* A warp operation in which lanes wait for each other, as one lane calls it. */
+/* The arguments with which one lane calls a warp operation, in which lanes wait for each other. */
 typedef struct emu_meeting {
-  uint32_t mask;      /* the lanes that take part */
-  uint32_t operation; /* EMU_SHUFFLE to EMU_STORE_MATRIX; lanes wait for each other only in the same operation */
-  uint32_t source, clamp;
+  uint32_t mask;          /* the lanes that take part */
+  uint32_t operation;     /* EMU_SHUFFLE to EMU_STORE_MATRIX; lanes wait for each other only in the same operation */
+  uint32_t source, clamp; /* shfl: `lane` and `clamp`; mma: `form`; ldmatrix and stmatrix: `count` and `transposed`
+                             (warp.h) */
 } emu_meeting;
 
 typedef struct emu_warp {

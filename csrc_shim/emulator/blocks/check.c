@@ -1,4 +1,5 @@
-/* The checking mode, for kernels compiled with checks: finds what compute-sanitizer finds on a GPU. */
+/* The checking mode, for kernels compiled with checks: finds the kinds of errors that compute-sanitizer finds on a
+ * GPU. */
 #include "emulator/blocks/check.h"
 
 #include <inttypes.h>

@@ -24,8 +24,8 @@ void emu_check_aligned(ocp_emu_thread *thread, emu_access access, const void *ad
 /* Reports a mask of a warp operation that leaves out the calling lane. */
 void emu_check_mask(ocp_emu_thread *thread, const char *operation, uint32_t mask);
 
-/* Checking mode, for PTX: registers a function's local memory (emu_local) and marks it as unwritten. `memory` has
- * 2 * `bytes` bytes: the local memory, then a shadow byte for each of its bytes. Returns `memory`. */
+/* Checking mode, for PTX: registers the local memory of a function, and marks it as unwritten. `memory`: `bytes` bytes
+ * of local memory, followed by `bytes` shadow bytes (emu_local). Returns `memory`. */
 void *ocp_emu_local_begin(ocp_emu_thread *thread, void *memory, uint32_t bytes);
 /* Checking mode: a kernel calls these before each access through a pointer that is not provably on the stack. */
 void ocp_emu_check_load(ocp_emu_thread *thread, const void *address, uint32_t bytes);

@@ -36,8 +36,8 @@ static uint32_t index_of(const ocp_emu_thread *thread) {
   return thread->tid[0] + thread->ntid[0] * (thread->tid[1] + thread->ntid[1] * thread->tid[2]);
 }
 
-/* Whether an access lies outside of all memory that a kernel may access. In the counting mode a correct kernel can
- * compute such an address, from a value that a block that does not run would have written. */
+/* Whether an access lies outside of all memory that a kernel may access. In the counting mode only some blocks run, so
+ * a correct kernel may compute such an address from a value that another block would have written. */
 static bool is_outside(const ocp_emu_thread *thread, uint64_t host, uint32_t what) {
   const emu_cpu *cpu = thread->scheduler;
   const uint64_t address = host - (uint64_t)emu.alias, shared = host - (uint64_t)cpu->shared;

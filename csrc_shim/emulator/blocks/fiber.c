@@ -70,9 +70,9 @@ void ocp_emu_switch_last(void *load) {
 }
 #endif
 
-/* Returns the bytes of the stacks and the guard page of a warp. A process may have about 65,000 mappings, and each
- * guard page adds two. So a warp has one guard page, below the stack of its first thread: the threads of a warp run the
- * same code, so a stack overflow hits the guard page in the first thread. */
+/* Returns the size in bytes of a warp's stacks with their guard page. A process may have about 65,000 mappings, and
+ * each guard page adds two. So a warp has one guard page, below the stack of its first thread: the threads of a warp
+ * run the same code, so a stack overflow hits the guard page in the first thread. */
 static size_t warp_bytes(size_t stack_size) { return PAGE + EMU_WARP * stack_size; }
 static uint8_t *stack_bottom(const emu_cpu *cpu, uint32_t index) {
   return cpu->stacks + index / EMU_WARP * warp_bytes(cpu->stack_size) + PAGE + index % EMU_WARP * cpu->stack_size;

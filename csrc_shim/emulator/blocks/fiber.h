@@ -39,9 +39,10 @@ void ocp_emu_barrier(ocp_emu_thread *thread);
  * of threads that take part; 0: all of the block. Returns the reduction of the threads' predicates. */
 uint32_t ocp_emu_numbered_barrier(ocp_emu_thread *thread, uint32_t number, uint32_t threads, uint32_t mode,
                                   uint32_t predicate);
-/* Executes an operation on the 64-bit mbarrier object. 0: init with `given` expected arrivals. 1: arrive `given` times;
- * returns the current phase. 2: arrive_drop, which also lowers the arrivals that later phases expect. 3 and 4:
- * test_wait; returns whether the phase `given`, or the phase with parity `given`, is complete. */
+/* Executes an operation on the 64-bit mbarrier object. `operation` 0: init with `given` expected arrivals. 1: arrive
+ * `given` times; returns the current phase. 2: arrive_drop, which also lowers the arrivals that later phases expect.
+ * 3: test_wait; returns whether the phase `given` is complete. 4: test_wait.parity; returns whether the phase with the
+ * parity `given` is complete. */
 uint64_t ocp_emu_mbarrier(ocp_emu_thread *thread, void *object, uint32_t operation, uint64_t given);
 /* Ends the calling thread, from any depth of calls. */
 _Noreturn void ocp_emu_exit(ocp_emu_thread *thread);

@@ -43,7 +43,7 @@ bool emu_global_begin(emu_launch *launch) {
     return true;
   uint32_t serial = (atomic_fetch_add(&launches, 1) + 1) % SERIALS;
   if (serial == 0) {
-    emu_shadow_forget_words(); /* from here on, numbers of earlier launches are used again */
+    emu_shadow_forget_words(); /* from here on, new launches get the serial numbers of earlier ones */
     serial = (atomic_fetch_add(&launches, 1) + 1) % SERIALS;
   }
   launch->serial = serial;

@@ -58,7 +58,7 @@ typedef struct pending_copy {
 
 struct emu_races {
   uint32_t now, barrier;                             /* the counter, and its value at the block's last barrier */
-  uint32_t warps[EMU_MAX_WARPS][EMU_MAX_WARPS];      /* [w][v]: warp w follows accesses of warp v with lower counters */
+  uint32_t warps[EMU_MAX_WARPS][EMU_MAX_WARPS];      /* [w][v]: warp v's accesses below this counter precede warp w */
   uint32_t lanes[EMU_MAX_WARPS][EMU_WARP][EMU_WARP]; /* the same for pairs of lanes of a warp */
   /* The latest store to bytes that another thread has stored to, with no order between the two. It is a race only if it
    * changes a byte; settle_doubt compares with `before` when the store has happened. */

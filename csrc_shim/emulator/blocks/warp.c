@@ -11,7 +11,8 @@ static bool same(const emu_meeting *a, const emu_meeting *b) {
   return a->mask == b->mask && a->operation == b->operation && a->source == b->source && a->clamp == b->clamp;
 }
 
-/* Waits for the other lanes of the operation. Returns the warp, which then holds the calling lane's result at *own. */
+/* Waits for the other lanes of the operation. Returns the warp, whose result[*own] is then the calling lane's result.
+ * *own: number of the calling lane. */
 static inline emu_warp *meet(ocp_emu_thread *thread, const char *name, emu_meeting meeting, uint32_t value,
                              uint32_t *own) {
   emu_cpu *cpu = emu_running;

@@ -1,4 +1,4 @@
-/* Stream-ordered allocation of the emulated driver (cuMemAllocAsync, cuMemFreeAsync, memory pools). */
+/* Stream-ordered allocation of the emulated driver (cuMemAllocFromPoolAsync, cuMemFreeAsync). */
 #include "emulator/calls/async_alloc.h"
 
 #include "emulator/heap.h"
@@ -34,7 +34,7 @@ CUresult emu_mem_free_async(CUdeviceptr address, CUstream stream) {
   CUresult result = emu_leave();
   if (result)
     return result;
-  if (emu_lost()) { /* a lost device runs no work, so frees at once */
+  if (emu_lost()) { /* a lost device runs no enqueued frees, so this call frees at once */
     emu_mempool_run_free(address);
     return emu_lost();
   }
