@@ -5,8 +5,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* Whether one of these functions is on the call stack; false if the stack cannot be unwound. One call takes a few
- * microseconds. */
+/* Whether the function at one of these addresses is on the call stack; false if the stack cannot be unwound. Takes a
+ * few microseconds. */
 bool ocp_called_from(void *const *functions, size_t count);
 
 #endif

@@ -23,10 +23,12 @@
  * Invariants:
  * - A capture holds an exclusive turn on the stream from OnRunStart to OnRunEnd, since it records everything that is
  *   enqueued there. Other Runs and replays share the stream.
- * - Memory recorded in an entry is watched by at most one thread, and only between the start and the end of a Run.
- * - The memory of a graph is freed after the graph, together with the entry that owns both.
+ * - The memory recorded in the state of an annotation id is watched by at most one thread, and only between the start
+ *   and the end of a Run.
+ * - The memory of a graph is freed after the graph, together with the state that owns both.
  * - A Run that ORT never ends is abandoned when its thread runs again, or when the thread or the EP ends.
- * - Locks are taken in this order: links, a thread's lock, those of memory. No turn is waited for under any of them. */
+ * - Locks are taken in this order: `links` (capture.c), a thread's lock, the locks of csrc_shim/device. No thread
+ *   waits for a turn while it holds one of them. */
 #ifndef OCP_ORT_DATA_CAPTURE_H
 #define OCP_ORT_DATA_CAPTURE_H
 
@@ -60,7 +62,7 @@ int ocp_capture_replay(ocp_capture *capture, int id, ocp_error *error);
  * capturing a Run of the id, or watching its allocations, keeps its state. Other threads start with warm Runs. */
 void ocp_capture_release(ocp_capture *capture, int id);
 
-/* ---- for code that enqueues ---- */
+/* ---- for code that enqueues work ---- */
 /* Records a call of a cluster on the stream, or (`succeeded` false) that a call or a copy failed. A captured Run gives
  * no graph if a call or copy failed, or if it has another number of calls than the warm Run before it. */
 void ocp_capture_computed(ocp_stream *stream, bool succeeded);

@@ -1,4 +1,4 @@
-/* State of an OrtEp; private to this folder. Types only. */
+/* State of an OrtEp; private to csrc_shim/ort. Types only. */
 #ifndef OCP_ORT_DATA_EP_STATE_H
 #define OCP_ORT_DATA_EP_STATE_H
 
