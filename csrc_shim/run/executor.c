@@ -155,8 +155,8 @@ static int make_key(run *r) {
 
 /* ---- the instance ---- */
 
-/* Returns an instance of the newest variant whose guards hold; NULL when none do, or with the error when guards
- * cannot be evaluated. */
+/* Returns an instance of the newest variant whose guards hold; NULL if there is no such variant, or with the error if
+ * its instance cannot be created. */
 static ocp_instance *match(const run *r, const ocp_variant *newest) {
   for (const ocp_variant *variant = newest; variant; variant = variant->next) {
     if (!ocp_variant_accepts(variant, r->inputs, r->num_inputs, r->host_counts))

@@ -7,7 +7,7 @@
 #include "run/instance/instance.h"
 #include "run/instance/instance_cache.h"
 
-/* Returns the peak, over the records, of the bytes of a segment's buffers alive at one record. */
+/* Returns the peak memory of a segment: the maximum over its records of the total size in bytes of the live buffers. */
 static uint64_t alive_at_once(const ocp_instance *instance, uint32_t segment) {
   const ocp_plan *plan = instance->variant->plan;
   const ocp_range range = plan->views[segment].buffers;

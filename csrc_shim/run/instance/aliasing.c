@@ -103,8 +103,8 @@ void ocp_aliasing_begin(ocp_instance *instance) {
     instance->targets[i] = 0;
 }
 
-/* Finds the outputs of a segment that must be redirected; returns their bytes, with alignment. Reuses the result of the
- * previous Run if the addresses are the same, as in most Runs. */
+/* Finds the outputs of a segment that must be redirected; returns the size in bytes of their scratch memory. Reuses the
+ * result of the previous Run if the addresses are the same, as in most Runs. */
 static uint64_t find_redirected(ocp_instance *instance, uint32_t segment) {
   const ocp_plan *plan = instance->variant->plan;
   const ocp_range outputs = plan->views[segment].outputs;

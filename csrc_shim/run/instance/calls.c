@@ -12,7 +12,7 @@
 
 /* ---- references to memory ---- */
 
-/* Returns the bytes of the tensor or buffer that a reference names. */
+/* Returns the size in bytes of the tensor or buffer that a reference names. */
 static uint64_t ref_bytes(const ocp_instance *instance, uint32_t kind, uint32_t index) {
   const ocp_plan *plan = instance->variant->plan;
   switch (kind) {
@@ -48,8 +48,8 @@ static int fail_record(const ocp_instance *instance, uint32_t record, ocp_error 
                   ocp_plan_node_name(plan, plan->records[record].node), what);
 }
 
-/* Computes the 8 bytes of a parameter that is a number; false when the number does not fit the parameter's kind.
- * Integers may be signed or unsigned. */
+/* Computes the value of a numeric parameter, as 64 bits; false if it does not fit the parameter's kind. Integers may be
+ * signed or unsigned. */
 static bool number(const ocp_plan_param *param, const int64_t *registers, uint64_t *value) {
   const int64_t v = param->reg == OCP_NO_REG ? param->imm : registers[param->reg];
   *value = (uint64_t)v;
@@ -106,8 +106,8 @@ static int fill_launch(ocp_instance *instance, uint32_t index, ocp_error *error)
   return ORT_OK;
 }
 
-/* Checks the byte value of a memset, and computes the bytes of a copy or memset. If they are zero, the record is
- * skipped. */
+/* Checks the fill value of a memset, and computes the size in bytes of a copy or memset. If the size is 0, the record
+ * is skipped. */
 static int fill_move(ocp_instance *instance, uint32_t index, uint64_t *bytes, ocp_error *error) {
   const ocp_plan *plan = instance->variant->plan;
   const ocp_plan_param *params = plan->params + plan->records[index].first_param;

@@ -15,7 +15,7 @@ int ocp_instance_fill_calls(ocp_instance *instance, uint32_t segment, ocp_error 
 void ocp_instance_set_pointers(ocp_instance *instance, uint32_t segment);
 /* Enqueues a segment's records, after ocp_instance_set_pointers. */
 int ocp_instance_enqueue(ocp_instance *instance, uint32_t segment, ocp_stream *stream, ocp_error *error);
-/* Adds the numbers of enqueued records of each ocp_record_kind to the counters. */
+/* Adds the numbers of enqueued launches, copies and library calls to the counters. `counts`: by ocp_record_kind. */
 void ocp_count_records(const int64_t counts[OCP_RECORD_NUM_KINDS]);
 /* Finds the device address of the first element that a read-back reads. */
 int ocp_instance_locate(const ocp_instance *instance, const ocp_plan_readback *readback, CUdeviceptr *address,

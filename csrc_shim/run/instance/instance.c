@@ -18,16 +18,16 @@
 
 /* ---- memory ---- */
 
-/* Takes the next `count` elements from the single allocation of an instance. If `block` is NULL, only adds their bytes
- * to *position. */
+/* Takes the next `count` elements from the single allocation of an instance. If `block` is NULL, only adds their size
+ * in bytes to *position. */
 static void *carve(char *block, size_t *position, size_t count, size_t element) {
   void *array = block ? block + *position : NULL;
   *position += (count * element + 15) & ~(size_t)15;
   return array;
 }
 
-/* Lays out the arrays of an instance in its allocation (`block`; NULL: only computes the size) and returns the bytes.
- * The loader bounds the counts, so the sum cannot overflow. */
+/* Lays out the arrays of an instance in its allocation (`block`; NULL: only computes the size), and returns the
+ * allocation's size in bytes. The loader bounds the counts, so the sum cannot overflow. */
 static size_t lay_out(ocp_instance *instance, char *block, const ocp_plan *plan, uint32_t key_words) {
   const ocp_plan_header *h = &plan->header;
   size_t position = 0;
@@ -155,7 +155,7 @@ static int evaluate(ocp_instance *instance, uint32_t segment, ocp_error *error) 
   return check_asserts(instance, segment, error);
 }
 
-/* Returns the bytes of a tensor; UINT64_MAX when a dimension is negative or the size overflows. */
+/* Returns the size of a tensor in bytes; UINT64_MAX when a dimension is negative or the size overflows. */
 static uint64_t tensor_bytes(const int64_t *dims, uint32_t rank, uint32_t dtype) {
   int64_t bits = ocp_dtype_bits(dtype);
   for (uint32_t d = 0; d < rank; d++)

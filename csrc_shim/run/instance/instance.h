@@ -1,5 +1,5 @@
-/* Variants and instances of plans: creation, resolution and release. instance_state.h draws the states of instances and
- * says their invariants. */
+/* Variants and instances of plans: creation, resolution and release. instance_state.h has a diagram of the states of
+ * instances, and their invariants. */
 #ifndef OCP_RUN_INSTANCE_INSTANCE_H
 #define OCP_RUN_INSTANCE_INSTANCE_H
 

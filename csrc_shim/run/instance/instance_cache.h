@@ -26,10 +26,10 @@ void ocp_instance_cache_destroy(ocp_instance_cache *cache);
  * launch. NULL when there is none. */
 ocp_instance *ocp_instance_cache_take(ocp_instance_cache *cache, const uint64_t *key, uint32_t words,
                                       const ocp_stream *stream);
-/* Replaces `instance`, which is new and in no cache, by the latest instance of the hash table if that would enqueue the
- * same work: it gets the key of `instance` (ocp_instance_become), `instance` is freed, and the latest one is taken out
- * and returned. So one graph serves Runs whose keys differ in numbers that no launch uses. Otherwise returns
- * `instance`, which inherits from the latest one (ocp_instance_inherit). */
+/* Replaces `instance`, which is new and in no cache, by the most recently used instance of the hash table if both would
+ * enqueue the same work. Then the older instance gets the key of `instance` (ocp_instance_become) and is taken out of
+ * the cache and returned, and `instance` is freed. So one graph serves Runs whose keys differ in numbers that no launch
+ * uses. Otherwise returns `instance`, which inherits from the older one (ocp_instance_inherit). */
 ocp_instance *ocp_instance_cache_exchange(ocp_instance_cache *cache, ocp_instance *instance, const ocp_stream *stream);
 /* Adds an instance to the cache. */
 void ocp_instance_cache_put(ocp_instance_cache *cache, ocp_instance *instance);

@@ -31,7 +31,7 @@
  *
  * Invariants:
  * - Registers, sizes, offsets and calls of a segment are valid once the segment is resolved: in the first segment as
- * long as the instance lives, in later segments until the next Run, since read-backs decide them.
+ *   long as the instance lives, in later segments until the next Run, since read-backs decide them.
  * - `bases` holds addresses of the present Run. Pointer parameters hold them only after ocp_instance_set_pointers.
  * - An instance with a graph is taken only for streams whose work comes after the graph's latest launch. */
 #ifndef OCP_RUN_INSTANCE_INSTANCE_STATE_H

@@ -16,7 +16,7 @@
 
 typedef struct ocp_replay ocp_replay;
 
-/* The limits of a cluster's graphs, and the number and slab bytes of its present graphs. */
+/* The limits of a cluster's graphs, and the number and total slab size of its present graphs. */
 typedef struct ocp_replay_budget {
   ocp_device *device;
   const char *cluster_name;
