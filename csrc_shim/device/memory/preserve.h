@@ -41,7 +41,8 @@ bool ocp_preserve_is_wanted(const ocp_device *device);
 /* Records that the work enqueued next reads the range. */
 int ocp_preserve_reads(uint64_t address, uint64_t bytes, ocp_error *error);
 /* Records that the work enqueued next on the stream writes the range, and first saves the recorded inputs that overlap
- * it. `kept`: the work writes back the bytes of an input with this very range, which need not be saved. */
+ * it. `kept`: if an input has exactly this range, the work changes none of the bytes that the Run reads (for example,
+ * it appends rows), so the input is not saved. */
 int ocp_preserve_writes(uint64_t address, uint64_t bytes, bool kept, ocp_stream *stream, ocp_error *error);
 
 #endif

@@ -30,7 +30,7 @@ typedef struct emu_item {
   emu_replay *replay;
   emu_clock *clock;
   emu_context context;
-  void *staged; /* bytes of the pageable source of a copy, saved when the copy was enqueued */
+  void *staged; /* contents of the pageable source of a copy, saved when the copy was enqueued */
   emu_op op;    /* allocated only up to its last parameter: emu_op_bytes */
 } emu_item;
 
