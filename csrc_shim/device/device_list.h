@@ -11,7 +11,7 @@ typedef struct ocp_device_info {
   uint64_t memory_bytes;
   int driver_version;  /* the CUDA version, 1000 * major + 10 * minor */
   char pci_bus_id[32]; /* as 0000:65:00.0; empty for emulated devices */
-  int multiprocessors; /* for an emulated device the number of its worker threads */
+  int multiprocessors; /* for an emulated device the number of host threads that run its blocks */
   int max_shared_bytes;
 } ocp_device_info;
 

@@ -49,7 +49,8 @@ bool ocp_run_memory_is_foreign(void);
 uint64_t ocp_run_memory_reuse(const ocp_device *device, int memory, size_t bytes);
 /* Records an allocation of the calling thread's watched Run. False: out of host memory. */
 bool ocp_run_memory_allocated(const ocp_device *device, int memory, uint64_t address, size_t bytes);
-/* Returns a block that is being freed to the watched Run, of any thread, that allocated it; false: no such Run. */
+/* Gives a block that is being freed back to the record of the watched Run that allocated it, on any thread. Returns
+ * false if there is no such Run. */
 bool ocp_run_memory_keeps(const ocp_device *device, int memory, uint64_t address);
 
 #endif

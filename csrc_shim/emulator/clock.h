@@ -10,7 +10,7 @@
 
 typedef struct emu_clock {
   uint32_t slot, time; /* the operation: the slot of its stream, and its number in that stream */
-  uint32_t count;      /* number of times */
+  uint32_t count;      /* length of `times` */
   uint32_t times[];    /* for each stream, the last operation known to be complete */
 } emu_clock;
 /* The last accesses to a granule (EMU_GRANULE bytes) of device memory. Each value packs the operation's slot and time,

@@ -238,7 +238,7 @@ static void save(emu_wrong *wrong, uint64_t address) {
   const uint64_t bytes = start + size - address;
   for (uint32_t i = 0; i < wrong->count; i++)
     if (wrong->ranges[i].now == (uint8_t *)(address + (uint64_t)emu.alias))
-      return; /* the kernel works in place */
+      return; /* saved already: the kernel works in place */
   range *saved = &wrong->ranges[wrong->count];
   *saved = (range){.now = (uint8_t *)(address + (uint64_t)emu.alias), .bytes = bytes < WINDOW ? bytes : WINDOW};
   saved->before = malloc(saved->bytes);

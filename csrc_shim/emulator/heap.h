@@ -36,7 +36,7 @@ bool emu_heap_free(emu_heap *heap, uint64_t address);    /* false: no block star
 /* Whether [address, address + bytes) lies in one live block; stores the block's start and size through the pointers
  * that are not NULL. */
 bool emu_heap_find(emu_heap *heap, uint64_t address, uint64_t bytes, uint64_t *start, uint64_t *size);
-/* Returns the bytes that the live block at the address occupies: its rounded size and its red zone. */
+/* Returns the number of bytes that the live block at the address occupies: its rounded size and its red zone. */
 uint64_t emu_heap_held(emu_heap *heap, uint64_t address);
 /* Finds the live block that starts at or nearest below the address, even if the address is beyond the block's end. */
 bool emu_heap_around(emu_heap *heap, uint64_t address, uint64_t *start, uint64_t *size);

@@ -112,7 +112,8 @@ static OrtStatus *set_dynamic_options(OrtEp *ep, const char *const *keys, const 
                 : ocp_status(&error);
 }
 
-/* Returns the bytes that a model may use: the free memory of the device and of our arena, up to the arena's limit. */
+/* Returns the number of bytes that a model may use: the free memory of the device and of our arena, up to the arena's
+ * limit. */
 static OrtStatus *get_available_resource(const OrtEp *ep, OrtResourceCount *available) {
   ocp_error error = {0};
   uint64_t bytes = 0;

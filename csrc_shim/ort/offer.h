@@ -32,8 +32,8 @@ const ocp_device_info *ocp_offered_as(const ocp_offer *offer, const OrtHardwareD
  * offered. */
 uint32_t ocp_why_not_offered(const ocp_offer *offer, const OrtHardwareDevice *hardware, ocp_error *why);
 
-/* Finds the PCI bus id of card<index> in a folder like /sys/class/drm, the only identification of a GPU in ORT's
- * metadata; empty if unknown. */
+/* Finds the PCI bus id of card<index> in a folder like /sys/class/drm; empty if unknown. For a GPU whose metadata in
+ * ORT has a card index but no PCI bus id. */
 void ocp_card_bus_id(const char *folder, const char *index, char bus_id[32]);
 
 #endif

@@ -97,13 +97,13 @@ void ocp_cluster_release_graphs(ocp_cluster *cluster) {
     ocp_replay_release(replay);
 }
 
-/* Grows an array of `count` elements to hold `more` additional ones. */
-static bool grow(void *array_of_pointers, uint32_t count, uint32_t more, size_t element) {
+/* Grows an array of `count` elements to hold `more` additional ones. `array`: address of the pointer to the array. */
+static bool grow(void *array, uint32_t count, uint32_t more, size_t element) {
   void *old;
-  memcpy(&old, array_of_pointers, sizeof old);
+  memcpy(&old, array, sizeof old);
   void *grown = realloc(old, ((size_t)count + more + 1) * element);
   if (grown)
-    memcpy(array_of_pointers, &grown, sizeof grown);
+    memcpy(array, &grown, sizeof grown);
   return grown != NULL;
 }
 

@@ -257,7 +257,7 @@ static size_t planned_bytes(ocp_arena *arena, size_t size, bool exactly) {
   return bytes;
 }
 
-/* Returns the bytes left below the limit; negative if the limit was lowered below the bytes held. */
+/* Returns the number of bytes left below the limit; negative if the limit was lowered below the bytes held. */
 static int64_t bytes_left(const ocp_arena *arena) {
   return arena->config.max_mem - arena->stats.total - arena->pooled_bytes;
 }

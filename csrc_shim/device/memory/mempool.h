@@ -17,14 +17,14 @@ bool ocp_mempool_is_wanted(const ocp_mempool *mempool);
 
 /* Allocates `size` bytes (rounded); the device's context is current. Fills `error` unless it returns CUDA_SUCCESS. */
 CUresult ocp_mempool_alloc(ocp_device *device, size_t size, ocp_stream *stream, uint64_t *address, ocp_error *error);
-/* Frees the allocation; *size: its bytes. Returns false if no allocation starts at the address. */
+/* Frees the allocation; *size: its size in bytes. Returns false if no allocation starts at the address. */
 bool ocp_mempool_free(ocp_device *device, uint64_t address, ocp_stream *stream, size_t *size);
 /* Frees the blocks that could not be freed earlier, as far as this is possible now. */
 void ocp_mempool_collect(ocp_device *device);
 /* Releases unused memory to the driver; the result is the number of bytes released. `keep`: the pool retains the number
  * of bytes that its options set; else it retains none. */
 int64_t ocp_mempool_shrink(ocp_device *device, bool keep);
-/* Returns the bytes that the pool holds from the driver. The arena's statistics count the bytes that are handed out. */
+/* Returns the number of bytes that the pool holds from the driver. The arena counts the bytes that are handed out. */
 int64_t ocp_mempool_held_bytes(ocp_device *device);
 
 #endif

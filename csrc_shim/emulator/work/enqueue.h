@@ -1,4 +1,5 @@
-/* Enqueues operations and graph launches: runs them at once, queues them, or captures them as nodes of a graph. */
+/* Enqueues operations and graph launches: runs them at once or queues them. An operation on a capturing stream becomes
+ * a node of a graph; a graph launch on such a stream fails. */
 #ifndef OCP_EMULATOR_WORK_ENQUEUE_H
 #define OCP_EMULATOR_WORK_ENQUEUE_H
 

@@ -182,7 +182,8 @@ static OrtStatus *allocator_shrink(OrtAllocator *this_) {
 
 /* ---- options ---- */
 
-/* Passes those options to the arena whose keys begin with `prefix` and name an arena option. */
+/* Passes the options whose keys begin with `prefix` to the arena, without the prefix. Unless the prefix is "", skips
+ * the options whose keys do not continue with "arena.". */
 static int configure(const ort_allocator *allocator, const OrtKeyValuePairs *options, const char *prefix,
                      ocp_error *error) {
   enum { MAX_OPTIONS = 64 };

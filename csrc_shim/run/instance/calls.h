@@ -13,7 +13,7 @@ int ocp_instance_fill_calls(ocp_instance *instance, uint32_t segment, ocp_error 
 /* Writes the addresses into the parameters of a segment's calls. The instance's base addresses (of its inputs, outputs
  * and slab) must be set. */
 void ocp_instance_set_pointers(ocp_instance *instance, uint32_t segment);
-/* Enqueues a segment's records, after ocp_instance_set_pointers. */
+/* Calls ocp_instance_set_pointers, and enqueues a segment's records. */
 int ocp_instance_enqueue(ocp_instance *instance, uint32_t segment, ocp_stream *stream, ocp_error *error);
 /* Adds the numbers of enqueued launches, copies and library calls to the counters. `counts`: by ocp_record_kind. */
 void ocp_count_records(const int64_t counts[OCP_RECORD_NUM_KINDS]);

@@ -10,7 +10,7 @@ typedef struct ocp_input {
   const int64_t *dims;
   uint32_t rank;
   uint32_t dtype; /* ONNXTensorElementDataType */
-  bool on_device; /* false: in host memory; the executor uploads the tensor, and counts the upload */
+  bool on_device; /* false: in host memory; the executor uploads the tensor if the device needs it */
 } ocp_input;
 
 #endif
