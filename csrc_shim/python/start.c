@@ -202,7 +202,11 @@ static bool version_of(const char *real, char version[16]) {
 static void *open_libpython(const char *interpreter, ocp_error *error) {
   char real[PATH_MAX], version[16], path[PATH_MAX + 64];
   if (!realpath(interpreter, real) || !version_of(real, version)) {
-    ocp_fail(error, ORT_FAIL, "%s is not an interpreter of Python 3.11 or newer", interpreter);
+    ocp_fail(
+        error, ORT_FAIL,
+        "%s: expected an interpreter of Python 3.11 or newer, in a file with the name python3.N or a link to such a "
+        "file. Install the package for another interpreter",
+        interpreter);
     return NULL;
   }
   parent(real);

@@ -207,10 +207,18 @@ def explain(function: Callable[..., None], error: Exception) -> tuple[str, int, 
 ADVICE = '; `pip install "ort-cuda-plugin[cuda]"` installs the compilers for GPUs'
 
 
-def find_libdevice() -> None:
-    """Load libdevice. Numba's own search would also require NVRTC and other libraries, which are not needed here."""
-    if nvvm.LibDevice._cache_ is None and (path := cuda_paths._get_libdevice_path().info):
-        nvvm.LibDevice._cache_ = Path(path).read_bytes()
+def find_nvvm(spec: KernelSpec) -> None:
+    """Load NVVM and libdevice. Raises KernelCompileError if one of the two is missing.
+
+    Numba's own search for libdevice would also require NVRTC and other libraries, which are not needed here.
+    """
+    try:
+        if nvvm.LibDevice._cache_ is None and (path := cuda_paths._get_libdevice_path().info):
+            nvvm.LibDevice._cache_ = Path(path).read_bytes()
+        nvvm.LibDevice()
+        nvvm.NVVM()
+    except Exception as error:  # Numba and cuda-bindings raise different types for a missing library
+        raise KernelCompileError(spec, f"NVVM cannot be loaded ({error}){ADVICE}") from error
 
 
 def find_linker(spec: KernelSpec) -> None:
@@ -236,11 +244,15 @@ def compile_ptx(spec: KernelSpec, ir: KernelIR, target: Target) -> bytes:
     modules = [text.replace(ir.mangled_name, spec.symbol) for text in ir.modules]
     try:
         capability = closest_capability(target.compute_capability)
-        find_libdevice()
+    except ValueError as error:
+        raise KernelCompileError(spec, str(error)) from error
+    find_nvvm(spec)
+    try:
         ptx = nvvm.compile_ir(modules, arch="compute_{}{}".format(*capability), opt=3).strip(b"\0 \n")
-        return with_short_rounding(ptx, capability)
     except Exception as error:
-        raise KernelCompileError(spec, f"NVVM: {error}{ADVICE}") from error
+        advice = "" if spec.owner else ". Report the model"
+        raise KernelCompileError(spec, f"NVVM does not compile it: {error}{advice}") from error
+    return with_short_rounding(ptx, capability)
 
 
 def compile_cuda(spec: KernelSpec, ir: KernelIR, target: Target) -> KernelImage:

@@ -98,7 +98,9 @@ class Gap:
 
 
 def read_digest(text: str) -> list[Kernel]:
-    """Parse a `digest` of kernels, or a JSON list of definitions with ``domain``, ``op``, ``versions`` and ``types``.
+    """Parse a JSON object with ``kernels``: as in a `digest`, or a list of definitions.
+
+    A definition in the list has ``domain``, ``op``, ``versions`` and ``types``.
 
     Raises:
         ValueError: ``text`` is neither of the two.
@@ -115,7 +117,8 @@ def read_digest(text: str) -> list[Kernel]:
         ]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
-            f"file of kernels: expected a list of kernels as JSON ({type(error).__name__}: {error})"
+            'file of kernels: expected a JSON object {"kernels": [{"domain", "op", "versions", "types"}, ...]} '
+            f"({type(error).__name__}: {error})"
         ) from None
 
 

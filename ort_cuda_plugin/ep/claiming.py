@@ -130,9 +130,8 @@ class Claiming:
                 # ONNX Runtime offers the node to no other provider, and its error does not name the reason.
                 self._session.log(
                     "ERROR",
-                    f"ONNX Runtime converted node {node.label} to channels-last, but no kernel supports "
-                    f"{described(node)}: "
-                    f"{verdict.reason}. Set prefer_nhwc=0 to keep the layout",
+                    f"prefer_nhwc=1: ONNX Runtime converted node {node.label} to channels-last, but no kernel supports "
+                    f"{described(node)}: {verdict.reason}. Set prefer_nhwc=0",
                 )
             elif is_probably_lost(node):
                 self._session.log(

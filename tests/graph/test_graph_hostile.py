@@ -74,6 +74,21 @@ def test_a_result_of_a_rank_above_that_of_plans_is_declined() -> None:
     agree(proto, x=np.ones(3, f32))
 
 
+def test_a_shape_that_the_host_cannot_compute_is_declined_with_the_node_that_computes_it() -> None:
+    nodes = [
+        NODE("BitwiseAnd", ["n", "mask"], ["b"], name="rounded"),
+        NODE("Expand", ["x", "b"], ["y"]),
+    ]
+    shapes: dict[str, tuple[int, list[int | str | None]]] = {
+        "x": (TensorProto.FLOAT, [1]),
+        "n": (TensorProto.INT64, [1]),
+    }
+    proto = model(nodes, shapes, {"mask": np.array([-4])})
+    said = "Expand: a shape depends on the result of rounded (BitwiseAnd), which the host cannot compute; supported: +"
+    assert reasons(proto)["Expand"].startswith(said)
+    agree(proto, x=np.ones(1, f32), n=np.array([7]))
+
+
 @pytest.mark.parametrize("index", [2, -3, 2**40])
 def test_an_index_outside_a_shape_gives_0_as_on_the_device(index: int) -> None:
     nodes = [NODE("Shape", ["x"], ["s"]), NODE("Gather", ["s", "i"], ["g"]), NODE("ConstantOfShape", ["g"], ["y"])]

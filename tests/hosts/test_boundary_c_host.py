@@ -105,7 +105,7 @@ def test_without_any_python_the_host_gets_a_status(host: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("interpreter", "message"),
-    [("/nonexistent", "cannot be executed"), ("/bin/sh", "not an interpreter of Python 3.11")],
+    [("/nonexistent", "cannot be executed"), ("/bin/sh", "expected an interpreter of Python 3.11")],
 )
 def test_a_wrong_interpreter_is_named(host: Path, tmp_path: Path, interpreter: str, message: str) -> None:
     library = Path(shutil.copy(get_library_path(), tmp_path))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numba.cuda.cudadrv import nvvm
 
 from kernel_launch import kernel, run
 from ort_cuda_plugin.compiler.compile import KernelCompileError, compile_kernel, emulated_ir, kernel_ir
@@ -344,6 +345,21 @@ def test_an_error_names_the_kernel_and_the_line(target: Target, source: str, lin
 def test_a_source_without_a_kernel_is_an_error() -> None:
     with pytest.raises(KernelCompileError, match="defines no function `kernel`"):
         compile_kernel(kernel("wrong", ("*f32",), "def other(x):\n    pass\n"), Target.emulated())
+
+
+def test_an_error_of_nvvm_advises_an_installation_only_where_nvvm_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object, **options: object) -> bytes:
+        raise RuntimeError("ERROR_COMPILATION (9)")
+
+    with pytest.raises(KernelCompileError, match=r"sm_70: CUDA 13 does not compile for this architecture") as caught:
+        compile_kernel(triple, Target.cuda(7, 0))
+    assert "pip install" not in str(caught.value)
+    monkeypatch.setattr(nvvm, "compile_ir", fail)
+    with pytest.raises(KernelCompileError, match=r"does not compile it: ERROR_COMPILATION \(9\)\. Report the model$"):
+        compile_kernel(triple, Target.cuda(9, 0))
+    monkeypatch.setattr(nvvm, "NVVM", fail)
+    with pytest.raises(KernelCompileError, match=r"NVVM cannot be loaded \(.*\); `pip install"):
+        compile_kernel(triple, Target.cuda(9, 0))
 
 
 def test_an_error_names_what_the_emulated_device_lacks() -> None:

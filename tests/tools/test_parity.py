@@ -113,7 +113,7 @@ def test_another_list_and_another_provider_can_be_compared_with(tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("against", "message"),
-    [("NoSuchProvider", "neither a file nor a provider"), ("broken.json", "expected a list of kernels")],
+    [("NoSuchProvider", "neither a file nor a provider"), ("broken.json", "expected a JSON object")],
 )
 def test_what_cannot_be_compared_with_is_named(against: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "broken.json").write_text('{"kernels": 7}')

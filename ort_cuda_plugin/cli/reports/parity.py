@@ -19,8 +19,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--against",
         metavar="FILE|EP",
-        help="a JSON list of kernels, or an execution provider that onnxruntime has; by default this package's list of "
-        "the built-in CUDA provider",
+        help='a JSON file with {"kernels": [...]}, or an execution provider that onnxruntime has; by default this '
+        "package's list of the built-in CUDA provider",
     )
     parser.add_argument("--json", action="store_true", help="print the kernels that the plugin lacks as a JSON list")
     parser.add_argument("--write", type=output_file, metavar="FILE", help="write the report (Markdown) to a file")

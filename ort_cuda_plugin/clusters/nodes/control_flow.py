@@ -217,7 +217,8 @@ def _loop(lowering: BodyLowering, node: Node, inputs: Inputs) -> list[Operand]:
     scanned = len(body.outputs) - 1 - len(states)
     if scanned < 0:
         raise InvalidModel(
-            f"Loop: the body has {len(body.outputs)} results, expected at least a condition and {len(states)} states"
+            f"Loop: the body has {len(body.outputs)} results, expected at least a condition and {len(states)} "
+            "loop-carried values"
         )
     count = 0
     while most is None or count < most:
@@ -265,7 +266,7 @@ def _scan_8(lowering: BodyLowering, node: Node, inputs: Inputs) -> list[Operand]
     batched = _tensors(node, [*states, *sequences])
     if any(x.rank < 1 + (k >= len(states)) for k, x in enumerate(batched)):
         raise InvalidModel(
-            "Scan-8: initial states must have a batch dimension, scanned inputs a batch and a sequence dimension"
+            "Scan-8: state variables must have a batch dimension, scanned inputs a batch and a sequence dimension"
         )
     for x in batched[1:]:
         lowering.ctx.require(eq(batched[0].shape[0], x.shape[0]), "Scan-8: all inputs must have the same batch size")
@@ -297,7 +298,9 @@ def _parts_of_scan(node: Node, inputs: Inputs) -> tuple[Graph, list[Operand], li
         )
     states, sequences = given[:-count], _tensors(node, given[-count:])
     if len(body.outputs) < len(states):
-        raise InvalidModel(f"Scan: the body has {len(body.outputs)} results, expected at least {len(states)} states")
+        raise InvalidModel(
+            f"Scan: the body has {len(body.outputs)} results, expected one for each of {len(states)} state variables"
+        )
     return body, states, sequences
 
 

@@ -41,7 +41,7 @@ class _Sameness:
         return self._answer
 
     def __repr__(self) -> str:
-        return "what == or != gives"
+        return "the result of == or !="
 
 
 @dataclass(frozen=True, eq=False)

@@ -68,6 +68,8 @@ def on_host(
             return device()
         return ctx.host_tensor(result.reshape(-1).tolist(), result.shape, dtype)
 
+    node = ctx.node
+
     def values(*contents: Sequence[Dim]) -> tuple[Dim, ...]:
         if ctx.host_work >= MAX_HOST_WORK:
             reason = f"the shape arithmetic on the host has too many terms; supported: up to {MAX_HOST_WORK}"
@@ -76,10 +78,12 @@ def on_host(
         try:
             return tuple(_fitting(ctx, compute(*read)).reshape(-1).tolist())
         except (NotFoldable, ZeroDivisionError):
+            computed = "a value" if node is None else f"the result of {node.label}"
             raise Unsupported(
                 "shape",
-                "a shape that the node needs depends on an operation that the host cannot compute; supported: integer "
-                "arithmetic",
+                f"a shape depends on {computed}, which the host cannot compute; supported: + - * / %, min, max, abs, "
+                "comparisons, Where and logical operations on integers and bools, and Gather with constant indices, "
+                "without division by 0 and within 64 bits",
             ) from None
 
     on_device = device()

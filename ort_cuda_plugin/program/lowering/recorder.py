@@ -242,7 +242,9 @@ class Recorder(Conditions):
         """Record a copy of all elements of ``src``. Both tensors must be contiguous and have the same type and size."""
         if dst.dtype is not src.dtype or dst.size != src.size or not (dst.is_contiguous and src.is_contiguous):
             raise TypeError(
-                f"copy: got {src!r} and {dst!r}, expected contiguous tensors of one type and size. Use copy_into"
+                f"copy: got {src!r} with strides {list(src.strides)} and {dst!r} with strides {list(dst.strides)}, "
+                "expected contiguous tensors of one type and size. Use copy_into for strided tensors, elementwise_into "
+                "to cast"
             )
         if not self._is_recording:
             return
