@@ -41,8 +41,8 @@ wrote it with onnx {onnx}; a test fails if the table is out of date.
 The column *versions* has a range of opset versions of the operator's domain. The column *types* has the element types
 of each type constraint of the operator's ONNX schema, such as `T`; *as ONNX says* means that the declaration names no
 types, so that those of the schema apply. The column *left to the CPU* has element types and versions that ONNX defines
-and the plugin does not support: the CPU provider runs such nodes. The column *notes* says what the operator returns if
-its name does not say enough, and how the plugin treats cases that ONNX leaves open.
+and the plugin does not support: it leaves such nodes to other providers, mostly to the CPU provider. The column *notes*
+says what the operator returns if its name does not say enough, and how the plugin treats cases that ONNX leaves open.
 
 The column *runs as* says what the nodes of ONNX's backend tests become on a GPU with cuBLASLt and cuDNN:
 

@@ -105,8 +105,8 @@ class Options:
         True,
         values.FLAG,
         Decides.GRAPHS,
-        "1: the plugin captures a plan that has run `min_num_runs_before_cuda_graph_capture` times, and replays it as "
-        "a CUDA graph. 0: each Run launches its kernels one by one",
+        "1: when a plan has run `min_num_runs_before_cuda_graph_capture` times, the plugin makes a CUDA graph of it, "
+        "which later Runs launch. 0: each Run launches its kernels one by one",
         changes=True,
     )
     cuda_graph_cache_size: int = _option(
@@ -160,10 +160,11 @@ class Options:
         values.FLAG,
         Decides.PLANS,
         "1: the plugin fuses operators, so that intermediate results stay in registers where possible. Fusion does "
-        "not change the bits of results, with three exceptions. A multiplication and an addition may become one fused "
+        "not change the bits of results, with these exceptions. A multiplication and an addition may become one fused "
         "multiply-add. Fused attention adds in another order (always on a GPU; on the emulated device for at most 4 "
         "queries, or more than 1024 keys). If cuBLASLt or cuDNN computes several operators in one call, the result is "
-        "rounded once. 0: each operator stores its result",
+        "rounded once. On a GPU, split-K adds in another order, products of dequantized 8-bit codes are exact, and "
+        "tensors between two TF32 products are stored as float16. 0: each operator stores its result",
     )
     autotune: bool = _option(
         False,
@@ -383,7 +384,7 @@ _OWN_ARENA = "device memory comes from the plugin's arena"
 #: Accepted so that existing configurations work. The log names the keys whose requested behaviour the plugin lacks.
 WITHOUT_EFFECT: dict[str, WithoutEffect] = {
     "do_copy_in_default_stream": WithoutEffect(
-        values.FLAG, "copies always go to the stream of the Run, in stream order", usual=True
+        values.FLAG, "the plugin orders each copy before or after the Runs that it belongs to", usual=True
     ),
     "enable_skip_layer_norm_strict_mode": WithoutEffect(
         values.FLAG, "normalisations always accumulate in float32", usual=True
