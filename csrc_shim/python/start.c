@@ -205,7 +205,7 @@ static void *open_libpython(const char *interpreter, ocp_error *error) {
     ocp_fail(
         error, ORT_FAIL,
         "%s: expected an interpreter of Python 3.11 or newer, in a file with the name python3.N or a link to such a "
-        "file. Install the package for another interpreter",
+        "file. Install the package into an environment of such an interpreter",
         interpreter);
     return NULL;
   }

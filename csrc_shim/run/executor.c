@@ -75,9 +75,10 @@ static int count_host_values(run *r, uint32_t *total) {
     const ocp_input *input = &r->inputs[cluster->host_inputs[i]];
     const uint64_t elements = count_elements(input);
     if (elements > OCP_MAX_HOST_VALUES || !ocp_dtype_is_integer(input->dtype))
-      return ocp_fail(r->error, ORT_INVALID_ARGUMENT,
-                      "%s: input %u determines shapes, so it must have an integer type and at most %u elements",
-                      cluster->name, cluster->host_inputs[i], OCP_MAX_HOST_VALUES);
+      return ocp_fail(
+          r->error, ORT_INVALID_ARGUMENT,
+          "%s: input %u determines shapes, so it must have an integer type or bool, and at most %u elements",
+          cluster->name, cluster->host_inputs[i], OCP_MAX_HOST_VALUES);
     r->host_counts[i] = (uint32_t)elements;
     *total += (uint32_t)elements;
   }
