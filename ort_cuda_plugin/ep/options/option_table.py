@@ -290,8 +290,8 @@ class Options:
         Decides.COMPILED,
         "further input shapes for which a compiled model gets plans. If the ranks of all inputs are known, it gets "
         "plans for five sample shapes in any case. The first dimension of an input, if symbolic, is 1, 2, 4 or 8 "
-        "there, other symbolic dimensions are 1, 8, 64 or 224. One plan may serve several of these shapes. Most plans hold "
-        "for all sizes",
+        "there, other symbolic dimensions are 1, 8, 64 or 224. One plan may serve several of these shapes. Most plans "
+        "hold for all sizes",
     )
     context_weightless: bool = _option(
         False,
