@@ -1,7 +1,8 @@
 """Compile a model ahead of time, for one or several architectures; no GPU is needed.
 
-Writes a model that any ONNX Runtime with the plugin loads without compiling, and a context file next to it. Models that
-share weights, such as prefill and decoding of one decoder, are compiled together into one context file.
+Writes a model and a context file next to it. A session on a GPU of one of these architectures loads the model without
+compiling. Models that share weights, such as prefill and decoding of one decoder, are compiled together into one
+context file.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--weightless",
         action="store_true",
-        help="store no weights in OUT; sessions read them from MODEL, which must stay in the folder of OUT",
+        help="store no weights in OUT; sessions read them from MODEL in the folder of OUT, or from the model "
+        "that the session entry ep.context_source_model_path names",
     )
     parser.add_argument(
         "--share-with",

@@ -1,7 +1,7 @@
 """Measure rates of a device, by which sessions choose kernels: launches, memory, arithmetic, GEMMs of libraries.
 
-The rates replace those of the GPU's description until the driver or a library has another version. The first
-calibration also compiles its kernels, for about ten seconds.
+The rates replace those of the GPU's description until the driver, a library or the plugin has another version. The
+first calibration also compiles its kernels, for about ten seconds.
 """
 
 from __future__ import annotations
