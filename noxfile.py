@@ -64,7 +64,7 @@ def workflows(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """Run mypy --strict."""
-    pytest(session, "-q", "-n", "0", "tests/test_static.py", "-k", "mypy", *session.posargs)
+    pytest(session, "-q", "-n", "0", "tests/test_static.py", "-k", "mypy and all", "-m", "full", *session.posargs)
 
 
 @nox.session

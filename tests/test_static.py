@@ -31,9 +31,16 @@ def test_ruff_is_clean(arguments: tuple[str, ...]) -> None:
     run(sys.executable, "-m", "ruff", *arguments, ".")
 
 
-@pytest.mark.every_case  # runs for each change, however long it takes
-def test_mypy_strict_is_clean() -> None:
-    run(sys.executable, "-m", "mypy", "--strict")
+@pytest.mark.every_case  # the package's types are checked for each change, however long it takes
+@pytest.mark.parametrize(
+    "files",
+    [
+        pytest.param(["ort_cuda_plugin", "build_plugin.py"], id="package"),
+        pytest.param([], id="all", marks=pytest.mark.full),
+    ],
+)
+def test_mypy_strict_is_clean(files: list[str]) -> None:
+    run(sys.executable, "-m", "mypy", "--strict", *files)
 
 
 def test_c_sources_are_clang_formatted() -> None:

@@ -48,7 +48,7 @@ def test_the_log_says_why_a_node_is_left_to_others() -> None:
     plugin.session(model.SerializeToString(), emulate=True, sess_options=options,
                    provider_options={"do_copy_in_default_stream": 0})
     """
-    log = python(code, add_model().hex()).stderr
+    log = python(code, add_model().hex(), preloaded=True).stderr
     assert "StringNormalizer node 'words' is left to other providers (dtype): " in log
     assert "the plugin runs 1 of 2 nodes (fused nodes: 1)" in log
     assert "options without effect here: do_copy_in_default_stream (the plugin orders each copy before" in log

@@ -286,7 +286,12 @@ for make in (by_name, by_device, by_helper):
 session = ort.InferenceSession(model, providers=[name])
 assert used() == 0
 """
-    python(SELECT + code, add_model().hex(), env={"ORT_CUDA_PLUGIN_EMULATE_DEVICES": "2", "CUDA_VISIBLE_DEVICES": ""})
+    python(
+        SELECT + code,
+        add_model().hex(),
+        env={"ORT_CUDA_PLUGIN_EMULATE_DEVICES": "2", "CUDA_VISIBLE_DEVICES": ""},
+        preloaded=True,
+    )
 
 
 def test_the_alias_of_the_cuda_provider_reaches_the_provider() -> None:
@@ -297,7 +302,12 @@ session = plugin.session(model, emulate=True, sess_options=options)
 (provider,) = boundary.PROVIDERS.values()
 assert provider.options.use_tf32 is False
 """
-    python(SELECT + code, add_model().hex(), env={"ORT_CUDA_PLUGIN_EMULATE_DEVICES": "2", "CUDA_VISIBLE_DEVICES": ""})
+    python(
+        SELECT + code,
+        add_model().hex(),
+        env={"ORT_CUDA_PLUGIN_EMULATE_DEVICES": "2", "CUDA_VISIBLE_DEVICES": ""},
+        preloaded=True,
+    )
 
 
 def test_session_options_serve_several_sessions_on_one_device() -> None:
@@ -314,4 +324,9 @@ else:
 for session in (first, second):
     np.testing.assert_array_equal(session.run(None, {"a": x, "b": x})[0], x + x)
 """
-    python(SELECT + code, add_model().hex(), env={"ORT_CUDA_PLUGIN_EMULATE_DEVICES": "2", "CUDA_VISIBLE_DEVICES": ""})
+    python(
+        SELECT + code,
+        add_model().hex(),
+        env={"ORT_CUDA_PLUGIN_EMULATE_DEVICES": "2", "CUDA_VISIBLE_DEVICES": ""},
+        preloaded=True,
+    )

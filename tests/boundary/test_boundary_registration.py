@@ -34,6 +34,7 @@ assert not [d for d in ort.get_ep_devices() if d.ep_name == plugin.get_ep_name()
 assert plugin.register("other", emulate=True)
 """,
         env=NO_GPU,
+        preloaded=True,
     )
 
 
@@ -49,6 +50,7 @@ for thread in threads: thread.join()
 assert found == [1] * 8, found
 """,
         env=NO_GPU,
+        preloaded=True,
     )
 
 
@@ -63,18 +65,21 @@ assert len(plugin.devices()) == 1
 ort.unregister_execution_provider_library("mine.virtual")
 """,
         env=NO_GPU,
+        preloaded=True,
     )
 
 
 def test_emulated_devices_come_only_when_asked_for() -> None:
     code = START + "import sys; print(len([d for d in plugin.register(emulate=eval(sys.argv[1])) ]))"
     for emulate, variable, expected in [("None", "0", 0), ("None", "1", 1), ("False", "1", 0), ("True", "0", 1)]:
-        done = python(code, emulate, env={**NO_GPU, "ORT_CUDA_PLUGIN_EMULATE": variable})
+        done = python(code, emulate, env={**NO_GPU, "ORT_CUDA_PLUGIN_EMULATE": variable}, preloaded=True)
         assert int(done.stdout) == expected, (emulate, variable)
 
 
 def test_an_unclear_wish_for_emulation_is_an_error() -> None:
-    done = python(START + "plugin.register()", env={**NO_GPU, "ORT_CUDA_PLUGIN_EMULATE": "perhaps"}, check=False)
+    done = python(
+        START + "plugin.register()", env={**NO_GPU, "ORT_CUDA_PLUGIN_EMULATE": "perhaps"}, check=False, preloaded=True
+    )
     assert done.returncode != 0
     assert "ValueError: ORT_CUDA_PLUGIN_EMULATE='perhaps': use 1 or 0" in done.stderr
 
@@ -92,18 +97,19 @@ for device, info in zip(offered, plugin.devices(), strict=True):
     assert int(data["memory_bytes"]) == info.memory_bytes > 0 and data["driver_version"]
 """,
         env={**NO_GPU, "ORT_CUDA_PLUGIN_EMULATE_DEVICES": "2"},
+        preloaded=True,
     )
 
 
 def test_a_session_without_any_device_says_why_and_what_to_do() -> None:
-    done = python(START + "plugin.session(b'')", env=NO_GPU, check=False)
+    done = python(START + "plugin.session(b'')", env=NO_GPU, check=False, preloaded=True)
     assert "no CUDA device: " in done.stderr
     assert "emulate=True" in done.stderr
 
 
 def test_a_session_on_a_device_that_does_not_exist_lists_the_others() -> None:
     code = START + "plugin.session(b'', emulate=True, provider_options={'device_id': 7})"
-    done = python(code, env=NO_GPU, check=False)
+    done = python(code, env=NO_GPU, check=False, preloaded=True)
     assert "device_id: there is no device 7. Choose one of 0 (" in done.stderr
 
 
@@ -117,7 +123,12 @@ def test_a_session_on_a_device_that_does_not_exist_lists_the_others() -> None:
     ],
 )
 def test_a_wrong_option_is_an_error(options: str, message: str) -> None:
-    done = python(START + f"plugin.session(b'', emulate=True, provider_options={options})", env=NO_GPU, check=False)
+    done = python(
+        START + f"plugin.session(b'', emulate=True, provider_options={options})",
+        env=NO_GPU,
+        check=False,
+        preloaded=True,
+    )
     assert done.returncode != 0
     assert message in done.stderr
 
@@ -136,7 +147,7 @@ else:
     raise AssertionError("accepted")
 """
     )
-    python("import sys\n" + code, add_model().hex(), env=NO_GPU)
+    python("import sys\n" + code, add_model().hex(), env=NO_GPU, preloaded=True)
 
 
 FAKE_ORT = "import sys, types; fake = types.ModuleType('onnxruntime'); sys.modules['onnxruntime'] = fake\n"
@@ -151,7 +162,8 @@ def test_an_onnxruntime_that_is_too_old_is_named() -> None:
 
 def test_a_missing_onnxruntime_is_named() -> None:
     done = python(
-        "import sys; sys.modules['onnxruntime'] = None\nimport ort_cuda_plugin; ort_cuda_plugin.register()", check=False
+        "import sys; sys.modules['onnxruntime'] = None\nimport ort_cuda_plugin; ort_cuda_plugin.register()",
+        check=False,
     )
     assert "ImportError: ONNX Runtime cannot be imported" in done.stderr
     assert 'exactly one of "ort-cuda-plugin[cpu]"' in done.stderr

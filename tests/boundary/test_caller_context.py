@@ -98,5 +98,5 @@ print(len(did))
 @pytest.mark.parametrize("has_context", [False, True], ids=["none", "other"])
 def test_the_context_of_the_caller_stays_current(has_context: bool, tmp_path: Path) -> None:
     environment = {"ORT_CUDA_PLUGIN_EMULATE_DEVICES": "2", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(HARNESS)}
-    done = python(CODE, add_and_double().hex(), str(int(has_context)), str(tmp_path), env=environment)
+    done = python(CODE, add_and_double().hex(), str(int(has_context)), str(tmp_path), env=environment, preloaded=True)
     assert int(done.stdout) > 30

@@ -42,6 +42,7 @@ def test_fifty_registrations_keep_no_device_bytes_and_no_host_memory(streams: st
         ROUNDS,
         add_model(dims=["n"]).hex(),
         env={"ORT_CUDA_PLUGIN_EMULATE_STREAMS": streams, "CUDA_VISIBLE_DEVICES": ""},
+        preloaded=True,
     )
     assert float(done.stdout) < 50  # KiB per round
 
@@ -62,7 +63,7 @@ for _ in range(60):
     resident.append(process.memory_full_info().uss)
 print((resident[-1] - resident[10]) / 1024 / (len(resident) - 11))
 """
-    assert float(python(code, add_model(dims=["n"]).hex()).stdout) < 50
+    assert float(python(code, add_model(dims=["n"]).hex(), preloaded=True).stdout) < 50
 
 
 def test_a_run_that_does_not_fit_fails_with_a_reason_and_the_next_one_runs() -> None:
@@ -88,7 +89,7 @@ for n, wanted in ((1_600_000, 6400000), (3 * 10**6, 12000000)):
         run(1000)
         assert plugin.counters()["device_bytes_in_use"] == before
 """
-    done = python(code, add_model(dims=["n"]).hex(), env={"ORT_CUDA_PLUGIN_EMULATE_MEMORY": "16M"})
+    done = python(code, add_model(dims=["n"]).hex(), env={"ORT_CUDA_PLUGIN_EMULATE_MEMORY": "16M"}, preloaded=True)
     assert "out of memory on emulated CUDA device 0: 12000000 bytes" in done.stderr  # also logged
 
 
@@ -113,7 +114,7 @@ np.testing.assert_array_equal(result.numpy(), x + x)
 del result
 assert plugin.counters()["device_bytes_in_use"] == 0
 """
-    python(code, add_model(dims=["n"]).hex())
+    python(code, add_model(dims=["n"]).hex(), preloaded=True)
 
 
 @pytest.mark.parametrize("streams", ["inline", "adversarial"])
@@ -144,4 +145,4 @@ for attempt, words in [(lambda: session.run_with_iobinding(binding), "ILLEGAL_AD
 print("end")
 """
     environment = {"ORT_CUDA_PLUGIN_EMULATE_STREAMS": streams}
-    assert python(code, add_model(dims=["n"]).hex(), env=environment).stdout == "end\n"
+    assert python(code, add_model(dims=["n"]).hex(), env=environment, preloaded=True).stdout == "end\n"

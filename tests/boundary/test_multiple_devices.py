@@ -51,7 +51,7 @@ def test_sessions_on_two_devices_run_at_once(streams: str) -> None:
     assert plugin.counters()["device_bytes_in_use"] == 0
     """
     environment = TWO | {"ORT_CUDA_PLUGIN_EMULATE_STREAMS": streams}
-    python(PREAMBLE + textwrap.dedent(code), add_and_double().hex(), env=environment)
+    python(PREAMBLE + textwrap.dedent(code), add_and_double().hex(), env=environment, preloaded=True)
 
 
 def test_a_stream_of_another_device_is_an_error_that_names_the_option() -> None:
@@ -63,7 +63,7 @@ def test_a_stream_of_another_device_is_an_error_that_names_the_option() -> None:
     a = np.ones(5, np.float32)
     np.testing.assert_array_equal(made.run(None, {"a": a, "b": a})[0], 4 * a)
     """
-    python(PREAMBLE + textwrap.dedent(code), add_and_double().hex(), env=TWO)
+    python(PREAMBLE + textwrap.dedent(code), add_and_double().hex(), env=TWO, preloaded=True)
 
 
 def test_the_default_streams_of_two_devices_are_two() -> None:
@@ -75,7 +75,7 @@ def test_the_default_streams_of_two_devices_are_two() -> None:
             np.testing.assert_array_equal(made.run(None, {"a": a, "b": a})[0], 4 * a)
     assert plugin.counters()["streams_live"] == 2
     """
-    python(PREAMBLE + textwrap.dedent(code), add_and_double().hex(), env=TWO)
+    python(PREAMBLE + textwrap.dedent(code), add_and_double().hex(), env=TWO, preloaded=True)
 
 
 def test_an_array_of_another_device_is_not_taken_for_one_of_the_session_s() -> None:
@@ -89,14 +89,14 @@ def test_an_array_of_another_device_is_not_taken_for_one_of_the_session_s() -> N
     made.run_with_iobinding(binding)
     np.testing.assert_array_equal(binding.copy_outputs_to_cpu()[0], np.full(6, 2.0))
     """
-    python(PREAMBLE + textwrap.dedent(code), add_and_double().hex(), env=TWO)
+    python(PREAMBLE + textwrap.dedent(code), add_and_double().hex(), env=TWO, preloaded=True)
 
 
 def test_a_device_that_does_not_exist_is_named_with_those_that_do() -> None:
     code = """
     refused(lambda: session(2), "there is no device 2", "0 (", "1 (")
     """
-    python(PREAMBLE + textwrap.dedent(code), add_and_double().hex(), env=TWO)
+    python(PREAMBLE + textwrap.dedent(code), add_and_double().hex(), env=TWO, preloaded=True)
 
 
 # ---- what ONNX Runtime selects ----
@@ -122,7 +122,7 @@ for policy, ours in policies.items():
     np.testing.assert_array_equal(made.run(None, {"a": x, "b": x})[0], x + x)
 assert plugin.counters()["runs"] == 2
 """
-    python(SELECTION + code, add_model().hex(), env=TWO)
+    python(SELECTION + code, add_model().hex(), env=TWO, preloaded=True)
 
 
 def test_a_session_of_several_devices_is_an_error() -> None:
@@ -151,7 +151,7 @@ options.add_provider_for_devices([devices[1], devices[1]], {})
 made = session(options)
 np.testing.assert_array_equal(made.run(None, {"a": x, "b": x})[0], x + x)
 """
-    python(SELECTION + code, add_model().hex(), env=TWO)
+    python(SELECTION + code, add_model().hex(), env=TWO, preloaded=True)
 
 
 def test_the_vendor_has_its_id() -> None:
@@ -159,7 +159,7 @@ def test_the_vendor_has_its_id() -> None:
 for device in devices:
     assert (device.ep_vendor, device.device.vendor, device.device.vendor_id) == ("NVIDIA", "NVIDIA", 0x10DE)
 """
-    python(SELECTION + code, add_model().hex(), env=TWO)
+    python(SELECTION + code, add_model().hex(), env=TWO, preloaded=True)
 
 
 def test_it_says_why_a_hardware_device_is_not_offered() -> None:
@@ -172,7 +172,7 @@ assert found["reasons_bitmask"] == 2 and found["notes"] == "the device is not a 
 for device in devices:
     assert details(device.device)["reasons_bitmask"] == 0
 """
-    python(SELECTION + code, add_model().hex(), env=TWO)
+    python(SELECTION + code, add_model().hex(), env=TWO, preloaded=True)
 
 
 def test_a_gpu_that_the_driver_does_not_show_is_a_matter_of_the_driver() -> None:
@@ -184,4 +184,4 @@ found = capi.get_hardware_device_ep_incompatibility_details("CUDAExecutionProvid
 assert found["reasons_bitmask"] == lib.OrtDeviceEpIncompatibility_DRIVER_INCOMPATIBLE, found
 assert "libcuda.so.1" in found["notes"], found
 """
-    python(SELECTION + code, add_model().hex(), env=TWO)
+    python(SELECTION + code, add_model().hex(), env=TWO, preloaded=True)

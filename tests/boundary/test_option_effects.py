@@ -319,7 +319,13 @@ for options in cases:
 def test_each_option_of_an_arena_decides_something() -> None:
     assert ARENAS.keys() == {row.key for row in arena.ROWS}, "an option without an observation of what it decides"
     cases = [case for key, (value, given) in ARENAS.items() for case in (given, {**given, key: value})]
-    done = python(RUN_AND_TRIM, add_model(dims=["n", "m"]).hex(), json.dumps(cases), env={"CUDA_VISIBLE_DEVICES": ""})
+    done = python(
+        RUN_AND_TRIM,
+        add_model(dims=["n", "m"]).hex(),
+        json.dumps(cases),
+        env={"CUDA_VISIBLE_DEVICES": ""},
+        preloaded=True,
+    )
     seen = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(seen) == len(cases)
     idle = [key for key, without, given in zip(ARENAS, seen[::2], seen[1::2], strict=True) if without == given]

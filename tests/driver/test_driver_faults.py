@@ -35,7 +35,7 @@ ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "ORT_CUDA_PLUGIN_EMULATE_WORKERS": "1
 
 
 def run(code: str) -> None:
-    python(START + code, env=ENVIRONMENT)
+    python(START + code, env=ENVIRONMENT, preloaded=True)
 
 
 # ---- the injector ----
@@ -179,6 +179,7 @@ for scenario, calls in {calls!r}.items():
             faults.disarm()
 """,
         env=ENVIRONMENT,
+        preloaded=True,
     )
     lines = (done.stdout + done.stderr).splitlines()
     for call in [call for group in calls.values() for call in group]:

@@ -294,7 +294,7 @@ def test_a_converted_node_that_no_kernel_takes_is_named() -> None:
     except Exception as error:
         print(error)
     """
-    done = python(code, graph_model(SINGLE["LRN"]).hex())
+    done = python(code, graph_model(SINGLE["LRN"]).hex(), preloaded=True)
     assert "LRN" in done.stdout
     assert f"no kernel supports {CHANNELS_LAST_DOMAIN}.LRN-13 of (FLOAT32): there is no row" in done.stderr
     assert "prefer_nhwc=0" in done.stderr

@@ -192,6 +192,7 @@ assert plugin.counters()["graph_captures"] == 1
 """,
         add_model().hex(),
         env={"CUDA_VISIBLE_DEVICES": ""},
+        preloaded=True,
     )
     assert done.stderr.count("captured a CUDA graph of 1 nodes for gpu_graph_id 0; it keeps ") == 1
 
@@ -443,7 +444,7 @@ assert plugin.counters()["graphs_live"] > 0
 print("end")
 """
     environment = {"ORT_CUDA_PLUGIN_EMULATE_MEMORY": "16M"}
-    assert python(code, add_and_double().hex(), env=environment).stdout == "end\n"
+    assert python(code, add_and_double().hex(), env=environment, preloaded=True).stdout == "end\n"
 
 
 def test_random_operators_go_on_in_replays() -> None:
@@ -548,4 +549,4 @@ def test_a_run_that_builds_a_plan_on_a_shared_stream_holds_up_no_other_use_of_th
     thread.join(100)
     np.testing.assert_array_equal(value.numpy(), x + x)
     """
-    python(code, add_model(dims=["n"]).hex(), env={"CUDA_VISIBLE_DEVICES": ""})
+    python(code, add_model(dims=["n"]).hex(), env={"CUDA_VISIBLE_DEVICES": ""}, preloaded=True)

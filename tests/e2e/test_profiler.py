@@ -271,4 +271,4 @@ def test_work_that_waits_for_the_end_of_the_profile_is_in_it(tmp_path: Path) -> 
     """
     harness = str(Path(__file__).parents[1] / "harness")
     environment = {"ORT_CUDA_PLUGIN_EMULATE_STREAMS": "adversarial", "PYTHONPATH": harness}
-    python(code, str(tmp_path), env=environment)
+    python(code, str(tmp_path), env=environment, preloaded=True)

@@ -89,7 +89,12 @@ def test_provider_options_second_device() -> None:
     (device,) = [made for made in ort.get_ep_devices() if made.ep_options.get("device_id") == "1"]
     assert device.ep_metadata["cuda_device_id"] == "1"
     """
-    python(code, add_model().hex(), env={"ORT_CUDA_PLUGIN_EMULATE_DEVICES": "2", "CUDA_VISIBLE_DEVICES": ""})
+    python(
+        code,
+        add_model().hex(),
+        env={"ORT_CUDA_PLUGIN_EMULATE_DEVICES": "2", "CUDA_VISIBLE_DEVICES": ""},
+        preloaded=True,
+    )
 
 
 @pytest.mark.parametrize("prefix", ["ep.cuda.", "ep.cudapluginexecutionprovider."])

@@ -173,7 +173,7 @@ def on_two_devices(script: str, image: bytes, folder: Path) -> str:
     (folder / "kernels.o").write_bytes(image)
     variables = {"CHECK": "1", "DEVICES": "2", "MEMORY": "64M", "STREAMS": "inline"}
     environment = {f"ORT_CUDA_PLUGIN_EMULATE_{name}": value for name, value in variables.items()}
-    return python(TWO_DEVICES + script, str(folder / "kernels.o"), env=environment).stdout
+    return python(TWO_DEVICES + script, str(folder / "kernels.o"), env=environment, preloaded=True).stdout
 
 
 def test_the_memory_of_one_device_stays_in_quarantine_while_another_frees_more(image: bytes, tmp_path: Path) -> None:

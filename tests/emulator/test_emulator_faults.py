@@ -166,7 +166,10 @@ def test_invalid_faults_are_refused(text: str) -> None:
         with pytest.raises(ValueError, match="ORT_CUDA_PLUGIN_EMULATE_FAULTS: got"):
             configure(config)
     done = python(
-        "from ort_cuda_plugin.ep.device.devices import emulated_devices as e; e()", env=env(text), check=False
+        "from ort_cuda_plugin.ep.device.devices import emulated_devices as e; e()",
+        env=env(text),
+        check=False,
+        preloaded=True,
     )
     assert "ORT_CUDA_PLUGIN_EMULATE_FAULTS: got" in done.stderr
     assert done.returncode != 0
@@ -174,10 +177,10 @@ def test_invalid_faults_are_refused(text: str) -> None:
 
 def test_a_warning_tells_of_the_faults_of_the_environment() -> None:
     code = "from ort_cuda_plugin.ep.device.devices import emulated_devices as e; print(len(e()))"
-    done = python(code, env=env("kernel=*"))
+    done = python(code, env=env("kernel=*"), preloaded=True)
     assert "the emulated devices have faults on purpose" in done.stderr
     assert done.stdout == "1\n"
-    assert python(code, env=env("")).stderr == ""
+    assert python(code, env=env(""), preloaded=True).stderr == ""
 
 
 def env(text: str) -> dict[str, str]:

@@ -70,7 +70,7 @@ def test_free_neighbours_become_one_block_again() -> None:
     except CudaError as error:
         print(error)
     """
-    done = python(code, env={"ORT_CUDA_PLUGIN_EMULATE_MEMORY": "64M"})
+    done = python(code, env={"ORT_CUDA_PLUGIN_EMULATE_MEMORY": "64M"}, preloaded=True)
     assert "CUDA_ERROR_OUT_OF_MEMORY (no room for 67108865 bytes on emulated device 0)" in done.stdout
 
 
@@ -90,7 +90,9 @@ def test_memory_runs_out_at_the_configured_size_and_comes_back() -> None:
     """
     expected = (8 << 20) // (-(-100_000 // 256) * 256)
     for check in "01":
-        done = python(code, env={"ORT_CUDA_PLUGIN_EMULATE_MEMORY": "8M", "ORT_CUDA_PLUGIN_EMULATE_CHECK": check})
+        done = python(
+            code, env={"ORT_CUDA_PLUGIN_EMULATE_MEMORY": "8M", "ORT_CUDA_PLUGIN_EMULATE_CHECK": check}, preloaded=True
+        )
         count, total, freed = done.stdout.split()
         assert int(total) == 8 << 20
         assert freed == "True"
@@ -121,7 +123,7 @@ def test_the_host_cannot_touch_device_memory() -> None:
     ctypes.string_at(array.address, 1)
     print("after")
     """
-    done = python(code, check=False)
+    done = python(code, check=False, preloaded=True)
     assert done.returncode == -11, done
     assert done.stdout == "before\n"
 
@@ -217,7 +219,9 @@ def test_devices_have_memory_of_their_own() -> None:
     except CudaError as error:
         print(error)
     """
-    done = python(code, env={"ORT_CUDA_PLUGIN_EMULATE_DEVICES": "3", "ORT_CUDA_PLUGIN_EMULATE_MEMORY": "1G"})
+    done = python(
+        code, env={"ORT_CUDA_PLUGIN_EMULATE_DEVICES": "3", "ORT_CUDA_PLUGIN_EMULATE_MEMORY": "1G"}, preloaded=True
+    )
     assert done.stdout == "DeviceGet: CUDA_ERROR_INVALID_DEVICE\n"
 
 
@@ -227,7 +231,7 @@ def test_devices_have_memory_of_their_own() -> None:
 )
 def test_settings_that_cannot_be_read_are_named(name: str, value: str) -> None:
     code = "from ort_cuda_plugin.abi.device import Device; Device.emulated()"
-    done = python(code, env={f"ORT_CUDA_PLUGIN_EMULATE_{name}": value}, check=False)
+    done = python(code, env={f"ORT_CUDA_PLUGIN_EMULATE_{name}": value}, check=False, preloaded=True)
     assert f'ORT_CUDA_PLUGIN_EMULATE_{name}="{value}"' in done.stderr
 
 

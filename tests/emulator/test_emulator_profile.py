@@ -22,7 +22,7 @@ print(ort_cuda_plugin.counters()["launches"])
 
 def test_each_launch_adds_a_line(tmp_path: Path) -> None:
     path = tmp_path / "launches"
-    done = python(CODE, add_and_double().hex(), env={"ORT_CUDA_PLUGIN_EMULATE_PROFILE": str(path)})
+    done = python(CODE, add_and_double().hex(), env={"ORT_CUDA_PLUGIN_EMULATE_PROFILE": str(path)}, preloaded=True)
     lines = path.read_text().splitlines()
     assert len(lines) == int(done.stdout) > 0
     assert all(re.fullmatch(r"\w+ \(\d+,1,1\) \(\d+,1,1\) \d+", line) for line in lines)
@@ -30,6 +30,6 @@ def test_each_launch_adds_a_line(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_written_is_reported_and_the_run_is_right(tmp_path: Path) -> None:
     path = tmp_path / "missing" / "launches"
-    done = python(CODE, add_and_double().hex(), env={"ORT_CUDA_PLUGIN_EMULATE_PROFILE": str(path)})
+    done = python(CODE, add_and_double().hex(), env={"ORT_CUDA_PLUGIN_EMULATE_PROFILE": str(path)}, preloaded=True)
     assert f"ORT_CUDA_PLUGIN_EMULATE_PROFILE: {path} cannot be written" in done.stderr
     assert int(done.stdout) > 0

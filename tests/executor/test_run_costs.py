@@ -60,7 +60,7 @@ print(json.dumps(found))
 def costs() -> dict[str, dict[str, float]]:
     """Return the counts per Run: "run" with NumPy arrays, "bound" with bindings to device memory."""
     environment = {"CUDA_VISIBLE_DEVICES": "", "ORT_CUDA_PLUGIN_EMULATE_STREAMS": "inline"}
-    found = json.loads(python(COUNT, env=environment).stdout.splitlines()[-1])
+    found = json.loads(python(COUNT, env=environment, preloaded=True).stdout.splitlines()[-1])
     return {kind: {name: count / RUNS for name, count in counts.items()} for kind, counts in found.items()}
 
 

@@ -32,7 +32,9 @@ def test_exiting_with_live_sessions_exits_with_0(streams: str) -> None:
     cycle = [other]; cycle.append(cycle); del other
     print("end")
     """
-    done = python(START + code.replace("\n    ", "\n"), MODEL, env={"ORT_CUDA_PLUGIN_EMULATE_STREAMS": streams})
+    done = python(
+        START + code.replace("\n    ", "\n"), MODEL, env={"ORT_CUDA_PLUGIN_EMULATE_STREAMS": streams}, preloaded=True
+    )
     assert done.stdout == "end\n"
     assert not done.stderr
 
@@ -58,7 +60,7 @@ if child == 0:
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 run(session)
 """
-    python(START + code, MODEL)
+    python(START + code, MODEL, preloaded=True)
 
 
 def test_an_error_inside_compile_reaches_the_user() -> None:
@@ -74,7 +76,7 @@ except Exception as error:
 else:
     raise AssertionError("no error")
 """
-    python(START + code, MODEL)
+    python(START + code, MODEL, preloaded=True)
 
 
 def test_an_error_inside_a_run_reaches_the_user_and_the_session_recovers() -> None:
@@ -95,7 +97,7 @@ else:
 FusedNode.build = build
 run(session)
 """
-    python(START + code, dynamic)
+    python(START + code, dynamic, preloaded=True)
 
 
 def test_an_error_while_claiming_is_what_session_raises() -> None:
@@ -111,7 +113,7 @@ except RuntimeError as error:
 else:
     raise AssertionError("no error")
 """
-    python(START + code, MODEL)
+    python(START + code, MODEL, preloaded=True)
 
 
 def test_nodes_that_another_provider_has_are_left_to_it() -> None:
@@ -124,7 +126,7 @@ run(session)
 reasons = [verdict.reason for verdict in provider.verdicts]
 assert reasons == ["ONNX Runtime has assigned the node to CPUExecutionProvider"]
 """
-    done = python(START + code, MODEL)
+    done = python(START + code, MODEL, preloaded=True)
     assert "already assigned" not in done.stderr
 
 
@@ -144,7 +146,7 @@ except RuntimeError as error:
 else:
     raise AssertionError("no error")
 """
-    python(START + code, MODEL)
+    python(START + code, MODEL, preloaded=True)
 
 
 def test_steady_runs_call_no_python() -> None:
@@ -165,7 +167,7 @@ plugin.reset_counters()
 reset = plugin.counters()
 assert reset["python_calls"] == reset["runs"] == 0 and reset["streams_live"] == after["streams_live"]
 """
-    python(START + code, MODEL)
+    python(START + code, MODEL, preloaded=True)
 
 
 def test_out_of_device_memory_is_an_error_and_nothing_is_lost() -> None:
@@ -185,7 +187,7 @@ run(session)
 assert plugin.counters()["device_bytes_in_use"] == before
 """
     dynamic = add_model(dims=["n"]).hex()
-    log = python(START + code, dynamic, env={"ORT_CUDA_PLUGIN_EMULATE_MEMORY": "9M"}).stderr
+    log = python(START + code, dynamic, env={"ORT_CUDA_PLUGIN_EMULATE_MEMORY": "9M"}, preloaded=True).stderr
     assert "out of memory on emulated CUDA device 0: 4194304 bytes wanted" in log
 
 
@@ -249,7 +251,7 @@ except KeyboardInterrupt:
 else:
     raise AssertionError("no interrupt")
 """
-    done = python(START + INTERRUPTED + code, add_model(dims=["n"]).hex())
+    done = python(START + INTERRUPTED + code, add_model(dims=["n"]).hex(), preloaded=True)
     assert "Exception ignored" not in done.stderr
 
 
@@ -287,7 +289,7 @@ run(session)
 assert plugin.counters()["launches"] > 0
 assert [verdict.supported for verdict in plugin.explain(path, emulate=True)] == [True]
 """
-    python(START + code, MODEL, str(tmp_path / "add.ort"))
+    python(START + code, MODEL, str(tmp_path / "add.ort"), preloaded=True)
 
 
 @pytest.mark.parametrize("module", ["ort_cuda_plugin.model.ir", "ort_cuda_plugin.ops.onnx.nn.conv", "numba.core.types"])

@@ -48,7 +48,7 @@ def sample(code: str, folder: Path) -> None:
     """Run ``code`` in ``folder``, with warnings as errors, and check that it ran on the device."""
     begin = f"import os; os.chdir({str(folder)!r})\n"
     end = "\nassert ort_cuda_plugin.counters()['runs'] > 0\n"
-    done = python(REGISTER + begin + code + end, env=NO_GPU)
+    done = python(REGISTER + begin + code + end, env=NO_GPU, preloaded=True)
     assert "CUDAExecutionProvider" not in done.stderr, done.stderr  # ORT's warnings name it
 
 
@@ -209,6 +209,7 @@ assert not {"CudaPluginExecutionProvider", "CUDAExecutionProvider"} & {d.ep_name
 """,
         add_model().hex(),
         env=NO_GPU,
+        preloaded=True,
     )
 
 
@@ -248,6 +249,7 @@ assert outcome(own) == "CPUExecutionProvider"
 """,
         add_model().hex(),
         env=NO_GPU,
+        preloaded=True,
     )
 
 
@@ -261,7 +263,7 @@ assert outcome(own) == "CPUExecutionProvider"
 def test_a_variable_gives_every_registration_the_name(register: str) -> None:
     code = f"import onnxruntime as ort, ort_cuda_plugin as plugin\n{register}\n"
     code += "assert {d.ep_name for d in ort.get_ep_devices()} == {'CPUExecutionProvider', 'CUDAExecutionProvider'}"
-    python(code, env={**NO_GPU, "ORT_CUDA_PLUGIN_AS": "CUDAExecutionProvider"})
+    python(code, env={**NO_GPU, "ORT_CUDA_PLUGIN_AS": "CUDAExecutionProvider"}, preloaded=True)
 
 
 def test_the_registration_name_can_be_the_providers() -> None:
@@ -273,14 +275,15 @@ assert {d.ep_name for d in ort.get_ep_devices()} == {"CPUExecutionProvider", "CU
 assert len(plugin.register(as_="CUDAExecutionProvider")) == 1
 """,
         env=NO_GPU,
+        preloaded=True,
     )
 
 
 def test_other_names_are_refused() -> None:
     code = "import ort_cuda_plugin as plugin\nplugin.register({})"
-    done = python(code.format("as_='TensorrtExecutionProvider'"), env=NO_GPU, check=False)
+    done = python(code.format("as_='TensorrtExecutionProvider'"), env=NO_GPU, check=False, preloaded=True)
     assert "ValueError: as_='TensorrtExecutionProvider': use CudaPluginExecutionProvider or CUDAEx" in done.stderr
-    done = python(code.format(""), env={**NO_GPU, "ORT_CUDA_PLUGIN_AS": "cuda"}, check=False)
+    done = python(code.format(""), env={**NO_GPU, "ORT_CUDA_PLUGIN_AS": "cuda"}, check=False, preloaded=True)
     assert "ValueError: ORT_CUDA_PLUGIN_AS='cuda': use CudaPluginExecutionProvider or CUDAEx" in done.stderr
 
 
@@ -289,7 +292,7 @@ def test_a_version_that_asks_no_plugin_for_that_name_is_warned_of() -> None:
     code = (
         'import ort_cuda_plugin as plugin\nprint(plugin.register(as_="CUDAExecutionProvider", emulate=True)[0].ep_name)'
     )
-    done = python(code, env=NO_GPU)
+    done = python(code, env=NO_GPU, preloaded=True)
     assert done.stdout == "CUDAExecutionProvider\n"
     assert "in providers=[...] ONNX Runtime reserves this name for its own provider: got version 1." in done.stderr
 

@@ -72,7 +72,7 @@ assert runs(1)
 @pytest.mark.parametrize("cause", CAUSES)
 def test_an_error_of_a_run_leaves_the_session_on_the_provider(cause: str) -> None:
     code = START + CAUSES[cause]
-    python(code, add_model(dims=["rows", 1024]).hex(), env={"CUDA_VISIBLE_DEVICES": ""}, timeout=120)
+    python(code, add_model(dims=["rows", 1024]).hex(), env={"CUDA_VISIBLE_DEVICES": ""}, timeout=120, preloaded=True)
 
 
 def test_no_error_has_the_code_that_makes_onnxruntime_leave_the_provider() -> None:

@@ -31,7 +31,7 @@ STREAMS = pytest.mark.parametrize("streams", ["inline", "adversarial"])
 
 
 def run(code: str, *arguments: str, check: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:
-    return python(START + code, MODEL, *arguments, env=environment, check=check, timeout=120)
+    return python(START + code, MODEL, *arguments, env=environment, check=check, timeout=120, preloaded=True)
 
 
 # ---- the end of the process while other threads work ----
@@ -325,7 +325,7 @@ assert session.run(None, {{"a": x, "b": x}})[0].tolist() == [2] * 4
 """
     import ort_cuda_plugin
 
-    python(code, MODEL, ort_cuda_plugin.get_library_path(), timeout=180)
+    python(code, MODEL, ort_cuda_plugin.get_library_path(), timeout=180, preloaded=True)
 
 
 def test_devices_and_registrations_of_threads_go_on_beside_each_other() -> None:

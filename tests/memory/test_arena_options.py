@@ -38,7 +38,9 @@ def stats(kind="device"):
 def run(code: str, **environment: str) -> str:
     """Run START and the code in a new process; return its log."""
     model = add_model(dims=["n", "m"]).hex()
-    return python(START + textwrap.dedent(code), model, env={"CUDA_VISIBLE_DEVICES": "", **environment}).stderr
+    return python(
+        START + textwrap.dedent(code), model, env={"CUDA_VISIBLE_DEVICES": "", **environment}, preloaded=True
+    ).stderr
 
 
 def test_options_of_an_arena_are_checked_with_those_of_the_provider() -> None:

@@ -59,7 +59,12 @@ def test_weights_are_counted_once_and_slabs_as_planned(tmp_path: Path) -> None:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     onnx.checker.check_model(model)
     onnx.save(model, tmp_path / "model.onnx")
-    python(CODE, str(tmp_path / "model.onnx"), env={"CUDA_VISIBLE_DEVICES": "", "ORT_CUDA_PLUGIN_EMULATE": "1"})
+    python(
+        CODE,
+        str(tmp_path / "model.onnx"),
+        env={"CUDA_VISIBLE_DEVICES": "", "ORT_CUDA_PLUGIN_EMULATE": "1"},
+        preloaded=True,
+    )
 
 
 def test_the_benchmark_tells_of_a_model() -> None:

@@ -54,7 +54,7 @@ def run(code: str, streams: str = "inline") -> str:
         "ORT_CUDA_PLUGIN_EMULATE_MEMORY": "64M",
         "ORT_CUDA_PLUGIN_EMULATE_STREAMS": streams,
     }
-    return python(START + code, softmax_chain(), env=environment).stderr
+    return python(START + code, softmax_chain(), env=environment, preloaded=True).stderr
 
 
 @pytest.mark.parametrize("streams", ["inline", "adversarial"])

@@ -16,5 +16,12 @@ def test_no_copy_runs_ahead_of_what_it_copies(variant: str, seed: int) -> None:
         "ORT_CUDA_PLUGIN_EMULATE_SEED": str(seed),
         "ORT_CUDA_PLUGIN_EMULATE_DEVICES": "2",
     }
-    done = python("import copy_paths, sys; copy_paths.main(*sys.argv[1:])", str(seed), "3", variant, env=environment)
+    done = python(
+        "import copy_paths, sys; copy_paths.main(*sys.argv[1:])",
+        str(seed),
+        "3",
+        variant,
+        env=environment,
+        preloaded=True,
+    )
     assert done.stdout == "{}\n"

@@ -83,6 +83,7 @@ def test_the_log_says_so_before_onnx_runtime_does() -> None:
             "ort.InferenceSession(bytes.fromhex(sys.argv[1]), providers=[plugin.get_ep_name()], enable_fallback=0)",
             model.hex(),
             check=False,
+            preloaded=True,
         )
         assert done.returncode != 0
         assert "node 'lost' is left to other providers (" in done.stderr

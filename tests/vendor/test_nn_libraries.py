@@ -233,7 +233,7 @@ def test_an_old_cudnn_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert core().library_load(1, {os.fsencode(fake_library("cudnn", tmp_path))!r}, error)
     assert ffi.string(error.text) == b"cuDNN 9.7.0 is too old (9.8 or newer is needed)", ffi.string(error.text)
     """
-    python(code)
+    python(code, preloaded=True)
 
 
 def test_versions_are_those_of_the_loaded_libraries(tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ def test_versions_are_those_of_the_loaded_libraries(tmp_path: Path) -> None:
         assert not core().library_load(number, path, new_error())
     assert library_versions(names) == {{"cublaslt": "13.1.2", "cudnn": "9.12.0"}}
     """
-    python(code)
+    python(code, preloaded=True)
 
 
 def test_plans_with_other_parameters_than_a_librarys_are_refused(tmp_path: Path) -> None:
@@ -267,7 +267,7 @@ def test_a_problem_of_a_library_that_is_not_loaded_says_so() -> None:
     assert core().problem_create(spec, error) == ffi.NULL
     assert ffi.string(error.text) == b"cuBLASLt is not loaded", ffi.string(error.text)
     """
-    python(code)
+    python(code, preloaded=True)
 
 
 @pytest.mark.parametrize(
@@ -320,7 +320,7 @@ def test_a_file_without_the_functions_is_refused_by_name(tmp_path: Path) -> None
     assert core().library_load(1, b"/no/such/file.so", error) != 0
     assert b"cuDNN: /no/such/file.so" in ffi.string(error.text), ffi.string(error.text)
     """
-    python(code, str(path))
+    python(code, str(path), preloaded=True)
 
 
 def test_pips_packages_come_before_the_system(tmp_path: Path) -> None:
@@ -386,7 +386,7 @@ def test_libraries_and_our_kernels_agree_on_a_gpu(use_tf32: bool) -> None:
         limit = 2e-3 if use_tf32 or inputs[0].dtype == np.float16 else 5e-6
         assert error <= limit, (op_type, attributes, error)
     """
-    done = python(code, str(HARNESS), str(use_tf32), env={"ORT_CUDA_PLUGIN_EMULATE": "0"})
+    done = python(code, str(HARNESS), str(use_tf32), env={"ORT_CUDA_PLUGIN_EMULATE": "0"}, preloaded=True)
     if done.stdout.startswith("SKIP: "):
         pytest.skip(done.stdout.removeprefix("SKIP: ").strip())
 
@@ -437,7 +437,7 @@ def test_fused_calls_and_our_kernels_agree_on_a_gpu() -> None:
                 error = np.max(np.abs(result - wanted) / np.maximum(np.abs(wanted), 1.0))
                 assert error <= (limits[1] if ordered else limit), (name, dtype, bool(libraries), error)
     """
-    done = python(code, str(HARNESS), env={"ORT_CUDA_PLUGIN_EMULATE": "0"})
+    done = python(code, str(HARNESS), env={"ORT_CUDA_PLUGIN_EMULATE": "0"}, preloaded=True)
     if done.stdout.startswith("SKIP: "):
         pytest.skip(done.stdout.removeprefix("SKIP: ").strip())
 
@@ -478,6 +478,6 @@ def test_networks_agree_with_our_kernels_on_a_gpu() -> None:
                 error = np.max(np.abs(a.astype(np.float64) - b)) / np.max(np.abs(b.astype(np.float64)))
                 assert error <= (1e-2 if half else 2e-3), (name, half, error)
     """
-    done = python(code, str(HARNESS), env={"ORT_CUDA_PLUGIN_EMULATE": "0"})
+    done = python(code, str(HARNESS), env={"ORT_CUDA_PLUGIN_EMULATE": "0"}, preloaded=True)
     if done.stdout.startswith("SKIP: "):
         pytest.skip(done.stdout.removeprefix("SKIP: ").strip())
