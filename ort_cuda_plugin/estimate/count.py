@@ -267,8 +267,7 @@ def summary(
 ) -> Counted:
     """Extrapolate the records of the sampled blocks to the grid.
 
-    ``executed`` and ``issued`` are the numbers of executions by threads and by warps, of each memory instruction and
-    then of each basic block.
+    ``executed``, ``issued``: executions by threads and by warps, of each memory instruction, then of each basic block.
     ``widest``: an instruction's maximum bytes per access. Without ``uses_stack`` no access to a local array counts.
     """
     accesses, parts = metadata["accesses"], metadata["parts"]
