@@ -3,6 +3,7 @@
  * A function that can fail takes an ocp_error. When it fails, it fills the error and returns the error's code; a
  * function that returns a pointer returns NULL instead. When it succeeds, it may leave the error as it was: a caller
  * that reads error->code afterwards clears it first. A caller adds context in front of the text and keeps the rest.
+ * Functions that make an error are cold: compilers move the calls out of the code that a Run without errors reads.
  *
  * No error has the code ORT_EP_FAIL: ORT's Python method InferenceSession.run would react by recreating the session
  * without the provider, and all later Runs would use the CPU. Errors of the device and of the driver have the code
@@ -17,13 +18,13 @@ typedef struct ocp_error {
   char text[1000];
 } ocp_error;
 /* Formats the message (truncating) and returns code. */
-int ocp_fail(ocp_error *error, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));
+int ocp_fail(ocp_error *error, int code, const char *format, ...) __attribute__((format(printf, 3, 4), cold));
 
 /* The message of every failed allocation of host memory, such as malloc. Device memory has messages of its own. */
 #define OCP_OUT_OF_HOST_MEMORY                                                                                         \
   "out of host memory: an allocation in this process failed. End other processes, or raise the limit of this one's "   \
   "memory"
 /* Fills the error for a failed allocation in the process, and returns ORT_FAIL. */
-int ocp_fail_memory(ocp_error *error);
+int ocp_fail_memory(ocp_error *error) __attribute__((cold));
 
 #endif

@@ -27,7 +27,7 @@ extern const OrtLogger *ocp_logger;
 OrtStatus *ocp_status(const ocp_error *error); /* NULL when error->code is 0 */
 /* Copies the code and the message of ORT's status, which must not be NULL, into the error; releases the status and
  * returns the code. */
-int ocp_fail_status(ocp_error *error, OrtStatus *status);
+int ocp_fail_status(ocp_error *error, OrtStatus *status) __attribute__((cold));
 
 /* Writes a line to the log of ORT's environment, if there is one; `origin` names the part of the library that logs. */
 void ocp_log(OrtLoggingLevel level, const char *text, const char *origin);

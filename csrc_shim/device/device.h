@@ -46,6 +46,6 @@ void ocp_device_leave(ocp_stay *stay);
  * safe because the memory lives as long as the session. */
 void ocp_device_in_foreign_capture(bool is_captured);
 /* Calls ocp_fail_cuda, and marks the device lost when the error is sticky. */
-int ocp_device_fail(ocp_device *device, CUresult result, const char *what, ocp_error *error);
+int ocp_device_fail(ocp_device *device, CUresult result, const char *what, ocp_error *error) __attribute__((cold));
 
 #endif

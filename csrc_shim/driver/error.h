@@ -6,6 +6,6 @@
 #include "driver/driver.h"
 
 /* Formats "cuMemAlloc failed: CUDA_ERROR_OUT_OF_MEMORY (2: out of memory)" and sets the matching ORT code. */
-int ocp_fail_cuda(ocp_error *error, const ocp_driver *driver, CUresult result, const char *what);
+int ocp_fail_cuda(ocp_error *error, const ocp_driver *driver, CUresult result, const char *what) __attribute__((cold));
 
 #endif

@@ -38,8 +38,13 @@ typedef struct emu_op {
       uint64_t address; /* start of a block of a memory pool */
     } free;
   };
-  uint64_t params[OCP_EMU_MAX_PARAMS]; /* only the first num_params are copied */
+  uint64_t params[]; /* num_params of them */
 } emu_op;
+/* Room for an operation with the parameters of any kernel. */
+typedef union emu_any_op {
+  emu_op op;
+  char room[sizeof(emu_op) + OCP_EMU_MAX_PARAMS * sizeof(uint64_t)];
+} emu_any_op;
 static inline size_t emu_op_bytes(const emu_op *op) {
   return offsetof(emu_op, params) + op->num_params * sizeof(op->params[0]);
 }

@@ -89,7 +89,7 @@ CUresult emu_enter(emu_device **device);
 CUresult emu_leave(void);
 CUresult emu_lost(void);
 /* Stores the message for emu_last_error and returns `code`. */
-CUresult emu_fail(CUresult code, const char *format, ...) __attribute__((format(printf, 2, 3)));
+CUresult emu_fail(CUresult code, const char *format, ...) __attribute__((format(printf, 2, 3), cold));
 
 /* Members of the driver table. */
 CUresult emu_ctx_set_current(CUcontext context);

@@ -32,7 +32,7 @@ CUresult emu_launch_kernel(CUfunction function, unsigned grid_x, unsigned grid_y
   if (result)
     return result;
   const unsigned grid[3] = {grid_x, grid_y, grid_z}, block[3] = {block_x, block_y, block_z};
-  emu_op op;
-  result = emu_make_launch(&op, function, grid, block, shared_bytes, params, extra);
-  return result ? result : emu_enqueue(emu_stream_of(device, stream), &op);
+  emu_any_op any;
+  result = emu_make_launch(&any.op, function, grid, block, shared_bytes, params, extra);
+  return result ? result : emu_enqueue(emu_stream_of(device, stream), &any.op);
 }

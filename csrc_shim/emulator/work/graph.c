@@ -50,10 +50,10 @@ static CUresult single(int type, const emu_op *op, emu_work **work) {
 CUresult emu_kernel_work(const CUDA_KERNEL_NODE_PARAMS *params, emu_work **work) {
   const unsigned grid[3] = {params->gridDimX, params->gridDimY, params->gridDimZ};
   const unsigned block[3] = {params->blockDimX, params->blockDimY, params->blockDimZ};
-  emu_op op;
+  emu_any_op any;
   CUresult result =
-      emu_make_launch(&op, params->func, grid, block, params->sharedMemBytes, params->kernelParams, params->extra);
-  return result ? result : single(CU_GRAPH_NODE_TYPE_KERNEL, &op, work);
+      emu_make_launch(&any.op, params->func, grid, block, params->sharedMemBytes, params->kernelParams, params->extra);
+  return result ? result : single(CU_GRAPH_NODE_TYPE_KERNEL, &any.op, work);
 }
 
 /* Makes the work of a copy node. Only one-dimensional copies within a device are emulated: the executor

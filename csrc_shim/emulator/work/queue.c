@@ -31,7 +31,7 @@ typedef struct emu_item {
   emu_clock *clock;
   emu_context context;
   void *staged; /* contents of the pageable source of a copy, saved when the copy was enqueued */
-  emu_op op;    /* allocated only up to its last parameter: emu_op_bytes */
+  emu_op op;    /* with its parameters behind it: emu_op_bytes */
 } emu_item;
 
 uint32_t emu_random(uint32_t below) {
