@@ -234,6 +234,13 @@ class _Partition:
                 else "it was compiled with deterministic=0, and the session has deterministic=1"
             )
             return None
+        asked = session.options.keep_float32
+        if asked and set(asked) != set(self.options.keep_float32):
+            stored = ",".join(self.options.keep_float32)
+            self.why_not = (
+                f"it was compiled with keep_float32={stored}, and the session has keep_float32={','.join(asked)}"
+            )
+            return None
         reasons = [(row, self._misfit(row)) for row in self.row["targets"]]
         fitting = [row for row, reason in reasons if not reason]
         if not fitting:
@@ -312,6 +319,7 @@ class _Partition:
             self.options,
             use_tf32=self.options.use_tf32 and asked.use_tf32,
             deterministic=self.options.deterministic or asked.deterministic,
+            keep_float32=asked.keep_float32 or self.options.keep_float32,
         )
         try:
             ranks = Ranks()
@@ -473,6 +481,10 @@ def _stored_options(row: Mapping[str, Json]) -> LoweringOptions:
         given["sdpa_kernel"] = int(AttentionKernel.MATH)
     elif not row.get("library_attention", True):
         given["sdpa_kernel"] = int(AttentionKernel.FLASH)
+    kept = given.pop("keep_float32", ())
+    if not all(type(name) is str for name in kept):
+        raise TypeError(f"keep_float32: expected names, got {kept!r}")
+    given["keep_float32"] = tuple(kept)
     return LoweringOptions(**{name: value for name, value in given.items() if name in known})
 
 

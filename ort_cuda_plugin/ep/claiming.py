@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ..abi import host
@@ -12,6 +13,7 @@ from ..clusters.cycle_collection import paused
 from ..model.ir import Graph, Node
 from ..ops.registry import CHANNELS_LAST_DOMAIN
 from .contexts.context_nodes import ContextNode, is_context
+from .session.float32_report import Float32Report
 from .session.lost_nodes import described, is_probably_lost
 from .session.verdict_record import VerdictRecord
 from .session_state import Session
@@ -32,6 +34,7 @@ class Claiming:
         fed: the names of the model's inputs.
         fed_values: the names of the model's inputs without an initializer, and of values computed from their elements.
         read_by_bodies: the names of values that bodies of control flow read.
+        float32: the nodes that the option keep_float32 names.
         single_contexts: the EPContext nodes that ORT runs by registry kernels, by the names of their outputs.
     """
 
@@ -42,6 +45,7 @@ class Claiming:
         self.fed: set[str] = set()
         self.fed_values: set[str] = set()
         self.read_by_bodies: set[str] = set()
+        self.float32 = Float32Report(session.options.keep_float32)
         self.single_contexts: dict[tuple[str, ...], ContextNode] = {}
 
     @paused()
@@ -89,6 +93,9 @@ class Claiming:
                 fused.append([node])
         self._report(graph, verdicts, fused)
         self.record.add(graph, verdicts, fused)
+        self.float32.add(graph, verdicts, [*fused, *singly])
+        if not fused:
+            self._report_float32()  # ORT may ask the plugin to compile nothing
         self.read_by_bodies.update(value.name for node in graph.nodes for value in node.implicit_inputs)
         if graph.parent is None:
             self.fed.update(value.name for value in graph.inputs)
@@ -102,6 +109,16 @@ class Claiming:
             host.check_status(host.ep_api().EpGraphSupportInfo_AddNodesToFuse(info, members, len(members), fusion))
         for (node,) in [*singly, *([node] for node in claims.singles)]:
             host.check_status(host.ep_api().EpGraphSupportInfo_AddSingleNode(info, nodes[node.index]))
+
+    def fused(self, clusters: Mapping[str, Graph]) -> None:
+        """Record that ORT has replaced the latest clusters by fused nodes with these names."""
+        self._report_float32()
+        self.record.fused(clusters)
+
+    def _report_float32(self) -> None:
+        """Write the warnings about the option keep_float32 to the log, once."""
+        for warning in self.float32.warnings():
+            self._session.log("WARNING", warning)
 
     def _runs_singly(self, graph: Graph, cluster: list[Node], nodes: list[Any], info: Any) -> bool:
         """Return whether ORT runs the cluster by a kernel of the registry.

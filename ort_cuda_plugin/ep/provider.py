@@ -176,7 +176,7 @@ class Provider:
         """
         graphs = [self.session.read_graph(ort_graph) for ort_graph in ort_graphs]
         names = [_text("Node_GetName", node) for node in fused_nodes]
-        self.claiming.record.fused(dict(zip(names, graphs, strict=True)))
+        self.claiming.fused(dict(zip(names, graphs, strict=True)))
         properties, options = self.session.properties(), self.options.lowering
         found = {
             index: ContextNode.of(graph.nodes[0], only_node(ort_graph), ort_graph)

@@ -120,9 +120,7 @@ def _tiles(parts: Parts, dtype: DType, shape: Shape) -> Array:
 
 
 def _strips(parts: Parts, dtype: DType, shape: Shape, taps: tuple[int, ...], transposed: bool) -> Array:
-    array = parts[0].array
-    if parts[0].constant.dtype is DType.BFLOAT16:
-        array = (array.astype(np.uint32) << 16).view(np.float32)
+    array = _as_float32(parts[0]) if parts[0].constant.dtype is DType.BFLOAT16 else parts[0].array
     return pack_strips(array.astype(dtype.numpy), shape, taps, transposed)
 
 
@@ -133,6 +131,18 @@ def _full(parts: Parts, dtype: DType, shape: Shape, value: float) -> Array:
     return np.full(shape, value, dtype.numpy)
 
 
+def _float32(parts: Parts, dtype: DType, shape: Shape) -> Array:
+    """Return a float16 or bfloat16 array as float32."""
+    return _as_float32(parts[0]).reshape(shape)
+
+
+def _as_float32(view: ConstantView) -> Array:
+    array = view.array
+    if view.constant.dtype is DType.BFLOAT16:
+        array = (array.astype(np.uint32) << 16).view(np.float32)
+    return np.ascontiguousarray(array.astype(np.float32))
+
+
 FUNCTIONS: Mapping[str, Callable[..., Array]] = {
     "view": _view,
     "join": _join,
@@ -141,5 +151,6 @@ FUNCTIONS: Mapping[str, Callable[..., Array]] = {
     "tiles": _tiles,
     "strips": _strips,
     "full": _full,
+    "float32": _float32,
 }
 """Name in compiled models -> function of the operands, the result's type and shape, and the recipe's parameters."""

@@ -77,6 +77,7 @@ class LoweringOptions:
     tunable_op_enable: bool = False
     tunable_op_tuning_enable: bool = False
     tunable_op_max_tuning_duration_ms: int = 0
+    keep_float32: tuple[str, ...] = ()
     wide_indices: bool = False
 
     @property

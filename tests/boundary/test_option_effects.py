@@ -240,6 +240,7 @@ EFFECTS = {
     "fuse_conv_bias": Effect("0", planned(CONV)),
     "fusion": Effect("0", planned(PRODUCT, GPU)),
     "has_user_compute_stream": Effect("1", streams),
+    "keep_float32": Effect("MatMul,Softmax", planned(ATTENTION, GPU)),
     "log_level": Effect("ERROR", logged),
     "min_num_runs_before_cuda_graph_capture": Effect("3", graphs),
     "prefer_nhwc": Effect("1", claimed(CONV)),

@@ -15,6 +15,7 @@ from ...program.lowering.host import defer_host
 from ...program.steps.containers import Operand, TensorOptional, TensorSequence
 from ...program.steps.quarantine import Quarantine, operator_name
 from .control_flow import MAX_UNROLLED_NODES, CompiledBodies, expand, inline
+from .float32_nodes import Float32Nodes
 from .ranks import RanksOfTrial
 from .repetition import FunctionNode
 
@@ -165,6 +166,7 @@ class NodeLowering:
         self.served: dict[Node, CustomOperator] = {}
         """For each node that a custom operator lowered, that operator."""
         self._guesses = guesses
+        self._in_float32 = Float32Nodes(options.keep_float32)
         self._nodes_unrolled = 0
         self._depth = 0
 
@@ -214,15 +216,18 @@ class NodeLowering:
 
         Raises the errors of the function, and UnknownValue for an input that has no tensor yet.
         """
+        self.ctx.node = node
         inputs = [None if value is None else self.operand(value) for value in node.inputs]
+        is_float32 = self._in_float32.has(node)
+        if is_float32:
+            inputs = self._in_float32.inputs(self.ctx, node, inputs)
         if node.unreadable_attributes and node.op_type != "Optional":  # Optional's result has its input's type
             raise Unsupported("attribute", f"attribute {node.unreadable_attributes[0]!r} has an unsupported type")
         if self._is_claim and (refusal := _refusal(self.ctx.device.quarantine, node, inputs)):
             raise Unsupported("quarantine", refusal)
-        self.ctx.node = node
         self.ctx.guessed = False
         self.ctx.opset = self.graph.opsets.get(node.domain, node.since_version)
-        results = self._results(node, inputs)
+        results = self._results(self._in_float32.node(node) if is_float32 else node, inputs)
         for number, value in enumerate(node.outputs):
             if value is None:
                 continue
@@ -240,6 +245,8 @@ class NodeLowering:
                 continue
             if self.ctx.guessed and self._guesses and (value.shape is None or len(value.shape) == result.rank):
                 result = self._guessed(self._guesses, value, result)
+            if is_float32:
+                result = self._in_float32.rounded(self.ctx, value, result)
             # The result's shape may differ from the one that the model declares: no other code reads the declared one.
             if value.dtype is not None and value.dtype is not result.dtype:
                 declared = f"the model declares {value.name!r} as {value.dtype.name}"

@@ -261,6 +261,14 @@ class Options:
         "milliseconds after which the plugin measures no further algorithm of a matrix product; 0 or -1: no limit",
         needs="`tunable_op_enable=1` and `tunable_op_tuning_enable=1`",
     )
+    keep_float32: tuple[str, ...] = _option(
+        (),
+        values.NAMES,
+        Decides.PLANS,
+        "names of nodes and operator types. The plugin computes the float16 and bfloat16 nodes that the list names in "
+        "float32. A value between two such nodes stays float32, and a value that another node reads is rounded to its "
+        "own type, so intermediate values above 65504 do not become infinite ([float16.md](float16.md))",
+    )
     claim_unprofitable_nodes: bool = _option(
         False,
         values.FLAG,

@@ -67,6 +67,13 @@ def _shapes(text: str) -> tuple[InputShapes, ...]:
     return tuple(alternatives)
 
 
+def _names(text: str) -> tuple[str, ...]:
+    names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise ValueError("use names of nodes and operator types such as Pow, with a comma between two of them")
+    return tuple(dict.fromkeys(names))
+
+
 def _ordinal(text: str) -> int:
     if not text.strip().isdecimal():
         raise ValueError("use a CUDA ordinal: 0, 1, ...")
@@ -134,4 +141,5 @@ STREAM = Reader(_stream, "an address")
 FOLDER = Reader(_folder, "a folder")
 ARCHITECTURES = Reader(_architectures, "`sm_80,sm_90,emulated`")
 SHAPES = Reader(_shapes, "`x=1x3x224x224,y=8`, and `;` before further shapes")
+NAMES = Reader(_names, "`Pow,com.microsoft.Gelu,/layer.3/Add`")
 NO_FUNCTION = Reader(_no_function, "0")

@@ -40,6 +40,8 @@ def multiply(
     value = total if finish is None else finish(total, *leaves)
     core = s.cast(value, a.dtype)
     out = ctx.empty(shape, a.dtype)
+    if conversion is None:
+        a, b = _before_widening(ctx, a, b)
     placed = [aligned(ctx, x, shape) for x in others]
     inputs = loadable(ctx, used_inputs(zip(leaves, placed, strict=True), [core]))
     a, b = ctx.materialize(a), ctx.materialize(b)
@@ -47,3 +49,14 @@ def multiply(
     step = Contract(ctx.nodes, shape, inputs, ((core, out),), operands=(a, b), total=total, conversions=conversions)
     ctx.record(step)
     return out
+
+
+def _before_widening(ctx: Lowering, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the 16-bit tensors that a and b are float32 copies of, else a and b.
+
+    A product of 16-bit elements is exact in float32, and its accumulators are float32: the results are the same.
+    """
+    narrow = ctx.before_widening(a), ctx.before_widening(b)
+    if narrow[0] is None or narrow[1] is None or narrow[0].dtype is not narrow[1].dtype:
+        return a, b
+    return narrow[0], narrow[1]

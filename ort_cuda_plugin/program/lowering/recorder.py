@@ -60,6 +60,7 @@ class Recorder(Conditions):
         plan with them never runs.
         """
         self._is_recording = not is_claim
+        self._widened: dict[Buffer, tuple[Tensor, Tensor]] = {}
         self._materialized: dict[tuple[DType, tuple[Dim, ...]], Buffer] = {}
 
     @property
@@ -151,6 +152,31 @@ class Recorder(Conditions):
             bits = np.array([value % 2**64 for value in values], dtype=np.uint64)
             return self.constant(bits.astype(dtype.numpy).reshape(tuple(shape)), dtype)
         return Tensor(dtype, shape, Buffer(BufferKind.HOST, len(values) * dtype.itemsize, host=values))
+
+    # ---- float32 copies of 16-bit tensors ----
+
+    def note_widening(self, source: Tensor, wide: Tensor) -> None:
+        """Record that ``wide``, a dense float32 tensor, has the elements of the 16-bit tensor ``source``."""
+        self._widened[wide.buffer] = source, wide
+
+    def before_widening(self, x: Tensor) -> Tensor | None:
+        """Return a 16-bit tensor with exactly the elements of x, a view of a float32 copy of it.
+
+        Returns None for other tensors, and if strides over the 16-bit tensor cannot express the view.
+        """
+        if x.buffer not in self._widened:
+            return None
+        source, wide = self._widened[x.buffer]
+        if source.strides == wide.strides:
+            return Tensor(source.dtype, x.shape, source.buffer, strides=x.strides, offset=source.offset + x.offset)
+        axes = zip(wide.shape, wide.strides, source.strides, strict=True)
+        known = {(dim, stride): own for dim, stride, own in axes if dim != 1}
+        pairs = zip(x.shape, x.strides, strict=True)
+        strides = [0 if stride == 0 or dim == 1 else known.get((dim, stride)) for dim, stride in pairs]
+        placed = [stride for stride in strides if stride is not None]
+        if x.offset != wide.offset or len(placed) < len(strides):
+            return None
+        return Tensor(source.dtype, x.shape, source.buffer, strides=placed, offset=source.offset)
 
     # ---- steps ----
 

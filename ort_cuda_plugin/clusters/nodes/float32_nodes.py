@@ -1,0 +1,133 @@
+"""Computation of float16 and bfloat16 nodes in float32, for the option ``keep_float32``.
+
+A listed node reads float32 tensors, so its operator's function computes a float32 result. This module converts what
+the node reads, and rounds what it returns to the type that the model declares. Between two listed nodes the value
+stays float32: the second node reads the result before the rounding, and dead code elimination drops a rounded tensor
+that no other node reads. The conversions are elementwise steps, which fuse with their neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from ...model.ir import AttrValue, DType, Node, Value
+from ...ops.registry import is_built_in, lookup
+from ...program.expressions.scalar import cast
+from ...program.lowering.context import Lowering
+from ...program.lowering.elementwise import elementwise
+from ...program.steps.containers import Operand
+from ...program.steps.tensor import Tensor
+
+HALF_TYPES = frozenset({DType.FLOAT16, DType.BFLOAT16})
+"""The types of the nodes that the option computes in float32."""
+
+_SMALL_CONSTANT = 2**12
+"""Maximum bytes of a constant that the host converts. Kernels convert larger ones when they load them."""
+
+_TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype", "output_datatype")
+"""Attributes that name the element type of an operator's result."""
+
+_INSTEAD: Mapping[int | str, int | str] = {
+    DType.FLOAT16.onnx: DType.FLOAT32.onnx,
+    DType.BFLOAT16.onnx: DType.FLOAT32.onnx,
+    "FLOAT16": "FLOAT",
+    "BFLOAT16": "FLOAT",
+}
+"""Value of a type attribute -> the value with which the operator returns float32."""
+
+
+def names_of(node: Node) -> tuple[str, ...]:
+    """Return the texts with which ``keep_float32`` lists a node.
+
+    These are its name, the names of its outputs, its type, and its type after its domain. ONNX Runtime keeps the name
+    of the last output of nodes that it fuses.
+    """
+    outputs = (value.name for value in node.outputs if value is not None)
+    return node.name, *outputs, node.op_type, f"{node.domain or 'ai.onnx'}.{node.op_type}"
+
+
+def is_listed(entries: Collection[str], node: Node) -> bool:
+    """Return whether one of the option's entries names the node."""
+    return any(name in entries for name in names_of(node))
+
+
+def why_no_float32(node: Node) -> str:
+    """Return why the plugin does not compute a listed node in float32; "" if it does."""
+    values = [value for value in (*node.inputs, *node.outputs) if value is not None]
+    if node.has_subgraphs:
+        return "list the nodes in its bodies instead"
+    if any(value.is_container for value in values):
+        return "it reads or returns a sequence or an optional value"
+    if (node.domain, node.op_type) == ("", "BitCast"):
+        return "it reinterprets the bits of 16-bit elements"
+    if not any(value.dtype in HALF_TYPES for value in values):
+        return "it reads and returns no float16 or bfloat16"
+    return _unsupported_input(node)
+
+
+def _unsupported_input(node: Node) -> str:
+    """Return which 16-bit input the operator does not support in float32; "" if there is none."""
+    if not is_built_in(node.domain, node.op_type, node.since_version):
+        return ""
+    operator = lookup(node.domain, node.op_type, node.since_version)
+    for index, value in enumerate(node.inputs[: len(operator.inputs)]):
+        types = operator.types.get(operator.constraint(index), frozenset({DType.FLOAT32}))
+        if value is not None and value.dtype in HALF_TYPES and DType.FLOAT32 not in types:
+            return f"{operator.name} does not support float32 for its input {operator.inputs[index].name}"
+    return ""
+
+
+class Float32Nodes:
+    """The nodes of a graph that are computed in float32, and their results before the rounding to 16 bits."""
+
+    def __init__(self, entries: Collection[str]) -> None:
+        self._entries = frozenset(entries)
+        self._results: dict[Value, Tensor] = {}
+        self._converted: dict[Tensor, Tensor] = {}
+
+    def has(self, node: Node) -> bool:
+        """Return whether the node is computed in float32."""
+        return bool(self._entries) and is_listed(self._entries, node) and not why_no_float32(node)
+
+    def inputs(self, ctx: Lowering, node: Node, operands: Sequence[Operand | None]) -> list[Operand | None]:
+        """Return the node's operands with float32 in place of 16-bit elements."""
+        return [
+            self._results.get(value) or self._in_float32(ctx, x)
+            if value is not None and isinstance(x, Tensor) and x.dtype in HALF_TYPES
+            else x
+            for value, x in zip(node.inputs, operands, strict=True)
+        ]
+
+    def node(self, node: Node) -> Node:
+        """Return the node with float32 in place of a 16-bit type that one of its attributes names."""
+        changed: dict[str, AttrValue] = {
+            name: _INSTEAD[value]
+            for name in _TYPE_ATTRIBUTES
+            if isinstance(value := node.attributes.get(name), int | str) and value in _INSTEAD
+        }
+        return replace(node, attributes={**node.attributes, **changed}) if changed else node
+
+    def rounded(self, ctx: Lowering, value: Value, result: Tensor) -> Tensor:
+        """Return the result in the 16-bit type that the model declares; listed nodes read ``result`` itself.
+
+        A result that has this type already, or a type that is not 16-bit, is returned as it is.
+        """
+        dtype = value.dtype
+        if dtype not in HALF_TYPES or result.dtype is not DType.FLOAT32:
+            return result
+        self._results[value] = result
+        source = ctx.before_widening(result)
+        if source is not None and source.dtype is dtype:
+            return source
+        return elementwise(ctx, lambda x: cast(x, dtype), result)
+
+    def _in_float32(self, ctx: Lowering, x: Tensor) -> Tensor:
+        """Return x in float32. Two calls with one tensor return one tensor."""
+        if x not in self._converted:
+            if x.is_constant and x.nbytes <= _SMALL_CONSTANT:
+                self._converted[x] = ctx.derived("float32", (x,), (), x.static_shape, DType.FLOAT32)
+            else:
+                self._converted[x] = elementwise(ctx, lambda element: cast(element, DType.FLOAT32), x)
+                ctx.note_widening(x, self._converted[x])
+        return self._converted[x]
