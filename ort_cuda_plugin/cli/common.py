@@ -185,6 +185,23 @@ def named_values(option: str, texts: list[str]) -> list[tuple[str, str]]:
     return pairs
 
 
+def provider_options(texts: list[str]) -> dict[str, str]:
+    """Parse ``KEY=VALUE`` arguments of ``--option``. After a comma, a text without an equals sign continues the value:
+    ``keep_float32=Pow,Add,use_tf32=0`` has two keys.
+    """
+    pairs: list[tuple[str, str]] = []
+    for text in texts:
+        first, *parts = text.split(",")
+        pairs += named_values("--option", [first])
+        for part in parts:
+            if "=" in part:
+                pairs += named_values("--option", [part])
+            else:
+                key, value = pairs.pop()
+                pairs.append((key, f"{value},{part}"))
+    return dict(pairs)
+
+
 def shape(name: str, text: str) -> tuple[int, ...]:
     """Parse the shape of input ``name``, such as ``1x3x224x224``; an empty text is the shape of a scalar."""
     sizes = text.split("x") if text else []

@@ -1,5 +1,7 @@
 """Compare a model's results with those of another execution provider, and find the first node that differs.
 
+``--find nonfinite`` instead finds the first node of the plugin that turns finite inputs into infinities or NaN.
+
 Outputs may differ as much as their element type allows. Inputs and the outputs of both sides can be saved and loaded
 (.npz), so that results of another machine can be compared.
 """
@@ -28,13 +30,15 @@ from ort_cuda_plugin.cli.common import (
     numpy_file,
     output_console,
     output_file,
+    provider_options,
     waiting,
 )
 from ort_cuda_plugin.cli.devices import select_device
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 from ort_cuda_plugin.cli.plain_text import json_text
+from ort_cuda_plugin.cli.runs.compare_nonfinite import show_nonfinite
 from ort_cuda_plugin.cli.runs.run import add_input_arguments, load, with_hint
-from ort_cuda_plugin.comparison.bisection import FirstDifference, first_difference
+from ort_cuda_plugin.comparison.bisection import FirstDifference, Run, first_difference
 from ort_cuda_plugin.comparison.differences import TOLERANCES, UNROUNDED_INPUTS, Difference, differences
 from ort_cuda_plugin.session_errors import only_ours
 
@@ -46,8 +50,13 @@ _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
+    parser.add_argument("--against", metavar="EP", help="cpu (default), cuda, or the name of an execution provider")
     parser.add_argument(
-        "--against", default="cpu", metavar="EP", help="cpu (default), cuda, or the name of an execution provider"
+        "--find",
+        choices=("difference", "nonfinite"),
+        default="difference",
+        help="what to look for: the first node that differs between the providers (default), or the first node of the "
+        "plugin that turns finite inputs into infinities or NaN",
     )
     add_input_arguments(parser)
     parser.add_argument(
@@ -76,8 +85,10 @@ def execute(arguments: argparse.Namespace) -> int:
     path = model_path(arguments.model)
     given = named_values("--tolerance", arguments.tolerance)
     tolerances = {**TOLERANCES, **{name: _tolerance(name, text) for name, text in given}}
-    options = dict(named_values("--option", arguments.option))
-    against = _SHORT.get(arguments.against.lower(), arguments.against)
+    options = provider_options(arguments.option)
+    _check_mode(arguments)
+    asked = arguments.against or "cpu"
+    against = _SHORT.get(asked.lower(), asked)
     emulate = select_device(arguments.device)
     saved = _read(arguments.load) if arguments.load else {}
     source, names, feeds = load(path, arguments)
@@ -85,6 +96,9 @@ def execute(arguments: argparse.Namespace) -> int:
         feeds = _loaded(arguments, feeds, saved)
     sides = _Sides(path.parent, emulate, options, against)
     try:
+        if arguments.find == "nonfinite":
+            listed = options.get("keep_float32", "")
+            return show_nonfinite(source, path.parent, feeds, listed, sides.own_with, arguments.json)
         with waiting(Console(stderr=True), "running both"):
             actual = sides.own(source, names, feeds)
             kept = [saved.get(f"outputs/{against}/{name}") for name in names]
@@ -109,6 +123,17 @@ def execute(arguments: argparse.Namespace) -> int:
     return ExitCode.OK if is_right else ExitCode.MISMATCH
 
 
+def _check_mode(arguments: argparse.Namespace) -> None:
+    """Raise UserError for an argument that the mode of ``--find`` does not use."""
+    unused = ("against", "tolerance", "save", "no_bisect") if arguments.find == "nonfinite" else ()
+    for name in unused:
+        if getattr(arguments, name):
+            option = f"--{name.replace('_', '-')}"
+            raise UserError(
+                ExitCode.USAGE, f"{option}: --find nonfinite runs the model on the plugin only. Leave {option} out"
+            )
+
+
 class _Sides:
     """Runs models on the plugin and on the other provider. Raises UserError if there is no such provider."""
 
@@ -123,6 +148,10 @@ class _Sides:
     def own(self, source: str | bytes | onnx.ModelProto, names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
         session, _ = create_session(_plain(source), self.emulate, self.options, self._settings())
         return list(session.run(list(names), dict(feeds)))
+
+    def own_with(self, options: Mapping[str, str]) -> Run:
+        """Return the function that runs a model on the plugin with further provider options."""
+        return _Sides(self.folder, self.emulate, {**self.options, **options}, self.against).own
 
     def reference(
         self, source: str | bytes | onnx.ModelProto, names: Sequence[str], feeds: Mapping[str, Any]
