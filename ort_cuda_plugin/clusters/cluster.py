@@ -99,8 +99,8 @@ class CompiledCluster:
     ``tuner`` selects kernels by measured times. The owner sets ``weight_reader.read`` while added weights exist.
     `prepare` sets ``host_inputs``, the indices of inputs whose contents determine shapes. ``show_program``, if set,
     receives the program of each plan as text, from a `ProgramHistory`, and ``show_plan`` its `plan_record`; ``watch``
-    receives the program after each pass. ``traffic`` is the memory traffic of the last plan, at its sizes. ``states``
-    holds the states of stateful nodes.
+    receives the program after each pass, and ``tell`` remarks. ``traffic`` is the memory traffic of the last plan, at
+    its sizes. ``states`` holds the states of stateful nodes.
     """
 
     def __init__(
@@ -127,6 +127,7 @@ class CompiledCluster:
         self.host_inputs: list[int] = []
         self.show_program: Callable[[str], None] | None = None
         self.show_plan: Callable[[dict[str, Any]], None] | None = None
+        self.tell: Callable[[str], None] = lambda line: None
         self.watch: Watch | None = None
         self.traffic: ProgramTraffic | None = None
         self.weight_reader = WeightReader()
@@ -330,12 +331,12 @@ class CompiledCluster:
         )
         lowering.ctx.tuner = self._tuner
         self._lower(lowering, tensors)
+        lowering.report(self.tell)
         producers = self.graph.producers()
         results = [(lowering.tensor(value), producers.get(value)) for value in self.outputs]
         tables = Tables(self._known)
         placed = place_outputs(lowering.ctx, results)
-        live: list[Step] = []
-        told: list[str] = []
+        live, told = list[Step](), list[str]()
         shown, recorded = self._history(self.show_program), self._history(self.show_plan and told.append, formulas=True)
         histories = [each for each in (shown, recorded) if each is not None]
         fixed, launches, self.traffic = _launches(lowering.ctx, self._watch(live, histories))

@@ -370,3 +370,59 @@ def test_an_operator_without_float32_keeps_its_type(warnings: list[str]) -> None
     np.testing.assert_array_equal(kept, run(made, feeds))
     assert len(warnings) == 1
     assert "a (GemmaRotaryEmbedding): GemmaRotaryEmbedding does not support float32 for its input q" in warnings[0]
+
+
+# ---- auto ----
+
+CUBE = """(float16[4, 64] x) => (float16[4, 64] y)
+    { n = LayerNormalization(x, w, b) s = Mul(n, n) q = Mul(s, n) y = Mul(q, scale) }"""
+
+
+def cube(weight: float, text: str = CUBE) -> onnx.ModelProto:
+    return model(text, w=np.full(64, weight, np.float16), b=np.zeros(64, np.float16), scale=2**-9)
+
+
+def test_auto_computes_in_float32_what_may_exceed_float16() -> None:
+    """The largest element of a normalized row of 64 elements is 8."""
+    spike = np.zeros((4, 64), np.float16)
+    spike[:, 5] = 1000
+    for weight, chosen in ((4.0, []), (30.0, ["q", "y"])):
+        cluster = CompiledCluster(read_model(cube(weight)), DeviceProperties(), options("auto"))
+        lines: list[str] = []
+        cluster.tell = lines.append
+        plan = cluster.prepare().plan
+        assert plan is not None
+        assert len(plan.records) == 1
+        assert [line.split(" node ")[1].split(" ")[0] for line in lines] == chosen
+        (result,) = run_model(cube(weight), [spike], options=options("auto"))
+        n = (
+            weight
+            * (spike - spike.mean(-1, keepdims=True, dtype=np.float32))
+            / spike.std(-1, keepdims=True, dtype=np.float32)
+        )
+        np.testing.assert_allclose(result, n**3 / 512, rtol=4e-3, atol=1e-3)
+    (plain,) = run_model(cube(30.0), [spike])
+    assert np.isinf(plain).any()
+
+
+def test_auto_and_names_are_one_list() -> None:
+    text = CUBE.replace("(float16[4, 64] x)", "(float16[4, 64] x, float16[4, 64] r)").replace(
+        "y = Mul(q, scale)", "d = Add(r, r) h = Mul(d, scale) o = Mul(q, scale) y = Add(o, h)"
+    )
+    x, r = halves(4, 64), np.full((4, 64), 60000, np.float16)
+    (both,) = run_model(cube(30.0, text), [x, r], options=options("auto,d,h"))
+    assert np.isfinite(both).all()
+    (auto,) = run_model(cube(30.0, text), [x, r], options=options("auto"))
+    assert np.isinf(auto).all(), "the bound of an input is unknown"
+
+
+def test_the_log_names_the_nodes_of_auto(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr("ort_cuda_plugin.abi.host.log", lambda level, message, *_: lines.append(f"{level} {message}"))
+    run(cube(30.0), {"x": halves(4, 64)}, keep_float32="auto")
+    found = [line for line in lines if "keep_float32" in line]
+    assert found == [
+        "INFO keep_float32=auto computes node q (Mul) in float32, because its values may exceed float16: q up to "
+        "1.39e+07",
+        "INFO keep_float32=auto computes node y (Mul) in float32, because it reads values beyond float16",
+    ]

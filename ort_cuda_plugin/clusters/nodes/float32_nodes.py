@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from ...model.ir import AttrValue, DType, Node, Value
 from ...ops.registry import is_built_in, lookup
+from ...passes.analysis.magnitude_bounds import MagnitudeBounds
 from ...program.expressions.scalar import cast
 from ...program.lowering.context import Lowering
 from ...program.lowering.elementwise import elementwise
@@ -35,6 +36,11 @@ _INSTEAD: Mapping[int | str, int | str] = {
     "BFLOAT16": "FLOAT",
 }
 """Value of a type attribute -> the value with which the operator returns float32."""
+
+
+AUTOMATIC = "auto"
+"""Entry of the option for the nodes that value range analysis finds."""
+LARGEST_FLOAT16 = 65504.0
 
 
 def names_of(node: Node) -> tuple[str, ...]:
@@ -66,6 +72,13 @@ def why_no_float32(node: Node) -> str:
     return _unsupported_input(node)
 
 
+def _why_not_automatic(node: Node) -> str:
+    """Return why value range analysis does not choose the node; "" if it may."""
+    if not is_built_in(node.domain, node.op_type, node.since_version):
+        return "it may be a custom operator"
+    return why_no_float32(node)
+
+
 def _unsupported_input(node: Node) -> str:
     """Return which 16-bit input the operator does not support in float32; "" if there is none."""
     if not is_built_in(node.domain, node.op_type, node.since_version):
@@ -79,16 +92,59 @@ def _unsupported_input(node: Node) -> str:
 
 
 class Float32Nodes:
-    """The nodes of a graph that are computed in float32, and their results before the rounding to 16 bits."""
+    """The nodes of a graph that are computed in float32, and their results before the rounding to 16 bits.
 
-    def __init__(self, entries: Collection[str]) -> None:
-        self._entries = frozenset(entries)
+    With the entry `AUTOMATIC` these are also the nodes whose results may exceed float16 according to value range
+    analysis, and those that read such a result. The analysis needs the recorded steps, so a claim cannot use it.
+    """
+
+    def __init__(self, entries: Collection[str], *, is_claim: bool) -> None:
+        self._entries = frozenset(entries) - {AUTOMATIC}
+        self._bounds = MagnitudeBounds() if AUTOMATIC in entries and not is_claim else None
+        self._num_noted = 0
+        self._beyond: dict[Value, float] = {}
         self._results: dict[Value, Tensor] = {}
         self._converted: dict[Tensor, Tensor] = {}
+        self.reports: list[str] = []
+        """A line for each node that value range analysis has found."""
 
     def has(self, node: Node) -> bool:
-        """Return whether the node is computed in float32."""
+        """Return whether the node is listed, and computed in float32."""
         return bool(self._entries) and is_listed(self._entries, node) and not why_no_float32(node)
+
+    def reads_beyond(self, node: Node) -> bool:
+        """Return whether the node reads a float32 result beyond float16, and can be computed in float32."""
+        return any(value in self._beyond for value in node.inputs) and not _why_not_automatic(node)
+
+    def exceeds(self, ctx: Lowering, node: Node, results: Sequence[Operand]) -> bool:
+        """Return whether float16 results of the node, which was just lowered, may exceed float16."""
+        return bool(self._excess(ctx, node, results)) and not _why_not_automatic(node)
+
+    def note(self, ctx: Lowering, node: Node, results: Sequence[Operand], *, is_listed: bool) -> None:
+        """Record which results of the node, which was just lowered in float32, exceed float16."""
+        if self._bounds is None:
+            return
+        excess = self._excess(ctx, node, results)
+        self._beyond |= excess
+        if not is_listed:
+            reached = ", ".join(f"{value.name} up to {bound:.3g}" for value, bound in excess.items())
+            why = f"its values may exceed float16: {reached}" if excess else "it reads values beyond float16"
+            self.reports.append(f"keep_float32=auto computes node {node.label} in float32, because {why}")
+
+    def _excess(self, ctx: Lowering, node: Node, results: Sequence[Operand]) -> dict[Value, float]:
+        """Return the float16 values of the node whose bounds exceed float16, with the bounds."""
+        if self._bounds is None:
+            return {}
+        for step in ctx.trace.steps[self._num_noted :]:
+            self._bounds.note(step)
+        self._num_noted = len(ctx.trace.steps)
+        found: dict[Value, float] = {}
+        for value, result in zip(node.outputs, results, strict=False):
+            if value is not None and value.dtype is DType.FLOAT16 and isinstance(result, Tensor):
+                bound = self._bounds.of(result)
+                if bound is not None and bound > LARGEST_FLOAT16:
+                    found[value] = bound
+        return found
 
     def inputs(self, ctx: Lowering, node: Node, operands: Sequence[Operand | None]) -> list[Operand | None]:
         """Return the node's operands with float32 in place of 16-bit elements."""

@@ -15,7 +15,7 @@ from ...program.lowering.host import defer_host
 from ...program.steps.containers import Operand, TensorOptional, TensorSequence
 from ...program.steps.quarantine import Quarantine, operator_name
 from .control_flow import MAX_UNROLLED_NODES, CompiledBodies, expand, inline
-from .float32_nodes import Float32Nodes
+from .float32_nodes import HALF_TYPES, Float32Nodes
 from .ranks import RanksOfTrial
 from .repetition import FunctionNode
 
@@ -166,7 +166,7 @@ class NodeLowering:
         self.served: dict[Node, CustomOperator] = {}
         """For each node that a custom operator lowered, that operator."""
         self._guesses = guesses
-        self._in_float32 = Float32Nodes(options.keep_float32)
+        self._in_float32 = Float32Nodes(options.keep_float32, is_claim=not record)
         self._nodes_unrolled = 0
         self._depth = 0
 
@@ -219,15 +219,13 @@ class NodeLowering:
         self.ctx.node = node
         inputs = [None if value is None else self.operand(value) for value in node.inputs]
         is_float32 = self._in_float32.has(node)
-        if is_float32:
-            inputs = self._in_float32.inputs(self.ctx, node, inputs)
         if node.unreadable_attributes and node.op_type != "Optional":  # Optional's result has its input's type
             raise Unsupported("attribute", f"attribute {node.unreadable_attributes[0]!r} has an unsupported type")
-        if self._is_claim and (refusal := _refusal(self.ctx.device.quarantine, node, inputs)):
+        if self._is_claim and (refusal := _refusal(self.ctx.device.quarantine, node, inputs, is_float32)):
             raise Unsupported("quarantine", refusal)
         self.ctx.guessed = False
         self.ctx.opset = self.graph.opsets.get(node.domain, node.since_version)
-        results = self._results(self._in_float32.node(node) if is_float32 else node, inputs)
+        is_float32, results = self._typed_results(node, inputs, is_float32)
         for number, value in enumerate(node.outputs):
             if value is None:
                 continue
@@ -278,6 +276,34 @@ class NodeLowering:
 
         return defer_host(self.ctx, guess, [result], contents)
 
+    def report(self, tell: Callable[[str], None]) -> None:
+        """Call ``tell`` with a line for each node that is computed in float32 because of value range analysis."""
+        for line in self._in_float32.reports:
+            tell(line)
+
+    def _typed_results(
+        self, node: Node, inputs: Sequence[Operand | None], is_listed: bool
+    ) -> tuple[bool, Sequence[Operand]]:
+        """Lower the node in float32 if keep_float32 says so, else in its own type; return whether in float32, and the
+        results.
+
+        If value range analysis chooses the node after it was lowered in its own type, the node is lowered again. Dead
+        code elimination drops the steps of the first time.
+        """
+        kept = self._in_float32
+        if not is_listed and not kept.reads_beyond(node):
+            results = self._results(node, inputs)
+            if not kept.exceeds(self.ctx, node, results):
+                return False, results
+        try:
+            results = self._results(kept.node(node), kept.inputs(self.ctx, node, inputs))
+        except Unsupported:
+            if is_listed:
+                raise
+            return False, self._results(node, inputs)  # an automatic choice must not decline a node
+        kept.note(self.ctx, node, results, is_listed=is_listed)
+        return True, results
+
     def _results(self, node: Node, inputs: Sequence[Operand | None]) -> Sequence[Operand]:
         if isinstance(node, FunctionNode):
             return node.function(self.ctx, *inputs)
@@ -327,11 +353,12 @@ class NodeLowering:
             self._depth -= 1
 
 
-def _refusal(quarantine: Quarantine, node: Node, inputs: Sequence[Operand | None]) -> str:
-    """Return why the node is quarantined, "" if it is not."""
+def _refusal(quarantine: Quarantine, node: Node, inputs: Sequence[Operand | None], is_float32: bool) -> str:
+    """Return why the node is quarantined, "" if it is not. With ``is_float32`` it computes 16-bit inputs in float32."""
     if not quarantine.entries:
         return ""
-    types = {x.dtype.short for x in inputs if isinstance(x, Tensor)}
+    dtypes = (x.dtype for x in inputs if isinstance(x, Tensor))
+    types = {DType.FLOAT32.short if is_float32 and dtype in HALF_TYPES else dtype.short for dtype in dtypes}
     return quarantine.refusal(operator_name(node.domain, node.op_type), types)
 
 

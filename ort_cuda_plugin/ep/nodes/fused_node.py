@@ -50,6 +50,8 @@ class FusedNode:
         self._device = device
         self._call_kernels = CallKernels(device)
         cluster.weight_reader.read = self._read_weight
+        if isinstance(cluster, CompiledCluster):
+            cluster.tell = log
         self._lock = threading.Lock()
         self.handle = FUSED_NODES.add(self)
         try:

@@ -267,7 +267,8 @@ class Options:
         Decides.PLANS,
         "names of nodes and operator types. The plugin computes the float16 and bfloat16 nodes that the list names in "
         "float32. A value between two such nodes stays float32, and a value that another node reads is rounded to its "
-        "own type, so intermediate values above 65504 do not become infinite ([float16.md](float16.md))",
+        "own type, so intermediate values above 65504 do not become infinite. `auto` stands for the nodes whose "
+        "results may exceed 65504 according to value range analysis ([float16.md](float16.md))",
     )
     claim_unprofitable_nodes: bool = _option(
         False,

@@ -11,7 +11,7 @@ import difflib
 from collections.abc import Iterator, Sequence
 
 from ...clusters.claims.claims import NodeVerdict
-from ...clusters.nodes.float32_nodes import HALF_TYPES, is_listed, names_of, why_no_float32
+from ...clusters.nodes.float32_nodes import AUTOMATIC, HALF_TYPES, is_listed, names_of, why_no_float32
 from ...model.ir import Graph, Node
 from .lost_nodes import is_compiled_model
 
@@ -23,8 +23,8 @@ class Float32Report:
     """The nodes that the entries of ``keep_float32`` name, over all requests for claims."""
 
     def __init__(self, entries: Sequence[str]) -> None:
-        self._entries = entries
-        self._reasons: dict[str, dict[str, str]] = {entry: {} for entry in entries}
+        self._entries = [entry for entry in entries if entry != AUTOMATIC]
+        self._reasons: dict[str, dict[str, str]] = {entry: {} for entry in self._entries}
         """For each entry, the labels of its nodes, each with the reason why it is not computed in float32, or ""."""
         self._names: dict[str, None] = {}
         self._boundaries: dict[str, None] = {}

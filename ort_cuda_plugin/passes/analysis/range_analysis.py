@@ -24,13 +24,9 @@ from ...program.steps.row_program import MAX, SUM, Row
 from ...program.steps.steps import Contract, Map, Rows, Substitution, Sums, used_inputs
 from ...program.steps.tensor import Buffer
 from ...program.steps.trace import Step
+from .bounded_patterns import OF_UNIT, ROUNDING, BoundedPatterns
 
 __all__ = ["RangeAnalysis"]
-
-_of_unit = frozenset({"erf", "half_erf", "tanh", "sigmoid"})
-"""Operations whose results have a magnitude of at most 1."""
-_exact = 1.001
-"""Factor by which each bound is increased, to cover the rounding errors of additions and divisions."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +88,7 @@ class RangeAnalysis:
         if not isinstance(columns, int) or (isinstance(step, Contract) and (step.column_axes > 1 or step.column_parts)):
             return
         numbers = {leaf: float(number) for leaf, x in step.inputs if (number := constant_number(x)) is not None}
-        search = _Search(self._leaves(step), numbers, self._row_length(step))
+        search = _Search(self._leaves(step), BoundedPatterns(numbers, self._row_length(step)))
         for value, y in step.outputs:
             limit = search.limit(value) if y.dtype is DType.FLOAT32 else None
             if limit is not None and y.shape == step.shape:
@@ -149,7 +145,7 @@ class RangeAnalysis:
                     inputs.append((leaf, self._along(x, columns)))
             with self.recording(step.nodes):
                 result = self.ctx.empty((columns,), DType.FLOAT32)
-                value = Substitution(changed)(limit) * _exact
+                value = Substitution(changed)(limit) * ROUNDING
                 self.ctx.record(Map(step.nodes, (columns,), tuple(inputs), ((value, result),)))
             return result
 
@@ -175,13 +171,10 @@ class RangeAnalysis:
 
 @dataclass(frozen=True)
 class _Search:
-    """Derives bounds of a step's expressions. ``leaves`` says which leaves have a bound; ``numbers`` has the values of
-    constant leaves. ``row_length`` is the number of elements of a row of a row program, 0 if it is not known.
-    """
+    """Derives bounds of a step's expressions. ``leaves`` says which leaves have a bound."""
 
     leaves: dict[Scalar, bool]
-    numbers: dict[Scalar, float]
-    row_length: int
+    patterns: BoundedPatterns
 
     def limit(self, value: Scalar) -> Scalar | None:
         """Return a bound of ``value`` as an expression whose leaves stand for the leaves' bounds; None if no bound can
@@ -193,8 +186,8 @@ class _Search:
             x = stack[-1]
             if x in known:
                 stack.pop()
-            elif self._is_normalised(x):
-                known[x] = s.constant(math.sqrt(self.row_length), DType.FLOAT32)
+            elif self.patterns.is_normalised(x):
+                known[x] = s.constant(math.sqrt(self.patterns.row_length), DType.FLOAT32)
             else:
                 missing = [operand for operand in x.operands if operand not in known]
                 stack += missing
@@ -207,9 +200,9 @@ class _Search:
             return x if self.leaves.get(x) else None
         if x.op == "constant":
             return s.constant(abs(x.value), DType.FLOAT32) if x.dtype.is_float and math.isfinite(x.value) else None
-        if x.op in _of_unit:
+        if x.op in OF_UNIT:
             return s.constant(1.0, DType.FLOAT32)
-        if x.op == "div" and self._is_above_one(x.operands[1]):
+        if x.op == "div" and self.patterns.is_above_one(x.operands[1]):
             return operands[0]
         values = operands[1:] if x.op == "where" else operands
         if not x.dtype.is_float or not values or any(value is None for value in values):
@@ -224,55 +217,3 @@ class _Search:
         if x.op in ("min", "max", "where"):
             return s.maximum(first, others[0])
         return None
-
-    def _number(self, x: Scalar) -> float | None:
-        """Return the value of x if x is a constant, else None."""
-        return float(x.value) if x.op == "constant" else self.numbers.get(x)
-
-    def _is_above_one(self, x: Scalar) -> bool:
-        """Return whether x has the form ``1 + exp(...)``."""
-        x = _uncast(x)
-        if x.op != "add":
-            return False
-        pairs = (x.operands, x.operands[::-1])
-        return any(self._number(one) == 1.0 and _uncast(other).op == "exp" for one, other in pairs)
-
-    def _is_normalised(self, x: Scalar) -> bool:
-        """Return whether x is an element divided by its row's root mean square; an epsilon may be added."""
-        if not self.row_length or x.op not in ("mul", "div"):
-            return False
-        first, second = map(_uncast, x.operands)
-        if x.op == "div":
-            return second.op == "sqrt" and self._is_mean_of_squares(second.operands[0], first)
-        for value, factor in ((first, second), (second, first)):
-            if factor.op == "div" and self._number(factor.operands[0]) == 1.0:
-                root = _uncast(factor.operands[1])
-                if root.op == "sqrt" and self._is_mean_of_squares(root.operands[0], value):
-                    return True
-        return False
-
-    def _is_mean_of_squares(self, x: Scalar, value: Scalar) -> bool:
-        x = _uncast(x)
-        if x.op == "add":
-            x, addend = map(_uncast, x.operands)
-            number = self._number(addend)
-            if number is None or not number >= 0:
-                return False
-        if x.op != "div":
-            return False
-        total, count = map(_uncast, x.operands)
-        if count.op != "count" and self._number(count) != self.row_length:
-            return False
-        if total.op != "reduced" or total.value[0].reduction is not SUM:
-            return False
-        square = _uncast(total.value[0].elements[0])
-        if square.op == "pow" and self._number(square.operands[1]) == 2.0:
-            return _uncast(square.operands[0]) is value
-        return square.op == "mul" and all(_uncast(operand) is value for operand in square.operands)
-
-
-def _uncast(x: Scalar) -> Scalar:
-    """Return x without the casts around it, which bounds ignore."""
-    while x.op == "cast" and (x.operands[0].dtype.is_float or x.operands[0].op == "count"):
-        (x,) = x.operands
-    return x
