@@ -16,11 +16,13 @@ from onnx import numpy_helper, parser
 
 import ort_cuda_plugin
 from contexts import compile_model, settings
+from fuzzing.profiles import Profile
 from kernel_harness import Array, run_model
 from ort_cuda_plugin.clusters.cluster import CompiledCluster
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.program.device import DeviceProperties, LoweringOptions
-from programs.states import DEVICES, first_difference, record
+from programs.models import random_model
+from programs.states import DEVICES, CannotRunError, first_difference, record
 
 
 def model(text: str, **constants: Array | float) -> onnx.ModelProto:
@@ -248,6 +250,20 @@ def test_nodes_without_float32_forms_keep_their_type() -> None:
         np.testing.assert_array_equal(got, expected)
 
 
+def test_views_pass_float32_on() -> None:
+    made = model(
+        """(float16[2, 8] x) => (float16[4, 4] y, float16[2, 8, 1] z)
+        { s = Mul(x, x) r = Reshape(s, shape) t = Transpose(r) y = Sqrt(t) u = Unsqueeze(s, last) z = Identity(u) }""",
+        shape=np.array([4, 4]), last=np.array([2]),
+    )  # fmt: skip
+    x = halves(2, 8, scale=1000)
+    y, z = run_model(made, [x], options=options("Mul,Sqrt"))
+    np.testing.assert_array_equal(y, np.abs(x).reshape(4, 4).T)
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(z, (x * x).reshape(2, 8, 1))
+    assert launches(made, options("Mul,Sqrt")) == launches(made, options())
+
+
 # ---- sessions ----
 
 
@@ -309,6 +325,19 @@ def test_the_log_has_the_name_that_onnx_runtime_gives_a_fused_node(warnings: lis
     run(made, {"x": halves(4, 8)}, keep_float32="projection")
     assert len(warnings) == 1
     assert "Similar: 'projection/MatMulAddFusion'" in warnings[0]
+
+
+def test_a_name_that_layout_changes_have_replaced_is_in_the_log(warnings: list[str]) -> None:
+    made = model(
+        "(float16[1, 4, 6, 6] x) => (float16[1, 4, 4, 4] y) { c = Conv(x, w) y = Relu(c) }", w=halves(4, 4, 3, 3)
+    )
+    feeds = {"x": halves(1, 4, 6, 6)}
+    run(made, feeds, keep_float32="c,y", prefer_nhwc="1")
+    assert len(warnings) == 1
+    assert "no node has this name, output or operator type: 'c'" in warnings[0]
+    del warnings[:]
+    run(made, feeds, keep_float32="Conv,Relu", prefer_nhwc="1")
+    assert warnings == []
 
 
 def test_a_listed_node_without_half_types_is_in_the_log(warnings: list[str]) -> None:
@@ -405,6 +434,16 @@ def test_auto_computes_in_float32_what_may_exceed_float16() -> None:
     assert np.isinf(plain).any()
 
 
+def test_auto_knows_the_bounds_of_rounded_results() -> None:
+    """The result r is in the range of float16 again; its bound shows that its square is not."""
+    text = CUBE.replace("y = Mul(q, scale)", "r = Mul(q, scale) z = Mul(r, r) t = Mul(z, scale) y = Mul(t, scale)")
+    cluster = CompiledCluster(read_model(cube(30.0, text)), DeviceProperties(), options("auto"))
+    lines: list[str] = []
+    cluster.tell = lines.append
+    cluster.prepare()
+    assert [line.split(" node ")[1].split(" ")[0] for line in lines] == ["q", "r", "z", "t", "y"]
+
+
 def test_auto_and_names_are_one_list() -> None:
     text = CUBE.replace("(float16[4, 64] x)", "(float16[4, 64] x, float16[4, 64] r)").replace(
         "y = Mul(q, scale)", "d = Add(r, r) h = Mul(d, scale) o = Mul(q, scale) y = Add(o, h)"
@@ -426,3 +465,20 @@ def test_the_log_names_the_nodes_of_auto(monkeypatch: pytest.MonkeyPatch) -> Non
         "1.39e+07",
         "INFO keep_float32=auto computes node y (Mul) in float32, because it reads values beyond float16",
     ]
+
+
+# ---- random programs ----
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("number", range(4))
+def test_passes_keep_what_random_programs_compute_in_float32(number: int) -> None:
+    made = random_model(Profile.GRAPHS, number)
+    proto = onnx.shape_inference.infer_shapes(made.proto)
+    types = sorted({node.op_type for node in proto.graph.node})
+    for device in DEVICES.values():
+        try:
+            recorded = record(proto, made.feeds, device, options(",".join(types)))
+        except CannotRunError:
+            continue
+        assert first_difference(recorded, made.feeds) is None

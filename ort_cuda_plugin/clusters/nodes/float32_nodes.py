@@ -26,6 +26,9 @@ HALF_TYPES = frozenset({DType.FLOAT16, DType.BFLOAT16})
 _SMALL_CONSTANT = 2**12
 """Maximum bytes of a constant that the host converts. Kernels convert larger ones when they load them."""
 
+_VIEWS = frozenset({"Expand", "Flatten", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"})
+"""Operators that move elements, mostly without a step: listed nodes on both sides of them exchange float32."""
+
 _TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype", "output_datatype")
 """Attributes that name the element type of an operator's result."""
 
@@ -65,6 +68,8 @@ def why_no_float32(node: Node) -> str:
         return "list the nodes in its bodies instead"
     if any(value.is_container for value in values):
         return "it reads or returns a sequence or an optional value"
+    if any(value is not None and value.dtype is None for value in node.outputs):
+        return "ONNX Runtime does not know the type of its result"
     if (node.domain, node.op_type) == ("", "BitCast"):
         return "it reinterprets the bits of 16-bit elements"
     if not any(value.dtype in HALF_TYPES for value in values):
@@ -115,6 +120,16 @@ class Float32Nodes:
     def reads_beyond(self, node: Node) -> bool:
         """Return whether the node reads a float32 result beyond float16, and can be computed in float32."""
         return any(value in self._beyond for value in node.inputs) and not _why_not_automatic(node)
+
+    def carries(self, node: Node) -> bool:
+        """Return whether the node returns a view of a float32 result, and is not computed in float32 itself."""
+        return not node.domain and node.op_type in _VIEWS and node.inputs[0] in self._results
+
+    def carry(self, node: Node, results: Sequence[Operand]) -> None:
+        """Record the float32 results of a node that `carries`, for listed nodes that read them."""
+        for value, result in zip(node.outputs, results, strict=False):
+            if value is not None and isinstance(result, Tensor):
+                self._results[value] = result
 
     def exceeds(self, ctx: Lowering, node: Node, results: Sequence[Operand]) -> bool:
         """Return whether float16 results of the node, which was just lowered, may exceed float16."""
@@ -176,6 +191,10 @@ class Float32Nodes:
         source = ctx.before_widening(result)
         if source is not None and source.dtype is dtype:
             return source
+        beside = ctx.rounded_beside(result, dtype)
+        if beside is not None:
+            self._num_noted = min(self._num_noted, len(ctx.trace.steps) - 1)  # the last step has a further result
+            return beside
         return elementwise(ctx, lambda x: cast(x, dtype), result)
 
     def _in_float32(self, ctx: Lowering, x: Tensor) -> Tensor:

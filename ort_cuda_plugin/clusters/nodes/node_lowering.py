@@ -293,6 +293,8 @@ class NodeLowering:
         kept = self._in_float32
         if not is_listed and not kept.reads_beyond(node):
             results = self._results(node, inputs)
+            if kept.carries(node):
+                kept.carry(node, self._results(node, kept.inputs(self.ctx, node, inputs)))
             if not kept.exceeds(self.ctx, node, results):
                 return False, results
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from ...clusters.claims.claims import NodeVerdict
 from ...clusters.nodes.float32_nodes import AUTOMATIC, HALF_TYPES, is_listed, names_of, why_no_float32
@@ -19,15 +20,28 @@ _MAX_NAMES = 3
 """Names in a message."""
 
 
+@dataclass
+class _Found:
+    """What a request for claims of a graph shows.
+
+    Attributes:
+        reasons: for each entry, the labels of its nodes, each with the reason why it is not computed in float32, or "".
+        names: the texts with which the option could list nodes.
+        boundaries: names of values between listed nodes of different clusters.
+    """
+
+    reasons: dict[str, dict[str, str]]
+    names: dict[str, None]
+    boundaries: list[str]
+
+
 class Float32Report:
     """The nodes that the entries of ``keep_float32`` name, over all requests for claims."""
 
     def __init__(self, entries: Sequence[str]) -> None:
         self._entries = [entry for entry in entries if entry != AUTOMATIC]
-        self._reasons: dict[str, dict[str, str]] = {entry: {} for entry in self._entries}
-        """For each entry, the labels of its nodes, each with the reason why it is not computed in float32, or ""."""
-        self._names: dict[str, None] = {}
-        self._boundaries: dict[str, None] = {}
+        self._graphs: dict[tuple[str, ...], _Found] = {}
+        """What the last request for each graph has shown, by the names of the graph and of its outputs."""
         self._has_main_graph = self._has_contexts = self._is_written = False
 
     def add(self, graph: Graph, verdicts: Sequence[NodeVerdict], clusters: Sequence[Sequence[Node]]) -> None:
@@ -35,6 +49,10 @@ class Float32Report:
         if not self._entries:
             return
         self._has_main_graph |= graph.parent is None
+        label = "" if graph.parent is None else graph.parent.label
+        found = self._graphs[label, *(value.name for value in graph.outputs)] = _Found(
+            {entry: {} for entry in self._entries}, {}, [*self._crossing(graph, clusters)]
+        )
         supported = {node: verdict for node, verdict in zip(graph.nodes, verdicts, strict=True) if verdict.supported}
         declined = {node: verdict for node, verdict in zip(graph.nodes, verdicts, strict=True) if node not in supported}
         compiled = {node for cluster in clusters for node in cluster}
@@ -42,15 +60,14 @@ class Float32Report:
             bodies = [inner for body in top.subgraphs.values() for inner in body.all_nodes()]
             for node in (top, *bodies):
                 self._has_contexts |= is_compiled_model(node)
-                self._names.update(dict.fromkeys(names_of(node)))
+                found.names.update(dict.fromkeys(names_of(node)))
                 why = why_no_float32(node)
                 if node in declined and not why:
                     why = f"the plugin does not run it: {declined[node].reason}"
                 # A request for a body declines nodes that the plugin compiles together with the node around them.
                 is_known = node is top or top in compiled
-                for reasons in (self._reasons[entry] for entry in self._entries if entry in names_of(node)):
+                for reasons in (found.reasons[entry] for entry in self._entries if entry in names_of(node)):
                     reasons[node.label] = why if is_known else reasons.get(node.label, why)
-        self._boundaries.update(dict.fromkeys(self._crossing(graph, clusters)))
 
     def _crossing(self, graph: Graph, clusters: Sequence[Sequence[Node]]) -> Iterator[str]:
         """Yield the names of 16-bit values between listed nodes of different clusters."""
@@ -68,24 +85,29 @@ class Float32Report:
         if not self._has_main_graph or self._is_written:
             return
         self._is_written = True
-        for entry, found in self._reasons.items():
+        for entry in self._entries:
+            found: dict[str, str] = {}
+            for graph in self._graphs.values():
+                found |= graph.reasons[entry]
             if not found and not self._has_contexts:
                 yield self._unknown(entry)
             failed = [f"{label}: {why}" for label, why in found.items() if why]
             if failed and (len(failed) == len(found) or any("does not run it" in text for text in failed)):
                 more = f"; and {len(failed) - _MAX_NAMES} more nodes" if len(failed) > _MAX_NAMES else ""
                 yield f"keep_float32: {entry!r} has no effect on {'; '.join(failed[:_MAX_NAMES])}{more}"
-        if self._boundaries:
-            shown = ", ".join(map(repr, [*self._boundaries][:_MAX_NAMES]))
-            more = f" and {len(self._boundaries) - _MAX_NAMES} more" if len(self._boundaries) > _MAX_NAMES else ""
+        boundaries = [name for graph in self._graphs.values() for name in graph.boundaries]
+        if boundaries:
+            shown = ", ".join(map(repr, boundaries[:_MAX_NAMES]))
+            more = f" and {len(boundaries) - _MAX_NAMES} more" if len(boundaries) > _MAX_NAMES else ""
             yield (
                 f"keep_float32: {shown}{more} stored in 16 bits between two listed nodes, because ONNX Runtime runs "
                 "the nodes separately. single_nodes=0, and listing or removing the nodes between them, may join them"
             )
 
     def _unknown(self, entry: str) -> str:
-        close = difflib.get_close_matches(entry, self._names, n=_MAX_NAMES)
-        close += [name for name in self._names if name.startswith(f"{entry}/") and name not in close]
+        names = {name: None for graph in self._graphs.values() for name in graph.names}
+        close = difflib.get_close_matches(entry, names, n=_MAX_NAMES)
+        close += [name for name in names if name.startswith(f"{entry}/") and name not in close]
         hint = f"Similar: {', '.join(map(repr, close[:_MAX_NAMES]))}. " if close else ""
         return (
             f"keep_float32: no node has this name, output or operator type: {entry!r}. {hint}ONNX Runtime may have "

@@ -11,10 +11,10 @@ from ...compiler.kernel import KernelSpec
 from ...model.ir import Array, Constant, DType, InvalidModel, Node, Parameter, Recipe
 from ...model.recipes import derived_constant
 from ..device import DeviceProperties, LoweringOptions
-from ..expressions.scalar import Scalar
+from ..expressions.scalar import Scalar, cast
 from ..expressions.symbolic import Dim, divides, hint, is_read_back, product
 from ..steps.libraries import LibraryProblem
-from ..steps.steps import Map
+from ..steps.steps import Map, Output, dense
 from ..steps.tensor import Buffer, BufferKind, Tensor, dims_of
 from ..steps.trace import (
     Arg,
@@ -158,6 +158,28 @@ class Recorder(Conditions):
     def note_widening(self, source: Tensor, wide: Tensor) -> None:
         """Record that ``wide``, a dense float32 tensor, has the elements of the 16-bit tensor ``source``."""
         self._widened[wide.buffer] = source, wide
+
+    def rounded_beside(self, x: Tensor, dtype: DType) -> Tensor | None:
+        """Return the float32 tensor x in the 16-bit type ``dtype``, stored by the step that stores x.
+
+        The last step gets the rounded elements as one more result, so that a kernel stores both. Dead code elimination
+        drops a result that no step reads. Returns None if the last step does not store the whole buffer of x.
+        """
+        step = self.trace.steps[-1] if self.trace.steps else None
+        if not isinstance(step, Map):
+            return None
+        known = next((output for output in step.all_outputs if output[1].buffer is x.buffer), None)
+        if known is None or not dense(known[1]):
+            return None
+        value, y = known
+        whole = self.empty(y.shape, dtype)
+
+        def with_rounded(outputs: Sequence[Output]) -> Sequence[Output]:
+            is_field = any(output is known for output in outputs)
+            return [*outputs, (cast(value, dtype), whole)] if is_field else outputs
+
+        self.trace.steps[-1] = step.map_outputs(with_rounded)
+        return Tensor(dtype, x.shape, whole.buffer, strides=x.strides, offset=x.offset)
 
     def before_widening(self, x: Tensor) -> Tensor | None:
         """Return a 16-bit tensor with exactly the elements of x, a view of a float32 copy of it.
