@@ -9,7 +9,7 @@ computed in float32.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -96,19 +96,18 @@ def find_nonfinite(
     """
     graph = model.graph
     listed = {entry.strip() for entry in given_entries.split(",") if entry.strip()}
-    whole, names = _with_all_results(model, listed)
+    whole = _with_all_results(model, listed)
     weights = _weights(model, folder)
     known = {**weights, **feeds}
-    results = dict(zip(names, run_with({})(whole, names, feeds), strict=True))
-    values = {**known, **results}
+    values = {**known, **whole.run(run_with({}), feeds)}
     constants = {name for node in graph.node if node.op_type == "Constant" for name in node.output}
     kinds = {**dict.fromkeys(weights, "weight"), **dict.fromkeys(feeds, "input"), **dict.fromkeys(constants, "weight")}
     given = [found for name, kind in kinds.items() if (found := nonfinite(kind, name, values.get(name))) is not None]
-    nodes = [*_nodes(model, values, lambda x: ~np.isfinite(x))]
-    first_nan = next(_nodes(model, values, np.isnan), None)
+    nodes = [*_nodes(model, values, whole.bfloat16, lambda x: ~np.isfinite(x))]
+    first_nan = next(_nodes(model, values, whole.bfloat16, np.isnan), None)
     wanted = [value.name for value in graph.output]
     outputs = _of_outputs(wanted, run_with({})(model, wanted, feeds))
-    entries = _entries_of(model, whole, names, feeds, nodes, known, values, run_with) if nodes else []
+    entries = _entries_of(model, whole, feeds, nodes, known, values, run_with) if nodes else []
     if not entries:
         return NonfiniteReport(given, nodes, first_nan, outputs, "", outputs)
     option = ",".join(dict.fromkeys([*sorted(listed), *entries]))
@@ -137,8 +136,24 @@ def _of_outputs(names: Sequence[str], values: Sequence[Any]) -> list[Nonfinite]:
     return [found for name, value in pairs if (found := nonfinite("output", name, value)) is not None]
 
 
-def _with_all_results(model: onnx.ModelProto, listed: Collection[str]) -> tuple[onnx.ModelProto, list[str]]:
-    """Return the model with the results of its nodes as outputs, and the names of these outputs.
+@dataclass(frozen=True)
+class _Instrumented:
+    """A model with the results ``names`` of its nodes as outputs. Those in ``bfloat16`` are cast to float32, because
+    ONNX Runtime does not convert bfloat16 to arrays.
+    """
+
+    model: onnx.ModelProto
+    outputs: list[str]
+    names: list[str]
+    bfloat16: frozenset[str]
+
+    def run(self, run: Run, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the results by name."""
+        return dict(zip(self.names, run(self.model, self.outputs, feeds), strict=True))
+
+
+def _with_all_results(model: onnx.ModelProto, listed: Collection[str]) -> _Instrumented:
+    """Return the model with the results of its nodes as outputs.
 
     Left out are results whose types are known and not floating-point tensors, and values between nodes that
     keep_float32 lists: as outputs, these would be rounded to 16 bits.
@@ -150,10 +165,15 @@ def _with_all_results(model: onnx.ModelProto, listed: Collection[str]) -> tuple[
     inner = _values_between(model.graph, listed)
     made = [name for node in model.graph.node for name in node.output if name and name not in inner]
     names = [name for name in made if name not in types or types[name].tensor_type.elem_type in _FLOATS]
+    shorts = {name for name in names if name in types and types[name].tensor_type.elem_type == TensorProto.BFLOAT16}
+    outputs = [f"{name}/as_float32" if name in shorts else name for name in names]
+    for name, output in zip(names, outputs, strict=True):
+        if name in shorts:
+            whole.graph.node.append(onnx.helper.make_node("Cast", [name], [output], to=TensorProto.FLOAT))
     declared = {value.name: value for value in model.graph.output}
     del whole.graph.output[:]
-    whole.graph.output.extend(declared.get(name, onnx.ValueInfoProto(name=name)) for name in names)
-    return whole, names
+    whole.graph.output.extend(declared.get(name, onnx.ValueInfoProto(name=name)) for name in outputs)
+    return _Instrumented(whole, outputs, names, frozenset(shorts))
 
 
 def _values_between(graph: onnx.GraphProto, listed: Collection[str]) -> set[str]:
@@ -174,7 +194,9 @@ def _weights(model: onnx.ModelProto, folder: Path) -> dict[str, Any]:
     return {tensor.name: numpy_helper.to_array(tensor, base_dir=str(folder)) for tensor in tensors}
 
 
-def _nodes(model: onnx.ModelProto, values: Mapping[str, Any], is_bad: Callable[[Any], Any]) -> Iterator[NonfiniteNode]:
+def _nodes(
+    model: onnx.ModelProto, values: Mapping[str, Any], bfloat16: Collection[str], is_bad: Callable[[Any], Any]
+) -> Iterator[NonfiniteNode]:
     """Yield the nodes with a bad element in a result and none in their inputs, in order."""
 
     def floats(names: Sequence[str]) -> list[np.ndarray[Any, Any]]:
@@ -191,14 +213,15 @@ def _nodes(model: onnx.ModelProto, values: Mapping[str, Any], is_bad: Callable[[
                 finite = (np.abs(array[np.isfinite(array)]).max(initial=0) for array in read)
                 result = nonfinite("result", name, values[name])
                 assert result is not None
+                if name in bfloat16:
+                    result = replace(result, dtype="bfloat16")
                 yield NonfiniteNode(number, node.name or name, node.op_type, result, float(max(finite, default=0.0)))
                 break
 
 
 def _entries_of(
     model: onnx.ModelProto,
-    whole: onnx.ModelProto,
-    names: Sequence[str],
+    whole: _Instrumented,
     feeds: Mapping[str, Any],
     found: Sequence[NonfiniteNode],
     known: Mapping[str, Any],
@@ -206,18 +229,18 @@ def _entries_of(
     run_with: WithOptions,
 ) -> list[str]:
     """Return entries of keep_float32 for the nodes that return or read values beyond float16, in order."""
-    if not any(node.result.dtype in _HALF for node in found):
+    if not any(node.result.dtype == "float16" for node in found):
         return []
     functions = {(each.domain, each.name): each for each in model.functions}
     types = sorted({inner.op_type for node in model.graph.node for inner in _nodes_of(node, functions)})
-    results = run_with({"keep_float32": ",".join(types)})(whole, names, feeds)
-    beyond = {node.result.name for node in found if node.result.dtype in _HALF}
-    bad = {name for name, value in zip(names, results, strict=True) if nonfinite("result", name, value) is not None}
+    results = whole.run(run_with({"keep_float32": ",".join(types)}), feeds)
+    beyond = {node.result.name for node in found if node.result.dtype == "float16"}
+    bad = {name for name, value in results.items() if nonfinite("result", name, value) is not None}
     bad |= {name for name, value in known.items() if nonfinite("input", name, value) is not None}
     for node in model.graph.node:
         causes = bad & {*reads(node)}
         if not causes or causes & beyond:  # else an infinite input or weight is the cause, such as a mask
-            beyond |= {name for name in bad & {*node.output} if values[name].dtype.name in _HALF}
+            beyond |= {name for name in bad & {*node.output} if values[name].dtype.name == "float16"}
     listed = [node for node in model.graph.node if beyond & {*reads(node), *node.output}]
     return [
         _entry(node) if inner is node else inner.op_type if (node.domain, node.op_type) in functions else _entry(inner)

@@ -218,6 +218,12 @@ def test_nodes_in_a_body_are_listed_by_their_names() -> None:
     assert np.isinf(plain).all()
 
 
+def test_uniform_numbers_stay_below_the_upper_limit() -> None:
+    made = model("(float16[64, 1024] x) => (float16[64, 1024] y) { y = RandomUniformLike<dtype = 10, seed = 1.0>(x) }")
+    (y,) = run_model(made, [np.zeros((64, 1024), np.float16)], options=options("RandomUniformLike"))
+    assert y.max() < 1
+
+
 def test_slices_of_a_packed_projection_are_multiplied_without_a_copy() -> None:
     made = model(
         """(float16[2, 16, 192] x) => (float16[2, 16, 16] y)

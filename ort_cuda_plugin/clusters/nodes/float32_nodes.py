@@ -29,6 +29,14 @@ _SMALL_CONSTANT = 2**12
 _VIEWS = frozenset({"Expand", "Flatten", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"})
 """Operators that move elements, mostly without a step: listed nodes on both sides of them exchange float32."""
 
+_BY_TYPE = {
+    "BitCast": "it reinterprets the bits of 16-bit elements",
+    "RandomUniform": "a rounded number could be the upper limit, which is not in the interval",
+    "RandomUniformLike": "a rounded number could be the upper limit, which is not in the interval",
+    "Range": "the type determines the number of elements",
+}
+"""Operators whose result in float32 is not a more precise one, with the reason."""
+
 _TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype", "output_datatype")
 """Attributes that name the element type of an operator's result."""
 
@@ -70,8 +78,8 @@ def why_no_float32(node: Node) -> str:
         return "it reads or returns a sequence or an optional value"
     if any(value is not None and value.dtype is None for value in node.outputs):
         return "ONNX Runtime does not know the type of its result"
-    if (node.domain, node.op_type) == ("", "BitCast"):
-        return "it reinterprets the bits of 16-bit elements"
+    if not node.domain and node.op_type in _BY_TYPE:
+        return _BY_TYPE[node.op_type]
     if not any(value.dtype in HALF_TYPES for value in values):
         return "it reads and returns no float16 or bfloat16"
     return _unsupported_input(node)
@@ -204,5 +212,5 @@ class Float32Nodes:
                 self._converted[x] = ctx.derived("float32", (x,), (), x.static_shape, DType.FLOAT32)
             else:
                 self._converted[x] = elementwise(ctx, lambda element: cast(element, DType.FLOAT32), x)
-                ctx.note_widening(x, self._converted[x])
+            ctx.note_widening(x, self._converted[x])
         return self._converted[x]
