@@ -481,9 +481,9 @@ def _stored_options(row: Mapping[str, Json]) -> LoweringOptions:
         given["sdpa_kernel"] = int(AttentionKernel.MATH)
     elif not row.get("library_attention", True):
         given["sdpa_kernel"] = int(AttentionKernel.FLASH)
-    kept = given.pop("keep_float32", ())
-    if not all(type(name) is str for name in kept):
-        raise TypeError(f"keep_float32: expected names, got {kept!r}")
+    kept = given.get("keep_float32", [])
+    if not isinstance(kept, list | tuple) or not all(type(name) is str for name in kept):
+        raise TypeError(f"keep_float32: expected a list of names, got {kept!r}")
     given["keep_float32"] = tuple(kept)
     return LoweringOptions(**{name: value for name, value in given.items() if name in known})
 

@@ -116,6 +116,13 @@ def test_plans_of_another_version_are_compiled_again(
     assert f"plans of version {version}, which this plugin cannot run" in capfd.readouterr().out
 
 
+def test_a_stored_list_of_float32_nodes_has_names_only() -> None:
+    assert _stored_options({"keep_float32": ["Pow", "h"]}) == LoweringOptions(keep_float32=("Pow", "h"))
+    for malformed in (5, "Pow", [5], {"Pow": 1}, None):
+        with pytest.raises(TypeError, match="keep_float32: expected a list of names"):
+            _stored_options({"keep_float32": malformed})
+
+
 def test_options_of_earlier_contexts_keep_their_meaning() -> None:
     former = {
         "use_tf32": False,
