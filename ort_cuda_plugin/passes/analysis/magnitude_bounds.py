@@ -97,11 +97,11 @@ class MagnitudeBounds:
             if not b.is_constant:
                 return None
             of_channel = (0, *range(2, b.rank)) if step.transposed else tuple(range(1, b.rank))
-            return limits[0] * _largest(np.abs(_floats(b)).sum(of_channel))
+            return limits[0] * _largest(np.abs(_floats(b)).sum(of_channel, np.float64))
         if b.is_constant:
-            return limits[0] * _largest(np.abs(_floats(b)).sum(-2))
+            return limits[0] * _largest(np.abs(_floats(b)).sum(-2, np.float64))
         if a.is_constant:
-            return limits[1] * _largest(np.abs(_floats(a)).sum(-1))
+            return limits[1] * _largest(np.abs(_floats(a)).sum(-1, np.float64))
         depth = a.shape[-1]
         return depth * limits[0] * limits[1] if isinstance(depth, int) else None
 
@@ -180,12 +180,12 @@ def _is_softmax(x: Scalar) -> bool:
 
 
 def _floats(x: Tensor) -> np.ndarray[Any, Any]:
-    """Return the contents of a constant of floats as float64."""
+    """Return the contents of a constant of floats as float32 or float64."""
     array = x.constant
     assert array is not None
     if x.dtype is DType.BFLOAT16:
-        array = (array.astype(np.uint32) << 16).view(np.float32)
-    return array.astype(np.float64)
+        return (array.astype(np.uint32) << 16).view(np.float32)
+    return array if x.dtype is DType.FLOAT64 else array.astype(np.float32, copy=False)
 
 
 def _largest(array: np.ndarray[Any, Any]) -> float:
