@@ -153,7 +153,6 @@ def test_the_conversions_need_no_launches(name: str) -> None:
         assert launches(case.model, options(case.listed), device) == case.launches
 
 
-@pytest.mark.every_case
 @pytest.mark.parametrize("name", CASES)
 def test_no_pass_changes_what_the_program_computes(name: str) -> None:
     case = CASES[name]
@@ -476,7 +475,6 @@ def test_the_log_names_the_nodes_of_auto(monkeypatch: pytest.MonkeyPatch) -> Non
 # ---- random programs ----
 
 
-@pytest.mark.every_case
 @pytest.mark.parametrize("number", range(4))
 def test_passes_keep_what_random_programs_compute_in_float32(number: int) -> None:
     made = random_model(Profile.GRAPHS, number)

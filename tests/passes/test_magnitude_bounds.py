@@ -88,7 +88,6 @@ def bound_of_output(made: onnx.ModelProto, x: Array) -> float | None:
     return bounds.of(outputs[0])
 
 
-@pytest.mark.every_case
 @pytest.mark.parametrize("name", CASES)
 def test_a_bound_holds_and_is_as_small_as_the_facts_allow(name: str) -> None:
     case = CASES[name]
