@@ -323,7 +323,11 @@ def _configured_head_size(config: Path) -> int:
 
 
 def _check_inputs(inputs: Mapping[str, Any], path: Path) -> None:
-    """Check the inputs. Raises ValueError for an input that a decoder does not have, or that has another type."""
+    """Check that a `Decoder` can supply all inputs of the model at ``path``.
+
+    Raises ValueError for an input that is neither a known one nor a state (``past...``), and for a state that is not a
+    tensor of numbers.
+    """
     for name, x in inputs.items():
         if name.startswith("past") and (x.type not in TENSOR_TYPES or x.type == "tensor(string)"):
             raise ValueError(f"{path}: input {name}: got the type {x.type}, expected a tensor of numbers")

@@ -198,8 +198,9 @@ def is_faster_as_flash(ctx: Lowering, step: Attend) -> bool:
 
 
 def flash_wave(ctx: Lowering, step: Attend) -> Dim | None:
-    """Return the condition that all blocks of FlashAttention on tensor cores run in one wave; None if they do not for
-    the expected sizes, or if it has no tensor-core kernel for the step.
+    """Return the condition that the blocks of a small tile (`SMALL_TILES`) of FlashAttention run in one wave.
+
+    None if no small tile does so at the expected sizes, or if the step does not use FlashAttention on tensor cores.
     """
     if not is_faster_as_flash(ctx, step) or not has_tensor_cores_for(ctx, *flash_operands(ctx, step)):
         return None

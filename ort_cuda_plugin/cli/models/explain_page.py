@@ -109,7 +109,10 @@ def _hint(verdict: NodeVerdict) -> str:
 def _overview(
     verdicts: Sequence[NodeVerdict], found: Sequence[CopiedValue], clusters: Mapping[str, Sequence[NodeVerdict]]
 ) -> str:
-    """Draw the graph: a box for each cluster and each other node, or each chain of other nodes if boxes are many."""
+    """Draw the graph: a box for each cluster and for each node outside of clusters.
+
+    If these are many, a chain of nodes outside of clusters is one box.
+    """
     group: dict[int, Hashable] = {number: verdict.cluster or number for number, verdict in enumerate(verdicts)}
     if len(set(group.values())) > _MANY:
         group = _chained(verdicts, group)

@@ -69,7 +69,7 @@ class Folded:
 
     @property
     def contiguous(self) -> tuple[str, str]:
-        """Names of the axes of stride 1: of a "m", "k" or "", of b "k", "n" or ""."""
+        """Names of the operands' axes of stride 1: "m" or "k" for ``a``, "k" or "n" for ``b``, "" if there is none."""
         return contiguous_axis(self.a, "m", "k"), contiguous_axis(self.b, "k", "n")
 
 

@@ -192,9 +192,9 @@ class Contract(Sums):
 class Attend(Sums):
     """Fused attention: two GEMMs and the row program between them; scores and softmax weights are not stored.
 
-    ``operands`` are a [batch..., m, k], b [batch..., k, n] and c [batch..., n, d]. ``score`` is the leaf of an element
-    of a @ b; ``weight`` is the expression of a row program along n over scores and ``score_inputs`` (broadcast to
-    [batch..., m, n]). The result is the epilogue of weight @ c, [batch..., m, d].
+    ``operands`` are a [batch..., m, k], b [batch..., k, n] and c [batch..., n, d]. ``score`` is the leaf that stands
+    for an element of a @ b; ``weight`` is the expression of a row program along n over scores and ``score_inputs``
+    (broadcast to [batch..., m, n]). The result is the epilogue of weight @ c, [batch..., m, d].
     """
 
     score: Scalar = field(kw_only=True)

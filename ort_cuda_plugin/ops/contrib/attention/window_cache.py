@@ -1,7 +1,8 @@
-"""Sliding-window K/V cache: the newest keys of each sequence, in the order of their positions, from index 0 on.
+"""Sliding-window K/V cache of GroupQueryAttention (attribute ``sliding_window_cache``): the newest keys of each
+sequence, in the order of their positions, from index 0 on.
 
-The definition of ``sliding_window_cache`` derives the number of cached keys from the number of tokens so far. So the
-device computes all indices of a step from the lengths of the sequences.
+ONNX Runtime defines the number of cached keys as a function of the number of tokens so far. So the device computes all
+indices of a step from the lengths of the sequences.
 """
 
 from __future__ import annotations

@@ -62,7 +62,10 @@ def microsoft_linear_attention(
     state_window: int = 0,
     update_rule: str = "gated_delta",
 ) -> tuple[Tensor, ...]:
-    """Compute LinearAttention; heads may share queries or keys; ``state_window`` returns the last states."""
+    """Compute LinearAttention. Several K/V heads may share a query head or a key head.
+
+    With ``state_window`` n, the present state holds the states after each of the last n steps, in dimension 0.
+    """
     for x, name, kind in ((decay, "decay", "gated"), (beta, "beta", "delta")):
         require.that(kind not in update_rule or x is not None, name, f"be given for {update_rule!r}", "none")
     require.within(0, MAX_WINDOW, state_window=state_window)
