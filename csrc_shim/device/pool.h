@@ -43,6 +43,7 @@ struct ocp_stream_private {
 
 typedef struct ocp_arena ocp_arena;     /* arena.h */
 typedef struct ocp_mempool ocp_mempool; /* mempool.h */
+typedef struct ocp_retired ocp_retired; /* retired.h */
 
 typedef struct ocp_pool {
   pthread_mutex_t lock; /* guards the members below, and ocp_stream_private; never held during a driver call */
@@ -53,6 +54,7 @@ typedef struct ocp_pool {
   atomic_int fill;                  /* see ocp_device_fill_new_memory; -1: device memory is not filled */
   ocp_mempool *mempool;             /* replaces the device memory's arena if the options ask for that */
   struct ocp_reclaimer *reclaimers; /* memory.h */
+  ocp_retired *retired;             /* resources to release after the work that uses them */
   pthread_mutex_t reclaim_lock;     /* held while reclaimers work; taken before `lock` */
   /* Held while a thread waits for or queries streams that it found in `streams`, so that none of them is destroyed
    * meanwhile, and while a stream is destroyed. Taken before `lock`. */

@@ -90,6 +90,13 @@ static const struct {
     MEMBER(GraphLaunch, "cuGraphLaunch"),
     MEMBER(GraphExecDestroy, "cuGraphExecDestroy"),
     MEMBER(GraphDestroy, "cuGraphDestroy"),
+    MEMBER(ImportExternalMemory, "cuImportExternalMemory"),
+    MEMBER(ExternalMemoryGetMappedBuffer, "cuExternalMemoryGetMappedBuffer"),
+    MEMBER(DestroyExternalMemory, "cuDestroyExternalMemory"),
+    MEMBER(ImportExternalSemaphore, "cuImportExternalSemaphore"),
+    MEMBER(SignalExternalSemaphoresAsync, "cuSignalExternalSemaphoresAsync"),
+    MEMBER(WaitExternalSemaphoresAsync, "cuWaitExternalSemaphoresAsync"),
+    MEMBER(DestroyExternalSemaphore, "cuDestroyExternalSemaphore"),
 };
 
 static void resolve(void) {

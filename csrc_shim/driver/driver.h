@@ -22,6 +22,8 @@ typedef struct CUgraph_st *CUgraph;
 typedef struct CUgraphNode_st *CUgraphNode;
 typedef struct CUgraphExec_st *CUgraphExec;
 typedef struct CUmemPoolHandle_st *CUmemoryPool;
+typedef struct CUextMemory_st *CUexternalMemory;
+typedef struct CUextSemaphore_st *CUexternalSemaphore;
 
 enum {
   CUDA_SUCCESS = 0,
@@ -41,6 +43,7 @@ enum {
   CUDA_ERROR_NOT_READY = 600,
   CUDA_ERROR_ILLEGAL_ADDRESS = 700,
   CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES = 701,
+  CUDA_ERROR_LAUNCH_TIMEOUT = 702,
   CUDA_ERROR_LAUNCH_FAILED = 719,
   CUDA_ERROR_NOT_SUPPORTED = 801,
   CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900,
@@ -79,6 +82,7 @@ enum {
   CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75,
   CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76,
   CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN = 97,
+  CU_DEVICE_ATTRIBUTE_TIMELINE_SEMAPHORE_INTEROP_SUPPORTED = 114,
 };
 
 /* CUDA_KERNEL_NODE_PARAMS_v2 */
@@ -141,6 +145,54 @@ typedef struct {
   unsigned short usage;
   unsigned char reserved[54];
 } CUmemPoolProps;
+
+/* ---- memory and semaphores of other APIs ---- */
+
+/* The handle types that callers use: file descriptors. The driver owns a descriptor that it has imported. */
+enum { CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD = 1, CU_EXTERNAL_SEMAPHORE_HANDLE_TYPE_TIMELINE_SEMAPHORE_FD = 9 };
+
+typedef union {
+  int fd;
+  void *win32[2];
+} ocp_external_handle;
+
+typedef struct {
+  int type;
+  ocp_external_handle handle;
+  unsigned long long size; /* bytes of the whole allocation */
+  unsigned flags;
+  unsigned reserved[16];
+} CUDA_EXTERNAL_MEMORY_HANDLE_DESC;
+
+typedef struct {
+  unsigned long long offset, size; /* bytes */
+  unsigned flags;
+  unsigned reserved[16];
+} CUDA_EXTERNAL_MEMORY_BUFFER_DESC;
+
+typedef struct {
+  int type;
+  ocp_external_handle handle;
+  unsigned flags;
+  unsigned reserved[16];
+} CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC;
+
+typedef union {
+  unsigned long long fence; /* value of a timeline semaphore */
+  unsigned words[18];
+} ocp_external_params;
+
+typedef struct {
+  ocp_external_params params;
+  unsigned flags;
+  unsigned reserved[16];
+} CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS;
+
+typedef struct {
+  ocp_external_params params;
+  unsigned flags;
+  unsigned reserved[16];
+} CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS;
 
 typedef struct ocp_driver {
   CUresult (*Init)(unsigned flags);
@@ -221,6 +273,18 @@ typedef struct ocp_driver {
   CUresult (*GraphLaunch)(CUgraphExec exec, CUstream stream);
   CUresult (*GraphExecDestroy)(CUgraphExec exec);
   CUresult (*GraphDestroy)(CUgraph graph);
+  CUresult (*ImportExternalMemory)(CUexternalMemory *memory, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *desc);
+  CUresult (*ExternalMemoryGetMappedBuffer)(CUdeviceptr *address, CUexternalMemory memory,
+                                            const CUDA_EXTERNAL_MEMORY_BUFFER_DESC *desc);
+  CUresult (*DestroyExternalMemory)(CUexternalMemory memory);
+  CUresult (*ImportExternalSemaphore)(CUexternalSemaphore *semaphore, const CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC *desc);
+  CUresult (*SignalExternalSemaphoresAsync)(const CUexternalSemaphore *semaphores,
+                                            const CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS *params, unsigned count,
+                                            CUstream stream);
+  CUresult (*WaitExternalSemaphoresAsync)(const CUexternalSemaphore *semaphores,
+                                          const CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS *params, unsigned count,
+                                          CUstream stream);
+  CUresult (*DestroyExternalSemaphore)(CUexternalSemaphore semaphore);
 
   /* ---- members that CUDA lacks: NULL in the table of the real driver ---- */
   /* Returns the reason why the calling thread's last call failed; "" if the error code is all there is. */

@@ -125,6 +125,24 @@ void emu_clock_host_waits(const emu_clock *clock) {
   pthread_mutex_unlock(&lock);
 }
 
+emu_clock *emu_clock_of_host(void) {
+  if (!emu.config.check)
+    return NULL;
+  pthread_mutex_lock(&lock);
+  emu_clock *clock = grow(NULL, num_slots);
+  join(clock, host, num_slots);
+  pthread_mutex_unlock(&lock);
+  return clock;
+}
+
+void emu_clock_follow(emu_clock **clock, const emu_clock *other) {
+  if (!*clock || !other)
+    return;
+  pthread_mutex_lock(&lock);
+  join_clock(clock, other);
+  pthread_mutex_unlock(&lock);
+}
+
 void emu_clock_free(emu_clock *clock) { free(clock); }
 
 void emu_clock_end(CUstream stream) {

@@ -35,6 +35,11 @@ emu_clock *emu_clock_snapshot(CUstream stream);
 void emu_clock_join(CUstream stream, const emu_clock *clock);
 /* Records that the host has waited for all operations in the clock. */
 void emu_clock_host_waits(const emu_clock *clock);
+/* Returns the operations that the host has waited for; the caller frees the clock. NULL outside of the checking mode.
+ */
+emu_clock *emu_clock_of_host(void);
+/* Orders the operation of *clock after those in `other`, too. Ignores NULL clocks. */
+void emu_clock_follow(emu_clock **clock, const emu_clock *other);
 void emu_clock_free(emu_clock *clock);
 void emu_clock_end(CUstream stream); /* the stream is about to be destroyed */
 

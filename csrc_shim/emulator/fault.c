@@ -98,6 +98,13 @@ static const struct {
     MEMBER(GraphLaunch),
     MEMBER(GraphExecDestroy),
     MEMBER(GraphDestroy),
+    MEMBER(ImportExternalMemory),
+    MEMBER(ExternalMemoryGetMappedBuffer),
+    MEMBER(DestroyExternalMemory),
+    MEMBER(ImportExternalSemaphore),
+    MEMBER(SignalExternalSemaphoresAsync),
+    MEMBER(WaitExternalSemaphoresAsync),
+    MEMBER(DestroyExternalSemaphore),
 };
 enum { NUM_MEMBERS = sizeof members / sizeof *members };
 _Static_assert(offsetof(ocp_driver, LastErrorText) == (NUM_MEMBERS + 2) * sizeof(void *),

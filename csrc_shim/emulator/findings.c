@@ -38,7 +38,7 @@ void ocp_emu_clear_findings(void) {
   num_findings = 0;
   pthread_mutex_unlock(&lock);
   for (uint32_t index = 0; index < EMU_MAX_DEVICES; index++)
-    atomic_store(&emu.devices[index].error, CUDA_SUCCESS);
+    emu_recover(&emu.devices[index]);
 }
 
 int emu_finding_keep(const char *text) {

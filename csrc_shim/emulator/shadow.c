@@ -87,6 +87,13 @@ void emu_shadow_allocated(uint64_t address, uint64_t bytes) {
   mark_unwritten(address, bytes);
 }
 
+void emu_shadow_imported(uint64_t address, uint64_t bytes) {
+  if (!states)
+    return;
+  forget(address, bytes);
+  emu_shadow_written(address, bytes);
+}
+
 void emu_shadow_reused(uint64_t address, uint64_t bytes, uint64_t held) {
   if (!states)
     return;

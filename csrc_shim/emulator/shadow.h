@@ -1,6 +1,7 @@
 /* The checking mode's shadow memory, which has the state of each byte of device memory, and its quarantine, which
- * delays the reuse of freed blocks. While config.check is 0, emu_shadow_allocated, _reused, _flush, _quarantined and
- * _is_freed do nothing, and emu_shadow_free and the functions for states and histories of bytes must not be called. */
+ * delays the reuse of freed blocks. While config.check is 0, emu_shadow_allocated, _imported, _reused, _flush,
+ * _quarantined and _is_freed do nothing, and emu_shadow_free and the functions for states and histories of bytes must
+ * not be called. */
 #ifndef OCP_EMULATOR_SHADOW_H
 #define OCP_EMULATOR_SHADOW_H
 
@@ -19,6 +20,8 @@ enum { EMU_UNWRITTEN = 0xff };
 int emu_shadow_start(void);
 void emu_shadow_stop(void); /* also frees the blocks in quarantine */
 void emu_shadow_allocated(uint64_t address, uint64_t bytes);
+/* Marks memory that was mapped from outside: allocated and written. */
+void emu_shadow_imported(uint64_t address, uint64_t bytes);
 /* Puts the block into quarantine; false: the block was freed before, or host memory is exhausted. */
 bool emu_shadow_free(emu_device *device, uint64_t address, uint64_t bytes);
 /* Frees the blocks in quarantine, for an allocation that finds no room; false: the quarantine was empty. */

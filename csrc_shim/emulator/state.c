@@ -40,7 +40,7 @@ CUresult emu_enter(emu_device **device) {
   if (!context)
     return CUDA_ERROR_INVALID_CONTEXT;
   *device = context;
-  return atomic_load_explicit(&context->error, memory_order_relaxed);
+  return emu_error_of(context);
 }
 
 CUresult emu_leave(void) {
@@ -49,7 +49,29 @@ CUresult emu_leave(void) {
   return result == CUDA_ERROR_NOT_INITIALIZED || result == CUDA_ERROR_INVALID_CONTEXT ? result : CUDA_SUCCESS;
 }
 
-CUresult emu_lost(void) { return atomic_load(&current->error); }
+CUresult emu_lost(void) { return emu_error_of(current); }
+
+CUresult emu_error_of(const emu_device *device) {
+  const CUresult error = atomic_load_explicit(&device->error, memory_order_acquire);
+  return error && device->lost_text[0] ? emu_fail(error, "%s", device->lost_text) : error;
+}
+
+void emu_lose_device(emu_device *device, CUresult code, const char *format, ...) {
+  if (atomic_load(&device->error))
+    return;
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(device->lost_text, sizeof device->lost_text, format, arguments);
+  va_end(arguments);
+  atomic_store(&device->error, code);
+}
+
+void emu_recover(emu_device *device) {
+  atomic_store(&device->error, CUDA_SUCCESS);
+  device->lost_text[0] = 0;
+}
+
+uint32_t emu_semaphore_seconds(void) { return emu.config.semaphore_seconds ? emu.config.semaphore_seconds : 60; }
 
 /* ---- contexts ---- */
 

@@ -5,7 +5,8 @@
  * emu_op values (op.h). A stream runs them at once (inline mode) or queues them until the program waits (adversarial
  * mode); a capture stores them as nodes of a graph.
  *
- *     call of the table -> emu_enter -> emu_op -+-> inline: runs now, under the stream's lock
+ *     call of the table -> emu_enter -> emu_op -+-> inline: runs now, under the stream's lock; behind an unfinished
+ *                                               |   wait for an external semaphore: the stream's queue
  *                                               +-> adversarial: the stream's queue; runs when the program waits
  *                                               +-> captured: a node of a graph, whose launch is enqueued in turn
  *
@@ -47,9 +48,9 @@ typedef struct CUctx_st emu_device; /* a device and its primary context are one 
 struct CUstream_st {
   emu_device *device;
   unsigned flags;
-  pthread_mutex_t lock; /* inline mode: held while an operation runs */
+  pthread_mutex_t lock; /* inline mode: held while an operation runs in the call that enqueues it */
   struct emu_item *head, *tail;
-  bool destroyed; /* adversarial mode: true: freed after its last operation has run */
+  bool destroyed; /* true: freed after its last queued operation has run (emu_queue_sweep) */
   struct emu_capture *_Atomic capture;
   struct CUgraphNode_st **frontier; /* the captured nodes on which the next node of this stream depends */
   uint32_t num_frontier;
@@ -59,7 +60,8 @@ struct CUstream_st {
 struct CUctx_st {
   int ordinal;
   atomic_int retained;
-  atomic_int error; /* sticky, as a CUDA context's */
+  atomic_int error;    /* sticky, as a CUDA context's */
+  char lost_text[256]; /* why emu_lose_device set the error; "": something else set it */
   emu_heap heap;
   struct CUstream_st legacy; /* the null stream */
 };
@@ -88,6 +90,15 @@ CUresult emu_enter(emu_device **device);
  * makes the checks at their start; emu_lost returns the sticky error, or CUDA_SUCCESS, for their end. */
 CUresult emu_leave(void);
 CUresult emu_lost(void);
+/* Returns the device's sticky error, or CUDA_SUCCESS; stores its reason for emu_last_error, if one is known. */
+CUresult emu_error_of(const emu_device *device);
+/* Makes `code` the device's sticky error, for a reason that no operation has reported, unless it has an error. The
+ * caller holds emu_order (work/queue.h). */
+void emu_lose_device(emu_device *device, CUresult code, const char *format, ...) __attribute__((format(printf, 3, 4)));
+void emu_recover(emu_device *device); /* clears the sticky error */
+/* Returns the seconds after which a stream's wait for an external semaphore makes its device lost. */
+#define EMU_SEMAPHORE_VARIABLE "ORT_CUDA_PLUGIN_EMULATE_SEMAPHORE_SECONDS"
+uint32_t emu_semaphore_seconds(void);
 /* Stores the message for emu_last_error and returns `code`. */
 CUresult emu_fail(CUresult code, const char *format, ...) __attribute__((format(printf, 2, 3), cold));
 

@@ -14,6 +14,7 @@
 #include "ort/data/memory.h"
 #include "ort/data/stream.h"
 #include "ort/ep.h"
+#include "ort/external/importer.h"
 #include "ort/offer.h"
 #include "python/host.h"
 #include "python/tables.h"
@@ -35,8 +36,6 @@ typedef struct ocp_factory {
 } ocp_factory;
 
 static _Atomic(ocp_factory *) factories;
-
-static OrtStatus *not_implemented(const char *what) { return ocp_api->CreateStatus(ORT_NOT_IMPLEMENTED, what); }
 
 static const char *get_name(const OrtEpFactory *factory) {
   return ocp_ep_names[((const ocp_factory *)factory)->request.identity];
@@ -143,11 +142,22 @@ static OrtStatus *get_incompatibility(OrtEpFactory *factory, const OrtHardwareDe
              : ocp_ep_api->DeviceEpIncompatibilityDetails_SetDetails(details, reason, /*error_code=*/0, error.text);
 }
 
-static OrtStatus *create_importer(OrtEpFactory *factory, const OrtEpDevice *device,
+static OrtStatus *create_importer(OrtEpFactory *factory, const OrtEpDevice *ep_device,
                                   OrtExternalResourceImporterImpl **importer) {
-  (void)factory, (void)device;
   *importer = NULL;
-  return not_implemented("import of external memory and semaphores");
+  ocp_error error = {0};
+  if (!is_registered(factory, &error))
+    return ocp_status(&error);
+  const ocp_device_info *info =
+      ep_device ? ocp_offered_as(&((const ocp_factory *)(void *)factory)->offer, ocp_api->EpDevice_Device(ep_device))
+                : NULL;
+  if (!info)
+    return ocp_api->CreateStatus(ORT_INVALID_ARGUMENT,
+                                 "external resources: the device is not one that " OCP_EP_NAME " offers");
+  ocp_device *device = ocp_device_open(info->emulated, info->ordinal, &error);
+  if (device)
+    ocp_ort_create_importer(device, ep_device, importer, &error);
+  return ocp_status(&error);
 }
 
 /* Returns the domains of custom operators; none after the library was unregistered, since no session can be created on
@@ -205,15 +215,20 @@ static OrtStatus *get_custom_op_domains(OrtEpFactory *factory, OrtCustomOpDomain
   return status;
 }
 
+/* ORT asks the EP to make a context that shares a queue of the graphics API. The plugin uses the primary context of the
+ * device, as other CUDA libraries do, and CUDA cannot attach a queue to that one. */
 static OrtStatus *init_graphics(OrtEpFactory *factory, const OrtEpDevice *device,
                                 const OrtGraphicsInteropConfig *config) {
   (void)factory, (void)device, (void)config;
-  return not_implemented("graphics interop");
+  return ocp_api->CreateStatus(
+      ORT_NOT_IMPLEMENTED, "graphics interop: " OCP_EP_NAME
+                           " uses the primary CUDA context, which cannot share a queue of a graphics API. Importing "
+                           "memory and semaphores needs no such context: leave this call out");
 }
 
 static OrtStatus *deinit_graphics(OrtEpFactory *factory, const OrtEpDevice *device) {
   (void)factory, (void)device;
-  return NULL;
+  return NULL; /* init_graphics never succeeds, so there is nothing to undo */
 }
 
 static OrtStatus *select_model_candidate(OrtEpFactory *factory, const OrtHardwareDevice *device,

@@ -1,4 +1,4 @@
-"""The enums of ONNX Runtime's C ABI, and the structs that the plugin fills for ONNX Runtime to call.
+"""The enums of ONNX Runtime's C ABI, the structs that the plugin fills for ONNX Runtime to call, and their parameters.
 
 ``CALLBACK_STRUCTS`` are complete, with their members in order. Each line has the API version that added the member, and
 its C declaration::
@@ -86,6 +86,15 @@ ENUMS: Final[dict[str, str]] = {
     "OrtWeightlessSupport": """
         OrtWeightlessSupport_NONE=0, OrtWeightlessSupport_EXTERNAL_ONLY=1, OrtWeightlessSupport_ALL=2
     """,
+    "OrtExternalMemoryHandleType": """
+        ORT_EXTERNAL_MEMORY_HANDLE_TYPE_D3D12_RESOURCE=0, ORT_EXTERNAL_MEMORY_HANDLE_TYPE_D3D12_HEAP=1,
+        ORT_EXTERNAL_MEMORY_HANDLE_TYPE_VK_MEMORY_WIN32=2, ORT_EXTERNAL_MEMORY_HANDLE_TYPE_VK_MEMORY_OPAQUE_FD=3
+    """,
+    "OrtExternalSemaphoreType": """
+        ORT_EXTERNAL_SEMAPHORE_D3D12_FENCE=0, ORT_EXTERNAL_SEMAPHORE_VK_TIMELINE_SEMAPHORE_WIN32=1,
+        ORT_EXTERNAL_SEMAPHORE_VK_TIMELINE_SEMAPHORE_OPAQUE_FD=2
+    """,
+    "OrtGraphicsApi": "ORT_GRAPHICS_API_NONE=0, ORT_GRAPHICS_API_D3D12=1, ORT_GRAPHICS_API_VULKAN=2",
 }
 
 CALLBACK_STRUCTS: Final[dict[str, str]] = {
@@ -265,5 +274,60 @@ CALLBACK_STRUCTS: Final[dict[str, str]] = {
     18 void ReleaseMayInplace(int *input_index, int *output_index)
     18 size_t GetAliasMap(int **input_index, int **output_index)
     18 void ReleaseAliasMap(int *input_index, int *output_index)
+    """,
+    "OrtExternalMemoryDescriptor": """
+    24 uint32_t version
+    24 OrtExternalMemoryHandleType handle_type
+    24 void *native_handle
+    24 size_t size_bytes
+    24 size_t offset_bytes
+    """,
+    "OrtExternalSemaphoreDescriptor": """
+    24 uint32_t version
+    24 OrtExternalSemaphoreType type
+    24 void *native_handle
+    """,
+    "OrtExternalTensorDescriptor": """
+    24 uint32_t version
+    24 ONNXTensorElementDataType element_type
+    24 const int64_t *shape
+    24 size_t rank
+    24 size_t offset_bytes
+    """,
+    "OrtGraphicsInteropConfig": """
+    25 uint32_t version
+    25 OrtGraphicsApi graphics_api
+    25 void *command_queue
+    25 const OrtKeyValuePairs *additional_options
+    """,
+    "OrtExternalMemoryHandle": """
+    24 uint32_t version
+    24 const OrtEpDevice *ep_device
+    24 OrtExternalMemoryDescriptor descriptor
+    24 void Release(OrtExternalMemoryHandle *handle)
+    """,
+    "OrtExternalSemaphoreHandle": """
+    24 uint32_t version
+    24 const OrtEpDevice *ep_device
+    24 OrtExternalSemaphoreDescriptor descriptor
+    24 void Release(OrtExternalSemaphoreHandle *handle)
+    """,
+    "OrtExternalResourceImporterImpl": """
+    24 uint32_t ort_version_supported
+    24 bool CanImportMemory(const OrtExternalResourceImporterImpl *this_ptr, OrtExternalMemoryHandleType handle_type)
+    24 OrtStatus *ImportMemory(OrtExternalResourceImporterImpl *this_ptr, const OrtExternalMemoryDescriptor *desc,
+           OrtExternalMemoryHandle **out_handle)
+    24 void ReleaseMemory(OrtExternalResourceImporterImpl *this_ptr, OrtExternalMemoryHandle *handle)
+    24 OrtStatus *CreateTensorFromMemory(OrtExternalResourceImporterImpl *this_ptr, const OrtExternalMemoryHandle
+           *mem_handle, const OrtExternalTensorDescriptor *tensor_desc, OrtValue **out_tensor)
+    24 bool CanImportSemaphore(const OrtExternalResourceImporterImpl *this_ptr, OrtExternalSemaphoreType type)
+    24 OrtStatus *ImportSemaphore(OrtExternalResourceImporterImpl *this_ptr, const OrtExternalSemaphoreDescriptor
+           *desc, OrtExternalSemaphoreHandle **out_handle)
+    24 void ReleaseSemaphore(OrtExternalResourceImporterImpl *this_ptr, OrtExternalSemaphoreHandle *handle)
+    24 OrtStatus *WaitSemaphore(OrtExternalResourceImporterImpl *this_ptr, OrtExternalSemaphoreHandle *handle,
+           OrtSyncStream *stream, uint64_t value)
+    24 OrtStatus *SignalSemaphore(OrtExternalResourceImporterImpl *this_ptr, OrtExternalSemaphoreHandle *handle,
+           OrtSyncStream *stream, uint64_t value)
+    24 void Release(OrtExternalResourceImporterImpl *this_ptr)
     """,
 }

@@ -342,6 +342,7 @@ FUNCTION_TABLES: Final[dict[str, str]] = {
     392 24 OrtStatus *KernelInfo_GetOperatorDomain(const OrtKernelInfo *info, char *out, size_t *size)
     393 24 OrtStatus *KernelInfo_GetOperatorType(const OrtKernelInfo *info, char *out, size_t *size)
     394 24 OrtStatus *KernelInfo_GetOperatorSinceVersion(const OrtKernelInfo *info, int *since_version)
+    395 24 const OrtInteropApi *GetInteropApi(void)
     396 24 OrtStatus *SessionGetEpDeviceForOutputs(const OrtSession *session, const OrtEpDevice
                **outputs_ep_devices, size_t num_outputs)
     406 24 OrtStatus *CreateEnvWithOptions(const OrtEnvCreationOptions *options, OrtEnv **out)
@@ -492,5 +493,29 @@ FUNCTION_TABLES: Final[dict[str, str]] = {
               void **state)
     77 31 OrtStatus *EpContextConfigGetEpContextDataWriteFunc(const OrtEpContextConfig *config, void **write_func,
               void **state)
+    """,
+    "OrtInteropApi": """
+    0 24 OrtStatus *CreateExternalResourceImporterForDevice(const OrtEpDevice *ep_device, OrtExternalResourceImporter
+             **out_importer)
+    1 24 void ReleaseExternalResourceImporter(OrtExternalResourceImporter *importer)
+    2 24 OrtStatus *CanImportMemory(const OrtExternalResourceImporter *importer, OrtExternalMemoryHandleType
+             handle_type, bool *out_supported)
+    3 24 OrtStatus *ImportMemory(OrtExternalResourceImporter *importer, const OrtExternalMemoryDescriptor *desc,
+             OrtExternalMemoryHandle **out_handle)
+    4 24 void ReleaseExternalMemoryHandle(OrtExternalMemoryHandle *handle)
+    5 24 OrtStatus *CreateTensorFromMemory(OrtExternalResourceImporter *importer, const OrtExternalMemoryHandle
+             *mem_handle, const OrtExternalTensorDescriptor *tensor_desc, OrtValue **out_tensor)
+    6 24 OrtStatus *CanImportSemaphore(const OrtExternalResourceImporter *importer, OrtExternalSemaphoreType type,
+             bool *out_supported)
+    7 24 OrtStatus *ImportSemaphore(OrtExternalResourceImporter *importer, const OrtExternalSemaphoreDescriptor *desc,
+             OrtExternalSemaphoreHandle **out_handle)
+    8 24 void ReleaseExternalSemaphoreHandle(OrtExternalSemaphoreHandle *handle)
+    9 24 OrtStatus *WaitSemaphore(OrtExternalResourceImporter *importer, OrtExternalSemaphoreHandle *semaphore_handle,
+             OrtSyncStream *stream, uint64_t value)
+    10 24 OrtStatus *SignalSemaphore(OrtExternalResourceImporter *importer, OrtExternalSemaphoreHandle
+              *semaphore_handle, OrtSyncStream *stream, uint64_t value)
+    11 25 OrtStatus *InitGraphicsInteropForEpDevice(const OrtEpDevice *ep_device, const OrtGraphicsInteropConfig
+              *config)
+    12 25 OrtStatus *DeinitGraphicsInteropForEpDevice(const OrtEpDevice *ep_device)
     """,
 }

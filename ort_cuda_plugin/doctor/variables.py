@@ -92,6 +92,13 @@ EMULATED = (
     ),
     Variable("ORT_CUDA_PLUGIN_EMULATE_SEED", "a number", "0", "seed of the random order of `adversarial` streams"),
     Variable(
+        "ORT_CUDA_PLUGIN_EMULATE_SEMAPHORE_SECONDS",
+        "1 to 86400",
+        "60",
+        "longest wait of a stream for an external semaphore, in seconds; then the emulated device is lost "
+        "([external_resources.md](external_resources.md))",
+    ),
+    Variable(
         "ORT_CUDA_PLUGIN_EMULATE_CHECK",
         "0, 1",
         "0",

@@ -80,6 +80,21 @@ def order():
         found.append((done, int(array.copy_to(np.empty(1, np.uint8))[0])))
     return found
 
+def waited():
+    "Whether a stream waits for a semaphore that is signalled after 1.5 seconds."
+    import threading
+    from ort_cuda_plugin.abi.device import CudaError, Device, Stream
+    from timelines import ImportedTimeline, Timeline
+    device, timeline = Device.emulated(), Timeline()
+    stream = Stream(device)
+    ImportedTimeline(device, timeline).wait(stream, 1)
+    threading.Timer(1.5, timeline.signal, [1]).start()
+    try:
+        stream.synchronize()
+    except CudaError as error:
+        return error.name
+    return timeline.value
+
 def loaded():
     "How many plans a session of a compiled model builds."
     from contexts import compile_model, load
@@ -117,6 +132,7 @@ EFFECTS = {
     "EMULATE_MEMORY": Effect("1G", "devices"),
     "EMULATE_PROFILE": Effect("FOLDER/profile", "files"),
     "EMULATE_SEED": Effect("3", "order", {"EMULATE_STREAMS": "adversarial"}),
+    "EMULATE_SEMAPHORE_SECONDS": Effect("1", "waited"),
     "EMULATE_STREAMS": Effect("adversarial", "order"),
     "EMULATE_WORKERS": Effect("3", "devices"),
     "KERNEL_MANIFEST": Effect("FOLDER/manifest", "files"),

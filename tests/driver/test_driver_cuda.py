@@ -132,6 +132,7 @@ def test_numbers_layouts_and_signatures_are_those_of_the_cuda_header(tmp_path: P
     assert len(constants) > 40
     lines = ["#include <cuda.h>", "#include <stddef.h>"]
     lines += [f'_Static_assert((int){name} == {value}, "{name}");' for name, value in constants]
+    lines += re.findall(r"typedef union \{[^}]*\} \w+;", text)  # stand for unions without a name of their own
     structs = re.findall(r"typedef struct \{([^}]*)\} (\w+);", text)
     assert [name for _, name in structs] == [
         "CUDA_KERNEL_NODE_PARAMS",
@@ -139,6 +140,11 @@ def test_numbers_layouts_and_signatures_are_those_of_the_cuda_header(tmp_path: P
         "CUDA_MEMSET_NODE_PARAMS",
         "CUmemLocation",
         "CUmemPoolProps",
+        "CUDA_EXTERNAL_MEMORY_HANDLE_DESC",
+        "CUDA_EXTERNAL_MEMORY_BUFFER_DESC",
+        "CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC",
+        "CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS",
+        "CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS",
     ]
     for body, struct in structs:
         lines.append(f"typedef struct {{ {body} }} our_{struct};")

@@ -26,6 +26,7 @@ class Emulator:
     device_bytes: int
     adversarial: int
     check: int
+    semaphore_seconds: int
     seed: int
 
 

@@ -44,7 +44,7 @@ static void configure_from_environment(void) {
   if (configured)
     return;
   configured = true;
-  uint64_t devices = 1, workers = 0, bytes = DEFAULT_DEVICE_BYTES, seed = 0, check = 0;
+  uint64_t devices = 1, workers = 0, bytes = DEFAULT_DEVICE_BYTES, seed = 0, check = 0, seconds = 0;
   const char *streams = getenv(ENVIRONMENT "_STREAMS");
   bool adversarial = streams && strcmp(streams, "adversarial") == 0;
   if (streams && *streams && !adversarial && strcmp(streams, "inline") != 0)
@@ -53,13 +53,15 @@ static void configure_from_environment(void) {
   (void)(read_number(ENVIRONMENT "_DEVICES", 1, EMU_MAX_DEVICES, &devices) &&
          read_number(ENVIRONMENT "_WORKERS", 0, MAX_WORKERS, &workers) &&
          read_number(ENVIRONMENT "_MEMORY", PAGE, MAX_DEVICE_BYTES, &bytes) &&
-         read_number(ENVIRONMENT "_SEED", 0, UINT64_MAX, &seed) && read_number(ENVIRONMENT "_CHECK", 0, 1, &check));
+         read_number(ENVIRONMENT "_SEED", 0, UINT64_MAX, &seed) && read_number(ENVIRONMENT "_CHECK", 0, 1, &check) &&
+         read_number(EMU_SEMAPHORE_VARIABLE, 1, 86400, &seconds));
   emu.config = (ocp_emu_config){
       .num_devices = (uint32_t)devices,
       .workers = (uint32_t)workers,
       .device_bytes = bytes,
       .adversarial = adversarial,
       .check = (uint32_t)check,
+      .semaphore_seconds = (uint32_t)seconds,
       .seed = seed,
   };
   const char *faults = getenv(ENVIRONMENT "_FAULTS");
@@ -113,6 +115,12 @@ int ocp_emu_configure(const ocp_emu_config *config, char *text, size_t text_byte
                     "graphs of the devices exist. Release these first");
   } else {
     emu_queue_run_all();
+    if (resize && !emu_queue_is_empty()) {
+      pthread_mutex_unlock(&start_lock);
+      return refuse(text, text_bytes,
+                    "the number and memory of emulated devices cannot change while work waits for an external "
+                    "semaphore. Signal the semaphore first");
+    }
     if (resize)
       stop();
     else if (emu.config.check && !config->check)

@@ -64,7 +64,7 @@ CUresult emu_event_record(CUevent event, CUstream stream) {
   } else if (!result) {
     record->clock = emu_clock_snapshot(stream);
     replace_record(event, emu_record_share(record));
-    if (emu.config.adversarial)
+    if (emu.config.adversarial || emu_queue_blocks(stream))
       result = emu_queue_record(stream, record);
     else
       emu_record_finish(record);
@@ -108,14 +108,14 @@ CUresult emu_event_synchronize(CUevent event) {
     return result;
   pthread_mutex_lock(&emu_order);
   emu_record *record = emu_record_share(event->record);
-  while (!emu_record_is_done(record) && emu_queue_run()) {
+  while (!emu_record_is_done(record) && (emu_queue_run() || emu_queue_await())) {
   }
   if (record)
     emu_clock_host_waits(record->clock);
   emu_record_release(record);
   pthread_mutex_unlock(&emu_order);
   emu_mempools_synchronized(device);
-  return atomic_load(&device->error);
+  return emu_error_of(device);
 }
 
 CUresult emu_event_query(CUevent event) {
@@ -130,7 +130,7 @@ CUresult emu_event_query(CUevent event) {
   if (!result && event->record)
     emu_clock_host_waits(event->record->clock);
   pthread_mutex_unlock(&emu_order);
-  return result ? result : atomic_load(&device->error);
+  return result ? result : emu_error_of(device);
 }
 
 CUresult emu_event_elapsed_time(float *milliseconds, CUevent start, CUevent end) {

@@ -2,6 +2,7 @@
 #include "emulator/calls/memory.h"
 
 #include "driver/activity.h"
+#include "emulator/external/external_memory.h"
 #include "emulator/heap.h"
 #include "emulator/op.h"
 #include "emulator/shadow.h"
@@ -57,6 +58,10 @@ CUresult emu_mem_free(CUdeviceptr address) {
     return result;
   if (!address)
     return CUDA_SUCCESS;
+  if (emu_external_memory_unmap(address)) {
+    atomic_fetch_sub(&emu.live, 1);
+    return emu_lost();
+  }
   if (!emu_is_device_address(address) || !free_block(emu_device_of(address), address))
     return emu_fail(CUDA_ERROR_INVALID_VALUE, "no allocation starts at 0x%llx", (unsigned long long)address);
   atomic_fetch_sub(&emu.live, 1);

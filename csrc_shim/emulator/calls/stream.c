@@ -25,6 +25,7 @@ CUresult emu_stream_create(CUstream *stream, unsigned flags) {
   pthread_mutex_init(&made->lock, NULL);
   emu_streams_lock();
   pthread_mutex_lock(&emu_order);
+  emu_queue_sweep();
   made->next = emu_streams;
   if (emu_streams)
     emu_streams->previous = made;
@@ -48,11 +49,8 @@ CUresult emu_stream_destroy(CUstream stream) {
   pthread_mutex_lock(&stream->lock); /* waits for an operation that runs inline */
   pthread_mutex_unlock(&stream->lock);
   pthread_mutex_lock(&emu_order);
-  if (stream->head) {
-    stream->destroyed = true;
-  } else {
-    emu_stream_free(stream);
-  }
+  stream->destroyed = true;
+  emu_queue_sweep();
   pthread_mutex_unlock(&emu_order);
   emu_streams_unlock();
   atomic_fetch_sub(&emu.live, 1);
@@ -80,18 +78,29 @@ CUresult emu_stream_synchronize(CUstream stream) {
   CUresult result = emu_enter_stream(&stream);
   if (result || (result = emu_capture_forbids(stream)))
     return result;
-  if (emu.config.adversarial) {
+  if (emu.config.adversarial || !emu_queue_is_empty()) {
     pthread_mutex_lock(&emu_order);
     emu_queue_drain(stream);
     emu_clock_host_waits(stream->clock);
     pthread_mutex_unlock(&emu_order);
-  } else {
+  }
+  if (!emu.config.adversarial) {
     pthread_mutex_lock(&stream->lock);
     emu_clock_host_waits(stream->clock);
     pthread_mutex_unlock(&stream->lock);
   }
   emu_mempools_synchronized(stream->device);
-  return atomic_load(&stream->device->error);
+  return emu_error_of(stream->device);
+}
+
+/* Whether the stream has queued work. */
+static bool is_queued(const struct CUstream_st *stream) {
+  if (emu_queue_is_empty())
+    return false;
+  pthread_mutex_lock(&emu_order);
+  const bool queued = stream->head != NULL;
+  pthread_mutex_unlock(&emu_order);
+  return queued;
 }
 
 CUresult emu_stream_query(CUstream stream) {
@@ -106,13 +115,13 @@ CUresult emu_stream_query(CUstream stream) {
     if (!result)
       emu_clock_host_waits(stream->clock);
     pthread_mutex_unlock(&emu_order);
-  } else if (pthread_mutex_trylock(&stream->lock)) {
+  } else if (is_queued(stream) || pthread_mutex_trylock(&stream->lock)) {
     result = CUDA_ERROR_NOT_READY;
   } else {
     emu_clock_host_waits(stream->clock);
     pthread_mutex_unlock(&stream->lock);
   }
-  return result ? result : atomic_load(&stream->device->error);
+  return result ? result : emu_error_of(stream->device);
 }
 
 static bool has_work(const emu_device *device) {
@@ -127,13 +136,13 @@ CUresult emu_ctx_synchronize(void) {
   CUresult result = emu_enter(&device);
   if (result || (result = emu_capture_forbids(NULL)))
     return result;
-  emu_streams_lock();
-  if (emu.config.adversarial) {
+  if (emu.config.adversarial || !emu_queue_is_empty()) {
     pthread_mutex_lock(&emu_order);
-    while (has_work(device) && emu_queue_run()) {
+    while (has_work(device) && (emu_queue_run() || emu_queue_await())) {
     }
     pthread_mutex_unlock(&emu_order);
   }
+  emu_streams_lock();
   for (struct CUstream_st *stream = &device->legacy; stream;
        stream = stream == &device->legacy ? emu_streams : stream->next)
     if (stream->device == device) {
@@ -143,5 +152,5 @@ CUresult emu_ctx_synchronize(void) {
     }
   emu_streams_unlock();
   emu_mempools_synchronized(device);
-  return atomic_load(&device->error);
+  return emu_error_of(device);
 }

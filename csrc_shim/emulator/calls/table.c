@@ -13,6 +13,8 @@
 #include "emulator/calls/loader.h"
 #include "emulator/calls/memory.h"
 #include "emulator/calls/stream.h"
+#include "emulator/external/external_memory.h"
+#include "emulator/external/external_semaphore.h"
 #include "emulator/fault.h"
 #include "emulator/mempool.h"
 #include "emulator/state.h"
@@ -54,6 +56,7 @@ static const struct {
     {CUDA_ERROR_ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"},
     {CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES",
      "too many resources requested for launch"},
+    {CUDA_ERROR_LAUNCH_TIMEOUT, "CUDA_ERROR_LAUNCH_TIMEOUT", "the launch timed out and was terminated"},
     {CUDA_ERROR_LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"},
     {CUDA_ERROR_NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
     {CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
@@ -149,6 +152,9 @@ static CUresult device_get_attribute(int *value, int attribute, CUdevice device)
   case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN:
     *value = (int)EMU_MAX_SHARED;
     return CUDA_SUCCESS;
+  case CU_DEVICE_ATTRIBUTE_TIMELINE_SEMAPHORE_INTEROP_SUPPORTED:
+    *value = 1;
+    return CUDA_SUCCESS;
   default:
     return emu_fail(CUDA_ERROR_INVALID_VALUE, "device attribute %d is not emulated", attribute);
   }
@@ -188,7 +194,7 @@ static CUresult primary_ctx_release(CUdevice device) {
   if (atomic_load(&emu.devices[device].retained) == 0)
     return CUDA_ERROR_INVALID_CONTEXT;
   if (atomic_fetch_sub(&emu.devices[device].retained, 1) == 1)
-    atomic_store(&emu.devices[device].error, CUDA_SUCCESS);
+    emu_recover(&emu.devices[device]);
   return CUDA_SUCCESS;
 }
 
@@ -261,6 +267,13 @@ static ocp_driver table = {
     .GraphLaunch = emu_graph_launch,
     .GraphExecDestroy = emu_graph_exec_destroy,
     .GraphDestroy = emu_graph_destroy,
+    .ImportExternalMemory = emu_import_external_memory,
+    .ExternalMemoryGetMappedBuffer = emu_external_memory_get_mapped_buffer,
+    .DestroyExternalMemory = emu_destroy_external_memory,
+    .ImportExternalSemaphore = emu_import_external_semaphore,
+    .SignalExternalSemaphoresAsync = emu_signal_external_semaphores,
+    .WaitExternalSemaphoresAsync = emu_wait_external_semaphores,
+    .DestroyExternalSemaphore = emu_destroy_external_semaphore,
     .LastErrorText = emu_last_error,
     .ReuseMemory = emu_reuse,
     .RedZone = emu_redzone,

@@ -91,12 +91,22 @@ CUresult emu_replay_run(emu_replay *replay, const emu_clock *clock) {
   while (emu_replay_step(replay, clock, NULL)) {
   }
   pthread_mutex_unlock(&replay->exec->running);
+  atomic_fetch_sub(&replay->exec->num_inline, 1);
   return replay->result;
 }
 
 void emu_replay_queued(emu_replay *replay) { replay->number = ++replay->exec->num_queued; }
 
 bool emu_replay_is_next(const emu_replay *replay) { return replay->number == replay->exec->num_finished + 1; }
+
+bool emu_replay_begin_inline(emu_replay *replay) {
+  if (replay->exec->num_queued != replay->exec->num_finished)
+    return false;
+  atomic_fetch_add(&replay->exec->num_inline, 1);
+  return true;
+}
+
+bool emu_replay_is_inline(const emu_replay *replay) { return atomic_load(&replay->exec->num_inline) > 0; }
 
 CUresult emu_replay_result(const emu_replay *replay) { return replay->result; }
 

@@ -1,0 +1,174 @@
+#include "emulator/external/external_memory.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "emulator/heap.h"
+#include "emulator/shadow.h"
+#include "emulator/state.h"
+#include "emulator/work/capture.h"
+#include "emulator/work/timeline.h"
+
+#define PAGE 4096u
+
+struct CUextMemory_st {
+  struct CUextMemory_st *next;
+  emu_device *device;
+  int fd; /* owned */
+  uint64_t bytes;
+};
+
+typedef struct buffer {
+  struct buffer *next;
+  emu_device *device;
+  CUdeviceptr address;
+  uint64_t block;          /* block of the heap that contains the mapping */
+  uint64_t mapping, bytes; /* device address and length of the mapped pages */
+} buffer;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards both lists */
+static struct CUextMemory_st *memories;
+static buffer *buffers;
+
+static uint64_t round_up(uint64_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }
+
+CUresult emu_import_external_memory(CUexternalMemory *memory, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *desc) {
+  emu_device *device;
+  CUresult result = emu_enter(&device);
+  if (result || (result = emu_capture_unsafe()))
+    return result;
+  if (!memory || !desc || desc->flags || desc->size == 0)
+    return CUDA_ERROR_INVALID_VALUE;
+  if (desc->type != CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD)
+    return emu_fail(CUDA_ERROR_NOT_SUPPORTED, "handle type %d of external memory is not emulated", desc->type);
+  result = emu_check_shared_file(desc->handle.fd, desc->size, "external memory");
+  if (result)
+    return result;
+  struct CUextMemory_st *made = calloc(1, sizeof *made);
+  if (!made)
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  *made = (struct CUextMemory_st){.device = device, .fd = desc->handle.fd, .bytes = desc->size};
+  pthread_mutex_lock(&lock);
+  made->next = memories;
+  memories = made;
+  pthread_mutex_unlock(&lock);
+  atomic_fetch_add(&emu.live, 1);
+  *memory = made;
+  return CUDA_SUCCESS;
+}
+
+/* Whether the memory is alive; the caller holds the lock. */
+static bool is_alive(const struct CUextMemory_st *memory) {
+  const struct CUextMemory_st *other = memories;
+  while (other && other != memory)
+    other = other->next;
+  return other != NULL;
+}
+
+/* Maps the range of the file; the caller holds the lock. */
+static CUresult map(buffer *made, const struct CUextMemory_st *memory, uint64_t offset, uint64_t bytes) {
+  emu_device *device = memory->device;
+  const uint64_t first = offset / PAGE * PAGE;
+  made->device = device;
+  made->bytes = round_up(offset + bytes - first);
+  /* A block is only aligned to granules, and its first and last page may belong to neighbours, too. */
+  made->block = emu_heap_alloc(&device->heap, made->bytes + PAGE);
+  if (!made->block && emu_shadow_flush(device))
+    made->block = emu_heap_alloc(&device->heap, made->bytes + PAGE);
+  if (!made->block)
+    return emu_fail(CUDA_ERROR_OUT_OF_MEMORY, "no room for %llu bytes of external memory on emulated device %d",
+                    (unsigned long long)bytes, device->ordinal);
+  made->mapping = round_up(made->block);
+  made->address = made->mapping + (offset - first);
+  if (mmap((void *)(made->mapping + (uint64_t)emu.alias), made->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
+           memory->fd, (off_t)first) != MAP_FAILED) {
+    emu_shadow_imported(made->address, bytes);
+    return CUDA_SUCCESS;
+  }
+  emu_heap_free(&device->heap, made->block);
+  return emu_fail(CUDA_ERROR_INVALID_HANDLE,
+                  "external memory: file descriptor %d cannot be mapped for reading and writing. Open it for both",
+                  memory->fd);
+}
+
+CUresult emu_external_memory_get_mapped_buffer(CUdeviceptr *address, CUexternalMemory memory,
+                                               const CUDA_EXTERNAL_MEMORY_BUFFER_DESC *desc) {
+  emu_device *device;
+  CUresult result = emu_enter(&device);
+  if (result || (result = emu_capture_unsafe()))
+    return result;
+  if (!address || !desc || desc->flags || desc->size == 0)
+    return CUDA_ERROR_INVALID_VALUE;
+  buffer *made = calloc(1, sizeof *made);
+  if (!made)
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  pthread_mutex_lock(&lock);
+  if (!is_alive(memory))
+    result = emu_fail(CUDA_ERROR_INVALID_HANDLE, "%p is not external memory", (void *)memory);
+  else if (desc->offset > memory->bytes || desc->size > memory->bytes - desc->offset)
+    result = emu_fail(CUDA_ERROR_INVALID_VALUE,
+                      "a buffer of %llu bytes at offset %llu does not fit into %llu bytes of external memory",
+                      desc->size, desc->offset, (unsigned long long)memory->bytes);
+  else
+    result = map(made, memory, desc->offset, desc->size);
+  if (!result) {
+    made->next = buffers;
+    buffers = made;
+    *address = made->address;
+    atomic_fetch_add(&emu.live, 1);
+  }
+  pthread_mutex_unlock(&lock);
+  if (result)
+    free(made);
+  return result;
+}
+
+/* Replaces the pages of the file by empty memory, and frees the addresses. The pages go back at once, even if the
+ * checking mode keeps the addresses in quarantine. */
+static void unmap(buffer *unmapped) {
+  void *pages = (void *)(unmapped->mapping + (uint64_t)emu.alias);
+  if (mmap(pages, unmapped->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1,
+           0) == MAP_FAILED)
+    return; /* the addresses stay in use: other work must not write into the file */
+  if (!emu.config.check || !emu_shadow_free(unmapped->device, unmapped->block, unmapped->bytes + PAGE))
+    emu_heap_free(&unmapped->device->heap, unmapped->block);
+}
+
+bool emu_external_memory_unmap(CUdeviceptr address) {
+  pthread_mutex_lock(&lock);
+  buffer **link = &buffers;
+  while (*link && (*link)->address != address)
+    link = &(*link)->next;
+  buffer *found = *link;
+  if (found)
+    *link = found->next;
+  pthread_mutex_unlock(&lock);
+  if (!found)
+    return false;
+  unmap(found);
+  free(found);
+  return true;
+}
+
+/* Buffers that are mapped from the memory stay valid until cuMemFree. */
+CUresult emu_destroy_external_memory(CUexternalMemory memory) {
+  CUresult result = emu_leave();
+  if (result || (result = emu_capture_unsafe()))
+    return result;
+  pthread_mutex_lock(&lock);
+  struct CUextMemory_st **link = &memories;
+  while (*link && *link != memory)
+    link = &(*link)->next;
+  const bool found = *link != NULL;
+  if (found)
+    *link = memory->next;
+  pthread_mutex_unlock(&lock);
+  if (!found)
+    return emu_fail(CUDA_ERROR_INVALID_HANDLE, "%p is not external memory", (void *)memory);
+  close(memory->fd);
+  free(memory);
+  atomic_fetch_sub(&emu.live, 1);
+  return emu_lost();
+}

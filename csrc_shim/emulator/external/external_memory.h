@@ -1,0 +1,19 @@
+/* External memory of the emulated driver (cuImportExternalMemory, ...): a file in memory (memfd) that the process
+ * shares with its exporter. Each buffer is a mapping of the file at addresses of the importing device. */
+#ifndef OCP_EMULATOR_EXTERNAL_EXTERNAL_MEMORY_H
+#define OCP_EMULATOR_EXTERNAL_EXTERNAL_MEMORY_H
+
+#include <stdbool.h>
+
+#include "driver/driver.h"
+
+/* Unmaps the buffer that starts at the address; false: none does. cuMemFree frees mapped buffers too. */
+bool emu_external_memory_unmap(CUdeviceptr address);
+
+/* Members of the driver table. */
+CUresult emu_import_external_memory(CUexternalMemory *memory, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *desc);
+CUresult emu_external_memory_get_mapped_buffer(CUdeviceptr *address, CUexternalMemory memory,
+                                               const CUDA_EXTERNAL_MEMORY_BUFFER_DESC *desc);
+CUresult emu_destroy_external_memory(CUexternalMemory memory);
+
+#endif
