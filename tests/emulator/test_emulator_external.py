@@ -6,15 +6,17 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import pytest
 
+from c_programs import build_program, run_program
 from emulator_harness import configured
 from ort_cuda_plugin.abi.core import ffi
 from ort_cuda_plugin.abi.device import CudaError, Device, DeviceArray, Stream
-from ort_cuda_plugin.abi.emulation import findings
+from ort_cuda_plugin.abi.emulation import clear_findings, findings
 from timelines import ImportedTimeline, SharedFile, Timeline, descriptors, mappings
 
 OPAQUE_FD = 1
@@ -303,4 +305,36 @@ def test_a_peer_that_never_signals_loses_the_device(adversarial: int) -> None:
         assert timeline.value == 3  # a lost device signals nothing
         with pytest.raises(CudaError, match=r"CUDA_ERROR_LAUNCH_TIMEOUT .*value 7"):
             semaphore.destroy()
+        timeline.close()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("streams", ["inline", "adversarial"])
+@pytest.mark.parametrize("sanitize", ["address", "thread"])
+def test_threads_pass_under(sanitize: str, streams: str) -> None:
+    done = run_program(build_program("external_test", ["external_test.c"], sanitize), streams, "1", "40")
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-8000:]
+    assert done.stdout == "external_test passed\n"
+
+
+def test_semaphores_do_not_hide_a_missing_wait() -> None:
+    """After streams have met at a semaphore, a later access without an order is still found."""
+    with configured(adversarial=1, check=1, seed=5) as device:
+        timeline = Timeline()
+        semaphore, first, second = ImportedTimeline(device, timeline), Stream(device), Stream(device)
+        array = device.upload(np.zeros(8, np.uint8))
+        fill(device, first, array.address, 1, 8)
+        semaphore.signal(first, 1)
+        semaphore.wait(second, 1)
+        fill(device, second, array.address, 2, 8)
+        device.synchronize()
+        assert findings() == []
+        fill(device, first, array.address, 3, 8)
+        fill(device, second, array.address, 4, 8)
+        with suppress(CudaError):
+            device.synchronize()
+        (found,) = findings()
+        assert "missing-wait" in found
+        clear_findings()
+        semaphore.destroy()
         timeline.close()

@@ -11,7 +11,7 @@ import gc
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,13 +22,16 @@ from onnx import TensorProto, helper, numpy_helper, parser
 import ort_cuda_plugin as plugin
 import searches
 from device_models import add_and_double, model, with_cpu_nodes
+from interop import Interop
 from ort_cuda_plugin.abi.core import core, ffi
 from ort_cuda_plugin.abi.device import CudaError, Device
+from ort_cuda_plugin.abi.host import OrtError, api
 from ort_cuda_plugin.custom.plugin import register_creator, unregister_creator
 from ort_cuda_plugin.ep.device import open_device
 from ort_cuda_plugin.program.steps.libraries import Refusals
 from plugins import DOUBLE, ProbeCreator
 from profiles import Profile, profiled_session
+from timelines import SharedFile, Timeline, descriptors, mappings
 
 Array = np.ndarray
 Step = Callable[[], None]
@@ -570,6 +573,57 @@ class OwnStream(Sum):
         self.__dict__.clear()
 
 
+class Imports(Scenario):
+    """Imports of memory and of a semaphore, for which a stream waits. This process is the exporter, too."""
+
+    def prepare(self) -> None:
+        self.file, self.timeline = SharedFile(4096), Timeline()
+
+    def create(self) -> None:
+        self.interop = Interop()
+        self.stream = self.interop.stream()
+
+    def steps(self) -> Sequence[Step]:
+        return [self.turn] * 3
+
+    def turn(self) -> None:
+        interop, turn, values = self.interop, self.timeline.value + 1, numbers(32, self.timeline.value)
+        with ExitStack() as releases:
+            memory = interop.memory(self.file, 4096)
+            releases.callback(interop.release_memory, memory)
+            semaphore = interop.semaphore(self.timeline)
+            releases.callback(interop.release_semaphore, semaphore)
+            tensor = interop.tensor(memory, [32], 128)
+            releases.callback(api().ReleaseValue, tensor)
+            releases.callback(self.timeline.signal, turn + 1)  # the stream never waits for ever
+            interop.wait(semaphore, self.stream, turn)
+            self.file.array(np.float32, 128, 32)[:] = values
+            self.timeline.signal(turn)
+            check(interop.download(tensor, 32, self.stream), values)
+            interop.signal(semaphore, self.stream, turn + 1)
+
+    def alive(self) -> dict[str, int]:
+        interop, file = Interop(), SharedFile(4096)
+        with suppress(OrtError):  # of a lost device
+            interop.release_memory(interop.memory(file, 4096))  # releases what could not be released before
+        interop.close()
+        file.close()
+        del file
+        gc.collect()
+        return {"descriptors": len(descriptors()), "mappings": mappings()}
+
+    def close(self) -> None:
+        if stream := self.__dict__.pop("stream", None):
+            api().ReleaseSyncStream(stream)
+        if interop := self.__dict__.pop("interop", None):
+            interop.close()
+
+    def finish(self) -> None:
+        self.file.close()
+        self.timeline.close()
+        self.__dict__.clear()
+
+
 class Library(Scenario):
     """GEMMs of the cuBLASLt stand-in, in automatic CUDA graphs."""
 
@@ -727,6 +781,7 @@ SCENARIOS: dict[str, type[Scenario]] = {
     "profiled": Profiled,
     "registration": Registration,
     "own-stream": OwnStream,
+    "imports": Imports,
     "library": Library,
     "convolutions": Convolutions,
     "first-use": FirstUse,

@@ -84,6 +84,7 @@ class Worker:
         from ort_cuda_plugin.ep.nodes import fused_node
 
         gc.collect()
+        alive = self.kind().alive()
         device = self.scenarios.plugin_device()
         apply(current())  # runs deferred work of the emulator
         core().device_trim(device)
@@ -91,7 +92,7 @@ class Worker:
         usage = self.faults.usage(device)
         kept = ("_in_use", "_live", "weight_bytes")
         found: dict[str, Any] = {k: v for k, v in self.plugin.counters().items() if k.endswith(kept)}
-        found.update(self.kind().alive())
+        found.update(alive)
         found["objects of the emulator"], found["device bytes"] = usage.objects, usage.device_bytes
         found["sessions in Python"] = len(boundary.PROVIDERS) + len(fused_node.FUSED_NODES)
         found["loaded kernels"] = sum(len(opened._loaded) for opened in open_device._open.values())

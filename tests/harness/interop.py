@@ -6,6 +6,9 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 import ort_cuda_plugin
 from ort_cuda_plugin.abi.core import ffi
 from ort_cuda_plugin.abi.host import OrtError, api, check_status
@@ -79,6 +82,23 @@ class Interop:
 
     def signal(self, semaphore: Any, stream: Any, value: int) -> None:
         check_status(self.table.SignalSemaphore(self.importer[0], semaphore, stream, value))
+
+    def download(self, tensor: Any, count: int, stream: Any) -> NDArray[np.float32]:
+        """Return ``count`` float32 elements of a tensor, copied in the order of the stream, which this waits for."""
+        values = np.empty(count, np.float32)
+        info, host = ffi.new("OrtMemoryInfo **"), ffi.new("OrtValue **")
+        check_status(api().CreateCpuMemoryInfo(0, 0, info))
+        pointer, shape = ffi.cast("void *", values.ctypes.data), ffi.new("int64_t[]", [count])
+        check_status(api().CreateTensorWithDataAsOrtValue(info[0], pointer, values.nbytes, shape, 1, FLOAT, host))
+        api().ReleaseMemoryInfo(info[0])
+        try:
+            env = ffi.new("OrtEnv **")
+            check_status(api().CreateEnv(3, b"interop", env))
+            tensors = ffi.new("const OrtValue *[]", [tensor]), ffi.new("OrtValue *[]", [host[0]])
+            check_status(api().CopyTensors(env[0], *tensors, stream, 1))
+        finally:
+            api().ReleaseValue(host[0])
+        return values
 
     def release_memory(self, memory: Any) -> None:
         self.table.ReleaseExternalMemoryHandle(memory)

@@ -1,5 +1,6 @@
 #include "emulator/external/external_memory.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -23,7 +24,7 @@ struct CUextMemory_st {
 typedef struct buffer {
   struct buffer *next;
   emu_device *device;
-  CUdeviceptr address;
+  CUdeviceptr address;     /* 0: freed */
   uint64_t block;          /* block of the heap that contains the mapping */
   uint64_t mapping, bytes; /* device address and length of the mapped pages */
 } buffer;
@@ -67,6 +68,30 @@ static bool is_alive(const struct CUextMemory_st *memory) {
   return other != NULL;
 }
 
+/* Replaces the pages of the file by empty memory. */
+static bool replace_pages(const buffer *unmapped) {
+  void *pages = (void *)(unmapped->mapping + (uint64_t)emu.alias);
+  const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
+  return mmap(pages, unmapped->bytes, PROT_READ | PROT_WRITE, flags, -1, 0) != MAP_FAILED;
+}
+
+/* Unmaps the pages of the buffers without an address, and frees their addresses. The pages go back at once, even if the
+ * checking mode keeps the addresses in quarantine. If the system cannot replace the pages, the buffer stays in the
+ * list: other work must not write into the file. The caller holds the lock. */
+static void unmap_freed(void) {
+  for (buffer **link = &buffers; *link;) {
+    buffer *freed = *link;
+    if (freed->address || !replace_pages(freed)) {
+      link = &freed->next;
+      continue;
+    }
+    *link = freed->next;
+    if (!emu.config.check || !emu_shadow_free(freed->device, freed->block, freed->bytes + PAGE))
+      emu_heap_free(&freed->device->heap, freed->block);
+    free(freed);
+  }
+}
+
 /* Maps the range of the file; the caller holds the lock. */
 static CUresult map(buffer *made, const struct CUextMemory_st *memory, uint64_t offset, uint64_t bytes) {
   emu_device *device = memory->device;
@@ -87,7 +112,10 @@ static CUresult map(buffer *made, const struct CUextMemory_st *memory, uint64_t 
     emu_shadow_imported(made->address, bytes);
     return CUDA_SUCCESS;
   }
+  const bool is_full = errno == ENOMEM;
   emu_heap_free(&device->heap, made->block);
+  if (is_full)
+    return CUDA_ERROR_OUT_OF_MEMORY;
   return emu_fail(CUDA_ERROR_INVALID_HANDLE,
                   "external memory: file descriptor %d cannot be mapped for reading and writing. Open it for both",
                   memory->fd);
@@ -105,6 +133,7 @@ CUresult emu_external_memory_get_mapped_buffer(CUdeviceptr *address, CUexternalM
   if (!made)
     return CUDA_ERROR_OUT_OF_MEMORY;
   pthread_mutex_lock(&lock);
+  unmap_freed();
   if (!is_alive(memory))
     result = emu_fail(CUDA_ERROR_INVALID_HANDLE, "%p is not external memory", (void *)memory);
   else if (desc->offset > memory->bytes || desc->size > memory->bytes - desc->offset)
@@ -125,31 +154,16 @@ CUresult emu_external_memory_get_mapped_buffer(CUdeviceptr *address, CUexternalM
   return result;
 }
 
-/* Replaces the pages of the file by empty memory, and frees the addresses. The pages go back at once, even if the
- * checking mode keeps the addresses in quarantine. */
-static void unmap(buffer *unmapped) {
-  void *pages = (void *)(unmapped->mapping + (uint64_t)emu.alias);
-  if (mmap(pages, unmapped->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1,
-           0) == MAP_FAILED)
-    return; /* the addresses stay in use: other work must not write into the file */
-  if (!emu.config.check || !emu_shadow_free(unmapped->device, unmapped->block, unmapped->bytes + PAGE))
-    emu_heap_free(&unmapped->device->heap, unmapped->block);
-}
-
 bool emu_external_memory_unmap(CUdeviceptr address) {
   pthread_mutex_lock(&lock);
-  buffer **link = &buffers;
-  while (*link && (*link)->address != address)
-    link = &(*link)->next;
-  buffer *found = *link;
+  buffer *found = address ? buffers : NULL;
+  while (found && found->address != address)
+    found = found->next;
   if (found)
-    *link = found->next;
+    found->address = 0;
+  unmap_freed();
   pthread_mutex_unlock(&lock);
-  if (!found)
-    return false;
-  unmap(found);
-  free(found);
-  return true;
+  return found != NULL;
 }
 
 /* Buffers that are mapped from the memory stay valid until cuMemFree. */

@@ -1,6 +1,7 @@
 #define _GNU_SOURCE /* F_ADD_SEALS */
 #include "emulator/work/timeline.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -54,7 +55,10 @@ CUresult emu_timeline_map(int fd, emu_timeline **out) {
     return CUDA_ERROR_OUT_OF_MEMORY;
   void *mapped = mmap(NULL, EMU_TIMELINE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (mapped == MAP_FAILED) {
+    const bool is_full = errno == ENOMEM;
     free(timeline);
+    if (is_full)
+      return CUDA_ERROR_OUT_OF_MEMORY;
     return emu_fail(CUDA_ERROR_INVALID_HANDLE, "%s: file descriptor %d cannot be mapped for reading and writing", what,
                     fd);
   }
