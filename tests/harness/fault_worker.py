@@ -84,9 +84,10 @@ class Worker:
         from ort_cuda_plugin.ep.nodes import fused_node
 
         gc.collect()
+        apply(current())  # runs deferred work of the emulator
         alive = self.kind().alive()
         device = self.scenarios.plugin_device()
-        apply(current())  # runs deferred work of the emulator
+        apply(current())
         core().device_trim(device)
         apply(current())
         usage = self.faults.usage(device)

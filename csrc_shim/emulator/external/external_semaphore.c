@@ -1,7 +1,7 @@
 /* Waits and signals are items of the stream's queue (work/queue.h), in both modes of the streams: a wait never blocks
- * the thread that enqueues it. CUDA leaves open what happens to a signal that does not increase the value, and to the
- * destruction of a semaphore that enqueued work uses; here both are errors. CUDA can also capture waits and signals
- * into graphs. No caller needs that, so it is not emulated. */
+ * the thread that enqueues it. CUDA leaves open what happens to a signal that does not increase the value, and after
+ * the destruction of a semaphore that enqueued work uses; here both are errors, although the latter destroys the
+ * semaphore. CUDA can also capture waits and signals into graphs. No caller needs that, so it is not emulated. */
 #include "emulator/external/external_semaphore.h"
 
 #include <pthread.h>
@@ -123,18 +123,19 @@ CUresult emu_destroy_external_semaphore(CUexternalSemaphore semaphore) {
     return result;
   pthread_mutex_lock(&lock);
   struct CUextSemaphore_st **link = link_of(semaphore);
-  if (!*link)
-    result = fail_handle(semaphore);
-  else if (emu_timeline_is_used(semaphore->timeline) && !emu_lost()) /* a lost device runs none of that work */
-    result = emu_fail(EMU_ERROR_ILLEGAL_STATE, "enqueued work still waits for the semaphore or signals it");
-  else
+  const bool found = *link != NULL;
+  if (found)
     *link = semaphore->next;
   pthread_mutex_unlock(&lock);
-  if (result)
-    return result;
-  emu_timeline_release(semaphore->timeline);
+  if (!found)
+    return fail_handle(semaphore);
+  if (emu_timeline_is_used(semaphore->timeline) && !emu_lost()) /* a lost device runs none of that work */
+    result =
+        emu_fail(EMU_ERROR_ILLEGAL_STATE, "the semaphore is destroyed although enqueued work still waits for it or "
+                                          "signals it. Wait for that work first");
+  emu_timeline_release(semaphore->timeline); /* the work has references of its own */
   close(semaphore->fd);
   free(semaphore);
   atomic_fetch_sub(&emu.live, 1);
-  return emu_lost();
+  return result ? result : emu_lost();
 }
