@@ -99,3 +99,31 @@ def test_a_session_that_selects_among_devices_gets_operators_once(version: str, 
     environment = {"PYTHONPATH": f"{HARNESS}:{installed / version}", "ORT_CUDA_PLUGIN_EMULATE_DEVICES": "2"}
     done = python("import automatic_selection; automatic_selection.main()", env=environment)
     assert done.stdout == "created\n"
+
+
+IMPORTS = """
+import sys
+import numpy as np, onnxruntime as ort
+from interop import BoundSession, Interop
+from isolated import add_model
+from timelines import SharedFile, Timeline
+interop, file, timeline = Interop(), SharedFile(4096), Timeline()
+memory, semaphore, stream = interop.memory(file, 4096), interop.semaphore(timeline), interop.stream()
+a, b, c = (interop.tensor(memory, [8], offset) for offset in (0, 256, 512))
+session = BoundSession(interop, add_model(), stream, {"a": a, "b": b}, {"c": c})
+interop.wait(semaphore, stream, 1)
+session.run()
+interop.signal(semaphore, stream, 2)
+file.array(np.float32, 0, 8)[:] = 3
+file.array(np.float32, 256, 8)[:] = np.arange(8)
+timeline.signal(1)
+timeline.wait(2)
+print(ort.__version__, *file.array(np.float32, 512, 8).astype(int))
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("version", OTHERS)
+def test_memory_and_semaphores_are_imported(version: str, installed: Path) -> None:
+    environment = {"PYTHONPATH": f"{HARNESS}:{installed / version}"}
+    assert python(IMPORTS, env=environment).stdout == f"{version} 3 4 5 6 7 8 9 10\n"
