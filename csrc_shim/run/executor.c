@@ -124,7 +124,8 @@ static int make_key(run *r) {
   uint32_t num_values = 0;
   if (host_inputs) {
     if (cluster->host_inputs[host_inputs - 1] >= r->num_inputs)
-      return ocp_fail(r->error, ORT_INVALID_ARGUMENT, "%s: got %u inputs, but the host must read input %u",
+      return ocp_fail(r->error, ORT_INVALID_ARGUMENT,
+                      "%s: internal error: the Run has %u inputs, but shapes depend on input %u. Report the model",
                       cluster->name, r->num_inputs, cluster->host_inputs[host_inputs - 1]);
     if (count_host_values(r, &num_values) != ORT_OK)
       return r->error->code;

@@ -108,7 +108,7 @@ class DType(enum.Enum):
         tensors in device memory cannot have the type.
         """
         if not self.is_supported:
-            raise ValueError(f"{self.name} has no NumPy type")
+            raise ValueError(f"{self.name}: tensors in device memory cannot have this element type")
         return np.dtype(_storage[self.onnx][1])
 
     @staticmethod

@@ -379,7 +379,9 @@ def encode(plan: Plan) -> bytes:
             )
         )
     except struct.error as error:
-        raise ValueError(f"a field of the plan is out of range: {error}") from error
+        raise ValueError(
+            f"internal error: a field of the plan does not fit its type in the plan format ({error}). Report the model"
+        ) from error
     return header + b"".join(sections)
 
 

@@ -131,8 +131,14 @@ static void allocator_free(OrtAllocator *this_, void *address) {
   ocp_error ignored;
   ocp_device *device = open_device(allocator, &ignored);
   /* Frees without a stream: ORT frees a tensor once its last user is enqueued, and does not tell on which streams. */
-  if (device && !ocp_pool_free(device, allocator->memory, (uint64_t)(uintptr_t)address, NULL))
-    ocp_log(ORT_LOGGING_LEVEL_ERROR, "cannot free an address that is not allocated by this allocator", "Free");
+  if (!device || ocp_pool_free(device, allocator->memory, (uint64_t)(uintptr_t)address, NULL))
+    return;
+  char text[256];
+  snprintf(text, sizeof text,
+           "cannot free %p: the allocator of %s memory of device %d did not allocate it, or it was freed already. Free "
+           "each value once, with the allocator that made it",
+           address, allocator->memory == OCP_PINNED_MEMORY ? "pinned" : "device", allocator->ordinal);
+  ocp_log(ORT_LOGGING_LEVEL_ERROR, text, "Free");
 }
 
 static const OrtMemoryInfo *allocator_info(const OrtAllocator *this_) {
