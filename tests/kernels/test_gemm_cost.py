@@ -39,6 +39,21 @@ def test_a_slower_tensor_core_is_predicted_to_take_longer() -> None:
     assert cycles["rtx4090"] > 4 * cycles["h100"]
 
 
+@pytest.mark.parametrize(
+    ("rows", "columns", "depth", "split_k"),
+    [
+        pytest.param(16, 256, 3072, 4, id="few blocks"),
+        pytest.param(400, 256, 3072, 6, id="no power of two"),
+        pytest.param(784, 256, 4096, 8, id="the most"),
+        pytest.param(197, 1024, 1152, 2, id="the least"),
+        pytest.param(128, 768, 768, 1, id="short sums"),
+    ],
+)
+def test_a_gemm_is_split_as_is_predicted_to_take_least(rows: int, columns: int, depth: int, split_k: int) -> None:
+    device = of(gpus.gpu("h100"))
+    assert cost_model.choose_split_k(device, "f16", rows, columns, depth, along_k=True) == split_k
+
+
 def test_a_gpu_without_a_description_has_the_rates_of_the_most_similar_one() -> None:
     assert closest((9, 0), 132).name == gpus.gpu("h100").name
     assert closest((8, 9), 60).key == ""
