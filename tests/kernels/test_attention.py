@@ -163,6 +163,20 @@ def test_attention_takes_in_no_more_tensors_than_a_kernel_has_parameters_for(bia
     np.testing.assert_allclose(fused[0], plain[0], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+def test_decoding_with_an_open_number_of_rows_launches_one_kernel_per_gemm(rows: int) -> None:
+    """A GEMM that is no part of attention also has a tile kernel there, whose grid is empty for few rows."""
+    body = "s = MatMul(q, k) p = Softmax(s) y = MatMul(p, v)"
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 20]> g (float[1, 2, rows, 80] q, float[1, 2, 80, 512] k,'
+        f" float[1, 2, 512, 80] v) => (float[1, 2, rows, 80] y) {{ {body} }}"
+    )
+    cluster = CompiledCluster(read_model(model), DeviceProperties.gpu((9, 0)))
+    variant = cluster.build([(1, 2, rows, 80), (1, 2, 80, 512), (1, 2, 512, 80)], [])
+    kinds = [kernel.name.partition("_n")[0] for kernel in variant.kernels]
+    assert kinds == ["matmul_row", "softmax", "matmul_row"]
+
+
 @pytest.mark.parametrize("weight", ["w", "v"])
 def test_layers_of_a_network_are_not_attention(weight: str) -> None:
     """If GEMM, LayerNormalization and GEMM were one kernel, each of its tiles would compute the first GEMM again."""
