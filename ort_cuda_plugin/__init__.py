@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .abi.errors import Error
 from .plugin_library import get_ep_name, get_ep_names, get_library_path
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ __version__ = "0.1.0"
 __all__ = [
     "CudaArray",
     "DeviceInfo",
+    "Error",
     "NodeVerdict",
     "OptionError",
     "PlanVariant",

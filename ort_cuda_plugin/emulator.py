@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from .abi.device import CudaError, Device, DeviceArray, Dim3, Module
 from .abi.emulation import clear_findings, configuration, configure, findings
+from .abi.errors import Error
 from .compiler.library.isolation import import_compiler
 from .compiler.library.ptx_image import ImageError, ptx_text
 from .compiler.ptx.linking import declared_resources, link, with_shared_variables
@@ -33,7 +34,7 @@ Argument: TypeAlias = "npt.NDArray[Any] | np.generic | int | float | bytes | tup
 Upload: TypeAlias = Callable[["npt.NDArray[Any]"], DeviceArray]
 
 
-class EmulatorError(RuntimeError):
+class EmulatorError(Error, RuntimeError):
     """PTX that the emulated device cannot run, or a launch that failed. ``findings`` are those of the checking mode."""
 
     def __init__(self, message: str, findings: Sequence[str] = ()) -> None:

@@ -7,6 +7,7 @@ adds the input of the final Softmax as an output, because the Softmax of noise g
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,12 +17,14 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
+from .abi.errors import Error
+
 SOFTMAX_OPS = ("Softmax", "LogSoftmax")
 WEIGHTED_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 BATCH_NORMALIZATION_ROLES = {1: "scale", 2: "bias", 3: "mean", 4: "variance"}
 
 
-class ModelNotFoundError(ValueError):
+class ModelNotFoundError(Error, ValueError):
     """The argument is neither a file nor the name of a model in the onnx wheel."""
 
 
@@ -39,9 +42,11 @@ def find_model(name_or_path: str) -> Path:
     models = wheel_models()
     if name_or_path in models:
         return models[name_or_path]
+    close = difflib.get_close_matches(path.name, models, n=1)
+    hint = f", did you mean {close[0]!r}?" if close else "."
     raise ModelNotFoundError(
-        f"{name_or_path!r} is neither a file nor a light model. Give the path of an ONNX file, or a light model of the "
-        f"installed onnx wheel: {', '.join(models) or 'it has none'}"
+        f"{name_or_path!r} is neither a file nor a light model{hint} Give the path of an ONNX file, or a light model "
+        f"of the installed onnx wheel: {', '.join(models) or 'it has none'}"
     )
 
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
+from .abi.errors import Error
 from .clusters.claims.claims import NodeVerdict
 from .custom import registry
 
@@ -39,7 +40,7 @@ _LFS_POINTER = b"version https://git-lfs.github.com/"
 _IR_VERSION = r"Unsupported model IR version: (\d+), max supported IR version: (\d+)"
 
 
-class NoProviderError(RuntimeError):
+class NoProviderError(Error, RuntimeError):
     """No provider runs a node of the model.
 
     Attributes:
@@ -51,7 +52,7 @@ class NoProviderError(RuntimeError):
         self.verdicts = verdicts
 
 
-class ModelFormatError(RuntimeError):
+class ModelFormatError(Error, RuntimeError):
     """The model is in a newer format than this ONNX Runtime reads, or the file is not a model."""
 
 

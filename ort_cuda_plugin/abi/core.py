@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import _bridge
+from .errors import Error
 
 ffi = _bridge.ffi
 lib = _bridge.lib
@@ -24,7 +25,7 @@ LIBRARY_PATH = Path(__file__).resolve().parent.parent / "libort_cuda_plugin.so"
 _core: Any = None
 
 
-class PluginError(RuntimeError):
+class PluginError(Error, RuntimeError):
     """The C library reported an error. ``code`` is its OrtErrorCode."""
 
     def __init__(self, message: str, code: int = 1) -> None:

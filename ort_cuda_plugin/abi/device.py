@@ -15,11 +15,12 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from .core import core, driver_error_text, ffi
+from .errors import Error
 
 Dim3: TypeAlias = int | Sequence[int]
 
 
-class CudaError(RuntimeError):
+class CudaError(Error, RuntimeError):
     """A driver call failed. ``code`` is its CUresult, ``name`` that code's name, ``call`` the member of the table."""
 
     def __init__(self, call: str, code: int, text: str) -> None:

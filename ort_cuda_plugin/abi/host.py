@@ -9,9 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .core import core, ffi, lib
+from .errors import Error
 
 
-class OrtError(RuntimeError):
+class OrtError(Error, RuntimeError):
     """ONNX Runtime returned a status. ``code`` is its OrtErrorCode."""
 
     def __init__(self, message: str, code: int) -> None:

@@ -16,6 +16,8 @@ import numpy as np
 from ort_cuda_plugin.benchmark.measure import Task
 from ort_cuda_plugin.benchmark.sides import PLUGIN
 
+from ..abi.errors import Error
+
 _CHILD = """
 import json, sys, time
 import numpy as np, onnxruntime, ort_cuda_plugin
@@ -49,7 +51,7 @@ class Creation:
     device_bytes: int
 
 
-class ChildError(RuntimeError):
+class ChildError(Error, RuntimeError):
     """A process that measured the creation of a session failed, or a call of the CUDA driver."""
 
 

@@ -17,12 +17,14 @@ from ort_cuda_plugin.comparison.differences import UNROUNDED_INPUTS
 from ort_cuda_plugin.ep.device.identity import Identity
 from ort_cuda_plugin.session_errors import only_ours
 
+from ..abi.errors import Error
+
 Feeds = Mapping[str, NDArray[np.generic]]
 PLUGIN, CPU, CUDA, CUDA_GRAPH = "plugin", "cpu", "cuda", "cuda-graph"
 SIDES = (PLUGIN, CPU, CUDA, CUDA_GRAPH)
 
 
-class SideError(RuntimeError):
+class SideError(Error, RuntimeError):
     """A side that this installation of ONNX Runtime does not have, or that cannot run the model."""
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import difflib
 import importlib
 import io
 import os
@@ -79,6 +80,12 @@ def _run(words: list[str]) -> int:
     parser.add_argument("--version", action="version", version=f"ort-cuda-plugin {ort_cuda_plugin.__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     chosen = words[0] if words else ""
+    if chosen not in COMMANDS and chosen and not chosen.startswith("-"):
+        close = difflib.get_close_matches(chosen, COMMANDS, n=1)
+        parser.error(
+            f"unknown command {chosen!r}{f', did you mean {close[0]!r}?' if close else ','} expected one of: "
+            f"{', '.join(COMMANDS)}"
+        )
     for name, module in COMMANDS.items():
         description = _docstring(module)
         command = subparsers.add_parser(name, help=description.splitlines()[0], description=description)

@@ -41,6 +41,8 @@ from ort_cuda_plugin.compiler.ptx.translate import llvm_module
 from ort_cuda_plugin.compiler.targets import KernelImage, Target, resource_usage
 from ort_cuda_plugin.compiler.toolchain import closest_capability, ir_key, supported_capabilities
 
+from ..abi.errors import Error
+
 scalar_types = {"i32": types.int32, "i64": types.int64, "f32": types.float32, "f64": types.float64}
 element_types = {
     **scalar_types,
@@ -66,7 +68,7 @@ element_types = {
 }
 
 
-class KernelCompileError(Exception):
+class KernelCompileError(Error):
     """A kernel does not compile. The message names the kernel and, if known, the line of its source."""
 
     ort_code = 6  # ORT_RUNTIME_EXCEPTION

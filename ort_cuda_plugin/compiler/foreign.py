@@ -20,10 +20,12 @@ from ort_cuda_plugin.compiler.kernel import KernelSpec
 from ort_cuda_plugin.compiler.targets import KernelImage, Target, resource_usage
 from ort_cuda_plugin.compiler.toolchain import joined_digest, supported_capabilities
 
+from ..abi.errors import Error
+
 KINDS = ("cuda", "ptx", "cubin", "ltoir")
 
 
-class ForeignCodeError(Exception):
+class ForeignCodeError(Error):
     """The given code cannot be compiled as a kernel; the message says why, and what to do."""
 
 

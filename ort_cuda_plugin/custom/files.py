@@ -6,8 +6,10 @@ import importlib.util
 import sys
 from pathlib import Path
 
+from ..abi.errors import Error
 
-class NoOperatorsFileError(ValueError):
+
+class NoOperatorsFileError(Error, ValueError):
     """The path is not a Python file."""
 
 

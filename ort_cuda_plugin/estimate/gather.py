@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 
 from ..abi.core import core, ffi
+from ..abi.errors import Error
 from ..clusters.claims.claims import claim
 from ..clusters.cluster import CompiledCluster
 from ..gpus import Gpu
@@ -48,7 +49,7 @@ SMALL_CONTENTS = 1 << 16
 LIBRARIES = frozenset({"cublaslt", "cudnn"})
 
 
-class ShapeError(ValueError):
+class ShapeError(Error, ValueError):
     """The given shapes do not fit the model."""
 
 

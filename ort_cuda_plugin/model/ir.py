@@ -14,6 +14,8 @@ from typing import Any, Final, TypeAlias, overload
 import numpy as np
 import numpy.typing as npt
 
+from ..abi.errors import Error
+
 Array: TypeAlias = "npt.NDArray[Any]"
 Parameter: TypeAlias = "int | float | bool | tuple[int, ...]"
 """An argument of a recipe other than its operands; a compiled model can store it."""
@@ -474,7 +476,7 @@ class Graph:
         return {value: node for node in self.nodes for value in node.outputs if value is not None}
 
 
-class Unsupported(Exception):
+class Unsupported(Error):
     """The plugin does not run this node; ORT assigns it to another execution provider.
 
     ``kind`` is one of "op", "version", "dtype", "attribute", "shape", "control-flow", "cost", "quarantine". ``node`` is
@@ -510,7 +512,7 @@ class DeclinedLayout(Unsupported):
         self.results = results
 
 
-class InvalidModel(Exception):
+class InvalidModel(Error):
     """The model, or the inputs of a Run, contradict the operator's definition."""
 
     ort_code = 2  # ORT_INVALID_ARGUMENT
@@ -520,7 +522,7 @@ class InvalidModel(Exception):
         self.reason = reason
 
 
-class NodeError(Exception):
+class NodeError(Error):
     """A node of a cluster could not be lowered; the message names the node and the reason."""
 
     def __init__(self, node: Node, reason: str, *, invalid_input: bool = False) -> None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from typing import Generic, TypeVar
 
+from ..abi.errors import Error
 from ..model.ir import Node
 
 Number = TypeVar("Number", int, tuple[int, ...])
 
 
-class NoProgressError(RuntimeError):
+class NoProgressError(Error, RuntimeError):
     """A loop of session creation makes no progress: a bug of the plugin."""
 
 

@@ -205,6 +205,7 @@ def test_an_interrupt_ends_the_helpers_and_keeps_what_was_compiled(
     target, counts = library(tmp_path)
     specs = [spec_number(i) for i in range(20)]
     compilations = []
+    others = psutil.Process().children()  # such as the fork server of other tests
     run = kernel_library.Compilation.run
 
     def noted(compilation: kernel_library.Compilation) -> None:
@@ -228,7 +229,7 @@ def test_an_interrupt_ends_the_helpers_and_keeps_what_was_compiled(
     (compilation,) = compilations
     compilation.join(600)
     assert not compilation.is_alive()
-    assert not psutil.Process().children()
+    assert psutil.Process().children() == others
     compiled = counts["KERNELS_COMPILED"]
     assert 1 <= compiled < len(specs)
     assert [image.entry for image in target.get_many(specs, emulated)] == [spec.symbol for spec in specs]
@@ -407,4 +408,4 @@ def test_keys_depend_on_every_module_that_the_compiler_imports() -> None:
         f"compiler/{name}.py"
         for name in ("cache", "caches/cache_folder", "caches/trusted_files", "foreign", "toolchain")
     }
-    assert imported == sources | others | {"plugin_library.py", "uninterrupted.py"}
+    assert imported == sources | others | {"abi/errors.py", "plugin_library.py", "uninterrupted.py"}

@@ -122,6 +122,20 @@ def test_wrong_arguments_end_with_the_usage_code_and_name_the_argument(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "meant"), [(["doctr"], "doctor"), (["explain", "light_resnet5"], "light_resnet50")]
+)
+def test_a_mistyped_command_or_model_gets_the_name_that_was_probably_meant(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], meant: str
+) -> None:
+    try:
+        code = main(arguments)
+    except SystemExit as end:  # by argparse
+        code = int(end.code or 0)
+    assert code == ExitCode.USAGE
+    assert f"did you mean {meant!r}?" in capsys.readouterr().err
+
+
 def test_a_truncated_model_ends_with_the_model_code(
     capsys: pytest.CaptureFixture[str], add_model: str, tmp_path: Path
 ) -> None:

@@ -111,7 +111,7 @@ def test_a_variable_that_nothing_reads_is_named(tmp_path: Path, name: str, advic
 
 def test_the_variables_are_those_that_the_sources_read() -> None:
     sources = [path for path in (ROOT / "ort_cuda_plugin").rglob("*.py") if path.name != "variables.py"]
-    sources += (ROOT / "csrc_shim").rglob("*.c")
+    sources += (ROOT / "csrc_shim").rglob("*.[ch]")
     text = "".join(path.read_text() for path in sources).replace('ENVIRONMENT "_', '"ORT_CUDA_PLUGIN_EMULATE_')
     assert sorted(set(re.findall(r'"(ORT_CUDA_PLUGIN_[A-Z_]*[A-Z])(?=[":])', text))) == list(VARIABLES)
 

@@ -8,6 +8,7 @@ import struct
 from collections.abc import Iterator
 from typing import Any
 
+from ...abi.errors import Error
 from ..targets import Target
 
 FATBIN_MAGIC = b"\x50\xed\x55\xba"
@@ -22,7 +23,7 @@ uncompressed payload.
 """
 
 
-class ImageError(Exception):
+class ImageError(Error):
     """The emulated device cannot load the image; the message says why, and what to do."""
 
     ort_code = 2  # ORT_INVALID_ARGUMENT

@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
+from ...abi.errors import Error
 
-class PtxError(Exception):
+
+class PtxError(Error):
     """PTX that cannot be translated. The message has the line, the instruction, and what is wrong with it."""
 
     def __init__(self, line: int, text: str, reason: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ...abi.errors import Error
+
 MALFORMED = (
     ArithmeticError,
     AssertionError,
@@ -14,7 +16,7 @@ MALFORMED = (
 """Exceptions that code may raise if it reads malformed data or a contradictory graph."""
 
 
-class ContextError(Exception):
+class ContextError(Error):
     """A context, or the node that names it, cannot be used. The message says what to do."""
 
     ort_code = 10  # ORT_INVALID_GRAPH

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from ...abi.errors import Error
+
 _ROOTS = ("math", "numba", "numpy")
 """Modules whose names a kernel may use; the kernel's source text imports them."""
 _MODULES = ("math", "numba.cuda", "numba.cuda.libdevice", "numba", "numpy", "ort_cuda_plugin.compiler.intrinsics")
@@ -26,7 +28,7 @@ _TAKEN = frozenset({"kernel", "author"})
 """Names that the generated source text defines."""
 
 
-class KernelSourceError(ValueError):
+class KernelSourceError(Error, ValueError):
     """A function cannot be a kernel. The message names it and says what to do."""
 
 

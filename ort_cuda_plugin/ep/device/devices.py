@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...abi.core import PluginError, check, core, ffi, lib, new_error
+from ...abi.errors import Error
 from ...program.lowering.context import DeviceProperties
 
 #: Environment variable. With "1", "true", "yes" or "on", `register` without the argument ``emulate`` offers emulated
@@ -24,7 +25,7 @@ PTX_SUFFIX = ":ptx"
 _MOST_DEVICES = 64
 
 
-class DriverError(RuntimeError):
+class DriverError(Error, RuntimeError):
     """A call of the CUDA driver (or of the emulator) failed."""
 
     ort_code = 6  # ORT_RUNTIME_EXCEPTION

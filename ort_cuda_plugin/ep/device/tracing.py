@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from ...abi.core import core, ffi, lib
+from ...abi.errors import Error
 
 _BUFFER_BYTES = 8 << 20
 _KINDS = ("CONCURRENT_KERNEL", "MEMCPY", "MEMSET", "EXTERNAL_CORRELATION")
@@ -23,7 +24,7 @@ _KINDS = ("CONCURRENT_KERNEL", "MEMCPY", "MEMSET", "EXTERNAL_CORRELATION")
 _FORCED = 1
 
 
-class NoTracing(RuntimeError):
+class NoTracing(Error, RuntimeError):
     """CUPTI cannot be used; the message says why, and what to do."""
 
 

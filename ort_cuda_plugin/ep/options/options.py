@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from ...abi.errors import Error
 from ...plugin_library import EP_NAME
 from ...program.device import AttentionKernel
 from ..device.identity import Identity
@@ -33,7 +34,7 @@ __all__ = ["ALIAS_PREFIX", "OptionError", "Options", "collect", "known_keys", "p
 ALIAS_PREFIX = "ep.cuda."
 
 
-class OptionError(ValueError):
+class OptionError(Error, ValueError):
     """An option is unknown or has an invalid value."""
 
     ort_code = 2  # ORT_INVALID_ARGUMENT

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 
+from ...abi.errors import Error
 from ...program.analysis.verify import is_wanted
 
 _EVERYWHERE = frozenset({"cuda", "libdevice", "math", "range", "float32", "float64"}) | {
@@ -26,7 +27,7 @@ _CALL = ("args", "keywords")
 """Fields of `ast.Call` except ``func``, the called function."""
 
 
-class FragmentError(ValueError):
+class FragmentError(Error, ValueError):
     """A fragment reads an undefined name, or does not assign a name that it declares: a bug of the plugin."""
 
 

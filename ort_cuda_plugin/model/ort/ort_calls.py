@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from ...abi.core import ffi, lib
+from ...abi.errors import Error
 from ..ir import Array, Constant, DType
 from ..packed import unpack_array
 
 
-class OrtCallError(RuntimeError):
+class OrtCallError(Error, RuntimeError):
     """A function of ORT's API failed; the message names it."""
 
 

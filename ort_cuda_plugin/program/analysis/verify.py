@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import numpy as np
 
+from ...abi.errors import Error
 from ..expressions.scalar import Scalar, reachable
 from ..expressions.symbolic import Dim, eq, hint, le, product, truth
 from ..steps.steps import Attend, Contract, Input, Map, Rows, Sums
@@ -25,7 +26,7 @@ added up.
 _written_first = frozenset({BufferKind.SCRATCH, BufferKind.OUTPUT})
 
 
-class InvalidProgramError(RuntimeError):
+class InvalidProgramError(Error, RuntimeError):
     """A pass left a program that violates an invariant: a bug of the plugin."""
 
 
