@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 from ..compiler.cache import KernelCache
@@ -40,6 +41,7 @@ def cache_findings(cache: KernelCache) -> Iterator[Finding]:
             f"{len(damaged)} of {len(entries)} are damaged or belong to another user: {', '.join(damaged[:3])}"
             + (", ..." if len(damaged) > 3 else ""),
             f"remove them from {cache.folder}; the kernels will be compiled again",
+            *(f"rm -f {shlex.quote(str(cache.folder / name))}" for name in damaged),
         )
     partial = [name for name, _ in files if name.endswith(".part")]
     if len(partial) > 10:
@@ -47,4 +49,5 @@ def cache_findings(cache: KernelCache) -> Iterator[Finding]:
             "partial files of the cache",
             f"{len(partial)} files are incomplete, because the processes that wrote them ended early",
             f"remove {cache.folder}/*.part while no process compiles",
+            f"rm -f {shlex.quote(str(cache.folder))}/*.part",
         )

@@ -48,6 +48,7 @@ def _missing(machine: Machine, why: str) -> Finding:
             _SUBJECT,
             f"{why}; this is WSL",
             f"add {folder} to LD_LIBRARY_PATH; it has the library of the Windows driver",
+            f'export LD_LIBRARY_PATH="{folder}${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}"',
         )
     if machine.is_container and (has_module or has_nodes):
         given = machine.environment.get("NVIDIA_DRIVER_CAPABILITIES", "")
@@ -78,7 +79,7 @@ def _hidden(machine: Machine) -> Iterator[Finding]:
     for variable, empty in (("CUDA_VISIBLE_DEVICES", ("", "-1", "NoDevFiles")), ("NVIDIA_VISIBLE_DEVICES", ("void",))):
         if machine.environment.get(variable) in empty:
             text = f"{variable}={machine.environment[variable]!r} hides all GPUs"
-            yield warning(variable, text, f"unset {variable}, or name devices in it")
+            yield warning(variable, text, f"unset {variable}, or name devices in it", f"unset {variable}")
 
 
 def machine_findings(machine: Machine) -> Iterator[Finding]:

@@ -16,11 +16,12 @@ from ..uninterrupted import imported
 from .cache import cache_findings
 from .calibration import calibration_findings
 from .driver import driver_findings, machine_findings
-from .findings import Finding, Machine, Severity, ok, problem
+from .findings import DISTRIBUTION, Finding, Machine, Severity, ok, pip, problem
 from .libraries import library_findings
-from .packages import compiler_findings, requirement_findings, runtime_findings
+from .packages import RUNTIMES, compiler_findings, runtime_findings
 from .quarantine import quarantine_findings
-from .variables import variable_findings
+from .requirements import requirement_findings
+from .variables import VARIABLES, variable_findings
 
 
 def examine(machine: Machine | None = None) -> Iterator[Finding]:
@@ -28,15 +29,18 @@ def examine(machine: Machine | None = None) -> Iterator[Finding]:
     machine = machine or Machine()
     yield from machine_findings(machine)
     version, why = _runtime()
-    yield from requirement_findings(machine)
-    yield from runtime_findings(machine, version, why)
+    runtime = list(runtime_findings(machine, version, why))
+    yield from runtime
+    # A package of ONNX Runtime that has to be replaced gets its range from the replacement.
+    replaced = RUNTIMES if runtime[0].severity is Severity.PROBLEM else ()
+    yield from requirement_findings(machine, besides=replaced)
+    yield from variable_findings(machine)
     library = _library()
     yield library
     if library.severity is Severity.PROBLEM:  # nothing else can be examined without it
         return
     environment = list(_environment())
     yield from environment
-    yield from variable_findings(machine)
     if not why and environment[0].severity is Severity.OK:
         yield _registration()
     devices, why = _cuda_devices()
@@ -69,7 +73,8 @@ def _library() -> Finding:
         path = get_library_path()
         core()
     except (FileNotFoundError, PluginError, ImportError) as error:
-        return problem("plugin library", str(error), "pip install --force-reinstall ort-cuda-plugin")
+        mend = pip("install", "--force-reinstall", "--no-deps", DISTRIBUTION)
+        return problem("plugin library", str(error), mend, mend)
     return ok("plugin library", path)
 
 
@@ -100,7 +105,9 @@ def _environment() -> Iterator[Finding]:
             check()
         except ValueError as error:
             found = True
-            yield problem("environment", str(error), "correct the variable, or unset it")
+            named = str(error).partition(":")[0]
+            mend = [f"unset {named}"] if named in VARIABLES else []
+            yield problem("environment", str(error), "correct the variable, or unset it", *mend)
         except (PluginError, ImportError, RuntimeError) as error:
             found = True
             yield problem("environment", f"the emulated device cannot be used: {error}", "follow the message")

@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import shlex
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+
+DISTRIBUTION = "ort-cuda-plugin"
 
 
 class Severity(Enum):
@@ -23,12 +26,18 @@ class Severity(Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """A result of the examination. ``advice`` says what to do; "" if the user need do nothing."""
+    """A result of the examination.
+
+    Attributes:
+        advice: what to do; "" if the user need do nothing.
+        commands: lines for a POSIX shell that mend it, in order; empty if no command alone does.
+    """
 
     subject: str
     severity: Severity
     text: str
     advice: str = ""
+    commands: tuple[str, ...] = ()
 
 
 def ok(subject: str, text: str) -> Finding:
@@ -41,24 +50,35 @@ def note(subject: str, text: str, advice: str) -> Finding:
     return Finding(subject, Severity.NOTE, text, advice)
 
 
-def warning(subject: str, text: str, advice: str) -> Finding:
+def warning(subject: str, text: str, advice: str, *commands: str) -> Finding:
     """Return a finding about something that works, but slower or not for all uses."""
-    return Finding(subject, Severity.WARNING, text, advice)
+    return Finding(subject, Severity.WARNING, text, advice, commands)
 
 
-def problem(subject: str, text: str, advice: str) -> Finding:
+def problem(subject: str, text: str, advice: str, *commands: str) -> Finding:
     """Return a finding that something does not work."""
-    return Finding(subject, Severity.PROBLEM, text, advice)
+    return Finding(subject, Severity.PROBLEM, text, advice, commands)
+
+
+def pip(*arguments: str) -> str:
+    """Return a pip command as a line for a POSIX shell."""
+    return shlex.join(["pip", *arguments])
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The machine that is examined. ``packages`` are the versions of the installed distributions by name."""
+    """The machine that is examined.
+
+    Attributes:
+        packages: versions of the installed distributions, by name.
+        requirements: lines of the metadata of the installed ort-cuda-plugin (PEP 508); None if there is no metadata.
+    """
 
     root: Path = Path("/")
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     architecture: str = field(default_factory=platform.machine)
     packages: Mapping[str, str] = field(default_factory=lambda: installed_packages())
+    requirements: Sequence[str] | None = field(default_factory=lambda: installed_requirements())
     site_packages: Path = field(default_factory=lambda: Path(sysconfig.get_paths()["purelib"]))
 
     def has(self, path: str) -> bool:
@@ -71,6 +91,12 @@ class Machine:
             return (self.root / path).read_text(errors="replace").strip("\0\n ")
         except OSError:
             return ""
+
+    @property
+    def has_gpu_driver(self) -> bool:
+        """Whether NVIDIA's kernel driver is loaded, or this is WSL with a GPU; in containers without access also."""
+        marks = ("proc/driver/nvidia/version", "dev/nvidiactl", "dev/dxg", "etc/nv_tegra_release")
+        return any(self.has(mark) for mark in marks)
 
     @property
     def is_container(self) -> bool:
@@ -88,3 +114,11 @@ def installed_packages() -> dict[str, str]:
         if name := distribution.metadata["Name"]:
             found.setdefault(str(name).lower().replace("_", "-"), distribution.version)
     return found
+
+
+def installed_requirements() -> list[str] | None:
+    """Return the requirements in the metadata of the installed ort-cuda-plugin; None if it is not installed."""
+    try:
+        return importlib.metadata.requires(DISTRIBUTION) or []
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..ep.device.libraries import LIBRARIES, Library, LibraryPlace
-from .findings import Finding, Machine, note, ok, problem, warning
+from .findings import Finding, Machine, note, ok, pip, problem, warning
 
 #: Pairs of packages that install their files into one folder, so that one overwrites the other.
 _EXCLUDING = (("nvidia-cudnn-cu12", "nvidia-cudnn-cu13"), ("nvidia-cudnn-cu11", "nvidia-cudnn-cu12"))
@@ -31,12 +31,10 @@ def library_findings(machine: Machine, places: Mapping[str, LibraryPlace], has_g
             of_package = f" (package {library.package} {version})" if version else ""
             yield ok(library.name, f"{place.path}{of_package}")
         else:
-            tell = warning if has_gpu else note
-            yield tell(
-                library.name,
-                f"not found: {place.why}",
-                f"pip install {library.package}; without it the plugin's own kernels are used",
-            )
+            mend = pip("install", library.package)
+            text = f"not found: {place.why}"
+            advice = f"{mend}; without it the plugin's own kernels are used"
+            yield warning(library.name, text, advice, mend) if has_gpu else note(library.name, text, advice)
         yield from _others(machine, library, place)
     for pair in _EXCLUDING:
         if all(name in machine.packages for name in pair):
@@ -44,6 +42,8 @@ def library_findings(machine: Machine, places: Mapping[str, LibraryPlace], has_g
                 "packages of libraries",
                 f"{' and '.join(pair)} are installed together, and write to one folder",
                 f"pip uninstall -y {' '.join(pair)}; pip install {pair[1]}",
+                pip("uninstall", "-y", *pair),
+                pip("install", pair[1]),
             )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 
 from ..abi.tables import OLDEST_API
-from .findings import Finding, Machine, ok, problem, warning
+from .findings import DISTRIBUTION, Finding, Machine, note, ok, pip, problem, warning
 
 RUNTIMES = (
     "onnxruntime",
@@ -20,9 +20,9 @@ RUNTIMES = (
     "ort-nightly-gpu",
 )
 """Distributions that hold the module ``onnxruntime``."""
-OLDEST = {"cffi": 2, "numpy": 2}
-"""Oldest major versions with which the plugin works, of packages that it needs."""
 COMPILER = ("numba", "numba-cuda", "llvmlite", "cuda-core", "nvidia-nvvm", "nvidia-nvjitlink")
+FOR_GPU = {"cuda-core", "nvidia-nvvm", "nvidia-nvjitlink"}
+"""Packages of `COMPILER` that only kernels for a GPU need."""
 
 
 def runtime_findings(machine: Machine, imported_version: str, why: str) -> Iterator[Finding]:
@@ -31,14 +31,22 @@ def runtime_findings(machine: Machine, imported_version: str, why: str) -> Itera
     named = ", ".join(f"{name} {machine.packages[name]}" for name in found)
     subject = "ONNX Runtime"
     if len(found) > 1:
+        mend = [pip("uninstall", "-y", *found), pip("install", _with_runtime(machine))]
         yield problem(
             subject,
             f"{named} are installed together: they share one folder, and each has overwritten files of the others",
-            f"pip uninstall -y {' '.join(found)}; pip install one of them: onnxruntime is enough for the plugin",
+            f"{mend[0]}; then {mend[1]}, which installs one of them: onnxruntime is enough for the plugin"
+            + _without_driver(machine),
+            *mend,
         )
         return
+    if why and not found:
+        mend = [pip("install", _with_runtime(machine))]
+        yield problem(subject, f"no wheel of it is installed; {why}", f"{mend[0]}{_without_driver(machine)}", *mend)
+        return
     if why:
-        yield problem(subject, why, "pip install --force-reinstall onnxruntime")
+        mend = [pip("install", "--force-reinstall", "--no-deps", f"{found[0]}=={machine.packages[found[0]]}")]
+        yield problem(subject, f"{named}: {why}", mend[0], *mend)
         return
     if found and machine.packages[found[0]] != imported_version:
         yield problem(
@@ -50,26 +58,28 @@ def runtime_findings(machine: Machine, imported_version: str, why: str) -> Itera
     parts = imported_version.split(".")
     version = int(parts[1]) if len(parts) > 1 and parts[0] == "1" and parts[1].isdecimal() else 0
     if version < OLDEST_API:
-        yield problem(
-            subject,
-            f"{imported_version or 'no version'} is too old",
-            f"pip install 'onnxruntime>=1.{OLDEST_API}'",
-        )
+        mend = [pip("install", f"{found[0] if found else RUNTIMES[0]}>=1.{OLDEST_API}")]
+        yield problem(subject, f"{imported_version or 'no version'} is too old", mend[0], *mend)
         return
     yield ok(subject, named or imported_version)
 
 
-def requirement_findings(machine: Machine) -> Iterator[Finding]:
-    """Report packages that every process needs and that are too old."""
-    for name, oldest in OLDEST.items():
-        version = machine.packages.get(name, "")
-        major = version.partition(".")[0]
-        if major.isdecimal() and int(major) < oldest:
-            yield problem(
-                name,
-                f"{version} is too old: the plugin needs {name} {oldest} or newer",
-                f"pip install '{name}>={oldest}'",
-            )
+def _with_runtime(machine: Machine) -> str:
+    """Return the package with the extra that brings ONNX Runtime and the compilers for this machine."""
+    return f"{DISTRIBUTION}[{'cuda,libs' if machine.has_gpu_driver else 'cpu'}]"
+
+
+def _with_compiler(machine: Machine, for_gpu: bool) -> str:
+    """Return the package with an extra that brings the compilers, and no wheel beside another one of ONNX Runtime."""
+    if any(name in machine.packages for name in RUNTIMES[1:]):
+        return f"{DISTRIBUTION}[{'compiler,cubins' if for_gpu else 'compiler'}]"
+    return f"{DISTRIBUTION}[{'cuda' if for_gpu else 'cpu'}]"
+
+
+def _without_driver(machine: Machine) -> str:
+    if machine.has_gpu_driver:
+        return ""
+    return ". This machine has no GPU driver, so the extra is [cpu], with the emulated device"
 
 
 def compiler_findings(machine: Machine) -> Iterator[Finding]:
@@ -78,10 +88,15 @@ def compiler_findings(machine: Machine) -> Iterator[Finding]:
     if not missing and find_spec("numba") is not None:
         yield ok("compiler", ", ".join(f"{name} {machine.packages[name]}" for name in COMPILER))
         return
-    for_gpu = [name for name in missing if name in ("cuda-core", "nvidia-nvvm", "nvidia-nvjitlink")]
-    what = "kernels for a GPU" if missing == for_gpu else "kernels"
-    yield warning(
-        "compiler",
-        f"{', '.join(missing) or 'numba'} cannot be found: {what} cannot be compiled here",
-        "pip install 'ort-cuda-plugin[cuda]', or use compiled models (ort-cuda-plugin compile) or a warm kernel cache",
-    )
+    instead = ", or use compiled models (ort-cuda-plugin compile) or a warm kernel cache"
+    if missing and set(missing) <= FOR_GPU:
+        text = f"{', '.join(missing)} cannot be found: kernels for a GPU cannot be compiled here"
+        mend = pip("install", _with_compiler(machine, for_gpu=True))
+        if machine.has_gpu_driver:
+            yield warning("compiler", text, mend + instead, mend)
+        else:
+            yield note("compiler", text, f"{mend}, if you compile for a GPU; the emulated device does not need them")
+        return
+    mend = pip("install", _with_compiler(machine, machine.has_gpu_driver))
+    text = f"{', '.join(missing) or 'numba'} cannot be found: kernels cannot be compiled here"
+    yield warning("compiler", text, mend + instead, mend)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -161,4 +162,14 @@ def variable_findings(machine: Machine) -> Iterator[Finding]:
         if name.upper().startswith(PREFIX) and name not in VARIABLES:
             close = difflib.get_close_matches(name.upper(), VARIABLES, n=1, cutoff=0.8)
             advice = f"did you mean {close[0]}?" if close else f"unset it; the variables are {', '.join(VARIABLES)}"
-            yield warning("environment", f"{name}: the plugin reads no variable of this name, and ignores it", advice)
+            text = f"{name}: the plugin reads no variable of this name, and ignores it"
+            yield warning("environment", text, advice, *_renamed(machine, name, close[0] if close else ""))
+
+
+def _renamed(machine: Machine, name: str, close: str) -> Iterator[str]:
+    """Yield commands that move the value to the variable ``close``, if that is not set, and unset ``name``."""
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):  # a shell cannot name it, and would run parts of it
+        return
+    if close and close not in machine.environment:
+        yield f'export {close}="${name}"'
+    yield f"unset {name}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,7 +21,8 @@ from ort_cuda_plugin.doctor.cache import cache_findings
 from ort_cuda_plugin.doctor.driver import driver_findings, machine_findings
 from ort_cuda_plugin.doctor.findings import Finding, Machine, Severity
 from ort_cuda_plugin.doctor.libraries import library_findings
-from ort_cuda_plugin.doctor.packages import COMPILER, OLDEST, compiler_findings, requirement_findings, runtime_findings
+from ort_cuda_plugin.doctor.packages import COMPILER, compiler_findings, runtime_findings
+from ort_cuda_plugin.doctor.requirements import EXTRAS, requirement_findings
 from ort_cuda_plugin.doctor.variables import VARIABLES, variable_findings
 from ort_cuda_plugin.ep.device.devices import LOWERING_VARIABLE, DeviceInfo
 from ort_cuda_plugin.ep.device.libraries import LibraryPlace
@@ -36,8 +38,8 @@ def machine(root: Path, files: Iterable[str] = (), **fields: object) -> Machine:
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    given = {"environment": {}, "architecture": "x86_64", "packages": {}, "site_packages": root / "site", **fields}
-    return Machine(root, **given)  # type: ignore[arg-type]
+    given = {"environment": {}, "architecture": "x86_64", "packages": {}, "requirements": []}
+    return Machine(root, **{**given, "site_packages": root / "site", **fields})  # type: ignore[arg-type]
 
 
 def severities(found: Iterable[Finding]) -> list[str]:
@@ -91,6 +93,29 @@ def test_wheels_of_onnx_runtime(
     assert named in finding.text
 
 
+def test_without_a_driver_the_extra_is_that_of_the_emulated_device(tmp_path: Path) -> None:
+    both = {"onnxruntime": "1.31.1", "onnxruntime-gpu": "1.31.0"}
+    with_driver = [".dockerenv", "proc/driver/nvidia/version=580"]
+    for number, (files, extra) in enumerate((([], "cpu"), (with_driver, "cuda,libs"))):
+        root = tmp_path / str(number)
+        (two,) = runtime_findings(machine(root, files, packages=both), "1.31.0", "")
+        (none,) = runtime_findings(machine(root, files), "", "it cannot be imported: no module")
+        install = f"pip install 'ort-cuda-plugin[{extra}]'"
+        assert two.commands == ("pip uninstall -y onnxruntime onnxruntime-gpu", install)
+        assert none.commands == (install,)
+        assert install in two.advice
+        assert install in none.advice
+        assert ("no GPU driver" in two.advice, "no GPU driver" in none.advice) == (extra == "cpu",) * 2
+
+
+def test_a_command_replaces_the_wheel_that_is_installed_and_not_another_one(tmp_path: Path) -> None:
+    there = machine(tmp_path, packages={"onnxruntime-gpu": "1.20.0"})
+    (old,) = runtime_findings(there, "1.20.0", "")
+    (broken,) = runtime_findings(there, "", "it cannot be imported: ImportError")
+    assert old.commands == ("pip install 'onnxruntime-gpu>=1.26'",)
+    assert broken.commands == ("pip install --force-reinstall --no-deps onnxruntime-gpu==1.20.0",)
+
+
 @pytest.mark.parametrize(
     ("name", "advice"),
     [
@@ -123,21 +148,119 @@ def test_a_misspelled_variable_does_not_keep_the_registration_from_being_tried(
     monkeypatch.setenv("ORT_CUDA_PLUGIN_EMULATED", "1")
     assert main(["doctor"]) == ExitCode.OK
     out = capsys.readouterr().out
-    assert "ORT_CUDA_PLUGIN_EMULATED" in out
+    assert "ORT_CUDA_PLUGIN_EMULATED: the plugin reads no variable of this name, and ignores it\n" in out
+    assert "-> did you mean ORT_CUDA_PLUGIN_EMULATE?\n" in out
     assert "registration: ONNX Runtime loads the library" in out
 
 
-@pytest.mark.parametrize(("version", "found"), [("1.26.4", ["problem"]), ("2.0.0", []), ("", [])])
-def test_a_package_that_is_too_old_for_the_plugin_is_named(tmp_path: Path, version: str, found: list[str]) -> None:
-    packages = {"numpy": version} if version else {}
-    findings = list(requirement_findings(machine(tmp_path, packages=packages)))
-    assert severities(findings) == found
-    assert all("pip install 'numpy>=2'" in finding.advice for finding in findings)
+# ---- versions ----
+
+REQUIREMENTS = [
+    "cffi>=2",
+    "numpy>=2",
+    'old; python_version < "3"',
+    'ort-cuda-plugin[compiler]; extra == "cpu"',
+    'onnxruntime<1.33,>=1.26; extra == "cpu"',
+    'onnxruntime<1.33,>=1.26; extra == "cuda"',
+    'numba>=0.62; extra == "compiler"',
+    'numpy<2.5,>=2; extra == "compiler"',
+    'pytest<10,>=9; extra == "test"',
+]
+BASE = {"cffi": "2.0", "numpy": "2.1"}
 
 
-def test_the_oldest_packages_are_those_that_the_package_asks_for() -> None:
-    asked = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    assert sorted(asked) == [f"{name}>={version}" for name, version in OLDEST.items()]
+@pytest.mark.parametrize(
+    ("packages", "severity", "text", "command"),
+    [
+        (
+            {"numpy": "1.26.4"},
+            "problem",
+            "numpy: 1.26.4 is installed; ort-cuda-plugin requires numpy>=2",
+            "pip install 'numpy>=2'",
+        ),
+        (
+            {"numpy": "2.5.1", "numba": "0.62.1"},  # only Numba has the upper bound
+            "problem",
+            "numpy: 2.5.1 is installed; ort-cuda-plugin requires numpy>=2,<2.5",
+            "pip install 'numpy>=2,<2.5'",
+        ),
+        (
+            {"numba": "0.61"},
+            "warning",
+            "numba: 0.61 is installed; ort-cuda-plugin[compiler] requires numba>=0.62",
+            "pip install 'numba>=0.62'",
+        ),
+        (
+            {"onnxruntime": "1.33.0"},
+            "warning",
+            "onnxruntime: 1.33.0 is installed; ort-cuda-plugin[cpu,cuda] requires onnxruntime>=1.26,<1.33",
+            "pip install 'onnxruntime>=1.26,<1.33'",
+        ),
+        (
+            {"cffi": None},
+            "problem",
+            "cffi: not installed; ort-cuda-plugin requires cffi>=2",
+            "pip install 'cffi>=2'",
+        ),
+        (
+            {"cffi": "two"},
+            "problem",
+            "cffi: two is installed; ort-cuda-plugin requires cffi>=2",
+            "pip install 'cffi>=2'",
+        ),
+    ],
+)
+def test_a_version_out_of_range_is_named_with_the_range_and_the_command(
+    tmp_path: Path, packages: dict[str, str | None], severity: str, text: str, command: str
+) -> None:
+    installed = {name: version for name, version in {**BASE, **packages}.items() if version}
+    there = machine(tmp_path, packages=installed, requirements=REQUIREMENTS)
+    (finding,) = (found for found in requirement_findings(there) if found.severity is not Severity.OK)
+    assert finding.severity.value == severity
+    assert f"{finding.subject}: {finding.text}" == text
+    assert (finding.advice, finding.commands) == (command, (command,))
+
+
+@pytest.mark.parametrize(
+    "packages",
+    [
+        {},
+        {"numpy": "2.6"},
+        {"numpy": "2.4", "numba": "0.63"},
+        {"pytest": "8"},
+        {"numpy": "2.5.0rc1"},
+        {"onnxruntime": "1.26.0"},
+    ],
+)
+def test_versions_in_range_and_packages_of_extras_that_are_not_used(tmp_path: Path, packages: dict[str, str]) -> None:
+    there = machine(tmp_path, packages=BASE | packages, requirements=REQUIREMENTS)
+    (finding,) = requirement_findings(there)
+    assert finding.severity is Severity.OK
+    assert "cffi 2.0" in finding.text
+
+
+def test_versions_that_cannot_be_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (uninstalled,) = requirement_findings(machine(tmp_path, requirements=None))
+    assert (uninstalled.severity, "no metadata" in uninstalled.text) == (Severity.NOTE, True)
+    (damaged,) = requirement_findings(machine(tmp_path, requirements=["numpy >= two >"]))
+    assert (damaged.severity, "is damaged" in damaged.text) == (Severity.PROBLEM, True)
+    monkeypatch.setitem(sys.modules, "packaging", None)
+    monkeypatch.delitem(sys.modules, "packaging.requirements", raising=False)
+    (unread,) = requirement_findings(machine(tmp_path, requirements=REQUIREMENTS))
+    assert (unread.severity, unread.advice) == (Severity.NOTE, "pip install packaging")
+
+
+def test_the_extras_are_those_of_the_package_that_are_not_for_its_development() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert sorted(EXTRAS) == sorted(extras.keys() - {"docs", "exports", "serve", "test", "wheels"})
+
+
+def test_the_installed_metadata_is_read() -> None:
+    names = {re.match(r"[\w.-]+", line)[0] for line in Machine().requirements or ()}  # type: ignore[index]
+    assert {"cffi", "numpy", "onnxruntime", "numba"} <= names
+
+
+# ---- driver, architecture, libraries, compiler ----
 
 
 @pytest.mark.parametrize(
@@ -213,8 +336,14 @@ def test_a_compiler_that_is_missing_in_part(tmp_path: Path) -> None:
     del packages["nvidia-nvvm"]
     (finding,) = compiler_findings(machine(tmp_path, packages=packages))
     assert "nvidia-nvvm cannot be found: kernels for a GPU cannot be compiled" in finding.text
+    assert (finding.severity, finding.commands) == (Severity.NOTE, ())
     (finding,) = compiler_findings(machine(tmp_path))
     assert ": kernels cannot be compiled" in finding.text
+    assert (finding.severity, finding.commands) == (Severity.WARNING, ("pip install 'ort-cuda-plugin[cpu]'",))
+    (finding,) = compiler_findings(machine(tmp_path, packages={"onnxruntime-gpu": "1.31.1"}))
+    assert finding.commands == ("pip install 'ort-cuda-plugin[compiler]'",)  # brings no second wheel
+    (finding,) = compiler_findings(machine(tmp_path / "gpu", ["dev/nvidiactl"], packages=packages))
+    assert (finding.severity, finding.commands) == (Severity.WARNING, ("pip install 'ort-cuda-plugin[cuda]'",))
 
 
 def test_a_cache_with_damaged_entries_one_that_nobody_can_trust_and_a_good_one(tmp_path: Path) -> None:
