@@ -19,6 +19,7 @@ from ort_cuda_plugin.compiler.cache import KernelCache
 from ort_cuda_plugin.compiler.caches.cache_folder import CACHE_DIR_VARIABLE
 from ort_cuda_plugin.doctor.cache import cache_findings
 from ort_cuda_plugin.doctor.driver import driver_findings, machine_findings
+from ort_cuda_plugin.doctor.examine import examine
 from ort_cuda_plugin.doctor.findings import Finding, Machine, Severity
 from ort_cuda_plugin.doctor.libraries import library_findings
 from ort_cuda_plugin.doctor.packages import COMPILER, compiler_findings, runtime_findings
@@ -237,6 +238,21 @@ def test_versions_in_range_and_packages_of_extras_that_are_not_used(tmp_path: Pa
     (finding,) = requirement_findings(there)
     assert finding.severity is Severity.OK
     assert "cffi 2.0" in finding.text
+
+
+def test_without_the_library_versions_and_variables_are_examined_and_a_wheel_has_one_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing() -> str:
+        raise FileNotFoundError("no library")
+
+    monkeypatch.setattr("ort_cuda_plugin.doctor.examine.get_library_path", missing)
+    packages = {"numpy": "1.26", "onnxruntime": "1.20.0"}  # Python imports another version of onnxruntime
+    environment = {"ORT_CUDA_PLUGIN_EMULATED": "1"}
+    found = list(examine(machine(tmp_path, packages=packages, environment=environment, requirements=REQUIREMENTS)))
+    subjects = ["architecture", "ONNX Runtime", "cffi", "numpy", "environment", "plugin library"]
+    assert [finding.subject for finding in found] == subjects
+    assert severities(found) == ["ok", "problem", "problem", "problem", "warning", "problem"]
 
 
 def test_versions_that_cannot_be_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
