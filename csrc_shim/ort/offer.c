@@ -125,7 +125,10 @@ static int find(ocp_offer *offer, const ocp_registration_request *request, uint3
   }
   *found = gpus + emulated;
   if (*found > room) {
-    snprintf(line, sizeof line, "the driver reports %u devices; ONNX Runtime uses the first %u", *found, room);
+    snprintf(line, sizeof line,
+             "found %u GPUs and %u emulated devices, and ONNX Runtime accepts %u devices: the last ones are not "
+             "offered. Set CUDA_VISIBLE_DEVICES to choose GPUs",
+             gpus, emulated, room);
     ocp_log(ORT_LOGGING_LEVEL_WARNING, line, "GetSupportedDevices");
     *found = room;
   } else if (*found == 0) {

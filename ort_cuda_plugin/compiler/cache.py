@@ -84,8 +84,8 @@ class KernelCache(CacheFolder):
         return self.foreign[emulated]
 
     def read_tools(self) -> dict[bool, list[Tools]]:
-        """Return all tools that processes have recorded with `note_tools`: for the emulated device (True) and for GPUs
-        (False).
+        """Return the tools of the `max_tools` newest records of `note_tools`, newest first, for the emulated device
+        (True) and for GPUs (False).
         """
         found: dict[bool, list[Tools]] = {False: [], True: []}
         if self.opened is not None and self.usable:

@@ -39,9 +39,9 @@ def step_rooflines(
 ) -> list[float]:
     """Return the roofline of each step in seconds.
 
-    It is the time of a launch, plus the longest of the times of the step's bytes, of its GEMMs and convolutions, and of
-    the latency of one access. The rates are those that benchmarks reach, not peaks. ``memory`` is the memory traffic of
-    each step with the GPU's L2; ``counted`` are the operations of kernels, by the number of their step.
+    It is the time of a launch, plus the longest of four times: of the DRAM traffic, of the L2 traffic, of the GEMMs and
+    convolutions, and of one access to memory. The rates are those that benchmarks reach, not peaks. ``memory`` has each
+    step's traffic as the model of the L2 predicts it; ``counted`` maps a step's number to its kernel's operations.
     """
     found = []
     for moved, tensor in zip(memory, _product_seconds(work, device, constants, counted), strict=True):

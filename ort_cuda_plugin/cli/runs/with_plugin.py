@@ -1,8 +1,8 @@
 """Run a Python program in which the plugin is registered under its own name.
 
 `ort-cuda-plugin with -- python app.py` is for programs that select CudaPluginExecutionProvider themselves, or that use
-all of get_available_providers(); `exec` is for programs that select CUDAExecutionProvider. It works with every wheel of
-ONNX Runtime.
+all of get_available_providers(). It works with every wheel of ONNX Runtime. `exec` is for programs that select
+CUDAExecutionProvider, and needs a wheel without that provider.
 """
 
 from __future__ import annotations

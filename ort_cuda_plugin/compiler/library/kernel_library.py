@@ -350,9 +350,9 @@ def record_specs(specs: Iterable[KernelSpec]) -> None:
 
 
 def read_manifest(path: Path) -> list[KernelSpec]:
-    """Return the distinct specs in a manifest, sorted by name. Trusts the file, since the kernels' sources will be
-    executed.
+    """Return the distinct specs in a manifest, sorted by name.
 
+    The file must be trustworthy, because the kernel sources in it will be executed: its owner and mode are checked.
     Raises ValueError for a line that is not a spec, and OSError if another user could have written the file.
     """
     specs = set()

@@ -142,7 +142,7 @@ def store(b: Builder, ins: Instruction) -> None:
 
 @instruction("9.7.9.15 to 9.7.9.17", "prefetch", "prefetchu", "applypriority", "discard", "createpolicy")
 def hint(b: Builder, ins: Instruction) -> None:
-    """Emit nothing: the instruction only affects what a cache holds."""
+    """Ignore a cache hint. createpolicy returns the policy 0; discard is refused, since it leaves memory undefined."""
     if ins.opcode == "discard":
         raise ins.error("discard is not supported, because it leaves undefined contents in memory")
     if ins.opcode == "createpolicy":

@@ -359,7 +359,7 @@ class Options:
         return LoweringOptions(**{key: getattr(self, key) for key, row in ROWS.items() if row.decides is Decides.PLANS})
 
 
-#: The row of each option by its key, in the order of the documents.
+#: The row of each option by its key, in the order of the fields of `Options`, which is also that of docs/options.md.
 ROWS: dict[str, Row] = {each.name: each.metadata["row"] for each in fields(Options) if each.metadata}
 
 #: The value of each option that a session does not set.

@@ -48,10 +48,10 @@ class Uses(Generic[User]):
         return list(dict.fromkeys((*self.writers(buffer), *self.readers(buffer))))
 
     def replaceable_writer(self, buffer: Buffer, reader: User, step: Map) -> User | None:
-        """Return the only writer of ``buffer`` if a fusion that replaces this operand of ``step`` may remove it.
+        """Return the only writer of ``buffer`` if a fusion of it into ``step`` may remove the writer, else None.
 
-        ``reader`` is the user for ``step``. Returns None unless the buffer is an intermediate with one writer, and
-        ``step`` alone reads it, once.
+        It may if the buffer is an intermediate with one writer, and only ``step`` reads it, once. ``reader`` is the
+        `User` as which ``step`` was entered.
         """
         if buffer.kind is not BufferKind.SCRATCH or list(self.readers(buffer)) != [reader]:
             return None

@@ -91,7 +91,7 @@ class Map(TensorFields):
 
     @property
     def node(self) -> Node | None:
-        """Return the last of the step's nodes, which error messages about its launch name."""
+        """Return the last of the step's nodes: error messages about the step's launch refer to it."""
         return self.nodes[-1] if self.nodes else None
 
 

@@ -95,7 +95,10 @@ def _check_modes(mode: str, source: str, window: int) -> None:
 def _auxiliary(
     key: Tensor | None, value: Tensor | None, shared: int, is_selected: bool
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return keys and values of the auxiliary cache, the same tensor if ``shared``; None unless ``is_selected``."""
+    """Return keys and values of the auxiliary cache, (None, None) unless ``is_selected``.
+
+    With ``shared`` the value may be missing: the keys are then the values as well.
+    """
     if not is_selected:
         return None, None
     if key is None or (value is None and not shared):

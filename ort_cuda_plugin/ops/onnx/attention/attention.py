@@ -184,9 +184,10 @@ def prefers_flash_attention(ctx: Lowering, q: Tensor, k: Tensor, v: Tensor) -> b
 
 
 def attend(ctx: Lowering, q: Tensor, k: Tensor, v: Tensor, variant: Variant) -> tuple[Tensor, Tensor]:
-    """Return softmax(q @ k * scale) @ v for tensors [batch, heads, sequence, size], and the variant's scores.
+    """Return softmax(q @ k^T * scale) @ v for tensors [batch, heads, sequence, size], and the scores.
 
-    The second tensor is valid only if the node's fourth output is used.
+    ``variant`` adds mask, softcap and sink; its ``returned`` says which scores the second tensor has. That tensor is
+    valid only if the node's fourth output is used.
     """
     k, v = require_head_shapes(ctx, q, k, v)
     assert ctx.node is not None

@@ -100,11 +100,11 @@ def _by_groups(
     )
 
 
-def _element_type(number: int, served: frozenset[DType]) -> DType:
+def _element_type(attribute: str, number: int, served: frozenset[DType]) -> DType:
     dtype = next((d for d in served if d.onnx == number), None)
     if dtype is None:
         raise require.unsupported(
-            "dtype", "the type of the result", f"ONNX's type {number}", ", ".join(sorted(d.short for d in served))
+            "dtype", attribute, f"{number} of TensorProto.DataType", ", ".join(sorted(d.short for d in served))
         )
     return dtype
 
@@ -123,10 +123,12 @@ def _quantize(
     block_size: int = 0, output_dtype: int = 0,
 ) -> Tensor:  # fmt: skip
     """Quantize x; ``precision`` is the type of the division by the scale, 0 for float32."""
-    dtype = zero.dtype if zero is not None else _element_type(output_dtype or DType.UINT8.onnx, QUANTIZED)
+    dtype = (
+        zero.dtype if zero is not None else _element_type("output_dtype", output_dtype or DType.UINT8.onnx, QUANTIZED)
+    )
     if output_dtype and output_dtype != dtype.onnx:
         raise require.violation("output_dtype", f"be {dtype.onnx}, the zero point's type {dtype.name}", output_dtype)
-    divided = _element_type(precision, SCALES) if precision else DType.FLOAT32
+    divided = _element_type("precision", precision, SCALES) if precision else DType.FLOAT32
 
     def fn(value: Scalar, factor: Scalar, offset: Scalar | None = None) -> Scalar:
         quotient = s.cast(_float32(value) / _float32(factor), divided)
@@ -179,7 +181,7 @@ def dequantize_linear(
     block_size: int = 0,
     output_dtype: int = 0,
 ) -> Tensor:
-    dtype = _element_type(output_dtype or x_scale.dtype.onnx, SCALES)
+    dtype = _element_type("output_dtype", output_dtype or x_scale.dtype.onnx, SCALES)
 
     def fn(value: Scalar, factor: Scalar, offset: Scalar | None = None) -> Scalar:
         exact = DType.FLOAT32 if value.dtype.is_float else DType.INT32
