@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import difflib
 import importlib
 import io
 import os
@@ -81,6 +80,8 @@ def _run(words: list[str]) -> int:
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     chosen = words[0] if words else ""
     if chosen not in COMMANDS and chosen and not chosen.startswith("-"):
+        import difflib
+
         close = difflib.get_close_matches(chosen, COMMANDS, n=1)
         parser.error(
             f"unknown command {chosen!r}{f', did you mean {close[0]!r}?' if close else ','} expected one of: "

@@ -17,6 +17,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
+from ..clusters.nodes.float32_nodes import listing_names
 from .bisection import Run, reads
 
 WithOptions = Callable[[Mapping[str, str]], Run]
@@ -180,8 +181,8 @@ def _values_between(graph: onnx.GraphProto, listed: Collection[str]) -> set[str]
     """Return the results of listed nodes that only listed nodes read."""
 
     def is_listed(node: onnx.NodeProto) -> bool:
-        names = (node.name, *node.output, node.op_type, f"{node.domain or 'ai.onnx'}.{node.op_type}")
-        return any(name in listed for name in names if name)
+        names = listing_names(node.name, node.output, node.domain, node.op_type)
+        return any(name in listed for name in names)
 
     made = {name for node in graph.node if is_listed(node) for name in node.output}
     read = {name for node in graph.node if not is_listed(node) for name in reads(node)}

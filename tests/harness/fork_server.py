@@ -107,7 +107,6 @@ class Server:
                 "stdout": stdout.name,
                 "stderr": stderr.name,
             }
-            self._connection.settimeout(None)
             self._connection.sendall(json.dumps(request).encode() + b"\n")
             child = int(self._answer())
             status = self._status(child, timeout_s)

@@ -60,12 +60,12 @@ CUresult emu_import_external_memory(CUexternalMemory *memory, const CUDA_EXTERNA
   return CUDA_SUCCESS;
 }
 
-/* Whether the memory is alive; the caller holds the lock. */
-static bool is_alive(const struct CUextMemory_st *memory) {
-  const struct CUextMemory_st *other = memories;
-  while (other && other != memory)
-    other = other->next;
-  return other != NULL;
+/* Returns the link to the memory; the last link, to NULL, if it is not alive. The caller holds the lock. */
+static struct CUextMemory_st **link_of(CUexternalMemory memory) {
+  struct CUextMemory_st **link = &memories;
+  while (*link && *link != memory)
+    link = &(*link)->next;
+  return link;
 }
 
 /* Replaces the pages of the file by empty memory. */
@@ -134,7 +134,7 @@ CUresult emu_external_memory_get_mapped_buffer(CUdeviceptr *address, CUexternalM
     return CUDA_ERROR_OUT_OF_MEMORY;
   pthread_mutex_lock(&lock);
   unmap_freed();
-  if (!is_alive(memory))
+  if (!*link_of(memory))
     result = emu_fail(CUDA_ERROR_INVALID_HANDLE, "%p is not external memory", (void *)memory);
   else if (desc->offset > memory->bytes || desc->size > memory->bytes - desc->offset)
     result = emu_fail(CUDA_ERROR_INVALID_VALUE,
@@ -172,9 +172,7 @@ CUresult emu_destroy_external_memory(CUexternalMemory memory) {
   if (result || (result = emu_capture_unsafe()))
     return result;
   pthread_mutex_lock(&lock);
-  struct CUextMemory_st **link = &memories;
-  while (*link && *link != memory)
-    link = &(*link)->next;
+  struct CUextMemory_st **link = link_of(memory);
   const bool found = *link != NULL;
   if (found)
     *link = memory->next;

@@ -8,20 +8,17 @@ that no other node reads. The conversions are elementwise steps, which fuse with
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ...model.ir import AttrValue, DType, Node, Value
-from ...ops.registry import is_built_in, lookup
+from ...ops.registry import HALVES, is_built_in, lookup
 from ...passes.analysis.magnitude_bounds import MagnitudeBounds
 from ...program.expressions.scalar import cast
 from ...program.lowering.context import Lowering
 from ...program.lowering.elementwise import elementwise
 from ...program.steps.containers import Operand
 from ...program.steps.tensor import Tensor
-
-HALF_TYPES = frozenset({DType.FLOAT16, DType.BFLOAT16})
-"""The types of the nodes that the option computes in float32."""
 
 _SMALL_CONSTANT = 2**12
 """Maximum bytes of a constant that the host converts. Kernels convert larger ones when they load them."""
@@ -54,14 +51,19 @@ AUTOMATIC = "auto"
 LARGEST_FLOAT16 = 65504.0
 
 
-def names_of(node: Node) -> tuple[str, ...]:
+def listing_names(name: str, outputs: Iterable[str], domain: str, op_type: str) -> tuple[str, ...]:
     """Return the texts with which ``keep_float32`` lists a node.
 
     These are its name, the names of its outputs, its type, and its type after its domain. ONNX Runtime keeps the name
     of the last output of nodes that it fuses.
     """
+    return name, *outputs, op_type, f"{domain or 'ai.onnx'}.{op_type}"
+
+
+def names_of(node: Node) -> tuple[str, ...]:
+    """Return the `listing_names` of a node."""
     outputs = (value.name for value in node.outputs if value is not None)
-    return node.name, *outputs, node.op_type, f"{node.domain or 'ai.onnx'}.{node.op_type}"
+    return listing_names(node.name, outputs, node.domain, node.op_type)
 
 
 def is_listed(entries: Collection[str], node: Node) -> bool:
@@ -80,7 +82,7 @@ def why_no_float32(node: Node) -> str:
         return "ONNX Runtime does not know the type of its result"
     if not node.domain and node.op_type in _BY_TYPE:
         return _BY_TYPE[node.op_type]
-    if not any(value.dtype in HALF_TYPES for value in values):
+    if not any(value.dtype in HALVES for value in values):
         return "it reads and returns no float16 or bfloat16"
     return _unsupported_input(node)
 
@@ -99,7 +101,7 @@ def _unsupported_input(node: Node) -> str:
     operator = lookup(node.domain, node.op_type, node.since_version)
     for index, value in enumerate(node.inputs[: len(operator.inputs)]):
         types = operator.types.get(operator.constraint(index), frozenset({DType.FLOAT32}))
-        if value is not None and value.dtype in HALF_TYPES and DType.FLOAT32 not in types:
+        if value is not None and value.dtype in HALVES and DType.FLOAT32 not in types:
             return f"{operator.name} does not support float32 for its input {operator.inputs[index].name}"
     return ""
 
@@ -173,7 +175,7 @@ class Float32Nodes:
         """Return the node's operands with float32 in place of 16-bit elements."""
         return [
             self._results.get(value) or self._in_float32(ctx, x)
-            if value is not None and isinstance(x, Tensor) and x.dtype in HALF_TYPES
+            if value is not None and isinstance(x, Tensor) and x.dtype in HALVES
             else x
             for value, x in zip(node.inputs, operands, strict=True)
         ]
@@ -193,7 +195,7 @@ class Float32Nodes:
         A result that has this type already, or a type that is not 16-bit, is returned as it is.
         """
         dtype = value.dtype
-        if dtype not in HALF_TYPES or result.dtype is not DType.FLOAT32:
+        if dtype not in HALVES or result.dtype is not DType.FLOAT32:
             return result
         self._results[value] = result
         source = ctx.before_widening(result)

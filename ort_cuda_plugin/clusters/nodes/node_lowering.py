@@ -8,6 +8,7 @@ from ...custom.operator import CustomOperator
 from ...custom.registry import Implementation, snapshot_of
 from ...kernels.elementwise.sub_byte import packed_bytes, unpack
 from ...model.ir import Constant, DType, Graph, InvalidModel, Node, UnknownRank, Unsupported, Value
+from ...ops.registry import HALVES
 from ...passes.emission.emission import StepTrials
 from ...program.expressions.symbolic import Dim, Expr, eq, is_read_back, le, product, symbol
 from ...program.lowering.context import Buffer, BufferKind, DeviceProperties, Lowering, LoweringOptions, Tensor
@@ -15,7 +16,7 @@ from ...program.lowering.host import defer_host
 from ...program.steps.containers import Operand, TensorOptional, TensorSequence
 from ...program.steps.quarantine import Quarantine, operator_name
 from .control_flow import MAX_UNROLLED_NODES, CompiledBodies, expand, inline
-from .float32_nodes import HALF_TYPES, Float32Nodes
+from .float32_nodes import Float32Nodes
 from .ranks import RanksOfTrial
 from .repetition import FunctionNode
 
@@ -360,7 +361,7 @@ def _refusal(quarantine: Quarantine, node: Node, inputs: Sequence[Operand | None
     if not quarantine.entries:
         return ""
     dtypes = (x.dtype for x in inputs if isinstance(x, Tensor))
-    types = {DType.FLOAT32.short if is_float32 and dtype in HALF_TYPES else dtype.short for dtype in dtypes}
+    types = {DType.FLOAT32.short if is_float32 and dtype in HALVES else dtype.short for dtype in dtypes}
     return quarantine.refusal(operator_name(node.domain, node.op_type), types)
 
 

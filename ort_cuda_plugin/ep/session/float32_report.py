@@ -12,8 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ...clusters.claims.claims import NodeVerdict
-from ...clusters.nodes.float32_nodes import AUTOMATIC, HALF_TYPES, is_listed, names_of, why_no_float32
+from ...clusters.nodes.float32_nodes import AUTOMATIC, is_listed, names_of, why_no_float32
 from ...model.ir import Graph, Node
+from ...ops.registry import HALVES
 from .lost_nodes import is_compiled_model
 
 _MAX_NAMES = 3
@@ -53,8 +54,8 @@ class Float32Report:
         found = self._graphs[label, *(value.name for value in graph.outputs)] = _Found(
             {entry: {} for entry in self._entries}, {}, [*self._crossing(graph, clusters)]
         )
-        supported = {node: verdict for node, verdict in zip(graph.nodes, verdicts, strict=True) if verdict.supported}
-        declined = {node: verdict for node, verdict in zip(graph.nodes, verdicts, strict=True) if node not in supported}
+        judged = zip(graph.nodes, verdicts, strict=True)
+        declined = {node: verdict for node, verdict in judged if not verdict.supported}
         compiled = {node for cluster in clusters for node in cluster}
         for top in graph.nodes:
             bodies = [inner for body in top.subgraphs.values() for inner in body.all_nodes()]
@@ -76,7 +77,7 @@ class Float32Report:
         producers = {value: node for node in listed for value in node.outputs if value is not None}
         for node in listed:
             for value in node.inputs:
-                producer = None if value is None or value.dtype not in HALF_TYPES else producers.get(value)
+                producer = None if value is None or value.dtype not in HALVES else producers.get(value)
                 if producer is not None and value is not None and cluster_of[producer] != cluster_of[node]:
                     yield value.name
 
