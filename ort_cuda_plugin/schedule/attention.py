@@ -10,12 +10,12 @@ from ..kernels.attention.flash_step import flash_call
 from ..kernels.attention.multi_pass import RESIDENT_BYTES, resident_tile
 from ..kernels.library.library_attention import attention_form
 from ..model.ir import Unsupported
-from ..program.expressions.symbolic import Dim, hint, le, logical_not
+from ..program.expressions.symbolic import Dim, hint, le, logical_not, lt
 from ..program.lowering.context import Lowering
 from ..program.steps.quarantine import kinds_for
 from ..program.steps.schedule import AttentionTile, Choice, Engine, Schedule
 from ..program.steps.steps import Attend, Contract, Map
-from .flash import flash_choice, flash_wave, is_faster_as_flash
+from .flash import FEW_ROWS, SPLIT_KEYS, flash_choice, flash_wave, is_faster_as_flash
 from .gemm import own_gemm_schedules
 from .reasons import by_rules
 
@@ -23,8 +23,8 @@ __all__ = ["attention_choices", "decomposed_attention", "own_attention_choices"]
 
 SMALL_ATTENTION = 1 << 14
 """Scores per head below which three launches take longer than their arithmetic (estimate, not measured on a GPU)."""
-DECODED_ROWS, MANY_KEYS = 4, 256
-"""Maximum query rows per head, and minimum keys, for attention to count as decoding with a K/V cache."""
+MANY_KEYS = 2 * SPLIT_KEYS
+"""Minimum keys for attention with at most `FEW_ROWS` query rows to count as decoding with a K/V cache."""
 
 
 def attention_choices(ctx: Lowering, step: Attend) -> Iterator[Choice]:
@@ -33,7 +33,7 @@ def attention_choices(ctx: Lowering, step: Attend) -> Iterator[Choice]:
     cuDNN may still decline its candidate. FlashAttention precedes cuDNN if all its blocks run in one wave: cuDNN's
     blocks have more query rows each, and so occupy fewer multiprocessors.
     """
-    decomposed = Choice(Schedule(Engine.DECOMPOSED), by_rules(ctx))
+    decomposed = Choice(Schedule(Engine.DECOMPOSED), by_rules(ctx), _decoding_guards(ctx, step))
     if attention_form(ctx, step) is not None:
         wave = flash_wave(ctx, step)
         if wave is not None and ctx.holds(wave):
@@ -51,6 +51,12 @@ def attention_choices(ctx: Lowering, step: Attend) -> Iterator[Choice]:
 
 def own_attention_choices(ctx: Lowering, step: Attend) -> Iterator[Choice]:
     """Yield the plugin's kernels for attention, the rules' preference first."""
+    guards = _decoding_guards(ctx, step)
+    for choice in _own_choices(ctx, step):
+        yield replace(choice, guards=(*choice.guards, *guards))
+
+
+def _own_choices(ctx: Lowering, step: Attend) -> Iterator[Choice]:
     if is_faster_as_flash(ctx, step):
         with suppress(Unsupported):
             yield _flash(ctx, step)
@@ -110,7 +116,24 @@ def _is_faster_decomposed(ctx: Lowering, step: Attend) -> bool:
 def _is_decoding(step: Attend) -> bool:
     """Tell whether few rows attend to many keys, so that one kernel would have few blocks with long loops."""
     *_, rows, keys = step.score_shape
-    return hint(rows) <= DECODED_ROWS and hint(keys) >= MANY_KEYS
+    return hint(rows) <= FEW_ROWS and hint(keys) >= MANY_KEYS
+
+
+def _decoding_guards(ctx: Lowering, step: Attend) -> tuple[Dim, ...]:
+    """Return the guards on rows and keys that keep the plan from sizes for which another kernel is much faster.
+
+    A decoder's Runs read a prompt of many rows, or one new row and the keys of all earlier ones. With these guards the
+    prompt, rows with few keys and rows with many keys have a plan each. Sizes that a Run reads back have no guard. The
+    emulated device needs none, as it has too few processors to gain from more blocks.
+    """
+    if ctx.device.emulated:
+        return ()
+    *_, rows, keys = step.score_shape
+    if hint(rows) > FEW_ROWS:
+        guards = [lt(FEW_ROWS, rows)]
+    else:
+        guards = [le(rows, FEW_ROWS), le(MANY_KEYS, keys) if _is_decoding(step) else lt(keys, MANY_KEYS)]
+    return tuple(guard for guard in guards if ctx.holds(guard))
 
 
 def decomposed_attention(ctx: Lowering, step: Attend) -> Iterator[Map]:

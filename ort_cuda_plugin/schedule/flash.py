@@ -17,7 +17,7 @@ from ..kernels.gemm.dispatch import contiguous_axis
 from ..kernels.gemm.gemm_mma import kind_of
 from ..kernels.library.library_attention import softmax_of, uncast
 from ..model.ir import DType, Unsupported
-from ..program.expressions.symbolic import Dim, ceildiv, hint, le, product
+from ..program.expressions.symbolic import Dim, ceildiv, hint, le, lt, product
 from ..program.lowering.context import Lowering, Tensor
 from ..program.steps.quarantine import schedule_kinds
 from ..program.steps.schedule import AttentionTile, Choice, Engine, Schedule
@@ -38,6 +38,8 @@ __all__ = [
 MAX_SPLIT_KV = 32
 SPLIT_KEYS = 128
 """Minimum keys per split of split-KV (estimate, not measured on a GPU)."""
+MAX_KEY_GROWTH = 4
+"""Growth of the number of keys, after which a further split-KV factor gets a plan of its own."""
 BLOCKS_PER_MULTIPROCESSOR = 2
 """Blocks per multiprocessor from which the keys of small blocks are not split; for large blocks half as many."""
 SHARED_SPLIT_KEYS = 512
@@ -156,7 +158,8 @@ def _simt_tile(ctx: Lowering, rows: Dim, width: Dim) -> AttentionTile:
 def _split_kv(ctx: Lowering, tile: AttentionTile, blocks: Dim, keys: Dim) -> tuple[int, tuple[Dim, ...]]:
     """Return the split-KV factor for a launch of ``blocks`` blocks, and its guards, which only concern speed.
 
-    The factor is a power of two, to limit the number of kernels and plans.
+    The factor is a power of two, to limit the number of kernels and plans. The plan serves more keys than expected,
+    until `MAX_KEY_GROWTH` times as many as the next factor needs.
     """
     least, many = SPLIT_KEYS, ctx.device.multiprocessors
     if tile.stages == 1:
@@ -172,8 +175,11 @@ def _split_kv(ctx: Lowering, tile: AttentionTile, blocks: Dim, keys: Dim) -> tup
     splits = 1
     while splits < MAX_SPLIT_KV and hint(blocks) * splits < many and hint(keys) >= 2 * splits * least:
         splits *= 2
-    enough = le(least * splits, keys)
-    return (splits, (enough,)) if splits > 1 and ctx.may_settle(enough) else (1, ())
+    guards = [le(least * splits, keys)] if splits > 1 else []
+    if splits < MAX_SPLIT_KV and hint(blocks) * splits < many and not ctx.device.emulated:
+        guards.append(lt(keys, MAX_KEY_GROWTH * 2 * splits * least))
+    settled = all(ctx.may_settle(guard) for guard in guards)
+    return (splits, tuple(guards)) if settled else (1, ())
 
 
 # ---- when FlashAttention is faster ----

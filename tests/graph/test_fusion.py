@@ -23,6 +23,7 @@ from ort_cuda_plugin.passes.table import PASSES
 from ort_cuda_plugin.program.lowering.context import DeviceProperties, LoweringOptions
 from ort_cuda_plugin.program.steps.steps import Attend, Contract, Convolve, Map, Rows
 from pass_programs import case, programs_after
+from programs.states import DEVICES, record
 from random_models import ModelMaker, feed
 
 
@@ -277,6 +278,42 @@ def test_attention_stays_float32_for_a_gemm_that_also_adds_its_result() -> None:
     assert "attention %33 f16" in one.expected
     programs = programs_after(one.model, one.device)
     assert re.search(r"attention +%\d+ f32", programs["tf32_as_scaled_f16"])
+
+
+ATTENTION = """(float[2, rows, 64] q, float[2, keys, 64] k, float[2, keys, 64] v) => (float[2, rows, 64] y)
+{ t = Transpose<perm = [0, 2, 1]>(k) s = MatMul(q, t) p = Softmax(s) y = MatMul(p, v) }"""
+PROMPT, FEW_KEYS, MANY_KEYS, NEXT_TOKEN = (300, 300), (1, 100), (1, 300), (1, 301)  # query rows, keys
+
+
+@pytest.mark.parametrize(
+    ("planned", "served", "others"),
+    [
+        (PROMPT, [PROMPT], [MANY_KEYS]),
+        (FEW_KEYS, [FEW_KEYS], [PROMPT, MANY_KEYS]),
+        (MANY_KEYS, [MANY_KEYS, NEXT_TOKEN], [PROMPT, FEW_KEYS]),
+    ],
+)
+def test_a_prompt_and_single_tokens_have_plans_of_their_own(
+    planned: tuple[int, int], served: list[tuple[int, int]], others: list[tuple[int, int]]
+) -> None:
+    def inputs(sizes: tuple[int, int]) -> list[np.ndarray]:
+        rows, keys = sizes
+        return [np.zeros((2, count, 64), np.float32) for count in (rows, keys, keys)]
+
+    recorded = record(program(ATTENTION), inputs(planned), DEVICES["sm_90"])
+    assert all(recorded.values(inputs(sizes)) is not None for sizes in served)
+    assert all(recorded.values(inputs(sizes)) is None for sizes in others)
+
+
+def test_split_kv_gets_a_further_plan_when_the_keys_have_grown() -> None:
+    text = ATTENTION.replace("float[", "float16[")
+
+    def inputs(keys: int) -> list[np.ndarray]:
+        return [np.zeros((2, count, 64), np.float16) for count in (1, keys, keys)]
+
+    recorded = record(program(text), inputs(300), DEVICES["sm_90"])
+    assert recorded.values(inputs(1000)) is not None
+    assert recorded.values(inputs(5000)) is None
 
 
 def test_a_chain_of_three_hundred_operators_is_one_launch() -> None:
