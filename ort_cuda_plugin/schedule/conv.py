@@ -16,7 +16,7 @@ from ..program.lowering.context import Lowering
 from ..program.steps.schedule import Choice, Engine, Schedule, WeightLayout
 from ..program.steps.steps import Convolve
 from .cost_model import choose_tile_config, epilogue_cost, no_more_blocks
-from .gemm import mma_schedules, simt_schedules
+from .gemm import mma_schedules, simt_schedules, tile_guards
 from .reasons import by_rules
 
 __all__ = ["conv_choices", "is_direct", "merged_conv_choice", "own_conv_schedules"]
@@ -45,8 +45,9 @@ def conv_choices(ctx: Lowering, step: Convolve) -> Iterator[Choice]:
             yield preferred
         if step.operands[0].dtype.is_float and not step.transposed:
             yield Choice(Schedule(Engine.LIBRARY), by_rules(ctx))
+    pixels = gemm_sizes(step)[0]
     for schedule in own:
-        yield Choice(schedule, by_rules(ctx))
+        yield Choice(schedule, by_rules(ctx), tile_guards(ctx, schedule, pixels))
 
 
 def own_conv_schedules(ctx: Lowering, step: Convolve) -> list[Schedule]:

@@ -35,6 +35,7 @@ __all__ = [
     "own_gemm_schedules",
     "simt_schedules",
     "sliced_k_before_library",
+    "tile_guards",
 ]
 
 GEMV_ROWS = 4
@@ -43,6 +44,9 @@ MAX_TUNED_GEMV_ROWS = 16
 """Maximum rows (m) for which the autotuner also times a GEMV kernel."""
 RELATIVE_TIMES = (1.0, 1.1, 1.35, 1.8)
 """Time per multiply-add of each of `matrix_tiles`, relative to the first one, which loads the least (estimates)."""
+TILE_LIMITS = (64, 1024)
+"""Rows (m) that separate small, medium and large GEMMs, which each get a plan: rows of a plan differ by a factor of 16,
+or are at most four of the smallest tiles."""
 SPLIT_STEPS = 8
 """Minimum k steps per split for which rules prefer split-K (estimate); the autotuner also times half as many."""
 MAX_SPLIT_K = 8
@@ -67,10 +71,24 @@ def own_gemm_choices(ctx: Lowering, step: Contract, own: list[Schedule] | None =
 
     A guard limits integer kernels to more than `GEMV_ROWS` rows; with fewer, a GEMV is as fast.
     """
+    m = folded(ctx, step).sizes[0]
     for schedule in own or own_gemm_schedules(ctx, step):
-        is_integer = schedule.operands in INTEGERS
-        guards = (lt(GEMV_ROWS, folded(ctx, step).sizes[0]),) if is_integer else ()
-        yield Choice(schedule, by_rules(ctx), guards)
+        least = (lt(GEMV_ROWS, m),) if schedule.operands in INTEGERS else ()
+        yield Choice(schedule, by_rules(ctx), (*least, *tile_guards(ctx, schedule, m)))
+
+
+def tile_guards(ctx: Lowering, schedule: Schedule, rows: Dim) -> tuple[Dim, ...]:
+    """Return the guards that keep a tensor-core tile, chosen for the expected rows, from far more or fewer rows.
+
+    A tile for one row has a tenth of the speed of a large one if there are thousands. There are no guards on rows that
+    a Run reads back, and none on the emulated device, which has one tile for all sizes.
+    """
+    if schedule.engine is not Engine.MMA or ctx.device.emulated:
+        return ()
+    below = [limit for limit in TILE_LIMITS if limit < hint(rows)]
+    above = [limit for limit in TILE_LIMITS if limit >= hint(rows)]
+    guards = [lt(limit, rows) for limit in below[-1:]] + [le(rows, limit) for limit in above[:1]]
+    return tuple(guard for guard in guards if ctx.holds(guard))
 
 
 def own_gemm_schedules(ctx: Lowering, step: Contract) -> list[Schedule]:

@@ -30,7 +30,7 @@ from ort_cuda_plugin.program.lowering.context import Compile, DeviceProperties, 
 from ort_cuda_plugin.program.steps.trace import Step
 from ort_cuda_plugin.selftest.forced import Noting
 from programs.models import network
-from programs.states import DEVICES, first_difference, record
+from programs.states import DEVICES, Recorded, first_difference, record
 
 HEAD = '<ir_version: 10, opset_import: ["": 23]>'
 PRODUCT = "g (float16[200, 256] x, float16[256, 80] w) => (float16[200, 80] y) { m = MatMul(x, w) y = Relu(m) }"
@@ -183,9 +183,12 @@ def test_a_plan_holds_for_the_sizes_near_those_that_were_measured(tmp_path: Path
     clock = Clock(runs("32x64"))
     small, _ = compiled(text, tmp_path, clock, shapes=[(100, 256), (256, 80)])
     assert small.plan is not None
-    plain = CompiledCluster(read_model(loaded(text)), GPU).build([(100, 256), (256, 80)], [])
-    assert plain.plan is not None
-    assert len(small.plan.guards) == len(plain.plan.guards) + 2  # 64 < rows <= 128
+    plan = Recorded(CompiledCluster(read_model(loaded(text)), GPU), small.plan, [])
+
+    def is_served(rows: int) -> bool:
+        return plan.values([np.zeros((rows, 256), np.float16), np.zeros((256, 80), np.float16)]) is not None
+
+    assert [rows for rows in (64, 65, 100, 128, 129) if is_served(rows)] == [65, 100, 128]
     before = clock.measured
     compiled(text, tmp_path, clock, shapes=[(1000, 256), (256, 80)])
     assert clock.measured > before

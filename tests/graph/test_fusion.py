@@ -316,6 +316,26 @@ def test_split_kv_gets_a_further_plan_when_the_keys_have_grown() -> None:
     assert recorded.values(inputs(5000)) is None
 
 
+@pytest.mark.parametrize(
+    ("text", "shapes"),
+    [
+        ("(float16[rows, 64] x, float16[64, 64] w) => (float16[rows, 64] y) { y = MatMul(x, w) }", [(64,), (64, 64)]),
+        (
+            "(float16[n, 64, 1, 1] x, float16[64, 64, 1, 1] w) => (float16[n, 64, 1, 1] y) { y = Conv(x, w) }",
+            [(64, 1, 1), (64, 64, 1, 1)],
+        ),
+    ],
+    ids=["GEMM", "convolution"],
+)
+def test_small_medium_and_large_tiles_have_plans_of_their_own(text: str, shapes: list[tuple[int, ...]]) -> None:
+    def inputs(rows: int) -> list[np.ndarray]:
+        return [np.zeros((rows, *shapes[0]), np.float16), np.zeros(shapes[1], np.float16)]
+
+    for planned, served in ((8, [8, 64]), (65, [65, 1024]), (5000, [5000, 9999])):
+        recorded = record(program(text), inputs(planned), DEVICES["sm_90"])
+        assert [n for n in (8, 64, 65, 1024, 5000, 9999) if recorded.values(inputs(n)) is not None] == served
+
+
 def test_a_chain_of_three_hundred_operators_is_one_launch() -> None:
     steps = " ".join(f"x{i + 1} = {'Sin' if i % 2 else 'Add'}(x{i}{'' if i % 2 else ', x0'})" for i in range(300))
     model = program(f"(float[4, 8] x0) => (float[4, 8] x300) {{ {steps} }}")
