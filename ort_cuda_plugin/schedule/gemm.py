@@ -80,8 +80,8 @@ def own_gemm_choices(ctx: Lowering, step: Contract, own: list[Schedule] | None =
 def tile_guards(ctx: Lowering, schedule: Schedule, rows: Dim) -> tuple[Dim, ...]:
     """Return the guards that keep a tensor-core tile, chosen for the expected rows, from far more or fewer rows.
 
-    A tile for one row has a tenth of the speed of a large one if there are thousands. There are no guards on rows that
-    a Run reads back, and none on the emulated device, which has one tile for all sizes.
+    A small tile loads each weight once per block of few rows, which is slow for thousands of rows. Rows that a Run
+    reads back have no guards. The emulated device has none either: it uses one tile for all sizes.
     """
     if schedule.engine is not Engine.MMA or ctx.device.emulated:
         return ()
