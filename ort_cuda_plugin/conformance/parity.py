@@ -16,18 +16,19 @@ WRITE_COMMAND: Final = "ort-cuda-plugin parity --write docs/parity.md"
 _HEADER: Final = """\
 # Parity
 
-This page compares two kernel registries, the lists of kernels that an execution provider registers with ONNX Runtime:
+This page compares two *kernel registries*, the lists of kernels that execution providers register with ONNX Runtime:
 that of the plugin, and that of {other}. It lists the kernels that only one
 of the two has. `{command}` wrote it with onnxruntime {version}; a test fails if the page is
 out of date.
 
+The page does not compare which inputs a kernel needs in host memory, because ONNX Runtime's Python API does not report
+them. The plugin's kernels need these inputs in host memory. The numbers are positions of inputs, counted from 0. If
+the versions of an operator differ, it occurs twice. The last entries are results in host memory:
+
+{host}
+
 The first table counts, for each domain, the operators in the registry of CUDAExecutionProvider, those that the plugin
 has too, and those that it has with all versions and element types of CUDAExecutionProvider.
-
-The page does not compare which inputs a kernel needs in host memory, because ONNX Runtime's Python API
-(`get_registered_ep_kernel_defs`) does not report them. The plugin's kernels need the inputs in host memory that this
-list names: after an operator are the positions of such inputs, counted from 0. An operator whose versions differ is
-listed twice. The last entries are results in host memory: {host}.
 """
 _LACKING: Final = """\
 CUDAExecutionProvider has kernels for these operators, versions or types, and the plugin does not. The column *lacking*

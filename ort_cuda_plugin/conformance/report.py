@@ -32,14 +32,14 @@ The sections below the table list all tests that did not pass on the EP as writt
 `SequenceInsert: (dtype) ...` names an operator whose node the plugin declined. The sessions have the option
 `claim_unprofitable_nodes=1`, so that the plugin also takes nodes that would be faster on the CPU.
 
-| verdict | tests as written (ORT_DISABLE_ALL) | tests after ONNX Runtime's optimisations (ORT_ENABLE_ALL) |
+| verdict | tests as written (ORT_DISABLE_ALL) | tests after ONNX Runtime's optimizations (ORT_ENABLE_ALL) |
 |---|---:|---:|
 """
 _IN_SCOPE = """
 **In scope and not wholly on the EP: {count}.** A test is in scope if ONNX Runtime itself loads its model, and if the
 model has only tensors and operators of ai.onnx: no strings, sequences, optional values and no ImageDecoder.
 """
-_OPTIMISED = "Other verdicts after ONNX Runtime's optimisations"
+_OPTIMISED = "Other verdicts after ONNX Runtime's optimizations"
 
 
 def versions() -> str:
