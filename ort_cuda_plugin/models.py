@@ -35,7 +35,11 @@ def wheel_models() -> dict[str, Path]:
 
 
 def find_model(name_or_path: str) -> Path:
-    """Return the file of a model, given by path or by name in the wheel. Raises ModelNotFoundError with the names."""
+    """Return the file of a model: a path, or a name in the wheel of onnx.
+
+    Raises:
+        ModelNotFoundError: neither of them exists; the message lists the names.
+    """
     path = Path(name_or_path)
     if path.is_file():
         return path

@@ -79,8 +79,8 @@ static bool place_arrays(ocp_plan *p, size_t bytes, ocp_error *error) {
   p->record_nodes = take(p, &position, h->num_record_nodes, sizeof *p->record_nodes);
   p->in_place = take(p, &position, h->num_in_place, sizeof *p->in_place);
   p->strings = take(p, &position, h->strings_bytes, 1);
-  return position == bytes ||
-         ocp_plan_reject(error, "it has %zu bytes, but its counts need %llu", bytes, (unsigned long long)position);
+  return position == bytes || ocp_plan_reject(error, "it has %zu bytes, but the counts in its header need %llu", bytes,
+                                              (unsigned long long)position);
 }
 
 /* ---- segments ---- */

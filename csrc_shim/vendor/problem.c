@@ -337,18 +337,19 @@ static uint32_t make_key(const ocp_problem *problem, const arguments *call, int6
                          ocp_error *error) {
   const ocp_library *library = problem->library;
   if (!ocp_problem_takes(problem, call->num_pointers, call->num_values)) {
-    ocp_fail(
-        error, ORT_INVALID_GRAPH,
-        "call of %s: wrong number of pointers (%u) or of integer arguments (%u). Compile a compiled model again, else "
-        "report the model",
-        library->name, call->num_pointers, call->num_values);
+    ocp_fail(error, ORT_INVALID_GRAPH,
+             "call of %s: wrong number of pointers (%u) or of integer arguments (%u). If the model is a compiled "
+             "model, compile "
+             "it again; else report the model",
+             library->name, call->num_pointers, call->num_values);
     return 0;
   }
   if (!library->valid(&problem->spec, call->values)) {
-    ocp_fail(error, ORT_INVALID_GRAPH,
-             "call of %s: the sizes of its tensors do not fit each other. Compile a compiled model again, else report "
-             "the model",
-             library->name);
+    ocp_fail(
+        error, ORT_INVALID_GRAPH,
+        "call of %s: the sizes of its tensors are inconsistent. If the model is a compiled model, compile it again; "
+        "else report the model",
+        library->name);
     return 0;
   }
   memcpy(key, call->values, call->num_values * sizeof *key);

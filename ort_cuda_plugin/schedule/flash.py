@@ -43,7 +43,8 @@ MAX_KEY_GROWTH = 4
 BLOCKS_PER_MULTIPROCESSOR = 2
 """Blocks per multiprocessor from which the keys of small blocks are not split; for large blocks half as many."""
 SHARED_SPLIT_KEYS = 512
-"""Minimum keys per split if the warps of a block split its keys as well: a second launch costs several tiles' time."""
+"""Minimum keys per split for mma blocks of more than four warps, which split the keys among their warps as well. A
+second launch costs several tiles' time."""
 WARP, WARPS_PER_MULTIPROCESSOR = 32, 16
 """Threads per warp, and wanted blocks per multiprocessor for blocks of one warp. A split of such blocks may be half a
 tile of keys, so that no block has two tiles if the number of tiles is just above a power of two."""
@@ -86,8 +87,9 @@ def flash_choice(
 ) -> Choice:
     """Return the schedule of `stream_attention` for these arguments and the expected sizes.
 
-    Every schedule is correct for all sizes; its guards only concern speed. With ``is_converted``, k and v are codes
-    that the kernel dequantizes.
+    A schedule with one pipeline stage has no loop over tiles of keys: it is correct only for the numbers of keys that
+    its guard admits. All other guards only concern speed. With ``is_converted``, k and v are codes that the kernel
+    dequantizes.
 
     Raises:
         Unsupported: the schedules with and without tensor cores are quarantined.

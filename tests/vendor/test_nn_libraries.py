@@ -256,7 +256,7 @@ def test_plans_with_other_parameters_than_a_librarys_are_refused(tmp_path: Path)
     assert len(result["parameters"]) == 12
     assert all("do not match its library call" in text for text in result["parameters"])
     assert len(result["sizes"]) == 9
-    assert all("the sizes of its tensors do not fit each other" in text for text in result["sizes"])
+    assert all("the sizes of its tensors are inconsistent" in text for text in result["sizes"])
 
 
 def test_a_problem_of_a_library_that_is_not_loaded_says_so() -> None:

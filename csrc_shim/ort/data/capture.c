@@ -95,8 +95,8 @@ static void take_turn(ocp_capture_thread *thread, bool alone) {
 
 static void abandon_run(ocp_capture_thread *thread, ocp_device *device);
 
-/* Frees a state that is unlinked from its thread and its EP; the EP may be destroyed. Called without `links` locked,
- * since ending a capture on the stream may lock it. */
+/* Frees a state that is unlinked from its thread and its EP; the EP may already be destroyed. Called without `links`
+ * locked, since ending a capture on the stream may lock it. */
 static void destroy_thread(ocp_capture_thread *thread, ocp_device *device) {
   ocp_error ignored;
   abandon_run(thread, device);

@@ -26,7 +26,7 @@ static OrtStatus *failure(OrtErrorCode code, const char *text) { return ocp_api-
 static int refuse_in_capture(ocp_stream *stream, ocp_error *error) {
   ocp_capture_computed(stream, false);
   return ocp_fail(error, ORT_NOT_IMPLEMENTED,
-                  "a captured CUDA graph cannot copy from or to host memory: bind inputs and outputs on the device "
+                  "a captured Run cannot copy from or to host memory: bind inputs and outputs on the device "
                   "(IO binding), or run with gpu_graph_id=-1, or outside of the application's capture");
 }
 

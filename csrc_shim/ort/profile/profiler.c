@@ -12,7 +12,7 @@
 #include "python/host.h"
 #include "run/instance/sources.h"
 
-enum { MAX_SEEN = 1 << 20 }; /* maximum number of ORT's events that are kept: as many as ORT keeps */
+enum { MAX_SEEN = 1000000 }; /* maximum number of ORT's events that are kept; ORT drops the events after as many */
 
 typedef struct profiler {
   OrtEpProfilerImpl ort; /* first member: ORT's view */

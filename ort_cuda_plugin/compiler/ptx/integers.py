@@ -226,7 +226,7 @@ def low_bits(b: Builder, ty: str, count: str) -> str:
 
 @instruction("9.7.1.19", "bfe")
 def extract_field(b: Builder, ins: Instruction) -> None:
-    """Extract ``length`` bits from bit ``start`` on; bits beyond the width are the sign for .s types, else 0."""
+    """Extract ``length`` bits from bit ``start`` on; a .s type extends the field's highest bit."""
     check_modifiers(ins, frozenset())
     ty = type_of(ins)
     bits, width = bits_of(ty), llvm_type(ty)

@@ -311,7 +311,9 @@ class SourceModel:
             # Each number of the field holds the bits of an element, or a byte of packed elements.
             whole = whole.astype(f"<u{1 if dtype.is_packed else dtype.itemsize}")
         elif whole.dtype != dtype.numpy:
-            raise self._unreadable(tensor, "its elements have another type")
+            raise self._unreadable(
+                tensor, f"its elements are in the field for {whole.dtype}, expected the field for {dtype.short}"
+            )
         return whole.view(np.uint8)
 
     def _numbers(self, value: int | Span) -> Array:

@@ -164,7 +164,7 @@ _tracing_lock = threading.Lock()
 
 
 def tracing() -> Tracing:
-    """Return the process's CUPTI.
+    """Return the only `Tracing` of the process; the first call makes it.
 
     Raises:
         NoTracing: cupti-python is not installed, or does not work.

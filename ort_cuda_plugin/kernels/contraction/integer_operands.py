@@ -113,7 +113,7 @@ def integer_step(ctx: Lowering, step: Sums, form: IntegerForm) -> Sums:
 def integer_epilogue(step: AnySums, form: IntegerForm, sums: Tensor | None = None) -> AnySums:
     """Return the step with an epilogue for integer accumulators, which applies zero points and scales.
 
-    ``sums`` are the weights' column sums. Without them the result is only good for an estimate of the step's time.
+    ``sums`` are the weights' column sums. Without them the step only serves to estimate its time.
     """
     w, total = step.operands[1], Scalar(DType.INT32, "leaf")
     (a, a_inputs), (b, b_inputs) = _over_results(step, 0, form.a), _over_results(step, 1, form.b)

@@ -437,7 +437,8 @@ def _two_classes(
     """Return label and scores of two classes as ONNX Runtime does; ONNX does not define trees with one class's weights.
 
     If only one class has weights, its score decides, with the threshold 0.5 if no weight is negative, else 0. If both
-    have weights, the second score decides, or the first in a row without it, and the labels are 0 and 1.
+    have weights, the score of the second class decides, or that of the first for a row of x whose leaves have no weight
+    for the second. The labels are then 0 and 1, whatever the attribute says.
     """
     require.that(len(base) <= 2, "base_values", "have at most 2 entries for two classes", len(base))
     scores = _totals(ctx, forest, x, "SUM")

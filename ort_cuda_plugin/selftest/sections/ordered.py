@@ -1,4 +1,4 @@
-"""Checks of scans, sorting and selection: element types, lengths around a block."""
+"""Checks of scans, sorting and selection: element types, lengths around the block size."""
 
 from __future__ import annotations
 

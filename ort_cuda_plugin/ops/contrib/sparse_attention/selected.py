@@ -244,7 +244,7 @@ def _is_visible(
 
 
 def _other(x: Tensor) -> Callable[[IndexMap, Scalar, Scalar, Scalar, Scalar], Scalar]:
-    """Return the function ``other`` of `gathered` for an auxiliary cache [sequences, keys, heads or 1, size]."""
+    """Return the argument ``other`` of `gathered` for an auxiliary cache [sequences, keys, heads or 1, size]."""
 
     def element(maps: IndexMap, sequence: Scalar, head: Scalar, number: Scalar, at: Scalar) -> Scalar:
         source = maps.source(x)

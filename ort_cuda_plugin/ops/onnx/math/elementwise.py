@@ -274,9 +274,11 @@ def clip(ctx: Lowering, x: Tensor, min: Tensor | None = None, max: Tensor | None
 @op("Cast", since=1, types={"T1": ALL_TENSORS, "T2": ALL_TENSORS})
 def cast_1(ctx: Lowering, x: T1, *, to: str) -> Tensor:
     """Cast to the type whose ONNX name is the string ``to``, such as FLOAT."""
-    name = {"FLOAT": "FLOAT32", "DOUBLE": "FLOAT64"}.get(to.upper(), to.upper())
+    ours = {"FLOAT": "FLOAT32", "DOUBLE": "FLOAT64"}
+    name = ours.get(to.upper(), to.upper())
     if name not in DType.__members__:
-        raise require.unsupported("dtype", "to", repr(to), ", ".join(DType.__members__))
+        known = (*ours, *(each for each in DType.__members__ if each not in ours.values()))
+        raise require.unsupported("dtype", "to", repr(to), ", ".join(known))
     return cast(ctx, x, to=DType[name].onnx)
 
 

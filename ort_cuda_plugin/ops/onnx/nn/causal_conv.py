@@ -33,7 +33,7 @@ def check_convolution(activation: str, dilation: int) -> None:
 def causal_convolution(
     ctx: Lowering, x: Tensor, weight: Tensor, bias: Tensor | None, past: Tensor | None, activation: str, dilation: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the depthwise convolution of x [batch, channels, length], and past and x concatenated.
+    """Return the depthwise convolution of x [batch, channels, length], and the concatenation of past and x.
 
     ``weight`` is [channels, 1, k]. The past has (k - 1) * ``dilation`` elements per channel, by default zeros.
     """
