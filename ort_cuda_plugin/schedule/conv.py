@@ -45,7 +45,7 @@ def conv_choices(ctx: Lowering, step: Convolve) -> Iterator[Choice]:
             yield preferred
         if step.operands[0].dtype.is_float and not step.transposed:
             yield Choice(Schedule(Engine.LIBRARY), by_rules(ctx))
-    pixels = gemm_sizes(step)[0]
+    pixels = step.shape[0] * product(step.places)
     for schedule in own:
         yield Choice(schedule, by_rules(ctx), tile_guards(ctx, schedule, pixels))
 
