@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .ep.nodes.plan_history import PlanVariant, plan_variants
     from .ep.options.options import OptionError
     from .memory import memory_stats, set_limit, trim
+    from .sessions.requirement import PlacementError, require
 
 __version__ = "0.1.0"
 
@@ -36,6 +37,7 @@ __all__ = [
     "Error",
     "NodeVerdict",
     "OptionError",
+    "PlacementError",
     "PlanVariant",
     "PluginError",
     "as_cuda_array",
@@ -51,6 +53,7 @@ __all__ = [
     "op",
     "plan_variants",
     "register",
+    "require",
     "reset_counters",
     "session",
     "set_limit",
@@ -68,6 +71,7 @@ _LAZY = {
     "memory_stats": "memory",
     "op": "custom.short_form",
     "register": "api",
+    "require": "sessions.requirement",
     "session": "api",
     "set_limit": "memory",
     "trim": "memory",
@@ -75,6 +79,7 @@ _LAZY = {
     "DeviceInfo": "ep.device.devices",
     "NodeVerdict": "clusters.claims.claims",
     "OptionError": "ep.options.options",
+    "PlacementError": "sessions.requirement",
     "PluginError": "abi.core",
     "PlanVariant": "ep.nodes.plan_history",
     "plan_variants": "ep.nodes.plan_history",

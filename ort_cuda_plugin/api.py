@@ -15,15 +15,14 @@ from typing import Any
 from .abi.tables import OLDEST_API
 from .clusters.claims.claims import NodeVerdict
 from .ep import boundary
-from .ep.device.devices import METADATA_KEYS, DeviceInfo, cuda_devices, emulation_requested
+from .ep.device.devices import METADATA_KEYS, DeviceInfo, cuda_devices, emulation_requested, no_such_device
 from .ep.device.identity import VIRTUAL_SUFFIX, Identity, default_identity, identity_named, is_our_name
 from .ep.factory import registrations, requesting
 from .ep.options.options import parse
 from .ep.provider import Provider, last_provider, last_verdicts
-from .ep.session import current_session
-from .fallback import raise_instead
 from .plugin_library import get_ep_name, get_library_path
 from .session_errors import NoProviderError, explained
+from .sessions.observation import observe, outcome_of, refuse_fallback, restore_fallback
 from .uninterrupted import imported
 
 #: First ONNX Runtime 1.N in which a plugin may have the name of a built-in provider that the installed wheel lacks.
@@ -32,7 +31,6 @@ _NAMES_A_PLUGIN = 28
 #: Held while ONNX Runtime's device objects are in use, because `unregister` on another thread frees them.
 _registration = threading.RLock()
 _registered: list[str] = []
-_without_fallback: set[Identity] = set()
 _chosen: weakref.WeakKeyDictionary[Any, tuple[DeviceInfo, dict[str, str]]] = weakref.WeakKeyDictionary()
 
 
@@ -115,17 +113,6 @@ def is_registered_as(identity: Identity) -> bool:
     return bool(_factories(identity))
 
 
-def refuse_fallback(identity: Identity) -> None:
-    """Make sessions that name the provider ``identity`` raise an error, instead of falling back to the CPU.
-
-    `unregister` restores the fallback.
-    """
-    _without_fallback.add(identity)
-    raise_instead(
-        _onnxruntime(), lambda name: is_our_name(name) and identity_named(name, "providers") in _without_fallback
-    )
-
-
 def register(name: str | None = None, emulate: bool | None = None, *, as_: str | None = None) -> list[Any]:
     """Register the library with ONNX Runtime, and return the ``OrtEpDevice`` objects that it offers.
 
@@ -149,6 +136,7 @@ def register(name: str | None = None, emulate: bool | None = None, *, as_: str |
             the library can have, or ONNX Runtime has an execution provider of that name.
     """
     ort = _onnxruntime()
+    observe(ort)
     if emulate is None:
         emulation_requested()  # raises a clearer error than ONNX Runtime would
     identity = default_identity() if as_ is None else identity_named(as_, "as_")
@@ -209,7 +197,7 @@ def _register(ort: ModuleType, name: str, emulate: bool | None, identity: Identi
 def unregister() -> None:
     """Undo every `register` of this process; no session on the provider may exist. Safe to call again."""
     with _registration:
-        _without_fallback.clear()
+        restore_fallback()
         while _registered:
             name = _registered.pop()
             if any(name in _factories(identity) for identity in Identity):
@@ -252,7 +240,9 @@ def session(
     """
     created, provider = create_session(model, emulate, provider_options, sess_options)
     if not provider.fused_nodes:  # ONNX Runtime records no placement for models in its own format
-        raise RuntimeError(f"no node of the model runs on {get_ep_name()}: {_reasons(provider)}")
+        found = outcome_of(created)
+        why = provider.failure if found is None else found.why()
+        raise RuntimeError(f"no node of the model runs on {get_ep_name()}: {why}")
     return created
 
 
@@ -339,7 +329,6 @@ def create_session(
     with _registration:
         _add_provider(sess_options, chosen_device(emulate, options), options)
     source = model if isinstance(model, bytes) else os.fspath(model)
-    current_session.forget()
     try:
         # Without enable_fallback=0, ONNX Runtime would fall back to the CPU after an error of the provider.
         created = ort.InferenceSession(source, sess_options=sess_options, enable_fallback=0)
@@ -392,23 +381,9 @@ def _select(ep_devices: list[Any], emulate: bool | None, device_id: int | None) 
         if device_id is None or info.ordinal == device_id:
             return device
     if device_id is not None and candidates:
-        names = ", ".join(f"{info.ordinal} ({info.name})" for info, _ in candidates)
-        raise RuntimeError(f"device_id: there is no device {device_id}. Choose one of {names}")
+        raise RuntimeError(f"device_id: {no_such_device(device_id, [info for info, _ in candidates])}")
     _, why = cuda_devices()
     raise RuntimeError(
         f"no CUDA device: {why or 'ONNX Runtime lists none'}. To run on the emulated device pass emulate=True or set "
         "ORT_CUDA_PLUGIN_EMULATE=1"
     )
-
-
-def _reasons(provider: Provider) -> str:
-    if provider.failure:
-        return provider.failure
-    if not provider.verdicts:
-        return "ONNX Runtime's graph optimisations removed all nodes, for example by constant folding"
-    shown = [
-        f"{verdict.op_type} node {verdict.name!r} ({verdict.kind}): {verdict.reason}"
-        for verdict in provider.verdicts[:10]
-    ]
-    rest = len(provider.verdicts) - len(shown)
-    return "; ".join(shown) + (f"; and {rest} more" if rest else "")

@@ -21,7 +21,8 @@ from types import FrameType
 from typing import Any
 
 import ort_cuda_plugin
-from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError, printable
+from ort_cuda_plugin.abi.message_texts import printable
+from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 
 COMMANDS = {
     "run": "runs.run",

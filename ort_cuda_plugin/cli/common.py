@@ -19,8 +19,9 @@ from rich.console import Console
 from rich.text import Text
 
 from ort_cuda_plugin import models
+from ort_cuda_plugin.abi.message_texts import printable
 from ort_cuda_plugin.cli.devices import add_device_argument
-from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError, printable
+from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 from ort_cuda_plugin.custom.files import NoOperatorsFileError, load_operators
 from ort_cuda_plugin.networks import NETWORKS, build, split_name
 from ort_cuda_plugin.session_errors import what_a_file_is

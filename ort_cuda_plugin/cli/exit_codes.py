@@ -29,11 +29,6 @@ class ExitCode(enum.IntEnum):
         }[self]
 
 
-def printable(text: str) -> str:
-    """Return the text without control characters; line breaks and tabs stay."""
-    return "".join(sign if sign.isprintable() or sign in "\n\t" else ascii(sign)[1:-1] for sign in text)
-
-
 class UserError(Exception):
     """A failure whose message is all that the user needs; ends the command with `code`."""
 

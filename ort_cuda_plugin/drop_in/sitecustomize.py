@@ -67,13 +67,15 @@ class _Finder:
 def _offer(onnxruntime: ModuleType) -> None:
     """Register the plugin, and make onnxruntime describe itself as the wheel with CUDA."""
     import ort_cuda_plugin
+    from ort_cuda_plugin.ep.device.identity import AS_VARIABLE, Identity, default_identity
+    from ort_cuda_plugin.sessions.exit_report import report_at_exit
+    from ort_cuda_plugin.sessions.observation import observe, refuse_fallback
 
+    observe(onnxruntime)
+    report_at_exit("with" if os.environ.get(AS_VARIABLE) == Identity.OWN.ep_name else "exec")
     if not ort_cuda_plugin.register():
         print("ort-cuda-plugin exec: no CUDA device; onnxruntime uses the CPU", file=sys.stderr)
         return
-    from ort_cuda_plugin.api import refuse_fallback
-    from ort_cuda_plugin.ep.device.identity import default_identity
-
     refuse_fallback(default_identity())
     priority: list[str] = onnxruntime.get_all_providers()
     available: Callable[[], list[str]] = onnxruntime.get_available_providers

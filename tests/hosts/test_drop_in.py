@@ -342,6 +342,7 @@ def test_exec_gives_a_program_and_its_children_the_provider(tmp_path: Path) -> N
     (tmp_path / "app.py").write_text(APPLICATION)
     done = executed(sys.executable, "-W", "error", str(tmp_path / "app.py"), str(tmp_path / "add.onnx"))
     assert (done.returncode, done.stdout) == (0, "16.0 16.0\n"), done.stderr
+    assert "; 1 of 1 node ran on CUDAExecutionProvider\n" in done.stderr
 
 
 def test_with_gives_a_program_the_provider_under_its_own_name(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from onnx import TensorProto, helper, numpy_helper
 from rich.table import Table
 
 from ort_cuda_plugin import models
+from ort_cuda_plugin.abi.message_texts import printable
 from ort_cuda_plugin.cli import main
 from ort_cuda_plugin.cli.common import output_console
-from ort_cuda_plugin.cli.exit_codes import printable
 from ort_cuda_plugin.cli.plain_text import json_text
 from ort_cuda_plugin.estimate import gather
 

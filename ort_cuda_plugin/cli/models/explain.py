@@ -15,6 +15,7 @@ from rich.table import Table
 
 import ort_cuda_plugin
 from ort_cuda_plugin import get_ep_name
+from ort_cuda_plugin.abi.message_texts import printable
 from ort_cuda_plugin.api import placement
 from ort_cuda_plugin.cli.common import (
     add_model_arguments,
@@ -29,7 +30,7 @@ from ort_cuda_plugin.cli.common import (
     waiting,
 )
 from ort_cuda_plugin.cli.devices import select_device
-from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError, printable
+from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 from ort_cuda_plugin.cli.models.explain_page import page, place
 from ort_cuda_plugin.cli.models.kernel_texts import checked_accesses, checked_run, ptx_of, specs_of
 from ort_cuda_plugin.cli.models.program_page import KernelTexts

@@ -11,7 +11,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ort_cuda_plugin.cli.exit_codes import ExitCode, printable
+from ort_cuda_plugin.abi.message_texts import printable
+from ort_cuda_plugin.cli.exit_codes import ExitCode
 from ort_cuda_plugin.cli.plain_text import styled
 from ort_cuda_plugin.doctor.examine import examine
 from ort_cuda_plugin.doctor.findings import Finding, Machine, Severity

@@ -9,7 +9,8 @@ import platform
 from typing import Any
 
 import ort_cuda_plugin
-from ort_cuda_plugin.cli.exit_codes import ExitCode, printable
+from ort_cuda_plugin.abi.message_texts import printable
+from ort_cuda_plugin.cli.exit_codes import ExitCode
 from ort_cuda_plugin.cli.plain_text import aligned
 
 PACKAGES = (

@@ -1,7 +1,8 @@
 """Run a program that asks for CUDAExecutionProvider, unchanged, on the plugin.
 
 `ort-cuda-plugin exec -- python app.py` starts the program so that each of its Python processes registers the plugin
-under the built-in execution provider's name when it imports onnxruntime. It needs the wheel without CUDA.
+under the built-in execution provider's name when it imports onnxruntime. It needs the wheel without CUDA. At its end
+each process prints which providers its sessions asked for, where their nodes ran, and why.
 """
 
 from __future__ import annotations

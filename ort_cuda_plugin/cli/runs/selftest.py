@@ -12,9 +12,10 @@ import sys
 
 from rich.console import Console
 
+from ort_cuda_plugin.abi.message_texts import printable
 from ort_cuda_plugin.cli.common import output_file
 from ort_cuda_plugin.cli.devices import DEVICES, find_device
-from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError, printable
+from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 from ort_cuda_plugin.selftest.device import Device
 from ort_cuda_plugin.selftest.report import json_report, table
 from ort_cuda_plugin.selftest.runner import Runner, WorkerDied

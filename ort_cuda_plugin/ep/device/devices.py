@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -192,6 +193,12 @@ def _list(*, emulated: bool) -> tuple[list[DeviceInfo], str]:
     check(error)
     devices = [DeviceInfo.from_c(infos + index) for index in range(min(count[0], len(infos)))]
     return devices, ffi.string(error.text).decode(errors="replace")
+
+
+def no_such_device(ordinal: object, known: Iterable[DeviceInfo]) -> str:
+    """Say that there is no device with this number, and which devices there are."""
+    names = ", ".join(f"{info.ordinal} ({info.name})" for info in known)
+    return f"there is no device {ordinal}. Choose one of {names}"
 
 
 def open_device(info: DeviceInfo) -> Any:

@@ -15,13 +15,15 @@ from typing import Any
 
 
 class _State(threading.local):
-    """State of a thread: the provider of the session that it creates, and the record of the verdicts.
+    """State of a thread: the provider of the session that it creates, the record of the verdicts, and the error of the
+    callback that failed last.
 
     The provider belongs to ONNX Runtime, which closes it with the session; the record outlives the provider.
     """
 
     provider: weakref.ref[Any] | None = None
     record: Any = None
+    failure: str = ""
 
 
 _state = _State()
@@ -37,6 +39,12 @@ def begin(provider: Any, record: Any) -> None:
 def forget() -> None:
     """Forget the thread's session, before the thread creates another session."""
     _state.provider = _state.record = None
+    _state.failure = ""
+
+
+def failed(message: str) -> None:
+    """Record the error of a callback."""
+    _state.failure = message
 
 
 def provider() -> Any:
@@ -49,11 +57,16 @@ def record() -> Any:
     return _state.record
 
 
+def failure() -> str:
+    """Return the error of the callback that failed last; "" if none has failed."""
+    return _state.failure
+
+
 @contextmanager
 def kept() -> Iterator[None]:
     """Restore the thread's current session after the block, which may create other sessions."""
-    before = _state.provider, _state.record
+    before = _state.provider, _state.record, _state.failure
     try:
         yield
     finally:
-        _state.provider, _state.record = before
+        _state.provider, _state.record, _state.failure = before

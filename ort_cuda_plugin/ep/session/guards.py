@@ -88,7 +88,9 @@ def status_guard(function: Callback, *, forgiven: bool = False, begins_session: 
     def failed(error: BaseException, arguments: Any) -> Any:
         if forgiven:
             _pass_on(error)
-        return host.make_status(*_report(function.__name__, error))
+        code, message = _report(function.__name__, error)
+        current_session.failed(message)
+        return host.make_status(code, message)
 
     @functools.wraps(function)
     def call(*arguments: Any) -> Any:
