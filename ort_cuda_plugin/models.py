@@ -7,7 +7,6 @@ adds the input of the final Softmax as an output, because the Softmax of noise g
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from .abi.errors import Error
+from .abi.message_texts import did_you_mean
 
 SOFTMAX_OPS = ("Softmax", "LogSoftmax")
 WEIGHTED_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
@@ -34,11 +34,12 @@ def wheel_models() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("light_*.onnx"))}
 
 
-def find_model(name_or_path: str) -> Path:
+def find_model(name_or_path: str, others: Collection[str] = ()) -> Path:
     """Return the file of a model: a path, or a name in the wheel of onnx.
 
     Raises:
-        ModelNotFoundError: neither of them exists; the message lists the names.
+        ModelNotFoundError: there is no such model. The message has the names of the wheel's models, and suggests a
+            similar name of these or of ``others``, which the caller knows.
     """
     path = Path(name_or_path)
     if path.is_file():
@@ -46,8 +47,8 @@ def find_model(name_or_path: str) -> Path:
     models = wheel_models()
     if name_or_path in models:
         return models[name_or_path]
-    close = difflib.get_close_matches(path.name, models, n=1)
-    hint = f", did you mean {close[0]!r}?" if close else "."
+    question = did_you_mean(path.name, [*models, *others])
+    hint = f", {question}" if question else "."
     raise ModelNotFoundError(
         f"{name_or_path!r} is neither a file nor a light model{hint} Give the path of an ONNX file, or a light model "
         f"of the installed onnx wheel: {', '.join(models) or 'it has none'}"

@@ -9,15 +9,15 @@ _CUTOFF = 0.6
 """Least similarity of a suggested name, from 0 (nothing in common) to 1 (equal)."""
 
 
-def closest(name: str, known: Iterable[str], cutoff: float = _CUTOFF) -> str:
-    """Return the known name that ``name`` was probably meant to be, "" if no name is similar."""
-    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)), "")
+def similar(name: str, known: Iterable[str], *, most: int = 1, cutoff: float = _CUTOFF) -> list[str]:
+    """Return the known names that ``name`` was probably meant to be, the most similar first."""
+    return difflib.get_close_matches(name, list(known), n=most, cutoff=cutoff)
 
 
-def did_you_mean(name: str, known: Iterable[str], cutoff: float = _CUTOFF) -> str:
+def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = _CUTOFF) -> str:
     """Return the question ``did you mean 'run'?``, "" if no known name is similar."""
-    found = closest(name, known, cutoff)
-    return f"did you mean {found!r}?" if found else ""
+    found = similar(name, known, cutoff=cutoff)
+    return f"did you mean {found[0]!r}?" if found else ""
 
 
 def printable(text: str) -> str:

@@ -21,7 +21,7 @@ from types import FrameType
 from typing import Any
 
 import ort_cuda_plugin
-from ort_cuda_plugin.abi.message_texts import printable
+from ort_cuda_plugin.abi.message_texts import did_you_mean, printable
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 
 COMMANDS = {
@@ -81,13 +81,8 @@ def _run(words: list[str]) -> int:
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     chosen = words[0] if words else ""
     if chosen not in COMMANDS and chosen and not chosen.startswith("-"):
-        import difflib
-
-        close = difflib.get_close_matches(chosen, COMMANDS, n=1)
-        parser.error(
-            f"unknown command {chosen!r}{f', did you mean {close[0]!r}?' if close else ','} expected one of: "
-            f"{', '.join(COMMANDS)}"
-        )
+        hint = did_you_mean(chosen, COMMANDS)
+        parser.error(f"unknown command {chosen!r}, {hint and f'{hint} '}expected one of: {', '.join(COMMANDS)}")
     for name, module in COMMANDS.items():
         description = _docstring(module)
         command = subparsers.add_parser(name, help=description.splitlines()[0], description=description)

@@ -86,7 +86,7 @@ def model_path(name_or_path: str) -> Path:
     if not Path(name_or_path).is_file() and split_name(name_or_path) is not None:
         return written_model(build(name_or_path).SerializeToString(), name_or_path.replace(":", "_"))
     try:
-        return models.find_model(name_or_path)
+        return models.find_model(name_or_path, NETWORKS)
     except models.ModelNotFoundError as error:
         forms = "Or give a built-in network as NAME or NAME:TYPE, such as resnet50:float16; the names are"
         raise UserError(ExitCode.USAGE, f"{error}. {forms} {', '.join(NETWORKS)}") from None

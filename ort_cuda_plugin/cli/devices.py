@@ -13,11 +13,26 @@ DEVICES = ("auto", "cuda", "emulated")
 
 
 def add_device_argument(parser: argparse.ArgumentParser, default: str = "auto") -> None:
-    parser.add_argument(
+    """Add ``--device`` and its short form ``--emulate``."""
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument(
         "--device",
         choices=DEVICES,
         default=default,
         help="auto: a GPU if the machine has one, else the emulated device",
+    )
+    add_emulate_argument(group)
+
+
+def add_emulate_argument(group: argparse._MutuallyExclusiveGroup) -> None:
+    """Add ``--emulate``, for a command that has ``--device`` in the same group."""
+    group.add_argument(
+        "--emulate",
+        dest="device",
+        action="store_const",
+        const="emulated",
+        default=argparse.SUPPRESS,
+        help="use the emulated device, as --device emulated does",
     )
 
 
@@ -28,9 +43,7 @@ def find_device(choice: str) -> bool:
 
         found, why = ([], "") if choice == "emulated" else cuda_devices()
         if choice == "cuda" and not found:
-            raise UserError(
-                ExitCode.UNAVAILABLE, f"no CUDA device: {why}. To use the emulated device, add --device emulated"
-            )
+            raise UserError(ExitCode.UNAVAILABLE, f"no CUDA device: {why}. To use the emulated device, add --emulate")
         return not found
 
 

@@ -8,7 +8,7 @@ from ..ep.device.devices import DeviceInfo
 from .findings import Finding, Machine, note, ok, problem, warning
 
 _SUBJECT = "CUDA driver"
-_NEWER_GPU = "use an Ampere GPU or a newer one, or the emulated device (--device emulated)"
+_NEWER_GPU = "use an Ampere GPU or a newer one, or the emulated device (--emulate)"
 
 
 def driver_findings(machine: Machine, devices: Sequence[DeviceInfo], why: str) -> Iterator[Finding]:
@@ -70,7 +70,7 @@ def _missing(machine: Machine, why: str) -> Finding:
     return note(
         _SUBJECT,
         why,
-        "with a GPU: install a driver of R580 or newer. Without one: --device emulated, or"
+        "with a GPU: install a driver of R580 or newer. Without one: --emulate, or"
         " ORT_CUDA_PLUGIN_EMULATE=1" + (". In a container: docker run --gpus all" if machine.is_container else ""),
     )
 

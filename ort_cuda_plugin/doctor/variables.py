@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ..abi.message_texts import did_you_mean, similar
 from ..ep.options.option_documents import markdown_table
 from .findings import Finding, Machine, warning
 
 PREFIX = "ORT_CUDA_PLUGIN_"
+_CUTOFF = 0.8
+"""Least similarity of a suggested variable: higher than elsewhere, because all names begin with `PREFIX`."""
 
 
 @dataclass(frozen=True)
@@ -160,9 +162,10 @@ def variable_findings(machine: Machine) -> Iterator[Finding]:
     """Warn about each variable with the plugin's prefix that the plugin does not know."""
     for name in sorted(machine.environment):
         if name.upper().startswith(PREFIX) and name not in VARIABLES:
-            close = difflib.get_close_matches(name.upper(), VARIABLES, n=1, cutoff=0.8)
-            advice = f"did you mean {close[0]}?" if close else f"unset it; the variables are {', '.join(VARIABLES)}"
+            question = did_you_mean(name.upper(), VARIABLES, cutoff=_CUTOFF)
+            advice = question or f"unset it; the variables are {', '.join(VARIABLES)}"
             text = f"{name}: the plugin reads no variable of this name, and ignores it"
+            close = similar(name.upper(), VARIABLES, cutoff=_CUTOFF)
             yield warning("environment", text, advice, *_renamed(machine, name, close[0] if close else ""))
 
 

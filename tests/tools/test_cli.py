@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import json
 import re
 from pathlib import Path
@@ -12,7 +14,9 @@ import pytest
 from onnx import TensorProto, helper, parser
 
 import ort_cuda_plugin
+from ort_cuda_plugin import cli
 from ort_cuda_plugin.cli import main
+from ort_cuda_plugin.cli.devices import add_device_argument
 from ort_cuda_plugin.cli.exit_codes import ExitCode
 from ort_cuda_plugin.compiler.kernel import KernelSpec
 from ort_cuda_plugin.compiler.library import kernel_library
@@ -123,7 +127,8 @@ def test_wrong_arguments_end_with_the_usage_code_and_name_the_argument(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "meant"), [(["doctr"], "doctor"), (["explain", "light_resnet5"], "light_resnet50")]
+    ("arguments", "meant"),
+    [(["doctr"], "doctor"), (["explain", "light_resnet5"], "light_resnet50"), (["explain", "bert_bas"], "bert_base")],
 )
 def test_a_mistyped_command_or_model_gets_the_name_that_was_probably_meant(
     capsys: pytest.CaptureFixture[str], arguments: list[str], meant: str
@@ -281,3 +286,23 @@ def test_a_report_that_cannot_be_written_is_refused_before_the_work(
             main([command, "--write", str(path)])
         assert exit.value.code == ExitCode.USAGE
         assert f"{path} cannot be written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", sorted(cli.COMMANDS.keys() - {"estimate"}))  # its --device is a GPU to estimate for
+def test_each_command_that_takes_a_device_takes_emulate(command: str) -> None:
+    options = argparse.ArgumentParser()
+    importlib.import_module(f"{cli.__name__}.{cli.COMMANDS[command]}").add_arguments(options)
+    devices = [action for action in options._actions if "--device" in action.option_strings]
+    short = [action for action in options._actions if "--emulate" in action.option_strings]
+    assert len(devices) == len(short)
+    assert [action.const for action in short] == ["emulated"] * len(devices)
+
+
+def test_emulate_and_device_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
+    options = argparse.ArgumentParser()
+    add_device_argument(options)
+    assert options.parse_args([]).device == "auto"
+    assert options.parse_args(["--emulate"]).device == options.parse_args(["--device", "emulated"]).device == "emulated"
+    with pytest.raises(SystemExit):
+        options.parse_args(["--emulate", "--device", "cuda"])
+    assert "not allowed with argument" in capsys.readouterr().err

@@ -120,10 +120,10 @@ def test_a_command_replaces_the_wheel_that_is_installed_and_not_another_one(tmp_
 @pytest.mark.parametrize(
     ("name", "advice"),
     [
-        ("ORT_CUDA_PLUGIN_CACHEDIR", "did you mean ORT_CUDA_PLUGIN_CACHE_DIR?"),
-        ("ORT_CUDA_PLUGIN_EMULATED", "did you mean ORT_CUDA_PLUGIN_EMULATE?"),
-        ("ort_cuda_plugin_emulate", "did you mean ORT_CUDA_PLUGIN_EMULATE?"),
-        ("ORT_CUDA_PLUGIN_EMULATE_WORKER", "did you mean ORT_CUDA_PLUGIN_EMULATE_WORKERS?"),
+        ("ORT_CUDA_PLUGIN_CACHEDIR", "did you mean 'ORT_CUDA_PLUGIN_CACHE_DIR'?"),
+        ("ORT_CUDA_PLUGIN_EMULATED", "did you mean 'ORT_CUDA_PLUGIN_EMULATE'?"),
+        ("ort_cuda_plugin_emulate", "did you mean 'ORT_CUDA_PLUGIN_EMULATE'?"),
+        ("ORT_CUDA_PLUGIN_EMULATE_WORKER", "did you mean 'ORT_CUDA_PLUGIN_EMULATE_WORKERS'?"),
         ("ORT_CUDA_PLUGIN_QUANTUM_ANNEALER_PORT", "unset it; the variables are ORT_CUDA_PLUGIN_AS, "),
     ],
 )
@@ -150,7 +150,7 @@ def test_a_misspelled_variable_does_not_keep_the_registration_from_being_tried(
     assert main(["doctor"]) == ExitCode.OK
     out = capsys.readouterr().out
     assert "ORT_CUDA_PLUGIN_EMULATED: the plugin reads no variable of this name, and ignores it\n" in out
-    assert "-> did you mean ORT_CUDA_PLUGIN_EMULATE?\n" in out
+    assert "-> did you mean 'ORT_CUDA_PLUGIN_EMULATE'?\n" in out
     assert "registration: ONNX Runtime loads the library" in out
 
 

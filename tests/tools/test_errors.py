@@ -7,11 +7,13 @@ import inspect
 import pkgutil
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 import ort_cuda_plugin
 from isolated import add_model
+from ort_cuda_plugin.abi.message_texts import did_you_mean
 from ort_cuda_plugin.models import find_model
 
 INTERNAL = {
@@ -62,3 +64,11 @@ def test_the_base_catches_a_wrong_option_and_a_missing_model() -> None:
 def test_an_exception_keeps_its_former_base() -> None:
     assert issubclass(ort_cuda_plugin.OptionError, ValueError)
     assert issubclass(ort_cuda_plugin.PluginError, RuntimeError)
+
+
+def test_one_function_suggests_names() -> None:
+    package = Path(ort_cuda_plugin.__file__).parent
+    using = {path.name for path in package.rglob("*.py") if "get_close_matches" in path.read_text(encoding="utf-8")}
+    assert using == {"message_texts.py"}
+    assert did_you_mean("comit", ["commit", "compile"]) == "did you mean 'commit'?"
+    assert did_you_mean("x", ["commit", "compile"]) == ""

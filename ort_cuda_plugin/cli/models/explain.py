@@ -133,7 +133,7 @@ def _kernel_texts(
     if not arguments.check:
         return KernelTexts(arguments.ptx or "", ptx)
     if not emulate:
-        raise UserError(ExitCode.USAGE, "--check needs the emulated device: add --device emulated")
+        raise UserError(ExitCode.USAGE, "--check needs the emulated device: add --emulate")
     with waiting(Console(stderr=True), "running in the checking mode"):
         finding = checked_run(path)
     return KernelTexts(arguments.ptx or "", ptx, accesses, is_checked=True, finding=finding)

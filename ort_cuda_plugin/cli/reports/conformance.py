@@ -78,9 +78,7 @@ def execute(arguments: argparse.Namespace) -> int:
     patterns = arguments.patterns or ["*"]
     emulate = find_device(arguments.device)
     if not emulate and (arguments.check or arguments.lowering or arguments.adversarial is not None):
-        raise UserError(
-            ExitCode.USAGE, "--check, --adversarial and --lowering need the emulated device. Add --device emulated"
-        )
+        raise UserError(ExitCode.USAGE, "--check, --adversarial and --lowering need the emulated device. Add --emulate")
     mode = Mode(
         arguments.optimised,
         arguments.check,

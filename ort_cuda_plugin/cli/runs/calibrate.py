@@ -13,7 +13,7 @@ from rich.table import Table
 
 from ort_cuda_plugin.api import chosen_device, described_by
 from ort_cuda_plugin.cli.common import output_console
-from ort_cuda_plugin.cli.devices import DEVICES, find_device
+from ort_cuda_plugin.cli.devices import add_device_argument, find_device
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 from ort_cuda_plugin.ep.device.calibrating import calibrate
 from ort_cuda_plugin.ep.device.open_device import use_device
@@ -21,7 +21,7 @@ from ort_cuda_plugin.gpus.calibration import described
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", choices=DEVICES, default="auto")
+    add_device_argument(parser)
 
 
 def execute(arguments: argparse.Namespace) -> int:

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from ort_cuda_plugin.abi.message_texts import printable
 from ort_cuda_plugin.cli.common import output_file
-from ort_cuda_plugin.cli.devices import DEVICES, find_device
+from ort_cuda_plugin.cli.devices import DEVICES, add_emulate_argument, find_device
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 from ort_cuda_plugin.selftest.device import Device
 from ort_cuda_plugin.selftest.report import json_report, table
@@ -26,12 +26,14 @@ NAMES = tuple(section.name for section in SECTIONS)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument(
         "--device",
         default="auto",
         metavar="DEVICE",
         help="the number of a GPU, cuda, emulated, or auto: a GPU if the machine has one, else the emulated device",
     )
+    add_emulate_argument(group)
     parser.add_argument("--quick", action="store_true", help="check fewer sizes and types, in less than a minute")
     parser.add_argument("--sections", nargs="+", choices=NAMES, default=NAMES, metavar="SECTION", help=", ".join(NAMES))
     parser.add_argument("--json", type=output_file, metavar="FILE", help="also write the report as JSON")

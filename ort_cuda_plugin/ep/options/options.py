@@ -9,12 +9,12 @@ name (`ep.device.identity`), the entries have that name. `option_table` defines 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from ...abi.errors import Error
+from ...abi.message_texts import did_you_mean
 from ...plugin_library import EP_NAME
 from ...program.device import AttentionKernel
 from ..device.identity import Identity
@@ -89,9 +89,8 @@ def parse(given: Mapping[str, str]) -> tuple[Options, dict[str, str]]:
             if parse_value(key, text, entry.reader) != entry.usual:
                 ignored[key] = entry.why
         else:
-            close = difflib.get_close_matches(key, known_keys(), n=1)
-            hint = f"did you mean {close[0]!r}? " if close else ""
-            raise OptionError(f"{EP_NAME} has no option {key!r}; {hint}known: {', '.join(known_keys())}")
+            hint = " ".join(filter(None, [did_you_mean(key, known_keys()), "known:"]))
+            raise OptionError(f"{EP_NAME} has no option {key!r}; {hint} {', '.join(known_keys())}")
     options = _with_stream(Options(**parsed))
     if lacking := options.sdpa_kernel & ~int(SERVED_ATTENTION_KERNELS):
         names = [str(bit.name) for bit in AttentionKernel if bit & lacking]

@@ -7,10 +7,10 @@ collects what each request shows, and is written when the plugin compiles the fi
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from ...abi.message_texts import similar
 from ...clusters.claims.claims import NodeVerdict
 from ...clusters.nodes.float32_nodes import AUTOMATIC, is_listed, names_of, why_no_float32
 from ...model.ir import Graph, Node
@@ -107,7 +107,7 @@ class Float32Report:
 
     def _unknown(self, entry: str) -> str:
         names = {name: None for graph in self._graphs.values() for name in graph.names}
-        close = difflib.get_close_matches(entry, names, n=_MAX_NAMES)
+        close = similar(entry, names, most=_MAX_NAMES)
         close += [name for name in names if name.startswith(f"{entry}/") and name not in close]
         hint = f"Similar: {', '.join(map(repr, close[:_MAX_NAMES]))}. " if close else ""
         return (
