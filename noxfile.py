@@ -67,6 +67,13 @@ def types(session: nox.Session) -> None:
     pytest(session, "-q", "-n", "0", "tests/test_static.py", "-k", "mypy and all", "-m", "full", *session.posargs)
 
 
+@nox.session(venv_backend="venv")
+def pyright(session: nox.Session) -> None:
+    """Run pyright on a program of a user. Its installation downloads Node.js from PyPI."""
+    session.install("pyright[nodejs]==1.1.*")
+    session.run("pyright", "--pythonpath", sys.executable, "tests/harness/typed_program.py", *session.posargs)
+
+
 @nox.session
 def test(session: nox.Session) -> None:
     """Run the first tier of tests; arguments are pytest's."""

@@ -19,14 +19,18 @@ from .plugin_library import get_ep_name, get_ep_names, get_library_path
 
 if TYPE_CHECKING:
     from .abi.core import PluginError
+    from .abi.result_table import Table
     from .api import devices, explain, register, session, unregister
     from .arrays import CudaArray, as_cuda_array, bind_input, bind_output
     from .clusters.claims.claims import NodeVerdict
     from .custom.short_form import op
     from .ep.device.devices import DeviceInfo
     from .ep.nodes.plan_history import PlanVariant, plan_variants
+    from .ep.options.option_types import ProviderOptions
     from .ep.options.options import OptionError
     from .memory import memory_stats, set_limit, trim
+    from .profiles.collect import Profile
+    from .profiles.measure import profile
     from .sessions.requirement import PlacementError, require
 
 __version__ = "0.1.0"
@@ -40,6 +44,9 @@ __all__ = [
     "PlacementError",
     "PlanVariant",
     "PluginError",
+    "Profile",
+    "ProviderOptions",
+    "Table",
     "as_cuda_array",
     "bind_input",
     "bind_output",
@@ -52,6 +59,7 @@ __all__ = [
     "memory_stats",
     "op",
     "plan_variants",
+    "profile",
     "register",
     "require",
     "reset_counters",
@@ -81,6 +89,10 @@ _LAZY = {
     "OptionError": "ep.options.options",
     "PlacementError": "sessions.requirement",
     "PluginError": "abi.core",
+    "Profile": "profiles.collect",
+    "profile": "profiles.measure",
+    "ProviderOptions": "ep.options.option_types",
+    "Table": "abi.result_table",
     "PlanVariant": "ep.nodes.plan_history",
     "plan_variants": "ep.nodes.plan_history",
 }

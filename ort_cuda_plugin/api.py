@@ -7,11 +7,12 @@ import re
 import threading
 import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from .abi.result_table import Table
 from .abi.tables import OLDEST_API
 from .clusters.claims.claims import NodeVerdict
 from .ep import boundary
@@ -20,10 +21,20 @@ from .ep.device.identity import VIRTUAL_SUFFIX, Identity, default_identity, iden
 from .ep.factory import registrations, requesting
 from .ep.options.options import parse
 from .ep.provider import Provider, last_provider, last_verdicts
-from .plugin_library import get_ep_name, get_library_path
+from .plugin_library import ProviderName, get_ep_name, get_library_path
 from .session_errors import NoProviderError, explained
 from .sessions.observation import observe, outcome_of, refuse_fallback, restore_fallback
 from .uninterrupted import imported
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+    from .ep.options.option_types import ProviderOptions
+
+Model: TypeAlias = "str | os.PathLike[str] | bytes"
+"""The path of a model, or its bytes."""
+GivenOptions: TypeAlias = "ProviderOptions | Mapping[str, object]"
+"""Provider options, as `session` takes them."""
 
 #: First ONNX Runtime 1.N in which a plugin may have the name of a built-in provider that the installed wheel lacks.
 _NAMES_A_PLUGIN = 28
@@ -73,19 +84,21 @@ def _api_version(ort: ModuleType) -> int:
     return int(match[1]) if match else 0
 
 
-def _ep_devices(ort: ModuleType, identity: Identity) -> list[Any]:
+def _ep_devices(onnxruntime: ModuleType, identity: Identity) -> list[ort.OrtEpDevice]:
     """Return the devices that this library offers under the provider name of the identity."""
     if not _factories(identity):
         return []
-    return [device for device in ort.get_ep_devices() if device.ep_name == identity.ep_name and _is_ours(device)]
+    return [
+        device for device in onnxruntime.get_ep_devices() if device.ep_name == identity.ep_name and _is_ours(device)
+    ]
 
 
-def _is_ours(ep_device: Any) -> bool:
+def _is_ours(ep_device: ort.OrtEpDevice) -> bool:
     """Return whether the device belongs to this library; other libraries may use the same provider name."""
     return set(dict(ep_device.ep_metadata)) >= METADATA_KEYS
 
 
-def described_by(ep_device: Any) -> DeviceInfo:
+def described_by(ep_device: ort.OrtEpDevice) -> DeviceInfo:
     """Return the device that an ``OrtEpDevice`` describes.
 
     Raises:
@@ -99,7 +112,7 @@ def described_by(ep_device: Any) -> DeviceInfo:
     return _info(ep_device)
 
 
-def _info(ep_device: Any) -> DeviceInfo:
+def _info(ep_device: ort.OrtEpDevice) -> DeviceInfo:
     return DeviceInfo.from_metadata(dict(ep_device.ep_metadata))
 
 
@@ -113,7 +126,9 @@ def is_registered_as(identity: Identity) -> bool:
     return bool(_factories(identity))
 
 
-def register(name: str | None = None, emulate: bool | None = None, *, as_: str | None = None) -> list[Any]:
+def register(
+    name: str | None = None, emulate: bool | None = None, *, as_: ProviderName | None = None
+) -> list[ort.OrtEpDevice]:
     """Register the library with ONNX Runtime, and return the ``OrtEpDevice`` objects that it offers.
 
     Safe to call again. An existing registration under the same provider name is used, whatever its registration name.
@@ -135,8 +150,8 @@ def register(name: str | None = None, emulate: bool | None = None, *, as_: str |
         ValueError: ``ORT_CUDA_PLUGIN_EMULATE`` or ``ORT_CUDA_PLUGIN_AS`` has no valid value, ``as_`` is not a name that
             the library can have, or ONNX Runtime has an execution provider of that name.
     """
-    ort = _onnxruntime()
-    observe(ort)
+    onnxruntime = _onnxruntime()
+    observe(onnxruntime)
     if emulate is None:
         emulation_requested()  # raises a clearer error than ONNX Runtime would
     identity = default_identity() if as_ is None else identity_named(as_, "as_")
@@ -144,8 +159,8 @@ def register(name: str | None = None, emulate: bool | None = None, *, as_: str |
         name = "cuda_plugin" if identity is Identity.OWN else identity.ep_name
     with _registration:
         if not _factories(identity):
-            _register(ort, name, emulate, identity)
-        offered = _ep_devices(ort, identity)
+            _register(onnxruntime, name, emulate, identity)
+        offered = _ep_devices(onnxruntime, identity)
         if not offered and any(known.devices for known in registrations() if known.identity is identity):
             raise RuntimeError(
                 f"{get_ep_name()} is already registered in another ONNX Runtime of this process, such as that of "
@@ -154,23 +169,23 @@ def register(name: str | None = None, emulate: bool | None = None, *, as_: str |
             )
         virtual = name if name.endswith(VIRTUAL_SUFFIX) else name + VIRTUAL_SUFFIX
         if emulate and not any(_info(device).emulated for device in offered) and virtual not in _factories(identity):
-            _register(ort, virtual, emulate, identity)
-            offered = _ep_devices(ort, identity)
+            _register(onnxruntime, virtual, emulate, identity)
+            offered = _ep_devices(onnxruntime, identity)
     if as_ is not None or identity is not Identity.OWN:
         refuse_fallback(identity)
     return offered
 
 
-def _register(ort: ModuleType, name: str, emulate: bool | None, identity: Identity) -> None:
-    if identity is not Identity.OWN and _api_version(ort) < _NAMES_A_PLUGIN:
+def _register(onnxruntime: ModuleType, name: str, emulate: bool | None, identity: Identity) -> None:
+    if identity is not Identity.OWN and _api_version(onnxruntime) < _NAMES_A_PLUGIN:
         warnings.warn(
             f"{identity.ep_name}: in providers=[...] ONNX Runtime reserves this name for its own provider: got version "
-            f"{ort.__version__}, expected 1.{_NAMES_A_PLUGIN} or newer. Upgrade onnxruntime, or pass the devices that "
-            "register returns to add_provider_for_devices",
+            f"{onnxruntime.__version__}, expected 1.{_NAMES_A_PLUGIN} or newer. Upgrade onnxruntime, or pass the "
+            "devices that register returns to add_provider_for_devices",
             RuntimeWarning,
             stacklevel=3,
         )
-    offered = [device for device in ort.get_ep_devices() if device.ep_name == identity.ep_name]
+    offered = [device for device in onnxruntime.get_ep_devices() if device.ep_name == identity.ep_name]
     foreign = [device for device in offered if not _is_ours(device)] if _factories(identity) else offered
     if foreign and identity is not Identity.OWN:
         raise ValueError(
@@ -190,7 +205,7 @@ def _register(ort: ModuleType, name: str, emulate: bool | None, identity: Identi
     path = get_library_path()
     boundary.attach_own()
     with requesting(emulate, identity):
-        ort.register_execution_provider_library(name, path)
+        onnxruntime.register_execution_provider_library(name, path)
     _registered.append(name)
 
 
@@ -204,7 +219,7 @@ def unregister() -> None:
                 _onnxruntime().unregister_execution_provider_library(name)
 
 
-def devices() -> list[DeviceInfo]:
+def devices() -> Table[DeviceInfo]:
     """Return the devices that the registrations offer: GPUs, and emulated devices if they were requested.
 
     Raises: as `register`, which this function calls if the application has not.
@@ -213,16 +228,16 @@ def devices() -> list[DeviceInfo]:
     if not registrations():
         register()
     by_name = sorted(registrations(), key=lambda known: known.identity)
-    return list(dict.fromkeys(device for known in by_name for device in known.devices))
+    return Table(DeviceInfo, dict.fromkeys(device for known in by_name for device in known.devices))
 
 
 def session(
-    model: str | os.PathLike[str] | bytes,
+    model: Model,
     *,
     emulate: bool | None = None,
-    provider_options: Mapping[str, object] | None = None,
-    sess_options: Any = None,
-) -> Any:
+    provider_options: GivenOptions | None = None,
+    sess_options: ort.SessionOptions | None = None,
+) -> ort.InferenceSession:
     """Return an ``onnxruntime.InferenceSession`` on the plugin; the CPU provider runs nodes that the plugin declines.
 
     Args:
@@ -247,12 +262,12 @@ def session(
 
 
 def explain(
-    model: str | os.PathLike[str] | bytes,
+    model: Model,
     *,
     emulate: bool | None = None,
-    provider_options: Mapping[str, object] | None = None,
-    sess_options: Any = None,
-) -> list[NodeVerdict]:
+    provider_options: GivenOptions | None = None,
+    sess_options: ort.SessionOptions | None = None,
+) -> Table[NodeVerdict]:
     """Return a verdict for each node of the model, after ONNX Runtime's optimisations: claimed, or why not.
 
     Verdicts of nodes in bodies of control flow follow those of the main graph's nodes, and name the node that has
@@ -261,7 +276,8 @@ def explain(
     Arguments and errors are those of `session`. A model without claimed nodes is not an error, and a node that no
     provider runs gets a reason that says so.
     """
-    return placement(model, emulate=emulate, provider_options=provider_options, sess_options=sess_options).verdicts
+    found = placement(model, emulate=emulate, provider_options=provider_options, sess_options=sess_options)
+    return Table(NodeVerdict, found.verdicts)
 
 
 @dataclass(frozen=True)
@@ -273,11 +289,11 @@ class Placement:
 
 
 def placement(
-    model: str | os.PathLike[str] | bytes,
+    model: Model,
     *,
     emulate: bool | None = None,
-    provider_options: Mapping[str, object] | None = None,
-    sess_options: Any = None,
+    provider_options: GivenOptions | None = None,
+    sess_options: ort.SessionOptions | None = None,
 ) -> Placement:
     """Return the verdicts of `explain`, and the types and shapes of values. Arguments and errors are those of
     `explain`.
@@ -291,7 +307,7 @@ def placement(
     return Placement(_with_providers(provider.verdicts, session), provider.values)
 
 
-def _with_providers(verdicts: list[NodeVerdict], session: Any) -> list[NodeVerdict]:
+def _with_providers(verdicts: list[NodeVerdict], session: ort.InferenceSession) -> list[NodeVerdict]:
     """Add to each verdict the provider that runs the node, as ONNX Runtime reports it.
 
     ONNX Runtime does not list a node that another provider has fused: such a node gets the name of the only other
@@ -318,20 +334,20 @@ def _with_providers(verdicts: list[NodeVerdict], session: Any) -> list[NodeVerdi
 
 
 def create_session(
-    model: str | os.PathLike[str] | bytes,
+    model: Model,
     emulate: bool | None,
-    provider_options: Mapping[str, object] | None,
-    sess_options: Any,
-) -> tuple[Any, Provider]:
-    ort = _onnxruntime()
+    provider_options: GivenOptions | None,
+    sess_options: ort.SessionOptions | None,
+) -> tuple[ort.InferenceSession, Provider]:
+    onnxruntime = _onnxruntime()
     options = {key: str(value) for key, value in (provider_options or {}).items()}
-    sess_options = ort.SessionOptions() if sess_options is None else sess_options
+    sess_options = onnxruntime.SessionOptions() if sess_options is None else sess_options
     with _registration:
         _add_provider(sess_options, chosen_device(emulate, options), options)
     source = model if isinstance(model, bytes) else os.fspath(model)
     try:
         # Without enable_fallback=0, ONNX Runtime would fall back to the CPU after an error of the provider.
-        created = ort.InferenceSession(source, sess_options=sess_options, enable_fallback=0)
+        created = onnxruntime.InferenceSession(source, sess_options=sess_options, enable_fallback=0)
     except Exception as error:
         better = explained(error, source, last_verdicts())
         try:
@@ -345,7 +361,7 @@ def create_session(
     return created, provider
 
 
-def _add_provider(sess_options: Any, ep_device: Any, options: dict[str, str]) -> None:
+def _add_provider(sess_options: ort.SessionOptions, ep_device: ort.OrtEpDevice, options: dict[str, str]) -> None:
     """Add the provider, unless an earlier session did: ONNX Runtime refuses to add it twice.
 
     Raises:
@@ -363,13 +379,13 @@ def _add_provider(sess_options: Any, ep_device: Any, options: dict[str, str]) ->
         )
 
 
-def chosen_device(emulate: bool | None, options: Mapping[str, str]) -> Any:
+def chosen_device(emulate: bool | None, options: Mapping[str, str]) -> ort.OrtEpDevice:
     """Return the ``OrtEpDevice`` on which a session with these arguments runs. Raises the same errors as `session`."""
     parsed, _ = parse(dict(options))
     return _select(register(emulate=emulate), emulate, parsed.device_id)
 
 
-def _select(ep_devices: list[Any], emulate: bool | None, device_id: int | None) -> Any:
+def _select(ep_devices: Iterable[ort.OrtEpDevice], emulate: bool | None, device_id: int | None) -> ort.OrtEpDevice:
     """Return the first device that fits ``emulate`` and ``device_id``.
 
     Raises:

@@ -10,7 +10,7 @@ import ctypes
 import math
 import weakref
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -19,6 +19,28 @@ from .abi.device import CudaError, Device
 from .ep.device.identity import is_our_name
 from .model.ir import DType
 from .plugin_library import get_ep_name
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+
+class SupportsDlpack(Protocol):
+    """An array that DLPack can share."""
+
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    def __dlpack_device__(self) -> tuple[Any, Any]: ...
+
+
+class SupportsCudaArrayInterface(Protocol):
+    """An array with the CUDA array interface."""
+
+    @property
+    def __cuda_array_interface__(self) -> Any: ...
+
+
+DeviceArray: TypeAlias = "SupportsDlpack | SupportsCudaArrayInterface"
+"""An array in CUDA memory, of CuPy, PyTorch, Numba or JAX."""
 
 _DL_CUDA, _DL_CUDA_MANAGED = 2, 13
 _LEGACY_STREAM = 1
@@ -42,7 +64,7 @@ _DL_TYPES = {
 """Element types by DLPack's type code and bits."""
 
 
-def bind_input(binding: Any, name: str, array: Any) -> None:
+def bind_input(binding: ort.IOBinding, name: str, array: DeviceArray) -> None:
     """Bind a device array as the input ``name`` of an ``onnxruntime.IOBinding``, without a copy.
 
     The binding keeps ``array`` alive. The call waits for the work that produces the contents of the array: on the
@@ -60,7 +82,7 @@ def bind_input(binding: Any, name: str, array: Any) -> None:
     _keep(binding, ("input", name), memory)
 
 
-def bind_output(binding: Any, name: str, array: Any) -> None:
+def bind_output(binding: ort.IOBinding, name: str, array: DeviceArray) -> None:
     """Bind a device array as the memory of the output ``name``. The array must have the output's shape and element
     type.
 
@@ -80,7 +102,7 @@ class CudaArray:
     and keep the value alive. The Run that computes the value must have finished, which is so when ``run`` has returned.
     """
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: ort.OrtValue) -> None:
         self.value = value
         self.shape = tuple(value.shape())
         self.dtype = DType(value.element_type())
@@ -114,7 +136,7 @@ class CudaArray:
         return device
 
 
-def as_cuda_array(value: Any) -> CudaArray:
+def as_cuda_array(value: ort.OrtValue) -> CudaArray:
     """Return a view of an ``onnxruntime.OrtValue`` for other libraries, without a copy.
 
     Raises:

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnxruntime as ort
 
-from .api import chosen_device, session
+from .api import GivenOptions, chosen_device, session
 from .context.storage.files import ModelFolder
 from .context.storage.source_model import SourceModel
 from .model import token_choice as choice
@@ -70,7 +70,7 @@ class Decoder:
         candidates: int = 0,
         head_size: int | None = None,
         emulate: bool | None = None,
-        provider_options: Mapping[str, object] | None = None,
+        provider_options: GivenOptions | None = None,
     ) -> None:
         if max_length < 1 or batch < 1 or candidates < 0 or (head_size is not None and head_size < 1):
             raise ValueError(

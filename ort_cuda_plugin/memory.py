@@ -6,12 +6,18 @@ Sessions of one device share two arenas, one of device memory and one of pinned 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
 from .abi.core import check, core, ffi, lib, new_error
 from .api import described_by, devices
 from .ep.device.devices import DeviceInfo, open_device
 from .ep.options import arena
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+DeviceLike: TypeAlias = "ort.OrtEpDevice | DeviceInfo | int"
+"""A device as `register` or `devices` returns it, or its ordinal."""
 
 KINDS = {"device": lib.OCP_DEVICE_MEMORY, "pinned": lib.OCP_PINNED_MEMORY}
 
@@ -30,7 +36,7 @@ NAMES = {
 }
 
 
-def memory_stats(device: Any = None) -> dict[str, dict[str, int]]:
+def memory_stats(device: DeviceLike | None = None) -> dict[str, dict[str, int]]:
     """Return statistics of a device's memory and of pinned memory, since the start of this process.
 
     Args:
@@ -51,7 +57,7 @@ def memory_stats(device: Any = None) -> dict[str, dict[str, int]]:
     return {kind: _read(info, memory) for kind, memory in KINDS.items()}
 
 
-def trim(device: Any = None) -> int:
+def trim(device: DeviceLike | None = None) -> int:
     """Return memory that no tensor, weight or enqueued work uses to the driver, and return the number of these bytes.
 
     CUDA's own pool keeps ``arena.cuda_mempool_bytes_to_keep_on_shrink`` bytes. Automatic CUDA graphs that are not
@@ -62,7 +68,7 @@ def trim(device: Any = None) -> int:
     return int(core().device_shrink(open_device(_find(device))))
 
 
-def set_limit(device: Any, nbytes: int | str | None) -> None:
+def set_limit(device: DeviceLike | None, nbytes: int | str | None) -> None:
     """Limit the device memory that this process may hold from now on, weights included.
 
     A limit below the bytes that are held releases nothing: see `trim`. A text has the format of ``arena.max_mem``.
@@ -89,7 +95,7 @@ def _read(info: DeviceInfo, memory: int) -> dict[str, int]:
     return {name: getattr(stats, member) for name, member in NAMES.items()}
 
 
-def _find(device: Any) -> DeviceInfo:
+def _find(device: DeviceLike | None) -> DeviceInfo:
     if isinstance(device, DeviceInfo):
         return device
     if hasattr(device, "ep_metadata"):  # an OrtEpDevice

@@ -8,8 +8,12 @@ from __future__ import annotations
 import importlib.metadata
 from functools import cache
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 EP_NAME = "CudaPluginExecutionProvider"
+
+ProviderName: TypeAlias = Literal["CudaPluginExecutionProvider", "CUDAExecutionProvider"]
+"""Names under which the library can offer its devices."""
 
 
 def get_library_path() -> str:

@@ -35,7 +35,7 @@ def test_ruff_is_clean(arguments: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     "files",
     [
-        pytest.param(["ort_cuda_plugin", "build_plugin.py"], id="package"),
+        pytest.param(["ort_cuda_plugin", "build_plugin.py", "tests/harness/typed_program.py"], id="package"),
         pytest.param([], id="all", marks=pytest.mark.full),
     ],
 )

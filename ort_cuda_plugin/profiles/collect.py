@@ -8,15 +8,19 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from html import escape
 from itertools import groupby
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
+from ..abi.result_table import Table
 from ..estimate.libraries import peak_kind
 from ..gpus import Gpu, gpu, names
 from ..program.analysis.plan_record import read_plans
 
 Event: TypeAlias = "Mapping[str, Any]"
+View: TypeAlias = Literal["nodes", "steps", "kernels", "host"]
+"""A kind of records of a profile."""
 _KERNEL_TIME = "_kernel_time"
 COMPUTING = ("kernel", "library")
 """Kinds of steps that compute. Other steps move bytes, some of them between host and device."""
@@ -110,6 +114,26 @@ class Profile:
     host: tuple[HostTime, ...]
     gpu: str = ""
     is_emulated: bool = False
+
+    def table(self, by: View = "steps") -> Table[Any]:
+        """Return the records of one kind: ``nodes``, ``steps``, ``kernels`` or ``host``.
+
+        Raises:
+            ValueError: there is no such kind.
+        """
+        row_types = {"nodes": NodeTime, "steps": Step, "kernels": KernelTime, "host": HostTime}
+        if by not in row_types:
+            raise ValueError(f"by={by!r}: expected one of {', '.join(map(repr, row_types))}")
+        return Table(row_types[by], getattr(self, by))
+
+    def to_dict(self, by: View = "steps") -> dict[str, list[Any]]:
+        """Return the columns of `table`, for ``pandas.DataFrame``."""
+        return self.table(by).to_dict()
+
+    def _repr_html_(self) -> str:
+        note = " Times of the emulated device say nothing about a GPU." if self.is_emulated else ""
+        line = f"{self.model} on {self.device_name}: a Run takes {self.run:.1f} us, the device {self.device:.1f} us."
+        return f"<p>{escape(line)}{note}</p>{self.table()._repr_html_()}"
 
 
 @dataclass(frozen=True)

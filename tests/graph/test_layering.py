@@ -16,6 +16,7 @@ from ort_cuda_plugin.ep.device.devices import emulated_devices
 from ort_cuda_plugin.ep.device.identity import Identity
 from ort_cuda_plugin.ep.session.layering import KEYS, rules_of_others
 from ort_cuda_plugin.ep.session.partitioning import KEY, goes_by_statistics, read_budget
+from ort_cuda_plugin.plugin_library import ProviderName
 from ort_versions import api_version
 
 ANNOTATIONS, NAMES = KEYS
@@ -44,7 +45,7 @@ def chain(annotate: Callable[[int], str] = lambda number: "") -> onnx.ModelProto
 EXPECTED = ort.InferenceSession(chain().SerializeToString(), providers=["CPUExecutionProvider"]).run(None, {"x0": X})[0]
 
 
-def numbers_on_ep(model: onnx.ModelProto, key: str, rules: str, as_: str | None = None) -> set[int]:
+def numbers_on_ep(model: onnx.ModelProto, key: str, rules: str, as_: ProviderName | None = None) -> set[int]:
     """Create a session with layering rules and check its results. Return the numbers of the nodes on the plugin."""
     (device, *_) = ort_cuda_plugin.register(emulate=True, as_=as_)
     options = ort.SessionOptions()
@@ -114,7 +115,7 @@ def products(shared: bool = False) -> bytes:
     return bytes(model.SerializeToString())
 
 
-def products_on_ep(model: bytes, setting: str, name: str, **provider_options: str) -> tuple[list[int], int]:
+def products_on_ep(model: bytes, setting: str, name: ProviderName, **provider_options: str) -> tuple[list[int], int]:
     """Run a model with a memory budget and check its results.
 
     Return the numbers of the nodes on the plugin, and the number of clusters.
@@ -134,7 +135,7 @@ def products_on_ep(model: bytes, setting: str, name: str, **provider_options: st
 
 
 @pytest.mark.parametrize("name", ["CudaPluginExecutionProvider", "CUDAExecutionProvider"])
-def test_a_budget_cuts_the_model_where_it_ends(name: str) -> None:
+def test_a_budget_cuts_the_model_where_it_ends(name: ProviderName) -> None:
     for fitting in (1, 3, PRODUCTS):
         kilobytes = -(-OF_ONE * fitting // 1024)
         assert products_on_ep(products(), f"{kilobytes},", name) == ([*range(fitting)], 1)
@@ -146,7 +147,7 @@ def test_a_budget_cuts_the_model_where_it_ends(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["CudaPluginExecutionProvider", "CUDAExecutionProvider"])
-def test_without_a_number_the_budget_is_what_the_device_has(name: str) -> None:
+def test_without_a_number_the_budget_is_what_the_device_has(name: ProviderName) -> None:
     assert products_on_ep(products(), ",", name) == ([*range(PRODUCTS)], 1)
     in_use = ort_cuda_plugin.memory_stats()["device"]["InUse"]
     try:

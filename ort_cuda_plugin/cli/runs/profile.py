@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import tempfile
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from rich.console import Console
 from rich.table import Table
 
-import ort_cuda_plugin
 from ort_cuda_plugin import gpus
 from ort_cuda_plugin.cli.common import add_model_arguments, model_path, output_console, output_file, waiting
 from ort_cuda_plugin.cli.devices import select_device
@@ -26,16 +24,15 @@ from ort_cuda_plugin.cli.plain_text import json_text
 from ort_cuda_plugin.cli.runs.run import add_input_arguments, load, with_hint
 from ort_cuda_plugin.ep.device.open_device import use_device
 from ort_cuda_plugin.gpus import accuracy
-from ort_cuda_plugin.profiles.collect import Plans, Profile, collect
+from ort_cuda_plugin.profiles.collect import Plans, Profile, View
+from ort_cuda_plugin.profiles.measure import NO_WORK, record
 from ort_cuda_plugin.profiles.page import estimated_range, megabytes, page, percent, rate
 
 if TYPE_CHECKING:
     from ort_cuda_plugin.ep.device.devices import DeviceInfo
     from ort_cuda_plugin.estimate.model import Estimate
 
-_WARM_RUNS = 4
-"""Number of warm-up Runs, in which kernels are compiled and CUDA graphs are made."""
-VIEWS = ("nodes", "steps", "kernels", "host")
+VIEWS = get_args(View)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,8 +71,7 @@ def execute(arguments: argparse.Namespace) -> int:
     except Exception as error:
         raise UserError(ExitCode.MODEL_FAILED, f"{arguments.model}: {with_hint(error, path, arguments)}") from error
     if not found.steps:
-        reason = "a Run with these sizes launches no kernels, or profiling failed and ONNX Runtime's log says why"
-        raise UserError(ExitCode.UNAVAILABLE, f"{arguments.model}: the profile has no work on the device: {reason}")
+        raise UserError(ExitCode.UNAVAILABLE, f"{arguments.model}: the profile has no work on the device: {NO_WORK}")
     if arguments.timeline is not None:
         from ort_cuda_plugin.profiles.timeline import timeline
 
@@ -95,34 +91,19 @@ def measure(
     path: Path, emulate: bool, arguments: argparse.Namespace
 ) -> tuple[Profile, Estimate | None, list[dict[str, Any]], Plans]:
     """Run the model; return its profile, the estimate, ONNX Runtime's profiling events, and the plans of clusters."""
-    import onnxruntime as ort
-
-    with tempfile.TemporaryDirectory() as folder:
-        with waiting(Console(stderr=True), f"running {path.name}"):
-            source, names, feeds = load(path, arguments)
-            options = ort.SessionOptions()
-            options.enable_profiling = True
-            options.profile_file_prefix = str(Path(folder) / "profile")
-            plan_folder = Path(folder) / "plans"
-            plan_folder.mkdir()
-            settings = {"program_folder": str(plan_folder)}
-            session = ort_cuda_plugin.session(source, emulate=emulate, sess_options=options, provider_options=settings)
-            for _ in range(_WARM_RUNS + arguments.runs):
-                session.run(names, feeds)
-            text = Path(session.end_profiling()).read_text(encoding="utf-8")
-        plans = Plans.read(plan_folder)
+    with waiting(Console(stderr=True), f"running {path.name}"):
+        source, names, feeds = load(path, arguments)
+        recording = record(source, names, feeds, arguments.runs, path.stem, emulate)
     if arguments.trace is not None:
-        arguments.trace.write_text(text, encoding="utf-8")
-    events = json.loads(text)
-    device = next(device for device in ort_cuda_plugin.devices() if device.emulated == emulate)
-    found = replace(collect(events, arguments.runs, plans, path.stem, device.name), is_emulated=emulate)
+        arguments.trace.write_text(recording.trace, encoding="utf-8")
+    found, plans = recording.profile, recording.plans
     shapes = {name: tuple(array.shape) for name, array in feeds.items()}
-    estimate = _estimate(path, arguments.gpu or ("h100" if emulate else ""), shapes, device)
+    estimate = _estimate(path, arguments.gpu or ("h100" if emulate else ""), shapes, recording.device)
     if estimate is not None:
         from ort_cuda_plugin.profiles.estimated import beside
 
         found = beside(found, plans, estimate)
-    return found, estimate, events, plans
+    return found, estimate, recording.events, plans
 
 
 def _estimate(path: Path, name: str, shapes: dict[str, tuple[int, ...]], device: DeviceInfo) -> Estimate | None:

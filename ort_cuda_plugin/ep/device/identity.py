@@ -10,9 +10,10 @@ provider, else ``ORT_CUDA_PLUGIN_AS``, else the plugin's own name.
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import get_args
 
 from ...abi.core import core, ffi, new_error
-from ...plugin_library import EP_NAME
+from ...plugin_library import ProviderName
 
 #: Environment variable: the provider name of registrations that do not choose one.
 AS_VARIABLE = "ORT_CUDA_PLUGIN_AS"
@@ -20,7 +21,7 @@ AS_VARIABLE = "ORT_CUDA_PLUGIN_AS"
 #: Suffix of registration names that offer only the emulated devices (ORT's convention for virtual devices).
 VIRTUAL_SUFFIX = ".virtual"
 
-_NAMES = (EP_NAME, "CUDAExecutionProvider")
+_NAMES: tuple[str, ...] = get_args(ProviderName)
 
 
 class Identity(IntEnum):

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ...abi.result_table import Table
 from ...context.guards import Guards
 from ...plan.format import Plan
 
@@ -89,13 +90,13 @@ class PlanHistory:
         return variant
 
 
-def plan_variants() -> list[PlanVariant]:
+def plan_variants() -> Table[PlanVariant]:
     """Return the latest 1000 plans that sessions of this process have built, in order.
 
     ``counters()["plan_variants_built"]`` counts all of them. A plan is built when the inputs of a Run satisfy the
     guards of none of the cluster's plans, or with the session if the model fixes all sizes.
     """
-    return list(BUILT)
+    return Table(PlanVariant, BUILT)
 
 
 def built_after(earlier: Sequence[PlanVariant]) -> list[PlanVariant]:
