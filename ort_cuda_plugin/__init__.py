@@ -123,6 +123,13 @@ def counters() -> dict[str, int]:
 
     These are present amounts: ``device_bytes_in_use``, ``pinned_bytes_in_use``, ``weight_bytes``, ``streams_live`` and
     ``graphs_live``. `plan_variants` says for which shapes variants were built.
+
+    Examples:
+        >>> session = ort_cuda_plugin.session("model.onnx")
+        >>> before = ort_cuda_plugin.counters()["runs"]
+        >>> outputs = session.run(None, {"x": array})
+        >>> ort_cuda_plugin.counters()["runs"] - before
+        1
     """
     from .abi.core import counters as read
 
@@ -130,7 +137,13 @@ def counters() -> dict[str, int]:
 
 
 def reset_counters() -> None:
-    """Set the counters of events to 0. Present amounts, such as bytes in use, do not change."""
+    """Set the counters of events to 0. Present amounts, such as bytes in use, do not change.
+
+    Examples:
+        >>> ort_cuda_plugin.reset_counters()
+        >>> ort_cuda_plugin.counters()["launches"]
+        0
+    """
     from .abi.core import reset_counters as reset
 
     reset()

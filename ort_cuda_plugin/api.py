@@ -149,6 +149,10 @@ def register(
         RuntimeError: the library is registered in another ONNX Runtime of this process.
         ValueError: ``ORT_CUDA_PLUGIN_EMULATE`` or ``ORT_CUDA_PLUGIN_AS`` has no valid value, ``as_`` is not a name that
             the library can have, or ONNX Runtime has an execution provider of that name.
+
+    Examples:
+        >>> devices = ort_cuda_plugin.register(emulate=True)
+        >>> session = ort.InferenceSession("model.onnx", providers=["CudaPluginExecutionProvider"], enable_fallback=0)
     """
     onnxruntime = _onnxruntime()
     observe(onnxruntime)
@@ -210,7 +214,13 @@ def _register(onnxruntime: ModuleType, name: str, emulate: bool | None, identity
 
 
 def unregister() -> None:
-    """Undo every `register` of this process; no session on the provider may exist. Safe to call again."""
+    """Undo every `register` of this process; no session on the provider may exist. Safe to call again.
+
+    Examples:
+        >>> ort_cuda_plugin.unregister()
+        >>> "CudaPluginExecutionProvider" in [device.ep_name for device in ort.get_ep_devices()]
+        False
+    """
     with _registration:
         restore_fallback()
         while _registered:
@@ -223,6 +233,10 @@ def devices() -> Table[DeviceInfo]:
     """Return the devices that the registrations offer: GPUs, and emulated devices if they were requested.
 
     Raises: as `register`, which this function calls if the application has not.
+
+    Examples:
+        >>> [device.name for device in ort_cuda_plugin.devices() if device.emulated]
+        ['Emulated CUDA device']
     """
     _onnxruntime()
     if not registrations():
@@ -252,6 +266,12 @@ def session(
         RuntimeError: no such device exists, no node of the model runs on the provider, a node runs on no provider, or
             ONNX Runtime cannot read a model of this version; the message says why.
         ValueError: an option is unknown or has no valid value; ``sess_options`` were used for another device before.
+
+    Examples:
+        >>> session = ort_cuda_plugin.session("model.onnx", emulate=True, provider_options={"use_tf32": False})
+        >>> (y,) = session.run(None, {"x": array})
+        >>> y.shape
+        (2, 4)
     """
     created, provider = create_session(model, emulate, provider_options, sess_options)
     if not provider.fused_nodes:  # ONNX Runtime records no placement for models in its own format
@@ -275,6 +295,12 @@ def explain(
 
     Arguments and errors are those of `session`. A model without claimed nodes is not an error, and a node that no
     provider runs gets a reason that says so.
+
+    Examples:
+        >>> for verdict in ort_cuda_plugin.explain("model.onnx", emulate=True):
+        ...     print(verdict)
+        product (MatMul): CudaPluginExecutionProvider
+        relu (Relu): CudaPluginExecutionProvider
     """
     found = placement(model, emulate=emulate, provider_options=provider_options, sess_options=sess_options)
     return Table(NodeVerdict, found.verdicts)

@@ -76,6 +76,18 @@ def bind_input(binding: ort.IOBinding, name: str, array: DeviceArray) -> None:
     Raises:
         TypeError: the array has neither protocol, is not in CUDA memory, or has an element type that ONNX lacks.
         ValueError: the array is not contiguous, or its memory belongs to no known device.
+
+    Examples:
+        ``x`` may also be an array of CuPy, PyTorch, Numba or JAX.
+
+        >>> session = ort_cuda_plugin.session("model.onnx", emulate=True)
+        >>> x = ort_cuda_plugin.as_cuda_array(ort.OrtValue.ortvalue_from_numpy(array, "cuda", 0))
+        >>> binding = session.io_binding()
+        >>> ort_cuda_plugin.bind_input(binding, "x", x)
+        >>> binding.bind_output("y")
+        >>> session.run_with_iobinding(binding)
+        >>> binding.copy_outputs_to_cpu()[0].shape
+        (2, 4)
     """
     memory = _describe(array, f"input {name!r}")
     binding._iobinding.bind_input(name, memory.ort_device(), memory.dtype.onnx, list(memory.shape), memory.address)
@@ -87,6 +99,16 @@ def bind_output(binding: ort.IOBinding, name: str, array: DeviceArray) -> None:
     type.
 
     Arguments and errors as in `bind_input`; also ValueError if the array is read-only.
+
+    Examples:
+        >>> session = ort_cuda_plugin.session("model.onnx", emulate=True)
+        >>> memory = ort.OrtValue.ortvalue_from_shape_and_type([2, 4], np.float32, "cuda", 0)
+        >>> binding = session.io_binding()
+        >>> binding.bind_cpu_input("x", array)
+        >>> ort_cuda_plugin.bind_output(binding, "y", ort_cuda_plugin.as_cuda_array(memory))
+        >>> session.run_with_iobinding(binding)
+        >>> memory.numpy().shape
+        (2, 4)
     """
     memory = _describe(array, f"output {name!r}")
     if memory.is_read_only:
@@ -100,6 +122,12 @@ class CudaArray:
 
     ``cupy.asarray(view)``, ``torch.as_tensor(view)`` and ``numba.cuda.as_cuda_array(view)`` share the value's memory
     and keep the value alive. The Run that computes the value must have finished, which is so when ``run`` has returned.
+
+    Examples:
+        >>> devices = ort_cuda_plugin.register(emulate=True)
+        >>> value = ort.OrtValue.ortvalue_from_numpy(array, "cuda", 0)
+        >>> ort_cuda_plugin.as_cuda_array(value).__cuda_array_interface__["typestr"]
+        '<f4'
     """
 
     def __init__(self, value: ort.OrtValue) -> None:
@@ -141,6 +169,12 @@ def as_cuda_array(value: ort.OrtValue) -> CudaArray:
 
     Raises:
         TypeError: ``value`` is not an OrtValue, or not a tensor in device memory.
+
+    Examples:
+        >>> devices = ort_cuda_plugin.register(emulate=True)
+        >>> value = ort.OrtValue.ortvalue_from_numpy(array, "cuda", 0)
+        >>> ort_cuda_plugin.as_cuda_array(value).shape
+        (2, 8)
     """
     if not hasattr(value, "is_tensor"):
         raise TypeError(f"value: expected an onnxruntime.OrtValue, got {type(value).__name__}")

@@ -52,6 +52,12 @@ def memory_stats(device: DeviceLike | None = None) -> dict[str, dict[str, int]]:
     Raises:
         ValueError: there is no such device.
         PluginError: the device cannot be opened.
+
+    Examples:
+        >>> sorted(ort_cuda_plugin.memory_stats())
+        ['device', 'pinned']
+        >>> ort_cuda_plugin.memory_stats(0)["device"]["InUse"] >= 0
+        True
     """
     info = _find(device)
     return {kind: _read(info, memory) for kind, memory in KINDS.items()}
@@ -64,6 +70,10 @@ def trim(device: DeviceLike | None = None) -> int:
     running are released with the memory of their intermediate tensors, and made again in later Runs.
 
     Arguments and errors are those of `memory_stats`.
+
+    Examples:
+        >>> ort_cuda_plugin.trim() >= 0
+        True
     """
     return int(core().device_shrink(open_device(_find(device))))
 
@@ -79,6 +89,12 @@ def set_limit(device: DeviceLike | None, nbytes: int | str | None) -> None:
 
     Raises:
         ValueError: there is no such device, or ``nbytes`` is not a number of bytes.
+
+    Examples:
+        >>> ort_cuda_plugin.set_limit(0, "2G")
+        >>> ort_cuda_plugin.memory_stats(0)["device"]["Limit"]
+        2147483648
+        >>> ort_cuda_plugin.set_limit(0, None)
     """
     text = "0" if nbytes is None else str(nbytes)
     try:

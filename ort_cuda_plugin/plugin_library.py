@@ -21,6 +21,10 @@ def get_library_path() -> str:
 
     Raises:
         FileNotFoundError: the library was not built.
+
+    Examples:
+        >>> ort_cuda_plugin.get_library_path().endswith("libort_cuda_plugin.so")
+        True
     """
     path = Path(__file__).resolve().parent / "libort_cuda_plugin.so"
     if not path.exists():
@@ -40,10 +44,20 @@ def plugin_version() -> str:
 
 
 def get_ep_name() -> str:
-    """Return the name of the execution provider."""
+    """Return the name of the execution provider.
+
+    Examples:
+        >>> ort_cuda_plugin.get_ep_name()
+        'CudaPluginExecutionProvider'
+    """
     return EP_NAME
 
 
 def get_ep_names() -> list[str]:
-    """Return the names of all execution providers of the library: one."""
+    """Return the names of all execution providers of the library: one.
+
+    Examples:
+        >>> ort_cuda_plugin.get_ep_names()
+        ['CudaPluginExecutionProvider']
+    """
     return [EP_NAME]

@@ -26,7 +26,14 @@ _core: Any = None
 
 
 class PluginError(Error, RuntimeError):
-    """The C library reported an error. ``code`` is its OrtErrorCode."""
+    """The C library reported an error. ``code`` is its OrtErrorCode.
+
+    Examples:
+        >>> try:
+        ...     stats = ort_cuda_plugin.memory_stats()
+        ... except ort_cuda_plugin.PluginError as error:
+        ...     print("the device cannot be opened:", error)
+    """
 
     def __init__(self, message: str, code: int = 1) -> None:
         super().__init__(message)

@@ -10,10 +10,10 @@ class Error(Exception):
     arguments of a Python function raise Python's own ValueError and TypeError, and a Run raises ONNX Runtime's
     exceptions.
 
-    ::
-
-        try:
-            session = ort_cuda_plugin.session("model.onnx")
-        except ort_cuda_plugin.Error as error:
-            print(error)
+    Examples:
+        >>> try:
+        ...     session = ort_cuda_plugin.session("model.onnx", provider_options={"use_tf_32": 0})
+        ... except ort_cuda_plugin.Error as error:
+        ...     print(str(error).partition(" known:")[0])
+        CudaPluginExecutionProvider has no option 'use_tf_32'; did you mean 'use_tf32'?
     """

@@ -116,6 +116,12 @@ def op(
     Raises:
         TypeError: an operator cannot have this signature.
         ValueError: a name or a version is invalid, or the operator is registered already.
+
+    Examples:
+        >>> from ort_cuda_plugin.custom import Lowering, T, elementwise, scalar
+        >>> @ort_cuda_plugin.op("my.domain::Swish")
+        ... def swish(ctx: Lowering, x: T, *, beta: float = 1.0) -> T:
+        ...     return elementwise(ctx, lambda a: a / (1.0 + scalar.exp(-beta * a)), x)
     """
     domain, separator, simple = name.rpartition("::")
     domain = "" if domain == "ai.onnx" or not separator else domain

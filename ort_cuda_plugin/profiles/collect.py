@@ -100,6 +100,11 @@ class Profile:
     in which the device is idle, ``device`` the time of all work on the device. ``accounted`` is the fraction of
     ``device`` that ``nodes`` account for: the rest are copies that belong to no node. ``gpu``: the GPU of the estimate.
     ``is_emulated``: the times are those of the emulated device, which say nothing about a GPU.
+
+    Examples:
+        >>> profile = ort_cuda_plugin.profile("model.onnx", {"x": array})
+        >>> [step.kind for step in profile.steps if step.nodes]
+        ['kernel']
     """
 
     model: str

@@ -59,6 +59,11 @@ def profile(
     Raises:
         RuntimeError: the profile has no work on the device. Others: those of `session`.
         ValueError: ``runs`` is not positive, or ``feeds`` is None and an input is not a tensor of numbers.
+
+    Examples:
+        >>> profile = ort_cuda_plugin.profile("model.onnx", {"x": array}, emulate=True)
+        >>> profile.to_dict("nodes")["op_type"]
+        ['MatMul', 'Relu']
     """
     if runs < 1:
         raise ValueError(f"runs={runs}: expected at least 1")

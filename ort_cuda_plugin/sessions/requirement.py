@@ -24,6 +24,14 @@ class PlacementError(Error, RuntimeError):
     Attributes:
         verdicts: the verdicts of the nodes that run on another provider; empty if the session does not have the
             plugin's provider.
+
+    Examples:
+        >>> session = ort.InferenceSession("model.onnx", providers=["CPUExecutionProvider"])
+        >>> try:
+        ...     ort_cuda_plugin.require(session)
+        ... except ort_cuda_plugin.PlacementError as error:
+        ...     print(error.verdicts)
+        []
     """
 
     def __init__(self, message: str, verdicts: Sequence[NodeVerdict] = ()) -> None:
@@ -46,6 +54,11 @@ def require(
             the message has the reasons.
         TypeError: ``session`` is not an ``InferenceSession``.
         ValueError: ``nodes`` has another value.
+
+    Examples:
+        >>> session = ort_cuda_plugin.session("model.onnx")
+        >>> ort_cuda_plugin.require(session)
+        >>> ort_cuda_plugin.require(session, allow=["NonMaxSuppression"])
     """
     if nodes not in _STRICTNESS:
         raise ValueError(f"nodes={nodes!r}: expected one of {', '.join(map(repr, _STRICTNESS))}")

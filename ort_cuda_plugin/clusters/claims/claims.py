@@ -35,6 +35,11 @@ class NodeVerdict:
     the main graph. For a custom operator ``note`` names its origin, and says whether it calls Python in each Run.
     ``cluster`` is the fused node that contains the node, or "". ``provider`` names the execution provider that runs the
     node, "" if unknown or none. ``inputs`` and ``outputs`` are the names of the node's values, without weights.
+
+    Examples:
+        >>> verdict = ort_cuda_plugin.explain("model.onnx")[0]
+        >>> verdict.label, verdict.supported, verdict.inputs
+        ('product', True, ('x',))
     """
 
     name: str

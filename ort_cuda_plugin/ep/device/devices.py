@@ -60,6 +60,11 @@ class DeviceInfo:
         pci_bus_id: as "0000:65:00.0"; "" for emulated devices.
         multiprocessors: streaming multiprocessors, or workers of the emulator.
         max_shared_bytes: the most shared memory that a block can opt in to.
+
+    Examples:
+        >>> devices = ort_cuda_plugin.register(emulate=True)
+        >>> ort_cuda_plugin.devices()[-1].compute_capability
+        (9, 0)
     """
 
     ordinal: int

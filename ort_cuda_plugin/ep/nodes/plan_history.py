@@ -30,6 +30,11 @@ class PlanVariant:
         contents: the first elements of the inputs that determine shapes, by input.
         seconds: the time to build the plan and compile its kernels.
         reason: the failed guards of the latest earlier plans, at most three, the latest plan first.
+
+    Examples:
+        >>> outputs = ort_cuda_plugin.session("model.onnx").run(None, {"x": array})
+        >>> ort_cuda_plugin.plan_variants()[-1].reason
+        'there was no earlier plan'
     """
 
     cluster: str
@@ -95,6 +100,12 @@ def plan_variants() -> Table[PlanVariant]:
 
     ``counters()["plan_variants_built"]`` counts all of them. A plan is built when the inputs of a Run satisfy the
     guards of none of the cluster's plans, or with the session if the model fixes all sizes.
+
+    Examples:
+        >>> session = ort_cuda_plugin.session("model.onnx")
+        >>> outputs = session.run(None, {"x": array})
+        >>> ort_cuda_plugin.plan_variants()[-1].shapes
+        {'x': (2, 8)}
     """
     return Table(PlanVariant, BUILT)
 

@@ -70,4 +70,11 @@ ProviderOptions = TypedDict(
     },
     total=False,
 )
-"""The keys of docs/options.md with the types of their values. `session` also takes any other mapping of texts."""
+ProviderOptions.__doc__ = """The provider options, with the types of their values.
+
+The page of options has their meaning. `session` takes any other mapping of keys to texts as well.
+
+Examples:
+    >>> options: ort_cuda_plugin.ProviderOptions = {"use_tf32": False, "arena.max_mem": "4G"}
+    >>> session = ort_cuda_plugin.session("model.onnx", provider_options=options)
+"""

@@ -35,7 +35,15 @@ ALIAS_PREFIX = "ep.cuda."
 
 
 class OptionError(Error, ValueError):
-    """An option is unknown or has an invalid value."""
+    """An option is unknown or has an invalid value.
+
+    Examples:
+        >>> try:
+        ...     session = ort_cuda_plugin.session("model.onnx", provider_options={"use_tf32": "perhaps"})
+        ... except ort_cuda_plugin.OptionError as error:
+        ...     print(error)
+        CudaPluginExecutionProvider option use_tf32='perhaps': use 1 or 0
+    """
 
     ort_code = 2  # ORT_INVALID_ARGUMENT
 
