@@ -5,11 +5,24 @@ These functions work only inside a callback of the plugin, or while the library 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from .core import core, ffi, lib
 from .errors import Error
+
+python_logger = logging.getLogger("ort_cuda_plugin").getChild("onnxruntime")
+"""Python's logger with the lines that the plugin writes to ORT's log."""
+PYTHON_LEVELS = {
+    "VERBOSE": logging.DEBUG,
+    "INFO": logging.INFO,
+    "WARNING": logging.WARNING,
+    "ERROR": logging.ERROR,
+    "FATAL": logging.CRITICAL,
+}
+"""The levels of `python_logger`, by ORT's severities."""
 
 
 class OrtError(Error, RuntimeError):
@@ -107,7 +120,9 @@ class KeyValuePairs:
 
 
 def log(level: str, message: str, logger: Any = None, *, where: str = "ort_cuda_plugin") -> None:
-    """Write one line to ORT's log.
+    """Write one line to ORT's log, and to Python's logger `python_logger` if the application handles its lines.
+
+    The severity of ORT's log does not filter the lines of the logger, whose own level does.
 
     Args:
         level: VERBOSE, INFO, WARNING, ERROR or FATAL.
@@ -115,6 +130,7 @@ def log(level: str, message: str, logger: Any = None, *, where: str = "ort_cuda_
         logger: ``const OrtLogger *``; None is the default logger, which outlives the sessions.
         where: the function name that ORT prints.
     """
+    _log_in_python(level, message)
     target = core().host_logger() if logger is None else logger
     if target == ffi.NULL:
         return
@@ -125,3 +141,10 @@ def log(level: str, message: str, logger: Any = None, *, where: str = "ort_cuda_
     )
     if status != ffi.NULL:  # a failing log must not make the caller fail
         api().ReleaseStatus(status)
+
+
+def _log_in_python(level: str, message: str) -> None:
+    """Pass a line to `python_logger`. Without a handler Python would print it on the standard error, as ORT does."""
+    with suppress(Exception):  # an application's filter must not make the caller fail
+        if python_logger.isEnabledFor(PYTHON_LEVELS[level]) and python_logger.hasHandlers():
+            python_logger.log(PYTHON_LEVELS[level], "%s", message)

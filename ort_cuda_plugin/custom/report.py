@@ -8,7 +8,7 @@ import traceback
 from ..abi import host
 from ..abi.core import PluginError, core, ffi
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("ort_cuda_plugin").getChild("custom")
 
 
 def report(text: str, where: str = "ort_cuda_plugin") -> None:

@@ -24,7 +24,7 @@ from ..ep.factory import registrations
 from ..ep.session import current_session
 from .outcome import Outcome
 
-logger = logging.getLogger("ort_cuda_plugin.sessions")
+logger = logging.getLogger("ort_cuda_plugin").getChild("sessions")
 
 _OBSERVED = "_ort_cuda_plugin_observes"
 _PACKAGE = __name__.partition(".")[0]

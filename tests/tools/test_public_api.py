@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -12,6 +13,7 @@ import pytest
 
 import ort_cuda_plugin
 from isolated import HARNESS, add_model, python
+from ort_cuda_plugin.abi import host
 from ort_cuda_plugin.abi.result_table import Table
 from ort_cuda_plugin.ep.options import arena
 from ort_cuda_plugin.ep.options.option_table import OTHER_NAMES, ROWS, WITHOUT_EFFECT
@@ -105,3 +107,53 @@ def test_a_profile_has_a_table_of_each_kind() -> None:
         profile.to_dict("launches")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="runs=0: expected at least 1"):
         ort_cuda_plugin.profile(add_model(), emulate=True, runs=0)
+
+
+# ---- logging ----
+
+LOGS = """
+import logging, sys, ort_cuda_plugin as plugin
+records = []
+
+class Lines(logging.Handler):
+    def emit(self, record):
+        records.append(record)
+
+class Broken(logging.Filter):
+    def filter(self, record):
+        raise RuntimeError("a filter of the application")
+
+model, options = bytes.fromhex(sys.argv[1]), {"do_copy_in_default_stream": "0"}
+logger = logging.getLogger("ort_cuda_plugin.onnxruntime")
+assert logger.name == sys.argv[2]
+plugin.session(model, emulate=True, provider_options=options)  # no handler: only ONNX Runtime prints the warning
+handler = Lines()
+logging.getLogger("ort_cuda_plugin").addHandler(handler)
+logging.getLogger("ort_cuda_plugin").setLevel(logging.INFO)
+plugin.session(model, emulate=True, provider_options=options)
+lines = {(record.levelname, record.getMessage()) for record in records if record.name == logger.name}
+(warning,) = [text for level, text in lines if level == "WARNING"]
+assert warning.startswith("options without effect here: do_copy"), warning
+assert ("INFO", "graph 'add': the plugin runs 1 of 1 nodes (fused nodes: 1)") in lines, lines
+records.clear()
+plugin.session(model, emulate=True, provider_options=options | {"log_level": "ERROR"})
+assert not [record for record in records if record.name == logger.name]
+logger.addFilter(Broken())
+plugin.session(model, emulate=True, provider_options=options)
+"""
+
+
+def test_lines_of_onnx_runtimes_log_reach_the_handlers_of_the_application() -> None:
+    done = python(LOGS, add_model().hex(), host.python_logger.name, env={"CUDA_VISIBLE_DEVICES": ""}, preloaded=True)
+    printed = [line for line in done.stderr.splitlines() if line.startswith("options without effect")]
+    assert printed == []  # Python's handler of last resort would print the bare line
+    assert done.stderr.count("options without effect here: do_copy") == 3  # ONNX Runtime's lines
+
+
+def test_the_documents_list_all_loggers() -> None:
+    package = Path(ort_cuda_plugin.__file__).parent
+    texts = "".join(path.read_text(encoding="utf-8") for path in package.rglob("*.py"))
+    found = re.findall(r'getLogger\("?([\w.]+)"?\)(?:\.getChild\("(\w+)"\))?', texts)
+    used = {".".join(filter(None, names)) for names in found}
+    text = (package.parent / "docs" / "api.md").read_text()
+    assert used == set(re.findall(r"^\| `(ort_cuda_plugin[.\w]*)` \|", text, re.M))

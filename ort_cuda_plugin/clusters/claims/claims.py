@@ -24,7 +24,7 @@ from . import islands
 from .budget import MemoryBudget
 from .islands import CONTROL_FLOW
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("ort_cuda_plugin")
 
 
 @dataclass(frozen=True)

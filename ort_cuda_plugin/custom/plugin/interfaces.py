@@ -20,7 +20,7 @@ from ..resources import RESOURCES, Resources
 from .descriptors import DynamicPluginTensorDesc, ExprBuilder, PluginTensorDesc
 from .fields import PluginFieldCollection
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("ort_cuda_plugin").getChild("custom")
 
 Dims: TypeAlias = tuple[Any, ...]
 """A shape; a size is an int, a `Size` or, in output shapes, a `SizeTensor`."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ...abi.core import core, ffi, new_error
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("ort_cuda_plugin")
 
 
 @dataclass(frozen=True)
