@@ -36,6 +36,12 @@ SAMPLE = (
 )
 """Tests that `versions` runs: sessions, kernels for the emulated device and for GPUs, custom kernels."""
 
+RECIPES = (
+    *("fastapi", "fastembed", "httpx", "insightface", "livekit-plugins-silero", "onnx-asr", "opencv-python-headless"),
+    *("rapidocr", "rembg"),
+)
+"""Packages that recipes use; the lock file and the extra ``test`` have none of them."""
+
 BOTH_TIERS = ("-m", "full or not full")
 """Arguments of pytest that select both tiers of tests."""
 
@@ -210,6 +216,14 @@ def docs(session: nox.Session) -> None:
 def site(session: nox.Session) -> None:
     """Build the documentation into build/site; a dead link is an error."""
     python(session, "-m", "mkdocs", "build", "--strict", "--config-file", ".mkdocs.yml", *session.posargs)
+
+
+@nox.session(venv_backend="venv")
+def recipes(session: nox.Session) -> None:
+    """Run the code of docs/recipes in an environment of its own, with the packages that the recipes use."""
+    session.install("-e", ".[cpu,cubins,genai,test]", *RECIPES)
+    session.install("--no-deps", "silero-vad")  # only its models are read; it depends on PyTorch
+    session.run("pytest", *BOTH_TIERS, "-n", "1", "tests/docs/test_recipes.py", *session.posargs)
 
 
 @nox.session(venv_backend="venv")

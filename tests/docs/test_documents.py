@@ -22,6 +22,8 @@ ROOT = Path(__file__).resolve().parents[2]
 HARNESS = ROOT / "tests" / "harness"
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("**/*.md")])
 HAS_ITS_OWN_TEST = {"docs/custom_kernels.md": ROOT / "tests" / "custom" / "test_documentation.py"}
+RECIPES = ROOT / "docs" / "recipes"
+"""Folder of documents that tests/docs/test_recipes.py runs."""
 
 
 def name(path: Path) -> str:
@@ -32,7 +34,11 @@ def has_code(path: Path) -> bool:
     return any(block.language in RUN and not block.reason for block in blocks(path.read_text()))
 
 
-WITH_CODE = [path for path in DOCUMENTS if has_code(path) and name(path) not in HAS_ITS_OWN_TEST]
+def has_its_own_test(path: Path) -> bool:
+    return name(path) in HAS_ITS_OWN_TEST or path.parent == RECIPES
+
+
+WITH_CODE = [path for path in DOCUMENTS if has_code(path) and not has_its_own_test(path)]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name)

@@ -1,4 +1,4 @@
-"""docs/ray_serve.py: two replicas on two emulated devices, some hundred requests, and one replica killed among them."""
+"""docs/recipes/ray_serve.py: two replicas on two emulated devices; one of them is killed between requests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ serve = pytest.importorskip("ray.serve", reason="the extra serve is not installe
 ray = pytest.importorskip("ray")
 
 ROOT = Path(__file__).resolve().parents[2]
-EXAMPLE = ROOT / "docs" / "ray_serve.py"
+EXAMPLE = ROOT / "docs" / "recipes" / "ray_serve.py"
 REQUESTS = 400
 BURST = 100
 SHAPES = [(8, 2048), (2048, 2048), (2048, 2048), (2048, 4)]
