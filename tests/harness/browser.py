@@ -23,15 +23,20 @@ class Loaded:
     console: list[str]
 
 
-def load_offline(page: Path) -> Loaded:
-    """Open a file in a Chromium that can resolve no host name. Skip the test if Chromium is not installed."""
+def load_offline(page: Path, query: str = "", seconds: int = 0) -> Loaded:
+    """Open a file in a Chromium that can resolve no host name, with a query such as ``q=word``.
+
+    ``seconds`` is how long the page's timers may run. Skip the test if Chromium is not installed.
+    """
     program = next((found for name in _NAMES if (found := shutil.which(name))), None)
     if program is None:
         pytest.skip("Chromium is not installed (Debian's package is `chromium`)")
     options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--host-resolver-rules=MAP * ~NOTFOUND"]
     options += ["--enable-logging=stderr", f"--user-data-dir={page.parent / 'browser'}"]
+    options += [f"--virtual-time-budget={1000 * seconds}"] if seconds else []
+    address = f"{page.as_uri()}?{query}" if query else page.as_uri()
     done = subprocess.run(
-        [program, *options, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=120, check=True
+        [program, *options, "--dump-dom", address], capture_output=True, text=True, timeout=120, check=True
     )
     return Loaded(done.stdout, re.findall(r":CONSOLE[:(].*", done.stderr))
 
