@@ -20,6 +20,7 @@ from .attention.attention_fusion import fuse_attention
 from .attention.gqa_broadcast_elimination import eliminate_gqa_broadcasts
 from .contraction.fold_dequantize import fold_dequantize, fold_dequantize_into_inputs, fold_dequantize_of_integers
 from .contraction.kernel_selection import select_kernels
+from .contraction.low_rank_fusion import fuse_low_rank
 from .contraction.pointwise_as_gemm import pointwise_as_gemm
 from .contraction.tf32_as_scaled_f16 import store_tf32_as_scaled_f16
 from .emission.emission import emit
@@ -148,6 +149,7 @@ FUSION = (
     Pass("vertical_fusion", _of_steps(fuse_vertically), _fuses),
     Pass("rematerialization", _of_steps(rematerialize), _fuses),
     Pass("common_subexpression_elimination", _of_steps(eliminate_common_subexpressions), _fuses),
+    Pass("low_rank_fusion", fuse_low_rank, _fuses, is_timed=True),
     Pass("horizontal_gemm", _of_steps(merge_gemms), _fuses, is_timed=True),
     Pass("concat_elimination", eliminate_concats, _fuses),
     Pass("attention_fusion", _of_steps(fuse_attention), _fuses_attention),

@@ -61,7 +61,7 @@ def gemm_choices(ctx: Lowering, step: Contract) -> Iterator[Choice]:
         preferred = _gemv_before_library(ctx, step, own) or sliced_k_before_library(ctx, step, own)
         if preferred is not None:
             yield preferred
-        if step.a.dtype.is_float and not step.is_converted:
+        if step.a.dtype.is_float and not step.is_converted and step.low_rank is None:
             yield Choice(Schedule(Engine.LIBRARY), by_rules(ctx))
     yield from own_gemm_choices(ctx, step, own)
 
@@ -100,6 +100,8 @@ def own_gemm_schedules(ctx: Lowering, step: Contract) -> list[Schedule]:
     if _has_few_columns(ctx, step):
         found = [replace(_schedules(ctx, transposed(ctx, step))[0], is_transposed=True)]
     found += _schedules(ctx, step)
+    if step.low_rank is not None:
+        found = [schedule for schedule in found if schedule.split_k == 1]
     if not ctx.device.quarantine.has("gemm"):
         return found
     if any(schedule.engine is Engine.MMA for schedule in found):
@@ -286,6 +288,7 @@ def fused_split_k(ctx: Lowering, step: Contract) -> int:
     m, n, k = call.sizes
     kind = _kind(ctx, step, call)
     is_one = product(call.batch) == 1 and not step.is_converted and not step.column_parts and step.schedule is None
+    is_one &= step.low_rank is None
     if kind not in ("f16", "bf16") or not is_one or not isinstance(k, int) or call.contiguous[0] != "k":
         return 1
     if ctx.device.quarantine.has("gemm"):  # split-K uses the same tensor-core kernels, which may be quarantined
@@ -328,7 +331,7 @@ def _has_few_columns(ctx: Lowering, step: Contract) -> bool:
     """
     rows, columns = product(step.a.shape[:-1]), step.b.shape[-1]
     is_plain = not step.column_parts and not any(conversion and conversion.bits for conversion in step.conversions)
-    if not ctx.device.emulated or not is_plain:
+    if step.low_rank is not None or not ctx.device.emulated or not is_plain:
         return False
     axis = contiguous_axis(step.a, "m", "k")
     if not isinstance(columns, int) or not columns <= GEMV_ROWS < hint(rows):

@@ -82,7 +82,9 @@ def find_form(ctx: Lowering, step: Sums, offer: Offer) -> LibraryForm | None:
 
 
 def product_form(ctx: Lowering, step: Contract) -> LibraryForm | None:
-    """Match the part of the epilogue that cuBLASLt can fuse (`find_form`)."""
+    """Match the part of the epilogue that cuBLASLt can fuse (`find_form`); None for a GEMM with a low-rank product."""
+    if step.low_rank is not None:
+        return None
     columns = range(len(step.shape) - step.column_axes, len(step.shape))
     # NVIDIA does not document the accuracy of cuBLASLt's GELU for float64.
     activations = frozenset({RELU} if step.a.dtype is DType.FLOAT64 else {RELU, GELU})

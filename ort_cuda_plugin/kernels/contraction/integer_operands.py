@@ -70,7 +70,7 @@ def integer_form(step: Sums) -> IntegerForm | None:
     The weights must be constant, and quantised symmetrically: int8 after the subtraction of their zero point. Scales
     and the input's zero point must not vary along k.
     """
-    if not isinstance(step, Contract | Convolve):
+    if not isinstance(step, Contract | Convolve) or (isinstance(step, Contract) and step.low_rank is not None):
         return None
     (x, w), (a, b) = step.operands, (_affine(conversion) for conversion in step.conversions)
     if a is None or b is None or (a.scale is None) != (b.scale is None) or not w.is_constant:

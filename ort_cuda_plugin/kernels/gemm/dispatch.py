@@ -27,6 +27,7 @@ from .gemm_mma import MatrixProduct, parts_epilogue, sum_of_parts
 from .gemm_simt import Product, TiledProduct
 from .gemv import Gemv, VectorGemv, few_row_form
 from .gemv_emulated import EmulatedGemv
+from .low_rank import LowRankForm, low_rank_form
 from .tf32_weights_as_f16 import compact_columns, compact_lines
 from .tile_shapes import INTEGERS
 
@@ -235,6 +236,7 @@ def launch_contract(ctx: Lowering, step: Contract) -> None:
     a, b, (m, n, _) = call.a, call.b, call.sizes
     ends = ((a, call.a_batch), (b, call.b_batch))
     index = index_type(ctx, *(reach((*call.batch, *x.shape[-2:]), (*strides, *x.strides[-2:])) for x, strides in ends))
+    low, of_low = _low_rank(ctx, step)
     batch, end = len(step.batch), len(step.shape)
     columns = end - step.column_axes
     rows = [Axes("row", range(columns))]
@@ -242,15 +244,15 @@ def launch_contract(ctx: Lowering, step: Contract) -> None:
         rows = [Axes("batch", range(batch)), Axes("row", range(batch, columns))]
     last = Axes("column", range(columns, end))
 
-    def common(vectors: bool) -> tuple[ProductFields, tuple[Parameters, Parameters, Parameters]]:
+    def common(vectors: bool) -> tuple[ProductFields, tuple[Parameters, ...]]:
         epilogue, more = make_epilogue(ctx, step, step.total, rows, last, vectors=vectors)
-        return (elements, epilogue, *call.contiguous, len(call.batch), index), (of_a, of_b, more)
+        return (elements, epilogue, *call.contiguous, len(call.batch), index), (of_a, of_b, of_low, more)
 
     few_rows: Dim = 1 if schedule.engine is Engine.GEMV else le(m, schedule.gemv_rows) if schedule.gemv_rows else 0
     is_mma = schedule.engine is Engine.MMA
     product_fields, parameters = common(vectors=is_mma and few_rows == 0)
     if few_rows != 0:
-        gemv = _gemv(ctx, call, Gemv(*product_fields))
+        gemv = _gemv(ctx, call, Gemv(*product_fields, low_rank=low))
         blocks = select(few_rows, ceildiv(n, gemv.block_columns) * m, 0)
         _launch_kernel(ctx, call, gemv, parameters, blocks, gemv.threads)
         if is_const(few_rows):
@@ -260,11 +262,11 @@ def launch_contract(ctx: Lowering, step: Contract) -> None:
     tile = schedule.gemm_tile
     blocks = select(few_rows, 0, ceildiv(m, tile.m) * ceildiv(n, tile.n) * schedule.split_k)
     if not is_mma:
-        _launch_kernel(ctx, call, TiledProduct(*product_fields, tile), parameters, blocks, tile.threads)
+        _launch_kernel(ctx, call, TiledProduct(*product_fields, tile, low_rank=low), parameters, blocks, tile.threads)
         return
     mma = (tile, schedule.operands, schedule.split_k, schedule.sliced_k)
     if schedule.split_k == 1:
-        kernel = MatrixProduct(*product_fields, *mma)
+        kernel = MatrixProduct(*product_fields, *mma, low_rank=low)
         _launch_kernel(ctx, call, kernel, parameters, blocks, kernel.threads)
         return
     shape = (schedule.split_k, product(call.batch) * m, n)
@@ -275,6 +277,16 @@ def launch_contract(ctx: Lowering, step: Contract) -> None:
     ctx.record(sum_of_parts(ctx, step, parts, schedule.split_k))
 
 
+def _low_rank(ctx: Lowering, step: Contract) -> tuple[LowRankForm | None, Parameters]:
+    """Return the form of the step's low-rank product, and the kernel parameters that it needs."""
+    if step.low_rank is None:
+        return None, Parameters()
+    low = folded(ctx, replace(step, operands=(step.low_rank.a, step.low_rank.b), conversions=(None, None)))
+    assert low.rows_folded, "a product with a product of low rank has no batches"
+    index = index_type(ctx, *(reach(x.shape, x.strides) for x in (low.a, low.b)))
+    return low_rank_form(replace(step.low_rank, a=low.a, b=low.b), low.contiguous, index)
+
+
 def _gemv(ctx: Lowering, call: Folded, general: Gemv) -> EmulatedGemv | Gemv | VectorGemv:
     """Return the GEMV kernel: the device's vectorised one if it supports the operands, else ``general``."""
     m, n, k = call.sizes
@@ -282,7 +294,7 @@ def _gemv(ctx: Lowering, call: Folded, general: Gemv) -> EmulatedGemv | Gemv | V
         return few_row_form(ctx.device, general, product(call.batch) * m, n, k) or general
     if isinstance(n, int) or general.b_contiguous == "k":
         form = (general.elements, general.epilogue, general.a_contiguous, general.b_contiguous, general.batch_rank)
-        lanes = EmulatedGemv(*form, general.index, n if isinstance(n, int) else 0)
+        lanes = EmulatedGemv(*form, general.index, n if isinstance(n, int) else 0, low_rank=general.low_rank)
         return lanes if lanes.is_possible else general
     return general
 

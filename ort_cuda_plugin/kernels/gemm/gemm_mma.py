@@ -10,7 +10,7 @@ from ...program.lowering.context import DeviceProperties, Lowering, LoweringOpti
 from ...program.steps.steps import Map, Substitution, Sums
 from ..codegen.block_mapping import batch_offsets, split_tile_of_block
 from ..codegen.epilogue import VECTOR, Epilogue
-from ..codegen.fragment import join
+from ..codegen.fragment import Fragment, join
 from ..codegen.simt_fragments import Element, Operand, Tile
 from ..codegen.source import Parameters, text_property
 from ..codegen.vectors import vector_store
@@ -76,12 +76,21 @@ class MatrixProduct(Product):
     @text_property
     def body(self) -> str:
         matrices = self._matrices
+        start: list[Fragment] = []
+        if self.low_rank is None:
+            tile = matrices.fragment("m", "n", self.epilogue)
+        else:
+            elements, index = (Element(self.low_rank.storage),) * 2, self.low_rank.index_type
+            low = MatrixTile(self.tile, self.kind, *self.low_rank.operands, elements, index, self.sliced_k)
+            first, tile = matrices.after_low_rank(low, self.low_rank.scale_value, self.epilogue)
+            start = [first]
         return join(
             [
                 conversion_setup(*self.elements),
                 split_tile_of_block(self.tile, matrices.depth, self.splits, "batch"),
+                *start,
                 batch_offsets("ab", "base", self.batch_rank),
-                matrices.fragment("m", "n", self.epilogue),
+                tile,
             ]
         )
 

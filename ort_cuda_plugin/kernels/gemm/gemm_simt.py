@@ -6,7 +6,7 @@ The epilogue's coordinates are ``batch``, ``row`` and ``column``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ...model.ir import DType
 from ..codegen.block_mapping import batch_offsets, steps_of, tile_of_block
@@ -24,6 +24,7 @@ from ..codegen.simt_fragments import (
 )
 from ..codegen.source import register_type, text_property
 from ..contraction.prologue import conversion_setup, type_names
+from .low_rank import LowRankForm, low_rank_pipeline
 
 # All tiles have 64 columns, so that only the number of rows decides which tile has the least padding.
 TALL = Tile(128, 64, gap=4)
@@ -41,7 +42,7 @@ class Product:
 
     ``elements`` load the elements of a and b. ``a_contiguous`` ("m", "k" or "") and ``b_contiguous`` ("n", "k" or "")
     name the operands' axes of stride 1. The batch has ``batch_rank`` dimensions; a broadcast operand has batch strides
-    of 0. ``index`` is the type of offsets in a matrix.
+    of 0. ``index`` is the type of offsets in a matrix. ``low_rank`` is the second product, of a kernel without batches.
     """
 
     elements: tuple[Element, Element]
@@ -50,6 +51,7 @@ class Product:
     b_contiguous: str = "n"
     batch_rank: int = 1
     index: DType = DType.INT32
+    low_rank: LowRankForm | None = field(default=None, kw_only=True)
 
     @property
     def strides(self) -> tuple[str, ...]:
@@ -65,7 +67,7 @@ class Product:
     @property
     def types(self) -> str:
         """Operand types as the end of the kernel's name."""
-        return type_names(*self.elements)
+        return type_names(*self.elements) + ("" if self.low_rank is None else "_low_rank")
 
     @property
     def index_type(self) -> str:
@@ -120,12 +122,11 @@ class TiledProduct(Product):
         tile = self.tile
         a = Operand("a", "a", "row0", "m", "k_end", self.stride("a_m"), self.stride("a_k"), self.a_contiguous != "m")
         b = Operand("b", "b", "column0", "n", "k_end", self.stride("b_n"), self.stride("b_k"), self.b_contiguous == "k")
-        return join(
-            [
-                conversion_setup(*self.elements),
-                tile_of_block(tile.m, tile.n),
-                steps_of(tile.k),
-                batch_offsets("ab", "base", self.batch_rank),
-                *self.tile_fragments(tile, a, b),
-            ]
-        )
+        start = [steps_of(tile.k), batch_offsets("ab", "base", self.batch_rank)]
+        fragments = self.tile_fragments(tile, a, b)
+        if self.low_rank is None:
+            fragments = [*start, *fragments]
+        else:
+            of_low_rank = low_rank_pipeline(self.low_rank, tile, self.element.accumulator)
+            fragments = [fragments[0], *of_low_rank, *start, *fragments[1:]]
+        return join([conversion_setup(*self.elements), tile_of_block(tile.m, tile.n), *fragments])

@@ -96,10 +96,11 @@ class GemvKernel(Product):
         return f"fma_f32({x}, {y}, {total})" if self.element.accumulator == "float32" else f"{total} + {x} * {y}"
 
     def element_lines(self, column: str, total: str) -> list[str]:
-        """Return lines that apply the epilogue to accumulator ``total`` of ``column``."""
+        """Return lines that add the low-rank product to accumulator ``total`` of ``column``, and apply the epilogue."""
         return [
             f"column_0 = int32({column})",
             f"total_0 = {total}",
+            *([] if self.low_rank is None else self.low_rank.added("total_0", "row", "column_0")),
             *self.epilogue.elements("_0"),
             *self.epilogue.stores("_0"),
         ]
@@ -357,11 +358,11 @@ def few_row_form(device: DeviceProperties, product: Product, blocks: Dim, n: Dim
         own = max(found // threads, 1)
         vectors = max(x for x in range(1, MOST_VECTORS + 1) if own % x == 0)
         vectors = vectors if vectors > 1 else min(own, MOST_VECTORS)
-        return VectorGemv(*form, *more, threads, columns, vectors)
+        return VectorGemv(*form, *more, threads, columns, vectors, low_rank=product.low_rank)
     side = 8
     while side > 2 and hint(ceildiv(n, side * width) * blocks) < device.multiprocessors:
         side //= 2
     threads = MOST_THREADS
     while threads > 2 * WARP and threads // side * ROWS_IN_FLIGHT > hint(k):
         threads //= 2
-    return VectorGemv(*form, *more, threads, side * width, ROWS_IN_FLIGHT)
+    return VectorGemv(*form, *more, threads, side * width, ROWS_IN_FLIGHT, low_rank=product.low_rank)

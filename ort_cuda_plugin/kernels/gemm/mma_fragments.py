@@ -25,6 +25,7 @@ from ..codegen.epilogue import Epilogue
 from ..codegen.fragment import Fragment
 from ..codegen.simt_fragments import indented, log2, store_rows
 from ..contraction.prologue import ConvertedElement
+from .low_rank import low_rank_start
 from .mma_copies import OperandCopies, OperandTile
 from .tile_shapes import DECLARED_BYTES, GAP, INTEGERS, block_bytes, operand_sizes
 
@@ -48,19 +49,46 @@ class MatrixTile(OperandCopies):
         lines = [*self._declare(), *self._pipeline(), *self._store(rows, columns, epilogue)]
         return Fragment("mma_tile", "\n".join(lines))
 
-    def _declare(self) -> list[str]:
+    def after_low_rank(self, low: MatrixTile, scale: str, epilogue: Epilogue) -> tuple[Fragment, Fragment]:
+        """Return two fragments that together compute the block's tile of an m x n result: the product of ``low``, times
+        ``scale``, and the operands' product, which is added to the same accumulators.
+
+        Both pipelines use the same shared memory. ``scale`` is a source, "" without a scale.
+        """
+        height, width = self.config.warp
+        first = [
+            "k0_of_tile, steps_of_tile = k0, steps",
+            "k0 = int32(0)",
+            *low_rank_start(low.depth),
+            *low._declare(),
+            *low._pipeline(),
+            "copy_async_wait(0)",
+            "cuda.syncthreads()",
+            *([f"low_scale_value = {scale}"] if scale else []),
+            *(f"sums[{i}] = sums[{i}] * low_scale_value" for i in range(height * width // 32 if scale else 0)),
+            "k0, steps = k0_of_tile, steps_of_tile",
+        ]
+        others = [*self._declare(is_second=True), *self._pipeline(), *self._store("m", "n", epilogue)]
+        low_rank = Fragment("mma_low_rank", "\n".join(first), "tile_c sums k0 steps")
+        return low_rank, Fragment("mma_tile", "\n".join(others))
+
+    def _declare(self, *, is_second: bool = False) -> list[str]:
+        """Declare shared memory and accumulators, set to 0, and the thread's positions. With ``is_second`` the pipeline
+        continues with the shared memory and the accumulators of an earlier one.
+        """
         rows, columns = self.config.warp
         warp_columns = self.config.warp_columns
         floats = 0 if self.shared_bytes else self.block_bytes // 4
         lines = [
-            f"tile_c = array_pointer(cuda.shared.array({floats}, float32, 16))",
+            *([] if is_second else [f"tile_c = array_pointer(cuda.shared.array({floats}, float32, 16))"]),
             "tiles_at = shared_address(tile_c)",
             *self._warp_group(),
             "lane = int32(thread & 31)",
             f"warp_row = int32((thread >> {5 + log2(warp_columns)}) * {rows})",
             f"warp_column = int32(((thread >> 5) & {warp_columns - 1}) * {columns})",
-            f"sums = registers_{'i32' if self.kind in INTEGERS else 'f32'}({rows * columns // 32})",
         ]
+        if not is_second:
+            lines.append(f"sums = registers_{'i32' if self.kind in INTEGERS else 'f32'}({rows * columns // 32})")
         for of, element in zip(self.operands, self.elements, strict=True):
             lines += [] if isinstance(element, ConvertedElement) else self._copy_sources(of)
         for of, warp, number, x_first in self._loads:
@@ -79,7 +107,7 @@ class MatrixTile(OperandCopies):
             f"k0 = int32(k0 + team * {f'steps * {self.step_distance}' if self.has_contiguous_steps else self.tile.k})",
         ]
         if self.config.warps == 1:  # groups without common barriers may have different numbers of steps
-            own = f"int32(int32(k_end - k0 + {self.step_distance - 1}) >> {log2(self.step_distance)})"
+            own = f"int32(int32({self.a.inner_bound} - k0 + {self.step_distance - 1}) >> {log2(self.step_distance)})"
             lines.append(f"steps = int32(min(steps, {own}))")
         return lines
 

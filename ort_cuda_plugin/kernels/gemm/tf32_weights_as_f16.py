@@ -58,6 +58,8 @@ def _may_be_compact(ctx: Lowering, step: Sums) -> bool:
     x, w = step.operands
     if kind_of(ctx.device, ctx.options, x.dtype.short) != "tf32" or not ctx.options.fusion:
         return False
+    if isinstance(step, Contract) and step.low_rank is not None:
+        return False
     is_matrix = isinstance(step, Convolve) or (isinstance(step, Contract) and w.rank == 2)
     return is_matrix and not step.is_converted and w.dtype is DType.FLOAT32 and w.is_constant and 0 not in w.shape
 

@@ -87,7 +87,7 @@ class MagnitudeBounds:
         return [None if (bound := known[value]) is None else bound * ROUNDING for value in values]
 
     def _of_accumulators(self, step: Contract | Convolve) -> float | None:
-        if step.is_converted:
+        if step.is_converted or (isinstance(step, Contract) and step.low_rank is not None):
             return None
         a, b = step.operands
         limits = self.of(a), self.of(b)

@@ -106,6 +106,7 @@ class RangeAnalysis:
         found = {leaf: self._has_limit(step, x) for leaf, x in step.inputs}
         if isinstance(step, Contract):
             weights = step.b.rank == 2 and step.b.is_constant and step.b.dtype is DType.FLOAT32
+            weights &= step.low_rank is None
             found[step.total] = weights and self._has_columns(step.a, step.a.shape[-1])
         return found
 

@@ -47,7 +47,7 @@ class _Attention:
 
     def run(self) -> list[Step]:
         for position, step in enumerate(self.steps):
-            if isinstance(step, Contract) and not step.is_converted:
+            if isinstance(step, Contract) and not step.is_converted and step.low_rank is None:
                 self._attend(position, step)
         return [step for step in self.steps if step is not None]
 
@@ -90,7 +90,7 @@ def _are_simple_axes(step: Contract) -> bool:
 def _joint(first: Contract, rows: Rows, leaf: object, x: Tensor, second: Contract) -> Attend | None:
     if not _are_simple_axes(first) or len(first.outputs) != 1 or rows.axes != {len(rows.shape) - 1}:
         return None
-    if first.b.is_constant or second.b.is_constant:
+    if first.b.is_constant or second.b.is_constant or first.low_rank is not None:
         return None  # constant weights: a linear layer, not attention
     score, scores = first.outputs[0]
     weight, weights = rows.outputs[0]

@@ -31,7 +31,7 @@ def merge_gemms(steps: Sequence[Step]) -> list[Step]:
     result: list[Step] = list(steps)
     groups: dict[Hashable, list[int]] = {}
     for position, step in enumerate(result):
-        if isinstance(step, Contract) and not step.is_converted and _is_mergeable(step):
+        if isinstance(step, Contract) and not step.is_converted and step.low_rank is None and _is_mergeable(step):
             groups.setdefault(_operand_key(step), []).append(position)
     uses = Uses(enumerate(result))
     gone: set[int] = set()

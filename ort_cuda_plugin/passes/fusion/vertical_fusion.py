@@ -212,7 +212,7 @@ def _own_parameters(step: Map, dims: int) -> int:
     if isinstance(step, Convolve):
         return 11 + 7 * len(step.places)
     if isinstance(step, Contract):
-        return 8 + 3 * max(len(step.batch), 1)
+        return 8 + 3 * max(len(step.batch), 1) + (0 if step.low_rank is None else 8)
     return 4 + dims
 
 

@@ -165,7 +165,7 @@ def step_kind(step: Step) -> str:
     """Return the kind of a step, such as "product"; for a launch, the name of its kernel."""
     match step:
         case Contract():
-            return "product"
+            return "product" if step.low_rank is None else "product with low rank"
         case Attend():
             return "attention"
         case Sums():

@@ -85,7 +85,8 @@ def accesses(step: Step) -> tuple[list[Access], list[Access]]:
 def arithmetic(step: Step) -> float:
     """Return the number of multiplications plus additions of a GEMM or a convolution; 0 for other steps."""
     if isinstance(step, Contract):
-        return 2.0 * hint(product(step.shape)) * hint(step.a.shape[-1])
+        depth = step.a.shape[-1] + (0 if step.low_rank is None else step.low_rank.a.shape[-1])
+        return 2.0 * hint(product(step.shape)) * hint(depth)
     if isinstance(step, Convolve):
         x, weights = step.operands
         many = x.size if step.transposed else product(step.shape)

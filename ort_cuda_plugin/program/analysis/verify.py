@@ -158,7 +158,10 @@ def _shapes(step: Map) -> Iterator[str]:
     if isinstance(step, Contract):
         rows_end = len(step.shape) - step.column_axes
         m, n = product(step.shape[rows_end - step.row_axes : rows_end]), product(step.shape[rows_end:])
-        sizes = ((step.a, -2, m), (step.b, -1, n), (step.b, -2, step.a.shape[-1]))
+        sizes = [(step.a, -2, m), (step.b, -1, n), (step.b, -2, step.a.shape[-1])]
+        if step.low_rank is not None:
+            low = step.low_rank
+            sizes += [(low.a, -2, m), (low.b, -1, n), (low.b, -2, low.a.shape[-1])]
         for x, axis, size in sizes:
             if truth(eq(x.shape[axis], size)) is False:
                 yield f"6: {_text(x)}: dimension {axis} of a GEMM operand: got {x.shape[axis]!r}, expected {size!r}"

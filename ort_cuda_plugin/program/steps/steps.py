@@ -133,6 +133,18 @@ class Conversion(TensorFields):
 
 
 @dataclass(frozen=True, eq=False)
+class LowRank(TensorFields):
+    """A second product a [m..., rank] @ b [rank, n] that a GEMM adds to its accumulators, such as a LoRA adapter.
+
+    With ``scale``, a tensor of one element, the second product is multiplied by it. The rank may be 0.
+    """
+
+    a: Tensor
+    b: Tensor
+    scale: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
 class Sums(Map):
     """A contraction (GEMM, convolution or attention) with operand prologues ``conversions`` and an epilogue.
 
@@ -169,11 +181,16 @@ class Contract(Sums):
     """A GEMM a [batch..., m, k] @ b [batch..., k, n] with an elementwise epilogue.
 
     The result is [batch..., m, n], where n may be split into the last ``column_axes`` dimensions, and m into the
-    ``row_axes`` dimensions before them.
+    ``row_axes`` dimensions before them. With ``low_rank`` b is a matrix, and the accumulators also add up this product.
     """
 
     row_axes: int = field(default=1, kw_only=True)
     column_axes: int = field(default=1, kw_only=True)
+    low_rank: LowRank | None = field(default=None, kw_only=True)
+
+    @property
+    def summed(self) -> tuple[Tensor, ...]:
+        return (*super().summed, *(() if self.low_rank is None else self.low_rank.tensors()))
 
     @property
     def a(self) -> Tensor:

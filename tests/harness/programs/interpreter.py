@@ -302,12 +302,20 @@ class Interpreter:
         operands = [self._operand(step, number) for number in range(len(step.operands))]
         match step:
             case Contract():
-                return _product(operands[0], operands[1], step.total.dtype).reshape(shape)
+                return (_product(operands[0], operands[1], step.total.dtype) + self._low_rank(step)).reshape(shape)
             case Attend():
                 return self._attention(step, operands)
             case Convolve():
                 return self._convolution(step, operands).reshape(shape)
         raise NotImplementedError(type(step).__name__)
+
+    def _low_rank(self, step: Contract) -> Array:
+        """Return the second product of a GEMM; 0 without one."""
+        low = step.low_rank
+        if low is None:
+            return np.zeros((), numpy_type(step.total.dtype))
+        result = _product(self.read(low.a), self.read(low.b), step.total.dtype)
+        return result if low.scale is None else result * self.read(low.scale).astype(result.dtype).reshape(())
 
     def _operand(self, step: Sums, number: int) -> Array:
         x = step.operands[number]

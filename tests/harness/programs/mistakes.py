@@ -7,7 +7,13 @@ from ort_cuda_plugin.kernels.library import library_calls
 from ort_cuda_plugin.passes.analysis import expression_equality
 from ort_cuda_plugin.passes.analysis.uses import Uses
 from ort_cuda_plugin.passes.attention import attention_decomposition, attention_fusion, gqa_broadcast_elimination
-from ort_cuda_plugin.passes.contraction import fold_dequantize, kernel_selection, pointwise_as_gemm, tf32_as_scaled_f16
+from ort_cuda_plugin.passes.contraction import (
+    fold_dequantize,
+    kernel_selection,
+    low_rank_fusion,
+    pointwise_as_gemm,
+    tf32_as_scaled_f16,
+)
 from ort_cuda_plugin.passes.emission import emission
 from ort_cuda_plugin.passes.fusion import (
     horizontal_contraction,
@@ -125,6 +131,10 @@ MISTAKES = (
     Mutation(
         "split_k_fusion", "the reader adds one partial sum several times",
         gemm_mma.sum_of_parts, "parts.offset + number * size", "parts.offset",
+    ),
+    Mutation(
+        "low_rank_fusion", "the scale of an adapter is dropped",
+        low_rank_fusion._fused, "LowRank(low.a, low.b, scale)", "LowRank(low.a, low.b)",
     ),
     Mutation(
         "attention_decomposition", "the parts come in another order",

@@ -26,7 +26,7 @@ from ort_cuda_plugin.program.analysis.step_tensors import tensors_of
 from ort_cuda_plugin.program.analysis.verify import VERIFY_VARIABLE, Verifier
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.lowering.context import DeviceProperties, Lowering, LoweringOptions, Tuner
-from ort_cuda_plugin.program.steps.steps import Map
+from ort_cuda_plugin.program.steps.steps import Contract, Map
 from ort_cuda_plugin.program.steps.tensor import Tensor
 from ort_cuda_plugin.program.steps.trace import Launch, LibraryCall, Remake, Step, View
 from plan_interpreter import evaluate_registers
@@ -302,9 +302,13 @@ def first_difference(
 def _may_round_elsewhere(recorded: Recorded, state: State) -> bool:
     """Return whether a state may round at other points than the lowered program.
 
-    A fused library call rounds once, and passes may store TF32 operands as float16.
+    A fused library call and a product with a product of low rank round once, and passes may store TF32 operands as
+    float16.
     """
     if any(isinstance(step, LibraryCall) for step in state.steps):
+        return True
+    until = recorded.states[: recorded.states.index(state) + 1]
+    if any(isinstance(step, Contract) and step.low_rank is not None for one in until for step in one.steps):
         return True
     known = {x.buffer for step in recorded.states[0].steps for x in tensors_of(step)}
     tensors = (x for step in state.steps for x in tensors_of(step) if x.buffer not in known)
