@@ -113,6 +113,7 @@ class Decoder:
                     self._cache[name] = _zeros(
                         self._cache_shape(x, path, head_size), TENSOR_TYPES[x.type], self._memory
                     )
+        self._adapter: dict[str, Any] = {}
         self._settings: dict[str, Any] = {}
         self._set(1.0, max(candidates, 1), 1.0, None)
         self._steps = {limit: self._make_step(limit) for limit in self._limits}
@@ -169,6 +170,26 @@ class Decoder:
         if self._states and (self._cached > length).any():
             length = 0
         self._cached = np.minimum(self._cached, length)
+
+    def use_adapter(self, parameters: Mapping[str, Any] | None) -> None:
+        """Use a LoRA adapter from now on, or with None the model's defaults.
+
+        The next prompt follows the tokens so far, whose cache is then computed again with the adapter.
+
+        Args:
+            parameters: those of a `DeviceAdapter`, or other ``OrtValue`` objects by name of the model's input.
+
+        Raises: ValueError: the model has no input with a default value of a name.
+        """
+        known = {x.name for x in self.session.get_overridable_initializers()}
+        if unknown := sorted((parameters or {}).keys() - known):
+            raise ValueError(
+                f"parameter {unknown[0]}: the model has no input of this name with a default value. Use an adapter for "
+                f"this model, whose inputs with defaults are {', '.join(sorted(known)) or 'none'}"
+            )
+        self._adapter = dict(parameters or {})
+        self._steps = {limit: self._make_step(limit) for limit in self._limits}
+        self._cached = np.zeros(self.batch, np.int64)
 
     def _append(self, prompt: Sequence[Sequence[int]] | Array) -> None:
         """Run the prompt, and earlier tokens that are not in the cache, and choose the next token of each sequence."""
@@ -261,7 +282,7 @@ class Decoder:
         for name, value in self._cache.items():
             bound.bind_ortvalue_input(name, value)
             bound.bind_ortvalue_output(self._present[name], value)
-        for name, value in self._settings.items():
+        for name, value in (*self._settings.items(), *self._adapter.items()):
             bound.bind_ortvalue_input(name, value)
         return bound
 
