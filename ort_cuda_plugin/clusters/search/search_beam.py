@@ -7,6 +7,7 @@ from dataclasses import replace
 from ...model.ir import DType, InvalidModel, Node, Unsupported, Value
 from ...ops.contrib.generation import search, search_beam
 from ...ops.contrib.generation.search_beam import Beams
+from ...ops.contrib.generation.whisper_timestamps import TimestampTokens, timestamp_scores
 from ...program.expressions.symbolic import Dim, le, logical_and
 from ...program.lowering.context import Lowering, Tensor
 from .search_base import Choice, Given, Search, attribute_number, needed, rule_inputs
@@ -30,10 +31,15 @@ class BeamSearch(Search):
                 raise InvalidModel(f"{node.op_type}: input {name} is missing")
         if any(value is not None for value in node.outputs[2:]):
             raise Unsupported("attribute", f"{node.op_type} with an output after sequences_scores is not implemented")
+        self._timestamps = self._timestamp_tokens()
+        self._early = attribute_number(node, "early_stopping", 0) == 1
+
+    def _timestamp_tokens(self) -> TimestampTokens | None:
+        """Return the tokens of Whisper's timestamp rules; None if the search cannot apply these rules."""
         processor = self.given.get("logits_processor")
         if processor is not None and (processor.constant is None or processor.constant.any()):
-            raise Unsupported("attribute", f"{node.op_type} with a logits_processor is not implemented")
-        self._early = attribute_number(node, "early_stopping", 0) == 1
+            raise Unsupported("attribute", f"{self.node.op_type} with a logits_processor is not implemented")
+        return None
 
     def beams(self, ctx: Lowering, given: Given) -> Dim:
         beams = ctx.host_number(needed(given, "num_beams"), "num_beams")
@@ -63,6 +69,10 @@ class BeamSearch(Search):
             beams = now.scores.shape[1]
             rules = replace(rules, prefix_mask=search.repeated_rows(ctx, rules.prefix_mask, beams))
         scores = search.ruled_scores(ctx, scores, sequences, length, self.rules, rules)
+        if self._timestamps is not None:
+            processor = needed(given, "logits_processor")
+            is_on = None if processor.constant is not None else processor
+            scores = timestamp_scores(ctx, scores, sequences, length, self._timestamps, is_on)
         step = search_beam.best_beams(ctx, scores, sequences, length, now, self._beam_rules(given))
         return Choice(step.goes_on, step.sequences, step.tokens, step.beams.states, step.rows)
 
@@ -93,3 +103,19 @@ class WhisperBeamSearch(BeamSearch):
         for name in ("cross_qk_layer_head", "extra_decoding_ids", "temperature"):
             if name in self.given:
                 raise Unsupported("attribute", f"{node.op_type} with {name} is not implemented")
+
+    def _timestamp_tokens(self) -> TimestampTokens | None:
+        processor = self.given.get("logits_processor")
+        if processor is None or (processor.constant is not None and not (processor.constant == 1).any()):
+            return None
+        names = (
+            "beginning_timestamp_token_id no_timestamps_token_id start_of_lm_token_id decoder_start_token_id "
+            "translate_token_id transcribe_token_id"
+        )
+        first, *others = (attribute_number(self.node, name, -1) for name in names.split())
+        if first < 1:
+            raise InvalidModel(
+                f"{self.node.op_type}: beginning_timestamp_token_id must be at least 1 with a logits_processor, got "
+                f"{first}"
+            )
+        return TimestampTokens(first, self.end, tuple(others[:2]), tuple(others[2:]))

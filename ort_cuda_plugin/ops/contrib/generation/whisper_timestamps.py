@@ -1,0 +1,123 @@
+"""Whisper's timestamp rules: the logits processor that a search applies last if its input logits_processor is 1.
+
+Tokens from ``first`` on are timestamps. They come in pairs, the end of one segment and the start of the next one, and
+do not decrease. The first one may be at most `MOST_INITIAL` steps after the start.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
+from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.program.expressions import scalar as s
+from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.expressions.symbolic import Dim, le, lt
+from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ort_cuda_plugin.program.lowering.reduce import reduce, row_map
+from ort_cuda_plugin.program.steps.row_program import MAX, MIN, SUM, Row
+
+MOST_INITIAL: Final = 50
+"""Largest index of the first timestamp that a sequence may get, as in ONNX Runtime."""
+_LOWEST: Final = float(np.finfo(np.float32).min)
+_NEVER: Final = 2**30  # above all indices of tokens
+
+
+@dataclass(frozen=True)
+class TimestampTokens:
+    """Tokens that the rules name: the first timestamp, the end of the text, tokens that are ``never`` chosen, and
+    tokens that are not chosen ``after_first``, behind the first timestamp of a sequence.
+    """
+
+    first: int
+    end: int
+    never: tuple[int, ...]
+    after_first: tuple[int, ...]
+
+
+def timestamp_scores(
+    ctx: Lowering, scores: Tensor, sequences: Tensor, length: Dim, tokens: TimestampTokens, processor: Tensor | None
+) -> Tensor:
+    """Apply the rules to log probabilities [rows, vocabulary]; the first ``length`` tokens of ``sequences`` are valid.
+
+    ``processor``, a tensor of one integer, says in the Run whether the rules apply: if it is 1. None: they do.
+    """
+    vocabulary = scores.shape[1]
+    ctx.require(
+        lt(tokens.first, vocabulary), "beginning_timestamp_token_id must be less than the size of the vocabulary"
+    )
+    ctx.require(le(1, length), "a search with timestamps must begin with at least one token")
+    ruled = _more_probable(ctx, _without_forbidden(ctx, scores, sequences, length, tokens), tokens.first)
+    if processor is None:
+        return ruled
+    is_on = processor
+
+    def chosen(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        applies = s.equal(s.cast(maps.number(is_on), DType.INT64), 1)
+        return s.where(applies, maps.source(ruled).at(c), maps.source(scores).at(c))
+
+    return gather_map(ctx, scores.shape, DType.FLOAT32, chosen)
+
+
+def _without_forbidden(
+    ctx: Lowering, scores: Tensor, sequences: Tensor, length: Dim, tokens: TimestampTokens
+) -> Tensor:
+    """Return the scores with the lowest number for tokens that must not follow."""
+    rows, room = sequences.shape
+
+    def index_of_timestamp(otherwise: int) -> Tensor:
+        """Return [rows, room]: the index where a timestamp is, ``otherwise`` elsewhere."""
+
+        def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+            is_valid = c[1] < maps.dim(length)
+            token = maps.source(sequences).at(c, is_valid, -1)
+            return s.where(token >= tokens.first, s.cast(c[1], DType.INT32), otherwise)
+
+        return gather_map(ctx, (rows, room), DType.INT32, element)
+
+    first = reduce(ctx, lambda row, x: row.reduce(MIN, x), index_of_timestamp(_NEVER), [1])
+    last = reduce(ctx, lambda row, x: row.reduce(MAX, x), index_of_timestamp(-1), [1])
+
+    def score(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        row, token = c
+        end = s.cast(maps.dim(length), DType.INT64) - 1
+        zero = s.constant(0, DType.INT64)
+        first_at = s.cast(maps.source(first).at([row, zero]), DType.INT64)
+        last_at = s.cast(maps.source(last).at([row, zero]), DType.INT64)
+        has_any, has_later = last_at >= 0, first_at < end
+        was_last = s.equal(last_at, end)
+        before = maps.source(sequences).at([row, s.maximum(end - 1, 0)], has_later, tokens.first)
+        was_pair = ~has_later | (before >= tokens.first)
+        value = s.cast(maps.source(sequences).at([row, s.maximum(last_at, 0)], has_any, 0), DType.INT64)
+        least = s.where(was_last & ~was_pair, value, value + 1)
+        is_timestamp = token >= tokens.first
+        forbidden = s.constant(False, DType.BOOL)
+        for one in tokens.never:
+            forbidden = forbidden | s.equal(token, one)
+        for one in tokens.after_first:
+            forbidden = forbidden | (has_later & s.equal(token, one))
+        forbidden = forbidden | (was_last & was_pair & is_timestamp)
+        forbidden = forbidden | (was_last & ~was_pair & (token < tokens.end))
+        forbidden = forbidden | (has_any & is_timestamp & (token < least))
+        forbidden = forbidden | (~has_later & (token > tokens.first + MOST_INITIAL))
+        return s.where(forbidden, _LOWEST, maps.source(scores).at(c))
+
+    return gather_map(ctx, scores.shape, DType.FLOAT32, score)
+
+
+def _more_probable(ctx: Lowering, scores: Tensor, first: int) -> Tensor:
+    """Return the scores without text tokens where all timestamps together are more probable than each text token."""
+
+    def chosen(row: Row, x: Scalar) -> tuple[list[Scalar], list[Scalar]]:
+        is_timestamp = row.index >= first
+        largest = row.reduce(MAX, s.where(is_timestamp, x, _LOWEST))
+        is_counted = is_timestamp & (x > _LOWEST)
+        total = row.reduce(SUM, s.where(is_counted, s.exp(x - largest), 0.0))
+        together = s.where(total > 0.0, s.log(total) + largest, _LOWEST)
+        text = row.reduce(MAX, s.where(is_timestamp, _LOWEST, x))
+        return [s.where(~is_timestamp & (together > text), _LOWEST, x)], []
+
+    return row_map(ctx, chosen, [1], scores)[0]
