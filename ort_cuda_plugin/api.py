@@ -273,12 +273,33 @@ def session(
         >>> y.shape
         (2, 4)
     """
+    return _own_session(model, emulate, provider_options, sess_options)[0]
+
+
+def placed_session(
+    model: Model,
+    *,
+    emulate: bool | None = None,
+    provider_options: GivenOptions | None = None,
+    sess_options: ort.SessionOptions | None = None,
+) -> tuple[ort.InferenceSession, Placement]:
+    """Return a session and the placement of its nodes. Arguments and errors are those of `session`."""
+    created, provider = _own_session(model, emulate, provider_options, sess_options)
+    return created, Placement(_with_providers(provider.verdicts, created), provider.values)
+
+
+def _own_session(
+    model: Model,
+    emulate: bool | None,
+    provider_options: GivenOptions | None,
+    sess_options: ort.SessionOptions | None,
+) -> tuple[ort.InferenceSession, Provider]:
     created, provider = create_session(model, emulate, provider_options, sess_options)
     if not provider.fused_nodes:  # ONNX Runtime records no placement for models in its own format
         found = outcome_of(created)
         why = provider.failure if found is None else found.why()
         raise RuntimeError(f"no node of the model runs on {get_ep_name()}: {why}")
-    return created
+    return created, provider
 
 
 def explain(

@@ -154,7 +154,7 @@ def work_of_model(
     if not elsewhere and len(claims.clusters) == 1:
         clusters = [graph]
     else:
-        known = read_model(_with_shapes(model, sizes))
+        known = read_model(with_shapes(model, sizes))
         sizes = {v.name: _sizes(v) for node in known.nodes for v in (*node.inputs, *node.outputs) if v} | sizes
         clusters = [_subgraph(graph, nodes) for nodes in claims.clusters]
     values = values or {}
@@ -237,7 +237,8 @@ def input_shapes(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) ->
     return found
 
 
-def _with_shapes(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> onnx.ModelProto:
+def with_shapes(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> onnx.ModelProto:
+    """Return a copy of the model with the shapes of all values that ONNX infers from these shapes of inputs."""
     fixed = onnx.ModelProto()
     fixed.CopyFrom(model)
     del fixed.graph.value_info[:]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..api import GivenOptions, Model, chosen_device, described_by, session
+from ..api import GivenOptions, Model, Placement, chosen_device, described_by, placed_session
 from .collect import Plans, Profile, collect
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ class Recording:
         events: ONNX Runtime's profiling events.
         plans: the plans of the clusters.
         trace: the file of ONNX Runtime's profiler, JSON.
+        placement: where each node of the model runs.
     """
 
     profile: Profile
@@ -37,6 +38,7 @@ class Recording:
     events: list[dict[str, Any]]
     plans: Plans
     trace: str
+    placement: Placement
 
 
 def profile(
@@ -97,14 +99,14 @@ def record(
         plan_folder = Path(folder) / "plans"
         plan_folder.mkdir()
         settings = {**given, "program_folder": str(plan_folder)}
-        created = session(model, emulate=emulate, sess_options=options, provider_options=settings)
+        created, placement = placed_session(model, emulate=emulate, sess_options=options, provider_options=settings)
         for _ in range(_WARM_RUNS + runs):
             created.run(outputs, feeds)
         trace = Path(created.end_profiling()).read_text(encoding="utf-8")
         plans = Plans.read(plan_folder)
     events = json.loads(trace)
     found = replace(collect(events, runs, plans, name, device.name), is_emulated=device.emulated)
-    return Recording(found, device, events, plans, trace)
+    return Recording(found, device, events, plans, trace, placement)
 
 
 def _random_feeds(model: bytes | Path) -> Mapping[str, Any]:

@@ -1,54 +1,77 @@
-"""Writes a profile as a self-contained web page: nodes by cost, steps, kernels, host events, timeline."""
+"""Writes a profile as a self-contained web page: the bar of a Run, the graph, nodes by cost, steps, kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from html import escape
+from dataclasses import replace
 
 from ..gpus import accuracy
 from ..pages import html
+from ..pages.kinds import kind_of
+from ..pages.model_graph import SIGNS, GraphStep, ModelGraph, graph_data, node_anchor, shares
 from .collect import Profile, Step
 
 EXPENSIVE = 5
-_COLOURS = {"kernel": "#4c78a8", "library": "#54a24b", "copy": "#f58518", "memset": "#9d9d9d"}
-_HOST_COLOUR = "#b279a2"
-_STYLE = """
-.timeline { position: relative; height: 28px; background: #f2f2f2; margin: 1em 0 }
-.timeline div { position: absolute; top: 0; height: 28px; min-width: 1px }
-"""
+_MICRO = "\N{MICRO SIGN}s"
 
 
-def page(profile: Profile, lines: Sequence[str]) -> str:
-    """Return the HTML of the page. ``lines`` are paragraphs above the tables."""
+def page(profile: Profile, lines: Sequence[str], graph: ModelGraph | None = None) -> str:
+    """Return the HTML of the page. ``lines`` are paragraphs at the top; ``graph`` is the model, without steps."""
+    steps = graph_steps(profile)
+    drawn = None if graph is None else graph_data(replace(graph, steps=steps, unit=_MICRO))
+    made = html.Page(f"{profile.model} on {profile.device_name}", lines, drawn)
+    made.section("One Run on the device", html.legend(shares(steps)) + made.strip(_blocks(profile)), "run")
     expensive = "".join(
-        f'<li data-node="{escape(node.name)}">{escape(node.name)} ({escape(node.op_type)}):'
-        f" {node.microseconds:.1f} &micro;s, {node.share:.0%}</li>"
+        f"<li>{html.link(f'{node.name} ({node.op_type})', node_anchor(node.name))}: {node.microseconds:.1f} &micro;s,"
+        f" {node.share:.0%}</li>"
         for node in profile.nodes[:EXPENSIVE]
     )
-    sections = [
-        html.paragraphs(lines),
-        f'<h2>The most expensive nodes</h2><ol id="expensive">{expensive}</ol>',
-        "<h2>One Run on the device</h2>" + html.key(_COLOURS.items()) + _timeline(profile),
-        "<h2>Nodes</h2>" + _nodes(profile),
-        "<h2>Steps</h2>" + _steps(profile),
-        "<h2>Kernels and copies</h2>" + _kernels(profile),
-        "<h2>Host</h2>" + _host(profile),
+    made.section("The most expensive nodes", f'<ol id="expensive">{expensive}</ol>', "expensive")
+    if drawn is not None:
+        made.section("Graph", html.signs(SIGNS) + made.graph_view(), "graph")
+    made.section("Nodes", _nodes(profile), "nodes")
+    made.section("Steps", _steps(profile), "steps")
+    made.section("Kernels and copies", _kernels(profile), "kernels")
+    made.section("Host", _host(profile), "host")
+    return made.document()
+
+
+def graph_steps(profile: Profile) -> list[GraphStep]:
+    """Return the steps of the profile with their times, for the graph and the bar of a Run."""
+    return [
+        GraphStep(
+            _anchor(number),
+            step.name,
+            step.kind,
+            step.cluster,
+            step.nodes,
+            step.op_types,
+            step.microseconds,
+            tuple(_facts(step)),
+        )
+        for number, step in enumerate(profile.steps)
     ]
-    return html.document(f"{profile.model} on {profile.device_name}", "\n".join(sections), _STYLE)
 
 
-def _timeline(profile: Profile) -> str:
-    whole = max([profile.run, *(step.begin + step.microseconds for step in profile.steps)], default=1.0) or 1.0
-    bars = "".join(
-        f'<div style="left:{100 * max(step.begin, 0) / whole:.3f}%;width:{100 * step.microseconds / whole:.3f}%;'
-        f'background:{_colour(step)}" title="{escape(f"{step.name}: {step.microseconds:.1f} us")}"></div>'
-        for step in profile.steps
-    )
-    return f'<div class="timeline">{bars}</div>'
+def _anchor(number: int) -> str:
+    return f"step-{number}"
 
 
-def _colour(step: Step) -> str:
-    return _COLOURS.get(step.kind, "#666")
+def _kind(step: Step) -> str:
+    return kind_of(step.kind, step.op_types, step.name)
+
+
+def _blocks(profile: Profile) -> Iterator[html.Block]:
+    """Yield the blocks of a Run, with gaps in which the device is idle."""
+    end = 0.0
+    for number, step in enumerate(profile.steps):
+        if step.begin > end:
+            yield step.begin - end, "", "", f"the device is idle for {step.begin - end:.1f} {_MICRO}"
+        hint = f"{step.name}: {step.microseconds:.1f} {_MICRO}, {step.share:.1%}\n{', '.join(step.nodes)}"
+        yield step.microseconds, _kind(step), _anchor(number), hint
+        end = max(end, step.begin + step.microseconds)
+    if profile.run > end:
+        yield profile.run - end, "", "", f"the device is idle for {profile.run - end:.1f} {_MICRO}"
 
 
 def _nodes(profile: Profile) -> str:
@@ -61,11 +84,12 @@ def _nodes(profile: Profile) -> str:
             f"{node.share:.1%}",
             str(node.steps),
             *_estimate(profile, node.estimated),
-            html.Bar(node.microseconds / longest, _COLOURS["kernel"]),
+            html.Bar(node.microseconds / longest, kind_of("", [node.op_type])),
         ]
         for node in profile.nodes
     ]
-    return html.table(["node", "operator", *_times(), "steps", *_heads(profile), ""], rows, identity="nodes")
+    heads = ["node", "operator", *_times(), "steps", *_heads(profile), ""]
+    return html.table(heads, rows, identity="nodes", anchors=[node_anchor(node.name) for node in profile.nodes])
 
 
 def _steps(profile: Profile) -> str:
@@ -80,35 +104,43 @@ def _steps(profile: Profile) -> str:
             rate(step),
             percent(step.peak),
             *_estimate(profile, step.estimated),
-            html.Bar(step.microseconds / longest, _colour(step), ", ".join(step.nodes)),
+            html.Bar(step.microseconds / longest, _kind(step), ", ".join(step.nodes)),
         ]
         for number, step in enumerate(profile.steps)
     ]
     heads = ["#", "step", *_times(), "MB", "GB/s", "of peak", *_heads(profile), ""]
-    return html.table(heads, rows, identity="steps")
+    anchors = [_anchor(number) for number in range(len(profile.steps))]
+    return html.table(heads, rows, identity="steps", anchors=anchors)
 
 
 def _inside(step: Step) -> Iterator[str]:
     for name, op_type in zip(step.nodes, step.op_types, strict=True):
         yield f"{name} ({op_type})"
+    yield from _facts(step)
+
+
+def _facts(step: Step) -> Iterator[str]:
     yield f"kind: {step.kind}"
     if step.cluster:
         yield f"cluster: {step.cluster}"
+    if step.bytes is not None:
+        yield f"{megabytes(step.bytes)} MB, {rate(step)} GB/s, {percent(step.peak)} of peak"
     if step.flops:
         yield f"{step.flops / 1e9:.3f} GFLOP, {step.flops / max(step.microseconds, 1e-3) / 1e6:.3f} TFLOP/s"
 
 
 def _kernels(profile: Profile) -> str:
     longest = max((kernel.microseconds for kernel in profile.kernels), default=1.0) or 1.0
+    kinds = {(step.name, step.kind): _kind(step) for step in profile.steps}
     rows: list[list[html.Cell]] = [
         [
             html.Name(kernel.name),
-            kernel.kind,
+            html.Name(kernel.kind),
             str(kernel.launches),
             f"{kernel.microseconds:.1f}",
             f"{kernel.share:.1%}",
             megabytes(kernel.bytes),
-            html.Bar(kernel.microseconds / longest, _COLOURS.get(kernel.kind, "#666")),
+            html.Bar(kernel.microseconds / longest, kinds.get((kernel.name, kernel.kind), "other")),
         ]
         for kernel in profile.kernels
     ]
@@ -121,17 +153,14 @@ def _host(profile: Profile) -> str:
         [
             html.Name(each.name),
             html.Name(each.op_type),
-            each.provider,
+            html.Name(each.provider),
             f"{each.microseconds:.1f}",
-            html.Bar(each.microseconds / longest, _HOST_COLOUR),
+            html.Bar(each.microseconds / longest),
         ]
         for each in profile.host
     ]
     heads = ["node as ONNX Runtime runs it", "operator", "provider", f"{_MICRO} on the host", ""]
     return html.table(heads, rows, identity="host")
-
-
-_MICRO = "\N{MICRO SIGN}s"
 
 
 def _times() -> tuple[str, str]:

@@ -12,7 +12,7 @@ import pytest
 
 import ort_cuda_plugin
 import site_hook
-from browser import load_offline
+from browser import browser
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs").glob("**/*.md"))
@@ -56,9 +56,12 @@ def test_no_page_loads_anything_from_another_host(site: Path) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("page", ["index.html", "recipes/docker.html"])
 def test_search_works_in_a_site_that_is_opened_as_files(site: Path, page: str) -> None:
-    loaded = load_offline(site / page, query="q=calibration", seconds=10)
-    assert loaded.console == []
-    assert re.search(r"md-search-result__meta\">[1-9][0-9]* matching document", loaded.dom)
+    with browser() as tab:
+        tab.open(site / page, "?q=calibration")
+        tab.until(
+            "/[1-9][0-9]* matching document/.test(document.querySelector('.md-search-result__meta')?.textContent)"
+        )
+        assert tab.console == []
 
 
 def test_the_hook_replaces_the_script_of_another_host() -> None:

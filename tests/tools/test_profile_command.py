@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from browser import Page, load_offline
+from browser import Page, browser
 from encoder import encoder
 from ort_cuda_plugin.cli import main
 from ort_cuda_plugin.cli.exit_codes import ExitCode
@@ -64,7 +65,10 @@ def test_page_names_the_most_expensive_nodes_and_needs_nothing_else(
     found, path, _ = profiled
     page = Page(path.read_text())
     assert page.faults == []
-    assert page.values("data-node") == [node["name"] for node in found["nodes"][:5]]
+    listed = path.read_text().split('id="expensive"')[1].split("</ol>")[0]
+    assert Page(listed + "</ol>").values("href") == [
+        f"#{quote('node ' + each['name'], safe='')}" for each in found["nodes"][:5]
+    ]
     assert HOSTILE in [node["name"] for node in found["nodes"]]
     assert "throw" not in "".join(path.read_text().split("<script>")[1:])
     assert "://" not in path.read_text()
@@ -73,11 +77,15 @@ def test_page_names_the_most_expensive_nodes_and_needs_nothing_else(
 def test_page_opens_in_a_browser_without_a_network(profiled: tuple[dict[str, Any], Path, Path], tmp_path: Path) -> None:
     broken = tmp_path / "broken.html"
     broken.write_text('<!DOCTYPE html><img src="https://example.com/x.png"><script>missing()</script>')
-    assert len(load_offline(broken).console) >= 1  # so a fault of the page would be reported
     found, path, _ = profiled
-    loaded = load_offline(path)
-    assert loaded.console == []
-    assert Page(loaded.dom).values("data-node") == [node["name"] for node in found["nodes"][:5]]
+    with browser() as tab:
+        tab.open(broken)
+        assert len(tab.console) >= 1  # so a fault of the page would be reported
+        tab.console.clear()
+        tab.open(path, "#" + quote(f"node {HOSTILE}", safe=""))
+        assert tab.console == []
+        assert tab.evaluate("document.querySelectorAll('.strip a').length") == len(found["steps"])
+        assert HOSTILE in tab.evaluate("document.querySelector('.panel h3').textContent")
 
 
 def test_timeline_keeps_host_and_device_apart(profiled: tuple[dict[str, Any], Path, Path]) -> None:

@@ -21,7 +21,7 @@ import ort_cuda_plugin
 from ort_cuda_plugin.cli.common import add_operators_argument, model_path, output_file
 from ort_cuda_plugin.cli.devices import find_device, unavailable_as_user_error
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
-from ort_cuda_plugin.cli.models.inspect_context import print_contexts
+from ort_cuda_plugin.cli.models.inspect_context import contexts, print_contexts
 from ort_cuda_plugin.session_errors import explained
 
 _NOTHING_COMPILED = "Unable to compile any nodes"
@@ -111,7 +111,7 @@ def execute(arguments: argparse.Namespace) -> int:
         except Exception as error:
             hint = _HINT if _NOTHING_COMPILED in str(error) else ""
             raise UserError(ExitCode.MODEL_FAILED, f"{model}: {explained(error, str(model), [])}{hint}") from error
-    print_contexts(output, as_json=False)
+    print_contexts(contexts(output), as_json=False)
     return ExitCode.OK
 
 

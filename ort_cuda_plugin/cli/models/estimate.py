@@ -7,10 +7,12 @@ docs/estimates.md describes the limits of the estimates.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import onnx
 from rich.console import Console
 from rich.table import Table
 
@@ -30,9 +32,13 @@ from ort_cuda_plugin.cli.devices import unavailable_as_user_error
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 from ort_cuda_plugin.cli.plain_text import json_text
 from ort_cuda_plugin.compiler.caches.calibration_cache import calibration_of
+from ort_cuda_plugin.estimate import gather
 from ort_cuda_plugin.estimate.gather import ShapeError
 from ort_cuda_plugin.gpus import accuracy
-from ort_cuda_plugin.plugin_library import plugin_version
+from ort_cuda_plugin.model.onnx_graph import read_model
+from ort_cuda_plugin.model.value_text import type_text
+from ort_cuda_plugin.pages.model_graph import GraphNode, ModelGraph
+from ort_cuda_plugin.plugin_library import EP_NAME, plugin_version
 from ort_cuda_plugin.session_errors import explained
 
 if TYPE_CHECKING:
@@ -94,7 +100,8 @@ def execute(arguments: argparse.Namespace) -> int:
         is_described = arguments.uncalibrated or constants is not None
         calibrated = None if is_described else known_calibration(gpu)
         with waiting(Console(stderr=True), "planning"):
-            found = estimate_model(path, gpu, shapes, values, constants, calibrated)
+            model = gather.optimised(path, shapes)
+            found = estimate_optimised(model, gpu, shapes, values, constants, calibrated)
     except ShapeError as error:
         raise UserError(ExitCode.USAGE, f"--shapes: {error}") from error
     except Exception as error:
@@ -105,9 +112,10 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.html:
         from ort_cuda_plugin.estimate.page import page
 
-        arguments.html.write_text(
-            page(arguments.model, found, [accuracy.error_text(), *summary(found)]), encoding="utf-8"
-        )
+        known = gather.with_shapes(model, gather.input_shapes(model, shapes))
+        lines = [accuracy.error_text(), *summary(found)]
+        text = page(arguments.model, found, lines, onnx_graph(known, found.elsewhere))
+        arguments.html.write_text(text, encoding="utf-8")
     return ExitCode.OK
 
 
@@ -139,15 +147,40 @@ def estimate_model(
 
     Raises ShapeError, NodeError, and ONNX Runtime's errors about bad models.
     """
-    from ort_cuda_plugin.estimate import gather
+    return estimate_optimised(gather.optimised(path, shapes), gpu, shapes, values, constants, calibrated)
+
+
+def estimate_optimised(
+    model: onnx.ModelProto,
+    gpu: Gpu,
+    shapes: dict[str, tuple[int, ...]],
+    values: dict[str, int],
+    constants: Constants | None = None,
+    calibrated: tuple[ProbedDevice, Calibration] | None = None,
+) -> Estimate:
+    """Estimate a model that `gather.optimised` returned, see `estimate_model`. Raises ShapeError and NodeError."""
     from ort_cuda_plugin.estimate.model import estimate
 
     device, rates = calibrated or (None, None)
-    model = gather.optimised(path, shapes)
     work = gather.work_of_model(model, shapes, values, gpu=gpu, calibration=rates)
     if rates is None:
         return estimate(work, gpu, constants)
     return replace(estimate(work, rates.gpu(gpu), rates.constants(gpu)), calibrated=str(device))
+
+
+def onnx_graph(model: onnx.ModelProto, elsewhere: Sequence[str]) -> ModelGraph:
+    """Return the graph of a model for its page. The nodes that ``elsewhere`` names run on other providers."""
+    graph = read_model(model)
+    values: dict[str, str] = {}
+    nodes = []
+    for node in graph.nodes:
+        values.update((value.name, type_text(value)) for value in (*node.reads(), *node.outputs) if value)
+        inputs = tuple(value.name for value in node.reads() if value is not None and value.initializer is None)
+        outputs = tuple(value.name for value in node.outputs if value is not None)
+        is_own = node.label not in elsewhere
+        place = EP_NAME if is_own else "another provider"
+        nodes.append(GraphNode(node.label, node.op_type, inputs, outputs, "plan" if is_own else "", place, is_own))
+    return ModelGraph(nodes, (), values, "")
 
 
 def print_estimate(found: Estimate, console: Console, top: int = 0) -> None:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from ort_cuda_plugin.cli.common import output_console
+from ort_cuda_plugin.cli.common import output_console, output_file
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 from ort_cuda_plugin.context.describe import describe
 from ort_cuda_plugin.context.storage.container import MAGIC, Container
@@ -26,18 +26,27 @@ from ort_cuda_plugin.plugin_library import EP_NAME
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", type=Path, help="a compiled model, or the context file beside one")
+    parser.add_argument("--html", type=output_file, metavar="PAGE", help="write the tables to this file, as a web page")
     parser.add_argument(
         "--json", action="store_true", help="print a JSON object with an entry for each context instead of tables"
     )
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    print_contexts(arguments.file, as_json=arguments.json)
+    found = contexts(arguments.file)
+    if arguments.html is not None:
+        from ort_cuda_plugin.cli.models.inspect_page import page
+
+        arguments.html.write_text(page(f"compiled model {arguments.file.name}", found), encoding="utf-8")
+    print_contexts(found, as_json=arguments.json)
     return ExitCode.OK
 
 
-def print_contexts(path: Path, as_json: bool) -> None:
-    """Print the contents of a file. Raises UserError if the file is damaged, or not a compiled model."""
+def contexts(path: Path) -> dict[str, dict[str, Any]]:
+    """Return what `describe` says of each context in a file, by the context's subject.
+
+    Raises UserError if the file is damaged, or not a compiled model.
+    """
     try:
         found = {container.subject: describe(container) for container in _containers(path)}
     except ContextError as error:
@@ -48,6 +57,11 @@ def print_contexts(path: Path, as_json: bool) -> None:
             f"{path} has no EPContext node of {EP_NAME}. Give a model that `ort-cuda-plugin compile` wrote, or its "
             "context file",
         )
+    return found
+
+
+def print_contexts(found: Mapping[str, dict[str, Any]], as_json: bool) -> None:
+    """Print the contents of contexts, by their subjects."""
     if as_json:
         print(json.dumps(found, indent=2))
         return

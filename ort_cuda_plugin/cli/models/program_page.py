@@ -13,6 +13,8 @@ from typing import Any
 from ort_cuda_plugin.cli.models.kernel_texts import spec_of
 from ort_cuda_plugin.compiler.kernel import KernelSpec
 from ort_cuda_plugin.pages import html
+from ort_cuda_plugin.pages.kinds import kind_of
+from ort_cuda_plugin.pages.model_graph import node_anchor
 
 _Plan = Mapping[str, Any]
 
@@ -36,12 +38,7 @@ def step_anchor(cluster: int, step: int) -> str:
     return f"step-{cluster}-{step}"
 
 
-def node_anchor(node: str) -> str:
-    """Return the anchor of a node's row in the table of nodes."""
-    return f"node {node}"
-
-
-def passes(plan: _Plan) -> str:
+def passes(page: html.Page, plan: _Plan) -> str:
     """Return HTML of the program before the first pass, of what each pass changed, and of the launches."""
     shown = []
     for text in plan["history"]:
@@ -49,47 +46,48 @@ def passes(plan: _Plan) -> str:
         if title.startswith("passes that "):
             shown.append(html.paragraphs(text.splitlines()))
         elif title.startswith("changed by "):
-            shown.append(html.opened(title, html.difference(rest), is_open=True))
+            shown.append(page.opened(title, page.difference(rest)))
         else:
-            shown.append(html.opened(title, html.text_block(rest)))
+            shown.append(page.opened(title, page.text_block(rest)))
     return "<h3>Passes</h3>" + "".join(shown)
 
 
-def steps(cluster: int, plan: _Plan, texts: KernelTexts) -> str:
+def steps(page: html.Page, cluster: int, plan: _Plan, texts: KernelTexts) -> str:
     """Return HTML with a section for each step of a Run, and for each step that runs once, before the first Run."""
-    parts = [_step(step, f"step {number}", step_anchor(cluster, number), texts)
+    parts = [_step(page, step, f"step {number}", step_anchor(cluster, number), texts)
              for number, step in enumerate(plan["steps"])]  # fmt: skip
-    once = [_step(step, f"once, step {number}", f"once-{cluster}-{number}", texts)
+    once = [_step(page, step, f"once, step {number}", f"once-{cluster}-{number}", texts)
             for number, step in enumerate(plan["once"])]  # fmt: skip
     before = "<h3>Steps before the first Run</h3>" + "".join(once) if once else ""
     return f"<h3>Steps of a Run</h3>{''.join(parts)}{before}"
 
 
-def _step(step: Mapping[str, Any], name: str, anchor: str, texts: KernelTexts) -> str:
+def _step(page: html.Page, step: Mapping[str, Any], name: str, anchor: str, texts: KernelTexts) -> str:
     spec = spec_of(step)
     nodes = ", ".join(html.link(f"{kind} {node}", node_anchor(node))
                       for node, kind in zip(step["nodes"], step["op_types"], strict=True))  # fmt: skip
     inside = [
         f"<p>computes {nodes or 'a constant that the plugin added'}</p>",
-        html.text_block("\n".join(step["lines"])),
+        page.text_block("\n".join(step["lines"])),
     ]
     if step["note"]:
         inside.append(html.paragraphs([f"schedule: {step['note']}"]))
     if spec is not None:
-        inside += _kernel(spec, texts)
-    return html.opened(f"{name}: {step['name'] or step['kind']}", "".join(inside), identity=anchor)
+        inside += _kernel(page, spec, texts)
+    kind = kind_of(step["kind"], step["op_types"], step["name"])
+    return page.opened(f"{name}: {step['name'] or step['kind']}", "".join(inside), identity=anchor, kind=kind)
 
 
-def _kernel(spec: KernelSpec, texts: KernelTexts) -> Sequence[str]:
+def _kernel(page: html.Page, spec: KernelSpec, texts: KernelTexts) -> Sequence[str]:
     found = [html.paragraphs([f"symbol {spec.symbol}, parameters ({', '.join(spec.signature)})"])]
-    found.append(html.opened("source of the kernel", html.text_block(spec.source)))
+    found.append(page.opened("source of the kernel", page.text_block(spec.source)))
     if spec in texts.ptx:
-        found.append(html.opened(f"PTX for {texts.architecture}", html.text_block(texts.ptx[spec])))
+        found.append(page.opened(f"PTX for {texts.architecture}", page.text_block(texts.ptx[spec])))
     elif texts.architecture:
         found.append(html.paragraphs([f"no PTX for {texts.architecture}: a kernel of the emulated device only"]))
     if texts.is_checked:
         is_found = spec.symbol in texts.finding
         said = texts.finding if is_found else "the checking mode reported nothing in a Run with random inputs"
         accesses = texts.accesses.get(spec, "") or "none"
-        found.append(html.opened(f"checked accesses: {said}", html.text_block(accesses), is_open=is_found))
+        found.append(page.opened(f"checked accesses: {said}", page.text_block(accesses), is_open=is_found))
     return found

@@ -24,6 +24,7 @@ from rich.table import Table
 from ort_cuda_plugin import gpus, models
 from ort_cuda_plugin.benchmark import sides
 from ort_cuda_plugin.benchmark.creation import measure_creation
+from ort_cuda_plugin.benchmark.figures import HEADS, figures, notes, title
 from ort_cuda_plugin.benchmark.measure import ModelReport, SideReport, Task, device_milliseconds, measure
 from ort_cuda_plugin.benchmark.plot import svg
 from ort_cuda_plugin.cli.common import (
@@ -79,6 +80,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", type=output_file, metavar="FILE", help="write all figures to this file (JSON)")
     parser.add_argument(
+        "--html", type=output_file, metavar="FILE", help="write a web page with all figures to this file"
+    )
+    parser.add_argument(
         "--plot",
         type=output_file,
         metavar="FILE.svg",
@@ -107,6 +111,10 @@ def execute(arguments: argparse.Namespace) -> int:
         print_means(reports, output_console())
     if arguments.json:
         arguments.json.write_text(json_text([asdict(report) for report in reports]), encoding="utf-8")
+    if arguments.html:
+        from ort_cuda_plugin.benchmark.page import page
+
+        arguments.html.write_text(page(reports, means(reports) if len(reports) > 1 else []), encoding="utf-8")
     if arguments.plot:
         arguments.plot.write_text(svg(reports), encoding="utf-8")
     return ExitCode.OK if all(report.is_right for report in reports) else ExitCode.MISMATCH
@@ -221,48 +229,27 @@ def _estimate(path: Path, gpu: str, shapes: dict[str, tuple[int, ...]]) -> dict[
 
 
 def print_report(report: ModelReport, console: Console) -> None:
-    title = f"{report.model}, batch {report.batch}, on {report.device}"
-    table = Table("side", title=title, title_justify="left")
-    for name in ("p50 ms", "p90", "p99", "items/s", "x plugin", "host", "cold s", "warm s", "MiB", "error"):
+    table = Table("side", title=title(report), title_justify="left")
+    for name in HEADS:
         table.add_column(name, justify="right")
     for side, found in report.sides.items():
-        figures = [f"{found.p50:.3f}", f"{found.p90:.3f}", f"{found.p99:.3f}", f"{found.throughput:.1f}"]
-        figures += [f"{found.ratio:.2f}", _shown(found.host_share, "{:.0%}")]
-        figures += [_shown(found.cold_s, "{:.2f}"), _shown(found.warm_s, "{:.2f}")]
-        figures += [_shown(found.device_bytes and found.device_bytes / 2**20, "{:.1f}"), _shown(found.error, "{:.1e}")]
-        table.add_row(side, *figures)
+        table.add_row(side, *figures(found))
     console.print(table)
-    lines = [
-        f"a Run of the plugin: {report.launches:g} launches, {report.library_calls:g} library calls,"
-        f" {report.graph_replays:g} graph replays; Python calls in all Runs: {report.python_calls}"
-    ]
-    if report.emulated:
-        lines.append("These are times of the emulated device; they say nothing about the speed of a GPU.")
-    if report.estimate is not None:
-        known = report.estimate
-        lines.append(
-            f"{known['accuracy']} For {known['device']}: {known['range']}, {known['dram_bytes'] / 1e6:.1f} MB;"
-            f" the roofline of the model is {known['roofline_microseconds']:.0f} us, the sum of the steps' rooflines"
-            f" {known['steps_roofline_microseconds']:.0f} us"
-        )
-    lines += [
-        f"WRONG: the results of {side} differ by {found.error:.1e}, expected at most {report.tolerance:.0e}"
-        for side, found in report.sides.items()
-        if found.error is not None and found.error > report.tolerance
-    ]
-    if report.not_compared:
-        lines.append(f"not compared: {report.not_compared}")
-    for line in lines:
+    for line in notes(report):
         console.print(line, highlight=False)
 
 
 def print_means(reports: Sequence[ModelReport], console: Console) -> None:
-    """Print the plugin's speedup over every other side: the geometric mean over the models."""
+    """Print the plugin's speedup over every other side."""
+    for line in means(reports):
+        console.print(line)
+
+
+def means(reports: Sequence[ModelReport]) -> list[str]:
+    """Return a line with the plugin's speedup over every other side: the geometric mean over the models."""
+    lines = []
     for side in dict.fromkeys(side for report in reports for side in report.sides if side != sides.PLUGIN):
         ratios = [report.sides[side].ratio for report in reports if side in report.sides]
         mean = math.exp(statistics.fmean(math.log(ratio) for ratio in ratios))
-        console.print(f"the plugin compared with {side}: {mean:.2f} times as fast (geometric mean of {len(ratios)})")
-
-
-def _shown(value: float | None, form: str) -> str:
-    return "-" if value is None else form.format(value)
+        lines.append(f"the plugin compared with {side}: {mean:.2f} times as fast (geometric mean of {len(ratios)})")
+    return lines

@@ -17,9 +17,11 @@ from rich.console import Console
 from rich.table import Table
 
 from ort_cuda_plugin import gpus
+from ort_cuda_plugin.api import Placement
 from ort_cuda_plugin.cli.common import add_model_arguments, model_path, output_console, output_file, waiting
 from ort_cuda_plugin.cli.devices import select_device
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
+from ort_cuda_plugin.cli.models.explain_page import model_graph
 from ort_cuda_plugin.cli.plain_text import json_text
 from ort_cuda_plugin.cli.runs.run import add_input_arguments, load, with_hint
 from ort_cuda_plugin.ep.device.open_device import use_device
@@ -65,7 +67,7 @@ def execute(arguments: argparse.Namespace) -> int:
         raise UserError(ExitCode.USAGE, f"--runs {arguments.runs}: must be at least 1")
     emulate = select_device(arguments.device)
     try:
-        found, estimate, events, plans = measure(path, emulate, arguments)
+        found, estimate, events, plans, placement = measure(path, emulate, arguments)
     except UserError:
         raise
     except Exception as error:
@@ -79,7 +81,8 @@ def execute(arguments: argparse.Namespace) -> int:
             json.dumps(timeline(events, plans, found.device_name, estimate)), encoding="utf-8"
         )
     if arguments.html is not None:
-        arguments.html.write_text(page(found, [*heading(found), *summary(found)]), encoding="utf-8")
+        graph = model_graph(placement, (), "")
+        arguments.html.write_text(page(found, [*heading(found), *summary(found)], graph), encoding="utf-8")
     if arguments.json:
         print(json_text(asdict(found)))
     else:
@@ -89,8 +92,10 @@ def execute(arguments: argparse.Namespace) -> int:
 
 def measure(
     path: Path, emulate: bool, arguments: argparse.Namespace
-) -> tuple[Profile, Estimate | None, list[dict[str, Any]], Plans]:
-    """Run the model; return its profile, the estimate, ONNX Runtime's profiling events, and the plans of clusters."""
+) -> tuple[Profile, Estimate | None, list[dict[str, Any]], Plans, Placement]:
+    """Run the model; return its profile, the estimate, ONNX Runtime's profiling events, the plans of clusters, and the
+    placement of nodes.
+    """
     with waiting(Console(stderr=True), f"running {path.name}"):
         source, names, feeds = load(path, arguments)
         recording = record(source, names, feeds, arguments.runs, path.stem, emulate)
@@ -103,7 +108,7 @@ def measure(
         from ort_cuda_plugin.profiles.estimated import beside
 
         found = beside(found, plans, estimate)
-    return found, estimate, recording.events, plans
+    return found, estimate, recording.events, plans, recording.placement
 
 
 def _estimate(path: Path, name: str, shapes: dict[str, tuple[int, ...]], device: DeviceInfo) -> Estimate | None:
