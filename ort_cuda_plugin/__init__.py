@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .memory import memory_stats, set_limit, trim
     from .profiles.collect import Profile
     from .profiles.measure import profile
+    from .progress.events import Progress, on_progress
     from .sessions.requirement import PlacementError, require
 
 __version__ = "0.1.0"
@@ -45,6 +46,7 @@ __all__ = [
     "PlanVariant",
     "PluginError",
     "Profile",
+    "Progress",
     "ProviderOptions",
     "Table",
     "as_cuda_array",
@@ -57,6 +59,7 @@ __all__ = [
     "get_ep_names",
     "get_library_path",
     "memory_stats",
+    "on_progress",
     "op",
     "plan_variants",
     "profile",
@@ -95,6 +98,8 @@ _LAZY = {
     "Table": "abi.result_table",
     "PlanVariant": "ep.nodes.plan_history",
     "plan_variants": "ep.nodes.plan_history",
+    "Progress": "progress.events",
+    "on_progress": "progress.events",
 }
 
 

@@ -7,15 +7,18 @@ import atexit
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 from rich.console import Console
+from rich.markup import escape
+from rich.progress import track
+from rich.status import Status
 from rich.text import Text
 
 from ort_cuda_plugin import models
@@ -24,8 +27,11 @@ from ort_cuda_plugin.cli.devices import add_device_argument
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 from ort_cuda_plugin.custom.files import NoOperatorsFileError, load_operators
 from ort_cuda_plugin.networks import NETWORKS, build, split_name
+from ort_cuda_plugin.progress.display import Lines, bar_of, requested, shown, text_of
+from ort_cuda_plugin.progress.events import Progress
 from ort_cuda_plugin.session_errors import what_a_file_is
 
+_Item = TypeVar("_Item")
 MODEL_HELP = (
     "path of an ONNX file, the name of a model in the onnx wheel (light_resnet50, ...), or a network with its element"
     f" type: {', '.join(NETWORKS)} (resnet50:float16, ...)"
@@ -36,8 +42,6 @@ _NO_NUMPY_TYPES = frozenset(
     for name, number in onnx.TensorProto.DataType.items()
     if name == "BFLOAT16" or name.startswith(("FLOAT8", "FLOAT4", "INT4", "UINT4", "INT2", "UINT2"))
 )
-SECONDS_TO_MENTION = 1.0
-"""Expected seconds of compilation above which a command prints a line about it, if the output is not a terminal."""
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -147,32 +151,42 @@ def output_console() -> Console:
 
 @contextmanager
 def waiting(console: Console, what: str) -> Iterator[None]:
-    """Show a spinner on the terminal while the user waits, with the number of kernels that are being compiled.
+    """Show on the terminal for what the user waits, with a bar of the kernels that are compiled, or of other long work.
 
-    If the output is not a terminal, print a line about compilation.
+    If the output is not a terminal, print lines about long work. `is_silent` says whether nothing is shown.
     """
-    from ort_cuda_plugin.ep.device.open_device import kernel_library
-
-    library = kernel_library()
-    asked = done = 0
     what = printable(what)
-    with console.status(Text(what)) if console.is_terminal else nullcontext() as status:
-
-        def watch(more: int, fewer: int) -> None:
-            nonlocal asked, done
-            asked, done = asked + more, done + fewer
-            if status is not None:
-                status.update(Text(f"{what}: {done} of {asked} kernels"))
-
-        def compiling(kernels: int, seconds: float) -> None:
-            if status is None and seconds >= SECONDS_TO_MENTION:
-                console.print(f"compiling {kernels} kernels, about {seconds:.0f} s on one core", markup=False)
-
-        library.watch, library.compiling = watch, compiling
-        try:
+    if console.is_terminal and not is_silent():
+        with console.status(Text(what)) as status, shown(_StatusDisplay(status, what)):
             yield
-        finally:
-            library.watch = library.compiling = None
+    else:
+        with shown(Lines(console.file)):
+            yield
+
+
+class _StatusDisplay:
+    """Shows progress beside a spinner, which rich animates."""
+
+    def __init__(self, status: Status, what: str) -> None:
+        self._status = status
+        self._what = what
+
+    def __call__(self, event: Progress) -> None:
+        self._status.update(Text(f"{self._what}  {bar_of(event)} {printable(text_of(event))}"))
+
+    def close(self) -> None:
+        """Do nothing: rich removes the status."""
+
+
+def counted(items: Sequence[_Item], what: str, console: Console) -> Iterable[_Item]:
+    """Return the items; show on a terminal how many the caller has taken."""
+    is_hidden = is_silent() or not console.is_terminal
+    return track(items, escape(printable(what)), console=console, transient=True, disable=is_hidden)
+
+
+def is_silent() -> bool:
+    """Return whether the environment asks for no progress."""
+    return requested() is False
 
 
 def named_values(option: str, texts: list[str]) -> list[tuple[str, str]]:

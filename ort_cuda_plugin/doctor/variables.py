@@ -60,6 +60,14 @@ GENERAL = (
         "the environment that contains the plugin library ([hosts.md](hosts.md))",
     ),
     Variable(
+        "ORT_CUDA_PLUGIN_PROGRESS",
+        "0, 1",
+        "",
+        "0: neither commands nor sessions show the progress of long work. 1: all sessions of the process show it, as "
+        "with the option `progress=1`. Not set: commands show it, and sessions with this option "
+        "([profiling.md](profiling.md#progress-of-long-work))",
+    ),
+    Variable(
         "ORT_CUDA_PLUGIN_KERNEL_MANIFEST",
         "a file",
         "",

@@ -21,6 +21,7 @@ from ..context.writer import ContextCluster
 from ..model.ir import DType, Graph, NodeError, Unsupported
 from ..ops.registry import channels_last_operators
 from ..plugin_library import EP_NAME
+from ..progress.events import reported
 from .claiming import Claiming
 from .contexts.context_nodes import ContextIdentity, ContextNode, is_context, model_path, only_node
 from .contexts.context_session import give, request_of
@@ -110,10 +111,9 @@ class Provider:
         Raises: PluginError, DriverError: the device is lost or work failed; host memory is released nevertheless.
         """
         with contextlib.ExitStack() as stack:
-            for fused in self.fused_nodes:
-                stack.callback(fused.close)
-            for repeated in self._repeated:
-                stack.callback(repeated.close)
+            stack.callback(self.session.progress.close)
+            for node in (*self.fused_nodes, *self._repeated):
+                stack.callback(node.close)
             self.fused_nodes, self._repeated = [], []
             stack.callback(core().stream_release, self.stream)
             # Work of a Run may be unfinished if the application owns the stream, or asked ORT not to wait for it.
@@ -192,7 +192,8 @@ class Provider:
             is_for_others = self.device.target.arch not in request.architectures
             model = model_path(ort_graphs[0]) if ort_graphs else ""
             self.session.contexts.write(self._context_clusters(graphs, fused_nodes), request, model)
-        for index, (graph, node) in enumerate(zip(graphs, fused_nodes, strict=True)):
+        tracked = reported("planning clusters", graphs, lambda graph: f"{len(graph.nodes)} nodes")
+        for index, (graph, node) in enumerate(zip(tracked, fused_nodes, strict=True)):
             if index in loaded:
                 infos[index] = self._compute_info(node, loaded[index])
             else:

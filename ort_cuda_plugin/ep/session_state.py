@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +16,7 @@ from ..model.ir import Graph
 from ..model.ort.ort_graph import read_graph
 from ..plugin_library import EP_NAME
 from ..program.lowering.context import DeviceProperties
+from ..progress.display import shown_for_session
 from .contexts.context_session import ContextSession
 from .device import quarantined
 from .device.devices import DeviceInfo
@@ -36,6 +39,7 @@ class Session:
         single_nodes: whether ONNX Runtime runs each node by a registry kernel.
         operators: the custom operators.
         ranks: inferred ranks of values; kept here because ORT drops the nodes that a fused node replaces.
+        progress: what ends the display of progress.
         compiled: the compiled clusters, by the names of their fused nodes; those of bodies may be compiled again in the
             plan of the surrounding graph.
     """
@@ -69,6 +73,9 @@ class Session:
         self.operators = custom.current()
         self.ranks = Ranks()
         self.compiled: dict[str, CompiledBody] = {}
+        self.progress = ExitStack()
+        self.progress.enter_context(shown_for_session(self.options.progress))
+        weakref.finalize(self, self.progress.close)  # if the provider is never closed, because its creation failed
 
     def _read_options(self, session: dict[str, str]) -> None:
         environment = _entries("GetEnvConfigEntries", host.ep_api())

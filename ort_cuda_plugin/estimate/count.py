@@ -24,6 +24,7 @@ from ..compiler.host.matrices import COPY_WAIT
 from ..compiler.kernel import KernelSpec
 from ..compiler.library.kernel_library import KernelLibrary
 from ..compiler.targets import KernelImage, Target
+from ..progress.events import Task
 from .sass import Code
 from .work import KernelStep, Pointer, Region, Work
 
@@ -220,12 +221,17 @@ def count_all(work: Work, code: Mapping[KernelSpec, Code], library: KernelLibrar
     library = library or KernelLibrary(count=lambda name, by: None)
     images = dict(zip(specs, library.get_many(specs, Target.counted()), strict=True))
     counter, known, found = BlockCounter(work, images, code), dict[object, Counted](), {}
+    keys = {
+        number: (step.kernel, step.grid, step.block, step.shared_bytes, _count_key(step))
+        for number, step in steps.items()
+    }
+    task = Task("counting instructions of launches", len(set(keys.values())))
     try:
         for number, step in steps.items():
-            key = (step.kernel, step.grid, step.block, step.shared_bytes, _count_key(step))
-            if key not in known:
-                known[key] = counter.count(step)
-            found[number] = known[key]
+            if keys[number] not in known:
+                known[keys[number]] = counter.count(step)
+                task.advance(step.kernel.name)
+            found[number] = known[keys[number]]
     finally:
         counter.close()
     return found

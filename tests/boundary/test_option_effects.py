@@ -32,6 +32,7 @@ from ort_cuda_plugin.kernels.library.library_attention import attention_form
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.plan.format import encode
 from ort_cuda_plugin.program.lowering.context import DeviceProperties
+from ort_cuda_plugin.progress import events
 
 Options = Mapping[str, str]
 Observer = Callable[[Options, Path], object]
@@ -148,6 +149,14 @@ def logged(options: Options, folder: Path) -> object:
             return lines
 
 
+def displayed(options: Options, folder: Path) -> object:
+    """Return whether a display of progress exists while a session lives, and after it."""
+    with provider_of(options) as (provider, _):
+        shown = [events.is_watched()]
+        provider.session.progress.close()
+        return [*shown, events.is_watched()]
+
+
 def created(options: Options, folder: Path) -> object:
     """Return the error of creating a session, or "created"."""
     try:
@@ -245,6 +254,7 @@ EFFECTS = {
     "min_num_runs_before_cuda_graph_capture": Effect("3", graphs),
     "prefer_nhwc": Effect("1", claimed(CONV)),
     "program_folder": Effect("a folder", files),
+    "progress": Effect("1", displayed),
     "sdpa_kernel": Effect("16", planned(ATTENTION, GPU)),
     "single_nodes": Effect("1", claimed(PRODUCT)),
     "tunable_op_enable": Effect("1", planned(PRODUCT), {"tunable_op_tuning_enable": "1"}),

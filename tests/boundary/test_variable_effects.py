@@ -65,6 +65,12 @@ def verified():
     ran()
     return len(calls) > 0
 
+def watched():
+    "Whether progress is shown while a session lives."
+    from ort_cuda_plugin.progress.events import is_watched
+    ran()
+    return is_watched()
+
 def order():
     "Which of two streams is the last to write a byte, twenty times, and whether work is done when it is enqueued."
     from ort_cuda_plugin.abi.device import Device, Stream
@@ -136,6 +142,7 @@ EFFECTS = {
     "EMULATE_STREAMS": Effect("adversarial", "order"),
     "EMULATE_WORKERS": Effect("3", "devices"),
     "KERNEL_MANIFEST": Effect("FOLDER/manifest", "files"),
+    "PROGRESS": Effect("1", "watched"),
     "VERIFY": Effect("1", "verified"),
 }
 

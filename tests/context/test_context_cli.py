@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-from rich.progress import Progress, TaskID
 
 from contexts import BINARY, assert_same, load, nothing_compiled, row_model, rows
 from ort_cuda_plugin.cli import main
 from ort_cuda_plugin.cli.exit_codes import ExitCode
-from ort_cuda_plugin.cli.models import compile_model as compile_model_command
 from ort_cuda_plugin.context.sample_shapes import sample_shapes
 from ort_cuda_plugin.ep.contexts import context_session
-from ort_cuda_plugin.ep.device.open_device import kernel_library
 from ort_cuda_plugin.ep.options.options import OptionError, parse
 from ort_cuda_plugin.model.ir import DType, Value
+from ort_cuda_plugin.progress.events import Progress, is_watched, on_progress
 
 
 @pytest.fixture
@@ -56,21 +53,13 @@ def test_compile_writes_what_inspect_shows(
     assert "exists" in capsys.readouterr().err
 
 
-def test_a_bar_counts_kernels(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shown: list[tuple[float, float]] = []
-
-    class Bar(Progress):
-        def update(self, task_id: TaskID, **changes: Any) -> None:
-            super().update(task_id, **changes)
-            shown.append((self.tasks[task_id].total or 0, self.tasks[task_id].completed))
-
-    monkeypatch.setattr(compile_model_command, "Progress", Bar)
-    assert main(["compile", str(source), "-o", str(tmp_path / "out_ctx.onnx"), "--arch", "sm_90,emulated"]) == 0
-    (total, completed) = shown[-1]
-    assert total == completed
-    assert [total for total, _ in shown] == sorted(total for total, _ in shown)
-    assert len(shown) >= 4
-    assert kernel_library().watch is None
+def test_compilation_reports_its_progress(source: Path, tmp_path: Path) -> None:
+    found: list[Progress] = []
+    with on_progress(found.append):
+        assert main(["compile", str(source), "-o", str(tmp_path / "out_ctx.onnx"), "--arch", "emulated"]) == 0
+    clusters = [event for event in found if event.task == "planning clusters"]
+    assert [event.done for event in clusters] == list(range(clusters[0].total + 1))
+    assert not is_watched()
 
 
 def test_for_the_emulated_device_nobody_looks_for_libraries_of_gpus(

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 from argparse import Namespace
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -34,7 +34,8 @@ from ort_cuda_plugin.compiler.cache import KernelCache
 from ort_cuda_plugin.compiler.kernel import KernelSpec
 from ort_cuda_plugin.compiler.library import kernel_library
 from ort_cuda_plugin.compiler.targets import Target
-from ort_cuda_plugin.ep.device import libraries, open_device
+from ort_cuda_plugin.ep.device import libraries
+from ort_cuda_plugin.progress.events import Task, is_watched, on_progress
 
 # ---- the package ----
 
@@ -169,23 +170,19 @@ def test_a_dimension_without_a_name_has_that_of_its_axis(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_who_waits_sees_what_is_compiled(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
-    library = kernel_library.KernelLibrary(KernelCache(), lambda name, by: None)
-    monkeypatch.setattr(open_device, "kernel_library", lambda: library)
+def test_who_waits_sees_what_is_compiled(terminal: bool) -> None:
     console = Console(file=io.StringIO(), force_terminal=terminal, width=100)
     with waiting(console, "first run"):
-        assert library.watch is not None
-        assert library.compiling is not None
-        library.watch(31, 0)
-        library.watch(0, 7)
-        library.compiling(1, 0.1)
-        library.compiling(31, 8.0)
+        Task("compiling kernels", 1, 0.1, 0.1)
+        task = Task("compiling kernels", 31, 8.0, 8.0)
         written = console.file.getvalue()  # type: ignore[attr-defined]
         if terminal:
-            assert console._live_stack[0].get_renderable().text.plain == "first run: 7 of 31 kernels"  # type: ignore[union-attr]
+            task.advance("softmax", 8.0)
+            shown = console._live_stack[0].get_renderable().text.plain  # type: ignore[union-attr]
+            assert shown == "first run  [--------------------] compiling kernels: 1 of 31, about 0 s left, softmax"
         else:
-            assert written == "compiling 31 kernels, about 8 s on one core\n"
-    assert library.watch is library.compiling is None
+            assert written == "compiling kernels: 0 of 31, about 8 s left\n"
+    assert not is_watched()
 
 
 @pytest.mark.parametrize(
@@ -204,8 +201,8 @@ def test_a_long_compilation_is_in_the_log_unless_a_command_says_so(
     spec = KernelSpec("add_one", ("*f32",), "def kernel(x):\n    x[0] = x[0] + float32(1)\n")
     with caplog.at_level(logging.INFO, "ort_cuda_plugin"):
         library = kernel_library.KernelLibrary(KernelCache(tmp_path), lambda name, by: None)
-        library.compiling = (lambda kernels, seconds: None) if is_told else None
-        library.get(spec, Target.emulated())
+        with on_progress(lambda event: None) if is_told else nullcontext():
+            library.get(spec, Target.emulated())
     first, last = caplog.records
     assert (first.levelno, last.levelno) == (level, logging.INFO)
     assert first.getMessage() == (

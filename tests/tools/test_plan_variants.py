@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
 import numpy as np
@@ -10,18 +9,16 @@ import onnx
 import onnxruntime as ort
 import pytest
 from onnx import parser
-from rich.console import Console
-from rich.status import Status
 
 import ort_cuda_plugin
-from ort_cuda_plugin.cli import common, main
+from ort_cuda_plugin.cli import main
 from ort_cuda_plugin.cli.exit_codes import ExitCode
 from ort_cuda_plugin.compiler.cache import KernelCache
 from ort_cuda_plugin.compiler.kernel import KernelSpec
 from ort_cuda_plugin.compiler.library.kernel_library import KernelLibrary
 from ort_cuda_plugin.compiler.targets import Target
-from ort_cuda_plugin.ep.device.open_device import kernel_library
 from ort_cuda_plugin.ep.nodes.plan_history import BUILT, FIRST, PlanVariant, built_after
+from ort_cuda_plugin.progress.events import Progress, on_progress
 
 BROADCAST = """<ir_version: 9, opset_import: ["" : 18]> m (float[n, 4] a, float[m, 4] b) => (float[k, 4] c)
     { c = Add(a, b) }"""
@@ -77,22 +74,17 @@ def test_compiled_kernels_are_logged_with_their_number(tmp_path: Path) -> None:
     source = "def kernel(x):\n    x[0] = x[0] + float32(1)\n"
     specs = [KernelSpec(name, ("*f32",), source) for name in ("one", "other")]
     lines: list[str] = []
+    events: list[Progress] = []
     for _ in range(2):  # the second library finds the kernels in the cache
         library = KernelLibrary(KernelCache(tmp_path), count=lambda name, by: None)
         library.log = lines.append
-        library.get_many(specs, Target.emulated())
+        with on_progress(events.append):
+            library.get_many(specs, Target.emulated())
+    assert [(event.done, event.total, event.name.split("_")[0]) for event in events] == [
+        (0, 2, ""),
+        (1, 2, "one"),
+        (2, 2, "other"),
+    ]
     assert lines[0] == "compiling kernels: 2 of 2 are not in the cache"
     assert [line.split(" after ")[0].split("_")[0] for line in lines[1:]] == ["kernel one", "kernel other"]
     assert [": 1 of 2 after " in lines[1], ": 2 of 2 after " in lines[2], len(lines)] == [True, True, 3]
-
-
-def test_a_waiting_user_sees_how_many_kernels_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown: list[object] = []
-    monkeypatch.setattr(Status, "update", lambda status, text: shown.append(text))
-    with common.waiting(Console(force_terminal=True, file=io.StringIO()), "first run"):
-        watch = kernel_library().watch
-        assert watch is not None
-        watch(12, 0)
-        watch(0, 3)
-    assert list(map(str, shown)) == ["first run: 0 of 12 kernels", "first run: 3 of 12 kernels"]
-    assert kernel_library().watch is None

@@ -9,16 +9,12 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
-from rich.progress import Progress
 
 import ort_cuda_plugin
-from ort_cuda_plugin.cli.common import add_operators_argument, model_path, output_file
+from ort_cuda_plugin.cli.common import add_operators_argument, model_path, output_file, waiting
 from ort_cuda_plugin.cli.devices import find_device, unavailable_as_user_error
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 from ort_cuda_plugin.cli.models.inspect_context import contexts, print_contexts
@@ -93,7 +89,8 @@ def execute(arguments: argparse.Namespace) -> int:
         "context_shapes": ";".join(arguments.shapes),
         "context_weightless": "1" if arguments.weightless else "",
     }
-    for model, target in jobs:
+    for number, (model, target) in enumerate(jobs, 1):
+        position = f" ({number} of {len(jobs)})" if len(jobs) > 1 else ""
         settings = ort.SessionOptions()
         settings.log_severity_level = 3
         settings.add_provider_for_devices(devices[:1], {key: value for key, value in options.items() if value})
@@ -101,7 +98,7 @@ def execute(arguments: argparse.Namespace) -> int:
             settings.add_session_config_entry("ep.share_ep_contexts", "1")
             settings.add_session_config_entry("ep.stop_share_ep_contexts", str(int(target == jobs[-1][1])))
         try:
-            with _progress(Console(stderr=True), f"compiling {model.name}"):
+            with waiting(Console(stderr=True), f"compiling {model.name}{position}"):
                 ort.ModelCompiler(
                     settings,
                     str(model),
@@ -113,24 +110,3 @@ def execute(arguments: argparse.Namespace) -> int:
             raise UserError(ExitCode.MODEL_FAILED, f"{model}: {explained(error, str(model), [])}{hint}") from error
     print_contexts(contexts(output), as_json=False)
     return ExitCode.OK
-
-
-@contextmanager
-def _progress(console: Console, what: str) -> Iterator[None]:
-    """Show a progress bar of compiled kernels on a terminal. Its total grows as clusters request more kernels."""
-    from ort_cuda_plugin.ep.device.open_device import kernel_library
-
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(escape(what), total=None)
-        asked = 0
-
-        def watch(more: int, done: int) -> None:
-            nonlocal asked
-            asked += more
-            progress.update(task, total=asked, advance=done)
-
-        kernel_library().watch = watch
-        try:
-            yield
-        finally:
-            kernel_library().watch = None

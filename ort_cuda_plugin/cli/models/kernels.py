@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from ort_cuda_plugin.cli.common import output_console
+from ort_cuda_plugin.cli.common import is_silent, output_console
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 from ort_cuda_plugin.compiler.library.kernel_library import MANIFEST_VARIABLE, read_manifest
 
@@ -70,7 +70,7 @@ def execute(arguments: argparse.Namespace) -> int:
         )
         raise UserError(ExitCode.USAGE, message) from error
     console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+    with Progress(console=console, transient=True, disable=is_silent() or not console.is_terminal) as progress:
         task = progress.add_task("compiling", total=len(specs) * len(targets))
         shown = time.monotonic()
 

@@ -17,8 +17,6 @@ from typing import Any
 import numpy as np
 import onnx
 from rich.console import Console
-from rich.markup import escape
-from rich.progress import track
 from rich.table import Table
 
 from ort_cuda_plugin import gpus, models
@@ -30,6 +28,7 @@ from ort_cuda_plugin.benchmark.plot import svg
 from ort_cuda_plugin.cli.common import (
     MODEL_HELP,
     add_operators_argument,
+    counted,
     model_path,
     output_console,
     output_file,
@@ -98,14 +97,16 @@ def execute(arguments: argparse.Namespace) -> int:
     gpu = arguments.estimate or ("h100" if emulate else None)
     chosen = [sides.PLUGIN, *arguments.against] if arguments.against else sides.available(emulate)
     console, reports = Console(stderr=True), []
-    for name in suite() if arguments.models == [SUITE] else arguments.models:
+    named = suite() if arguments.models == [SUITE] else arguments.models
+    for number, name in enumerate(named, 1):
+        position = f"{number} of {len(named)}: " if len(named) > 1 else ""
         subject = Subject.read(name)
         if arguments.batch and not subject.has_batch and arguments.models != [SUITE]:
             raise UserError(
                 ExitCode.USAGE, f"--batch: {name} has no dimension named batch. Use --dim for other dimensions"
             )
         for batch in (arguments.batch or [1]) if subject.has_batch else [None]:
-            reports.append(_one(subject, batch, chosen, emulate, gpu, arguments, console))
+            reports.append(_one(subject, batch, chosen, emulate, gpu, arguments, console, position))
             print_report(reports[-1], output_console())
     if len(reports) > 1:
         print_means(reports, output_console())
@@ -165,14 +166,18 @@ def _one(
     gpu: str | None,
     arguments: argparse.Namespace,
     console: Console,
+    position: str,
 ) -> ModelReport:
-    """Measure one model. ``batch`` is None if the model has no dimension with the name "batch"."""
+    """Measure one model. ``batch`` is None if the model has no dimension with the name "batch".
+
+    ``position`` says for the progress which of the models this is.
+    """
     name = subject.name
     given = argparse.Namespace(**vars(arguments) | {"model": name})
     given.dim = [*arguments.dim, *([f"batch={batch}"] if batch is not None and arguments.batch else [])]
 
     def progress(turns: Sequence[int]) -> Iterable[int]:
-        return track(turns, escape(name), console=console, transient=True, disable=not console.is_terminal)
+        return counted(turns, position + name, console)
 
     try:
         source, names, feeds = load(subject.path, given, subject.model)
@@ -182,14 +187,16 @@ def _one(
         operators = [str(path.resolve()) for path in arguments.operators or []]
         counts = arguments.runs, arguments.warmup
         task = Task(name, str(file), feeds, names, size, subject.dtype, emulate, *counts, operators)
-        with waiting(console, f"{name}: creating sessions"):
+        with waiting(console, f"{position}{name}: creating sessions"):
             report = measure(task, chosen, progress, () if arguments.against else chosen[1:])
         for side in report.sides:
-            report.sides[side] = _completed(report.sides[side], task, side, not arguments.no_creation)
+            with waiting(console, f"{position}{name}: measuring {side} in separate sessions"):
+                report.sides[side] = _completed(report.sides[side], task, side, not arguments.no_creation)
         if gpu is not None:
             shapes = {key: value.shape for key, value in feeds.items()}
             try:
-                report.estimate = _estimate(file, gpu, shapes)
+                with waiting(console, f"{position}{name}: estimating for {gpu}"):
+                    report.estimate = _estimate(file, gpu, shapes)
             except Exception as error:  # the measured times are worth showing without an estimate
                 console.print(f"no estimate for {gpu}: {error}", markup=False, soft_wrap=True)
     except UserError:

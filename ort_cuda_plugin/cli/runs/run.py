@@ -18,7 +18,6 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 import ort_cuda_plugin
@@ -27,6 +26,7 @@ from ort_cuda_plugin.benchmark import sides
 from ort_cuda_plugin.cli.common import (
     add_model_arguments,
     check_types,
+    counted,
     model_path,
     numpy_file,
     output_console,
@@ -134,7 +134,7 @@ def measure(path: Path, emulate: bool, arguments: argparse.Namespace, console: C
     first_run = time.perf_counter() - started
     steady = ort_cuda_plugin.counters()
     times = []
-    for _ in track(range(arguments.runs), "runs", console=console, transient=True, disable=not console.is_terminal):
+    for _ in counted(range(arguments.runs), "runs", console):
         begun = time.perf_counter()
         session.run(names, feeds)
         times.append(time.perf_counter() - begun)

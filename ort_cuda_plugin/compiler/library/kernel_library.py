@@ -24,6 +24,7 @@ from ort_cuda_plugin.compiler.library.foreign_code import compile_for
 from ort_cuda_plugin.compiler.library.isolation import import_compiler
 from ort_cuda_plugin.compiler.targets import KernelImage, Target
 from ort_cuda_plugin.compiler.toolchain import kernel_key
+from ort_cuda_plugin.progress.events import Task, is_watched
 
 if TYPE_CHECKING:
     from ort_cuda_plugin.compiler.library.compile_worker import WorkerClient
@@ -59,14 +60,10 @@ def count_kernels(name: str, by: int) -> None:
 class KernelLibrary:
     """The compiled kernels of this process. Methods may be called from any thread.
 
-    ``count(name, by)`` is called with the counter names KERNELS_COMPILED and KERNEL_CACHE_HITS. ``watch(asked, done)``,
-    if set, is called from any thread with the numbers of kernels that were requested and that became available since
-    the last call. ``compiling``, if set, is called before kernels are compiled, with their number and the expected CPU
-    seconds.
+    ``count(name, by)`` is called with the counter names KERNELS_COMPILED and KERNEL_CACHE_HITS. Compilation reports a
+    `Task` with the compiled kernels.
     """
 
-    watch: Callable[[int, int], None] | None = None
-    compiling: Callable[[int, float], None] | None = None
     log: Callable[[str], None] | None = None
     """If set, gets a line of text before kernels are compiled, and one for each compiled kernel, from any thread."""
 
@@ -93,15 +90,8 @@ class KernelLibrary:
         ``progress`` is called from any thread, with the number of jobs that have finished since the last call.
         """
 
-        def advance(done: int) -> None:
-            progress(done)
-            if self.watch is not None:
-                self.watch(0, done)
-
         record_specs(spec for spec, _ in jobs)
         keys = [kernel_key(spec, target) for spec, target in jobs]
-        if self.watch is not None:
-            self.watch(len(set(keys)), 0)
         with self.lock:
             missing: dict[str, Job] = {}
             hits = 0
@@ -114,10 +104,12 @@ class KernelLibrary:
                     missing[key] = job
             if hits:
                 self.count("KERNEL_CACHE_HITS", hits)
-                advance(hits)
+                progress(hits)
             if missing:
                 missing_keys = list(missing)
                 begun, done = time.monotonic(), 0
+                weights = [expected_seconds(spec) for spec, _ in missing.values()]
+                task = Task("compiling kernels", len(missing), sum(weights), sum(weights))
                 self._tell(f"compiling kernels: {len(missing)} of {len(missing) + hits} are not in the cache")
 
                 def keep(index: int, image: KernelImage, compiled: bool) -> None:
@@ -128,7 +120,8 @@ class KernelLibrary:
                         self.cache.note_tools(image.target.is_emulated)
                         self.cache.store(missing_keys[index], image)
                     self.count("KERNELS_COMPILED" if compiled else "KERNEL_CACHE_HITS", 1)
-                    advance(1)
+                    progress(1)
+                    task.advance(image.entry, weights[index])
                     done += 1
                     how = "compiled" if compiled else "taken from another process"
                     self._tell(
@@ -136,9 +129,7 @@ class KernelLibrary:
                         f" {time.monotonic() - begun:.1f} s"
                     )
 
-                if self.compiling is not None:
-                    self.compiling(len(missing), sum(expected_seconds(spec) for spec, _ in missing.values()))
-                compile_many(list(missing.values()), keep, self.cache, is_told=self.compiling is not None)
+                compile_many(list(missing.values()), keep, self.cache, is_told=is_watched())
             return [self.images[key] for key in keys]
 
     def _tell(self, line: str) -> None:

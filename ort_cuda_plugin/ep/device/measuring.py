@@ -14,6 +14,7 @@ from ...compiler.caches.timing_cache import device_identity, timing_cache
 from ...compiler.kernel import KernelSpec
 from ...compiler.toolchain import host_cpu, joined_digest
 from ...program.lowering.context import DeviceProperties, Tuner
+from ...progress.events import Task
 from .device_cluster import DeviceCluster, Unnoted
 from .devices import DriverError
 from .libraries import library_versions
@@ -64,7 +65,12 @@ def measure(device: OpenDevice, programs: Sequence[Variant]) -> list[float | Non
         )  # compiles in parallel; `_measure` gets the error of each kernel again
     except Exception as error:
         logger.info("autotune: compiling the candidate kernels failed, each is tried separately: %s", error)
-    return [_measure(device, program) for program in programs]
+    task = Task("measuring candidate kernels", len(programs))
+    times = []
+    for program in programs:
+        times.append(_measure(device, program))
+        task.advance(next((spec.name for spec in program.kernels), "a library call"))
+    return times
 
 
 def _kernels(program: Variant) -> list[KernelSpec]:

@@ -337,6 +337,14 @@ class Options:
         "an existing folder, in which the plugin writes two files for each fused node. One has the program after each "
         "pass, as text. The other has a line of JSON for each plan that was built, with the bytes that each step moves",
     )
+    progress: bool = _option(
+        False,
+        values.FLAG,
+        Decides.OUTPUT,
+        "1: while the session lives, the standard error shows the progress of compilation and autotuning: a bar on a "
+        "terminal and in a notebook, lines elsewhere. `ORT_CUDA_PLUGIN_PROGRESS=0` overrides this option "
+        "([profiling.md](profiling.md#progress-of-long-work))",
+    )
     log_level: str = _option(
         "VERBOSE",
         values.name_or_number(values.LOG_LEVELS),
