@@ -68,6 +68,8 @@ NEWER = (
     "GraphAddMemcpyNode",
     "GraphAddMemsetNode",
     "GraphAddChildGraphNode",
+    "GraphConditionalHandleCreate",
+    "GraphAddNode",
     "GraphGetNodes",
     "GraphNodeGetType",
     "GraphInstantiate",

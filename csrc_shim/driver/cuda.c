@@ -80,6 +80,8 @@ static const struct {
     MEMBER(GraphAddMemcpyNode, "cuGraphAddMemcpyNode"),
     MEMBER(GraphAddMemsetNode, "cuGraphAddMemsetNode"),
     MEMBER(GraphAddChildGraphNode, "cuGraphAddChildGraphNode"),
+    MEMBER(GraphConditionalHandleCreate, "cuGraphConditionalHandleCreate"),
+    MEMBER(GraphAddNode, "cuGraphAddNode_v2"),
     MEMBER(GraphGetNodes, "cuGraphGetNodes"),
     MEMBER(GraphNodeGetType, "cuGraphNodeGetType"),
     MEMBER(GraphInstantiate, "cuGraphInstantiateWithFlags"),

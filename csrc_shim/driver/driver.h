@@ -21,6 +21,7 @@ typedef struct CUevent_st *CUevent;
 typedef struct CUgraph_st *CUgraph;
 typedef struct CUgraphNode_st *CUgraphNode;
 typedef struct CUgraphExec_st *CUgraphExec;
+typedef unsigned long long CUgraphConditionalHandle;
 typedef struct CUmemPoolHandle_st *CUmemoryPool;
 typedef struct CUextMemory_st *CUexternalMemory;
 typedef struct CUextSemaphore_st *CUexternalSemaphore;
@@ -71,8 +72,11 @@ enum {
   CU_GRAPH_NODE_TYPE_KERNEL = 0,
   CU_GRAPH_NODE_TYPE_MEMCPY = 1,
   CU_GRAPH_NODE_TYPE_MEMSET = 2,
-  CU_GRAPH_NODE_TYPE_GRAPH = 4
+  CU_GRAPH_NODE_TYPE_GRAPH = 4,
+  CU_GRAPH_NODE_TYPE_CONDITIONAL = 13
 };
+enum { CU_GRAPH_COND_TYPE_IF = 0, CU_GRAPH_COND_TYPE_WHILE = 1 };
+enum { CU_GRAPH_COND_ASSIGN_DEFAULT = 1 };
 enum { CU_MEMORYTYPE_DEVICE = 2 };
 /* Device attributes that callers ask for; the numbers are CUDA's. */
 enum {
@@ -121,6 +125,29 @@ typedef struct {
   unsigned value, elementSize;
   size_t width, height;
 } CUDA_MEMSET_NODE_PARAMS;
+
+/* CUDA_CONDITIONAL_NODE_PARAMS */
+typedef struct {
+  CUgraphConditionalHandle handle;
+  int type;
+  unsigned size;
+  CUgraph *phGraph_out; /* set by the driver: the graphs of the node's bodies, `size` of them */
+  CUcontext ctx;
+} CUDA_CONDITIONAL_NODE_PARAMS;
+
+typedef union {
+  CUDA_CONDITIONAL_NODE_PARAMS node;
+  long long reserved1[29];
+} ocp_conditional_params;
+
+/* The parameters of GraphAddNode, by which callers add conditional nodes only. */
+typedef struct {
+  int type;
+  int reserved0[3];
+  ocp_conditional_params conditional;
+  long long reserved2;
+} CUgraphNodeParams;
+typedef struct CUgraphEdgeData_st CUgraphEdgeData;
 
 enum { CU_MEM_ALLOCATION_TYPE_PINNED = 1, CU_MEM_LOCATION_TYPE_DEVICE = 1 };
 enum {
@@ -261,6 +288,11 @@ typedef struct ocp_driver {
                                  const CUDA_MEMSET_NODE_PARAMS *params, CUcontext context);
   CUresult (*GraphAddChildGraphNode)(CUgraphNode *node, CUgraph graph, const CUgraphNode *before, size_t num_before,
                                      CUgraph child);
+  CUresult (*GraphConditionalHandleCreate)(CUgraphConditionalHandle *handle, CUgraph graph, CUcontext context,
+                                           unsigned initial, unsigned flags);
+  /* edges: NULL */
+  CUresult (*GraphAddNode)(CUgraphNode *node, CUgraph graph, const CUgraphNode *before, const CUgraphEdgeData *edges,
+                           size_t num_before, CUgraphNodeParams *params);
   CUresult (*GraphGetNodes)(CUgraph graph, CUgraphNode *nodes, size_t *count);
   CUresult (*GraphNodeGetType)(CUgraphNode node, int *type);
   CUresult (*GraphInstantiate)(CUgraphExec *exec, CUgraph graph, unsigned long long flags);

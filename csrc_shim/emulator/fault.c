@@ -88,6 +88,8 @@ static const struct {
     MEMBER(GraphAddMemcpyNode),
     MEMBER(GraphAddMemsetNode),
     MEMBER(GraphAddChildGraphNode),
+    MEMBER(GraphConditionalHandleCreate),
+    MEMBER(GraphAddNode),
     MEMBER(GraphGetNodes),
     MEMBER(GraphNodeGetType),
     MEMBER(GraphInstantiate),

@@ -31,6 +31,18 @@ def kernel(x, count, addend):
 )
 """The kernel that graphs launch: x[i] += addend."""
 
+COUNTING = KernelSpec(
+    "selftest_count",
+    ("*i32", "i64"),
+    """
+def kernel(x, handle):
+    x[0] = x[0] + 1
+    set_conditional(handle, int32(1) if x[0] < 5 else int32(0))
+""",
+    1,
+)
+"""The kernel that the WHILE node repeats until x[0] is 5."""
+
 
 def _pool(device: Device) -> None:
     """Allocate from a pool, use the memory, and return it."""
@@ -156,6 +168,35 @@ def _memory_nodes(device: Device) -> None:
             expect_same(driver.download(address, COUNT), np.full(COUNT, value, np.uint8), "a graph with changed nodes")
 
 
+def _conditional_node(device: Device) -> None:
+    """Build a graph of a WHILE node whose body is a kernel that counts to 5, and launch it."""
+    (kernel,) = kernels = device.opened.acquire_kernels([COUNTING])
+    try:
+        with driver_of(device) as driver:
+            address = driver.memory(4)
+            driver.MemsetD8Async(address, 0, 4, ffi.NULL)
+            graph, node = driver.made("CUgraph", "GraphCreate", "GraphDestroy", 0), ffi.new("CUgraphNode *")
+            handle, inner = ffi.new("CUgraphConditionalHandle *"), ffi.new("CUgraphNode *")
+            flags = lib.CU_GRAPH_COND_ASSIGN_DEFAULT
+            driver.GraphConditionalHandleCreate(handle, graph, driver.context, 1, flags)
+            repeated = ffi.new("CUgraphNodeParams *")
+            repeated.type = lib.CU_GRAPH_NODE_TYPE_CONDITIONAL
+            own = repeated.conditional.node
+            own.handle, own.type, own.size, own.ctx = handle[0], lib.CU_GRAPH_COND_TYPE_WHILE, 1, driver.context
+            driver.GraphAddNode(node, graph, ffi.NULL, ffi.NULL, 0, repeated)
+            values = [ffi.new("uint64_t *", address), ffi.new("uint64_t *", handle[0])]
+            pointers = ffi.new("void *[]", [ffi.cast("void *", value) for value in values])
+            params = ffi.new("CUDA_KERNEL_NODE_PARAMS *", {"func": kernel.function, "kernelParams": pointers})
+            params.gridDimX = params.gridDimY = params.gridDimZ = 1
+            params.blockDimX = params.blockDimY = params.blockDimZ = 1
+            driver.GraphAddKernelNode(inner, own.phGraph_out[0], ffi.NULL, 0, params)
+            _launched(driver, graph)
+            found = driver.download(address, 4).view(np.int32)
+            expect_same(found, np.full(1, 5, np.int32), "a WHILE node that counts to 5")
+    finally:
+        device.opened.release_kernels(kernels)
+
+
 def _kernel_node(device: Device) -> None:
     """Build a graph of a kernel, launch it, change its parameters, and launch it again."""
     (kernel,) = kernels = device.opened.acquire_kernels([ADDING])
@@ -198,5 +239,6 @@ CALL_CHECKS: dict[str, Callable[[Device], None]] = {
     "queries of memory, streams and events": _queries,
     "a captured graph": _capture,
     "nodes of memory in a graph": _memory_nodes,
+    "a loop in a graph": _conditional_node,
     "a kernel in a graph": _kernel_node,
 }

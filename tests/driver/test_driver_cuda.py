@@ -138,6 +138,8 @@ def test_numbers_layouts_and_signatures_are_those_of_the_cuda_header(tmp_path: P
         "CUDA_KERNEL_NODE_PARAMS",
         "CUDA_MEMCPY3D",
         "CUDA_MEMSET_NODE_PARAMS",
+        "CUDA_CONDITIONAL_NODE_PARAMS",
+        "CUgraphNodeParams",
         "CUmemLocation",
         "CUmemPoolProps",
         "CUDA_EXTERNAL_MEMORY_HANDLE_DESC",

@@ -24,6 +24,13 @@ SPECS = {
     "affine": KernelSpec(
         "affine", ("*i32", "i32", "i32"), source=f"def kernel(x, a, b):\n{INDEX}    x[i] = int32(x[i] * a + b)\n"
     ),
+    # Adds 1 to x[0], and sets a condition of a graph to whether x[0] is below `bound`.
+    "count": KernelSpec(
+        "count",
+        ("*i32", "i32", "i64"),
+        source="def kernel(x, bound, handle):\n    x[0] = int32(x[0] + 1)\n"
+        "    set_conditional(handle, int32(1) if x[0] < bound else int32(0))\n",
+    ),
     "add": KernelSpec(
         "add",
         ("*f32", "*f32", "*f32", "i32"),

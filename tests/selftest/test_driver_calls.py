@@ -37,6 +37,7 @@ CALLS = {
         "GraphExecMemcpyNodeSetParams",
         "GraphExecChildGraphNodeSetParams",
     ],
+    "a loop in a graph": ["GraphConditionalHandleCreate", "GraphAddNode"],
     "a kernel in a graph": ["FuncSetAttribute", "GraphAddKernelNode", "GraphExecKernelNodeSetParams"],
 }
 """The driver calls that each check makes."""

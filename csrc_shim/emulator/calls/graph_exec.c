@@ -10,13 +10,41 @@
 #include "emulator/work/replay.h"
 #include "emulator/work/stream_list.h"
 
-CUresult emu_graph_instantiate(CUgraphExec *out, CUgraph graph, unsigned long long flags) {
-  emu_device *device;
-  CUresult result = emu_enter(&device);
-  if (result)
-    return result;
-  if (!out || !graph || flags)
-    return CUDA_ERROR_INVALID_VALUE;
+static void release_body(void *body) { emu_graph_exec_release(body); }
+
+static CUresult instantiate(CUgraph graph, struct CUgraphExec_st **out);
+
+/* Makes the work of a node in an executable graph. The bodies of a conditional node become executable graphs. */
+static CUresult instantiate_work(emu_work *work, emu_work **out) {
+  void *bodies[EMU_MAX_BODIES] = {NULL};
+  CUresult result = CUDA_SUCCESS;
+  *out = NULL;
+  if (work->type != CU_GRAPH_NODE_TYPE_CONDITIONAL) {
+    *out = emu_work_share(work);
+    return CUDA_SUCCESS;
+  }
+  if (atomic_exchange(&work->condition->is_instantiated, true))
+    return emu_fail(CUDA_ERROR_INVALID_VALUE,
+                    "a graph with conditional nodes cannot have two executable graphs at a time");
+  for (uint32_t i = 0; i < work->num_bodies && !result; i++) {
+    struct CUgraphExec_st *body = NULL;
+    result = instantiate(work->bodies[i], &body);
+    bodies[i] = body;
+  }
+  *out = result ? NULL : emu_conditional_work(work, bodies, release_body);
+  if (*out)
+    return CUDA_SUCCESS;
+  for (uint32_t i = 0; i < work->num_bodies; i++)
+    if (bodies[i])
+      emu_graph_exec_release(bodies[i]);
+  atomic_store(&work->condition->is_instantiated, false);
+  return result ? result : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static CUresult instantiate(CUgraph graph, struct CUgraphExec_st **out) {
+  for (uint32_t i = 0; i < graph->num_conditions; i++)
+    if (!atomic_load(&graph->conditions[i]->is_used))
+      return emu_fail(CUDA_ERROR_INVALID_VALUE, "no conditional node uses a handle that was created for the graph");
   struct CUgraphExec_st *exec = calloc(1, sizeof *exec + graph->count * sizeof exec->nodes[0]);
   if (!exec)
     return CUDA_ERROR_OUT_OF_MEMORY;
@@ -39,10 +67,32 @@ CUresult emu_graph_instantiate(CUgraphExec *out, CUgraph graph, unsigned long lo
       return CUDA_ERROR_OUT_OF_MEMORY;
     }
     memcpy(before, node->before, bytes);
-    exec->snapshot->works[exec->count] = emu_work_share(node->work);
     exec->nodes[exec->count].num_before = node->num_before;
     exec->nodes[exec->count].before = before;
+    CUresult result = instantiate_work(node->work, &exec->snapshot->works[exec->count]);
+    if (result) {
+      free(before);
+      emu_graph_exec_release(exec);
+      return result;
+    }
   }
+  *out = exec;
+  return CUDA_SUCCESS;
+}
+
+CUresult emu_graph_instantiate(CUgraphExec *out, CUgraph graph, unsigned long long flags) {
+  emu_device *device;
+  CUresult result = emu_enter(&device);
+  if (result)
+    return result;
+  if (!out || !graph || flags)
+    return CUDA_ERROR_INVALID_VALUE;
+  if (graph->is_body)
+    return emu_fail(CUDA_ERROR_INVALID_VALUE, "the graph belongs to a conditional node: instantiate that node's graph");
+  struct CUgraphExec_st *exec;
+  result = instantiate(graph, &exec);
+  if (result)
+    return result;
   atomic_fetch_add(&emu.live, 1);
   *out = exec;
   return CUDA_SUCCESS;

@@ -15,6 +15,7 @@
 #include "emulator/blocks/order.h"
 #include "emulator/blocks/warp.h"
 #include "emulator/calls/device_functions.h"
+#include "emulator/work/conditional.h"
 
 #ifdef __FLT16_MAX__
 /* Conversions of float16, for CPUs without such instructions; the C compiler's runtime library implements them. */
@@ -61,6 +62,7 @@ static const entry table[] = {
     SAME(cosf),
     SAME(cosh),
     SAME(coshf),
+    {"cudaGraphSetConditional", (const void *)emu_set_conditional},
     SAME(erf),
     SAME(erfc),
     SAME(erfcf),

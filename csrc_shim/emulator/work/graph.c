@@ -17,7 +17,7 @@ static emu_work *make_work(int type, const emu_op *const *ops, uint32_t count) {
   size_t bytes = head;
   for (uint32_t i = 0; i < count; i++)
     bytes += padded_bytes(ops[i]);
-  emu_work *work = malloc(bytes);
+  emu_work *work = calloc(1, bytes);
   if (!work)
     return NULL;
   atomic_init(&work->references, 1);
@@ -38,8 +38,12 @@ emu_work *emu_work_share(emu_work *work) {
 }
 
 void emu_work_release(emu_work *work) {
-  if (work && atomic_fetch_sub(&work->references, 1) == 1)
-    free(work);
+  if (!work || atomic_fetch_sub(&work->references, 1) != 1)
+    return;
+  for (uint32_t i = 0; i < work->num_bodies; i++)
+    work->release_body(work->bodies[i]);
+  emu_condition_release(work->condition);
+  free(work);
 }
 
 static CUresult single(int type, const emu_op *op, emu_work **work) {
@@ -87,8 +91,11 @@ CUresult emu_memset_work(const CUDA_MEMSET_NODE_PARAMS *params, emu_work **work)
 
 CUresult emu_child_work(CUgraph child, emu_work **work) {
   uint32_t count = 0;
-  for (uint32_t i = 0; i < child->count; i++)
+  for (uint32_t i = 0; i < child->count; i++) {
+    if (child->nodes[i]->work->type == CU_GRAPH_NODE_TYPE_CONDITIONAL)
+      return emu_fail(CUDA_ERROR_INVALID_VALUE, "a graph with conditional nodes cannot be a child graph");
     count += child->nodes[i]->work->count;
+  }
   const emu_op **ops = malloc((count + 1) * sizeof *ops);
   if (!ops)
     return CUDA_ERROR_OUT_OF_MEMORY;
@@ -99,6 +106,42 @@ CUresult emu_child_work(CUgraph child, emu_work **work) {
   *work = make_work(CU_GRAPH_NODE_TYPE_GRAPH, ops, count);
   free(ops);
   return *work ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static void free_body(void *body) { emu_graph_free(body); }
+
+/* Makes the work of a conditional node of a graph, with empty bodies. */
+static CUresult conditional_work(const emu_device *device, emu_condition *condition, bool repeats, uint32_t num_bodies,
+                                 emu_work **work) {
+  emu_work *made = make_work(CU_GRAPH_NODE_TYPE_CONDITIONAL, NULL, 0);
+  if (!made)
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  made->repeats = repeats;
+  made->release_body = free_body;
+  for (; made->num_bodies < num_bodies; made->num_bodies++) {
+    CUgraph body = emu_graph_make((emu_device *)device);
+    if (!body) {
+      emu_work_release(made);
+      return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    body->is_body = true;
+    made->bodies[made->num_bodies] = body;
+  }
+  made->condition = emu_condition_share(condition);
+  *work = made;
+  return CUDA_SUCCESS;
+}
+
+emu_work *emu_conditional_work(const emu_work *in_graph, void *const *bodies, void (*release_body)(void *body)) {
+  emu_work *work = make_work(CU_GRAPH_NODE_TYPE_CONDITIONAL, NULL, 0);
+  if (!work)
+    return NULL;
+  work->condition = emu_condition_share(in_graph->condition);
+  work->repeats = in_graph->repeats;
+  work->release_body = release_body;
+  work->num_bodies = in_graph->num_bodies;
+  memcpy(work->bodies, bodies, work->num_bodies * sizeof *bodies);
+  return work;
 }
 
 /* ---- graphs ---- */
@@ -122,6 +165,9 @@ void emu_graph_free(CUgraph graph) {
     free(graph->nodes[i]->before);
     free(graph->nodes[i]);
   }
+  for (uint32_t i = 0; i < graph->num_conditions; i++)
+    emu_condition_release(graph->conditions[i]);
+  free(graph->conditions);
   free(graph->nodes);
   free(graph);
   atomic_fetch_sub(&emu.live, 1);
@@ -195,6 +241,8 @@ CUresult emu_graph_node_get_type(CUgraphNode node, int *type) {
 CUresult emu_graph_destroy(CUgraph graph) {
   if (!graph)
     return CUDA_ERROR_INVALID_VALUE;
+  if (graph->is_body)
+    return emu_fail(CUDA_ERROR_INVALID_VALUE, "the graph belongs to a conditional node, which destroys it");
   emu_graph_free(graph);
   return CUDA_SUCCESS;
 }
@@ -273,4 +321,66 @@ CUresult emu_graph_add_child_graph_node(CUgraphNode *node, CUgraph graph, const 
   if (!result)
     result = emu_child_work(child, &work);
   return added(node, graph, before, num_before, result, work);
+}
+
+/* ---- conditional nodes ---- */
+
+CUresult emu_graph_conditional_handle_create(CUgraphConditionalHandle *handle, CUgraph graph, CUcontext context,
+                                             unsigned initial, unsigned flags) {
+  emu_device *device;
+  CUresult result = emu_enter(&device);
+  if (result)
+    return result;
+  if (!handle || !graph || flags > CU_GRAPH_COND_ASSIGN_DEFAULT)
+    return CUDA_ERROR_INVALID_VALUE;
+  if (context && (const emu_device *)context != graph->device)
+    return emu_fail(CUDA_ERROR_INVALID_VALUE, "the handle's context is not the graph's");
+  emu_condition **grown = realloc(graph->conditions, (graph->num_conditions + 1) * sizeof(emu_condition *));
+  if (!grown)
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  graph->conditions = grown;
+  emu_condition *condition = emu_condition_make(graph->identity, initial, flags != 0);
+  if (!condition)
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  graph->conditions[graph->num_conditions++] = condition;
+  *handle = condition->handle;
+  return CUDA_SUCCESS;
+}
+
+/* Checks the parameters of a conditional node and takes its handle for it. */
+static CUresult take_condition(CUgraph graph, const CUDA_CONDITIONAL_NODE_PARAMS *params, emu_condition **condition) {
+  const unsigned most = params->type == CU_GRAPH_COND_TYPE_IF ? 2 : 1;
+  *condition = NULL;
+  if (params->type != CU_GRAPH_COND_TYPE_IF && params->type != CU_GRAPH_COND_TYPE_WHILE)
+    return emu_fail(CUDA_ERROR_INVALID_VALUE, "conditional nodes of type %d are not emulated", params->type);
+  if (params->size < 1 || params->size > most)
+    return emu_fail(CUDA_ERROR_INVALID_VALUE, "a conditional node of this type has 1 to %u bodies, got %u", most,
+                    params->size);
+  if ((const emu_device *)params->ctx != graph->device)
+    return emu_fail(CUDA_ERROR_INVALID_VALUE, "a conditional node has another context than its graph");
+  *condition = emu_condition_find(params->handle);
+  if (!*condition || (*condition)->graph != graph->identity)
+    return emu_fail(CUDA_ERROR_INVALID_VALUE, "the conditional handle was not created for this graph");
+  if (atomic_exchange(&(*condition)->is_used, true))
+    return emu_fail(CUDA_ERROR_INVALID_VALUE, "another conditional node uses the handle");
+  return CUDA_SUCCESS;
+}
+
+CUresult emu_graph_add_node(CUgraphNode *node, CUgraph graph, const CUgraphNode *before, const CUgraphEdgeData *edges,
+                            size_t num_before, CUgraphNodeParams *params) {
+  emu_work *work = NULL;
+  emu_condition *condition = NULL;
+  CUresult result = check_add(node, graph, before, num_before, params);
+  if (!result && (edges || params->type != CU_GRAPH_NODE_TYPE_CONDITIONAL))
+    result = emu_fail(CUDA_ERROR_INVALID_VALUE, "cuGraphAddNode adds conditional nodes without edge data only");
+  if (!result)
+    result = take_condition(graph, &params->conditional.node, &condition);
+  if (!result)
+    result = conditional_work(graph->device, condition, params->conditional.node.type == CU_GRAPH_COND_TYPE_WHILE,
+                              params->conditional.node.size, &work);
+  emu_condition_release(condition);
+  result = added(node, graph, before, num_before, result, work);
+  if (!result)
+    params->conditional.node.phGraph_out = (CUgraph *)(void *)work->bodies;
+  return result;
 }

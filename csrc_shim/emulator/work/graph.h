@@ -5,12 +5,21 @@
 #include "driver/driver.h"
 #include "emulator/op.h"
 #include "emulator/state.h"
+#include "emulator/work/conditional.h"
 
-/* The work of a graph node: one operation, or for a child graph all its operations in order. Immutable; shared by
- * graphs, executable graphs and unfinished launches. */
+enum { EMU_MAX_BODIES = 2 }; /* IF with an else-branch */
+
+/* The work of a graph node: one operation, or for a child graph all its operations in order. Immutable, apart from the
+ * bodies of a conditional node in a CUgraph; shared by graphs, executable graphs and unfinished launches. */
 typedef struct emu_work {
   atomic_int references;
   int type; /* type of the node: CU_GRAPH_NODE_TYPE_... */
+  /* Conditional nodes: their bodies are CUgraph in a graph, and CUgraphExec in an executable graph. */
+  emu_condition *condition;
+  bool repeats; /* WHILE, else IF */
+  uint32_t num_bodies;
+  void *bodies[EMU_MAX_BODIES];
+  void (*release_body)(void *body);
   uint32_t count;
   const emu_op *ops[];
 } emu_work;
@@ -27,8 +36,11 @@ struct CUgraphNode_st {
 struct CUgraph_st {
   uint64_t identity;
   emu_device *device;
+  bool is_body; /* owned by a conditional node */
   uint32_t count, capacity;
   struct CUgraphNode_st **nodes; /* in the order of creation: a node depends on earlier nodes only */
+  uint32_t num_conditions;
+  emu_condition **conditions; /* made for this graph */
 };
 
 CUgraph emu_graph_make(emu_device *device); /* NULL: out of memory */
@@ -44,6 +56,9 @@ CUresult emu_kernel_work(const CUDA_KERNEL_NODE_PARAMS *params, emu_work **work)
 CUresult emu_memcpy_work(const CUDA_MEMCPY3D *params, emu_work **work);
 CUresult emu_memset_work(const CUDA_MEMSET_NODE_PARAMS *params, emu_work **work);
 CUresult emu_child_work(CUgraph child, emu_work **work);
+/* Makes the work of a conditional node of an executable graph from that of its graph: the work takes ownership of the
+ * bodies. NULL: out of memory. */
+emu_work *emu_conditional_work(const emu_work *in_graph, void *const *bodies, void (*release_body)(void *body));
 
 /* Members of the driver table. */
 CUresult emu_graph_create(CUgraph *graph, unsigned flags);
@@ -55,6 +70,10 @@ CUresult emu_graph_add_memset_node(CUgraphNode *node, CUgraph graph, const CUgra
                                    const CUDA_MEMSET_NODE_PARAMS *params, CUcontext context);
 CUresult emu_graph_add_child_graph_node(CUgraphNode *node, CUgraph graph, const CUgraphNode *before, size_t num_before,
                                         CUgraph child);
+CUresult emu_graph_conditional_handle_create(CUgraphConditionalHandle *handle, CUgraph graph, CUcontext context,
+                                             unsigned initial, unsigned flags);
+CUresult emu_graph_add_node(CUgraphNode *node, CUgraph graph, const CUgraphNode *before, const CUgraphEdgeData *edges,
+                            size_t num_before, CUgraphNodeParams *params);
 CUresult emu_graph_get_nodes(CUgraph graph, CUgraphNode *nodes, size_t *count);
 CUresult emu_graph_node_get_type(CUgraphNode node, int *type);
 CUresult emu_graph_destroy(CUgraph graph);

@@ -174,6 +174,7 @@ declarations = {
     "ocp_emu_warp_barrier": "declare void @ocp_emu_warp_barrier(ptr, i32) nounwind",
     "ocp_emu_shfl": "declare i32 @ocp_emu_shfl(ptr, i32, i32, i32, i32, i32, ptr) nounwind",
     "ocp_emu_vote": "declare i32 @ocp_emu_vote(ptr, i32, i32, i32) nounwind",
+    "cudaGraphSetConditional": "declare void @cudaGraphSetConditional(i64, i32) nounwind",
     "sched_yield": "declare i32 @sched_yield() nounwind",
     "ocp_emu_check_load": "declare void @ocp_emu_check_load(ptr, ptr, i32) nounwind",
     "ocp_emu_check_store": "declare void @ocp_emu_check_store(ptr, ptr, i32) nounwind",

@@ -282,6 +282,16 @@ for name, long_name in (("f32", "float"), ("f64", "double")):
         )
 
 
+# ---- conditional nodes of CUDA graphs ----
+
+
+# A cubin refers to this function of the device runtime by name. The driver resolves the name when it loads the module,
+# as it does for `vprintf`: libcudadevrt.a does not define it, so the linker needs no further library.
+export(
+    "set_conditional", types.none, (types.int64, types.int32), call("cudaGraphSetConditional", ir.VoidType(), i64, i32)
+)
+
+
 # ---- integer division without Numba's check for zero: invalid data must not stop the emulated device ----
 
 

@@ -150,5 +150,11 @@ def print_text(b: Builder, memory: Sequence[str]) -> None:
     b.emit(f"store i32 {count}, ptr {result}")
 
 
-EXTERNAL = {"__assertfail": fail_assertion, "vprintf": print_text}
+def set_conditional(b: Builder, memory: Sequence[str]) -> None:
+    """Translate a call of ``cudaGraphSetConditional``; ``memory`` has the addresses of the handle and the value."""
+    handle, value = b.op(f"load i64, ptr {memory[0]}"), b.op(f"load i32, ptr {memory[1]}")
+    b.call("void", "cudaGraphSetConditional", f"i64 {handle}", f"i32 {value}")
+
+
+EXTERNAL = {"__assertfail": fail_assertion, "cudaGraphSetConditional": set_conditional, "vprintf": print_text}
 """Functions that the CUDA driver defines, with their translations."""
