@@ -120,7 +120,8 @@ def counters() -> dict[str, int]:
 
     These count events: ``python_calls`` (from C into Python), ``runs``, ``launches``, ``library_calls``,
     ``library_refusals`` (calls that a library refuses, which kernels of the plugin replace), ``copies_h2d``,
-    ``copies_d2h``, ``copies_d2d``, ``plan_variants_built``, ``plan_hits``, ``host_value_reads``,
+    ``copies_d2h``, ``copies_d2d``, ``plan_variants_built``, ``plan_hits``, ``host_value_reads``, ``device_loops``
+    (loops that plans contain), ``device_loop_iterations`` (their iterations before which the host read a flag),
     ``outputs_redirected`` (outputs that share memory with another tensor and needed a copy), ``kernels_compiled``,
     ``kernel_cache_hits``, ``candidates_measured`` (by the option ``autotune``), ``graph_captures``, ``graph_replays``,
     ``graph_updates`` (nodes of automatic CUDA graphs that got new addresses), ``graph_fallbacks`` (warm Runs without a

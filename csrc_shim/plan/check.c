@@ -207,6 +207,11 @@ static bool check_param(checker *c, uint32_t record, const ocp_plan_param *param
   case OCP_PARAM_I32:
   case OCP_PARAM_I64:
     return may_use(c, param->reg, "record", record);
+  case OCP_PARAM_CONDITION:
+    return (param->reg == OCP_NO_REG && param->imm >= 0 && param->imm < c->plan->header.num_records &&
+            c->plan->records[param->imm].kind == OCP_RECORD_LOOP &&
+            c->plan->records[record].kind == OCP_RECORD_LAUNCH) ||
+           ocp_plan_reject(c->error, "record %u: a parameter is the condition of a loop that does not exist", record);
   case OCP_PARAM_F32:
   case OCP_PARAM_F64:
     return param->reg == OCP_NO_REG ||
@@ -221,6 +226,26 @@ static bool has_params(const ocp_plan_record *r, const ocp_plan_param *params, u
                        uint32_t third) {
   const ocp_plan_param *p = params + r->first_param;
   return r->num_params == 3 && p[0].kind == first && p[1].kind == second && p[2].kind == third;
+}
+
+/* Checks that the records that a loop repeats are in its segment, and that loops nest. */
+static bool check_loops(checker *c, const ocp_segment_view *view) {
+  uint32_t ends[OCP_MAX_LOOP_DEPTH + 1], depth = 0;
+  ends[0] = view->records.first + view->records.count;
+  for (uint32_t i = view->records.first; i < ends[0]; i++) {
+    const ocp_plan_record *r = &c->plan->records[i];
+    while (depth && i == ends[depth])
+      depth--;
+    if (r->kind != OCP_RECORD_LOOP)
+      continue;
+    if (depth == OCP_MAX_LOOP_DEPTH || r->index > ends[depth] - i - 1)
+      return ocp_plan_reject(c->error,
+                             "record %u: the loop is nested too deeply, or ends after its segment or the loop "
+                             "around it",
+                             i);
+    ends[++depth] = i + 1 + r->index;
+  }
+  return true;
 }
 
 static bool check_record(checker *c, uint32_t index) {
@@ -263,6 +288,13 @@ static bool check_record(checker *c, uint32_t index) {
       if (kind != OCP_PARAM_POINTER && kind != OCP_PARAM_I64)
         return ocp_plan_reject(c->error, "record %u: a callback takes no parameter of kind %u", index, kind);
     }
+    break;
+  case OCP_RECORD_LOOP:
+    if (r->num_params < 1 || r->num_params > 2 || p->params[r->first_param].kind != OCP_PARAM_POINTER ||
+        p->params[r->first_param + r->num_params - 1].kind !=
+            (r->num_params == 2 ? OCP_PARAM_I64 : OCP_PARAM_POINTER) ||
+        r->condition_register != OCP_NO_REG)
+      return ocp_plan_reject(c->error, "record %u is a loop with other parameters than a pointer and a count", index);
     break;
   default:
     return ocp_plan_reject(c->error, "record %u: unknown kind %u", index, r->kind);
@@ -314,7 +346,7 @@ static bool check_segment(checker *c, uint32_t segment) {
   for (uint32_t i = v->records.first; i < v->records.first + v->records.count; i++)
     if (!check_record(c, i))
       return false;
-  return true;
+  return check_loops(c, v);
 }
 
 bool ocp_plan_check(const ocp_plan *plan, ocp_error *error) {

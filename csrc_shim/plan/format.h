@@ -23,12 +23,13 @@
 #include <stdint.h>
 
 #define OCP_PLAN_MAGIC 0x4E4C504Fu /* "OPLN" */
-#define OCP_PLAN_VERSION 4u
+#define OCP_PLAN_VERSION 5u
 #define OCP_NO_REG 0xFFFFFFFFu
 #define OCP_NO_NODE 0xFFFFFFFFu
 #define OCP_MAX_RANK 16
 #define OCP_MAX_REGISTERS (1u << 22)
 #define OCP_MAX_HOST_VALUES 65536u /* elements of one host input or read-back */
+#define OCP_MAX_LOOP_DEPTH 8u      /* loops in loops */
 #define OCP_MAX_LAUNCH_PARAMS 512u /* CUDA accepts 4096 bytes of parameters on every device */
 
 typedef struct ocp_plan_header {
@@ -140,13 +141,18 @@ typedef enum ocp_record_kind {
   OCP_RECORD_MEMSET = 2,  /* params: dst, byte value (I32), bytes (I64) */
   OCP_RECORD_LIBRARY = 3, /* library problem `index` with params; see vendor/problem.h */
   OCP_RECORD_CALL = 4,    /* callback `index` of the cluster, in Python; pointers and I64 numbers; never in a graph */
+  /* Repeats the next `index` records while the int32 at its first parameter, a pointer, is nonzero. The segment
+   * contains these records; loops nest. In a CUDA graph, a WHILE node repeats them, and kernels also set its condition
+   * (see OCP_PARAM_CONDITION). Otherwise the host reads the int32 before each iteration, or, if there is a second
+   * parameter (I64), repeats them so often. */
+  OCP_RECORD_LOOP = 5,
   OCP_RECORD_NUM_KINDS
 } ocp_record_kind;
 
 typedef struct ocp_plan_record {
   uint32_t kind;
   uint32_t node;
-  uint32_t index;
+  uint32_t index; /* of a kernel, problem or callback; LOOP: number of records that it repeats */
   uint32_t segment;
   uint32_t first_param, num_params;
   uint32_t grid[3];               /* registers */
@@ -164,6 +170,7 @@ typedef enum ocp_param_kind {
   OCP_PARAM_F64 = 4,
   OCP_PARAM_I8 = 5,
   OCP_PARAM_I16 = 6,
+  OCP_PARAM_CONDITION = 7, /* 64 bits: handle of the WHILE node of the loop record `imm`; 0 outside of a CUDA graph */
   OCP_PARAM_NUM_KINDS
 } ocp_param_kind;
 
@@ -190,7 +197,8 @@ typedef enum ocp_in_place_kind {
 
 /* An input and an output that may begin at one address if they have the same number of bytes. The first record that
  * names the output is the last record that names the input. If the first record that names an output comes after all
- * records that name an input, the two may share any memory and need no pair. */
+ * records that name an input, the two may share any memory and need no pair. A record in a loop counts as if it were at
+ * the loop's beginning and at its end. */
 typedef struct ocp_plan_in_place {
   uint32_t input, output;
   uint32_t kind;

@@ -225,8 +225,11 @@ static void find_guard_exprs(ocp_plan *p, bool *needed) {
 
 static void find_needs(ocp_plan *p) {
   uint32_t num_pointers = 0;
-  for (uint32_t i = 0; i < p->header.num_records; i++)
+  for (uint32_t i = 0; i < p->header.num_records; i++) {
     p->has_calls |= p->records[i].kind == OCP_RECORD_CALL;
+    p->has_loops |= p->records[i].kind == OCP_RECORD_LOOP;
+    p->has_open_loops |= p->records[i].kind == OCP_RECORD_LOOP && p->records[i].num_params == 1;
+  }
   for (uint32_t s = 0; s < p->header.num_segments; s++) {
     ocp_segment_view *view = &p->views[s];
     view->pointers.first = num_pointers;
@@ -246,20 +249,28 @@ static void find_needs(ocp_plan *p) {
       p->input_needs_device[p->readbacks[i].ref_index] = true;
 }
 
-/* Finds the last record that reads each input and the first that names each output. */
+/* Finds the last record that reads each input and the first that names each output. The records of a loop count as one:
+ * they read in a later iteration what they write in an earlier one. */
 static void find_order(ocp_plan *p) {
+  uint32_t loop = 0, loop_end = 0; /* the outermost loop that contains record i, if i < loop_end */
   for (uint32_t i = 0; i < p->header.num_outputs; i++)
     p->output_begin[i] = UINT32_MAX;
-  for (uint32_t i = 0; i < p->header.num_records; i++)
+  for (uint32_t i = 0; i < p->header.num_records; i++) {
+    if (i >= loop_end && p->records[i].kind == OCP_RECORD_LOOP) {
+      loop = i;
+      loop_end = i + 1 + p->records[i].index;
+    }
+    const uint32_t first = i < loop_end ? loop : i, end = i < loop_end ? loop_end : i + 1;
     for (uint32_t k = 0; k < p->records[i].num_params; k++) {
       const ocp_plan_param *param = &p->params[p->records[i].first_param + k];
       if (param->kind != OCP_PARAM_POINTER)
         continue;
       if (param->ref_kind == OCP_REF_INPUT)
-        p->input_end[param->ref_index] = i + 1;
+        p->input_end[param->ref_index] = end;
       else if (param->ref_kind == OCP_REF_OUTPUT && p->output_begin[param->ref_index] == UINT32_MAX)
-        p->output_begin[param->ref_index] = i;
+        p->output_begin[param->ref_index] = first;
     }
+  }
   for (uint32_t i = 0; i < p->header.num_readbacks; i++) {
     const ocp_plan_readback *r = &p->readbacks[i];
     const uint32_t end = p->views[r->segment].records.first;

@@ -47,6 +47,8 @@ typedef struct ocp_plan {
   uint32_t *input_end;                    /* per input: the record after the last that reads it; 0: none reads it */
   uint32_t *output_begin;                 /* per output: the first record that names it; UINT32_MAX: none does */
   bool has_calls;                         /* whether a record is a callback */
+  bool has_loops;                         /* whether a record is a loop */
+  bool has_open_loops;                    /* whether the host must read the condition of a loop in each iteration */
 } ocp_plan;
 
 #endif

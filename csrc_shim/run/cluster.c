@@ -234,7 +234,7 @@ static bool takes(const ocp_kernel_ref *kernel, const ocp_plan_param *params, ui
   if (kernel->num_params != count)
     return false;
   for (uint32_t i = 0; i < count; i++)
-    if (kernel->params[i] != params[i].kind)
+    if (kernel->params[i] != (params[i].kind == OCP_PARAM_CONDITION ? OCP_PARAM_I64 : params[i].kind))
       return false;
   return true;
 }

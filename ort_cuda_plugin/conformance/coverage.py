@@ -24,7 +24,16 @@ from ort_cuda_plugin.passes.table import KERNEL_SELECTION, run_passes
 from ort_cuda_plugin.program.expressions.symbolic import Dim
 from ort_cuda_plugin.program.lowering.context import Buffer, DeviceProperties, LoweringOptions
 from ort_cuda_plugin.program.steps.libraries import ATTENTION, CONV, MATMUL
-from ort_cuda_plugin.program.steps.trace import Copy, HostCall, Launch, LibraryCall, Memset, ReadBack, Recordable
+from ort_cuda_plugin.program.steps.trace import (
+    Copy,
+    DeviceLoop,
+    HostCall,
+    Launch,
+    LibraryCall,
+    Memset,
+    ReadBack,
+    Recordable,
+)
 
 WRITE_COMMAND = "ort-cuda-plugin operators --write docs/operators.md"
 GPU = DeviceProperties(emulated=False, libraries=frozenset(library.name for library in LIBRARIES))
@@ -137,6 +146,8 @@ def _kind(step: Recordable) -> str:
             return "read-back"
         case HostCall():
             return "Python"
+        case DeviceLoop():
+            return "loop"
 
 
 # ---- cells ----

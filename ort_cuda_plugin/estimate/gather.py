@@ -28,6 +28,7 @@ from ..program.steps.steps import Contract, Convolve
 from ..program.steps.tensor import Buffer, BufferKind, Tensor
 from ..program.steps.trace import (
     Copy,
+    DeviceLoop,
     Float32,
     Float64,
     HostCall,
@@ -35,6 +36,7 @@ from ..program.steps.trace import (
     Int64,
     Launch,
     LibraryCall,
+    LoopCondition,
     Memset,
     Recordable,
     scalar_types,
@@ -47,6 +49,8 @@ from .work import Access, Argument, CopyStep, KernelStep, LibraryStep, Number, P
 SMALL_CONTENTS = 1 << 16
 """Maximum bytes of an integer weight whose contents are copied to the emulated device."""
 LIBRARIES = frozenset({"cublaslt", "cudnn"})
+MAX_ITERATIONS = 1024
+"""Maximum iterations of a loop on the device that an estimate counts."""
 
 
 class ShapeError(Error, ValueError):
@@ -261,6 +265,20 @@ def _subgraph(graph: Graph, nodes: Sequence[Node]) -> Graph:
     return Graph(graph.name, list(nodes), inputs, outputs, graph.opsets)
 
 
+def _flattened(launches: Sequence[Recordable]) -> Iterator[Recordable]:
+    """Yield the launches, those of a loop once for each iteration.
+
+    A loop whose condition the device evaluates counts one iteration, and no loop more than `MAX_ITERATIONS`.
+    """
+    for launch in launches:
+        if isinstance(launch, DeviceLoop):
+            yield from _flattened(launch.first)
+            for _ in range(1 if launch.count is None else min(hint(launch.count), MAX_ITERATIONS)):
+                yield from _flattened(launch.body)
+        else:
+            yield launch
+
+
 class Gatherer:
     """Collects the regions and steps of the launches of a Run's plans. ``patterns``: contents of inputs, by name."""
 
@@ -274,6 +292,7 @@ class Gatherer:
 
     def add(self, launches: Sequence[Recordable], inputs: Sequence[str], outputs: Sequence[str]) -> None:
         """Add the launches of a plan whose inputs and outputs have these names."""
+        launches = [*_flattened(launches)]
         self._number(launches, inputs, outputs)
         for launch in launches:
             reads, writes = ([self._access(one.tensor, one.bytes) for one in side] for side in accesses(launch))
@@ -353,4 +372,6 @@ class Gatherer:
             return Pointer(self._numbers[arg.buffer], hint(arg.offset) * arg.dtype.itemsize)
         if isinstance(arg, (Float32, Float64)):
             return Number(scalar_types[type(arg)], arg.value)
+        if isinstance(arg, LoopCondition):
+            return Number("i64", 0)
         return Number("i32" if isinstance(arg, Int32) else "i64", hint(arg.value))

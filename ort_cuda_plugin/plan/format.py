@@ -20,7 +20,7 @@ from typing import NamedTuple
 from ..program.expressions.operations import ExprOp
 
 magic = 0x4E4C504F
-version = 4
+version = 5
 no_register = 0xFFFFFFFF
 
 header_layout = struct.Struct("<22I")
@@ -78,6 +78,7 @@ class RecordKind(enum.IntEnum):
     MEMSET = 2
     LIBRARY = 3
     CALL = 4
+    LOOP = 5
 
 
 class InPlaceKind(enum.IntEnum):
@@ -93,6 +94,7 @@ class ParamKind(enum.IntEnum):
     F64 = 4
     I8 = 5
     I16 = 6
+    CONDITION = 7
 
 
 def param_kind(signature_entry: str) -> ParamKind:
@@ -189,7 +191,8 @@ class Param:
     """One parameter of a record: an address or a scalar.
 
     An address is that of ``ref``, plus ``imm`` bytes, plus the value of ``register`` in bytes. A scalar is the value of
-    ``register``, or ``imm`` if ``register`` is None; for F32 and F64, ``imm`` has their bits.
+    ``register``, or ``imm`` if ``register`` is None; for F32 and F64, ``imm`` has their bits. A CONDITION is the handle
+    of the condition of the loop whose record has the index ``imm``.
     """
 
     kind: ParamKind
@@ -223,7 +226,8 @@ class Record:
     """One operation on the stream. Only a LAUNCH has a ``grid``, as registers, and a ``block``, in threads.
 
     ``index`` is the entry of ``Plan.kernels`` (LAUNCH), of ``Plan.problems`` (LIBRARY) or of the cluster's callbacks
-    (CALL). ``node`` is the entry of ``Plan.nodes`` that errors name; ``nodes`` are all nodes that the record computes.
+    (CALL). A LOOP repeats the next ``index`` records. ``node`` is the entry of ``Plan.nodes`` that errors name;
+    ``nodes`` are all nodes that the record computes.
     """
 
     kind: RecordKind

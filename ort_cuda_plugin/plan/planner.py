@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from ..model.ir import InvalidModel, Node, NodeError
@@ -12,6 +13,7 @@ from ..program.steps.tensor import Buffer, BufferKind, Tensor
 from ..program.steps.trace import (
     Arg,
     Copy,
+    DeviceLoop,
     Float32,
     Float64,
     HostCall,
@@ -20,6 +22,7 @@ from ..program.steps.trace import (
     Int64,
     Launch,
     LibraryCall,
+    LoopCondition,
     Memset,
     ReadBack,
     Recordable,
@@ -28,6 +31,7 @@ from ..program.steps.trace import (
 from .format import (
     InPlaceKind,
     Param,
+    ParamKind,
     Plan,
     PlanAssert,
     PlanBuffer,
@@ -68,7 +72,28 @@ def make_plan(
         raise NodeError(writer.registers.node, error.reason, invalid_input=True) from error
 
 
-_Work: TypeAlias = Launch | LibraryCall | Copy | Memset | HostCall
+@dataclass(eq=False)
+class _Repeat:
+    """The start of a loop's body; ``size`` is the number of records that repeat."""
+
+    loop: DeviceLoop
+    size: int = 0
+    writes: tuple[Buffer, ...] = ()
+
+    @property
+    def node(self) -> Node | None:
+        return self.loop.node
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        return self.loop.nodes
+
+    @property
+    def reads(self) -> tuple[Buffer, ...]:
+        return (self.loop.flag.buffer,)
+
+
+_Work: TypeAlias = Launch | LibraryCall | Copy | Memset | HostCall | _Repeat
 
 
 class _NodeNames:
@@ -94,6 +119,7 @@ class _Writer:
         self.tables = tables
         # Each step with the index of its segment. A read-back, or several in a row, begin a new segment.
         self.steps: list[tuple[_Work, int]] = []
+        self.loops: dict[LoopCondition, int] = {}  # the positions of the loops' `_Repeat` in `steps`
         self.read_backs: list[tuple[ReadBack, int, int]] = []
         self.num_segments = 1
         ended = False
@@ -105,10 +131,24 @@ class _Writer:
                 first = registers.read_back(step.first_symbol, step.count, segment)
                 self.read_backs.append((step, first, segment))
             else:
-                self.steps.append((step, self.num_segments - 1))
+                self._add(step)
                 ended = False
         self.scratch: dict[Buffer, int] = {}
         self.lifetimes: list[tuple[int, int]] = []
+
+    def _add(self, step: Recordable) -> None:
+        """Add a step of the present segment; a loop is flattened."""
+        if isinstance(step, DeviceLoop):
+            for each in step.first:
+                self._add(each)
+            repeat, position = _Repeat(step), len(self.steps)
+            self.loops[step.condition] = position
+            self.steps.append((repeat, self.num_segments - 1))
+            for each in step.body:
+                self._add(each)
+            repeat.size = len(self.steps) - position - 1
+        elif not isinstance(step, ReadBack):
+            self.steps.append((step, self.num_segments - 1))
 
     def plan(
         self,
@@ -129,6 +169,7 @@ class _Writer:
         plan_outputs = tuple(self._output(*output) for output in outputs)
         records = tuple(self._record(position, step, segment) for position, (step, segment) in enumerate(self.steps))
         read_backs = tuple(self._read_back(*read_back) for read_back in self.read_backs)
+        self._keep_through_loops()
         buffers = tuple(
             PlanBuffer(registers.of(buffer.nbytes), first, last, self.steps[first][1])
             for buffer, (first, last) in zip(self.scratch, self.lifetimes, strict=True)
@@ -199,6 +240,10 @@ class _Writer:
             numbers = [*(dim for x in step.tensors for dim in x.shape), *step.numbers]
             params = (*map(self._param, step.tensors), *(self._param(Int64(number)) for number in numbers))
             return Record(RecordKind.CALL, node, params, index=callback, segment=segment, nodes=nodes)
+        if isinstance(step, _Repeat):
+            flag, count = self._param(step.loop.flag), step.loop.count
+            params = (flag,) if count is None else (flag, self._param(Int64(count)))
+            return Record(RecordKind.LOOP, node, params, index=step.size, segment=segment, nodes=nodes)
         nbytes = self._param(Int64(step.destination.nbytes))
         destination = self._param(step.destination)
         if isinstance(step, Copy):
@@ -214,11 +259,12 @@ class _Writer:
         end: dict[int, int] = {}
         begin: dict[int, int] = {}
         for position, record in enumerate(records):
+            first, last = self._around(position)
             for ref in (param.ref for param in record.params if param.ref is not None):
                 if ref.kind is RefKind.INPUT:
-                    end[ref.index] = position + 1
+                    end[ref.index] = last + 1
                 elif ref.kind is RefKind.OUTPUT:
-                    begin.setdefault(ref.index, position)
+                    begin.setdefault(ref.index, first)
         for read_back in read_backs:
             if read_back.ref.kind is RefKind.INPUT:
                 before = sum(record.segment < read_back.segment for record in records)
@@ -243,6 +289,25 @@ class _Writer:
         else:
             self.lifetimes[index] = self.lifetimes[index][0], position
 
+    def _ranges(self) -> list[tuple[int, int]]:
+        """Return the first and last record of each loop, outer loops before the loops in them."""
+        sizes = {position: step.size for position, (step, _) in enumerate(self.steps) if isinstance(step, _Repeat)}
+        return [(position, position + size) for position, size in sizes.items()]
+
+    def _around(self, position: int) -> tuple[int, int]:
+        """Return the first and last record of the outermost loop that contains a record; else the record itself."""
+        ranges = (each for each in self._ranges() if each[0] <= position <= each[1])
+        return next(ranges, (position, position))
+
+    def _keep_through_loops(self) -> None:
+        """Extend the lives of buffers that steps in a loop and steps outside of it use: they live in all iterations."""
+        for start, end in reversed(self._ranges()):
+            for index, (first, last) in enumerate(self.lifetimes):
+                if first < start <= last < end:
+                    self.lifetimes[index] = first, end
+                elif start <= first <= end < last:
+                    self.lifetimes[index] = start, last
+
     def _param(self, arg: Arg) -> Param:
         if isinstance(arg, Tensor):
             # An empty view may begin outside its buffer, and a launch may still receive it: use offset 0 for it.
@@ -254,6 +319,8 @@ class _Writer:
             return Param.f32(arg.value)
         if isinstance(arg, Float64):
             return Param.f64(arg.value)
+        if isinstance(arg, LoopCondition):
+            return Param(ParamKind.CONDITION, imm=self.loops[arg])
         make = Param.i32 if isinstance(arg, Int32) else Param.i64
         if isinstance(arg.value, int):
             # A uint64 constant from 2**63 on is stored as the negative int64 with the same bits.

@@ -68,6 +68,7 @@ class LoweringOptions:
     use_tf32: bool = True
     deterministic: bool = False
     fusion: bool = True
+    device_loops: bool = True
     prefer_nhwc: bool = False
     sdpa_kernel: int = 0
     cudnn_conv_algo_search: str = "HEURISTIC"

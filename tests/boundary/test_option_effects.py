@@ -55,6 +55,9 @@ HOST_ONLY = """(float[n, 4] x, int64 most, bool c) => (float[n, 4] y)
     { y = Loop(most, c, x) <body = step (int64 i, bool on, float[k, 4] state) => (bool still, float[k, 4] next)
       { few = Constant<value_int = 3>()  less = Less(i, few)  still = And(on, less)  next = Add(state, x) }> }"""
 
+COUNTED = """(float[n, 4] x, int64 most) => (float[n, 4] y) { y = Loop(most, , x) <body = step
+    (int64 i, bool on, float[n, 4] state) => (bool on, float[n, 4] next) { next = Add(state, x) }> }"""
+
 
 def loaded(text: str) -> onnx.ModelProto:
     return onnx.shape_inference.infer_shapes(
@@ -108,6 +111,14 @@ def claimed(text: str) -> Observer:
             return nodes, [fused.name for fused in provider.fused_nodes]
 
     return observe
+
+
+def looped(options: Options, folder: Path) -> object:
+    """Return how many loops on the device a Run of a Loop has."""
+    session = ort_cuda_plugin.session(loaded(COUNTED).SerializeToString(), emulate=True, provider_options=options)
+    before = ort_cuda_plugin.counters()["device_loops"]
+    session.run(None, {"x": np.ones((2, 4), np.float32), "most": np.array(3)})
+    return ort_cuda_plugin.counters()["device_loops"] - before
 
 
 def graphs(options: Options, folder: Path) -> object:
@@ -244,6 +255,7 @@ EFFECTS = {
     "cudnn_conv_use_max_workspace": Effect("1", planned(CONV)),
     "deterministic": Effect("1", planned(SCATTER, GPU)),
     "device_id": Effect("7", created),
+    "device_loops": Effect("0", looped),
     "enable_cuda_graph": Effect("1", graphs),
     "enable_cudnn": Effect("0", planned(CONV)),
     "fuse_conv_bias": Effect("0", planned(CONV)),

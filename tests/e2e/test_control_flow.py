@@ -112,7 +112,7 @@ def test_a_condition_that_needs_no_device_is_left_to_the_host() -> None:
             next = Add(state, x) }> }"""
     feed = {"x": floats(2, 4), "most": np.array(6), "c": np.array(True)}
     few = "few = Constant<value_int = 3>()  one"
-    pair = Pair(parse(text.replace("one = Constant", few + " = Constant")))
+    pair = Pair(parse(text.replace("one = Constant", few + " = Constant")), device_loops=0)
     assert pair.elsewhere() == ["Add", "And", "Less"]
     costs = [verdict for verdict in last_verdicts() if verdict.kind == "cost"]
     assert {verdict.body_of for verdict in costs} == {"y (Loop)"}
@@ -120,7 +120,9 @@ def test_a_condition_that_needs_no_device_is_left_to_the_host() -> None:
     grown = pair.check(**feed)
     assert (grown["runs"], grown["copies_h2d"], grown["copies_d2h"]) == (3, 1, 1)
     # With claim_unprofitable_nodes the plugin also runs these nodes, and copies their values in each iteration.
-    everything = Pair(parse(text.replace("one = Constant", few + " = Constant")), claim_unprofitable_nodes=1)
+    everything = Pair(
+        parse(text.replace("one = Constant", few + " = Constant")), claim_unprofitable_nodes=1, device_loops=0
+    )
     assert everything.elsewhere() == []
     everything.check(**feed)
 
@@ -254,7 +256,7 @@ def test_no_iteration_gives_empty_results() -> None:
           axis = Constant<value_ints = [0]>()  sum = ReduceSum<keepdims = 0>(x, axis)
           last, rows = Scan<num_scan_inputs = 1, body = one (float[4] a, float[4] b) => (float[4] c, float[4] d)
             { c = Add(a, b)  d = Neg(c) }>(sum, z) }"""
-    pair = Pair(parse(text))
+    pair = Pair(parse(text), device_loops=0)
     assert pair.elsewhere() == []
     x = floats(2, 4)
     for trips, rows in ((2, 3), (0, 1), (1, 2)):

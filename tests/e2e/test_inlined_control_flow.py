@@ -18,7 +18,7 @@ from ort_cuda_plugin.clusters.nodes.control_flow import MAX_EXPANDED_BYTES, MAX_
 from ort_cuda_plugin.ep.nodes.fused_node import FusedNode
 from ort_cuda_plugin.ep.provider import last_verdicts
 from ort_cuda_plugin.model.onnx_graph import read_model
-from ort_cuda_plugin.program.lowering.context import DeviceProperties
+from ort_cuda_plugin.program.lowering.context import DeviceProperties, LoweringOptions
 from session_pair import floats
 
 IF = """b = If(c) <then_branch = yes () => (float[p, 4] t) { u = Mul(a, x)  t = Add(u, w) },
@@ -109,7 +109,7 @@ def parse(text: str, opset: int = 18) -> onnx.ModelProto:
     return parser.parse_model(f'<ir_version: 9, opset_import: ["" : {opset}]> m {text}')
 
 
-def sessions(text: str, opset: int = 18) -> tuple[ort.InferenceSession, ort.InferenceSession]:
+def sessions(text: str, opset: int = 18, **provider_options: str) -> tuple[ort.InferenceSession, ort.InferenceSession]:
     """Return a session on the plugin and one on the CPU provider.
 
     ONNX Runtime's optimizations are off, since they would evaluate some conditions.
@@ -121,7 +121,11 @@ def sessions(text: str, opset: int = 18) -> tuple[ort.InferenceSession, ort.Infe
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     ort_cuda_plugin.register(emulate=True)
     providers = ["CudaPluginExecutionProvider", "CPUExecutionProvider"]
-    return tuple(ort.InferenceSession(model, options, providers=chosen) for chosen in (providers, providers[1:]))
+    given = [provider_options, {}]
+    return (
+        ort.InferenceSession(model, options, providers=providers, provider_options=given),
+        ort.InferenceSession(model, options, providers=providers[1:]),
+    )
 
 
 def placement(session: ort.InferenceSession) -> list[tuple[str, int]]:
@@ -208,6 +212,7 @@ def test_a_body_with_many_weights_is_compiled_once(compiled: list[list[str]]) ->
     assert sorted(compiled) == [["Mul"], ["Sub"]]
 
 
+NO_DEVICE_LOOPS = LoweringOptions(device_loops=False)
 LOOP = """(float[n, 4] x, int64 trips, bool c) => (float[n, 4] y)
     {{ {nodes} y = Loop({arguments}, x) <body = b (int64 i, bool on, float[p, 4] carried)
         => (bool still, float[p, 4] next) {{ still = {still} next = Add(carried, x) }}> }}"""
@@ -251,9 +256,9 @@ DECLINED = {
 @pytest.mark.parametrize("name", DECLINED)
 def test_what_is_known_only_in_a_run_is_left_to_a_kernel_with_a_reason(name: str) -> None:
     text, reason = DECLINED[name]
-    ours, cpu = sessions(text)
+    ours, cpu = sessions(text, device_loops="0")
     assert len(placement(ours)) > 1
-    verdicts = analyze(read_model(parse(text)), DeviceProperties())
+    verdicts = analyze(read_model(parse(text)), DeviceProperties(), NO_DEVICE_LOOPS)
     (verdict,) = [verdict for verdict in verdicts if verdict.op_type in ("If", "Loop")]
     assert reason in verdict.reason
     if name == "endless":
@@ -276,7 +281,7 @@ def test_a_mistake_in_a_body_names_the_node() -> None:
 
 def reason_of_loop(model: onnx.ModelProto) -> str:
     """Return why the plugin declines the last Loop of the outer graph; "" if it claims the Loop."""
-    verdicts = analyze(read_model(model), DeviceProperties())
+    verdicts = analyze(read_model(model), DeviceProperties(), NO_DEVICE_LOOPS)
     return [verdict.reason for verdict in verdicts if verdict.op_type == "Loop"][-1]
 
 
@@ -309,6 +314,6 @@ def test_rows_of_no_iteration_need_a_declared_shape() -> None:
         { still = Identity(on) row = Neg(x) }> }"""
     graph = read_model(parse(text))
     unknown = "no iteration runs, and the model does not declare the shape of the body's result 'row'"
-    assert analyze(graph, DeviceProperties())[-1].reason.startswith(unknown)
+    assert analyze(graph, DeviceProperties(), NO_DEVICE_LOOPS)[-1].reason.startswith(unknown)
     graph.nodes[-1].subgraphs["body"].outputs[-1].shape = (4,)
-    assert unknown not in analyze(graph, DeviceProperties())[-1].reason
+    assert unknown not in analyze(graph, DeviceProperties(), NO_DEVICE_LOOPS)[-1].reason

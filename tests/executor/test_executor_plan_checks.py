@@ -88,7 +88,27 @@ def with_param(record: int, index: int, param: Param) -> Plan:
     return changed("records", record, params=tuple(params))
 
 
+def with_loop(size: int, *params: Param, condition: int | None = None, nested: int | None = None) -> Plan:
+    """Return the valid plan with a loop of ``size`` records before its record 3, and a loop in it of ``nested``."""
+    params = params or (pointer(scratch),)
+    loops = [Record(RecordKind.LOOP, 1, params, index=size, condition_register=condition)]
+    if nested is not None:
+        loops.append(Record(RecordKind.LOOP, 1, (pointer(scratch),), index=nested))
+    buffers = (PlanBuffer(7, 1, 5 + len(loops)), valid.buffers[1])
+    return replace(valid, records=(*records[:3], *loops, *records[3:]), buffers=buffers)
+
+
 wrong_plans = {
+    "loop that ends after its segment": with_loop(2),
+    "loop that ends after the loop around it": with_loop(1, nested=1),
+    "loop without a condition": with_loop(1, Param.i64(5)),
+    "loop with a float": with_loop(1, pointer(scratch), Param.f32(1.0)),
+    "loop with three parameters": with_loop(1, pointer(scratch), Param.i64(5), Param.i64(5)),
+    "loop that may be skipped": with_loop(1, condition=9),
+    "loop whose condition lies in a buffer that is gone": with_loop(1, pointer(count)),
+    "condition of no loop": with_param(1, 1, Param(ParamKind.CONDITION, imm=2)),
+    "condition of a record that does not exist": with_param(1, 1, Param(ParamKind.CONDITION, imm=99)),
+    "condition from a register": with_param(1, 1, Param(ParamKind.CONDITION, register=5, imm=2)),
     "too many registers": replace(valid, num_registers=1 << 23),
     "no segment": replace(valid, num_segments=0, records=()),
     "unknown element type": changed("inputs", 0, dtype=99),
@@ -170,6 +190,12 @@ def make_cluster() -> TestCluster:
 def test_the_valid_plan_is_accepted() -> None:
     with make_cluster() as cluster:
         cluster.add(replace(valid, kernels=(IDLE,)))
+
+
+def test_loops_nest() -> None:
+    with make_cluster() as cluster:
+        for plan in (with_loop(1), with_loop(0), with_loop(2, pointer(scratch), Param.i64(5), nested=1)):
+            cluster.add(replace(plan, kernels=(IDLE,)))
 
 
 @pytest.mark.parametrize("name", wrong_plans)

@@ -8,6 +8,7 @@
 #include "device/device.h"
 #include "driver/activity.h"
 #include "plan/load.h"
+#include "run/instance/host_values.h"
 #include "vendor/problem.h"
 
 /* ---- references to memory ---- */
@@ -51,6 +52,10 @@ static int fail_record(const ocp_instance *instance, uint32_t record, ocp_error 
 /* Computes the value of a numeric parameter, as 64 bits; false if it does not fit the parameter's kind. Integers may be
  * signed or unsigned. */
 static bool number(const ocp_plan_param *param, const int64_t *registers, uint64_t *value) {
+  if (param->kind == OCP_PARAM_CONDITION) {
+    *value = 0; /* graph_nodes.c sets the handle in a graph */
+    return true;
+  }
   const int64_t v = param->reg == OCP_NO_REG ? param->imm : registers[param->reg];
   *value = (uint64_t)v;
   switch (param->kind) {
@@ -154,6 +159,8 @@ static int fill_call(ocp_instance *instance, uint32_t index, ocp_fixup **next_fi
   call->skipped = record->condition_register != OCP_NO_REG && instance->registers[record->condition_register] == 0;
   if (record->kind == OCP_RECORD_LAUNCH && fill_launch(instance, index, error) != ORT_OK)
     return error->code;
+  if (record->kind == OCP_RECORD_LOOP)
+    moved = sizeof(int32_t);
   if ((record->kind == OCP_RECORD_COPY || record->kind == OCP_RECORD_MEMSET) &&
       fill_move(instance, index, &moved, error) != ORT_OK)
     return error->code;
@@ -175,7 +182,7 @@ int ocp_instance_fill_calls(ocp_instance *instance, uint32_t segment, ocp_error 
 
 static int fail_call(const ocp_instance *instance, uint32_t index, CUresult result, ocp_error *error) {
   static const char *const what[OCP_RECORD_NUM_KINDS] = {"cuLaunchKernel", "cuMemcpyDtoDAsync", "cuMemsetD8Async",
-                                                         "library call", "callback"};
+                                                         "library call",   "callback",          "loop"};
   const ocp_variant *variant = instance->variant;
   const ocp_plan_record *record = &variant->plan->records[index];
   char text[400];
@@ -197,6 +204,8 @@ void ocp_count_records(const int64_t counts[OCP_RECORD_NUM_KINDS]) {
     ocp_count(OCP_COPIES_D2D, counts[OCP_RECORD_COPY]);
   if (counts[OCP_RECORD_LIBRARY])
     ocp_count(OCP_LIBRARY_CALLS, counts[OCP_RECORD_LIBRARY]);
+  if (counts[OCP_RECORD_LOOP])
+    ocp_count(OCP_DEVICE_LOOPS, counts[OCP_RECORD_LOOP]);
 }
 
 /* Prefixes the error of a failed call with the node's name. */
@@ -249,18 +258,49 @@ static void prepare_libraries(ocp_instance *instance, ocp_range records, ocp_str
   free(calls);
 }
 
-int ocp_instance_enqueue(ocp_instance *instance, uint32_t segment, ocp_stream *stream, ocp_error *error) {
+/* The enqueueing of a segment. counts: the enqueued records by kind. */
+typedef struct enqueueing {
+  const ocp_instance *instance;
+  ocp_stream *stream;
+  bool named; /* whether an observer wants the sources of the work */
+  int64_t counts[OCP_RECORD_NUM_KINDS];
+  ocp_error *error;
+} enqueueing;
+
+static int enqueue(enqueueing *e, ocp_range records);
+
+/* Repeats the records of a loop. If the plan has no count, the host reads the loop's condition before each iteration.
+ */
+static int repeat(enqueueing *e, uint32_t index) {
+  const ocp_plan_record *record = &e->instance->variant->plan->records[index];
+  const bool counted = record->num_params == 2;
+  const int64_t count = counted ? (int64_t)e->instance->calls[index].values[1] : 0;
+  int64_t goes_on = 0;
+  const ocp_host_read flag = {.device = e->instance->calls[index].values[0],
+                              .dtype = ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32,
+                              .count = 1,
+                              .values = &goes_on};
+  e->counts[OCP_RECORD_LOOP]++;
+  for (int64_t i = 0;; i++) {
+    int code = counted ? ORT_OK : ocp_host_values_read(e->stream, &flag, 1, e->error);
+    if (code != ORT_OK)
+      return name_node(e->instance, index, e->error);
+    if (counted ? i >= count : !goes_on)
+      return ORT_OK;
+    ocp_count(OCP_DEVICE_LOOP_ITERATIONS, !counted);
+    code = enqueue(e, (ocp_range){index + 1, record->index});
+    if (code != ORT_OK)
+      return code;
+  }
+}
+
+static int enqueue(enqueueing *e, ocp_range records) {
+  const ocp_instance *instance = e->instance;
   const ocp_variant *variant = instance->variant;
   const ocp_plan *plan = variant->plan;
   const ocp_driver *driver = variant->device->driver;
-  const ocp_range records = plan->views[segment].records;
-  ocp_instance_set_pointers(instance, segment);
-  if (instance->is_fresh && plan->header.num_problems)
-    prepare_libraries(instance, records, stream);
-  instance->is_fresh = false;
-  /* A capture records the sources even without an open profile: the graph keeps them for later profiles. */
-  const bool named = ocp_is_anybody_listening() || atomic_load_explicit(&stream->capturing, memory_order_relaxed);
-  int64_t counts[OCP_RECORD_NUM_KINDS] = {0};
+  ocp_stream *stream = e->stream;
+  ocp_error *error = e->error;
   CUresult result = CUDA_SUCCESS;
   int code = ORT_OK;
   for (uint32_t i = records.first; i < records.first + records.count; i++) {
@@ -268,10 +308,16 @@ int ocp_instance_enqueue(ocp_instance *instance, uint32_t segment, ocp_stream *s
     const ocp_call *call = &instance->calls[i];
     if (call->skipped)
       continue;
-    if (named)
+    if (e->named)
       ocp_activity_of(variant->first_source + i);
     const uint64_t *values = call->values;
     switch (call->kind) {
+    case OCP_RECORD_LOOP:
+      code = repeat(e, i);
+      if (code != ORT_OK)
+        return code;
+      i += record->index;
+      continue;
     case OCP_RECORD_LAUNCH:
       result = driver->LaunchKernel(variant->functions[record->index], call->grid[0], call->grid[1], call->grid[2],
                                     record->block[0], record->block[1], record->block[2], call->shared_bytes,
@@ -301,11 +347,33 @@ int ocp_instance_enqueue(ocp_instance *instance, uint32_t segment, ocp_stream *s
       code = fail_call(instance, i, result, error);
     if (code != ORT_OK)
       break;
-    counts[call->kind]++;
+    e->counts[call->kind]++;
   }
-  if (named)
+  return code;
+}
+
+int ocp_instance_enqueue(ocp_instance *instance, uint32_t segment, ocp_stream *stream, ocp_error *error) {
+  const ocp_plan *plan = instance->variant->plan;
+  const ocp_range records = plan->views[segment].records;
+  const bool is_capturing = atomic_load_explicit(&stream->capturing, memory_order_relaxed);
+  if (plan->has_open_loops && (is_capturing || (!stream->owned && ocp_stream_is_captured(stream)))) {
+    atomic_store(&stream->capture_failed, true);
+    return ocp_fail(error, ORT_NOT_IMPLEMENTED,
+                    "%.200s: the host must read after each iteration of a loop whether the loop continues, and a CUDA "
+                    "graph cannot capture that. " OCP_WITHOUT_CAPTURE,
+                    instance->variant->cluster_name);
+  }
+  ocp_instance_set_pointers(instance, segment);
+  if (instance->is_fresh && plan->header.num_problems)
+    prepare_libraries(instance, records, stream);
+  instance->is_fresh = false;
+  /* A capture records the sources even without an open profile: the graph keeps them for later profiles. */
+  enqueueing e = {
+      .instance = instance, .stream = stream, .named = ocp_is_anybody_listening() || is_capturing, .error = error};
+  const int code = enqueue(&e, records);
+  if (e.named)
     ocp_activity_of(0);
-  ocp_count_records(counts);
+  ocp_count_records(e.counts);
   return code;
 }
 

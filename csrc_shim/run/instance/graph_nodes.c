@@ -149,6 +149,17 @@ CUresult ocp_graph_node_add(const ocp_instance *instance, uint32_t index, ocp_st
   return result;
 }
 
+CUresult ocp_graph_loop_add(ocp_device *device, CUgraphConditionalHandle handle, CUgraph graph, CUgraphNode before,
+                            CUgraphNode *node, CUgraph *body) {
+  CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_CONDITIONAL};
+  params.conditional.node = (CUDA_CONDITIONAL_NODE_PARAMS){
+      .handle = handle, .type = CU_GRAPH_COND_TYPE_WHILE, .size = 1, .ctx = device->context};
+  const CUresult result = device->driver->GraphAddNode(node, graph, &before, NULL, before != NULL, &params);
+  if (result == CUDA_SUCCESS)
+    *body = params.conditional.node.phGraph_out[0];
+  return result;
+}
+
 static CUresult change(const ocp_instance *instance, uint32_t index, ocp_stream *stream, CUgraphExec exec,
                        CUgraphNode node, struct ocp_prepared **used) {
   ocp_device *device = instance->variant->device;

@@ -12,6 +12,9 @@
  * live as long as the graph. */
 CUresult ocp_graph_node_add(const ocp_instance *instance, uint32_t index, ocp_stream *stream, CUgraph graph,
                             CUgraphNode before, CUgraphNode *node, struct ocp_prepared **used, ocp_error *error);
+/* Adds a WHILE node, which repeats the nodes that the caller adds to *body while the condition `handle` is set. */
+CUresult ocp_graph_loop_add(ocp_device *device, CUgraphConditionalHandle handle, CUgraph graph, CUgraphNode before,
+                            CUgraphNode *node, CUgraph *body);
 /* Updates the node of a record in the executable graph to the record's present parameters. */
 CUresult ocp_graph_node_change(const ocp_instance *instance, uint32_t index, ocp_stream *stream, CUgraphExec exec,
                                CUgraphNode node, struct ocp_prepared **used);

@@ -46,6 +46,8 @@ struct ocp_replay {
   uint32_t *records;                    /* the record of each fixup */
   ocp_graph_sources sources;            /* sources of the nodes, for profiles */
   uint64_t *bases;                      /* addresses of inputs and outputs in the executable graph */
+  CUgraphConditionalHandle *handles;    /* per record: the handle of a loop's condition */
+  bool *in_loop;                        /* records whose nodes cannot change: loops and their records */
 };
 
 static void fall_back(ocp_counter reason) {
@@ -153,10 +155,11 @@ static bool take_place(ocp_replay_budget *budget, uint64_t slab_bytes) {
 static ocp_replay *allocate(ocp_replay_budget *budget, const ocp_instance *instance, ocp_error *error) {
   const ocp_plan_header *h = &instance->variant->plan->header;
   const uint32_t num_records = h->num_records, num_fixups = h->num_params; /* maximum numbers */
-  ocp_replay *replay = calloc(1, sizeof *replay + num_bases(instance) * sizeof *replay->bases +
-                                     num_records * (sizeof *replay->nodes + sizeof *replay->used +
-                                                    sizeof *replay->states + sizeof *replay->changed) +
-                                     h->num_params * (sizeof *replay->values + sizeof *replay->records));
+  ocp_replay *replay =
+      calloc(1, sizeof *replay + num_bases(instance) * sizeof *replay->bases +
+                    num_records * (sizeof *replay->nodes + sizeof *replay->used + sizeof *replay->states +
+                                   sizeof *replay->changed + sizeof *replay->handles + sizeof *replay->in_loop) +
+                    h->num_params * (sizeof *replay->values + sizeof *replay->records));
   if (!replay) {
     give_place(budget, instance->slab_bytes[0]);
     ocp_fail_memory(error);
@@ -168,10 +171,12 @@ static ocp_replay *allocate(ocp_replay_budget *budget, const ocp_instance *insta
   replay->nodes = (CUgraphNode *)(replay + 1);
   replay->used = (struct ocp_prepared **)(replay->nodes + num_records);
   replay->bases = (uint64_t *)(replay->used + num_records);
-  replay->values = replay->bases + num_bases(instance);
+  replay->handles = (CUgraphConditionalHandle *)(replay->bases + num_bases(instance));
+  replay->values = (uint64_t *)(replay->handles + num_records);
   replay->states = (node_state *)(replay->values + h->num_params);
   replay->records = (uint32_t *)(replay->states + num_records);
   replay->changed = (bool *)(replay->records + num_fixups);
+  replay->in_loop = replay->changed + num_records;
   ocp_count(OCP_GRAPHS_LIVE, 1);
   return replay;
 }
@@ -202,23 +207,83 @@ static void note_node(const ocp_instance *instance, uint32_t index, ocp_replay *
          record->num_params * sizeof *replay->values);
 }
 
-static CUresult fill(const ocp_instance *instance, ocp_replay *replay, ocp_stream *stream, uint32_t *record,
-                     ocp_error *error) {
-  const ocp_driver *driver = instance->variant->device->driver;
-  CUresult result = driver->GraphCreate(&replay->graph, 0);
-  CUgraphNode last = NULL;
-  for (; *record < instance->variant->plan->header.num_records && result == CUDA_SUCCESS; ++*record) {
-    note_node(instance, *record, replay);
-    if (instance->calls[*record].skipped)
+/* Creates the conditions of the loops among `records`, without those of inner loops. */
+static CUresult create_handles(const ocp_instance *instance, ocp_replay *replay, CUgraph graph, ocp_range records) {
+  const ocp_device *device = instance->variant->device;
+  CUresult result = CUDA_SUCCESS;
+  for (uint32_t i = records.first; i < records.first + records.count && result == CUDA_SUCCESS; i++) {
+    const ocp_plan_record *record = &instance->variant->plan->records[i];
+    if (record->kind != OCP_RECORD_LOOP)
       continue;
-    result = ocp_graph_node_add(instance, *record, stream, replay->graph, last, &replay->nodes[*record],
-                                &replay->used[*record], error);
-    if (result != CUDA_SUCCESS)
-      break;
-    last = replay->nodes[*record];
-    replay->counts[instance->calls[*record].kind]++;
+    result = device->driver->GraphConditionalHandleCreate(&replay->handles[i], graph, device->context, 0,
+                                                          CU_GRAPH_COND_ASSIGN_DEFAULT);
+    i += record->index;
   }
-  return result == CUDA_SUCCESS ? driver->GraphInstantiate(&replay->exec, replay->graph, 0) : result;
+  return result;
+}
+
+/* Sets the parameters of a launch that are conditions of loops to their handles, or to 0 outside of a graph. */
+static void set_handles(const ocp_instance *instance, uint32_t index, const ocp_replay *replay) {
+  const ocp_plan *plan = instance->variant->plan;
+  const ocp_plan_record *record = &plan->records[index];
+  for (uint32_t i = 0; plan->has_loops && record->kind == OCP_RECORD_LAUNCH && i < record->num_params; i++) {
+    const ocp_plan_param *param = &plan->params[record->first_param + i];
+    if (param->kind == OCP_PARAM_CONDITION)
+      instance->calls[index].values[i] = replay ? replay->handles[param->imm] : 0;
+  }
+}
+
+typedef struct filling {
+  const ocp_instance *instance;
+  ocp_replay *replay;
+  ocp_stream *stream;
+  uint32_t *record; /* the record whose node is being added */
+  ocp_error *error;
+} filling;
+
+/* Adds the nodes of the records to a graph. The records that a loop repeats are nodes of the graph in its WHILE node:
+ * the plan's checks bound the depth of the recursion. */
+static CUresult fill_graph(const filling *f, CUgraph graph, ocp_range records, bool in_loop) {
+  const ocp_instance *instance = f->instance;
+  ocp_replay *replay = f->replay;
+  CUresult result = create_handles(instance, replay, graph, records);
+  CUgraphNode last = NULL;
+  for (uint32_t i = records.first; i < records.first + records.count && result == CUDA_SUCCESS; i++) {
+    const bool is_loop = instance->calls[i].kind == OCP_RECORD_LOOP;
+    *f->record = i;
+    note_node(instance, i, replay);
+    replay->in_loop[i] = in_loop || is_loop;
+    if (instance->calls[i].skipped)
+      continue;
+    if (is_loop) {
+      const ocp_range repeated = {i + 1, instance->variant->plan->records[i].index};
+      CUgraph body = NULL;
+      result = ocp_graph_loop_add(instance->variant->device, replay->handles[i], graph, last, &replay->nodes[i], &body);
+      if (result == CUDA_SUCCESS)
+        result = fill_graph(f, body, repeated, true);
+    } else {
+      set_handles(instance, i, replay);
+      result = ocp_graph_node_add(instance, i, f->stream, graph, last, &replay->nodes[i], &replay->used[i], f->error);
+      set_handles(instance, i, NULL);
+    }
+    last = replay->nodes[i];
+    replay->counts[instance->calls[i].kind] += !in_loop; /* the host does not know how often a loop repeats */
+    if (is_loop)
+      i += instance->variant->plan->records[i].index;
+  }
+  return result;
+}
+
+static CUresult fill(const filling *f) {
+  const ocp_driver *driver = f->instance->variant->device->driver;
+  ocp_replay *replay = f->replay;
+  CUresult result = driver->GraphCreate(&replay->graph, 0);
+  if (result == CUDA_SUCCESS)
+    result = fill_graph(f, replay->graph, f->instance->variant->plan->views[0].records, false);
+  if (result != CUDA_SUCCESS)
+    return result;
+  *f->record = f->instance->variant->plan->header.num_records;
+  return driver->GraphInstantiate(&replay->exec, replay->graph, 0);
 }
 
 /* Builds the instance's graph with the present addresses; if that fails, counts the reason. */
@@ -245,7 +310,8 @@ static bool make(ocp_replay_budget *budget, ocp_instance *instance, ocp_stream *
   instance->inherited = false;
   uint32_t record = 0;
   ocp_activity_begin_graph();
-  const CUresult result = fill(instance, replay, stream, &record, &error);
+  const filling filled = {instance, replay, stream, &record, &error};
+  const CUresult result = fill(&filled);
   ocp_activity_end_graph(&replay->sources);
   if (result == CUDA_SUCCESS) {
     instance->replay = replay;
@@ -271,7 +337,7 @@ static bool make(ocp_replay_budget *budget, ocp_instance *instance, ocp_stream *
 
 /* ---- running ---- */
 
-typedef enum outcome { READY, COLD, FAILED } outcome;
+typedef enum outcome { READY, COLD, STALE, FAILED } outcome;
 
 /* Sets the addresses in the instance's parameters, and marks the records whose addresses differ from the graph's. */
 static void find_changes(ocp_instance *instance) {
@@ -288,8 +354,11 @@ static void find_changes(ocp_instance *instance) {
 }
 
 static bool change_node(const ocp_instance *instance, uint32_t index, ocp_replay *replay, ocp_stream *stream) {
-  if (ocp_graph_node_change(instance, index, stream, replay->exec, replay->nodes[index], &replay->used[index]) !=
-      CUDA_SUCCESS)
+  set_handles(instance, index, replay);
+  const CUresult result =
+      ocp_graph_node_change(instance, index, stream, replay->exec, replay->nodes[index], &replay->used[index]);
+  set_handles(instance, index, NULL);
+  if (result != CUDA_SUCCESS)
     return false;
   note_node(instance, index, replay);
   return true;
@@ -334,16 +403,18 @@ static bool find_differences(ocp_instance *instance, ocp_stream *stream) {
   for (uint32_t i = 0; i < plan->header.num_records; i++) {
     const ocp_plan_record *record = &plan->records[i];
     const node_state state = state_of(instance, i);
-    replay->changed[i] = !state.skipped && (memcmp(state.grid, replay->states[i].grid, sizeof state.grid) != 0 ||
-                                            state.shared_bytes != replay->states[i].shared_bytes ||
-                                            memcmp(instance->calls[i].values, replay->values + record->first_param,
-                                                   record->num_params * 8) != 0);
+    /* A WHILE node depends on the address of its condition, not on the number of iterations. */
+    const uint32_t num_params = record->kind == OCP_RECORD_LOOP ? 1 : record->num_params;
+    replay->changed[i] = !state.skipped &&
+                         (memcmp(state.grid, replay->states[i].grid, sizeof state.grid) != 0 ||
+                          state.shared_bytes != replay->states[i].shared_bytes ||
+                          memcmp(instance->calls[i].values, replay->values + record->first_param, num_params * 8) != 0);
   }
   return true;
 }
 
 /* Updates the nodes of changed records. Returns COLD, without any update, if a changed library call has never run with
- * the stream's library handle. */
+ * the stream's library handle, and STALE if a node in a WHILE node would have to change, which needs a new graph. */
 static outcome update(ocp_instance *instance, ocp_stream *stream) {
   ocp_replay *replay = instance->replay;
   const ocp_plan *plan = instance->variant->plan;
@@ -358,6 +429,9 @@ static outcome update(ocp_instance *instance, ocp_stream *stream) {
     if (replay->changed[i] && plan->records[i].kind == OCP_RECORD_LIBRARY &&
         !ocp_graph_call_is_warm(instance, i, stream))
       return COLD;
+  for (uint32_t i = 0; i < plan->header.num_records; i++)
+    if (replay->changed[i] && replay->in_loop[i])
+      return STALE;
   for (uint32_t i = 0; i < plan->header.num_records; i++)
     if (replay->changed[i] && !change_node(instance, i, replay, stream))
       return FAILED;
@@ -386,6 +460,10 @@ int ocp_replay_run(ocp_replay_budget *budget, ocp_instance *instance, ocp_stream
   const outcome updated = instance->replay ? update(instance, stream) : READY;
   if (updated == COLD)
     return ORT_OK;
+  if (updated == STALE) {
+    ocp_replay_release(instance->replay);
+    instance->replay = NULL;
+  }
   if (updated == FAILED) {
     const bool first = instance->replay_evictions == 0;
     ocp_replay_release(instance->replay);

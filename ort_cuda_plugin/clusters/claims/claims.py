@@ -416,7 +416,7 @@ class _Analysis:
         if inner and not any(member.provider == self.provider for member in inner if member.provider):
             return decline(node, "cost", f"{why_not_fused.reason}; no node of its bodies runs on the plugin")
         self.singles.add(node)
-        return _supported(node)
+        return _supported(node, note=f"ONNX Runtime runs its bodies: {why_not_fused.reason}")
 
     def _check_search(self, node: Node) -> None:
         """Add the token search ``node`` to ``singles`` if the plugin can run it; else raise the errors of `_lower`."""

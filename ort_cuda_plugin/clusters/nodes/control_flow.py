@@ -6,7 +6,7 @@ which the plan is guarded. Kernels of ONNX Runtime run all other control-flow no
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
@@ -18,11 +18,12 @@ from ...ops import requirements as require
 from ...ops.axes import normalize_axis
 from ...ops.onnx.tensor.indexing import select_index
 from ...ops.onnx.tensor.slicing import concat
-from ...program.expressions.symbolic import Dim, eq, is_read_back
+from ...program.expressions.symbolic import Dim, eq, is_read_back, ne, select, sym_max
 from ...program.lowering.host import defer_host
 from ...program.lowering.views import unsqueeze
 from ...program.steps.containers import Operand
-from ...program.steps.tensor import Tensor
+from ...program.steps.tensor import BufferKind, Tensor
+from .device_loop import Iteration, LoopPlan, Slices, Stack, carried_tensors, lower_loop
 
 if TYPE_CHECKING:
     from ...program.lowering.context import Lowering
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 MAX_UNROLLED_NODES = 1024
 """Maximum nodes of an unrolled Loop or Scan, over all iterations and inner bodies."""
 
+_INT64_MAX = 2**63 - 1
 MAX_EXPANDED_BYTES = 2**22
 """Maximum bytes of the constants of a body's cluster whose nodes the surrounding graph's plan may lower again."""
 
@@ -204,6 +206,70 @@ def _valid_branches(lowering: BodyLowering, node: Node) -> list[list[Operand]]:
 
 
 def _loop(lowering: BodyLowering, node: Node, inputs: Inputs) -> list[Operand]:
+    return _unrolled_or_on_device(
+        lambda: _unrolled_loop(lowering, node, inputs), lambda: _loop_on_device(lowering, node, inputs)
+    )
+
+
+def _unrolled_or_on_device(
+    unrolled: Callable[[], list[Operand]], on_device: Callable[[], list[Operand]]
+) -> list[Operand]:
+    """Return the results of the unrolled iterations, or else those of a loop on the device.
+
+    Dead code elimination drops the steps of iterations that were unrolled in vain.
+    """
+    try:
+        return unrolled()
+    except UnknownRank:
+        raise
+    except Unsupported as error:
+        why = error
+    try:
+        return on_device()
+    except Unsupported as error:
+        if isinstance(error, UnknownRank) or error.reason == why.reason:
+            raise
+        raise Unsupported(error.kind, f"{why.reason}; not a loop on the device: {error.reason}") from error
+
+
+def _loop_on_device(lowering: BodyLowering, node: Node, inputs: Inputs) -> list[Operand]:
+    ctx = lowering.ctx
+    states = carried_tensors(node, _given(node, inputs[2:]))
+    num_stacks = len(node.subgraphs["body"].outputs) - 1 - len(states)
+    limit = _limit(ctx, node, inputs, host=num_stacks > 0)
+    on = None if _is_missing(inputs, 1) else _scalar(node, inputs, 1, DType.BOOL)
+    if on is not None and (num_stacks > 0 or on.host is not None):
+        first = ctx.host_number(on, "the first condition of Loop")
+        if first == 0:
+            limit = 0
+        elif first != 1 and not isinstance(limit, Tensor):
+            limit = select(ne(first, 0), _INT64_MAX if limit is None else limit, 0)
+        on = None
+
+    def lower(iteration: Iteration) -> tuple[Tensor | None, Sequence[Operand], Sequence[Operand]]:
+        holds = ctx.constant(np.array(True))
+        results = _body(lowering, node, "body", (iteration.number, holds, *iteration.states))
+        goes_on = _scalar(node, results, 0, DType.BOOL)
+        is_constant = goes_on.host is not None and goes_on.host[0] == 1
+        return None if is_constant else goes_on, results[1 : 1 + len(states)], results[1 + len(states) :]
+
+    return lower_loop(ctx, LoopPlan(node, limit, on, states, (), (Stack(0, False),) * num_stacks, lower))
+
+
+def _limit(ctx: Lowering, node: Node, inputs: Inputs, *, host: bool) -> Dim | Tensor | None:
+    """Return the trip count of a Loop: a size, a tensor that only the device knows, or None if there is none.
+
+    With ``host`` it is a size, which the host may have to read back from the device.
+    """
+    if _is_missing(inputs, 0):
+        return None
+    trips = _scalar(node, inputs, 0, DType.INT64)
+    if host or trips.host is not None or trips.buffer.kind is BufferKind.INPUT:
+        return sym_max(ctx.host_number(trips, "the trip count of Loop"), 0)
+    return ctx.contiguous(trips)
+
+
+def _unrolled_loop(lowering: BodyLowering, node: Node, inputs: Inputs) -> list[Operand]:
     ctx = lowering.ctx
     trips = None if _is_missing(inputs, 0) else _scalar(node, inputs, 0, DType.INT64)
     on = ctx.constant(np.array(True)) if _is_missing(inputs, 1) else _scalar(node, inputs, 1, DType.BOOL)
@@ -241,6 +307,35 @@ def _loop(lowering: BodyLowering, node: Node, inputs: Inputs) -> list[Operand]:
 
 
 def _scan(lowering: BodyLowering, node: Node, inputs: Inputs) -> list[Operand]:
+    return _unrolled_or_on_device(
+        lambda: _unrolled_scan(lowering, node, inputs), lambda: _scan_on_device(lowering, node, inputs)
+    )
+
+
+def _scan_on_device(lowering: BodyLowering, node: Node, inputs: Inputs) -> list[Operand]:
+    ctx = lowering.ctx
+    body, initial, sequences = _parts_of_scan(node, inputs)
+    states, count = carried_tensors(node, initial), len(sequences)
+    axes = _numbers(node, "scan_input_axes", count)
+    backwards = _numbers(node, "scan_input_directions", count)
+    slices = [
+        Slices(ctx.contiguous(ctx.materialize(x)), normalize_axis(axis, x.rank), bool(back))
+        for x, axis, back in zip(sequences, axes, backwards, strict=True)
+    ]
+    length = _common_length(ctx, [each.x.shape[each.axis] for each in slices])
+    num_stacks = len(body.outputs) - len(states)
+    out_axes = _numbers(node, "scan_output_axes", num_stacks)
+    reversed_ = _numbers(node, "scan_output_directions", num_stacks)
+    stacks = tuple(Stack(axis, bool(back)) for axis, back in zip(out_axes, reversed_, strict=True))
+
+    def lower(iteration: Iteration) -> tuple[Tensor | None, Sequence[Operand], Sequence[Operand]]:
+        results = _body(lowering, node, "body", (*iteration.states, *iteration.slices))
+        return None, results[: len(states)], results[len(states) :]
+
+    return lower_loop(ctx, LoopPlan(node, length, None, states, tuple(slices), stacks, lower))
+
+
+def _unrolled_scan(lowering: BodyLowering, node: Node, inputs: Inputs) -> list[Operand]:
     body, states, sequences = _parts_of_scan(node, inputs)
     count, scanned = len(sequences), len(body.outputs) - len(states)
     axes = [
@@ -309,10 +404,7 @@ def _steps_of_scan(
 ) -> tuple[list[Operand], list[list[Operand]]]:
     """Return the last states, and per iteration the body's other results; ``scanned``: (tensor, axis, is backward)."""
     ctx = lowering.ctx
-    lengths = [x.shape[axis] for x, axis, _ in scanned]
-    for other in lengths[1:]:
-        ctx.require(eq(lengths[0], other), "Scan: all scanned inputs must have the same length")
-    length = _known(lengths[0], "the length of Scan")
+    length = _known(_common_length(ctx, [x.shape[axis] for x, axis, _ in scanned]), "the length of Scan")
     size = unrolled_nodes(node.subgraphs["body"], lowering.compiled)
     _check_count(length, size, "Scan")
     current = list(states)
@@ -324,6 +416,12 @@ def _steps_of_scan(
         current = results[: len(states)]
         rows.append(results[len(states) :])
     return current, rows
+
+
+def _common_length(ctx: Lowering, lengths: Sequence[Dim]) -> Dim:
+    for other in lengths[1:]:
+        ctx.require(eq(lengths[0], other), "Scan: all scanned inputs must have the same length")
+    return lengths[0]
 
 
 def _stacked(lowering: BodyLowering, parts: Sequence[Tensor], axis: int, declared: Value) -> Tensor:

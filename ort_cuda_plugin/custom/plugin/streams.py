@@ -13,6 +13,7 @@ from ...model.ir import Array, DType
 from ...program.expressions.symbolic import Dim
 from ...program.lowering.context import Arg, Int64, Lowering, Tensor
 from ...program.steps.callbacks import CallStream, DeviceArray
+from ...program.steps.trace import LoopCondition
 from ..kernels.half_elements import check_halves
 from ..kernels.kernels import Kernel, arguments, check_kernel, checked_block, launch, size_of, sizes_of, type_of
 from .descriptors import Scope, Size, dim_of
@@ -230,7 +231,7 @@ class _Pointer:
 
 
 def _value(arg: Arg) -> int | float:
-    assert not isinstance(arg, Tensor)
+    assert not isinstance(arg, Tensor | LoopCondition)
     value = arg.value
     if isinstance(arg, Int64) and not isinstance(value, int):
         raise TypeError(

@@ -166,6 +166,14 @@ class Options:
         "rounded once. On a GPU, split-K adds in another order, products of dequantized 8-bit codes are exact, and "
         "tensors between two TF32 products are stored as float16. 0: each operator stores its result",
     )
+    device_loops: bool = _option(
+        True,
+        values.FLAG,
+        Decides.PLANS,
+        "1: a Loop or Scan whose number of iterations is known only in a Run is compiled together with its body. The "
+        "device counts the iterations, and in a CUDA graph the whole loop is a part of one launch "
+        "([loops.md](loops.md)). 0: ONNX Runtime runs the body once for each iteration",
+    )
     autotune: bool = _option(
         False,
         values.FLAG,

@@ -10,7 +10,7 @@ from typing import Any
 from ...compiler.kernel import KernelSpec
 from ..steps.schedule import schedule_data
 from ..steps.steps import Contract, Convolve
-from ..steps.trace import Copy, HostCall, Launch, LibraryCall, Memset, ReadBack, Recordable, Step
+from ..steps.trace import Copy, DeviceLoop, HostCall, Launch, LibraryCall, Memset, ReadBack, Recordable, Step
 from .program_text import ProgramText
 from .traffic import arithmetic, traffic
 
@@ -94,4 +94,5 @@ _KINDS: dict[type, str] = {
     Copy: "copy",
     Memset: "memset",
     HostCall: "call of Python",
+    DeviceLoop: "loop",
 }

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from ..steps.steps import Attend, Contract, Map, Rows, Sums
 from ..steps.tensor import Buffer, BufferKind, Tensor
-from ..steps.trace import Copy, HostCall, Launch, LibraryCall, Memset, ReadBack, Step
+from ..steps.trace import Copy, DeviceLoop, HostCall, Launch, LibraryCall, Memset, ReadBack, Step
 from .formulas import formulas
 from .step_tensors import tensors_of
 from .traffic import Access, accesses, traffic
@@ -67,10 +67,17 @@ class ProgramText:
 
     def _lines(self, step: Step) -> Iterator[str]:
         reads, writes = accesses(step)
+        if isinstance(step, DeviceLoop):  # the lines of its steps have the other tensors
+            reads = [x for x in reads if x.tensor.buffer in step.reads]
+            writes = [x for x in writes if x.tensor.buffer in step.writes]
         yield f"{step_kind(step):28} {self._list(writes)} <- {self._list(reads)}"
         yield f"{'':28} " + (", ".join(f"{node.op_type} {node.name}".strip() for node in step.nodes) or "(inputs)")
         if isinstance(step, (Launch, LibraryCall)) and step.note:
             yield f"{'':28} {step.note}"
+        if isinstance(step, DeviceLoop):
+            for title, steps in (("first:", step.first), ("in each iteration:", step.body)):
+                yield f"{'':28} {title}"
+                yield from (f"{'':28}   {line}" for each in steps for line in self._lines(each))
         if isinstance(step, HostCall):
             yield f"{'':28} {step.callback.name}"
         if self._has_formulas and isinstance(step, Map):
@@ -188,6 +195,8 @@ def step_kind(step: Step) -> str:
             return "read-back"
         case HostCall():
             return "Python, in each Run"
+        case DeviceLoop():
+            return "loop on the device"
 
 
 def _place(x: Tensor) -> str:

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from ..steps.steps import Map
 from ..steps.tensor import Tensor
-from ..steps.trace import Copy, HostCall, Launch, LibraryCall, Memset, ReadBack, Step
+from ..steps.trace import Copy, DeviceLoop, HostCall, Launch, LibraryCall, Memset, ReadBack, Step
 
 
 def tensors_of(step: Step) -> tuple[Tensor, ...]:
-    """Return all tensors that a step reads or writes, without the tensors of its ``parts`` (unfused steps)."""
+    """Return all tensors that a step reads or writes, without the tensors of its ``parts`` (unfused steps) and without
+    intermediates of a loop.
+    """
     match step:
+        case DeviceLoop():
+            known = {*step.reads, *step.writes}
+            inner = (x for each in (*step.first, *step.body) for x in tensors_of(each))
+            return tuple(x for x in dict.fromkeys(inner) if x.buffer in known)
         case Map():
             return step.tensors(without=("parts",))
         case Launch() | LibraryCall():

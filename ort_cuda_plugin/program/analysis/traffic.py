@@ -2,7 +2,7 @@
 
 A step that is not yet a launch counts each input element and each result once. A launch counts every pass that it makes
 over a tensor. Data shared by threads and blocks of a launch (sliding windows, GEMM tiles, broadcast elements) counts
-once, since a cache serves it. Calls of vendor libraries count like steps.
+once, since a cache serves it. Calls of vendor libraries count like steps. A loop counts one iteration.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ..expressions.symbolic import hint, product
 from ..steps.steps import Contract, Convolve, Map
 from ..steps.tensor import Buffer, BufferKind, Tensor
-from ..steps.trace import Copy, HostCall, Launch, LibraryCall, Memset, ReadBack, Step, Use
+from ..steps.trace import Copy, DeviceLoop, HostCall, Launch, LibraryCall, Memset, ReadBack, Step, Use
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,9 @@ def accesses(step: Step) -> tuple[list[Access], list[Access]]:
             return [], _accesses([step.destination])
         case ReadBack():
             return _accesses([step.source]), []
+        case DeviceLoop():
+            parts = [accesses(each) for each in (*step.first, *step.body)]
+            return [x for reads, _ in parts for x in reads], [x for _, writes in parts for x in writes]
         case HostCall():
             own = step.writes
             return _accesses(x for x in step.tensors if x.buffer not in own), _accesses(

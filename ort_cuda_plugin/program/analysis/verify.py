@@ -12,7 +12,7 @@ from ..expressions.scalar import Scalar, reachable
 from ..expressions.symbolic import Dim, eq, hint, le, product, truth
 from ..steps.steps import Attend, Contract, Input, Map, Rows, Sums
 from ..steps.tensor import Buffer, BufferKind, Tensor
-from ..steps.trace import Launch, Step
+from ..steps.trace import DeviceLoop, Launch, Step
 from .program_text import step_kind
 from .step_tensors import tensors_of
 
@@ -113,7 +113,7 @@ def _violations(step: Step) -> Iterator[str]:
                 yield f"2: {_text(x)} is on the host, but the step reads it on the device"
         elif x.buffer not in used:
             yield f"1: {_text(x)} is missing in the step's reads and writes"
-        elif x not in packed and not isinstance(step, Launch) and not _is_inside(x):
+        elif x not in packed and not isinstance(step, Launch | DeviceLoop) and not _is_inside(x):
             yield f"5: {_text(x)} exceeds its buffer"
     if isinstance(step, Map):
         yield from _shapes(step)

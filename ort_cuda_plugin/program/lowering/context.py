@@ -142,6 +142,8 @@ class Lowering(Recorder):
         self.tuner: Tuner | None = None
         """The autotuner; None without autotuning."""
         self.guessed = False
+        self.is_in_loop = False
+        """Whether the recorded steps belong to the body of a `DeviceLoop`, so that the host can read back nothing."""
         self.trial = trial
         self.notes: dict[Node, str] = {}
         self._read_host_input = read_host_input
@@ -350,6 +352,9 @@ class Lowering(Recorder):
         """
         if not (x.dtype.is_integer or x.dtype is DType.BOOL):
             raise Unsupported("dtype", f"the type of {what} is {x.dtype.name}; supported: integers and bool")
+        if self.is_in_loop:
+            reason = f"the host must read {what} in each iteration; supported: values that no iteration computes"
+            raise Unsupported("control-flow", reason)
         x = self._of_known_shape(x, what)
         count = self._readable(x.size, what)
         known = self._read_backs.get(x.buffer) if x.is_contiguous and x.offset == 0 else None

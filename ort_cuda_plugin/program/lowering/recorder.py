@@ -64,6 +64,11 @@ class Recorder(Conditions):
         self._materialized: dict[tuple[DType, tuple[Dim, ...]], Buffer] = {}
 
     @property
+    def is_recording(self) -> bool:
+        """Return whether launches are recorded; a claim only checks them."""
+        return self._is_recording
+
+    @property
     def is_guess(self) -> bool:
         """Return whether sizes may be guesses, so that an error about a size need not occur in a Run."""
         return self._speculative or not self._is_recording

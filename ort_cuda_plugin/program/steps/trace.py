@@ -37,9 +37,17 @@ class Float64:
     value: float
 
 
-Arg: TypeAlias = Tensor | Int32 | Int64 | Float32 | Float64
+@dataclass(frozen=True, eq=False)
+class LoopCondition:
+    """The condition of a `DeviceLoop`, compared by identity.
+
+    As an argument of a kernel: the handle of the loop's conditional node in a CUDA graph, 0 outside of a graph (i64).
+    """
+
+
+Arg: TypeAlias = Tensor | Int32 | Int64 | Float32 | Float64 | LoopCondition
 Grid: TypeAlias = tuple[Dim, Dim, Dim]
-scalar_types: Final = {Int32: "i32", Int64: "i64", Float32: "f32", Float64: "f64"}
+scalar_types: Final = {Int32: "i32", Int64: "i64", Float32: "f32", Float64: "f64", LoopCondition: "i64"}
 
 
 @dataclass(eq=False)
@@ -170,7 +178,27 @@ class HostCall(Recorded):
     writes: tuple[Buffer, ...]
 
 
-Recordable: TypeAlias = Launch | LibraryCall | Copy | Memset | ReadBack | HostCall
+@dataclass(eq=False)
+class DeviceLoop(Recorded):
+    """A loop whose iterations the device counts: the steps ``first``, then ``body`` while ``flag`` (int32 [1]) is not
+    0.
+
+    ``first`` and ``body`` are compiled, and no other step writes what they write. ``body`` sets the flag, and the
+    ``condition`` of the loop's node in a CUDA graph. The host knows the number of iterations as ``count``; with None,
+    it reads the flag before each iteration unless the loop is part of a CUDA graph. ``reads`` and ``writes`` are the
+    buffers that other steps know: values from outside of the loop, and its results.
+    """
+
+    condition: LoopCondition
+    flag: Tensor
+    count: Dim | None
+    first: tuple[Recordable, ...]
+    body: tuple[Recordable, ...]
+    reads: tuple[Buffer, ...]
+    writes: tuple[Buffer, ...]
+
+
+Recordable: TypeAlias = Launch | LibraryCall | Copy | Memset | ReadBack | HostCall | DeviceLoop
 """Steps that a plan can contain, in contrast to a `Map` that emission has not yet turned into launches."""
 Step: TypeAlias = Recordable | Map
 View: TypeAlias = Callable[[Tensor], Tensor]

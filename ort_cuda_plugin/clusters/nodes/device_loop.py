@@ -1,0 +1,274 @@
+"""Lowering of a Loop or Scan whose number of iterations is known only in a Run: the body becomes a part of the plan.
+
+The body is lowered once, for states that keep their memory. The device counts the iterations and evaluates the
+condition (`DeviceLoop`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+
+from ...kernels.elementwise.device_loop import Counter, begin, copy_slice, count_iteration
+from ...model.ir import DType, InvalidModel, Node, Unsupported
+from ...passes.table import PASSES, run_passes
+from ...program.expressions.symbolic import Dim, eq
+from ...program.lowering.context import Lowering
+from ...program.lowering.recorder import copy_of
+from ...program.steps.containers import Operand
+from ...program.steps.steps import Map
+from ...program.steps.tensor import Buffer, BufferKind, Tensor
+from ...program.steps.trace import (
+    Copy,
+    DeviceLoop,
+    Launch,
+    LibraryCall,
+    LoopCondition,
+    Memset,
+    Recordable,
+    Step,
+)
+
+PASSES_OF_BODY = [each for each in PASSES if each.name != "constant_folding"]
+"""The passes that compile the steps of a loop. What does not depend on the iteration moves out of the loop, where the
+plan's own passes fold constants.
+"""
+
+
+@dataclass(frozen=True)
+class Slices:
+    """A tensor whose slices along ``axis`` the iterations read; ``backwards``: the last slice first."""
+
+    x: Tensor
+    axis: int
+    backwards: bool
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A result of the body, of which the iterations' values are stacked along ``axis``."""
+
+    axis: int
+    backwards: bool
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """The arguments of the body in an iteration."""
+
+    number: Tensor
+    states: tuple[Tensor, ...]
+    slices: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class LoopPlan:
+    """A loop to lower.
+
+    ``limit`` is the maximum number of iterations: a size, a tensor of one int64, or None. ``on`` is the first condition
+    (bool, one element), None for true. ``lower`` lowers the body and returns its condition (None: true), the next
+    states, and the values to stack.
+    """
+
+    node: Node
+    limit: Dim | Tensor | None
+    on: Tensor | None
+    states: tuple[Tensor, ...]
+    slices: tuple[Slices, ...]
+    stacks: tuple[Stack, ...]
+    lower: Callable[[Iteration], tuple[Tensor | None, Sequence[Operand], Sequence[Operand]]]
+
+
+def carried_tensors(node: Node, operands: Iterable[Operand]) -> tuple[Tensor, ...]:
+    """Return the operands, which a loop carries. Raises Unsupported if one is not a tensor."""
+    return tuple(_tensor(node, operand) for operand in operands)
+
+
+def lower_loop(ctx: Lowering, plan: LoopPlan) -> list[Operand]:
+    """Record the loop, and return the last states and the stacked values.
+
+    Raises Unsupported if a state may change its shape, if the number of stacked values is unknown before the loop, or
+    if the host must read a value that an iteration computes.
+    """
+    if not ctx.options.device_loops:
+        raise Unsupported("control-flow", "the option device_loops is 0")
+    for x in (*plan.states, *(each.x for each in plan.slices)):
+        if x.dtype.is_packed:
+            raise Unsupported("control-flow", f"a loop on the device has no {x.dtype.short} tensors")
+    loop = _Loop(ctx, plan)
+    with ctx.recording((plan.node,)) as first:
+        loop.begin()
+    with ctx.recording((plan.node,)) as body, _in_loop(ctx):
+        loop.iterate()
+    ctx.node = plan.node
+    ctx.guessed = False
+    reads = "reads a flag before each iteration" if loop.count is None else "knows the number of iterations"
+    ctx.notes[plan.node] = f"a loop on the device; without a CUDA graph the host {reads}"
+    if ctx.is_recording:
+        _record(ctx, loop, first, body)
+    return [*loop.states, *loop.stacked]
+
+
+@contextmanager
+def _in_loop(ctx: Lowering) -> Iterator[None]:
+    outer = ctx.is_in_loop
+    ctx.is_in_loop = True
+    try:
+        yield
+    finally:
+        ctx.is_in_loop = outer
+
+
+class _Loop:
+    """The tensors of a loop that is being lowered. ``states`` and ``stacked`` are its results."""
+
+    def __init__(self, ctx: Lowering, plan: LoopPlan) -> None:
+        self.ctx, self.plan = ctx, plan
+        self.counter = Counter(ctx.empty((1,), DType.INT32), ctx.empty((), DType.INT64), plan.limit, LoopCondition())
+        self.states = tuple(ctx.empty(x.shape, x.dtype) for x in plan.states)
+        self.stacked: list[Tensor] = []
+        self.count: Dim | None = None
+
+    @property
+    def own_buffers(self) -> set[Buffer]:
+        """Return the buffers that keep their contents from one iteration to the next."""
+        kept = (self.counter.flag, self.counter.number, *self.states, *self.stacked)
+        return {x.buffer for x in kept}
+
+    def begin(self) -> None:
+        """Record the steps before the first iteration."""
+        ctx = self.ctx
+        for state, x in zip(self.states, self.plan.states, strict=True):
+            ctx.copy(state, ctx.contiguous(ctx.materialize(x)))
+        on = self.plan.on
+        begin(ctx, self.counter, None if on is None else ctx.contiguous(ctx.materialize(on)))
+
+    def iterate(self) -> None:
+        """Record the steps of an iteration."""
+        ctx, plan = self.ctx, self.plan
+        slices = tuple(self._slice(each) for each in plan.slices)
+        on, states, values = plan.lower(Iteration(self.counter.number, self.states, slices))
+        ctx.node = plan.node
+        if on is None and plan.limit is None:
+            raise Unsupported(
+                "control-flow", "it has neither a trip count nor a condition, and only the host can end it"
+            )
+        if on is None and plan.on is None and not isinstance(plan.limit, Tensor):
+            self.count = plan.limit
+        for stack, value in zip(plan.stacks, values, strict=True):
+            self._stack(stack, value)
+        if on is not None:
+            on = ctx.materialize(on)
+            on = copy_of(ctx, on) if on.buffer in {x.buffer for x in self.states} else ctx.contiguous(on)
+        self._replace_states(states)
+        count_iteration(ctx, self.counter, on)
+
+    def _slice(self, slices: Slices) -> Tensor:
+        x = slices.x
+        part = self.ctx.empty([dim for axis, dim in enumerate(x.shape) if axis != slices.axis], x.dtype)
+        copy_slice(self.ctx, part, x, self.counter.number, slices.axis, stacks=False, backwards=slices.backwards)
+        return part
+
+    def _stack(self, stack: Stack, value: Operand) -> None:
+        ctx = self.ctx
+        if self.count is None:
+            raise Unsupported(
+                "control-flow",
+                f"{self.plan.node.op_type} stacks values of its iterations, whose number is unknown before the last "
+                "one; supported: a trip count that the host knows, and a constant condition",
+            )
+        x = ctx.contiguous(ctx.materialize(_tensor(self.plan.node, value)))
+        axis = stack.axis + (x.rank + 1 if stack.axis < 0 else 0)
+        if not 0 <= axis <= x.rank:
+            raise InvalidModel(f"{self.plan.node.op_type}: axis {stack.axis} of a result of rank {x.rank + 1}")
+        whole = ctx.empty([*x.shape[:axis], self.count, *x.shape[axis:]], x.dtype)
+        self.stacked.append(whole)
+        copy_slice(ctx, whole, x, self.counter.number, axis, stacks=True, backwards=stack.backwards)
+
+    def _replace_states(self, results: Sequence[Operand]) -> None:
+        """Copy the body's results to the states. Results that are views of a state are copied before states change."""
+        ctx, node = self.ctx, self.plan.node
+        own = {state.buffer for state in self.states}
+        moves = []
+        for number, (state, operand) in enumerate(zip(self.states, results, strict=True)):
+            x = _tensor(node, operand)
+            if x.dtype is not state.dtype:
+                types = f"{x.dtype.short} after an iteration, {state.dtype.short} before"
+                raise InvalidModel(f"{node.op_type}: loop-carried value {number} is {types}")
+            if x.rank != state.rank or not all(
+                ctx.settled(eq(dim, before)) for dim, before in zip(x.shape, state.shape, strict=True)
+            ):
+                shapes = f"{list(state.shape)} before an iteration and {list(x.shape)} after it"
+                raise Unsupported("control-flow", f"loop-carried value {number} may have the shape {shapes}")
+            x = ctx.materialize(x)
+            if x.buffer is state.buffer and x.is_contiguous and x.offset == 0:
+                continue
+            moves.append((state, copy_of(ctx, x) if x.buffer in own else ctx.contiguous(x)))
+        for state, x in moves:
+            ctx.copy(state, ctx.view(x, state.shape, None, x.offset))
+
+
+def _tensor(node: Node, operand: Operand) -> Tensor:
+    if not isinstance(operand, Tensor):
+        raise Unsupported("control-flow", f"a value that {node.op_type} carries is not a tensor")
+    return operand
+
+
+def _record(ctx: Lowering, loop: _Loop, first: Sequence[Step], body: Sequence[Step]) -> None:
+    """Compile the steps, and record the loop and the launches that do not depend on the iteration."""
+    own = loop.own_buffers
+    before, repeated = (_compiled(ctx, steps, own) for steps in (first, body))
+    invariant, repeated = _split_invariant(repeated, own)
+    ctx.trace.steps += invariant
+    steps = [*before, *repeated]
+    written = {buffer for step in steps for buffer in step.writes}
+    read = dict.fromkeys(buffer for step in steps for buffer in step.reads if buffer not in written)
+    results = dict.fromkeys(x.buffer for x in (*loop.states, *loop.stacked))
+    ctx.trace.steps.append(
+        DeviceLoop(
+            (loop.plan.node,),
+            loop.counter.condition,
+            loop.counter.flag,
+            loop.count,
+            tuple(before),
+            tuple(repeated),
+            tuple(read),
+            tuple(results),
+        )
+    )
+
+
+def _compiled(ctx: Lowering, steps: Sequence[Step], own: set[Buffer]) -> list[Recordable]:
+    """Run the passes on the steps. The buffers ``own`` count as outputs, since the next iteration reads them."""
+    kinds = {buffer: buffer.kind for buffer in own}
+    tuner, ctx.tuner = ctx.tuner, None  # it would time steps whose sizes the loop does not know
+    for buffer in own:
+        buffer.kind = BufferKind.OUTPUT
+    try:
+        compiled = run_passes(ctx, steps, PASSES_OF_BODY)
+    finally:
+        ctx.tuner = tuner
+        for buffer, kind in kinds.items():
+            buffer.kind = kind
+    return [step for step in compiled if not isinstance(step, Map)]
+
+
+def _split_invariant(steps: Sequence[Recordable], own: set[Buffer]) -> tuple[list[Recordable], list[Recordable]]:
+    """Return the steps that compute the same in each iteration, and all others (loop-invariant code motion)."""
+    writers: dict[Buffer, int] = {}
+    for buffer in chain.from_iterable(step.writes for step in steps):
+        writers[buffer] = writers.get(buffer, 0) + 1
+    variant = {*own, *(buffer for buffer, count in writers.items() if count > 1)}
+    invariant: list[Recordable] = []
+    rest: list[Recordable] = []
+    for step in steps:
+        moves = isinstance(step, Launch | LibraryCall | Copy | Memset) and variant.isdisjoint(
+            (*step.reads, *step.writes)
+        )
+        moves = moves and all(buffer.kind is BufferKind.SCRATCH for buffer in step.writes)
+        (invariant if moves else rest).append(step)
+        if not moves:
+            variant.update(step.writes)
+    return invariant, rest
