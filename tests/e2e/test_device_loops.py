@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,9 @@ import pytest
 from onnx import helper, parser
 
 import ort_cuda_plugin
+from contexts import assert_same, compile_model, load
 from device_faults import faults
+from isolated import python
 from ort_cuda_plugin.clusters.claims.claims import analyze
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.program.lowering.context import DeviceProperties
@@ -300,3 +303,104 @@ def test_a_driver_that_refuses_conditional_nodes_leaves_the_loop_to_the_host() -
             grown = pair.check(scan_feed(3))
     assert grown["graph_fallbacks_driver"] == 1
     assert "graph_replays" not in grown
+
+
+def test_a_state_and_its_initial_value_may_share_memory() -> None:
+    """The loop reads x in each iteration, so that a plan that writes y in place would read the new values."""
+    session = ort_cuda_plugin.session(parse(COUNTED), emulate=True)
+    binding = session.io_binding()
+    value = np.array([[1, 2, 3, 4], [5, 6, 7, 8]], np.float32)
+    shared = ort.OrtValue.ortvalue_from_numpy(value, "cuda", 0)
+    binding.bind_ortvalue_input("x", shared)
+    binding.bind_cpu_input("most", np.array(4))
+    binding.bind_ortvalue_output("y", shared)
+    for run in range(1, 6):
+        session.run_with_iobinding(binding)
+        np.testing.assert_allclose(shared.numpy(), value * 7.0**run, rtol=1e-5)  # 1 + 0 + 1 + 2 + 3
+
+
+def test_rows_may_be_written_to_the_memory_of_the_scanned_input() -> None:
+    text = """(float[5] h, float[t, 5] x) => (float[5] last, float[t, 5] rows) {
+        last, rows = Scan<num_scan_inputs = 1, scan_input_directions = [1], body = step (float[5] s, float[5] p)
+        => (float[5] t, float[5] r) { t = Add(s, p)  r = Neg(t) }>(h, x) }"""
+    session = ort_cuda_plugin.session(parse(text), emulate=True)
+    binding = session.io_binding()
+    first, x = floats(5), floats(4, 5)
+    shared = ort.OrtValue.ortvalue_from_numpy(x, "cuda", 0)
+    binding.bind_cpu_input("h", first)
+    binding.bind_ortvalue_input("x", shared)
+    binding.bind_output("last", "cpu")
+    binding.bind_ortvalue_output("rows", shared)
+    for _ in range(5):
+        session.run_with_iobinding(binding)
+        x = -(first + np.cumsum(x[::-1], axis=0))
+        np.testing.assert_allclose(shared.numpy(), x, rtol=1e-4, atol=1e-4)
+
+
+def test_a_capture_of_whole_runs_holds_the_iterations_that_the_host_knows() -> None:
+    session = ort_cuda_plugin.session(scan_model(), emulate=True, provider_options={"enable_cuda_graph": 1})
+    binding = session.io_binding()
+    feed = scan_feed(4)
+    inputs = {name: ort.OrtValue.ortvalue_from_numpy(x, "cuda", 0) for name, x in feed.items()}
+    outputs = {name: ort.OrtValue.ortvalue_from_numpy(np.zeros_like(x), "cuda", 0)
+               for name, x in (("last", feed["first"]), ("Y", feed["X"]))}  # fmt: skip
+    for name, value in inputs.items():
+        binding.bind_ortvalue_input(name, value)
+    for name, value in outputs.items():
+        binding.bind_ortvalue_output(name, value)
+    cpu = ort.InferenceSession(scan_model(), providers=["CPUExecutionProvider"])
+    for _ in range(3):
+        session.run_with_iobinding(binding)
+        for value, expected in zip(outputs.values(), cpu.run(None, feed), strict=True):
+            np.testing.assert_allclose(value.numpy(), expected, rtol=1e-5, atol=1e-5)
+        feed = scan_feed(4)
+        for name, x in feed.items():
+            ort.copy_tensors([ort.OrtValue.ortvalue_from_numpy(x)], [inputs[name]])
+
+
+def test_a_capture_of_whole_runs_is_refused_if_the_device_evaluates_the_condition() -> None:
+    text = """(float[n, 4] x, float bound) => (float[n, 4] y) { most = Constant<value_int = 50>()  y = Loop(most, , x)
+        <body = step (int64 i, bool on, float[n, 4] state) => (bool still, float[n, 4] next)
+        { next = Add(state, x)  sum = ReduceSum<keepdims = 0>(next)  still = Less(sum, bound) }> }"""
+    session = ort_cuda_plugin.session(parse(text), emulate=True, provider_options={"enable_cuda_graph": 1})
+    binding = session.io_binding()
+    for name, x in (("x", floats(2, 4)), ("bound", np.array(1, np.float32))):
+        binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(x, "cuda", 0))
+    binding.bind_ortvalue_output("y", ort.OrtValue.ortvalue_from_numpy(floats(2, 4), "cuda", 0))
+    with pytest.raises(Exception, match="the host must read after each iteration of a loop whether the loop continues"):
+        session.run_with_iobinding(binding)
+
+
+def test_a_compiled_model_has_the_loop(tmp_path: Path) -> None:
+    text = parse(CONDITIONS)
+    compile_model(text, tmp_path / "m_ctx.onnx")
+    session = load(tmp_path / "m_ctx.onnx")
+    x = np.abs(floats(2, 4)) + 1
+    feeds = [
+        {"x": x, "most": np.array(9), "first": np.array(True), "bound": np.array(x.sum() * (k + 0.5), np.float32)}
+        for k in (2, 2, 2, 3)
+    ]
+    before = ort_cuda_plugin.counters()
+    assert_same(session, text, feeds)
+    after = ort_cuda_plugin.counters()
+    assert after["device_loops"] - before["device_loops"] == 4
+    assert after["graph_replays"] - before["graph_replays"] == 2
+
+
+def test_streams_may_run_in_any_order() -> None:
+    code = """
+    import sys
+    sys.path[:0] = ["tests/harness", "tests/e2e"]
+    import numpy as np
+    from ort_cuda_plugin.abi.emulation import findings
+    from test_device_loops import BODIES, Pair, parse, scan_feed, scan_model
+    scan = Pair(scan_model())
+    for _ in range(4):
+        scan.check(scan_feed(3))
+    nested = Pair(parse(BODIES["nested loops"]))
+    for trips in (2, 2, 2, 2):
+        nested.check({"x": np.arange(4, dtype=np.float32), "n": np.array(trips), "m": np.array(3)})
+    assert findings() == []
+    """
+    environment = {"ORT_CUDA_PLUGIN_EMULATE_STREAMS": "adversarial", "ORT_CUDA_PLUGIN_EMULATE_CHECK": "1"}
+    python(code, env=environment | {"CUDA_VISIBLE_DEVICES": ""})

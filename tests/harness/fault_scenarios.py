@@ -723,6 +723,36 @@ class ControlFlow(Scenario):
         check(each, -np.array(states[: end + 1]))
 
 
+class DeviceLoops(Scenario):
+    """A Loop whose condition the device evaluates, and a Scan: nodes of CUDA graphs from the third Run on."""
+
+    MODEL = """<ir_version: 9, opset_import: ["" : 18]> m (float[n, 4] x, float bound)
+        => (float[n, 4] last, float[n] end)
+        { most = Constant<value_int = 9>()
+          last = Loop(most, , x) <body = step (int64 i, bool on, float[n, 4] state) => (bool still, float[n, 4] next)
+            { next = Add(state, x)  top = ReduceMax<keepdims = 0>(next)  still = Less(top, bound) }>
+          axis = Constant<value_ints = [1]>()  total = ReduceSum<keepdims = 0>(x, axis)  zeros = Sub(total, total)
+          end = Scan<num_scan_inputs = 1, scan_input_axes = [1], body = row (float[n] a, float[n] b) => (float[n] c)
+            { c = Add(a, b) }>(zeros, x) }"""
+
+    def create(self) -> None:
+        self.session = session(parser.parse_model(self.MODEL).SerializeToString(), optimized=False)
+        self.kept: list[object] = []
+
+    def steps(self) -> Sequence[Step]:
+        return [lambda seed=seed: self.run(seed) for seed in range(5)]  # type: ignore[misc]
+
+    def run(self, seed: int) -> None:
+        x = np.abs(numbers(12, seed).reshape(3, 4)) + np.float32(0.5)
+        steps = seed % 3 + 1
+        bound = np.array(x.max() * (steps + 0.5), np.float32)
+        inputs = {"x": on_device(x), "bound": on_device(bound)}
+        outputs = self.session.run_with_ort_values(None, inputs)
+        check(outputs[0].numpy(), x * (steps + 1))
+        check(outputs[1].numpy(), x.sum(axis=1))
+        self.kept = [inputs, outputs]  # keeps this memory in use, so that the next Run gets other addresses
+
+
 class Search(Scenario):
     """A GreedySearch, whose states are allocated and freed in each iteration."""
 
@@ -776,6 +806,7 @@ SCENARIOS: dict[str, type[Scenario]] = {
     "values": Values,
     "cpu-nodes": CpuNodes,
     "control-flow": ControlFlow,
+    "device-loops": DeviceLoops,
     "search": Search,
     "pressure": Pressure,
     "profiled": Profiled,
