@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 
-from ...kernels.elementwise.device_loop import Counter, begin, copy_slice, count_iteration
+from ...kernels.elementwise.device_loop import Counter, Slice, begin, copy_slices, count_iteration
 from ...model.ir import DType, InvalidModel, Node, Unsupported
 from ...passes.table import PASSES, run_passes
 from ...program.expressions.symbolic import Dim, eq
@@ -148,8 +148,10 @@ class _Loop:
     def iterate(self) -> None:
         """Record the steps of an iteration."""
         ctx, plan = self.ctx, self.plan
-        slices = tuple(self._slice(each) for each in plan.slices)
-        on, states, values = plan.lower(Iteration(self.counter.number, self.states, slices))
+        slices = [self._slice(each) for each in plan.slices]
+        copy_slices(ctx, slices, self.counter.number, stacks=False)
+        parts = tuple(each.part for each in slices)
+        on, states, values = plan.lower(Iteration(self.counter.number, self.states, parts))
         ctx.node = plan.node
         if on is None and plan.limit is None:
             raise Unsupported(
@@ -157,21 +159,20 @@ class _Loop:
             )
         if on is None and plan.on is None and not isinstance(plan.limit, Tensor):
             self.count = plan.limit
-        for stack, value in zip(plan.stacks, values, strict=True):
-            self._stack(stack, value)
+        rows = [self._stack(stack, value) for stack, value in zip(plan.stacks, values, strict=True)]
+        copy_slices(ctx, rows, self.counter.number, stacks=True)
         if on is not None:
             on = ctx.materialize(on)
             on = copy_of(ctx, on) if on.buffer in {x.buffer for x in self.states} else ctx.contiguous(on)
         self._replace_states(states)
         count_iteration(ctx, self.counter, on)
 
-    def _slice(self, slices: Slices) -> Tensor:
+    def _slice(self, slices: Slices) -> Slice:
         x = slices.x
         part = self.ctx.empty([dim for axis, dim in enumerate(x.shape) if axis != slices.axis], x.dtype)
-        copy_slice(self.ctx, part, x, self.counter.number, slices.axis, stacks=False, backwards=slices.backwards)
-        return part
+        return Slice(x, part, slices.axis, slices.backwards)
 
-    def _stack(self, stack: Stack, value: Operand) -> None:
+    def _stack(self, stack: Stack, value: Operand) -> Slice:
         ctx = self.ctx
         if self.count is None:
             raise Unsupported(
@@ -185,7 +186,7 @@ class _Loop:
             raise InvalidModel(f"{self.plan.node.op_type}: axis {stack.axis} of a result of rank {x.rank + 1}")
         whole = ctx.empty([*x.shape[:axis], self.count, *x.shape[axis:]], x.dtype)
         self.stacked.append(whole)
-        copy_slice(ctx, whole, x, self.counter.number, axis, stacks=True, backwards=stack.backwards)
+        return Slice(whole, x, axis, stack.backwards)
 
     def _replace_states(self, results: Sequence[Operand]) -> None:
         """Copy the body's results to the states. Results that are views of a state are copied before states change."""
@@ -268,6 +269,7 @@ def _split_invariant(steps: Sequence[Recordable], own: set[Buffer]) -> tuple[lis
             (*step.reads, *step.writes)
         )
         moves = moves and all(buffer.kind is BufferKind.SCRATCH for buffer in step.writes)
+        moves = moves and all(buffer.kind is not BufferKind.STATE for buffer in step.reads)
         (invariant if moves else rest).append(step)
         if not moves:
             variant.update(step.writes)

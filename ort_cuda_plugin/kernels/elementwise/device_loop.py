@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 from ort_cuda_plugin.compiler.kernel import KernelSpec
 from ort_cuda_plugin.program.expressions.polynomial import ceildiv
-from ort_cuda_plugin.program.expressions.symbolic import Dim, product
+from ort_cuda_plugin.program.expressions.symbolic import Dim, product, sym_max
 from ort_cuda_plugin.program.lowering.context import Arg, Int64, Lowering, Tensor
 from ort_cuda_plugin.program.steps.trace import LoopCondition, Use
 
-__all__ = ["Counter", "begin", "copy_slice", "count_iteration"]
+__all__ = ["Counter", "Slice", "begin", "copy_slices", "count_iteration"]
 
-THREADS = 128  # threads per block of `copy_slice`
+THREADS = 128  # threads per block of `copy_slices`
+MAX_SLICES = 8  # maximum slices of one launch: the emulated device accepts 64 parameters
 
 
 @dataclass(frozen=True)
@@ -70,41 +71,66 @@ def kernel({", ".join(arguments)}):
     ctx.launch(spec, (1, 1, 1), (1, 1, 1), [*arguments.values()], reads=reads, writes=writes)
 
 
-_copy_source = """
-def kernel(to, source, number, count, inner, to_outer, to_first, to_step, source_outer, source_first, source_step):
-    i = int64(cuda.blockIdx.x) * {threads} + int64(cuda.threadIdx.x)
-    if i < count:
-        outer = quotient_i64(i, inner)
-        within = i - outer * inner
-        to[outer * to_outer + to_first + number[0] * to_step + within] = source[
-            outer * source_outer + source_first + number[0] * source_step + within
-        ]
+_slice_source = """
+    if cuda.blockIdx.y == {number} and i < count{number}:
+        outer = quotient_i64(i, inner{number})
+        within = i - outer * inner{number}
+        place = outer * stride{number} + first{number} + number[0] * step{number} + within
+        {move}
 """
+_move_out = "part{number}[i] = whole{number}[place]"
+_move_in = "whole{number}[place] = part{number}[i]"
 
 
-def copy_slice(
-    ctx: Lowering, to: Tensor, source: Tensor, number: Tensor, axis: int, *, stacks: bool, backwards: bool
-) -> None:
-    """Record a copy between a contiguous tensor and its slices along ``axis``, without this dimension.
-
-    With ``stacks``, ``source`` becomes the slice ``number`` (int64 [], on the device) of ``to``, else ``to`` becomes
-    the slice ``number`` of ``source``. ``backwards``: slices are counted from the end.
+@dataclass(frozen=True)
+class Slice:
+    """A contiguous tensor ``whole``, and the contiguous tensor ``part`` of a slice along ``axis``, without this
+    dimension. ``backwards``: slices are counted from the end.
     """
-    whole, part = (to, source) if stacks else (source, to)
-    inner = product(whole.shape[axis + 1 :])
-    length = whole.shape[axis]
-    first = (length - 1) * inner if backwards else 0
-    of_whole = (length * inner, first, inner * (-1 if backwards else 1))
-    of_part = (inner, 0, 0)
-    own, other = (of_whole, of_part) if stacks else (of_part, of_whole)
-    numbers = [part.size, inner, *own, *other]
-    kind = f"*{to.dtype.short}"
-    spec = KernelSpec(
-        "loop_stack" if stacks else "loop_slice",
-        (kind, kind, "*i64", *["i64"] * len(numbers)),
-        _copy_source.format(threads=THREADS),
-        launch_bounds=THREADS,
+
+    whole: Tensor
+    part: Tensor
+    axis: int
+    backwards: bool
+
+
+def copy_slices(ctx: Lowering, slices: Sequence[Slice], number: Tensor, *, stacks: bool) -> None:
+    """Record launches that copy the slices ``number`` (int64 [], on the device) to the parts, with ``stacks`` the parts
+    to the slices.
+    """
+    for start in range(0, len(slices), MAX_SLICES):
+        _copy_slices(ctx, slices[start : start + MAX_SLICES], number, stacks)
+
+
+def _copy_slices(ctx: Lowering, slices: Sequence[Slice], number: Tensor, stacks: bool) -> None:
+    lines, arguments = [], dict[str, Arg](number=number)
+    for position, each in enumerate(slices):
+        length, inner = each.whole.shape[each.axis], product(each.whole.shape[each.axis + 1 :])
+        numbers = {
+            "count": each.part.size,
+            "inner": inner,
+            "stride": length * inner,
+            "first": (length - 1) * inner if each.backwards else 0,
+            "step": inner * (-1 if each.backwards else 1),
+        }
+        arguments[f"whole{position}"], arguments[f"part{position}"] = each.whole, each.part
+        arguments.update((f"{name}{position}", Int64(value)) for name, value in numbers.items())
+        move = (_move_in if stacks else _move_out).format(number=position)
+        lines.append(_slice_source.format(number=position, move=move))
+    source = (
+        f"\ndef kernel({', '.join(arguments)}):\n"
+        f"    i = int64(cuda.blockIdx.x) * {THREADS} + int64(cuda.threadIdx.x)\n{''.join(lines)}"
     )
-    grid = (ceildiv(part.size, THREADS), 1, 1)
-    arguments: list[Arg] = [to, source, number, *map(Int64, numbers)]
-    ctx.launch(spec, grid, (THREADS, 1, 1), arguments, writes=(to,), uses={whole: Use(elements=part.size)})
+    signature = tuple(f"*{x.dtype.short}" if isinstance(x, Tensor) else "i64" for x in arguments.values())
+    spec = KernelSpec("loop_stack" if stacks else "loop_slice", signature, source, launch_bounds=THREADS)
+    most = slices[0].part.size
+    for each in slices[1:]:
+        most = sym_max(most, each.part.size)
+    ctx.launch(
+        spec,
+        (ceildiv(most, THREADS), len(slices), 1),
+        (THREADS, 1, 1),
+        [*arguments.values()],
+        writes=[each.whole if stacks else each.part for each in slices],
+        uses={each.whole: Use(elements=each.part.size) for each in slices},
+    )
