@@ -45,6 +45,7 @@ enum {
   CUDA_ERROR_ILLEGAL_ADDRESS = 700,
   CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES = 701,
   CUDA_ERROR_LAUNCH_TIMEOUT = 702,
+  CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED = 704,
   CUDA_ERROR_LAUNCH_FAILED = 719,
   CUDA_ERROR_NOT_SUPPORTED = 801,
   CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900,
@@ -237,6 +238,8 @@ typedef struct ocp_driver {
   CUresult (*CtxSetCurrent)(CUcontext context);
   CUresult (*CtxGetCurrent)(CUcontext *context);
   CUresult (*CtxSynchronize)(void);
+  CUresult (*CtxEnablePeerAccess)(CUcontext peer, unsigned flags);
+  CUresult (*DeviceCanAccessPeer)(int *can_access, CUdevice device, CUdevice peer);
   CUresult (*MemGetInfo)(size_t *free_bytes, size_t *total_bytes);
   CUresult (*MemAlloc)(CUdeviceptr *address, size_t bytes);
   CUresult (*MemFree)(CUdeviceptr address);
@@ -252,6 +255,8 @@ typedef struct ocp_driver {
   CUresult (*MemcpyHtoDAsync)(CUdeviceptr dst, const void *src, size_t bytes, CUstream stream);
   CUresult (*MemcpyDtoHAsync)(void *dst, CUdeviceptr src, size_t bytes, CUstream stream);
   CUresult (*MemcpyDtoDAsync)(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream);
+  CUresult (*MemcpyPeerAsync)(CUdeviceptr dst, CUcontext dst_context, CUdeviceptr src, CUcontext src_context,
+                              size_t bytes, CUstream stream);
   CUresult (*MemsetD8Async)(CUdeviceptr dst, unsigned char value, size_t count, CUstream stream);
   CUresult (*PointerGetAttribute)(void *data, int attribute, CUdeviceptr pointer);
   CUresult (*StreamCreate)(CUstream *stream, unsigned flags);

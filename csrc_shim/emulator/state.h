@@ -60,6 +60,7 @@ struct CUstream_st {
 struct CUctx_st {
   int ordinal;
   atomic_int retained;
+  atomic_uint peers;   /* bit i: the context may access the memory of device i */
   atomic_int error;    /* sticky, as a CUDA context's */
   char lost_text[256]; /* why emu_lose_device set the error; "": something else set it */
   emu_heap heap;

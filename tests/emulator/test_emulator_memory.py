@@ -268,3 +268,40 @@ def test_calls_need_a_context() -> None:
         device.enter()
         assert device.driver.CtxGetCurrent(current) == 0
         assert current[0] == device.context
+
+
+def test_memory_is_copied_between_devices() -> None:
+    code = """
+import numpy as np
+from ort_cuda_plugin.abi.core import ffi
+from ort_cuda_plugin.abi.device import CudaError, Device
+first, second = Device.emulated(0), Device.emulated(1)
+def fails(name, member, *arguments):
+    try:
+        first.call(member, *arguments)
+    except CudaError as error:
+        assert name in str(error), error
+    else:
+        raise AssertionError("accepted")
+source, target = first.upload(np.arange(9, dtype=np.int32)), second.upload(np.zeros(9, np.int32))
+stream = ffi.NULL
+second.call("MemcpyPeerAsync", target.address, second.context, source.address, first.context, 36, stream)
+assert target.copy_to(np.zeros(9, np.int32)).tolist() == list(range(9))
+pair = (target.address, second.context, source.address, first.context)
+fails("INVALID_VALUE", "MemcpyPeerAsync", target.address, first.context, source.address, first.context, 36, stream)
+fails("INVALID_VALUE", "MemcpyPeerAsync", target.address, second.context, source.address, second.context, 36, stream)
+fails("INVALID_VALUE", "MemcpyPeerAsync", *pair, 4096, stream)
+fails("INVALID_VALUE", "MemcpyPeerAsync", 4096, second.context, source.address, first.context, 36, stream)
+first.call("MemcpyPeerAsync", *pair, 0, stream)
+can = ffi.new("int *")
+for one, other, expected in ((0, 1, 1), (1, 0, 1), (0, 0, 0)):
+    first.call("DeviceCanAccessPeer", can, one, other)
+    assert can[0] == expected
+fails("INVALID_DEVICE", "DeviceCanAccessPeer", can, 0, 2)
+first.call("CtxEnablePeerAccess", second.context, 0)
+fails("PEER_ACCESS_ALREADY_ENABLED", "CtxEnablePeerAccess", second.context, 0)
+fails("INVALID_VALUE", "CtxEnablePeerAccess", second.context, 1)
+fails("INVALID_DEVICE", "CtxEnablePeerAccess", first.context, 0)
+fails("INVALID_CONTEXT", "CtxEnablePeerAccess", ffi.NULL, 0)
+"""
+    python(code, env={"ORT_CUDA_PLUGIN_EMULATE_DEVICES": "2"}, preloaded=True)

@@ -140,6 +140,21 @@ CUresult emu_memcpy_d2d(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream
   return emu_enqueue(emu_stream_of(device, stream), &op);
 }
 
+static bool is_in(CUcontext context, uint64_t address) { return context && emu_device_of(address) == context; }
+
+CUresult emu_memcpy_peer(CUdeviceptr dst, CUcontext dst_context, CUdeviceptr src, CUcontext src_context, size_t bytes,
+                         CUstream stream) {
+  emu_device *device;
+  CUresult result = emu_enter(&device);
+  if (result || bytes == 0 || (result = check_range("copy between devices", dst, bytes)) ||
+      (result = check_range("copy between devices", src, bytes)))
+    return result;
+  if (!is_in(dst_context, dst) || !is_in(src_context, src))
+    return emu_fail(CUDA_ERROR_INVALID_VALUE, "copy between devices: a context does not own its address");
+  emu_op op = {.kind = EMU_OP_COPY, .source = ocp_activity_source(), .copy = {dst, src, bytes, false, false}};
+  return emu_enqueue(emu_stream_of(device, stream), &op);
+}
+
 CUresult emu_memset_d8(CUdeviceptr dst, unsigned char value, size_t count, CUstream stream) {
   emu_device *device;
   CUresult result = emu_enter(&device);

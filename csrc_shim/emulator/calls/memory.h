@@ -15,6 +15,8 @@ CUresult emu_mem_free_host(void *address);
 CUresult emu_memcpy_h2d(CUdeviceptr dst, const void *src, size_t bytes, CUstream stream);
 CUresult emu_memcpy_d2h(void *dst, CUdeviceptr src, size_t bytes, CUstream stream);
 CUresult emu_memcpy_d2d(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream);
+CUresult emu_memcpy_peer(CUdeviceptr dst, CUcontext dst_context, CUdeviceptr src, CUcontext src_context, size_t bytes,
+                         CUstream stream);
 CUresult emu_memset_d8(CUdeviceptr dst, unsigned char value, size_t count, CUstream stream);
 CUresult emu_pointer_get_attribute(void *data, int attribute, CUdeviceptr pointer);
 bool emu_reuse(CUdeviceptr address, size_t bytes, size_t held, CUstream stream);

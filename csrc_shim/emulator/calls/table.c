@@ -57,6 +57,8 @@ static const struct {
     {CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES",
      "too many resources requested for launch"},
     {CUDA_ERROR_LAUNCH_TIMEOUT, "CUDA_ERROR_LAUNCH_TIMEOUT", "the launch timed out and was terminated"},
+    {CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED, "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED",
+     "peer access is already enabled"},
     {CUDA_ERROR_LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"},
     {CUDA_ERROR_NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
     {CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
@@ -175,6 +177,27 @@ static CUresult device_get_pci_bus_id(char *bus_id, int length, CUdevice device)
   return result;
 }
 
+static CUresult device_can_access_peer(int *can_access, CUdevice device, CUdevice peer) {
+  CUresult result = check_device(device);
+  if (result || (result = check_device(peer)))
+    return result;
+  *can_access = device != peer;
+  return CUDA_SUCCESS;
+}
+
+static CUresult ctx_enable_peer_access(CUcontext peer, unsigned flags) {
+  emu_device *device;
+  CUresult result = emu_enter(&device);
+  if (result)
+    return result;
+  if (flags)
+    return CUDA_ERROR_INVALID_VALUE;
+  if (!peer || peer == device)
+    return peer ? CUDA_ERROR_INVALID_DEVICE : CUDA_ERROR_INVALID_CONTEXT;
+  const unsigned bit = 1u << peer->ordinal;
+  return atomic_fetch_or(&device->peers, bit) & bit ? CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED : CUDA_SUCCESS;
+}
+
 static CUresult primary_ctx_retain(CUcontext *context, CUdevice device) {
   CUresult result = check_device(device);
   if (result)
@@ -193,8 +216,10 @@ static CUresult primary_ctx_release(CUdevice device) {
     return result;
   if (atomic_load(&emu.devices[device].retained) == 0)
     return CUDA_ERROR_INVALID_CONTEXT;
-  if (atomic_fetch_sub(&emu.devices[device].retained, 1) == 1)
+  if (atomic_fetch_sub(&emu.devices[device].retained, 1) == 1) {
+    atomic_store(&emu.devices[device].peers, 0);
     emu_recover(&emu.devices[device]);
+  }
   return CUDA_SUCCESS;
 }
 
@@ -214,6 +239,8 @@ static ocp_driver table = {
     .CtxSetCurrent = emu_ctx_set_current,
     .CtxGetCurrent = emu_ctx_get_current,
     .CtxSynchronize = emu_ctx_synchronize,
+    .CtxEnablePeerAccess = ctx_enable_peer_access,
+    .DeviceCanAccessPeer = device_can_access_peer,
     .MemGetInfo = emu_mem_get_info,
     .MemAlloc = emu_mem_alloc,
     .MemFree = emu_mem_free,
@@ -229,6 +256,7 @@ static ocp_driver table = {
     .MemcpyHtoDAsync = emu_memcpy_h2d,
     .MemcpyDtoHAsync = emu_memcpy_d2h,
     .MemcpyDtoDAsync = emu_memcpy_d2d,
+    .MemcpyPeerAsync = emu_memcpy_peer,
     .MemsetD8Async = emu_memset_d8,
     .PointerGetAttribute = emu_pointer_get_attribute,
     .StreamCreate = emu_stream_create,
