@@ -78,6 +78,7 @@ BRIDGE_HEADERS = [
     "run/measure.h",
     "run/precompute.h",
     "run/repeat.h",
+    "run/pipeline.h",
     "python/tables.h",
 ]
 

@@ -429,7 +429,8 @@ def _add_provider(sess_options: ort.SessionOptions, ep_device: ort.OrtEpDevice, 
 def chosen_device(emulate: bool | None, options: Mapping[str, str]) -> ort.OrtEpDevice:
     """Return the ``OrtEpDevice`` on which a session with these arguments runs. Raises the same errors as `session`."""
     parsed, _ = parse(dict(options))
-    return _select(register(emulate=emulate), emulate, parsed.device_id)
+    device_id = parsed.device_ids[0] if parsed.device_id is None and parsed.device_ids else parsed.device_id
+    return _select(register(emulate=emulate), emulate, device_id)
 
 
 def _select(ep_devices: Iterable[ort.OrtEpDevice], emulate: bool | None, device_id: int | None) -> ort.OrtEpDevice:

@@ -16,6 +16,8 @@ typedef enum ocp_counter {
   OCP_COPIES_H2D,
   OCP_COPIES_D2H,
   OCP_COPIES_D2D,
+  OCP_COPIES_PEER, /* tensors copied between the devices of a session: device/peers/peer_stream.h */
+  OCP_BYTES_PEER,  /* bytes of these tensors */
   OCP_PLAN_VARIANTS_BUILT,
   OCP_PLAN_HITS,
   OCP_HOST_VALUE_READS,

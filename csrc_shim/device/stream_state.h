@@ -10,7 +10,13 @@
 
 /* State that another folder of csrc_shim attaches to a stream, such as a library handle: one slot for each kind of
  * state. The folder that owns the slot sets it; destroying the stream calls the slot's `release`. */
-typedef enum ocp_stream_slot_id { OCP_SLOT_ORT, OCP_SLOT_CUBLASLT, OCP_SLOT_CUDNN, OCP_NUM_SLOTS } ocp_stream_slot_id;
+typedef enum ocp_stream_slot_id {
+  OCP_SLOT_ORT,
+  OCP_SLOT_CUBLASLT,
+  OCP_SLOT_CUDNN,
+  OCP_SLOT_PEERS,
+  OCP_NUM_SLOTS
+} ocp_stream_slot_id;
 typedef struct ocp_stream_slot {
   _Atomic(void *) state;        /* NULL: none yet */
   void (*release)(void *state); /* NULL: nothing to do */

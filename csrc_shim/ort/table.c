@@ -11,6 +11,7 @@
 #include "device/memory/weights.h"
 #include "device/open/arena_settings.h"
 #include "device/open/devices.h"
+#include "device/peers/peer_access.h"
 #include "device/release.h"
 #include "device/stream.h"
 #include "device/wait.h"
@@ -175,6 +176,10 @@ static const ocp_core core = {
     .repeat_create = ocp_repeat_create,
     .repeat_release = ocp_repeat_release,
     .compute_info_of_repeat = ocp_compute_info_of_repeat,
+    .peer_connect = ocp_peer_connect,
+    .pipeline_create = ocp_pipeline_create,
+    .pipeline_release = ocp_pipeline_release,
+    .compute_info_of_pipeline = ocp_compute_info_of_pipeline,
     .custom_op_create = ocp_custom_op_create,
     .request_registration = ocp_request_registration,
     .emulation_requested = ocp_emulation_requested,

@@ -20,6 +20,7 @@
 #include "run/executor.h"
 #include "run/instance/input.h"
 #include "run/measure.h"
+#include "run/pipeline.h"
 #include "run/plan_memory.h"
 #include "run/precompute.h"
 #include "run/repeat.h"
@@ -245,6 +246,11 @@ typedef struct ocp_core {
   void (*repeat_release)(ocp_repeat *repeat);
   OrtNodeComputeInfo *(*compute_info_of_repeat)(const ocp_repeat *repeat, ocp_device *device, const char *const *names,
                                                 ocp_error *error);
+  int (*peer_connect)(ocp_device *device, ocp_device *peer, bool *is_direct, ocp_error *error);
+  ocp_pipeline *(*pipeline_create)(const ocp_pipeline_spec *spec, ocp_error *error);
+  void (*pipeline_release)(ocp_pipeline *pipeline);
+  OrtNodeComputeInfo *(*compute_info_of_pipeline)(const ocp_pipeline *pipeline, ocp_device *device,
+                                                  const char *const *names, ocp_error *error);
   /* Adds a callback to the cluster, which calls call_back. Returns its index, or -1 with the error. */
   int (*cluster_add_callback)(ocp_cluster *cluster, uint32_t num_pointers, uint32_t num_numbers, ocp_error *error);
   CUstream (*stream_handle)(const ocp_stream *stream);

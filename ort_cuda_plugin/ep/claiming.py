@@ -36,6 +36,7 @@ class Claiming:
         read_by_bodies: the names of values that bodies of control flow read.
         float32: the nodes that the option keep_float32 names.
         single_contexts: the EPContext nodes that ORT runs by registry kernels, by the names of their outputs.
+        is_in_body: whether the latest graph is the body of a control-flow node.
     """
 
     def __init__(self, session: Session) -> None:
@@ -47,6 +48,7 @@ class Claiming:
         self.read_by_bodies: set[str] = set()
         self.float32 = Float32Report(session.options.keep_float32)
         self.single_contexts: dict[tuple[str, ...], ContextNode] = {}
+        self.is_in_body = False
 
     @paused()
     def claim(self, ort_graph: Any, info: Any) -> None:
@@ -54,6 +56,7 @@ class Claiming:
         session = self._session
         graph = session.read_graph(ort_graph)
         self.opsets.update(graph.opsets)
+        self.is_in_body = graph.parent is not None
         nodes = _nodes(ort_graph)
 
         def has_kernel(node: Node) -> bool:
@@ -110,10 +113,10 @@ class Claiming:
         for (node,) in [*singly, *([node] for node in claims.singles)]:
             host.check_status(host.ep_api().EpGraphSupportInfo_AddSingleNode(info, nodes[node.index]))
 
-    def fused(self, clusters: Mapping[str, Graph]) -> None:
-        """Record that ORT has replaced the latest clusters by fused nodes with these names."""
+    def fused(self, clusters: Mapping[str, Graph], devices: Mapping[str, int]) -> None:
+        """Record that ORT has replaced the latest clusters by fused nodes; arguments as for `VerdictRecord.fused`."""
         self._report_float32()
-        self.record.fused(clusters)
+        self.record.fused(clusters, devices)
 
     def _report_float32(self) -> None:
         """Write the warnings about the option keep_float32 to the log, once."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..abi import host
-from ..abi.core import check, core, ffi, lib, new_error
+from ..abi.core import check, core, ffi, new_error
 from ..clusters.claims.claims import NodeVerdict
 from ..clusters.cluster import CompiledCluster
 from ..clusters.nodes.control_flow import CompiledBodies, CompiledBody
@@ -20,26 +20,29 @@ from ..context.storage.errors import MissingCompiler
 from ..context.writer import ContextCluster
 from ..model.ir import DType, Graph, NodeError, Unsupported
 from ..ops.registry import channels_last_operators
-from ..plugin_library import EP_NAME
 from ..progress.events import reported
 from .claiming import Claiming
 from .contexts.context_nodes import ContextIdentity, ContextNode, is_context, model_path, only_node
 from .contexts.context_session import give, request_of
 from .device.identity import Identity
 from .device.measuring import given_tuner, tuner_of
+from .device.open_device import OpenDevice
 from .factory import memory_info
 from .nodes.fused_node import FusedNode
+from .nodes.fused_ports import node_name, value_names
 from .nodes.kernel_registry import number_of
 from .nodes.node_kernel import context_identity, context_kernel, kernel_impl, read_kernel_node
 from .nodes.program_files import ProgramFiles
 from .nodes.repeated_node import RepeatedNode
-from .options import arena
+from .nodes.staged_node import NamedStage, StagedCluster, StagedNode
 from .options.dynamic_options import parse_changes
-from .options.options import OptionError, Options
+from .options.options import Options
 from .session import current_session
 from .session.guards import describe
+from .session.session_stream import session_stream
 from .session.verdict_record import VerdictRecord
 from .session_state import Session
+from .staging import Staging
 
 
 def last_provider() -> Provider | None:
@@ -69,18 +72,19 @@ class Provider:
         self.device = session.device
         self._changing = threading.Lock()
         self.device_memory = memory_info(self.device.info)
-        self._configure_arenas()
+        session.devices.configure_arenas(session.log)
         prefer_nhwc = session.options.prefer_nhwc
         operators = channels_last_operators() if prefer_nhwc else ()
         self._channels_last_names = [ffi.new("char[]", name.encode()) for name in operators]
         names = [*self._channels_last_names, ffi.NULL]
         self.channels_last = ffi.new("const char *[]", names) if prefer_nhwc else ffi.NULL
-        self.stream = self._session_stream()
+        self.stream = session_stream(self.device, session.options)
         self.claiming = Claiming(session)
+        self._staging = Staging(session, self.claiming)
         self.failure = ""
         self.operators_with_kernels = number_of(session.operators) if session.single_nodes else 0
         self.fused_nodes: list[FusedNode] = []
-        self._repeated: list[RepeatedNode] = []
+        self._repeated: list[RepeatedNode | StagedNode] = []
         self._loaded_contexts: list[tuple[ContextNode, Loaded]] | None = None  # contexts without a kernel yet
         self._transpositions: dict[tuple[tuple[int, ...], DType], FusedNode] = {}
         self._transposition_lock = threading.Lock()
@@ -117,29 +121,8 @@ class Provider:
             self.fused_nodes, self._repeated = [], []
             stack.callback(core().stream_release, self.stream)
             # Work of a Run may be unfinished if the application owns the stream, or asked ORT not to wait for it.
-            self.device.synchronize()
-
-    def _session_stream(self) -> Any:
-        """Return the ``ocp_stream *`` of all Runs, or NULL if each thread gets its own."""
-        out, error = ffi.new("ocp_stream **"), new_error()
-        if self.options.user_compute_stream is not None:
-            handle = ffi.cast("CUstream", self.options.user_compute_stream)
-            if core().stream_adopt(self.device.pointer, handle, out, error):
-                address = hex(self.options.user_compute_stream)
-                text = ffi.string(error.text).decode(errors="replace")
-                raise OptionError(f"{EP_NAME} option user_compute_stream={address}: {text}")
-        elif self.options.use_ep_level_unified_stream:
-            core().stream_create(self.device.pointer, out, error)
-            check(error)
-        return out[0]
-
-    def _configure_arenas(self) -> None:
-        for memory, values in (
-            (lib.OCP_DEVICE_MEMORY, self.options.device_arena),
-            (lib.OCP_PINNED_MEMORY, self.options.pinned_arena),
-        ):
-            if warning := arena.configure(self.device.info, memory, values):
-                self.session.log("WARNING", warning)
+            for device in self.session.devices.all:
+                device.synchronize()
 
     def set_dynamic_options(self, values: dict[str, str]) -> None:
         """Change options of the living session. Runs may be in flight on other threads.
@@ -149,7 +132,7 @@ class Provider:
         with self._changing:
             changes = parse_changes(values, self.options, self.session.identity)
             if changes.memory_limit is not None:
-                arena.set_limit(self.device.info, lib.OCP_DEVICE_MEMORY, changes.memory_limit)
+                self.session.devices.set_limit(changes.memory_limit)
             self.session.options = changes.options
             for fused in self.fused_nodes:
                 fused.use_graphs(self.options.min_num_runs_before_cuda_graph_capture, self.options.max_automatic_graphs)
@@ -175,8 +158,8 @@ class Provider:
         (``OrtNode **``) if the session writes a compiled model.
         """
         graphs = [self.session.read_graph(ort_graph) for ort_graph in ort_graphs]
-        names = [_text("Node_GetName", node) for node in fused_nodes]
-        self.claiming.fused(dict(zip(names, graphs, strict=True)))
+        names = [node_name(node) for node in fused_nodes]
+        staged = self._staging.divide(names, graphs, fused_nodes)
         properties, options = self.session.properties(), self.options.lowering
         found = {
             index: ContextNode.of(graph.nodes[0], only_node(ort_graph), ort_graph)
@@ -194,12 +177,22 @@ class Provider:
             self.session.contexts.write(self._context_clusters(graphs, fused_nodes), request, model)
         tracked = reported("planning clusters", graphs, lambda graph: f"{len(graph.nodes)} nodes")
         for index, (graph, node) in enumerate(zip(tracked, fused_nodes, strict=True)):
-            if index in loaded:
+            if index in staged:
+                infos[index] = self._compile_staged(node, staged[index])
+            elif index in loaded:
                 infos[index] = self._compute_info(node, loaded[index])
             else:
                 infos[index] = self._compile_one(graph, node, later=is_for_others)
         if self.session.contexts.output is not None:
             give(self.session.contexts.nodes(), context_nodes)
+
+    def _compile_staged(self, fused_node: Any, staged: StagedCluster) -> Any:
+        def fuse(stage: NamedStage) -> FusedNode:
+            cluster = self._cluster(stage.graph, fed=self.claiming.fed, compiled=self._bodies, device=stage.device)
+            return self._fuse(stage.name, Loaded(cluster), device=stage.device)
+
+        self._repeated.append(StagedNode(staged, self.session.devices.all, fuse))
+        return self._repeated[-1].compute_info()
 
     @property
     def compatibility_info(self) -> Any:
@@ -212,10 +205,10 @@ class Provider:
         """Return the fused nodes as clusters for the compiled model that the session writes."""
         return [
             ContextCluster(
-                self.session.contexts.partition_name(_text("Node_GetName", node)),
+                self.session.contexts.partition_name(node_name(node)),
                 graph,
-                _value_names(node, "Inputs"),
-                _value_names(node, "Outputs"),
+                value_names(node, "Inputs"),
+                value_names(node, "Outputs"),
                 self.session.ranks,
                 self.claiming.fed,
             )
@@ -223,15 +216,14 @@ class Provider:
         ]
 
     def _compile_one(self, graph: Graph, fused_node: Any, later: bool) -> Any:
-        inputs, outputs = _value_names(fused_node, "Inputs"), _value_names(fused_node, "Outputs")
+        inputs, outputs = value_names(fused_node, "Inputs"), value_names(fused_node, "Outputs")
         if self.session.budget is not None:
             self.session.budget.spend(graph.nodes)
         if is_search(graph.nodes[0]):
             return self._compile_repeated(graph, inputs)
-        bodies = CompiledBodies(self.session.identity.ep_name, self.session.compiled)
-        cluster = self._cluster(graph, inputs, outputs, fed=self.claiming.fed, compiled=bodies)
+        cluster = self._cluster(graph, inputs, outputs, fed=self.claiming.fed, compiled=self._bodies)
         info = self._compute_info(fused_node, Loaded(cluster), later)
-        name = _text("Node_GetName", fused_node)
+        name = node_name(fused_node)
         self.session.compiled[name] = CompiledBody(graph, cluster.inputs, cluster.outputs)
         return info
 
@@ -243,14 +235,18 @@ class Provider:
         *,
         fed: Collection[str],
         compiled: CompiledBodies | None = None,
+        device: OpenDevice | None = None,
     ) -> CompiledCluster:
-        """Compile the nodes of ``graph`` with the options of the session. Arguments are those of `CompiledCluster`."""
+        """Compile the nodes of ``graph`` with the options of the session, by default for its first device.
+
+        The other arguments are those of `CompiledCluster`.
+        """
         tuner = given_tuner()
         if tuner is None and self._is_tuned:
-            tuner = tuner_of(self.device, self.session.properties())
+            tuner = tuner_of(device or self.device, self.session.properties(device))
         return CompiledCluster(
             graph,
-            self.session.properties(),
+            self.session.properties(device),
             self.options.lowering,
             inputs,
             outputs,
@@ -259,6 +255,10 @@ class Provider:
             compiled,
             tuner=tuner,
         )
+
+    @property
+    def _bodies(self) -> CompiledBodies:
+        return CompiledBodies(self.session.identity.ep_name, self.session.compiled)
 
     @property
     def _is_tuned(self) -> bool:
@@ -274,8 +274,8 @@ class Provider:
         return self._repeated[-1].compute_info()
 
     def _compute_info(self, fused_node: Any, loaded: Loaded, later: bool = False) -> Any:
-        names, kept = host.texts(_value_names(fused_node, "Inputs"))
-        fused = self._fuse(_text("Node_GetName", fused_node), loaded, later)
+        names, kept = host.texts(value_names(fused_node, "Inputs"))
+        fused = self._fuse(node_name(fused_node), loaded, later)
         error = new_error()
         info = core().compute_info_create(fused.pointer, self.device.pointer, names, len(kept), error)
         check(error)
@@ -309,13 +309,15 @@ class Provider:
         node, one = self._loaded_contexts.pop(index)
         return context_kernel(node.node, self._fuse(node.node.name, one), self.device)
 
-    def _fuse(self, name: str, loaded: Loaded, later: bool = False) -> FusedNode:
-        """Make a cluster's fused node on the device, and prepare it as far as possible; ``later`` as for
-        `FusedNode.prepare`. If a cluster cannot be compiled to avoid quarantined kernels of its context, it runs them.
+    def _fuse(self, name: str, loaded: Loaded, later: bool = False, device: OpenDevice | None = None) -> FusedNode:
+        """Make a cluster's fused node on a device, by default the first one, and prepare it as far as possible.
+
+        ``later`` as for `FusedNode.prepare`. If a cluster cannot be compiled to avoid quarantined kernels of its
+        context, it runs them.
         """
         if loaded.otherwise is None:
             _tell(self.session, loaded)
-            return self._prepared(name, loaded, later)
+            return self._prepared(name, loaded, later, device)
         try:
             fused = self._prepared(name, loaded, later)
         except (MissingCompiler, NodeError, Unsupported) as error:
@@ -327,12 +329,12 @@ class Provider:
         _tell(self.session, loaded)
         return fused
 
-    def _prepared(self, name: str, loaded: Loaded, later: bool) -> FusedNode:
+    def _prepared(self, name: str, loaded: Loaded, later: bool, device: OpenDevice | None = None) -> FusedNode:
         cluster = loaded.cluster
         if self.options.program_folder and isinstance(cluster, CompiledCluster):
             files = ProgramFiles(Path(self.options.program_folder), name)
             cluster.show_program, cluster.show_plan = files.append_program, files.append_plan
-        fused = FusedNode(name, cluster, self.device, loaded.why, lambda line: self.session.log("INFO", line))
+        fused = FusedNode(name, cluster, device or self.device, loaded.why, lambda line: self.session.log("INFO", line))
         self.fused_nodes.append(fused)
         fused.use_graphs(self.options.min_num_runs_before_cuda_graph_capture, self.options.max_automatic_graphs)
         fused.prepare(later)
@@ -362,18 +364,3 @@ def _tell(session: Session, loaded: Loaded) -> None:
         session.log("WARNING", text)
     if loaded.refitted:
         session.log("INFO", f"the source model has new values for these weights: {', '.join(loaded.refitted)}")
-
-
-def _text(function: str, owner: Any) -> str:
-    out = ffi.new("const char **")
-    host.check_status(getattr(host.api(), function)(owner, out))
-    return host.text(out[0])
-
-
-def _value_names(node: Any, kind: str) -> list[str]:
-    """Return the names of a fused node's inputs or outputs, in its order."""
-    count = ffi.new("size_t *")
-    host.check_status(getattr(host.api(), f"Node_GetNum{kind}")(node, count))
-    values = ffi.new("const OrtValueInfo *[]", count[0])
-    host.check_status(getattr(host.api(), f"Node_Get{kind}")(node, values, count[0]))
-    return [_text("GetValueInfoName", value) for value in values]

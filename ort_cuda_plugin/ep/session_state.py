@@ -14,25 +14,26 @@ from ..clusters.nodes.ranks import Ranks
 from ..custom import registry as custom
 from ..model.ir import Graph
 from ..model.ort.ort_graph import read_graph
-from ..plugin_library import EP_NAME
 from ..program.lowering.context import DeviceProperties
 from ..progress.display import shown_for_session
 from .contexts.context_session import ContextSession
 from .device import quarantined
 from .device.devices import DeviceInfo
 from .device.identity import Identity
-from .device.open_device import use_device
+from .device.open_device import OpenDevice
 from .options.option_values import LOG_LEVELS
 from .options.options import OptionError, Options, collect, parse
 from .session.layering import rules_of_others
 from .session.optimized_model import writes_optimized_model
 from .session.partitioning import goes_by_statistics, read_budget
+from .session.session_devices import SessionDevices
 
 
 class Session:
-    """A session's options and device.
+    """A session's options and devices.
 
     Attributes:
+        devices: the devices; ``device`` is the first one.
         contexts: the compiled models.
         may_be_cut: the reason why nodes must not be fused, or "".
         budget: the limit of device memory for claimed nodes; None: no limit.
@@ -52,8 +53,9 @@ class Session:
         self._read_options(entries)
         self.contexts = ContextSession(entries, session_options)
         offered = [DeviceInfo.from_metadata(host.key_value_pairs(pairs)) for pairs in metadata]
-        self.device = use_device(_choose(offered, self.options.device_id))
-        self._quarantine = quarantined.load(self.device)
+        self.devices = SessionDevices(offered, self.options, self.log)
+        self.device = self.devices.all[0]
+        self._quarantines = {device: quarantined.load(device) for device in self.devices.all}
         others = rules_of_others(entries, identity, self.device.info, host.host_version())
         if others and self.contexts.output is not None:
             raise OptionError(
@@ -68,6 +70,16 @@ class Session:
             or self.options.single_nodes
             or writes_optimized_model(session_options)
             or goes_by_statistics(entries, identity)
+        )
+        self.devices.require_fused_nodes(
+            {
+                "enable_cuda_graph=1 (each stage has automatic CUDA graphs)": self.options.enable_cuda_graph,
+                "ep.context_enable=1 (a compiled model has code for one device)": self.contexts.output is not None,
+                "session.resource_cuda_partitioning_settings (use gpu_mem_limit)": self.budget is not None,
+                f"layering rules for {others} (use device_of)": bool(others),
+                "single_nodes=1": self.options.single_nodes,
+                "optimized_model_filepath": writes_optimized_model(session_options),
+            }
         )
         custom.discover()
         self.operators = custom.current()
@@ -94,8 +106,10 @@ class Session:
         if LOG_LEVELS.index(level) >= LOG_LEVELS.index(self.options.log_level):
             host.log(level, message, self._logger)
 
-    def properties(self) -> DeviceProperties:
-        properties = replace(self.device.properties(), quarantine=self._quarantine)
+    def properties(self, device: OpenDevice | None = None) -> DeviceProperties:
+        """Return the properties of a device of the session, by default the first one."""
+        device = device or self.device
+        properties = replace(device.properties(), quarantine=self._quarantines[device])
         return (
             properties
             if self.options.enable_cudnn
@@ -106,27 +120,6 @@ class Session:
         graph = read_graph(host.api(), ort_graph)
         graph.operators = self.operators
         return graph
-
-
-def _choose(offered: list[DeviceInfo], device_id: int | None) -> DeviceInfo:
-    """Return the device that ORT selected, if the option agrees.
-
-    Raises: OptionError: ORT selected no device, several, or another one.
-    """
-    if not offered:
-        raise OptionError(f"{EP_NAME}: ONNX Runtime selected no device. Pass one to add_provider_for_devices")
-    first, *others = dict.fromkeys(offered)
-    if others:
-        names = ", ".join(f"{info.ordinal} ({info.name})" for info in [first, *others])
-        raise OptionError(
-            f"a session of {EP_NAME} runs on one device, and was given the devices {names}: make a session for each"
-        )
-    if device_id is not None and first.ordinal != device_id:
-        raise OptionError(
-            f"{EP_NAME} option device_id={device_id}: the session was given the device {first.ordinal} ({first.name}); "
-            "a session runs on one device, so add_provider_for_devices gets one and is called once"
-        )
-    return first
 
 
 def _entries(function: str, table: Any, *arguments: Any) -> dict[str, str]:

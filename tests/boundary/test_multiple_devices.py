@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -125,33 +126,105 @@ assert plugin.counters()["runs"] == 2
     python(SELECTION + code, add_model().hex(), env=TWO, preloaded=True)
 
 
-def test_a_session_of_several_devices_is_an_error() -> None:
+def test_a_session_runs_on_the_devices_that_onnx_runtime_was_given() -> None:
     code = """
-def together():
-    options = ort.SessionOptions()
-    options.add_provider_for_devices(devices, {})
-    return session(options)
+from ort_cuda_plugin.ep.provider import last_provider
+def on(given, options={}):
+    settings = ort.SessionOptions()
+    settings.add_provider_for_devices(given, options)
+    made = session(settings)
+    np.testing.assert_array_equal(made.run(None, {"a": x, "b": x})[0], x + x)
+    return last_provider().session.devices.ordinals
+assert on(devices) == [0, 1]
+assert on(devices[::-1]) == [1, 0]
+assert on(devices, {"device_ids": "0,1"}) == [0, 1]
+assert on(devices[:1], {"device_ids": "0,1"}) == [0, 1]
+assert on([devices[1], devices[1]]) == [1]
+named = ort.InferenceSession(
+    model, providers=[(plugin.get_ep_name(), {"device_id": "1", "device_ids": "1,0"})], enable_fallback=0
+)
+assert last_provider().session.devices.ordinals == [1, 0]
 def one_after_the_other():
     options = ort.SessionOptions()
     options.add_provider_for_devices(devices[:1], {})
     options.add_provider_for_devices(devices[1:], {})
     return session(options)
 for make, said in [
-    (together, "runs on one device, and was given the devices 0 (Emulated CUDA device), 1 (Emulated CUDA device)"),
-    (one_after_the_other, "device_id=1: the session was given the device 0 (Emulated CUDA device); a session runs"),
+    (lambda: on(devices, {"device_ids": "1,0"}), "device_ids=1,0: the session was given the device 0"),
+    (lambda: on(devices, {"device_ids": "0"}), "device_ids=0: add_provider_for_devices also got the device 1"),
+    (one_after_the_other, "device_id=1: the session was given the device 0 (Emulated CUDA device); call add_provider"),
 ]:
     try:
         make()
     except Exception as error:
         assert said in str(error), error
     else:
-        raise AssertionError(make)
-options = ort.SessionOptions()
-options.add_provider_for_devices([devices[1], devices[1]], {})
-made = session(options)
-np.testing.assert_array_equal(made.run(None, {"a": x, "b": x})[0], x + x)
+        raise AssertionError(said)
 """
     python(SELECTION + code, add_model().hex(), env=TWO, preloaded=True)
+
+
+def test_devices_that_cannot_be_used_are_named() -> None:
+    code = """
+from ort_cuda_plugin.ep.device.devices import emulated_devices
+from ort_cuda_plugin.ep.options.options import parse
+from ort_cuda_plugin.ep.session.session_devices import chosen_devices
+def of(**options):
+    return lambda: plugin.session(model, emulate=True, provider_options=options)
+for make, said in [
+    (of(device_ids="0,2"), "device_ids=0,2: device 2 does not exist. Choose from 0 (Emulated CUDA device), 1 ("),
+    (of(device_ids="0,1,0"), "device_ids='0,1,0': device 0 is named twice; name each device once"),
+    (of(device_ids="0;1"), "device_ids='0;1': use CUDA ordinals with a comma between two of them: 0,1"),
+    (of(device_ids="5,0"), "there is no device 5. Choose one of 0 (Emulated CUDA device), 1 (Emulated"),
+    (of(device_of="add:1"), "device_of: the session has one device. Name several in device_ids"),
+    (of(device_ids="0,1", device_of="add:2"), "device_of=add:2: device 2 is not a device of the session"),
+    (of(device_ids="0,1", device_of="add"), "device_of='add': use rules PATTERN:ORDINAL"),
+    (lambda: chosen_devices(emulated_devices(), parse({})[0], 26), "before 1.27 accepts one device for a session, and "
+     "was given the devices 0 (Emulated CUDA device), 1 (Emulated CUDA device). Pass the first one"),
+]:
+    try:
+        make()
+    except Exception as error:
+        assert said in str(error), error
+    else:
+        raise AssertionError(said)
+"""
+    python(SELECTION + code, add_model().hex(), env=TWO, preloaded=True)
+
+
+def test_settings_that_several_devices_do_not_support_are_named(tmp_path: Path) -> None:
+    code = """
+from ort_cuda_plugin.ep.provider import last_provider
+folder = sys.argv[2]
+def of(given=model, entries={}, **options):
+    settings = ort.SessionOptions()
+    settings.log_severity_level = 4
+    for key, value in entries.items():
+        settings.add_session_config_entry(key, value)
+    if optimized := options.pop("optimized", None):
+        settings.optimized_model_filepath = optimized
+    many = {"device_ids": "0,1"} | options
+    return plugin.session(given, emulate=True, provider_options=many, sess_options=settings)
+compiled = {"ep.context_enable": "1", "ep.context_file_path": folder + "/ctx.onnx"}
+of(entries=compiled, device_ids="0")
+context = open(folder + "/ctx.onnx", "rb").read()
+for make, said in [
+    (lambda: of(entries=compiled), "ep.context_enable=1 (a compiled model has code for one device)"),
+    (lambda: of(folder + "/ctx.onnx"), "a model that is compiled already (EPContext nodes)"),
+    (lambda: of(enable_cuda_graph=1), "enable_cuda_graph=1 (each stage has automatic CUDA graphs)"),
+    (lambda: of(single_nodes=1), "single_nodes=1"),
+    (lambda: of(optimized=folder + "/optimized.onnx"), "optimized_model_filepath"),
+    (lambda: of(entries={"session.resource_cuda_partitioning_settings": "2048,"}), "session.resource_cuda_"),
+    (lambda: of(entries={"session.layer_assignment_settings": "gpu:1(add)"}), "layering rules for gpu:1"),
+]:
+    try:
+        make()
+    except Exception as error:
+        assert "device_ids=0,1: a session on several devices does not support " + said in str(error), error
+    else:
+        raise AssertionError(said)
+"""
+    python(SELECTION + code, add_model().hex(), str(tmp_path), env=TWO, preloaded=True)
 
 
 def test_the_vendor_has_its_id() -> None:

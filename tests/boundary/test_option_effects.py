@@ -256,6 +256,8 @@ EFFECTS = {
     "deterministic": Effect("1", planned(SCATTER, GPU)),
     "device_id": Effect("7", created),
     "device_loops": Effect("0", looped),
+    "device_ids": Effect("0,7", created),
+    "device_of": Effect("*:7", created),
     "enable_cuda_graph": Effect("1", graphs),
     "enable_cudnn": Effect("0", planned(CONV)),
     "fuse_conv_bias": Effect("0", planned(CONV)),

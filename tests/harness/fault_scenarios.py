@@ -784,6 +784,32 @@ class Search(Scenario):
         return np.arange(4 * rows, dtype=np.int32).reshape(rows, 4) % 9 + 1
 
 
+class Devices(Scenario):
+    """A session on two devices, with Runs of two shapes: the second device reads x, and computes an output."""
+
+    environment: ClassVar[Mapping[str, str]] = {"ORT_CUDA_PLUGIN_EMULATE_DEVICES": "2"}
+
+    def create(self) -> None:
+        nodes = [
+            helper.make_node("Softmax", ["x"], ["p"], axis=1),
+            helper.make_node("Exp", ["p"], ["q"]),
+            helper.make_node("Mul", ["q", "x"], ["y"]),
+        ]
+        shape: list[int | str] = ["n", 16]
+        source = model(nodes, {"x": shape}, {"p": shape, "y": shape})
+        self.session = session(source, optimized=False, device_ids="0,1", device_of="p:0,q:1,y:1")
+
+    def steps(self) -> Sequence[Step]:
+        return [lambda: self.run(2), lambda: self.run(3), lambda: self.run(2)]
+
+    def run(self, rows: int) -> None:
+        x = numbers(16 * rows).reshape(rows, 16)
+        exps = np.exp(x)
+        p = exps / exps.sum(1, keepdims=True)
+        for value, right in zip(self.session.run(None, {"x": x}), (p, np.exp(p) * x), strict=True):
+            check(value, right)
+
+
 def plugin_device() -> Any:
     """Return the ``ocp_device *`` of emulated device 0."""
     error = ffi.new("ocp_error *")
@@ -817,4 +843,5 @@ SCENARIOS: dict[str, type[Scenario]] = {
     "convolutions": Convolutions,
     "first-use": FirstUse,
     "called": Called,
+    "devices": Devices,
 }

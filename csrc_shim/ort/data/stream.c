@@ -8,6 +8,7 @@
 #include "device/memory/memory.h"
 #include "device/open/devices.h"
 #include "device/order.h"
+#include "device/peers/peer_stream.h"
 #include "device/pool.h"
 #include "device/release.h"
 #include "device/wait.h"
@@ -149,9 +150,11 @@ static OrtStatus *stream_wait(OrtSyncStreamImpl *this_ptr) {
   const bool forked = atomic_load_explicit(&ocp_forked, memory_order_relaxed); /* ocp_stream_synchronize then fails */
   if (!forked && (ocp_stream_is_idle(stream) || !ocp_stream_try_turn(stream)))
     return NULL; /* idle, or in a capture, whose end waits for the work */
-  const int code = !forked && is_recorded(stream) ? ORT_OK : ocp_stream_synchronize(stream, &error);
+  int code = !forked && is_recorded(stream) ? ORT_OK : ocp_stream_synchronize(stream, &error);
   if (!forked)
     ocp_stream_end_turn(stream);
+  if (code == ORT_OK && !forked)
+    code = ocp_peer_synchronize(stream, &error); /* the work on other devices has finished, but may have failed */
   return code == ORT_OK ? NULL : ocp_status(&error);
 }
 

@@ -15,14 +15,16 @@
 #include "ort/data/stream.h"
 #include "run/executor.h"
 #include "run/instance/input.h"
+#include "run/pipeline.h"
 #include "run/repeat.h"
 
 enum { INPUTS_ON_STACK = 32, LABEL_BYTES = 256 };
 
-/* The cluster or loop that an ORT call executes. */
+/* The cluster, loop or pipeline that an ORT call executes. */
 typedef struct target {
   ocp_cluster *cluster;
-  const ocp_repeat *repeat; /* the loop; NULL: a cluster */
+  const ocp_repeat *repeat;     /* the loop, or NULL */
+  const ocp_pipeline *pipeline; /* the pipeline, or NULL */
   ocp_device *device;
   uint32_t num_inputs;                  /* number of the cluster's inputs */
   const OrtMemoryDevice *device_memory; /* memory of our device, where inputs normally are */
@@ -145,6 +147,8 @@ static int run_target(const target *self, ocp_stream *stream, const ocp_input *i
   ocp_ort_allocating_on(stream);
   if (self->repeat)
     ocp_repeat_run(self->repeat, work.stream, inputs, self->num_inputs, output, output_context, error);
+  else if (self->pipeline)
+    ocp_pipeline_run(self->pipeline, work.stream, inputs, self->num_inputs, output, output_context, error);
   else
     ocp_cluster_run(self->cluster, work.stream, inputs, self->num_inputs, output, output_context, error);
   ocp_ort_allocating_on(NULL);
@@ -212,12 +216,14 @@ static OrtStatus *compute_fused(OrtNodeComputeInfo *this_ptr, void *state, OrtKe
   return compute(&((const compute_info *)(const void *)this_ptr)->target, context);
 }
 
-static OrtNodeComputeInfo *compute_info_of(ocp_cluster *cluster, const ocp_repeat *repeat, ocp_device *device,
-                                           const char *const *names, uint32_t num_inputs, ocp_error *error) {
+/* `what`: the cluster, loop or pipeline. */
+static OrtNodeComputeInfo *compute_info_of(const target *what, ocp_device *device, const char *const *names,
+                                           uint32_t num_inputs, ocp_error *error) {
   target made;
-  if (make_target(&made, cluster, device, num_inputs, error) != ORT_OK)
+  if (make_target(&made, what->cluster, device, num_inputs, error) != ORT_OK)
     return NULL;
-  made.repeat = repeat;
+  made.repeat = what->repeat;
+  made.pipeline = what->pipeline;
   size_t text_bytes = 0;
   for (uint32_t i = 0; i < num_inputs; i++)
     text_bytes += strlen(names[i]) + 1;
@@ -243,12 +249,17 @@ static OrtNodeComputeInfo *compute_info_of(ocp_cluster *cluster, const ocp_repea
 
 OrtNodeComputeInfo *ocp_compute_info_create(ocp_cluster *cluster, ocp_device *device, const char *const *names,
                                             uint32_t num_inputs, ocp_error *error) {
-  return compute_info_of(cluster, NULL, device, names, num_inputs, error);
+  return compute_info_of(&(target){.cluster = cluster}, device, names, num_inputs, error);
 }
 
 OrtNodeComputeInfo *ocp_compute_info_of_repeat(const ocp_repeat *repeat, ocp_device *device, const char *const *names,
                                                ocp_error *error) {
-  return compute_info_of(NULL, repeat, device, names, ocp_repeat_num_inputs(repeat), error);
+  return compute_info_of(&(target){.repeat = repeat}, device, names, ocp_repeat_num_inputs(repeat), error);
+}
+
+OrtNodeComputeInfo *ocp_compute_info_of_pipeline(const ocp_pipeline *pipeline, ocp_device *device,
+                                                 const char *const *names, ocp_error *error) {
+  return compute_info_of(&(target){.pipeline = pipeline}, device, names, ocp_pipeline_num_inputs(pipeline), error);
 }
 
 void ocp_compute_info_release(OrtNodeComputeInfo *info) { free(info); }

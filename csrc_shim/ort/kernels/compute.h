@@ -9,6 +9,7 @@
 #include "run/cluster.h"
 #include "run/executor.h"
 #include "run/instance/input.h"
+#include "run/pipeline.h"
 #include "run/repeat.h"
 
 /* Makes the compute info of a fused node, whose inputs and outputs are those of the cluster, in the same order. The
@@ -19,6 +20,10 @@ OrtNodeComputeInfo *ocp_compute_info_create(ocp_cluster *cluster, ocp_device *de
 /* Makes the compute info of a fused node that is a loop (run/repeat.h). The caller keeps the ownership of the loop. */
 OrtNodeComputeInfo *ocp_compute_info_of_repeat(const ocp_repeat *repeat, ocp_device *device, const char *const *names,
                                                ocp_error *error);
+/* Makes the compute info of a fused node whose stages run on several devices (run/pipeline.h). `device`: the first one.
+ * The caller keeps the ownership of the pipeline. */
+OrtNodeComputeInfo *ocp_compute_info_of_pipeline(const ocp_pipeline *pipeline, ocp_device *device,
+                                                 const char *const *names, ocp_error *error);
 void ocp_compute_info_release(OrtNodeComputeInfo *info);
 
 /* Makes the kernel of one node, which ORT releases. The caller keeps the ownership of the cluster, which must outlive

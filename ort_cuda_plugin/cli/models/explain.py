@@ -24,6 +24,7 @@ from ort_cuda_plugin.cli.common import (
     named_values,
     output_console,
     output_file,
+    provider_options,
     read_model,
     shape,
     usual_sizes,
@@ -77,6 +78,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --html: run the model with random inputs on the emulated device, check each access to memory, and"
         " show the accesses and the findings of each kernel",
     )
+    parser.add_argument(
+        "--option", action="append", default=[], metavar="KEY=VALUE", help="a provider option, such as device_ids=0,1"
+    )
     parser.add_argument("--declined", action="store_true", help="print only nodes that the plugin does not run")
     parser.add_argument(
         "--autotune",
@@ -90,13 +94,15 @@ def execute(arguments: argparse.Namespace) -> int:
     path = model_path(arguments.model)
     _refuse_what_says_nothing(arguments)
     emulate = select_device(arguments.device)
+    options = provider_options(arguments.option)
     if arguments.program:
-        return _print_programs(arguments.model, path, emulate, arguments.autotune)
+        options |= {"autotune": "1"} if arguments.autotune else {}
+        return _print_programs(arguments.model, path, emulate, options)
     if arguments.plans:
-        return _print_plans(arguments.model, path, emulate, arguments.shapes)
+        return _print_plans(arguments.model, path, emulate, arguments.shapes, options)
     try:
         with tempfile.TemporaryDirectory() as folder, waiting(Console(stderr=True), "creating the session"):
-            settings = {} if arguments.html is None else {"program_folder": folder}
+            settings = options if arguments.html is None else {**options, "program_folder": folder}
             found = placement(path, emulate=emulate, provider_options=settings)
             plans = read_plans(Path(folder))
     except Exception as error:
@@ -154,10 +160,10 @@ def _refuse_what_says_nothing(arguments: argparse.Namespace) -> None:
         )
 
 
-def _print_programs(model: str, path: Path, emulate: bool, autotune: bool) -> int:
+def _print_programs(model: str, path: Path, emulate: bool, options: Mapping[str, str]) -> int:
     """Print the programs that exist when the session is created. Sizes that the model leaves open are guesses."""
     with tempfile.TemporaryDirectory() as folder:
-        options = {"program_folder": folder, "autotune": int(autotune)}
+        options = {**options, "program_folder": folder}
         try:
             with waiting(Console(stderr=True), "creating the session"):
                 ort_cuda_plugin.session(path, emulate=emulate, provider_options=options)
@@ -169,7 +175,7 @@ def _print_programs(model: str, path: Path, emulate: bool, autotune: bool) -> in
     return ExitCode.OK
 
 
-def _print_plans(model: str, path: Path, emulate: bool, texts: list[str]) -> int:
+def _print_plans(model: str, path: Path, emulate: bool, texts: list[str], options: Mapping[str, str]) -> int:
     """Print the plans that each Run built. Dimensions without a given size are 1."""
     wanted = [{name: shape(name, text) for name, text in named_values("--shapes", [one])} for one in texts] or [{}]
     graph = read_model(path, model)
@@ -181,7 +187,7 @@ def _print_plans(model: str, path: Path, emulate: bool, texts: list[str]) -> int
     try:
         before = ort_cuda_plugin.plan_variants()
         with waiting(Console(stderr=True), "creating the session"):
-            session = ort_cuda_plugin.session(path, emulate=emulate)
+            session = ort_cuda_plugin.session(path, emulate=emulate, provider_options=options)
         _print_built("the session", built_after(before))
         for values in feeds:
             before = ort_cuda_plugin.plan_variants()

@@ -53,8 +53,9 @@ def page(
 
 
 def place(verdict: NodeVerdict) -> str:
-    """Return the provider that runs a node, as text."""
-    return "nowhere" if verdict.reason.endswith(NOWHERE) else verdict.provider or "another provider"
+    """Return the provider that runs a node, as text, and its device if the session has several."""
+    runs = "nowhere" if verdict.reason.endswith(NOWHERE) else verdict.provider or "another provider"
+    return runs if verdict.device is None else f"{runs}, device {verdict.device}"
 
 
 def copies(placement: Placement) -> Iterator[CopiedValue]:

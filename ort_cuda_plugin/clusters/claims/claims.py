@@ -35,6 +35,7 @@ class NodeVerdict:
     the main graph. For a custom operator ``note`` names its origin, and says whether it calls Python in each Run.
     ``cluster`` is the fused node that contains the node, or "". ``provider`` names the execution provider that runs the
     node, "" if unknown or none. ``inputs`` and ``outputs`` are the names of the node's values, without weights.
+    ``device`` is the ordinal of the device that runs the node, if the session has several devices; else None.
 
     Examples:
         >>> verdict = ort_cuda_plugin.explain("model.onnx")[0]
@@ -55,6 +56,7 @@ class NodeVerdict:
     provider: str = ""
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
+    device: int | None = None
 
     @property
     def label(self) -> str:
@@ -64,7 +66,10 @@ class NodeVerdict:
     def __str__(self) -> str:
         where = f" in {self.body_of}" if self.body_of else ""
         said = self.reason or self.note
-        return f"{self.label} ({self.op_type}){where}: {self.provider or 'not the plugin'}{said and f', {said}'}"
+        runs = self.provider or "not the plugin"
+        if self.device is not None:
+            runs += f" on device {self.device}"
+        return f"{self.label} ({self.op_type}){where}: {runs}{said and f', {said}'}"
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any
 
+from ...clusters.stage_balance import Rule
 from ...compiler.targets import Target
 from ...program.device import AttentionKernel, LoweringOptions
 from . import option_values as values
@@ -79,6 +80,19 @@ class Options:
         Decides.DEVICE,
         "CUDA ordinal of the device. Default: the device that ONNX Runtime selected. Emulated devices have "
         "ordinals of their own",
+    )
+    device_ids: tuple[int, ...] = _option(
+        (),
+        values.ORDINALS,
+        Decides.DEVICE,
+        "CUDA ordinals of [several devices](several_devices.md), the session's device first. Default: that one alone",
+    )
+    device_of: tuple[Rule, ...] = _option(
+        (),
+        values.DEVICE_RULES,
+        Decides.CLAIMS,
+        "rules that give nodes to [several devices](several_devices.md). Default: the plugin balances them",
+        needs="several devices",
     )
     user_compute_stream: int | None = _option(
         None,

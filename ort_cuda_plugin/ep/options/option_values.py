@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ...clusters.stage_balance import Rule
 from ...compiler.targets import Target
 from ...compiler.toolchain import OF_EVERY_TOOLKIT
 
@@ -80,6 +81,30 @@ def _ordinal(text: str) -> int:
     return int(text)
 
 
+def _ordinals(text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise ValueError("use CUDA ordinals with a comma between two of them: 0,1")
+    ordinals = [int(part) for part in parts]
+    twice = next((ordinal for ordinal in ordinals if ordinals.count(ordinal) > 1), None)
+    if twice is not None:
+        raise ValueError(f"device {twice} is named twice; name each device once")
+    return tuple(ordinals)
+
+
+def _rules(text: str) -> tuple[Rule, ...]:
+    rules = []
+    for part in text.split(","):
+        pattern, _, ordinal = part.strip().rpartition(":")
+        if not pattern.strip() or not ordinal.strip().isdecimal():
+            raise ValueError(
+                "use rules PATTERN:ORDINAL with a comma between two of them: /encoder/*:0,/decoder/*:1. A pattern is a "
+                "name of nodes, in which * stands for any text"
+            )
+        rules.append(Rule(pattern.strip(), int(ordinal)))
+    return tuple(rules)
+
+
 def _folder(text: str) -> str:
     if not os.path.isdir(text):
         raise ValueError("use a folder that exists")
@@ -136,6 +161,8 @@ def _no_function(text: str) -> None:
 
 FLAG = Reader(_flag, "0, 1")
 ORDINAL = Reader(_ordinal, "0, 1, ...")
+ORDINALS = Reader(_ordinals, "`0,1`")
+DEVICE_RULES = Reader(_rules, "`/encoder/*:0,/decoder/*:1`")
 COUNT = count(0, 2**31 - 1)
 STREAM = Reader(_stream, "an address")
 FOLDER = Reader(_folder, "a folder")

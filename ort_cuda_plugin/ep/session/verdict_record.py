@@ -62,11 +62,16 @@ class VerdictRecord:
         shown = [verdict for others in self._shown.values() for verdict in others]
         self.verdicts = sorted(self._fused + shown, key=lambda verdict: verdict.body_of != "")
 
-    def fused(self, clusters: Mapping[str, Graph]) -> None:
-        """Record that ORT has replaced the latest clusters by fused nodes with these names."""
+    def fused(self, clusters: Mapping[str, Graph], devices: Mapping[str, int]) -> None:
+        """Record that ORT has replaced the latest clusters by fused nodes with these names.
+
+        ``devices`` has the ordinal of the device of each cluster, if the session has several devices.
+        """
         cluster_of = {_names(node.outputs): name for name, graph in clusters.items() for node in graph.nodes}
         replaced = {
-            id(verdict): replace(verdict, cluster=cluster_of.get(verdict.outputs, "")) for verdict in self._to_fuse
+            id(verdict): replace(verdict, cluster=name, device=devices.get(name))
+            for verdict in self._to_fuse
+            for name in [cluster_of.get(verdict.outputs, "")]
         }
         self._fused += [replaced[id(verdict)] for verdict in self._to_fuse]
         self._to_fuse = []
