@@ -67,6 +67,7 @@ BRIDGE_HEADERS = [
     "device/arena_options.h",
     "device/device_list.h",
     "device/stay.h",
+    "device/memory/weights.h",
     "vendor/spec.h",
     "vendor/problem.h",
     "plan/slab.h",

@@ -13,6 +13,7 @@ const char *const ocp_counter_names[OCP_NUM_COUNTERS] = {
     [OCP_COPIES_D2D] = "copies_d2d",
     [OCP_COPIES_PEER] = "copies_peer",
     [OCP_BYTES_PEER] = "bytes_peer",
+    [OCP_WEIGHT_BYTES_STREAMED] = "weight_bytes_streamed",
     [OCP_PLAN_VARIANTS_BUILT] = "plan_variants_built",
     [OCP_PLAN_HITS] = "plan_hits",
     [OCP_HOST_VALUE_READS] = "host_value_reads",
@@ -36,6 +37,7 @@ const char *const ocp_counter_names[OCP_NUM_COUNTERS] = {
     [OCP_DEVICE_BYTES_IN_USE] = "device_bytes_in_use",
     [OCP_PINNED_BYTES_IN_USE] = "pinned_bytes_in_use",
     [OCP_WEIGHT_BYTES] = "weight_bytes",
+    [OCP_HOST_WEIGHT_BYTES] = "host_weight_bytes",
     [OCP_STREAMS_LIVE] = "streams_live",
     [OCP_GRAPHS_LIVE] = "graphs_live",
 };

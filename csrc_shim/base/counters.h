@@ -16,8 +16,9 @@ typedef enum ocp_counter {
   OCP_COPIES_H2D,
   OCP_COPIES_D2H,
   OCP_COPIES_D2D,
-  OCP_COPIES_PEER, /* tensors copied between the devices of a session: device/peers/peer_stream.h */
-  OCP_BYTES_PEER,  /* bytes of these tensors */
+  OCP_COPIES_PEER,           /* tensors copied between the devices of a session: device/peers/peer_stream.h */
+  OCP_BYTES_PEER,            /* bytes of these tensors */
+  OCP_WEIGHT_BYTES_STREAMED, /* bytes of weights that Runs copied from host memory: run/instance/uploads.h */
   OCP_PLAN_VARIANTS_BUILT,
   OCP_PLAN_HITS,
   OCP_HOST_VALUE_READS,
@@ -41,7 +42,8 @@ typedef enum ocp_counter {
   OCP_GRAPH_FALLBACKS_DRIVER,     /* the driver cannot make a graph of the work */
   OCP_DEVICE_BYTES_IN_USE,        /* device memory allocated and not yet freed: ORT's tensors, slabs, weights */
   OCP_PINNED_BYTES_IN_USE,
-  OCP_WEIGHT_BYTES,
+  OCP_WEIGHT_BYTES,      /* device memory of weights */
+  OCP_HOST_WEIGHT_BYTES, /* pinned memory of weights that Runs copy to the device */
   OCP_STREAMS_LIVE,
   OCP_GRAPHS_LIVE, /* automatic CUDA graphs that exist now */
   OCP_NUM_COUNTERS

@@ -238,6 +238,11 @@ bool ocp_stream_is_captured(const ocp_stream *stream) {
          (result == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE);
 }
 
+bool ocp_stream_is_recorded(const ocp_stream *stream) {
+  return atomic_load_explicit(&stream->capturing, memory_order_relaxed) ||
+         (!stream->owned && ocp_stream_is_captured(stream));
+}
+
 CUresult ocp_stream_end_capture(ocp_stream *stream, CUgraph *graph) {
   const ocp_driver *driver = stream->device->driver;
   const CUresult result = driver->StreamEndCapture(stream->handle, graph);

@@ -28,6 +28,8 @@ int ocp_stream_wait(ocp_stream *stream, ocp_error *error);
 void ocp_stream_query(ocp_stream *stream);
 /* Whether the stream is being captured, by us or by the application. */
 bool ocp_stream_is_captured(const ocp_stream *stream);
+/* Whether ORT or the application captures the stream. Asks the driver only for streams of the application. */
+bool ocp_stream_is_recorded(const ocp_stream *stream);
 /* Ends the capture of the stream, of which the caller holds the exclusive turn. *graph: the captured graph, or NULL on
  * failure. If the driver fails and the capture stays open, this function tries once more to end it, and
  * ocp_stream_close_capture tries again before a Run uses the stream. */

@@ -15,6 +15,8 @@ typedef enum ocp_stream_slot_id {
   OCP_SLOT_CUBLASLT,
   OCP_SLOT_CUDNN,
   OCP_SLOT_PEERS,
+  OCP_SLOT_UPLOADS,       /* run/instance/uploads.c: the copy stream of a stream of Runs */
+  OCP_SLOT_UPLOAD_EVENTS, /* run/instance/uploads.c: the events of a copy stream */
   OCP_NUM_SLOTS
 } ocp_stream_slot_id;
 typedef struct ocp_stream_slot {

@@ -78,7 +78,7 @@ enum {
 };
 enum { CU_GRAPH_COND_TYPE_IF = 0, CU_GRAPH_COND_TYPE_WHILE = 1 };
 enum { CU_GRAPH_COND_ASSIGN_DEFAULT = 1 };
-enum { CU_MEMORYTYPE_DEVICE = 2 };
+enum { CU_MEMORYTYPE_HOST = 1, CU_MEMORYTYPE_DEVICE = 2 };
 /* Device attributes that callers ask for; the numbers are CUDA's. */
 enum {
   CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK = 1,

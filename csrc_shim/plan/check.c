@@ -228,7 +228,7 @@ static bool has_params(const ocp_plan_record *r, const ocp_plan_param *params, u
   return r->num_params == 3 && p[0].kind == first && p[1].kind == second && p[2].kind == third;
 }
 
-/* Checks that the records that a loop repeats are in its segment, and that loops nest. */
+/* Checks that the records that a loop repeats are in its segment, that loops nest, and that they repeat no upload. */
 static bool check_loops(checker *c, const ocp_segment_view *view) {
   uint32_t ends[OCP_MAX_LOOP_DEPTH + 1], depth = 0;
   ends[0] = view->records.first + view->records.count;
@@ -236,6 +236,8 @@ static bool check_loops(checker *c, const ocp_segment_view *view) {
     const ocp_plan_record *r = &c->plan->records[i];
     while (depth && i == ends[depth])
       depth--;
+    if (depth && (r->kind == OCP_RECORD_UPLOAD || r->kind == OCP_RECORD_AWAIT))
+      return ocp_plan_reject(c->error, "record %u: a loop repeats an upload, or the wait for one", i);
     if (r->kind != OCP_RECORD_LOOP)
       continue;
     if (depth == OCP_MAX_LOOP_DEPTH || r->index > ends[depth] - i - 1)
@@ -246,6 +248,42 @@ static bool check_loops(checker *c, const ocp_segment_view *view) {
     ends[++depth] = i + 1 + r->index;
   }
   return true;
+}
+
+/* Checks the parameters of an upload: later records must be able to rely on the copy, so it has a constant size and is
+ * never skipped. */
+static bool check_upload(checker *c, uint32_t index) {
+  const ocp_plan_record *r = &c->plan->records[index];
+  const ocp_plan_param *p = c->plan->params + r->first_param;
+  if (!has_params(r, c->plan->params, OCP_PARAM_POINTER, OCP_PARAM_POINTER, OCP_PARAM_I64) ||
+      p[0].ref_kind != OCP_REF_BUFFER || p[1].ref_kind != OCP_REF_WEIGHT || p[2].reg != OCP_NO_REG || p[2].imm <= 0 ||
+      r->condition_register != OCP_NO_REG)
+    return ocp_plan_reject(
+        c->error, "record %u is an upload without a buffer, a weight and a constant size, or with a condition", index);
+  return true;
+}
+
+/* Checks that the records of a segment await each upload of the segment once, in order. */
+static bool check_awaits(checker *c, uint32_t segment) {
+  const ocp_plan *p = c->plan;
+  const ocp_range range = p->views[segment].records;
+  const uint32_t end = range.first + range.count;
+  uint32_t upload = range.first; /* the first upload that is not awaited, at most `i` */
+  for (uint32_t i = range.first; i < end; i++) {
+    if (p->records[i].kind != OCP_RECORD_AWAIT)
+      continue;
+    while (upload < i && p->records[upload].kind != OCP_RECORD_UPLOAD)
+      upload++;
+    if (upload == i || p->records[i].index != upload || p->records[i].num_params ||
+        p->records[i].condition_register != OCP_NO_REG)
+      return ocp_plan_reject(
+          c->error, "record %u awaits record %u, which is not the next upload, or has a condition or parameters", i,
+          p->records[i].index);
+    upload++;
+  }
+  while (upload < end && p->records[upload].kind != OCP_RECORD_UPLOAD)
+    upload++;
+  return upload == end || ocp_plan_reject(c->error, "no record awaits upload %u", upload);
 }
 
 static bool check_record(checker *c, uint32_t index) {
@@ -295,6 +333,12 @@ static bool check_record(checker *c, uint32_t index) {
             (r->num_params == 2 ? OCP_PARAM_I64 : OCP_PARAM_POINTER) ||
         r->condition_register != OCP_NO_REG)
       return ocp_plan_reject(c->error, "record %u is a loop with other parameters than a pointer and a count", index);
+    break;
+  case OCP_RECORD_UPLOAD:
+    if (!check_upload(c, index))
+      return false;
+    break;
+  case OCP_RECORD_AWAIT: /* check_awaits */
     break;
   default:
     return ocp_plan_reject(c->error, "record %u: unknown kind %u", index, r->kind);
@@ -346,7 +390,7 @@ static bool check_segment(checker *c, uint32_t segment) {
   for (uint32_t i = v->records.first; i < v->records.first + v->records.count; i++)
     if (!check_record(c, i))
       return false;
-  return check_loops(c, v);
+  return check_loops(c, v) && check_awaits(c, segment);
 }
 
 bool ocp_plan_check(const ocp_plan *plan, ocp_error *error) {

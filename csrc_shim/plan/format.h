@@ -15,7 +15,7 @@
  * segment. Guards belong to the whole plan and may depend only on input dimensions and host inputs.
  *
  * OCP_PLAN_VERSION rises with every change that an older library would refuse or misunderstand. A library runs only
- * plans of its own version. */
+ * plans of its own version. Files hold no uploads: the process that loads a plan adds them (plan/streaming.py). */
 #ifndef OCP_PLAN_FORMAT_H
 #define OCP_PLAN_FORMAT_H
 
@@ -146,6 +146,12 @@ typedef enum ocp_record_kind {
    * (see OCP_PARAM_CONDITION). Otherwise the host reads the int32 before each iteration, or, if there is a second
    * parameter (I64), repeats them so often. */
   OCP_RECORD_LOOP = 5,
+  /* params: dst (a buffer), src (a weight in pinned host memory), bytes (I64, a constant). Copies the weight on the
+   * copy stream, after all earlier records. No other record or read-back names a weight in host memory. */
+  OCP_RECORD_UPLOAD = 6,
+  /* Later records run after upload `index`, the number of a record of the same segment. Each upload is awaited once, in
+   * the order of the uploads. No params. Like uploads, it has no condition. */
+  OCP_RECORD_AWAIT = 7,
   OCP_RECORD_NUM_KINDS
 } ocp_record_kind;
 

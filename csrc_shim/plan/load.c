@@ -9,6 +9,7 @@
  * - Guards depend on dimensions of inputs and on host values alone.
  * - The records, outputs, buffers and expressions of a segment are contiguous ranges (ocp_segment_view).
  * - For each pair of in_place, one record is the last that reads the input and the first that names the output.
+ * - A later record of the same segment awaits each upload.
  *
  * When a plan is added to a cluster, the cluster checks that the plan's kernels, weights and problems exist. */
 #include "plan/load.h"
@@ -224,11 +225,14 @@ static void find_guard_exprs(ocp_plan *p, bool *needed) {
 }
 
 static void find_needs(ocp_plan *p) {
-  uint32_t num_pointers = 0;
+  uint32_t num_pointers = 0, in_flight = 0;
   for (uint32_t i = 0; i < p->header.num_records; i++) {
     p->has_calls |= p->records[i].kind == OCP_RECORD_CALL;
     p->has_loops |= p->records[i].kind == OCP_RECORD_LOOP;
     p->has_open_loops |= p->records[i].kind == OCP_RECORD_LOOP && p->records[i].num_params == 1;
+    in_flight += p->records[i].kind == OCP_RECORD_UPLOAD;
+    in_flight -= p->records[i].kind == OCP_RECORD_AWAIT;
+    p->uploads_in_flight = in_flight > p->uploads_in_flight ? in_flight : p->uploads_in_flight;
   }
   for (uint32_t s = 0; s < p->header.num_segments; s++) {
     ocp_segment_view *view = &p->views[s];

@@ -49,6 +49,7 @@ typedef struct ocp_plan {
   bool has_calls;                         /* whether a record is a callback */
   bool has_loops;                         /* whether a record is a loop */
   bool has_open_loops;                    /* whether the host must read the condition of a loop in each iteration */
+  uint32_t uploads_in_flight;             /* maximum number of uploads that are issued and not yet awaited */
 } ocp_plan;
 
 #endif

@@ -195,7 +195,8 @@ typedef struct ocp_core {
   int (*cluster_add_plan)(ocp_cluster *cluster, const void *blob, size_t bytes, ocp_error *error);
   int (*cluster_run)(ocp_cluster *cluster, ocp_stream *stream, const ocp_input *inputs, uint32_t num_inputs,
                      ocp_output_fn output, void *output_context, ocp_error *error);
-  int (*weight_acquire)(ocp_device *device, const void *data, size_t bytes, ocp_weight **out, ocp_error *error);
+  int (*weight_acquire)(ocp_device *device, ocp_weight_memory memory, const void *data, size_t bytes, ocp_weight **out,
+                        ocp_error *error);
   void (*weight_release)(ocp_weight *weight);
   CUdeviceptr (*weight_address)(const ocp_weight *weight);
   /* ---- the host ---- */
@@ -220,6 +221,8 @@ typedef struct ocp_core {
   ocp_problem *(*problem_create)(const ocp_problem_spec *spec, ocp_error *error);
   void (*problem_release)(ocp_problem *problem);
   int (*weight_create_state)(ocp_device *device, const void *data, size_t bytes, ocp_weight **out, ocp_error *error);
+  ocp_weight_memory (*weight_memory_of)(const ocp_weight *weight);
+  int (*weight_move_to_host)(ocp_weight *weight, ocp_error *error);
   int (*cluster_precompute)(ocp_cluster *cluster, ocp_weight *const *results, uint32_t count, ocp_error *error);
   int (*cluster_measure)(ocp_cluster *cluster, double *seconds, ocp_error *error);
   bool (*cluster_memory)(ocp_cluster *cluster, ocp_plan_memory *memory);

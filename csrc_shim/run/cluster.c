@@ -248,6 +248,28 @@ static bool problem_takes(const ocp_problem *problem, const ocp_plan_param *para
   return pointers + numbers == count && ocp_problem_takes(problem, pointers, numbers);
 }
 
+/* Whether exactly the uploads name weights in host memory: kernels and libraries cannot read these. */
+static bool check_weight_memory(const ocp_cluster *cluster, const ocp_plan *plan, ocp_error *error) {
+  for (uint32_t i = 0; i < plan->header.num_records; i++) {
+    const ocp_plan_record *record = &plan->records[i];
+    for (uint32_t k = 0; k < record->num_params; k++) {
+      const ocp_plan_param *param = &plan->params[record->first_param + k];
+      if (param->kind != OCP_PARAM_POINTER || param->ref_kind != OCP_REF_WEIGHT)
+        continue;
+      const ocp_weight_memory memory = ocp_weight_memory_of(cluster->weights[plan->weights[param->ref_index]]);
+      if ((memory == OCP_WEIGHT_ON_HOST) != (record->kind == OCP_RECORD_UPLOAD))
+        return ocp_plan_reject(error, "record %u %s weight %u, which is in %s memory", i,
+                               record->kind == OCP_RECORD_UPLOAD ? "uploads" : "reads", param->ref_index,
+                               memory == OCP_WEIGHT_ON_HOST ? "host" : "device");
+    }
+  }
+  for (uint32_t i = 0; i < plan->header.num_readbacks; i++)
+    if (plan->readbacks[i].ref_kind == OCP_REF_WEIGHT &&
+        ocp_weight_memory_of(cluster->weights[plan->weights[plan->readbacks[i].ref_index]]) == OCP_WEIGHT_ON_HOST)
+      return ocp_plan_reject(error, "read-back %u reads a weight that is in host memory", i);
+  return true;
+}
+
 static bool check_callback(const ocp_cluster *cluster, const ocp_plan *plan, uint32_t index, ocp_error *error) {
   const ocp_plan_record *record = &plan->records[index];
   const ocp_plan_param *params = plan->params + record->first_param;
@@ -274,6 +296,8 @@ static bool check_handles(const ocp_cluster *cluster, const ocp_plan *plan, ocp_
       !in_range(plan->problems, h->num_problems, cluster->num_problems))
     return ocp_plan_reject(error, "it refers to a kernel, weight or library call by an index that %s does not have",
                            cluster->name);
+  if (!check_weight_memory(cluster, plan, error))
+    return false;
   for (uint32_t i = 0; i < h->num_records; i++) {
     const ocp_plan_record *record = &plan->records[i];
     if (record->kind == OCP_RECORD_LAUNCH &&

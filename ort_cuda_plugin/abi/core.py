@@ -4,7 +4,7 @@
 take an ``ocp_error *``::
 
     error = new_error()
-    core().weight_acquire(device, data, nbytes, out, error)
+    core().weight_acquire(device, memory, data, nbytes, out, error)
     check(error)
 """
 

@@ -43,7 +43,8 @@ class Variant:
     added them. So the owner of the `CompiledCluster` adds each list to the C cluster, reports that
     (`CompiledCluster.kernels_added`, ...), and adds the plan last. If shapes are unknown, ``plan`` is None, and the
     lists hold entries that later plans will probably need. ``stored`` are the plans of a compiled model, encoded by
-    `plan.format.encode`.
+    `plan.format.encode`. ``likely`` is a plan for guessed sizes, in place of a missing ``plan``: it shows the order in
+    which Runs will read ``weights``, but cannot run.
     """
 
     plan: Plan | None
@@ -53,6 +54,7 @@ class Variant:
     tables: Tables
     stored: tuple[bytes, ...] = ()
     callbacks: tuple[Callback, ...] = ()
+    likely: Plan | None = None
 
     @property
     def precomputations(self) -> list[Precomputation]:
@@ -161,7 +163,7 @@ class CompiledCluster:
         self.host_inputs = sorted(found)
         if not found and all(shape is not None and all(isinstance(dim, int) for dim in shape) for shape in shapes):
             return self._variant(plan, tables)
-        return self._variant(None, tables)
+        return self._variant(None, tables, plan)
 
     def _likely_plan(self, trial: int | None) -> tuple[Plan, Tables, set[int]]:
         """Return a plan for guessed sizes, its tables, and the indices of the host inputs that it reads."""
@@ -178,15 +180,15 @@ class CompiledCluster:
 
     def _prepare_by_trials(self) -> Variant:
         """Return the first variant for unknown ranks, built with the ranks of the most likely trial that has a plan."""
-        tables: Tables | None = None
+        plan, tables = None, None
         found: set[int] = set()
         for trial in LIKELY:
             found |= self._host_inputs_of(trial)
             if tables is None:
                 with contextlib.suppress(NodeError, InvalidModel, Unsupported):
-                    _, tables, _ = self._likely_plan(trial)
+                    plan, tables, _ = self._likely_plan(trial)
         self.host_inputs = sorted(found)
-        return self._variant(None, Tables(self._known) if tables is None else tables)
+        return self._variant(None, Tables(self._known) if tables is None else tables, plan)
 
     def _host_inputs_of(self, trial: int) -> set[int]:
         """Return the indices of the inputs whose contents the lowering functions request, with the ranks of a trial."""
@@ -272,9 +274,9 @@ class CompiledCluster:
                 value.initializer.keep()
 
     @staticmethod
-    def _variant(plan: Plan | None, tables: Tables) -> Variant:
-        callbacks = tuple(tables.callbacks.new)
-        return Variant(plan, tables.kernels.new, tables.weights.new, tables.problems.new, tables, callbacks=callbacks)
+    def _variant(plan: Plan | None, tables: Tables, likely: Plan | None = None) -> Variant:
+        new = tables.kernels.new, tables.weights.new, tables.problems.new
+        return Variant(plan, *new, tables, callbacks=tuple(tables.callbacks.new), likely=likely)
 
     def _plan(
         self,

@@ -375,6 +375,11 @@ class StoredCluster:
         return self._rebuilt.build(input_shapes, host_values)
 
     @property
+    def weight_bytes(self) -> int:
+        """Return the bytes of the weights of all stored plans."""
+        return sum(weight.nbytes for weight in self._weights)
+
+    @property
     def input_names(self) -> list[str]:
         """Return the names of the cluster's inputs, as `CompiledCluster.input_names`."""
         return list(self._partition.inputs)

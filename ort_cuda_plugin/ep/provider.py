@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Collection, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +176,7 @@ class Provider:
             is_for_others = self.device.target.arch not in request.architectures
             model = model_path(ort_graphs[0]) if ort_graphs else ""
             self.session.contexts.write(self._context_clusters(graphs, fused_nodes), request, model)
+        self.session.weight_budget.divide(names, graphs, loaded)
         tracked = reported("planning clusters", graphs, lambda graph: f"{len(graph.nodes)} nodes")
         for index, (graph, node) in enumerate(zip(tracked, fused_nodes, strict=True)):
             if index in staged:
@@ -334,7 +336,9 @@ class Provider:
         if self.options.program_folder and isinstance(cluster, CompiledCluster):
             files = ProgramFiles(Path(self.options.program_folder), name)
             cluster.show_program, cluster.show_plan = files.append_program, files.append_plan
-        fused = FusedNode(name, cluster, device or self.device, loaded.why, lambda line: self.session.log("INFO", line))
+        share = self.session.weight_budget.share(name)
+        log = partial(self.session.log, "INFO")
+        fused = FusedNode(name, cluster, device or self.device, loaded.why, log, share)
         self.fused_nodes.append(fused)
         fused.use_graphs(self.options.min_num_runs_before_cuda_graph_capture, self.options.max_automatic_graphs)
         fused.prepare(later)

@@ -14,6 +14,7 @@ from ..clusters.nodes.ranks import Ranks
 from ..custom import registry as custom
 from ..model.ir import Graph
 from ..model.ort.ort_graph import read_graph
+from ..plugin_library import EP_NAME
 from ..program.lowering.context import DeviceProperties
 from ..progress.display import shown_for_session
 from .contexts.context_session import ContextSession
@@ -27,6 +28,7 @@ from .session.layering import rules_of_others
 from .session.optimized_model import writes_optimized_model
 from .session.partitioning import goes_by_statistics, read_budget
 from .session.session_devices import SessionDevices
+from .session.weight_budget import SessionWeightBudget
 
 
 class Session:
@@ -36,6 +38,7 @@ class Session:
         devices: the devices; ``device`` is the first one.
         contexts: the compiled models.
         may_be_cut: the reason why nodes must not be fused, or "".
+        weight_budget: the limit of device memory for weights.
         budget: the limit of device memory for claimed nodes; None: no limit.
         single_nodes: whether ONNX Runtime runs each node by a registry kernel.
         operators: the custom operators.
@@ -77,10 +80,19 @@ class Session:
                 "ep.context_enable=1 (a compiled model has code for one device)": self.contexts.output is not None,
                 "session.resource_cuda_partitioning_settings (use gpu_mem_limit)": self.budget is not None,
                 f"layering rules for {others} (use device_of)": bool(others),
+                "weight_budget (each device holds the weights of its stages)": self.options.weight_budget is not None,
                 "single_nodes=1": self.options.single_nodes,
                 "optimized_model_filepath": writes_optimized_model(session_options),
             }
         )
+        budget = self.options.weight_budget
+        if budget is not None and self.single_nodes:
+            raise OptionError(
+                f"{EP_NAME} option weight_budget: ONNX Runtime runs each node of this session by a kernel of its own, "
+                "and copies all weights to the device itself. Leave out weight_budget, or what asks for single nodes "
+                "(single_nodes, optimized_model_filepath, layering rules, statistics)"
+            )
+        self.weight_budget = SessionWeightBudget(budget, self.device.info.memory_bytes)
         custom.discover()
         self.operators = custom.current()
         self.ranks = Ranks()

@@ -79,6 +79,8 @@ class RecordKind(enum.IntEnum):
     LIBRARY = 3
     CALL = 4
     LOOP = 5
+    UPLOAD = 6
+    AWAIT = 7
 
 
 class InPlaceKind(enum.IntEnum):
@@ -226,8 +228,8 @@ class Record:
     """One operation on the stream. Only a LAUNCH has a ``grid``, as registers, and a ``block``, in threads.
 
     ``index`` is the entry of ``Plan.kernels`` (LAUNCH), of ``Plan.problems`` (LIBRARY) or of the cluster's callbacks
-    (CALL). A LOOP repeats the next ``index`` records. ``node`` is the entry of ``Plan.nodes`` that errors name;
-    ``nodes`` are all nodes that the record computes.
+    (CALL), or the position of the record of the awaited upload (AWAIT). A LOOP repeats the next ``index`` records.
+    ``node`` is the entry of ``Plan.nodes`` that errors name; ``nodes`` are all nodes that the record computes.
     """
 
     kind: RecordKind

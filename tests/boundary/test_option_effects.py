@@ -33,6 +33,7 @@ from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.plan.format import encode
 from ort_cuda_plugin.program.lowering.context import DeviceProperties
 from ort_cuda_plugin.progress import events
+from streamed_weights import feeds, layers
 
 Options = Mapping[str, str]
 Observer = Callable[[Options, Path], object]
@@ -213,6 +214,14 @@ def compiled(options: Options, folder: Path) -> object:
     return targets, [sorted(row) for row in index["constants"]]
 
 
+def streamed(options: Options, folder: Path) -> object:
+    """Return the bytes of weights that a Run copies to the device."""
+    session = ort_cuda_plugin.session(layers(4).SerializeToString(), emulate=True, provider_options=options)
+    before = ort_cuda_plugin.counters()["weight_bytes_streamed"]
+    session.run(None, feeds(1))
+    return ort_cuda_plugin.counters()["weight_bytes_streamed"] - before
+
+
 def reloaded(options: Options, folder: Path) -> object:
     """Return whether a session of a compiled model compiles kernels, or its error, if the source model has other
     weights.
@@ -276,6 +285,7 @@ EFFECTS = {
         "5", planned(PRODUCT), {"tunable_op_enable": "1", "tunable_op_tuning_enable": "1"}
     ),
     "tunable_op_tuning_enable": Effect("1", planned(PRODUCT), {"tunable_op_enable": "1"}),
+    "weight_budget": Effect("3M", streamed),
     "use_ep_level_unified_stream": Effect("1", streams),
     "use_tf32": Effect("0", planned(PRODUCT, GPU)),
     "user_compute_stream": Effect("0", streams),

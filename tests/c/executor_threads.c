@@ -59,7 +59,7 @@ static void compute_weight(ocp_stream *stream, const float *x) {
   ocp_weight *source, *result;
   ocp_cluster *own = ocp_cluster_create(device, "once", ocp_python_build_variant, 0);
   CHECK(own);
-  CHECK_OK(ocp_weight_acquire(device, x, sizeof y, &source, error));
+  CHECK_OK(ocp_weight_acquire(device, OCP_WEIGHT_ON_DEVICE, x, sizeof y, &source, error));
   CHECK_OK(ocp_weight_create_state(device, NULL, sizeof y, &result, error));
   CHECK_OK(ocp_cluster_add_kernels(own, &kernel, 1, error));
   CHECK(ocp_cluster_add_weights(own, &source, 1, &(ocp_error){0}) == 0);

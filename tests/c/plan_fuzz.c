@@ -118,7 +118,7 @@ static void try_plan(ocp_device *device, ocp_stream *stream, const ocp_kernel_re
   ocp_cluster *cluster = ocp_cluster_create(device, "fuzz", ocp_python_build_variant, 0);
   CHECK(cluster);
   CHECK_OK(ocp_cluster_add_kernels(cluster, kernel, 1, error));
-  CHECK_OK(ocp_weight_acquire(device, contents, sizeof contents, &weight, error));
+  CHECK_OK(ocp_weight_acquire(device, OCP_WEIGHT_ON_DEVICE, contents, sizeof contents, &weight, error));
   CHECK_OK(ocp_cluster_add_weights(cluster, &weight, 1, error));
   CHECK_OK(ocp_cluster_set_host_inputs(cluster, &host_input, 1, error));
   if (ocp_cluster_add_plan(cluster, blob, bytes, &error) != ORT_OK) {

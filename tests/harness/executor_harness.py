@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ort_cuda_plugin.abi.core import check, core, ffi, new_error
+from ort_cuda_plugin.abi.core import check, core, ffi, lib, new_error
 from ort_cuda_plugin.ep import boundary
 from ort_cuda_plugin.ep.nodes.fused_node import FUSED_NODES
 from ort_cuda_plugin.plan.format import Param, ParamKind, Plan, PlanExpr, Record, RecordKind, encode
@@ -184,7 +184,10 @@ class Outputs:
 
 
 class TestCluster:
-    """An ``ocp_cluster`` with all test kernels. The argument ``build`` is called if no plan's guards hold."""
+    """An ``ocp_cluster`` with all test kernels. The argument ``build`` is called if no plan's guards hold.
+
+    ``on_host`` are the indices of the ``weights`` in host memory.
+    """
 
     __test__ = False
 
@@ -192,6 +195,7 @@ class TestCluster:
         self,
         *plans: Plan,
         weights: Sequence[np.ndarray] = (),
+        on_host: Sequence[int] = (),
         host_inputs: Sequence[int] = (),
         outputs: Sequence[int] = (FLOAT,),
         build: Callable[[Sequence[Sequence[int]], Sequence[Sequence[int]]], None] | None = None,
@@ -209,8 +213,9 @@ class TestCluster:
             kernel.num_params, kernel.params = len(params), params
         error = new_error()
         assert core().cluster_add_kernels(self.pointer, kernels, len(KERNELS), error) == 0
-        for array in weights:
-            core().cluster_add_weights(self.pointer, ffi.new("ocp_weight *[]", [acquire(array)]), 1, error)
+        for index, array in enumerate(weights):
+            weight = acquire(array, index in on_host)
+            core().cluster_add_weights(self.pointer, ffi.new("ocp_weight *[]", [weight]), 1, error)
         core().cluster_set_host_inputs(self.pointer, list(host_inputs), len(host_inputs), error)
         check(error)
         for plan in plans:
@@ -278,13 +283,14 @@ class TestCluster:
         self.close()
 
 
-def acquire(array: np.ndarray) -> Any:
-    """Return a weight (``ocp_weight *``) with the bytes of the array."""
+def acquire(array: np.ndarray, on_host: bool = False) -> Any:
+    """Return a weight (``ocp_weight *``) with the bytes of the array, in device or host memory."""
     data = np.ascontiguousarray(array)
     raw = ffi.from_buffer(data.reshape(-1).view(np.uint8)) if data.nbytes else ffi.NULL
     out = ffi.new("ocp_weight **")
     error = new_error()
-    core().weight_acquire(device(), raw, data.nbytes, out, error)
+    memory = lib.OCP_WEIGHT_ON_HOST if on_host else lib.OCP_WEIGHT_ON_DEVICE
+    core().weight_acquire(device(), memory, raw, data.nbytes, out, error)
     check(error)
     return out[0]
 

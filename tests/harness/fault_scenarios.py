@@ -12,6 +12,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -343,6 +344,54 @@ class ComputedWeights(Weights):
     """Weights that a precomputation on the device computes from the model's weights."""
 
     kind = "Sin"
+
+
+class Streamed(Scenario):
+    """Weights that Runs copy to the device, one of them precomputed; in automatic graphs, and in captured Runs."""
+
+    def create(self) -> None:
+        nodes, last = [helper.make_node("Sin", ["w0"], ["v0"])], "x"
+        for layer in range(4):
+            name = "y" if layer == 3 else f"x{layer}"
+            nodes += [
+                helper.make_node("MatMul", [last, f"{'w' if layer else 'v'}{layer}"], [f"p{layer}"]),
+                helper.make_node("Tanh", [f"p{layer}"], [name]),
+            ]
+            last = name
+        constants = [numpy_helper.from_array(self.weight(layer), f"w{layer}") for layer in range(4)]
+        values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, 8]) for name in "xy"]
+        graph = helper.make_graph(nodes, "streamed", values[:1], values[1:], constants)
+        made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        source = bytes(made.SerializeToString())
+        self.session = session(source, optimized=False, weight_budget=768)
+        self.captured = session(source, optimized=False, weight_budget=512, enable_cuda_graph=1)
+        self.x, self.y = on_device(numbers(32).reshape(4, 8)), on_device(np.zeros((4, 8), np.float32))
+        self.binding = self.captured.io_binding()
+        self.binding.bind_ortvalue_input("x", self.x)
+        self.binding.bind_ortvalue_output("y", self.y)
+
+    @staticmethod
+    def weight(layer: int) -> Array:
+        return numbers(64, layer).reshape(8, 8)
+
+    def steps(self) -> Sequence[Step]:
+        return [*(partial(self.run, seed) for seed in range(4)), *(partial(self.replay, seed) for seed in range(2))]
+
+    def expected(self, x: Array) -> Array:
+        for layer in range(4):
+            weight = self.weight(layer)
+            x = np.tanh(x @ (weight if layer else np.sin(weight)))
+        return x
+
+    def run(self, seed: int) -> None:
+        x = numbers(32, seed).reshape(4, 8)
+        check(self.session.run(None, {"x": x})[0], self.expected(x))
+
+    def replay(self, seed: int) -> None:
+        x = numbers(32, seed).reshape(4, 8)
+        ort.copy_tensors([ort.OrtValue.ortvalue_from_numpy(x)], [self.x])
+        self.captured.run_with_iobinding(self.binding)
+        check(self.y.numpy(), self.expected(x))
 
 
 class State(Scenario):
@@ -844,4 +893,5 @@ SCENARIOS: dict[str, type[Scenario]] = {
     "first-use": FirstUse,
     "called": Called,
     "devices": Devices,
+    "streamed": Streamed,
 }

@@ -1,6 +1,6 @@
-/* The weight store: device copies of constants, keyed by device and content hash, shared by all clusters of the
- * process. States (weights that Runs write) and weights that a precomputation writes are not shared: each has one
- * owner. */
+/* The weight store: copies of constants in device or pinned host memory, keyed by device, memory and content hash,
+ * shared by all clusters of the process. States (weights that Runs write) and weights that a precomputation writes are
+ * not shared: each has one owner. */
 #include "device/memory/weights.h"
 
 #include <errno.h>
@@ -22,6 +22,7 @@ typedef struct content_hash {
 struct ocp_weight {
   ocp_weight *next; /* next weight of the bucket */
   ocp_device *device;
+  ocp_weight_memory memory;
   content_hash hash;
   size_t bytes;
   CUdeviceptr address;
@@ -103,20 +104,26 @@ static content_hash hash_content(const void *data, size_t bytes) {
 static ocp_weight **bucket_of(content_hash hash) { return &buckets[hash.low % BUCKETS]; }
 
 /* Finds or adds the entry, with a reference for the caller; *is_new: the caller has to upload it. The mutex is held. */
-static ocp_weight *find_or_insert(ocp_device *device, content_hash hash, size_t bytes, bool *is_new) {
+static ocp_weight *find_or_insert(ocp_device *device, ocp_weight_memory memory, content_hash hash, size_t bytes,
+                                  bool *is_new) {
   ocp_weight **bucket = bucket_of(hash);
   *is_new = false;
   for (ocp_weight *w = *bucket; w; w = w->next)
-    if (w->device == device && w->bytes == bytes && w->hash.low == hash.low && w->hash.high == hash.high &&
-        w->state != FAILED) {
+    if (w->device == device && w->memory == memory && w->bytes == bytes && w->hash.low == hash.low &&
+        w->hash.high == hash.high && w->state != FAILED) {
       w->references++;
       return w;
     }
   ocp_weight *weight = calloc(1, sizeof *weight);
   if (!weight)
     return NULL;
-  *weight =
-      (ocp_weight){.next = *bucket, .device = device, .hash = hash, .bytes = bytes, .references = 1, .is_shared = true};
+  *weight = (ocp_weight){.next = *bucket,
+                         .device = device,
+                         .memory = memory,
+                         .hash = hash,
+                         .bytes = bytes,
+                         .references = 1,
+                         .is_shared = true};
   *bucket = weight;
   *is_new = true;
   return weight;
@@ -150,25 +157,51 @@ static int copy_up(const ocp_weight *weight, const void *data, ocp_error *error)
   return code;
 }
 
+static int reserve(ocp_weight *weight, ocp_error *error) {
+  const int arena = weight->memory == OCP_WEIGHT_ON_HOST ? OCP_PINNED_MEMORY : OCP_DEVICE_MEMORY;
+  return ocp_pool_reserve(weight->device, arena, weight->bytes, &weight->address, error);
+}
+
+static void count_weight(const ocp_weight *weight, bool is_new) {
+  const int64_t bytes = (int64_t)weight->bytes;
+  ocp_count(weight->memory == OCP_WEIGHT_ON_HOST ? OCP_HOST_WEIGHT_BYTES : OCP_WEIGHT_BYTES, is_new ? bytes : -bytes);
+}
+
+/* Returns the host's pointer to a weight in host memory. */
+static void *host_pointer(const ocp_weight *weight) {
+  void *pointer;
+  memcpy(&pointer, &weight->address, sizeof pointer);
+  return pointer;
+}
+
 static int upload(ocp_weight *weight, const void *data, ocp_error *error) {
   ocp_device *device = weight->device;
+  if (weight->memory == OCP_WEIGHT_ON_HOST) {
+    if (reserve(weight, error) != ORT_OK)
+      return error->code;
+    if (weight->bytes)
+      memcpy(host_pointer(weight), data, weight->bytes);
+    count_weight(weight, true);
+    return ORT_OK;
+  }
   OCP_STAY stay = ocp_device_enter(device, error);
-  if (!stay.entered || ocp_device_reserve(device, weight->bytes, &weight->address, error) != ORT_OK)
+  if (!stay.entered || reserve(weight, error) != ORT_OK)
     return error->code;
   const int code = weight->bytes && data ? copy_up(weight, data, error) : ORT_OK;
   if (code == ORT_OK)
-    ocp_count(OCP_WEIGHT_BYTES, (int64_t)weight->bytes);
+    count_weight(weight, true);
   else
     ocp_device_free(device, weight->address, NULL);
   return code;
 }
 
-int ocp_weight_acquire(ocp_device *device, const void *data, size_t bytes, ocp_weight **out, ocp_error *error) {
+int ocp_weight_acquire(ocp_device *device, ocp_weight_memory memory, const void *data, size_t bytes, ocp_weight **out,
+                       ocp_error *error) {
   const content_hash hash = hash_content(data, bytes);
   for (;;) {
     bool is_new;
     pthread_mutex_lock(&mutex);
-    ocp_weight *weight = find_or_insert(device, hash, bytes, &is_new);
+    ocp_weight *weight = find_or_insert(device, memory, hash, bytes, &is_new);
     while (weight && !is_new && weight->state == UPLOADING)
       pthread_cond_wait(&uploaded, &mutex);
     const bool failed = weight && weight->state == FAILED;
@@ -208,6 +241,47 @@ int ocp_weight_create_state(ocp_device *device, const void *data, size_t bytes, 
   return ORT_OK;
 }
 
+static int copy_down(const ocp_weight *from, const ocp_weight *to, ocp_error *error) {
+  ocp_device *device = from->device;
+  ocp_stream *stream;
+  OCP_STAY stay = ocp_device_enter(device, error);
+  if (!stay.entered || ocp_stream_borrow(device, &stream, error) != ORT_OK)
+    return error->code;
+  const CUresult result = device->driver->MemcpyDtoHAsync(host_pointer(to), from->address, from->bytes, stream->handle);
+  ocp_stream_enqueued(stream);
+  int code = ocp_stream_synchronize(stream, error);
+  if (result != CUDA_SUCCESS)
+    code = ocp_device_fail(device, result, "copying a computed weight to host memory: cuMemcpyDtoHAsync", error);
+  ocp_stream_return(stream);
+  ocp_count(OCP_COPIES_D2H, 1);
+  return code;
+}
+
+/* Frees the memory of a weight. Work that was enqueued before may still read it. */
+static void free_memory(const ocp_weight *weight) {
+  count_weight(weight, false);
+  if (weight->memory == OCP_WEIGHT_ON_HOST)
+    ocp_pool_free(weight->device, OCP_PINNED_MEMORY, weight->address, NULL);
+  else
+    ocp_device_free(weight->device, weight->address, NULL);
+}
+
+int ocp_weight_move_to_host(ocp_weight *weight, ocp_error *error) {
+  ocp_weight moved = *weight;
+  error->code = ORT_OK;
+  moved.memory = OCP_WEIGHT_ON_HOST;
+  if (reserve(&moved, error) != ORT_OK)
+    return error->code;
+  count_weight(&moved, true);
+  if (weight->bytes && copy_down(weight, &moved, error) != ORT_OK) {
+    free_memory(&moved);
+    return error->code;
+  }
+  free_memory(weight);
+  *weight = moved;
+  return ORT_OK;
+}
+
 void ocp_weight_release(ocp_weight *weight) {
   if (!weight)
     return;
@@ -216,11 +290,12 @@ void ocp_weight_release(ocp_weight *weight) {
   pthread_mutex_unlock(&mutex);
   if (!gone)
     return;
-  ocp_count(OCP_WEIGHT_BYTES, -(int64_t)gone->bytes);
-  ocp_device_free(gone->device, gone->address, NULL);
+  free_memory(gone);
   free(gone);
 }
 
 CUdeviceptr ocp_weight_address(const ocp_weight *weight) { return weight->address; }
+
+ocp_weight_memory ocp_weight_memory_of(const ocp_weight *weight) { return weight->memory; }
 
 size_t ocp_weight_bytes(const ocp_weight *weight) { return weight->bytes; }

@@ -60,21 +60,26 @@ CUresult emu_kernel_work(const CUDA_KERNEL_NODE_PARAMS *params, emu_work **work)
   return result ? result : single(CU_GRAPH_NODE_TYPE_KERNEL, &any.op, work);
 }
 
-/* Makes the work of a copy node. Only one-dimensional copies within a device are emulated: the executor
- * (csrc_shim/run) makes no others. */
+/* Makes the work of a copy node. Only one-dimensional copies within a device, or from the host to a device, are
+ * emulated: the executor (csrc_shim/run) makes no others. */
 CUresult emu_memcpy_work(const CUDA_MEMCPY3D *params, emu_work **work) {
-  const bool row = params->srcMemoryType == CU_MEMORYTYPE_DEVICE && params->dstMemoryType == CU_MEMORYTYPE_DEVICE &&
-                   !params->srcXInBytes && !params->srcY && !params->srcZ && !params->srcLOD && !params->dstXInBytes &&
-                   !params->dstY && !params->dstZ && !params->dstLOD && params->WidthInBytes && params->Height == 1 &&
-                   params->Depth == 1;
+  const bool from_host = params->srcMemoryType == CU_MEMORYTYPE_HOST;
+  const bool row = (from_host || params->srcMemoryType == CU_MEMORYTYPE_DEVICE) &&
+                   params->dstMemoryType == CU_MEMORYTYPE_DEVICE && !params->srcXInBytes && !params->srcY &&
+                   !params->srcZ && !params->srcLOD && !params->dstXInBytes && !params->dstY && !params->dstZ &&
+                   !params->dstLOD && params->WidthInBytes && params->Height == 1 && params->Depth == 1;
   if (!row)
-    return emu_fail(CUDA_ERROR_INVALID_VALUE, "a copy node must copy one row within the device");
-  if (!emu_device_range(params->srcDevice, params->WidthInBytes) ||
+    return emu_fail(CUDA_ERROR_INVALID_VALUE,
+                    "a copy node must copy one row within the device, or from the host to it");
+  if (from_host && (!params->srcHost || emu_is_device_address((uint64_t)params->srcHost)))
+    return emu_fail(CUDA_ERROR_INVALID_VALUE, "a copy node: the source is not host memory");
+  if ((!from_host && !emu_device_range(params->srcDevice, params->WidthInBytes)) ||
       !emu_device_range(params->dstDevice, params->WidthInBytes))
     return emu_fail(CUDA_ERROR_INVALID_VALUE, "a copy node accesses bytes outside of a device allocation");
   const emu_op op = {.kind = EMU_OP_COPY,
                      .source = ocp_activity_source(),
-                     .copy = {params->dstDevice, params->srcDevice, params->WidthInBytes, false, false}};
+                     .copy = {params->dstDevice, from_host ? (uint64_t)params->srcHost : params->srcDevice,
+                              params->WidthInBytes, false, from_host}};
   return single(CU_GRAPH_NODE_TYPE_MEMCPY, &op, work);
 }
 

@@ -9,6 +9,7 @@
 #include "driver/activity.h"
 #include "plan/load.h"
 #include "run/instance/host_values.h"
+#include "run/instance/uploads.h"
 #include "vendor/problem.h"
 
 /* ---- references to memory ---- */
@@ -111,8 +112,8 @@ static int fill_launch(ocp_instance *instance, uint32_t index, ocp_error *error)
   return ORT_OK;
 }
 
-/* Checks the fill value of a memset, and computes the size in bytes of a copy or memset. If the size is 0, the record
- * is skipped. */
+/* Checks the fill value of a memset, and computes the size in bytes of a copy, memset or upload. If the size is 0, the
+ * record is skipped; that of an upload is not 0 (plan/check.c). */
 static int fill_move(ocp_instance *instance, uint32_t index, uint64_t *bytes, ocp_error *error) {
   const ocp_plan *plan = instance->variant->plan;
   const ocp_plan_param *params = plan->params + plan->records[index].first_param;
@@ -161,7 +162,7 @@ static int fill_call(ocp_instance *instance, uint32_t index, ocp_fixup **next_fi
     return error->code;
   if (record->kind == OCP_RECORD_LOOP)
     moved = sizeof(int32_t);
-  if ((record->kind == OCP_RECORD_COPY || record->kind == OCP_RECORD_MEMSET) &&
+  if ((record->kind == OCP_RECORD_COPY || record->kind == OCP_RECORD_MEMSET || record->kind == OCP_RECORD_UPLOAD) &&
       fill_move(instance, index, &moved, error) != ORT_OK)
     return error->code;
   return call->skipped ? ORT_OK : fill_values(instance, index, moved, next_fixup, error);
@@ -182,7 +183,8 @@ int ocp_instance_fill_calls(ocp_instance *instance, uint32_t segment, ocp_error 
 
 static int fail_call(const ocp_instance *instance, uint32_t index, CUresult result, ocp_error *error) {
   static const char *const what[OCP_RECORD_NUM_KINDS] = {"cuLaunchKernel", "cuMemcpyDtoDAsync", "cuMemsetD8Async",
-                                                         "library call",   "callback",          "loop"};
+                                                         "library call",   "callback",          "loop",
+                                                         "upload",         "cuStreamWaitEvent"};
   const ocp_variant *variant = instance->variant;
   const ocp_plan_record *record = &variant->plan->records[index];
   char text[400];
@@ -198,14 +200,18 @@ void ocp_instance_set_pointers(ocp_instance *instance, uint32_t segment) {
     instance->values[fixups[i].value] = instance->bases[fixups[i].base] + fixups[i].offset;
 }
 
-void ocp_count_records(const int64_t counts[OCP_RECORD_NUM_KINDS]) {
-  ocp_count(OCP_LAUNCHES, counts[OCP_RECORD_LAUNCH]);
-  if (counts[OCP_RECORD_COPY])
-    ocp_count(OCP_COPIES_D2D, counts[OCP_RECORD_COPY]);
-  if (counts[OCP_RECORD_LIBRARY])
-    ocp_count(OCP_LIBRARY_CALLS, counts[OCP_RECORD_LIBRARY]);
-  if (counts[OCP_RECORD_LOOP])
-    ocp_count(OCP_DEVICE_LOOPS, counts[OCP_RECORD_LOOP]);
+void ocp_count_records(const ocp_record_counts *counts) {
+  ocp_count(OCP_LAUNCHES, counts->records[OCP_RECORD_LAUNCH]);
+  if (counts->records[OCP_RECORD_COPY])
+    ocp_count(OCP_COPIES_D2D, counts->records[OCP_RECORD_COPY]);
+  if (counts->records[OCP_RECORD_LIBRARY])
+    ocp_count(OCP_LIBRARY_CALLS, counts->records[OCP_RECORD_LIBRARY]);
+  if (counts->records[OCP_RECORD_UPLOAD]) {
+    ocp_count(OCP_COPIES_H2D, counts->records[OCP_RECORD_UPLOAD]);
+    ocp_count(OCP_WEIGHT_BYTES_STREAMED, counts->uploaded_bytes);
+  }
+  if (counts->records[OCP_RECORD_LOOP])
+    ocp_count(OCP_DEVICE_LOOPS, counts->records[OCP_RECORD_LOOP]);
 }
 
 /* Prefixes the error of a failed call with the node's name. */
@@ -220,8 +226,7 @@ static int call_back(const ocp_instance *instance, uint32_t index, ocp_stream *s
   const ocp_variant *variant = instance->variant;
   const ocp_plan_record *record = &variant->plan->records[index];
   const ocp_call *call = &instance->calls[index];
-  if (atomic_load_explicit(&stream->capturing, memory_order_relaxed) ||
-      (!stream->owned && ocp_stream_is_captured(stream))) {
+  if (ocp_stream_is_recorded(stream)) {
     atomic_store(&stream->capture_failed, true);
     return ocp_fail(
         error, ORT_NOT_IMPLEMENTED,
@@ -258,12 +263,13 @@ static void prepare_libraries(ocp_instance *instance, ocp_range records, ocp_str
   free(calls);
 }
 
-/* The enqueueing of a segment. counts: the enqueued records by kind. */
+/* The enqueueing of a segment. counts: of the enqueued records. */
 typedef struct enqueueing {
   const ocp_instance *instance;
   ocp_stream *stream;
   bool named; /* whether an observer wants the sources of the work */
-  int64_t counts[OCP_RECORD_NUM_KINDS];
+  ocp_record_counts counts;
+  ocp_uploads uploads;
   ocp_error *error;
 } enqueueing;
 
@@ -280,7 +286,8 @@ static int repeat(enqueueing *e, uint32_t index) {
                               .dtype = ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32,
                               .count = 1,
                               .values = &goes_on};
-  e->counts[OCP_RECORD_LOOP]++;
+  e->counts.records[OCP_RECORD_LOOP]++;
+  e->uploads.is_level = false;
   for (int64_t i = 0;; i++) {
     int code = counted ? ORT_OK : ocp_host_values_read(e->stream, &flag, 1, e->error);
     if (code != ORT_OK)
@@ -336,6 +343,15 @@ static int enqueue(enqueueing *e, ocp_range records) {
       if (code != ORT_OK)
         name_node(instance, i, error);
       break;
+    case OCP_RECORD_UPLOAD:
+      code = ocp_uploads_copy(&e->uploads, values[0], values[1], values[2], error);
+      if (code != ORT_OK)
+        name_node(instance, i, error);
+      e->counts.uploaded_bytes += (int64_t)values[2];
+      break;
+    case OCP_RECORD_AWAIT:
+      result = ocp_uploads_await(&e->uploads);
+      break;
     default:
       code =
           ocp_library_run(variant->problems[record->index], stream, (void *const *)values, call->num_pointers,
@@ -347,7 +363,9 @@ static int enqueue(enqueueing *e, ocp_range records) {
       code = fail_call(instance, i, result, error);
     if (code != ORT_OK)
       break;
-    e->counts[call->kind]++;
+    if (call->kind != OCP_RECORD_UPLOAD)
+      e->uploads.is_level = false;
+    e->counts.records[call->kind]++;
   }
   return code;
 }
@@ -368,12 +386,16 @@ int ocp_instance_enqueue(ocp_instance *instance, uint32_t segment, ocp_stream *s
     prepare_libraries(instance, records, stream);
   instance->is_fresh = false;
   /* A capture records the sources even without an open profile: the graph keeps them for later profiles. */
-  enqueueing e = {
-      .instance = instance, .stream = stream, .named = ocp_is_anybody_listening() || is_capturing, .error = error};
+  enqueueing e = {.instance = instance,
+                  .stream = stream,
+                  .named = ocp_is_anybody_listening() || is_capturing,
+                  .uploads = {.run = stream, .most_in_flight = plan->uploads_in_flight},
+                  .error = error};
   const int code = enqueue(&e, records);
+  ocp_uploads_end(&e.uploads);
   if (e.named)
     ocp_activity_of(0);
-  ocp_count_records(e.counts);
+  ocp_count_records(&e.counts);
   return code;
 }
 

@@ -15,8 +15,12 @@ int ocp_instance_fill_calls(ocp_instance *instance, uint32_t segment, ocp_error 
 void ocp_instance_set_pointers(ocp_instance *instance, uint32_t segment);
 /* Calls ocp_instance_set_pointers, and enqueues a segment's records. */
 int ocp_instance_enqueue(ocp_instance *instance, uint32_t segment, ocp_stream *stream, ocp_error *error);
-/* Adds the numbers of enqueued launches, copies and library calls to the counters. `counts`: by ocp_record_kind. */
-void ocp_count_records(const int64_t counts[OCP_RECORD_NUM_KINDS]);
+/* Numbers of enqueued records by ocp_record_kind, and the total bytes of the uploads among them. */
+typedef struct ocp_record_counts {
+  int64_t records[OCP_RECORD_NUM_KINDS], uploaded_bytes;
+} ocp_record_counts;
+/* Adds the numbers of enqueued launches, copies, uploads and library calls to the counters. */
+void ocp_count_records(const ocp_record_counts *counts);
 /* Finds the device address of the first element that a read-back reads. */
 int ocp_instance_locate(const ocp_instance *instance, const ocp_plan_readback *readback, CUdeviceptr *address,
                         ocp_error *error);

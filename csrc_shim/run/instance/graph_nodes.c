@@ -1,5 +1,7 @@
 #include "run/instance/graph_nodes.h"
 
+#include <string.h>
+
 #include "base/counters.h"
 #include "device/release.h"
 #include "driver/activity.h"
@@ -30,6 +32,14 @@ static CUDA_MEMCPY3D copy_params(const uint64_t *values) {
                          .WidthInBytes = values[2],
                          .Height = 1,
                          .Depth = 1};
+}
+
+static CUDA_MEMCPY3D upload_params(const uint64_t *values) {
+  CUDA_MEMCPY3D params = copy_params(values);
+  params.srcMemoryType = CU_MEMORYTYPE_HOST;
+  params.srcDevice = 0;
+  memcpy(&params.srcHost, &values[1], sizeof params.srcHost);
+  return params;
 }
 
 static CUDA_MEMSET_NODE_PARAMS memset_params(const uint64_t *values) {
@@ -110,30 +120,41 @@ void ocp_graph_node_release(const ocp_variant *variant, uint32_t index, struct o
     ocp_library_let_go(variant->problems[variant->plan->records[index].index], used);
 }
 
-static CUresult add(const ocp_instance *instance, uint32_t index, ocp_stream *stream, CUgraph graph, CUgraphNode before,
-                    CUgraphNode *node, struct ocp_prepared **used, ocp_error *error) {
+static size_t count_of(const ocp_graph_before *before) {
+  return (before->nodes[0] != NULL) + (before->nodes[1] != NULL);
+}
+
+static const CUgraphNode *first_of(const ocp_graph_before *before) { return &before->nodes[before->nodes[0] == NULL]; }
+
+static CUresult add(const ocp_instance *instance, uint32_t index, ocp_stream *stream, CUgraph graph,
+                    ocp_graph_before before, CUgraphNode *node, struct ocp_prepared **used, ocp_error *error) {
   ocp_device *device = instance->variant->device;
   const ocp_driver *driver = device->driver;
   const uint64_t *values = instance->calls[index].values;
-  const size_t num_before = before != NULL;
+  const size_t num_before = count_of(&before);
+  const CUgraphNode *const first = first_of(&before);
   switch (instance->calls[index].kind) {
   case OCP_RECORD_LAUNCH: {
     const CUDA_KERNEL_NODE_PARAMS params = kernel_params(instance, index);
-    return driver->GraphAddKernelNode(node, graph, &before, num_before, &params);
+    return driver->GraphAddKernelNode(node, graph, first, num_before, &params);
   }
   case OCP_RECORD_COPY: {
     const CUDA_MEMCPY3D params = copy_params(values);
-    return driver->GraphAddMemcpyNode(node, graph, &before, num_before, &params, device->context);
+    return driver->GraphAddMemcpyNode(node, graph, first, num_before, &params, device->context);
+  }
+  case OCP_RECORD_UPLOAD: {
+    const CUDA_MEMCPY3D params = upload_params(values);
+    return driver->GraphAddMemcpyNode(node, graph, first, num_before, &params, device->context);
   }
   case OCP_RECORD_MEMSET: {
     const CUDA_MEMSET_NODE_PARAMS params = memset_params(values);
-    return driver->GraphAddMemsetNode(node, graph, &before, num_before, &params, device->context);
+    return driver->GraphAddMemsetNode(node, graph, first, num_before, &params, device->context);
   }
   default: {
     CUgraph child;
     CUresult result = capture_library(instance, index, stream, &child, used, error);
     if (result == CUDA_SUCCESS) {
-      result = driver->GraphAddChildGraphNode(node, graph, &before, num_before, child);
+      result = driver->GraphAddChildGraphNode(node, graph, first, num_before, child);
       ocp_device_released(device, driver->GraphDestroy(child), "cuGraphDestroy");
     }
     return result;
@@ -142,19 +163,20 @@ static CUresult add(const ocp_instance *instance, uint32_t index, ocp_stream *st
 }
 
 CUresult ocp_graph_node_add(const ocp_instance *instance, uint32_t index, ocp_stream *stream, CUgraph graph,
-                            CUgraphNode before, CUgraphNode *node, struct ocp_prepared **used, ocp_error *error) {
+                            ocp_graph_before before, CUgraphNode *node, struct ocp_prepared **used, ocp_error *error) {
   ocp_activity_of(instance->variant->first_source + index);
   const CUresult result = add(instance, index, stream, graph, before, node, used, error);
   ocp_activity_of(0);
   return result;
 }
 
-CUresult ocp_graph_loop_add(ocp_device *device, CUgraphConditionalHandle handle, CUgraph graph, CUgraphNode before,
+CUresult ocp_graph_loop_add(ocp_device *device, CUgraphConditionalHandle handle, CUgraph graph, ocp_graph_before before,
                             CUgraphNode *node, CUgraph *body) {
   CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_CONDITIONAL};
   params.conditional.node = (CUDA_CONDITIONAL_NODE_PARAMS){
       .handle = handle, .type = CU_GRAPH_COND_TYPE_WHILE, .size = 1, .ctx = device->context};
-  const CUresult result = device->driver->GraphAddNode(node, graph, &before, NULL, before != NULL, &params);
+  const CUresult result =
+      device->driver->GraphAddNode(node, graph, first_of(&before), NULL, count_of(&before), &params);
   if (result == CUDA_SUCCESS)
     *body = params.conditional.node.phGraph_out[0];
   return result;
@@ -173,6 +195,10 @@ static CUresult change(const ocp_instance *instance, uint32_t index, ocp_stream 
   }
   case OCP_RECORD_COPY: {
     const CUDA_MEMCPY3D params = copy_params(values);
+    return driver->GraphExecMemcpyNodeSetParams(exec, node, &params, device->context);
+  }
+  case OCP_RECORD_UPLOAD: {
+    const CUDA_MEMCPY3D params = upload_params(values);
     return driver->GraphExecMemcpyNodeSetParams(exec, node, &params, device->context);
   }
   case OCP_RECORD_MEMSET: {

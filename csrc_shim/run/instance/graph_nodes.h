@@ -1,5 +1,5 @@
 /* CUDA graph nodes of plan records: a kernel, memcpy or memset node, or for a library call a child graph that is
- * captured on a separate stream. */
+ * captured on a separate stream. An await has no node: the next node depends on the upload's. */
 #ifndef OCP_RUN_INSTANCE_GRAPH_NODES_H
 #define OCP_RUN_INSTANCE_GRAPH_NODES_H
 
@@ -8,12 +8,17 @@
 #include "driver/driver.h"
 #include "run/instance/instance_state.h"
 
-/* Adds the node of a record, which depends on `before` (NULL: on nothing). A library call's algorithm, *used, must
- * live as long as the graph. */
+/* The nodes that a node depends on; NULL: none. */
+typedef struct ocp_graph_before {
+  CUgraphNode nodes[2];
+} ocp_graph_before;
+/* Adds the node of a record, which depends on `before`. A library call's algorithm, *used, must live as long as the
+ * graph. */
 CUresult ocp_graph_node_add(const ocp_instance *instance, uint32_t index, ocp_stream *stream, CUgraph graph,
-                            CUgraphNode before, CUgraphNode *node, struct ocp_prepared **used, ocp_error *error);
-/* Adds a WHILE node, which repeats the nodes that the caller adds to *body while the condition `handle` is set. */
-CUresult ocp_graph_loop_add(ocp_device *device, CUgraphConditionalHandle handle, CUgraph graph, CUgraphNode before,
+                            ocp_graph_before before, CUgraphNode *node, struct ocp_prepared **used, ocp_error *error);
+/* Adds a WHILE node, which depends on `before` and repeats the nodes that the caller adds to *body while the condition
+ * `handle` is set. */
+CUresult ocp_graph_loop_add(ocp_device *device, CUgraphConditionalHandle handle, CUgraph graph, ocp_graph_before before,
                             CUgraphNode *node, CUgraph *body);
 /* Updates the node of a record in the executable graph to the record's present parameters. */
 CUresult ocp_graph_node_change(const ocp_instance *instance, uint32_t index, ocp_stream *stream, CUgraphExec exec,

@@ -37,17 +37,17 @@ struct ocp_replay {
   CUgraph graph; /* kept, since updates of the executable graph refer to its nodes */
   CUgraphExec exec;
   uint64_t slab, slab_bytes;
-  int64_t counts[OCP_RECORD_NUM_KINDS]; /* number of its nodes by kind of record */
-  CUgraphNode *nodes;                   /* the node of each record */
-  struct ocp_prepared **used;           /* algorithms of the records that are library calls */
-  uint64_t *values;                     /* parameter values in the executable graph */
-  node_state *states;                   /* state of each record's node in the executable graph */
-  bool *changed;                        /* records whose nodes must be updated: scratch of a Run */
-  uint32_t *records;                    /* the record of each fixup */
-  ocp_graph_sources sources;            /* sources of the nodes, for profiles */
-  uint64_t *bases;                      /* addresses of inputs and outputs in the executable graph */
-  CUgraphConditionalHandle *handles;    /* per record: the handle of a loop's condition */
-  bool *in_loop;                        /* records whose nodes cannot change: loops and their records */
+  ocp_record_counts counts;          /* of its nodes */
+  CUgraphNode *nodes;                /* the node of each record */
+  struct ocp_prepared **used;        /* algorithms of the records that are library calls */
+  uint64_t *values;                  /* parameter values in the executable graph */
+  node_state *states;                /* state of each record's node in the executable graph */
+  bool *changed;                     /* records whose nodes must be updated: scratch of a Run */
+  uint32_t *records;                 /* the record of each fixup */
+  ocp_graph_sources sources;         /* sources of the nodes, for profiles */
+  uint64_t *bases;                   /* addresses of inputs and outputs in the executable graph */
+  CUgraphConditionalHandle *handles; /* per record: the handle of a loop's condition */
+  bool *in_loop;                     /* records whose nodes cannot change: loops and their records */
 };
 
 static void fall_back(ocp_counter reason) {
@@ -67,12 +67,6 @@ static void refuse(ocp_replay_budget *budget, ocp_instance *instance, ocp_counte
 
 static uint32_t num_bases(const ocp_instance *instance) {
   return instance->variant->plan->header.num_inputs + instance->variant->plan->header.num_outputs;
-}
-
-/* Whether ORT or the application captures the stream. */
-static bool is_captured(const ocp_stream *stream) {
-  return atomic_load_explicit(&stream->capturing, memory_order_relaxed) ||
-         (!stream->owned && ocp_stream_is_captured(stream));
 }
 
 bool ocp_replay_is_due(const ocp_replay_budget *budget, ocp_instance *instance, const ocp_stream *stream) {
@@ -95,7 +89,7 @@ bool ocp_replay_is_due(const ocp_replay_budget *budget, ocp_instance *instance, 
     reason = OCP_GRAPH_FALLBACKS_READ_BACK;
   else if (instance->variant->plan->has_calls)
     reason = OCP_GRAPH_FALLBACKS_CALL;
-  else if (is_captured(stream))
+  else if (ocp_stream_is_recorded(stream))
     reason = OCP_GRAPH_FALLBACKS_CAPTURING;
   if (reason)
     fall_back(reason);
@@ -247,29 +241,43 @@ static CUresult fill_graph(const filling *f, CUgraph graph, ocp_range records, b
   const ocp_instance *instance = f->instance;
   ocp_replay *replay = f->replay;
   CUresult result = create_handles(instance, replay, graph, records);
-  CUgraphNode last = NULL;
+  /* Two chains of nodes: uploads, and all others. `awaited`: the upload that the next of the others depends on. */
+  CUgraphNode last = NULL, uploaded = NULL, awaited = NULL;
   for (uint32_t i = records.first; i < records.first + records.count && result == CUDA_SUCCESS; i++) {
-    const bool is_loop = instance->calls[i].kind == OCP_RECORD_LOOP;
+    const ocp_call *call = &instance->calls[i];
+    const uint32_t index = instance->variant->plan->records[i].index;
+    const bool is_loop = call->kind == OCP_RECORD_LOOP, is_upload = call->kind == OCP_RECORD_UPLOAD;
     *f->record = i;
     note_node(instance, i, replay);
     replay->in_loop[i] = in_loop || is_loop;
-    if (instance->calls[i].skipped)
+    if (call->kind == OCP_RECORD_AWAIT)
+      awaited = replay->nodes[index];
+    if (call->skipped || call->kind == OCP_RECORD_AWAIT)
       continue;
+    const ocp_graph_before before = {{last, is_upload ? uploaded : awaited}};
     if (is_loop) {
-      const ocp_range repeated = {i + 1, instance->variant->plan->records[i].index};
       CUgraph body = NULL;
-      result = ocp_graph_loop_add(instance->variant->device, replay->handles[i], graph, last, &replay->nodes[i], &body);
+      result =
+          ocp_graph_loop_add(instance->variant->device, replay->handles[i], graph, before, &replay->nodes[i], &body);
       if (result == CUDA_SUCCESS)
-        result = fill_graph(f, body, repeated, true);
+        result = fill_graph(f, body, (ocp_range){i + 1, index}, true);
     } else {
       set_handles(instance, i, replay);
-      result = ocp_graph_node_add(instance, i, f->stream, graph, last, &replay->nodes[i], &replay->used[i], f->error);
+      result = ocp_graph_node_add(instance, i, f->stream, graph, before, &replay->nodes[i], &replay->used[i], f->error);
       set_handles(instance, i, NULL);
     }
-    last = replay->nodes[i];
-    replay->counts[instance->calls[i].kind] += !in_loop; /* the host does not know how often a loop repeats */
+    if (result != CUDA_SUCCESS)
+      break;
+    if (is_upload) {
+      uploaded = replay->nodes[i];
+      replay->counts.uploaded_bytes += (int64_t)call->values[2];
+    } else {
+      last = replay->nodes[i];
+      awaited = NULL;
+    }
+    replay->counts.records[call->kind] += !in_loop; /* the host does not know how often a loop repeats */
     if (is_loop)
-      i += instance->variant->plan->records[i].index;
+      i += index;
   }
   return result;
 }
@@ -508,6 +516,6 @@ int ocp_replay_run(ocp_replay_budget *budget, ocp_instance *instance, ocp_stream
     return ocp_device_fail(budget->device, result, what, error);
   }
   ocp_count(OCP_GRAPH_REPLAYS, 1);
-  ocp_count_records(instance->replay->counts);
+  ocp_count_records(&instance->replay->counts);
   return ORT_OK;
 }

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
 
-from ...abi.core import check, core, ffi, new_error
+from ...abi.core import check, core, ffi, lib, new_error
 from ...context.storage.hashing import in_threads
 from ...model.ir import Constant
 from ...plan.format import Plan, encode
-from ...plan.tables import Precomputation, Weight
+from ...plan.tables import Precomputation
 from .open_device import LoadedKernel, OpenDevice
 
 
@@ -54,36 +54,37 @@ class NewWeights:
         for pointer in self.pointers:
             core().weight_release(pointer)
 
-    def acquire_all(self, weights: Sequence[Weight]) -> list[Any]:
-        """Return an ``ocp_weight *`` for each of ``weights``.
+    def acquire_all(self, weights: Sequence[Constant], streamed: Collection[int] = ()) -> list[Any]:
+        """Return an ``ocp_weight *`` for each of ``weights``, in host memory if its index is in ``streamed``."""
 
-        The weight of a constant has the constant's contents. A `Precomputed` weight is uninitialized until `precompute`
-        fills it.
-        """
+        def acquire(indexed: tuple[int, Constant]) -> Any:
+            index, constant = indexed
+            return self.acquire(constant, index in streamed)
 
-        def acquire(weight: Weight) -> Any:
-            return self.acquire(weight) if isinstance(weight, Constant) else self.empty(weight.nbytes)
+        return in_threads(acquire, [*enumerate(weights)], sum(weight.nbytes for weight in weights))
 
-        return in_threads(acquire, weights, sum(weight.nbytes for weight in weights))
-
-    def acquire(self, constant: Constant) -> Any:
+    def acquire(self, constant: Constant, on_host: bool = False) -> Any:
         """Return the weight with the contents of a constant, or with the initial value of a state."""
         array = np.ascontiguousarray(constant.array)
         data = ffi.from_buffer(array) if array.nbytes else ffi.NULL
-        acquire = core().weight_create_state if constant.is_state else core().weight_acquire
-        made = self._made(acquire, data, array.nbytes, f"a constant of {constant.dtype!r}{list(constant.shape)}")
+        subject = f"a constant of {constant.dtype!r}{list(constant.shape)}"
+        if constant.is_state:
+            made = self._made(core().weight_create_state, data, array.nbytes, subject)
+        else:
+            memory = lib.OCP_WEIGHT_ON_HOST if on_host else lib.OCP_WEIGHT_ON_DEVICE
+            made = self._made(core().weight_acquire, data, array.nbytes, subject, memory)
         if self._are_stored and constant.recipe is not None:
             constant.drop()
         return made
 
     def empty(self, nbytes: int) -> Any:
-        """Return an uninitialized weight, which is not shared between clusters."""
+        """Return an uninitialized weight, which is not shared between clusters, for `precompute` to fill."""
         return self._made(core().weight_create_state, ffi.NULL, nbytes, "a value computed from constants")
 
-    def _made(self, function: Any, data: Any, nbytes: int, subject: str) -> Any:
+    def _made(self, function: Any, data: Any, nbytes: int, subject: str, *memory: int) -> Any:
         slot: Any = ffi.new("ocp_weight **")
         error = new_error()
-        function(self._device.pointer, data, nbytes, slot, error)
+        function(self._device.pointer, *memory, data, nbytes, slot, error)
         check(error, subject)
         self.pointers.append(slot[0])
         return slot[0]
@@ -94,6 +95,23 @@ class NewWeights:
         core().cluster_add_weights(cluster, ffi.new("ocp_weight *[]", order), len(order), error)
         check(error)
         self.pointers.clear()
+
+
+def move_to_host(weight: Any) -> None:
+    """Move a weight that `NewWeights.empty` made to host memory. Raises PluginError: memory was exhausted."""
+    error = new_error()
+    core().weight_move_to_host(weight, error)
+    check(error)
+
+
+def read_weight(weight: Any, nbytes: int, device: OpenDevice) -> bytes:
+    """Return a copy of the contents of a weight, from device or host memory."""
+    address = core().weight_address(weight)
+    if core().weight_memory_of(weight) == lib.OCP_WEIGHT_ON_HOST:
+        return bytes(ffi.buffer(ffi.cast("char *", address), nbytes))
+    data = bytearray(nbytes)
+    device.read(address, data)
+    return bytes(data)
 
 
 def precompute(

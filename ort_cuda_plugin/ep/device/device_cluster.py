@@ -8,10 +8,14 @@ from typing import Any, Protocol
 
 from ...abi.core import check, core, ffi, new_error
 from ...clusters.cluster import Variant
+from ...model.ir import Constant
+from ...plan.decoder import decode
+from ...plan.format import Plan
+from ...plan.placement import WeightPlacement
 from ...plan.tables import Precomputation, Precomputed, Weight
 from ...program.steps.callbacks import Callback, CallFunction
 from ...program.steps.libraries import LibraryProblem
-from .cluster_handles import NewWeights, add_kernels, add_plan, precompute
+from .cluster_handles import NewWeights, add_kernels, add_plan, move_to_host, precompute
 from .open_device import LoadedKernel, OpenDevice
 
 
@@ -48,10 +52,20 @@ class DeviceCluster:
 
     ``handle`` is the number that C passes to `build_variant`; ``are_stored`` as for `NewWeights`. A plan's records
     refer to ``callbacks`` by number. ``weights`` has each ``ocp_weight *`` of the cluster, and its size in bytes.
+    ``placement`` decides which weights are in host memory; None: none.
     """
 
-    def __init__(self, name: str, device: OpenDevice, handle: int = 0, *, are_stored: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        device: OpenDevice,
+        handle: int = 0,
+        *,
+        are_stored: bool = False,
+        placement: WeightPlacement | None = None,
+    ) -> None:
         self._name = name
+        self._placement = placement
         self._device = device
         self._are_stored = are_stored
         self._kernels: list[LoadedKernel] = []
@@ -84,6 +98,7 @@ class DeviceCluster:
             self._add(variant, notes)
 
     def _add(self, variant: Variant, notes: Notes) -> None:
+        plans = self._plans(variant)
         programs = variant.precomputations
         needed_once = [kernel for program in programs for kernel in program.kernels]
         acquired = self._device.acquire_kernels([*variant.kernels, *needed_once])
@@ -100,10 +115,19 @@ class DeviceCluster:
             notes.weights_added(variant)
         finally:
             self._device.release_kernels(once)
-        for stored in variant.stored:
-            add_plan(self.pointer, stored)
-        if variant.plan is not None:
-            add_plan(self.pointer, variant.plan)
+        for plan in plans:
+            add_plan(self.pointer, plan)
+
+    def _plans(self, variant: Variant) -> list[Plan | bytes]:
+        """Place the variant's weights, and return its plans; with a placement, these upload the streamed weights."""
+        plans: list[Plan | bytes] = [*variant.stored, *([] if variant.plan is None else [variant.plan])]
+        if self._placement is None:
+            return plans
+        read = [decode(plan) if isinstance(plan, bytes) else plan for plan in plans]
+        first = len(self.weights)
+        order = read if variant.likely is None else [variant.likely]
+        self._placement.assign(dict(enumerate(variant.weights, first)), order)
+        return [self._placement.apply(plan) for plan in read]
 
     def _add_problems(self, problems: Sequence[LibraryProblem]) -> None:
         error = new_error()
@@ -131,16 +155,29 @@ class DeviceCluster:
     ) -> None:
         """Add weights. ``kernels`` are those of the precomputations, one after the other."""
         with NewWeights(self._device, are_stored=self._are_stored) as new:
-            pointers = new.acquire_all(weights)
+            constants = {index: weight for index, weight in enumerate(weights) if isinstance(weight, Constant)}
+            on_host = {position for position, index in enumerate(constants) if self._is_streamed(index)}
+            acquired = new.acquire_all([*constants.values()], on_host)
+            pointers = dict(zip(constants, acquired, strict=True))
             first = 0
             for program in programs:
+                # One program after the other: device memory need not hold the results that are then streamed.
                 results = {
-                    weight.number: pointer
-                    for weight, pointer in zip(weights, pointers, strict=True)
+                    weight.number: (index, new.empty(weight.nbytes))
+                    for index, weight in enumerate(weights)
                     if isinstance(weight, Precomputed) and weight.program is program
                 }
+                pointers.update(results.values())
                 own = kernels[first : first + len(program.kernels)]
                 first += len(program.kernels)
-                precompute(self._name, self._device, program, own, [results[i] for i in range(len(results))])
-            new.give(self.pointer, pointers)
-        self.weights += [(pointer, weight.nbytes) for pointer, weight in zip(pointers, weights, strict=True)]
+                precompute(self._name, self._device, program, own, [results[i][1] for i in range(len(results))])
+                for index, pointer in results.values():
+                    if self._is_streamed(index):
+                        move_to_host(pointer)
+            order = [pointers[index] for index in range(len(weights))]
+            new.give(self.pointer, order)
+        self.weights += [(pointer, weight.nbytes) for pointer, weight in zip(order, weights, strict=True)]
+
+    def _is_streamed(self, index: int) -> bool:
+        """Return whether the new weight ``index`` is in host memory."""
+        return self._placement is not None and self._placement.is_streamed(len(self.weights) + index)

@@ -12,7 +12,9 @@ from ...abi.core import PluginError, check, core, count, ffi, new_error
 from ...clusters.cluster import CompiledCluster, Variant
 from ...context.reader import StoredCluster
 from ...context.storage.errors import MALFORMED, ContextError, MissingCompiler
+from ...plan.placement import StreamingSchedule, WeightPlacement
 from ...program.analysis.traffic import ProgramTraffic
+from ..device.cluster_handles import read_weight
 from ..device.device_cluster import DeviceCluster
 from ..device.open_device import OpenDevice
 from .call_stream import CallKernels, RunStream
@@ -31,7 +33,7 @@ class FusedNode:
     """Owns an ``ocp_cluster`` with its kernels and weights. `build` may be called from any thread.
 
     ``why`` is the reason why a cluster of a compiled model is compiled again. ``log`` receives a line for each plan
-    that is built.
+    that is built. ``weight_budget``: bytes of device memory for the node's weights; None: no limit.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class FusedNode:
         device: OpenDevice,
         why: str = "",
         log: Callable[[str], None] = lambda line: None,
+        weight_budget: int | None = None,
     ) -> None:
         self.name = name
         self._why = why
@@ -52,10 +55,12 @@ class FusedNode:
         cluster.weight_reader.read = self._read_weight
         if isinstance(cluster, CompiledCluster):
             cluster.tell = log
+        self._placement = None if weight_budget is None else WeightPlacement(name, weight_budget)
         self._lock = threading.Lock()
         self.handle = FUSED_NODES.add(self)
         try:
-            self._on_device = DeviceCluster(name, device, self.handle, are_stored=isinstance(cluster, StoredCluster))
+            are_stored = isinstance(cluster, StoredCluster)
+            self._on_device = DeviceCluster(name, device, self.handle, are_stored=are_stored, placement=self._placement)
         except MemoryError:
             FUSED_NODES.pop(self.handle)
             raise
@@ -182,11 +187,14 @@ class FusedNode:
             count("PLAN_VARIANTS_BUILT")
 
     def _read_weight(self, number: int) -> bytes:
-        """Return the contents of the cluster's weight ``number``, copied back from the device."""
+        """Return the contents of the cluster's weight ``number``, copied back from the device if it is there."""
         weight, nbytes = self._on_device.weights[number]
-        data = bytearray(nbytes)
-        self._device.read(core().weight_address(weight), data)
-        return bytes(data)
+        return read_weight(weight, nbytes, self._device)
+
+    @property
+    def streaming(self) -> list[StreamingSchedule]:
+        """Return the schedules of the plans that upload weights, in the order in which they were added."""
+        return [] if self._placement is None else list(self._placement.schedules)
 
     def call_back(self, number: int, addresses: Sequence[int], numbers: Sequence[int], stream: Any) -> None:
         """Run the callback that a record of a plan names, on any thread. ``stream``: the ``ocp_stream *`` of the Run.

@@ -23,6 +23,11 @@ _LIMITS = ("arena.max_mem", "gpu_mem_limit")
 #: A key that ONNX Runtime defines for every execution provider; the plugin ignores it.
 _WORKLOAD_TYPE = "ep.dynamic.workload_type"
 
+#: Reasons why an option cannot change, if users may expect that it can.
+_FIXED = {
+    "weight_budget": "the session's plans copy the weights that the budget left in host memory; create another session"
+}
+
 KEYS = (*_LIMITS, *_OF_SESSION, _WORKLOAD_TYPE)
 
 
@@ -58,8 +63,9 @@ def parse_changes(values: Mapping[str, str], options: Options, identity: Identit
             parse_value(key, text, _workload)
             changes = replace(changes, ignored=(*changes.ignored, key))
         elif key in ROWS:
+            why = f" ({_FIXED[key]})" if key in _FIXED else ""
             raise OptionError(
-                f"{EP_NAME} option {key!r} cannot change after the session was created; can change: {_known()}"
+                f"{EP_NAME} option {key!r} cannot change after the session was created{why}; can change: {_known()}"
             )
         else:
             raise OptionError(f"{EP_NAME} has no option {key!r} that can change; known: {_known()}")

@@ -30,6 +30,7 @@ class Decides(Enum):
     TUNING = "autotuning"
     GRAPHS = "CUDA graphs"
     COMPILED = "compiled models"
+    WEIGHTS = "weights"
     OUTPUT = "log and files"
 
 
@@ -211,6 +212,15 @@ class Options:
         "two matrix products and a softmax. 8 (CUDNN): cuDNN's attention; numbers above 0 without this flag exclude "
         "it. 1 (FLASH) and 2 (EFFICIENT): the plugin's own fused kernel. The plugin has no kernels for other flags, "
         "and logs a warning if one is set",
+    )
+    weight_budget: int | float | None = _option(
+        None,
+        values.BYTE_BUDGET,
+        Decides.WEIGHTS,
+        "bytes of device memory for weights, or a share of the device's memory such as `25%` or `0.25`. If the weights "
+        "of the session are larger, some of them stay in pinned host memory, and each Run copies them to the device "
+        "ahead of their use ([weight_streaming.md](weight_streaming.md)). Default, and 0: all weights stay in device "
+        "memory",
     )
     prefer_nhwc: bool = _option(
         False,

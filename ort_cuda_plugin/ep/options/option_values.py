@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 from ...clusters.stage_balance import Rule
 from ...compiler.targets import Target
 from ...compiler.toolchain import OF_EVERY_TOOLKIT
+from . import arena
 
 _PER_THREAD_STREAM = 2  # CU_STREAM_PER_THREAD
 
@@ -123,6 +125,20 @@ def _stream(text: str) -> int:
     return address
 
 
+def _byte_budget(text: str) -> int | float | None:
+    """Return a number of bytes as int, a share of a device's memory as float; None for 0, which means no limit."""
+    given = text.strip()
+    if match := re.fullmatch(r"(\d{1,3}(?:\.\d+)?)\s*%|(\d?\.\d+)", given):
+        share = float(match[1]) / 100 if match[1] else float(match[2])
+        if 0 < share <= 1:
+            return share
+    elif not given.startswith("-"):
+        with contextlib.suppress(ValueError):
+            nbytes = arena.read_limit(given)
+            return None if nbytes == 2**63 - 1 else nbytes
+    raise ValueError("use a number of bytes such as 2147483648 or 2G, a share of the device's memory such as 25%, or 0")
+
+
 def name_or_number(names: tuple[str, ...]) -> Reader:
     """Return a reader of one of ``names``, in any case, or of its index among them."""
     choices = ", ".join(f"{name} ({number})" for number, name in enumerate(names))
@@ -159,6 +175,7 @@ def _no_function(text: str) -> None:
         )
 
 
+BYTE_BUDGET = Reader(_byte_budget, "bytes such as `2G`, a share such as `25%`, or 0")
 FLAG = Reader(_flag, "0, 1")
 ORDINAL = Reader(_ordinal, "0, 1, ...")
 ORDINALS = Reader(_ordinals, "`0,1`")

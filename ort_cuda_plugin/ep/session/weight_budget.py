@@ -1,0 +1,56 @@
+"""Divides the option ``weight_budget`` of a session among its fused nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ...clusters.search.search import is_search
+from ...context.reader import Loaded, StoredCluster
+from ...model.ir import Graph
+from ...plugin_library import EP_NAME
+from ..options.options import OptionError
+
+_CREATED = 256 * 1024
+"""Bytes assumed for constants that operators create, such as tables, which also count as weights."""
+
+
+class SessionWeightBudget:
+    """The bytes of device memory that a session may use for weights.
+
+    ``budget`` is a number of bytes, as a float a share of the device's ``memory_bytes``, or None: no limit.
+    """
+
+    def __init__(self, budget: int | float | None, memory_bytes: int) -> None:
+        self._left = int(budget * memory_bytes) if isinstance(budget, float) else budget
+        self._shares: dict[str, int] = {}
+
+    def divide(self, names: Sequence[str], graphs: Sequence[Graph], loaded: Mapping[int, Loaded]) -> None:
+        """Divide what is left among the fused nodes that ONNX Runtime compiles in one call.
+
+        Shares are proportional to the bytes of weights. ``loaded`` are the nodes from compiled models, by index. ONNX
+        Runtime compiles bodies of control flow before the graph around them, so that bodies get at most half of what is
+        left. Raises OptionError if a node cannot stream weights.
+        """
+        if self._left is None:
+            return
+        for search in (graph.nodes[0] for graph in graphs if is_search(graph.nodes[0])):
+            raise OptionError(
+                f"{EP_NAME} option weight_budget: {search.op_type} would copy weights in each of its steps, which is "
+                "not implemented. Leave weight_budget out"
+            )
+        available = self._left // 2 if any(graph.is_subgraph for graph in graphs) else self._left
+        sizes = [_CREATED + _weight_bytes(graph, loaded.get(index)) for index, graph in enumerate(graphs)]
+        shares = [available * nbytes // sum(sizes) for nbytes in sizes]
+        self._shares = dict(zip(names, shares, strict=True))
+        self._left -= sum(map(min, shares, sizes))
+
+    def share(self, name: str) -> int | None:
+        """Return the bytes for the weights of a fused node; None: no limit."""
+        return self._shares.get(name)
+
+
+def _weight_bytes(graph: Graph, loaded: Loaded | None) -> int:
+    """Return the bytes of a fused node's weights, as far as they are known before its plans exist."""
+    if loaded is not None and isinstance(loaded.cluster, StoredCluster):
+        return loaded.cluster.weight_bytes
+    return sum(constant.nbytes for constant in {value.initializer for value in graph.used_values} if constant)

@@ -1,0 +1,164 @@
+"""Chooses which weights of a cluster stay in device memory, if a budget does not permit all of them.
+
+Streaming a byte costs the same time on the link for each weight. So resident weights fill the budget as well as
+possible, and these reasons decide between weights:
+
+- A copy has a fixed cost: weights up to `SMALL` stay resident.
+- A weight that records far apart read occupies the ring meanwhile: it stays resident.
+- A copy is hidden if other records run meanwhile. So the first weights stay resident, and the streamed ones are spread
+  evenly over the rest of the plan: the link then works throughout the Run.
+
+The ring has room for the weights that are in use at once and for one more, which is uploaded meanwhile, if the budget
+permits.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from .streaming import WeightUse, aligned, largest_need
+
+SMALL = 64 * 1024
+"""Bytes up to which a weight's copy takes little longer than starting the copy."""
+
+
+class BudgetTooSmall(Exception):
+    """The budget has no room for the ring. ``needed``: bytes that suffice; ``record``: a record of the first plan that
+    reads the most weights at once.
+    """
+
+    def __init__(self, needed: int, record: int) -> None:
+        super().__init__(f"{needed} bytes")
+        self.needed = needed
+        self.record = record
+
+
+@dataclass(frozen=True)
+class Residency:
+    """``resident`` are the numbers of the weights in device memory, in the order of their choice.
+
+    The first ``num_forced`` of them cannot be streamed, or need a larger ring than the budget permits.
+    """
+
+    resident: tuple[int, ...]
+    num_forced: int
+
+
+def choose(
+    nbytes: Mapping[int, int], fixed: Collection[int], plans: Sequence[Sequence[WeightUse]], budget: int
+) -> Residency:
+    """Choose the resident weights among ``nbytes`` (number to bytes) for a budget in bytes.
+
+    ``fixed`` cannot be streamed. ``plans`` has the uses of each plan, sorted by first use. Raises BudgetTooSmall.
+    """
+    sizes = {number: aligned(size) for number, size in nbytes.items()}
+    if sum(sizes.values()) <= budget:
+        return Residency(tuple(sizes), len(sizes))
+    forced, is_doubled = _forced(sizes, fixed, plans, budget)
+    resident = dict.fromkeys(forced)
+    while True:
+        rest = {number: size for number, size in sizes.items() if number not in resident}
+        ring, _ = _need(plans, rest)
+        if is_doubled:
+            ring += max(rest.values(), default=0)
+        room = budget - ring - sum(sizes[number] for number in resident)
+        more = _fill(rest, plans, room)
+        if not more:
+            return Residency(tuple(resident), len(forced))
+        resident.update(dict.fromkeys(more))  # the ring for the others may be smaller
+
+
+def _need(plans: Sequence[Sequence[WeightUse]], streamed: Collection[int]) -> tuple[int, int]:
+    """Return the bytes of the weights ``streamed`` that any plan needs at once, and the record where it does."""
+    return max((largest_need(use for use in uses if use.number in streamed) for uses in plans), default=(0, 0))
+
+
+def _forced(
+    sizes: Mapping[int, int], fixed: Collection[int], plans: Sequence[Sequence[WeightUse]], budget: int
+) -> tuple[list[int], bool]:
+    """Return the weights that must be resident, and whether the ring has room for the next upload as well.
+
+    Weights above a limit are resident if a ring for them would leave less of the budget to others.
+    """
+    limits = sorted({size for number, size in sizes.items() if number not in fixed})
+    rings = []
+    for limit in limits:
+        forced = [number for number, size in sizes.items() if number in fixed or size > limit]
+        least, record = _need(plans, sizes.keys() - set(forced))
+        rings.append((forced, sum(sizes[number] for number in forced), least, limit, record))
+    for forced, held, least, limit, _ in rings:
+        if held + least + limit <= budget:
+            return forced, True
+    for forced, held, least, _, _ in rings:
+        if held + least <= budget:
+            return forced, False
+    needed, record = min(
+        ((held + least, record) for _, held, least, _, record in rings), default=(sum(sizes.values()), 0)
+    )
+    raise BudgetTooSmall(needed, record)
+
+
+def _fill(sizes: Mapping[int, int], plans: Sequence[Sequence[WeightUse]], room: int) -> list[int]:
+    """Return the weights among ``sizes`` that fill ``room`` bytes, in the order of their choice."""
+    chosen: dict[int, None] = {}
+    left = room
+
+    def add(number: int) -> bool:
+        nonlocal left
+        if number in chosen or sizes[number] > left:
+            return False
+        chosen[number] = None
+        left -= sizes[number]
+        return True
+
+    uses = _first_uses(plans, sizes)
+    begins = sorted(use.first for use in uses)
+    for number, size in sizes.items():
+        if size <= SMALL:
+            add(number)
+    for use in sorted(uses, key=lambda use: use.first - use.last):
+        if bisect_left(begins, use.last) > bisect_right(begins, use.first):  # others begin in the meantime
+            add(use.number)
+    spread = [use.number for use in uses if use.number not in chosen]
+    total = sum(sizes[number] for number in spread)
+    share = max(0.0, 1 - left / total) if total else 0.0
+    owed = 0.0  # bytes by which the streamed weights so far fall short of their share
+    for number in spread:
+        owed += share * sizes[number]
+        if owed >= sizes[number] or not add(number):
+            owed -= sizes[number]
+    for number in sorted(sizes, key=lambda number: -sizes[number]):
+        add(number)
+    return _exchanged(list(chosen), sizes, left)
+
+
+def _first_uses(plans: Sequence[Sequence[WeightUse]], sizes: Mapping[int, int]) -> list[WeightUse]:
+    """Return a use of each weight, from the first plan that reads it, in the order of the plans."""
+    found: dict[int, WeightUse] = {}
+    for uses in plans:
+        for use in uses:
+            if use.number in sizes:
+                found.setdefault(use.number, use)
+    return list(found.values())
+
+
+def _exchanged(chosen: list[int], sizes: Mapping[int, int], room: int) -> list[int]:
+    """Replace chosen weights by larger ones of the others, as far as the difference fits into ``room``."""
+    while room > 0:
+        inside = set(chosen)
+        outside = {size: number for number, size in sizes.items() if number not in inside}
+        positions = {sizes[number]: position for position, number in enumerate(chosen)}
+        gains = [
+            (large - small, position, number)
+            for small, position in positions.items()
+            for large, number in outside.items()
+            if 0 < large - small <= room
+        ]
+        if not gains:
+            break
+        gain, position, number = max(gains)
+        chosen[position] = number
+        room -= gain
+    return chosen
