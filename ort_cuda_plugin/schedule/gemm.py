@@ -100,8 +100,8 @@ def own_gemm_schedules(ctx: Lowering, step: Contract) -> list[Schedule]:
     if _has_few_columns(ctx, step):
         found = [replace(_schedules(ctx, transposed(ctx, step))[0], is_transposed=True)]
     found += _schedules(ctx, step)
-    if step.low_rank is not None:
-        found = [schedule for schedule in found if schedule.split_k == 1]
+    if step.low_rank is not None:  # split-K would add the low-rank product in each of the splits
+        found = list(dict.fromkeys(replace(schedule, split_k=1) for schedule in found))
     if not ctx.device.quarantine.has("gemm"):
         return found
     if any(schedule.engine is Engine.MMA for schedule in found):

@@ -191,3 +191,13 @@ def test_a_product_that_a_library_computes_stays_apart() -> None:
         for value in (model.graph.input[0], model.graph.output[0]):
             value.type.tensor_type.shape.dim[0].dim_value = rows
         assert bool(names(model, device)) == is_fused
+
+
+def test_a_product_that_split_k_computes_stays_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel of few tiles and a long k splits k; each split would add the adapter."""
+    monkeypatch.setattr(gemm, "choose_tile_config", lambda *args, **more: None)
+    for depth, is_fused in ((64, True), (8192, False)):
+        model = lora(PLAIN, "float16", depth, 64, "8")
+        for value in (model.graph.input[0], model.graph.output[0]):
+            value.type.tensor_type.shape.dim[0].dim_value = 20
+        assert bool(names(model, GPU)) == is_fused

@@ -22,7 +22,7 @@ from ...program.steps.steps import (
     stored,
     used_inputs,
 )
-from ...program.steps.tensor import Tensor, contiguous_strides
+from ...program.steps.tensor import BufferKind, Tensor, contiguous_strides
 from ...program.steps.trace import ReadBack, Step
 from ...schedule.choose import candidates
 from ..analysis.uses import Uses
@@ -128,12 +128,12 @@ def _pays(ctx: Lowering, base: Contract) -> bool:
     """Return whether one of the plugin's kernels computes the product ``base``, which can then add the second product.
 
     A library adds the second product to the stored result of the first one. Weights that the device converts to scaled
-    float16 give accumulators with a scale of their own.
+    float16 give accumulators with a scale of their own. A split-K kernel would add the second product in each split.
     """
     if has_compact_lines(ctx, base) or has_compact_columns(ctx, base):
         return False
     choice = next(iter(candidates(ctx, base)), None)
-    if choice is None or choice.schedule.engine is Engine.LIBRARY:
+    if choice is None or choice.schedule.engine is Engine.LIBRARY or choice.schedule.split_k > 1:
         return False
     return all(ctx.settled(guard) for guard in choice.guards)
 
@@ -155,7 +155,7 @@ def _without_term(
     if product is not None and product.op == "mul":
         factor = _uncast(product.operands[1 - product.operands.index(term)])
         scale = next((x for leaf, x in inputs if leaf is factor), None)
-        if scale is None or scale.size != 1 or not scale.dtype.is_float:
+        if scale is None or scale.size != 1 or not scale.dtype.is_float or scale.buffer.kind is BufferKind.HOST:
             return None
         term = _rounded(product, users)
     addition = _user(term, users)

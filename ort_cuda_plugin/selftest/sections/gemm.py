@@ -52,6 +52,17 @@ def _forms(type_name: str) -> Iterator[Case]:
     yield _case("product in batches", text, type_name, {})
     text = """({T}[3, 17, 32] x, {T}[3, 32, 24] w) => ({T}[3, 17, 24] y) { y = MatMul(x, w) }"""
     yield _case("product in one batch", text, type_name, {})  # a library has calls for this form of batches only
+    text = """({T}[40, 64] x, {T}[64, 5] a, {T}[5, 48] b) => ({T}[40, 48] y)
+        { p = MatMul(x, w) d = MatMul(x, a) u = MatMul(d, b) y = Add(p, u) }"""
+    yield Case(
+        f"product with an adapter of low rank, {type_name}",
+        text,
+        type_name,
+        {"w": (64, 48)},
+        ranges=dict.fromkeys("xabw", (-1, 1)),  # small enough that the results of both products are exact
+        operators=("MatMul", "Add"),
+        each_schedule=True,
+    )
     if type_name == "double":
         return  # the constants of the CPU provider's GELU are float32
     text = """({T}[40, 32] x, {T}[48] b) => ({T}[40, 48] y)
