@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from .compiled_model import restore_default_inputs
 from .device_adapter import DeviceAdapter
 
-__all__ = ["DeviceAdapter"]
+__all__ = ["DeviceAdapter", "restore_default_inputs"]

@@ -13,8 +13,9 @@ from onnx import TensorProto, helper, numpy_helper, parser
 
 import ort_cuda_plugin
 from genai_decoder import CpuDecoder, genai_decoder
+from ort_cuda_plugin import cli
 from ort_cuda_plugin.generate import Decoder
-from ort_cuda_plugin.lora import DeviceAdapter
+from ort_cuda_plugin.lora import DeviceAdapter, restore_default_inputs
 
 Array = np.ndarray[Any, Any]
 WIDTH, COLUMNS = 32, 24
@@ -178,6 +179,20 @@ def test_files_that_are_no_adapters_and_other_shapes_are_refused(tmp_path: Path)
     adapter = DeviceAdapter(good, emulate=True)
     with pytest.raises(ValueError, match=r"parameter qa: got tensor\(float\) \[32, 5\], expected tensor\(float\)"):
         adapter.update(export(tmp_path / "other", parameters(5, 1)))
+
+
+def test_a_compiled_model_takes_adapters_of_each_rank(sessions: tuple[Any, Any], tmp_path: Path) -> None:
+    onnx.save(model(), tmp_path / "layer.onnx")
+    compiled = tmp_path / "layer_ctx.onnx"
+    assert cli.main(["compile", str(tmp_path / "layer.onnx"), "-o", str(compiled), "--arch", "emulated"]) == 0
+    session = ort_cuda_plugin.session(compiled, emulate=True, provider_options={"context_allow_host_code": "1"})
+    assert {x.name for x in session.get_overridable_initializers()} == set(PARAMETERS)
+    before = ort_cuda_plugin.counters()
+    for rank in (0, 4, 8):
+        feeds = {"x": tokens(3), **parameters(rank, rank)}
+        check(session.run(None, feeds), sessions[1].run(None, feeds))
+    assert changes(before, "python_calls", "plan_variants_built") == [0, 0]
+    assert restore_default_inputs(compiled, tmp_path / "layer.onnx") == []
 
 
 def decoder_model(values: dict[str, Array] | None = None) -> onnx.ModelProto:

@@ -83,6 +83,8 @@ def execute(arguments: argparse.Namespace) -> int:
     with unavailable_as_user_error():
         import onnxruntime as ort
 
+        from ort_cuda_plugin.lora import restore_default_inputs
+
         devices = ort_cuda_plugin.register(emulate=emulate)
     options = {
         "context_architectures": arguments.arch,
@@ -105,6 +107,7 @@ def execute(arguments: argparse.Namespace) -> int:
                     embed_compiled_data_into_model=arguments.embed,
                     flags=ort.OrtCompileApiFlags.ERROR_IF_NO_NODES_COMPILED,
                 ).compile_to_file(str(target))
+            restore_default_inputs(target, model)
         except Exception as error:
             hint = _HINT if _NOTHING_COMPILED in str(error) else ""
             raise UserError(ExitCode.MODEL_FAILED, f"{model}: {explained(error, str(model), [])}{hint}") from error
