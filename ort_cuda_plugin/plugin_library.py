@@ -11,6 +11,13 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 EP_NAME = "CudaPluginExecutionProvider"
+_FOLDER = Path(__file__).parent
+
+if not _FOLDER.is_dir():
+    raise ImportError(
+        f"{_FOLDER}: the package is in an archive, from which no process can load its shared libraries; expected a "
+        "folder. Unpack the archive, or install the package with pip"
+    )
 
 ProviderName: TypeAlias = Literal["CudaPluginExecutionProvider", "CUDAExecutionProvider"]
 """Names under which the library can offer its devices."""
@@ -26,10 +33,10 @@ def get_library_path() -> str:
         >>> ort_cuda_plugin.get_library_path().endswith("libort_cuda_plugin.so")
         True
     """
-    path = Path(__file__).resolve().parent / "libort_cuda_plugin.so"
+    path = _FOLDER.resolve() / "libort_cuda_plugin.so"
     if not path.exists():
         raise FileNotFoundError(
-            f"{path} does not exist. Run `python build_plugin.py` in a source tree, or reinstall the package again"
+            f"{path} does not exist. Run `python build_plugin.py` in a source tree, or reinstall the package"
         )
     return str(path)
 

@@ -35,16 +35,23 @@ def build_program(name: str, sources: list[str], sanitize: str = "") -> Path:
 COUNTED = {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"}
 
 
+def ort_library(folder: Path) -> Path:
+    """Return a link in ``folder`` to the ONNX Runtime library of the installed wheel, under its soname."""
+    link = folder / "libonnxruntime.so.1"
+    if not link.exists():
+        link.symlink_to(next((Path(onnxruntime.__file__).parent / "capi").glob("libonnxruntime.so.1.*")))
+    return link
+
+
 def build_host(name: str, folder: Path, source: Path | None = None) -> Path:
     """Build the application ``tests/c/<name>.c``, linked to the ONNX Runtime library of the installed wheel.
 
     ``source`` replaces that file. Headers in its folder are found.
     """
-    wheel = next((Path(onnxruntime.__file__).parent / "capi").glob("libonnxruntime.so.1.*"))
-    (folder / "libonnxruntime.so.1").symlink_to(wheel)
+    library = ort_library(folder)
     target = folder / name
     command = ["cc", "-std=c11", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'csrc_shim'}", "-o", str(target)]
-    command += [str(source or SOURCES / f"{name}.c"), str(folder / "libonnxruntime.so.1"), f"-Wl,-rpath,{folder}"]
+    command += [str(source or SOURCES / f"{name}.c"), str(library), f"-Wl,-rpath,{folder}"]
     subprocess.run(command, check=True)
     return target
 

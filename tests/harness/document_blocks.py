@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-RUN = ("python", "sh", "c")
+RUN = ("python", "sh", "c", "cpp")
 fence = re.compile(
     r"^(?P<before>[^\n]*)\n(?P<indent> *)```(?P<language>[\w+]*)[^\n]*\n(?P<text>.*?)^(?P=indent)```$", re.M | re.S
 )
@@ -88,6 +88,44 @@ def run_c(block: Block) -> None:
     subprocess.run([str(program), get_library_path(), "model.onnx"], check=True, timeout=300, env=environment)
 
 
+CPP_MAIN = """
+#include <cstdio>
+
+int main(int count, char **arguments) {
+  if (count != 3)
+    return 2;
+  try {
+    Ort::Env env;
+    Ort::Session session = make_session(env, arguments[1], arguments[2]);
+    return session.GetInputCount() == 1 ? 0 : 3;
+  } catch (const std::exception &error) {
+    std::fprintf(stderr, "%s\\n", error.what());
+    return 1;
+  }
+}
+"""
+"""Calls `make_session` of a C++ block with the paths of the library and of ``model.onnx``."""
+
+
+def run_cpp(block: Block) -> None:
+    """Compile a block that defines ``make_session``, and let it create a session for ``model.onnx``.
+
+    The block gets ONNX Runtime's C++ header if the compiler finds it, else the stand-in of ``tests/c/cxx``.
+    """
+    from c_programs import ROOT, SOURCES, ort_library
+    from ort_cuda_plugin import get_library_path
+
+    folder = Path.cwd()
+    source, program = folder / "document.cc", folder / "document_cpp"
+    source.write_text(block.text + CPP_MAIN)
+    library = ort_library(folder)
+    flags = ["-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'csrc_shim'}", "-idirafter", SOURCES / "cxx"]
+    command = ["c++", *flags, "-o", program, source, library, f"-Wl,-rpath,{folder}"]
+    subprocess.run([str(word) for word in command], check=True)
+    environment = os.environ | {"ORT_CUDA_PLUGIN_PYTHON": sys.executable}
+    subprocess.run([str(program), get_library_path(), "model.onnx"], check=True, timeout=300, env=environment)
+
+
 def main() -> None:
     document = Path(sys.argv[1])
     names = prepare()
@@ -99,6 +137,8 @@ def main() -> None:
             exec(compile("\n" * block.line + block.text, str(document), "exec"), names)
         elif block.language == "sh":
             subprocess.run(["bash", "-euo", "pipefail", "-c", block.text], check=True, timeout=300)
+        elif block.language == "cpp":
+            run_cpp(block)
         else:
             run_c(block)
 
