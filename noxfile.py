@@ -37,8 +37,8 @@ SAMPLE = (
 """Tests that `versions` runs: sessions, kernels for the emulated device and for GPUs, custom kernels."""
 
 RECIPES = (
-    *("fastapi", "fastembed", "httpx", "insightface", "livekit-plugins-silero", "onnx-asr", "opencv-python-headless"),
-    *("rapidocr", "rembg"),
+    *("fastapi", "fastembed", "httpx", "insightface", "livekit-plugins-silero", "onnx-asr"),
+    *("rapidocr", "rembg"),  # rapidocr and insightface bring OpenCV
 )
 """Packages that recipes use; the lock file and the extra ``test`` have none of them."""
 
