@@ -56,7 +56,7 @@ GENERAL = (
         "ORT_CUDA_PLUGIN_PYTHON",
         "an absolute path",
         "",
-        "the Python interpreter that the plugin starts in a host written in C, C++, C# or Java, if it finds none in "
+        "the Python interpreter that the plugin starts in an application in C, C++, C# or Java, if it finds none in "
         "the environment that contains the plugin library ([hosts.md](hosts.md))",
     ),
     Variable(
