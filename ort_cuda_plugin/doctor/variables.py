@@ -98,8 +98,8 @@ EMULATED = (
         "ORT_CUDA_PLUGIN_EMULATE_STREAMS",
         "`inline`, `adversarial`",
         "`inline`",
-        "`inline` runs a kernel or copy at once when the program enqueues it. `adversarial` defers the work of all "
-        "streams until the program waits for a stream, and then interleaves the streams in a random order",
+        "`inline` runs a kernel or copy at once when it is enqueued. `adversarial` defers the work of all "
+        "streams until the host waits for a stream, and then interleaves the streams in a random order",
     ),
     Variable("ORT_CUDA_PLUGIN_EMULATE_SEED", "a number", "0", "seed of the random order of `adversarial` streams"),
     Variable(
