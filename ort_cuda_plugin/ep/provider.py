@@ -117,8 +117,8 @@ class Provider:
         """
         with contextlib.ExitStack() as stack:
             stack.callback(self.session.progress.close)
-            for node in (*self.fused_nodes, *self._repeated):
-                stack.callback(node.close)
+            for close in [*(each.close for each in self.fused_nodes), *(each.close for each in self._repeated)]:
+                stack.callback(close)
             self.fused_nodes, self._repeated = [], []
             stack.callback(core().stream_release, self.stream)
             # Work of a Run may be unfinished if the application owns the stream, or asked ORT not to wait for it.
