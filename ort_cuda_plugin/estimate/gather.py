@@ -245,6 +245,7 @@ def with_shapes(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> 
     """Return a copy of the model with the shapes of all values that ONNX infers from these shapes of inputs."""
     fixed = onnx.ModelProto()
     fixed.CopyFrom(model)
+    fixed.ir_version = max(fixed.ir_version, 4)  # in older models ONNX ignores the shapes of initializers
     del fixed.graph.value_info[:]
     for info in fixed.graph.input:
         for dim, size in zip(info.type.tensor_type.shape.dim, shapes.get(info.name, ()), strict=False):

@@ -26,14 +26,14 @@ def page(title: str, found: Estimate, lines: Sequence[str], graph: ModelGraph) -
     made.section("One Run", html.legend(shares(steps)) + strip, "run")
     made.section("What bounds the steps", _bounds(found), "bounds")
     made.section("Graph", html.signs(SIGNS) + made.graph_view(), "graph")
-    made.section("Steps", _steps(found, steps), "steps")
+    made.section("Steps", _steps(made, found, steps), "steps")
     made.section("Nodes", _nodes(graph), "nodes")
     return made.document()
 
 
 def graph_steps(found: Estimate, graph: ModelGraph) -> list[GraphStep]:
     """Return the steps of the estimate with their times, for the graph and the bar of a Run."""
-    node_of = {node.name: node for node in graph.nodes}
+    node_of = {f"{node.name} ({node.op_type})": node for node in graph.nodes}  # by the label, as in the estimate
     steps = []
     for number, step in enumerate(found.steps):
         nodes = [node_of[name] for name in step.nodes if name in node_of]
@@ -71,12 +71,12 @@ def _bounds(found: Estimate) -> str:
     return html.table(["bound", "steps", _MICRO, "share", ""], rows, identity="bounds", is_filtered=False)
 
 
-def _steps(found: Estimate, steps: Sequence[GraphStep]) -> str:
+def _steps(made: html.Page, found: Estimate, steps: Sequence[GraphStep]) -> str:
     longest = max((step.seconds for step in found.steps), default=1.0) or 1.0
     rows: list[list[html.Cell]] = [
         [
             str(number),
-            html.Name(step.name, "\n".join([", ".join(step.nodes), *_facts(step)])),
+            made.name(step.name, "\n".join([", ".join(step.nodes), *_facts(step)])),
             range_text(step_range(step.seconds)),
             f"{step.roofline * 1e6:.1f}",
             f"{step.touched / 1e6:.2f}",

@@ -56,6 +56,10 @@ class Page:
         number = self._text(inside)
         return f'<details data-html="{number}"{attributes}><summary>{sign}{escape(summary)}</summary></details>'
 
+    def name(self, text: str, inside: str) -> Name:
+        """Return a cell that opens to show ``inside``, a packed text."""
+        return Name(text, packed=self._text(inside))
+
     def strip(self, blocks: Iterable[Block]) -> str:
         """Return a bar with a block for each step of a Run; each block leads to its anchor."""
         self._strips.append([(round(amount, 4), kind, anchor, hint) for amount, kind, anchor, hint in blocks])
@@ -87,7 +91,7 @@ class Page:
 
 
 _FILTER = (
-    '<input id="filter" type="search" placeholder="filter nodes (press /)" aria-label="filter nodes">'
+    '<input id="filter" type="search" placeholder="filter (press /)" aria-label="filter nodes and rows">'
     '<span class="count" role="status"></span>'
 )
 
@@ -104,11 +108,15 @@ def paragraphs(lines: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class Name:
-    """A cell with truncated text; it opens to show ``inside`` unless that is empty. ``target`` is an anchor to link."""
+    """A cell with truncated text; it opens to show ``inside`` unless that is empty. ``target`` is an anchor to link.
+
+    ``packed`` is the number of a packed text in place of ``inside``, see `Page.name`.
+    """
 
     text: str
     inside: str = ""
     target: str = ""
+    packed: int = -1
 
 
 @dataclass(frozen=True)
@@ -168,9 +176,11 @@ def _cell(cell: Cell) -> str:
             return f'<td class="bar"><div{colour} style="width:{100 * fraction:.1f}%"{title}></div></td>'
         case Link(text, target):
             return f'<td class="r">{link(text, target)}</td>'
-        case Name(text, inside, target):
+        case Name(text, inside, target, number):
             shown = link(text, target) if target else escape(text)
-            if inside:
+            if number >= 0:
+                shown = f'<details><summary>{shown}</summary><pre data-text="{number}"></pre></details>'
+            elif inside:
                 shown = f"<details><summary>{shown}</summary><pre>{escape(inside)}</pre></details>"
             return f"<td>{shown}</td>"
         case str():

@@ -361,6 +361,7 @@ def short_type(text: str) -> str:
     name, bracket, sizes = text.partition("[")
     if not bracket:
         return text.lower()
+    name = {"FLOAT": "FLOAT32", "DOUBLE": "FLOAT64"}.get(name, name)  # ONNX's names
     short = name.lower().replace("bfloat", "bf").replace("float", "f").replace("uint", "u").replace("int", "i")
     return f"{short} {sizes.removesuffix(']').replace(', ', 'x') or 'scalar'}"
 

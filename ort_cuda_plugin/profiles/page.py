@@ -30,7 +30,7 @@ def page(profile: Profile, lines: Sequence[str], graph: ModelGraph | None = None
     if drawn is not None:
         made.section("Graph", html.signs(SIGNS) + made.graph_view(), "graph")
     made.section("Nodes", _nodes(profile), "nodes")
-    made.section("Steps", _steps(profile), "steps")
+    made.section("Steps", _steps(made, profile), "steps")
     made.section("Kernels and copies", _kernels(profile), "kernels")
     made.section("Host", _host(profile), "host")
     return made.document()
@@ -92,12 +92,12 @@ def _nodes(profile: Profile) -> str:
     return html.table(heads, rows, identity="nodes", anchors=[node_anchor(node.name) for node in profile.nodes])
 
 
-def _steps(profile: Profile) -> str:
+def _steps(made: html.Page, profile: Profile) -> str:
     longest = max((step.microseconds for step in profile.steps), default=1.0) or 1.0
     rows: list[list[html.Cell]] = [
         [
             str(number),
-            html.Name(step.name, "\n".join(_inside(step))),
+            made.name(step.name, "\n".join(_inside(step))),
             f"{step.microseconds:.1f}",
             f"{step.share:.1%}",
             megabytes(step.bytes),

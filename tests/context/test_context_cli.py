@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from browser import Page, whole_text
 from contexts import BINARY, assert_same, load, nothing_compiled, row_model, rows
 from ort_cuda_plugin.cli import main
 from ort_cuda_plugin.cli.exit_codes import ExitCode
@@ -40,8 +41,12 @@ def test_compile_writes_what_inspect_shows(
     assert (tmp_path / BINARY.format("out")).exists() is not embed
     with nothing_compiled():
         assert_same(load(out), source.read_bytes(), [{"x": rows(2, 3)}])
-    assert main(["inspect", str(out)]) == ExitCode.OK
+    page = tmp_path / "page.html"
+    assert main(["inspect", str(out), "--html", str(page)]) == ExitCode.OK
     assert capsys.readouterr().out == printed
+    assert Page(page.read_text()).faults == []
+    assert "x.shape[" in whole_text(page.read_text())
+    assert "sm_90: " in whole_text(page.read_text())
     assert main(["inspect", str(out if embed else tmp_path / BINARY.format("out")), "--json"]) == ExitCode.OK
     (context,) = json.loads(capsys.readouterr().out).values()
     (partition,) = context["partitions"]

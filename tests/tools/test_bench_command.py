@@ -12,6 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from browser import Page
 from ort_cuda_plugin.benchmark import creation, measure, plot, sides
 from ort_cuda_plugin.benchmark.sides import Runner
 from ort_cuda_plugin.cli import main
@@ -31,9 +32,9 @@ def model(tmp_path: Path) -> str:
 def test_a_model_is_measured_beside_the_cpu_provider(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    files = tmp_path / "f.json", tmp_path / "f.svg"
+    files = tmp_path / "f.json", tmp_path / "f.svg", tmp_path / "f.html"
     arguments = ["bench", model, "--device", "emulated", "--runs", "6", "--batch", "2", "--batch", "3"]
-    assert main([*arguments, "--json", str(files[0]), "--plot", str(files[1])]) == ExitCode.OK
+    assert main([*arguments, "--json", str(files[0]), "--plot", str(files[1]), "--html", str(files[2])]) == ExitCode.OK
     two, three = json.loads(files[0].read_text())
     assert (two["batch"], three["batch"]) == (2, 3)
     for report in (two, three):
@@ -53,6 +54,10 @@ def test_a_model_is_measured_beside_the_cpu_provider(
     assert "times of the emulated device" in printed
     assert "geometric mean of 2" in printed
     assert "…" not in printed
+    page = Page(files[2].read_text())
+    assert page.faults == []
+    assert [each for each in page.values("id") if "model" in each] == ["section-model-0", "section-model-1"]
+    assert f"{three['sides']['cpu']['p99']:.3f}" in files[2].read_text()
     texts = [each.text for each in ElementTree.fromstring(files[1].read_text()).iter() if each.text]
     assert f"{model}, batch 3" in texts
 

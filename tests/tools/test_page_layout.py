@@ -128,4 +128,5 @@ def test_types_are_short_in_boxes() -> None:
     assert short_type("FLOAT32[1, 64, n, ?]") == "f32 1x64xnx?"
     assert short_type("BFLOAT16[]") == "bf16 scalar"
     assert short_type("UINT8[2]") == "u8 2"
+    assert short_type("FLOAT[2]") == "f32 2"
     assert short_type("") == ""

@@ -36,7 +36,6 @@ from ort_cuda_plugin.estimate import gather
 from ort_cuda_plugin.estimate.gather import ShapeError
 from ort_cuda_plugin.gpus import accuracy
 from ort_cuda_plugin.model.onnx_graph import read_model
-from ort_cuda_plugin.model.value_text import type_text
 from ort_cuda_plugin.pages.model_graph import GraphNode, ModelGraph
 from ort_cuda_plugin.plugin_library import EP_NAME, plugin_version
 from ort_cuda_plugin.session_errors import explained
@@ -170,17 +169,28 @@ def estimate_optimised(
 
 def onnx_graph(model: onnx.ModelProto, elsewhere: Sequence[str]) -> ModelGraph:
     """Return the graph of a model for its page. The nodes that ``elsewhere`` names run on other providers."""
-    graph = read_model(model)
-    values: dict[str, str] = {}
     nodes = []
-    for node in graph.nodes:
-        values.update((value.name, type_text(value)) for value in (*node.reads(), *node.outputs) if value)
+    for node in read_model(model).nodes:
         inputs = tuple(value.name for value in node.reads() if value is not None and value.initializer is None)
         outputs = tuple(value.name for value in node.outputs if value is not None)
         is_own = node.label not in elsewhere
-        place = EP_NAME if is_own else "another provider"
-        nodes.append(GraphNode(node.label, node.op_type, inputs, outputs, "plan" if is_own else "", place, is_own))
+        provider = EP_NAME if is_own else "another provider"
+        nodes.append(
+            GraphNode(node.own_name, node.op_type, inputs, outputs, "plan" if is_own else "", provider, is_own)
+        )
+    graph = model.graph
+    values = {info.name: _type_text(info) for info in (*graph.input, *graph.value_info, *graph.output)}
     return ModelGraph(nodes, (), values, "")
+
+
+def _type_text(info: onnx.ValueInfoProto) -> str:
+    """Return type and shape as ``FLOAT[2, n]``; "" if nothing is known."""
+    tensor = info.type.tensor_type
+    if not tensor.elem_type:
+        return ""
+    sizes = [str(dim.dim_value) if dim.HasField("dim_value") else dim.dim_param or "?" for dim in tensor.shape.dim]
+    shape = ", ".join(sizes) if tensor.HasField("shape") else "..."
+    return f"{onnx.TensorProto.DataType.Name(tensor.elem_type)}[{shape}]"
 
 
 def print_estimate(found: Estimate, console: Console, top: int = 0) -> None:

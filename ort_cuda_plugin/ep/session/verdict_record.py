@@ -8,7 +8,6 @@ from typing import TypeAlias
 
 from ...clusters.claims.claims import NodeVerdict
 from ...model.ir import Graph, Node, Value
-from ...model.value_text import type_text
 
 _GraphKey: TypeAlias = "tuple[tuple[str, ...], int]"
 
@@ -41,7 +40,7 @@ class VerdictRecord:
             for node, verdict in zip(graph.nodes, verdicts, strict=True)
         }
         for node in graph.nodes:
-            self.values.update((value.name, type_text(value)) for value in (*node.reads(), *node.outputs) if value)
+            self.values.update((value.name, _type(value)) for value in (*node.reads(), *node.outputs) if value)
         self._to_fuse = [given[node] for cluster in fused for node in cluster]
         names = (label, *(value.name for value in graph.outputs))
         key = self._last = (names, sum(asked == names for asked, _ in self._asked))
@@ -82,6 +81,14 @@ class VerdictRecord:
 
 def _names(values: Iterable[Value | None]) -> tuple[str, ...]:
     return tuple(value.name for value in values if value is not None and value.initializer is None)
+
+
+def _type(value: Value) -> str:
+    """Return type and shape as ``FLOAT[2, n]``; "" if nothing is known."""
+    if value.dtype is None:
+        return ""
+    shape = "[...]" if value.shape is None else "[" + ", ".join("?" if d is None else str(d) for d in value.shape) + "]"
+    return f"{value.dtype.name}{shape}"
 
 
 def _labels_with_bodies(node: Node) -> Iterator[str]:
