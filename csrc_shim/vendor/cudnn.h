@@ -162,7 +162,6 @@ typedef struct ocp_dnn_plan {
   cudnnBackendDescriptor_t plan;
   cudnnBackendDescriptor_t descriptors[MAX_DESCRIPTORS];
   uint32_t num_descriptors;
-  uint64_t workspace_bytes;
 } ocp_dnn_plan;
 
 /* State of building descriptors; after the first failure the later steps do nothing. */

@@ -144,9 +144,11 @@ class DType(enum.Enum):
         return self.name
 
 
+HALVES: Final = frozenset({DType.FLOAT16, DType.BFLOAT16})
+"""Floats of 16 bits."""
 FLOATS_8: Final = frozenset({DType.FLOAT8E4M3FN, DType.FLOAT8E4M3FNUZ, DType.FLOAT8E5M2, DType.FLOAT8E5M2FNUZ})
 """Floats of 8 bits, for which ONNX defines only conversions, with and without saturation."""
-NARROW_FLOATS: Final = frozenset({DType.FLOAT16, DType.BFLOAT16, DType.FLOAT4E2M1, DType.FLOAT8E8M0}) | FLOATS_8
+NARROW_FLOATS: Final = HALVES | FLOATS_8 | {DType.FLOAT4E2M1, DType.FLOAT8E8M0}
 """Float types that kernels convert to float32 when they load an element."""
 
 

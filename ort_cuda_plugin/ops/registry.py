@@ -32,7 +32,6 @@ from ort_cuda_plugin.program.lowering.context import InvalidModel, Lowering, Ten
 from ort_cuda_plugin.program.steps.containers import Operand
 
 FLOATS = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16, DType.FLOAT64})
-HALVES = frozenset({DType.FLOAT16, DType.BFLOAT16})
 SIGNED_INTS = frozenset({DType.INT8, DType.INT16, DType.INT32, DType.INT64})
 UNSIGNED_INTS = frozenset({DType.UINT8, DType.UINT16, DType.UINT32, DType.UINT64})
 INTS = SIGNED_INTS | UNSIGNED_INTS

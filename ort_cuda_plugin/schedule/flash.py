@@ -16,7 +16,7 @@ from ..kernels.attention.multi_pass import block_tile
 from ..kernels.gemm.dispatch import contiguous_axis
 from ..kernels.gemm.gemm_mma import kind_of
 from ..kernels.library.library_attention import softmax_of, uncast
-from ..model.ir import DType, Unsupported
+from ..model.ir import HALVES, DType, Unsupported
 from ..program.expressions.symbolic import Dim, ceildiv, hint, le, lt, product
 from ..program.lowering.context import Lowering, Tensor
 from ..program.steps.quarantine import schedule_kinds
@@ -233,7 +233,7 @@ def has_tensor_cores_for(ctx: Lowering, q: Tensor, k: Tensor, v: Tensor) -> bool
         return False
     if q.dtype is DType.FLOAT32:
         return size <= WIDEST_FLOAT32 and hint(q.shape[-2]) > FEW_ROWS and has_tf32(ctx)
-    return q.dtype in (DType.FLOAT16, DType.BFLOAT16) and size <= WIDEST
+    return q.dtype in HALVES and size <= WIDEST
 
 
 def has_tf32(ctx: Lowering) -> bool:

@@ -11,10 +11,12 @@ from __future__ import annotations
 import re
 import sys
 
+import numpy as np
 import pytest
+from onnx import numpy_helper, parser
 
 from ort_cuda_plugin.passes.table import PASSES, Pass
-from pass_programs import FOLDER, case, case_names, change_of
+from pass_programs import DEVICES, FOLDER, case, case_names, change_by, change_of
 
 
 @pytest.mark.parametrize("name", case_names())
@@ -35,6 +37,18 @@ def test_each_pass_has_one_place_in_the_table_and_each_file_a_pass() -> None:
 def test_each_pass_states_what_it_assumes_and_guarantees(each: Pass) -> None:
     text = each.run.__doc__ or ""
     assert re.search(r"^\S.*\.\n.*Assumes: \S.*Guarantees: \S.*Example: \S", text, flags=re.S), text
+
+
+@pytest.mark.parametrize(("rows", "depth", "columns"), [(0, 64, 32), (64, 0, 32), (64, 64, 0)])
+def test_integer_gemms_without_elements_are_not_merged(rows: int, depth: int, columns: int) -> None:
+    text = f"""(uint8[{rows}, {depth}] q) => (int32[{rows}, 64] y, int32[{rows}, {columns}] u)
+    {{ y = MatMulInteger(q, w) u = MatMulInteger(q, v) }}"""
+    model = parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> g {text}')
+    for name, size in (("w", 64), ("v", columns)):
+        model.graph.initializer.append(numpy_helper.from_array(np.ones((depth, size), np.int8), name))
+    change = change_by("horizontal_integer_gemm", model, DEVICES["libraries"])
+    assert change
+    assert [line for line in change.splitlines() if not line.startswith("  ")] == []
 
 
 if __name__ == "__main__":

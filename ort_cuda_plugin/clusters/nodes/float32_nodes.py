@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from ...model.ir import AttrValue, DType, Node, Value
-from ...ops.registry import HALVES, is_built_in, lookup
+from ...model.ir import HALVES, AttrValue, DType, Node, Value
+from ...ops.registry import is_built_in, lookup
 from ...passes.analysis.magnitude_bounds import MagnitudeBounds
 from ...program.expressions.scalar import cast
 from ...program.lowering.context import Lowering

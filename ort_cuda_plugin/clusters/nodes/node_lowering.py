@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from ...custom.operator import CustomOperator
 from ...custom.registry import Implementation, snapshot_of
 from ...kernels.elementwise.sub_byte import packed_bytes, unpack
-from ...model.ir import Constant, DType, Graph, InvalidModel, Node, UnknownRank, Unsupported, Value
-from ...ops.registry import HALVES
+from ...model.ir import HALVES, Constant, DType, Graph, InvalidModel, Node, UnknownRank, Unsupported, Value
 from ...passes.emission.emission import StepTrials
 from ...program.expressions.symbolic import Dim, Expr, eq, is_read_back, le, product, symbol
 from ...program.lowering.context import Buffer, BufferKind, DeviceProperties, Lowering, LoweringOptions, Tensor

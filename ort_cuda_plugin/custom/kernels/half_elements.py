@@ -6,9 +6,8 @@ import ast
 import functools
 from collections.abc import Iterator, Sequence
 
-from ...model.ir import DType
+from ...model.ir import HALVES, DType
 
-_HALVES = frozenset({DType.FLOAT16, DType.BFLOAT16})
 _ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow)
 _ORDER = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 
@@ -18,7 +17,7 @@ def check_halves(name: str, source: str, dtypes: Sequence[DType | None]) -> None
 
     ``dtypes`` has the element type of each parameter, None for a parameter that is a number.
     """
-    halves = tuple(number for number, dtype in enumerate(dtypes) if dtype in _HALVES)
+    halves = tuple(number for number, dtype in enumerate(dtypes) if dtype in HALVES)
     number = _computed_with(source, halves) if halves else None
     if number is None:
         return

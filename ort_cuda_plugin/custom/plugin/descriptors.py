@@ -9,7 +9,7 @@ from typing import Any, Final, NoReturn, TypeAlias
 
 import numpy as np
 
-from ...model.ir import DType
+from ...model.ir import HALVES, DType
 from ...program.expressions import symbolic as sym
 from ...program.expressions.symbolic import Dim, Expr
 
@@ -36,14 +36,13 @@ class TensorFormat(enum.Enum):
     CDHW32 = "cdhw32"
 
 
-_HALVES: Final = frozenset({DType.FLOAT16, DType.BFLOAT16})
 _CHANNELS_LAST: Final = {
     TensorFormat.HWC: (4, 1, None),
-    TensorFormat.HWC4: (4, 4, _HALVES),
-    TensorFormat.HWC8: (4, 8, _HALVES),
-    TensorFormat.HWC16: (4, 16, _HALVES),
+    TensorFormat.HWC4: (4, 4, HALVES),
+    TensorFormat.HWC8: (4, 8, HALVES),
+    TensorFormat.HWC16: (4, 16, HALVES),
     TensorFormat.DHWC: (5, 1, None),
-    TensorFormat.DHWC8: (5, 8, _HALVES),
+    TensorFormat.DHWC8: (5, 8, HALVES),
 }
 """For each format: rank, divisor of the number of channels, and element types (None: any)."""
 _PACKED: Final = {

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from ...abi.message_texts import similar
 from ...clusters.claims.claims import NodeVerdict
 from ...clusters.nodes.float32_nodes import AUTOMATIC, is_listed, names_of, why_no_float32
-from ...model.ir import Graph, Node
-from ...ops.registry import HALVES
+from ...model.ir import HALVES, Graph, Node
 from .lost_nodes import is_compiled_model
 
 _MAX_NAMES = 3

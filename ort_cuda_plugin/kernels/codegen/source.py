@@ -15,7 +15,7 @@ from functools import cache
 from typing import Generic, TypeVar, overload
 
 from ort_cuda_plugin.compiler.kernel import KernelSpec
-from ort_cuda_plugin.model.ir import NARROW_FLOATS, DType, Unsupported
+from ort_cuda_plugin.model.ir import HALVES, NARROW_FLOATS, DType, Unsupported
 from ort_cuda_plugin.program.analysis.verify import is_wanted
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import Dim
@@ -47,7 +47,6 @@ _infix = {
     "shl": "<<",
     "shr": ">>",
 }
-_halves = frozenset({DType.FLOAT16, DType.BFLOAT16})
 _comparisons = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
 
 
@@ -79,7 +78,7 @@ def load_text(pointer: str, index: str, dtype: DType) -> str:
 
 def encode_text(x: str, source: DType, target: DType, saturate: bool = True, round_mode: str = "up") -> str:
     """Return the source that rounds register value ``x`` to the bits of narrow float ``target``; see `scalar.cast`."""
-    exact = target in (DType.FLOAT16, DType.BFLOAT16)
+    exact = target in HALVES
     mode = f"_{round_mode}" if target is DType.FLOAT8E8M0 else ""
     number = f"f64_to_f32_odd({x})" if source is DType.FLOAT64 else f"float32({x})"
     return f"f32_to_{target.short}{mode}{'_saturated' if saturate and not exact else ''}({number})"
@@ -268,7 +267,7 @@ class Emitter:
         well: `quotient_by_f32` corrects the product.
         """
         divisor = quotient.operands[1]
-        if divisor not in self._reciprocals and (quotient.dtype in _halves or self._is_moderate(divisor)):
+        if divisor not in self._reciprocals and (quotient.dtype in HALVES or self._is_moderate(divisor)):
             self._reciprocals[divisor] = self.assign(f"float32(1) / {self.value(divisor)}")
 
     def _is_moderate(self, x: Scalar) -> bool:
@@ -341,10 +340,10 @@ class Emitter:
             return f"int64(uint64({a}) {_infix[x.op]} uint64({b}))"
         if x.op == "div" and x.operands[1] in self._reciprocals:
             reciprocal = self._reciprocals[x.operands[1]]
-            return f"{a} * {reciprocal}" if x.dtype in _halves else f"quotient_by_f32({a}, {b}, {reciprocal})"
-        if x.dtype in _halves and x.op == "div" and x.operands[0].op == "constant" and x.operands[0].value == 1.0:
+            return f"{a} * {reciprocal}" if x.dtype in HALVES else f"quotient_by_f32({a}, {b}, {reciprocal})"
+        if x.dtype in HALVES and x.op == "div" and x.operands[0].op == "constant" and x.operands[0].value == 1.0:
             return f"half_reciprocal({b})"
-        if x.dtype in _halves and x.op == "exp":
+        if x.dtype in HALVES and x.op == "exp":
             return f"half_exp({a})"
         if x.op in _infix:
             text = f"{a} {_infix[x.op]} {b}"

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from ...model.ir import DType
+from ...model.ir import HALVES, DType
 from ...program.expressions.symbolic import Dim
 from ...program.lowering.context import Lowering, Tensor
 from ...program.lowering.elementwise import rearranged
@@ -177,7 +177,7 @@ def suits_cudnn(ctx: Lowering, step: Convolve) -> bool:
     dtype, w = step.operands[0].dtype, step.windows.planar
     return (
         "cudnn" in ctx.device.libraries
-        and (dtype in (DType.FLOAT16, DType.BFLOAT16) or (dtype is DType.FLOAT32 and ctx.options.use_tf32))
+        and (dtype in HALVES or (dtype is DType.FLOAT32 and ctx.options.use_tf32))
         and not step.transposed
         and step.channel_axes == 1
         and w.begin == w.end

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...model.ir import DType
+from ...model.ir import HALVES, DType
 from ...program.expressions import scalar as s
 from ...program.expressions.scalar import Scalar
 from ...program.expressions.symbolic import Dim, ceildiv, hint, le, product, select
@@ -232,7 +232,7 @@ def _strip_weights(ctx: Lowering, w: Tensor, group: int, rows: int, phases: Phas
     """Return the weights packed for `StripConv` (`strip_shape`): once if they are constant, else in every Run."""
     shape = w.static_shape
     packed = strip_shape(shape, group, shape[1] if transposed else shape[0] // group, rows)
-    dtype = DType.FLOAT32 if w.dtype in (DType.FLOAT16, DType.BFLOAT16) else w.dtype
+    dtype = DType.FLOAT32 if w.dtype in HALVES else w.dtype
     if w.is_constant:
         return ctx.derived("strips", (w,), (phases.taps, transposed), packed, dtype)
     taps = ctx.constant(np.array(phases.taps, np.int64))

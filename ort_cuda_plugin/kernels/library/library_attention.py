@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...model.ir import Array, DType
+from ...model.ir import HALVES, Array, DType
 from ...program.expressions import scalar as s
 from ...program.expressions.scalar import Scalar, operands_first, reachable
 from ...program.expressions.symbolic import Dim, divides, hint, lt
@@ -89,7 +89,7 @@ def attention_form(ctx: Lowering, step: Attend) -> AttentionForm | None:
     *batch, rows, keys = step.score_shape
     if not ctx.options.allows_cudnn_attention:
         return None
-    if "cudnn" not in ctx.device.libraries or q.dtype not in (DType.FLOAT16, DType.BFLOAT16) or len(batch) > 2:
+    if "cudnn" not in ctx.device.libraries or q.dtype not in HALVES or len(batch) > 2:
         return None
     if not isinstance(keys, int) and keys != rows:
         # A growing K/V cache has a new size in each Run, for which cuDNN would compile about a second.

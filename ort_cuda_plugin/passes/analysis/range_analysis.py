@@ -72,7 +72,7 @@ class RangeAnalysis:
             self._uniform[buffer] = one
         return self._uniform[buffer]
 
-    def has_columns(self, buffer: Buffer) -> int:
+    def column_count(self, buffer: Buffer) -> int:
         """Return the number of columns with separate bounds; 1 if one bound holds for all columns."""
         return self._known[buffer].columns
 

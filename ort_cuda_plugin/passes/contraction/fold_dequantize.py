@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ...kernels.gemm.dispatch import contiguous_axis
-from ...model.ir import DType
+from ...model.ir import HALVES, DType
 from ...program.expressions.scalar import Scalar, reachable
 from ...program.expressions.symbolic import Dim
 from ...program.lowering.context import Lowering
@@ -27,7 +27,6 @@ from ..simplification.dead_code_elimination import eliminate_dead_code
 
 MAX_OPERATIONS = 16
 """Maximum operations of a prologue. A kernel repeats them for each result tile that loads the operand's element."""
-_NARROW_FLOATS = frozenset({DType.FLOAT16, DType.BFLOAT16})
 
 
 def fold_dequantize(steps: Sequence[Step], wanted: Callable[[Sums], bool] | None = None) -> list[Step]:
@@ -228,7 +227,7 @@ def _varies(x: Scalar, single: dict[Scalar, Tensor]) -> bool:
 
 def _is_storable(x: Scalar) -> bool:
     """Return whether x can be stored as it is, in an integer, boolean or 16-bit float type."""
-    return x.dtype.is_integer or x.dtype is DType.BOOL or (x.dtype in _NARROW_FLOATS and stored(x) is x)
+    return x.dtype.is_integer or x.dtype is DType.BOOL or (x.dtype in HALVES and stored(x) is x)
 
 
 def _kept(producer: Map, source: Scalar) -> Tensor | None:

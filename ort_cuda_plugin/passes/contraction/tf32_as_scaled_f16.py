@@ -121,7 +121,7 @@ class _Halves:
         """Return whether operand ``a`` can be scaled by columns: its buffer has a single bound, or one bound for
         each column of ``a``.
         """
-        columns = self.limits.has_columns(a.buffer) if a.buffer in self.limits else 1
+        columns = self.limits.column_count(a.buffer) if a.buffer in self.limits else 1
         return columns == 1 or (a.is_contiguous and a.shape[-1] == columns and a.size * 4 == a.buffer.nbytes)
 
     def _is_attention_halved(self, step: Attend) -> bool:
@@ -165,7 +165,7 @@ class _Halves:
     def _of(self, buffer: Buffer) -> _Stored:
         """Return the scaled float16 tensor for ``buffer``, and record steps that compute its scales once."""
         if buffer not in self.stored:
-            is_uniform = self._is_uniform(buffer) or self.limits.has_columns(buffer) == 1
+            is_uniform = self._is_uniform(buffer) or self.limits.column_count(buffer) == 1
             limits = self.limits.largest(buffer) if is_uniform else self.limits.of(buffer)
             count = limits.shape if not is_uniform else (1,)
             leaf = Scalar(DType.FLOAT32, "leaf")

@@ -20,7 +20,7 @@ def merge_integer_gemms(ctx: Lowering, steps: Iterable[Step]) -> list[Step]:
     """Merge integer GEMMs of one left operand with constant weights into one launch that writes each result to its
     own tensor.
 
-    Assumes: DequantizeLinear is folded into the operands.
+    Assumes: DequantizeLinear is folded into the operands, which is not done for results without elements.
     Guarantees: readers of the results do not change. The merged GEMM has no split-K. The kernel's guards become guards
         of the plan.
     Example: ``q = MatMul(codes, wq); k = MatMul(codes, wk)`` -> ``q, k = MatMul(codes, [wq wk])``, two tensors.
@@ -35,7 +35,7 @@ class _Products(Merging[Contract]):
         self.ctx = ctx
 
     def candidate(self, step: Step) -> Contract | None:
-        if not isinstance(step, Contract) or not all(step.conversions) or step.schedule is not None or 0 in step.shape:
+        if not isinstance(step, Contract) or not all(step.conversions) or step.schedule is not None:
             return None
         if step.b.rank != 2 or not step.b.is_constant or step.column_axes != 1 or not has_one_result(step):
             return None

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.model.ir import HALVES, DType
 from ort_cuda_plugin.program.expressions.polynomial import Expr
 
 Number: TypeAlias = "int | float | bool"
@@ -426,7 +426,7 @@ def accumulation_type(dtype: DType) -> DType:
 
 def widen(x: Scalar) -> Scalar:
     """Convert x to the type of its arithmetic: float32 for float16 and bfloat16, else the type of x."""
-    return cast(x, DType.FLOAT32) if x.dtype in (DType.FLOAT16, DType.BFLOAT16) else x
+    return cast(x, DType.FLOAT32) if x.dtype in HALVES else x
 
 
 def absolute(x: Scalar) -> Scalar:

@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
-from ...model.ir import NARROW_FLOATS, DType, Node
+from ...model.ir import HALVES, NARROW_FLOATS, DType, Node
 from ..expressions.scalar import Scalar, operands_first, reachable
 from ..expressions.symbolic import Dim
 from .row_program import Row, Stage
@@ -297,7 +297,7 @@ def _is_rounded(x: Scalar) -> bool:
         if value.op in _selections:
             stack += value.operands[1:] if value.op == "where" else value.operands
         elif value.op == "constant":
-            if value.dtype not in (DType.FLOAT16, DType.BFLOAT16) or value.value not in (0.0, 1.0, -1.0):
+            if value.dtype not in HALVES or value.value not in (0.0, 1.0, -1.0):
                 return False
         elif value.op != "cast" or value.operands[0].dtype is DType.BOOL:
             return False

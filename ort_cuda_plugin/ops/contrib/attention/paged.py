@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ort_cuda_plugin.kernels.attention.kv_cache import carry_over
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, Source, gather_map, scatter_map
-from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.model.ir import HALVES, DType
 from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.contrib.attention.grouped_query import QUANTIZED
 from ort_cuda_plugin.ops.contrib.attention.multi_head import sink_of_heads, split_columns
@@ -20,7 +20,7 @@ from ort_cuda_plugin.ops.contrib.packed_tokens import PackedTokens, int64
 from ort_cuda_plugin.ops.onnx.attention.attention import attend
 from ort_cuda_plugin.ops.onnx.attention.scores import Variant, window_before
 from ort_cuda_plugin.ops.outputs import is_used
-from ort_cuda_plugin.ops.registry import FLOAT32, HALVES, INT32, T_CACHE, T_KV_SCALE, HostTensor, S, T, contrib_op
+from ort_cuda_plugin.ops.registry import FLOAT32, INT32, T_CACHE, T_KV_SCALE, HostTensor, S, T, contrib_op
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import Dim, ceildiv, floordiv, le, lt, select, sym_min

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from ort_cuda_plugin.kernels.elementwise.index_map import Loads
 from ort_cuda_plugin.kernels.gemm.grouped_gemm import BLOCK, Shared, Weights, group_rows, grouped_product
-from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.model.ir import HALVES, DType
 from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.contrib.quantization.small_codes import E2M1, FP4, NF4
 from ort_cuda_plugin.ops.layouts import as_number
-from ort_cuda_plugin.ops.registry import FLOAT32, HALVES, T1, T2, T3, UINT8, UP_TO_FLOAT32, T, contrib_op
+from ort_cuda_plugin.ops.registry import FLOAT32, T1, T2, T3, UINT8, UP_TO_FLOAT32, T, contrib_op
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import Dim, ceildiv, product

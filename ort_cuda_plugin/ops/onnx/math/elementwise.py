@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from ort_cuda_plugin.kernels.codegen.source import constant_number
-from ort_cuda_plugin.model.ir import FLOATS_8, DType
+from ort_cuda_plugin.model.ir import FLOATS_8, HALVES, DType
 from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.axes import normalize_axis
 from ort_cuda_plugin.ops.layouts import as_number
@@ -55,7 +55,7 @@ def unary(
 
 
 def _erf(x: Scalar) -> Scalar:
-    if x.dtype in (DType.FLOAT16, DType.BFLOAT16):
+    if x.dtype in HALVES:
         return s.half_erf(x)
     return s.cast(s.erf(s.cast(x, DType.FLOAT64) if x.dtype.is_integer else x), x.dtype)
 

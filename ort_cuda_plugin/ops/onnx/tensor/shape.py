@@ -9,10 +9,10 @@ import numpy as np
 
 from ort_cuda_plugin.kernels.codegen.source import constant_number
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
-from ort_cuda_plugin.model.ir import Constant, DType
+from ort_cuda_plugin.model.ir import HALVES, Constant, DType
 from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.axes import axes_count, normalize_axes, normalize_axis
-from ort_cuda_plugin.ops.registry import ALL_TENSORS, HALVES, T1, HostTensor, T, op
+from ort_cuda_plugin.ops.registry import ALL_TENSORS, T1, HostTensor, T, op
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import (
