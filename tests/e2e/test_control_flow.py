@@ -139,7 +139,7 @@ NESTED = """(float[n, 4] x, int64 trips) => (float[4] last, float[4, n] y)
 
 
 def test_an_if_in_a_loop_in_a_scan_runs_here() -> None:
-    pair = Pair(parse(NESTED))
+    pair = Pair(parse(NESTED), device_loops=0)
     assert pair.elsewhere() == []
     ours = {(verdict.op_type, verdict.body_of) for verdict in last_verdicts() if verdict.supported}
     assert ours >= {("If", "next (Loop)"), ("Loop", "last (Scan)"), ("Scan", "")}

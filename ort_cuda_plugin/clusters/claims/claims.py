@@ -109,18 +109,27 @@ def analyze(
     return analysis.without_shape_arithmetic(verdicts) if single_nodes else analysis.without_idle_nodes(verdicts)
 
 
-def is_unrolled(body: Graph, device: DeviceProperties, options: LoweringOptions, passes_implicit_inputs: bool) -> bool:
+def is_unrolled(
+    body: Graph,
+    device: DeviceProperties,
+    options: LoweringOptions,
+    passes_implicit_inputs: bool,
+    provider: str = "",
+    compiled: Mapping[str, CompiledBody] | None = None,
+) -> bool:
     """Return whether the control-flow node that owns ``body`` is lowered together with its bodies.
 
     If it is, the nodes of its bodies must not be fused. ORT presents a body before the surrounding graph, so the
-    decision depends on the node alone: an If is lowered with its bodies only if its condition is a constant.
+    decision depends on the node alone: an If is lowered with its bodies only if its condition is a constant. The bodies
+    of an If in ``body`` may have clusters, which ``compiled`` holds as for `claim`.
     """
     parent = body.parent
     if parent is None or (parent.op_type == "If" and (not parent.inputs[0] or parent.inputs[0].initializer is None)):
         return False
     if not passes_implicit_inputs and any(_not_passed([[parent]])):
         return False
-    analysis = _Analysis(Graph(body.name, [parent], [], [], body.opsets), device, options, Ranks())
+    alone = Graph(body.name, [parent], [], [], body.opsets)
+    analysis = _Analysis(alone, device, options, Ranks(), provider, compiled=compiled)
     (verdict,) = analysis.verdicts([parent])
     return verdict.supported and not analysis.singles
 
@@ -158,7 +167,7 @@ def claim(
         reason = f"ONNX Runtime replaces {graph.parent.op_type} by other nodes, which cannot contain compiled nodes"
         if is_search(graph.parent):
             reason = f"ONNX Runtime's {graph.parent.op_type} reads the results of its bodies on the host"
-    elif not single_nodes and is_unrolled(graph, device, options, passes_implicit_inputs):
+    elif not single_nodes and is_unrolled(graph, device, options, passes_implicit_inputs, provider, compiled):
         around = graph.parent.op_type if graph.parent is not None else ""
         reason = f"the plugin compiles the surrounding {around} node together with its bodies"
     if reason:

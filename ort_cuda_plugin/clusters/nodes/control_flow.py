@@ -23,7 +23,7 @@ from ...program.lowering.host import defer_host
 from ...program.lowering.views import unsqueeze
 from ...program.steps.containers import Operand
 from ...program.steps.tensor import BufferKind, Tensor
-from .device_loop import Iteration, LoopPlan, Slices, Stack, carried_tensors, lower_loop
+from .device_loop import Iteration, LoopPlan, Slices, Stack, carried_tensors, lower_if, lower_loop
 
 if TYPE_CHECKING:
     from ...program.lowering.context import Lowering
@@ -146,6 +146,8 @@ def _within(body: str, node: Node, reason: str) -> str:
 def _if(lowering: BodyLowering, node: Node, inputs: Inputs) -> list[Operand]:
     ctx = lowering.ctx
     condition = _scalar(node, inputs, 0, DType.BOOL)
+    if ctx.is_in_loop and condition.host is None and condition.buffer.kind is not BufferKind.INPUT:
+        return lower_if(ctx, node, condition, lambda name: _body(lowering, node, name, ()))
     (taken,) = ctx.host_constants(condition, "the condition of If", [1])
     if not ctx.guessed:
         return _body(lowering, node, "then_branch" if taken else "else_branch", ())

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 
 from ...kernels.elementwise.device_loop import Counter, Slice, begin, copy_slices, count_iteration
@@ -16,6 +17,7 @@ from ...model.ir import DType, InvalidModel, Node, Unsupported
 from ...passes.table import PASSES, run_passes
 from ...program.expressions.symbolic import Dim, eq
 from ...program.lowering.context import Lowering
+from ...program.lowering.elementwise import elementwise
 from ...program.lowering.recorder import copy_of
 from ...program.steps.containers import Operand
 from ...program.steps.steps import Map
@@ -109,6 +111,33 @@ def lower_loop(ctx: Lowering, plan: LoopPlan) -> list[Operand]:
     if ctx.is_recording:
         _record(ctx, loop, first, body)
     return [*loop.states, *loop.stacked]
+
+
+def lower_if(ctx: Lowering, node: Node, condition: Tensor, branch: Callable[[str], Sequence[Operand]]) -> list[Operand]:
+    """Record an If in the body of a loop whose condition an iteration computes, and return its results.
+
+    Each branch is a loop of at most one iteration, whose states are the results. ``branch`` lowers a branch by name.
+    Raises Unsupported if the branches have results of different shapes.
+    """
+    with ctx.recording((node,)):  # only for the shapes
+        shapes = [(x.shape, x.dtype) for x in carried_tensors(node, branch("else_branch"))]
+    ctx.node = node
+    results: list[Operand] = []
+    for shape, dtype in shapes:
+        x = ctx.empty(shape, dtype)
+        ctx.memset(x, 0)
+        results.append(x)
+    otherwise = elementwise(ctx, lambda holds: ~holds, condition)
+    for name, on in (("else_branch", otherwise), ("then_branch", condition)):
+        taken = partial(_branch, branch, name)
+        results = lower_loop(ctx, LoopPlan(node, 1, on, carried_tensors(node, results), (), (), taken))
+    return results
+
+
+def _branch(
+    branch: Callable[[str], Sequence[Operand]], name: str, iteration: Iteration
+) -> tuple[None, Sequence[Operand], Sequence[Operand]]:
+    return None, branch(name), ()
 
 
 @contextmanager

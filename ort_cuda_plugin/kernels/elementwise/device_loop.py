@@ -75,11 +75,11 @@ _slice_source = """
     if cuda.blockIdx.y == {number} and i < count{number}:
         outer = quotient_i64(i, inner{number})
         within = i - outer * inner{number}
-        place = outer * stride{number} + first{number} + number[0] * step{number} + within
+        index = outer * stride{number} + first{number} + number[0] * step{number} + within
         {move}
 """
-_move_out = "part{number}[i] = whole{number}[place]"
-_move_in = "whole{number}[place] = part{number}[i]"
+_move_out = "part{number}[i] = whole{number}[index]"
+_move_in = "whole{number}[index] = part{number}[i]"
 
 
 @dataclass(frozen=True)
