@@ -256,7 +256,7 @@ def test_no_iteration_gives_empty_results() -> None:
           axis = Constant<value_ints = [0]>()  sum = ReduceSum<keepdims = 0>(x, axis)
           last, rows = Scan<num_scan_inputs = 1, body = one (float[4] a, float[4] b) => (float[4] c, float[4] d)
             { c = Add(a, b)  d = Neg(c) }>(sum, z) }"""
-    pair = Pair(parse(text), device_loops=0)
+    pair = Pair(parse(text))
     assert pair.elsewhere() == []
     x = floats(2, 4)
     for trips, rows in ((2, 3), (0, 1), (1, 2)):

@@ -18,7 +18,7 @@ from ...ops import requirements as require
 from ...ops.axes import normalize_axis
 from ...ops.onnx.tensor.indexing import select_index
 from ...ops.onnx.tensor.slicing import concat
-from ...program.expressions.symbolic import Dim, eq, is_read_back, ne, select, sym_max
+from ...program.expressions.symbolic import Dim, eq, is_read_back, lt, ne, select, sym_max
 from ...program.lowering.host import defer_host
 from ...program.lowering.views import unsqueeze
 from ...program.steps.containers import Operand
@@ -247,6 +247,10 @@ def _loop_on_device(lowering: BodyLowering, node: Node, inputs: Inputs) -> list[
         elif first != 1 and not isinstance(limit, Tensor):
             limit = select(ne(first, 0), _INT64_MAX if limit is None else limit, 0)
         on = None
+    if num_stacks > 0 and not isinstance(limit, Tensor):
+        empty = [_no_rows(ctx, value) for value in node.subgraphs["body"].outputs[1 + len(states) :]]
+        if limit is not None and ctx.settled(lt(0, limit)) is False:
+            return [*states, *empty]
 
     def lower(iteration: Iteration) -> tuple[Tensor | None, Sequence[Operand], Sequence[Operand]]:
         holds = ctx.constant(np.array(True))
@@ -256,6 +260,14 @@ def _loop_on_device(lowering: BodyLowering, node: Node, inputs: Inputs) -> list[
         return None if is_constant else goes_on, results[1 : 1 + len(states)], results[1 + len(states) :]
 
     return lower_loop(ctx, LoopPlan(node, limit, on, states, (), (Stack(0, False),) * num_stacks, lower))
+
+
+def _no_rows(ctx: Lowering, declared: Value) -> Tensor:
+    """Return the stacked values of a Loop without an iteration. As in ONNX Runtime, symbolic dimensions are 0."""
+    if declared.dtype is None or declared.shape is None:
+        reason = f"the model does not declare the shape of the body's result {declared.name!r}, which the Loop may need"
+        raise Unsupported("control-flow", f"{reason} if no iteration runs")
+    return ctx.empty((0, *(dim if isinstance(dim, int) else 0 for dim in declared.shape)), declared.dtype)
 
 
 def _limit(ctx: Lowering, node: Node, inputs: Inputs, *, host: bool) -> Dim | Tensor | None:
