@@ -330,6 +330,71 @@ assert (change["graph_captures"], change["graph_replays"]) == (2, 4), change
     )
 
 
+def test_a_run_that_the_application_captures_is_refused() -> None:
+    run(
+        """
+from ort_cuda_plugin.abi.core import ffi
+from ort_cuda_plugin.abi.device import Device, Stream
+device = Device.emulated(0)
+stream = Stream(device)
+address = int(ffi.cast("uintptr_t", stream.handle))
+model, x = layers(2), numbers(3, 16)
+made = session(model, "0,1", user_compute_stream=address)
+arrays = {"x": device.upload(x), "t1": device.upload(np.zeros_like(x))}
+binding = made.io_binding()
+plugin.bind_input(binding, "x", arrays["x"])
+plugin.bind_output(binding, "t1", arrays["t1"])
+made.run_with_iobinding(binding)
+device.call("StreamBeginCapture", stream.handle, 1)
+try:
+    made.run_with_iobinding(binding)
+except Exception as error:
+    assert "the session runs on several devices, and a CUDA graph of the whole Run cannot capture that" in str(error)
+else:
+    raise AssertionError("captured")
+graph = ffi.new("CUgraph *")
+device.call("StreamEndCapture", stream.handle, graph)
+device.call("GraphDestroy", graph[0])
+made.run_with_iobinding(binding)
+np.testing.assert_array_equal(arrays["t1"].copy_to(np.empty_like(x)), session(model).run(None, {"x": x})[0])
+del made, binding
+gc.collect()
+"""
+    )
+
+
+def test_sessions_share_the_weights_of_each_device() -> None:
+    run(
+        """
+model = layers(4, width=64)
+sessions = [session(model, "0,1")]
+one = [used(ordinal)["InUse"] for ordinal in (0, 1)]
+assert one == [8 * 64 * 64, 8 * 64 * 64], one
+sessions += [session(model, "0,1"), session(model, "1,0", "/layer.0/*:0,/layer.1/*:0,/layer.2/*:1,/layer.3/*:1")]
+assert [used(ordinal)["InUse"] for ordinal in (0, 1)] == one
+"""
+    )
+
+
+def test_a_search_runs_on_the_first_device() -> None:
+    run(
+        """
+import searches
+prompt = np.arange(8, dtype=np.int32).reshape(2, 4) % 9 + 1
+decoder, weights = searches.small_decoder()
+model = searches.search_model(
+    "GreedySearch", {"input_ids": prompt, "max_length": np.array([7], np.int32)}, ["sequences"], {"decoder": decoder},
+    weights, outer=False, constant=["max_length"], eos_token_id=searches.VOCABULARY, pad_token_id=0,
+)
+(expected,) = session(model).run(None, {"input_ids": prompt})
+made = session(model, "0,1")
+(found,), change = counted(lambda: made.run(None, {"input_ids": prompt}))
+np.testing.assert_array_equal(found, expected)
+assert change["copies_peer"] == 0
+"""
+    )
+
+
 def test_the_device_of_each_cluster_is_explained() -> None:
     run(
         """

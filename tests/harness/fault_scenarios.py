@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -859,10 +860,15 @@ class Devices(Scenario):
             check(value, right)
 
 
-def plugin_device() -> Any:
-    """Return the ``ocp_device *`` of emulated device 0."""
+def plugin_devices() -> list[Any]:
+    """Return the ``ocp_device *`` of each emulated device."""
+    return [plugin_device(ordinal) for ordinal in range(int(os.environ.get("ORT_CUDA_PLUGIN_EMULATE_DEVICES", "1")))]
+
+
+def plugin_device(ordinal: int = 0) -> Any:
+    """Return the ``ocp_device *`` of an emulated device."""
     error = ffi.new("ocp_error *")
-    device = core().device_open(1, 0, error)
+    device = core().device_open(1, ordinal, error)
     assert device != ffi.NULL, ffi.string(error.text)
     return device
 

@@ -86,15 +86,17 @@ class Worker:
         gc.collect()
         apply(current())  # runs deferred work of the emulator
         alive = self.kind().alive()
-        device = self.scenarios.plugin_device()
+        devices = self.scenarios.plugin_devices()
         apply(current())
-        core().device_trim(device)
+        for device in devices:
+            core().device_trim(device)
         apply(current())
-        usage = self.faults.usage(device)
+        usages = [self.faults.usage(device) for device in devices]
         kept = ("_in_use", "_live", "weight_bytes")
         found: dict[str, Any] = {k: v for k, v in self.plugin.counters().items() if k.endswith(kept)}
         found.update(alive)
-        found["objects of the emulator"], found["device bytes"] = usage.objects, usage.device_bytes
+        found["objects of the emulator"] = usages[0].objects
+        found["device bytes"] = [usage.device_bytes for usage in usages]
         found["sessions in Python"] = len(boundary.PROVIDERS) + len(fused_node.FUSED_NODES)
         found["loaded kernels"] = sum(len(opened._loaded) for opened in open_device._open.values())
         return found
@@ -110,7 +112,7 @@ class Worker:
 
         def attempt(what: str, action: Any, must_work: bool = False) -> bool:
             fired = self.faults.fired
-            works = not (lost and fired and self.faults.is_lost(self.scenarios.plugin_device()))
+            works = not (lost and fired and any(map(self.faults.is_lost, self.scenarios.plugin_devices())))
             try:
                 action()
             except self.scenarios.ValueWithoutMemory as error:
@@ -166,7 +168,8 @@ class Worker:
                 f"{name}: {before[name]} before, {after[name]} after" for name in before if before[name] != after[name]
             )
         if lost and fired:
-            self.faults.heal(self.scenarios.plugin_device())
+            for device in self.scenarios.plugin_devices():
+                self.faults.heal(device)
             use = self.kind()
             use.prepare()
             if attempt("create after healing", use.create, must_work=True):
