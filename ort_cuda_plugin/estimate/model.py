@@ -17,6 +17,7 @@ from .count import Counted, count_all
 from .pipes import described, kernel_seconds, operations, uses_tensor_cores
 from .roofline import model_roofline, step_rooflines
 from .sass import Code, code_of
+from .transfers.weight_streaming import Streaming
 from .work import CopyStep, KernelStep, LibraryStep, Step, Work
 
 
@@ -52,6 +53,7 @@ class Estimate:
     convolutions. ``roofline`` is the longer of the times that these bytes and operations take, at the GPU's peak rates.
     It depends on the model and the GPU only: it includes neither intermediate tensors nor launches. ``calibrated``
     names the device whose measured rates are those of ``device`` and ``constants``; "" if they were not measured.
+    ``streaming`` are the copies of weights that a weight budget causes; None without a budget.
     """
 
     device: Gpu
@@ -62,6 +64,7 @@ class Estimate:
     roofline: float
     elsewhere: tuple[str, ...] = ()
     calibrated: str = ""
+    streaming: Streaming | None = None
 
     @property
     def label(self) -> str:
@@ -70,7 +73,7 @@ class Estimate:
 
     @property
     def seconds(self) -> float:
-        return sum(step.seconds for step in self.steps)
+        return sum(step.seconds for step in self.steps) + (self.streaming.waiting if self.streaming else 0.0)
 
     @property
     def steps_roofline(self) -> float:
@@ -107,6 +110,7 @@ class Estimate:
             "dram_bytes": self.dram,
             "flops": self.flops,
             "elsewhere": list(self.elsewhere),
+            "streaming": None if self.streaming is None else asdict(self.streaming),
             "constants": asdict(self.constants),
             "steps": [{**asdict(step), "seconds_range": list(step_range(step.seconds))} for step in self.steps],
         }

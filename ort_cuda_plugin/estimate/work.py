@@ -132,6 +132,22 @@ class Work:
     products: tuple[Product, ...] = ()
     elsewhere: tuple[str, ...] = ()
 
+    @property
+    def weight_bytes(self) -> dict[int, int]:
+        """Return the bytes of each weight that is not empty, by the number of its region."""
+        return {n: region.nbytes for n, region in enumerate(self.regions) if region.kind == "weight" and region.nbytes}
+
+    @property
+    def weight_reads(self) -> list[set[int]]:
+        """Return the numbers of the weights that each step reads."""
+        weights = self.weight_bytes.keys()
+        return [{access.region for access in step.reads} & weights for step in self.steps]
+
+    @property
+    def states(self) -> set[int]:
+        """Return the numbers of the weights that steps write."""
+        return {access.region for step in self.steps for access in step.writes} & self.weight_bytes.keys()
+
 
 # ---- JSON ----
 

@@ -13,6 +13,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+LINK_SHARE = 0.8
+"""Fraction of a link's peak rate that large copies from pinned host memory reach: about 25 of 31.5 GB/s on PCIe 4.0."""
+
 FOLDER = Path(__file__).parent / "devices"
 
 
@@ -24,7 +27,8 @@ class Gpu:
     and multiprocessor. ``flops`` are peak operations per second by type: those of dense tensor-core instructions, or
     for float32 and float64 those of the other units. ``tensor_share`` is the fraction of the tensor-core peak that the
     largest GEMMs sustain, since the power limit lowers the clock; ``tf32_share`` is this fraction for a library's TF32
-    GEMMs. ``l2_read`` and ``l2_written`` are measured L2 bandwidths, in bytes per second.
+    GEMMs. ``l2_read`` and ``l2_written`` are measured L2 bandwidths, in bytes per second. ``link`` is the peak rate of
+    copies from host memory.
     """
 
     key: str
@@ -45,7 +49,13 @@ class Gpu:
     tensor_share: float
     tf32_share: float
     sources: Mapping[str, str]
+    link: float
     registers: int = 65536
+
+    @property
+    def copied_per_second(self) -> float:
+        """Return the bytes per second that copies from pinned host memory reach."""
+        return self.link * LINK_SHARE
 
     @property
     def sharing(self) -> int:
@@ -101,6 +111,7 @@ def gpu(key: str) -> Gpu:
         tensor_share=data["tensor_share"],
         tf32_share=data.get("tf32_share", data["tensor_share"]),
         sources=data["sources"],
+        link=data["link_gb_per_s"] * 1e9,
     )
 
 

@@ -9,7 +9,17 @@ from ..abi.errors import Error
 from ..model.ir import Constant
 from .format import Plan
 from .residency import SMALL, BudgetTooSmall, choose
-from .streaming import Upload, WeightUse, aligned, largest_need, lay_out, read_by_host, weight_uses, with_uploads
+from .streaming import (
+    Upload,
+    WeightUse,
+    aligned,
+    largest_need,
+    lay_out,
+    read_by_host,
+    segment_starts,
+    weight_uses,
+    with_uploads,
+)
 from .tables import Weight
 
 
@@ -120,7 +130,7 @@ class WeightPlacement:
             raise WeightBudgetError(
                 f"{self.name}: the host reads weights that an earlier plan streams: {names}. Leave weight_budget out"
             )
-        uploads = lay_out(plan, uses, self._ring_bytes)
+        uploads = lay_out(uses, self._ring_bytes, segment_starts(plan))
         if uploads is None:
             most, record = largest_need(uses)
             raise self._too_small(self._held + 2 * most, [plan], record)
@@ -139,7 +149,7 @@ class WeightPlacement:
         return [use for use in uses if self.is_streamed(use.number)]
 
     def _fits(self, plan: Plan, uses: Sequence[WeightUse]) -> bool:
-        return lay_out(plan, self._streamed(uses), self._ring_bytes) is not None
+        return lay_out(self._streamed(uses), self._ring_bytes, segment_starts(plan)) is not None
 
     def _note(self, plan: Plan, uploads: Sequence[Upload]) -> None:
         if not uploads:

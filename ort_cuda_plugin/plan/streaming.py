@@ -15,6 +15,7 @@ the first record that reads the weight.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -127,11 +128,17 @@ class _Ring:
         self._starts, self._ends, self._free_from = (list(column) for column in zip(*rows, strict=True))
 
 
-def lay_out(plan: Plan, uses: Sequence[WeightUse], ring_bytes: int) -> list[Upload] | None:
-    """Place the streamed weights ``uses``, sorted by first use, in a ring. None: the ring is too small."""
-    begins: dict[int, int] = {}
-    for position, record in enumerate(plan.records):
-        begins.setdefault(record.segment, position)
+def segment_starts(plan: Plan) -> list[int]:
+    """Return the first record of each segment that has records."""
+    records = plan.records
+    return [i for i, record in enumerate(records) if i == 0 or record.segment != records[i - 1].segment]
+
+
+def lay_out(uses: Sequence[WeightUse], ring_bytes: int, starts: Sequence[int] = (0,)) -> list[Upload] | None:
+    """Assign offsets in a ring to the streamed weights ``uses``, sorted by first use. None: the ring is too small.
+
+    ``starts`` are the `segment_starts` of the plan.
+    """
     ring = _Ring(ring_bytes // ALIGNMENT * ALIGNMENT)
     uploads: list[Upload] = []
     issue = 0
@@ -140,7 +147,7 @@ def lay_out(plan: Plan, uses: Sequence[WeightUse], ring_bytes: int) -> list[Uplo
         if placed is None:
             return None
         # An upload is awaited in its own segment. Uploads run one after the other, so none is issued before another.
-        issue = max(issue, placed[1], begins[plan.records[use.first].segment])
+        issue = max(issue, placed[1], starts[bisect_right(starts, use.first) - 1])
         uploads.append(Upload(use, placed[0], issue))
     return uploads
 

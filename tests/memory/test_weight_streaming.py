@@ -25,7 +25,6 @@ ADVERSARIAL = {"ORT_CUDA_PLUGIN_EMULATE_STREAMS": "adversarial", "ORT_CUDA_PLUGI
 SETTINGS = {
     "inline": {},
     "adversarial": ADVERSARIAL,
-    "another order": ADVERSARIAL | {"ORT_CUDA_PLUGIN_EMULATE_SEED": "9"},
 }
 
 

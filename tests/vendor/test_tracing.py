@@ -22,6 +22,7 @@ from ort_cuda_plugin.abi.device import Device
 from ort_cuda_plugin.ep.device import tracing
 from ort_cuda_plugin.ep.device.tracing import NoTracing, Tracing
 from profiles import Event, Profile, profiled_session
+from streamed_weights import LAYER_BYTES, feeds, layers
 
 FEEDS = encoder_inputs(2, 16)
 STREAM = 7
@@ -192,6 +193,24 @@ def test_nodes_of_a_graph_are_found_by_their_order(cupti: Cupti, traced: Tracing
     _, ours = split(Profile(session.end_profiling()))
     assert [nodes(e) for e in ours] == [nodes(e) for e in own]
     assert {e.args["graph"] for e in ours} == {"1"}
+
+
+def test_uploads_of_a_graph_are_found_among_its_kernels(cupti: Cupti, traced: Tracing, tmp_path: Path) -> None:
+    source, x = layers(4, batch=2).SerializeToString(), feeds(2)
+    probe = profiled_session(source, tmp_path, {"weight_budget": "3M"})
+    probe.run(None, x)
+    name = next(e.name for e in split(Profile(probe.end_profiling()))[0])
+    session = profiled_session(source, tmp_path, {"weight_budget": "3M"})
+    for _ in range(4):
+        cupti.leaves.clear()
+        session.run(None, x)
+    (launch,) = cupti.leaves
+    upload = copied(ActivityMemcpyKind.HTOD, LAYER_BYTES)
+    layer = kernel(name)
+    cupti.report(launch, layer, upload, upload, layer, layer, upload, layer, in_graph=True)
+    traced.collect()
+    _, ours = split(Profile(session.end_profiling()))
+    assert [e.args["nodes"][-1] for e in ours] == [f"tanh{i}" for i in (0, 1, 2, 1, 2, 3, 3)]
 
 
 def test_copies_belong_to_the_event_that_they_are_in(cupti: Cupti, traced: Tracing, tmp_path: Path) -> None:

@@ -36,12 +36,27 @@ static bool is_library(uint64_t number) {
   return ocp_source_find(number, &source) && source.record->kind == OCP_RECORD_LIBRARY;
 }
 
-/* Attributes the activities of one graph launch, in their order, to the sources of the graph's nodes. */
+static bool is_upload(uint64_t number) {
+  ocp_source source;
+  return ocp_source_find(number, &source) && source.record->kind == OCP_RECORD_UPLOAD;
+}
+
+/* Attributes the activities of one graph launch, in their order, to the sources of the graph's nodes. Uploads are a
+ * chain of nodes of their own: only they copy from the host, in their order, at any time between the others. */
 static void resolve(ocp_activity *activities, size_t count) {
-  uint32_t num_sources, next = 0;
+  uint32_t num_sources, next = 0, upload = 0;
   const uint64_t *sources = ocp_tracer_layout(activities->layout, &num_sources);
   uint64_t library = 0; /* source of the library call whose kernels are being matched */
   for (size_t i = 0; i < count && sources; i++) {
+    while (upload < num_sources && !is_upload(sources[upload]))
+      upload++;
+    if (upload < num_sources && activities[i].kind == OCP_ACTIVITY_COPY &&
+        activities[i].direction == OCP_ACTIVITY_H2D) {
+      activities[i].source = sources[upload++];
+      continue;
+    }
+    while (next < num_sources && is_upload(sources[next]))
+      next++;
     if (next < num_sources && is_exactly(sources[next], &activities[i])) {
       activities[i].source = sources[next++];
       library = 0;

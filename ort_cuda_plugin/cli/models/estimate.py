@@ -37,6 +37,7 @@ from ort_cuda_plugin.estimate.gather import ShapeError
 from ort_cuda_plugin.gpus import accuracy
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.pages.model_graph import GraphNode, ModelGraph
+from ort_cuda_plugin.plan.residency import BudgetTooSmall
 from ort_cuda_plugin.plugin_library import EP_NAME, plugin_version
 from ort_cuda_plugin.session_errors import explained
 
@@ -74,6 +75,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="use the packaged rates of the GPU, even if `ort-cuda-plugin calibrate` has measured a GPU of this "
         "kind on this machine",
     )
+    parser.add_argument(
+        "--weight-budget",
+        type=_weight_budget,
+        metavar="BYTES",
+        help="device memory for weights, such as 8G: include the copies of the weights that do not fit",
+    )
     parser.add_argument("--top", type=int, default=0, metavar="N", help="print only the N longest steps")
     parser.add_argument(
         "--measurements",
@@ -85,6 +92,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--html", type=output_file, metavar="FILE", help="write a web page with a bar for every step to this file"
     )
     parser.add_argument("--json", type=output_file, metavar="FILE", help="write all figures to this file (JSON)")
+
+
+def _weight_budget(text: str) -> int | None:
+    from ort_cuda_plugin.ep.options.option_values import BYTE_BUDGET
+
+    try:
+        budget = BYTE_BUDGET(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    if isinstance(budget, float):
+        raise argparse.ArgumentTypeError("give a number of bytes: the memory of the GPU is not described")
+    return None if budget is None else int(budget)
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -100,7 +119,11 @@ def execute(arguments: argparse.Namespace) -> int:
         calibrated = None if is_described else known_calibration(gpu)
         with waiting(Console(stderr=True), "planning"):
             model = gather.optimised(path, shapes)
-            found = estimate_optimised(model, gpu, shapes, values, constants, calibrated)
+            found = estimate_optimised(model, gpu, shapes, values, constants, calibrated, arguments.weight_budget)
+    except BudgetTooSmall as error:
+        raise UserError(
+            ExitCode.USAGE, f"--weight-budget: too small for one step, give at least {error.needed} bytes"
+        ) from error
     except ShapeError as error:
         raise UserError(ExitCode.USAGE, f"--shapes: {error}") from error
     except Exception as error:
@@ -141,12 +164,16 @@ def estimate_model(
     values: dict[str, int],
     constants: Constants | None = None,
     calibrated: tuple[ProbedDevice, Calibration] | None = None,
+    weight_budget: int | None = None,
 ) -> Estimate:
     """Estimate a model file for a GPU, with the measured rates of ``calibrated`` if it is given.
 
-    Raises ShapeError, NodeError, and ONNX Runtime's errors about bad models.
+    ``weight_budget``: bytes of device memory for weights, None for no limit.
+
+    Raises BudgetTooSmall, ShapeError, NodeError, and ONNX Runtime's errors about bad models.
     """
-    return estimate_optimised(gather.optimised(path, shapes), gpu, shapes, values, constants, calibrated)
+    model = gather.optimised(path, shapes)
+    return estimate_optimised(model, gpu, shapes, values, constants, calibrated, weight_budget)
 
 
 def estimate_optimised(
@@ -156,15 +183,26 @@ def estimate_optimised(
     values: dict[str, int],
     constants: Constants | None = None,
     calibrated: tuple[ProbedDevice, Calibration] | None = None,
+    weight_budget: int | None = None,
 ) -> Estimate:
-    """Estimate a model that `gather.optimised` returned, see `estimate_model`. Raises ShapeError and NodeError."""
+    """Estimate a model that `gather.optimised` returned, see `estimate_model`.
+
+    Raises BudgetTooSmall, ShapeError and NodeError.
+    """
     from ort_cuda_plugin.estimate.model import estimate
+    from ort_cuda_plugin.estimate.transfers.weight_streaming import streaming
 
     device, rates = calibrated or (None, None)
     work = gather.work_of_model(model, shapes, values, gpu=gpu, calibration=rates)
     if rates is None:
-        return estimate(work, gpu, constants)
-    return replace(estimate(work, rates.gpu(gpu), rates.constants(gpu)), calibrated=str(device))
+        found = estimate(work, gpu, constants)
+    else:
+        found = replace(estimate(work, rates.gpu(gpu), rates.constants(gpu)), calibrated=str(device))
+    if weight_budget is None:
+        return found
+    seconds = [step.seconds for step in found.steps]
+    copies = streaming(work.weight_bytes, work.weight_reads, work.states, seconds, gpu, weight_budget)
+    return replace(found, streaming=copies)
 
 
 def onnx_graph(model: onnx.ModelProto, elsewhere: Sequence[str]) -> ModelGraph:
@@ -221,6 +259,12 @@ def summary(found: Estimate) -> list[str]:
         f"The sum of the steps' rooflines, with intermediate tensors and launches, is"
         f" {_microseconds(found.steps_roofline)}.{_times(found.steps_roofline, found.steps_ratio)}",
     ]
+    if (copies := found.streaming) is not None:
+        lines.append(
+            f"{copies.resident / 1e6:.1f} MB of weights are resident; a Run copies {copies.nbytes / 1e6:.1f} MB in "
+            f"{copies.copies} copies, which take {copies.link_seconds * 1e6:.0f} us on the link, at "
+            f"{found.device.copied_per_second / 1e9:.1f} GB/s. Steps wait {copies.waiting * 1e6:.0f} us of these."
+        )
     if found.calibrated:
         lines.append(f"`ort-cuda-plugin calibrate` has measured the rates on {found.calibrated}.")
     if found.elsewhere:

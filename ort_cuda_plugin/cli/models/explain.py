@@ -36,7 +36,10 @@ from ort_cuda_plugin.cli.models.explain_page import page, place
 from ort_cuda_plugin.cli.models.kernel_texts import checked_accesses, checked_run, ptx_of, specs_of
 from ort_cuda_plugin.cli.models.program_page import KernelTexts
 from ort_cuda_plugin.ep.nodes.plan_history import PlanVariant, built_after
+from ort_cuda_plugin.ep.provider import last_provider
+from ort_cuda_plugin.gpus import Gpu
 from ort_cuda_plugin.models import random_inputs, with_input_shapes
+from ort_cuda_plugin.plan.placement import StreamingSchedule
 from ort_cuda_plugin.program.analysis.plan_record import read_plans
 
 
@@ -54,6 +57,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="run the model with each of --shapes, and print which plans (compiled programs) the plugin "
         "builds, and why",
+    )
+    what.add_argument(
+        "--weight-budget",
+        metavar="BYTES",
+        help="print which weights each Run copies to the device if the option weight_budget has this value, such as 8G"
+        " or 25%%, and the time that the copies take",
     )
     parser.add_argument(
         "--shapes",
@@ -98,6 +107,9 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.program:
         options |= {"autotune": "1"} if arguments.autotune else {}
         return _print_programs(arguments.model, path, emulate, options)
+    if arguments.weight_budget is not None:
+        budget = {"weight_budget": arguments.weight_budget}
+        return _print_streaming(arguments.model, path, emulate, {**options, **budget})
     if arguments.plans:
         return _print_plans(arguments.model, path, emulate, arguments.shapes, options)
     try:
@@ -152,11 +164,12 @@ def _refuse_what_says_nothing(arguments: argparse.Namespace) -> None:
         raise UserError(ExitCode.USAGE, "--ptx and --check add sections to the web page of --html. Add --html FILE")
     if arguments.autotune and not arguments.program:
         raise UserError(ExitCode.USAGE, "--autotune: only --program shows its effect. Add --program")
-    if (arguments.program or arguments.plans) and (arguments.json or arguments.declined):
+    is_table = not (arguments.program or arguments.plans or arguments.weight_budget)
+    if not is_table and (arguments.json or arguments.declined):
         raise UserError(
             ExitCode.USAGE,
-            "--json and --declined change the table of nodes, which --program and --plans do not print. Give one "
-            "or the other",
+            "--json and --declined change the table of nodes, which --program, --plans and --weight-budget do not "
+            "print. Give one or the other",
         )
 
 
@@ -198,6 +211,40 @@ def _print_plans(model: str, path: Path, emulate: bool, texts: list[str], option
     except Exception as error:
         raise UserError(ExitCode.MODEL_FAILED, f"{model}: {error}") from error
     return ExitCode.OK
+
+
+def _print_streaming(model: str, path: Path, emulate: bool, options: dict[str, str]) -> int:
+    """Print the weights that Runs copy. Dimensions that the model leaves open are 1."""
+    try:
+        with waiting(Console(stderr=True), "creating the session"):
+            session = ort_cuda_plugin.session(path, emulate=emulate, provider_options=options)
+            provider = last_provider()
+            assert provider is not None
+            if not any(fused.streaming for fused in provider.fused_nodes):  # the first Run may build the plans
+                session.run(None, random_inputs(read_model(path, model), dims=usual_sizes(model)))
+            schedules = [schedule for fused in provider.fused_nodes for schedule in fused.streaming]
+    except Exception as error:
+        raise UserError(ExitCode.MODEL_FAILED, f"{model}: {error}") from error
+    if not schedules:
+        print("All weights stay in device memory: they fit into the budget.")
+    for schedule in schedules:
+        print("\n".join(map(printable, _streaming_lines(schedule, provider.device.described))))
+    return ExitCode.OK
+
+
+def _streaming_lines(schedule: StreamingSchedule, gpu: Gpu) -> list[str]:
+    seconds = schedule.nbytes / gpu.copied_per_second
+    lines = [
+        f"{schedule.cluster}: budget {schedule.budget} bytes, {schedule.resident} of resident weights, ring of "
+        f"{schedule.ring} bytes",
+        f"a Run copies {schedule.nbytes} bytes of {len(schedule.weights)} weights, {seconds * 1e3:.2f} ms on the link "
+        f"of {gpu.name} at {gpu.copied_per_second / 1e9:.1f} GB/s",
+    ]
+    lines += [
+        f"  before step {weight.issue}: {weight.name}, {weight.nbytes} bytes, for step {weight.step}: {weight.node}"
+        for weight in schedule.weights
+    ]
+    return lines
 
 
 def _print_built(occasion: str, built: Sequence[PlanVariant]) -> None:
