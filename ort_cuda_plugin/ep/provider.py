@@ -246,17 +246,8 @@ class Provider:
         tuner = given_tuner()
         if tuner is None and self._is_tuned:
             tuner = tuner_of(device or self.device, self.session.properties(device))
-        return CompiledCluster(
-            graph,
-            self.session.properties(device),
-            self.options.lowering,
-            inputs,
-            outputs,
-            self.session.ranks,
-            fed,
-            compiled,
-            tuner=tuner,
-        )
+        properties, options, ranks = self.session.properties(device), self.options.lowering, self.session.ranks
+        return CompiledCluster(graph, properties, options, inputs, outputs, ranks, fed, compiled, tuner=tuner)
 
     @property
     def _bodies(self) -> CompiledBodies:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ..kernels.conv.channels_last import is_channels_last, matrix_convolution_kind, place_stride, prefers_channels_last
 from ..kernels.conv.cudnn_epilogue import cudnn_form
 from ..kernels.conv.depthwise_conv import depthwise_guards, is_depthwise
-from ..kernels.conv.implicit_gemm_mma import count_taps, gemm_sizes
+from ..kernels.conv.implicit_gemm_mma import count_pixels, count_taps, gemm_sizes
 from ..kernels.gemm.tf32_weights_as_f16 import has_compact_lines
 from ..kernels.gemm.tile_shapes import TileConfig
 from ..program.expressions.symbolic import Dim, hint, is_const, le, product
@@ -45,7 +45,7 @@ def conv_choices(ctx: Lowering, step: Convolve) -> Iterator[Choice]:
             yield preferred
         if step.operands[0].dtype.is_float and not step.transposed:
             yield Choice(Schedule(Engine.LIBRARY), by_rules(ctx))
-    pixels = step.shape[0] * product(step.places)
+    pixels = count_pixels(step)
     for schedule in own:
         yield Choice(schedule, by_rules(ctx), tile_guards(ctx, schedule, pixels))
 

@@ -72,7 +72,57 @@ _EMULATED = "the emulated device"
 
 
 @dataclass(frozen=True)
-class Options:
+class CompiledModelOptions:
+    """The options of compiled models, a part of `Options`."""
+
+    context_architectures: tuple[Target, ...] = _option(
+        (),
+        values.ARCHITECTURES,
+        Decides.COMPILED,
+        "the architectures for which a compiled model has code. Default: the architecture of the session's device "
+        "([context_format.md](context_format.md))",
+    )
+    context_shapes: tuple[values.InputShapes, ...] = _option(
+        (),
+        values.SHAPES,
+        Decides.COMPILED,
+        "further input shapes for which a compiled model gets plans. If the ranks of all inputs are known, it gets "
+        "plans for five sample shapes in any case. The first dimension of an input, if symbolic, is 1, 2, 4 or 8 "
+        "there, other symbolic dimensions are 1, 8, 64 or 224. One plan may serve several of these shapes. Most plans "
+        "hold for all sizes",
+    )
+    context_weightless: bool = _option(
+        False,
+        values.FLAG,
+        Decides.COMPILED,
+        "1: a compiled model stores no weights. A session that loads it reads the weights from the source model. ONNX "
+        "Runtime's session entries `ep.enable_weightless` and `ep.enable_weightless_ep_context_nodes` mean the same. "
+        "The plugin looks for the source model at the session entry `ep.context_source_model_path`, else beside the "
+        "compiled model. The session entry `session.model_external_initializers_file_folder_path` names the folder of "
+        "the source model's external data ([context_format.md](context_format.md))",
+    )
+    context_refit: bool = _option(
+        False,
+        values.FLAG,
+        Decides.COMPILED,
+        "1: the weights of the source model may have changed, but not their shapes. If a plan depends on the values of "
+        "a changed weight, an error names this weight. 0: if weights have changed, an error names the first of them",
+        needs="a compiled model without weights",
+    )
+    context_allow_host_code: bool = _option(
+        False,
+        values.FLAG,
+        Decides.COMPILED,
+        "1: the emulated device runs the machine code and plans that a compiled model holds. This code runs on the "
+        "CPU, so set 1 only for your own compiled models. 0: the plugin compiles again from the graph in the compiled "
+        "model. The environment variable `ORT_CUDA_PLUGIN_CONTEXT_ALLOW_HOST_CODE=1` means 1 for all sessions of the "
+        "process",
+        needs=_EMULATED,
+    )
+
+
+@dataclass(frozen=True)
+class Options(CompiledModelOptions):
     """The options of a session. ``device_arena`` and ``pinned_arena`` hold ``arena.*`` keys, which C reads."""
 
     device_id: int | None = _option(
@@ -317,50 +367,6 @@ class Options:
         Decides.CLAIMS,
         "1: the plugin fuses nothing, and ONNX Runtime runs each node as a separate kernel. This is slower. A session "
         "with `optimized_model_filepath` always runs so, because ONNX Runtime cannot write fused nodes to a model",
-    )
-    context_architectures: tuple[Target, ...] = _option(
-        (),
-        values.ARCHITECTURES,
-        Decides.COMPILED,
-        "the architectures for which a compiled model has code. Default: the architecture of the session's device "
-        "([context_format.md](context_format.md))",
-    )
-    context_shapes: tuple[values.InputShapes, ...] = _option(
-        (),
-        values.SHAPES,
-        Decides.COMPILED,
-        "further input shapes for which a compiled model gets plans. If the ranks of all inputs are known, it gets "
-        "plans for five sample shapes in any case. The first dimension of an input, if symbolic, is 1, 2, 4 or 8 "
-        "there, other symbolic dimensions are 1, 8, 64 or 224. One plan may serve several of these shapes. Most plans "
-        "hold for all sizes",
-    )
-    context_weightless: bool = _option(
-        False,
-        values.FLAG,
-        Decides.COMPILED,
-        "1: a compiled model stores no weights. A session that loads it reads the weights from the source model. ONNX "
-        "Runtime's session entries `ep.enable_weightless` and `ep.enable_weightless_ep_context_nodes` mean the same. "
-        "The plugin looks for the source model at the session entry `ep.context_source_model_path`, else beside the "
-        "compiled model. The session entry `session.model_external_initializers_file_folder_path` names the folder of "
-        "the source model's external data ([context_format.md](context_format.md))",
-    )
-    context_refit: bool = _option(
-        False,
-        values.FLAG,
-        Decides.COMPILED,
-        "1: the weights of the source model may have changed, but not their shapes. If a plan depends on the values of "
-        "a changed weight, an error names this weight. 0: if weights have changed, an error names the first of them",
-        needs="a compiled model without weights",
-    )
-    context_allow_host_code: bool = _option(
-        False,
-        values.FLAG,
-        Decides.COMPILED,
-        "1: the emulated device runs the machine code and plans that a compiled model holds. This code runs on the "
-        "CPU, so set 1 only for your own compiled models. 0: the plugin compiles again from the graph in the compiled "
-        "model. The environment variable `ORT_CUDA_PLUGIN_CONTEXT_ALLOW_HOST_CODE=1` means 1 for all sessions of the "
-        "process",
-        needs=_EMULATED,
     )
     program_folder: str = _option(
         "",

@@ -36,7 +36,7 @@ from .channels_last import (
     places_first,
 )
 
-__all__ = ["count_taps", "gemm_sizes", "launch_matrix_convolution"]
+__all__ = ["count_pixels", "count_taps", "gemm_sizes", "launch_matrix_convolution"]
 
 OUTSIDE = -(2**30)
 """Coordinate that is outside of every image, even after the offset of a tap is added."""
@@ -244,7 +244,12 @@ def gemm_sizes(step: Convolve) -> tuple[Dim, int, int]:
     x, w = step.operands
     rows = w.static_shape[0]
     depth = operator.index(x.shape[1]) // step.groups * count_taps(step)
-    return step.shape[0] * product(step.places), rows // step.groups, depth
+    return count_pixels(step), rows // step.groups, depth
+
+
+def count_pixels(step: Convolve) -> Dim:
+    """Return the number of output pixels of all images."""
+    return step.shape[0] * product(step.places)
 
 
 def count_taps(step: Convolve) -> int:
