@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
+from onnx import numpy_helper, parser
 
 import ort_cuda_plugin
 from isolated import HARNESS, python
@@ -219,6 +220,19 @@ def test_the_budget_of_a_living_session_cannot_change() -> None:
     session = streaming_session(layers(4), "2M")
     with pytest.raises(Exception, match=r"'weight_budget' cannot change .*create another session"):
         session.set_ep_dynamic_options({"weight_budget": "3M"})
+
+
+def test_a_body_with_weights_that_do_not_fit_is_refused() -> None:
+    graph = """<ir_version: 10, opset_import: ["" : 20]> g (float[2, 64] x) => (float[2, 64] y) {
+        n = Constant<value_int = 3>() one = Constant<value_int = 1>() on = Cast<to = 9>(one)
+        y = Loop(n, on, x) <body = b (int64 i, bool c, float[2, 64] s) => (bool still, float[2, 64] next)
+            { still = Identity(c) p = MatMul(s, w) next = Tanh(p) }> }"""
+    model = parser.parse_model(graph)
+    model.graph.initializer.append(numpy_helper.from_array(np.eye(64, dtype=np.float32), "w"))
+    with pytest.raises(Exception, match=r"bodies of control flow .* have weights, and these 16384 bytes"):
+        streaming_session(model, "20000")
+    x = np.ones((2, 64), np.float32)
+    np.testing.assert_allclose(streaming_session(model, "1M").run(None, {"x": x})[0], np.tanh(np.tanh(np.tanh(x))))
 
 
 def test_sessions_of_single_nodes_refuse_a_budget() -> None:

@@ -21,28 +21,36 @@ class SessionWeightBudget:
     """
 
     def __init__(self, budget: int | float | None, memory_bytes: int) -> None:
-        self._left = int(budget * memory_bytes) if isinstance(budget, float) else budget
+        self._budget = int(budget * memory_bytes) if isinstance(budget, float) else budget
+        self._earlier = 0  # bytes of weights of earlier calls of `divide`
         self._shares: dict[str, int] = {}
 
     def divide(self, names: Sequence[str], graphs: Sequence[Graph], loaded: Mapping[int, Loaded]) -> None:
-        """Divide what is left among the fused nodes that ONNX Runtime compiles in one call.
+        """Divide the budget among the fused nodes that ONNX Runtime compiles in one call.
 
         Shares are proportional to the bytes of weights. ``loaded`` are the nodes from compiled models, by index. ONNX
-        Runtime compiles bodies of control flow before the graph around them, so that bodies get at most half of what is
-        left. Raises OptionError if a node cannot stream weights.
+        Runtime compiles bodies of control flow before the graph around them, which may compile them again: then all
+        weights must fit. Raises OptionError if a node cannot stream weights.
         """
-        if self._left is None:
+        if self._budget is None:
             return
         for search in (graph.nodes[0] for graph in graphs if is_search(graph.nodes[0])):
             raise OptionError(
                 f"{EP_NAME} option weight_budget: {search.op_type} would copy weights in each of its steps, which is "
                 "not implemented. Leave weight_budget out"
             )
-        available = self._left // 2 if any(graph.is_subgraph for graph in graphs) else self._left
-        sizes = [_CREATED + _weight_bytes(graph, loaded.get(index)) for index, graph in enumerate(graphs)]
-        shares = [available * nbytes // sum(sizes) for nbytes in sizes]
+        sizes = [_weight_bytes(graph, loaded.get(index)) for index, graph in enumerate(graphs)]
+        if self._earlier and sum(sizes) and self._earlier + sum(sizes) > self._budget:
+            raise OptionError(
+                f"{EP_NAME} option weight_budget: bodies of control flow (If, Loop, Scan) have weights, and these "
+                f"{self._earlier} bytes with the {sum(sizes)} bytes of the graph around them exceed the budget of "
+                f"{self._budget}; streaming them is not implemented. Raise weight_budget or leave it out"
+            )
+        available = max(self._budget - self._earlier, 0)
+        total = sum(sizes) + _CREATED * len(sizes)
+        shares = [available * (nbytes + _CREATED) // total for nbytes in sizes]
         self._shares = dict(zip(names, shares, strict=True))
-        self._left -= sum(map(min, shares, sizes))
+        self._earlier += sum(sizes)
 
     def share(self, name: str) -> int | None:
         """Return the bytes for the weights of a fused node; None: no limit."""
