@@ -21,6 +21,7 @@ from .ep.device.identity import VIRTUAL_SUFFIX, Identity, default_identity, iden
 from .ep.factory import registrations, requesting
 from .ep.options.options import parse
 from .ep.provider import Provider, last_provider, last_verdicts
+from .ep.session import current_session
 from .plugin_library import ProviderName, get_ep_name, get_library_path
 from .session_errors import NoProviderError, explained
 from .sessions.observation import observe, outcome_of, refuse_fallback, restore_fallback
@@ -392,6 +393,7 @@ def create_session(
     with _registration:
         _add_provider(sess_options, chosen_device(emulate, options), options)
     source = model if isinstance(model, bytes) else os.fspath(model)
+    current_session.forget()
     try:
         # Without enable_fallback=0, ONNX Runtime would fall back to the CPU after an error of the provider.
         created = onnxruntime.InferenceSession(source, sess_options=sess_options, enable_fallback=0)

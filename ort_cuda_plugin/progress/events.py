@@ -29,6 +29,11 @@ class Progress:
         total: number of items; it may grow.
         seconds: seconds since the task began.
         seconds_left: expected seconds until the end; None if nothing is known yet.
+
+    Examples:
+        >>> state = ort_cuda_plugin.Progress("compiling kernels", "gemm", done=3, total=4, seconds=6.0, seconds_left=2.0)
+        >>> state.is_end
+        False
     """
 
     task: str
@@ -56,6 +61,10 @@ def on_progress(callback: Subscriber) -> Iterator[None]:
     The callback gets a `Progress`. It runs in the thread that does the work, one call at a time: it must return soon,
     and must not create or run sessions. If it raises an exception, the exception is logged, and the callback is not
     called again.
+
+    Examples:
+        >>> with ort_cuda_plugin.on_progress(lambda state: None):
+        ...     session = ort_cuda_plugin.session("model.onnx")
     """
 
     def call(event: Progress) -> None:  # an object of its own, since one callback may be subscribed twice

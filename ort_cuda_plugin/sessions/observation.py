@@ -83,19 +83,19 @@ def observe(onnxruntime: ModuleType) -> None:
         names = _names(providers)
         if any(is_our_name(name) and identity_named(name, "providers") in _without_fallback for name in names):
             kwargs.setdefault("enable_fallback", 0)
-        current_session.forget()
-        init(self, path_or_bytes, sess_options, providers, provider_options, **kwargs)
-        _record(self, _described(path_or_bytes), names, _device_ids(providers, provider_options), "")
+        with current_session.created():
+            init(self, path_or_bytes, sess_options, providers, provider_options, **kwargs)
+            _record(self, _described(path_or_bytes), names, _device_ids(providers, provider_options), "")
 
     @functools.wraps(set_providers)
     def observed_set_providers(self: Any, providers: Any = None, provider_options: Any = None) -> None:
         error = sys.exc_info()[1]  # if a Run failed, ONNX Runtime handles the error by a fallback
-        current_session.forget()
-        set_providers(self, providers, provider_options)
-        before = _outcomes.get(self)
-        names = before.asked if before is not None and error is not None else _names(providers)
-        model = "the model" if before is None else before.model
-        _record(self, model, names, _device_ids(providers, provider_options), "" if error is None else str(error))
+        with current_session.created():
+            set_providers(self, providers, provider_options)
+            before = _outcomes.get(self)
+            names = before.asked if before is not None and error is not None else _names(providers)
+            model = "the model" if before is None else before.model
+            _record(self, model, names, _device_ids(providers, provider_options), "" if error is None else str(error))
 
     setattr(observed_init, _OBSERVED, True)
     sessions.__init__, sessions.set_providers = observed_init, observed_set_providers

@@ -252,7 +252,7 @@ ALLOWED = {"context_allow_host_code": "1"}
 EFFECTS = {
     "automatic_cuda_graphs": Effect("0", graphs),
     "autotune": Effect("1", measured),
-    "claim_unprofitable_nodes": Effect("1", claimed(HOST_ONLY)),
+    "claim_unprofitable_nodes": Effect("1", claimed(HOST_ONLY), {"device_loops": "0"}),
     "context_allow_host_code": Effect("1", reloaded),
     "context_architectures": Effect("sm_90,emulated", compiled),
     "context_refit": Effect("0", reloaded, ALLOWED),

@@ -86,8 +86,9 @@ EXPECTED = {
     "captured": {"locks": 17},
 }
 """Counts per Run beyond those of `ALWAYS`. The emulated device allocates the parameters of a changed node (malloc)."""
-ALWAYS = {"GraphLaunch": 1, "StreamSynchronize": 1, "graph_replays": 1, "calloc": 1}
-"""Counts of each replay: one launch and one wait. The emulated device allocates a record of the launch (calloc)."""
+ALWAYS = {"GraphLaunch": 1, "StreamSynchronize": 1, "graph_replays": 1, "calloc": 2}
+"""Counts of each replay: one launch and one wait. The emulated device allocates a record of the launch, and one of the
+graph's nodes (calloc)."""
 CALLBACKS = {"CtxSetCurrent": 4, "ThreadExchangeStreamCaptureMode": 4}
 """Counts of two callbacks of ONNX Runtime, the launch and the wait: each sets and restores the context and the mode."""
 

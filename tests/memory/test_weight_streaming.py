@@ -222,17 +222,57 @@ def test_the_budget_of_a_living_session_cannot_change() -> None:
         session.set_ep_dynamic_options({"weight_budget": "3M"})
 
 
+LOOP = """<ir_version: 10, opset_import: ["" : 20]> g (float[2, 64] x) => (float[2, 64] y) {
+    n = Constant<value_int = 3>() one = Constant<value_int = 1>() on = Cast<to = 9>(one)
+    y = Loop(n, on, x) <body = b (int64 i, bool c, float[2, 64] s) => (bool still, float[2, 64] next)
+        { still = Identity(c) p = MatMul(s, w) next = Tanh(p) }> }"""
+
+
 def test_a_body_with_weights_that_do_not_fit_is_refused() -> None:
-    graph = """<ir_version: 10, opset_import: ["" : 20]> g (float[2, 64] x) => (float[2, 64] y) {
-        n = Constant<value_int = 3>() one = Constant<value_int = 1>() on = Cast<to = 9>(one)
-        y = Loop(n, on, x) <body = b (int64 i, bool c, float[2, 64] s) => (bool still, float[2, 64] next)
-            { still = Identity(c) p = MatMul(s, w) next = Tanh(p) }> }"""
-    model = parser.parse_model(graph)
+    model = parser.parse_model(LOOP)
     model.graph.initializer.append(numpy_helper.from_array(np.eye(64, dtype=np.float32), "w"))
     with pytest.raises(Exception, match=r"bodies of control flow .* have weights, and these 16384 bytes"):
-        streaming_session(model, "20000")
+        streaming_session(model, "20000", device_loops="0")
     x = np.ones((2, 64), np.float32)
-    np.testing.assert_allclose(streaming_session(model, "1M").run(None, {"x": x})[0], np.tanh(np.tanh(np.tanh(x))))
+    session = streaming_session(model, "1M", device_loops="0")
+    np.testing.assert_allclose(session.run(None, {"x": x})[0], np.tanh(np.tanh(np.tanh(x))))
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_loop_on_the_device_reads_streamed_weights(setting: str) -> None:
+    """Two of three weights fit. The loop's weight stays in the ring for all iterations, and each is copied once."""
+    out = alone(
+        """
+        from onnx import numpy_helper, parser
+        model = parser.parse_model('''<ir_version: 10, opset_import: ["" : 20]>
+            g (float[2, 512] x, int64 n) => (float[2, 512] y) {
+            a = MatMul(x, u) b = Tanh(a)
+            c = Loop(n, , b) <body = b (int64 i, bool on, float[2, 512] s) => (bool on, float[2, 512] t)
+                { p = MatMul(s, w) q = Tanh(p) r = MatMul(q, v) t = Tanh(r) }>
+            d = MatMul(c, z) y = Tanh(d) }''')
+        numbers = np.random.default_rng(1)
+        for name in "uvwz":
+            weights = numbers.standard_normal((512, 512)).astype(np.float32) / 20
+            model.graph.initializer.append(numpy_helper.from_array(weights, name))
+        x = numbers.standard_normal((2, 512)).astype(np.float32)
+        cpu = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+        session = streaming_session(model, "3M")
+        resident = ort_cuda_plugin.counters()["weight_bytes"]
+        replays = []
+        for n in (3, 3, 3, 3, 0, 5, 3):
+            given = {"x": x, "n": np.array(n)}
+            with changes() as run:
+                (result,) = session.run(None, given)
+            np.testing.assert_allclose(result, cpu.run(None, given)[0], rtol=1e-4, atol=1e-4)
+            assert run["weight_bytes_streamed"] == (4 << 20) - resident > 0, run
+            assert run["device_loops"] == 1, run
+            replays.append(run["graph_replays"])
+        print(replays)
+        """,
+        SETTINGS[setting],
+    )
+    assert out.strip() == "[0, 0, 1, 1, 0, 0, 0]"  # a graph of the third Run with the same number of iterations
 
 
 def test_sessions_of_single_nodes_refuse_a_budget() -> None:

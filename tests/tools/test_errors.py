@@ -18,6 +18,7 @@ from ort_cuda_plugin.models import find_model
 
 INTERNAL = {
     "Absent": "a PermissionError, which the caches handle",
+    "BudgetTooSmall": "the session and the commands turn it into an error of the option",
     "CallError": "of a callback: C makes it the error of the Run",
     "DeviceLost": "the selftest replaces the process",
     "FileChanged": "an OSError, which the reader of files handles",
@@ -26,6 +27,7 @@ INTERNAL = {
     "PluginFailure": "of a callback: C makes it the error of the Run",
     "Refused": "of a callback: C makes it the error of the Run",
     "Skipped": "ends a part of the selftest",
+    "StageError": "the division into stages turns it into an error of the option",
     "UnforeseenShapes": "of a callback: C makes it the error of the Run",
     "UnknownValue": "the lowering of one node handles it",
     "UnsupportedIR": "the compiler handles it",

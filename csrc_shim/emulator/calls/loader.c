@@ -16,6 +16,7 @@
 #include "emulator/module.h"
 #include "emulator/state.h"
 #include "emulator/work/capture.h"
+#include "emulator/work/queue.h"
 
 #define PAGE 4096u
 #define MAX_IMAGE ((size_t)64 << 20)
@@ -379,6 +380,7 @@ CUresult emu_module_unload(CUmodule module) {
     return result;
   if (!module)
     return CUDA_ERROR_INVALID_HANDLE;
+  emu_queue_run_all(); /* queued launches need the code, for example after a failed synchronization */
   destroy(module);
   atomic_fetch_sub(&emu.live, 1);
   return emu_lost();

@@ -17,9 +17,10 @@ static emu_work *make_work(int type, const emu_op *const *ops, uint32_t count) {
   size_t bytes = head;
   for (uint32_t i = 0; i < count; i++)
     bytes += padded_bytes(ops[i]);
-  emu_work *work = calloc(1, bytes);
+  emu_work *work = malloc(bytes);
   if (!work)
     return NULL;
+  memset(work, 0, head);
   atomic_init(&work->references, 1);
   work->type = type;
   work->count = count;

@@ -42,6 +42,20 @@ def forget() -> None:
     _state.failure = ""
 
 
+@contextmanager
+def created() -> Iterator[None]:
+    """Forget the thread's session for the block, which creates another one. Without a provider of the plugin in the new
+    session, remember the earlier session again.
+    """
+    before = _state.provider, _state.record
+    forget()
+    try:
+        yield
+    finally:
+        if _state.record is None:
+            _state.provider, _state.record = before
+
+
 def failed(message: str) -> None:
     """Record the error of a callback."""
     _state.failure = message

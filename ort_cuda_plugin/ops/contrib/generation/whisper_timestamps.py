@@ -13,6 +13,7 @@ import numpy as np
 
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import Dim, le, lt
@@ -46,10 +47,9 @@ def timestamp_scores(
     ``processor``, a tensor of one integer, says in the Run whether the rules apply: if it is 1. None: they do.
     """
     vocabulary = scores.shape[1]
-    ctx.require(
-        lt(tokens.first, vocabulary), "beginning_timestamp_token_id must be less than the size of the vocabulary"
-    )
-    ctx.require(le(1, length), "a search with timestamps must begin with at least one token")
+    first = "beginning_timestamp_token_id"
+    require.holds(ctx, lt(tokens.first, vocabulary), first, "be less than the size of the vocabulary", tokens.first)
+    require.holds(ctx, le(1, length), "a search with timestamps", "have at least one initial token", length)
     ruled = _more_probable(ctx, _without_forbidden(ctx, scores, sequences, length, tokens), tokens.first)
     if processor is None:
         return ruled
