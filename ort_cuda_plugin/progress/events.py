@@ -31,7 +31,7 @@ class Progress:
         seconds_left: expected seconds until the end; None if nothing is known yet.
 
     Examples:
-        >>> state = ort_cuda_plugin.Progress("compiling kernels", "gemm", done=3, total=4, seconds=6.0, seconds_left=2.0)
+        >>> state = ort_cuda_plugin.Progress("compiling", "gemm", done=3, total=4, seconds=6.0, seconds_left=2.0)
         >>> state.is_end
         False
     """
