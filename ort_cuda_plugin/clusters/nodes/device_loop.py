@@ -32,6 +32,7 @@ from ...program.steps.trace import (
     Recordable,
     Step,
 )
+from .loop_states import update_in_place
 
 PASSES_OF_BODY = [each for each in PASSES if each.name != "constant_folding"]
 """The passes that compile the steps of a loop. What does not depend on the iteration moves out of the loop, where the
@@ -252,6 +253,7 @@ def _record(ctx: Lowering, loop: _Loop, first: Sequence[Step], body: Sequence[St
     before, repeated = (_compiled(ctx, steps, own) for steps in (first, body))
     invariant, repeated = _split_invariant(repeated, own)
     ctx.trace.steps += invariant
+    repeated = update_in_place(repeated, {state.buffer for state in loop.states})
     steps = [*before, *repeated]
     written = {buffer for step in steps for buffer in step.writes}
     read = dict.fromkeys(buffer for step in steps for buffer in step.reads if buffer not in written)
