@@ -42,7 +42,7 @@ ROWS = (
     ArenaRow(
         "arena.max_power_of_two_extend_bytes",
         "1073741824",
-        "maximum bytes of a region whose size comes from doubling. Such a region is also at most a 16th of the "
+        "maximum bytes of a region whose size comes from doubling. This maximum is also at most a 16th of the "
         "device's memory. A larger request gets a region of its own size",
     ),
     ArenaRow("arena.max_mem", "0", "bytes that the arena may hold, including weights. 0: no limit"),
@@ -50,7 +50,7 @@ ROWS = (
     ArenaRow(
         "arena.cuda_mempool_release_threshold",
         "0",
-        "unused bytes that the pool keeps when a stream is synchronised (CUDA's release threshold). Needs "
+        "unused bytes that the pool keeps when a stream is synchronized (CUDA's release threshold). Needs "
         "`arena.use_cuda_mempool=1`",
     ),
     ArenaRow(

@@ -87,9 +87,9 @@ class CompiledModelOptions:
         values.SHAPES,
         Decides.COMPILED,
         "further input shapes for which a compiled model gets plans. If the ranks of all inputs are known, it gets "
-        "plans for five sample shapes in any case. The first dimension of an input, if symbolic, is 1, 2, 4 or 8 "
-        "there, other symbolic dimensions are 1, 8, 64 or 224. One plan may serve several of these shapes. Most plans "
-        "hold for all sizes",
+        "plans for five sample shapes in any case. In them the first dimension of an input, if symbolic, is 1, 2, 4 "
+        "or 8, and other symbolic dimensions are 1, 8, 64 or 224. One plan may serve several of these shapes. Most "
+        "plans hold for all sizes",
     )
     context_weightless: bool = _option(
         False,
@@ -136,7 +136,8 @@ class Options(CompiledModelOptions):
         (),
         values.ORDINALS,
         Decides.DEVICE,
-        "CUDA ordinals of [several devices](several_devices.md), the session's device first. Default: that one alone",
+        "CUDA ordinals of [several devices](several_devices.md), the session's device first. Default: the "
+        "session's device alone",
     )
     device_of: tuple[Rule, ...] = _option(
         (),
@@ -224,12 +225,13 @@ class Options(CompiledModelOptions):
         True,
         values.FLAG,
         Decides.PLANS,
-        "1: the plugin fuses operators, so that intermediate results stay in registers where possible. Fusion does "
-        "not change the bits of results, with these exceptions. A multiplication and an addition may become one fused "
+        "1: the plugin fuses operators, so that intermediate results stay in registers where possible. Fusion does not "
+        "change the bits of results, with these exceptions. A multiplication and an addition may become one fused "
         "multiply-add. Fused attention adds in another order (always on a GPU; on the emulated device for at most 4 "
         "queries, or more than 1024 keys). If cuBLASLt or cuDNN computes several operators in one call, the result is "
-        "rounded once. On a GPU, split-K adds in another order, products of dequantized 8-bit codes are exact, and "
-        "tensors between two TF32 products are stored as float16. 0: each operator stores its result",
+        "rounded once; so is a LoRA layer that one kernel computes. On a GPU, split-K adds in another order, products "
+        "of dequantized 8-bit codes are exact, and tensors between two TF32 products are stored as float16. 0: each "
+        "operator stores its result",
     )
     device_loops: bool = _option(
         True,
@@ -437,13 +439,13 @@ SERVED_ATTENTION_KERNELS = (
 _NO_SUCH_KERNEL = "the plugin has no such kernel, and chooses among its own kernels for each size"
 _OWN_ARENA = "device memory comes from the plugin's arena"
 
-#: Accepted so that existing configurations work. The log names the keys whose requested behaviour the plugin lacks.
+#: Accepted so that existing configurations work. The log names the keys whose requested behavior the plugin lacks.
 WITHOUT_EFFECT: dict[str, WithoutEffect] = {
     "do_copy_in_default_stream": WithoutEffect(
         values.FLAG, "the plugin orders each copy before or after the Runs that it belongs to", usual=True
     ),
     "enable_skip_layer_norm_strict_mode": WithoutEffect(
-        values.FLAG, "normalisations always accumulate in float32", usual=True
+        values.FLAG, "normalizations always accumulate in float32", usual=True
     ),
     "fpa_intb_gemm": WithoutEffect(values.COUNT, _NO_SUCH_KERNEL, usual=0),
     "fpa_intb_profile_m": WithoutEffect(values.COUNT, _NO_SUCH_KERNEL, usual=0),
