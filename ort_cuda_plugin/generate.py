@@ -156,7 +156,7 @@ class Decoder:
             self.tokens = [[*known, x] for known, x in zip(self.tokens, token.tolist(), strict=True)]
             yield token
             stopped |= np.isin(token, list(stop))
-            if stopped.all() or self._cached.max() == self.max_length:
+            if stopped.all() or max(map(len, self.tokens)) > self.max_length:
                 return
 
     def rewind(self, length: int) -> None:
@@ -174,7 +174,7 @@ class Decoder:
     def use_adapter(self, parameters: Mapping[str, Any] | None) -> None:
         """Use a LoRA adapter from now on, or with None the model's defaults.
 
-        The next prompt follows the tokens so far, whose cache is then computed again with the adapter.
+        The next Run, of a prompt or of a token, computes the cache of all tokens so far again with the adapter.
 
         Args:
             parameters: those of a `DeviceAdapter`, or other ``OrtValue`` objects by name of the model's input.
@@ -189,7 +189,7 @@ class Decoder:
             )
         self._adapter = dict(parameters or {})
         self._steps = {limit: self._make_step(limit) for limit in self._limits}
-        self._cached = np.zeros(self.batch, np.int64)
+        self._cached, self._cached_for = np.zeros(self.batch, np.int64), 0
 
     def _append(self, prompt: Sequence[Sequence[int]] | Array) -> None:
         """Run the prompt, and earlier tokens that are not in the cache, and choose the next token of each sequence."""

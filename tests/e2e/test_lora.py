@@ -232,6 +232,19 @@ def test_a_decoder_uses_adapters_in_turn(tmp_path: Path) -> None:
         decoder.use_adapter(None if used is None else used.parameters)
         found = [token.tolist()[0] for token in decoder.generate(prompt, new_tokens=6)]
         assert found == tokens
+    # An adapter that changes between two tokens applies to the whole sequence so far.
+    decoder.rewind(0)
+    decoder.use_adapter(None)
+    tokens = []
+    for token in decoder.generate(prompt, new_tokens=30):  # 22 tokens fill the cache
+        tokens.append(token.tolist()[0])
+        if len(tokens) == 3:
+            decoder.use_adapter(adapter.parameters)
+    after = np.array([[*prompt[0].tolist(), *tokens[:3]]])
+    assert tokens[:3] == expected[0][:3]
+    assert tokens[3:] == CpuDecoder(paths[1]).greedy(after, 19)[0].tolist()
+    decoder.rewind(0)
+    list(decoder.generate(prompt, new_tokens=4))
     list(decoder.generate([[7]], new_tokens=4))
     before = ort_cuda_plugin.counters()
     list(decoder.generate([[8]], new_tokens=4))

@@ -98,8 +98,7 @@ def lower_loop(ctx: Lowering, plan: LoopPlan) -> list[Operand]:
     if not ctx.options.device_loops:
         raise Unsupported("control-flow", "the option device_loops is 0")
     for x in (*plan.states, *(each.x for each in plan.slices)):
-        if x.dtype.is_packed:
-            raise Unsupported("control-flow", f"a loop on the device has no {x.dtype.short} tensors")
+        _refuse_packed(x)
     loop = _Loop(ctx, plan)
     with ctx.recording((plan.node,)) as first:
         loop.begin()
@@ -112,6 +111,11 @@ def lower_loop(ctx: Lowering, plan: LoopPlan) -> list[Operand]:
     if ctx.is_recording:
         _record(ctx, loop, first, body)
     return [*loop.states, *loop.stacked]
+
+
+def _refuse_packed(x: Tensor) -> None:
+    if x.dtype.is_packed:
+        raise Unsupported("control-flow", f"a loop on the device has no {x.dtype.short} tensors")
 
 
 def lower_if(ctx: Lowering, node: Node, condition: Tensor, branch: Callable[[str], Sequence[Operand]]) -> list[Operand]:
@@ -211,6 +215,7 @@ class _Loop:
                 "one; supported: a trip count that the host knows, and a constant condition",
             )
         x = ctx.contiguous(ctx.materialize(_tensor(self.plan.node, value)))
+        _refuse_packed(x)
         axis = stack.axis + (x.rank + 1 if stack.axis < 0 else 0)
         if not 0 <= axis <= x.rank:
             raise InvalidModel(f"{self.plan.node.op_type}: axis {stack.axis} of a result of rank {x.rank + 1}")
