@@ -36,7 +36,7 @@ def _is_copy_to(step: Recordable, state: Buffer) -> bool:
 
 
 def _updated(steps: list[Recordable], position: int, states: Collection[Buffer]) -> list[Recordable]:
-    """Return the steps without the copy at ``position``, if the writer of its source may update the state in place."""
+    """Return the steps without the copy at ``position``, if the writer of its source may update the state itself."""
     copy = steps[position]
     assert isinstance(copy, Copy)
     state, value = copy.destination.buffer, copy.source.buffer
@@ -65,7 +65,7 @@ def _updated(steps: list[Recordable], position: int, states: Collection[Buffer])
 
 
 def _renamed(step: Recordable, value: Buffer, state: Buffer) -> Recordable:
-    """Return the step with ``state`` in place of ``value``."""
+    """Return the step with ``state`` instead of ``value``."""
     if value not in step.reads and value not in step.writes:
         return step
 
