@@ -29,7 +29,7 @@
 #define OCP_MAX_RANK 16
 #define OCP_MAX_REGISTERS (1u << 22)
 #define OCP_MAX_HOST_VALUES 65536u /* elements of one host input or read-back */
-#define OCP_MAX_LOOP_DEPTH 8u      /* loops in loops */
+#define OCP_MAX_LOOP_DEPTH 8u      /* maximum depth of nested loops */
 #define OCP_MAX_LAUNCH_PARAMS 512u /* CUDA accepts 4096 bytes of parameters on every device */
 
 typedef struct ocp_plan_header {
@@ -143,14 +143,14 @@ typedef enum ocp_record_kind {
   OCP_RECORD_CALL = 4,    /* callback `index` of the cluster, in Python; pointers and I64 numbers; never in a graph */
   /* Repeats the next `index` records while the int32 at its first parameter, a pointer, is nonzero. The segment
    * contains these records; loops nest. In a CUDA graph, a WHILE node repeats them, and kernels also set its condition
-   * (see OCP_PARAM_CONDITION). Otherwise the host reads the int32 before each iteration, or, if there is a second
-   * parameter (I64), repeats them so often. */
+   * (see OCP_PARAM_CONDITION). Otherwise the host reads the int32 before each iteration. If there is a second parameter
+   * (I64), the number of iterations, the host reads nothing. */
   OCP_RECORD_LOOP = 5,
   /* params: dst (a buffer), src (a weight in pinned host memory), bytes (I64, a constant). Copies the weight on the
    * copy stream, after all earlier records. No other record or read-back names a weight in host memory. */
   OCP_RECORD_UPLOAD = 6,
-  /* Later records run after upload `index`, the number of a record of the same segment. Each upload is awaited once, in
-   * the order of the uploads. No params. Like uploads, it has no condition. */
+  /* Later records run after the upload that is record `index`, in the same segment. Each upload is awaited once, in the
+   * order of the uploads. No params. Like an upload, an await has no condition register. */
   OCP_RECORD_AWAIT = 7,
   OCP_RECORD_NUM_KINDS
 } ocp_record_kind;
@@ -158,7 +158,7 @@ typedef enum ocp_record_kind {
 typedef struct ocp_plan_record {
   uint32_t kind;
   uint32_t node;
-  uint32_t index; /* of a kernel, problem or callback; LOOP: number of records that it repeats */
+  uint32_t index; /* of a kernel, problem, callback or awaited upload; LOOP: number of records that it repeats */
   uint32_t segment;
   uint32_t first_param, num_params;
   uint32_t grid[3];               /* registers */

@@ -253,8 +253,8 @@ static void find_needs(ocp_plan *p) {
       p->input_needs_device[p->readbacks[i].ref_index] = true;
 }
 
-/* Finds the last record that reads each input and the first that names each output. The records of a loop count as one:
- * they read in a later iteration what they write in an earlier one. */
+/* Finds the last record that reads each input and the first that names each output. The records of a loop count as one,
+ * because a later iteration reads the input again after an earlier iteration has written the output. */
 static void find_order(ocp_plan *p) {
   uint32_t loop = 0, loop_end = 0; /* the outermost loop that contains record i, if i < loop_end */
   for (uint32_t i = 0; i < p->header.num_outputs; i++)

@@ -48,8 +48,8 @@ typedef struct ocp_plan {
   uint32_t *output_begin;                 /* per output: the first record that names it; UINT32_MAX: none does */
   bool has_calls;                         /* whether a record is a callback */
   bool has_loops;                         /* whether a record is a loop */
-  bool has_open_loops;                    /* whether the host must read the condition of a loop in each iteration */
-  uint32_t uploads_in_flight;             /* maximum number of uploads that are issued and not yet awaited */
+  bool has_open_loops;        /* whether a loop has no count: without a CUDA graph, the host reads its condition */
+  uint32_t uploads_in_flight; /* maximum number of uploads that are issued and not yet awaited */
 } ocp_plan;
 
 #endif

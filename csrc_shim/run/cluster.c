@@ -248,7 +248,8 @@ static bool problem_takes(const ocp_problem *problem, const ocp_plan_param *para
   return pointers + numbers == count && ocp_problem_takes(problem, pointers, numbers);
 }
 
-/* Whether exactly the uploads name weights in host memory: kernels and libraries cannot read these. */
+/* Checks that uploads read weights in host memory only, and that all other records and the read-backs read weights in
+ * device memory only. */
 static bool check_weight_memory(const ocp_cluster *cluster, const ocp_plan *plan, ocp_error *error) {
   for (uint32_t i = 0; i < plan->header.num_records; i++) {
     const ocp_plan_record *record = &plan->records[i];

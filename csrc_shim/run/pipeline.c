@@ -18,7 +18,7 @@ struct ocp_pipeline {
   uint32_t *types;     /* by value, of the values after the inputs */
   uint32_t *outputs;   /* by output: its value */
   uint32_t *output_of; /* by value: the output that it is, or NO_OUTPUT */
-  uint32_t numbers[];  /* storage of the arrays of numbers */
+  uint32_t numbers[];  /* storage of the three arrays above and of the arrays of the stages */
 };
 
 /* A value in a Run. */
@@ -55,7 +55,7 @@ typedef struct run {
 
 static bool is_valid(const ocp_pipeline_spec *spec) {
   bool valid = spec->num_devices > 0 && spec->num_stages > 0 && spec->num_values >= spec->num_inputs;
-  uint32_t known = spec->num_inputs; /* the values that inputs and the stages so far have */
+  uint32_t known = spec->num_inputs; /* number of values that the inputs and the stages so far have */
   for (uint32_t s = 0; s < spec->num_stages && valid; s++) {
     const ocp_pipeline_stage *stage = &spec->stages[s];
     valid = stage->cluster && stage->device < spec->num_devices;
@@ -157,7 +157,8 @@ static int set_bytes(value *v, ocp_error *error) {
   overflow |= __builtin_mul_overflow(elements, (size_t)ocp_dtype_bits(v->dtype), &v->bytes);
   v->bytes = v->bytes / 8 + (v->bytes % 8 != 0);
   return overflow ? ocp_fail(error, ORT_INVALID_ARGUMENT,
-                             "a tensor between devices: its size overflows 64 bits; check the shapes of the inputs")
+                             "a tensor of a cluster on several devices: its size overflows 64 bits. Check the shapes "
+                             "of the inputs")
                   : ORT_OK;
 }
 
@@ -193,7 +194,8 @@ static bool overlaps_tensor(const run *r, const void *data, size_t bytes) {
   return overlaps;
 }
 
-/* Allocates an output of the stage that runs: memory of ORT if it is an output of the node on the first device. */
+/* Allocates an output of the stage that runs. The memory is ORT's if the output is one of the node and the stage runs
+ * on the first device. */
 static int make_result(void *context, uint32_t index, const int64_t *dims, uint32_t rank, void **data,
                        ocp_error *error) {
   const run *r = context;
@@ -201,8 +203,9 @@ static int make_result(void *context, uint32_t index, const int64_t *dims, uint3
   const uint32_t output = r->self->output_of[number];
   value *made = &r->values[number];
   if (rank > OCP_MAX_RANK)
-    return ocp_fail(error, ORT_INVALID_ARGUMENT, "a tensor between devices has rank %u, at most %d is supported", rank,
-                    OCP_MAX_RANK);
+    return ocp_fail(error, ORT_INVALID_ARGUMENT,
+                    "a tensor of a cluster on several devices: got rank %u, expected at most %d. Report the model",
+                    rank, OCP_MAX_RANK);
   *made = (value){.rank = rank, .dtype = r->self->types[number - r->self->num_inputs], .home = device};
   memcpy(made->made_dims, dims, rank * sizeof *dims);
   made->dims = made->made_dims;
@@ -260,7 +263,8 @@ static int set_inputs(const run *r, ocp_error *error) {
   return ORT_OK;
 }
 
-/* Copies inputs to the other devices that read them. This comes before all stages, which may overwrite the inputs. */
+/* Copies the node's inputs to the other devices that read them, before any stage runs, because stages may overwrite the
+ * inputs. */
 static int spread_inputs(const run *r, ocp_error *error) {
   const ocp_pipeline *self = r->self;
   for (uint32_t s = 0; s < self->num_stages; s++)
@@ -288,7 +292,7 @@ static int copy_redirected(const run *r, CUdeviceptr dst, CUdeviceptr src, size_
   return ORT_OK;
 }
 
-/* Copies the outputs that are not in ORT's memory to it. */
+/* Copies to ORT's memory the outputs that stages have written elsewhere. */
 static int give_outputs(const run *r, ocp_error *error) {
   for (uint32_t i = 0; i < r->self->num_outputs; i++) {
     const uint32_t number = r->self->outputs[i];

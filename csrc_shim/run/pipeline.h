@@ -1,9 +1,9 @@
-/* Pipeline parallelism: a cluster that is split into stages, each a cluster on a device of its own.
+/* Pipeline parallelism: a cluster that is split into stages. Each stage is a cluster on one of several devices.
  *
  *     inputs (device 0) -> stage 0 (device 0) -> tensors -> stage 1 (device 1) -> tensors -> ... -> outputs (device 0)
  *
- * A tensor that another device reads is copied to it once, directly from the device that has computed it. Each device
- * has a stream for the Run (device/peers/peer_stream.h); events order the streams, so the host waits for nothing. Runs
+ * A tensor is copied at most once to each other device that reads it, from the device that has computed it. Each device
+ * has a stream for the Run (device/peers/peer_stream.h). Events order the streams, so the host waits for no copy. Runs
  * of several threads have different streams: while one Run is in stage 1, another one can be in stage 0. A stage is an
  * ordinary cluster, with its own plans, instances and CUDA graphs. */
 #ifndef OCP_RUN_PIPELINE_H
@@ -22,9 +22,9 @@ typedef struct ocp_pipeline_stage {
   ocp_cluster *cluster;
   uint32_t device; /* index of the stage's device in ocp_pipeline_spec.devices */
   uint32_t num_sources, num_results;
-  const uint32_t *sources;     /* the value of each input of the cluster, which an earlier stage computes */
-  const uint32_t *only_shapes; /* for each input 1 if the cluster uses only its shape, so that it is not copied */
-  const uint32_t *results;     /* the value of each output of the cluster */
+  const uint32_t *sources; /* by input of the cluster: its value, an input of the node or a result of earlier stages */
+  const uint32_t *only_shapes; /* by input: 1 if the cluster reads only its shape, so that it is not copied; else 0 */
+  const uint32_t *results;     /* by output of the cluster: its value */
 } ocp_pipeline_stage;
 
 typedef struct ocp_pipeline_spec {

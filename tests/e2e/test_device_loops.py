@@ -409,7 +409,9 @@ def test_a_capture_of_whole_runs_is_refused_if_the_device_evaluates_the_conditio
     for name, x in (("x", floats(2, 4)), ("bound", np.array(1, np.float32))):
         binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(x, "cuda", 0))
     binding.bind_ortvalue_output("y", ort.OrtValue.ortvalue_from_numpy(floats(2, 4), "cuda", 0))
-    with pytest.raises(Exception, match="the host must read after each iteration of a loop whether the loop continues"):
+    with pytest.raises(
+        Exception, match="the host must read before each iteration of a loop whether the loop continues"
+    ):
         session.run_with_iobinding(binding)
 
 

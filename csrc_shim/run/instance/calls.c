@@ -113,7 +113,7 @@ static int fill_launch(ocp_instance *instance, uint32_t index, ocp_error *error)
 }
 
 /* Checks the fill value of a memset, and computes the size in bytes of a copy, memset or upload. If the size is 0, the
- * record is skipped; that of an upload is not 0 (plan/check.c). */
+ * record is skipped. The size of an upload is never 0 (plan/check.c). */
 static int fill_move(ocp_instance *instance, uint32_t index, uint64_t *bytes, ocp_error *error) {
   const ocp_plan *plan = instance->variant->plan;
   const ocp_plan_param *params = plan->params + plan->records[index].first_param;
@@ -263,20 +263,20 @@ static void prepare_libraries(ocp_instance *instance, ocp_range records, ocp_str
   free(calls);
 }
 
-/* The enqueueing of a segment. counts: of the enqueued records. */
+/* The state of enqueueing one segment. */
 typedef struct enqueueing {
   const ocp_instance *instance;
   ocp_stream *stream;
-  bool named; /* whether an observer wants the sources of the work */
-  ocp_record_counts counts;
+  bool named;               /* whether an observer wants the sources of the work */
+  ocp_record_counts counts; /* of the records enqueued so far */
   ocp_uploads uploads;
   ocp_error *error;
 } enqueueing;
 
 static int enqueue(enqueueing *e, ocp_range records);
 
-/* Repeats the records of a loop. If the plan has no count, the host reads the loop's condition before each iteration.
- */
+/* Enqueues the records of a loop once for each iteration. If the loop record has no count, the host reads the loop's
+ * condition before each iteration. */
 static int repeat(enqueueing *e, uint32_t index) {
   const ocp_plan_record *record = &e->instance->variant->plan->records[index];
   const bool counted = record->num_params == 2;
@@ -377,7 +377,7 @@ int ocp_instance_enqueue(ocp_instance *instance, uint32_t segment, ocp_stream *s
   if (plan->has_open_loops && (is_capturing || (!stream->owned && ocp_stream_is_captured(stream)))) {
     atomic_store(&stream->capture_failed, true);
     return ocp_fail(error, ORT_NOT_IMPLEMENTED,
-                    "%.200s: the host must read after each iteration of a loop whether the loop continues, and a CUDA "
+                    "%.200s: the host must read before each iteration of a loop whether the loop continues, and a CUDA "
                     "graph cannot capture that. " OCP_WITHOUT_CAPTURE,
                     instance->variant->cluster_name);
   }

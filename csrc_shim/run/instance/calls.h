@@ -19,7 +19,8 @@ int ocp_instance_enqueue(ocp_instance *instance, uint32_t segment, ocp_stream *s
 typedef struct ocp_record_counts {
   int64_t records[OCP_RECORD_NUM_KINDS], uploaded_bytes;
 } ocp_record_counts;
-/* Adds the numbers of enqueued launches, copies, uploads and library calls to the counters. */
+/* Adds the numbers of enqueued launches, copies, uploads, library calls and loops, and the uploaded bytes, to the
+ * counters. */
 void ocp_count_records(const ocp_record_counts *counts);
 /* Finds the device address of the first element that a read-back reads. */
 int ocp_instance_locate(const ocp_instance *instance, const ocp_plan_readback *readback, CUdeviceptr *address,

@@ -1,5 +1,5 @@
 /* CUDA graph nodes of plan records: a kernel, memcpy or memset node, or for a library call a child graph that is
- * captured on a separate stream. An await has no node: the next node depends on the upload's. */
+ * captured on a separate stream. An await has no node: the next node depends on the upload's node. */
 #ifndef OCP_RUN_INSTANCE_GRAPH_NODES_H
 #define OCP_RUN_INSTANCE_GRAPH_NODES_H
 

@@ -37,7 +37,7 @@ struct ocp_replay {
   CUgraph graph; /* kept, since updates of the executable graph refer to its nodes */
   CUgraphExec exec;
   uint64_t slab, slab_bytes;
-  ocp_record_counts counts;          /* of its nodes */
+  ocp_record_counts counts;          /* of the nodes outside of loops, by kind of record */
   CUgraphNode *nodes;                /* the node of each record */
   struct ocp_prepared **used;        /* algorithms of the records that are library calls */
   uint64_t *values;                  /* parameter values in the executable graph */
@@ -47,7 +47,7 @@ struct ocp_replay {
   ocp_graph_sources sources;         /* sources of the nodes, for profiles */
   uint64_t *bases;                   /* addresses of inputs and outputs in the executable graph */
   CUgraphConditionalHandle *handles; /* per record: the handle of a loop's condition */
-  bool *in_loop;                     /* records whose nodes cannot change: loops and their records */
+  bool *in_loop;                     /* loops, and the records that they repeat: their nodes cannot change */
 };
 
 static void fall_back(ocp_counter reason) {
@@ -201,7 +201,7 @@ static void note_node(const ocp_instance *instance, uint32_t index, ocp_replay *
          record->num_params * sizeof *replay->values);
 }
 
-/* Creates the conditions of the loops among `records`, without those of inner loops. */
+/* Creates the condition handles of the loops among `records`, without those of inner loops. */
 static CUresult create_handles(const ocp_instance *instance, ocp_replay *replay, CUgraph graph, ocp_range records) {
   const ocp_device *device = instance->variant->device;
   CUresult result = CUDA_SUCCESS;
@@ -216,7 +216,8 @@ static CUresult create_handles(const ocp_instance *instance, ocp_replay *replay,
   return result;
 }
 
-/* Sets the parameters of a launch that are conditions of loops to their handles, or to 0 outside of a graph. */
+/* Sets those parameters of a launch that are conditions of loops to the handles in the graph of `replay`; to 0 if it is
+ * NULL. */
 static void set_handles(const ocp_instance *instance, uint32_t index, const ocp_replay *replay) {
   const ocp_plan *plan = instance->variant->plan;
   const ocp_plan_record *record = &plan->records[index];
@@ -241,7 +242,8 @@ static CUresult fill_graph(const filling *f, CUgraph graph, ocp_range records, b
   const ocp_instance *instance = f->instance;
   ocp_replay *replay = f->replay;
   CUresult result = create_handles(instance, replay, graph, records);
-  /* Two chains of nodes: uploads, and all others. `awaited`: the upload that the next of the others depends on. */
+  /* Two chains of nodes: uploads, and all others. `awaited`: the node of the upload that the next node of the other
+   * chain depends on; NULL: none. */
   CUgraphNode last = NULL, uploaded = NULL, awaited = NULL;
   for (uint32_t i = records.first; i < records.first + records.count && result == CUDA_SUCCESS; i++) {
     const ocp_call *call = &instance->calls[i];

@@ -8,12 +8,12 @@
 #include "device/device.h"
 #include "device/release.h"
 
-/* The events of a copy stream. A wait refers to the latest record of its event, so each is used again as soon as its
- * wait is enqueued. */
+/* The events of a copy stream. cuStreamWaitEvent refers to the latest recording of its event, so an event can be
+ * recorded again as soon as the wait for it is enqueued. */
 typedef struct ocp_upload_events {
   ocp_device *device;
-  CUevent ready; /* recorded on the Run's stream before an upload */
-  uint32_t count;
+  CUevent ready;  /* recorded on the Run's stream before an upload */
+  uint32_t count; /* number of `done` events */
   CUevent done[]; /* done[i % count]: recorded after upload i */
 } ocp_upload_events;
 
@@ -30,7 +30,7 @@ static void release_events(void *state) {
   free(events);
 }
 
-/* Gives the copy stream at least `count` events; *events: all of them. */
+/* Gives the copy stream at least `count` `done` events. *events: all events of the stream. */
 static int find_events(ocp_stream *copies, uint32_t count, ocp_upload_events **events, ocp_error *error) {
   ocp_device *device = copies->device;
   ocp_stream_slot *slot = &copies->slots[OCP_SLOT_UPLOAD_EVENTS];
@@ -58,7 +58,7 @@ static int find_events(ocp_stream *copies, uint32_t count, ocp_upload_events **e
   return ORT_OK;
 }
 
-/* The copy stream of a Run's stream. */
+/* The copy stream that belongs to a Run's stream. */
 typedef struct lane {
   ocp_stream *copies;
   atomic_bool in_use; /* set while a Run enqueues its uploads */
@@ -69,7 +69,8 @@ static void release_lane(void *state) {
   free(state);
 }
 
-/* Returns the lane of a Run's stream, which is made on first use and lives as long as the stream. */
+/* Returns the copy stream of a Run's stream; NULL with the error. The first call creates it. It lives as long as the
+ * Run's stream. */
 static lane *find_lane(ocp_stream *run, ocp_error *error) {
   ocp_stream_slot *slot = &run->slots[OCP_SLOT_UPLOADS];
   void *found = atomic_load(&slot->state);
@@ -87,7 +88,7 @@ static lane *find_lane(ocp_stream *run, ocp_error *error) {
   slot->release = release_lane;
   if (atomic_compare_exchange_strong(&slot->state, &found, made))
     return made;
-  release_lane(made); /* another thread that uses the stream was faster */
+  release_lane(made); /* another thread that enqueues on the Run's stream was faster */
   return found;
 }
 
@@ -147,7 +148,8 @@ CUresult ocp_uploads_await(ocp_uploads *uploads) {
   return result;
 }
 
-/* Waits on the Run's stream for all uploads, or else on the host: the memory that they write is about to be freed. */
+/* Makes the Run's stream wait for all uploads. If that fails, the host waits: the memory that the uploads write is
+ * about to be freed. */
 static void join(ocp_uploads *uploads) {
   const ocp_driver *driver = uploads->run->device->driver;
   CUresult result = driver->EventRecord(uploads->events->ready, uploads->copies->handle);

@@ -8,9 +8,9 @@
  * An upload starts after all earlier records, because these may still read the memory that it writes. Uploads run one
  * after the other, in the order of the plan.
  *
- * Each stream of Runs has a copy stream. If several threads enqueue Runs on one stream at once, one of them uses it,
- * and the others borrow copy streams. A Run that a graph records has its stream exclusively, and so its copy stream,
- * which is part of the capture until the capture ends. */
+ * Each stream of Runs has a copy stream. If several threads enqueue Runs on one stream at once, one of them uses its
+ * copy stream, and the others borrow copy streams from the device. A Run that is captured has its stream exclusively,
+ * and so its copy stream, which is part of the capture until the capture ends. */
 #ifndef OCP_RUN_INSTANCE_UPLOADS_H
 #define OCP_RUN_INSTANCE_UPLOADS_H
 
@@ -22,23 +22,24 @@
 
 struct ocp_upload_events;
 
-/* The uploads of a segment while it is enqueued; initialise only `run` and `most_in_flight`. */
+/* The uploads of a segment while it is enqueued; initialize only `run` and `most_in_flight`. */
 typedef struct ocp_uploads {
-  ocp_stream *run;         /* the Run's stream */
-  uint32_t most_in_flight; /* maximum number of uploads between their issue and their await */
-  uint32_t issued, awaited;
-  bool is_level; /* whether the copy stream waits for all records so far; the caller clears it after each record */
+  ocp_stream *run;          /* the Run's stream */
+  uint32_t most_in_flight;  /* maximum number of uploads between their issue and their await */
+  uint32_t issued, awaited; /* numbers of uploads so far */
+  bool is_level;       /* whether the copy stream waits for all records enqueued so far; the caller clears it after each
+                          record that is not an upload */
   atomic_bool *in_use; /* marks the copy stream of `run` as in use; NULL: `copies` is borrowed */
   ocp_stream *copies;  /* the copy stream; NULL: no upload yet */
   struct ocp_upload_events *events;
 } ocp_uploads;
 
-/* Enqueues a copy of `bytes` bytes from pinned host memory at `from`. */
+/* Enqueues a copy of `bytes` bytes from pinned host memory at `from` to device memory at `to`, on the copy stream. */
 int ocp_uploads_copy(ocp_uploads *uploads, CUdeviceptr to, uint64_t from, size_t bytes, ocp_error *error);
-/* Lets later work of the Run's stream wait for the earliest upload that has not been awaited. */
+/* Makes later work of the Run's stream wait for the earliest upload that has not been awaited. */
 CUresult ocp_uploads_await(ocp_uploads *uploads);
-/* Lets later work of the Run's stream wait for all uploads, which matters after an error, and returns the copy stream.
- * Must be called once. */
+/* Makes later work of the Run's stream wait for uploads that have not been awaited, which an error may leave, and
+ * returns the copy stream. Must be called once. */
 void ocp_uploads_end(ocp_uploads *uploads);
 
 #endif
