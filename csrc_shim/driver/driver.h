@@ -141,7 +141,7 @@ typedef union {
   long long reserved1[29];
 } ocp_conditional_params;
 
-/* The parameters of GraphAddNode, by which callers add conditional nodes only. */
+/* The parameters of GraphAddNode. Callers add only conditional nodes with it. */
 typedef struct {
   int type;
   int reserved0[3];
@@ -295,7 +295,7 @@ typedef struct ocp_driver {
                                      CUgraph child);
   CUresult (*GraphConditionalHandleCreate)(CUgraphConditionalHandle *handle, CUgraph graph, CUcontext context,
                                            unsigned initial, unsigned flags);
-  /* edges: NULL */
+  /* edges: NULL, because callers add no edge data */
   CUresult (*GraphAddNode)(CUgraphNode *node, CUgraph graph, const CUgraphNode *before, const CUgraphEdgeData *edges,
                            size_t num_before, CUgraphNodeParams *params);
   CUresult (*GraphGetNodes)(CUgraph graph, CUgraphNode *nodes, size_t *count);

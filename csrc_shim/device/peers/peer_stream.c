@@ -9,7 +9,7 @@
 #include "device/pool.h"
 #include "device/release.h"
 
-/* The state in slot OCP_SLOT_PEERS of a stream. */
+/* The state in slot OCP_SLOT_PEERS of a stream: its event, and its streams on other devices. */
 typedef struct peers {
   ocp_device *device; /* of the stream */
   CUevent event;      /* recorded on the stream for each stream that waits for it */
@@ -63,7 +63,8 @@ static int find_or_create(ocp_stream *stream, ocp_device *device, ocp_stream **o
       return ORT_OK;
     }
   if (self->count == OCP_MAX_DEVICES)
-    return ocp_fail(error, ORT_INVALID_ARGUMENT, "a Run uses more than %d devices", OCP_MAX_DEVICES);
+    return ocp_fail(error, ORT_INVALID_ARGUMENT, "a Run: got more than %d devices. Pass fewer in device_ids",
+                    OCP_MAX_DEVICES);
   if (ocp_stream_create(device, out, error) == ORT_OK)
     self->streams[self->count++] = *out;
   return error->code;

@@ -380,7 +380,7 @@ CUresult emu_module_unload(CUmodule module) {
     return result;
   if (!module)
     return CUDA_ERROR_INVALID_HANDLE;
-  emu_queue_run_all(); /* queued launches need the code, for example after a failed synchronization */
+  emu_queue_run_all(); /* queued launches need the module's code, for example after a failed synchronization */
   destroy(module);
   atomic_fetch_sub(&emu.live, 1);
   return emu_lost();

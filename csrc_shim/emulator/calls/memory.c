@@ -150,7 +150,8 @@ CUresult emu_memcpy_peer(CUdeviceptr dst, CUcontext dst_context, CUdeviceptr src
       (result = check_range("copy between devices", src, bytes)))
     return result;
   if (!is_in(dst_context, dst) || !is_in(src_context, src))
-    return emu_fail(CUDA_ERROR_INVALID_VALUE, "copy between devices: a context does not own its address");
+    return emu_fail(CUDA_ERROR_INVALID_VALUE,
+                    "copy between devices: an address is not in the memory of its context's device");
   emu_op op = {.kind = EMU_OP_COPY, .source = ocp_activity_source(), .copy = {dst, src, bytes, false, false}};
   return emu_enqueue(emu_stream_of(device, stream), &op);
 }

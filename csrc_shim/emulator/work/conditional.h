@@ -1,10 +1,10 @@
 /* Conditional nodes of graphs (CU_GRAPH_NODE_TYPE_CONDITIONAL): their handles, whose values kernels set by
  * cudaGraphSetConditional, and their bodies.
  *
- * CUDA's restrictions hold: one node uses a handle, in the graph for which the handle was created; a body contains only
- * kernel, memcpy, memset, child graph and conditional nodes; a graph with conditional nodes has at most one executable
- * graph at a time, and cannot be a child graph. The nodes and parameters of a body cannot change in an executable
- * graph: callers make a new one. */
+ * CUDA's restrictions hold: exactly one node uses a handle, in the graph for which the handle was created; a body
+ * contains only kernel, memcpy, memset, child graph and conditional nodes; a graph with conditional nodes has at most
+ * one executable graph at a time, and cannot be a child graph. The nodes and parameters of a body cannot change in an
+ * executable graph: callers make a new executable graph. */
 #ifndef OCP_EMULATOR_WORK_CONDITIONAL_H
 #define OCP_EMULATOR_WORK_CONDITIONAL_H
 

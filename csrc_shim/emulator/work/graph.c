@@ -353,7 +353,7 @@ CUresult emu_graph_conditional_handle_create(CUgraphConditionalHandle *handle, C
   return CUDA_SUCCESS;
 }
 
-/* Checks the parameters of a conditional node and takes its handle for it. */
+/* Checks the parameters of a conditional node, and marks its handle as used. */
 static CUresult take_condition(CUgraph graph, const CUDA_CONDITIONAL_NODE_PARAMS *params, emu_condition **condition) {
   const unsigned most = params->type == CU_GRAPH_COND_TYPE_IF ? 2 : 1;
   *condition = NULL;

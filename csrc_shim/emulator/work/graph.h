@@ -9,8 +9,9 @@
 
 enum { EMU_MAX_BODIES = 2 }; /* IF with an else-branch */
 
-/* The work of a graph node: one operation, or for a child graph all its operations in order. Immutable, apart from the
- * bodies of a conditional node in a CUgraph; shared by graphs, executable graphs and unfinished launches. */
+/* The work of a graph node: one operation; for a child graph all its operations in order; for a conditional node its
+ * bodies. Immutable, apart from the bodies of a conditional node in a CUgraph. Graphs, executable graphs and unfinished
+ * launches share it. */
 typedef struct emu_work {
   atomic_int references;
   int type; /* type of the node: CU_GRAPH_NODE_TYPE_... */
@@ -56,8 +57,8 @@ CUresult emu_kernel_work(const CUDA_KERNEL_NODE_PARAMS *params, emu_work **work)
 CUresult emu_memcpy_work(const CUDA_MEMCPY3D *params, emu_work **work);
 CUresult emu_memset_work(const CUDA_MEMSET_NODE_PARAMS *params, emu_work **work);
 CUresult emu_child_work(CUgraph child, emu_work **work);
-/* Makes the work of a conditional node of an executable graph from that of its graph: the work takes ownership of the
- * bodies. NULL: out of memory. */
+/* Makes the work of a conditional node of an executable graph from the work of the same node in the CUgraph. `bodies`
+ * are executable graphs, which the new work owns. NULL: out of memory. */
 emu_work *emu_conditional_work(const emu_work *in_graph, void *const *bodies, void (*release_body)(void *body));
 
 /* Members of the driver table. */

@@ -12,8 +12,8 @@ typedef struct frame {
   const emu_work *work; /* the conditional node */
   const struct CUgraphExec_st *exec;
   const emu_snapshot *snapshot;
-  uint32_t done;
-  bool ran[];
+  uint32_t done; /* number of nodes that have run */
+  bool ran[];    /* by node */
 } frame;
 
 struct emu_replay {

@@ -216,7 +216,6 @@ static OrtStatus *compute_fused(OrtNodeComputeInfo *this_ptr, void *state, OrtKe
   return compute(&((const compute_info *)(const void *)this_ptr)->target, context);
 }
 
-/* `what`: the cluster, loop or pipeline. */
 static OrtNodeComputeInfo *compute_info_of(const target *what, ocp_device *device, const char *const *names,
                                            uint32_t num_inputs, ocp_error *error) {
   target made;

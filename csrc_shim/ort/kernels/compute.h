@@ -20,8 +20,8 @@ OrtNodeComputeInfo *ocp_compute_info_create(ocp_cluster *cluster, ocp_device *de
 /* Makes the compute info of a fused node that is a loop (run/repeat.h). The caller keeps the ownership of the loop. */
 OrtNodeComputeInfo *ocp_compute_info_of_repeat(const ocp_repeat *repeat, ocp_device *device, const char *const *names,
                                                ocp_error *error);
-/* Makes the compute info of a fused node whose stages run on several devices (run/pipeline.h). `device`: the first one.
- * The caller keeps the ownership of the pipeline. */
+/* Makes the compute info of a fused node whose stages run on several devices (run/pipeline.h). `device`: the
+ * pipeline's first device. The caller keeps the ownership of the pipeline. */
 OrtNodeComputeInfo *ocp_compute_info_of_pipeline(const ocp_pipeline *pipeline, ocp_device *device,
                                                  const char *const *names, ocp_error *error);
 void ocp_compute_info_release(OrtNodeComputeInfo *info);

@@ -42,7 +42,8 @@ static bool is_upload(uint64_t number) {
 }
 
 /* Attributes the activities of one graph launch, in their order, to the sources of the graph's nodes. Uploads are a
- * chain of nodes of their own: only they copy from the host, in their order, at any time between the others. */
+ * separate chain of nodes. Only uploads copy from the host. They run in their order, at any time between the other
+ * nodes. */
 static void resolve(ocp_activity *activities, size_t count) {
   uint32_t num_sources, next = 0, upload = 0;
   const uint64_t *sources = ocp_tracer_layout(activities->layout, &num_sources);
