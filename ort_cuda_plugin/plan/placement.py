@@ -1,4 +1,7 @@
-"""Places the weights of one cluster in device or host memory by a budget, and makes its plans upload the latter."""
+"""Weight placement: keeps each weight of a cluster in device or host memory, by a budget.
+
+The plans of the cluster get records that upload the weights in host memory (`streaming`).
+"""
 
 from __future__ import annotations
 
@@ -34,11 +37,11 @@ class StreamedWeight:
     """A weight that each Run copies to the device.
 
     Attributes:
-        name: the initializer's name; of another constant, what it was made from.
+        name: the initializer's name; for a constant without a name, a description such as "tiles(w)".
         nbytes: bytes that a Run copies.
-        step: the first record of the plan that reads the weight, counted without uploads.
+        step: index of the first record of the plan that reads the weight. Records of uploads do not count.
         node: the label of this record's node.
-        issue: the record before which the copy is enqueued.
+        issue: index of the record before which the copy is enqueued. Records of uploads do not count.
     """
 
     name: str
@@ -57,7 +60,7 @@ class StreamingSchedule:
         steps: number of records of the plan, without uploads.
         budget: bytes of device memory for weights.
         resident: bytes of the resident weights of the fused node.
-        ring: bytes of device memory in which a Run keeps streamed weights.
+        ring: bytes of the ring, the device memory in which a Run keeps streamed weights.
         weights: the streamed weights, in the order of their copies.
     """
 
@@ -75,7 +78,7 @@ class StreamingSchedule:
 
 
 class WeightPlacement:
-    """The places of the weights of one cluster, and the schedules of its plans.
+    """The memory of each weight of one cluster, and the streaming schedules of its plans.
 
     ``budget``: bytes of device memory for the resident weights and for one ring. ``name``: the cluster, for errors.
     """
@@ -89,7 +92,9 @@ class WeightPlacement:
         self._resident: set[int] = set()
 
     def assign(self, weights: Mapping[int, Weight], plans: Sequence[Plan]) -> None:
-        """Decide where new weights are. ``weights`` have their numbers in the cluster. ``plans`` read them.
+        """Decide whether new weights are in device or host memory.
+
+        ``weights`` maps the numbers of new weights in the cluster to the weights. ``plans`` read them.
 
         Raises: WeightBudgetError: the budget has no room for the weights that a step reads at once.
         """
@@ -101,7 +106,7 @@ class WeightPlacement:
         fixed |= {number for number, nbytes in new.items() if nbytes == 0}
         fixed |= {number for plan in plans for number in read_by_host(plan) if number in new}
         if not is_first:
-            # The weights of earlier plans fill the budget already.
+            # The weights of earlier plans have used up the budget: the new ones are streamed where that is possible.
             self._resident |= fixed | {number for number, nbytes in new.items() if nbytes <= SMALL}
             return
         uses = [weight_uses(plan, self._nbytes) for plan in plans]
@@ -128,7 +133,7 @@ class WeightPlacement:
         if in_host_memory := [number for number in read_by_host(plan) if self.is_streamed(number)]:
             names = ", ".join(self._names[number] for number in in_host_memory)
             raise WeightBudgetError(
-                f"{self.name}: the host reads weights that an earlier plan streams: {names}. Leave weight_budget out"
+                f"{self.name}: the host reads weights that an earlier plan streams: {names}. Leave out weight_budget"
             )
         uploads = lay_out(uses, self._ring_bytes, segment_starts(plan))
         if uploads is None:
@@ -170,10 +175,10 @@ class WeightPlacement:
     def _too_small(self, needed: int, plans: Sequence[Plan], record: int) -> WeightBudgetError:
         where = ""
         if plans and record < len(plans[0].records):
-            where = f": step {plans[0].nodes[plans[0].records[record].node]!r} reads the most weights at once"
+            where = f": node {plans[0].nodes[plans[0].records[record].node]!r} reads the most weights at once"
         return WeightBudgetError(
             f"{self.name}: weight_budget leaves {self.budget} bytes for the weights of this fused node, expected at "
-            f"least {needed}{where}. Raise weight_budget, or leave it out to keep all weights in device memory"
+            f"least {needed} bytes{where}. Raise weight_budget, or leave it out to keep all weights in device memory"
         )
 
 

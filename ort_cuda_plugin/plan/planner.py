@@ -74,7 +74,7 @@ def make_plan(
 
 @dataclass(eq=False)
 class _Repeat:
-    """The start of a loop's body; ``size`` is the number of records that repeat."""
+    """The record of a loop, before the records of its body. ``size`` is the number of records that the loop repeats."""
 
     loop: DeviceLoop
     size: int = 0
@@ -300,7 +300,7 @@ class _Writer:
         return next(ranges, (position, position))
 
     def _keep_through_loops(self) -> None:
-        """Extend the lives of buffers that steps in a loop and steps outside of it use: they live in all iterations."""
+        """Extend the lifetimes of buffers that steps in and outside of a loop use to all iterations of the loop."""
         for start, end in reversed(self._ranges()):
             for index, (first, last) in enumerate(self.lifetimes):
                 if first < start <= last < end:

@@ -1,15 +1,16 @@
-"""Chooses which weights of a cluster stay in device memory, if a budget does not permit all of them.
+"""Weight residency: chooses which weights of a cluster stay in device memory, if a budget does not permit all of them.
 
-Streaming a byte costs the same time on the link for each weight. So resident weights fill the budget as well as
-possible, and these reasons decide between weights:
+A streamed byte costs the same time on the host-to-device link for each weight. So resident weights fill the budget as
+well as possible, and these rules decide between weights:
 
 - A copy has a fixed cost: weights up to `SMALL` stay resident.
-- A weight that records far apart read occupies the ring meanwhile: it stays resident.
+- A weight that records far apart read would occupy the ring (`streaming`) from the first to the last of them: it stays
+  resident.
 - A copy is hidden if other records run meanwhile. So the first weights stay resident, and the streamed ones are spread
-  evenly over the rest of the plan: the link then works throughout the Run.
+  evenly over the rest of the plan: the link is then busy throughout the Run.
 
-The ring has room for the weights that are in use at once and for one more, which is uploaded meanwhile, if the budget
-permits.
+If the budget permits, the ring has room for the weights that are in use at once and for one more, which is uploaded
+while they are in use.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ SMALL = 64 * 1024
 
 
 class BudgetTooSmall(Exception):
-    """The budget has no room for the ring. ``needed``: bytes that suffice; ``record``: a record of the first plan that
-    reads the most weights at once.
+    """The budget has no room for the ring.
+
+    ``needed`` is a budget in bytes that suffices. ``record`` is the index of the record that reads the most weights at
+    once.
     """
 
     def __init__(self, needed: int, record: int) -> None:
@@ -37,7 +40,7 @@ class BudgetTooSmall(Exception):
 
 @dataclass(frozen=True)
 class Residency:
-    """``resident`` are the numbers of the weights in device memory, in the order of their choice.
+    """``resident`` are the numbers of the weights in device memory, in the order in which they were chosen.
 
     The first ``num_forced`` of them cannot be streamed, or need a larger ring than the budget permits.
     """
@@ -51,7 +54,9 @@ def choose(
 ) -> Residency:
     """Choose the resident weights among ``nbytes`` (number to bytes) for a budget in bytes.
 
-    ``fixed`` cannot be streamed. ``plans`` has the uses of each plan, sorted by first use. Raises BudgetTooSmall.
+    The weights ``fixed`` cannot be streamed. ``plans`` has the uses of each plan, sorted by first use.
+
+    Raises: BudgetTooSmall: the budget has no room for the ring.
     """
     sizes = {number: aligned(size) for number, size in nbytes.items()}
     if sum(sizes.values()) <= budget:
@@ -71,7 +76,7 @@ def choose(
 
 
 def _need(plans: Sequence[Sequence[WeightUse]], streamed: Collection[int]) -> tuple[int, int]:
-    """Return the bytes of the weights ``streamed`` that any plan needs at once, and the record where it does."""
+    """Return the maximum bytes of the weights ``streamed`` that a plan needs at once, and the record where it does."""
     return max((largest_need(use for use in uses if use.number in streamed) for uses in plans), default=(0, 0))
 
 
@@ -80,7 +85,8 @@ def _forced(
 ) -> tuple[list[int], bool]:
     """Return the weights that must be resident, and whether the ring has room for the next upload as well.
 
-    Weights above a limit are resident if a ring for them would leave less of the budget to others.
+    Weights larger than a limit must be resident, because a ring with room for them would take too much of the budget.
+    The limit is the smallest one with which the ring and the weights that must be resident fit into the budget.
     """
     limits = sorted({size for number, size in sizes.items() if number not in fixed})
     rings = []
@@ -101,7 +107,7 @@ def _forced(
 
 
 def _fill(sizes: Mapping[int, int], plans: Sequence[Sequence[WeightUse]], room: int) -> list[int]:
-    """Return the weights among ``sizes`` that fill ``room`` bytes, in the order of their choice."""
+    """Return the weights among ``sizes`` that fill ``room`` bytes, in the order in which they are chosen."""
     chosen: dict[int, None] = {}
     left = room
 
@@ -119,7 +125,7 @@ def _fill(sizes: Mapping[int, int], plans: Sequence[Sequence[WeightUse]], room: 
         if size <= SMALL:
             add(number)
     for use in sorted(uses, key=lambda use: use.first - use.last):
-        if bisect_left(begins, use.last) > bisect_right(begins, use.first):  # others begin in the meantime
+        if bisect_left(begins, use.last) > bisect_right(begins, use.first):  # other weights are first read in between
             add(use.number)
     spread = [use.number for use in uses if use.number not in chosen]
     total = sum(sizes[number] for number in spread)
@@ -145,7 +151,7 @@ def _first_uses(plans: Sequence[Sequence[WeightUse]], sizes: Mapping[int, int]) 
 
 
 def _exchanged(chosen: list[int], sizes: Mapping[int, int], room: int) -> list[int]:
-    """Replace chosen weights by larger ones of the others, as far as the difference fits into ``room``."""
+    """Replace chosen weights by larger weights that are not chosen, while the difference fits into ``room`` bytes."""
     while room > 0:
         inside = set(chosen)
         outside = {size: number for number, size in sizes.items() if number not in inside}

@@ -23,7 +23,7 @@ from ..program.expressions.operations import ExprOp
 from .format import Param, ParamKind, Plan, PlanBuffer, PlanExpr, Record, RecordKind, Ref, RefKind
 
 ALIGNMENT = 256
-"""Bytes at which weights are aligned in the ring, as in other device memory."""
+"""Alignment of weights in the ring, bytes; the same as that of other device memory."""
 
 
 def aligned(nbytes: int) -> int:
@@ -32,7 +32,7 @@ def aligned(nbytes: int) -> int:
 
 @dataclass(frozen=True)
 class WeightUse:
-    """A weight of a cluster, number ``number``, that records ``first`` to ``last`` of a plan read.
+    """The weight ``number`` of a cluster, which records ``first`` to ``last`` of a plan read.
 
     A loop and the records that it repeats count as one record: the loop's. The weight stays in the ring for all
     iterations.
@@ -54,7 +54,7 @@ class Upload:
 
 
 def weight_uses(plan: Plan, nbytes: Mapping[int, int]) -> list[WeightUse]:
-    """Return the weights that records of ``plan`` read, by first use. ``nbytes`` has the bytes of the cluster's."""
+    """Return the weights that records of ``plan`` read, by first use. ``nbytes`` has the bytes of each weight."""
     spans: dict[int, tuple[int, int]] = {}
     loop = (-1, -1)  # the first and last record of the outermost loop
     for position, record in enumerate(plan.records):
@@ -75,7 +75,7 @@ def read_by_host(plan: Plan) -> set[int]:
 
 
 def largest_need(uses: Iterable[WeightUse]) -> tuple[int, int]:
-    """Return the most bytes of ``uses`` that are in use at once, and the first record where that happens."""
+    """Return the maximum bytes of weights that are in use at once, and the first record where that happens."""
     changes: list[tuple[int, int]] = []
     for use in uses:
         changes += [(use.first, aligned(use.nbytes)), (use.last + 1, -aligned(use.nbytes))]
@@ -98,7 +98,7 @@ class _Ring:
     def allocate(self, nbytes: int, first: int, last: int) -> tuple[int, int] | None:
         """Return an offset for a weight, and the earliest record from which its upload may overwrite that memory.
 
-        None: no memory is free before record ``first``. It stays occupied up to record ``last``.
+        Return None if no memory is free before record ``first``. The weight occupies its memory up to record ``last``.
         """
         size = aligned(nbytes)
         best: tuple[int, int] | None = None
@@ -135,9 +135,9 @@ def segment_starts(plan: Plan) -> list[int]:
 
 
 def lay_out(uses: Sequence[WeightUse], ring_bytes: int, starts: Sequence[int] = (0,)) -> list[Upload] | None:
-    """Assign offsets in a ring to the streamed weights ``uses``, sorted by first use. None: the ring is too small.
+    """Assign offsets in a ring to the streamed weights ``uses``, sorted by first use.
 
-    ``starts`` are the `segment_starts` of the plan.
+    Return None if the ring is too small. ``starts`` are the `segment_starts` of the plan.
     """
     ring = _Ring(ring_bytes // ALIGNMENT * ALIGNMENT)
     uploads: list[Upload] = []
@@ -146,19 +146,19 @@ def lay_out(uses: Sequence[WeightUse], ring_bytes: int, starts: Sequence[int] = 
         placed = ring.allocate(use.nbytes, use.first, use.last)
         if placed is None:
             return None
-        # An upload is awaited in its own segment. Uploads run one after the other, so none is issued before another.
+        # An upload is awaited in its own segment. Uploads run one after the other, so they are issued in that order.
         issue = max(issue, placed[1], starts[bisect_right(starts, use.first) - 1])
         uploads.append(Upload(use, placed[0], issue))
     return uploads
 
 
 def with_uploads(plan: Plan, uploads: Sequence[Upload]) -> Plan:
-    """Return the plan with records for the uploads, in place of its references to these weights.
+    """Return the plan with records that upload weights to the ring, from which the other records then read them.
 
     Raises: ValueError: the plan has uploads already, which no stored plan may have.
     """
     if any(record.kind in (RecordKind.UPLOAD, RecordKind.AWAIT) for record in plan.records):
-        raise ValueError("a stored plan uploads weights")
+        raise ValueError("a stored plan: got records that upload weights, expected none. Compile the model again")
     if not uploads:
         return plan
     ring = len(plan.buffers)
