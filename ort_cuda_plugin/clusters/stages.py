@@ -3,9 +3,9 @@
 A *stage* is a set of nodes of one device that runs as one cluster. The stages of a cluster are in an order in which
 each stage reads only inputs of the cluster and results of earlier stages.
 
-A node that depends only on shapes and constants, such as Shape or the Concat that makes the target of a Reshape, is no
-part of the split: each stage that reads its result computes it again. So sizes stay symbolic in each stage, and the
-host need not read them from another device.
+A node that depends only on shapes and constants, such as Shape or the Concat that computes the target shape of a
+Reshape, is assigned to no device: each stage that reads its result computes it again. So sizes stay symbolic in each
+stage, and the host need not read them from another device.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _VARYING = frozenset({"Bernoulli", "Dropout", "Multinomial"})
 
 
 class StageError(Exception):
-    """A split is not possible. The message names the value and what to do."""
+    """The nodes cannot be split over the devices. The message says why, and what to do."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def placed_nodes(graph: Graph) -> list[Node]:
 def split(
     graph: Graph, inputs: Sequence[Value], outputs: Sequence[Value], device_of: Mapping[Node, int]
 ) -> list[Stage]:
-    """Return the stages of a cluster. ``device_of`` has the device of each of `placed_nodes`.
+    """Return the stages of a cluster. ``device_of`` has the index of the device of each of `placed_nodes`.
 
     The level of a node is the maximum number of changes of the device on a path to it. A stage has the nodes of one
     level and device. An edge between two stages leads to a higher level, so the stages can run in the order of levels.
@@ -99,7 +99,7 @@ def split(
 
 
 def _read_from_outside(nodes: Iterable[Node]) -> set[Value]:
-    """Return the values that the nodes read and neither compute nor know as constants."""
+    """Return the values that the nodes read, without constants and without values that the nodes compute."""
     nodes = list(nodes)
     made = {value for node in nodes for value in node.outputs}
     return {value for node in nodes for value in node.reads() if value not in made and value.initializer is None}
@@ -109,8 +109,8 @@ def _require_tensors(crossing: Iterable[Value]) -> None:
     for value in crossing:
         if value.is_container or value.dtype is None or not value.dtype.is_supported:
             raise StageError(
-                f"{value.name!r} would cross between devices, but is not a tensor of numbers. Give the nodes that "
-                "compute and read it to one device"
+                f"value {value.name!r} would cross between devices, but is not a tensor of numbers. Assign the nodes "
+                "that compute and read it to one device with the option device_of"
             )
 
 
@@ -139,7 +139,8 @@ def _repeated_nodes(graph: Graph) -> set[Node]:
 def _with_repeated(nodes: Iterable[Node], makers: Mapping[Value, Node]) -> set[Node]:
     """Return ``nodes`` and the repeated nodes whose results they need.
 
-    A repeated node that is placed as well, because it computes an output, is repeated in other stages.
+    A repeated node that computes an output of the graph is assigned to a stage, and repeated in the other stages that
+    need its results.
     """
     found = set(nodes)
     pending = list(found)

@@ -320,7 +320,7 @@ REFUSED = {
     "no end": (
         """(float[4] x) => (float[4] a) { a = Loop( , , x) <body = step (int64 i, bool on, float[4] s)
         => (bool on, float[4] t) { t = Add(s, x) }> }""",
-        "it has neither a trip count nor a condition, and only the host can end it",
+        "it has neither a trip count nor a condition that can end it",
     ),
 }
 

@@ -1,7 +1,8 @@
-"""Lowering of If, Loop and Scan inside a plan: the taken branch, or unrolled iterations.
+"""Lowering of If, Loop and Scan inside a plan: the taken branch, unrolled iterations, or a loop on the device.
 
-The branch or the number of iterations must be known when the plan is built: from constants, shapes, or host inputs, on
-which the plan is guarded. Kernels of ONNX Runtime run all other control-flow nodes, with their bodies as subgraphs.
+The branch or the number of unrolled iterations must be known when the plan is built: from constants, shapes, or host
+inputs, on which the plan is guarded. `device_loop` lowers a Loop or Scan that cannot be unrolled, and an If in its
+body. Kernels of ONNX Runtime run all other control-flow nodes, with their bodies as subgraphs.
 """
 
 from __future__ import annotations
@@ -231,7 +232,9 @@ def _unrolled_or_on_device(
     except Unsupported as error:
         if isinstance(error, UnknownRank) or error.reason == why.reason:
             raise
-        raise Unsupported(error.kind, f"{why.reason}; not a loop on the device: {error.reason}") from error
+        raise Unsupported(
+            error.kind, f"{why.reason}; it cannot be a loop on the device either: {error.reason}"
+        ) from error
 
 
 def _loop_on_device(lowering: BodyLowering, node: Node, inputs: Inputs) -> list[Operand]:
@@ -263,7 +266,7 @@ def _loop_on_device(lowering: BodyLowering, node: Node, inputs: Inputs) -> list[
 
 
 def _no_rows(ctx: Lowering, declared: Value) -> Tensor:
-    """Return the stacked values of a Loop without an iteration. As in ONNX Runtime, symbolic dimensions are 0."""
+    """Return the stacked values of a Loop that runs no iteration. As in ONNX Runtime, symbolic dimensions are 0."""
     if declared.dtype is None or declared.shape is None:
         reason = f"the model does not declare the shape of the body's result {declared.name!r}, which the Loop may need"
         raise Unsupported("control-flow", f"{reason} if no iteration runs")
@@ -271,9 +274,9 @@ def _no_rows(ctx: Lowering, declared: Value) -> Tensor:
 
 
 def _limit(ctx: Lowering, node: Node, inputs: Inputs, *, host: bool) -> Dim | Tensor | None:
-    """Return the trip count of a Loop: a size, a tensor that only the device knows, or None if there is none.
+    """Return the trip count of a Loop: a size, a tensor whose value only the device knows, or None if there is none.
 
-    With ``host`` it is a size, which the host may have to read back from the device.
+    With ``host``, the trip count is a size, which the host may have to read back from the device.
     """
     if _is_missing(inputs, 0):
         return None

@@ -1,7 +1,7 @@
 """Lowering of a Loop or Scan whose number of iterations is known only in a Run: the body becomes a part of the plan.
 
-The body is lowered once, for states that keep their memory. The device counts the iterations and evaluates the
-condition (`DeviceLoop`).
+The body is lowered once. The loop-carried tensors (states) have the same memory in all iterations. The device counts
+the iterations and evaluates the condition (`DeviceLoop`).
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from ...program.steps.trace import (
 from .loop_states import update_in_place
 
 PASSES_OF_BODY = [each for each in PASSES if each.name != "constant_folding"]
-"""The passes that compile the steps of a loop. What does not depend on the iteration moves out of the loop, where the
-plan's own passes fold constants.
+"""The passes that compile the steps of a loop. Loop-invariant steps move out of the loop, where the passes of the whole
+plan fold constants.
 """
 
 
@@ -51,7 +51,10 @@ class Slices:
 
 @dataclass(frozen=True)
 class Stack:
-    """A result of the body, of which the iterations' values are stacked along ``axis``."""
+    """A result of the body whose values from all iterations are stacked along ``axis``.
+
+    ``backwards``: the value of the last iteration comes first.
+    """
 
     axis: int
     backwards: bool
@@ -59,7 +62,7 @@ class Stack:
 
 @dataclass(frozen=True)
 class Iteration:
-    """The arguments of the body in an iteration."""
+    """The arguments of the body: the iteration's number (int64, from 0), the states, and a slice of each sequence."""
 
     number: Tensor
     states: tuple[Tensor, ...]
@@ -115,7 +118,7 @@ def lower_loop(ctx: Lowering, plan: LoopPlan) -> list[Operand]:
 
 def _refuse_packed(x: Tensor) -> None:
     if x.dtype.is_packed:
-        raise Unsupported("control-flow", f"a loop on the device has no {x.dtype.short} tensors")
+        raise Unsupported("control-flow", f"a loop on the device does not support {x.dtype.short} tensors")
 
 
 def lower_if(ctx: Lowering, node: Node, condition: Tensor, branch: Callable[[str], Sequence[Operand]]) -> list[Operand]:
@@ -188,9 +191,7 @@ class _Loop:
         on, states, values = plan.lower(Iteration(self.counter.number, self.states, parts))
         ctx.node = plan.node
         if on is None and plan.limit is None:
-            raise Unsupported(
-                "control-flow", "it has neither a trip count nor a condition, and only the host can end it"
-            )
+            raise Unsupported("control-flow", "it has neither a trip count nor a condition that can end it")
         if on is None and plan.on is None and not isinstance(plan.limit, Tensor):
             self.count = plan.limit
         rows = [self._stack(stack, value) for stack, value in zip(plan.stacks, values, strict=True)]
@@ -218,7 +219,9 @@ class _Loop:
         _refuse_packed(x)
         axis = stack.axis + (x.rank + 1 if stack.axis < 0 else 0)
         if not 0 <= axis <= x.rank:
-            raise InvalidModel(f"{self.plan.node.op_type}: axis {stack.axis} of a result of rank {x.rank + 1}")
+            raise InvalidModel(
+                f"{self.plan.node.op_type}: a scan output: got axis {stack.axis}, expected {-x.rank - 1} to {x.rank}"
+            )
         whole = ctx.empty([*x.shape[:axis], self.count, *x.shape[axis:]], x.dtype)
         self.stacked.append(whole)
         return Slice(whole, x, axis, stack.backwards)
@@ -280,7 +283,7 @@ def _record(ctx: Lowering, loop: _Loop, first: Sequence[Step], body: Sequence[St
 def _compiled(ctx: Lowering, steps: Sequence[Step], own: set[Buffer]) -> list[Recordable]:
     """Run the passes on the steps. The buffers ``own`` count as outputs, since the next iteration reads them."""
     kinds = {buffer: buffer.kind for buffer in own}
-    tuner, ctx.tuner = ctx.tuner, None  # it would time steps whose sizes the loop does not know
+    tuner, ctx.tuner = ctx.tuner, None  # autotuning would time steps whose sizes are unknown while the loop is lowered
     for buffer in own:
         buffer.kind = BufferKind.OUTPUT
     try:

@@ -35,7 +35,7 @@ class BeamSearch(Search):
         self._early = attribute_number(node, "early_stopping", 0) == 1
 
     def _timestamp_tokens(self) -> TimestampTokens | None:
-        """Return the tokens of Whisper's timestamp rules; None if the search cannot apply these rules."""
+        """Return the tokens of Whisper's timestamp rules; None if the search does not apply these rules."""
         processor = self.given.get("logits_processor")
         if processor is not None and (processor.constant is None or processor.constant.any()):
             raise Unsupported("attribute", f"{self.node.op_type} with a logits_processor is not implemented")
