@@ -1,4 +1,4 @@
-"""Inputs with default values of compiled models, which ONNX Runtime turns into constants when it compiles a model."""
+"""Inputs with default values in compiled models: ONNX Runtime turns these inputs into constants when it compiles."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import os
 
 
 def restore_default_inputs(compiled: str | os.PathLike[str], source: str | os.PathLike[str]) -> list[str]:
-    """Make the inputs with default values of the model ``source`` inputs of the model that was compiled from it.
+    """Add the inputs of ``source`` that have default values to the inputs of ``compiled``, the model compiled from it.
 
     ONNX Runtime writes a compiled model whose inputs are only those that a Run must feed. The nodes of the compiled
-    model read the other inputs, such as the parameters of a LoRA adapter, as initializers. Changes the file
-    ``compiled`` if necessary, and returns the names of the inputs that it adds.
+    model read the other inputs, such as the parameters of a LoRA adapter, as initializers. This function changes the
+    file ``compiled`` if necessary, and returns the names of the added inputs.
 
     Raises: OSError: a file cannot be read or written. google.protobuf.message.DecodeError: one is not an ONNX model.
     """

@@ -1,7 +1,7 @@
-"""An adapter file of ONNX Runtime, loaded into device memory.
+"""LoRA adapter in device memory, loaded from an adapter file of ONNX Runtime.
 
-ONNX Runtime keeps the parameters of its own ``LoraAdapter`` in host memory, because it has no data transfer for the
-devices of a plugin there. So each Run with such an adapter copies all its parameters to the device.
+ONNX Runtime keeps the parameters of its own ``LoraAdapter`` in host memory, because the code that loads adapters has no
+data transfer to devices of a plugin. So each Run with a ``LoraAdapter`` copies all its parameters to the device.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class DeviceAdapter:
     Args:
         path: a file that ``onnxruntime.AdapterFormat.export_adapter`` or Olive has written.
         emulate: True for the emulated device, False for a GPU, None as `ort_cuda_plugin.session` chooses.
-        provider_options: those of the session; ``device_id`` selects the device.
+        provider_options: the provider options of the session; ``device_id`` selects the device.
 
     Raises: FileNotFoundError: there is no such file. ValueError: it is not an adapter file, or has a parameter that is
         not a tensor of numbers. Others: those of `ort_cuda_plugin.session`.
@@ -47,12 +47,12 @@ class DeviceAdapter:
             name: ort.OrtValue.ortvalue_from_shape_and_type(value.shape(), value.element_type(), *device)
             for name, value in on_host.items()
         }
-        """By name of the model's input, an ``OrtValue`` on the device: feeds for ``session.run``."""
+        """Feeds for ``session.run``: an ``OrtValue`` on the device for each name of a model input."""
         self._copy(on_host)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all parameters."""
+        """Return the bytes of all parameters."""
         return sum(value.tensor_size_in_bytes() for value in self.parameters.values())
 
     def bind(self, binding: Any) -> None:

@@ -1,4 +1,4 @@
-"""Shows progress on a stream: a bar that is drawn again on a terminal or in a notebook, and lines elsewhere."""
+"""Progress display: a bar that is redrawn in place on a terminal or in a notebook, and lines on other streams."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ FIRST_LINE_SECONDS = 1.0
 REDRAW_SECONDS = 0.1
 """Minimum seconds between two drawings of a bar."""
 _BAR = 20
+"""Width of a bar, characters without the brackets."""
 _LONGEST_NAME = 40
+"""Maximum length of the name of an item in a text, characters."""
 
 
 def requested() -> bool | None:
-    """Return what the environment asks for: True: always show progress, False: never, None: commands show it."""
+    """Return the value of the environment variable: True: show all progress; False: none; None: that of commands."""
     return {"0": False, "1": True}.get(os.environ.get(VARIABLE, ""))
 
 
@@ -123,7 +125,7 @@ def display_on(stream: IO[str]) -> Display:
 
 
 class _Shown:
-    """The one display of the process. A second block shows nothing: its events are on the first display."""
+    """The only display of the process. A second block opens no other display: the first one shows its events."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -166,7 +168,7 @@ _shown = _Shown()
 
 @contextmanager
 def shown(display: Display | None = None) -> Iterator[None]:
-    """Show progress in the block on a display, by default one for the standard error.
+    """Show progress on a display while the block runs, by default on a display for the standard error.
 
     With ``ORT_CUDA_PLUGIN_PROGRESS=0`` nothing is shown.
     """

@@ -1,7 +1,7 @@
-"""Events of long work: how much of a task is done, on what it works, and how many seconds are left.
+"""Progress events of long work: how many items of a task are done, which was the last, and how many seconds are left.
 
-A `Task` reports; functions that `on_progress` has subscribed get an event for each report. Without a subscriber a
-report costs almost nothing. Work reports from any thread.
+A `Task` reports its progress. The functions that `on_progress` has subscribed get a `Progress` for each report. Without
+a subscriber, a report costs almost nothing. Any thread may report.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Progress:
         done: number of items that are done.
         total: number of items; it may grow.
         seconds: seconds since the task began.
-        seconds_left: expected seconds until the end; None if nothing is known yet.
+        seconds_left: expected seconds until the end of the task; None if unknown.
 
     Examples:
         >>> state = ort_cuda_plugin.Progress("compiling", "gemm", done=3, total=4, seconds=6.0, seconds_left=2.0)
@@ -56,11 +56,11 @@ _subscribers: list[Subscriber] = []
 
 @contextmanager
 def on_progress(callback: Subscriber) -> Iterator[None]:
-    """Call ``callback`` in the block for each step of long work of this process: compilation, autotuning, estimates.
+    """Call ``callback`` in the block for each event of long work of this process, such as compilation or autotuning.
 
-    The callback gets a `Progress`. It runs in the thread that does the work, one call at a time: it must return soon,
-    and must not create or run sessions. If it raises an exception, the exception is logged, and the callback is not
-    called again.
+    The callback gets a `Progress` when a task begins, and after each item of the task. It runs in the thread that does
+    the work, one call at a time: it must return soon, and must not create or run sessions. If it raises an exception,
+    the exception is logged, and the callback is not called again.
 
     Examples:
         >>> with ort_cuda_plugin.on_progress(lambda state: None):
@@ -81,7 +81,7 @@ def on_progress(callback: Subscriber) -> Iterator[None]:
 
 
 def is_watched() -> bool:
-    """Return whether a callback gets the events."""
+    """Return whether a callback is subscribed."""
     return bool(_subscribers)
 
 
@@ -96,9 +96,9 @@ def reported(name: str, items: Sequence[_Item], item_name: Callable[[_Item], str
 class Task:
     """A task whose items are done one after the other, or in several threads.
 
-    ``weight`` of an item is its expected share of the work, in any unit: the remaining weight at the pace so far gives
-    the seconds that are left. ``seconds`` are the expected seconds of the whole task, for the time before the first
-    item is done.
+    ``weight`` is the expected work of all items, in the unit of the weights that `advance` gets; by default the number
+    of items. The remaining weight at the pace so far gives the seconds that are left. ``seconds`` are the expected
+    seconds of the whole task, which count until the first item is done.
     """
 
     def __init__(self, name: str, total: int, weight: float | None = None, seconds: float | None = None) -> None:

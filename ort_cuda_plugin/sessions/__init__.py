@@ -1,1 +1,1 @@
-"""Observes the sessions of the process: which providers they asked for, and where their nodes run."""
+"""Session observation: which providers the sessions of the process asked for, and where their nodes run."""

@@ -1,7 +1,7 @@
-"""The report at the end of a program that ``ort-cuda-plugin exec`` runs: where the nodes of its sessions ran.
+"""Exit report of a program that ``ort-cuda-plugin exec`` runs: where the nodes of its sessions ran.
 
-Such a program cannot be changed to call `require`. So the report names each session that did not ask for the plugin,
-with the line of the program that created it, and each node that ran on another provider, with the reason.
+Such a program cannot be changed to call `require`. So the report names each session, the line of the program that
+created it, the providers that it asked for, and the reasons why nodes ran on another provider.
 """
 
 from __future__ import annotations

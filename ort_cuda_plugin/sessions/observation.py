@@ -1,4 +1,4 @@
-"""Observes ONNX Runtime's ``InferenceSession``: logs each fallback to the CPU, and can replace it by an error.
+"""Observation of ONNX Runtime's ``InferenceSession``: logs each fallback to the CPU, and can replace it by an error.
 
 ONNX Runtime creates a session on the CPU provider without an error in several cases: it does not know the provider that
 the application names, no device of the provider fits the options, or the provider fails and ``InferenceSession``
@@ -39,8 +39,9 @@ _history: list[Outcome] | None = None
 
 
 def refuse_fallback(identity: Identity) -> None:
-    """Make sessions that name the provider ``identity`` raise an error if they cannot be created. Other sessions still
-    fall back, and so do sessions with an ``enable_fallback`` of the application.
+    """Make sessions that name the provider ``identity`` raise an error if they cannot be created.
+
+    Other sessions still fall back, and so do sessions for which the application sets ``enable_fallback``.
     """
     _without_fallback.add(identity)
 
@@ -51,12 +52,12 @@ def restore_fallback() -> None:
 
 
 def outcome_of(session: Any) -> Outcome | None:
-    """Return where a session runs; None if it was created before `observe`."""
+    """Return the recorded outcome of a session; None if the session was created before `observe`."""
     return _outcomes.get(session)
 
 
 def keep_history() -> list[Outcome]:
-    """Return the list of outcomes to which each later session of the process is added, up to 1000."""
+    """Return the list to which the outcome of each later session of the process is added, up to 1000 outcomes."""
     global _history
     if _history is None:
         _history = []
@@ -89,7 +90,7 @@ def observe(onnxruntime: ModuleType) -> None:
 
     @functools.wraps(set_providers)
     def observed_set_providers(self: Any, providers: Any = None, provider_options: Any = None) -> None:
-        error = sys.exc_info()[1]  # if a Run failed, ONNX Runtime handles the error by a fallback
+        error = sys.exc_info()[1]  # if a Run failed, ONNX Runtime falls back in the handler of the error
         with current_session.created():
             set_providers(self, providers, provider_options)
             before = _outcomes.get(self)
@@ -102,7 +103,7 @@ def observe(onnxruntime: ModuleType) -> None:
 
 
 def _record(session: Any, model: str, asked: tuple[str, ...], device_ids: dict[str, str], error: str) -> None:
-    """Record where a new session runs, and log a fallback. An error of this function must not end the application."""
+    """Record where a new session runs, and log a fallback. An error here must not end the application."""
     try:
         caller, is_own_call = _caller()
         outcome = _outcome(tuple(session.get_providers()), model, caller, asked, device_ids, error)
@@ -112,7 +113,7 @@ def _record(session: Any, model: str, asked: tuple[str, ...], device_ids: dict[s
         if outcome.is_fallback and not is_own_call:  # functions of the package report it themselves
             logger.warning("%s", one_line(fallback_text(outcome)))
     except Exception as failure:
-        logger.debug("%s: the placement of its nodes is unknown", model, exc_info=failure)
+        logger.debug("%s: cannot record where the nodes of the session run", model, exc_info=failure)
 
 
 def _outcome(

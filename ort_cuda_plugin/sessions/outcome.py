@@ -1,4 +1,4 @@
-"""Where the nodes of one session run, and why some do not run on the plugin."""
+"""Session outcome: where the nodes of one session run, and why some do not run on the plugin."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Outcome:
 
     @property
     def is_fallback(self) -> bool:
-        """Whether the application asked for the plugin, and no node runs on it."""
+        """Return whether the application asked for the plugin, and no node runs on it."""
         if not self.own:
             return bool(self.failure)
         return bool(self.verdicts or self.failure) and not any(verdict.supported for verdict in self.verdicts)
@@ -60,7 +60,7 @@ class Outcome:
         if self.failure:
             return self.failure
         if not self.verdicts:
-            return "ONNX Runtime's graph optimisations removed all nodes, for example by constant folding"
+            return "ONNX Runtime's graph optimizations removed all nodes, for example by constant folding"
         return reasons(self.verdicts)
 
 

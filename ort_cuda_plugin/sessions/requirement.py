@@ -1,4 +1,4 @@
-"""`require`: raises an error if a session, or some of its nodes, do not run on the plugin."""
+"""Placement requirement: `require` raises an error if a session, or some of its nodes, do not run on the plugin."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ class PlacementError(Error, RuntimeError):
 def require(
     session: ort.InferenceSession, *, nodes: Literal["all", "any"] = "all", allow: Collection[str] = ()
 ) -> None:
-    """Raise an error unless the session runs on the plugin. The call only reads what its creation has recorded.
+    """Raise an error unless the session runs on the plugin.
+
+    The call only reads what the creation of the session has recorded.
 
     Args:
         session: a session that was created after `register`, by `session` or by ONNX Runtime's own functions.
@@ -53,7 +55,7 @@ def require(
         PlacementError: the session does not have the plugin's provider, or a node that must run on the plugin does not;
             the message has the reasons.
         TypeError: ``session`` is not an ``InferenceSession``.
-        ValueError: ``nodes`` has another value.
+        ValueError: ``nodes`` is neither "all" nor "any".
 
     Examples:
         >>> session = ort_cuda_plugin.session("model.onnx")
@@ -88,7 +90,7 @@ def _not_asked(outcome: Outcome) -> str:
 
 
 def _from_host(session: Any) -> Outcome:
-    """Return where a session runs that was created before `register`, as ONNX Runtime recorded it."""
+    """Return the outcome of a session that was created before `register`, as ONNX Runtime recorded it."""
     providers = tuple(session.get_providers())
     own = next((name for name in providers if is_our_name(name)), "")
     if not own:
@@ -98,7 +100,7 @@ def _from_host(session: Any) -> Outcome:
     except Exception as error:
         raise PlacementError(
             "the session was created before ort_cuda_plugin.register, so the plugin has no record of its nodes. Call "
-            "register first, or set the session entry session.record_ep_graph_assignment_info=1"
+            "register first, or set the session configuration entry session.record_ep_graph_assignment_info=1"
         ) from error
     verdicts = [
         NodeVerdict(node.name, node.op_type, node.domain, 0, True, provider=part.ep_name)
