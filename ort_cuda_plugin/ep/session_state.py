@@ -43,7 +43,7 @@ class Session:
         single_nodes: whether ONNX Runtime runs each node by a registry kernel.
         operators: the custom operators.
         ranks: inferred ranks of values; kept here because ORT drops the nodes that a fused node replaces.
-        progress: what ends the display of progress.
+        progress: closing it ends the display of progress.
         compiled: the compiled clusters, by the names of their fused nodes; those of bodies may be compiled again in the
             plan of the surrounding graph.
     """
@@ -89,8 +89,8 @@ class Session:
         if budget is not None and self.single_nodes:
             raise OptionError(
                 f"{EP_NAME} option weight_budget: ONNX Runtime runs each node of this session by a kernel of its own, "
-                "and copies all weights to the device itself. Leave out weight_budget, or what asks for single nodes "
-                "(single_nodes, optimized_model_filepath, layering rules, statistics)"
+                "and copies all weights to the device itself. Leave out weight_budget, or the setting that requests "
+                "single nodes (single_nodes, optimized_model_filepath, layering rules, statistics)"
             )
         self.weight_budget = SessionWeightBudget(budget, self.device.info.memory_bytes)
         custom.discover()

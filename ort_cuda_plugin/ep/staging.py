@@ -1,4 +1,4 @@
-"""Divides the clusters of a session over its devices, and records which device runs each cluster."""
+"""Staging: divides the clusters of a session over its devices, and records which device runs each cluster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .session_state import Session
 
 
 class Staging:
-    """Divides the clusters that ONNX Runtime has fused. Clusters in bodies of control flow stay on the first device."""
+    """Divides clusters over the devices of a session. Clusters in bodies of control flow stay on the first device."""
 
     def __init__(self, session: Session, claiming: Claiming) -> None:
         self._session, self._claiming = session, claiming
@@ -24,7 +24,7 @@ class Staging:
         ``fused_nodes`` are ``const OrtNode *``; ``names`` are their names.
 
         Raises:
-            OptionError: the nodes cannot be divided, or do not fit.
+            OptionError: the nodes cannot be divided, or their weights do not fit into the memory of the devices.
         """
         staged = self._stages(names, graphs, fused_nodes) if self._session.devices.are_several else {}
         clusters: dict[str, Graph] = {}

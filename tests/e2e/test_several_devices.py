@@ -445,7 +445,7 @@ session(layers(2), "0,1", "/layer.0/*:0,/layer.7/*:1")
         env=FOUR,
         preloaded=True,
     )
-    assert "device_of: no node that the plugin runs, and no result of one, has this name: '/layer.7/*'" in done.stderr
+    assert "device_of: the pattern '/layer.7/*' matches no node of the plugin, and no result of one" in done.stderr
     assert "'/layer.0/*'" not in done.stderr
 
 

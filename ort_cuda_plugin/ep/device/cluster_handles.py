@@ -55,7 +55,7 @@ class NewWeights:
             core().weight_release(pointer)
 
     def acquire_all(self, weights: Sequence[Constant], streamed: Collection[int] = ()) -> list[Any]:
-        """Return an ``ocp_weight *`` for each of ``weights``, in host memory if its index is in ``streamed``."""
+        """Return an ``ocp_weight *`` for each of ``weights``, in pinned host memory if its index is in ``streamed``."""
 
         def acquire(indexed: tuple[int, Constant]) -> Any:
             index, constant = indexed
@@ -98,7 +98,10 @@ class NewWeights:
 
 
 def move_to_host(weight: Any) -> None:
-    """Move a weight that `NewWeights.empty` made to host memory. Raises PluginError: memory was exhausted."""
+    """Move a weight that `NewWeights.empty` made to pinned host memory.
+
+    Raises: PluginError: the memory cannot be allocated, or the copy fails.
+    """
     error = new_error()
     core().weight_move_to_host(weight, error)
     check(error)

@@ -52,7 +52,7 @@ class DeviceCluster:
 
     ``handle`` is the number that C passes to `build_variant`; ``are_stored`` as for `NewWeights`. A plan's records
     refer to ``callbacks`` by number. ``weights`` has each ``ocp_weight *`` of the cluster, and its size in bytes.
-    ``placement`` decides which weights are in host memory; None: none.
+    ``placement`` decides which weights are in host memory; None: all are in device memory.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class DeviceCluster:
             add_plan(self.pointer, plan)
 
     def _plans(self, variant: Variant) -> list[Plan | bytes]:
-        """Place the variant's weights, and return its plans; with a placement, these upload the streamed weights."""
+        """Assign the variant's weights to device or host memory; return its plans, which upload the latter."""
         plans: list[Plan | bytes] = [*variant.stored, *([] if variant.plan is None else [variant.plan])]
         if self._placement is None:
             return plans
@@ -161,7 +161,7 @@ class DeviceCluster:
             pointers = dict(zip(constants, acquired, strict=True))
             first = 0
             for program in programs:
-                # One program after the other: device memory need not hold the results that are then streamed.
+                # Programs run one after the other: device memory never holds all results that move to host memory.
                 results = {
                     weight.number: (index, new.empty(weight.nbytes))
                     for index, weight in enumerate(weights)

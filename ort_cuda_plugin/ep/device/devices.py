@@ -201,7 +201,7 @@ def _list(*, emulated: bool) -> tuple[list[DeviceInfo], str]:
 
 
 def no_such_device(ordinal: object, known: Iterable[DeviceInfo]) -> str:
-    """Say that there is no device with this number, and which devices there are."""
+    """Return a message that there is no device with this ordinal, with the devices that there are."""
     names = ", ".join(f"{info.ordinal} ({info.name})" for info in known)
     return f"there is no device {ordinal}. Choose one of {names}"
 

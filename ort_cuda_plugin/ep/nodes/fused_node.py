@@ -187,13 +187,13 @@ class FusedNode:
             count("PLAN_VARIANTS_BUILT")
 
     def _read_weight(self, number: int) -> bytes:
-        """Return the contents of the cluster's weight ``number``, copied back from the device if it is there."""
+        """Return a copy of the contents of the cluster's weight ``number``, from device or host memory."""
         weight, nbytes = self._on_device.weights[number]
         return read_weight(weight, nbytes, self._device)
 
     @property
     def streaming(self) -> list[StreamingSchedule]:
-        """Return the schedules of the plans that upload weights, in the order in which they were added."""
+        """Return the schedules of the plans that upload weights, in the order in which the plans were added."""
         return [] if self._placement is None else list(self._placement.schedules)
 
     def call_back(self, number: int, addresses: Sequence[int], numbers: Sequence[int], stream: Any) -> None:

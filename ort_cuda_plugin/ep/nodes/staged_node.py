@@ -1,4 +1,4 @@
-"""A fused node whose stages run on several devices: C copies tensors between them and orders their streams."""
+"""Staged fused node: its stages run on several devices. C copies tensors between devices, and orders the streams."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .fused_node import FusedNode
 
 @dataclass(frozen=True)
 class NamedStage:
-    """A stage of a fused node: the name of its cluster, and its device."""
+    """A stage of a fused node, with the name of its cluster and with its device."""
 
     name: str
     device: OpenDevice
@@ -38,9 +38,10 @@ class StagedCluster:
 
 
 class StagedNode:
-    """Owns an ``ocp_pipeline``. ``fuse`` compiles a stage to a cluster on its device, which the caller owns.
+    """The owner of an ``ocp_pipeline``.
 
-    ``devices`` are those of the session.
+    ``fuse`` compiles a stage to a cluster on the stage's device; the caller owns the cluster. ``devices`` are those of
+    the session.
 
     Raises:
         NodeError, PluginError: as `FusedNode.prepare`.
@@ -80,7 +81,7 @@ class StagedNode:
         return info
 
     def close(self) -> None:
-        """Release the ``ocp_pipeline``. No Run may be active. The owner of the clusters releases these afterwards."""
+        """Release the ``ocp_pipeline``. No Run may be active. The owner of the clusters releases them afterward."""
         core().pipeline_release(self.pointer)
         self.pointer = ffi.NULL
 

@@ -44,8 +44,9 @@ def forget() -> None:
 
 @contextmanager
 def created() -> Iterator[None]:
-    """Forget the thread's session for the block, which creates another one. Without a provider of the plugin in the new
-    session, remember the earlier session again.
+    """Forget the thread's session while the block creates another one.
+
+    If the new session has no provider of the plugin, remember the earlier session again.
     """
     before = _state.provider, _state.record
     forget()
@@ -57,7 +58,7 @@ def created() -> Iterator[None]:
 
 
 def failed(message: str) -> None:
-    """Record the error of a callback."""
+    """Record the error of a callback of ONNX Runtime."""
     _state.failure = message
 
 
@@ -72,7 +73,7 @@ def record() -> Any:
 
 
 def failure() -> str:
-    """Return the error of the callback that failed last; "" if none has failed."""
+    """Return the error of the callback that failed last in this thread's session; "" if none has failed."""
     return _state.failure
 
 

@@ -17,7 +17,7 @@ from ..options import arena
 from ..options.options import OptionError, Options
 
 _SEVERAL_SINCE = 27
-"""N of the first ONNX Runtime 1.N that accepts several devices: it asks the plugin which of them has the tensors."""
+"""N of the first ONNX Runtime 1.N that accepts several devices for a session."""
 
 Log = Callable[[str, str], None]
 """Writes a message to the session's log; the arguments are the level and the text."""
@@ -127,7 +127,7 @@ class SessionDevices:
             arena.set_limit(device.info, lib.OCP_DEVICE_MEMORY, nbytes)
 
     def _connect(self, log: Log) -> None:
-        """Let each device access the memory of the others, where the hardware can."""
+        """Enable peer access between all devices where the hardware has it, and log the path of copies."""
         direct, error = ffi.new("bool *"), new_error()
         for device in self.all:
             for peer in self.all:
@@ -139,22 +139,24 @@ class SessionDevices:
                 log("INFO", f"copies from device {peer.info.ordinal} to {device.info.ordinal} go {path}")
 
     def require_fused_nodes(self, others: Mapping[str, bool]) -> None:
-        """Check settings that a session on several devices does not support. ``others``: each, and whether it is set.
+        """Refuse settings that a session on several devices does not support.
 
-        Raises: OptionError: one of them is set.
+        ``others`` maps each of these settings to whether it is set.
+
+        Raises: OptionError: the session has several devices, and one of the settings is set.
         """
         for setting, is_set in others.items():
             if self.are_several and is_set:
                 raise OptionError(
                     f"{EP_NAME} option device_ids={_text(self.ordinals)}: a session on several devices does not "
-                    f"support {setting}. Give it one device, or leave the setting out"
+                    f"support {setting}. Give the session one device, or leave the setting out"
                 )
 
     def assign(self, graphs: Sequence[Graph], log: Log) -> dict[Node, int]:
         """Return the index of the device of each node of the main graph's clusters that a split assigns.
 
         Raises:
-            OptionError: the weights do not fit into the devices.
+            OptionError: the weights do not fit into the memory of the devices.
         """
         graphs = [graph for graph in graphs if not is_search(graph.nodes[0])]
         nodes = [node for graph in graphs for node in placed_nodes(graph)]
@@ -162,7 +164,7 @@ class SessionDevices:
             for rule in unmatched(self._rules, (node for graph in graphs for node in graph.all_nodes())):
                 log(
                     "WARNING",
-                    f"device_of: no node that the plugin runs, and no result of one, has this name: {rule.pattern!r}. "
+                    f"device_of: the pattern {rule.pattern!r} matches no node of the plugin, and no result of one. "
                     "ONNX Runtime may have fused or renamed the node: ort-cuda-plugin explain MODEL lists the nodes",
                 )
             return by_rules(nodes, self._rules, self.ordinals)

@@ -1,4 +1,4 @@
-"""The stream of all Runs of a session, if the application gives or asks for one."""
+"""Session stream: the one stream of all Runs of a session, if the application gives or asks for one."""
 
 from __future__ import annotations
 

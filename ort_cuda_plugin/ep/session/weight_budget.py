@@ -1,4 +1,4 @@
-"""Divides the option ``weight_budget`` of a session among its fused nodes."""
+"""Weight budget of a session: divides the option ``weight_budget`` among the fused nodes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ...plugin_library import EP_NAME
 from ..options.options import OptionError
 
 _CREATED = 256 * 1024
-"""Bytes assumed for constants that operators create, such as tables, which also count as weights."""
+"""Bytes assumed for each fused node's constants that operators create, such as tables. These count as weights too."""
 
 
 class SessionWeightBudget:
@@ -29,8 +29,10 @@ class SessionWeightBudget:
         """Divide the budget among the fused nodes that ONNX Runtime compiles in one call.
 
         Shares are proportional to the bytes of weights. ``loaded`` are the nodes from compiled models, by index. ONNX
-        Runtime compiles bodies of control flow before the graph around them, which may compile them again: then all
-        weights must fit. Raises OptionError if a node cannot stream weights.
+        Runtime compiles bodies of control flow before the surrounding graph, whose plan may contain the bodies again.
+        If bodies have weights, the weights of both must fit into the budget.
+
+        Raises: OptionError: a node cannot stream weights.
         """
         if self._budget is None:
             return
@@ -44,7 +46,7 @@ class SessionWeightBudget:
             raise OptionError(
                 f"{EP_NAME} option weight_budget: bodies of control flow (If, Loop, Scan) have weights, and these "
                 f"{self._earlier} bytes with the {sum(sizes)} bytes of the graph around them exceed the budget of "
-                f"{self._budget}; streaming them is not implemented. Raise weight_budget or leave it out"
+                f"{self._budget} bytes; streaming them is not implemented. Raise weight_budget or leave it out"
             )
         available = max(self._budget - self._earlier, 0)
         total = sum(sizes) + _CREATED * len(sizes)
