@@ -1,4 +1,4 @@
-"""Writes reports as a self-contained web page: for each model a row per provider, with a bar for the median Run."""
+"""Web page of benchmark reports, self-contained: for each model a row per provider, with a bar for the median Run."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ def output_console() -> Console:
 
 @contextmanager
 def waiting(console: Console, what: str) -> Iterator[None]:
-    """Show on the terminal for what the user waits, with a bar of the kernels that are compiled, or of other long work.
+    """Show on the terminal what the command is doing, with a bar for compiled kernels or other long work.
 
     If the output is not a terminal, print lines about long work. `is_silent` says whether nothing is shown.
     """
@@ -179,7 +179,7 @@ class _StatusDisplay:
 
 
 def counted(items: Sequence[_Item], what: str, console: Console) -> Iterable[_Item]:
-    """Return the items; show on a terminal how many the caller has taken."""
+    """Return the items, and show on a terminal how many of them the caller has taken."""
     is_hidden = is_silent() or not console.is_terminal
     return track(items, escape(printable(what)), console=console, transient=True, disable=is_hidden)
 

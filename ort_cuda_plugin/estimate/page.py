@@ -1,4 +1,4 @@
-"""Writes the estimate as a self-contained web page: the bar of a Run, the graph with times, and a row for each step."""
+"""Web page of an estimate, self-contained: the bar of a Run, the graph with times, and a row for each step."""
 
 from __future__ import annotations
 

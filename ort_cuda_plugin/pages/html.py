@@ -1,4 +1,4 @@
-"""Common parts of all pages: the document with its tools, tables, bars, sections that open, and packed texts."""
+"""HTML of all pages: the document with its tools, tables, bars, sections that open, and packed texts."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ class Page:
         return f'<pre data-text="{self._text(text)}"></pre>'
 
     def difference(self, text: str) -> str:
-        """Return a unified diff with removed and added lines in colours."""
+        """Return a unified diff with removed and added lines in colors."""
         return f'<pre class="diff" data-text="{self._text(text)}"></pre>'
 
     def opened(self, summary: str, inside: str, *, identity: str = "", kind: str = "", is_open: bool = False) -> str:
         """Return HTML with the line ``summary``, under which ``inside``, packed HTML, opens.
 
-        ``identity`` is an anchor. ``kind`` is a kind of kernel, whose colour stands before the summary.
+        ``identity`` is an anchor. ``kind`` is a kind of kernel; a square of its color precedes the summary.
         """
         attributes = (f' id="{escape(identity)}"' if identity else "") + (" open" if is_open else "")
         sign = f'<span class="swatch k-{kind}"></span>' if kind else ""
@@ -121,7 +121,7 @@ class Name:
 
 @dataclass(frozen=True)
 class Link:
-    """A cell with a number that leads to an anchor of the page."""
+    """A cell with a number that is a link to an anchor of the page."""
 
     text: str
     target: str
@@ -129,7 +129,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Bar:
-    """A cell with a bar over ``fraction`` of the cell's width, in the colour of a kind of kernel, with a tooltip."""
+    """A cell with a bar over ``fraction`` of the cell's width, in the color of a kind of kernel, with a tooltip."""
 
     fraction: float
     kind: str = ""

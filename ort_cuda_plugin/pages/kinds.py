@@ -1,6 +1,6 @@
-"""Kinds of kernels: the colours of steps on all pages. A colour means its kind of kernel, and nothing else.
+"""Kinds of kernels: the colors of steps on all pages. A color means its kind of kernel, and nothing else.
 
-The style sheet (page.css) has two colours for each kind, for light and for dark pages.
+The style sheet (page.css) has two colors for each kind, for light and for dark pages.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def kind_of(step: str, op_types: Sequence[str], name: str = "") -> str:
     """
     if step in ("copy", "memset", "fill", "read back"):
         return "copy"
-    types = [op_type for op_type in op_types if op_type != "BatchNormalization"]  # a Mul and an Add of constants
+    types = [op_type for op_type in op_types if op_type != "BatchNormalization"]  # a Mul and an Add with constants
     found = [kind for kind, words in _WORDS if any(word in op_type for word in words for op_type in types)]
     if "attention" in name or ("gemm" in found and "Softmax" in types):
         return "attention"

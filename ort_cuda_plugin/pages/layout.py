@@ -14,14 +14,15 @@ from itertools import accumulate, pairwise
 ROW_GAP = 36
 BOX_GAP = 22
 TRUNK_GAP = 14
+"""Distances between rows, between boxes of a row, and between a dummy and its neighbor in a row, pixels."""
 LONGEST_ROW = 40
 """Maximum boxes side by side; a layer with more boxes takes several rows of the drawing."""
 _ORDER_SWEEPS = 8
 _X_SWEEPS = 8
 _SLIGHT = 4
-"""Distance from a box's middle up to which its only edge arrives straight from above."""
+"""Distance from a box's middle up to which its only edge arrives straight from above, pixels."""
 _STRAIGHT = 8.0
-"""Weight of the wish of a dummy to lie below another dummy, relative to the wish of a box."""
+"""Weight with which a dummy aligns with a dummy in the next row; all other alignments have the weight 1."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +178,7 @@ def _connect(upper: _Slot, lower: _Slot) -> None:
 
 
 def _order(rows: Sequence[list[_Slot]]) -> None:
-    """Sort the rows by the mean position of neighbours, downwards and upwards in turn, to reduce crossings."""
+    """Sort each row by the mean position of neighbors (barycenter), down and up in turn, to reduce crossings."""
     at = {slot: float(index) for row in rows for index, slot in enumerate(row)}
     for sweep in range(_ORDER_SWEEPS):
         is_down = sweep % 2 == 0
@@ -191,7 +192,7 @@ def _order(rows: Sequence[list[_Slot]]) -> None:
 
 
 def _set_x(rows: Sequence[Sequence[_Slot]]) -> None:
-    """Set the x of all slots: near their neighbours, in the order of their row, without overlaps."""
+    """Set the x of all slots: near their neighbors, in the order of their row, without overlaps."""
     for row in rows:
         _near(row, [(0.0, 1.0)] * len(row))
     for sweep in range(_X_SWEEPS):
@@ -201,7 +202,7 @@ def _set_x(rows: Sequence[Sequence[_Slot]]) -> None:
 
 
 def _wish(slot: _Slot, is_down: bool) -> tuple[float, float]:
-    """Return the x that a slot should have, and the weight of this wish."""
+    """Return the target x of a slot, and the weight of this target."""
     others = (slot.above if is_down else slot.below) or slot.above or slot.below
     if not others:
         return slot.x, 0.1
@@ -211,7 +212,7 @@ def _wish(slot: _Slot, is_down: bool) -> tuple[float, float]:
 
 
 def _near(row: Sequence[_Slot], wishes: Sequence[tuple[float, float]]) -> None:
-    """Set each x of a row as near as possible to its wish: least squares, by pooling adjacent violators."""
+    """Set each x of a row as near as possible to its target: least squares, by pooling adjacent violators."""
     if not row:
         return
     steps = [(a.width + b.width) / 2 + (TRUNK_GAP if a.is_dummy or b.is_dummy else BOX_GAP) for a, b in pairwise(row)]

@@ -1,4 +1,4 @@
-"""A model as the pages draw it: nodes, the steps that compute them, and two drawings of both.
+"""Graph of a model on pages: nodes, the steps that compute them, and two drawings of both.
 
 One drawing has a box for each step of a Run, the other for each ONNX node. In both, a cluster is a frame around its
 own drawing, and the model's inputs and outputs, and nodes of other providers, stand outside of the frames.
@@ -17,6 +17,7 @@ from .layout import Layout, layout
 WIDTH, HEIGHT = 186, 50
 _PORT_HEIGHT = 34
 _PADDING, _TITLE = 16, 24
+"""Sizes and distances of boxes and frames, pixels."""
 _LONGEST_TITLE = 3
 """Maximum number of operators that a step's box names."""
 SIGNS = (
@@ -163,7 +164,7 @@ class _View:
         self.by_steps = by_steps
         self.step_of: dict[str, int] = {}
         for number, step in enumerate(graph.steps):
-            for name in step.nodes:  # of several, the step that takes most: kernels for other sizes take nothing
+            for name in step.nodes:  # of several steps the most expensive one: kernels for other sizes take no time
                 if name not in self.step_of or step.amount > graph.steps[self.step_of[name]].amount:
                     self.step_of[name] = number
         self.boxes: list[dict[str, Any]] = []
@@ -321,7 +322,7 @@ class _Inner:
         self.view = view
         self.drawn, keys = view.inside(numbers)
         self.edges: dict[tuple[Hashable, Hashable], dict[str, bool]] = {}
-        makers: dict[str, tuple[Hashable, ...]] = {}  # of a view: the makers of what it views
+        makers: dict[str, tuple[Hashable, ...]] = {}  # the boxes that compute a value, directly or by a view
         for number in numbers:
             node = view.graph.nodes[number]
             read = {name: makers[name] for name in node.inputs if name in makers}

@@ -1,6 +1,6 @@
-"""Packs data into a page: JSON, deflated, in base64. The page's script unpacks the data with DecompressionStream.
+"""Packed data in a page: JSON, deflated, in base64. The page's script unpacks the data with DecompressionStream.
 
-Kernel sources and graphs repeat themselves: packed, a page of a thousand nodes stays below 500 kB.
+Kernel sources and graphs are repetitive: packed, a page of a thousand nodes stays below 500 kB.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from ..program.analysis.plan_record import read_plans
 
 Event: TypeAlias = "Mapping[str, Any]"
 View: TypeAlias = Literal["nodes", "steps", "kernels", "host"]
-"""A kind of records of a profile."""
+"""A list of records in a `Profile`."""
 _KERNEL_TIME = "_kernel_time"
 COMPUTING = ("kernel", "library")
 """Kinds of steps that compute. Other steps move bytes, some of them between host and device."""

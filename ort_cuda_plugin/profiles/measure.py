@@ -1,4 +1,4 @@
-"""Profiles a model: runs it with ONNX Runtime's profiler, and computes the profile of a typical Run."""
+"""Profiling: runs a model with ONNX Runtime's profiler, and computes the profile of a typical Run."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def record(
     emulate: bool | None,
     provider_options: GivenOptions | None = None,
 ) -> Recording:
-    """Run the model and return its profile as ``name``. ``outputs`` are the computed outputs; None: all."""
+    """Run the model and return its profile under the name ``name``. ``outputs``: the outputs to compute; None: all."""
     import onnxruntime as ort
 
     given = dict(provider_options or {})

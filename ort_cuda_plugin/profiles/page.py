@@ -1,4 +1,4 @@
-"""Writes a profile as a self-contained web page: the bar of a Run, the graph, nodes by cost, steps, kernels."""
+"""Web page of a profile, self-contained: the bar of a Run, the graph, nodes by cost, steps, kernels."""
 
 from __future__ import annotations
 

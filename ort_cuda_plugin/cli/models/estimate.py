@@ -79,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--weight-budget",
         type=_weight_budget,
         metavar="BYTES",
-        help="device memory for weights, such as 8G: include the copies of the weights that do not fit",
+        help="device memory for weights, such as 8G: add the time in which steps wait for copies of the other weights",
     )
     parser.add_argument("--top", type=int, default=0, metavar="N", help="print only the N longest steps")
     parser.add_argument(
@@ -102,7 +102,7 @@ def _weight_budget(text: str) -> int | None:
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     if isinstance(budget, float):
-        raise argparse.ArgumentTypeError("give a number of bytes: the memory of the GPU is not described")
+        raise argparse.ArgumentTypeError("got a share of device memory, expected bytes such as 8G")
     return None if budget is None else int(budget)
 
 
@@ -122,7 +122,7 @@ def execute(arguments: argparse.Namespace) -> int:
             found = estimate_optimised(model, gpu, shapes, values, constants, calibrated, arguments.weight_budget)
     except BudgetTooSmall as error:
         raise UserError(
-            ExitCode.USAGE, f"--weight-budget: too small for one step, give at least {error.needed} bytes"
+            ExitCode.USAGE, f"--weight-budget: too small for the weights of a step. Give at least {error.needed} bytes"
         ) from error
     except ShapeError as error:
         raise UserError(ExitCode.USAGE, f"--shapes: {error}") from error
@@ -263,7 +263,7 @@ def summary(found: Estimate) -> list[str]:
         lines.append(
             f"{copies.resident / 1e6:.1f} MB of weights are resident; a Run copies {copies.nbytes / 1e6:.1f} MB in "
             f"{copies.copies} copies, which take {copies.link_seconds * 1e6:.0f} us on the link, at "
-            f"{found.device.copied_per_second / 1e9:.1f} GB/s. Steps wait {copies.waiting * 1e6:.0f} us of these."
+            f"{found.device.copied_per_second / 1e9:.1f} GB/s. Steps wait for copies for {copies.waiting * 1e6:.0f} us."
         )
     if found.calibrated:
         lines.append(f"`ort-cuda-plugin calibrate` has measured the rates on {found.calibrated}.")

@@ -91,14 +91,14 @@ def plan_steps(clusters: Sequence[str], plans: Mapping[str, _Plan]) -> list[Grap
 
 
 def blocks(steps: Sequence[GraphStep], unit: str) -> Iterator[html.Block]:
-    """Yield the blocks of a bar of a Run with these steps, one after the other."""
+    """Yield a block of the bar of a Run for each step."""
     for step in steps:
         nodes = ", ".join(step.nodes)
         yield step.amount, step.colour, step.anchor, f"{step.name}: {step.amount:.3g} {unit}\n{nodes}"
 
 
 def model_graph(placement: Placement, steps: Sequence[GraphStep], unit: str) -> ModelGraph:
-    """Return the graph of the model's main graph; bodies of control-flow nodes are only in the table of nodes."""
+    """Return the model's main graph for the page. Only the table of nodes has the bodies of control-flow nodes."""
     nodes = [
         GraphNode(
             verdict.label,

@@ -1,4 +1,4 @@
-"""Writes the contents of compiled models as a web page: bytes by kind, plans with their guards, kernels."""
+"""Web page of a compiled model's contents: bytes by kind, plans with their guards, kernels."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ def _one(
 ) -> ModelReport:
     """Measure one model. ``batch`` is None if the model has no dimension with the name "batch".
 
-    ``position`` says for the progress which of the models this is.
+    ``position`` is the text before the model's name in progress, such as "2 of 5: ".
     """
     name = subject.name
     given = argparse.Namespace(**vars(arguments) | {"model": name})

@@ -43,9 +43,12 @@ def streaming(
     device: Gpu,
     budget: int,
 ) -> Streaming:
-    """Return the copies of a Run whose steps take ``seconds`` each, and read the weights ``reads``.
+    """Return the copies of a Run. ``seconds`` has the time of each step.
 
-    ``nbytes`` has the bytes of each weight, by number; ``states`` are those that Runs write. Raises BudgetTooSmall.
+    ``reads`` has the numbers of the weights that each step reads. ``nbytes`` has the bytes of each weight, by number.
+    ``states`` are the weights that Runs write.
+
+    Raises: BudgetTooSmall: the budget has no room for the weights that a step reads at once.
     """
     spans: dict[int, tuple[int, int]] = {}
     for position, numbers in enumerate(reads):
@@ -69,7 +72,7 @@ def streaming(
 
 
 def _waiting(uploads: Sequence[Upload], seconds: Sequence[float], rate: float) -> float:
-    """Return the seconds for which steps wait for the uploads, which the link copies with ``rate``."""
+    """Return the seconds for which steps wait for the uploads. ``rate`` is that of the link, in bytes per second."""
     ends = [0.0]  # ends[i]: when the steps before step i have finished
     copied = waited = 0.0
     position = 0
