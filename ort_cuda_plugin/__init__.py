@@ -122,7 +122,7 @@ def counters() -> dict[str, int]:
     ``library_refusals`` (calls that a library refuses, which kernels of the plugin replace), ``copies_h2d``,
     ``copies_d2h``, ``copies_d2d``, ``copies_peer`` and ``bytes_peer`` (tensors copied between devices of a session, and
     their bytes), ``weight_bytes_streamed`` (copied in Runs because of the option ``weight_budget``),
-    ``plan_variants_built``, ``plan_hits``, ``host_value_reads``, ``device_loops`` (loops that plans contain),
+    ``plan_variants_built``, ``plan_hits``, ``host_value_reads``, ``device_loops`` (loops in plans that Runs enqueued),
     ``device_loop_iterations`` (their iterations before which the host read a flag), ``outputs_redirected`` (outputs
     that share memory with another tensor and needed a copy), ``kernels_compiled``, ``kernel_cache_hits``,
     ``candidates_measured`` (by the option ``autotune``), ``graph_captures``, ``graph_replays``, ``graph_updates``

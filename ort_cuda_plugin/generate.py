@@ -179,7 +179,7 @@ class Decoder:
         Args:
             parameters: those of a `DeviceAdapter`, or other ``OrtValue`` objects by name of the model's input.
 
-        Raises: ValueError: the model has no input with a default value of a name.
+        Raises: ValueError: ``parameters`` names an input that the model does not have, or that has no default value.
         """
         known = {x.name for x in self.session.get_overridable_initializers()}
         if unknown := sorted((parameters or {}).keys() - known):

@@ -25,7 +25,7 @@ WORDS = {
     "pieces of": (r"\bpieces? of\b", "16-byte chunks"),
     "single places": (r"\bsingle places?\b", "1x1 (pointwise) convolution"),
     "place": (
-        r"(?<![a-z])(?<!in[ _])(?<!take )(?<!takes )(?<!in its )places?(?![a-z])(?! of)",
+        r"(?<![a-z])(?<!in[ _-])(?<!take )(?<!takes )(?<!in its )places?(?![a-z])(?! of)",
         "an output pixel; an index; memory",
     ),
     "made of": (r"\b(?:is|are) made of\b", "consists of, is computed from"),

@@ -14,7 +14,7 @@ from .core import core, ffi, lib
 from .errors import Error
 
 python_logger = logging.getLogger("ort_cuda_plugin").getChild("onnxruntime")
-"""Python's logger with the lines that the plugin writes to ORT's log."""
+"""Python's logger that gets a copy of the lines that the plugin writes to ORT's log."""
 PYTHON_LEVELS = {
     "VERBOSE": logging.DEBUG,
     "INFO": logging.INFO,
@@ -122,7 +122,7 @@ class KeyValuePairs:
 def log(level: str, message: str, logger: Any = None, *, where: str = "ort_cuda_plugin") -> None:
     """Write one line to ORT's log, and to Python's logger `python_logger` if the application handles its lines.
 
-    The severity of ORT's log does not filter the lines of the logger, whose own level does.
+    The level of `python_logger` filters its lines; the severity of ORT's log does not.
 
     Args:
         level: VERBOSE, INFO, WARNING, ERROR or FATAL.

@@ -1,4 +1,4 @@
-"""Text for messages: names that were probably meant, and text without control characters."""
+"""Message texts: suggestions for misspelled names, and text without control characters."""
 
 from __future__ import annotations
 

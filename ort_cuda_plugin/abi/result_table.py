@@ -1,4 +1,4 @@
-"""Lists of records that functions return, as tables: columns for pandas, and HTML for Jupyter."""
+"""Result tables: lists of records that functions return, with columns for pandas and HTML for Jupyter."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Table(list[Row], Generic[Row]):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The names of the columns: the fields of a row."""
+        """Return the names of the columns: the fields of a row."""
         return tuple(each.name for each in fields(self.row_type))  # type: ignore[arg-type]
 
     def to_dict(self) -> dict[str, list[Any]]:

@@ -28,7 +28,7 @@ class Gpu:
     for float32 and float64 those of the other units. ``tensor_share`` is the fraction of the tensor-core peak that the
     largest GEMMs sustain, since the power limit lowers the clock; ``tf32_share`` is this fraction for a library's TF32
     GEMMs. ``l2_read`` and ``l2_written`` are measured L2 bandwidths, in bytes per second. ``link`` is the peak rate of
-    copies from host memory.
+    copies from host memory, in bytes per second.
     """
 
     key: str

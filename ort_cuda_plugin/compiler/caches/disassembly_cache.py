@@ -1,6 +1,6 @@
-"""The disk cache of disassembled kernels: nvdisasm takes about half a second for each, however small it is.
+"""Disk cache of disassembled kernels: nvdisasm takes about half a second for each kernel, even for small ones.
 
-Entries are in the folder ``disassembly`` of the kernel cache. They are texts, from which only counts are read.
+Entries are in the folder ``disassembly`` of the kernel cache. They are texts: estimates count their instructions.
 """
 
 from __future__ import annotations

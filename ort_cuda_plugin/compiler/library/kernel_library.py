@@ -60,8 +60,8 @@ def count_kernels(name: str, by: int) -> None:
 class KernelLibrary:
     """The compiled kernels of this process. Methods may be called from any thread.
 
-    ``count(name, by)`` is called with the counter names KERNELS_COMPILED and KERNEL_CACHE_HITS. Compilation reports a
-    `Task` with the compiled kernels.
+    ``count(name, by)`` is called with the counter names KERNELS_COMPILED and KERNEL_CACHE_HITS. Compilation reports its
+    progress as a `Task`.
     """
 
     log: Callable[[str], None] | None = None

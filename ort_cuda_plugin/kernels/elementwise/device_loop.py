@@ -19,7 +19,7 @@ MAX_SLICES = 8  # maximum slices of one launch: the emulated device accepts 64 p
 
 @dataclass(frozen=True)
 class Counter:
-    """What the device knows about a running loop.
+    """The state of a running loop in device memory.
 
     ``flag`` (int32 [1]) is 1 while the loop continues, ``number`` (int64 []) counts the iterations. ``limit`` is their
     maximum: a size, a tensor of one int64, or None for no maximum. ``condition`` is set like the flag.
@@ -32,8 +32,9 @@ class Counter:
 
 
 def begin(ctx: Lowering, counter: Counter, on: Tensor | None) -> None:
-    """Record the launch before the first iteration: 0 iterations; the loop continues if ``on`` (bool [1], None: true)
-    and the limit permit it.
+    """Record the launch before the first iteration, which sets the counter.
+
+    The first iteration runs if ``on`` (bool [1], None: true) and the limit permit it.
     """
     _update(ctx, "loop_begin", counter, on, "0", ())
 
@@ -95,8 +96,9 @@ class Slice:
 
 
 def copy_slices(ctx: Lowering, slices: Sequence[Slice], number: Tensor, *, stacks: bool) -> None:
-    """Record launches that copy the slices ``number`` (int64 [], on the device) to the parts, with ``stacks`` the parts
-    to the slices.
+    """Record launches that copy slice ``number`` (int64 [], on the device) of each tensor to its part.
+
+    With ``stacks`` they copy the parts to the slices.
     """
     for start in range(0, len(slices), MAX_SLICES):
         _copy_slices(ctx, slices[start : start + MAX_SLICES], number, stacks)

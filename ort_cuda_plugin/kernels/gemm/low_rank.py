@@ -26,11 +26,11 @@ from ..codegen.source import Parameters, load_text, register_type
 
 @dataclass(frozen=True)
 class LowRankForm:
-    """What the source of a kernel depends on in a low-rank product.
+    """The properties of a low-rank product on which the source of a kernel depends.
 
     ``storage`` is the operands' type. ``a_contiguous`` ("m", "k" or "") and ``b_contiguous`` ("n", "k" or "") name
-    their axes of stride 1. ``scale`` is the type of the scale in memory, None without a scale. ``index`` is the type of
-    offsets in an operand.
+    the operands' axes of stride 1. ``scale`` is the type of the scale in memory, None without a scale. ``index`` is the
+    type of offsets in an operand.
     """
 
     storage: str
@@ -45,7 +45,7 @@ class LowRankForm:
 
     @property
     def scale_value(self) -> str:
-        """Source of the scale in the type of the accumulators; "" without a scale."""
+        """Return the source of the scale in the type of the accumulators; "" without a scale."""
         if self.scale is None:
             return ""
         return f"{Element(self.storage).accumulator}({load_text('low_scale', '0', self.scale)})"
@@ -56,7 +56,7 @@ class LowRankForm:
 
     @property
     def operands(self) -> tuple[Operand, Operand]:
-        """The operands for fragments of tiled kernels. They begin at offsets ``a_base`` and ``b_base``."""
+        """Return the operands for fragments of tiled kernels. They begin at offsets ``a_base`` and ``b_base``."""
         a = ("a", "low_a", "row0", "m", "rank", self.stride("a_m"), self.stride("a_k"), self.a_contiguous != "m")
         b = ("b", "low_b", "column0", "n", "rank", self.stride("b_n"), self.stride("b_k"), self.b_contiguous == "k")
         return Operand(*a), Operand(*b)

@@ -1,4 +1,4 @@
-"""Low-rank fusion: the kernel of a product also computes a product of low rank that is added to it (LoRA)."""
+"""Low-rank fusion: a GEMM kernel also computes a low-rank product that is added to the result of the GEMM (LoRA)."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ MAX_RANK = 256
 
 
 def fuse_low_rank(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
-    """Add the terms of a product of low rank to the accumulators of the product to which its result is added.
+    """Add the terms of a low-rank product to the accumulators of the base product, to which its result is added.
 
     Assumes: epilogues are fused, so that the epilogue of one of the two products adds the result of the other one. The
-        product of low rank multiplies a product of the tensor that the other one multiplies, as in LoRA.
+        left operand of the low-rank product is a product of the base product's left operand, as in LoRA.
     Guarantees: the result of one of the products is not stored. A value that the model rounds to a narrow type before
-        the addition is not rounded. The guards of the schedule of the other product become guards of the plan.
+        the addition is not rounded. The guards of the base product's schedule become guards of the plan.
     Example: ``d = MatMul(x, a); u = MatMul(d, b); y = MatMul(x, w) + u`` -> ``d = MatMul(x, a); y = [x d] @ [w; b]``.
     """
     result: list[Step | None] = list(steps)

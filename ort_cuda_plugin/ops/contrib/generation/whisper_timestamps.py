@@ -65,7 +65,7 @@ def timestamp_scores(
 def _without_forbidden(
     ctx: Lowering, scores: Tensor, sequences: Tensor, length: Dim, tokens: TimestampTokens
 ) -> Tensor:
-    """Return the scores with the lowest number for tokens that must not follow."""
+    """Return the scores, with the lowest float32 for tokens that the rules forbid as the next token."""
     rows, room = sequences.shape
 
     def index_of_timestamp(otherwise: int) -> Tensor:
