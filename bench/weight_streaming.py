@@ -1,4 +1,4 @@
-"""Runs a model whose weights are several times larger than the emulated device's memory, and compares with the CPU.
+"""Check of weight streaming: weights several times larger than the emulated device's memory, compared with the CPU.
 
 ``python bench/weight_streaming.py`` makes 3 GiB of random weights and runs them in 512 MiB of device memory. It prints
 the bytes that each Run copies, and fails unless they are within 2 % of the weights minus the resident ones. It needs
@@ -52,8 +52,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=48, help="number of weights of 64 MiB")
     parser.add_argument("--memory", default="512M", help="memory of the emulated device")
-    parser.add_argument("--budget", default="448M", help="the option weight_budget")
-    parser.add_argument("--runs", type=int, default=4)
+    parser.add_argument("--budget", default="448M", help="value of the option weight_budget")
+    parser.add_argument("--runs", type=int, default=4, help="number of Runs")
     arguments = parser.parse_args()
     os.environ["ORT_CUDA_PLUGIN_EMULATE_MEMORY"] = arguments.memory
 

@@ -1,4 +1,4 @@
-"""Opens HTML pages in headless Chromium, and parses them, for tests of pages that must work without a network.
+"""Headless Chromium for tests of HTML pages, which must work without a network; and a parser of pages.
 
 Chromium is controlled by the DevTools protocol over two pipes, so that no package is needed.
 """
@@ -27,7 +27,7 @@ from ort_cuda_plugin.pages.packed import unpacked
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 _VOID = ("meta", "br", "hr", "img", "input", "link")
 _PATIENCE = 90.0
-"""Seconds to wait for an answer of Chromium: a machine may be busy."""
+"""Seconds to wait for an answer of Chromium, which is long because a machine may be busy."""
 _KEYS = {"Enter": ("Enter", 13, "\r"), "Tab": ("Tab", 9, ""), "Escape": ("Escape", 27, ""), " ": ("Space", 32, " "),
          "ArrowDown": ("ArrowDown", 40, ""), "ArrowUp": ("ArrowUp", 38, "")}  # fmt: skip
 
@@ -64,9 +64,9 @@ class Tab:
         deadline = time.monotonic() + _PATIENCE
         while b"\0" not in self._rest:
             if not select.select([self._from], [], [], max(deadline - time.monotonic(), 0))[0]:
-                raise TimeoutError("Chromium does not answer")
+                raise TimeoutError(f"Chromium did not answer within {_PATIENCE:.0f} s")
             if not (more := os.read(self._from, 1 << 20)):
-                raise EOFError("Chromium has ended")
+                raise EOFError("Chromium ended before it answered")
             self._rest += more
         line, _, self._rest = self._rest.partition(b"\0")
         found: dict[str, Any] = json.loads(line)
@@ -109,7 +109,7 @@ class Tab:
         """Wait until a JavaScript expression is true."""
         deadline = time.monotonic() + _PATIENCE
         while not self.evaluate(script):
-            assert time.monotonic() < deadline, f"this does not become true: {script}"
+            assert time.monotonic() < deadline, f"not true after {_PATIENCE:.0f} s: {script}"
             time.sleep(0.02)
 
     def press(self, key: str) -> None:
@@ -125,7 +125,7 @@ class Tab:
         self._call("Emulation.setDeviceMetricsOverride", **metrics)
 
     def prefer(self, scheme: str) -> None:
-        """Set the colours that the user prefers: "light" or "dark"."""
+        """Set the color scheme that the user prefers: "light" or "dark"."""
         self._call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
     def screenshot(self, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Made models for recipes whose real models no package of PyPI carries.
+"""Synthetic models for recipes whose real models no PyPI package contains.
 
 Each has the inputs and outputs of the model that the page names, and a few operators whose result the page can state.
 """
@@ -19,7 +19,7 @@ from onnx import numpy_helper, parser
 from genai_decoder import genai_config, genai_decoder
 
 RATE = 16000
-"""Samples of a recording in a second."""
+"""Sampling rate of recordings, Hz."""
 HEADER = '<ir_version: 9, opset_import: ["" : 20]>'
 WORDS = [
     *("[PAD]", "[UNK]", "[CLS]", "[SEP]"),
@@ -227,7 +227,7 @@ def write_wave(path: Path, samples: np.ndarray) -> None:
 
 SPOKEN = ["<|startoftranscript|>", "<|en|>", "<|transcribe|>", "<|notimestamps|>", "\u0120hello", "\u0120world"]
 SPOKEN += ["<|endoftext|>"]
-"""Tokens of the made speech recognizer, each of which follows the one before; U+0120 is a space."""
+"""Tokens of the synthetic speech recognizer, in the order in which it predicts them; U+0120 is a space."""
 
 
 def speech_recognizer(folder: Path) -> None:

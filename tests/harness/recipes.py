@@ -1,6 +1,6 @@
-"""Reads the pages of docs/recipes, and makes the files that a recipe's reader has: models, pictures, recordings.
+"""Recipes: reads the pages of docs/recipes, and makes the files that a reader has: models, pictures, recordings.
 
-Each made model has the inputs and outputs of the model that the page names, and a few operators that give a result
+Each synthetic model has the inputs and outputs of the model that the page names, and a few operators that give a result
 which a page can state.
 """
 

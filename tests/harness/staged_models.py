@@ -1,4 +1,4 @@
-"""Models for sessions on several devices, each with inputs."""
+"""Models for tests of sessions on several devices, with inputs."""
 
 from __future__ import annotations
 
@@ -110,4 +110,4 @@ CASES: dict[str, tuple[str, Feeds]] = {
         PRODUCT,
     ),
 }
-"""For each case a model, and its inputs."""
+"""By name of the case: the model in the text format of onnx.parser, and its inputs."""

@@ -21,7 +21,7 @@ WIDTH = 512
 LAYER_BYTES = WIDTH * WIDTH * 4
 
 SMALL_REGIONS = {"arena.initial_chunk_size_bytes": "65536"}
-"""Option for small devices: the arena's first region has by default a MiB, for inputs and outputs of a few KiB."""
+"""Option for devices with little memory: by default, the arena's first region takes 1 MiB."""
 
 Array = np.ndarray
 
@@ -68,7 +68,7 @@ def streaming_session(model: onnx.ModelProto, budget: str, **options: str) -> or
 
 @contextmanager
 def changes() -> Iterator[dict[str, int]]:
-    """Yield a dict that receives the changes of all counters in the block."""
+    """Yield a dict that receives the changes of all counters when the block ends."""
     before = ort_cuda_plugin.counters()
     found: dict[str, int] = {}
     yield found
