@@ -211,7 +211,9 @@ static bool check_param(checker *c, uint32_t record, const ocp_plan_param *param
     return (param->reg == OCP_NO_REG && param->imm >= 0 && param->imm < c->plan->header.num_records &&
             c->plan->records[param->imm].kind == OCP_RECORD_LOOP &&
             c->plan->records[record].kind == OCP_RECORD_LAUNCH) ||
-           ocp_plan_reject(c->error, "record %u: a parameter is the condition of a loop that does not exist", record);
+           ocp_plan_reject(
+               c->error,
+               "record %u: a parameter that is a loop's condition: expected a launch, and the index of a loop", record);
   case OCP_PARAM_F32:
   case OCP_PARAM_F64:
     return param->reg == OCP_NO_REG ||
@@ -242,9 +244,9 @@ static bool check_loops(checker *c, const ocp_segment_view *view) {
       continue;
     if (depth == OCP_MAX_LOOP_DEPTH || r->index > ends[depth] - i - 1)
       return ocp_plan_reject(c->error,
-                             "record %u: the loop is nested too deeply, or ends after its segment or the loop "
-                             "around it",
-                             i);
+                             "record %u: the loop is nested more than %u deep, or ends after its segment or after the "
+                             "loop around it",
+                             i, OCP_MAX_LOOP_DEPTH);
     ends[++depth] = i + 1 + r->index;
   }
   return true;
@@ -332,7 +334,9 @@ static bool check_record(checker *c, uint32_t index) {
         p->params[r->first_param + r->num_params - 1].kind !=
             (r->num_params == 2 ? OCP_PARAM_I64 : OCP_PARAM_POINTER) ||
         r->condition_register != OCP_NO_REG)
-      return ocp_plan_reject(c->error, "record %u is a loop with other parameters than a pointer and a count", index);
+      return ocp_plan_reject(
+          c->error, "record %u: a loop: expected a pointer and at most one count as parameters, and no condition",
+          index);
     break;
   case OCP_RECORD_UPLOAD:
     if (!check_upload(c, index))
