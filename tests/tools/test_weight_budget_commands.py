@@ -41,7 +41,9 @@ def test_explain_prints_the_schedule(tmp_path: Path, capsys: pytest.CaptureFixtu
     save(layers(4, batch=2), path)
     assert cli.main(["explain", str(path), "--device", "emulated", "--weight-budget", "3M"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert f"budget {3 * MIB} bytes, {LAYER_BYTES} of resident weights, ring of {2 * LAYER_BYTES} bytes" in lines[0]
+    assert (
+        f"budget {3 * MIB} bytes, {LAYER_BYTES} bytes of resident weights, ring of {2 * LAYER_BYTES} bytes" in lines[0]
+    )
     assert lines[1].startswith(f"a Run copies {3 * LAYER_BYTES} bytes of 3 weights, ")
     assert " ms on the link of " in lines[1]
     assert lines[2:] == [

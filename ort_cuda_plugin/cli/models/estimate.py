@@ -79,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--weight-budget",
         type=_weight_budget,
         metavar="BYTES",
-        help="device memory for weights, such as 8G: add the time in which steps wait for copies of the other weights",
+        help="device memory for weights, such as 8G: add the time for which steps wait for copies of streamed weights",
     )
     parser.add_argument("--top", type=int, default=0, metavar="N", help="print only the N longest steps")
     parser.add_argument(

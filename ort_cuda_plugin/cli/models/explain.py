@@ -235,7 +235,7 @@ def _print_streaming(model: str, path: Path, emulate: bool, options: dict[str, s
 def _streaming_lines(schedule: StreamingSchedule, gpu: Gpu) -> list[str]:
     seconds = schedule.nbytes / gpu.copied_per_second
     lines = [
-        f"{schedule.cluster}: budget {schedule.budget} bytes, {schedule.resident} of resident weights, ring of "
+        f"{schedule.cluster}: budget {schedule.budget} bytes, {schedule.resident} bytes of resident weights, ring of "
         f"{schedule.ring} bytes",
         f"a Run copies {schedule.nbytes} bytes of {len(schedule.weights)} weights, {seconds * 1e3:.2f} ms on the link "
         f"of {gpu.name} at {gpu.copied_per_second / 1e9:.1f} GB/s",
