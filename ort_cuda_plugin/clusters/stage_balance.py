@@ -171,9 +171,8 @@ def _weights_up_to(parts: Sequence[Sequence[Node]]) -> list[list[int]]:
     """Return the bytes of the constants of parts, by first part and number of parts. Each constant counts once."""
     reads = [[value.initializer for node in part for value in node.reads() if value.initializer] for part in parts]
     previous: dict[Constant, int] = {}
-    new: list[
-        list[tuple[int, int]]
-    ] = []  # by part, for each constant: the last earlier part that reads it (-1: none), bytes
+    # By part, for each of its constants: the latest earlier part that reads the constant (-1: none), and its bytes.
+    new: list[list[tuple[int, int]]] = []
     for number, constants in enumerate(reads):
         new.append([(previous.get(constant, -1), constant.nbytes) for constant in dict.fromkeys(constants)])
         previous.update(dict.fromkeys(constants, number))

@@ -300,7 +300,7 @@ class _Writer:
         return next(ranges, (position, position))
 
     def _keep_through_loops(self) -> None:
-        """Extend the lifetimes of buffers that steps in and outside of a loop use to all iterations of the loop."""
+        """Extend, to all iterations of a loop, the lifetimes of buffers that steps inside and outside of it use."""
         for start, end in reversed(self._ranges()):
             for index, (first, last) in enumerate(self.lifetimes):
                 if first < start <= last < end:

@@ -119,7 +119,7 @@ class DeviceCluster:
             add_plan(self.pointer, plan)
 
     def _plans(self, variant: Variant) -> list[Plan | bytes]:
-        """Assign the variant's weights to device or host memory; return its plans, which upload the latter."""
+        """Assign the variant's weights to device or host memory; return its plans with the needed uploads."""
         plans: list[Plan | bytes] = [*variant.stored, *([] if variant.plan is None else [variant.plan])]
         if self._placement is None:
             return plans
