@@ -1,4 +1,4 @@
-"""In-place update of loop-carried values: the kernel that computes the next state writes it into the state's memory.
+"""Updates of loop-carried values in place: the kernel that computes the next state writes it into the state's memory.
 
 ::
 
