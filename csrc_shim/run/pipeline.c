@@ -342,7 +342,7 @@ int ocp_pipeline_run(const ocp_pipeline *pipeline, ocp_stream *stream, const ocp
     return ocp_fail(error, ORT_INVALID_ARGUMENT,
                     "internal error: a cluster on several devices got %u inputs, expected %u. Report the model",
                     num_inputs, pipeline->num_inputs);
-  if (atomic_load_explicit(&stream->capturing, memory_order_relaxed))
+  if (ocp_stream_is_recorded(stream))
     return ocp_fail(error, ORT_NOT_IMPLEMENTED,
                     "the session runs on several devices, and a CUDA graph of the whole Run cannot capture that. Each "
                     "stage has CUDA graphs of its own (automatic_cuda_graphs). " OCP_WITHOUT_CAPTURE);

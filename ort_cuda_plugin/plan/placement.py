@@ -174,7 +174,7 @@ class WeightPlacement:
 
     def _too_small(self, needed: int, plans: Sequence[Plan], record: int) -> WeightBudgetError:
         where = ""
-        if plans and record < len(plans[0].records):
+        if len(plans) == 1 and record < len(plans[0].records):  # the record may be of another plan
             where = f": node {plans[0].nodes[plans[0].records[record].node]!r} reads the most weights at once"
         return WeightBudgetError(
             f"{self.name}: weight_budget leaves {self.budget} bytes for the weights of this fused node, expected at "

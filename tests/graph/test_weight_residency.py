@@ -94,7 +94,7 @@ def test_an_upload_does_not_cross_a_segment() -> None:
 def test_stored_plans_with_uploads_are_refused() -> None:
     plan = plan_of((0,))
     twice = with_uploads(plan, [Upload(WeightUse(0, 256, 0, 0), 0, 0)])
-    with pytest.raises(ValueError, match="uploads weights"):
+    with pytest.raises(ValueError, match="records that upload weights"):
         with_uploads(twice, [])
 
 
