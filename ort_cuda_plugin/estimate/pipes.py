@@ -1,8 +1,8 @@
 """Performance model of a kernel: its time is the longest of the times of its pipes, and of its exposed latency.
 
-Pipes inside a multiprocessor are counted for the busiest one: with few blocks the others are idle. The latency bound is
-the time that one thread takes for its dependent instructions and loads, once per wave of blocks; by Little's law it
-limits the bytes in flight.
+Pipes inside a multiprocessor are counted for the multiprocessor with the most blocks: with few blocks, others are idle.
+The latency bound is the time that one thread takes for its dependent instructions and loads, once per wave of blocks.
+It covers Little's law: with too few bytes in flight, a kernel cannot reach the bandwidth.
 """
 
 from __future__ import annotations

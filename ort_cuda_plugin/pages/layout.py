@@ -29,8 +29,8 @@ _STRAIGHT = 8.0
 class Route:
     """The edges of one source. ``trunk`` has the x of each dummy, in the rows below the source's.
 
-    ``ends`` maps each target to the x at which its edge arrives. ``reversed`` targets lie above the source: their edge
-    is drawn from the target to the source, and its arrow points up.
+    ``ends`` maps each target, which lies below the source, to the x at which its edge arrives. An edge that closed a
+    cycle was turned around before (`Layout.turned`), and belongs to the route of its upper end.
     """
 
     trunk: tuple[int, ...]

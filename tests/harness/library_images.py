@@ -38,7 +38,7 @@ NETS = {
         w = Sigmoid(v) i = Conv(w, e)
         k = Constant<value_floats = [1.0, 1.0, 2.0, 2.0]>()
         j = Resize<mode = "nearest">(i, , k) m = Tanh(j) f = Flatten(m) y = MatMul(f, h) }""",
-    # Steps between convolutions that cannot read NHWC: transposed convolution, uneven pads, a sum over channels.
+    # Readers of a convolution's result that cannot read NHWC: a transposed convolution, and a sum over channels.
     "exits": """(float[N, 4, 5, 6] x, float[6, 2, 3, 3] a, float[6] ab, float[6, 4, 2, 2] b, float[4] bb,
         float[8, 4, 3, 3] c, float[8, 8, 1, 1] d) => (float[N, 1, 5, 6] y, float[N, 8, 10, 12] z) {
         p = Conv<group = 2, pads = [1, 1, 1, 1]>(x, a, ab) q = Relu(p) r = ConvTranspose<strides = [2, 2]>(q, b, bb)

@@ -357,7 +357,8 @@ def test_a_compiler_that_is_missing_in_part(tmp_path: Path) -> None:
     assert ": kernels cannot be compiled" in finding.text
     assert (finding.severity, finding.commands) == (Severity.WARNING, ("pip install 'ort-cuda-plugin[cpu]'",))
     (finding,) = compiler_findings(machine(tmp_path, packages={"onnxruntime-gpu": "1.31.1"}))
-    assert finding.commands == ("pip install 'ort-cuda-plugin[compiler]'",)  # brings no second wheel
+    # The extra cpu would install the wheel onnxruntime beside onnxruntime-gpu.
+    assert finding.commands == ("pip install 'ort-cuda-plugin[compiler]'",)
     (finding,) = compiler_findings(machine(tmp_path / "gpu", ["dev/nvidiactl"], packages=packages))
     assert (finding.severity, finding.commands) == (Severity.WARNING, ("pip install 'ort-cuda-plugin[cuda]'",))
 

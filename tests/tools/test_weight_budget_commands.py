@@ -75,7 +75,7 @@ def test_estimate_includes_the_copies(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "MB of weights are resident; a Run copies" in " ".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.parametrize(("budget", "why"), [("25%", "expected bytes such as 8G"), ("much", "a share"), ("1000", "at least")])
+@pytest.mark.parametrize(("budget", "why"), [("25%", "expected bytes"), ("much", "a share"), ("1000", "at least")])
 def test_estimate_refuses_a_budget(budget: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "layers.onnx"
     save(layers(2, batch=1), path)

@@ -85,7 +85,8 @@ static uint32_t count_threads(void) {
   return count > 0 ? (uint32_t)count : 1;
 }
 
-/* Sets the red zone of each heap: in the checking mode EMU_GRANULE bytes after each allocation stay unallocated. */
+/* Sets the red zone of each device's heap: in the checking mode at least EMU_GRANULE bytes after each allocation stay
+ * unallocated. The heap of pinned memory has no red zone. */
 static void set_redzones(void) {
   for (uint32_t index = 0; index < emu.config.num_devices && atomic_load(&emu.started); index++)
     emu.devices[index].heap.redzone = emu.config.check ? EMU_GRANULE : 0;

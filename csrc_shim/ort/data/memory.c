@@ -140,9 +140,14 @@ static ocp_device *copying_device(ocp_place from, ocp_place to, ocp_error *error
   ocp_place ours = to.kind == OCP_PLACE_DEVICE ? to : from.kind == OCP_PLACE_DEVICE || !is_ours(to) ? from : to;
   if (is_ours(ours) && from.kind != OCP_PLACE_FOREIGN && to.kind != OCP_PLACE_FOREIGN)
     return ocp_device_open(ours.emulated, ours.ordinal, error);
+  static const char *const names[] = {[OCP_PLACE_HOST] = "host memory",
+                                      [OCP_PLACE_DEVICE] = "a device of the plugin",
+                                      [OCP_PLACE_PINNED] = "pinned memory of the plugin",
+                                      [OCP_PLACE_FOREIGN] = "a device of another provider"};
   ocp_fail(error, ORT_INVALID_ARGUMENT,
-           OCP_EP_NAME " cannot copy between these devices. It copies only between host memory and its own devices, or "
-                       "from one of these to another");
+           OCP_EP_NAME " cannot copy a tensor from %s to %s. It copies between host memory and its own devices, and "
+                       "from one of its own devices to another",
+           names[from.kind], names[to.kind]);
   return NULL;
 }
 

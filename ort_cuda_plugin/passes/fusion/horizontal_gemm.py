@@ -23,9 +23,9 @@ COLUMNS = -1
 def merge_gemms(steps: Sequence[Step]) -> list[Step]:
     """Merge GEMMs of one left operand with constant weights into one GEMM over joined columns (Q, K and V).
 
-    Assumes: epilogues are fused. No step in between writes the left operand.
-    Guarantees: results become views of the joined result. A shorter epilogue gets additions of -0.0 and factors of
-        1.0, which change no bit.
+    Assumes: epilogues are fused.
+    Guarantees: GEMMs stay separate if a step after the first of them writes the left operand. Results become views of
+        the joined result. A shorter epilogue gets additions of -0.0 and factors of 1.0, which change no bit.
     Example: ``q = MatMul(x, wq); k = MatMul(x, wk)`` -> ``qk = MatMul(x, [wq wk]); q, k = views of qk``.
     """
     result: list[Step] = list(steps)
