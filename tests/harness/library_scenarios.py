@@ -95,8 +95,9 @@ def cublaslt(path: str) -> dict[str, Any]:
         )
         check_op("Gemm", [noise(1, (5, 7)), noise(2, (7, 6)), noise(3, (5, 1))], dynamic=dynamic)
     runs = number(fake, "fake_runs")
-    # Problems that the library must not get: two batch dimensions that do not collapse, and an unsupported addend to
-    # float16 sums, which must not be rounded before the addition.
+    # Problems that the library must not get: a MatMul with two batch dimensions that do not collapse, and a float16
+    # Gemm whose C has a shape that the library cannot add. Its call would round the accumulators to float16 before C
+    # is added.
     check_op("MatMul", [noise(1, (2, 1, 5, 7)), noise(2, (1, 3, 7, 6))])
     check_op("Gemm", [noise(seed, shape, "float16") for seed, shape in enumerate([(5, 7), (7, 6), (5, 1)])])
     own = number(fake, "fake_runs") - runs

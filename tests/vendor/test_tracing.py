@@ -201,9 +201,13 @@ def test_uploads_of_a_graph_are_found_among_its_kernels(cupti: Cupti, traced: Tr
     probe.run(None, x)
     name = next(e.name for e in split(Profile(probe.end_profiling()))[0])
     session = profiled_session(source, tmp_path, {"weight_budget": "3M"})
-    for _ in range(4):
+    for _ in range(6):
         cupti.leaves.clear()
+        before = ort_cuda_plugin.counters()
         session.run(None, x)
+    after = ort_cuda_plugin.counters()
+    changed = {name: after[name] - before[name] for name in after if after[name] != before[name]}
+    assert changed["graph_replays"] == 1, changed
     (launch,) = cupti.leaves
     upload = copied(ActivityMemcpyKind.HTOD, LAYER_BYTES)
     layer = kernel(name)

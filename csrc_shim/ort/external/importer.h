@@ -6,7 +6,8 @@
 #include "base/error.h"
 #include "device/device.h"
 
-/* Makes an importer for the device. ORT's OrtEpDevice goes into the handles. */
+/* Makes an importer of external memory and semaphores for the device. Each OrtExternalMemoryHandle and
+ * OrtExternalSemaphoreHandle that it returns has `ep_device` as its device. */
 int ocp_ort_create_importer(ocp_device *device, const OrtEpDevice *ep_device, OrtExternalResourceImporterImpl **out,
                             ocp_error *error);
 
