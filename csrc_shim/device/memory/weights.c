@@ -142,19 +142,25 @@ static ocp_weight *drop(ocp_weight *weight) {
   return weight;
 }
 
+/* Waits for a copy that the driver call `what` enqueued with `result`, and returns the borrowed stream. */
+static int end_copy(ocp_stream *stream, CUresult result, const char *what, ocp_error *error) {
+  ocp_device *device = stream->device;
+  ocp_stream_enqueued(stream); /* the memory must not be freed before the copy ends, even if waiting fails */
+  int code = ocp_stream_synchronize(stream, error);
+  if (result != CUDA_SUCCESS)
+    code = ocp_device_fail(device, result, what, error);
+  ocp_stream_return(stream);
+  return code;
+}
+
 static int copy_up(const ocp_weight *weight, const void *data, ocp_error *error) {
   ocp_device *device = weight->device;
   ocp_stream *stream;
   if (ocp_stream_borrow(device, &stream, error) != ORT_OK)
     return error->code;
   const CUresult result = device->driver->MemcpyHtoDAsync(weight->address, data, weight->bytes, stream->handle);
-  ocp_stream_enqueued(stream); /* the memory must not be freed before the copy ends, even if waiting fails */
-  int code = ocp_stream_synchronize(stream, error);
-  if (result != CUDA_SUCCESS)
-    code = ocp_device_fail(device, result, "uploading a weight: cuMemcpyHtoDAsync", error);
-  ocp_stream_return(stream);
   ocp_count(OCP_COPIES_H2D, 1);
-  return code;
+  return end_copy(stream, result, "uploading a weight: cuMemcpyHtoDAsync", error);
 }
 
 static int reserve(ocp_weight *weight, ocp_error *error) {
@@ -248,13 +254,8 @@ static int copy_down(const ocp_weight *from, const ocp_weight *to, ocp_error *er
   if (!stay.entered || ocp_stream_borrow(device, &stream, error) != ORT_OK)
     return error->code;
   const CUresult result = device->driver->MemcpyDtoHAsync(host_pointer(to), from->address, from->bytes, stream->handle);
-  ocp_stream_enqueued(stream);
-  int code = ocp_stream_synchronize(stream, error);
-  if (result != CUDA_SUCCESS)
-    code = ocp_device_fail(device, result, "copying a computed weight to host memory: cuMemcpyDtoHAsync", error);
-  ocp_stream_return(stream);
   ocp_count(OCP_COPIES_D2H, 1);
-  return code;
+  return end_copy(stream, result, "copying a computed weight to host memory: cuMemcpyDtoHAsync", error);
 }
 
 /* Frees the memory of a weight. Work that was enqueued before may still read it. */
