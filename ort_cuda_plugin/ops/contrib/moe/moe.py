@@ -7,8 +7,8 @@ only the weights of chosen experts. Intermediate values are float32; the result 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Final, TypedDict, Unpack
 
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, Loads, gather_map, scatter_map
 from ort_cuda_plugin.kernels.gemm.grouped_gemm import Choices, Shared, Weights, group_rows, grouped_product
@@ -32,7 +32,7 @@ _ACTIVATIONS: Final[dict[str, Callable[[Scalar], Scalar]]] = {
     "identity": lambda x: x,
 }
 INTERLEAVED: Final = 1
-"""Value of `Gate.fusion`: columns of the first GEMM's result alternate between swiglu's gate and linear part."""
+"""Value of `Mixture.swiglu_fusion`: columns of the first GEMM alternate between swiglu's gate and linear part."""
 _JITTER: Final = 0.01
 """Relative jitter of the sparse mixer.
 
@@ -40,81 +40,113 @@ An expert with score s is masked if best - s > 2 * _JITTER * max(abs(s), best).
 """
 
 
-@dataclass(frozen=True)
-class Gate:
-    """The gate between the two GEMMs: ``kind`` is an activation, or "swiglu" with its parameters.
+class MixtureAttributes(TypedDict, total=False):
+    """Attributes of MoE and QMoE; see `Mixture`."""
 
-    ``fusion`` says how the first GEMM stores swiglu's gate and linear part: 0 two GEMMs, 1 interleaved, 2 concatenated.
-    ``limit`` clamps the linear part on both sides, and the gate from above. With ``limits_activation`` it clamps the
-    activated gate instead of the gate.
+    activation_alpha: float
+    activation_beta: float
+    activation_type: str
+    k: int
+    normalize_routing_weights: int
+    swiglu_fusion: int
+    swiglu_limit: float | None
+    swiglu_limit_after_activation: int
+    use_sparse_mixer: int
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """How tokens choose experts, and the gate between the two GEMMs of an expert. Fields are ONNX attributes.
+
+    ``activation_type`` is an activation, or "swiglu" with its parameters. ``swiglu_fusion`` says how the first GEMM
+    stores swiglu's gate and linear part: 0 two GEMMs, 1 interleaved, 2 concatenated. ``swiglu_limit`` clamps the linear
+    part on both sides, and the gate from above. With ``swiglu_limit_after_activation`` it clamps the activated gate
+    instead of the gate.
     """
 
-    kind: str
-    fusion: int
-    alpha: float
-    beta: float
-    limit: float | None
-    limits_activation: bool = False
+    activation_alpha: float = 1.0
+    activation_beta: float = 0.0
+    activation_type: str = "relu"
+    k: int = 1
+    normalize_routing_weights: int = 0
+    swiglu_fusion: int = 0
+    swiglu_limit: float | None = None
+    swiglu_limit_after_activation: int = 0
+    use_sparse_mixer: int = 0
+
+    def checked(self, third: Tensor | None) -> Mixture:
+        """Check the attributes of the gate, and return them as they apply; ``third`` are the weights of fc3."""
+        is_swiglu, fusion = self.activation_type == "swiglu", self.swiglu_fusion
+        require.one_of((*_ACTIVATIONS, "swiglu"), activation_type=self.activation_type)
+        require.one_of((0, 1, 2), swiglu_fusion=fusion)
+        limits = (0, 1) if is_swiglu else (0,)
+        require.one_of(limits, swiglu_limit_after_activation=self.swiglu_limit_after_activation)
+        fits = not is_swiglu or third is None or not fusion
+        require.that(fits, "swiglu_fusion", "be 0 if fc3_experts_weights is given", fusion)
+        if is_swiglu and third is None and fusion == 0:
+            # Exporters before ONNX Runtime 1.27 wrote interleaved parts without the attribute (gpt-oss-20b).
+            # CUDAExecutionProvider reads these models in the same way.
+            return replace(self, swiglu_fusion=INTERLEAVED)
+        return self
 
     @property
     def parts(self) -> int:
         """Return how many columns of the first GEMM make one column of the second GEMM's input."""
-        return 2 if self.kind == "swiglu" and self.fusion else 1
+        return 2 if self.activation_type == "swiglu" and self.swiglu_fusion else 1
 
     def swiglu(self, gate: Scalar, linear: Scalar) -> Scalar:
-        if self.limit is not None:
-            linear = s.maximum(s.minimum(linear, self.limit), -self.limit)
-            if not self.limits_activation:
-                gate = s.minimum(gate, self.limit)
-        activated = gate * s.sigmoid(self.alpha * gate)
-        if self.limit is not None and self.limits_activation:
-            activated = s.minimum(activated, self.limit)
-        return activated * (linear + self.beta)
+        limit = self.swiglu_limit
+        if limit is not None:
+            linear = s.maximum(s.minimum(linear, limit), -limit)
+            if not self.swiglu_limit_after_activation:
+                gate = s.minimum(gate, limit)
+        activated = gate * s.sigmoid(self.activation_alpha * gate)
+        if limit is not None and self.swiglu_limit_after_activation:
+            activated = s.minimum(activated, limit)
+        return activated * (linear + self.activation_beta)
 
-    def apply(self, ctx: Lowering, first: Tensor, third: Tensor | None, width: Dim) -> Tensor:
+    def gated(self, ctx: Lowering, first: Tensor, third: Tensor | None, width: Dim) -> Tensor:
         """Return the input of the second GEMM, float32 [rows, width]."""
-        if self.kind != "swiglu":
-            activation = _ACTIVATIONS[self.kind]
+        if self.activation_type != "swiglu":
+            activation = _ACTIVATIONS[self.activation_type]
             if third is None:
                 return elementwise(ctx, activation, first)
             return elementwise(ctx, lambda x, y: activation(x) * y, first, third)
         if third is None:
-            both = reshape(ctx, first, [first.shape[0], *((width, 2) if self.fusion == INTERLEAVED else (2, width))])
-            axis = 2 if self.fusion == INTERLEAVED else 1
-            gate, third = (reshape(ctx, part(ctx, both, axis, i, 1), [first.shape[0], width]) for i in range(2))
-        else:
-            gate = first
-        return elementwise(ctx, self.swiglu, gate, third)
+            axis = 2 if self.swiglu_fusion == INTERLEAVED else 1
+            both = reshape(ctx, first, [first.shape[0], *((width, 2) if axis == 2 else (2, width))])
+            first, third = (reshape(ctx, part(ctx, both, axis, i, 1), [first.shape[0], width]) for i in range(2))
+        return elementwise(ctx, self.swiglu, first, third)
 
+    def __call__(
+        self, ctx: Lowering, x: Tensor, scores: Tensor, given: Tensor | None, first: Weights, second: Weights,
+        third: Weights | None,
+    ) -> Tensor:  # fmt: skip
+        """Return the weighted sum of the results of each token's experts; ``scores`` are [tokens, experts]."""
+        k, sparse = self.k, bool(self.use_sparse_mixer)
+        require.least(1, k=k)
+        if sparse and (k != 2 or given is not None):
+            found = f"k = {k} {'without' if given is None else 'with'} router_weights"
+            raise require.violation("a node with use_sparse_mixer = 1", "have k = 2 and no router_weights", found)
+        tokens, width = product(x.shape[:-1]), x.shape[-1]
+        chosen = choose(ctx, scores, k)
+        counts = factors(ctx, scores, chosen, given, bool(self.normalize_routing_weights), sparse)
+        choices: Choices = group_rows(ctx, ctx.view(chosen, (tokens * k,)), scores.shape[1])
+        rows = reshape(ctx, x, [tokens, width])
+        hidden = grouped_product(ctx, choices, rows, k, first, x.dtype)
+        other = None if third is None else grouped_product(ctx, choices, rows, k, third, x.dtype)
+        between = self.gated(ctx, hidden, other, floordiv(first.columns, self.parts))
+        results = ctx.view(grouped_product(ctx, choices, between, 1, second, x.dtype), (tokens, k, width))
 
-def make_gate(
-    activation: str,
-    fusion: int,
-    alpha: float,
-    beta: float,
-    limit: float | None,
-    limits_activation: int,
-    third: Tensor | None,
-) -> Gate:
-    """Check the attributes of the gate and return it; ``third`` are the weights of fc3."""
-    require.one_of((*_ACTIVATIONS, "swiglu"), activation_type=activation)
-    require.one_of((0, 1, 2), swiglu_fusion=fusion)
-    require.one_of((0, 1) if activation == "swiglu" else (0,), swiglu_limit_after_activation=limits_activation)
-    require.that(
-        activation != "swiglu" or third is None or not fusion,
-        "swiglu_fusion",
-        "be 0 if fc3_experts_weights is given",
-        fusion,
-    )
-    if activation == "swiglu" and third is None and fusion == 0:
-        # Exporters before ONNX Runtime 1.27 wrote interleaved parts without the attribute (gpt-oss-20b).
-        # CUDAExecutionProvider reads these models in the same way.
-        fusion = INTERLEAVED
-    return Gate(activation, fusion, alpha, beta, limit, bool(limits_activation))
+        def total(row: Row, value: Scalar, count: Scalar) -> tuple[list[Scalar], list[Scalar]]:
+            return [], [s.cast(row.reduce(SUM, value * count), x.dtype)]
+
+        (result,) = row_map(ctx, total, [1], results, unsqueeze(ctx, counts, (2,)))
+        return ctx.view(result, x.shape)
 
 
 def settle_older_shape(
-    ctx: Lowering, first: Tensor, per_output: Tensor | None, second: Tensor, width: Dim, gate: Gate, pack: int = 1
+    ctx: Lowering, first: Tensor, per_output: Tensor | None, second: Tensor, width: Dim, gate: Mixture, pack: int = 1
 ) -> bool:
     """Return whether weights declare [experts, inputs, outputs / pack] instead of [experts, outputs, inputs / pack].
 
@@ -211,50 +243,12 @@ def factors(
     return gather_map(ctx, (tokens, k), DType.FLOAT32, factor)
 
 
-def mixture(
-    ctx: Lowering,
-    x: Tensor,
-    scores: Tensor,
-    given: Tensor | None,
-    k: int,
-    gate: Gate,
-    first: Weights,
-    second: Weights,
-    third: Weights | None,
-    *,
-    normalize: int,
-    sparse: int,
-) -> Tensor:
-    """Return the weighted sum of the results of each token's experts; ``scores`` are [tokens, experts]."""
-    require.least(1, k=k)
-    if sparse and (k != 2 or given is not None):
-        found = f"k = {k} {'without' if given is None else 'with'} router_weights"
-        raise require.violation("a node with use_sparse_mixer = 1", "have k = 2 and no router_weights", found)
-    tokens, width = product(x.shape[:-1]), x.shape[-1]
-    chosen = choose(ctx, scores, k)
-    counts = factors(ctx, scores, chosen, given, bool(normalize), bool(sparse))
-    choices: Choices = group_rows(ctx, ctx.view(chosen, (tokens * k,)), scores.shape[1])
-    rows = reshape(ctx, x, [tokens, width])
-    hidden = grouped_product(ctx, choices, rows, k, first, x.dtype)
-    other = None if third is None else grouped_product(ctx, choices, rows, k, third, x.dtype)
-    between = gate.apply(ctx, hidden, other, floordiv(first.columns, gate.parts))
-    results = grouped_product(ctx, choices, between, 1, second, x.dtype)
-
-    def total(row: Row, value: Scalar, count: Scalar) -> tuple[list[Scalar], list[Scalar]]:
-        return [], [s.cast(row.reduce(SUM, value * count), x.dtype)]
-
-    of_token = ctx.view(results, (tokens, k, width))
-    (result,) = row_map(ctx, total, [1], of_token, unsqueeze(ctx, counts, (2,)))
-    return ctx.view(result, x.shape)
-
-
-def check_tokens(ctx: Lowering, x: Tensor, scores: Tensor) -> tuple[Dim, Dim, Dim]:
-    """Check x and router_probs; return the number of tokens, their width, and the number of experts."""
+def check_tokens(ctx: Lowering, x: Tensor, scores: Tensor) -> tuple[Dim, Dim]:
+    """Check x and router_probs; return the tokens' width and the number of experts."""
     require.rank((2, 3), input=x)
-    tokens = product(x.shape[:-1])
     require.rank(2, router_probs=scores)
-    require.dim(ctx, 0, tokens, router_probs=scores)
-    return tokens, x.shape[-1], scores.shape[1]
+    require.dim(ctx, 0, product(x.shape[:-1]), router_probs=scores)
+    return x.shape[-1], scores.shape[1]
 
 
 def _plain(
@@ -268,15 +262,15 @@ def _plain(
         require.shape(ctx, shape[:2], **{f"{what}_experts_bias": bias})
         bias = ctx.contiguous(bias)
 
-    rows = reshape(ctx, weights, [shape[0] * shape[1], shape[2]])
+    rows = reshape(ctx, weights, [experts * columns, inputs])
 
     def shared(loads: Loads, expert: Scalar, column: Scalar, k: Scalar) -> Shared:
-        return (expert * loads.dim(shape[1]) + column,)
+        return (expert * loads.dim(columns) + column,)
 
     def element(loads: Loads, expert: Scalar, column: Scalar, k: Scalar, shared: Shared) -> Scalar:
         return s.widen(loads.source(rows).at([shared[0], k]))
 
-    return Weights(shape[1], element, (weights,), bias, shared)
+    return Weights(columns, element, (weights,), bias, shared)
 
 
 @contrib_op("MoE", T=UP_TO_FLOAT32)
@@ -290,53 +284,23 @@ def moe(
     fc2_experts_bias: T | None = None,
     fc3_experts_weights: T | None = None,
     fc3_experts_bias: T | None = None,
-    *,
-    activation_alpha: float = 1.0,
-    activation_beta: float = 0.0,
-    activation_type: str = "relu",
-    k: int = 1,
-    normalize_routing_weights: int = 0,
-    swiglu_fusion: int = 0,
-    swiglu_limit: float | None = None,
-    swiglu_limit_after_activation: int = 0,
-    use_sparse_mixer: int = 0,
+    **attributes: Unpack[MixtureAttributes],
 ) -> Tensor:
     """Compute a mixture of experts. Weights are declared as [experts, outputs, inputs] or [experts, inputs, outputs].
 
     Both shapes mean the same order of bytes (`settle_older_shape`). With fc3, an expert multiplies the activated result
     of fc1 by the result of fc3.
     """
-    gate = make_gate(
-        activation_type,
-        swiglu_fusion,
-        activation_alpha,
-        activation_beta,
-        swiglu_limit,
-        swiglu_limit_after_activation,
-        fc3_experts_weights,
-    )
-    for name, weights in (("fc1", fc1_experts_weights), ("fc2", fc2_experts_weights)):
-        require.rank(3, **{f"{name}_experts_weights": weights})
+    mixture = Mixture(**attributes).checked(fc3_experts_weights)
+    require.rank(3, fc1_experts_weights=fc1_experts_weights, fc2_experts_weights=fc2_experts_weights)
     if fc3_experts_weights is None and fc3_experts_bias is not None:
         raise require.violation("fc3_experts_bias", "be left out if fc3_experts_weights is left out", "a bias")
-    _, width, count = check_tokens(ctx, x, router_probs)
-    older = settle_older_shape(ctx, fc1_experts_weights, fc1_experts_bias, fc2_experts_weights, width, gate)
+    width, count = check_tokens(ctx, x, router_probs)
+    older = settle_older_shape(ctx, fc1_experts_weights, fc1_experts_bias, fc2_experts_weights, width, mixture)
     inner = fc2_experts_weights.shape[1 if older else 2]
-    first = _plain(ctx, fc1_experts_weights, fc1_experts_bias, (count, gate.parts * inner, width), older, "fc1")
+    first = _plain(ctx, fc1_experts_weights, fc1_experts_bias, (count, mixture.parts * inner, width), older, "fc1")
     second = _plain(ctx, fc2_experts_weights, fc2_experts_bias, (count, width, inner), older, "fc2")
     third = None
     if fc3_experts_weights is not None:
         third = _plain(ctx, fc3_experts_weights, fc3_experts_bias, (count, inner, width), older, "fc3")
-    return mixture(
-        ctx,
-        x,
-        router_probs,
-        None,
-        k,
-        gate,
-        first,
-        second,
-        third,
-        normalize=normalize_routing_weights,
-        sparse=use_sparse_mixer,
-    )
+    return mixture(ctx, x, router_probs, None, first, second, third)

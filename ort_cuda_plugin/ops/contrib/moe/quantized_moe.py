@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, Unpack
 
 from ort_cuda_plugin.kernels.elementwise.index_map import Loads
 from ort_cuda_plugin.kernels.gemm.grouped_gemm import BLOCK, Shared, WeightBlock, WeightElement, Weights
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.contrib.moe.moe import check_tokens, make_gate, mixture, settle_older_shape
+from ort_cuda_plugin.ops.contrib.moe.moe import Mixture, MixtureAttributes, check_tokens, settle_older_shape
 from ort_cuda_plugin.ops.contrib.quantization.mixed_gemm_layout import raw_codes, try_interleaved
 from ort_cuda_plugin.ops.contrib.quantization.small_codes import E2M1
 from ort_cuda_plugin.ops.registry import FLOAT32, T1, T2, T4, UINT8, UP_TO_FLOAT32, T, contrib_op
@@ -218,28 +218,19 @@ def qmoe(
     fc2_act_block_scale: T2 | None = None,
     *,
     accuracy_level: int = 0,
-    activation_alpha: float = 1.0,
-    activation_beta: float = 0.0,
-    activation_type: str = "relu",
     block_size: int = 0,
     expert_weight_bits: int = 4,
     fc1_expert_weight_bits: int | None = None,
     fc2_expert_weight_bits: int | None = None,
     fc3_expert_weight_bits: int | None = None,
-    k: int = 1,
-    normalize_routing_weights: int = 0,
     quant_type: str = "int",
-    swiglu_fusion: int = 0,
-    swiglu_limit: float | None = None,
-    swiglu_limit_after_activation: int = 0,
-    use_sparse_mixer: int = 0,
     weights_prepacked: int = -1,
+    **attributes: Unpack[MixtureAttributes],
 ) -> Tensor:
     """Compute MoE with quantized weights. Activations keep their type: ``accuracy_level`` and act_scales are unused."""
     require.one_of(("int", "fp8", *_FLOATS_4), quant_type=quant_type)
     require.one_of((-1, 0, 1), weights_prepacked=weights_prepacked)
-    for name, weights in (("fc1", fc1_experts_weights), ("fc2", fc2_experts_weights)):
-        require.rank(3, **{f"{name}_experts_weights": weights})
+    require.rank(3, fc1_experts_weights=fc1_experts_weights, fc2_experts_weights=fc2_experts_weights)
     if fc3_experts_weights is None and any(x is not None for x in (fc3_experts_bias, fc3_scales, fc3_zero_points)):
         raise require.violation(
             "biases, scales and zero points of fc3", "be left out if fc3_experts_weights is left out", "one of them"
@@ -250,15 +241,7 @@ def qmoe(
             "be 'int', or 'fp8' with block_size above 0, if fc3_experts_weights is given",
             f"{quant_type!r} with block_size = {block_size}",
         )
-    gate = make_gate(
-        activation_type,
-        swiglu_fusion,
-        activation_alpha,
-        activation_beta,
-        swiglu_limit,
-        swiglu_limit_after_activation,
-        fc3_experts_weights,
-    )
+    mixture = Mixture(**attributes).checked(fc3_experts_weights)
     block = _check_block(quant_type, block_size)
 
     def bits_of(own: int | None) -> int:
@@ -267,12 +250,14 @@ def qmoe(
         require.one_of((2, 4, 8), expert_weight_bits=bits)
         return bits
 
-    _, width, experts = check_tokens(ctx, x, router_probs)
+    width, experts = check_tokens(ctx, x, router_probs)
     first_bits, second_bits = bits_of(fc1_expert_weight_bits), bits_of(fc2_expert_weight_bits)
+    pack = 8 // second_bits
     per_output = fc1_scales if quant_type != "fp8" else fc1_experts_bias
-    older = settle_older_shape(ctx, fc1_experts_weights, per_output, fc2_experts_weights, width, gate, 8 // second_bits)
-    inner = fc2_experts_weights.shape[1] if older else fc2_experts_weights.shape[2] * (8 // second_bits)
-    sizes = [(first_bits, gate.parts * inner, width), (second_bits, width, inner)]
+    older = settle_older_shape(ctx, fc1_experts_weights, per_output, fc2_experts_weights, width, mixture, pack)
+    inner = fc2_experts_weights.shape[1] if older else fc2_experts_weights.shape[2] * pack
+    hidden = mixture.parts * inner
+    sizes = [(first_bits, hidden, width), (second_bits, width, inner)]
     interleaved = quant_type == "int" and (
         weights_prepacked == 1 or (weights_prepacked == -1 and older and try_interleaved(ctx, x.dtype, sizes))
     )
@@ -284,34 +269,23 @@ def qmoe(
             "weights that are not prepacked",
         )
 
-    def projection(name: str, bits: int, *inputs: Tensor | None) -> _Projection:
-        codes, scales, zeros, total, bias = inputs
-        assert codes is not None
-        return _Projection(name, quant_type, bits, block, older, interleaved, codes, scales, zeros, total, bias)
+    def weights(name: str, bits: int, columns: Dim, inputs: Dim, codes: Tensor, *others: Tensor | None) -> Weights:
+        projection = _Projection(name, quant_type, bits, block, older, interleaved, codes, *others)
+        return projection.weights(ctx, experts, columns, inputs)
 
-    first = projection(
-        "fc1", first_bits, fc1_experts_weights, fc1_scales, fc1_zero_points, fc1_global_scale, fc1_experts_bias
-    ).weights(ctx, experts, gate.parts * inner, width)
-    second = projection(
-        "fc2", second_bits, fc2_experts_weights, fc2_scales, fc2_zero_points, fc2_global_scale, fc2_experts_bias
-    ).weights(ctx, experts, width, inner)
+    first = weights(
+        "fc1", first_bits, hidden, width,
+        fc1_experts_weights, fc1_scales, fc1_zero_points, fc1_global_scale, fc1_experts_bias,
+    )  # fmt: skip
+    second = weights(
+        "fc2", second_bits, width, inner,
+        fc2_experts_weights, fc2_scales, fc2_zero_points, fc2_global_scale, fc2_experts_bias,
+    )  # fmt: skip
     third = None
     if fc3_experts_weights is not None:
-        bits = bits_of(fc3_expert_weight_bits)
-        third = projection(
-            "fc3", bits, fc3_experts_weights, fc3_scales, fc3_zero_points, None, fc3_experts_bias
-        ).weights(ctx, experts, inner, width)
+        third = weights(
+            "fc3", bits_of(fc3_expert_weight_bits), inner, width,
+            fc3_experts_weights, fc3_scales, fc3_zero_points, None, fc3_experts_bias,
+        )  # fmt: skip
     require.shape(ctx, router_probs.shape, router_weights=router_weights)
-    return mixture(
-        ctx,
-        x,
-        router_probs,
-        router_weights,
-        k,
-        gate,
-        first,
-        second,
-        third,
-        normalize=normalize_routing_weights,
-        sparse=use_sparse_mixer,
-    )
+    return mixture(ctx, x, router_probs, router_weights, first, second, third)
