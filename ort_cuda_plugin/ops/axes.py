@@ -14,10 +14,7 @@ def normalize_axis(axis: Dim, rank: int) -> int:
 
     Raises InvalidModel for an axis outside [-rank, rank), Unsupported for an axis whose value only a Run computes.
     """
-    if not isinstance(axis, int):
-        raise require.unsupported(
-            "shape", "axis", "known only when the model runs", "values known when the session is created"
-        )
+    axis = require.static(axis, "axis")
     require.that(-rank <= axis < rank, "axis", f"be in [{-rank}, {rank})", axis)
     return axis % rank
 
@@ -31,11 +28,7 @@ def normalize_axes(axes: Iterable[Dim], rank: int) -> tuple[int, ...]:
 
 def axes_count(axes: Tensor) -> int:
     """Return the number of elements of the input ``axes``. Raises Unsupported if the number is dynamic."""
-    if not isinstance(axes.size, int):
-        raise require.unsupported(
-            "shape", "the number of axes", "known only when the model runs", "values known when the session is created"
-        )
-    return axes.size
+    return require.static(axes.size, "the number of axes")
 
 
 def axis_of_input(ctx: Lowering, axis: Tensor, rank: int, what: str, guess: int = 0) -> int:

@@ -15,12 +15,15 @@ operator. None stands for an omitted input, and passes every check.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence, Sized
+from typing import TypeVar
 
 import numpy as np
 
 from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
 from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, floordiv, le, logical_or
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+
+Value = TypeVar("Value")
 
 
 def unsupported(kind: str, subject: str, got: object, supported: str) -> Unsupported:
@@ -41,6 +44,22 @@ def that(condition: bool | np.bool, subject: str, expected: str, got: object) ->
     """Raise InvalidModel unless the condition holds; other arguments as in `violation`."""
     if not condition:
         raise violation(subject, expected, got)
+
+
+def given(x: Value | None, subject: str, expected: str = "be given") -> Value:
+    """Return x. Raise InvalidModel if it is omitted."""
+    if x is None:
+        raise violation(subject, expected, "none")
+    return x
+
+
+def static(value: Dim | None, subject: str) -> int:
+    """Return the value. Decline a node whose value only a Run knows (None, or an expression)."""
+    if not isinstance(value, int):
+        raise unsupported(
+            "shape", subject, "known only when the model runs", "values known when the session is created"
+        )
+    return value
 
 
 def rank(rank: int | Sequence[int], **inputs: Tensor | None) -> None:

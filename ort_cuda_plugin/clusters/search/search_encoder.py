@@ -145,7 +145,7 @@ class EncoderDecoder:
         else:
             require.shape(ctx, encoded.shape, attention_mask=mask)
         rows = self._of_beams(ctx, given, tokens)
-        return [tokens, mask, search.room_for_tokens(ctx, rows, room, kind.pad)]
+        return [tokens, mask, search.padded(ctx, rows, room, kind.pad)]
 
     def _of_beams(self, ctx: Lowering, given: Given, x: Tensor) -> Tensor:
         beams = self._search.beams(ctx, given)

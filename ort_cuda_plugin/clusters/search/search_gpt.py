@@ -76,7 +76,7 @@ class GptDecoder:
             mask = None if mask is None else search.repeated_rows(ctx, mask, beams)
         counted, positions, lengths = search.prompt_inputs(ctx, ids, self._search.pad)
         caches = [ctx.empty((2, ids.shape[0], cache.heads, 0, cache.width), cache.dtype) for cache in self._caches]
-        prompt = search.room_for_tokens(ctx, ids, room, self._search.pad)
+        prompt = search.padded(ctx, ids, room, self._search.pad)
         return [prompt, lengths, ids, positions, counted if mask is None else mask, *caches]
 
     def _after(
@@ -110,7 +110,7 @@ class GptDecoder:
             for number in range(len(caches)):
                 cache = needed(given, f"cache {number}")
                 kept.append(cache if made.rows is None else search.chosen_rows(ctx, cache, 1, made.rows))
-            longer = search.longer_mask(ctx, mask)
+            longer = search.padded(ctx, mask, mask.shape[1] + 1, 1)
             return [made.goes_on, made.sequences, made.tokens, later, longer, *kept, *made.own]
 
         results = [

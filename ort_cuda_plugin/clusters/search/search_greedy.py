@@ -5,6 +5,7 @@ from __future__ import annotations
 from ...model.ir import DType, Node, Unsupported, Value
 from ...ops.contrib.generation import search
 from ...ops.contrib.generation.search_sampling import Filter, drawn_tokens, filtered_scores, first_state
+from ...ops.onnx.math.reduction import argmax
 from ...program.expressions.symbolic import Dim
 from ...program.lowering.context import Lowering, Tensor
 from .search_base import Choice, Given, Search, attribute_number, attribute_real, needed, rule_inputs
@@ -28,7 +29,7 @@ class GreedySearch(Search):
 
     def tokens(self, ctx: Lowering, given: Given, scores: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Return the next token of each row, and the own states other than ``ended``."""
-        return search.best_tokens(ctx, scores), []
+        return argmax(ctx, scores, axis=1, keepdims=0), []
 
     def finish(self, ctx: Lowering, given: Given) -> list[Tensor]:
         return [needed(given, "sequences")]

@@ -10,6 +10,7 @@ from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.ml.features import DOMAIN, NUMBERS, Floats, real
 from ort_cuda_plugin.ops.ml.post_transform import POST_TRANSFORMS, binary_scores, label_of_best, regression_transform
+from ort_cuda_plugin.ops.onnx.math.matmul import affine
 from ort_cuda_plugin.ops.registry import T1, T, op
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
@@ -37,17 +38,8 @@ def _scores(ctx: Lowering, x: Tensor, coefficients: Floats, intercepts: Floats, 
     require.multiple_count(targets, coefficients=coefficients)
     require.count((0, targets), intercepts=intercepts)
     weights = ctx.constant(np.array(coefficients, np.float32).reshape(targets, -1))
-    others = [ctx.constant(np.array(intercepts, np.float32))] if intercepts else []
-    x = _matrix(ctx, x, weights.static_shape[1])
-    return multiply(ctx, x, permute(ctx, weights, (1, 0)), *others, finish=_sum)
-
-
-def _sum(total: Scalar, *more: Scalar) -> Scalar:
-    return total + more[0] if more else total
-
-
-def _check_transform(name: str) -> None:
-    require.one_of(POST_TRANSFORMS, post_transform=name)
+    bias = ctx.constant(np.array(intercepts, np.float32)) if intercepts else None
+    return affine(ctx, _matrix(ctx, x, weights.static_shape[1]), permute(ctx, weights, (1, 0)), bias)
 
 
 @op("LinearRegressor", domain=DOMAIN, since=1, types={"T": NUMBERS})
@@ -60,7 +52,7 @@ def linear_regressor(
     post_transform: str = "NONE",
     targets: int = 1,
 ) -> Tensor:
-    _check_transform(post_transform)
+    require.one_of(POST_TRANSFORMS, post_transform=post_transform)
     scores = _scores(ctx, x, coefficients, intercepts, targets)
     return regression_transform(ctx, scores, post_transform, targets)
 
@@ -79,16 +71,12 @@ def linear_classifier(
 ) -> tuple[Tensor, ...]:
     if classlabels_strings:
         raise require.unsupported("dtype", "classlabels_strings", "given", "classlabels_ints")
-    _check_transform(post_transform)
+    require.one_of(POST_TRANSFORMS, post_transform=post_transform)
     targets = len(intercepts)
     scores = _scores(ctx, x, coefficients, intercepts, targets)
     if targets > 1:
-        require.that(
-            len(labels := classlabels_ints) >= targets,
-            "classlabels_ints",
-            f"have at least {targets} labels",
-            len(labels),
-        )
+        count = len(classlabels_ints)
+        require.that(count >= targets, "classlabels_ints", f"have at least {targets} labels", count)
         transformed = regression_transform(ctx, scores, post_transform, targets)
         return label_of_best(ctx, scores, classlabels_ints), transformed
     require.that(
@@ -109,23 +97,14 @@ def _similarities(ctx: Lowering, x: Tensor, vectors: Floats, count: int, kernel:
     require.one_of(_KERNELS, kernel_type=kernel)
     require.least(1, n_supports=count)
     require.multiple_count(count, support_vectors=vectors)
-    require.that(
-        len(parameters) in (0, 3),
-        "kernel_params",
-        "have the 3 entries gamma, coef0 and degree, or no entry",
-        len(parameters),
-    )
+    expected = "have the 3 entries gamma, coef0 and degree, or no entry"
+    require.that(len(parameters) in (0, 3), "kernel_params", expected, len(parameters))
     gamma, offset, degree = parameters or (0.0, 0.0, 0.0)
     table = ctx.constant(np.array(vectors, np.float32).reshape(count, -1))
     x = _matrix(ctx, x, table.static_shape[1])
     if kernel == "RBF":
-        distances = reduce(
-            ctx,
-            lambda row, difference: row.reduce(SUM, difference * difference),
-            elementwise(ctx, lambda a, b: a - b, unsqueeze(ctx, x, [1]), table),
-            [2],
-            keepdims=False,
-        )
+        differences = elementwise(ctx, lambda a, b: a - b, unsqueeze(ctx, x, [1]), table)
+        distances = reduce(ctx, lambda row, d: row.reduce(SUM, d * d), differences, [2], keepdims=False)
         return elementwise(ctx, lambda distance: s.exp(distance * -gamma), distances)
 
     def finish(total: Scalar) -> Scalar:
@@ -155,16 +134,11 @@ def svm_regressor(
 
     ``post_transform`` does not change the score, as in ONNX Runtime.
     """
-    _check_transform(post_transform)
-    if not rho:
-        raise require.violation("rho", "be given", "none")
+    require.one_of(POST_TRANSFORMS, post_transform=post_transform)
+    require.that(len(rho) > 0, "rho", "be given", "none")
     if n_supports > 0:
-        require.that(
-            len(coefficients) == n_supports,
-            "coefficients",
-            f"have n_supports = {n_supports} entries",
-            len(coefficients),
-        )
+        count = len(coefficients)
+        require.that(count == n_supports, "coefficients", f"have n_supports = {n_supports} entries", count)
         x = _similarities(ctx, x, support_vectors, n_supports, kernel_type, kernel_params)
     scores = _scores(ctx, x, coefficients, rho[:1], 1)
     if one_class:

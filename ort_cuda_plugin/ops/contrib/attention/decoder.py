@@ -10,9 +10,11 @@ from ort_cuda_plugin.kernels.attention.kv_cache import CachePart, append
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.contrib.attention.multi_head import MASKED, Masking, split_columns
+from ort_cuda_plugin.ops.contrib.attention.multi_head import MASKED, Masking, separate, split_columns
 from ort_cuda_plugin.ops.onnx.attention.attention import after_past, attend, merge_heads, split_heads
 from ort_cuda_plugin.ops.onnx.attention.scores import BIASED, Variant
+from ort_cuda_plugin.ops.onnx.math.elementwise import cast
+from ort_cuda_plugin.ops.onnx.math.matmul import affine
 from ort_cuda_plugin.ops.onnx.tensor.indexing import select_index
 from ort_cuda_plugin.ops.onnx.tensor.slicing import concat
 from ort_cuda_plugin.ops.outputs import is_used
@@ -22,7 +24,6 @@ from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import Dim, floordiv
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.elementwise import elementwise
-from ort_cuda_plugin.program.lowering.multiply import multiply
 from ort_cuda_plugin.program.lowering.views import part, permute, reshape, unsqueeze
 
 CHUNK_BYTES: Final = 16
@@ -74,12 +75,8 @@ def decoder_masked_multi_head_attention(
         keys, values, present = _with_cache(
             ctx, past_key, past_value, k, v, past_sequence_length if past_present_share_buffer else None, 0
         )
-    output, scores = _attended(
-        ctx,
-        split_heads(ctx, q, num_heads),
-        *_of_beams(ctx, keys, values, cache_indirection),
-        Masking(mask_index, attention_bias, mask_filter_value, scale),
-    )
+    masking = Masking(mask_index, attention_bias, mask_filter_value, scale)
+    output, scores = _attended(ctx, split_heads(ctx, q, num_heads), keys, values, cache_indirection, masking)
     if is_used(ctx, 3) and not output_qk:
         raise require.violation("output_qk", "be 1 if the node has the output qk", output_qk)
     return output, *present, scores
@@ -111,22 +108,15 @@ def decoder_masked_self_attention(
     if do_rotary:
         raise require.unsupported("attribute", "do_rotary", do_rotary, "0")
     require.rank(3, input=x)
-    require.rank(2, weights=weights)
     require.rank(5, past=past)
     require.dim(ctx, 1, 1, input=x)
-    require.shape(ctx, weights.shape[1:], bias=bias)
-    projected = multiply(ctx, x, weights, bias, finish=lambda total, added: total + s.widen(added))
-    q, k, v = _new_token(ctx, projected, None, None, None, num_heads)
+    q, k, v = _new_token(ctx, affine(ctx, x, weights, bias), None, None, None, num_heads)
     past_key, past_value = (select_index(ctx, past, 0, number) for number in (0, 1))
     at = past_sequence_length if past_present_share_buffer else None
     chunk = CHUNK_BYTES // x.dtype.itemsize if past_present_share_buffer else 0
     keys, values, (key, value) = _with_cache(ctx, past_key, past_value, k, v, at, chunk)
-    output, _ = _attended(
-        ctx,
-        split_heads(ctx, q, num_heads),
-        *_of_beams(ctx, keys, values, cache_indirection),
-        Masking(mask_index, attention_bias, mask_filter_value, scale),
-    )
+    masking = Masking(mask_index, attention_bias, mask_filter_value, scale)
+    output, _ = _attended(ctx, split_heads(ctx, q, num_heads), keys, values, cache_indirection, masking)
     return output, concat(ctx, unsqueeze(ctx, key, (0,)), unsqueeze(ctx, value, (0,)), axis=0)
 
 
@@ -138,9 +128,7 @@ def _new_token(
     ctx: Lowering, query: Tensor, key: Tensor | None, value: Tensor | None, bias: Tensor | None, heads: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return Q [batch, 1, hidden], K and V [batch, heads, 1, size]; without a key, unpack all three from the query."""
-    if key is None or value is None:
-        sizes = [floordiv(query.shape[2], 3)] * 3
-        query, key, value = split_columns(ctx, query, sizes, "the packed query")
+    query, key, value = separate(ctx, query, key, value, 1, 1)
     if bias is not None:
         require.rank(1, bias=bias)
         parts = split_columns(ctx, bias, [x.shape[2] for x in (query, key, value)], "the bias")
@@ -200,13 +188,11 @@ def grown(
     return [x.present for x in parts]
 
 
-def _of_beams(ctx: Lowering, keys: Tensor, values: Tensor, beams: Tensor | None) -> tuple[Tensor, Tensor]:
+def _of_beams(ctx: Lowering, keys: Tensor, values: Tensor, beams: Tensor) -> tuple[Tensor, Tensor]:
     """Gather keys and values across beams: ``beams`` [batch, beam, key] names the beam that holds each past key.
 
     The last key is the beam's own. An invalid beam index reads zeros.
     """
-    if beams is None:
-        return keys, values
     require.rank(3, cache_indirection=beams)
     batch, width, room = beams.shape
     last = keys.shape[2] - 1
@@ -228,14 +214,17 @@ def _of_beams(ctx: Lowering, keys: Tensor, values: Tensor, beams: Tensor | None)
     return gathered(keys), gathered(values)
 
 
-def _attended(ctx: Lowering, q: Tensor, keys: Tensor, values: Tensor, masking: Masking) -> tuple[Tensor, Tensor]:
+def _attended(
+    ctx: Lowering, q: Tensor, keys: Tensor, values: Tensor, beams: Tensor | None, masking: Masking
+) -> tuple[Tensor, Tensor]:
+    if beams is not None:
+        keys, values = _of_beams(ctx, keys, values, beams)
     require.rank(2, mask_index=masking.mask)
     variant = masking.variant(ctx, q, keys.shape[2])
     output, scores = attend(ctx, q, keys, values, replace(variant, returned=BIASED))
     given = ctx.node.outputs[3] if ctx.node is not None and is_used(ctx, 3) else None
-    if given is not None and given.dtype is not None and given.dtype is not scores.dtype:
-        wanted = given.dtype
-        scores = elementwise(ctx, lambda x: s.cast(x, wanted), scores)
+    if given is not None and given.dtype is not None:
+        scores = cast(ctx, scores, to=given.dtype.onnx)
     return merge_heads(ctx, output), scores
 
 
@@ -281,8 +270,7 @@ def decoder_attention(
 
     def projected(x: Tensor, weights: Tensor, added: Tensor) -> Tensor:
         """Return x @ weights + added, transposed to [batch, sequence, columns]."""
-        result = multiply(ctx, x, weights, added, finish=lambda total, b: total + s.widen(b))
-        return permute(ctx, result, (1, 0, 2))
+        return permute(ctx, affine(ctx, x, weights, added), (1, 0, 2))
 
     q = split_heads(ctx, projected(query, q_weight, own), num_heads)
     if has_past and (key_cache is None or value_cache is None):
@@ -298,9 +286,8 @@ def decoder_attention(
             _, keys, values = after_past(ctx, key_cache, value_cache, keys, values)
     mask = None
     if is_masked:
-        if key_padding_mask is None:
-            raise require.violation("key_padding_mask", "be given if has_key_padding_mask is true", "none")
-        require.shape(ctx, (batch, keys.shape[2]), key_padding_mask=key_padding_mask)
-        mask = unsqueeze(ctx, elementwise(ctx, lambda x: ~x, key_padding_mask), (1, 2))
+        padding = require.given(key_padding_mask, "key_padding_mask", "be given if has_key_padding_mask is true")
+        require.shape(ctx, (batch, keys.shape[2]), key_padding_mask=padding)
+        mask = unsqueeze(ctx, elementwise(ctx, lambda x: ~x, padding), (1, 2))
     output, _ = attend(ctx, q, keys, values, Variant(mask=mask))
     return permute(ctx, merge_heads(ctx, output), (1, 0, 2)), keys, values

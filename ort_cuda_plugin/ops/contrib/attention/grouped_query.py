@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Final
+from typing import Final, Unpack
 
 from ort_cuda_plugin.kernels.attention.kv_cache import CachePart, append
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.contrib.attention.multi_head import MASKED, grouped_heads, score_bias, sink_of_heads
-from ort_cuda_plugin.ops.contrib.attention.preparation import Preparation
+from ort_cuda_plugin.ops.contrib.attention.preparation import Preparation, RotaryAttributes
 from ort_cuda_plugin.ops.contrib.attention.window_cache import (
     bias_of_window,
     indices_in_window,
@@ -72,18 +72,17 @@ def group_query_attention(
     num_heads: int,
     kv_num_heads: int,
     causal: int = 1,
-    do_rotary: int = 0,
     k_quant_type: str = "NONE",
     kv_cache_bit_width: int = 0,
     local_window_size: int = -1,
     qk_norm_epsilon: float = 1e-6,
     qk_output: int = 0,
-    rotary_interleaved: int = 0,
     scale: float = 0.0,
     sliding_window_cache: int = 0,
     smooth_softmax: int = 0,
     softcap: float = 0.0,
     v_quant_type: str = "NONE",
+    **attributes: Unpack[RotaryAttributes],
 ) -> tuple[Tensor, ...]:
     """Return output, present key, present value and scores. Past and present may share a buffer.
 
@@ -106,7 +105,7 @@ def group_query_attention(
     lengths = reshape(ctx, seqlens_k, [batch])
     positions = _positions(ctx, lengths, rows, total_sequence_length)
     prepare = Preparation(
-        do_rotary, cos_cache, sin_cache, rotary_interleaved, 0, q_norm_weight, k_norm_weight, qk_norm_epsilon
+        cos_cache, sin_cache, q_norm_weight, k_norm_weight, qk_norm_epsilon=qk_norm_epsilon, **attributes
     )
     q, k = prepare(ctx, q, k, positions if position_ids is None else position_ids)
     bias = _bias(ctx, attention_bias, batch, rows)

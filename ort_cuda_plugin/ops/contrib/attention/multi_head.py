@@ -22,6 +22,7 @@ from ort_cuda_plugin.ops.onnx.attention.attention import (
 )
 from ort_cuda_plugin.ops.onnx.attention.flash_attention import CachePart, append, flash_attention
 from ort_cuda_plugin.ops.onnx.attention.scores import Reach, Variant
+from ort_cuda_plugin.ops.onnx.math.matmul import affine
 from ort_cuda_plugin.ops.onnx.tensor.indexing import select_index
 from ort_cuda_plugin.ops.onnx.tensor.slicing import concat
 from ort_cuda_plugin.ops.outputs import is_used
@@ -31,7 +32,6 @@ from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, floordiv, logical_or, sym_max
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.elementwise import elementwise, full
-from ort_cuda_plugin.program.lowering.multiply import multiply
 from ort_cuda_plugin.program.lowering.views import part, permute, reshape, unsqueeze
 
 MASKED: Final = -10000.0
@@ -61,18 +61,14 @@ def _mask_bias(ctx: Lowering, mask: Tensor, batch: Dim, rows: Dim, keys: Dim, ma
         return gather_map(ctx, [batch, 1, 1, keys], DType.FLOAT32, element)
     if mask.rank not in (2, 3):
         raise require.unsupported("shape", "the rank of the mask", mask.rank, "1 to 3")
-    fits = logical_or(eq(mask.shape[-1], keys), eq(mask.shape[-1], 1))
-    require.holds(ctx, fits, "the mask", f"have 1 or {keys!r} columns", mask.shape[-1])
+    count, columns = mask.shape[0], mask.shape[-1]
+    require.holds(
+        ctx, logical_or(eq(columns, keys), eq(columns, 1)), "the mask", f"have 1 or {keys!r} columns", columns
+    )
     if mask.rank == 3:
-        require.shape(ctx, (batch, rows, mask.shape[2]), **{"the mask": mask})
+        require.shape(ctx, (batch, rows, columns), **{"the mask": mask})
     else:
-        require.holds(
-            ctx,
-            logical_or(eq(mask.shape[0], batch), eq(mask.shape[0], 1)),
-            "the mask",
-            f"have 1 or {batch!r} rows",
-            mask.shape[0],
-        )
+        require.holds(ctx, logical_or(eq(count, batch), eq(count, 1)), "the mask", f"have 1 or {batch!r} rows", count)
     placed = unsqueeze(ctx, mask, (1, 2) if mask.rank == 2 else (1,))
     return elementwise(ctx, lambda x: s.where(x > 0, s.constant(0.0, DType.FLOAT32), masked), placed)
 
@@ -83,8 +79,8 @@ def score_bias(
     """Return mask bias plus ``attention_bias``, in float32 or, without a mask, the type of ``attention_bias``."""
     if attention_bias is not None:
         require.rank(4, attention_bias=attention_bias)
-        for axis, wanted in ((2, rows), (3, keys)):
-            require.dim(ctx, axis, wanted, attention_bias=attention_bias)
+        require.dim(ctx, 2, rows, attention_bias=attention_bias)
+        require.dim(ctx, 3, keys, attention_bias=attention_bias)
     if mask is None:
         return attention_bias
     padding = _mask_bias(ctx, mask, batch, rows, keys, masked)
@@ -122,6 +118,18 @@ def split_columns(ctx: Lowering, x: Tensor, sizes: Sequence[Dim], what: str) -> 
     return [part(ctx, x, axis, start, size) for start, size in zip(starts, sizes, strict=False)]
 
 
+def separate(
+    ctx: Lowering, query: Tensor, key: Tensor | None, value: Tensor | None, heads: int, kv_heads: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return Q, K and V [..., heads * size]; without a key, unpack all three from the query."""
+    require.all_or_none(key=key, value=value)
+    if key is not None and value is not None:
+        return query, key, value
+    size = floordiv(query.shape[-1], heads + 2 * kv_heads)
+    q, k, v = split_columns(ctx, query, [heads * size, kv_heads * size, kv_heads * size], "the packed query")
+    return q, k, v
+
+
 @contrib_op("Attention", T=UP_TO_FLOAT32, M=INT32)
 def attention_of_projection(
     ctx: Lowering,
@@ -153,12 +161,8 @@ def attention_of_projection(
             f"{require.named(past=past, past_sequence_length=past_sequence_length)}",
         )
     require.rank(3, input=x)
-    require.rank(2, weights=weights)
-    addends = [] if bias is None else [bias]
-    for y in addends:
-        require.shape(ctx, weights.shape[1:], bias=y)
-    projected = multiply(ctx, x, weights, *addends, finish=lambda total, *b: total + s.widen(b[0]) if b else total)
     masking = Masking(mask_index, attention_bias, mask_filter_value, scale, unidirectional)
+    projected = affine(ctx, x, weights, bias)
     return of_projection(ctx, projected, past, masking, num_heads, past_sequence_length, qkv_hidden_sizes)
 
 
@@ -186,13 +190,11 @@ def of_projection(
         require.rank(5, past=past)
         past_key, past_value = (select_index(ctx, past, 0, number) for number in (0, 1))
         require.shape(ctx, (2, *k.shape[:2], past.shape[3], k.shape[3]), past=past)
-    if past_key is not None and past_value is not None and past_sequence_length is not None and past is not None:
-        shared = ctx.empty(past.shape, past.dtype)
-        keys, values = (
-            CachePart(before, select_index(ctx, shared, 0, number), new)
-            for number, (before, new) in enumerate(((past_key, k), (past_value, v)))
-        )
-        return attended_in_place(ctx, q, keys, values, past_sequence_length, masking), shared
+        if past_sequence_length is not None:
+            shared = ctx.empty(past.shape, past.dtype)
+            keys = CachePart(past_key, select_index(ctx, shared, 0, 0), k)
+            values = CachePart(past_value, select_index(ctx, shared, 0, 1), v)
+            return attended_in_place(ctx, q, keys, values, past_sequence_length, masking), shared
     length, k, v = after_past(ctx, past_key, past_value, k, v)
     output = attended(ctx, q, k, v, length, masking)[0]
     stacked = ctx.known(eq(k.shape[3], v.shape[3])) is not False
@@ -309,17 +311,14 @@ def heads_of_inputs(
         given = [split_heads(ctx, x, heads) for x in (query, key, value)]
     if bias is None:
         return given[0], given[1], given[2]
-    sizes = [x.shape[1] * x.shape[3] for x in given]
     require.rank(1, bias=bias)
-    biases = split_columns(ctx, bias, sizes, "the bias")
-    has_heads = key is not None and key.rank == 4
-    biased = []
-    for number, (x, b) in enumerate(zip(given, biases, strict=True)):
-        if number and has_heads:  # keys and values of rank 4 already include their bias
-            biased.append(x)
-            continue
-        placed = reshape(ctx, b, [x.shape[1], 1, x.shape[3]])
-        biased.append(elementwise(ctx, lambda value, added: value + added, x, placed))
+    biases = split_columns(ctx, bias, [x.shape[1] * x.shape[3] for x in given], "the bias")
+    biased = [
+        elementwise(ctx, lambda value, added: value + added, x, reshape(ctx, b, [x.shape[1], 1, x.shape[3]]))
+        for x, b in zip(given, biases, strict=True)
+    ]
+    if key is not None and key.rank == 4:  # keys and values of rank 4 already include their bias
+        biased[1:] = given[1:]
     return biased[0], biased[1], biased[2]
 
 
@@ -365,12 +364,8 @@ def rotary_heads(
     rotated: Dim = rotary_embedding_dim or 2 * cos_cache.shape[1]
     if x.rank == 4:
         return x, 2, rotated
-    require.that(
-        not rotary_embedding_dim or num_heads > 0,
-        "num_heads",
-        f"be positive if rotary_embedding_dim is given ({rotary_embedding_dim})",
-        num_heads,
-    )
+    expected = f"be positive if rotary_embedding_dim is given ({rotary_embedding_dim})"
+    require.that(not rotary_embedding_dim or num_heads > 0, "num_heads", expected, num_heads)
     size = floordiv(x.shape[2], num_heads) if num_heads > 0 else rotated
     count = num_heads if num_heads > 0 else floordiv(x.shape[2], size)
     require.dim(ctx, 2, count * size, input=x)
@@ -384,12 +379,8 @@ def grouped_heads(
     ctx: Lowering, query: Tensor, key: Tensor | None, value: Tensor | None, heads: int, kv_heads: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return Q, K and V [batch, heads, sequence, size]; without a key, unpack all three from the query."""
-    require.all_or_none(key=key, value=value)
     require.rank(3, query=query)
-    if key is not None and value is not None:
-        return split_heads(ctx, query, heads), split_heads(ctx, key, kv_heads), split_heads(ctx, value, kv_heads)
-    size = floordiv(query.shape[2], heads + 2 * kv_heads)
-    q, k, v = split_columns(ctx, query, [heads * size, kv_heads * size, kv_heads * size], "the packed query")
+    q, k, v = separate(ctx, query, key, value, heads, kv_heads)
     return split_heads(ctx, q, heads), split_heads(ctx, k, kv_heads), split_heads(ctx, v, kv_heads)
 
 

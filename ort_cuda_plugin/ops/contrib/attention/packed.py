@@ -14,6 +14,7 @@ from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.contrib.attention.multi_head import MASKED, Masking, projection_sizes, split_columns
 from ort_cuda_plugin.ops.onnx.attention.attention import attend
+from ort_cuda_plugin.ops.onnx.math.matmul import affine
 from ort_cuda_plugin.ops.onnx.tensor.indexing import select_index
 from ort_cuda_plugin.ops.registry import FLOAT_OR_HALF, INT32, M, T, contrib_op
 from ort_cuda_plugin.program.expressions import scalar as s
@@ -21,7 +22,6 @@ from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import Dim, floordiv
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.elementwise import elementwise
-from ort_cuda_plugin.program.lowering.multiply import multiply
 from ort_cuda_plugin.program.lowering.reduce import reduce
 from ort_cuda_plugin.program.lowering.views import permute, reshape
 from ort_cuda_plugin.program.steps.row_program import MAX
@@ -111,9 +111,8 @@ def packed_attention(
     scale: float = 0.0,
 ) -> Tensor:
     """Compute self-attention within each sequence of the packed tokens x @ weights + bias."""
-    require.rank(2, input=x, weights=weights)
-    require.shape(ctx, weights.shape[1:], bias=bias)
-    projected = multiply(ctx, x, weights, bias, finish=lambda total, added: total + s.widen(added))
+    require.rank(2, input=x)
+    projected = affine(ctx, x, weights, bias)
     tokens = split_columns(ctx, projected, projection_sizes(qkv_hidden_sizes, projected), "weights of PackedAttention")
     q, k, v = (_heads_of_tokens(ctx, y, num_heads) for y in tokens)
     return _attended(ctx, q, k, v, token_offset, cumulative_sequence_length, attention_bias, scale)
@@ -146,8 +145,10 @@ def packed_multi_head_attention(
     if bias is not None:
         require.rank(1, bias=bias)
         parts = split_columns(ctx, bias, [x.shape[1] * x.shape[2] for x in heads], "the bias")
-        placed = [reshape(ctx, b, x.shape[1:]) for x, b in zip(heads, parts, strict=True)]
-        heads = [elementwise(ctx, lambda a, b: a + b, x, b) for x, b in zip(heads, placed, strict=True)]
+        heads = [
+            elementwise(ctx, lambda a, b: a + b, x, reshape(ctx, b, x.shape[1:]))
+            for x, b in zip(heads, parts, strict=True)
+        ]
     q, k, v = heads
     return _attended(ctx, q, k, v, token_offset, cumulative_sequence_length, attention_bias, scale)
 
@@ -175,8 +176,7 @@ def _attended(
     require.rank(2, token_offset=token_offset)
     batch, rows = token_offset.shape
     require.shape(ctx, (batch + 1,), cumulative_sequence_length=cumulative)
-    for x in (k, v):
-        require.dim(ctx, 0, q.shape[0], **{"key and value": x})
+    require.dim(ctx, 0, q.shape[0], key=k, value=v)
 
     def length(maps: IndexMap, c: list[Scalar]) -> Scalar:
         starts = maps.source(cumulative)

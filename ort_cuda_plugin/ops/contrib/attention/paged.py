@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Unpack
 
 from ort_cuda_plugin.kernels.attention.kv_cache import carry_over
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, Source, gather_map, scatter_map
 from ort_cuda_plugin.model.ir import HALVES, DType
 from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.contrib.attention.grouped_query import QUANTIZED
-from ort_cuda_plugin.ops.contrib.attention.multi_head import sink_of_heads, split_columns
-from ort_cuda_plugin.ops.contrib.attention.preparation import Preparation
+from ort_cuda_plugin.ops.contrib.attention.multi_head import separate, sink_of_heads
+from ort_cuda_plugin.ops.contrib.attention.preparation import Preparation, PreparationAttributes
 from ort_cuda_plugin.ops.contrib.packed_tokens import PackedTokens, int64
 from ort_cuda_plugin.ops.onnx.attention.attention import attend
 from ort_cuda_plugin.ops.onnx.attention.scores import Variant, window_before
@@ -317,12 +318,8 @@ def heads_of_tokens(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return Q, K and V [tokens, heads, size]; without a key, unpack all three from the query."""
     require.heads(heads, kv_heads)
-    require.all_or_none(key=key, value=value)
     require.rank(2, query=query, key=key, value=value)
-    if key is None or value is None:
-        size = floordiv(query.shape[1], heads + 2 * kv_heads)
-        sizes = [heads * size, kv_heads * size, kv_heads * size]
-        query, key, value = split_columns(ctx, query, sizes, "the packed query")
+    query, key, value = separate(ctx, query, key, value, heads, kv_heads)
     size = floordiv(query.shape[1], heads)
 
     def split(x: Tensor, count: int, what: str) -> Tensor:
@@ -366,11 +363,12 @@ def query_positions(ctx: Lowering, batch: Batch) -> Tensor:
 
 def key_counts(ctx: Lowering, batch: Batch) -> Tensor:
     """Return the number of keys of each entry, int64 [entries, 1, 1, 1]."""
-
-    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
-        return batch.tokens.length(maps, batch.sequence(maps, c[0]))
-
-    return gather_map(ctx, [batch.entries, 1, 1, 1], DType.INT64, element)
+    return gather_map(
+        ctx,
+        [batch.entries, 1, 1, 1],
+        DType.INT64,
+        lambda maps, c: batch.tokens.length(maps, batch.sequence(maps, c[0])),
+    )
 
 
 # ---- PagedAttention ----
@@ -397,7 +395,6 @@ def paged_attention(
     v_scale: T_KV_SCALE | None = None,
     attention_metadata: HostTensor | None = None,
     *,
-    do_rotary: int = 0,
     is_causal: int = 1,
     k_cache_dtype: str = "",
     k_quant_type: str = "NONE",
@@ -405,19 +402,17 @@ def paged_attention(
     kv_num_heads: int,
     local_window_size: int = -1,
     num_heads: int,
-    qk_norm_epsilon: float = 1e-6,
-    rotary_interleaved: int = 0,
-    rotary_offset: int = 0,
     scale: float = 0.0,
     softcap: float = 0.0,
     v_cache_dtype: str = "",
     v_head_size: int = 0,
     v_quant_type: str = "NONE",
+    **attributes: Unpack[PreparationAttributes],
 ) -> tuple[Tensor, ...]:
     """Return output and updated caches. Values of a LATENT cache are the first elements of its keys (MLA)."""
     latent = kv_cache_layout == "LATENT"
     require.one_of(("SEPARATE", "LATENT"), kv_cache_layout=kv_cache_layout)
-    require.least(0, rotary_offset=rotary_offset, v_head_size=v_head_size)
+    require.least(0, v_head_size=v_head_size)
     if not is_used(ctx, 1) or (not latent and not is_used(ctx, 2)):
         raise require.unsupported("op", "an output for an updated K/V cache", "left out", "nodes with these outputs")
     if latent and (value is not None or value_cache is not None or key is None or kv_num_heads != 1):
@@ -432,16 +427,7 @@ def paged_attention(
     size = q.shape[2]
     tokens = packed_tokens(ctx, q.shape[0], cumulative_sequence_length, past_seqlens)
     check_pages(ctx, tokens, block_table, slot_mapping)
-    prepare = Preparation(
-        do_rotary,
-        cos_cache,
-        sin_cache,
-        rotary_interleaved,
-        rotary_offset,
-        q_norm_weight,
-        k_norm_weight,
-        qk_norm_epsilon,
-    )
+    prepare = Preparation(cos_cache, sin_cache, q_norm_weight, k_norm_weight, **attributes)
     q, k = prepare(ctx, q, k, tokens.positions)
     keys = cache_of(ctx, key_cache, kv_num_heads, size, k_scale, k_quant_type, q.dtype, "key_cache", k_cache_dtype)
     keys = written(ctx, keys, k, tokens, block_table, slot_mapping)

@@ -8,6 +8,7 @@ from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.contrib.attention.multi_head import rotary_heads
 from ort_cuda_plugin.ops.contrib.attention.packed import padded_rows
 from ort_cuda_plugin.ops.onnx.attention.attention import rotate
+from ort_cuda_plugin.ops.onnx.math.matmul import affine
 from ort_cuda_plugin.ops.registry import (
     FLOAT32,
     FLOAT_OR_HALF,
@@ -25,7 +26,6 @@ from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import eq, floordiv
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.elementwise import elementwise
-from ort_cuda_plugin.program.lowering.multiply import multiply
 from ort_cuda_plugin.program.lowering.reduce import reduce
 from ort_cuda_plugin.program.lowering.views import part, permute, reshape, unsqueeze
 from ort_cuda_plugin.program.steps.row_program import SUM
@@ -101,13 +101,10 @@ def gated_relative_position_bias(
     require.dim(ctx, 2, num_heads * size, query_layer=query_layer)
     require.multiple_of(ctx, columns, 2, "the last dimension of weight")
     require.shape(ctx, (hidden,), query_bias=query_bias)
-    require.shape(ctx, (columns,), bias=bias)
     require.shape(ctx, (1, num_heads, rows, rows), rel_pos=rel_pos)
     require.size(ctx, num_heads, eco_a=eco_a)
     heads = reshape(ctx, elementwise(ctx, lambda x, b: x + b, query_layer, query_bias), [batch, rows, num_heads, size])
-    projected = multiply(
-        ctx, permute(ctx, heads, (0, 2, 1, 3)), weight, bias, finish=lambda total, added: total + s.widen(added)
-    )
+    projected = affine(ctx, permute(ctx, heads, (0, 2, 1, 3)), weight, bias)
     halves = reshape(ctx, projected, [batch, num_heads, rows, 2, floordiv(columns, 2)])
     sums = reduce(ctx, lambda row, x: row.reduce(SUM, s.widen(x)), halves, [4], keepdims=False)
     u, r = (part(ctx, sums, 3, number, 1) for number in (0, 1))
@@ -142,12 +139,8 @@ def multimodal_rotary_embedding(
 
     ``is_packed_batching`` changes nothing: packed tokens have explicit positions too.
     """
-    require.that(
-        len(mrope_section) == 3 and min(mrope_section) >= 0,
-        "mrope_section",
-        "be three sizes of at least 0",
-        list(mrope_section),
-    )
+    are_sizes = len(mrope_section) == 3 and min(mrope_section) >= 0
+    require.that(are_sizes, "mrope_section", "be three sizes of at least 0", list(mrope_section))
     require.one_of((0, 1), mrope_layout=mrope_layout)
     heads, sequence, rotated = rotary_heads(ctx, x, cos_cache, num_heads, rotary_embedding_dim)
     require.holds(
@@ -164,17 +157,9 @@ def multimodal_rotary_embedding(
         return s.where(high, 1, s.where(wide, s.constant(2, DType.INT64), 0))
 
     result = rotate(
-        ctx,
-        heads,
-        sequence,
-        cos_cache,
-        sin_cache,
-        position_ids,
-        rotated,
-        interleaved=bool(interleaved),
-        stream=stream,
-        scale=scale,
-    )
+        ctx, heads, sequence, cos_cache, sin_cache, position_ids, rotated,
+        interleaved=bool(interleaved), stream=stream, scale=scale,
+    )  # fmt: skip
     return ctx.view(result, x.shape)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypedDict
 
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
@@ -12,18 +13,32 @@ from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.views import reshape
 
 
+class RotaryAttributes(TypedDict, total=False):
+    """Attributes of rotary embedding; see `Preparation`."""
+
+    do_rotary: int
+    rotary_interleaved: int
+
+
+class PreparationAttributes(RotaryAttributes, total=False):
+    """Attributes of QK norm and of rotary embedding at an offset."""
+
+    qk_norm_epsilon: float
+    rotary_offset: int
+
+
 @dataclass(frozen=True)
 class Preparation:
     """QK norm and rotary embedding as data. Fields are inputs and attributes of an operator, by their ONNX names."""
 
-    do_rotary: int
     cos_cache: Tensor | None
     sin_cache: Tensor | None
-    rotary_interleaved: int
-    rotary_offset: int = 0
     q_norm_weight: Tensor | None = None
     k_norm_weight: Tensor | None = None
+    do_rotary: int = 0
     qk_norm_epsilon: float = 1e-6
+    rotary_interleaved: int = 0
+    rotary_offset: int = 0
 
     def __call__(self, ctx: Lowering, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Normalize and rotate q and k at ``positions``.
@@ -31,6 +46,7 @@ class Preparation:
         Q and k are [batch, heads, sequence, size] at positions [batch, sequence], or packed tokens
         [tokens, heads, size] at positions [tokens].
         """
+        require.least(0, rotary_offset=self.rotary_offset)
         require.all_or_none(q_norm_weight=self.q_norm_weight, k_norm_weight=self.k_norm_weight)
         q, k = self._normalized(ctx, q, self.q_norm_weight), self._normalized(ctx, k, self.k_norm_weight)
         return self._rotated(ctx, q, positions), self._rotated(ctx, k, positions)

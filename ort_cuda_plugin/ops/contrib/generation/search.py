@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -15,7 +16,6 @@ from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map, 
 from ort_cuda_plugin.kernels.scan_sort.scan import scan
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.onnx.math.reduction import argmax
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import Dim, sym_max
@@ -25,7 +25,8 @@ from ort_cuda_plugin.program.lowering.reduce import reduce
 from ort_cuda_plugin.program.lowering.views import reshape, unsqueeze
 from ort_cuda_plugin.program.steps.row_program import MIN, SUM
 
-_LOWEST = float(np.finfo(np.float32).min)
+LOWEST: Final = float(np.finfo(np.float32).min)
+"""Score of a token that must not be chosen."""
 
 
 @dataclass(frozen=True)
@@ -94,13 +95,6 @@ def _marked(
     return marks
 
 
-def _seen(ctx: Lowering, sequences: Tensor, length: Dim, vocabulary: Dim) -> Tensor:
-    def token(maps: IndexMap, row: Scalar, i: Scalar) -> tuple[Scalar, None]:
-        return s.cast(maps.source(sequences).at([row, i]), DType.INT64), None
-
-    return _marked(ctx, sequences.shape[0], vocabulary, length, token)
-
-
 def _after_repeated_ngram(ctx: Lowering, sequences: Tensor, length: Dim, vocabulary: Dim, size: int) -> Tensor:
     """Return flags of the tokens that followed an earlier occurrence of the last ``size`` - 1 tokens."""
 
@@ -120,30 +114,31 @@ def ruled_scores(
     """Apply the logits processors to ``scores`` [rows, vocabulary], in ONNX Runtime's order."""
     rows, vocabulary = scores.shape
     if given.penalty is not None:
-        seen = _seen(ctx, sequences, length, vocabulary)
-        penalty = reshape(ctx, given.penalty, (1, 1))
+
+        def token(maps: IndexMap, row: Scalar, i: Scalar) -> tuple[Scalar, None]:
+            return s.cast(maps.source(sequences).at([row, i]), DType.INT64), None
 
         def penalised(x: Scalar, is_seen: Scalar, by: Scalar) -> Scalar:
             by = s.cast(by, DType.FLOAT32)
             return s.where(is_seen, s.where(x < 0, x * by, x / by), x)
 
-        scores = elementwise(ctx, penalised, scores, seen, penalty)
+        seen = _marked(ctx, rows, vocabulary, length, token)
+        scores = elementwise(ctx, penalised, scores, seen, reshape(ctx, given.penalty, (1, 1)))
     if rules.ngram > 0:
         blocked = _after_repeated_ngram(ctx, sequences, length, vocabulary, rules.ngram)
-        scores = elementwise(ctx, lambda x, is_blocked: s.where(is_blocked, _LOWEST, x), scores, blocked)
-    if given.mask is not None:
-        require.shape(ctx, (vocabulary,), vocab_mask=given.mask)
-        scores = _masked(ctx, scores, given.mask)
+        scores = elementwise(ctx, lambda x, is_blocked: s.where(is_blocked, LOWEST, x), scores, blocked)
+    require.shape(ctx, (vocabulary,), vocab_mask=given.mask)
     if given.prefix_mask is not None:
-        mask = given.prefix_mask
-        require.shape(ctx, (mask.shape[0], vocabulary), prefix_vocab_mask=mask)
-        scores = _masked(ctx, scores, mask)
+        require.shape(ctx, (given.prefix_mask.shape[0], vocabulary), prefix_vocab_mask=given.prefix_mask)
+    for mask in (given.mask, given.prefix_mask):
+        if mask is not None:
+            scores = elementwise(ctx, lambda x, keep: s.where(s.equal(keep, 0), LOWEST, x), scores, mask)
     if given.min_length is not None:
         least = given.min_length
 
         def kept(maps: IndexMap, c: list[Scalar]) -> Scalar:
             is_early = maps.dim(length) < s.cast(maps.number(least), DType.INT64)
-            return s.where(is_early & s.equal(c[1], rules.end), _LOWEST, maps.source(scores).at(c))
+            return s.where(is_early & s.equal(c[1], rules.end), LOWEST, maps.source(scores).at(c))
 
         scores = gather_map(ctx, (rows, vocabulary), DType.FLOAT32, kept)
     if rules.temperature > 0 and rules.temperature != 1:
@@ -153,10 +148,6 @@ def ruled_scores(
         require.shape(ctx, (rows, vocabulary), presence_mask=given.presence)
         scores = elementwise(ctx, lambda x, m: x - s.cast(m, DType.FLOAT32) * penalty_of, scores, given.presence)
     return scores
-
-
-def _masked(ctx: Lowering, scores: Tensor, mask: Tensor) -> Tensor:
-    return elementwise(ctx, lambda x, keep: s.where(s.equal(keep, 0), _LOWEST, x), scores, mask)
 
 
 @dataclass(frozen=True)
@@ -169,23 +160,16 @@ class Found:
     tokens: Tensor
 
 
-def best_tokens(ctx: Lowering, scores: Tensor) -> Tensor:
-    return argmax(ctx, scores, axis=1, keepdims=0)
-
-
 def append_tokens(
     ctx: Lowering, tokens: Tensor, sequences: Tensor, length: Dim, ended: Tensor | None, end: int, pad: int
 ) -> Found:
     """Write ``tokens`` [rows] at index ``length`` of ``sequences``; finished rows get padding."""
     rows, room = sequences.shape
 
-    def is_over(token: Scalar, before: Scalar) -> Scalar:
-        return before | s.equal(token, end)
-
     if ended is None:
         over = elementwise(ctx, lambda token: s.equal(token, end), tokens)
     else:
-        over = elementwise(ctx, is_over, tokens, ended)
+        over = elementwise(ctx, lambda token, before: before | s.equal(token, end), tokens, ended)
     chosen = elementwise(ctx, lambda token, x: s.where(x, pad, s.cast(token, DType.INT32)), tokens, over)
 
     def placed(maps: IndexMap, c: list[Scalar]) -> Scalar:
@@ -193,32 +177,26 @@ def append_tokens(
         return s.where(s.equal(c[1], maps.dim(length)), new, maps.source(sequences).at(c))
 
     result = gather_map(ctx, (rows, room), DType.INT32, placed)
+    return Found(goes_on(ctx, over, length, room), result, over, unsqueeze(ctx, chosen, (1,)))
+
+
+def goes_on(ctx: Lowering, over: Tensor, length: Dim, room: Dim) -> Tensor:
+    """Return the flag "continue": there is room for another token, and not all flags in ``over`` are set."""
     all_over = reduce(ctx, lambda row, x: row.reduce(MIN, s.cast(x, DType.UINT8)), over, [0], keepdims=False)
 
-    def more(maps: IndexMap, c: list[Scalar]) -> Scalar:
+    def more(maps: IndexMap, _: list[Scalar]) -> Scalar:
         return s.equal(maps.number(all_over), 0) & (maps.dim(length) + 1 < maps.dim(room))
 
-    return Found(gather_map(ctx, (), DType.BOOL, more), result, over, unsqueeze(ctx, chosen, (1,)))
+    return gather_map(ctx, (), DType.BOOL, more)
 
 
-def room_for_tokens(ctx: Lowering, ids: Tensor, room: Dim, pad: int) -> Tensor:
-    """Return ``ids``, padded to [rows, room] int32."""
-    rows, length = ids.shape
-
-    def token(maps: IndexMap, c: list[Scalar]) -> Scalar:
-        return maps.source(ids).at(c, c[1] < maps.dim(length), pad)
-
-    return gather_map(ctx, (rows, room), DType.INT32, token)
-
-
-def longer_mask(ctx: Lowering, mask: Tensor) -> Tensor:
-    """Return ``mask`` [rows, length] with a 1 appended to each row."""
-    rows, length = mask.shape
+def padded(ctx: Lowering, x: Tensor, width: Dim, value: int) -> Tensor:
+    """Return ``x`` [rows, length], each row padded by ``value`` to ``width`` elements, int32."""
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
-        return maps.source(mask).at(c, c[1] < maps.dim(length), 1)
+        return maps.source(x).at(c, c[1] < maps.dim(x.shape[1]), value)
 
-    return gather_map(ctx, (rows, length + 1), DType.INT32, element)
+    return gather_map(ctx, (x.shape[0], width), DType.INT32, element)
 
 
 def repeated_rows(ctx: Lowering, x: Tensor, times: Dim) -> Tensor:

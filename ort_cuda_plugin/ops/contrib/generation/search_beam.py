@@ -16,6 +16,7 @@ from ort_cuda_plugin.kernels.scan_sort.scan import scan
 from ort_cuda_plugin.kernels.scan_sort.select import sort_rows
 from ort_cuda_plugin.kernels.scan_sort.top_k import top_rows
 from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.ops.contrib.generation.search import LOWEST, goes_on
 from ort_cuda_plugin.ops.folds import in_order
 from ort_cuda_plugin.ops.onnx.nn.normalization import log_softmax_row
 from ort_cuda_plugin.program.expressions import scalar as s
@@ -23,11 +24,10 @@ from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import Dim
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.elementwise import elementwise, full
-from ort_cuda_plugin.program.lowering.reduce import reduce, row_map
+from ort_cuda_plugin.program.lowering.reduce import row_map
 from ort_cuda_plugin.program.lowering.views import reshape
-from ort_cuda_plugin.program.steps.row_program import MIN, SUM, Values
+from ort_cuda_plugin.program.steps.row_program import SUM, Values
 
-_LOWEST: Final = float(np.finfo(np.float32).min)
 _FAR_BEHIND: Final = -1e9
 """Initial log probability of all beams of a prompt but the first, so that the beams diverge."""
 
@@ -85,7 +85,7 @@ def _by_length(maps: IndexMap, score: Scalar, length: Scalar, rules: Rules) -> S
     size = s.cast(length, DType.FLOAT32)
     if rules.penalty is not None:
         size = s.power(size, s.cast(maps.number(rules.penalty), DType.FLOAT32))
-    return s.maximum(score / size, _LOWEST)
+    return s.maximum(score / size, LOWEST)
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def _merged(
     def size(maps: IndexMap, c: list[Scalar]) -> Scalar:
         which, count = maps.source(best).at(c), maps.dim(beams)
         old = maps.source(now.lengths).at([c[0], which], which < count, 0)
-        is_new = (which >= count) & (maps.source(keys).at([c[0], which]) >= _LOWEST)
+        is_new = (which >= count) & (maps.source(keys).at([c[0], which]) >= LOWEST)
         return s.where(is_new, s.cast(maps.dim(length), DType.INT32), old)
 
     def token(maps: IndexMap, c: list[Scalar]) -> Scalar:
@@ -211,11 +211,9 @@ def best_beams(ctx: Lowering, scores: Tensor, sequences: Tensor, length: Dim, no
         score = _by_length(maps, maps.source(candidates.scores).at(c), maps.dim(length), rules)
         return s.where(is_new, score, -np.inf)
 
-    def ended_row(maps: IndexMap, c: list[Scalar]) -> Scalar:
-        return c[0] * maps.dim(beams) + candidates.beam(maps, c)
-
     others = gather_map(ctx, (prompts, beams), DType.FLOAT32, ended_score)
-    rows = gather_map(ctx, (prompts, beams), DType.INT64, ended_row)
+    beam = candidates.beam
+    rows = gather_map(ctx, (prompts, beams), DType.INT64, lambda maps, c: c[0] * maps.dim(beams) + beam(maps, c))
     found, lengths, tokens = _merged(ctx, now, sequences, others, rows, length, pad)
     done = _done(ctx, now, found, lengths, candidates.scores, length, rules)
     chosen = _chosen(ctx, candidates, now)
@@ -241,13 +239,8 @@ def best_beams(ctx: Lowering, scores: Tensor, sequences: Tensor, length: Dim, no
         old = maps.source(sequences).at([maps.source(sources).at([c[0]]), c[1]])
         return s.where(s.equal(c[1], maps.dim(length)), maps.source(new).at([c[0], c[1] * 0]), old)
 
-    all_done = reduce(ctx, lambda row, x: row.reduce(MIN, s.cast(x, DType.UINT8)), done, [0], keepdims=False)
-
-    def more(maps: IndexMap, _: list[Scalar]) -> Scalar:
-        return s.equal(maps.number(all_done), 0) & (maps.dim(length) + 1 < maps.dim(room))
-
     return Step(
-        gather_map(ctx, (), DType.BOOL, more),
+        goes_on(ctx, done, length, room),
         gather_map(ctx, (prompts * beams, room), DType.INT32, longer),
         new,
         sources,
@@ -309,11 +302,8 @@ def results(
         own = _by_length(maps, maps.source(now.scores).at(c), maps.dim(room), rules)
         return s.where(maps.source(now.done).at([c[0]]), -np.inf, own)
 
-    def row(maps: IndexMap, c: list[Scalar]) -> Scalar:
-        return c[0] * maps.dim(beams) + c[1]
-
     others = gather_map(ctx, (prompts, beams), DType.FLOAT32, score)
-    rows = gather_map(ctx, (prompts, beams), DType.INT64, row)
+    rows = gather_map(ctx, (prompts, beams), DType.INT64, lambda maps, c: c[0] * maps.dim(beams) + c[1])
     found, _, tokens = _merged(ctx, now, sequences, others, rows, room, rules.pad)
     shape = (prompts, count)
     best = gather_map(ctx, (*shape, room), DType.INT32, lambda maps, c: maps.source(tokens).at(c))

@@ -9,11 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
+from ort_cuda_plugin.ops.contrib.generation.search import LOWEST
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import Dim, le, lt
@@ -23,7 +22,6 @@ from ort_cuda_plugin.program.steps.row_program import MAX, MIN, SUM, Row
 
 MOST_INITIAL: Final = 50
 """Largest index of the first timestamp that a sequence may get, as in ONNX Runtime."""
-_LOWEST: Final = float(np.finfo(np.float32).min)
 _NEVER: Final = 2**30  # above all indices of tokens
 
 
@@ -103,7 +101,7 @@ def _without_forbidden(
         forbidden = forbidden | (was_last & ~was_pair & (token < tokens.end))
         forbidden = forbidden | (has_any & is_timestamp & (token < least))
         forbidden = forbidden | (~has_later & (token > tokens.first + MOST_INITIAL))
-        return s.where(forbidden, _LOWEST, maps.source(scores).at(c))
+        return s.where(forbidden, LOWEST, maps.source(scores).at(c))
 
     return gather_map(ctx, scores.shape, DType.FLOAT32, score)
 
@@ -113,11 +111,11 @@ def _more_probable(ctx: Lowering, scores: Tensor, first: int) -> Tensor:
 
     def chosen(row: Row, x: Scalar) -> tuple[list[Scalar], list[Scalar]]:
         is_timestamp = row.index >= first
-        largest = row.reduce(MAX, s.where(is_timestamp, x, _LOWEST))
-        is_counted = is_timestamp & (x > _LOWEST)
+        largest = row.reduce(MAX, s.where(is_timestamp, x, LOWEST))
+        is_counted = is_timestamp & (x > LOWEST)
         total = row.reduce(SUM, s.where(is_counted, s.exp(x - largest), 0.0))
-        together = s.where(total > 0.0, s.log(total) + largest, _LOWEST)
-        text = row.reduce(MAX, s.where(is_timestamp, _LOWEST, x))
-        return [s.where(~is_timestamp & (together > text), _LOWEST, x)], []
+        together = s.where(total > 0.0, s.log(total) + largest, LOWEST)
+        text = row.reduce(MAX, s.where(is_timestamp, LOWEST, x))
+        return [s.where(~is_timestamp & (together > text), LOWEST, x)], []
 
     return row_map(ctx, chosen, [1], scores)[0]

@@ -14,6 +14,7 @@ from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import FLOATS_8, DType
 from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.axes import normalize_axis
+from ort_cuda_plugin.ops.onnx.math.matmul import affine
 from ort_cuda_plugin.ops.onnx.tensor.indexing import wrapped
 from ort_cuda_plugin.ops.registry import INDICES, INT32, T1, T2, T3, T4, UINT8, UP_TO_FLOAT32, Tind, contrib_op
 from ort_cuda_plugin.program.expressions import scalar as s
@@ -21,7 +22,6 @@ from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import ceildiv, eq, logical_or
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.elementwise import elementwise
-from ort_cuda_plugin.program.lowering.multiply import multiply
 from ort_cuda_plugin.program.lowering.views import part, permute, reshape, unsqueeze
 from ort_cuda_plugin.program.steps.steps import Conversion
 from ort_cuda_plugin.program.steps.tensor import BufferKind
@@ -84,11 +84,10 @@ def matmul_nbits(
         return s.cast((s.cast(code, DType.FLOAT32) - offset) * s.widen(scale), a.dtype)
 
     left = a if a.rank > 1 else unsqueeze(ctx, a, (0,))
-    require.shape(ctx, (N,), bias=bias)
     words = None if g_idx is not None else _words(b, K, N, blocks * block_size, bits)
     if words is not None:
-        result = _multiply(ctx, left, words, bias, _conversion(ctx, number, parameters, bits, block_size))
-        return ctx.view(result, (*a.shape[:-1], N))
+        conversion = _conversion(ctx, number, parameters, bits, block_size)
+        return ctx.view(affine(ctx, left, words, bias, conversion), (*a.shape[:-1], N))
     codes = _unpacked(ctx, reshape(ctx, b, [N, blocks, block_size * bits // 8]), bits)
     if g_idx is None:
         # codes: [N, blocks, bytes of a block, codes of a byte]
@@ -103,18 +102,8 @@ def matmul_nbits(
             return number(maps.source(flat).at(c), *(maps.source(p).at([c[0], group], known) for p in parameters))
 
         rows = gather_map(ctx, [N, K], a.dtype, element)
-    result = _multiply(ctx, left, permute(ctx, rows, (1, 0)), bias)
+    result = affine(ctx, left, permute(ctx, rows, (1, 0)), bias)
     return ctx.view(result, (*a.shape[:-1], N))
-
-
-def _multiply(ctx: Lowering, a: Tensor, b: Tensor, bias: Tensor | None, conversion: Conversion | None = None) -> Tensor:
-    if bias is None:
-        return multiply(ctx, a, b, conversion=conversion)
-
-    def finish(total: Scalar, added: Scalar) -> Scalar:
-        return total + s.widen(added)
-
-    return multiply(ctx, a, b, bias, finish=finish, conversion=conversion)
 
 
 _WORDS = {2: DType.UINT16, 4: DType.UINT32, 8: DType.UINT64}

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Unpack
 
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.contrib.attention.decoder import grown
 from ort_cuda_plugin.ops.contrib.attention.multi_head import grouped_heads, split_columns
-from ort_cuda_plugin.ops.contrib.attention.preparation import Preparation
+from ort_cuda_plugin.ops.contrib.attention.preparation import Preparation, RotaryAttributes
 from ort_cuda_plugin.ops.onnx.attention.attention import attend, merge_heads, split_heads
 from ort_cuda_plugin.ops.onnx.attention.scores import Variant
+from ort_cuda_plugin.ops.onnx.math.matmul import affine
 from ort_cuda_plugin.ops.registry import FLOAT_OR_HALF, INT32, UP_TO_FLOAT32, G, HostTensor, M, T, contrib_op
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import floordiv
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.elementwise import elementwise
-from ort_cuda_plugin.program.lowering.multiply import multiply
 from ort_cuda_plugin.program.lowering.views import part, reshape, unsqueeze
 from ort_cuda_plugin.program.steps.row_program import MAX
 
@@ -41,12 +42,11 @@ def sparse_attention(
     cos_cache: T | None = None,
     sin_cache: T | None = None,
     *,
-    do_rotary: int = 0,
     kv_num_heads: int,
     num_heads: int,
-    rotary_interleaved: int = 0,
     scale: float = 0.0,
     sparse_block_size: int,
+    **attributes: Unpack[RotaryAttributes],
 ) -> tuple[Tensor, ...]:
     """Return output, present key and present value; a query attends to the key blocks of its head's layout.
 
@@ -62,15 +62,14 @@ def sparse_attention(
     require.rank(4, past_key=past_key)
     require.most_dim(ctx, past_key.shape[2], total_sequence_length=total)
     require.shape(ctx, (batch,), key_total_sequence_lengths=key_total_sequence_lengths)
-    lengths = key_total_sequence_lengths
 
     def begin(maps: IndexMap, c: list[Scalar]) -> Scalar:
-        last = s.cast(maps.source(lengths).at(c), DType.INT64)
+        last = s.cast(maps.source(key_total_sequence_lengths).at(c), DType.INT64)
         return s.where(s.equal(maps.dim(rows), maps.dim(total)), 0, last - maps.dim(rows))
 
     first = gather_map(ctx, [batch], DType.INT64, begin)
     positions = gather_map(ctx, [batch, rows], DType.INT64, lambda maps, c: maps.source(first).at([c[0]]) + c[1])
-    q, k = Preparation(do_rotary, cos_cache, sin_cache, rotary_interleaved)(ctx, q, k, positions)
+    q, k = Preparation(cos_cache, sin_cache, **attributes)(ctx, q, k, positions)
     present = grown(ctx, (past_key, past_value), (k, v), first, past_key.shape[2])
     blocks = _blocks(ctx, block_row_indices, block_col_indices)
     layouts, count = blocks.shape[:2]
@@ -136,8 +135,7 @@ def longformer_attention(
 
     def projection(weights: Tensor, added: Tensor) -> Tensor:
         require.shape(ctx, (hidden, 3 * hidden), weights=weights)
-        require.shape(ctx, (3 * hidden,), bias=added)
-        return multiply(ctx, x, weights, added, finish=lambda total, b: total + s.widen(b))
+        return affine(ctx, x, weights, added)
 
     projected = projection(weight, bias), projection(global_weight, global_bias)
     return longformer_of_projections(ctx, projected, mask, is_global, num_heads, window)
@@ -148,8 +146,7 @@ def longformer_of_projections(
 ) -> Tensor:
     """Compute LongformerAttention of packed Q/K/V; the second projection serves global queries."""
     batch, rows, columns = projected[0].shape
-    for flags, what in ((mask, "mask"), (is_global, "global")):
-        require.shape(ctx, (batch, rows), **{what: flags})
+    require.shape(ctx, (batch, rows), mask=mask, **{"global": is_global})
 
     def heads(x: Tensor) -> list[Tensor]:
         parts = split_columns(ctx, x, [floordiv(columns, 3)] * 3, "weights of LongformerAttention")
@@ -167,11 +164,9 @@ def longformer_of_projections(
     local, _ = attend(ctx, q, k, v, Variant(mask=near))
     q, k, v = heads(projected[1])
     everywhere, _ = attend(ctx, q, k, v, Variant(mask=added))
-    chosen = elementwise(
-        ctx,
-        lambda flag, a, b: s.where(s.not_equal(flag, 0), a, b),
-        reshape(ctx, is_global, [batch, 1, rows, 1]),
-        everywhere,
-        local,
-    )
-    return merge_heads(ctx, chosen)
+
+    def chosen(flag: Scalar, a: Scalar, b: Scalar) -> Scalar:
+        return s.where(s.not_equal(flag, 0), a, b)
+
+    of_rows = reshape(ctx, is_global, [batch, 1, rows, 1])
+    return merge_heads(ctx, elementwise(ctx, chosen, of_rows, everywhere, local))

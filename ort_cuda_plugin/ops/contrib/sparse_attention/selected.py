@@ -6,7 +6,7 @@ An invalid index selects nothing; a duplicate index counts once.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import TypeAlias, Unpack
 
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map, scatter_map
 from ort_cuda_plugin.model.ir import HALVES, DType
@@ -25,7 +25,7 @@ from ort_cuda_plugin.ops.contrib.attention.paged import (
     results,
     written,
 )
-from ort_cuda_plugin.ops.contrib.attention.preparation import Preparation
+from ort_cuda_plugin.ops.contrib.attention.preparation import Preparation, PreparationAttributes
 from ort_cuda_plugin.ops.contrib.packed_tokens import int64
 from ort_cuda_plugin.ops.onnx.attention.attention import attend, merge_heads
 from ort_cuda_plugin.ops.onnx.attention.scores import Variant
@@ -141,24 +141,20 @@ def sparse_paged_attention(
     attention_mode: str = "selected_only",
     auxiliary_cache_layout: str = "contiguous",
     auxiliary_kv_shared: int = 0,
-    do_rotary: int = 0,
     is_causal: int = 1,
     k_quant_type: str = "NONE",
     kv_num_heads: int,
     local_window_size: int = -1,
     num_heads: int,
-    qk_norm_epsilon: float = 1e-6,
-    rotary_interleaved: int = 0,
-    rotary_offset: int = 0,
     scale: float = 0.0,
     selected_kv_source: str = "main",
     softcap: float = 0.0,
     v_quant_type: str = "NONE",
+    **attributes: Unpack[PreparationAttributes],
 ) -> tuple[Tensor, ...]:
     """Compute PagedAttention with selected keys; return output and updated caches."""
     _check_modes(attention_mode, selected_kv_source, local_window_size)
     require.one_of(("contiguous",), auxiliary_cache_layout=auxiliary_cache_layout)
-    require.least(0, rotary_offset=rotary_offset)
     if not is_used(ctx, 1) or not is_used(ctx, 2):
         raise require.unsupported("op", "an output for an updated K/V cache", "left out", "nodes with these outputs")
     from_main = selected_kv_source == "main"
@@ -166,16 +162,7 @@ def sparse_paged_attention(
     size = q.shape[2]
     tokens = packed_tokens(ctx, q.shape[0], cumulative_sequence_length, past_seqlens)
     check_pages(ctx, tokens, block_table, slot_mapping)
-    prepare = Preparation(
-        do_rotary,
-        cos_cache,
-        sin_cache,
-        rotary_interleaved,
-        rotary_offset,
-        q_norm_weight,
-        k_norm_weight,
-        qk_norm_epsilon,
-    )
+    prepare = Preparation(cos_cache, sin_cache, q_norm_weight, k_norm_weight, **attributes)
     q, k = prepare(ctx, q, k, tokens.positions)
     require.shape(ctx, key_cache.shape, value_cache=value_cache)
     keys = cache_of(ctx, key_cache, kv_num_heads, size, k_scale, k_quant_type, q.dtype, "key_cache")
@@ -279,18 +266,15 @@ def dynamic_sparse_attention(
     *,
     attention_mode: str = "selected_only",
     auxiliary_kv_shared: int = 0,
-    do_rotary: int = 0,
     is_causal: int = 1,
     kv_num_heads: int,
     local_window_size: int = -1,
     num_heads: int,
     output_bf16: int = 0,
-    qk_norm_epsilon: float = 1e-6,
-    rotary_interleaved: int = 0,
-    rotary_offset: int = 0,
     scale: float = 0.0,
     selected_kv_source: str = "main",
     smooth_softmax: int = 0,
+    **attributes: Unpack[PreparationAttributes],
 ) -> tuple[Tensor, ...]:
     """Compute GroupQueryAttention with selected keys; return output and present caches."""
     require.one_type(query=query, key=key, value=value, past_key=past_key, past_value=past_value)
@@ -306,7 +290,6 @@ def dynamic_sparse_attention(
     require.one_of((1,), is_causal=is_causal)
     require.one_of((0,), output_bf16=output_bf16)
     require.heads(num_heads, kv_num_heads)
-    require.least(0, rotary_offset=rotary_offset)
     require.all_or_none(past_key=past_key, past_value=past_value)
     q, k, v = grouped_heads(ctx, query, key, value, num_heads, kv_num_heads)
     batch, _, rows, size = q.shape
@@ -316,18 +299,9 @@ def dynamic_sparse_attention(
     first = gather_map(
         ctx, [batch], DType.INT64, lambda maps, c: int64(maps.source(lengths).at(c)) + 1 - maps.dim(rows)
     )
-    if position_ids is None and do_rotary:
+    prepare = Preparation(cos_cache, sin_cache, q_norm_weight, k_norm_weight, **attributes)
+    if position_ids is None and prepare.do_rotary:
         position_ids = gather_map(ctx, [batch, rows], DType.INT64, lambda maps, c: maps.source(first).at([c[0]]) + c[1])
-    prepare = Preparation(
-        do_rotary,
-        cos_cache,
-        sin_cache,
-        rotary_interleaved,
-        rotary_offset,
-        q_norm_weight,
-        k_norm_weight,
-        qk_norm_epsilon,
-    )
     q, k = prepare(ctx, q, k, first if position_ids is None else position_ids)
     capacity = total if past_key is None or past_key.rank != 4 else ctx.settled_size(sym_max(past_key.shape[2], total))
     present = grown(ctx, (past_key, past_value), (k, v), first, capacity)

@@ -346,14 +346,8 @@ def _interpolation(
 
 def _check_one_per_axis(given: Tensor, axes: int) -> None:
     """Check that ``given``, the input scales or sizes, has one element per axis."""
-    if not isinstance(given.size, int):
-        raise require.unsupported(
-            "shape",
-            "the number of scales or sizes",
-            "known only when the model runs",
-            "values known when the session is created",
-        )
-    require.that(given.rank == 1 and given.size == axes, "scales or sizes", f"have {axes} elements", list(given.shape))
+    count = require.static(given.size, "the number of scales or sizes")
+    require.that(given.rank == 1 and count == axes, "scales or sizes", f"have {axes} elements", list(given.shape))
 
 
 @op("Upsample", since=9, until=9, types={"T": ALL_TENSORS})

@@ -12,6 +12,7 @@ from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.multiply import multiply
 from ort_cuda_plugin.program.lowering.views import unsqueeze
+from ort_cuda_plugin.program.steps.steps import Conversion
 
 PRODUCTS = FLOATS | WIDE_INTS
 
@@ -30,11 +31,21 @@ def matrix_product(ctx: Lowering, a: Tensor, b: Tensor, finish: Callable[[Scalar
     if b.rank == 1:
         right = ctx.view(b, (*b.shape, 1), (*b.strides, b.shape[0] * b.strides[0]), b.offset)
     result = multiply(ctx, left, right, finish=finish)
-    rows = () if a.rank == 1 else result.shape[-2:-1]
-    columns = () if b.rank == 1 else result.shape[-1:]
-    if a.rank == 1 or b.rank == 1:
-        return ctx.view(result, (*result.shape[:-2], *rows, *columns))
-    return result
+    if a.rank > 1 and b.rank > 1:
+        return result
+    rows, columns = () if a.rank == 1 else result.shape[-2:-1], () if b.rank == 1 else result.shape[-1:]
+    return ctx.view(result, (*result.shape[:-2], *rows, *columns))
+
+
+def affine(
+    ctx: Lowering, x: Tensor, weights: Tensor, bias: Tensor | None, conversion: Conversion | None = None
+) -> Tensor:
+    """Return x @ weights + bias for weights [k, n] and bias [n]; ``conversion`` is the prologue of the weights."""
+    require.rank(2, weights=weights)
+    require.shape(ctx, weights.shape[1:], bias=bias)
+    if bias is None:
+        return multiply(ctx, x, weights, conversion=conversion)
+    return multiply(ctx, x, weights, bias, finish=lambda total, b: total + s.widen(b), conversion=conversion)
 
 
 @op("Gemm", since=7, types={"T": PRODUCTS})

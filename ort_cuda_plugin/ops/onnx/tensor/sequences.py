@@ -118,10 +118,7 @@ def _part_sizes(ctx: Lowering, dim: Dim, split: Tensor | None) -> list[Dim]:
     if split is not None and split.rank:
         return list(ctx.host_values(split, "sizes"))
     size = 1 if split is None else ctx.host_number(split, "size")
-    if not isinstance(dim, int) or not isinstance(size, int):
-        raise require.unsupported(
-            "shape", "the number of parts", "known only when the model runs", "values known when the session is created"
-        )
+    dim, size = (require.static(number, "the number of parts") for number in (dim, size))
     require.least(1, split=size)
     if dim > size * MAX_LENGTH:
         raise require.unsupported("cost", "the number of parts", -(-dim // size), f"up to {MAX_LENGTH}")
