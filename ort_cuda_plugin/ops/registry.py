@@ -42,7 +42,6 @@ FLOAT_OR_HALF = frozenset({DType.FLOAT32, DType.FLOAT16})
 UP_TO_FLOAT32 = FLOATS - {DType.FLOAT64}
 NO_BFLOAT16 = FLOATS - {DType.BFLOAT16}
 FLOAT16 = frozenset({DType.FLOAT16})
-FLOAT_8 = frozenset({DType.FLOAT8E4M3FN})
 INT8 = frozenset({DType.INT8})
 UINT8 = frozenset({DType.UINT8})
 BYTES = INT8 | UINT8
@@ -127,7 +126,8 @@ class Operator:
     """A row of the operator table: ``function`` lowers the operator from version ``since`` on.
 
     ``until`` is the last version that it serves, None if only the next row of the operator limits it. ``containers`` is
-    set if inputs or outputs are sequences or optional values, which exist inside a cluster only.
+    set if inputs or outputs are sequences or optional values, which exist inside a cluster only. ``names`` are this
+    version's names of type constraints that the function's annotations name as in another version.
     """
 
     name: str
@@ -137,6 +137,7 @@ class Operator:
     types: Mapping[str, frozenset[DType]]
     function: OperatorFunction = field(repr=False)
     containers: bool = False
+    names: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def _parameters(self) -> list[inspect.Parameter]:
@@ -181,6 +182,7 @@ class Operator:
         name = self._annotation(self.inputs[min(index, len(self.inputs) - 1)])
         if name == "Tensor":
             name = next(iter(self.types)) if len(self.types) == 1 else "T"
+        name = self.names.get(name, name)
         return name if name in self.types else ""
 
     def _takes_container(self, index: int) -> bool:
@@ -263,18 +265,19 @@ def op(
     until: int | None = None,
     types: Mapping[str, frozenset[DType]] | None = None,
     containers: bool = False,
+    names: Mapping[str, str] | None = None,
 ) -> Callable[[Function], Function]:
     """Register a function in the table. Decorators stack, for operators and domains that share a function.
 
     ``since`` is the first version that the function serves, ``types`` maps ONNX constraint names to supported types,
-    ``containers`` as in `Operator`. Raises ValueError for a duplicate ``since`` of an operator.
+    ``containers`` and ``names`` as in `Operator`. Raises ValueError for a duplicate ``since`` of an operator.
     """
 
     def enter(function: Function) -> Function:
         versions = _table.setdefault((domain, name), [])
         if any(entry.since == since for entry in versions):
             raise ValueError(f"operator {name}: two functions declare since={since}. Declare another version")
-        versions.append(Operator(name, domain, since, until, types or {}, function, containers))
+        versions.append(Operator(name, domain, since, until, types or {}, function, containers, names or {}))
         versions.sort(key=lambda entry: entry.since)
         return function
 

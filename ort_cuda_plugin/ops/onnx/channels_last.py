@@ -45,6 +45,7 @@ def _channels_last(function: OperatorFunction) -> OperatorFunction:
 
 
 for _row in [row for name in _OPERATORS for row in versions("", name)]:
-    op(_row.name, domain=CHANNELS_LAST_DOMAIN, since=_row.since, until=_row.until, types=_row.types)(
-        _channels_last(_row.function)
+    _declare = op(
+        _row.name, domain=CHANNELS_LAST_DOMAIN, since=_row.since, until=_row.until, types=_row.types, names=_row.names
     )
+    _declare(_channels_last(_row.function))

@@ -1,6 +1,8 @@
-"""Dropout of com.microsoft with a mask of one bit per element."""
+"""Dropout of com.microsoft: with a bias and a residual, with a mask of one bit per element."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from ort_cuda_plugin.kernels.codegen.source import constant_number
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
@@ -49,18 +51,24 @@ def bitmask_dropout(
     return (kept, *(_packed(ctx, x, training_mode) for x in mask))
 
 
-@contrib_op("BitmaskBiasDropout", **_TYPES)
-def bitmask_bias_dropout(
-    ctx: Lowering,
-    data: T,
-    bias: T,
-    residual: T | None = None,
-    ratio: T1 | None = None,
-    training_mode: T2 | None = None,
-    *,
-    seed: int | None = None,
-) -> tuple[Tensor, ...]:
-    """Return dropout(data + bias) + residual and the mask."""
-    total = sum_like_first(ctx, data, bias)
-    kept, *mask = bitmask_dropout(ctx, total, ratio, training_mode, seed=seed)
-    return (kept if residual is None else sum_like_first(ctx, kept, residual), *mask)
+def _bias_dropout(name: str, dropout: Callable[..., tuple[Tensor, ...]], **types: frozenset[DType]) -> None:
+    """Register an operator that adds a bias before ``dropout``, and a residual after it."""
+
+    @contrib_op(name, **types)
+    def function(
+        ctx: Lowering,
+        data: T,
+        bias: T,
+        residual: T | None = None,
+        ratio: T1 | None = None,
+        training_mode: T2 | None = None,
+        *,
+        seed: int | None = None,
+    ) -> tuple[Tensor, ...]:
+        """Return dropout(data + bias) + residual and the mask."""
+        kept, *mask = dropout(ctx, sum_like_first(ctx, data, bias), ratio, training_mode, seed=seed)
+        return (kept if residual is None else sum_like_first(ctx, kept, residual), *mask)
+
+
+_bias_dropout("BiasDropout", dropout_12, T=FLOATS, T1=FLOATS, T2=BOOL)
+_bias_dropout("BitmaskBiasDropout", bitmask_dropout, **_TYPES)

@@ -15,11 +15,10 @@ from ort_cuda_plugin.ops.axes import normalize_axis
 from ort_cuda_plugin.ops.layouts import channels_first, channels_last
 from ort_cuda_plugin.ops.onnx.math.activation import fast_gelu, gelu_erf
 from ort_cuda_plugin.ops.onnx.math.matmul import GemmAttributes, gemm, matrix_product
-from ort_cuda_plugin.ops.onnx.math.random import dropout_12
 from ort_cuda_plugin.ops.onnx.nn.conv import conv
 from ort_cuda_plugin.ops.onnx.nn.normalization import softmax_row
 from ort_cuda_plugin.ops.onnx.nn.windows import ConvAttributes
-from ort_cuda_plugin.ops.registry import BOOL, FLOATS, NO_BFLOAT16, T1, T2, UP_TO_FLOAT32, T, contrib_op, lookup
+from ort_cuda_plugin.ops.registry import FLOATS, NO_BFLOAT16, UP_TO_FLOAT32, T, contrib_op, lookup
 from ort_cuda_plugin.program.expressions.symbolic import floordiv
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.elementwise import elementwise
@@ -172,22 +171,6 @@ def sum_like_first(ctx: Lowering, first: Tensor, *others: Tensor) -> Tensor:
     for other in others:
         require.broadcast(ctx, first.shape, **{"an addend": other})
     return elementwise(ctx, lambda *x: functools.reduce(lambda a, b: a + b, x), first, *others)
-
-
-@contrib_op("BiasDropout", T=FLOATS, T1=FLOATS, T2=BOOL)
-def bias_dropout(
-    ctx: Lowering,
-    data: T,
-    bias: T,
-    residual: T | None = None,
-    ratio: T1 | None = None,
-    training_mode: T2 | None = None,
-    *,
-    seed: int | None = None,
-) -> tuple[Tensor, ...]:
-    """Return dropout(data + bias) + residual and the mask."""
-    kept, *mask = dropout_12(ctx, sum_like_first(ctx, data, bias), ratio, training_mode, seed=seed)
-    return (kept if residual is None else sum_like_first(ctx, kept, residual), *mask)
 
 
 @contrib_op("BiasAdd", T=NO_BFLOAT16 - {DType.FLOAT64})

@@ -1,4 +1,4 @@
-"""Gates, gated norms and complex products of com.microsoft, and its variants of ai.onnx operators."""
+"""Gates, gated norms and complex products of com.microsoft."""
 
 from __future__ import annotations
 
@@ -6,20 +6,8 @@ from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.layouts import as_number
-from ort_cuda_plugin.ops.onnx.image.grid_sample import grid_sample
 from ort_cuda_plugin.ops.onnx.nn.normalization import Outputs
-from ort_cuda_plugin.ops.onnx.tensor.indexing import trilu
-from ort_cuda_plugin.ops.registry import (
-    ALL_TENSORS,
-    FLOATS,
-    NO_BFLOAT16,
-    T1,
-    UP_TO_FLOAT32,
-    HostTensor,
-    M,
-    T,
-    contrib_op,
-)
+from ort_cuda_plugin.ops.registry import NO_BFLOAT16, UP_TO_FLOAT32, M, T, contrib_op
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import floordiv
@@ -29,23 +17,6 @@ from ort_cuda_plugin.program.lowering.reduce import row_map
 from ort_cuda_plugin.program.lowering.shapes import broadcast_shapes
 from ort_cuda_plugin.program.lowering.views import expand, reshape
 from ort_cuda_plugin.program.steps.row_program import Row
-
-# ---- variants of ai.onnx operators ----
-
-
-@contrib_op("Trilu", T=ALL_TENSORS)
-def microsoft_trilu(ctx: Lowering, x: T, k: HostTensor | None = None, *, upper: int = 1) -> Tensor:
-    return trilu(ctx, x, k, upper=upper)
-
-
-@contrib_op("GridSample", T1=FLOATS)
-def microsoft_grid_sample(
-    ctx: Lowering, x: T1, grid: T1, *, align_corners: int = 0, mode: str = "bilinear", padding_mode: str = "zeros"
-) -> Tensor:
-    if mode == "bicubic" and padding_mode != "zeros":
-        raise require.unsupported("attribute", "padding_mode for mode 'bicubic'", repr(padding_mode), "'zeros'")
-    return grid_sample(ctx, x, grid, align_corners=align_corners, mode=mode, padding_mode=padding_mode)
-
 
 # ---- gates ----
 
@@ -58,9 +29,7 @@ def scaled_silu(ctx: Lowering, x: T, scale: M | None = None, *, alpha: float = 1
         z = s.cast(s.widen(value) * (s.widen(factor[0]) if factor else alpha), x.dtype)
         return z * s.sigmoid(z)
 
-    if scale is None:
-        return elementwise(ctx, gated, x)
-    return elementwise(ctx, gated, x, as_number(ctx, scale, "scale"))
+    return elementwise(ctx, gated, x, *([] if scale is None else [as_number(ctx, scale, "scale")]))
 
 
 @contrib_op("GatedAdd", T=UP_TO_FLOAT32)
@@ -105,8 +74,7 @@ def _complex_product(name: str, sign: float) -> None:
     @contrib_op(name, T=NO_BFLOAT16)
     def function(ctx: Lowering, a: Tensor, b: Tensor) -> Tensor:
         require.least_rank(1, A=a, B=b)
-        for x in (a, b):
-            require.dim(ctx, -1, 2, **{"A and B": x})
+        require.dim(ctx, -1, 2, A=a, B=b)
         shape = [*broadcast_shapes(ctx, a.shape[:-1], b.shape[:-1]), 2]
         left, right = expand(ctx, a, shape), expand(ctx, b, shape)
 

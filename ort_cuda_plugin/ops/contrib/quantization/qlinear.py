@@ -49,22 +49,7 @@ from ort_cuda_plugin.program.lowering.elementwise import elementwise
 from ort_cuda_plugin.program.lowering.reduce import row_map
 from ort_cuda_plugin.program.lowering.views import permute, reshape, unsqueeze
 
-_INTEGERS = BYTES | {DType.INT16, DType.UINT16, DType.INT4, DType.UINT4}
-
-
 # ---- conversions ----
-
-
-@contrib_op("QuantizeLinear", T1=FLOAT_OR_HALF, T2=_INTEGERS)
-def quantize_linear(ctx: Lowering, x: T1, y_scale: T1, y_zero_point: T2 | None = None, *, axis: int = 1) -> Tensor:
-    return quantize_linear_10(ctx, x, y_scale, y_zero_point, axis=axis)
-
-
-@contrib_op("DequantizeLinear", T1=_INTEGERS | INT32, T2=FLOAT_OR_HALF)
-def microsoft_dequantize_linear(
-    ctx: Lowering, x: T1, x_scale: T2, x_zero_point: T1 | None = None, *, axis: int = 1
-) -> Tensor:
-    return dequantize_linear(ctx, x, x_scale, x_zero_point, axis=axis)
 
 
 def real_of(ctx: Lowering, x: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
@@ -177,12 +162,8 @@ def _global_average_pool(ctx: Lowering, x: Tensor, *, channels_last: int = 0) ->
 @contrib_op("QLinearConcat", T8=BYTES, TF=FLOAT32, TV=BYTES | FLOAT32)
 def qlinear_concat(ctx: Lowering, y_scale: TF, y_zero_point: T8, *inputs: TV, axis: int) -> Tensor:
     """Concatenate inputs, each of which is followed by its scale and zero point."""
-    require.that(
-        len(inputs) % 3 == 0 < len(inputs),
-        "inputs",
-        "be triples of a tensor, its scale and its zero point",
-        f"{len(inputs)} inputs",
-    )
+    are_triples = len(inputs) % 3 == 0 < len(inputs)
+    require.that(are_triples, "inputs", "be triples of a tensor, its scale and its zero point", f"{len(inputs)} inputs")
     parts = []
     for x, scale, zero in zip(inputs[::3], inputs[1::3], inputs[2::3], strict=True):
         if not x.dtype.is_integer or not zero.dtype.is_integer or scale.dtype is not DType.FLOAT32:

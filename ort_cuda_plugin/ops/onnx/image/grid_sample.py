@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import operator
 from dataclasses import dataclass
 
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.onnx.image.resize import clamped, cubic, from_real, triangle
-from ort_cuda_plugin.ops.registry import ALL_TENSORS, FLOATS, INT64, T1, T2, HostTensor, op
+from ort_cuda_plugin.ops.registry import ALL_TENSORS, FLOATS, INT64, T1, T2, HostTensor, contrib_op, op
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
@@ -117,21 +119,23 @@ def grid_sample(
             sampling.taps(points.at([c[0], *c[2:], s.constant(rank - 1 - axis, DType.INT64)]), source.dim(2 + axis))
             for axis in range(rank)
         ]
-        total: Scalar | None = None
+        terms = []
         for corner in itertools.product(*per_axis):
-            inside = s.constant(True, DType.BOOL)
-            for _, _, within in corner:
-                inside = inside & within
-            value = source.at(
-                [c[0], c[1], *(index for index, _, _ in corner)], inside if padding_mode == "zeros" else None
-            )
+            indices, factors, within = zip(*corner, strict=True)
+            inside = functools.reduce(operator.and_, within, s.constant(True, DType.BOOL))
+            value = source.at([c[0], c[1], *indices], inside if padding_mode == "zeros" else None)
             if mode == "nearest":
                 return value
-            term = s.cast(value, sampling.real)
-            for _, factor, _ in corner:
-                term = term * factor
-            total = term if total is None else total + term
-        assert total is not None
-        return from_real(total, x.dtype)
+            terms.append(functools.reduce(operator.mul, factors, s.cast(value, sampling.real)))
+        return from_real(functools.reduce(operator.add, terms), x.dtype)
 
     return gather_map(ctx, [*x.shape[:2], *grid.shape[1:-1]], x.dtype, element)
+
+
+@contrib_op("GridSample", T1=FLOATS)
+def microsoft_grid_sample(
+    ctx: Lowering, x: T1, grid: T1, *, align_corners: int = 0, mode: str = "bilinear", padding_mode: str = "zeros"
+) -> Tensor:
+    if mode == "bicubic" and padding_mode != "zeros":
+        raise require.unsupported("attribute", "padding_mode for mode 'bicubic'", repr(padding_mode), "'zeros'")
+    return grid_sample(ctx, x, grid, align_corners=align_corners, mode=mode, padding_mode=padding_mode)

@@ -1,4 +1,4 @@
-"""Signal operators: DFT, STFT, window functions and mel filters."""
+"""Signal operators: Fourier transforms, window functions and mel filters."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.axes import axis_of_input, normalize_axis
-from ort_cuda_plugin.ops.registry import ARITHMETIC, FLOATS, INDICES, T1, T2, HostTensor, op
+from ort_cuda_plugin.ops.registry import ARITHMETIC, FLOATS, INDICES, NO_BFLOAT16, T1, T2, HostTensor, contrib_op, op
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import Dim, eq
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ort_cuda_plugin.program.lowering.views import squeeze, unsqueeze
 from ort_cuda_plugin.program.steps.row_program import SUM
 
 
@@ -180,13 +181,8 @@ def _parts(ctx: Lowering, x: Tensor) -> int:
     """Return the number of floats per element: 1 (real) or 2 (complex)."""
     if ctx.guard(eq(x.shape[-1], 1)):
         return 1
-    require.holds(
-        ctx,
-        eq(x.shape[-1], 2),
-        "the last dimension of the signal",
-        "be 1 for real or 2 for complex numbers",
-        x.shape[-1],
-    )
+    subject, expected = "the last dimension of the signal", "be 1 for real or 2 for complex numbers"
+    require.holds(ctx, eq(x.shape[-1], 2), subject, expected, x.shape[-1])
     return 2
 
 
@@ -252,16 +248,15 @@ def stft(
     """Compute the STFT of a signal [batch, samples, 1 or 2] or [batch, samples]."""
     parts = _parts(ctx, signal) if signal.rank == 3 else 1
     require.rank((2, 3), signal=signal)
-    if window is None and frame_length is None:
-        raise require.violation("window or frame_length", "be given", "neither")
     require.rank(1, window=window)
     step = ctx.host_number(frame_step, "frame_step")
     require.least_dim(ctx, 1, frame_step=step)
     if frame_length is not None:
         length = ctx.host_number(frame_length, "frame_length")
-    else:
-        assert window is not None
+    elif window is not None:
         length = window.shape[0]
+    else:
+        raise require.violation("window or frame_length", "be given", "neither")
     require.shape(ctx, (length,), window=window)
     require.least_dim(ctx, 1, frame_length=length)
     require.most_dim(ctx, signal.shape[1], frame_length=length)
@@ -279,3 +274,31 @@ def stft(
         return values[0], values[1] if parts == 2 else None
 
     return _spectrum(ctx, [signal.shape[0], frames, bins, 2], signal.dtype, 2, length, sample)
+
+
+def _check_real_transform(rank: int, signal_ndim: int, onesided: int, normalized: int) -> None:
+    """Check the attributes of Rfft and Irfft; ``rank`` is the rank of the real signal."""
+    if onesided != 1 or normalized != 0:
+        raise require.unsupported("attribute", "(onesided, normalized)", (onesided, normalized), "(1, 0)")
+    require.that(1 <= signal_ndim <= rank, "signal_ndim", f"be in [1, {rank}]", signal_ndim)
+
+
+@contrib_op("Rfft", T=NO_BFLOAT16)
+def rfft(ctx: Lowering, x: Tensor, *, normalized: int = 0, onesided: int = 1, signal_ndim: int = 1) -> Tensor:
+    """Transform the last ``signal_ndim`` dimensions; the last one keeps its non-negative frequencies."""
+    _check_real_transform(x.rank, signal_ndim, onesided, normalized)
+    result = discrete_transform(ctx, unsqueeze(ctx, x, [x.rank]), None, x.rank - 1, inverse=0, onesided=1)
+    for axis in range(x.rank - signal_ndim, x.rank - 1):
+        result = discrete_transform(ctx, result, None, axis, inverse=0, onesided=0)
+    return result
+
+
+@contrib_op("Irfft", T=NO_BFLOAT16)
+def irfft(ctx: Lowering, x: Tensor, *, normalized: int = 0, onesided: int = 1, signal_ndim: int) -> Tensor:
+    """Invert Rfft; the last dimension of the result has an even size."""
+    rank = x.rank - 1
+    _check_real_transform(rank, signal_ndim, onesided, normalized)
+    require.dim(ctx, -1, 2, X=x)
+    for axis in range(rank - signal_ndim, rank - 1):
+        x = discrete_transform(ctx, x, None, axis, inverse=1, onesided=0)
+    return squeeze(ctx, discrete_transform(ctx, x, None, rank - 1, inverse=1, onesided=1), [rank])

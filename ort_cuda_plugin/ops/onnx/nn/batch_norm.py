@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.registry import FLOATS, T1, T2, T, U, op
+from ort_cuda_plugin.ops.registry import FLOATS, T1, T2, T, op
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import Dim
@@ -145,27 +145,9 @@ def batch_normalization_7(
     )  # fmt: skip
 
 
-@op("BatchNormalization", since=14, types={"T": FLOATS, "U": FLOATS})
-def batch_normalization_14(
-    ctx: Lowering,
-    x: T,
-    scale: T,
-    bias: T,
-    mean: U,
-    variance: U,
-    *,
-    epsilon: float = 1e-5,
-    momentum: float = 0.9,
-    training_mode: int = 0,
-) -> tuple[Tensor, ...]:
-    parameters = (scale, bias, mean, variance)
-    if training_mode:
-        return batch_norm_training(ctx, x, parameters, epsilon, momentum)[:3]
-    return (batch_norm(ctx, x, parameters, epsilon),)
-
-
+@op("BatchNormalization", since=14, types={"T": FLOATS, "U": FLOATS}, names={"T1": "T", "T2": "U"})
 @op("BatchNormalization", since=15, types={"T": FLOATS, "T1": FLOATS, "T2": FLOATS})
-def batch_normalization_15(
+def batch_normalization_14(
     ctx: Lowering,
     x: T,
     scale: T1,
@@ -177,6 +159,7 @@ def batch_normalization_15(
     momentum: float = 0.9,
     training_mode: int = 0,
 ) -> tuple[Tensor, ...]:
-    return batch_normalization_14(
-        ctx, x, scale, bias, mean, variance, epsilon=epsilon, momentum=momentum, training_mode=training_mode
-    )
+    parameters = (scale, bias, mean, variance)
+    if training_mode:
+        return batch_norm_training(ctx, x, parameters, epsilon, momentum)[:3]
+    return (batch_norm(ctx, x, parameters, epsilon),)

@@ -15,7 +15,7 @@ from ort_cuda_plugin.ops.onnx.nn.windows import (
     per_axis,
     windows,
 )
-from ort_cuda_plugin.ops.registry import FLOATS, T, op
+from ort_cuda_plugin.ops.registry import FLOATS, NO_BFLOAT16, HostTensor, T, contrib_op, op
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import Dim, ceildiv, eq, product, sym_max
@@ -25,7 +25,10 @@ from ort_cuda_plugin.program.steps.steps import Convolve, Input
 from ort_cuda_plugin.program.steps.windows import Windows
 
 
-def _static_kernel(w: Tensor, kernel_shape: Ints | None) -> tuple[int, ...]:
+def _static_kernel(x: Tensor, w: Tensor, kernel_shape: Ints | None) -> tuple[int, ...]:
+    """Check the ranks, and return the kernel shape of W."""
+    require.least_rank(3, X=x)
+    require.rank(x.rank, W=w)
     kernel = tuple(dim for dim in w.shape[2:] if isinstance(dim, int))
     if len(kernel) != w.rank - 2 or not all(isinstance(dim, int) for dim in w.shape):
         raise require.unsupported(
@@ -33,11 +36,6 @@ def _static_kernel(w: Tensor, kernel_shape: Ints | None) -> tuple[int, ...]:
         )
     require.one_of((kernel,), kernel_shape=kernel_shape and tuple(kernel_shape))
     return kernel
-
-
-def check_ranks(x: Tensor, w: Tensor) -> None:
-    require.least_rank(3, X=x)
-    require.rank(x.rank, W=w)
 
 
 def _check_groups(group: int, channels: Dim, rows: Dim) -> None:
@@ -58,16 +56,10 @@ def conv(
     kernel_shape: Ints | None = None,
     **attributes: Unpack[WindowAttributes],
 ) -> Tensor:
-    check_ranks(x, w)
-    kernel = _static_kernel(w, kernel_shape)
+    kernel = _static_kernel(x, w, kernel_shape)
     _check_groups(group, x.shape[1], w.shape[0])
-    require.holds(
-        ctx,
-        eq(x.shape[1], w.shape[1] * group),
-        "W",
-        f"have {x.shape[1]!r} input channels / {group} groups in dimension 1",
-        w.shape[1],
-    )
+    expected = f"have {x.shape[1]!r} input channels / {group} groups in dimension 1"
+    require.holds(ctx, eq(x.shape[1], w.shape[1] * group), "W", expected, w.shape[1])
     require.size(ctx, w.shape[0], B=b)
     window = windows(x.shape[2:], kernel, **attributes)
     spatial = count_windows(ctx, window)
@@ -137,14 +129,30 @@ def conv_transpose(
     return transposed_convolution(ctx, x, w, b, pads, output_shape, **attributes)
 
 
+@contrib_op("ConvTransposeWithDynamicPads", T=NO_BFLOAT16)
+def conv_transpose_with_dynamic_pads(
+    ctx: Lowering,
+    x: T,
+    w: T,
+    pads: HostTensor | None = None,
+    b: T | None = None,
+    **attributes: Unpack[TransposedConvAttributes],
+) -> Tensor:
+    """Compute ConvTranspose with pads from an input."""
+    require.rank(1, pads=pads)
+    values = None if pads is None else ctx.host_values(pads, "pads")
+    for pad in values or ():
+        require.least_dim(ctx, 0, pads=pad)
+    return transposed_convolution(ctx, x, w, b, values, **attributes)
+
+
 def transposed_convolution(
     ctx: Lowering, x: Tensor, w: Tensor, b: Tensor | None, pads: Sequence[Dim] | None, output_shape: Ints | None = None,
     *, auto_pad: str = "NOTSET", dilations: Ints | None = None, group: int = 1, kernel_shape: Ints | None = None,
     output_padding: Ints | None = None, strides: Ints | None = None,
 ) -> Tensor:  # fmt: skip
     """Compute ConvTranspose; ``pads`` may be non-negative sizes that only a Run knows."""
-    check_ranks(x, w)
-    kernel = _static_kernel(w, kernel_shape)
+    kernel = _static_kernel(x, w, kernel_shape)
     rows = w.shape[1] * group
     _check_groups(group, w.shape[0], rows)
     require.dim(ctx, 0, x.shape[1], W=w)
@@ -159,16 +167,14 @@ def transposed_convolution(
         plain = windows(x.shape[2:], kernel, strides=strides, dilations=dilations)
         plain = replace(plain, begin=tuple(explicit[:rank]), end=tuple(explicit[rank:]))
     extra = per_axis("output_padding", output_padding, 0, rank, 0)
-    full = [
-        (n - 1) * step + more + reach
-        for n, step, more, reach in zip(plain.size, plain.strides, extra, plain.extent, strict=True)
-    ]
+    axes = zip(plain.size, plain.strides, extra, plain.extent, strict=True)
+    full = [(n - 1) * step + more + reach for n, step, more, reach in axes]
     begin = plain.begin
+    spatial: list[Dim] = [n * step for n, step in zip(plain.size, plain.strides, strict=True)]
     if output_shape is not None:
         require.count((rank, x.rank), output_shape=output_shape)
+        spatial = list(output_shape[-rank:])
     if output_shape is not None or auto_pad in ("SAME_UPPER", "SAME_LOWER"):
-        wanted = [n * step for n, step in zip(plain.size, plain.strides, strict=True)]
-        spatial: list[Dim] = list(wanted if output_shape is None else output_shape[-rank:])
         totals = [sym_max(reach - size, 0) for reach, size in zip(full, spatial, strict=True)]
         begin = tuple(total // 2 if auto_pad == "SAME_UPPER" else ceildiv(total, 2) for total in totals)
     elif auto_pad in ("NOTSET", "VALID"):

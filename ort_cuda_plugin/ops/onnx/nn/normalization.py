@@ -94,10 +94,8 @@ def stash(x: Scalar, stash_type: int) -> Scalar:
 
 
 def _check_stash(stash_type: int) -> None:
-    if stash_type not in (DType.FLOAT32.onnx, DType.FLOAT64.onnx, DType.FLOAT16.onnx, DType.BFLOAT16.onnx):
-        raise require.violation(
-            "stash_type", "be the ONNX number of a floating-point type, such as 1 for float32", stash_type
-        )
+    expected = "be the ONNX number of a floating-point type, such as 1 for float32"
+    require.that(stash_type in [dtype.onnx for dtype in FLOATS], "stash_type", expected, stash_type)
 
 
 def layer_norm(
@@ -150,18 +148,12 @@ def _layer_norm_from(
     return layer_norm(ctx, x, scale, bias, axes, epsilon, stash_type, center=center)
 
 
-@op("LayerNormalization", since=17, types={"T": FLOATS, "U": FLOATS})
-def layer_normalization(
-    ctx: Lowering, x: T, scale: T, bias: T | None = None, **attributes: Unpack[LayerNormAttributes]
-) -> tuple[Tensor, ...]:
-    return _layer_norm_from(ctx, x, scale, bias, **attributes)
-
-
 @op("LayerNormalization", since=1, until=16, types={"T": FLOATS, "V": FLOATS})
-def contributed_layer_normalization(
+@op("LayerNormalization", since=17, types={"T": FLOATS, "U": FLOATS}, names={"V": "T"})
+def layer_normalization(
     ctx: Lowering, x: T, scale: V, bias: V | None = None, **attributes: Unpack[LayerNormAttributes]
 ) -> tuple[Tensor, ...]:
-    """Serve LayerNormalization in models of older opsets, where ONNX Runtime's fusion inserts it."""
+    """Normalize layers. ONNX Runtime's fusion inserts version 1, with the type V, in models of older opsets."""
     return _layer_norm_from(ctx, x, scale, bias, **attributes)
 
 
@@ -182,13 +174,19 @@ def rms_normalization(ctx: Lowering, x: T, scale: V, **attributes: Unpack[LayerN
 def instance_normalization(ctx: Lowering, x: Tensor, scale: Tensor, bias: Tensor, *, epsilon: float = 1e-5) -> Tensor:
     require.least_rank(3, input=x)
     affine = [per_channel(ctx, value, x.rank, name) for value, name in ((scale, "scale"), (bias, "B"))]
+    return row_map(ctx, _normalized(epsilon, DType.FLOAT32.onnx), range(2, x.rank), x, *affine)[0]
+
+
+def _normalized(epsilon: float, stash_type: int) -> Callable[[Row, Scalar, Scalar, Scalar], Outputs]:
+    """Return the row program that normalizes x, then applies scale and bias, in the type of `stash`."""
 
     def program(row: Row, x: Scalar, scale: Scalar, bias: Scalar) -> Outputs:
-        difference = s.widen(x) - row.mean(x)
+        value = stash(x, stash_type)
+        difference = value - row.mean(value)
         normalized = difference / s.sqrt(row.mean(difference * difference) + epsilon)
-        return [s.cast(normalized * s.widen(scale) + s.widen(bias), x.dtype)], []
+        return [s.cast(normalized * s.cast(scale, value.dtype) + s.cast(bias, value.dtype), x.dtype)], []
 
-    return row_map(ctx, program, range(2, x.rank), x, *affine)[0]
+    return program
 
 
 def standardized(ctx: Lowering, x: Tensor, axes: Iterable[int], *, scale: bool = True) -> Tensor:
@@ -217,21 +215,9 @@ def _group_norm(
     depth = floordiv(x.shape[1], groups)
     require.multiple_of(ctx, x.shape[1], groups, "the number of channels of X", "the number of groups")
     placed = [unsqueeze(ctx, y, range(2, x.rank)) for y in affine]
-
-    def program(row: Row, x: Scalar, scale: Scalar, bias: Scalar) -> Outputs:
-        value = stash(x, stash_type)
-        difference = value - row.mean(value)
-        normalized = difference / s.sqrt(row.mean(difference * difference) + epsilon)
-        return [s.cast(normalized * s.cast(scale, value.dtype) + s.cast(bias, value.dtype), x.dtype)], []
-
     grouped = reshape(ctx, x, [x.shape[0], groups, depth, *x.shape[2:]])
-    result = row_map(ctx, program, range(2, grouped.rank), grouped, *placed)[0]
+    result = row_map(ctx, _normalized(epsilon, stash_type), range(2, grouped.rank), grouped, *placed)[0]
     return ctx.view(result, x.shape)
-
-
-def _check_groups(x: Tensor, groups: int) -> None:
-    require.least_rank(2, X=x)
-    require.least(1, num_groups=groups)
 
 
 @op("GroupNormalization", since=18, until=20, types={"T": FLOATS})
@@ -239,7 +225,8 @@ def group_normalization_18(
     ctx: Lowering, x: Tensor, scale: Tensor, bias: Tensor, *, num_groups: int, epsilon: float = 1e-5
 ) -> Tensor:
     """Normalize groups of channels, with scale and bias per group."""
-    _check_groups(x, num_groups)
+    require.least_rank(2, X=x)
+    require.least(1, num_groups=num_groups)
     require.size(ctx, num_groups, scale=scale, bias=bias)
     affine = [reshape(ctx, y, [num_groups, 1]) for y in (scale, bias)]
     return _group_norm(ctx, x, affine, num_groups, epsilon, DType.FLOAT32.onnx)
@@ -257,7 +244,8 @@ def group_normalization_21(
     stash_type: int = 1,
 ) -> Tensor:
     """Normalize groups of channels, with scale and bias per channel."""
-    _check_groups(x, num_groups)
+    require.least_rank(2, X=x)
+    require.least(1, num_groups=num_groups)
     require.size(ctx, x.shape[1], scale=scale, bias=bias)
     depth: Dim = floordiv(x.shape[1], num_groups)
     affine = [reshape(ctx, y, [num_groups, depth]) for y in (scale, bias)]

@@ -8,14 +8,27 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypedDict, Unpack
 
-from ort_cuda_plugin.kernels.elementwise.index_map import gather_map
+from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import FLOATS_8, DType
 from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.axes import normalize_axis
 from ort_cuda_plugin.ops.onnx.math.matmul import matmul
 from ort_cuda_plugin.ops.onnx.nn.conv import conv
 from ort_cuda_plugin.ops.onnx.nn.windows import ConvAttributes
-from ort_cuda_plugin.ops.registry import BYTES, FLOAT32, INT32, PACKED, T1, T2, T3, T4, TS, T, op
+from ort_cuda_plugin.ops.registry import (
+    BYTES,
+    FLOAT32,
+    FLOAT_OR_HALF,
+    INT32,
+    PACKED,
+    T1,
+    T2,
+    T3,
+    T4,
+    TS,
+    contrib_op,
+    op,
+)
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import ceildiv, eq
@@ -28,6 +41,7 @@ from ort_cuda_plugin.program.steps.row_program import MAX, MIN, Row
 QUANTIZED = BYTES | {DType.INT16, DType.UINT16} | FLOATS_8 | PACKED
 SCALES = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16})
 POWERS_OF_TWO = frozenset({DType.FLOAT8E8M0})
+_INTEGERS = BYTES | {DType.INT16, DType.UINT16, DType.INT4, DType.UINT4}
 
 
 def _limits(dtype: DType) -> tuple[int, int]:
@@ -86,18 +100,12 @@ def _by_groups(
         for i, (dim, size) in enumerate(zip(parameter.shape, x.shape, strict=True)):
             wanted = ceildiv(size, block_size) if i == along else size
             require.holds(ctx, eq(dim, wanted), "scale and zero point", f"have {wanted!r} blocks in dimension {i}", dim)
-    return gather_map(
-        ctx,
-        x.shape,
-        dtype,
-        lambda maps, at: fn(
-            maps.source(x).at(at),
-            *(
-                maps.source(p).at([s.trunc_divide(c, block_size) if i == along else c for i, c in enumerate(at)])
-                for p in parameters
-            ),
-        ),
-    )
+
+    def element(maps: IndexMap, at: list[Scalar]) -> Scalar:
+        block = [*at[:along], s.trunc_divide(at[along], block_size), *at[along + 1 :]]
+        return fn(maps.source(x).at(at), *(maps.source(p).at(block) for p in parameters))
+
+    return gather_map(ctx, x.shape, dtype, element)
 
 
 def _element_type(attribute: str, number: int, served: frozenset[DType]) -> DType:
@@ -123,9 +131,7 @@ def _quantize(
     block_size: int = 0, output_dtype: int = 0,
 ) -> Tensor:  # fmt: skip
     """Quantize x; ``precision`` is the type of the division by the scale, 0 for float32."""
-    dtype = (
-        zero.dtype if zero is not None else _element_type("output_dtype", output_dtype or DType.UINT8.onnx, QUANTIZED)
-    )
+    dtype = _element_type("output_dtype", output_dtype or DType.UINT8.onnx, QUANTIZED) if zero is None else zero.dtype
     if output_dtype and output_dtype != dtype.onnx:
         raise require.violation("output_dtype", f"be {dtype.onnx}, the zero point's type {dtype.name}", output_dtype)
     divided = _element_type("precision", precision, SCALES) if precision else DType.FLOAT32
@@ -137,6 +143,7 @@ def _quantize(
     return _by_groups(ctx, fn, dtype, x, [scale] if zero is None else [scale, zero], axis, block_size)
 
 
+@contrib_op("QuantizeLinear", T1=FLOAT_OR_HALF, T2=_INTEGERS)
 @op("QuantizeLinear", since=10, types={"T1": SCALES | INT32, "T2": QUANTIZED})
 def quantize_linear_10(
     ctx: Lowering, x: T1, y_scale: T1, y_zero_point: T2 | None = None, **attributes: Unpack[QuantizeAttributes]
@@ -165,11 +172,8 @@ def quantize_linear(
     return _quantize(ctx, x, y_scale, y_zero_point, precision, **attributes)
 
 
-@op("DequantizeLinear", since=10, types={"T": QUANTIZED | INT32})
-def dequantize_linear_10(ctx: Lowering, x: T, x_scale: T2, x_zero_point: T | None = None, *, axis: int = 1) -> Tensor:
-    return dequantize_linear(ctx, x, x_scale, x_zero_point, axis=axis)
-
-
+@contrib_op("DequantizeLinear", T1=_INTEGERS | INT32, T2=FLOAT_OR_HALF)
+@op("DequantizeLinear", since=10, types={"T": QUANTIZED | INT32}, names={"T1": "T"})
 @op("DequantizeLinear", since=19, types={"T1": QUANTIZED | INT32, "T2": SCALES | POWERS_OF_TWO})
 def dequantize_linear(
     ctx: Lowering,
@@ -236,22 +240,17 @@ def _product(ctx: Lowering, a: Tensor, b: Tensor, a_zero: Tensor | None, b_zero:
     return matmul(ctx, shifted(ctx, a, rows, dtype), shifted(ctx, b, b_zero, dtype))
 
 
-def _requantize(
-    ctx: Lowering,
-    x: Tensor,
-    a_scale: Tensor,
-    b_scale: Tensor,
-    y_scale: Tensor,
-    zero: Tensor,
-    bias: Tensor | None = None,
-) -> Tensor:
-    """Scale and quantize the accumulators x plus ``bias``; all parameters broadcast to x."""
+def _requantize(ctx: Lowering, x: Tensor, *parameters: Tensor) -> Tensor:
+    """Scale and quantize the accumulators x.
 
-    def fn(value: Scalar, a: Scalar, b: Scalar, y: Scalar, offset: Scalar, *added: Scalar) -> Scalar:
+    ``parameters``, which broadcast to x, are the scales of a, b and y, y's zero point, and optionally a bias.
+    """
+
+    def fn(value: Scalar, a: Scalar, b: Scalar, y: Scalar, zero: Scalar, *added: Scalar) -> Scalar:
         total = value + added[0] if added else value
-        return _quantized(_float32(total) * (_float32(a) * _float32(b) / _float32(y)), offset, zero.dtype)
+        return _quantized(_float32(total) * (_float32(a) * _float32(b) / _float32(y)), zero, zero.dtype)
 
-    return elementwise(ctx, fn, x, a_scale, b_scale, y_scale, zero, *([] if bias is None else [bias]))
+    return elementwise(ctx, fn, x, *parameters)
 
 
 def _scalar(ctx: Lowering, x: Tensor) -> Tensor:
@@ -272,8 +271,8 @@ def qlinear_matmul(
 ) -> Tensor:
     exact = DType.FLOAT32 if a.dtype.is_float or b.dtype.is_float else DType.INT32
     total = _product(ctx, a, b, a_zero_point, b_zero_point, exact)
-    rows = [_scalar(ctx, _per_row(ctx, x)) for x in (a_scale, y_scale, y_zero_point)]
-    return _requantize(ctx, total, rows[0], _scalar(ctx, b_scale), rows[1], rows[2])
+    a_rows, y_rows, zeros = (_scalar(ctx, _per_row(ctx, x)) for x in (a_scale, y_scale, y_zero_point))
+    return _requantize(ctx, total, a_rows, _scalar(ctx, b_scale), y_rows, zeros)
 
 
 def _per_channel(ctx: Lowering, x: Tensor, after: int) -> Tensor:
@@ -312,6 +311,5 @@ def qlinear_conv(
     **attributes: Unpack[ConvAttributes],
 ) -> Tensor:
     total = conv_integer(ctx, x, w, x_zero_point, w_zero_point, **attributes)
-    parameters = [_per_channel(ctx, p, total.rank - 2) for p in (x_scale, w_scale, y_scale, y_zero_point)]
-    bias = None if b is None else _per_channel(ctx, b, total.rank - 2)
-    return _requantize(ctx, total, parameters[0], parameters[1], parameters[2], parameters[3], bias)
+    parameters = [x_scale, w_scale, y_scale, y_zero_point, *([] if b is None else [b])]
+    return _requantize(ctx, total, *(_per_channel(ctx, p, total.rank - 2) for p in parameters))

@@ -25,6 +25,7 @@ from ort_cuda_plugin.ops.registry import (
     Int64,
     T,
     Tind,
+    contrib_op,
     op,
 )
 from ort_cuda_plugin.program.expressions import scalar as s
@@ -171,6 +172,7 @@ def one_hot(ctx: Lowering, indices: T1, depth: HostTensor, values: T3, *, axis: 
     return gather_map(ctx, [*indices.shape[:at], classes, *indices.shape[at:]], values.dtype, element)
 
 
+@contrib_op("Trilu", T=ALL_TENSORS)
 @op("Trilu", since=14, types={"T": ALL_TENSORS})
 def trilu(ctx: Lowering, x: T, k: HostTensor | None = None, *, upper: int = 1) -> Tensor:
     require.least_rank(2, input=x)

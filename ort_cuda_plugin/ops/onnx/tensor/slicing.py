@@ -1,4 +1,4 @@
-"""Slice, Split, Concat, Tile, Pad and space-to-depth operators."""
+"""Slice, Split, Concat, Tile, Pad, sliding windows and space-to-depth operators."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.axes import axes_count, normalize_axes, normalize_axis
-from ort_cuda_plugin.ops.registry import ALL_TENSORS, FLOATS, INDICES, HostTensor, T, op
+from ort_cuda_plugin.ops.registry import ALL_TENSORS, ARITHMETIC, BOOL, FLOATS, INDICES, HostTensor, T, contrib_op, op
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import (
     Dim,
     ceildiv,
     eq,
+    floordiv,
     is_read_back,
     logical_or,
     lt,
@@ -28,7 +29,7 @@ from ort_cuda_plugin.program.expressions.symbolic import (
 )
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.elementwise import copy_into, elementwise
-from ort_cuda_plugin.program.lowering.host import HostArray, on_host
+from ort_cuda_plugin.program.lowering.host import on_host
 from ort_cuda_plugin.program.lowering.memory_order import empty_in_order
 from ort_cuda_plugin.program.lowering.views import permute, reshape
 
@@ -133,6 +134,10 @@ def _num_outputs(ctx: Lowering) -> int:
     return len(ctx.node.outputs)
 
 
+def _equal_parts(ctx: Lowering, dim: Dim) -> list[Dim]:
+    return [dim // _num_outputs(ctx)] * _num_outputs(ctx)
+
+
 def _float_counts(ctx: Lowering, x: Tensor, what: str) -> tuple[Dim, ...]:
     """Return counts, which opset 1 stores as floats, as integers."""
     if x.is_constant and x.constant is not None:
@@ -153,7 +158,7 @@ def split_1(
 @op("Split", since=2, types={"T": ALL_TENSORS})
 def split_2(ctx: Lowering, x: Tensor, *, axis: int = 0, split: tuple[int, ...] | None = None) -> tuple[Tensor, ...]:
     axis = normalize_axis(axis, x.rank)
-    return _split(ctx, x, axis, split or _equal_parts(x.shape[axis], _num_outputs(ctx)))
+    return _split(ctx, x, axis, split or _equal_parts(ctx, x.shape[axis]))
 
 
 @op("Split", since=13, types={"T": ALL_TENSORS})
@@ -169,13 +174,9 @@ def split_13(
         return _split(ctx, x, axis, ctx.host_values(split, "split"))
     require.one_of((_num_outputs(ctx),), num_outputs=num_outputs)
     if num_outputs is None:
-        return _split(ctx, x, axis, _equal_parts(dim, _num_outputs(ctx)))
+        return _split(ctx, x, axis, _equal_parts(ctx, dim))
     part = ceildiv(dim, num_outputs)
     return _split(ctx, x, axis, [part] * (num_outputs - 1) + [dim - part * (num_outputs - 1)])
-
-
-def _equal_parts(dim: Dim, count: int) -> list[Dim]:
-    return [dim // count] * count
 
 
 @op("Concat", since=1, types={"T": ALL_TENSORS})
@@ -214,10 +215,7 @@ def concat(ctx: Lowering, *inputs: Tensor, axis: int) -> Tensor:
             offset = offset + x.shape[at] * result.strides[at]
         return result
 
-    def on_symbols(*arrays: HostArray) -> HostArray:
-        return np.concatenate(arrays, axis=at)
-
-    return on_host(ctx, on_symbols, inputs, shape, first.dtype, on_device)
+    return on_host(ctx, lambda *arrays: np.concatenate(arrays, axis=at), inputs, shape, first.dtype, on_device)
 
 
 def _inputs_that_add(ctx: Lowering, inputs: Sequence[Tensor], at: int) -> list[Tensor]:
@@ -233,11 +231,7 @@ def _inputs_that_add(ctx: Lowering, inputs: Sequence[Tensor], at: int) -> list[T
 def tile_1(ctx: Lowering, x: Tensor, tiles: Tensor, axis: Tensor) -> Tensor:
     """Repeat x ``tiles`` times along one axis."""
     number = constant_number(axis)
-    if number is None:
-        raise require.unsupported(
-            "shape", "axis", "known only when the model runs", "values known when the session is created"
-        )
-    at = normalize_axis(int(number), x.rank)
+    at = normalize_axis(require.static(None if number is None else int(number), "axis"), x.rank)
     require.that(tiles.size == 1, "tiles", "be a scalar", f"{tiles.size} elements")
     (count,) = _float_counts(ctx, tiles, "tiles of Tile")
     return _tile(ctx, x, [count if other == at else 1 for other in range(x.rank)])
@@ -303,15 +297,10 @@ def pad(ctx: Lowering, x: Tensor, begins: Sequence[Dim], ends: Sequence[Dim], mo
         # Padding reads only elements that negative counts do not remove.
         x = _cut(ctx, x, begins, ends)
         begins, ends = ([sym_max(count, 0) for count in counts] for counts in (begins, ends))
+        expected = f"have elements in each dimension that mode {mode!r} pads"
         for dim, padded in zip(x.shape, shape, strict=True):
             if dim != padded:
-                require.holds(
-                    ctx,
-                    sym_max(dim, eq(padded, 0)),
-                    "data",
-                    f"have elements in each dimension that mode {mode!r} pads",
-                    "none",
-                )
+                require.holds(ctx, sym_max(dim, eq(padded, 0)), "data", expected, "none")
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         source = maps.source(x)
@@ -389,14 +378,11 @@ def depth_to_space(ctx: Lowering, x: Tensor, *, blocksize: int, mode: str = "DCR
     n, c, h, w = _image(x)
     depth = c // (blocksize * blocksize)
     require.multiple_of(ctx, c, blocksize * blocksize, "the number of channels of input", "blocksize * blocksize")
+    require.that(mode in ("DCR", "CRD"), "mode", "be 'DCR' or 'CRD'", repr(mode))
     if mode == "DCR":
-        parted = reshape(ctx, x, [n, blocksize, blocksize, depth, h, w])
-        moved = permute(ctx, parted, (0, 3, 4, 1, 5, 2))
-    elif mode == "CRD":
-        parted = reshape(ctx, x, [n, depth, blocksize, blocksize, h, w])
-        moved = permute(ctx, parted, (0, 1, 4, 2, 5, 3))
+        moved = permute(ctx, reshape(ctx, x, [n, blocksize, blocksize, depth, h, w]), (0, 3, 4, 1, 5, 2))
     else:
-        raise require.violation("mode", "be 'DCR' or 'CRD'", repr(mode))
+        moved = permute(ctx, reshape(ctx, x, [n, depth, blocksize, blocksize, h, w]), (0, 1, 4, 2, 5, 3))
     return reshape(ctx, moved, [n, depth, h * blocksize, w * blocksize])
 
 
@@ -416,3 +402,15 @@ def space_to_depth(ctx: Lowering, x: Tensor, *, blocksize: int, mode: str = "DCR
 def _image(x: Tensor) -> tuple[Dim, Dim, Dim, Dim]:
     require.rank(4, input=x)
     return x.shape[0], x.shape[1], x.shape[2], x.shape[3]
+
+
+@contrib_op("UnfoldTensor", T=ARITHMETIC | BOOL)
+def unfold_tensor(ctx: Lowering, x: Tensor, *, dim: int = -1, size: int, step: int = 1) -> Tensor:
+    """Return a view of all windows of ``size`` along ``dim`` with stride ``step``; a new last axis holds a window."""
+    require.least(1, size=size, step=step)
+    axis = normalize_axis(dim, x.rank)
+    require.most_dim(ctx, x.shape[axis], size=size)
+    shape, strides = [*x.shape, size], [*x.strides, x.strides[axis]]
+    shape[axis] = floordiv(x.shape[axis] - size, step) + 1
+    strides[axis] = x.strides[axis] * step
+    return ctx.view(x, shape, strides, x.offset)
