@@ -6,7 +6,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from ort_cuda_plugin.model.ir import DType, Unsupported
 from ort_cuda_plugin.model.ort.ort_schema import OpSchema
@@ -31,19 +31,9 @@ _IN_PLACE: Final = frozenset(
 HOST_RESULTS: Final = frozenset({"Shape", "Size"})
 
 
-class HasName(Protocol):
-    """An operator, built in or custom."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def domain(self) -> str: ...
-
-
-def is_view(operator: HasName) -> bool:
+def is_view(domain: str, name: str) -> bool:
     """Return whether the output is the first input with another shape: ORT may then give both one buffer."""
-    return operator.domain == "" and operator.name in _VIEWS
+    return domain == "" and name in _VIEWS
 
 
 @dataclass(frozen=True)
@@ -133,11 +123,8 @@ def _mismatches(row: Operator, versions: Sequence[OpSchema]) -> Iterable[Mismatc
             if not actual or declared not in schema.constraints or declared == actual:
                 continue
             if actual in row.types or not _supported_types(row, schema, actual):
-                yield wrong(
-                    schema.since,
-                    declared,
-                    f"in ONNX Runtime's schema, input {index} has the type constraint {actual!r}",
-                )
+                reason = f"in ONNX Runtime's schema, input {index} has the type constraint {actual!r}"
+                yield wrong(schema.since, declared, reason)
 
 
 def _definition(row: Operator, schema: OpSchema, until: int) -> KernelDefinition:
@@ -155,7 +142,7 @@ def _definition(row: Operator, schema: OpSchema, until: int) -> KernelDefinition
         types,
         host_inputs=tuple(index for index in row.host_inputs if index < len(schema.inputs)),
         host_outputs=(0,) if host_results else (),
-        is_view=is_view(row),
+        is_view=is_view(row.domain, row.name),
         is_in_place=schema.domain == "" and schema.name in _IN_PLACE,
     )
 

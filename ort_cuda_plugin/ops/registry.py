@@ -208,9 +208,8 @@ class Operator:
             if dtype is not None and constraint and dtype not in self.types[constraint]:
                 served = ", ".join(sorted(x.short for x in self.types[constraint]))
                 parameter = self.inputs[min(index, len(self.inputs) - 1)]
-                raise require.unsupported(
-                    "dtype", f"the type of {parameter.name} (type constraint {constraint})", dtype.short, served
-                )
+                what = f"the type of {parameter.name} (type constraint {constraint})"
+                raise require.unsupported("dtype", what, dtype.short, served)
 
     def bind_attributes(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
         """Return keyword arguments for ``function``.
@@ -224,8 +223,7 @@ class Operator:
             if name not in self.attributes:
                 known = ", ".join(self.attributes) or "no attributes"
                 raise require.unsupported("attribute", f"the attribute {name!r}", "unknown", known)
-            if name in FLAGS and value not in (0, 1):
-                raise require.unsupported("attribute", name, repr(value), "0, 1")
+            require.supported(name not in FLAGS or value in (0, 1), "attribute", name, repr(value), "0, 1")
         for name, parameter in self.attributes.items():
             if parameter.default is parameter.empty and name not in attributes:
                 raise InvalidModel(f"{self.name}: the required attribute {name!r} is missing")

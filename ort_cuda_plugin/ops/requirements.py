@@ -5,7 +5,7 @@ functions          what they check                                     message
 =================  ==================================================  =======================================
 ``that``, ``rank``   facts that are known at lowering                    ``<subject> must <expected>, got <found>``
 ``holds``, ``shape``    sizes; unknown ones are checked in each Run         the same, raised at lowering or by the Run
-``unsupported``    valid models that the plugin does not support       ``<subject> is <found>; supported: <what>``
+``supported``    valid models that the plugin does not support       ``<subject> is <found>; supported: <what>``
 =================  ==================================================  =======================================
 
 The subject is an input or attribute under its ONNX name. `NodeError` and `Operator.lower` prepend the node and its
@@ -44,6 +44,12 @@ def that(condition: bool | np.bool, subject: str, expected: str, got: object) ->
     """Raise InvalidModel unless the condition holds; other arguments as in `violation`."""
     if not condition:
         raise violation(subject, expected, got)
+
+
+def supported(condition: bool, kind: str, subject: str, got: object, supported: str) -> None:
+    """Decline a node of a valid model unless the condition holds; other arguments as in `unsupported`."""
+    if not condition:
+        raise unsupported(kind, subject, got, supported)
 
 
 def given(x: Value | None, subject: str, expected: str = "be given") -> Value:
@@ -107,11 +113,8 @@ def named(**inputs: object) -> str:
 def heads(num_heads: int, kv_num_heads: int) -> None:
     """Raise InvalidModel unless each head of keys and values serves the same positive number of query heads."""
     if num_heads <= 0 or kv_num_heads <= 0 or num_heads % kv_num_heads:
-        raise violation(
-            "num_heads",
-            "be a positive multiple of kv_num_heads",
-            f"num_heads = {num_heads} and kv_num_heads = {kv_num_heads}",
-        )
+        found = f"num_heads = {num_heads} and kv_num_heads = {kv_num_heads}"
+        raise violation("num_heads", "be a positive multiple of kv_num_heads", found)
 
 
 def block(block_size: int) -> None:
@@ -125,13 +128,10 @@ def one_type(**inputs: Tensor | None) -> None:
 
     The schema of a newer ORT may allow this, with several type constraints for inputs that shared one.
     """
-    given = {name: x for name, x in inputs.items() if x is not None}
-    first = next(iter(given.items()))
-    for name, x in given.items():
-        if x.dtype is not first[1].dtype:
-            raise unsupported(
-                "dtype", f"the type of {name}", x.dtype.short, f"{first[1].dtype.short}, that of {first[0]}"
-            )
+    types = {name: x.dtype for name, x in inputs.items() if x is not None}
+    first, wanted = next(iter(types.items()))
+    for name, dtype in types.items():
+        supported(dtype is wanted, "dtype", f"the type of {name}", dtype.short, f"{wanted.short}, that of {first}")
 
 
 def element_type(types: Collection[DType], **inputs: Tensor) -> None:

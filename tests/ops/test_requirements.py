@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,15 @@ EXPECTED = re.compile(
     r"(add up to|agree|be|broadcast|divide|fit|give|have|hold|leave|name|not be|rotate|stay within)\b.*[^.]", re.DOTALL
 )
 """Pattern of the text that follows "must" in a message."""
+PLACES = {
+    "that": (1, 2),
+    "violation": (0, 1),
+    "holds": (2, 3),
+    "unsupported": (1, 3),
+    "supported": (2, 4),
+    "given": (1, 2),
+}
+"""Indices of the subject and of the expected value among the arguments of each helper."""
 OTHERS = {"registry.py": 6}
 """File -> number of messages written without the helpers: missing inputs and operators. May only decrease."""
 
@@ -41,6 +51,31 @@ def text(argument: ast.expr) -> str:
     return ""
 
 
+def texts(argument: ast.expr, function: ast.FunctionDef | None) -> list[str]:
+    """Return the `text` of an argument; of a variable, that of each value that the function assigns to it."""
+    if function is None or not isinstance(argument, ast.Name):
+        return [text(argument)]
+    found = []
+    for assignment in ast.walk(function):
+        if isinstance(assignment, ast.Assign):
+            target, value = assignment.targets[0], assignment.value
+            pairs = [(target, value)]
+            if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+                pairs = list(zip(target.elts, value.elts, strict=True))
+            found += [text(x) for name, x in pairs if isinstance(name, ast.Name) and name.id == argument.id]
+    return found or [""]
+
+
+def calls_of_functions(path: Path) -> dict[ast.Call, ast.FunctionDef | None]:
+    """Return the calls in a file, with the innermost function that contains each."""
+    tree = ast.parse(path.read_text())
+    found: dict[ast.Call, ast.FunctionDef | None] = {x: None for x in ast.walk(tree) if isinstance(x, ast.Call)}
+    for function in ast.walk(tree):  # outer functions come first
+        if isinstance(function, ast.FunctionDef):
+            found.update({x: function for x in ast.walk(function) if isinstance(x, ast.Call)})
+    return found
+
+
 def test_messages_of_operators_are_written_by_the_helpers() -> None:
     others = {}
     for path in sorted(OPERATORS.rglob("*.py")):
@@ -56,18 +91,21 @@ def test_messages_say_what_must_be_and_what_is_supported() -> None:
     operators = {row.name for row in registry.operators()}
     wrong = []
     for path in sorted(OPERATORS.rglob("*.py")):
-        for call in calls(path):
+        for call, function in calls_of_functions(path).items():
             name = ast.unparse(call.func).removeprefix("require.")
-            places = {"that": (1, 2), "violation": (0, 1), "holds": (2, 3), "unsupported": (1, 3)}.get(name)
+            places = PLACES.get(name)
             if places is None or not ast.unparse(call.func).startswith("require."):
                 continue
             if any(isinstance(argument, ast.Starred) for argument in call.args):
                 continue
-            subject, expected = (text(call.args[place]) for place in places)
-            fits = name == "unsupported" or not expected or EXPECTED.fullmatch(expected)
-            names_operator = operators & set(re.findall(r"\bof ([A-Z]\w+)", subject + " " + expected))
-            if not fits or names_operator or subject[:1].isdigit() or subject.endswith((".", ":")):
-                wrong.append(f"{path.relative_to(OPERATORS)}:{call.lineno}: {subject} must {expected}")
+            subject_at, expected_at = places
+            subjects = texts(call.args[subject_at], function)
+            expectations = [t for x in call.args[expected_at : expected_at + 1] for t in texts(x, function)] or [""]
+            for subject, expected in itertools.product(subjects, expectations):
+                fits = name in ("unsupported", "supported") or not expected or EXPECTED.fullmatch(expected)
+                names_operator = operators & set(re.findall(r"\bof ([A-Z]\w+)", subject + " " + expected))
+                if not fits or names_operator or subject[:1].isdigit() or subject.endswith((".", ":")):
+                    wrong.append(f"{path.relative_to(OPERATORS)}:{call.lineno}: {subject} must {expected}")
     assert wrong == []
 
 

@@ -59,7 +59,7 @@ def read_kernel_node(info: Any, device: OpenDevice, operators: Snapshot, opsets:
         annotations |= _annotations(row)
     # ORT may let a view's output share the memory of its input, and would free that memory if the kernel took over the
     # constant.
-    passed_on = (0,) if any(map(is_view, rows)) else ()
+    passed_on = (0,) if any(is_view(row.domain, row.name) for row in rows) else ()
     graph = read_node(ort, info, annotations, device.read, passed_on)
     graph.opsets = {domain: opset}
     graph.operators = operators

@@ -89,9 +89,6 @@ class PackedTokens:
 def check_capture(capacity: int, count: Tensor | None) -> None:
     """Check that a node has the input ``capture_count`` if and only if its capacity is positive."""
     require.within(0, MAX_CAPTURED, state_update_capacity=capacity)
-    if (count is not None) != (capacity > 0):
-        raise require.violation(
-            "the input with the capture count",
-            "be given if and only if state_update_capacity is positive",
-            f"state_update_capacity = {capacity} {'without' if count is None else 'with'} this input",
-        )
+    wanted = "be given if and only if state_update_capacity is positive"
+    found = f"state_update_capacity = {capacity} {'without' if count is None else 'with'} this input"
+    require.that((count is not None) == (capacity > 0), "the input with the capture count", wanted, found)

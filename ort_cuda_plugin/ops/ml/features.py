@@ -10,6 +10,7 @@ import numpy as np
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import Array, DType
 from ort_cuda_plugin.ops import requirements as require
+from ort_cuda_plugin.ops.onnx.math.elementwise import cast
 from ort_cuda_plugin.ops.registry import INDICES, T1, Int64, T, op
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
@@ -33,17 +34,11 @@ def real(x: Scalar) -> Scalar:
 def _per_feature(ctx: Lowering, x: Tensor, values: Array, what: str) -> Tensor:
     """Return ``values`` of the attribute ``what`` as a constant: one value, or one for each feature of x."""
     if len(values) != 1:
-        if x.rank not in (1, 2):
-            raise require.unsupported(
-                "shape", f"the rank of X for {what} with one entry for each feature", x.rank, "1 and 2"
-            )
-        require.holds(
-            ctx,
-            eq(x.shape[-1], len(values)),
-            what,
-            f"have one entry, or one for each of {x.shape[-1]!r} features",
-            len(values),
+        require.supported(
+            x.rank in (1, 2), "shape", f"the rank of X for {what} with one entry for each feature", x.rank, "1 and 2"
         )
+        expected = f"have one entry, or one for each of {x.shape[-1]!r} features"
+        require.holds(ctx, eq(x.shape[-1], len(values)), what, expected, len(values))
     return ctx.constant(values)
 
 
@@ -73,14 +68,10 @@ def binarizer(ctx: Lowering, x: T, *, threshold: float = 0.0) -> Tensor:
 
 @op("Scaler", domain=DOMAIN, since=1, types={"T": NUMBERS})
 def scaler(ctx: Lowering, x: T, *, offset: tuple[float, ...] = (), scale: tuple[float, ...] = ()) -> Tensor:
-    if not offset or not scale:
-        raise require.violation(
-            "offset and scale", "be given", require.named(offset=offset or None, scale=scale or None)
-        )
-    offsets, factors = (
-        _per_feature(ctx, x, np.array(values, np.float32), what)
-        for values, what in ((offset, "offset"), (scale, "scale"))
-    )
+    given = require.named(offset=offset or None, scale=scale or None)
+    require.that(bool(offset and scale), "offset and scale", "be given", given)
+    offsets = _per_feature(ctx, x, np.array(offset, np.float32), "offset")
+    factors = _per_feature(ctx, x, np.array(scale, np.float32), "scale")
 
     def scaled(value: Scalar, offset: Scalar, factor: Scalar) -> Scalar:
         value = real(value)
@@ -94,8 +85,7 @@ def scaler(ctx: Lowering, x: T, *, offset: tuple[float, ...] = (), scale: tuple[
 def normalizer(ctx: Lowering, x: T, *, norm: str = "MAX") -> Tensor:
     """Divide each row by its norm; a row with norm 0 is unchanged."""
     require.one_of(("MAX", "L1", "L2"), norm=norm)
-    if x.rank not in (1, 2):
-        raise require.unsupported("shape", "the rank of X", x.rank, "1 and 2")
+    require.supported(x.rank in (1, 2), "shape", "the rank of X", x.rank, "1 and 2")
 
     def program(row: Row, element: Scalar) -> tuple[list[Scalar], list[Scalar]]:
         value = real(element)
@@ -144,8 +134,7 @@ def one_hot_encoder(
     if cats_strings or not cats_int64s:
         found = "a list of strings" if cats_strings else "omitted"
         raise require.unsupported("dtype", "the list of categories", found, "integers, in cats_int64s")
-    if not zeros:
-        raise require.unsupported("attribute", "zeros", zeros, "1: a value in no category gives zeros")
+    require.supported(bool(zeros), "attribute", "zeros", zeros, "1: a value in no category gives zeros")
     require.that(len(set(cats_int64s)) == len(cats_int64s), "cats_int64s", "name each category once", list(cats_int64s))
     categories = ctx.constant(np.array(cats_int64s, np.int64))
 
@@ -160,10 +149,8 @@ def feature_vectorizer(ctx: Lowering, *inputs: T1, inputdimensions: tuple[int, .
     """Concatenate the inputs' columns, each truncated or zero-padded to its entry of ``inputdimensions``."""
     require.count(len(inputs), inputdimensions=inputdimensions)
     require.least(0, inputdimensions=min(inputdimensions, default=0))
-    if any(x.rank not in (1, 2) for x in inputs):
-        raise require.unsupported(
-            "shape", "the rank of an input", next(x.rank for x in inputs if x.rank not in (1, 2)), "1 and 2"
-        )
+    for x in inputs:
+        require.supported(x.rank in (1, 2), "shape", "the rank of an input", x.rank, "1 and 2")
     tables = [x if x.rank == 2 else unsqueeze(ctx, x, [0]) for x in inputs]
     rows = tables[0].shape[0]
     result = full(ctx, (rows, sum(inputdimensions)), 0, DType.FLOAT32)
@@ -171,10 +158,7 @@ def feature_vectorizer(ctx: Lowering, *inputs: T1, inputdimensions: tuple[int, .
     for x, width in zip(tables, inputdimensions, strict=True):
         require.dim(ctx, 0, rows, **{"each input": x})
         shape = (rows, sym_min(x.shape[1], width))
-        copy_into(
-            ctx,
-            ctx.view(result, shape, result.strides, result.offset + start),
-            elementwise(ctx, lambda value: s.cast(value, DType.FLOAT32), ctx.view(x, shape, x.strides, x.offset)),
-        )
+        columns = cast(ctx, ctx.view(x, shape, x.strides, x.offset), to=DType.FLOAT32.onnx)
+        copy_into(ctx, ctx.view(result, shape, result.strides, result.offset + start), columns)
         start += width
     return result

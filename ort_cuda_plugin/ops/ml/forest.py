@@ -154,21 +154,16 @@ def _depths(nodes: Nodes) -> Ints:
     """Return the maximum steps from each root to a leaf. Raises InvalidModel for a node with several parents."""
     inner = nodes.children[nodes.children < nodes.count]
     ways = np.bincount(np.concatenate([inner, nodes.roots[nodes.roots < nodes.count]]), minlength=nodes.count)
-    require.that(
-        not (ways > 1).any(),
-        "each node of a tree",
-        "have one parent",
-        f"several parents of node {int(np.argmax(ways))}",
-    )
+    if (ways > 1).any():
+        raise require.violation("each node of a tree", "have one parent", f"several parents of node {ways.argmax()}")
     steps = _steps(nodes)
     depths = np.zeros(len(nodes.roots), np.int64)
     trees, reached, so_far = np.arange(len(nodes.roots)), nodes.roots, depths.copy()
     while reached.size:
         np.maximum.at(depths, trees, so_far)
-        if depths.max() > MAX_DEPTH:
-            raise require.unsupported(
-                "shape", "the depth of a tree", int(depths.max()), f"up to {MAX_DEPTH} comparisons"
-            )
+        deepest = int(depths.max())
+        if deepest > MAX_DEPTH:
+            raise require.unsupported("shape", "the depth of a tree", deepest, f"up to {MAX_DEPTH} comparisons")
         is_inner = reached < nodes.count
         trees, reached, so_far = trees[is_inner], reached[is_inner], so_far[is_inner]
         trees, so_far = np.repeat(trees, 2), np.repeat(so_far + steps[reached], 2)

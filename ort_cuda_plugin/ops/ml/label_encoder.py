@@ -11,6 +11,7 @@ from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import Array, Constant, DType
 from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.folds import lower_bound
+from ort_cuda_plugin.ops.ml.features import DOMAIN
 from ort_cuda_plugin.ops.registry import T1, op
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
@@ -27,11 +28,8 @@ def _encode(ctx: Lowering, x: Tensor, keys: Array, values: Array, default: Array
     is_nan = np.isnan(keys)
     for_nan = values[is_nan][:1] if finds_nan and is_nan.any() else default.reshape(1)
     ordered, first = np.unique(keys[~is_nan], return_index=True)
-    found_values = values[~is_nan][first]
-    dtype = DType.from_numpy(values.dtype)
-    table, results, others = (
-        ctx.constant(array) for array in (ordered, found_values, np.concatenate([default.reshape(1), for_nan]))
-    )
+    arrays = (ordered, values[~is_nan][first], np.concatenate([default.reshape(1), for_nan]))
+    table, results, others = map(ctx.constant, arrays)
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         value = maps.source(x).at(c)
@@ -45,7 +43,7 @@ def _encode(ctx: Lowering, x: Tensor, keys: Array, values: Array, default: Array
         found = lower_bound(maps, len(ordered), lambda at: source.at([at]) < value)
         return s.where(s.equal(source.at([found]), value), maps.source(results).at([found]), unknown)
 
-    return gather_map(ctx, x.shape, dtype, element)
+    return gather_map(ctx, x.shape, DType.from_numpy(values.dtype), element)
 
 
 class LabelAttributes(TypedDict, total=False):
@@ -75,8 +73,7 @@ def _listed(what: str, attributes: Mapping[str, object]) -> Array:
     given = [name for name in attributes if name.startswith(f"{what}_")]
     require.that(len(given) == 1, what, f"be given by one attribute {what}_*", f"{len(given)} such attributes")
     (name,) = given
-    if name.endswith("_strings"):
-        raise require.unsupported("dtype", f"the type of {what}", "string", "numbers")
+    require.supported(not name.endswith("_strings"), "dtype", f"the type of {what}", "string", "numbers")
     values = attributes[name]
     if isinstance(values, Constant):
         return values.array.reshape(-1)
@@ -96,12 +93,12 @@ def _encode_listed(ctx: Lowering, x: Tensor, attributes: Mapping[str, object], *
     return _encode(ctx, x, keys, values, default, finds_nan=finds_nan)
 
 
-@op("LabelEncoder", domain="ai.onnx.ml", since=2, types={"T1": _KEYS_2})
+@op("LabelEncoder", domain=DOMAIN, since=2, types={"T1": _KEYS_2})
 def label_encoder_2(ctx: Lowering, x: T1, **attributes: Unpack[LabelAttributes]) -> Tensor:
     """Encode labels; a NaN key matches nothing. From version 4 on it matches NaN, as in ONNX Runtime."""
     return _encode_listed(ctx, x, attributes, finds_nan=False)
 
 
-@op("LabelEncoder", domain="ai.onnx.ml", since=4, types={"T1": _KEYS_4})
+@op("LabelEncoder", domain=DOMAIN, since=4, types={"T1": _KEYS_4})
 def label_encoder_4(ctx: Lowering, x: T1, **attributes: Unpack[TensorLabelAttributes]) -> Tensor:
     return _encode_listed(ctx, x, attributes, finds_nan=True)

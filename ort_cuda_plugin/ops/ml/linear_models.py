@@ -69,8 +69,7 @@ def linear_classifier(
     multi_class: int = 0,
     post_transform: str = "NONE",
 ) -> tuple[Tensor, ...]:
-    if classlabels_strings:
-        raise require.unsupported("dtype", "classlabels_strings", "given", "classlabels_ints")
+    require.supported(not classlabels_strings, "dtype", "classlabels_strings", "given", "classlabels_ints")
     require.one_of(POST_TRANSFORMS, post_transform=post_transform)
     targets = len(intercepts)
     scores = _scores(ctx, x, coefficients, intercepts, targets)

@@ -70,14 +70,11 @@ def binary_scores(
     Rows whose flag in ``spread`` is true have only the score ``first``: it belongs to class 1; class 0 gets 1 - first
     with ``complement``, else -first. Only LOGISTIC transforms the scores of these rows.
     """
-    if spread is not None and transform == "PROBIT":
-        raise require.unsupported(
-            "attribute", "post_transform for one score of two classes", transform, "all but PROBIT"
-        )
+    is_served, what = spread is None or transform != "PROBIT", "post_transform for one score of two classes"
+    require.supported(is_served, "attribute", what, transform, "all but PROBIT")
     columns = ctx.empty((first.shape[0], 2), first.dtype)
-    parts = [ctx.view(columns, (first.shape[0],), (2,), column) for column in (0, 1)]
-    elementwise_into(ctx, lambda x: x, parts[0], first)
-    elementwise_into(ctx, lambda x: x, parts[1], second)
+    for column, x in enumerate((first, second)):
+        elementwise_into(ctx, lambda x: x, ctx.view(columns, first.shape, (2,), column), x)
     result = post_transform(ctx, columns, transform)
     if spread is None:
         return result

@@ -12,6 +12,7 @@ from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import Constant, DType, Node
 from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.folds import in_order
+from ort_cuda_plugin.ops.ml.features import DOMAIN, NUMBERS
 from ort_cuda_plugin.ops.ml.forest import (
     COMPARISONS,
     EQUAL,
@@ -34,7 +35,8 @@ from ort_cuda_plugin.ops.ml.post_transform import (
     post_transform,
     regression_transform,
 )
-from ort_cuda_plugin.ops.registry import INDICES, T1, T, op
+from ort_cuda_plugin.ops.onnx.math.elementwise import cast
+from ort_cuda_plugin.ops.registry import T1, T, op
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import le
@@ -45,7 +47,7 @@ from ort_cuda_plugin.program.steps.row_program import Reduction, Values
 IntList = Sequence[int]
 FloatList = Sequence[float]
 
-FEATURES = frozenset({DType.FLOAT32, DType.FLOAT64}) | INDICES
+_FLOAT32 = DType.FLOAT32.onnx
 MAX_LEAF_NUMBERS = 1 << 28
 """Maximum rows * trees for a kernel with one thread per row and tree, which stores a leaf index.
 
@@ -59,9 +61,7 @@ _forests: weakref.WeakKeyDictionary[Node, dict[DType, Forest]] = weakref.WeakKey
 
 def _forest(ctx: Lowering, dtype: DType, make: Callable[[], Forest]) -> Forest:
     """Return the current node's forest with thresholds and weights of ``dtype``, from the cache if possible."""
-    if ctx.node is None:
-        return make()
-    known = _forests.setdefault(ctx.node, {})
+    known = {} if ctx.node is None else _forests.setdefault(ctx.node, {})
     if dtype not in known:
         known[dtype] = make()
     return known[dtype]
@@ -76,17 +76,12 @@ def _numbers(values: FloatList | None, tensor: Constant | None, dtype: DType, wh
 
     Raises InvalidModel if both are given, Unsupported for a tensor of another type.
     """
-    if values and tensor is not None:
-        raise require.violation(f"{what} and {what}_as_tensor", "be given one at a time", "both")
+    require.that(not values or tensor is None, f"{what} and {what}_as_tensor", "be given one at a time", "both")
     if tensor is None:
         return np.array(() if values is None else values, np.float32).astype(dtype.numpy)
     if tensor.dtype is not dtype:
-        raise require.unsupported(
-            "dtype",
-            f"the type of {what}_as_tensor",
-            tensor.dtype.short,
-            f"{dtype.short}, in which the trees are evaluated",
-        )
+        wanted = f"{dtype.short}, in which the trees are evaluated"
+        raise require.unsupported("dtype", f"the type of {what}_as_tensor", tensor.dtype.short, wanted)
     return tensor.array.reshape(-1)
 
 
@@ -105,19 +100,15 @@ def _rows(ctx: Lowering, x: Tensor, forest: Forest) -> Tensor:
 def _walk(ctx: Lowering, maps: IndexMap, forest: Forest, x: Tensor, row: Scalar, tree: Scalar) -> Scalar:
     """Return the index of the leaf that ``row`` of x reaches in ``tree``."""
     rows = maps.source(x)
+    tables = forest.features, forest.thresholds, forest.comparisons, forest.children, forest.roots, forest.depths
     features, thresholds, comparisons, children, roots, depths = (
-        maps.source(ctx.initializer(constant))
-        for constant in (
-            forest.features, forest.thresholds, forest.comparisons, forest.children, forest.roots, forest.depths,
-        )
-    )  # fmt: skip
+        maps.source(ctx.initializer(table)) for table in tables
+    )
 
     def compare(value: Scalar, threshold: Scalar) -> Scalar:
         bit: Scalar = s.constant(UNORDERED, DType.INT64)
-        for holds, number in (
-            (value < threshold, LESS), (s.equal(value, threshold), EQUAL), (value > threshold, GREATER),
-            (s.is_nan(value), NAN),
-        ):  # fmt: skip
+        less, equal, greater = value < threshold, s.equal(value, threshold), value > threshold
+        for holds, number in ((less, LESS), (equal, EQUAL), (greater, GREATER), (s.is_nan(value), NAN)):
             bit = s.where(holds, s.constant(number, DType.INT64), bit)
         return bit
 
@@ -194,8 +185,7 @@ def _totals(
             start, end = (s.cast(starts.at([leaf + number]), DType.INT64) for number in (0, 1))
 
             def entry(i: Scalar) -> Values:
-                own = s.equal(s.cast(targets.at([start + i]), DType.INT64), target)
-                return weights.at([start + i]), own
+                return weights.at([start + i]), s.equal(s.cast(targets.at([start + i]), DType.INT64), target)
 
             return maps.fold(reduction, end - start, entry)
 
@@ -221,8 +211,7 @@ def _regress(
         return score if forest.num_targets == 1 else s.where(has, score, s.constant(0, dtype))
 
     scores = _totals(ctx, forest, x, aggregate, finish, base)
-    scores = regression_transform(ctx, scores, transform, forest.num_targets)
-    return elementwise(ctx, lambda score: s.cast(score, out), scores)
+    return cast(ctx, regression_transform(ctx, scores, transform, forest.num_targets), to=out.onnx)
 
 
 # ---- attributes of versions 1 to 3 ----
@@ -276,12 +265,9 @@ def _tree_lists(
         for ids in (nodes_truenodeids, nodes_falsenodeids)
     ]
     roots = np.flatnonzero(np.concatenate([[True], of_trees[1:] != of_trees[:-1]]))
-    require.that(
-        len(np.unique(of_trees[roots])) == len(roots),
-        "nodes_treeids",
-        "have all nodes of a tree before those of the next",
-        "a tree whose nodes are apart",
-    )
+    are_together = len(np.unique(of_trees[roots])) == len(roots)
+    expected = "have all nodes of a tree before those of the next"
+    require.that(are_together, "nodes_treeids", expected, "a tree whose nodes are apart")
     comparisons = np.array([COMPARISONS.get(mode, 0) for mode in kinds], np.int64)[modes]
     nodes = Nodes(
         np.array(nodes_featureids, np.int64)[inner],
@@ -304,12 +290,9 @@ class _Names:
         self._first = int(trees.min()), int(nodes.min())
         self._spans = int(trees.max()) - self._first[0] + 1, int(nodes.max()) - self._first[1] + 1
         if self._spans[0] * self._spans[1] >= 2**63:
-            raise require.unsupported(
-                "attribute",
-                "the range of ids (maximum - minimum + 1)",
-                f"{self._spans[0]} in nodes_treeids and {self._spans[1]} in nodes_nodeids",
-                "ranges with a product below 2**63",
-            )
+            what, wanted = "the range of ids (maximum - minimum + 1)", "ranges with a product below 2**63"
+            found = f"{self._spans[0]} in nodes_treeids and {self._spans[1]} in nodes_nodeids"
+            raise require.unsupported("attribute", what, found, wanted)
         keys = self._key(trees, nodes)
         # Converters write sorted ids, which need no argsort.
         self._order = None if (np.diff(keys) >= 0).all() else np.argsort(keys)
@@ -335,7 +318,7 @@ class _Names:
         return found if self._order is None else self._order[found]
 
 
-@op("TreeEnsembleRegressor", domain="ai.onnx.ml", since=1, types={"T": FEATURES})
+@op("TreeEnsembleRegressor", domain=DOMAIN, since=1, types={"T": NUMBERS})
 def tree_ensemble_regressor(
     ctx: Lowering,
     x: T,
@@ -363,7 +346,7 @@ def tree_ensemble_regressor(
     return _regress(ctx, x, forest, aggregate_function, base, post_transform, DType.FLOAT32)
 
 
-@op("TreeEnsembleClassifier", domain="ai.onnx.ml", since=1, types={"T1": FEATURES})
+@op("TreeEnsembleClassifier", domain=DOMAIN, since=1, types={"T1": NUMBERS})
 def tree_ensemble_classifier(
     ctx: Lowering,
     x: T1,
@@ -380,8 +363,7 @@ def tree_ensemble_classifier(
     post_transform: str = "NONE",
     **nodes: Unpack[NodeAttributes],
 ) -> tuple[Tensor, ...]:
-    if classlabels_strings:
-        raise require.unsupported("dtype", "classlabels_strings", "given", "classlabels_int64s")
+    require.supported(not classlabels_strings, "dtype", "classlabels_strings", "given", "classlabels_int64s")
     if len(classlabels_int64s) < 2:
         raise require.unsupported("attribute", "the number of classes", len(classlabels_int64s), "2 and more")
     dtype = _compute_type(x)
@@ -392,10 +374,8 @@ def tree_ensemble_classifier(
 
     base = _numbers(base_values, base_values_as_tensor, dtype, "base_values")
     forest = _forest(ctx, dtype, make)
-    x = _rows(ctx, x, forest)
-    if len(classlabels_int64s) == 2:
-        return _two_classes(ctx, x, forest, base, post_transform, classlabels_int64s)
-    return _classes(ctx, x, forest, base, post_transform, classlabels_int64s)
+    classify = _two_classes if len(classlabels_int64s) == 2 else _classes
+    return classify(ctx, _rows(ctx, x, forest), forest, base, post_transform, classlabels_int64s)
 
 
 def _has(ctx: Lowering, x: Tensor, forest: Forest, target: int) -> Tensor:
@@ -413,9 +393,8 @@ def _classes(
     ctx: Lowering, x: Tensor, forest: Forest, base: Numbers, transform: str, labels: IntList
 ) -> tuple[Tensor, ...]:
     """Return the label of the largest score (the first of equal scores), and the scores."""
-    require.that(
-        len(base) in (0, len(labels)), "base_values", f"have 0 entries or {len(labels)}, one per class", len(base)
-    )
+    expected = f"have 0 entries or {len(labels)}, one per class"
+    require.that(len(base) in (0, len(labels)), "base_values", expected, len(base))
     scores = _totals(ctx, forest, x, "SUM", lambda total, has, base, count: total + base, base)
     if len(base) or len(forest.always) == len(labels):
         candidates = scores
@@ -424,11 +403,7 @@ def _classes(
         has = _totals(ctx, forest, x, "SUM", lambda total, has, base, count: has)
         candidates = elementwise(ctx, lambda score, has: s.where(has, score, lowest), scores, has)
 
-    return label_of_best(ctx, candidates, labels), _as_float(ctx, post_transform(ctx, scores, transform))
-
-
-def _as_float(ctx: Lowering, x: Tensor) -> Tensor:
-    return elementwise(ctx, lambda score: s.cast(score, DType.FLOAT32), x)
+    return label_of_best(ctx, candidates, labels), cast(ctx, post_transform(ctx, scores, transform), to=_FLOAT32)
 
 
 def _two_classes(
@@ -474,13 +449,13 @@ def _two_classes(
     if len(base) < 2 and 1 not in forest.always:
         spread = elementwise(ctx, lambda has: ~has, given[3])
     result = binary_scores(ctx, part(0), part(1), spread, transform, complement=is_single and forest.are_positive)
-    return elementwise(ctx, label, limit, *answers, *given), _as_float(ctx, result)
+    return elementwise(ctx, label, limit, *answers, *given), cast(ctx, result, to=_FLOAT32)
 
 
 # ---- attributes of version 5 ----
 
 
-@op("TreeEnsemble", domain="ai.onnx.ml", since=5, types={"T": frozenset({DType.FLOAT32, DType.FLOAT64, DType.FLOAT16})})
+@op("TreeEnsemble", domain=DOMAIN, since=5, types={"T": frozenset({DType.FLOAT32, DType.FLOAT64, DType.FLOAT16})})
 def tree_ensemble(
     ctx: Lowering,
     x: T,
@@ -529,9 +504,8 @@ def tree_ensemble(
         are_leaves = np.array([nodes_trueleafs, nodes_falseleafs], np.int64).T != 0
         limits = np.where(are_leaves, leaves, count)
         inside = (children >= 0) & (children < limits)
-        require.that(
-            inside.all(), "each child", f"be the number of one of {count} nodes or {leaves} leaves", children[~inside]
-        )
+        expected = f"be the number of one of {count} nodes or {leaves} leaves"
+        require.that(inside.all(), "each child", expected, children[~inside])
         names = [_MODES[mode] for mode in modes]
         comparisons = np.array([COMPARISONS.get(name, 1 << EQUAL) for name in names], np.int64)
         nodes = Nodes(
@@ -555,8 +529,7 @@ def _members(names: Sequence[str], values: Numbers | None) -> tuple[Numbers | No
     wanted = names.count("BRANCH_MEMBER")
     if not wanted:
         return None
-    if values is None:
-        raise require.violation("membership_values", "be given for nodes of the mode BRANCH_MEMBER", "none")
+    values = require.given(values, "membership_values", "be given for nodes of the mode BRANCH_MEMBER")
     parts = [part[~np.isnan(part)] for part in np.split(values, np.flatnonzero(np.isnan(values)))]
     if len(values) and not np.isnan(values[-1]):
         parts.append(values[:0])

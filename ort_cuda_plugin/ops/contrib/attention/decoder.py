@@ -12,7 +12,7 @@ from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.contrib.attention.multi_head import MASKED, Masking, separate, split_columns
 from ort_cuda_plugin.ops.onnx.attention.attention import after_past, attend, merge_heads, split_heads
-from ort_cuda_plugin.ops.onnx.attention.scores import BIASED, Variant
+from ort_cuda_plugin.ops.onnx.attention.scores import Scores, Variant
 from ort_cuda_plugin.ops.onnx.math.elementwise import cast
 from ort_cuda_plugin.ops.onnx.math.matmul import affine
 from ort_cuda_plugin.ops.onnx.tensor.indexing import select_index
@@ -63,11 +63,8 @@ def decoder_masked_multi_head_attention(
     require.all_or_none(past_key=past_key, past_value=past_value)
     if key is not None and value is not None and key.rank == 4:
         if past_key is not None or is_used(ctx, 1) or is_used(ctx, 2):
-            raise require.violation(
-                "past_key, present_key and present_value",
-                "be left out if key has rank 4 (cross attention)",
-                "one of them",
-            )
+            what, wanted = "past_key, present_key and present_value", "be left out if key has rank 4 (cross attention)"
+            raise require.violation(what, wanted, "one of them")
         q = query if bias is None else _biased(ctx, query, part(ctx, bias, 0, 0, query.shape[2]))
         keys, values, present = key, value, (key, value)
     else:
@@ -77,8 +74,7 @@ def decoder_masked_multi_head_attention(
         )
     masking = Masking(mask_index, attention_bias, mask_filter_value, scale)
     output, scores = _attended(ctx, split_heads(ctx, q, num_heads), keys, values, cache_indirection, masking)
-    if is_used(ctx, 3) and not output_qk:
-        raise require.violation("output_qk", "be 1 if the node has the output qk", output_qk)
+    require.that(not is_used(ctx, 3) or bool(output_qk), "output_qk", "be 1 if the node has the output qk", output_qk)
     return output, *present, scores
 
 
@@ -105,8 +101,7 @@ def decoder_masked_self_attention(
 
     Where past and present share a buffer, keys are stored as [batch, heads, size / chunk, length, chunk].
     """
-    if do_rotary:
-        raise require.unsupported("attribute", "do_rotary", do_rotary, "0")
+    require.supported(not do_rotary, "attribute", "do_rotary", do_rotary, "0")
     require.rank(3, input=x)
     require.rank(5, past=past)
     require.dim(ctx, 1, 1, input=x)
@@ -221,7 +216,7 @@ def _attended(
         keys, values = _of_beams(ctx, keys, values, beams)
     require.rank(2, mask_index=masking.mask)
     variant = masking.variant(ctx, q, keys.shape[2])
-    output, scores = attend(ctx, q, keys, values, replace(variant, returned=BIASED))
+    output, scores = attend(ctx, q, keys, values, replace(variant, returned=Scores.BIASED))
     given = ctx.node.outputs[3] if ctx.node is not None and is_used(ctx, 3) else None
     if given is not None and given.dtype is not None:
         scores = cast(ctx, scores, to=given.dtype.onnx)

@@ -8,6 +8,7 @@ from ort_cuda_plugin.kernels.attention.linear_attention import LinearAttention, 
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
+from ort_cuda_plugin.ops.contrib.attention.multi_head import split_columns
 from ort_cuda_plugin.ops.contrib.packed_tokens import PackedTokens, check_capture
 from ort_cuda_plugin.ops.onnx.attention.linear_attention import UPDATE_RULES
 from ort_cuda_plugin.ops.onnx.attention.scores import scaled_by
@@ -22,7 +23,7 @@ from ort_cuda_plugin.program.expressions.symbolic import Dim, floordiv, product
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.elementwise import copy_of, elementwise, full
 from ort_cuda_plugin.program.lowering.reduce import row_map
-from ort_cuda_plugin.program.lowering.views import expand, part, permute, reshape, unsqueeze
+from ort_cuda_plugin.program.lowering.views import expand, permute, reshape, unsqueeze
 from ort_cuda_plugin.program.steps.row_program import SUM, Row
 
 _SOFTPLUS = ("qwen", "softplus")
@@ -35,10 +36,9 @@ _BOUNDED = ("sigmoid", "kda")
 def linear_attention_gate(ctx: Lowering, a: T, dt_bias: TF, decay_scale: TF, b: T | None = None) -> tuple[Tensor, ...]:
     """Return decay_scale * softplus(a + dt_bias) and sigmoid(b), computed in float32."""
     require.rank(3, a=a)
-    for x, what in ((dt_bias, "dt_bias"), (decay_scale, "decay_scale")):
-        require.shape(ctx, a.shape[2:], **{what: x})
-    if b is None and is_used(ctx, 1):
-        raise require.violation("b", "be given if the node has the output beta", "none")
+    require.shape(ctx, a.shape[2:], dt_bias=dt_bias, decay_scale=decay_scale)
+    if is_used(ctx, 1):
+        require.given(b, "b", "be given if the node has the output beta")
 
     def gate(x: Scalar, bias: Scalar, factor: Scalar) -> Scalar:
         return s.cast(factor * softplus(s.widen(x) + bias), a.dtype)
@@ -82,7 +82,10 @@ def gated_delta_net(
     require.one_of(UPDATE_RULES, update_rule=update_rule)
     require.one_of(("none", "sigmoid"), beta_activation=beta_activation)
     require.one_of(("none", *_SOFTPLUS, *_BOUNDED), gate_activation=gate_activation)
-    _check_gate_inputs(gate_activation, a_log, dt_bias)
+    require.all_or_none(a_log=a_log, dt_bias=dt_bias)
+    found = f"gate_activation = {gate_activation!r} {'without' if a_log is None else 'with'} them"
+    wanted = "be given if and only if gate_activation is not 'none'"
+    require.that((gate_activation == "none") == (a_log is None), "a_log and dt_bias", wanted, found)
     check_capture(state_update_capacity, capture_count)
     require.rank(4, initial_state=initial_state)
     lead, q, k, v = _heads(ctx, query, key, value, initial_state)
@@ -96,9 +99,8 @@ def gated_delta_net(
     gates = None
     if decay is not None and "gated" in update_rule:
         fits = not state_update_capacity or decay.rank == len(lead) + 1
-        require.that(
-            fits, "decay", "have one element per head if state_update_capacity is above 0", f"rank {decay.rank}"
-        )
+        wanted = "have one element per head if state_update_capacity is above 0"
+        require.that(fits, "decay", wanted, f"rank {decay.rank}")
         bound = gate_lower_bound if gate_activation in _BOUNDED else None
         gates = _decay(ctx, decay, lead, size, heads, a_log, dt_bias, bound)
     require.shape(ctx, (*lead, heads), beta=beta)
@@ -123,9 +125,8 @@ def gated_delta_net(
         # With invalid cu_seqlens, some tokens belong to no sequence; their results are 0.
         ctx.memset(outputs, 0)
     state = ctx.empty((count, heads, size, width), DType.FLOAT32)
-    added = None
-    if state_update_capacity:
-        added = ctx.empty((count, state_update_capacity, heads, width), DType.FLOAT32)
+    captured = (count, state_update_capacity, heads, width)
+    added = ctx.empty(captured, DType.FLOAT32) if state_update_capacity else None
     given = LinearAttention(
         query=by_sequence(unsqueeze(ctx, q, [2])),
         key=by_sequence(k),
@@ -153,16 +154,6 @@ def gated_delta_net(
     return tuple(results)
 
 
-def _check_gate_inputs(gate_activation: str, a_log: Tensor | None, dt_bias: Tensor | None) -> None:
-    require.all_or_none(a_log=a_log, dt_bias=dt_bias)
-    if (gate_activation == "none") != (a_log is None):
-        raise require.violation(
-            "a_log and dt_bias",
-            "be given if and only if gate_activation is not 'none'",
-            f"gate_activation = {gate_activation!r} {'without' if a_log is None else 'with'} them",
-        )
-
-
 def _sequences(
     ctx: Lowering, cu_seqlens: Tensor | None, initial_state: Tensor | None, tokens: Dim
 ) -> tuple[PackedTokens | None, Dim, Dim]:
@@ -188,19 +179,17 @@ def _heads(
     require.that(len(lead) in (1, 2), "query", "have one or two dimensions before its heads", f"rank {query.rank}")
     tokens = product(lead)
     if key is None or value is None:
-        if state is None:
-            raise require.violation("initial_state", "be given if query holds Q, K and V (no key and value)", "none")
-        _, heads, width, size = state.shape
+        wanted = "be given if query holds Q, K and V (no key and value)"
+        _, heads, width, size = require.given(state, "initial_state", wanted).shape
         row = reshape(ctx, query, (tokens, query.shape[-1]))
         key_heads = floordiv(query.shape[-1] - heads * width, 2 * size)
         require.least_dim(ctx, 1, **{"the number of key heads in the packed query": key_heads})
-        require.dim(ctx, -1, key_heads * size * 2 + heads * width, query=query)
-        found, start = [], 0 * key_heads
-        for number, width_of in ((key_heads, size), (key_heads, size), (heads, width)):
-            columns = part(ctx, row, 1, start, number * width_of)
-            found.append(reshape(ctx, columns, (tokens, number, width_of)))
-            start = start + number * width_of
-        return lead, found[0], found[1], found[2]
+        columns = split_columns(ctx, row, [key_heads * size, key_heads * size, heads * width], "query")
+        q, k, v = (
+            reshape(ctx, x, (tokens, number, each))
+            for x, number, each in zip(columns, (key_heads, key_heads, heads), (size, size, width), strict=True)
+        )
+        return lead, q, k, v
     require.rank(query.rank, key=key, value=value)
     require.shape(ctx, query.shape, key=key)
     require.shape(ctx, (*lead, *value.shape[-2:]), value=value)
@@ -221,8 +210,7 @@ def _decay(
     require.shape(ctx, (*lead, heads, size) if each else (*lead, heads), decay=decay)
     gates = reshape(ctx, decay, (tokens, heads, size if each else 1))
     if a_log is not None and bias is not None:
-        for x, what in ((a_log, "a_log"), (bias, "dt_bias")):
-            require.shape(ctx, (heads,), **{what: x})
+        require.shape(ctx, (heads,), a_log=a_log, dt_bias=bias)
 
         def made(x: Scalar, logarithm: Scalar, offset: Scalar) -> Scalar:
             x, factor = s.widen(x) + offset, s.exp(logarithm)

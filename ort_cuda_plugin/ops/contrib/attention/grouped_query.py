@@ -14,17 +14,12 @@ from ort_cuda_plugin.kernels.attention.kv_cache import CachePart, append
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.contrib.attention.multi_head import MASKED, grouped_heads, score_bias, sink_of_heads
+from ort_cuda_plugin.ops.contrib.attention.multi_head import grouped_heads, sink_of_heads
 from ort_cuda_plugin.ops.contrib.attention.preparation import Preparation, RotaryAttributes
-from ort_cuda_plugin.ops.contrib.attention.window_cache import (
-    bias_of_window,
-    indices_in_window,
-    window_after,
-    window_step,
-)
+from ort_cuda_plugin.ops.contrib.attention.window_cache import window_step
 from ort_cuda_plugin.ops.onnx.attention.attention import attend, merge_heads
 from ort_cuda_plugin.ops.onnx.attention.flash_attention import flash_attention
-from ort_cuda_plugin.ops.onnx.attention.scores import BIASED, PROBABILITIES, RAW, Variant, window_before
+from ort_cuda_plugin.ops.onnx.attention.scores import Scores, Variant, window_before
 from ort_cuda_plugin.ops.onnx.tensor.indexing import select_index
 from ort_cuda_plugin.ops.outputs import is_used
 from ort_cuda_plugin.ops.registry import (
@@ -93,9 +88,8 @@ def group_query_attention(
     if sliding_window_cache and past_key is None:
         raise require.unsupported("attribute", "sliding_window_cache", "1 without past_key", "0, or 1 with past_key")
     if sliding_window_cache and is_used(ctx, 3):
-        raise require.unsupported(
-            "attribute", "sliding_window_cache", "1, and the node has the output output_qk", "0 with this output"
-        )
+        found = "1, and the node has the output output_qk"
+        raise require.unsupported("attribute", "sliding_window_cache", found, "0 with this output")
     require.heads(num_heads, kv_num_heads)
     require.one_of((0, 1, 2), qk_output=qk_output)
     require.one_of((0, 1), causal=causal)
@@ -108,15 +102,16 @@ def group_query_attention(
         cos_cache, sin_cache, q_norm_weight, k_norm_weight, qk_norm_epsilon=qk_norm_epsilon, **attributes
     )
     q, k = prepare(ctx, q, k, positions if position_ids is None else position_ids)
-    bias = _bias(ctx, attention_bias, batch, rows)
-    window = None
+    require.rank(4, attention_bias=attention_bias)
+    require.dim(ctx, 2, rows, attention_bias=attention_bias)
+    bias, window = attention_bias, None
     if sliding_window_cache and past_key is not None:
         require.rank(4, past_key=past_key)
         window = window_step(ctx, positions, lengths, past_key.shape[2], local_window_size)
         # Copy cached and new keys to a separate buffer: queries also attend to keys that this step evicts.
         capacity: Dim = window.capacity + rows
-        positions, lengths = indices_in_window(ctx, window, positions), window.last
-        bias = None if bias is None else bias_of_window(ctx, bias, batch, capacity, window)
+        positions, lengths = window.indices(ctx, positions), window.last
+        bias = None if bias is None else window.bias(ctx, bias, batch, capacity)
     else:
         capacity = _capacity(ctx, past_key, rows, total_sequence_length)
     keys = _cache(ctx, past_key, k, capacity, k_scale, k_quant_type, kv_cache_bit_width)
@@ -131,17 +126,15 @@ def group_query_attention(
         reach=window_before(causal, local_window_size),
         scale=scale or None,
         softcap=softcap,
-        returned=(RAW, BIASED, PROBABILITIES)[qk_output],
+        returned=(Scores.RAW, Scores.BIASED, Scores.PROBABILITIES)[qk_output],
     )
     if not is_used(ctx, 3):
         output = flash_attention(ctx, q, keys, values, variant)
         if window is not None:
-            return output, *(window_after(ctx, window, x.present) for x in (keys, values))
+            return output, *(window.after(ctx, x.present) for x in (keys, values))
         return output, keys.present, values.present
-    if keys.scale is not None or values.scale is not None:
-        raise require.unsupported(
-            "attribute", "the output output_qk", "used with a quantized cache", "a cache of query's type"
-        )
+    is_plain, found = keys.scale is None and values.scale is None, "used with a quantized cache"
+    require.supported(is_plain, "attribute", "the output output_qk", found, "a cache of query's type")
     total = ctx.host_number(total_sequence_length, "total_sequence_length")
     k, v = (_valid(ctx, x.present, lengths, total) for x in (keys, values))
     counts = unsqueeze(ctx, elementwise(ctx, lambda x: s.cast(x, DType.INT64) + 1, lengths), (1, 2, 3))
@@ -189,12 +182,8 @@ def _cache(
     dtype, stored = new.dtype, size
     if kind == "NONE":
         if past is not None and past.dtype is not new.dtype:
-            raise require.unsupported(
-                "dtype",
-                "the element type of past_key and past_value without quantization",
-                past.dtype.short,
-                new.dtype.short,
-            )
+            what = "the element type of past_key and past_value without quantization"
+            raise require.unsupported("dtype", what, past.dtype.short, new.dtype.short)
         bits, scale = 8, None
     else:
         if past is None or past.dtype not in QUANTIZED or scale is None:
@@ -205,10 +194,8 @@ def _cache(
                 f"{given} and {'no scale' if scale is None else 'a scale'}",
             )
         dtype, bits = past.dtype, bits or 8
-        if (dtype is DType.UINT8) != (bits == 4):
-            raise require.unsupported(
-                "dtype", f"kv_cache_bit_width of a cache of {dtype.short}", bits, "4 for u8, 8 for i8 and f8e4m3fn"
-            )
+        fits, what = (dtype is DType.UINT8) == (bits == 4), f"kv_cache_bit_width of a cache of {dtype.short}"
+        require.supported(fits, "dtype", what, bits, "4 for u8, 8 for i8 and f8e4m3fn")
         if bits == 4:
             require.multiple_of(ctx, size, 2, "the head size of a cache of 4 bits")
             stored = floordiv(size, 2)
@@ -219,13 +206,6 @@ def _cache(
         wanted_past = (batch, heads, past.shape[2] if past.rank == 4 else 0, stored)
         require.shape(ctx, wanted_past, **{"past_key and past_value": past})
     return CachePart(past, ctx.empty((batch, heads, capacity, stored), dtype), new, scale, bits)
-
-
-def _bias(ctx: Lowering, attention_bias: Tensor | None, batch: Dim, rows: Dim) -> Tensor | None:
-    if attention_bias is None:
-        return None
-    keys = attention_bias.shape[-1] if attention_bias.rank else 0
-    return score_bias(ctx, None, attention_bias, batch, rows, keys, MASKED)
 
 
 def _valid(ctx: Lowering, x: Tensor, lengths: Tensor, total: Dim) -> Tensor:

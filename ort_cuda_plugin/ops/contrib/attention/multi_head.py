@@ -12,21 +12,14 @@ from typing import Final
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.onnx.attention.attention import (
-    after_past,
-    attend,
-    merge_heads,
-    query_positions,
-    rotate,
-    split_heads,
-)
+from ort_cuda_plugin.ops.onnx.attention.attention import after_past, attend, merge_heads, query_positions, split_heads
 from ort_cuda_plugin.ops.onnx.attention.flash_attention import CachePart, append, flash_attention
 from ort_cuda_plugin.ops.onnx.attention.scores import Reach, Variant
 from ort_cuda_plugin.ops.onnx.math.matmul import affine
 from ort_cuda_plugin.ops.onnx.tensor.indexing import select_index
 from ort_cuda_plugin.ops.onnx.tensor.slicing import concat
 from ort_cuda_plugin.ops.outputs import is_used
-from ort_cuda_plugin.ops.registry import INT32, INT64, UP_TO_FLOAT32, M, T, contrib_op
+from ort_cuda_plugin.ops.registry import INT32, UP_TO_FLOAT32, M, T, contrib_op
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, floordiv, logical_or, sym_max
@@ -59,8 +52,7 @@ def _mask_bias(ctx: Lowering, mask: Tensor, batch: Dim, rows: Dim, keys: Dim, ma
             return s.where(attended, s.constant(0.0, DType.FLOAT32), masked)
 
         return gather_map(ctx, [batch, 1, 1, keys], DType.FLOAT32, element)
-    if mask.rank not in (2, 3):
-        raise require.unsupported("shape", "the rank of the mask", mask.rank, "1 to 3")
+    require.supported(mask.rank in (2, 3), "shape", "the rank of the mask", mask.rank, "1 to 3")
     count, columns = mask.shape[0], mask.shape[-1]
     require.holds(
         ctx, logical_or(eq(columns, keys), eq(columns, 1)), "the mask", f"have 1 or {keys!r} columns", columns
@@ -151,8 +143,7 @@ def attention_of_projection(
     unidirectional: int = 0,
 ) -> tuple[Tensor, ...]:
     """Return attention over x @ weights + bias, and one tensor with the past and new keys and values."""
-    if do_rotary:
-        raise require.unsupported("attribute", "do_rotary", do_rotary, "0")
+    require.supported(not do_rotary, "attribute", "do_rotary", do_rotary, "0")
     if bool(past_present_share_buffer) != (past_sequence_length is not None and past is not None):
         raise require.violation(
             "past and past_sequence_length",
@@ -264,23 +255,15 @@ def multi_head_attention(
     unidirectional: int = 0,
 ) -> tuple[Tensor, ...]:
     """Return output, present key, present value and scores. Scores are supported only without masks and biases."""
-    biased = unidirectional or key_padding_mask is not None or attention_bias is not None
-    if is_used(ctx, 3) and biased:
-        raise require.unsupported(
-            "attribute",
-            "the output qk",
-            "used with a mask, an attention bias or unidirectional",
-            "qk without these",
-        )
-    if cache_indirection is not None:
-        raise require.unsupported("attribute", "cache_indirection", "given", "nodes without it")
+    biased = bool(unidirectional) or key_padding_mask is not None or attention_bias is not None
+    found = "used with a mask, an attention bias or unidirectional"
+    require.supported(not (is_used(ctx, 3) and biased), "attribute", "the output qk", found, "qk without these")
+    require.supported(cache_indirection is None, "attribute", "cache_indirection", "given", "nodes without it")
     masking = Masking(key_padding_mask, attention_bias, mask_filter_value, scale, unidirectional)
     q, k, v = heads_of_inputs(ctx, query, key, value, bias, num_heads)
     if past_sequence_length is not None and past_key is not None and past_value is not None:
-        if is_used(ctx, 3):
-            raise require.unsupported(
-                "attribute", "the output qk", "used with past_sequence_length", "qk without past_sequence_length"
-            )
+        found, wanted = "used with past_sequence_length", "qk without past_sequence_length"
+        require.supported(not is_used(ctx, 3), "attribute", "the output qk", found, wanted)
         keys, values = (
             CachePart(past, ctx.empty(past.shape, past.dtype), new) for past, new in ((past_key, k), (past_value, v))
         )
@@ -302,8 +285,7 @@ def heads_of_inputs(
         return [permute(ctx, select_index(ctx, x, 3, number), (0, 2, 1, 3)) for number in range(count)]
 
     if key is None:
-        if value is not None:
-            raise require.violation("value", "be left out if key is left out", "a value")
+        require.that(value is None, "value", "be left out if key is left out", "a value")
         given = unpacked(query, 3, "packed query")
     elif value is None:
         given = [split_heads(ctx, query, heads), *unpacked(key, 2, "packed key")]
@@ -320,56 +302,6 @@ def heads_of_inputs(
     if key is not None and key.rank == 4:  # keys and values of rank 4 already include their bias
         biased[1:] = given[1:]
     return biased[0], biased[1], biased[2]
-
-
-# ---- rotary embedding ----
-
-
-@contrib_op("RotaryEmbedding", T=UP_TO_FLOAT32, M=INT64)
-def rotary_embedding(
-    ctx: Lowering,
-    x: T,
-    position_ids: M,
-    cos_cache: T,
-    sin_cache: T,
-    *,
-    interleaved: int = 0,
-    is_packed_batching: int = 0,
-    num_heads: int = 0,
-    rotary_embedding_dim: int = 0,
-    scale: float = 1.0,
-) -> Tensor:
-    """Rotate pairs of elements by positions: one per token, or the first token's. Invalid positions give zeros.
-
-    ``is_packed_batching`` changes nothing: packed tokens have explicit positions too.
-    """
-    if scale != 1.0:
-        raise require.unsupported("attribute", "scale", scale, "1.0, since other providers ignore it")
-    heads, sequence, rotated = rotary_heads(ctx, x, cos_cache, num_heads, rotary_embedding_dim)
-    tokens = (x.shape[0], x.shape[sequence])
-    if position_ids.rank < 2:
-        require.scalar(ctx, position_ids=position_ids)
-        first = position_ids
-        position_ids = gather_map(ctx, tokens, DType.INT64, lambda maps, c: c[1] + maps.number(first))
-    result = rotate(ctx, heads, sequence, cos_cache, sin_cache, position_ids, rotated, interleaved=bool(interleaved))
-    return ctx.view(result, x.shape)
-
-
-def rotary_heads(
-    ctx: Lowering, x: Tensor, cos_cache: Tensor, num_heads: int, rotary_embedding_dim: int
-) -> tuple[Tensor, int, Dim]:
-    """Return x with separate heads, its sequence axis, and the number of rotated elements of a head."""
-    require.rank((3, 4), input=x)
-    require.rank(2, cos_cache=cos_cache)
-    rotated: Dim = rotary_embedding_dim or 2 * cos_cache.shape[1]
-    if x.rank == 4:
-        return x, 2, rotated
-    expected = f"be positive if rotary_embedding_dim is given ({rotary_embedding_dim})"
-    require.that(not rotary_embedding_dim or num_heads > 0, "num_heads", expected, num_heads)
-    size = floordiv(x.shape[2], num_heads) if num_heads > 0 else rotated
-    count = num_heads if num_heads > 0 else floordiv(x.shape[2], size)
-    require.dim(ctx, 2, count * size, input=x)
-    return reshape(ctx, x, [*x.shape[:2], count, size]), 1, rotated
 
 
 # ---- grouped queries and their cache ----

@@ -83,14 +83,19 @@ def padded_rows(ctx: Lowering, x: Tensor, token_offset: Tensor) -> Tensor:
     flat = reshape(ctx, token_offset, [batch * rows])
 
     def move(maps: IndexMap, c: list[Scalar]) -> tuple[list[Scalar], Scalar, Scalar]:
-        # ``token_offset`` has an entry per padded position; x may have more tokens than that.
-        known = c[0] < maps.dim(batch * rows)
-        offset = s.cast(maps.source(flat).at([c[0]], known, -1), DType.INT64)
-        inside = (offset >= 0) & (offset < maps.dim(batch * rows))
+        offset, inside = _padded_index(maps, flat, c[0])
         return [offset, c[1]], maps.source(x).at(c), inside
 
     scatter_map(ctx, x.shape, result, move)
     return ctx.view(result, (batch, rows, x.shape[1]))
+
+
+def _padded_index(maps: IndexMap, offsets: Tensor, token: Scalar) -> tuple[Scalar, Scalar]:
+    """Return a packed token's padded index, from the flat ``token_offset``, and whether there is such an index."""
+    # ``token_offset`` has an entry per padded position; there may be more tokens than that.
+    known = token < maps.dim(offsets.size)
+    offset = s.cast(maps.source(offsets).at([token], known, -1), DType.INT64)
+    return offset, (offset >= 0) & (offset < maps.dim(offsets.size))
 
 
 # ---- packed attention ----
@@ -190,9 +195,8 @@ def _attended(
     tokens = reshape(ctx, permute(ctx, output, (0, 2, 1, 3)), [batch * rows, v.shape[1] * v.shape[2]])
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
-        known = c[0] < maps.dim(batch * rows)
-        offset = s.cast(maps.source(flat).at([c[0]], known, -1), DType.INT64)
-        return maps.source(tokens).at([offset, c[1]], (offset >= 0) & (offset < maps.dim(batch * rows)))
+        offset, inside = _padded_index(maps, flat, c[0])
+        return maps.source(tokens).at([offset, c[1]], inside)
 
     return gather_map(ctx, [q.shape[0], tokens.shape[1]], q.dtype, element)
 

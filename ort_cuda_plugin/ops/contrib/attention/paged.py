@@ -220,22 +220,18 @@ def cache_of(
     require.one_of(("NONE", "PER_TENSOR", "PER_CHANNEL"), **{f"{what[0]}_quant_type": kind})
     if elements.lower() == "float4e2m1":
         raise require.unsupported("attribute", f"the element type of {what}", elements, ", ".join(_STORED.values()))
-    if elements.lower() != _STORED.get(blocks.dtype) and (elements or blocks.dtype is DType.UINT8):
-        raise require.violation(
-            what, f"have the element type that {what[0]}_cache_dtype names ({elements!r})", blocks.dtype.short
-        )
-    if (kind == "NONE") != (scale is None) or (kind == "NONE") == (blocks.dtype in QUANTIZED):
-        raise require.violation(
-            what,
-            f"have a quantized element type and a scale if {what[0]}_quant_type is not 'NONE', else neither",
-            f"{kind!r}, element type {blocks.dtype.short} and {'no' if scale is None else 'a'} scale",
-        )
-    if scale is None and blocks.dtype is not dtype:
-        raise require.unsupported(
-            "dtype", f"the element type of {what}", blocks.dtype.short, f"that of query, {dtype.short}"
-        )
+    given = blocks.dtype
+    if elements.lower() != _STORED.get(given) and (elements or given is DType.UINT8):
+        wanted = f"have the element type that {what[0]}_cache_dtype names ({elements!r})"
+        raise require.violation(what, wanted, given.short)
+    if (kind == "NONE") != (scale is None) or (kind == "NONE") == (given in QUANTIZED):
+        wanted = f"have a quantized element type and a scale if {what[0]}_quant_type is not 'NONE', else neither"
+        found = f"{kind!r}, element type {given.short} and {'no' if scale is None else 'a'} scale"
+        raise require.violation(what, wanted, found)
+    if scale is None and given is not dtype:
+        raise require.unsupported("dtype", f"the element type of {what}", given.short, f"that of query, {dtype.short}")
     require.rank(4, **{what: blocks})
-    bits = 4 if blocks.dtype is DType.UINT8 else 8
+    bits = 4 if given is DType.UINT8 else 8
     require.shape(ctx, (*blocks.shape[:2], heads, size if bits == 8 else ceildiv(size, 2)), **{what: blocks})
     if scale is None:
         return Cache(blocks, size, None)
@@ -416,11 +412,9 @@ def paged_attention(
     if not is_used(ctx, 1) or (not latent and not is_used(ctx, 2)):
         raise require.unsupported("op", "an output for an updated K/V cache", "left out", "nodes with these outputs")
     if latent and (value is not None or value_cache is not None or key is None or kv_num_heads != 1):
-        raise require.violation(
-            "a node with kv_cache_layout = 'LATENT'",
-            "have kv_num_heads = 1 and a key, but neither value nor value_cache",
-            f"kv_num_heads = {kv_num_heads} and {require.named(key=key, value=value, value_cache=value_cache)}",
-        )
+        wanted = "have kv_num_heads = 1 and a key, but neither value nor value_cache"
+        found = f"kv_num_heads = {kv_num_heads} and {require.named(key=key, value=value, value_cache=value_cache)}"
+        raise require.violation("a node with kv_cache_layout = 'LATENT'", wanted, found)
     if not latent and value_cache is None:
         raise require.violation("value_cache", "be given with kv_cache_layout = 'SEPARATE'", "none")
     q, k, v = heads_of_tokens(ctx, query, key, key if latent else value, num_heads, kv_num_heads)

@@ -1,11 +1,10 @@
-"""Position encodings of com.microsoft: relative position bias, multi-axis and Gemma rotary embedding."""
+"""Position encodings of com.microsoft: relative position bias, and rotary embeddings."""
 
 from __future__ import annotations
 
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.contrib.attention.multi_head import rotary_heads
 from ort_cuda_plugin.ops.contrib.attention.packed import padded_rows
 from ort_cuda_plugin.ops.onnx.attention.attention import rotate
 from ort_cuda_plugin.ops.onnx.math.matmul import affine
@@ -23,7 +22,7 @@ from ort_cuda_plugin.ops.registry import (
 )
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import eq, floordiv
+from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, floordiv
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.elementwise import elementwise
 from ort_cuda_plugin.program.lowering.reduce import reduce
@@ -119,6 +118,52 @@ def gated_relative_position_bias(
 # ---- rotary embeddings ----
 
 
+@contrib_op("RotaryEmbedding", T=UP_TO_FLOAT32, M=INT64)
+def rotary_embedding(
+    ctx: Lowering,
+    x: T,
+    position_ids: M,
+    cos_cache: T,
+    sin_cache: T,
+    *,
+    interleaved: int = 0,
+    is_packed_batching: int = 0,
+    num_heads: int = 0,
+    rotary_embedding_dim: int = 0,
+    scale: float = 1.0,
+) -> Tensor:
+    """Rotate pairs of elements by positions: one per token, or the first token's. Invalid positions give zeros.
+
+    ``is_packed_batching`` changes nothing: packed tokens have explicit positions too.
+    """
+    require.supported(scale == 1.0, "attribute", "scale", scale, "1.0, since other providers ignore it")
+    heads, sequence, rotated = _rotary_heads(ctx, x, cos_cache, num_heads, rotary_embedding_dim)
+    tokens = (x.shape[0], x.shape[sequence])
+    if position_ids.rank < 2:
+        require.scalar(ctx, position_ids=position_ids)
+        first = position_ids
+        position_ids = gather_map(ctx, tokens, DType.INT64, lambda maps, c: c[1] + maps.number(first))
+    result = rotate(ctx, heads, sequence, cos_cache, sin_cache, position_ids, rotated, interleaved=bool(interleaved))
+    return ctx.view(result, x.shape)
+
+
+def _rotary_heads(
+    ctx: Lowering, x: Tensor, cos_cache: Tensor, num_heads: int, rotary_embedding_dim: int
+) -> tuple[Tensor, int, Dim]:
+    """Return x with separate heads, its sequence axis, and the number of rotated elements of a head."""
+    require.rank((3, 4), input=x)
+    require.rank(2, cos_cache=cos_cache)
+    rotated: Dim = rotary_embedding_dim or 2 * cos_cache.shape[1]
+    if x.rank == 4:
+        return x, 2, rotated
+    expected = f"be positive if rotary_embedding_dim is given ({rotary_embedding_dim})"
+    require.that(not rotary_embedding_dim or num_heads > 0, "num_heads", expected, num_heads)
+    size = floordiv(x.shape[2], num_heads) if num_heads > 0 else rotated
+    count = num_heads if num_heads > 0 else floordiv(x.shape[2], size)
+    require.dim(ctx, 2, count * size, input=x)
+    return reshape(ctx, x, [*x.shape[:2], count, size]), 1, rotated
+
+
 @contrib_op("MRotaryEmbedding", T=UP_TO_FLOAT32, M=INT64)
 def multimodal_rotary_embedding(
     ctx: Lowering,
@@ -142,7 +187,7 @@ def multimodal_rotary_embedding(
     are_sizes = len(mrope_section) == 3 and min(mrope_section) >= 0
     require.that(are_sizes, "mrope_section", "be three sizes of at least 0", list(mrope_section))
     require.one_of((0, 1), mrope_layout=mrope_layout)
-    heads, sequence, rotated = rotary_heads(ctx, x, cos_cache, num_heads, rotary_embedding_dim)
+    heads, sequence, rotated = _rotary_heads(ctx, x, cos_cache, num_heads, rotary_embedding_dim)
     require.holds(
         ctx, eq(2 * sum(mrope_section), rotated), "mrope_section", f"add up to {rotated!r} / 2", mrope_section
     )

@@ -62,9 +62,8 @@ class Preparation:
             return x
         cos, sin = self.cos_cache, self.sin_cache
         if cos is None or sin is None:
-            raise require.violation(
-                "cos_cache and sin_cache", "be given if do_rotary is 1", require.named(cos_cache=cos, sin_cache=sin)
-            )
+            found = require.named(cos_cache=cos, sin_cache=sin)
+            raise require.violation("cos_cache and sin_cache", "be given if do_rotary is 1", found)
         require.rank(2, cos_cache=cos)
         sequence, heads = 2, x
         if x.rank == 3:  # treat packed tokens as one sequence

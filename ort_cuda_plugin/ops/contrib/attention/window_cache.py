@@ -7,6 +7,7 @@ indices of a step from the lengths of the sequences.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
@@ -38,6 +39,31 @@ class WindowStep:
     position: Tensor
     """Position in its sequence of the key at index 0."""
 
+    def indices(self, ctx: Lowering, positions: Tensor) -> Tensor:
+        """Return the indices of the new keys in the cache, int64 [batch, rows]."""
+        return elementwise(ctx, lambda at, position: at - position, positions, unsqueeze(ctx, self.position, (1,)))
+
+    def bias(self, ctx: Lowering, bias: Tensor, batch: Dim, keys: Dim) -> Tensor:
+        """Return a ``bias`` [batch or 1, heads or 1, rows, positions] for the first ``keys`` cached keys."""
+        is_shared = ctx.settled(eq(bias.shape[0], 1))
+
+        def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+            at = c[3] + maps.source(self.position).at([c[0]])
+            sequence = s.constant(0, DType.INT64) if is_shared else c[0]
+            return maps.source(bias).at([sequence, *c[1:3], at], (at >= 0) & (at < maps.dim(bias.shape[3])))
+
+        return gather_map(ctx, [batch, *bias.shape[1:3], keys], bias.dtype, element)
+
+    def after(self, ctx: Lowering, whole: Tensor) -> Tensor:
+        """Return the present cache: the keys of ``whole`` [batch, heads, keys, size] that stay, from index 0 on."""
+
+        def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+            at = c[2] + maps.source(self.dropped).at([c[0]])
+            inside = (at >= 0) & (at <= maps.source(self.last).at([c[0]])) & (at < maps.dim(whole.shape[2]))
+            return maps.source(whole).at([*c[:2], at, c[3]], inside)
+
+        return gather_map(ctx, [*whole.shape[:2], self.capacity, whole.shape[3]], whole.dtype, element)
+
 
 def window_step(ctx: Lowering, positions: Tensor, lengths: Tensor, capacity: Dim, window: int) -> WindowStep:
     """Return the step for new tokens at ``positions`` [batch, rows]; ``lengths`` [batch] has the last positions."""
@@ -51,54 +77,20 @@ def window_step(ctx: Lowering, positions: Tensor, lengths: Tensor, capacity: Dim
         left = s.trunc_divide(count - room + step - 1, step) * step
         return s.where(count <= room, count, count - left)
 
-    def numbers(maps: IndexMap, c: list[Scalar]) -> tuple[Scalar, Scalar, Scalar]:
-        """Return the first new token's position, the number of keys cached before it, and the number of tokens."""
-        begin = maps.source(begins).at([c[0]])
-        count = s.cast(maps.source(lengths).at([c[0]]), DType.INT64) + 1
-        return begin, kept(maps, begin), count
+    def index(formula: Callable[[IndexMap, Scalar, Scalar, Scalar], Scalar]) -> Tensor:
+        """Return ``formula(maps, first new token's position, number of keys cached before it, number of tokens)``."""
 
-    def first(maps: IndexMap, c: list[Scalar]) -> Scalar:
-        return numbers(maps, c)[1]
+        def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+            begin = maps.source(begins).at([c[0]])
+            count = s.cast(maps.source(lengths).at([c[0]]), DType.INT64) + 1
+            return formula(maps, begin, kept(maps, begin), count)
 
-    def last(maps: IndexMap, c: list[Scalar]) -> Scalar:
-        begin, before, count = numbers(maps, c)
-        return before + count - begin - 1
+        return gather_map(ctx, begins.shape, DType.INT64, element)
 
-    def dropped(maps: IndexMap, c: list[Scalar]) -> Scalar:
-        begin, before, count = numbers(maps, c)
-        return before + count - begin - kept(maps, count)
-
-    def position(maps: IndexMap, c: list[Scalar]) -> Scalar:
-        begin, before, _ = numbers(maps, c)
-        return begin - before
-
-    made = (gather_map(ctx, begins.shape, DType.INT64, x) for x in (first, last, dropped, position))
-    return WindowStep(capacity, *made)
-
-
-def indices_in_window(ctx: Lowering, step: WindowStep, positions: Tensor) -> Tensor:
-    """Return the indices of the new keys in the cache, int64 [batch, rows]."""
-    return elementwise(ctx, lambda at, position: at - position, positions, unsqueeze(ctx, step.position, (1,)))
-
-
-def bias_of_window(ctx: Lowering, bias: Tensor, batch: Dim, keys: Dim, step: WindowStep) -> Tensor:
-    """Return the columns of a ``bias`` [batch or 1, heads or 1, rows, positions] for the first ``keys`` cached keys."""
-    is_shared = ctx.settled(eq(bias.shape[0], 1))
-
-    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
-        at = c[3] + maps.source(step.position).at([c[0]])
-        sequence = s.constant(0, DType.INT64) if is_shared else c[0]
-        return maps.source(bias).at([sequence, *c[1:3], at], (at >= 0) & (at < maps.dim(bias.shape[3])))
-
-    return gather_map(ctx, [batch, *bias.shape[1:3], keys], bias.dtype, element)
-
-
-def window_after(ctx: Lowering, step: WindowStep, whole: Tensor) -> Tensor:
-    """Return the present cache: the keys of ``whole`` [batch, heads, keys, size] that are not evicted, from index 0."""
-
-    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
-        at = c[2] + maps.source(step.dropped).at([c[0]])
-        inside = (at >= 0) & (at <= maps.source(step.last).at([c[0]])) & (at < maps.dim(whole.shape[2]))
-        return maps.source(whole).at([*c[:2], at, c[3]], inside)
-
-    return gather_map(ctx, [*whole.shape[:2], step.capacity, whole.shape[3]], whole.dtype, element)
+    return WindowStep(
+        capacity,
+        first=index(lambda maps, begin, before, count: before),
+        last=index(lambda maps, begin, before, count: before + count - begin - 1),
+        dropped=index(lambda maps, begin, before, count: before + count - begin - kept(maps, count)),
+        position=index(lambda maps, begin, before, count: begin - before),
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Required, TypedDict, Unpack
 
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map, scatter_map, walk_map
 from ort_cuda_plugin.model.ir import DType
@@ -56,37 +57,37 @@ Token = Callable[[Scalar], tuple[Scalar, Scalar]]
 """Maps a distance back from the current token to the token there, and whether it belongs to an earlier text."""
 
 
+class HashAttributes(TypedDict, total=False):
+    """Attributes of both hash mappings; see `_Hashes`."""
+
+    max_ngram_size: Required[int]
+    n_head_per_ngram: Required[int]
+    pad_id: Required[int]
+    reset_on_eos: int
+
+
 class _Hashes:
     """Attributes, checked tables and hash function of NGramHashMapping and VarlenNGramHashMapping."""
 
     def __init__(
-        self,
-        ctx: Lowering,
-        multipliers: Tensor,
-        vocab_sizes: Tensor,
-        head_offsets: Tensor | None,
-        eos_token_id: Tensor | None,
-        max_ngram_size: int,
-        n_head_per_ngram: int,
-        pad_id: int,
-        reset_on_eos: int,
-    ) -> None:
+        self, ctx: Lowering, multipliers: Tensor, vocab_sizes: Tensor, head_offsets: Tensor | None,
+        eos_token_id: Tensor | None, *, max_ngram_size: int, n_head_per_ngram: int, pad_id: int, reset_on_eos: int = 0,
+    ) -> None:  # fmt: skip
         require.least(2, max_ngram_size=max_ngram_size)
         require.least(1, n_head_per_ngram=n_head_per_ngram)
         self.dtype = multipliers.dtype
         limit = 1 << (8 * self.dtype.itemsize - 1)
         require.that(-limit <= pad_id < limit, "pad_id", f"fit {self.dtype.short}", pad_id)
-        self.heads = (max_ngram_size - 1) * n_head_per_ngram
         self.window = max_ngram_size - 1
         """Number of tokens before the current one in the longest n-gram."""
+        self.heads = self.window * n_head_per_ngram
         self._heads_each, self._pad = n_head_per_ngram, pad_id
         self._multipliers, self._vocabularies = multipliers, vocab_sizes
         self._offsets, self._end_of_text = head_offsets, eos_token_id
         self._resets = bool(reset_on_eos) and eos_token_id is not None
         require.rank(1, multipliers=multipliers)
         require.least_dim(ctx, max_ngram_size, **{"the number of multipliers": multipliers.shape[0]})
-        require.shape(ctx, (self.heads,), vocab_sizes=vocab_sizes)
-        require.shape(ctx, (self.heads,), head_offsets=head_offsets)
+        require.shape(ctx, (self.heads,), vocab_sizes=vocab_sizes, head_offsets=head_offsets)
 
     def pad(self) -> Scalar:
         return s.constant(self._pad, self.dtype)
@@ -94,6 +95,11 @@ class _Hashes:
     def missing(self, maps: IndexMap) -> Scalar:
         """Return the id that stands for tokens before the start of a text."""
         return self.pad() if self._end_of_text is None else maps.number(self._end_of_text)
+
+    def history(self, maps: IndexMap, past: Tensor | None, row: Scalar, t: Scalar, when: Scalar) -> Scalar:
+        """Return the id at position t < 0 of the past; `missing` without a past, or if ``when`` is false."""
+        missing = self.missing(maps)
+        return missing if past is None else maps.source(past).at([row, t + self.window], when, missing)
 
     def hash(self, maps: IndexMap, head: Scalar, token: Token) -> Scalar:
         """Return the hash of the n-gram that ends at the current token."""
@@ -118,14 +124,6 @@ class _Hashes:
         return result if self._offsets is None else result + maps.source(self._offsets).at([head])
 
 
-def _history(maps: IndexMap, past: Tensor | None, row: Scalar, slot: Scalar, when: Scalar, missing: Scalar) -> Scalar:
-    """Return the id at ``slot`` of the past; ``missing`` without a past, or if ``when`` is false.
-
-    A true ``when`` implies a valid slot.
-    """
-    return missing if past is None else maps.source(past).at([row, slot], when, missing)
-
-
 @contrib_op("NGramHashMapping", M=INDICES)
 def ngram_hash_mapping(
     ctx: Lowering,
@@ -136,17 +134,10 @@ def ngram_hash_mapping(
     head_offsets: M | None = None,
     eos_token_id: M | None = None,
     segment_ids: Int32 | None = None,
-    *,
-    max_ngram_size: int,
-    n_head_per_ngram: int,
-    pad_id: int,
-    reset_on_eos: int = 0,
+    **attributes: Unpack[HashAttributes],
 ) -> tuple[Tensor, ...]:
     """Return hashes [batch, length, heads] and the last max_ngram_size - 1 ids. An empty vocabulary hashes to 0."""
-    hashes = _Hashes(
-        ctx, multipliers, vocab_sizes, head_offsets, eos_token_id,
-        max_ngram_size, n_head_per_ngram, pad_id, reset_on_eos,
-    )  # fmt: skip
+    hashes = _Hashes(ctx, multipliers, vocab_sizes, head_offsets, eos_token_id, **attributes)
     require.rank(2, input_ids=input_ids)
     batch, length = input_ids.shape
     require.shape(ctx, (batch, hashes.window), past_ids=past_ids)
@@ -154,7 +145,7 @@ def ngram_hash_mapping(
 
     def id_at(maps: IndexMap, row: Scalar, t: Scalar) -> Scalar:
         """Return the id at position t, which is negative in the past."""
-        past = _history(maps, past_ids, row, t + hashes.window, t < 0, hashes.missing(maps))
+        past = hashes.history(maps, past_ids, row, t, t < 0)
         return s.where(t < 0, past, maps.source(input_ids).at([row, t], t >= 0))
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
@@ -193,33 +184,24 @@ def varlen_ngram_hash_mapping(
     past_segment_ids: S | None = None,
     capture_count: S | None = None,
     *,
-    max_ngram_size: int,
-    n_head_per_ngram: int,
-    pad_id: int,
-    reset_on_eos: int = 0,
     state_update_capacity: int = 0,
+    **attributes: Unpack[HashAttributes],
 ) -> tuple[Tensor, ...]:
     """Return hashes [tokens, heads], present_ids, and if requested present_segment_ids and state_update."""
-    hashes = _Hashes(
-        ctx, multipliers, vocab_sizes, head_offsets, eos_token_id,
-        max_ngram_size, n_head_per_ngram, pad_id, reset_on_eos,
-    )  # fmt: skip
+    hashes = _Hashes(ctx, multipliers, vocab_sizes, head_offsets, eos_token_id, **attributes)
     check_capture(state_update_capacity, capture_count)
     require.rank(1, input_ids=input_ids)
-    if segment_ids is None and (past_segment_ids is not None or is_used(ctx, 2)):
-        raise require.violation(
-            "segment_ids", "be given if the node has past_segment_ids or present_segment_ids", "none"
-        )
+    if past_segment_ids is not None or is_used(ctx, 2):
+        require.given(segment_ids, "segment_ids", "be given if the node has past_segment_ids or present_segment_ids")
     packed = PackedTokens(ctx, cumulative_sequence_length, input_ids.shape[0])
     window = hashes.window
-    for x, what in ((past_ids, "past_ids"), (past_segment_ids, "past_segment_ids")):
-        require.shape(ctx, (packed.count, window), **{what: x})
+    require.shape(ctx, (packed.count, window), past_ids=past_ids, past_segment_ids=past_segment_ids)
     require.shape(ctx, input_ids.shape, segment_ids=segment_ids)
     require.shape(ctx, (packed.count,), capture_count=capture_count)
 
     def id_at(maps: IndexMap, row: Scalar, begin: Scalar, t: Scalar) -> Scalar:
         """Return the id at position t of a sequence that begins at ``begin``; t is negative in the past."""
-        past = _history(maps, past_ids, row, t + window, t < 0, hashes.missing(maps))
+        past = hashes.history(maps, past_ids, row, t, t < 0)
         return s.where(t < 0, past, maps.source(input_ids).at([begin + t], t >= 0))
 
     def segment_at(maps: IndexMap, row: Scalar, begin: Scalar, t: Scalar, when: Scalar) -> Scalar:
@@ -255,7 +237,7 @@ def varlen_ngram_hash_mapping(
             begin, count = packed.range(maps, row)
             inside = (slot < count) & (slot < s.cast(maps.source(capture_count).at([row]), DType.INT64))
             t = slot + 1 - window + column
-            past = _history(maps, past_ids, row, t + window, inside & (t < 0), hashes.missing(maps))
+            past = hashes.history(maps, past_ids, row, t, inside & (t < 0))
             value = s.where(t < 0, past, maps.source(input_ids).at([begin + t], inside & (t >= 0)))
             return s.where(inside, value, hashes.pad())
 
@@ -273,8 +255,7 @@ def varlen_ngram_hash_mapping(
             begin, count = packed.range(maps, c[0])
             return segment_at(maps, c[0], begin, count - window + c[1], count > 0)
 
-        shape = [packed.count, window]
-        results.append(walk_map(ctx, shape, DType.INT32, newest_segment, over=past_segment_ids))
+        results.append(walk_map(ctx, [packed.count, window], DType.INT32, newest_segment, over=past_segment_ids))
     elif update is not None:
         results.append(results[-1])  # placeholder for the unused output before state_update
     return tuple(results if update is None else [*results, update])

@@ -11,7 +11,7 @@ from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.contrib.moe.moe import Mixture, MixtureAttributes, check_tokens, settle_older_shape
 from ort_cuda_plugin.ops.contrib.quantization.mixed_gemm_layout import raw_codes, try_interleaved
-from ort_cuda_plugin.ops.contrib.quantization.small_codes import E2M1
+from ort_cuda_plugin.ops.contrib.quantization.small_float_gemm import E2M1
 from ort_cuda_plugin.ops.registry import FLOAT32, T1, T2, T4, UINT8, UP_TO_FLOAT32, T, contrib_op
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
@@ -55,13 +55,8 @@ class _Projection:
         rows, row = (width, columns) if self.older else (columns, width)
         packed = ceildiv(row * self.bits, 8)
         require.shape(ctx, (experts, rows, packed), **{f"{self.name}_experts_weights": self.codes})
-        require.holds(
-            ctx,
-            eq(packed * (8 // self.bits), row),
-            f"{self.name}_experts_weights",
-            "have rows of whole bytes",
-            f"{row!r} codes of {self.bits} bits",
-        )
+        is_whole, found = eq(packed * (8 // self.bits), row), f"{row!r} codes of {self.bits} bits"
+        require.holds(ctx, is_whole, f"{self.name}_experts_weights", "have rows of whole bytes", found)
         require.shape(ctx, (experts, columns), **{f"{self.name}_experts_bias": self.bias})
         bias = None if self.bias is None else ctx.contiguous(self.bias)
         make = {"int": self._integers, "fp8": self._floats_8}.get(self.kind, self._floats_4)
@@ -69,9 +64,7 @@ class _Projection:
         return Weights(columns, element, read, bias, shared)
 
     def _given(self, x: Tensor | None, what: str) -> Tensor:
-        if x is None:
-            raise require.violation(f"{self.name}_{what}", f"be given for quant_type {self.kind!r}", "none")
-        return x
+        return require.given(x, f"{self.name}_{what}", f"be given for quant_type {self.kind!r}")
 
     def _none(self, x: Tensor | None, what: str) -> None:
         require.that(x is None, f"{self.name}_{what}", f"be left out for quant_type {self.kind!r}", "an input")
@@ -232,15 +225,11 @@ def qmoe(
     require.one_of((-1, 0, 1), weights_prepacked=weights_prepacked)
     require.rank(3, fc1_experts_weights=fc1_experts_weights, fc2_experts_weights=fc2_experts_weights)
     if fc3_experts_weights is None and any(x is not None for x in (fc3_experts_bias, fc3_scales, fc3_zero_points)):
-        raise require.violation(
-            "biases, scales and zero points of fc3", "be left out if fc3_experts_weights is left out", "one of them"
-        )
+        wanted = "be left out if fc3_experts_weights is left out"
+        raise require.violation("biases, scales and zero points of fc3", wanted, "one of them")
     if fc3_experts_weights is not None and quant_type != "int" and not (quant_type == "fp8" and block_size > 0):
-        raise require.violation(
-            "quant_type",
-            "be 'int', or 'fp8' with block_size above 0, if fc3_experts_weights is given",
-            f"{quant_type!r} with block_size = {block_size}",
-        )
+        wanted = "be 'int', or 'fp8' with block_size above 0, if fc3_experts_weights is given"
+        raise require.violation("quant_type", wanted, f"{quant_type!r} with block_size = {block_size}")
     mixture = Mixture(**attributes).checked(fc3_experts_weights)
     block = _check_block(quant_type, block_size)
 
@@ -262,12 +251,8 @@ def qmoe(
         weights_prepacked == 1 or (weights_prepacked == -1 and older and try_interleaved(ctx, x.dtype, sizes))
     )
     if interleaved and fc3_experts_weights is not None:
-        raise require.unsupported(
-            "attribute",
-            "fc3_experts_weights",
-            "prepacked for CUDAExecutionProvider's kernels",
-            "weights that are not prepacked",
-        )
+        found = "prepacked for CUDAExecutionProvider's kernels"
+        raise require.unsupported("attribute", "fc3_experts_weights", found, "weights that are not prepacked")
 
     def weights(name: str, bits: int, columns: Dim, inputs: Dim, codes: Tensor, *others: Tensor | None) -> Weights:
         projection = _Projection(name, quant_type, bits, block, older, interleaved, codes, *others)

@@ -6,21 +6,20 @@ from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map, 
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.contrib.packed_tokens import PackedTokens, check_capture
-from ort_cuda_plugin.ops.onnx.nn.causal_conv import causal_convolution, check_convolution
+from ort_cuda_plugin.ops.onnx.nn.causal_conv import causal_convolution, check_convolution, filter_length
 from ort_cuda_plugin.ops.registry import INT32, UP_TO_FLOAT32, M, T, contrib_op
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import product
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.views import part, permute, reshape
+from ort_cuda_plugin.program.lowering.views import part, permute, reshape, squeeze
 from ort_cuda_plugin.program.steps.row_program import SUM
 
 MAX_WINDOW = 8
 """Maximum number of states that a node may keep, by the schema."""
-_PLAIN = (0, 0, -1, 0, 0)
-"""Defaults of the attributes `_ADDED`, in order. The plugin supports no other values."""
 _ADDED = "(input_channel_offset, input_channels, state_channels_last, state_length, state_update_capacity)"
-"""Names of the attributes that newer schemas of CausalConvWithState have, as text for messages."""
+_PLAIN = (0, 0, -1, 0, 0)
+"""Defaults of the attributes `_ADDED` of newer schemas of CausalConvWithState. No other values are supported."""
 
 
 @contrib_op("CausalConvWithState", T=UP_TO_FLOAT32)
@@ -47,8 +46,7 @@ def microsoft_causal_conv_with_state(
         # Only the last dimension is causal; the schema does not define the padding of the other dimensions.
         raise require.unsupported("attribute", "ndim", ndim, "1")
     added = (input_channel_offset, input_channels, state_channels_last, state_length, state_update_capacity)
-    if added != _PLAIN:
-        raise require.unsupported("attribute", _ADDED, added, f"the defaults {_PLAIN}")
+    require.supported(added == _PLAIN, "attribute", _ADDED, added, f"the defaults {_PLAIN}")
     require.within(0, MAX_WINDOW, state_window=state_window)
     require.one_of((0, 1), channels_last=channels_last)
     if x.rank < 3 or (x.rank > 3 and not channels_last):
@@ -57,8 +55,7 @@ def microsoft_causal_conv_with_state(
     if past is not None and state_window:
         require.rank(x.rank + 1, past_state=past)
         require.dim(ctx, 0, state_window, past_state=past)
-        newest = part(ctx, past, 0, state_window - 1, 1)
-        past = ctx.view(newest, newest.shape[1:], newest.strides[1:], newest.offset)
+        past = squeeze(ctx, part(ctx, past, 0, state_window - 1, 1), [0])
     if channels_last:
         x = _channels_first(ctx, x)
         past = None if past is None else _channels_first(ctx, past)
@@ -92,10 +89,7 @@ def _channels_first(ctx: Lowering, x: Tensor) -> Tensor:
     return permute(ctx, reshape(ctx, x, (batch, steps, product(channels))), (0, 2, 1))
 
 
-_VARLEN_TYPES = {"T": UP_TO_FLOAT32, "M": INT32}
-
-
-@contrib_op("VarlenCausalConvWithState", **_VARLEN_TYPES)
+@contrib_op("VarlenCausalConvWithState", T=UP_TO_FLOAT32, M=INT32)
 def varlen_causal_conv_with_state(
     ctx: Lowering,
     x: T,
@@ -118,15 +112,11 @@ def varlen_causal_conv_with_state(
     check_capture(state_update_capacity, capture_count)
     check_convolution(activation, dilation)
     require.rank(2, input=x)
-    require.rank(3, weight=weight)
     tokens, channels = x.shape
-    width = weight.shape[2]
-    require.least_dim(ctx, 1, **{"the length of a filter": width})
-    require.shape(ctx, (channels, 1, width), weight=weight)
+    width = filter_length(ctx, weight, bias, channels)
     packed = PackedTokens(ctx, cumulative_sequence_length, tokens)
     reach = (width - 1) * dilation
     require.shape(ctx, (packed.count, channels, reach), initial_state=initial_state)
-    require.shape(ctx, (channels,), bias=bias)
 
     def sample(maps: IndexMap, row: Scalar, begin: Scalar, channel: Scalar, t: Scalar) -> Scalar:
         """Return the element at position t of a sequence that begins at ``begin``; t < 0 reads the sequence's state."""

@@ -5,8 +5,7 @@ Each is lowered as its original operators; the passes fuse them into one step.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, Unpack
 
 from ort_cuda_plugin.model.ir import DType
@@ -14,6 +13,7 @@ from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.axes import normalize_axis
 from ort_cuda_plugin.ops.layouts import channels_first, channels_last
 from ort_cuda_plugin.ops.onnx.math.activation import fast_gelu, gelu_erf
+from ort_cuda_plugin.ops.onnx.math.elementwise import sum_like_first
 from ort_cuda_plugin.ops.onnx.math.matmul import GemmAttributes, gemm, matrix_product
 from ort_cuda_plugin.ops.onnx.nn.conv import conv
 from ort_cuda_plugin.ops.onnx.nn.normalization import softmax_row
@@ -41,6 +41,7 @@ def _operand(ctx: Lowering, x: Tensor, transpose: int, transpose_batch: int) -> 
     return x
 
 
+@contrib_op("TransposeMatMul", T=FLOATS)
 @contrib_op("FusedMatMul", T=FLOATS)
 def fused_matmul(
     ctx: Lowering,
@@ -57,41 +58,27 @@ def fused_matmul(
     return matrix_product(ctx, left, right, None if alpha == 1.0 else lambda total: total * alpha)
 
 
-@contrib_op("TransposeMatMul", T=FLOATS)
-def transpose_matmul(
-    ctx: Lowering, a: T, b: T, *, alpha: float = 1.0, transA: int = 0, transB: int = 0
-) -> Tensor:  # fmt: skip
-    return fused_matmul(ctx, a, b, alpha=alpha, transA=transA, transB=transB)
+_ACTIVATIONS_OF: Final = 6
+"""Opset version of the activations, in which Clip has its limits as attributes."""
+_ACTIVATIONS: Final = (
+    "Clip", "Elu", "HardSigmoid", "LeakyRelu", "Relu", "Selu", "Sigmoid", "Softplus", "Softsign", "Tanh",
+    "ThresholdedRelu",
+)  # fmt: skip
+"""Activations of fused nodes. The order of their attributes is that of ``activation_params``."""
 
 
-def _activated(ctx: Lowering, x: Tensor, activation: str, parameters: Mapping[str, float]) -> Tensor:
-    """Apply the ai.onnx operator ``activation``, with its attributes among ``parameters``; "" returns x."""
+def _activated(ctx: Lowering, x: Tensor, activation: str, parameters: Mapping[str, float] | Sequence[float]) -> Tensor:
+    """Apply the ai.onnx operator ``activation``, with its attributes by name or in order; "" returns x."""
     if not activation:
         return x
-    row = lookup("", activation, _ACTIVATIONS_OF) if activation in _ACTIVATIONS else None
-    if row is None:
-        raise require.unsupported("attribute", "activation", repr(activation), ", ".join(_ACTIVATIONS))
+    require.supported(activation in _ACTIVATIONS, "attribute", "activation", repr(activation), ", ".join(_ACTIVATIONS))
+    row = lookup("", activation, _ACTIVATIONS_OF)
+    if not isinstance(parameters, Mapping):
+        require.count(range(len(row.attributes) + 1), activation_params=parameters)
+        parameters = dict(zip(row.attributes, parameters, strict=False))
     (result,) = row.lower(ctx, [x], {name: value for name, value in parameters.items() if name in row.attributes})
     assert isinstance(result, Tensor)
     return result
-
-
-_ACTIVATIONS_OF: Final = 6
-"""Opset version of the activations, in which Clip has its limits as attributes."""
-_ACTIVATIONS: Final = {
-    "Clip": ("min", "max"),
-    "Elu": ("alpha",),
-    "HardSigmoid": ("alpha", "beta"),
-    "LeakyRelu": ("alpha",),
-    "Relu": (),
-    "Selu": ("alpha", "gamma"),
-    "Sigmoid": (),
-    "Softplus": (),
-    "Softsign": (),
-    "Tanh": (),
-    "ThresholdedRelu": ("alpha",),
-}
-"""Activations of fused nodes, with their parameters in the order of ``activation_params``."""
 
 
 @contrib_op("FusedGemm", T=FLOATS)
@@ -137,9 +124,9 @@ def fused_conv(
     if z is not None:
         require.shape(ctx, result.shape, Z=z)
         result = elementwise(ctx, lambda total, added: total + added, result, z)
-    names = _ACTIVATIONS.get(activation, ())
-    require.count(range(len(names) + 1), activation_params=activation_params)
-    return _activated(ctx, result, activation, dict(zip(names, activation_params, strict=False)))
+    if not activation:
+        require.count(0, activation_params=activation_params)
+    return _activated(ctx, result, activation, activation_params)
 
 
 @contrib_op("NhwcConv", T=FLOATS)
@@ -156,21 +143,10 @@ def nhwc_conv(ctx: Lowering, x: T, w: T, b: T | None = None, **attributes: Unpac
 def bias_softmax(ctx: Lowering, data: Tensor, bias: Tensor, *, is_inner_broadcast: int, axis: int = 1) -> Tensor:
     """Return softmax(data + bias) over all dimensions from ``axis`` on, as Softmax before version 13."""
     if bias.rank > data.rank or (is_inner_broadcast and bias.rank != data.rank):
-        raise require.unsupported(
-            "shape",
-            "the rank of bias",
-            bias.rank,
-            f"that of data, {data.rank}; if is_inner_broadcast is 0, also lower ones",
-        )
+        wanted = f"that of data, {data.rank}; if is_inner_broadcast is 0, also lower ones"
+        raise require.unsupported("shape", "the rank of bias", bias.rank, wanted)
     total = sum_like_first(ctx, data, bias)
     return row_map(ctx, softmax_row, range(normalize_axis(axis, data.rank), data.rank), total)[0]
-
-
-def sum_like_first(ctx: Lowering, first: Tensor, *others: Tensor) -> Tensor:
-    """Return the sum of all inputs; ``others`` broadcast to the shape of ``first``."""
-    for other in others:
-        require.broadcast(ctx, first.shape, **{"an addend": other})
-    return elementwise(ctx, lambda *x: functools.reduce(lambda a, b: a + b, x), first, *others)
 
 
 @contrib_op("BiasAdd", T=NO_BFLOAT16 - {DType.FLOAT64})

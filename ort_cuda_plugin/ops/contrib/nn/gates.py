@@ -6,7 +6,7 @@ from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.layouts import as_number
-from ort_cuda_plugin.ops.onnx.nn.normalization import Outputs
+from ort_cuda_plugin.ops.onnx.nn.normalization import Outputs, rms_normalized
 from ort_cuda_plugin.ops.registry import NO_BFLOAT16, UP_TO_FLOAT32, M, T, contrib_op
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
@@ -55,13 +55,12 @@ def gated_rms_norm(
     require.multiple_of(ctx, x.shape[-1], width, "the last dimension of X", "the size of scale")
 
     def program(row: Row, value: Scalar, factor: Scalar, gated: Scalar) -> Outputs:
-        real, z = s.widen(value), s.widen(gated)
-        normalized = real / s.sqrt(row.mean(real * real) + epsilon) * s.widen(factor)
+        z = s.widen(gated)
         opened = s.sigmoid(z) if activation == "sigmoid" else z * s.sigmoid(z)
-        return [s.cast(normalized * opened, x.dtype)], []
+        return [s.cast(rms_normalized(row, value, epsilon, factor) * opened, x.dtype)], []
 
-    rows = [reshape(ctx, y, [*x.shape[:-1], count, width]) for y in (x, gate)]
-    (result,) = row_map(ctx, program, [x.rank], rows[0], scale, rows[1])
+    rows, gates = (reshape(ctx, y, [*x.shape[:-1], count, width]) for y in (x, gate))
+    (result,) = row_map(ctx, program, [x.rank], rows, scale, gates)
     return ctx.view(result, x.shape)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.onnx.nn.normalization import Outputs
+from ort_cuda_plugin.ops.onnx.nn.normalization import Outputs, rms_normalized
 from ort_cuda_plugin.ops.outputs import is_used
 from ort_cuda_plugin.ops.registry import UP_TO_FLOAT32, M, T, contrib_op
 from ort_cuda_plugin.program.expressions import scalar as s
@@ -69,9 +69,7 @@ def branchwise_rms_norm(
         factors = [scale]
 
     def program(row: Row, value: Scalar, *factor: Scalar) -> Outputs:
-        real = s.widen(value)
-        normalized = real / s.sqrt(row.mean(real * real) + epsilon)
-        return [s.cast(normalized * s.widen(factor[0]) if factor else normalized, x.dtype)], []
+        return [s.cast(rms_normalized(row, value, epsilon, *factor), x.dtype)], []
 
     (result,) = row_map(ctx, program, [streams.rank - 1], streams, *factors)
     return ctx.view(result, x.shape)
@@ -142,24 +140,18 @@ def engram_gate(
     scales = [key_norm_scale, query_norm_scale]
     normed = is_used(ctx, 1)
     if normed:
-        if conv_norm_scale is None:
-            raise require.violation(
-                "conv_norm_scale", "be given if the node has its second output, the normalized one", "none"
-            )
-        scales.append(conv_norm_scale)
+        wanted = "be given if the node has its second output, the normalized one"
+        scales.append(require.given(conv_norm_scale, "conv_norm_scale", wanted))
     for scale in scales:
         require.shape(ctx, (branches, width), scale=scale)
 
     def program(row: Row, k: Scalar, q: Scalar, v: Scalar, *factors: Scalar) -> Outputs:
-        def normalized(x: Scalar, factor: Scalar) -> Scalar:
-            real = s.widen(x)
-            return real / s.sqrt(row.mean(real * real) + epsilon) * s.widen(factor)
-
         count = s.cast(row.count, DType.FLOAT32)
-        product = row.reduce(SUM, normalized(k, factors[0]) * normalized(q, factors[1])) / s.sqrt(count)
+        keys, queries = (rms_normalized(row, x, epsilon, factor) for x, factor in ((k, factors[0]), (q, factors[1])))
+        product = row.reduce(SUM, keys * queries) / s.sqrt(count)
         gate = s.sigmoid(s.sign(product) * s.sqrt(s.maximum(s.absolute(product), 1e-6)))
         gated = gate * s.widen(v)
-        results = [gated, normalized(gated, factors[2])] if normed else [gated]
+        results = [gated, rms_normalized(row, gated, epsilon, factors[2])] if normed else [gated]
         return [s.cast(x, key.dtype) for x in results], []
 
     return row_map(ctx, program, [3], key, query, unsqueeze(ctx, value, [2]), *scales)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from ort_cuda_plugin.kernels.elementwise.index_map import gather_map
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.contrib.nn.fused import sum_like_first
 from ort_cuda_plugin.ops.layouts import with_channels_first
 from ort_cuda_plugin.ops.onnx.math.activation import swish
+from ort_cuda_plugin.ops.onnx.math.elementwise import sum_like_first
 from ort_cuda_plugin.ops.onnx.nn.normalization import group_normalization_21, layer_norm
 from ort_cuda_plugin.ops.onnx.tensor.indexing import gather
 from ort_cuda_plugin.ops.outputs import is_used
@@ -45,10 +45,9 @@ def skip_simplified_layer_normalization(
     ctx: Lowering, x: Tensor, skip: Tensor, gamma: Tensor, bias: Tensor | None = None, *, epsilon: float = 1e-12
 ) -> tuple[Tensor, ...]:
     """Compute SkipLayerNormalization with RMS norm in place of layer norm."""
-    if is_used(ctx, 1):
-        raise require.unsupported(
-            "attribute", "the output mean", "used", "the other outputs, since RMS norm has no mean"
-        )
+    require.supported(
+        not is_used(ctx, 1), "attribute", "the output mean", "used", "the other outputs, since RMS norm has no mean"
+    )
     total = _skipped(ctx, x, skip, bias)
     return *layer_norm(ctx, total, gamma, None, [total.rank - 1], epsilon, _FLOAT32, center=False), total
 

@@ -10,6 +10,7 @@ from ort_cuda_plugin.ops.axes import normalize_axis
 from ort_cuda_plugin.ops.contrib.quantization.qlinear import code_of, real_of
 from ort_cuda_plugin.ops.layouts import as_number
 from ort_cuda_plugin.ops.onnx.math.activation import gelu_erf
+from ort_cuda_plugin.ops.onnx.math.elementwise import cast
 from ort_cuda_plugin.ops.onnx.math.matmul import matrix_product
 from ort_cuda_plugin.ops.onnx.nn.normalization import Outputs
 from ort_cuda_plugin.ops.onnx.nn.quantization import shifted
@@ -30,34 +31,19 @@ _WIDTH: Final = 32
 
 def check_order(order: int, *supported: int) -> None:
     require.that(order in range(5), "order", "be the number of a cuBLASLt memory order, 0 to 4", order)
-    if order not in supported:
-        raise require.unsupported("attribute", "order", order, ", ".join(map(str, supported)))
+    require.supported(order in supported, "attribute", "order", order, ", ".join(map(str, supported)))
 
 
-def from_order(ctx: Lowering, x: Tensor, order: int) -> Tensor:
-    """Convert matrices from memory order ``order`` to row-major order."""
+def from_order(ctx: Lowering, x: Tensor, order: int, *, inverse: bool = False) -> Tensor:
+    """Convert matrices from memory order ``order`` to row-major order, or with ``inverse`` back."""
     if order == ROW:
         return x
     *batch, rows, columns = x.shape
+    tiles, width = ([columns], []) if order == COL else ([floordiv(columns, _WIDTH)], [_WIDTH])
+    parts = reshape(ctx, x, [*batch, rows, *tiles, *width] if inverse else [*batch, *tiles, rows, *width])
     last = len(batch)
-    if order == COL:
-        return permute(ctx, reshape(ctx, x, [*batch, columns, rows]), (*range(last), last + 1, last))
-    parts = reshape(ctx, x, [*batch, floordiv(columns, _WIDTH), rows, _WIDTH])
-    return reshape(ctx, permute(ctx, parts, (*range(last), last + 1, last, last + 2)), x.shape)
-
-
-def _in_order(ctx: Lowering, x: Tensor, order: int) -> Tensor:
-    """Convert row-major matrices to memory order ``order``; the inverse of `from_order`."""
-    if order == ROW:
-        return x
-    *batch, rows, columns = x.shape
-    last = len(batch)
-    if order == COL:
-        turned = permute(ctx, x, (*range(last), last + 1, last))
-    else:
-        parts = reshape(ctx, x, [*batch, rows, floordiv(columns, _WIDTH), _WIDTH])
-        turned = permute(ctx, parts, (*range(last), last + 1, last, last + 2))
-    return reshape(ctx, turned, x.shape)
+    swapped = permute(ctx, parts, (*range(last), last + 1, last, *range(last + 2, parts.rank)))
+    return swapped if swapped.shape == x.shape else reshape(ctx, swapped, x.shape)
 
 
 def _reordered(ctx: Lowering, x: Tensor, before: int, after: int) -> Tensor:
@@ -68,12 +54,12 @@ def _reordered(ctx: Lowering, x: Tensor, before: int, after: int) -> Tensor:
             require.multiple_of(ctx, x.shape[-1], _WIDTH, "the last dimension of input in the order COL32")
     if before == after or x.rank < 2:
         return x
-    return _in_order(ctx, from_order(ctx, x, before), after)
+    return from_order(ctx, from_order(ctx, x, before), after, inverse=True)
 
 
 @contrib_op("QuantizeWithOrder", F=FLOAT_OR_HALF, S=FLOAT32, Q=INT8)
 def quantize_with_order(ctx: Lowering, x: F, scale: S, *, order_input: int, order_output: int) -> Tensor:
-    real = elementwise(ctx, lambda value: s.cast(value, DType.FLOAT32), x)
+    real = cast(ctx, x, to=DType.FLOAT32.onnx)
     return _reordered(ctx, code_of(ctx, real, scale, None, DType.INT8), order_input, order_output)
 
 
@@ -83,8 +69,7 @@ def dequantize_with_order(
 ) -> Tensor:  # fmt: skip
     dtype = DType.of_attribute(to)
     require.that(dtype in FLOAT_OR_HALF, "to", "be float32 or float16", dtype.name)
-    real = real_of(ctx, _reordered(ctx, x, order_input, order_output), scale, None)
-    return elementwise(ctx, lambda value: s.cast(value, dtype), real)
+    return cast(ctx, real_of(ctx, _reordered(ctx, x, order_input, order_output), scale, None), to=to)
 
 
 @contrib_op("QOrderedGelu", Q=INT8, S=FLOAT32)
@@ -145,19 +130,14 @@ def qordered_matmul(
         check_order(order, wanted)
     require.rank((2, 3), A=a, B=b, C=c)
     require.all_or_none(C=c, scale_C=scale_c)
-    columns = b.shape[-1]
-    right = shifted(ctx, from_order(ctx, b, COL), None)
-    total = matrix_product(ctx, shifted(ctx, a, None), right)
+    total = matrix_product(ctx, shifted(ctx, a, None), shifted(ctx, from_order(ctx, b, COL), None))
     require.that(total.rank <= a.rank, "B", f"have at most the rank of A, {a.rank}", f"rank {b.rank}")
-    of_columns = scale_b
     if scale_b.rank == 0 or scale_b.size == 1:
-        of_columns = as_number(ctx, scale_b)
+        scale_b = as_number(ctx, scale_b)
     else:
-        require.shape(ctx, (columns,), scale_B=scale_b)
-    inputs = [as_number(ctx, scale_a), of_columns, as_number(ctx, scale_y)]
-    if bias is not None:
-        require.shape(ctx, (columns,), bias=bias)
-        inputs.append(bias)
+        require.shape(ctx, b.shape[-1:], scale_B=scale_b)
+    require.shape(ctx, b.shape[-1:], bias=bias)
+    inputs = [as_number(ctx, scale_a), scale_b, as_number(ctx, scale_y), *([] if bias is None else [bias])]
     if c is not None and scale_c is not None:
         if c.rank < total.rank:
             c = unsqueeze(ctx, c, (0,))

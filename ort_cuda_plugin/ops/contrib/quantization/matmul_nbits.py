@@ -62,12 +62,8 @@ def matmul_nbits(
     ``g_idx`` maps each row of the weights to its block, that is, its scale and zero point.
     """
     if bits not in WIDTHS or weight_prepacked:
-        raise require.unsupported(
-            "attribute",
-            "(bits, weight_prepacked)",
-            (bits, weight_prepacked),
-            f"bits among {WIDTHS} with weight_prepacked = 0",
-        )
+        wanted = f"bits among {WIDTHS} with weight_prepacked = 0"
+        raise require.unsupported("attribute", "(bits, weight_prepacked)", (bits, weight_prepacked), wanted)
     require.least(1, N=N, K=K)
     require.block(block_size)
     require.least_rank(1, A=a)
@@ -157,25 +153,18 @@ def gather_block_quantized(
     """Gather (data - zero_points) * scales. An index out of range yields 0."""
     floats = data.dtype in _FLOAT_CODES
     if (block_size < 16 or block_size & (block_size - 1)) and not (floats and block_size == 0):
-        raise require.violation(
-            "block_size", "be a power of two of at least 16, or also 0 if data are floats", block_size
-        )
-    if floats and zero_points is not None:
-        raise require.violation(
-            "zero_points", "be left out if data are floats", f"data of {data.dtype.short} with zero points"
-        )
+        expected = "be a power of two of at least 16, or also 0 if data are floats"
+        raise require.violation("block_size", expected, block_size)
+    is_allowed, found = not floats or zero_points is None, f"data of {data.dtype.short} with zero points"
+    require.that(is_allowed, "zero_points", "be left out if data are floats", found)
     require.least_rank(1, data=data)
     require.rank(data.rank, scales=scales)
     at, along = normalize_axis(gather_axis, data.rank), normalize_axis(quantize_axis, data.rank)
     default = 0
     if data.dtype is DType.UINT8:
         require.one_of(WIDTHS, bits=bits)
-        require.that(
-            at not in (along, data.rank - 1),
-            "gather_axis",
-            "be neither quantize_axis nor the last axis of uint8 data, whose bytes pack several codes",
-            gather_axis,
-        )
+        expected = "be neither quantize_axis nor the last axis of uint8 data, whose bytes pack several codes"
+        require.that(at not in (along, data.rank - 1), "gather_axis", expected, gather_axis)
         default = 1 << (bits - 1)
         data = _along_last(ctx, data, bits)
         zero_points = None if zero_points is None else _along_last(ctx, zero_points, bits)
@@ -202,9 +191,7 @@ def gather_block_quantized(
             value = s.cast(table.at(coordinates, inside, 0.0), DType.FLOAT32) * s.widen(by.at(block, inside, 0.0))
             return s.cast(s.where(inside, value, 0.0), scales.dtype)
         code = s.cast(table.at(coordinates, inside), DType.INT32)
-        offset = s.constant(default, DType.INT32)
-        if zeros is not None:
-            offset = s.cast(maps.source(zeros).at(block, inside), DType.INT32)
+        offset = default if zeros is None else s.cast(maps.source(zeros).at(block, inside), DType.INT32)
         scale = s.widen(maps.source(scales).at(block, inside))
         return s.cast(s.where(inside, s.cast(code - offset, DType.FLOAT32) * scale, 0.0), scales.dtype)
 

@@ -168,9 +168,8 @@ def qlinear_concat(ctx: Lowering, y_scale: TF, y_zero_point: T8, *inputs: TV, ax
     for x, scale, zero in zip(inputs[::3], inputs[1::3], inputs[2::3], strict=True):
         if not x.dtype.is_integer or not zero.dtype.is_integer or scale.dtype is not DType.FLOAT32:
             types = f"({x.dtype.short}, {scale.dtype.short}, {zero.dtype.short})"
-            raise require.violation(
-                "inputs", "be triples of integers, a float32 scale and an integer zero point", types
-            )
+            wanted = "be triples of integers, a float32 scale and an integer zero point"
+            raise require.violation("inputs", wanted, types)
         parts.append(code_of(ctx, real_of(ctx, x, scale, zero), y_scale, y_zero_point, y_zero_point.dtype))
     return concat(ctx, *parts, axis=axis)
 
@@ -180,8 +179,7 @@ def qlinear_concat(ctx: Lowering, y_scale: TF, y_zero_point: T8, *inputs: TV, ax
 
 def _of_columns(ctx: Lowering, x: Tensor, columns: Tensor) -> Tensor:
     """Check a parameter with one element or one per column; return it as a scalar or a vector."""
-    if x.rank > 1:
-        raise require.unsupported("shape", "the rank of bias, or of B's scale or zero point,", x.rank, "0 and 1")
+    require.supported(x.rank <= 1, "shape", "the rank of bias, or of B's scale or zero point,", x.rank, "0 and 1")
     width = columns.shape[-1]
     require.one_or_size(ctx, width, **{"each of B's scale and zero point, and bias,": x})
     return ctx.view(x, (), (), x.offset) if x.size == 1 else x

@@ -14,15 +14,7 @@ from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.contrib.attention.decoder import grown
 from ort_cuda_plugin.ops.contrib.attention.multi_head import split_columns
-from ort_cuda_plugin.ops.contrib.sparse_attention.indexer_parts import (
-    FLOAT,
-    Rotary,
-    best_first,
-    check_policy,
-    complete,
-    normalized,
-    pooled_by_gates,
-)
+from ort_cuda_plugin.ops.contrib.sparse_attention import indexer_parts as parts
 from ort_cuda_plugin.ops.onnx.tensor.slicing import concat
 from ort_cuda_plugin.ops.registry import INT32, INT64, TB, UP_TO_FLOAT32, HostTensor, I, T, contrib_op
 from ort_cuda_plugin.program.expressions import scalar as s
@@ -45,17 +37,14 @@ def scores_of_heads(
     None means 1 / sqrt(size). A ``weight_scale`` of None means 1 / sqrt(heads) with ``weights``, and 1 without.
     """
     batch, rows, heads, size = q.shape
-    products = multiply(
-        ctx, reshape(ctx, q, [batch, rows * heads, size]), permute(ctx, keys, (0, 2, 1))
-    )  # fmt: skip
+    products = multiply(ctx, reshape(ctx, q, [batch, rows * heads, size]), permute(ctx, keys, (0, 2, 1)))
     by_head = reshape(ctx, products, [batch, rows, heads, keys.shape[1]])
-    if weights is not None:
-        require.shape(ctx, (batch, rows, heads), head_weights=weights)
-        by_head = elementwise(
-            ctx, lambda x, w: s.maximum(x, 0.0) * s.widen(w), by_head, unsqueeze(ctx, weights, (3,))
-        )  # fmt: skip
-    else:
+    if weights is None:
         by_head = elementwise(ctx, lambda x: s.maximum(x, 0.0), by_head)
+    else:
+        require.shape(ctx, (batch, rows, heads), head_weights=weights)
+        factors_of_heads = unsqueeze(ctx, weights, (3,))
+        by_head = elementwise(ctx, lambda x, w: s.maximum(x, 0.0) * s.widen(w), by_head, factors_of_heads)
     total = reduce(ctx, lambda row, x: row.reduce(SUM, x), by_head, [2], keepdims=False)
     factors = [factor for factor in (scale, weight_scale) if factor is not None]
     known = math.prod(factors)
@@ -65,7 +54,7 @@ def scores_of_heads(
     sizes = ctx.host_tensor(list(missing) or [1], (max(len(missing), 1), 1, 1, 1), DType.INT64)
     for number in range(len(missing)):
         one = part(ctx, sizes, 0, number, 1)
-        total = elementwise(ctx, lambda x, n: x / s.sqrt(s.cast(n, FLOAT)), total, reshape(ctx, one, []))
+        total = elementwise(ctx, lambda x, n: x / s.sqrt(s.cast(n, DType.FLOAT32)), total, reshape(ctx, one, []))
     return total if known == 1.0 else elementwise(ctx, lambda x: x * known, total)
 
 
@@ -99,7 +88,7 @@ def sparse_attention_indexer(
     token_budget: int | None = None,
 ) -> tuple[Tensor, ...]:
     """Return selected indices, padded by -1; past and new keys; and projections that are not compressed yet."""
-    check_policy(policy_mode, compress_ratio, token_budget, index_topk)
+    parts.check_policy(policy_mode, compress_ratio, token_budget, index_topk)
     require.rank(3, query=query, past_key=past_key)
     require.rank(1, query_norm_weight=query_norm_weight)
     size = query_norm_weight.shape[0]
@@ -114,7 +103,7 @@ def sparse_attention_indexer(
     if past_sequence_length is not None:
         before = ctx.host_number(past_sequence_length, "past_sequence_length")
         require.least_dim(ctx, 0, past_sequence_length=before)
-    q = normalized(ctx, reshape(ctx, query, [batch, rows, heads, size]), query_norm_weight, epsilon)
+    q = parts.normalized(ctx, reshape(ctx, query, [batch, rows, heads, size]), query_norm_weight, epsilon)
 
     def appended(new: Tensor) -> Tensor:
         """Append new rows to the state: in place with ``past_sequence_length``, otherwise by concatenation."""
@@ -122,42 +111,38 @@ def sparse_attention_indexer(
             return concat(ctx, past_key, new, axis=1)
         require.most_dim(ctx, past_key.shape[1], **{"the number of past and new keys": before + new.shape[1]})
         first = gather_map(ctx, [batch], DType.INT64, lambda maps, c: maps.dim(before))
-        (present,) = grown(
-            ctx, (unsqueeze(ctx, past_key, (1,)),), (unsqueeze(ctx, new, (1,)),), first, past_key.shape[1]
-        )
-        return reshape(ctx, present, past_key.shape)
+        past, added = (unsqueeze(ctx, x, (1,)) for x in (past_key, new))
+        return reshape(ctx, grown(ctx, [past], [added], first, past_key.shape[1])[0], past_key.shape)
 
     if policy_mode == "qsa":
         others = {"gate": gate, "position_bias": position_bias, "head_weights": head_weights}
         others |= {"position_ids": position_ids, "past_proj_buffer": past_proj_buffer}
-        if given := [name for name, x in others.items() if x is not None]:
-            raise require.violation(" and ".join(given), "be left out if policy_mode is 'qsa'", "tensors")
+        if unfit := [name for name, x in others.items() if x is not None]:
+            raise require.violation(" and ".join(unfit), "be left out if policy_mode is 'qsa'", "tensors")
         assert token_budget is not None
         require.shape(ctx, (batch, rows, size), key=key)
         present = appended(key)
-        rotary = Rotary(ctx, cos_cache, sin_cache, batch, leading=True)
+        rotary = parts.Rotary(ctx, cos_cache, sin_cache, batch, leading=True)
         q = rotary(q, lambda maps, c: maps.dim(before) + c[1])
         visible = _Visible(ctx, mask, batch, before, rows)
         pooled = _pooled(ctx, present, visible, compress_ratio)
-        pooled = normalized(ctx, pooled, key_norm_weight, epsilon)
+        pooled = parts.normalized(ctx, pooled, key_norm_weight, epsilon)
         pooled = rotary(pooled, lambda maps, c: visible.token(maps, c[0], c[1] * compress_ratio))
         scores = scores_of_heads(ctx, q, pooled, None, scale, None)
         return _chosen_tokens(ctx, scores, visible, compress_ratio, token_budget), present
     if gate is None or position_bias is None or head_weights is None or position_ids is None or mask is not None:
-        raise require.violation(
-            "gate, position_bias, head_weights and position_ids",
-            "be given, and mask be left out, if policy_mode is 'csa'",
-            require.named(
-                gate=gate, position_bias=position_bias, head_weights=head_weights, position_ids=position_ids, mask=mask
-            ),
+        given = require.named(
+            gate=gate, position_bias=position_bias, head_weights=head_weights, position_ids=position_ids, mask=mask
         )
+        wanted = "be given, and mask be left out, if policy_mode is 'csa'"
+        raise require.violation("gate, position_bias, head_weights and position_ids", wanted, given)
     assert index_topk is not None
     ids = position_ids
     require.shape(ctx, (batch, rows), position_ids=ids)
-    rotary = Rotary(ctx, cos_cache, sin_cache, batch, leading=False)
+    rotary = parts.Rotary(ctx, cos_cache, sin_cache, batch, leading=False)
     q = rotary(q, lambda maps, c: maps.source(ids).at(c[:2]))
     windows = _Windows(ctx, past_proj_buffer, key, gate, position_bias, size, compress_ratio)
-    fresh = normalized(ctx, windows.pooled(), key_norm_weight, epsilon)
+    fresh = parts.normalized(ctx, windows.pooled(), key_norm_weight, epsilon)
     fresh = rotary(fresh, lambda maps, c: (maps.dim(before) + c[1]) * compress_ratio)
     present = appended(elementwise(ctx, lambda x: s.cast(x, past_key.dtype), fresh))
     old = elementwise(ctx, s.widen, part(ctx, past_key, 1, 0, before))
@@ -165,9 +150,9 @@ def sparse_attention_indexer(
     scores = scores_of_heads(ctx, q, keys, head_weights, scale, head_weight_scale)
 
     def limit(maps: IndexMap, c: list[Scalar]) -> Scalar:
-        return complete(maps.source(ids).at(c[:2]), compress_ratio)
+        return parts.complete(maps.source(ids).at(c[:2]), compress_ratio)
 
-    order = best_first(ctx, scores, lambda maps, c: c[2] < limit(maps, c))
+    order = parts.best_first(ctx, scores, lambda maps, c: c[2] < limit(maps, c))
 
     def entry(maps: IndexMap, c: list[Scalar]) -> Scalar:
         number = maps.source(order).at(c, c[2] < maps.dim(keys.shape[1]), -1)
@@ -225,7 +210,7 @@ def _pooled(ctx: Lowering, keys: Tensor, visible: _Visible, ratio: int) -> Tenso
 
         return maps.fold(SUM, s.constant(ratio, DType.INT64), key)[0] / float(ratio)
 
-    return gather_map(ctx, [keys.shape[0], floordiv(visible.total, ratio), keys.shape[2]], FLOAT, element)
+    return gather_map(ctx, [keys.shape[0], floordiv(visible.total, ratio), keys.shape[2]], DType.FLOAT32, element)
 
 
 def _chosen_tokens(ctx: Lowering, scores: Tensor, visible: _Visible, ratio: int, budget: int) -> Tensor:
@@ -238,7 +223,7 @@ def _chosen_tokens(ctx: Lowering, scores: Tensor, visible: _Visible, ratio: int,
     def complete(maps: IndexMap, c: list[Scalar]) -> Scalar:
         return s.trunc_divide(visible.count(maps, c[0], c[1]), ratio)
 
-    order = best_first(ctx, scores, lambda maps, c: c[2] < complete(maps, c))
+    order = parts.best_first(ctx, scores, lambda maps, c: c[2] < complete(maps, c))
 
     def token(maps: IndexMap, c: list[Scalar]) -> Scalar:
         count, whole = visible.count(maps, c[0], c[1]), complete(maps, c)
@@ -266,8 +251,7 @@ class _Windows:
         self, ctx: Lowering, buffer: Tensor | None, key: Tensor, gate: Tensor, bias: Tensor, size: Dim, ratio: int
     ) -> None:
         batch, rows = key.shape[:2]
-        for x, what in ((key, "key"), (gate, "gate")):
-            require.shape(ctx, (batch, rows, 2 * size), **{what: x})
+        require.shape(ctx, (batch, rows, 2 * size), key=key, gate=gate)
         require.shape(ctx, (ratio, 2 * size), position_bias=bias)
         self._ctx, self._buffer, self._new, self._bias = ctx, buffer, (key, gate), bias
         self._batch, self._size, self._ratio = batch, size, ratio
@@ -303,18 +287,17 @@ class _Windows:
             def at(plane: int, token: Scalar, column: Scalar, when: Scalar) -> Scalar:
                 return self._at(maps, plane, c[0], token, column, when)
 
-            return pooled_by_gates(maps, at, self._bias, begin, c[2], size, ratio, s.constant(2 * ratio, DType.INT64))
+            slots = s.constant(2 * ratio, DType.INT64)
+            return parts.pooled_by_gates(maps, at, self._bias, begin, c[2], size, ratio, slots)
 
-        return gather_map(self._ctx, [self._batch, self.count, size], FLOAT, element)
+        return gather_map(self._ctx, [self._batch, self.count, size], DType.FLOAT32, element)
 
     def left(self) -> Tensor:
         """Return the projections that are buffered for the next Run, as ``past_proj_buffer``."""
-        shape = [2, self._batch, self._kept, 2 * self._size]
-        always = s.constant(True, DType.BOOL)
 
         def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
-            token = maps.dim(self._start) + c[2]
+            token, always = maps.dim(self._start) + c[2], s.constant(True, DType.BOOL)
             key, gate = (self._at(maps, plane, c[1], token, c[3], always) for plane in (0, 1))
             return s.where(s.equal(c[0], 0), key, gate)
 
-        return gather_map(self._ctx, shape, self._new[0].dtype, element)
+        return gather_map(self._ctx, [2, self._batch, self._kept, 2 * self._size], self._new[0].dtype, element)

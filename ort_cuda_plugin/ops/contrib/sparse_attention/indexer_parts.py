@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, Source, gather_map
 from ort_cuda_plugin.kernels.scan_sort.select import sort_rows
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
+from ort_cuda_plugin.ops.onnx.nn.normalization import Outputs, rms_normalized
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import Dim, floordiv, product
@@ -20,16 +21,14 @@ from ort_cuda_plugin.program.steps.row_program import MAX, SUM, Row
 
 PositionOf: TypeAlias = Callable[[IndexMap, list[Scalar]], Scalar]
 Predicate: TypeAlias = Callable[[IndexMap, list[Scalar]], Scalar]
-FLOAT: Final = DType.FLOAT32
 
 
 def normalized(ctx: Lowering, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     """Return the RMS norm of x along the last dimension, float32."""
     require.shape(ctx, x.shape[-1:], **{"query_norm_weight and key_norm_weight": weight})
 
-    def program(row: Row, value: Scalar, factor: Scalar) -> tuple[Sequence[Scalar], Sequence[Scalar]]:
-        wide = s.widen(value)
-        return [wide / s.sqrt(row.mean(wide * wide) + epsilon) * s.widen(factor)], []
+    def program(row: Row, value: Scalar, factor: Scalar) -> Outputs:
+        return [rms_normalized(row, value, epsilon, factor)], []
 
     return row_map(ctx, program, [x.rank - 1], x, weight)[0]
 
@@ -76,7 +75,7 @@ class Rotary:
             result = value * number(maps.source(cos)) + s.where(first, -other, other) * number(maps.source(sin))
             return s.where(inside, result, value)
 
-        return gather_map(self._ctx, x.shape, FLOAT, element)
+        return gather_map(self._ctx, x.shape, DType.FLOAT32, element)
 
 
 def pooled_by_gates(
@@ -123,7 +122,7 @@ def best_first(ctx: Lowering, scores: Tensor, allowed: Predicate) -> Tensor:
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         return ranked(maps.source(scores).at(c), allowed(maps, c))
 
-    return order_of(ctx, gather_map(ctx, scores.shape, FLOAT, element))
+    return order_of(ctx, gather_map(ctx, scores.shape, DType.FLOAT32, element))
 
 
 def ranked(score: Scalar, allowed: Scalar) -> Scalar:
@@ -148,11 +147,13 @@ def complete(position: Scalar, ratio: int) -> Scalar:
 def check_policy(mode: str, ratio: int, budget: int | None, top: int | None) -> None:
     require.one_of(("qsa", "csa"), policy_mode=mode)
     require.least(1, compress_ratio=ratio)
-    if mode == "qsa" and (budget is None or budget <= 0 or budget % ratio or top is not None):
-        expected = (
+    if mode == "qsa":
+        fits = budget is not None and budget > 0 and budget % ratio == 0 and top is None
+        wanted = (
             f"be a positive multiple of compress_ratio ({ratio}), and index_topk be left out, if policy_mode is 'qsa'"
         )
-        raise require.violation("token_budget", expected, f"{budget} and index_topk = {top}")
-    if mode == "csa" and (top is None or top <= 0 or budget is not None):
-        expected = "be positive, and token_budget be left out, if policy_mode is 'csa'"
-        raise require.violation("index_topk", expected, f"{top} and token_budget = {budget}")
+        require.that(fits, "token_budget", wanted, f"{budget} and index_topk = {top}")
+    else:
+        fits = top is not None and top > 0 and budget is None
+        wanted = "be positive, and token_budget be left out, if policy_mode is 'csa'"
+        require.that(fits, "index_topk", wanted, f"{top} and token_budget = {budget}")

@@ -15,17 +15,7 @@ from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.contrib.attention.multi_head import split_columns
 from ort_cuda_plugin.ops.contrib.packed_tokens import PackedTokens, check_capture, int64
-from ort_cuda_plugin.ops.contrib.sparse_attention.indexer_parts import (
-    FLOAT,
-    PositionOf,
-    Rotary,
-    check_policy,
-    complete,
-    normalized,
-    order_of,
-    pooled_by_gates,
-    ranked,
-)
+from ort_cuda_plugin.ops.contrib.sparse_attention import indexer_parts as parts
 from ort_cuda_plugin.ops.outputs import is_used
 from ort_cuda_plugin.ops.registry import INT32, INT64, UP_TO_FLOAT32, I, M, T, contrib_op
 from ort_cuda_plugin.program.expressions import scalar as s
@@ -44,11 +34,9 @@ def _check_policy_inputs(policy_mode: str, head_weight_scale: float | None, **in
     if all((x is None) == by_tokens for x in inputs.values()) and not (by_tokens and head_weight_scale is not None):
         return
     given = require.named(**inputs, head_weight_scale=head_weight_scale)
-    raise require.violation(
-        "gate, position_bias, head_weights, position_ids and past_gate_buffer",
-        "be given if policy_mode is 'csa', else left out, as head_weight_scale then must be",
-        f"policy_mode = {policy_mode!r} and {given}",
-    )
+    wanted = "be given if policy_mode is 'csa', else left out, as head_weight_scale then must be"
+    what = "gate, position_bias, head_weights, position_ids and past_gate_buffer"
+    raise require.violation(what, wanted, f"policy_mode = {policy_mode!r} and {given}")
 
 
 @contrib_op("PackedSparseAttentionIndexer", T=UP_TO_FLOAT32, I=INT64, M=INT32)
@@ -90,7 +78,7 @@ def packed_sparse_attention_indexer(
     Buffers keep the past's contents behind a sequence's tokens. An invalid sequence captures nothing.
     """
     require.one_type(query=query, past_key_state=past_key_state)
-    check_policy(policy_mode, compress_ratio, token_budget, index_topk)
+    parts.check_policy(policy_mode, compress_ratio, token_budget, index_topk)
     by_tokens, ratio = policy_mode == "qsa", compress_ratio
     _check_policy_inputs(
         policy_mode, head_weight_scale, gate=gate, position_bias=position_bias, head_weights=head_weights,
@@ -131,7 +119,7 @@ def packed_sparse_attention_indexer(
     for x, shape, what in shapes:
         require.shape(ctx, shape, **{what: x})
     steps = _Steps(ctx, tokens, past_sequence_lengths, past_state_lengths, ratio, state_capacity, by_tokens)
-    rotary = Rotary(ctx, cos_cache, sin_cache, tokens.count, leading=by_tokens)
+    rotary = parts.Rotary(ctx, cos_cache, sin_cache, tokens.count, leading=by_tokens)
     keys = _Series(past_kv_buffer, key)
     gates = None if gate is None or past_gate_buffer is None else _Series(past_gate_buffer, gate)
 
@@ -145,16 +133,16 @@ def packed_sparse_attention_indexer(
         return before + steps.of_token(maps, c[0]).row
 
     fresh = _pooled(ctx, steps, keys, gates, position_bias, size)
-    fresh = normalized(ctx, fresh, key_norm_weight, epsilon)
+    fresh = parts.normalized(ctx, fresh, key_norm_weight, epsilon)
     fresh = rotary(fresh, lambda maps, c: steps.closes(maps, steps.of_token(maps, c[0]))[1] * ratio, sequence)
     update = None
     if state_update_capture_count is not None and is_used(ctx, 6):
         update = _update(ctx, steps, key, fresh, state_update_capture_count, state_update_active, state_update_capacity)
     state = _with_new(ctx, steps, past_key_state, fresh)
-    q = normalized(ctx, reshape(ctx, query, [count, heads, size]), query_norm_weight, epsilon)
+    q = parts.normalized(ctx, reshape(ctx, query, [count, heads, size]), query_norm_weight, epsilon)
     q = rotary(q, position, sequence)
     seen = _seen(ctx, steps, count, position)
-    order = order_of(ctx, _scores(ctx, steps, seen, q, state, head_weights, scale, head_weight_scale))
+    order = parts.order_of(ctx, _scores(ctx, steps, seen, q, state, head_weights, scale, head_weight_scale))
     picked = (token_budget or 0) // ratio if by_tokens else index_topk or 0
     chosen = _chosen(ctx, steps, seen, order, picked)
     # Write present buffers after all reads of past buffers: the caller may bind past and present to one buffer.
@@ -288,7 +276,7 @@ def _pooled(
             def at(plane: int, token: Scalar, column: Scalar, when: Scalar) -> Scalar:
                 return steps.at(maps, series[plane], row, token, column, when)
 
-            return pooled_by_gates(maps, at, bias, end - 2 * ratio, c[1], size, ratio, slots)
+            return parts.pooled_by_gates(maps, at, bias, end - 2 * ratio, c[1], size, ratio, slots)
 
         def key(i: Scalar) -> list[Scalar]:
             return [s.widen(steps.at(maps, keys, row, end - ratio + i, c[1], closes))]
@@ -296,7 +284,7 @@ def _pooled(
         slots = s.where(closes, s.constant(ratio, DType.INT64), 0)
         return maps.fold(SUM, slots, key)[0] / float(ratio)
 
-    return gather_map(ctx, [keys.new.shape[0], size], FLOAT, element)
+    return gather_map(ctx, [keys.new.shape[0], size], DType.FLOAT32, element)
 
 
 def _with_new(ctx: Lowering, steps: _Steps, past: Tensor, fresh: Tensor) -> Tensor:
@@ -351,7 +339,7 @@ def _update(
 # ---- selection ----
 
 
-def _seen(ctx: Lowering, steps: _Steps, count: Dim, position: PositionOf) -> Tensor:
+def _seen(ctx: Lowering, steps: _Steps, count: Dim, position: parts.PositionOf) -> Tensor:
     """Return how many keys each token may attend to: tokens in mode "qsa", compressed entries in mode "csa"."""
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
@@ -359,7 +347,7 @@ def _seen(ctx: Lowering, steps: _Steps, count: Dim, position: PositionOf) -> Ten
         if steps.by_tokens:
             return s.where(row.counts, at + 1, 0)
         entries, _, _ = steps.after(maps, row.sequence)
-        return s.where(row.counts, s.minimum(complete(at, steps.ratio), entries), 0)
+        return s.where(row.counts, s.minimum(parts.complete(at, steps.ratio), entries), 0)
 
     return gather_map(ctx, [count], DType.INT64, element)
 
@@ -394,10 +382,10 @@ def _scores(
 
         total = maps.fold(SUM, s.where(is_seen, maps.dim(heads), 0), head)[0]
         for factor, dim in [(scale, size), (weight_scale, heads)][: 1 if weights is None else 2]:
-            total = total / s.sqrt(s.cast(maps.dim(dim), FLOAT)) if factor is None else total * factor
-        return ranked(total, is_seen)
+            total = total / s.sqrt(s.cast(maps.dim(dim), DType.FLOAT32)) if factor is None else total * factor
+        return parts.ranked(total, is_seen)
 
-    return gather_map(ctx, [count, keys.shape[1]], FLOAT, element)
+    return gather_map(ctx, [count, keys.shape[1]], DType.FLOAT32, element)
 
 
 def _chosen(ctx: Lowering, steps: _Steps, seen: Tensor, order: Tensor, picked: int) -> tuple[Tensor, Tensor]:

@@ -11,20 +11,9 @@ from typing import TypeAlias, Unpack
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map, scatter_map
 from ort_cuda_plugin.model.ir import HALVES, DType
 from ort_cuda_plugin.ops import requirements as require
+from ort_cuda_plugin.ops.contrib.attention import paged
 from ort_cuda_plugin.ops.contrib.attention.decoder import grown
 from ort_cuda_plugin.ops.contrib.attention.multi_head import grouped_heads, sink_of_heads
-from ort_cuda_plugin.ops.contrib.attention.paged import (
-    Batch,
-    batch_of,
-    cache_of,
-    check_pages,
-    gathered,
-    heads_of_tokens,
-    packed_tokens,
-    queries,
-    results,
-    written,
-)
 from ort_cuda_plugin.ops.contrib.attention.preparation import Preparation, PreparationAttributes
 from ort_cuda_plugin.ops.contrib.packed_tokens import int64
 from ort_cuda_plugin.ops.onnx.attention.attention import attend, merge_heads
@@ -101,11 +90,9 @@ def _auxiliary(
     if not is_selected:
         return None, None
     if key is None or (value is None and not shared):
-        raise require.violation(
-            "auxiliary_key and auxiliary_value",
-            "be given if attention reads the auxiliary cache (with auxiliary_kv_shared = 1 auxiliary_key alone)",
-            require.named(auxiliary_key=key, auxiliary_value=value),
-        )
+        wanted = "be given if attention reads the auxiliary cache (with auxiliary_kv_shared = 1 auxiliary_key alone)"
+        given = require.named(auxiliary_key=key, auxiliary_value=value)
+        raise require.violation("auxiliary_key and auxiliary_value", wanted, given)
     return key, key if value is None else value
 
 
@@ -158,20 +145,20 @@ def sparse_paged_attention(
     if not is_used(ctx, 1) or not is_used(ctx, 2):
         raise require.unsupported("op", "an output for an updated K/V cache", "left out", "nodes with these outputs")
     from_main = selected_kv_source == "main"
-    q, k, v = heads_of_tokens(ctx, query, key, value, num_heads, kv_num_heads)
+    q, k, v = paged.heads_of_tokens(ctx, query, key, value, num_heads, kv_num_heads)
     size = q.shape[2]
-    tokens = packed_tokens(ctx, q.shape[0], cumulative_sequence_length, past_seqlens)
-    check_pages(ctx, tokens, block_table, slot_mapping)
+    tokens = paged.packed_tokens(ctx, q.shape[0], cumulative_sequence_length, past_seqlens)
+    paged.check_pages(ctx, tokens, block_table, slot_mapping)
     prepare = Preparation(cos_cache, sin_cache, q_norm_weight, k_norm_weight, **attributes)
     q, k = prepare(ctx, q, k, tokens.positions)
     require.shape(ctx, key_cache.shape, value_cache=value_cache)
-    keys = cache_of(ctx, key_cache, kv_num_heads, size, k_scale, k_quant_type, q.dtype, "key_cache")
-    values = cache_of(ctx, value_cache, kv_num_heads, size, v_scale, v_quant_type, q.dtype, "value_cache")
-    keys = written(ctx, keys, k, tokens, block_table, slot_mapping)
-    values = written(ctx, values, v, tokens, block_table, slot_mapping)
+    keys = paged.cache_of(ctx, key_cache, kv_num_heads, size, k_scale, k_quant_type, q.dtype, "key_cache")
+    values = paged.cache_of(ctx, value_cache, kv_num_heads, size, v_scale, v_quant_type, q.dtype, "value_cache")
+    keys = paged.written(ctx, keys, k, tokens, block_table, slot_mapping)
+    values = paged.written(ctx, values, v, tokens, block_table, slot_mapping)
     # A selection may refer to keys beyond the maximum length in attention_metadata, so that no element of it is the
     # bound of the keys (None): this is the block table's capacity.
-    batch = batch_of(ctx, tokens, block_table.shape[1] * key_cache.shape[1], attention_metadata, None)
+    batch = paged.batch_of(ctx, tokens, block_table.shape[1] * key_cache.shape[1], attention_metadata, None)
     others = _auxiliary(auxiliary_key, auxiliary_value, auxiliary_kv_shared, not from_main)
     room = others[0].shape[1] if others[0] is not None and others[0].rank == 4 else 0
     for x in others:
@@ -185,7 +172,7 @@ def sparse_paged_attention(
             raise require.violation("auxiliary_lengths", "be given if selected_kv_source is 'auxiliary'", "none")
         require.shape(ctx, (tokens.sequences,), auxiliary_lengths=auxiliary_lengths)
     all_keys, all_values = (
-        gathered(ctx, cache, block_table, batch, q.dtype, room, None if x is None else _other(x))
+        paged.gathered(ctx, cache, block_table, batch, q.dtype, room, None if x is None else _other(x))
         for cache, x in ((keys, others[0]), (values, others[1]))
     )
 
@@ -206,23 +193,17 @@ def sparse_paged_attention(
         length = s.minimum(int64(maps.source(auxiliary_lengths).at([sequence], inside)), maps.dim(room))
         return [entry, row, maps.dim(batch.keys) + index], inside & (index < length)
 
-    mask = selection(
-        ctx,
-        (batch.entries, batch.rows, batch.keys + room),
-        local if attention_mode == "local_plus_selected" else None,
-        selected_indices,
-        selected_counts,
-        locate,
-    )
-    rows = queries(ctx, q, batch)
+    shape, nearby = (batch.entries, batch.rows, batch.keys + room), local if attention_mode != "selected_only" else None
+    mask = selection(ctx, shape, nearby, selected_indices, selected_counts, locate)
+    rows = paged.queries(ctx, q, batch)
     sink = sink_of_heads(ctx, head_sink, num_heads, 0)
     variant = Variant(mask=mask, sink=sink, scale=scale or None, softcap=softcap)
     output, _ = attend(ctx, rows, all_keys, all_values, variant)
-    return results(ctx, output, batch), keys.blocks, values.blocks
+    return paged.results(ctx, output, batch), keys.blocks, values.blocks
 
 
 def _is_visible(
-    maps: IndexMap, batch: Batch, sequence: Scalar, position: Scalar, key: Scalar, is_causal: int
+    maps: IndexMap, batch: paged.Batch, sequence: Scalar, position: Scalar, key: Scalar, is_causal: int
 ) -> Scalar:
     """Return whether the query at ``position`` of a sequence may attend to a key of the main cache."""
     visible = (key < batch.tokens.length(maps, sequence)) & (key < maps.dim(batch.keys))
@@ -230,7 +211,7 @@ def _is_visible(
 
 
 def _other(x: Tensor) -> Callable[[IndexMap, Scalar, Scalar, Scalar, Scalar], Scalar]:
-    """Return the argument ``other`` of `gathered` for an auxiliary cache [sequences, keys, heads or 1, size]."""
+    """Return the argument ``other`` of `paged.gathered` for an auxiliary cache [sequences, keys, heads or 1, size]."""
 
     def element(maps: IndexMap, sequence: Scalar, head: Scalar, number: Scalar, at: Scalar) -> Scalar:
         source = maps.source(x)
@@ -282,11 +263,9 @@ def dynamic_sparse_attention(
     _check_modes(attention_mode, selected_kv_source, local_window_size)
     from_main = selected_kv_source == "main"
     if from_main != (attention_mode == "selected_only") or (not from_main and local_window_size < 0):
-        raise require.violation(
-            "selected_kv_source",
-            "be 'main' with attention_mode 'selected_only', else 'auxiliary' with local_window_size of at least 0",
-            f"{selected_kv_source!r}, local_window_size = {local_window_size}",
-        )
+        wanted = "be 'main' with attention_mode 'selected_only', else 'auxiliary' with local_window_size of at least 0"
+        found = f"{selected_kv_source!r}, local_window_size = {local_window_size}"
+        raise require.violation("selected_kv_source", wanted, found)
     require.one_of((1,), is_causal=is_causal)
     require.one_of((0,), output_bf16=output_bf16)
     require.heads(num_heads, kv_num_heads)
@@ -326,14 +305,8 @@ def dynamic_sparse_attention(
         return [entry, row, index], inside
 
     require.size(ctx, batch * rows, selected_counts=selected_counts)
-    mask = selection(
-        ctx,
-        (batch, rows, total + room),
-        None if from_main else local,
-        selected_indices,
-        reshape(ctx, selected_counts, [batch * rows]),
-        locate,
-    )
+    counts, nearby = reshape(ctx, selected_counts, [batch * rows]), None if from_main else local
+    mask = selection(ctx, (batch, rows, total + room), nearby, selected_indices, counts, locate)
     sink = sink_of_heads(ctx, head_sink, num_heads, smooth_softmax)
     output, _ = attend(ctx, q, keys, values, Variant(mask=mask, sink=sink, scale=scale or None))
     return merge_heads(ctx, output), *present

@@ -13,17 +13,7 @@ from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.axes import normalize_axis
 from ort_cuda_plugin.ops.onnx.attention.flash_attention import CachePart, flash_attention
-from ort_cuda_plugin.ops.onnx.attention.scores import (
-    BIASED,
-    CAPPED,
-    PROBABILITIES,
-    RAW,
-    Reach,
-    Variant,
-    biased_score,
-    require_head_shapes,
-    scaled_by,
-)
+from ort_cuda_plugin.ops.onnx.attention.scores import Reach, Scores, Variant, biased_score, checked_heads, scaled_by
 from ort_cuda_plugin.ops.onnx.tensor.indexing import wrapped
 from ort_cuda_plugin.ops.onnx.tensor.slicing import concat, pad
 from ort_cuda_plugin.ops.outputs import is_used
@@ -140,14 +130,14 @@ def attention(
     kv_num_heads: int | None = None,
     left_window_size: int = -1,
     q_num_heads: int | None = None,
-    qk_matmul_output_mode: int = RAW,
+    qk_matmul_output_mode: int = Scores.RAW,
     right_window_size: int = -1,
     scale: float | None = None,
     softcap: float = 0.0,
     softmax_precision: int | None = None,
 ) -> tuple[Tensor, ...]:
     """Return output, present key, present value and scores. A query without visible keys has zeros as output."""
-    require.one_of((RAW, CAPPED, BIASED, PROBABILITIES), qk_matmul_output_mode=qk_matmul_output_mode)
+    require.one_of(range(4), qk_matmul_output_mode=qk_matmul_output_mode)
     flat = q.rank == 3
     q, k, v = split_heads(ctx, q, q_num_heads), split_heads(ctx, k, kv_num_heads), split_heads(ctx, v, kv_num_heads)
     past, k, v = after_past(ctx, past_key, past_value, k, v)
@@ -189,7 +179,7 @@ def attend(ctx: Lowering, q: Tensor, k: Tensor, v: Tensor, variant: Variant) -> 
     ``variant`` adds mask, softcap and sink; its ``returned`` says which scores the second tensor has. That tensor is
     valid only if the node's fourth output is used.
     """
-    k, v = require_head_shapes(ctx, q, k, v)
+    k, v = checked_heads(ctx, q, k, v)
     assert ctx.node is not None
     wants_scores = is_used(ctx, 3)
     if not wants_scores and not variant.precise and prefers_flash_attention(ctx, q, k, v):
@@ -208,9 +198,8 @@ def attend(ctx: Lowering, q: Tensor, k: Tensor, v: Tensor, variant: Variant) -> 
         biased = biased_score(row, capped, at, variant.reach)
         probability = _probability(row, biased, s.cast(at["sink"], precision) if "sink" in at else None)
         results = [s.cast(probability, v.dtype)]
-        if wants_scores and kept != RAW:
-            chosen = {CAPPED: capped, BIASED: biased, PROBABILITIES: probability}[kept]
-            results.append(s.cast(chosen, q.dtype))
+        if wants_scores and kept != Scores.RAW:
+            results.append(s.cast((capped, biased, probability)[kept - Scores.CAPPED], q.dtype))
         return results, []
 
     probabilities, *intermediate = row_map(ctx, program, [3], *operands.values())

@@ -7,14 +7,14 @@ import math
 from ort_cuda_plugin.kernels.attention.flash import Reading, stream_attention
 from ort_cuda_plugin.kernels.attention.kv_cache import CachePart, append
 from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.ops.onnx.attention.scores import Variant, biased_score, require_head_shapes, scaled_by
+from ort_cuda_plugin.ops.onnx.attention.scores import Variant, biased_score, checked_heads, scaled_by
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import Dim, floordiv
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.elementwise import elementwise, loadable
 from ort_cuda_plugin.program.lowering.shapes import aligned
-from ort_cuda_plugin.program.lowering.views import part, reshape, unsqueeze
+from ort_cuda_plugin.program.lowering.views import part, permute, reshape, unsqueeze
 from ort_cuda_plugin.program.steps.quarantine import schedule_kinds
 from ort_cuda_plugin.program.steps.row_program import Row
 from ort_cuda_plugin.program.steps.steps import Input
@@ -30,7 +30,7 @@ def flash_attention(ctx: Lowering, q: Tensor, keys: CachePart, values: CachePart
     Scores are never stored, also on the emulated device. Keys beyond the variant's ``last``, ``length`` or ``position``
     are not read, so that the cache may be uninitialized there.
     """
-    k, v = require_head_shapes(ctx, q, keys.elements, values.elements)
+    k, v = checked_heads(ctx, q, keys.elements, values.elements)
     batch, heads, rows, size = q.shape
     kv_heads, width = k.shape[1], v.shape[3]
     if variant.count is not None:
@@ -68,10 +68,7 @@ def flash_attention(ctx: Lowering, q: Tensor, keys: CachePart, values: CachePart
     )
     kind = q.dtype if values.scale is None else DType.FLOAT32
     out = ctx.empty((batch, rows, heads, width), kind)
-    steps = out.strides
-    placed = ctx.view(
-        out, (batch, kv_heads, groups, rows, width), (steps[0], groups * steps[2], steps[2], steps[1], 1)
-    )  # fmt: skip
+    placed = permute(ctx, reshape(ctx, out, [batch, rows, kv_heads, groups, width]), (0, 2, 3, 1, 4))
     stored = (keys.element, values.element) if keys.scale is not None or values.scale is not None else None
     choice = flash_choice(ctx, rows_of_q, k, v, reading, is_converted=stored is not None)
     ctx.take(choice, schedule_kinds("attention", q.dtype.short, choice.schedule))

@@ -82,9 +82,8 @@ def _linear_attention(
     """Return output and present state, with the last ``window`` states in dimension 0 unless ``window`` is 0."""
     require.one_of(UPDATE_RULES, update_rule=update_rule)
     if heads <= 0 or query_heads <= 0 or (query_heads % heads and heads % query_heads):
-        raise require.violation(
-            "q_num_heads", f"be a positive multiple or divisor of kv_num_heads ({heads})", query_heads
-        )
+        wanted = f"be a positive multiple or divisor of kv_num_heads ({heads})"
+        raise require.violation("q_num_heads", wanted, query_heads)
     require.rank(3, query=query, key=key, value=value, decay=decay, beta=beta)
     batch, steps, hidden = query.shape
     group = max(query_heads // heads, 1)
@@ -97,7 +96,6 @@ def _linear_attention(
     key_heads: Dim = heads
     if not ctx.guard(eq(key.shape[2], heads * size)):
         key_heads = floordiv(key.shape[2], size)
-
         require.multiple_of(ctx, heads, key_heads, "the number of heads of value", "that of key")
     kept, past_window = query.dtype if past is None else past.dtype, past if window else None
     if past is not None:

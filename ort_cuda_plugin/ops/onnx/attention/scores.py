@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import IntEnum
 
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
@@ -16,7 +17,7 @@ from ort_cuda_plugin.program.lowering.elementwise import elementwise
 from ort_cuda_plugin.program.steps.row_program import Row
 
 
-def require_head_shapes(ctx: Lowering, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def checked_heads(ctx: Lowering, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Check k and v [batch, heads, sequence, size], and return views that share q's and each other's symbolic sizes.
 
     A Run fails if the sizes differ. Steps over equal symbols can be fused.
@@ -68,8 +69,13 @@ def window_before(is_causal: int, size: int) -> Reach:
     return Reach(is_causal=bool(is_causal), left=size - 1 if size > 0 else -1)
 
 
-RAW, CAPPED, BIASED, PROBABILITIES = range(4)
-"""Scores that attention may return: q @ k, after softcap, after masks, after softmax."""
+class Scores(IntEnum):
+    """Scores that attention may return: q @ k, after softcap, after masks, after softmax."""
+
+    RAW = 0
+    CAPPED = 1
+    BIASED = 2
+    PROBABILITIES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +104,7 @@ class Variant:
     reach: Reach = EVERYWHERE
     scale: float | None = None
     softcap: float = 0.0
-    returned: int = RAW
+    returned: int = Scores.RAW
     precise: bool = False
 
     @property

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.onnx.image.resize import clamped, cubic, from_real, triangle
+from ort_cuda_plugin.ops.onnx.image.resize import clamped, from_real, weight_of_mode
 from ort_cuda_plugin.ops.registry import ALL_TENSORS, FLOATS, INT64, T1, T2, HostTensor, contrib_op, op
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
@@ -60,7 +60,7 @@ class Sampling:
     def taps(self, coordinate: Scalar, size: Scalar) -> list[tuple[Scalar, Scalar, Scalar]]:
         """Return (clamped index, weight, whether the index was inside) of each tap for a coordinate in [-1, 1]."""
         position = self._position(coordinate, size)
-        weight, support = (cubic(-0.75), 2) if self.mode == "cubic" else (triangle, 1)
+        weight, support = weight_of_mode(self.mode)
         first = s.cast(s.floor(position), DType.INT64)
         result = []
         for k in [0] if self.mode == "nearest" else range(1 - support, 1 + support):
@@ -105,8 +105,7 @@ def grid_sample(
     require.one_of(("zeros", "border", "reflection"), padding_mode=padding_mode)
     require.least_rank(3, X=x)
     require.least_rank(2, grid=grid)
-    if rank > 3:
-        raise require.unsupported("shape", "the number of spatial dimensions", rank, "1 to 3")
+    require.supported(rank <= 3, "shape", "the number of spatial dimensions", rank, "1 to 3")
     if x.dtype is DType.BOOL and mode != "nearest":
         raise require.unsupported("dtype", "mode for X of type bool", repr(mode), "'nearest'")
     require.dim(ctx, -1, rank, grid=grid)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -47,11 +48,9 @@ class Resampling:
     roi: Callable[[IndexMap], tuple[Scalar, Scalar]] | None = None
 
 
-def _number_at(x: Tensor, at: int) -> Callable[[Lowering, IndexMap], Scalar]:
-    def number(ctx: Lowering, maps: IndexMap) -> Scalar:
-        return s.cast(maps.number(ctx.view(x, (1,), (1,), x.offset + at * x.strides[0])), DType.FLOAT32)
-
-    return number
+def _number_at(ctx: Lowering, x: Tensor, at: int) -> Callable[[IndexMap], Scalar]:
+    element = ctx.view(x, (1,), (1,), x.offset + at * x.strides[0])
+    return lambda maps: s.cast(maps.number(element), DType.FLOAT32)
 
 
 def _original(mode: str, maps: IndexMap, at: Scalar, old: Scalar, new: Scalar, how: Resampling, real: DType) -> Scalar:
@@ -87,15 +86,15 @@ def _original(mode: str, maps: IndexMap, at: Scalar, old: Scalar, new: Scalar, h
 
 def _nearest(mode: str, x: Scalar, scale: Scalar) -> Scalar:
     """Round ``x`` by ``nearest_mode``; "simple" is the rule of versions without the attribute."""
-    modes: dict[str, Callable[[], Scalar]] = {
-        "round_prefer_floor": lambda: s.ceil(x - 0.5),
-        "round_prefer_ceil": lambda: s.floor(x + 0.5),
-        "floor": lambda: s.floor(x),
-        "ceil": lambda: s.ceil(x),
-        "simple": lambda: s.where(s.cast(scale, x.dtype) < 1.0, s.ceil(x), s.floor(x)),
+    modes = {
+        "round_prefer_floor": s.ceil(x - 0.5),
+        "round_prefer_ceil": s.floor(x + 0.5),
+        "floor": s.floor(x),
+        "ceil": s.ceil(x),
+        "simple": s.where(s.cast(scale, x.dtype) < 1.0, s.ceil(x), s.floor(x)),
     }
     require.one_of(modes, nearest_mode=mode)
-    return s.cast(modes[mode](), DType.INT64)
+    return s.cast(modes[mode], DType.INT64)
 
 
 def clamped(index: Scalar, size: Scalar) -> Scalar:
@@ -131,9 +130,9 @@ class Interpolation:
     weight: Callable[[Scalar], Scalar]
     support: int
     transformation: str
-    antialias: bool
-    exclude_outside: bool
-    extrapolation: float
+    antialias: bool = False
+    exclude_outside: bool = False
+    extrapolation: float = 0.0
 
 
 def _interpolate(ctx: Lowering, x: Tensor, how: Resampling, by: Interpolation, dtype: DType) -> Tensor:
@@ -196,9 +195,7 @@ def _interpolate(ctx: Lowering, x: Tensor, how: Resampling, by: Interpolation, d
             total, weights = maps.fold(SUMS, reach * 2, lambda i: tap(i - reach + 1))
         else:
             taps = [tap(s.constant(k, DType.INT64)) for k in range(1 - by.support, 1 + by.support)]
-            total, weights = taps[0]
-            for value, weight in taps[1:]:
-                total, weights = total + value, weights + weight
+            total, weights = (functools.reduce(operator.add, terms) for terms in zip(*taps, strict=True))
         if by.antialias or by.exclude_outside:
             total = total / weights
         if by.transformation == "tf_crop_and_resize":
@@ -255,18 +252,16 @@ def _scaled(ctx: Lowering, x: Tensor, axes: Sequence[int], scales: Tensor) -> li
             return s.where((factor > 0) & (factor < math.inf), whole, -1)
 
         sizes: list[Dim] = list(ctx.read_back(elementwise(ctx, whole_size, given, scales), "sizes of the result", -1))
+        found = "0, a negative value, inf or NaN"
         for size in sizes:
-            require.holds(
-                ctx, le(0, size), "each of scales", "be positive and finite", "0, a negative value, inf or NaN"
-            )
+            require.holds(ctx, le(0, size), "each of scales", "be positive and finite", found)
     else:
         sizes = [_scaled_size(ctx, dim, np.float32(f)) for dim, f in zip(dims, known.reshape(-1), strict=True)]
-    result = []
-    for k, (axis, size) in enumerate(zip(axes, sizes, strict=True)):
-        number = _number_at(scales, k)
-        unscaled = known is not None and bool(known.reshape(-1)[k] == 1)
-        result.append(Resampling(axis, size, functools.partial(number, ctx), unscaled))
-    return result
+    unscaled = [False] * len(dims) if known is None else [bool(factor == 1) for factor in known.reshape(-1)]
+    return [
+        Resampling(axis, size, _number_at(ctx, scales, k), unscaled[k])
+        for k, (axis, size) in enumerate(zip(axes, sizes, strict=True))
+    ]
 
 
 def _scaled_size(ctx: Lowering, dim: Dim, scale: np.float32) -> Dim:
@@ -303,11 +298,6 @@ def _sized(ctx: Lowering, x: Tensor, axes: Sequence[int], sizes: Sequence[Dim], 
     return [Resampling(axis, size, scale(p, q), p == q) for axis, size, (p, q) in zip(axes, sizes, ratios, strict=True)]
 
 
-def _present(x: Tensor | None) -> Tensor | None:
-    """Return x, or None for an empty optional input, which ONNX treats as omitted."""
-    return None if x is None or x.size == 0 else x
-
-
 def _resize(
     ctx: Lowering, x: Tensor, axes: Sequence[Resampling], mode: str, by: Interpolation, rounding: str
 ) -> Tensor:
@@ -320,28 +310,19 @@ def _resize(
     if mode == "nearest":
         return _nearest_elements(ctx, x, axes, by.transformation, rounding, by.extrapolation)
     require.one_of(("nearest", "linear", "cubic"), mode=mode)
-    if x.dtype is DType.BOOL:
-        raise require.unsupported("dtype", "mode for X of type bool", repr(mode), "'nearest'")
+    require.supported(x.dtype is not DType.BOOL, "dtype", "mode for X of type bool", repr(mode), "'nearest'")
     # With antialias, integers are rounded after each axis, last axis first, as in ONNX Runtime and Pillow.
     order = axes[::-1] if by.antialias else axes
-    keeps_type = by.antialias and x.dtype.is_integer
-    result = x
+    final, keeps_type = x.dtype, by.antialias and x.dtype.is_integer
     for how in order:
-        dtype = x.dtype if keeps_type or how is order[-1] else s.accumulation_type(x.dtype)
-        result = _interpolate(ctx, result, how, by, dtype)
-    return result
+        dtype = final if keeps_type or how is order[-1] else s.accumulation_type(final)
+        x = _interpolate(ctx, x, how, by, dtype)
+    return x
 
 
-def _interpolation(
-    mode: str,
-    transformation: str,
-    antialias: int = 0,
-    exclude_outside: int = 0,
-    extrapolation: float = 0.0,
-    a: float = -0.75,
-) -> Interpolation:
-    weight, support = (cubic(a), 2) if mode == "cubic" else (triangle, 1)
-    return Interpolation(weight, support, transformation, bool(antialias), bool(exclude_outside), extrapolation)
+def weight_of_mode(mode: str, a: float = -0.75) -> tuple[Callable[[Scalar], Scalar], int]:
+    """Return the weight function of an interpolation mode, and its support; ``a`` is the parameter of "cubic"."""
+    return (cubic(a), 2) if mode == "cubic" else (triangle, 1)
 
 
 def _check_one_per_axis(given: Tensor, axes: int) -> None:
@@ -356,7 +337,7 @@ def resize_10(ctx: Lowering, x: T, scales: Float32, *, mode: str = "nearest") ->
     mode = "linear" if mode == "bilinear" else mode
     _check_one_per_axis(scales, x.rank)
     axes = _scaled(ctx, x, range(x.rank), scales)
-    return _resize(ctx, x, axes, mode, _interpolation(mode, "asymmetric"), "simple")
+    return _resize(ctx, x, axes, mode, Interpolation(*weight_of_mode(mode), "asymmetric"), "simple")
 
 
 @op("Upsample", since=1, until=6, types={"T": ALL_TENSORS})
@@ -390,7 +371,8 @@ def resize(
 ) -> Tensor:
     """Resize by ``scales`` or ``sizes``: exactly one of these inputs must be given and not empty."""
     chosen = normalize_axes(range(x.rank) if axes is None else axes, x.rank)
-    roi, scales, sizes = _present(roi), _present(scales), _present(sizes)
+    # ONNX treats an empty optional input as omitted.
+    roi, scales, sizes = (None if given is None or given.size == 0 else given for given in (roi, scales, sizes))
     given = scales if scales is not None else sizes
     if given is None or (scales is not None and sizes is not None):
         raise require.violation("either scales or sizes", "be given", "neither" if given is None else "both")
@@ -398,13 +380,13 @@ def resize(
     if scales is not None:
         resampled = _scaled(ctx, x, chosen, scales)
     else:
-        assert sizes is not None
-        resampled = _sized(ctx, x, chosen, ctx.host_values(sizes, "sizes"), keep_aspect_ratio_policy)
+        resampled = _sized(ctx, x, chosen, ctx.host_values(given, "sizes"), keep_aspect_ratio_policy)
     if coordinate_transformation_mode == "tf_crop_and_resize":
         resampled = _with_roi(ctx, resampled, chosen, roi)
-    by = _interpolation(
-        mode, coordinate_transformation_mode, antialias, exclude_outside, extrapolation_value, cubic_coeff_a
-    )
+    by = Interpolation(
+        *weight_of_mode(mode, cubic_coeff_a), coordinate_transformation_mode, bool(antialias), bool(exclude_outside),
+        extrapolation_value,
+    )  # fmt: skip
     return _resize(ctx, x, resampled, mode, by, nearest_mode)
 
 
@@ -413,7 +395,7 @@ def _with_roi(ctx: Lowering, axes: Sequence[Resampling], chosen: Sequence[int], 
         raise require.violation("roi", "have a start and an end for each axis", "none" if roi is None else roi.size)
 
     def bounds(k: int) -> Callable[[IndexMap], tuple[Scalar, Scalar]]:
-        start, end = _number_at(roi, k), _number_at(roi, k + len(chosen))
-        return lambda maps: (start(ctx, maps), end(ctx, maps))
+        start, end = _number_at(ctx, roi, k), _number_at(ctx, roi, k + len(chosen))
+        return lambda maps: (start(maps), end(maps))
 
     return [replace(how, roi=bounds(chosen.index(how.axis))) for how in axes]

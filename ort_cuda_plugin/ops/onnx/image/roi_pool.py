@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypedDict, Unpack
@@ -89,8 +91,7 @@ def _roi_align(
 ) -> Tensor:  # fmt: skip
     _check(ctx, x, rois, 4)
     require.rank(1, batch_indices=batch_indices)
-    height, width = output_height, output_width
-    require.least(1, output_height=height, output_width=width)
+    require.least(1, output_height=output_height, output_width=output_width)
     require.least(0, sampling_ratio=sampling_ratio)
     if sampling_ratio > MAX_SAMPLING_RATIO:
         raise require.unsupported("attribute", "sampling_ratio", sampling_ratio, f"up to {MAX_SAMPLING_RATIO}")
@@ -102,16 +103,14 @@ def _roi_align(
         source, regions = maps.source(x), maps.source(rois)
         image = s.cast(maps.source(batch_indices).at([c[0]]), DType.INT64)
         exists = (image >= 0) & (image < source.dim(0)) & (source.dim(2) > 0) & (source.dim(3) > 0)
-        edges = [
-            _column(regions, c[0], column, real) * spatial_scale - (0.5 if half_pixel else 0.0) for column in range(4)
-        ]
-        left, top, right, bottom = edges
+        shift = 0.5 if half_pixel else 0.0
+        left, top, right, bottom = (_column(regions, c[0], i, real) * spatial_scale - shift for i in range(4))
         extents = [bottom - top, right - left]
         if not half_pixel:
             extents = [s.maximum(extent, 1.0) for extent in extents]
         ratio = maps.dim(sampling_ratio) if sampling_ratio else None
-        rows = _samples(top, extents[0], maps.dim(height), c[2], ratio, source.dim(2))
-        columns = _samples(left, extents[1], maps.dim(width), c[3], ratio, source.dim(3))
+        rows = _samples(top, extents[0], maps.dim(output_height), c[2], ratio, source.dim(2))
+        columns = _samples(left, extents[1], maps.dim(output_width), c[3], ratio, source.dim(3))
 
         def sample(k: Scalar) -> list[Scalar]:
             across = s.maximum(columns.count, 1)
@@ -124,9 +123,7 @@ def _roi_align(
                 for row, row_weight in _around(y, source.dim(2))
                 for column, column_weight in _around(x_, source.dim(3))
             ]
-            total = values[0]
-            for value in values[1:]:
-                total = total + value if mode == "avg" else s.maximum(total, value)
+            total = functools.reduce(operator.add if mode == "avg" else s.maximum, values)
             return [s.where(inside, total, 0.0)]
 
         near, every = rows.count * columns.count, rows.all * columns.all
@@ -136,7 +133,7 @@ def _roi_align(
         # Skipped samples are outside the image and have the value 0, so 0 takes part in the maximum.
         return s.cast(_largest(maps, (near < every) | s.equal(every, 0), near, sample), x.dtype)
 
-    return gather_map(ctx, [rois.shape[0], x.shape[1], height, width], x.dtype, element)
+    return gather_map(ctx, [rois.shape[0], x.shape[1], output_height, output_width], x.dtype, element)
 
 
 def _largest(maps: IndexMap, with_zero: Scalar, count: Scalar, value: Callable[[Scalar], list[Scalar]]) -> Scalar:
@@ -179,9 +176,8 @@ def max_roi_pool(ctx: Lowering, x: T, rois: T, *, pooled_shape: tuple[int, ...],
         image = clamped_integer(_column(regions, c[0], 0, real), -1, FAR)
         firsts, counts = [], []
         for axis in (2, 3):
-            first, last = (
-                _rounded(_column(regions, c[0], column, real) * spatial_scale) for column in (4 - axis, 6 - axis)
-            )
+            edges = (_column(regions, c[0], column, real) * spatial_scale for column in (4 - axis, 6 - axis))
+            first, last = (clamped_integer(round_half_away(edge), -FAR, FAR) for edge in edges)
             bins = maps.dim(pooled_shape[axis - 2])
             width = s.cast(s.maximum(last - first + 1, 1), real) / s.cast(bins, real)
             begin = s.cast(s.floor(s.cast(c[axis], real) * width), DType.INT64)
@@ -201,7 +197,3 @@ def max_roi_pool(ctx: Lowering, x: T, rois: T, *, pooled_shape: tuple[int, ...],
         return s.cast(_largest(maps, s.equal(count, 0), count, value), x.dtype)
 
     return gather_map(ctx, [rois.shape[0], x.shape[1], *pooled_shape], x.dtype, element)
-
-
-def _rounded(x: Scalar) -> Scalar:
-    return clamped_integer(round_half_away(x), -FAR, FAR)

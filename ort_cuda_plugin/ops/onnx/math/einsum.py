@@ -52,10 +52,8 @@ def parse_equation(equation: str, ranks: Sequence[int]) -> tuple[list[Labels], L
         return inputs, [*hidden, *sorted(label for label in every if every.count(label) == 1 and label[0] != ".")]
     letters = len(right.replace("...", ""))
     output = _labels(right, letters + (len(hidden) if "..." in right else 0))
-    if len(set(output)) != len(output) or not set(output) <= set(every):
-        raise require.violation(
-            "the output of equation", "name labels of the inputs, each at most once", repr(equation)
-        )
+    are_known, expected = set(output) <= set(every), "name labels of the inputs, each at most once"
+    require.that(are_known and len(set(output)) == len(output), "the output of equation", expected, repr(equation))
     return inputs, output
 
 
@@ -65,13 +63,8 @@ def _diagonal(ctx: Lowering, x: Tensor, labels: Labels) -> tuple[Tensor, Labels]
     shape: dict[str, Dim] = {}
     strides: dict[str, Dim] = {}
     for label, dim, stride in zip(labels, x.shape, x.strides, strict=True):
-        require.holds(
-            ctx,
-            eq(shape.setdefault(label, dim), dim),
-            f"the dimensions {label!r} of an input",
-            f"be equal to {shape[label]!r}",
-            dim,
-        )
+        first = shape.setdefault(label, dim)
+        require.holds(ctx, eq(first, dim), f"the dimensions {label!r} of an input", f"be equal to {first!r}", dim)
         strides[label] = strides.get(label, 0) + stride
     return ctx.view(x, [shape[label] for label in kept], [strides[label] for label in kept], x.offset), kept
 

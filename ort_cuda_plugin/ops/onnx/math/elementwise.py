@@ -169,6 +169,13 @@ variadic("Min", 1, s.minimum, ARITHMETIC)
 variadic("Max", 1, s.maximum, ARITHMETIC)
 
 
+def sum_like_first(ctx: Lowering, first: Tensor, *others: Tensor) -> Tensor:
+    """Return the sum of all inputs; ``others`` broadcast to the shape of ``first``."""
+    for other in others:
+        require.broadcast(ctx, first.shape, **{"an addend": other})
+    return elementwise(ctx, lambda *x: functools.reduce(lambda a, b: a + b, x), first, *others)
+
+
 @op("Pow", since=7, types={"T": ARITHMETIC, "T1": ARITHMETIC})
 def pow_(ctx: Lowering, x: T, y: T1) -> Tensor:
     exponent = constant_number(y)

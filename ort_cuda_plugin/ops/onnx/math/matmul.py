@@ -1,15 +1,20 @@
-"""Matrix products: MatMul and Gemm."""
+"""Matrix operators: MatMul, Gemm, Det and Inverse."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TypedDict, Unpack
 
+from ort_cuda_plugin.kernels.block_algorithms.determinant import determinants
+from ort_cuda_plugin.kernels.block_algorithms.inverse import inverses
 from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.registry import FLOATS, WIDE_INTS, T, op
+from ort_cuda_plugin.ops.onnx.math.elementwise import cast
+from ort_cuda_plugin.ops.registry import FLOATS, NO_BFLOAT16, WIDE_INTS, T, contrib_op, op
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.expressions.symbolic import eq
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ort_cuda_plugin.program.lowering.elementwise import elementwise_into
 from ort_cuda_plugin.program.lowering.multiply import multiply
 from ort_cuda_plugin.program.lowering.views import unsqueeze
 from ort_cuda_plugin.program.steps.steps import Conversion
@@ -97,3 +102,25 @@ class GemmAttributes(TypedDict, total=False):
 def gemm_1(ctx: Lowering, a: T, b: T, c: T, *, broadcast: int = 0, **attributes: Unpack[GemmAttributes]) -> Tensor:
     """Compute Gemm; ``broadcast``, which permits c to broadcast, is ignored since c always may."""
     return gemm(ctx, a, b, c, **attributes)
+
+
+# ---- determinants and inverses ----
+
+
+def _matrices(ctx: Lowering, x: Tensor) -> Tensor:
+    """Return a copy of x in the accumulation type, which a kernel may overwrite."""
+    require.least_rank(2, X=x)
+    require.holds(ctx, eq(x.shape[-1], x.shape[-2]), "X", "be square matrices", list(x.shape))
+    matrices = ctx.empty(x.shape, s.accumulation_type(x.dtype))
+    elementwise_into(ctx, lambda a: s.cast(a, matrices.dtype), matrices, x)
+    return matrices
+
+
+@op("Det", since=11, types={"T": FLOATS})
+def det(ctx: Lowering, x: Tensor) -> Tensor:
+    return cast(ctx, determinants(ctx, _matrices(ctx, x)), to=x.dtype.onnx)
+
+
+@contrib_op("Inverse", T=NO_BFLOAT16)
+def inverse(ctx: Lowering, x: Tensor) -> Tensor:
+    return cast(ctx, inverses(ctx, _matrices(ctx, x)), to=x.dtype.onnx)

@@ -15,6 +15,7 @@ from ort_cuda_plugin.kernels.scan_sort.scan import scan
 from ort_cuda_plugin.model.ir import FLOATS_8, DType
 from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.folds import in_order
+from ort_cuda_plugin.ops.onnx.math.elementwise import sum_like_first
 from ort_cuda_plugin.ops.outputs import is_used
 from ort_cuda_plugin.ops.registry import (
     ALL_TENSORS,
@@ -26,12 +27,13 @@ from ort_cuda_plugin.ops.registry import (
     T1,
     T2,
     T,
+    contrib_op,
     op,
     with_numbers,
 )
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim, product
+from ort_cuda_plugin.program.expressions.symbolic import Dim, ceildiv, product
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.elementwise import elementwise, full
 from ort_cuda_plugin.program.lowering.reduce import row_map
@@ -251,3 +253,61 @@ def _dropped(
     scalars = [ratio] if training_mode is None else [ratio, training_mode]
     output = elementwise(ctx, scaled, data, mask, *(reshape(ctx, x, ()) for x in scalars))
     return (output, elementwise(ctx, lambda keep: s.cast(keep, mask_dtype), mask)) if is_used(ctx, 1) else (output,)
+
+
+# ---- Dropout of com.microsoft: a mask of one bit per element, a bias and a residual ----
+
+_BITMASK_TYPES = {"T": FLOATS, "T1": FLOATS, "T2": BOOL, "T3": frozenset({DType.UINT32})}
+_BITS = 32
+
+
+def _packed(ctx: Lowering, mask: Tensor, training_mode: Tensor | None) -> Tensor:
+    """Pack the mask: bit i % 32 of word i // 32 keeps element i; bits past the end are 1 outside training."""
+    words = ceildiv(mask.size, _BITS)
+    if training_mode is None or constant_number(training_mode) is False:
+        return full(ctx, [words], 2**_BITS - 1, DType.UINT32)
+    flat = reshape(ctx, mask, [mask.size])
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        size, behind = maps.dim(mask.size), ~maps.number(training_mode)
+
+        def bit(i: Scalar) -> list[Scalar]:
+            at = c[0] * _BITS + i
+            kept = maps.source(flat).at([at], at < size, behind)
+            return [s.cast(kept, DType.UINT32) << s.cast(i, DType.UINT32)]
+
+        return maps.fold(SUM, s.constant(_BITS, DType.INT64), bit)[0]
+
+    return gather_map(ctx, [words], DType.UINT32, element)
+
+
+@contrib_op("BitmaskDropout", **_BITMASK_TYPES)
+def bitmask_dropout(
+    ctx: Lowering, data: T, ratio: T1 | None = None, training_mode: T2 | None = None, *, seed: int | None = None
+) -> tuple[Tensor, ...]:
+    """Return dropout(data) and its mask."""
+    kept, *mask = dropout_12(ctx, data, ratio, training_mode, seed=seed)
+    return (kept, *(_packed(ctx, x, training_mode) for x in mask))
+
+
+def _bias_dropout(name: str, dropout: Callable[..., tuple[Tensor, ...]], **types: frozenset[DType]) -> None:
+    """Register an operator that adds a bias before ``dropout``, and a residual after it."""
+
+    @contrib_op(name, **types)
+    def function(
+        ctx: Lowering,
+        data: T,
+        bias: T,
+        residual: T | None = None,
+        ratio: T1 | None = None,
+        training_mode: T2 | None = None,
+        *,
+        seed: int | None = None,
+    ) -> tuple[Tensor, ...]:
+        """Return dropout(data + bias) + residual and the mask."""
+        kept, *mask = dropout(ctx, sum_like_first(ctx, data, bias), ratio, training_mode, seed=seed)
+        return (kept if residual is None else sum_like_first(ctx, kept, residual), *mask)
+
+
+_bias_dropout("BiasDropout", dropout_12, T=FLOATS, T1=FLOATS, T2=BOOL)
+_bias_dropout("BitmaskBiasDropout", bitmask_dropout, **_BITMASK_TYPES)

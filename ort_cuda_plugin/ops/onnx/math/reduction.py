@@ -57,19 +57,18 @@ def reduction(
         return run(ctx, data, values, keepdims, noop_with_empty_axes)
 
 
-def _mean(row: Row, x: Scalar) -> Scalar:
-    if x.dtype.is_integer:
-        return s.trunc_divide(row.reduce(SUM, x), s.cast(row.count, x.dtype))
-    return s.cast(row.mean(x), x.dtype)
-
-
-def _mean_or_zero(row: Row, x: Scalar) -> Scalar:
-    """Return the mean, 0 for an empty row, as the CPU provider does."""
-    count = s.maximum(row.count, 1)
+def _mean(row: Row, x: Scalar, count: Scalar | None = None) -> Scalar:
+    """Return the sum divided by ``count``, by default the number of elements."""
+    count = row.count if count is None else count
     if x.dtype.is_integer:
         return s.trunc_divide(row.reduce(SUM, x), s.cast(count, x.dtype))
     total = row.reduce(SUM, s.widen(x))
     return s.cast(total / s.cast(count, total.dtype), x.dtype)
+
+
+def _mean_or_zero(row: Row, x: Scalar) -> Scalar:
+    """Return the mean, 0 for an empty row, as the CPU provider does."""
+    return _mean(row, x, s.maximum(row.count, 1))
 
 
 def _float(x: Scalar) -> Scalar:

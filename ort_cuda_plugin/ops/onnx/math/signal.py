@@ -22,10 +22,9 @@ from ort_cuda_plugin.program.steps.row_program import SUM
 
 def _element_type(number: int) -> DType:
     dtype = DType.of_attribute(number)
-    if dtype not in ARITHMETIC:
-        raise require.unsupported(
-            "dtype", "output_datatype", dtype.name, "integers of 8 to 64 bits and floats of 16 to 64"
-        )
+    require.supported(
+        dtype in ARITHMETIC, "dtype", "output_datatype", dtype.name, "integers of 8 to 64 bits and floats of 16 to 64"
+    )
     return dtype
 
 

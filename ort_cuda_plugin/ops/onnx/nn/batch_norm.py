@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
+from ort_cuda_plugin.ops.onnx.math.elementwise import cast
 from ort_cuda_plugin.ops.registry import FLOATS, T1, T2, T, op
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.elementwise import elementwise
 from ort_cuda_plugin.program.lowering.reduce import row_map
@@ -36,17 +36,10 @@ def _folded_batch_norm(ctx: Lowering, parameters: Parameters, epsilon: float) ->
     )
 
 
-_PARAMETER = "each of scale, B, mean and var"
-
-
-def _parameter_shape(x: Tensor, spatial: bool) -> tuple[Dim, ...]:
-    """Return the shape of the parameters of x [N, C, ...]: [C], or without ``spatial`` [C, ...]."""
-    return x.shape[1 : 2 if spatial else x.rank] or (1,)
-
-
 def _placed(ctx: Lowering, x: Tensor, y: Tensor, spatial: bool) -> Tensor:
-    """Check the parameter y and view it so that it broadcasts to x."""
-    require.shape(ctx, _parameter_shape(x, spatial), **{_PARAMETER: y})
+    """Check the parameter y [C], or without ``spatial`` [C, ...], and view it so that it broadcasts to x."""
+    shape = x.shape[1 : 2 if spatial else x.rank] or (1,)
+    require.shape(ctx, shape, **{"each of scale, B, mean and var": y})
     return unsqueeze(ctx, y, range(y.rank, x.rank - 1))
 
 
@@ -79,7 +72,7 @@ def batch_norm_training(
     Variances are population variances. Running statistics are old * momentum + new * (1 - momentum).
     """
     require.least_rank(2, X=x)
-    scale, bias, mean, variance = parameters
+    scale, _, mean, variance = parameters
     compute = _compute_type(x, scale, mean)
 
     def program(row: Row, x: Scalar, scale: Scalar, bias: Scalar) -> tuple[list[Scalar], list[Scalar]]:
@@ -91,9 +84,7 @@ def batch_norm_training(
         return [s.cast(normalized, x.dtype)], [center, spread]
 
     axes = [0, *range(2, x.rank)] if spatial else [0]
-    affine = [_placed(ctx, x, value, spatial) for value in (scale, bias)]
-    for old in (mean, variance):
-        require.shape(ctx, _parameter_shape(x, spatial), **{_PARAMETER: old})
+    affine = [_placed(ctx, x, value, spatial) for value in parameters][:2]
     result, *statistics = row_map(ctx, program, axes, x, *affine)
     batch = [reshape(ctx, value, old.shape) for value, old in zip(statistics, (mean, variance), strict=True)]
 
@@ -101,8 +92,7 @@ def batch_norm_training(
         return s.cast(s.cast(old, compute) * momentum + new * (1 - momentum), old.dtype)
 
     running = [elementwise(ctx, follow, old, new) for old, new in zip((mean, variance), batch, strict=True)]
-    saved = [elementwise(ctx, lambda a: s.cast(a, mean.dtype), value) for value in batch]
-    return result, *running, *saved
+    return result, *running, *(cast(ctx, value, to=mean.dtype.onnx) for value in batch)
 
 
 @op("BatchNormalization", since=1, types={"T": FLOATS})

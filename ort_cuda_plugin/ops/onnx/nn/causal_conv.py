@@ -7,6 +7,7 @@ from ort_cuda_plugin.ops.onnx.tensor.slicing import concat
 from ort_cuda_plugin.ops.registry import FLOATS, T, op
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.expressions.symbolic import Dim
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.elementwise import elementwise, full
 from ort_cuda_plugin.program.lowering.reduce import row_map
@@ -30,6 +31,15 @@ def check_convolution(activation: str, dilation: int) -> None:
     require.least(1, dilation=dilation)
 
 
+def filter_length(ctx: Lowering, weight: Tensor, bias: Tensor | None, channels: Dim) -> Dim:
+    """Check ``weight`` [channels, 1, k] and ``bias`` [channels]; return k."""
+    require.rank(3, weight=weight)
+    require.least_dim(ctx, 1, **{"the length of a filter": weight.shape[2]})
+    require.shape(ctx, (channels, 1, weight.shape[2]), weight=weight)
+    require.shape(ctx, (channels,), bias=bias)
+    return weight.shape[2]
+
+
 def causal_convolution(
     ctx: Lowering, x: Tensor, weight: Tensor, bias: Tensor | None, past: Tensor | None, activation: str, dilation: int
 ) -> tuple[Tensor, Tensor]:
@@ -38,12 +48,9 @@ def causal_convolution(
     ``weight`` is [channels, 1, k]. The past has (k - 1) * ``dilation`` elements per channel, by default zeros.
     """
     check_convolution(activation, dilation)
-    require.rank(3, input=x, weight=weight)
+    require.rank(3, input=x)
     batch, channels, length = x.shape
-    width = weight.shape[2]
-    require.least_dim(ctx, 1, **{"the length of a filter": width})
-    require.shape(ctx, (channels, 1, width), weight=weight)
-    require.shape(ctx, (channels,), bias=bias)
+    width = filter_length(ctx, weight, bias, channels)
     reach = (width - 1) * dilation
     if past is None:
         past = full(ctx, (batch, channels, reach), 0.0, x.dtype)

@@ -31,18 +31,16 @@ def _static_kernel(x: Tensor, w: Tensor, kernel_shape: Ints | None) -> tuple[int
     require.rank(x.rank, W=w)
     kernel = tuple(dim for dim in w.shape[2:] if isinstance(dim, int))
     if len(kernel) != w.rank - 2 or not all(isinstance(dim, int) for dim in w.shape):
-        raise require.unsupported(
-            "shape", "the shape of W", "known only when the model runs", "a shape known when the session is created"
-        )
+        wanted = "a shape known when the session is created"
+        raise require.unsupported("shape", "the shape of W", "known only when the model runs", wanted)
     require.one_of((kernel,), kernel_shape=kernel_shape and tuple(kernel_shape))
     return kernel
 
 
 def _check_groups(group: int, channels: Dim, rows: Dim) -> None:
     if group < 1 or (isinstance(rows, int) and rows % group) or (isinstance(channels, int) and channels % group):
-        raise require.violation(
-            "group", f"be positive and divide {channels!r} input and {rows!r} output channels", group
-        )
+        wanted = f"be positive and divide {channels!r} input and {rows!r} output channels"
+        raise require.violation("group", wanted, group)
 
 
 @op("Conv", since=1, types={"T": FLOATS})

@@ -50,9 +50,7 @@ def _patches(
             fractions.append(sampled - low)
         total = s.constant(0, real)
         for corner in itertools.product((0, 1), repeat=rank):
-            weight = s.constant(1, real)
-            inside = s.constant(True, DType.BOOL)
-            at = []
+            weight, inside, at = s.constant(1, real), s.constant(True, DType.BOOL), []
             for axis, upper in enumerate(corner):
                 index = firsts[axis] + upper
                 inside = inside & (index >= 0) & (index < source.dim(2 + axis))
@@ -92,9 +90,8 @@ def deform_conv(
     if kernel_shape is not None:
         require.that(len(kernel_shape) == rank, "kernel_shape", f"have {rank} entries", list(kernel_shape))
         for dim, wanted in zip(kernel, kernel_shape, strict=True):
-            require.holds(
-                ctx, eq(dim, wanted), "kernel_shape", f"be W's kernel shape {list(kernel)}", list(kernel_shape)
-            )
+            expected = f"be W's kernel shape {list(kernel)}"
+            require.holds(ctx, eq(dim, wanted), "kernel_shape", expected, list(kernel_shape))
     window = windows(x.shape[2:], kernel, strides=strides, dilations=dilations, pads=pads)
     spatial = count_windows(ctx, window)
     positions, taps = product(spatial), product(kernel)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.onnx.nn.normalization import log_softmax_row
+from ort_cuda_plugin.ops.onnx.math.elementwise import cast
+from ort_cuda_plugin.ops.onnx.nn.normalization import Outputs, log_softmax_row
 from ort_cuda_plugin.ops.registry import FLOATS, INDICES, T, Tind, op
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.elementwise import elementwise
-from ort_cuda_plugin.program.lowering.reduce import row_map
-from ort_cuda_plugin.program.steps.row_program import SUM
+from ort_cuda_plugin.program.lowering.reduce import reduce, row_map
+from ort_cuda_plugin.program.steps.row_program import SUM, Row
 
 
 def _class_losses(
@@ -54,21 +54,17 @@ def class_loss(
     losses = _class_losses(ctx, x, target, weight, ignore_index, weights=False)
     axes = range(target.rank)
     if reduction == "none":
-        return losses if losses.dtype is x.dtype else elementwise(ctx, lambda loss: s.cast(loss, x.dtype), losses)
+        return cast(ctx, losses, to=x.dtype.onnx)
     if reduction == "sum":
-        total = row_map(ctx, lambda row, loss: ([], [s.cast(row.reduce(SUM, loss), x.dtype)]), axes, losses)[0]
-    elif weight is None and ignore_index is None:
-        total = row_map(ctx, lambda row, loss: ([], [s.cast(row.mean(loss), x.dtype)]), axes, losses)[0]
-    else:
-        weights = _class_losses(ctx, x, target, weight, ignore_index, weights=True)
-        total = row_map(
-            ctx,
-            lambda row, loss, factor: ([], [s.cast(row.reduce(SUM, loss) / row.reduce(SUM, factor), x.dtype)]),
-            axes,
-            losses,
-            weights,
-        )[0]
-    return ctx.view(total, ())
+        return reduce(ctx, lambda row, loss: s.cast(row.reduce(SUM, loss), x.dtype), losses, axes, keepdims=False)
+    if weight is None and ignore_index is None:
+        return reduce(ctx, lambda row, loss: s.cast(row.mean(loss), x.dtype), losses, axes, keepdims=False)
+    weights = _class_losses(ctx, x, target, weight, ignore_index, weights=True)
+
+    def mean(row: Row, loss: Scalar, factor: Scalar) -> Outputs:
+        return [], [s.cast(row.reduce(SUM, loss) / row.reduce(SUM, factor), x.dtype)]
+
+    return ctx.view(row_map(ctx, mean, axes, losses, weights)[0], ())
 
 
 @op("NegativeLogLikelihoodLoss", since=12, types={"T": FLOATS, "Tind": INDICES})

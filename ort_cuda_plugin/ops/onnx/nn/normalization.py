@@ -177,6 +177,13 @@ def instance_normalization(ctx: Lowering, x: Tensor, scale: Tensor, bias: Tensor
     return row_map(ctx, _normalized(epsilon, DType.FLOAT32.onnx), range(2, x.rank), x, *affine)[0]
 
 
+def rms_normalized(row: Row, x: Scalar, epsilon: float, scale: Scalar | None = None) -> Scalar:
+    """Return the RMS norm of x, times ``scale``, at least in float32."""
+    value = s.widen(x)
+    result = value / s.sqrt(row.mean(value * value) + epsilon)
+    return result if scale is None else result * s.widen(scale)
+
+
 def _normalized(epsilon: float, stash_type: int) -> Callable[[Row, Scalar, Scalar, Scalar], Outputs]:
     """Return the row program that normalizes x, then applies scale and bias, in the type of `stash`."""
 

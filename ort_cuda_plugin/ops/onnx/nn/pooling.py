@@ -83,7 +83,6 @@ def _norm_pool(ctx: Lowering, x: Tensor, window: Windows, spatial: Sequence[Dim]
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         source = maps.source(x)
-
         kernel, steps, gaps, begin = (
             maps.dims(values) for values in (window.kernel, window.strides, window.dilations, window.begin)
         )
@@ -146,9 +145,8 @@ def max_unpool(
     require.shape(ctx, x.shape, I=indices)
     steps, both = per_axis("strides", strides, 1, rank), per_axis("pads", pads, 0, 2 * rank, 0)
     kernel = per_axis("kernel_shape", kernel_shape, 1, rank)
-    inferred = [*x.shape[:2]]
-    for axis in range(rank):
-        inferred.append((x.shape[2 + axis] - 1) * steps[axis] - both[axis] - both[rank + axis] + kernel[axis])
+    windowed = zip(x.shape[2:], steps, both[:rank], both[rank:], kernel, strict=True)
+    inferred = [*x.shape[:2], *((n - 1) * step - begin - end + k for n, step, begin, end, k in windowed)]
     shape: Sequence[Dim] = inferred
     if output_shape is not None:
         shape = ctx.host_values(output_shape, "output_shape")

@@ -111,9 +111,8 @@ def _by_groups(
 def _element_type(attribute: str, number: int, served: frozenset[DType]) -> DType:
     dtype = next((d for d in served if d.onnx == number), None)
     if dtype is None:
-        raise require.unsupported(
-            "dtype", attribute, f"{number} of TensorProto.DataType", ", ".join(sorted(d.short for d in served))
-        )
+        known = ", ".join(sorted(d.short for d in served))
+        raise require.unsupported("dtype", attribute, f"{number} of TensorProto.DataType", known)
     return dtype
 
 

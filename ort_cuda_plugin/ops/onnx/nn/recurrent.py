@@ -19,61 +19,43 @@ from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import Dim, hint
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.multiply import multiply
-from ort_cuda_plugin.program.lowering.views import permute
+from ort_cuda_plugin.program.lowering.views import part, permute
 
 Activation = Callable[[Scalar], Scalar]
 
 _TYPES = {"T": FLOATS, "T1": INT32}
 
-_plain: dict[str, Activation] = {
-    "relu": lambda x: s.maximum(x, 0.0),
-    "tanh": s.tanh,
-    "sigmoid": s.sigmoid,
-    "softsign": lambda x: x / (1.0 + s.absolute(x)),
-    "softplus": softplus,
+_ACTIVATIONS: dict[str, tuple[Callable[..., Scalar], tuple[float, ...]]] = {
+    "relu": (lambda x: s.maximum(x, 0.0), ()),
+    "tanh": (s.tanh, ()),
+    "sigmoid": (s.sigmoid, ()),
+    "softsign": (lambda x: x / (1.0 + s.absolute(x)), ()),
+    "softplus": (softplus, ()),
+    "leakyrelu": (leaky_relu, (0.01,)),
+    "thresholdedrelu": (lambda x, alpha: s.where(x > alpha, x, 0.0), (1.0,)),
+    "elu": (elu, (1.0,)),
+    "affine": (lambda x, alpha, beta: alpha * x + beta, (1.0, 0.0)),
+    "scaledtanh": (lambda x, alpha, beta: alpha * s.tanh(beta * x), (1.0, 1.0)),
+    "hardsigmoid": (lambda x, alpha, beta: s.maximum(0.0, s.minimum(1.0, alpha * x + beta)), (0.2, 0.5)),
 }
-
-_of_alpha: dict[str, tuple[float, Callable[[float], Activation]]] = {
-    "leakyrelu": (0.01, lambda alpha: lambda x: leaky_relu(x, alpha)),
-    "thresholdedrelu": (1.0, lambda alpha: lambda x: s.where(x > alpha, x, 0.0)),
-    "elu": (1.0, lambda alpha: lambda x: elu(x, alpha)),
-}
-"""Activations with one parameter, and its default."""
-
-_of_alpha_beta: dict[str, tuple[float, float, Callable[[float, float], Activation]]] = {
-    "affine": (1.0, 0.0, lambda alpha, beta: lambda x: alpha * x + beta),
-    "scaledtanh": (1.0, 1.0, lambda alpha, beta: lambda x: alpha * s.tanh(beta * x)),
-    "hardsigmoid": (0.2, 0.5, lambda alpha, beta: lambda x: s.maximum(0.0, s.minimum(1.0, alpha * x + beta))),
-}
-"""Activations with two parameters, and their defaults."""
+"""Activations ``function(x, alpha, beta)``, with the defaults of the parameters that they have."""
 
 
 def _activations(
     names: Sequence[str], alphas: Sequence[float] | None, betas: Sequence[float] | None, clips: Sequence[float | None]
 ) -> list[Activation]:
     """Return the activations by name; each consumes its parameters from the front of ``alphas`` and ``betas``."""
-    alpha, beta = iter(alphas or ()), iter(betas or ())
+    given = iter(alphas or ()), iter(betas or ())
 
-    def of(name: str) -> Activation:
-        key = name.lower()
-        if key in _of_alpha:
-            default, make = _of_alpha[key]
-            return make(next(alpha, default))
-        if key in _of_alpha_beta:
-            first, second, make_both = _of_alpha_beta[key]
-            return make_both(next(alpha, first), next(beta, second))
-        if key not in _plain:
-            raise require.unsupported(
-                "attribute", "activations", repr(name), ", ".join([*_plain, *_of_alpha, *_of_alpha_beta])
-            )
-        return _plain[key]
-
-    def clipped(function: Activation, clip: float | None) -> Activation:
+    def of(name: str, clip: float | None) -> Activation:
+        require.supported(name.lower() in _ACTIVATIONS, "attribute", "activations", repr(name), ", ".join(_ACTIVATIONS))
+        function, defaults = _ACTIVATIONS[name.lower()]
+        parameters = [next(values, default) for values, default in zip(given, defaults, strict=False)]
         if clip is None:
-            return function
-        return lambda x: function(s.minimum(s.maximum(x, -clip), clip))
+            return lambda x: function(x, *parameters)
+        return lambda x: function(s.minimum(s.maximum(x, -clip), clip), *parameters)
 
-    return [clipped(of(name), clip) for name, clip in zip(names, clips, strict=True)]
+    return [of(name, clip) for name, clip in zip(names, clips, strict=True)]
 
 
 class CellAttributes(TypedDict, total=False):
@@ -138,13 +120,10 @@ def _run(
     for name, tensor, shape in expected:
         require.shape(ctx, shape, **{name: tensor})
 
-    def state() -> Tensor:
-        return ctx.empty(state_shape, x.dtype)
-
     direction_axis = 1 if layout else 0
     y = ctx.empty((batch, steps, count, size) if layout else (steps, count, batch, size), x.dtype)
-    last_h = state()
-    last_c = state() if cells[0][0].has_state else None
+    last_h = ctx.empty(state_shape, x.dtype)
+    last_c = ctx.empty(state_shape, x.dtype) if cells[0][0].has_state else None
     directions = []
     for number, (cell, backward, parameters) in enumerate(cells):
 
@@ -159,10 +138,8 @@ def _run(
         given = Sequences(
             inputs=_products(ctx, x, weights),
             weights=permute(ctx, select_index(ctx, r, 0, number), (1, 0)),
-            biases=None if bias is None else ctx.view(bias, (rows,), bias.strides, bias.offset),
-            recurrent_biases=None
-            if bias is None
-            else ctx.view(bias, (rows,), bias.strides, bias.offset + rows * bias.strides[0]),
+            biases=None if bias is None else part(ctx, bias, 0, 0, rows),
+            recurrent_biases=None if bias is None else part(ctx, bias, 0, rows, rows),
             lengths=lengths,
             hidden=own(initial_h, direction_axis),
             state=own(initial_c, direction_axis),
@@ -281,16 +258,12 @@ def lstm(
     output_sequence: int = 0,
     **attributes: Unpack[CellAttributes],
 ) -> tuple[Tensor, ...]:
-    defaults = ["Sigmoid", "Tanh", "Tanh"]
-    compute = s.accumulation_type(x.dtype)
-    cells = []
-    directions, uniform = _per_direction(defaults, **attributes)
+    compute, cells = s.accumulation_type(x.dtype), []
+    directions, uniform = _per_direction(["Sigmoid", "Tanh", "Tanh"], **attributes)
     for number, ((f, g, h), backward) in enumerate(directions):
         parameters: list[tuple[Scalar, Tensor]] = []
         if p is not None:
             row, size = select_index(ctx, p, 0, number), r.shape[2]
-            for gate in range(3):
-                part = ctx.view(row, (size,), row.strides, row.offset + gate * size * row.strides[0])
-                parameters.append((Scalar(compute, "leaf"), part))
+            parameters = [(Scalar(compute, "leaf"), part(ctx, row, 0, gate * size, size)) for gate in range(3)]
         cells.append((_lstm_cell(f, g, h, [leaf for leaf, _ in parameters], input_forget), backward, parameters))
     return _run(ctx, cells, x, w, r, b, sequence_lens, initial_h, initial_c, layout, uniform, p)

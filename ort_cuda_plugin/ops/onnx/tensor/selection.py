@@ -162,12 +162,9 @@ def unique(ctx: Lowering, x: T, *, axis: int | None = None, sorted: int = 1) -> 
 def _order_of_appearance(ctx: Lowering, first: Tensor, n: Dim) -> Tensor:
     """Return the rank, int64, of each element of ``first`` among its elements, which are distinct indices below n."""
 
-    def mark(maps: IndexMap, c: list[Scalar]) -> tuple[list[Scalar], Scalar, None]:
-        return [maps.source(first).at(c)], s.constant(True, DType.BOOL), None
-
-    marks = ctx.empty((n,), DType.BOOL)
+    marks, flag = ctx.empty((n,), DType.BOOL), s.constant(True, DType.BOOL)
     ctx.memset(marks, 0)
-    scatter_map(ctx, first.shape, marks, mark)
+    scatter_map(ctx, first.shape, marks, lambda maps, c: ([maps.source(first).at(c)], flag, None))
     before, _ = count_prefixes(ctx, marks)
     return gather_map(ctx, first.shape, DType.INT64, lambda maps, c: maps.source(before).at([maps.source(first).at(c)]))
 
@@ -191,19 +188,12 @@ def non_max_suppression(
     center_point_box: int = 0,
 ) -> Tensor:
     require.rank(3, scores=scores)
-    require.scalar(
-        ctx,
-        max_output_boxes_per_class=max_output_boxes_per_class,
-        iou_threshold=iou_threshold,
-        score_threshold=score_threshold,
-    )
+    limit, overlap = max_output_boxes_per_class, iou_threshold
+    require.scalar(ctx, max_output_boxes_per_class=limit, iou_threshold=overlap, score_threshold=score_threshold)
     batches, classes, n = scores.shape
     require.shape(ctx, (batches, n, 4), boxes=boxes)
-    limit, overlap = max_output_boxes_per_class, iou_threshold
-    if limit is None:
-        limit = ctx.constant(np.zeros(1, np.int64))
-    if overlap is None:
-        overlap = ctx.constant(np.zeros(1, np.float32))
+    limit = ctx.constant(np.zeros(1, np.int64)) if limit is None else limit
+    overlap = ctx.constant(np.zeros(1, np.float32)) if overlap is None else overlap
     order, _ = sort_rows(ctx, reshape(ctx, scores, (batches * classes, n, 1)), descending=True)
     kept = suppress_boxes(ctx, boxes, scores, order, limit, overlap, score_threshold, center=bool(center_point_box))
     shape = (batches, classes, n)

@@ -56,8 +56,7 @@ def sequence_insert(
     sequence = _sequence(input_sequence)
     require.element_type({sequence.dtype}, tensor=tensor)
     length = len(sequence.tensors)
-    if length == MAX_LENGTH:
-        raise require.unsupported("cost", "the length of the sequence", length + 1, f"up to {MAX_LENGTH}")
+    require.supported(length != MAX_LENGTH, "cost", "the length of the sequence", length + 1, f"up to {MAX_LENGTH}")
     at = length if position is None else _position(ctx, position, length, 1)
     return TensorSequence(sequence.dtype, (*sequence.tensors[:at], tensor, *sequence.tensors[at:]))
 
@@ -120,8 +119,7 @@ def _part_sizes(ctx: Lowering, dim: Dim, split: Tensor | None) -> list[Dim]:
     size = 1 if split is None else ctx.host_number(split, "size")
     dim, size = (require.static(number, "the number of parts") for number in (dim, size))
     require.least(1, split=size)
-    if dim > size * MAX_LENGTH:
-        raise require.unsupported("cost", "the number of parts", -(-dim // size), f"up to {MAX_LENGTH}")
+    require.supported(dim <= size * MAX_LENGTH, "cost", "the number of parts", -(-dim // size), f"up to {MAX_LENGTH}")
     return [min(size, dim - start) for start in range(0, dim, size)]
 
 

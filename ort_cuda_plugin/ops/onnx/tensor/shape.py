@@ -113,13 +113,8 @@ def _inferred_dim(ctx: Lowering, x: Tensor, dims: Sequence[Dim], allow_zero: boo
         require.holds(ctx, ne(others, 0), "shape", "have no dimension of size 0 beside -1", list(dims))
     given, wanted = _size_of_filled(x.shape), _size_of_filled(dims)
     filled = floordiv(given, wanted)
-    require.holds(
-        ctx,
-        select(no_elements, eq(filled * wanted, given), 1),
-        "shape",
-        f"have the {x.size!r} elements of data",
-        list(dims),
-    )
+    fits = select(no_elements, eq(filled * wanted, given), 1)
+    require.holds(ctx, fits, "shape", f"have the {x.size!r} elements of data", list(dims))
     return select(no_elements, filled, floordiv(x.size, select(no_elements, 1, others)))
 
 
@@ -235,9 +230,7 @@ def constant(
     for number, dtype in choices:
         if number is not None:
             return ctx.constant(np.array(number, dtype))
-    if value is None:
-        raise require.violation("one of the value attributes", "be given", "none")
-    return ctx.initializer(value)
+    return ctx.initializer(require.given(value, "one of the value attributes"))
 
 
 @op("ConstantOfShape", since=9, types={"T2": ALL_TENSORS})

@@ -168,8 +168,7 @@ def split_13(
     """Split x. With ``num_outputs``, an attribute since version 18, the last part may be smaller."""
     axis = normalize_axis(axis, x.rank)
     dim = x.shape[axis]
-    if split is not None and num_outputs is not None:
-        raise require.violation("split or num_outputs", "be given, but not both", "both")
+    require.that(split is None or num_outputs is None, "split or num_outputs", "be given, but not both", "both")
     if split is not None:
         return _split(ctx, x, axis, ctx.host_values(split, "split"))
     require.one_of((_num_outputs(ctx),), num_outputs=num_outputs)
@@ -268,8 +267,7 @@ def _outside(mode: str) -> Callable[[Scalar, Scalar], Scalar]:
         "reflect": reflect,
         "wrap": s.floor_modulo,
     }
-    if mode not in modes:
-        raise require.unsupported("attribute", "mode", repr(mode), ", ".join(["'constant'", *map(repr, modes)]))
+    require.supported(mode in modes, "attribute", "mode", repr(mode), ", ".join(["'constant'", *map(repr, modes)]))
     return modes[mode]
 
 

@@ -28,20 +28,15 @@ def _pool(pool: Sequence[int], starts: Sequence[int], columns: Sequence[int]) ->
     Raises InvalidModel for inconsistent attributes.
     """
     ends = [*starts[1:], len(pool)]
-    if not starts or any(not 0 <= start <= end <= len(pool) for start, end in zip(starts, ends, strict=True)):
-        raise require.violation(
-            "ngram_counts", f"be ascending offsets into the pool of {len(pool)} elements", list(starts)
-        )
+    fits = starts and all(0 <= start <= end <= len(pool) for start, end in zip(starts, ends, strict=True))
+    expected = f"be ascending offsets into the pool of {len(pool)} elements"
+    require.that(bool(fits), "ngram_counts", expected, list(starts))
     remaining = iter(columns)
     result: dict[int, dict[tuple[int, ...], int]] = {}
     for length, (start, end) in enumerate(zip(starts, ends, strict=True), 1):
         grams = [tuple(pool[at : at + length]) for at in range(start, end - length + 1, length)]
-        require.that(
-            len(grams) * length == end - start,
-            "pool_int64s",
-            f"hold whole n-grams of length {length}",
-            f"{end - start} elements",
-        )
+        expected, found = f"hold whole n-grams of length {length}", f"{end - start} elements"
+        require.that(len(grams) * length == end - start, "pool_int64s", expected, found)
         taken = [next(remaining, None) for _ in grams]
         require.that(None not in taken, "ngram_indexes", "have an entry for each n-gram of the pool", len(columns))
         # The last of equal n-grams wins.
@@ -105,9 +100,8 @@ def tf_idf_vectorizer(
     require.one_of(("TF", "IDF", "TFIDF"), mode=mode)
     require.within(1, max_gram_length, min_gram_length=min_gram_length)
     require.least(0, max_skip_count=max_skip_count)
-    require.that(
-        min(ngram_indexes, default=-1) >= 0, "ngram_indexes", "be one or more non-negative indices", list(ngram_indexes)
-    )
+    least, expected = min(ngram_indexes, default=-1), "be one or more non-negative indices"
+    require.that(least >= 0, "ngram_indexes", expected, list(ngram_indexes))
     columns = max(ngram_indexes) + 1
     enough = not weights or len(weights) >= columns
     require.that(enough, "weights", f"have at least {columns} entries", weights and len(weights))

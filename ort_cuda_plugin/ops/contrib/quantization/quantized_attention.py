@@ -1,10 +1,10 @@
-"""QOrderedAttention and QOrderedLongformerAttention: int8 attention with row-major inputs and column-major weights."""
+"""Attention with quantised projections: QAttention, and int8 attention in cuBLASLt's memory orders."""
 
 from __future__ import annotations
 
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.contrib.attention.multi_head import MASKED, score_bias
+from ort_cuda_plugin.ops.contrib.attention.multi_head import MASKED, Masking, of_projection, score_bias
 from ort_cuda_plugin.ops.contrib.quantization.cublaslt_ordered_int8 import (
     COL,
     ROW,
@@ -16,16 +16,67 @@ from ort_cuda_plugin.ops.contrib.quantization.qlinear import code_of, real_of, s
 from ort_cuda_plugin.ops.contrib.sparse_attention.block_sparse import longformer_of_projections
 from ort_cuda_plugin.ops.layouts import as_number
 from ort_cuda_plugin.ops.onnx.attention.attention import merge_heads, split_heads
+from ort_cuda_plugin.ops.onnx.math.elementwise import cast
 from ort_cuda_plugin.ops.onnx.math.matmul import matrix_product
 from ort_cuda_plugin.ops.onnx.nn.normalization import softmax_row
 from ort_cuda_plugin.ops.onnx.nn.quantization import shifted
-from ort_cuda_plugin.ops.registry import FLOAT32, INT8, INT32, F, G, Q, S, contrib_op
+from ort_cuda_plugin.ops.registry import (
+    BYTES,
+    FLOAT16,
+    FLOAT32,
+    FLOAT_OR_HALF,
+    INT8,
+    INT32,
+    T1,
+    T2,
+    T3,
+    T4,
+    F,
+    G,
+    Q,
+    S,
+    contrib_op,
+)
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.elementwise import elementwise
 from ort_cuda_plugin.program.lowering.reduce import row_map
 from ort_cuda_plugin.program.lowering.views import permute
+
+
+@contrib_op("QAttention", T1=BYTES, T2=BYTES, T3=FLOAT_OR_HALF, T4=INT32)
+def qattention(
+    ctx: Lowering,
+    x: T1,
+    weight: T2,
+    bias: T3,
+    input_scale: T3,
+    weight_scale: T3,
+    mask_index: T4 | None = None,
+    input_zero_point: T1 | None = None,
+    weight_zero_point: T2 | None = None,
+    past: T3 | None = None,
+    *,
+    num_heads: int,
+    do_rotary: int = 0,
+    mask_filter_value: float = MASKED,
+    past_present_share_buffer: int = 0,
+    scale: float = 0.0,
+    unidirectional: int = 0,
+) -> tuple[Tensor, ...]:
+    """Compute Attention of com.microsoft with a quantized projection, which has int32 accumulators."""
+    if do_rotary or past_present_share_buffer:
+        raise require.unsupported("attribute", "do_rotary or past_present_share_buffer", "1", "0")
+    require.rank(3, input=x)
+    require.rank(2, weight=weight)
+    require.shape(ctx, weight.shape[1:], bias=bias)
+    projected = scaled_product(ctx, x, weight, input_scale, weight_scale, input_zero_point, weight_zero_point, bias)
+    masking = Masking(mask_index, None, mask_filter_value, scale, unidirectional)
+    return of_projection(ctx, projected, past, masking, num_heads)
+
+
+# ---- memory orders of cuBLASLt: row-major inputs and column-major weights ----
 
 
 @contrib_op("QOrderedAttention", Q=INT8, S=FLOAT32, G=INT32)
@@ -63,40 +114,34 @@ def qordered_attention(
     for order, wanted in ((order_input, ROW), (order_weight, COL), (order_output, ROW)):
         check_order(order, wanted)
     if past is not None or attention_bias is not None or unidirectional:
-        raise require.unsupported(
-            "attribute", "one of past, attention_bias and unidirectional", "given", "none of them"
-        )
+        what = "one of past, attention_bias and unidirectional"
+        raise require.unsupported("attribute", what, "given", "none of them")
     if scale_scores is None or scale_softmax is None:
         given = require.named(scale_QKT_gemm=scale_scores, scale_QKT_softmax=scale_softmax)
         raise require.violation("scale_QKT_gemm and scale_QKT_softmax", "be given", given)
-    weights = (q_weight, k_weight, v_weight)
     require.rank(3, input=x)
-    require.rank(2, Q_weight=weights[0], K_weight=weights[1], V_weight=weights[2])
+    require.rank(2, Q_weight=q_weight, K_weight=k_weight, V_weight=v_weight)
     if qkv_hidden_sizes is not None and len(set(qkv_hidden_sizes)) != 1:
         raise require.unsupported("attribute", "qkv_hidden_sizes", list(qkv_hidden_sizes), "equal sizes")
     heads = []
-    for weight, by, bias, scale in zip(
-        weights,
-        (scale_q_weight, scale_k_weight, scale_v_weight),
-        (q_bias, k_bias, v_bias),
-        (scale_q, scale_k, scale_v),
-        strict=True,
+    for weight, by, bias, scale in (
+        (q_weight, scale_q_weight, q_bias, scale_q),
+        (k_weight, scale_k_weight, k_bias, scale_k),
+        (v_weight, scale_v_weight, v_bias, scale_v),
     ):
         require.shape(ctx, weight.shape[1:], bias=bias)
         real = scaled_product(ctx, x, from_order(ctx, weight, COL), scale_x, by, None, None, bias)
         codes = code_of(ctx, real, scale, None, DType.INT8)
         heads.append(shifted(ctx, split_heads(ctx, codes, num_heads), None))
     q, k, v = heads
-    numbers = [as_number(ctx, y) for y in (scale_q, scale_k, scale_v, scale_scores, scale_softmax)]
-    by_q, by_k, by_v, by_scores, by_softmax = numbers
+    by_q, by_k, by_v = (as_number(ctx, y) for y in (scale_q, scale_k, scale_v))
 
     def product(value: Scalar, a: Scalar, b: Scalar) -> Scalar:
         return s.cast(value, DType.FLOAT32) * (a * b)
 
     total = elementwise(ctx, product, matrix_product(ctx, q, permute(ctx, k, (0, 1, 3, 2))), by_q, by_k)
     scores = code_of(ctx, total, scale_scores, None, DType.INT8)
-    size = q.shape[3]
-    root = ctx.host_tensor([size], [], DType.INT64)
+    size = ctx.host_tensor([q.shape[3]], [], DType.INT64)
 
     def score(code: Scalar, by: Scalar, length: Scalar, *added: Scalar) -> Scalar:
         value = s.cast(code, DType.FLOAT32) * (by / s.sqrt(s.cast(length, DType.FLOAT32)))
@@ -104,13 +149,15 @@ def qordered_attention(
 
     bias_of_mask = score_bias(ctx, mask_index, None, x.shape[0], x.shape[1], x.shape[1], MASKED)
     masks = [] if bias_of_mask is None else [bias_of_mask]
-    (shares,) = row_map(ctx, softmax_row, [3], elementwise(ctx, score, scores, by_scores, root, *masks))
+    (shares,) = row_map(
+        ctx, softmax_row, [3], elementwise(ctx, score, scores, as_number(ctx, scale_scores), size, *masks)
+    )
     codes = shifted(ctx, code_of(ctx, shares, scale_softmax, None, DType.INT8), None)
-    values = elementwise(ctx, product, matrix_product(ctx, codes, v), by_softmax, by_v)
+    values = elementwise(ctx, product, matrix_product(ctx, codes, v), as_number(ctx, scale_softmax), by_v)
     return merge_heads(ctx, code_of(ctx, values, scale_values, None, DType.INT8))
 
 
-@contrib_op("QOrderedLongformerAttention", Q=INT8, S=FLOAT32, F=frozenset({DType.FLOAT16}), G=INT32)
+@contrib_op("QOrderedLongformerAttention", Q=INT8, S=FLOAT32, F=FLOAT16, G=INT32)
 def qordered_longformer_attention(
     ctx: Lowering,
     x: Q,
@@ -148,12 +195,11 @@ def qordered_longformer_attention(
         codes = qordered_matmul(
             ctx, x, scale_x, matrix, by, scale, added, order_A=order_input, order_B=COL, order_Y=order_output
         )
-        return elementwise(ctx, lambda value: s.cast(value, DType.FLOAT16), real_of(ctx, codes, scale, None))
+        return cast(ctx, real_of(ctx, codes, scale, None), to=DType.FLOAT16.onnx)
 
     projected = (
         projection(weight, scale_weight, bias, scale_projection),
         projection(global_weight, scale_global_weight, global_bias, scale_global_projection),
     )
     result = longformer_of_projections(ctx, projected, mask, is_global, num_heads, window)
-    real = elementwise(ctx, lambda value: s.cast(value, DType.FLOAT32), result)
-    return code_of(ctx, real, scale_output, None, DType.INT8)
+    return code_of(ctx, cast(ctx, result, to=DType.FLOAT32.onnx), scale_output, None, DType.INT8)
