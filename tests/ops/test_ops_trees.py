@@ -126,6 +126,16 @@ def test_regressor(aggregate: str) -> None:
         check(source, rows(rng, 33, dtype))
 
 
+def test_trees_of_a_single_leaf() -> None:
+    lists = {"treeids": [0, 1], "nodeids": [0, 0], "featureids": [0, 0], "truenodeids": [0, 0], "falsenodeids": [0, 0]}
+    attributes: dict[str, Any] = {f"nodes_{name}": numbers for name, numbers in lists.items()}
+    attributes |= {"nodes_modes": ["LEAF", "LEAF"], "nodes_values": [0.0, 0.0], "n_targets": 1}
+    attributes |= {"target_treeids": [0, 1], "target_nodeids": [0, 0], "target_ids": [0, 0]}
+    attributes["target_weights"] = [2.5, 0.25]
+    source = model("TreeEnsembleRegressor", {"y": TensorProto.FLOAT}, np.float32, 1, attributes)
+    check(source, rows(np.random.default_rng(0), 5, np.float32))
+
+
 def test_trees_of_long_lists_in_any_order() -> None:
     """Test attributes long enough to be `LongList`s, and node ids that are not in the order of the nodes."""
     rng = np.random.default_rng(7)

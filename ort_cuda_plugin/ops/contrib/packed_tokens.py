@@ -20,7 +20,7 @@ def int64(x: Scalar) -> Scalar:
 
 
 class PackedTokens:
-    """Packed sequences; ``bounds`` [count + 1] are cumulative lengths from 0 on.
+    """Packed sequences of ``total`` tokens; ``bounds`` [count + 1] are cumulative lengths from 0 on.
 
     ``bounds`` are data of a Run: token and sequence indices derived from invalid bounds stay in range.
     """
@@ -28,7 +28,7 @@ class PackedTokens:
     def __init__(self, ctx: Lowering, bounds: Tensor, total: Dim, *, empty: bool = False) -> None:
         """Check the bounds. With ``empty``, a sequence may have no tokens."""
         require.rank(1, **{"the cumulative sequence lengths": bounds})
-        self._ctx, self._bounds, self._total = ctx, bounds, total
+        self._ctx, self._bounds, self.total = ctx, bounds, total
         self.count = bounds.shape[0] - 1
         enough = logical_or(lt(0, self.count), eq(total, 0)) if empty else lt(0, self.count)
         require.holds(ctx, enough, "the cumulative sequence lengths", "have at least 2 elements", bounds.shape[0])
@@ -38,7 +38,7 @@ class PackedTokens:
 
     def range(self, maps: IndexMap, sequence: Scalar) -> tuple[Scalar, Scalar]:
         """Return the first token and the number of tokens of a sequence."""
-        bounds, total = maps.source(self._bounds), maps.dim(self._total)
+        bounds, total = maps.source(self._bounds), maps.dim(self.total)
         begin, end = (int64(bounds.at([at])) for at in (sequence, sequence + 1))
         begin = s.minimum(s.maximum(begin, 0), total)
         return begin, s.minimum(s.maximum(end, begin), total) - begin
@@ -46,12 +46,12 @@ class PackedTokens:
     def are_whole(self, maps: IndexMap) -> Scalar:
         """Return whether the cumulative lengths begin at 0 and end at the number of tokens."""
         first, last = (maps.source(self._bounds).at([at]) for at in (s.constant(0, DType.INT64), maps.dim(self.count)))
-        return s.equal(first, 0) & s.equal(int64(last), maps.dim(self._total))
+        return s.equal(first, 0) & s.equal(int64(last), maps.dim(self.total))
 
     def are_in_order(self, maps: IndexMap, sequence: Scalar) -> Scalar:
         """Return whether 0 <= begin <= end <= number of tokens for a sequence."""
         begin, end = (int64(maps.source(self._bounds).at([at])) for at in (sequence, sequence + 1))
-        return (begin >= 0) & (end >= begin) & (end <= maps.dim(self._total))
+        return (begin >= 0) & (end >= begin) & (end <= maps.dim(self.total))
 
     def locate(self, maps: IndexMap, token: Scalar) -> tuple[Scalar, Scalar, Scalar]:
         """Return a token's sequence, the first token of the sequence, and the token's position in the sequence."""
@@ -82,7 +82,7 @@ class PackedTokens:
             return maps.fold(SUM, maps.dim(self.count - 1), is_behind)[0]
 
         if self._owners is None:
-            self._owners = gather_map(self._ctx, [self._total], DType.INT32, element)
+            self._owners = gather_map(self._ctx, [self.total], DType.INT32, element)
         return self._owners
 
 

@@ -9,13 +9,14 @@ import numpy as np
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
+from ort_cuda_plugin.ops.onnx.math.reduction import argmax
 from ort_cuda_plugin.ops.onnx.nn.normalization import softmax_row
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.elementwise import elementwise, elementwise_into
 from ort_cuda_plugin.program.lowering.reduce import row_map
-from ort_cuda_plugin.program.steps.row_program import MAX, SUM, Row, arg_max
+from ort_cuda_plugin.program.steps.row_program import MAX, SUM, Row
 
 POST_TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
 """Names of post-transforms; TreeEnsemble uses their indices."""
@@ -98,12 +99,7 @@ def binary_scores(
 
 def label_of_best(ctx: Lowering, scores: Tensor, labels: Sequence[int]) -> Tensor:
     """Return the label of the largest score of each row, the first of equal scores."""
-
-    def best(row: Row, score: Scalar) -> tuple[list[Scalar], list[Scalar]]:
-        return [], [row.reduce_all(arg_max(last=False), score, row.index)[1]]
-
-    (winner,) = row_map(ctx, best, [1], scores)
-    table = ctx.constant(np.array(labels, np.int64))
+    winner, table = argmax(ctx, scores, axis=1), ctx.constant(np.array(labels, np.int64))
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         zero = s.constant(0, DType.INT64)

@@ -8,8 +8,8 @@ from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.onnx.math.activation import softplus
 from ort_cuda_plugin.ops.onnx.math.elementwise import unary
 from ort_cuda_plugin.ops.onnx.nn.normalization import standardized
-from ort_cuda_plugin.ops.onnx.tensor.slicing import slice_10, slice_axis
-from ort_cuda_plugin.ops.registry import ALL_TENSORS, FLOATS, INDICES, HostTensor, T, op
+from ort_cuda_plugin.ops.onnx.tensor.slicing import slice_axis
+from ort_cuda_plugin.ops.registry import FLOATS, op
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.elementwise import elementwise
@@ -43,13 +43,6 @@ def crop(ctx: Lowering, x: Tensor, *, border: tuple[int, ...], scale: tuple[int,
         require.most_dim(ctx, x.shape[axis], **{"the end of the result": last})
         x = slice_axis(ctx, x, axis, first, last)
     return x
-
-
-@op("DynamicSlice", since=1, until=9, types={"T": ALL_TENSORS, "Tind": INDICES})
-def dynamic_slice(
-    ctx: Lowering, data: T, starts: HostTensor, ends: HostTensor, axes: HostTensor | None = None
-) -> Tensor:
-    return slice_10(ctx, data, starts, ends, axes)
 
 
 @op("MeanVarianceNormalization", since=1, until=8, types={"T": FLOATS})

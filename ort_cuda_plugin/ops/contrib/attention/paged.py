@@ -1,6 +1,6 @@
 """PagedAttention: attention over a paged K/V cache, whose blocks a table assigns to sequences.
 
-Tokens of all sequences are packed. An invalid page or slot reads as zeros and is not written; a token outside all
+CachedTokens of all sequences are packed. An invalid page or slot reads as zeros and is not written; a token outside all
 sequences has zeros as its result.
 """
 
@@ -32,46 +32,34 @@ from ort_cuda_plugin.program.steps.row_program import MAX
 # ---- tokens ----
 
 
-@dataclass(frozen=True)
-class Tokens:
-    """Packed tokens of several sequences.
+class CachedTokens(PackedTokens):
+    """Packed tokens of sequences with cached keys.
 
     ``past`` [sequences] is the number of cached keys. ``positions`` [tokens] is the position in the sequence, -1 for a
     token outside all sequences.
     """
 
-    packed: PackedTokens
-    count: Dim
-    past: Tensor
-    positions: Tensor
+    def __init__(self, ctx: Lowering, total: Dim, bounds: Tensor, past: Tensor) -> None:
+        super().__init__(ctx, bounds, total, empty=True)
+        require.shape(ctx, (self.count,), past_seqlens=past)
+        self.past = past
 
-    @property
-    def sequences(self) -> Dim:
-        return self.packed.count
+        def position(maps: IndexMap, c: list[Scalar]) -> Scalar:
+            sequence, row, inside = self.row(maps, c[0])
+            return s.where(inside, int64(maps.source(past).at([sequence])) + row, -1)
+
+        self.positions = gather_map(ctx, [total], DType.INT64, position)
 
     def sequence(self, maps: IndexMap, token: Scalar) -> Scalar:
         """Return the index of a token's sequence, or the number of sequences for a token outside all of them."""
-        sequence, _, inside = self.packed.row(maps, token)
-        return s.where(inside, sequence, maps.dim(self.sequences))
+        sequence, _, inside = self.row(maps, token)
+        return s.where(inside, sequence, maps.dim(self.count))
 
     def length(self, maps: IndexMap, sequence: Scalar) -> Scalar:
         """Return the number of past and new keys of a sequence, 0 for an invalid index."""
-        known = (sequence >= 0) & (sequence < maps.dim(self.sequences))
-        number = s.where(known, sequence, 0)
-        new = s.where(known, self.packed.range(maps, number)[1], 0)
+        known = (sequence >= 0) & (sequence < maps.dim(self.count))
+        new = s.where(known, self.range(maps, s.where(known, sequence, 0))[1], 0)
         return int64(maps.source(self.past).at([sequence], known)) + new
-
-
-def packed_tokens(ctx: Lowering, count: Dim, starts: Tensor, past: Tensor) -> Tokens:
-    """Return the packed tokens for the inputs ``starts`` [sequences + 1] and ``past`` [sequences]."""
-    packed = PackedTokens(ctx, starts, count, empty=True)
-    require.shape(ctx, (packed.count,), past_seqlens=past)
-
-    def position(maps: IndexMap, c: list[Scalar]) -> Scalar:
-        sequence, row, inside = packed.row(maps, c[0])
-        return s.where(inside, int64(maps.source(past).at([sequence])) + row, -1)
-
-    return Tokens(packed, count, past, gather_map(ctx, [count], DType.INT64, position))
 
 
 @dataclass(frozen=True)
@@ -81,7 +69,7 @@ class Batch:
     An entry is a sequence, or with ``by_token`` a single token.
     """
 
-    tokens: Tokens
+    tokens: CachedTokens
     entries: Dim
     rows: Dim
     keys: Dim
@@ -94,18 +82,18 @@ class Batch:
         """Return the index of the token at ``row`` of ``entry``, and whether the token exists."""
         if self.by_token:
             return entry, s.constant(True, DType.BOOL)
-        begin, count = self.tokens.packed.range(maps, entry)
+        begin, count = self.tokens.range(maps, entry)
         return begin + row, row < count
 
     def row(self, maps: IndexMap, token: Scalar) -> tuple[Scalar, Scalar, Scalar]:
         """Return the batch entry and the query row of a token, and whether they exist."""
         if self.by_token:
             return token, s.constant(0, DType.INT64), s.constant(True, DType.BOOL)
-        entry, row, inside = self.tokens.packed.row(maps, token)
+        entry, row, inside = self.tokens.row(maps, token)
         return entry, row, inside & (row < maps.dim(self.rows))
 
 
-def batch_of(ctx: Lowering, tokens: Tokens, room: Dim, metadata: Tensor | None, key_bound: int | None) -> Batch:
+def batch_of(ctx: Lowering, tokens: CachedTokens, room: Dim, metadata: Tensor | None, key_bound: int | None) -> Batch:
     """Choose the batch of attention over packed tokens, for sequences of at most ``room`` keys.
 
     If there are at most as many tokens as sequences, each token is an entry. ``metadata`` bounds the new tokens of a
@@ -120,21 +108,21 @@ def batch_of(ctx: Lowering, tokens: Tokens, room: Dim, metadata: Tensor | None, 
         require.least_dim(ctx, 0, attention_metadata=value)
         return select(lt(0, value), sym_min(value, most), most)
 
-    if ctx.settled(le(tokens.count, tokens.sequences)):
-        return Batch(tokens, tokens.count, 1, bound(key_bound, room), True)
+    if ctx.settled(le(tokens.total, tokens.count)):
+        return Batch(tokens, tokens.total, 1, bound(key_bound, room), True)
     if metadata is not None and isinstance(metadata.size, int):
-        return Batch(tokens, tokens.sequences, bound(0, tokens.count), bound(key_bound, room), False)
+        return Batch(tokens, tokens.count, bound(0, tokens.total), bound(key_bound, room), False)
 
     def longest(maps: IndexMap, c: list[Scalar]) -> Scalar:
         def lengths(i: Scalar) -> Sequence[Scalar]:
-            return [s.where(s.equal(c[0], 0), tokens.packed.range(maps, i)[1], tokens.length(maps, i))]
+            return [s.where(s.equal(c[0], 0), tokens.range(maps, i)[1], tokens.length(maps, i))]
 
-        most = s.where(s.equal(c[0], 0), maps.dim(tokens.count), maps.dim(room))
-        return s.minimum(s.maximum(maps.fold(MAX, maps.dim(tokens.sequences), lengths)[0], 0), most)
+        most = s.where(s.equal(c[0], 0), maps.dim(tokens.total), maps.dim(room))
+        return s.minimum(s.maximum(maps.fold(MAX, maps.dim(tokens.count), lengths)[0], 0), most)
 
     found = gather_map(ctx, [2], DType.INT64, longest)
     rows, keys = ctx.read_back(found, "greatest numbers of new tokens and of keys of a sequence", 0)
-    return Batch(tokens, tokens.sequences, rows, keys, False)
+    return Batch(tokens, tokens.count, rows, keys, False)
 
 
 # ---- caches ----
@@ -242,7 +230,9 @@ def cache_of(
     return Cache(blocks, size, reshape(ctx, scale, [heads, size]), bits)
 
 
-def written(ctx: Lowering, cache: Cache, new: Tensor, tokens: Tokens, table: Tensor, slots: Tensor | None) -> Cache:
+def written(
+    ctx: Lowering, cache: Cache, new: Tensor, tokens: CachedTokens, table: Tensor, slots: Tensor | None
+) -> Cache:
     """Write ``new`` [tokens, heads, size] into the cache; in place if past and present share a buffer."""
     blocks, block_size = cache.blocks.shape[:2]
     result = ctx.empty(cache.blocks.shape, cache.blocks.dtype)
@@ -263,7 +253,7 @@ def written(ctx: Lowering, cache: Cache, new: Tensor, tokens: Tokens, table: Ten
 
 
 def _page(
-    maps: IndexMap, tokens: Tokens, table: Tensor, block_size: Scalar, token: Scalar
+    maps: IndexMap, tokens: CachedTokens, table: Tensor, block_size: Scalar, token: Scalar
 ) -> tuple[Scalar, Scalar, Scalar]:
     """Return block and slot of a token, and whether the table has an entry for it."""
     at = maps.source(tokens.positions).at([token])
@@ -343,7 +333,7 @@ def results(ctx: Lowering, output: Tensor, batch: Batch) -> Tensor:
         entry, row, inside = batch.row(maps, c[0])
         return maps.source(output).at([entry, c[1], row, c[2]], inside)
 
-    shape = [batch.tokens.count, heads, size]
+    shape = [batch.tokens.total, heads, size]
     return reshape(ctx, gather_map(ctx, shape, output.dtype, element), [shape[0], heads * size])
 
 
@@ -419,7 +409,7 @@ def paged_attention(
         raise require.violation("value_cache", "be given with kv_cache_layout = 'SEPARATE'", "none")
     q, k, v = heads_of_tokens(ctx, query, key, key if latent else value, num_heads, kv_num_heads)
     size = q.shape[2]
-    tokens = packed_tokens(ctx, q.shape[0], cumulative_sequence_length, past_seqlens)
+    tokens = CachedTokens(ctx, q.shape[0], cumulative_sequence_length, past_seqlens)
     check_pages(ctx, tokens, block_table, slot_mapping)
     prepare = Preparation(cos_cache, sin_cache, q_norm_weight, k_norm_weight, **attributes)
     q, k = prepare(ctx, q, k, tokens.positions)
@@ -453,7 +443,7 @@ def paged_attention(
     return results(ctx, output, batch), *present
 
 
-def check_pages(ctx: Lowering, tokens: Tokens, table: Tensor, slots: Tensor | None) -> None:
+def check_pages(ctx: Lowering, tokens: CachedTokens, table: Tensor, slots: Tensor | None) -> None:
     require.rank(2, block_table=table)
-    require.shape(ctx, (tokens.sequences, table.shape[1]), block_table=table)
-    require.shape(ctx, (tokens.count,), slot_mapping=slots)
+    require.shape(ctx, (tokens.count, table.shape[1]), block_table=table)
+    require.shape(ctx, (tokens.total,), slot_mapping=slots)

@@ -21,7 +21,7 @@ from ort_cuda_plugin.ops.onnx.nn.quantization import (
     shifted,
 )
 from ort_cuda_plugin.ops.onnx.nn.recurrent import CellAttributes, lstm
-from ort_cuda_plugin.ops.onnx.nn.windows import Ints
+from ort_cuda_plugin.ops.onnx.nn.windows import PoolAttributes
 from ort_cuda_plugin.ops.onnx.tensor.slicing import concat
 from ort_cuda_plugin.ops.registry import (
     BYTES,
@@ -137,19 +137,12 @@ def _average_pool(
     ctx: Lowering,
     x: Tensor,
     *,
-    kernel_shape: Ints,
-    ceil_mode: int = 0,
     channels_last: int = 0,
     count_include_pad: int = 0,
-    auto_pad: str = "NOTSET",
-    pads: Ints | None = None,
-    strides: Ints | None = None,
+    **attributes: Unpack[PoolAttributes],
 ) -> Tensor:
     def pool(first: Tensor) -> Tensor:
-        return average_pool(
-            ctx, first, kernel_shape=kernel_shape, ceil_mode=ceil_mode, count_include_pad=count_include_pad,
-            auto_pad=auto_pad, pads=pads, strides=strides,
-        )[0]  # fmt: skip
+        return average_pool(ctx, first, count_include_pad=count_include_pad, **attributes)[0]
 
     return with_channels_first(ctx, x, pool, channels_last)
 

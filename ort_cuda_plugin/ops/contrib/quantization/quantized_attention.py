@@ -5,13 +5,7 @@ from __future__ import annotations
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.contrib.attention.multi_head import MASKED, Masking, of_projection, score_bias
-from ort_cuda_plugin.ops.contrib.quantization.cublaslt_ordered_int8 import (
-    COL,
-    ROW,
-    check_order,
-    from_order,
-    qordered_matmul,
-)
+from ort_cuda_plugin.ops.contrib.quantization import cublaslt_ordered_int8 as ordered
 from ort_cuda_plugin.ops.contrib.quantization.qlinear import code_of, real_of, scaled_product
 from ort_cuda_plugin.ops.contrib.sparse_attention.block_sparse import longformer_of_projections
 from ort_cuda_plugin.ops.layouts import as_number
@@ -111,8 +105,8 @@ def qordered_attention(
     unidirectional: int = 0,
 ) -> Tensor:
     """Compute int8 attention with column-major weights, and a scale for the result of each GEMM and of the softmax."""
-    for order, wanted in ((order_input, ROW), (order_weight, COL), (order_output, ROW)):
-        check_order(order, wanted)
+    for order, wanted in ((order_input, ordered.ROW), (order_weight, ordered.COL), (order_output, ordered.ROW)):
+        ordered.check_order(order, wanted)
     if past is not None or attention_bias is not None or unidirectional:
         what = "one of past, attention_bias and unidirectional"
         raise require.unsupported("attribute", what, "given", "none of them")
@@ -130,7 +124,7 @@ def qordered_attention(
         (v_weight, scale_v_weight, v_bias, scale_v),
     ):
         require.shape(ctx, weight.shape[1:], bias=bias)
-        real = scaled_product(ctx, x, from_order(ctx, weight, COL), scale_x, by, None, None, bias)
+        real = scaled_product(ctx, x, ordered.from_order(ctx, weight, ordered.COL), scale_x, by, None, None, bias)
         codes = code_of(ctx, real, scale, None, DType.INT8)
         heads.append(shifted(ctx, split_heads(ctx, codes, num_heads), None))
     q, k, v = heads
@@ -183,17 +177,22 @@ def qordered_longformer_attention(
     window: int,
 ) -> Tensor:
     """Compute int8 projections, with biases in units of the result's scale, and Longformer attention in float16."""
-    orders = ((order_input, ROW), (order_output, ROW), (order_weight, COL), (order_global_weight, COL))
+    orders = (
+        (order_input, ordered.ROW),
+        (order_output, ordered.ROW),
+        (order_weight, ordered.COL),
+        (order_global_weight, ordered.COL),
+    )
     for order, wanted in orders:
-        check_order(order, wanted)
+        ordered.check_order(order, wanted)
     require.rank(3, input=x)
     require.rank(2, weight=weight, global_weight=global_weight)
     require.least(1, num_heads=num_heads)
     require.least(0, window=window)
 
     def projection(matrix: Tensor, by: Tensor, added: Tensor, scale: Tensor) -> Tensor:
-        codes = qordered_matmul(
-            ctx, x, scale_x, matrix, by, scale, added, order_A=order_input, order_B=COL, order_Y=order_output
+        codes = ordered.qordered_matmul(
+            ctx, x, scale_x, matrix, by, scale, added, order_A=order_input, order_B=ordered.COL, order_Y=order_output
         )
         return cast(ctx, real_of(ctx, codes, scale, None), to=DType.FLOAT16.onnx)
 

@@ -147,7 +147,7 @@ def sparse_paged_attention(
     from_main = selected_kv_source == "main"
     q, k, v = paged.heads_of_tokens(ctx, query, key, value, num_heads, kv_num_heads)
     size = q.shape[2]
-    tokens = paged.packed_tokens(ctx, q.shape[0], cumulative_sequence_length, past_seqlens)
+    tokens = paged.CachedTokens(ctx, q.shape[0], cumulative_sequence_length, past_seqlens)
     paged.check_pages(ctx, tokens, block_table, slot_mapping)
     prepare = Preparation(cos_cache, sin_cache, q_norm_weight, k_norm_weight, **attributes)
     q, k = prepare(ctx, q, k, tokens.positions)
@@ -164,13 +164,13 @@ def sparse_paged_attention(
     for x in others:
         if x is not None:
             heads = x.shape[2] if x.rank == 4 else 0
-            require.shape(ctx, (tokens.sequences, room, heads, size), **{"auxiliary cache": x})
+            require.shape(ctx, (tokens.count, room, heads, size), **{"auxiliary cache": x})
             fits = logical_or(eq(heads, 1), eq(heads, kv_num_heads))
             require.holds(ctx, fits, "the auxiliary cache", f"have 1 or kv_num_heads = {kv_num_heads} heads", heads)
     if not from_main:
         if auxiliary_lengths is None:
             raise require.violation("auxiliary_lengths", "be given if selected_kv_source is 'auxiliary'", "none")
-        require.shape(ctx, (tokens.sequences,), auxiliary_lengths=auxiliary_lengths)
+        require.shape(ctx, (tokens.count,), auxiliary_lengths=auxiliary_lengths)
     all_keys, all_values = (
         paged.gathered(ctx, cache, block_table, batch, q.dtype, room, None if x is None else _other(x))
         for cache, x in ((keys, others[0]), (values, others[1]))
@@ -189,7 +189,7 @@ def sparse_paged_attention(
             at = maps.source(tokens.positions).at([token])
             return [entry, row, index], inside & _is_visible(maps, batch, sequence, at, index, is_causal)
         assert auxiliary_lengths is not None
-        inside = inside & (sequence < maps.dim(tokens.sequences))
+        inside = inside & (sequence < maps.dim(tokens.count))
         length = s.minimum(int64(maps.source(auxiliary_lengths).at([sequence], inside)), maps.dim(room))
         return [entry, row, maps.dim(batch.keys) + index], inside & (index < length)
 

@@ -12,21 +12,7 @@ from ort_cuda_plugin.model.ir import FLOATS_8, HALVES, DType
 from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.axes import normalize_axis
 from ort_cuda_plugin.ops.layouts import as_number
-from ort_cuda_plugin.ops.registry import (
-    ALL_TENSORS,
-    ARITHMETIC,
-    BOOL,
-    FLOATS,
-    INTS,
-    SIGNED,
-    SIGNED_INTS,
-    T1,
-    T2,
-    B,
-    T,
-    op,
-    with_numbers,
-)
+from ort_cuda_plugin.ops.registry import ALL_TENSORS, ARITHMETIC, BOOL, FLOATS, INTS, SIGNED, T1, T2, op, with_numbers
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import eq, logical_or
@@ -177,7 +163,7 @@ def sum_like_first(ctx: Lowering, first: Tensor, *others: Tensor) -> Tensor:
 
 
 @op("Pow", since=7, types={"T": ARITHMETIC, "T1": ARITHMETIC})
-def pow_(ctx: Lowering, x: T, y: T1) -> Tensor:
+def pow_(ctx: Lowering, x: Tensor, y: T1) -> Tensor:
     exponent = constant_number(y)
     if exponent is not None and y.rank <= x.rank:
         if x.dtype.is_float and exponent in s.SIMPLE_EXPONENTS:
@@ -208,16 +194,11 @@ def bit_shift(ctx: Lowering, x: Tensor, y: Tensor, *, direction: str) -> Tensor:
         # A shift by the width or more, or by a negative count, shifts out every bit.
         some_stay = (b >= 0) & (b < width)
         count = s.where(some_stay, b, width - 1)
-        if direction == "RIGHT" and a.dtype in SIGNED_INTS:
+        if direction == "RIGHT" and a.dtype in SIGNED:
             return a >> count
         return s.where(some_stay, a << count if direction == "LEFT" else a >> count, 0)
 
     return elementwise(ctx, shift, x, y)
-
-
-@op("Where", since=9, types={"B": BOOL, "T": ALL_TENSORS})
-def where(ctx: Lowering, condition: B, x: T, y: T) -> Tensor:
-    return elementwise(ctx, s.where, condition, x, y)
 
 
 @op("IsInf", since=10, types={"T1": FLOATS | FLOATS_8})

@@ -1,4 +1,4 @@
-"""Reductions along axes, ArgMax and ArgMin."""
+"""Reductions along axes, ArgMax, ArgMin, and cumulative sums and products."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ort_cuda_plugin.kernels.scan_sort.scan import scan
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.axes import axes_count, normalize_axis
-from ort_cuda_plugin.ops.registry import ARITHMETIC, BOOL, FLOATS, WIDE_INTS, HostTensor, T, op
+from ort_cuda_plugin.ops.axes import axes_count, axis_of_input, normalize_axis
+from ort_cuda_plugin.ops.registry import ARITHMETIC, BOOL, FLOATS, INDICES, WIDE_INTS, HostTensor, T, op
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, le, logical_or, lt, product
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.elementwise import elementwise
 from ort_cuda_plugin.program.lowering.reduce import reduce
-from ort_cuda_plugin.program.steps.row_program import MAX, MIN, PRODUCT, SUM, Row, arg_max, arg_min
+from ort_cuda_plugin.program.steps.row_program import MAX, MIN, PRODUCT, SUM, Reduction, Row, arg_max, arg_min
 
 RowFunction = Callable[[Row, Scalar], Scalar]
 
@@ -136,3 +137,14 @@ def argmax(ctx: Lowering, data: Tensor, *, axis: int = 0, keepdims: int = 1, sel
 @op("ArgMin", since=1, types={"T": ARITHMETIC})
 def argmin(ctx: Lowering, data: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Tensor:
     return _arg(ctx, data, axis, keepdims, select_last_index, largest=False)
+
+
+def _cumulative(name: str, since: int, reduction: Reduction) -> None:
+    @op(name, since=since, types={"T": FLOATS | WIDE_INTS, "T2": INDICES})
+    def function(ctx: Lowering, x: T, axis: HostTensor, *, exclusive: int = 0, reverse: int = 0) -> Tensor:
+        at = axis_of_input(ctx, axis, x.rank, "axis")
+        return scan(ctx, reduction, x, at, exclusive=bool(exclusive), reverse=bool(reverse))
+
+
+_cumulative("CumSum", 11, SUM)
+_cumulative("CumProd", 26, PRODUCT)

@@ -12,6 +12,7 @@ from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.ops.onnx.nn.windows import (
     Ints,
     PaddingAttributes,
+    PoolAttributes,
     WindowAttributes,
     count_windows,
     per_axis,
@@ -29,33 +30,27 @@ from ort_cuda_plugin.program.steps.row_program import MAX, SUM, Row
 from ort_cuda_plugin.program.steps.windows import Windows
 
 
+def _windows(
+    ctx: Lowering, x: Tensor, *, kernel_shape: Ints, ceil_mode: int = 0, **attributes: Unpack[WindowAttributes]
+) -> tuple[Windows, tuple[Dim, ...]]:
+    """Return the windows of a pooling operator, and their number along each dimension."""
+    window = windows(x.shape[2:], kernel_shape, **attributes)
+    return window, count_windows(ctx, window, bool(ceil_mode), may_exceed=True)
+
+
 @op("MaxPool", since=1, types={"T": FLOATS | {DType.INT8, DType.UINT8}})
 def max_pool(
-    ctx: Lowering,
-    x: T,
-    *,
-    kernel_shape: Ints,
-    ceil_mode: int = 0,
-    storage_order: int = 0,
-    **attributes: Unpack[WindowAttributes],
+    ctx: Lowering, x: T, *, storage_order: int = 0, **attributes: Unpack[PoolAttributes]
 ) -> tuple[Tensor, ...]:
-    window = windows(x.shape[2:], kernel_shape, **attributes)
-    spatial = count_windows(ctx, window, bool(ceil_mode), may_exceed=True)
+    window, spatial = _windows(ctx, x, **attributes)
     return launch_pool(ctx, x, window, spatial, "max", indices=is_used(ctx, 1), column_major=bool(storage_order))
 
 
 @op("AveragePool", since=1, types={"T": FLOATS})
 def average_pool(
-    ctx: Lowering,
-    x: T,
-    *,
-    kernel_shape: Ints,
-    ceil_mode: int = 0,
-    count_include_pad: int = 0,
-    **attributes: Unpack[WindowAttributes],
+    ctx: Lowering, x: T, *, count_include_pad: int = 0, **attributes: Unpack[PoolAttributes]
 ) -> tuple[Tensor, ...]:
-    window = windows(x.shape[2:], kernel_shape, **attributes)
-    spatial = count_windows(ctx, window, bool(ceil_mode), may_exceed=True)
+    window, spatial = _windows(ctx, x, **attributes)
     if window.kernel == window.size and not any((*window.begin, *window.end)) and x.rank > 2:
         return (global_average_pool(ctx, x),)
     return launch_pool(ctx, x, window, spatial, "average", include_pad=bool(count_include_pad))
@@ -104,19 +99,15 @@ def _norm_pool(ctx: Lowering, x: Tensor, window: Windows, spatial: Sequence[Dim]
 
 
 @op("LpPool", since=2, types={"T": FLOATS})
-def lp_pool(
-    ctx: Lowering, x: T, *, kernel_shape: Ints, ceil_mode: int = 0, p: int = 2, **attributes: Unpack[WindowAttributes]
-) -> Tensor:
-    window = windows(x.shape[2:], kernel_shape, **attributes)
-    return _norm_pool(ctx, x, window, count_windows(ctx, window, bool(ceil_mode), may_exceed=True), p)
+def lp_pool(ctx: Lowering, x: T, *, p: int = 2, **attributes: Unpack[PoolAttributes]) -> Tensor:
+    return _norm_pool(ctx, x, *_windows(ctx, x, **attributes), p)
 
 
 @op("LpPool", since=1, types={"T": FLOATS})
 def lp_pool_1(
     ctx: Lowering, x: T, *, kernel_shape: Ints, p: float = 2.0, **attributes: Unpack[PaddingAttributes]
 ) -> Tensor:
-    window = windows(x.shape[2:], kernel_shape, **attributes)
-    return _norm_pool(ctx, x, window, count_windows(ctx, window, may_exceed=True), p)
+    return _norm_pool(ctx, x, *_windows(ctx, x, kernel_shape=kernel_shape, **attributes), p)
 
 
 @op("GlobalLpPool", since=1, types={"T": FLOATS})

@@ -15,20 +15,7 @@ from ort_cuda_plugin.ops.axes import normalize_axis
 from ort_cuda_plugin.ops.onnx.math.matmul import matmul
 from ort_cuda_plugin.ops.onnx.nn.conv import conv
 from ort_cuda_plugin.ops.onnx.nn.windows import ConvAttributes
-from ort_cuda_plugin.ops.registry import (
-    BYTES,
-    FLOAT32,
-    FLOAT_OR_HALF,
-    INT32,
-    PACKED,
-    T1,
-    T2,
-    T3,
-    T4,
-    TS,
-    contrib_op,
-    op,
-)
+from ort_cuda_plugin.ops.registry import BYTES, FLOAT32, INT32, PACKED, T1, T2, T3, T4, TS, contrib_op, op
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import ceildiv, eq
@@ -142,7 +129,7 @@ def _quantize(
     return _by_groups(ctx, fn, dtype, x, [scale] if zero is None else [scale, zero], axis, block_size)
 
 
-@contrib_op("QuantizeLinear", T1=FLOAT_OR_HALF, T2=_INTEGERS)
+@contrib_op("QuantizeLinear", T1=SCALES - {DType.BFLOAT16}, T2=_INTEGERS)
 @op("QuantizeLinear", since=10, types={"T1": SCALES | INT32, "T2": QUANTIZED})
 def quantize_linear_10(
     ctx: Lowering, x: T1, y_scale: T1, y_zero_point: T2 | None = None, **attributes: Unpack[QuantizeAttributes]
@@ -171,7 +158,7 @@ def quantize_linear(
     return _quantize(ctx, x, y_scale, y_zero_point, precision, **attributes)
 
 
-@contrib_op("DequantizeLinear", T1=_INTEGERS | INT32, T2=FLOAT_OR_HALF)
+@contrib_op("DequantizeLinear", T1=_INTEGERS | INT32, T2=SCALES - {DType.BFLOAT16})
 @op("DequantizeLinear", since=10, types={"T": QUANTIZED | INT32}, names={"T1": "T"})
 @op("DequantizeLinear", since=19, types={"T1": QUANTIZED | INT32, "T2": SCALES | POWERS_OF_TWO})
 def dequantize_linear(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypedDict
+from typing import Required, TypedDict
 
 from ort_cuda_plugin.ops import requirements as require
 from ort_cuda_plugin.program.expressions.symbolic import Dim, ceildiv, is_read_back, le, select, sym_max, truncdiv
@@ -26,6 +26,13 @@ class WindowAttributes(PaddingAttributes, total=False):
     """Padding, strides and dilations of sliding windows."""
 
     dilations: Ints | None
+
+
+class PoolAttributes(WindowAttributes, total=False):
+    """Attributes of pooling."""
+
+    kernel_shape: Required[Ints]
+    ceil_mode: int
 
 
 class ConvAttributes(WindowAttributes, total=False):

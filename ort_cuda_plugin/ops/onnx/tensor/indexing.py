@@ -1,4 +1,4 @@
-"""Gather operators, OneHot, Trilu and CumSum."""
+"""Gather operators and OneHot."""
 
 from __future__ import annotations
 
@@ -9,25 +9,10 @@ import numpy as np
 
 from ort_cuda_plugin.kernels.codegen.source import constant_number
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, Source, gather_map
-from ort_cuda_plugin.kernels.scan_sort.scan import scan
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.axes import axis_of_input, normalize_axis
-from ort_cuda_plugin.ops.registry import (
-    ALL_TENSORS,
-    ARITHMETIC,
-    FLOATS,
-    INDICES,
-    T1,
-    T3,
-    WIDE_INTS,
-    HostTensor,
-    Int64,
-    T,
-    Tind,
-    contrib_op,
-    op,
-)
+from ort_cuda_plugin.ops.axes import normalize_axis
+from ort_cuda_plugin.ops.registry import ALL_TENSORS, ARITHMETIC, INDICES, T1, T3, HostTensor, Int64, T, Tind, op
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, le, logical_and, lt, product, select
@@ -35,7 +20,6 @@ from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.elementwise import elementwise
 from ort_cuda_plugin.program.lowering.host import HostArray, integers, on_host
 from ort_cuda_plugin.program.lowering.views import reshape
-from ort_cuda_plugin.program.steps.row_program import SUM
 
 
 def wrapped(index: Scalar, dim: Scalar) -> tuple[Scalar, Scalar]:
@@ -170,23 +154,3 @@ def one_hot(ctx: Lowering, indices: T1, depth: HostTensor, values: T3, *, axis: 
         return s.where(s.equal(index, c[at]), on, off)
 
     return gather_map(ctx, [*indices.shape[:at], classes, *indices.shape[at:]], values.dtype, element)
-
-
-@contrib_op("Trilu", T=ALL_TENSORS)
-@op("Trilu", since=14, types={"T": ALL_TENSORS})
-def trilu(ctx: Lowering, x: T, k: HostTensor | None = None, *, upper: int = 1) -> Tensor:
-    require.least_rank(2, input=x)
-    diagonal: Dim = 0 if k is None else ctx.host_number(k, "k")
-
-    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
-        distance = c[-1] - c[-2]
-        kept = distance >= maps.dim(diagonal) if upper else distance <= maps.dim(diagonal)
-        return maps.source(x).at(c, kept)
-
-    return gather_map(ctx, x.shape, x.dtype, element)
-
-
-@op("CumSum", since=11, types={"T": FLOATS | WIDE_INTS, "T2": INDICES})
-def cum_sum(ctx: Lowering, x: T, axis: HostTensor, *, exclusive: int = 0, reverse: int = 0) -> Tensor:
-    at = axis_of_input(ctx, axis, x.rank, "axis")
-    return scan(ctx, SUM, x, at, exclusive=bool(exclusive), reverse=bool(reverse))

@@ -1,4 +1,4 @@
-"""TopK, NonZero, Compress, Unique, NonMaxSuppression, ReverseSequence and CumProd."""
+"""TopK, NonZero, Compress, Unique, NonMaxSuppression, ReverseSequence, Where and Trilu."""
 
 from __future__ import annotations
 
@@ -6,32 +6,18 @@ import numpy as np
 
 from ort_cuda_plugin.kernels.block_algorithms.non_max_suppression import suppress_boxes
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map, scatter_map
-from ort_cuda_plugin.kernels.scan_sort.scan import scan
 from ort_cuda_plugin.kernels.scan_sort.select import count_prefixes, sort_rows
 from ort_cuda_plugin.kernels.scan_sort.top_k import top_rows
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.axes import axis_of_input, normalize_axis
-from ort_cuda_plugin.ops.registry import (
-    ALL_TENSORS,
-    ARITHMETIC,
-    BOOL,
-    FLOATS,
-    INDICES,
-    T1,
-    WIDE_INTS,
-    HostTensor,
-    Int64,
-    T,
-    op,
-)
+from ort_cuda_plugin.ops.axes import normalize_axis
+from ort_cuda_plugin.ops.registry import ALL_TENSORS, ARITHMETIC, BOOL, T1, B, HostTensor, Int64, T, contrib_op, op
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import Dim, le, logical_and, product, sym_min
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.elementwise import elementwise
 from ort_cuda_plugin.program.lowering.views import permute, reshape
-from ort_cuda_plugin.program.steps.row_program import PRODUCT
 
 
 def _top_k(ctx: Lowering, x: Tensor, k: Dim, axis: int, largest: bool) -> tuple[Tensor, Tensor]:
@@ -227,7 +213,20 @@ def reverse_sequence(ctx: Lowering, x: T, sequence_lens: Int64, *, batch_axis: i
     return gather_map(ctx, x.shape, x.dtype, element)
 
 
-@op("CumProd", since=26, types={"T": FLOATS | WIDE_INTS, "T2": INDICES})
-def cum_prod(ctx: Lowering, x: T, axis: HostTensor, *, exclusive: int = 0, reverse: int = 0) -> Tensor:
-    at = axis_of_input(ctx, axis, x.rank, "axis")
-    return scan(ctx, PRODUCT, x, at, exclusive=bool(exclusive), reverse=bool(reverse))
+@op("Where", since=9, types={"B": BOOL, "T": ALL_TENSORS})
+def where(ctx: Lowering, condition: B, x: T, y: T) -> Tensor:
+    return elementwise(ctx, s.where, condition, x, y)
+
+
+@contrib_op("Trilu", T=ALL_TENSORS)
+@op("Trilu", since=14, types={"T": ALL_TENSORS})
+def trilu(ctx: Lowering, x: T, k: HostTensor | None = None, *, upper: int = 1) -> Tensor:
+    require.least_rank(2, input=x)
+    diagonal: Dim = 0 if k is None else ctx.host_number(k, "k")
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        distance = c[-1] - c[-2]
+        kept = distance >= maps.dim(diagonal) if upper else distance <= maps.dim(diagonal)
+        return maps.source(x).at(c, kept)
+
+    return gather_map(ctx, x.shape, x.dtype, element)

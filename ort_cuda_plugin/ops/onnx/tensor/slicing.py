@@ -96,6 +96,7 @@ def slice_1(
     return _slice(ctx, data, starts, ends, axes, None)
 
 
+@op("DynamicSlice", since=1, until=9, types={"T": ALL_TENSORS, "Tind": INDICES})  # removed; it has no steps
 @op("Slice", since=10, types={"T": ALL_TENSORS})
 def slice_10(
     ctx: Lowering,
@@ -105,14 +106,9 @@ def slice_10(
     axes: HostTensor | None = None,
     steps: HostTensor | None = None,
 ) -> Tensor:
-    return _slice(
-        ctx,
-        data,
-        ctx.host_values(starts, "starts"),
-        ctx.host_values(ends, "ends"),
-        None if axes is None else ctx.host_constants(axes, "axes", range(axes_count(axes))),
-        None if steps is None else ctx.host_values(steps, "steps"),
-    )
+    first, last = ctx.host_values(starts, "starts"), ctx.host_values(ends, "ends")
+    chosen = None if axes is None else ctx.host_constants(axes, "axes", range(axes_count(axes)))
+    return _slice(ctx, data, first, last, chosen, None if steps is None else ctx.host_values(steps, "steps"))
 
 
 def _split(ctx: Lowering, x: Tensor, axis: int, sizes: Sequence[Dim]) -> tuple[Tensor, ...]:
