@@ -1,12 +1,12 @@
 """Checks of inputs and attributes, with one form of error message.
 
-=================  ==================================================  =======================================
-functions          what they check                                     message
-=================  ==================================================  =======================================
-``that``, ``rank``   facts that are known at lowering                    ``<subject> must <expected>, got <found>``
-``holds``, ``shape``    sizes; unknown ones are checked in each Run         the same, raised at lowering or by the Run
-``supported``    valid models that the plugin does not support       ``<subject> is <found>; supported: <what>``
-=================  ==================================================  =======================================
+==============================  ===========================================  ===========================================
+functions                       what they check                              message
+==============================  ===========================================  ===========================================
+``that``, ``rank``              facts that are known at lowering             ``<subject> must <expected>, got <found>``
+``holds``, ``shape``            sizes; unknown ones are checked in each Run  the same, raised at lowering or by the Run
+``supported``, ``unsupported``  valid models that the plugin declines        ``<subject> is <found>; supported: <what>``
+==============================  ===========================================  ===========================================
 
 The subject is an input or attribute under its ONNX name. `NodeError` and `Operator.lower` prepend the node and its
 operator. None stands for an omitted input, and passes every check.

@@ -1,6 +1,6 @@
 """PagedAttention: attention over a paged K/V cache, whose blocks a table assigns to sequences.
 
-CachedTokens of all sequences are packed. An invalid page or slot reads as zeros and is not written; a token outside all
+Tokens of all sequences are packed. An invalid page or slot reads as zeros and is not written; a token outside all
 sequences has zeros as its result.
 """
 
@@ -349,12 +349,8 @@ def query_positions(ctx: Lowering, batch: Batch) -> Tensor:
 
 def key_counts(ctx: Lowering, batch: Batch) -> Tensor:
     """Return the number of keys of each entry, int64 [entries, 1, 1, 1]."""
-    return gather_map(
-        ctx,
-        [batch.entries, 1, 1, 1],
-        DType.INT64,
-        lambda maps, c: batch.tokens.length(maps, batch.sequence(maps, c[0])),
-    )
+    length, sequence = batch.tokens.length, batch.sequence
+    return gather_map(ctx, [batch.entries, 1, 1, 1], DType.INT64, lambda maps, c: length(maps, sequence(maps, c[0])))
 
 
 # ---- PagedAttention ----
