@@ -1,4 +1,4 @@
-"""Schedules as data: each field changes the launches, and serialised schedules are parsed back unchanged."""
+"""Schedules as data: each field changes the launches, and different schedules have different texts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from ort_cuda_plugin.program.steps.schedule import (
     Tile,
     WeightLayout,
     describe,
-    parse_schedule,
     schedule_data,
     schedule_text,
 )
@@ -284,23 +283,14 @@ SCHEDULES = st.builds(
 
 
 @given(SCHEDULES)
-def test_a_schedule_is_read_as_it_was_written(schedule: Schedule) -> None:
-    assert parse_schedule(schedule_text(schedule)) == schedule
+def test_a_schedule_is_json(schedule: Schedule) -> None:
+    assert json.loads(schedule_text(schedule)) == schedule_data(schedule)
     assert json.loads(json.dumps(schedule_data(schedule))) == schedule_data(schedule)
 
 
 @given(SCHEDULES, SCHEDULES)
 def test_different_schedules_have_different_texts(first: Schedule, second: Schedule) -> None:
     assert (schedule_text(first) == schedule_text(second)) == (first == second)
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "tiles of 16x16x32, by 8 teams", "{}", "[]", '{"engine":"tiles"}', '{"engine":"mma","teams":8}', '"library"'],
-)
-def test_other_texts_are_no_schedule(text: str) -> None:
-    with pytest.raises(ValueError, match=r"."):
-        parse_schedule(text)
 
 
 def test_people_read_the_engine_the_tile_and_the_split_of_k() -> None:

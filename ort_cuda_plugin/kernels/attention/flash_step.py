@@ -18,8 +18,6 @@ from ...program.steps.steps import Attend
 from ..library.library_attention import Softmax, softmax_of
 from .flash import Reading, stream_attention
 
-__all__ = ["flash_call", "flash_operands", "launch_flash", "share_keys"]
-
 
 def launch_flash(ctx: Lowering, step: Attend) -> None:
     """Launch FlashAttention with the step's schedule. The step's row program must be a softmax of the scores."""

@@ -17,8 +17,6 @@ from ort_cuda_plugin.program.expressions.symbolic import Dim, floordiv
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.steps.trace import in_place_of
 
-__all__ = ["LinearAttention", "linear_attention"]
-
 THREADS = 64  # threads per block
 
 

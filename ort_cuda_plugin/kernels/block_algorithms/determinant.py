@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from ...compiler.intrinsics import Pointer
 
-__all__ = ["determinants"]
-
 THREADS = 64  # threads per block
 
 

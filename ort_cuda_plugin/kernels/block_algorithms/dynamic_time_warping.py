@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from ...compiler.intrinsics import Pointer
 
-__all__ = ["warping_path"]
-
 THREADS = 256  # threads per block
 
 

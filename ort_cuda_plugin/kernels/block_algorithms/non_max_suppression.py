@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from ...compiler.intrinsics import Pointer, array_pointer, ballot, choose, quotient_i64, shfl_i32
 
-__all__ = ["suppress_boxes"]
-
 EMULATED_THREADS, THREADS, WARP = 32, 1024, 32
 """Threads per block on the emulated device, maximum threads per block on a GPU, and threads per warp."""
 

@@ -24,8 +24,6 @@ from .operand_axes import axes_of_elements, over_result, weights_axis
 
 AnySums = TypeVar("AnySums", bound=Sums)
 
-__all__ = ["IntegerForm", "integer_epilogue", "integer_form", "integer_step"]
-
 MAX_DEPTH = 1 << 16
 """Maximum k for which the int32 sum of products of a byte of the input and an int8 weight cannot overflow."""
 PIECE = 16

@@ -9,8 +9,6 @@ from ...program.lowering.context import Tensor
 from ...program.steps.steps import Contract, Convolve, Sums
 from ...program.steps.tensor import contiguous_strides
 
-__all__ = ["axes_of_elements", "over_result", "weights_axis"]
-
 
 def axes_of_elements(x: Tensor) -> set[int]:
     """Return the axes along which x is not broadcast: size not 1, stride not 0."""

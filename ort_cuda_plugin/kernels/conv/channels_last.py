@@ -27,24 +27,6 @@ from ..gemm.tile_shapes import piece_of
 from .depthwise_conv import is_depthwise
 from .transposed_phases import has_few_phases
 
-__all__ = [
-    "channels_first",
-    "channels_last_strides",
-    "channels_last_weights",
-    "empty_channels_last",
-    "is_channels_last",
-    "is_depthwise_beside_mma",
-    "matrix_convolution_kind",
-    "padded_channels",
-    "permuted",
-    "place_stride",
-    "places_first",
-    "prefers_channels_last",
-    "suits_cudnn",
-    "to_memory",
-    "with_channels_last_result",
-]
-
 CHANNELS_APART = 4
 """Channels to which a float32 image is padded when it is copied: cuDNN has no tensor-core engine for 3 channels."""
 

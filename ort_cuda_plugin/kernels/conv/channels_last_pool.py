@@ -22,8 +22,6 @@ from ..codegen.source import KernelBuilder, kernel_name, register_type
 from ..codegen.vectors import VECTOR_BYTES, begins_at_vectors, vector_threads
 from .adjacent_windows import Reads, batches_of, reads_of, size_text
 
-__all__ = ["launch_channel_pool"]
-
 PIXELS, ROWS = 4, 2
 """Maximum output pixels per thread along the last dimension, and along the second-to-last."""
 SIDE = 8

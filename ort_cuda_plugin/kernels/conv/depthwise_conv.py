@@ -28,8 +28,6 @@ from ..codegen.source import KernelBuilder, kernel_name, load_text, offset_text,
 from ..codegen.vectors import begins_at_vectors, vector_threads
 from .adjacent_windows import batches_of, reads_of, size_text
 
-__all__ = ["depthwise_guards", "is_depthwise", "launch_depthwise"]
-
 MAX_TAPS = 49
 """Maximum taps (elements of a window per channel); the kernel unrolls the loop over them."""
 WIDTH, PIXELS, ROWS = 4, 4, 2

@@ -39,8 +39,6 @@ from .implicit_gemm_mma import launch_matrix_convolution
 from .implicit_gemm_simt import TiledConv, packed_shape, patch_table
 from .transposed_phases import phases
 
-__all__ = ["launch_convolve"]
-
 
 def launch_convolve(ctx: Lowering, step: Convolve) -> None:
     """Launch the kernels that the step's schedule selects; none for an empty result.

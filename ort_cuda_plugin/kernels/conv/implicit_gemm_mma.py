@@ -36,8 +36,6 @@ from .channels_last import (
     places_first,
 )
 
-__all__ = ["count_pixels", "count_taps", "gemm_sizes", "launch_matrix_convolution"]
-
 OUTSIDE = -(2**30)
 """Coordinate that is outside of every image, even after the offset of a tap is added."""
 

@@ -21,8 +21,6 @@ from ...program.steps.trace import Launch, Step
 from ..codegen.source import KernelBuilder, kernel_name, load_text, offset_text
 from ..codegen.vectors import VECTOR_BYTES
 
-__all__ = ["ChainForm", "choose_form", "launch_chain"]
-
 THREADS, WARP = 512, 32  # threads per block, and per warp
 MOST_BYTES = 1 << 18
 """Maximum bytes of each weight matrix, since every block reads the whole first one."""

@@ -20,8 +20,6 @@ from ...program.steps.steps import Convolve, Map, Substitution, used_inputs
 from ...program.steps.windows import Windows
 from ..elementwise.index_map import IndexMap, gather_map
 
-__all__ = ["has_few_phases", "phases"]
-
 MAX_PHASES = 16
 """Maximum phases of a step; each becomes a launch of its own."""
 

@@ -11,8 +11,6 @@ from ort_cuda_plugin.program.expressions.symbolic import Dim, product, sym_max
 from ort_cuda_plugin.program.lowering.context import Arg, Int64, Lowering, Tensor
 from ort_cuda_plugin.program.steps.trace import LoopCondition, Use
 
-__all__ = ["Counter", "Slice", "begin", "copy_slices", "count_iteration"]
-
 THREADS = 128  # threads per block of `copy_slices`
 MAX_SLICES = 8  # maximum slices of one launch: the emulated device accepts 64 parameters
 

@@ -26,8 +26,6 @@ from ort_cuda_plugin.program.steps.trace import InPlace, Remake, Step, Use, View
 MOST_LOADED = 192
 """Maximum bytes of loaded vectors that a thread holds at a time; more registers would lower the occupancy."""
 
-__all__ = ["IndexMap", "Loads", "Source", "gather_into", "gather_map", "scatter_map", "unravel", "walk_map"]
-
 
 def unravel(index: Scalar, shape: Sequence[Scalar]) -> list[Scalar]:
     """Return the coordinates of row-major ``index`` in ``shape``. If the index is past the end, so is the first one."""

@@ -15,8 +15,6 @@ from ort_cuda_plugin.program.lowering.shapes import Strides, broadcast_strides, 
 from ort_cuda_plugin.program.steps.steps import Input, Map
 from ort_cuda_plugin.program.steps.tensor import BufferKind
 
-__all__ = ["launch_map"]
-
 
 def _is_plain_copy(step: Map) -> bool:
     if len(step.outputs) != 1 or len(step.inputs) != 1 or step.outputs[0][0] is not step.inputs[0][0]:

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from ...compiler.intrinsics import Pointer, atomic_add_u64
 
-__all__ = ["Bits", "RandomRun", "normal", "philox_4x32", "uniform"]
-
 Bits = tuple[Scalar, Scalar, Scalar, Scalar]
 """128 random bits as four uint32 Scalars."""
 

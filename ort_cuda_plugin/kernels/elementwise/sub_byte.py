@@ -16,8 +16,6 @@ from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import Dim, ceildiv
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 
-__all__ = ["pack", "packed_bytes", "unpack"]
-
 
 def packed_bytes(size: Dim, dtype: DType) -> Dim:
     """Return the number of bytes that ``size`` packed elements take."""

@@ -31,19 +31,6 @@ from .low_rank import LowRankForm, low_rank_form
 from .tf32_weights_as_f16 import compact_columns, compact_lines
 from .tile_shapes import INTEGERS
 
-__all__ = [
-    "Folded",
-    "add_batch",
-    "batch_strides",
-    "contiguous_axis",
-    "folded",
-    "has_weights_along_n",
-    "launch_contract",
-    "operand_elements",
-    "split_along_k",
-    "transposed",
-]
-
 ProductFields: TypeAlias = tuple[tuple[Element, Element], Epilogue, str, str, int, DType]
 """Values of the fields of `Product`, in order: the arguments that all GEMM kernels have in common."""
 

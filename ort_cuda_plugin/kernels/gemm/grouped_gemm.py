@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
     from ...compiler.intrinsics import Pointer
 
-__all__ = ["BLOCK", "Choices", "Shared", "WeightBlock", "WeightElement", "Weights", "group_rows", "grouped_product"]
-
 MAX_FEW_ROWS = 16
 """Maximum rows for the GEMV kernel; rows of the same expert then share its weights in the L2."""
 THREADS = 128  # threads per block of the kernel that sorts rows

@@ -26,8 +26,6 @@ from ...program.steps.tensor import contiguous_strides
 from ..contraction.operand_axes import over_result, weights_axis
 from .gemm_mma import kind_of
 
-__all__ = ["compact_columns", "compact_lines", "half_lines", "has_compact_columns", "has_compact_lines"]
-
 AnySums = TypeVar("AnySums", bound=Sums)
 LINE = 32
 """Weights are zero-padded along k to a multiple of this number of elements, because kernels read whole k steps."""

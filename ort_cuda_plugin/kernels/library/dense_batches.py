@@ -19,8 +19,6 @@ from ...program.steps.steps import Contract, Input, Map, Output
 from ...program.steps.tensor import Tensor
 from .library_calls import call_cublaslt
 
-__all__ = ["call_with_dense_batches"]
-
 MUCH_WORK = 1 << 22
 """Minimum multiply-adds of a GEMM for which copies pay off (estimate, not measured)."""
 

@@ -19,8 +19,6 @@ from ...program.steps.steps import Attend, Map, used_inputs
 from ..codegen.guards import try_guard
 from ..codegen.source import constant_number
 
-__all__ = ["Softmax", "attention_form", "call_cudnn_attention", "softmax_of", "uncast"]
-
 WIDTHS = range(8, 129, 8)
 """Head sizes, in elements, that cuDNN's engines support."""
 VECTOR = 8

@@ -36,8 +36,6 @@ from ..conv.channels_last import (
 from ..conv.cudnn_epilogue import cudnn_form
 from ..gemm.dispatch import Folded, folded
 
-__all__ = ["call_cublaslt", "call_cudnn"]
-
 _activations = {
     "": ProblemFlags(0),
     RELU: ProblemFlags.RELU,

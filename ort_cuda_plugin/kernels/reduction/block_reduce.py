@@ -11,8 +11,6 @@ from ...program.expressions.scalar import Scalar
 from ...program.steps.row_program import Stage, Values
 from ..codegen.source import Emitter, register_type
 
-__all__ = ["WARP", "Accumulators", "PartialResults", "stepped"]
-
 WARP = 32
 Accumulators: TypeAlias = dict[Stage, list[str]]
 """Variables that hold a row's accumulators, by stage. A stage is one reduction of the row program."""

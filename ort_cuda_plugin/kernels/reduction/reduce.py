@@ -26,8 +26,6 @@ from ort_cuda_plugin.program.steps.row_program import Stage, grouped_stages
 from ort_cuda_plugin.program.steps.steps import Input
 from ort_cuda_plugin.program.steps.trace import Use
 
-__all__ = ["RowKernel"]
-
 SERIAL_COLUMNS = 32
 """Maximum columns of a row that a single thread reduces on a GPU, except along a strided axis (`choose_strided`).
 

@@ -12,8 +12,6 @@ from ...program.expressions.symbolic import Dim
 from ...program.lowering.context import Lowering, Tensor
 from ..codegen.source import KernelBuilder, load_text, offset_text, register_type
 
-__all__ = ["Cell", "CellKernel", "Direction", "Elements", "Gates", "Sequences"]
-
 Gates = Sequence[Scalar]
 
 

@@ -20,8 +20,6 @@ from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.lowering.context import Lowering
 from ort_cuda_plugin.program.steps.trace import Use
 
-__all__ = ["run_cells"]
-
 THREADS = 128  # maximum threads per block
 
 

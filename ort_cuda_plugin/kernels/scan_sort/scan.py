@@ -10,8 +10,6 @@ from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.shapes import collapse
 from ort_cuda_plugin.program.steps.row_program import Reduction
 
-__all__ = ["scan"]
-
 
 def scan(ctx: Lowering, reduction: Reduction, x: Tensor, axis: int, *, exclusive: bool, reverse: bool) -> Tensor:
     """Return the scan of x along ``axis``: element i is the reduction of elements 0..i, with ``exclusive`` of 0..i-1.

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from ...compiler.intrinsics import Pointer
 
-__all__ = ["count_prefixes", "sort_rows"]
-
 THREADS = 256  # threads per block
 MANY = 4096
 """Number of flags above which a GPU counts them with `scan`, by several blocks."""

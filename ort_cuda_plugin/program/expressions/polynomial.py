@@ -322,11 +322,14 @@ def bounds(dim: Dim) -> Bounds:
 # ---- bounds ----
 
 
-def _add_bounds(a: Bounds, b: Bounds) -> Bounds:
-    return (
-        None if a[0] is None or b[0] is None else a[0] + b[0],
-        None if a[1] is None or b[1] is None else a[1] + b[1],
-    )
+def both(function: Callable[[int, int], int], x: int | None, y: int | None) -> int | None:
+    """Return ``function`` of two bounds; None (unbounded) if one of them is None."""
+    return None if x is None or y is None else function(x, y)
+
+
+def tighter(function: Callable[[int, int], int], x: int | None, y: int | None) -> int | None:
+    """Return ``function``, min or max, of two bounds of one value; if one of them is None, the other."""
+    return y if x is None else x if y is None else function(x, y)
 
 
 def _mul_bounds(a: Bounds, b: Bounds) -> Bounds:
@@ -345,7 +348,8 @@ def _polynomial_bounds(expr: Expr) -> Bounds:
         for atom in monomial[1:]:
             product = _mul_bounds(product, atom.bounds)
         low, high = (None if end is None else end * coefficient for end in product)
-        total = _add_bounds(total, (low, high) if coefficient > 0 else (high, low))
+        low, high = (low, high) if coefficient > 0 else (high, low)
+        total = both(int.__add__, total[0], low), both(int.__add__, total[1], high)
         if total == (None, None):
             break
     return total
@@ -367,21 +371,14 @@ def _atom_bounds(op: ExprOp, args: tuple[Dim, ...]) -> Bounds:
         return 0, 1
     if op is ExprOp.SELECT:
         a, b = bounds(args[1]), bounds(args[2])
-        return (
-            None if a[0] is None or b[0] is None else min(a[0], b[0]),
-            None if a[1] is None or b[1] is None else max(a[1], b[1]),
-        )
+        return both(min, a[0], b[0]), both(max, a[1], b[1])
     a, b = bounds(args[0]), bounds(args[1])
     if op is ExprOp.MUL:
         return _mul_bounds(a, b)
     if op is ExprOp.MIN:
-        lows = None if a[0] is None or b[0] is None else min(a[0], b[0])
-        highs = [x for x in (a[1], b[1]) if x is not None]
-        return lows, min(highs, default=None)
+        return both(min, a[0], b[0]), tighter(min, a[1], b[1])
     if op is ExprOp.MAX:
-        highs_max = None if a[1] is None or b[1] is None else max(a[1], b[1])
-        lows_max = [x for x in (a[0], b[0]) if x is not None]
-        return max(lows_max, default=None), highs_max
+        return tighter(max, a[0], b[0]), both(max, a[1], b[1])
     divisor = args[1]
     if op is ExprOp.MOD:
         if b[0] is not None and b[0] > 0:
@@ -465,71 +462,43 @@ def floordiv(a: Dim, b: Dim) -> Dim:
 
     Simplifications assume that a symbolic b is not 0 in any Run.
     """
-    if isinstance(b, int):
-        if isinstance(a, int):
-            return a // b
-        if b == 0:
-            raise ZeroDivisionError(f"division of sizes by zero: {a!r} // 0")
-        if b < 0:
-            return floordiv(-a, -b)
-        if b == 1:
-            return a
-        quotient, rest = _split(a, b)
-        low, high = bounds(rest)
-        if low is not None and low >= 0 and high is not None and high < b:
-            return quotient
-        if isinstance(rest, int):
-            return quotient + rest // b
-        inner = single_atom(rest)
-        if inner is not None and inner.op is ExprOp.FLOORDIV and isinstance(inner.args[1], int) and inner.args[1] > 0:
-            return quotient + floordiv(inner.args[0], inner.args[1] * b)
-        return quotient + operation(ExprOp.FLOORDIV, rest, b)
-    if isinstance(a, int) and a == 0:
-        return 0
-    exact = _exact_quotient(a, b)
-    return operation(ExprOp.FLOORDIV, a, b) if exact is None else exact
+    return _division(ExprOp.FLOORDIV, a, b)
 
 
 def mod(a: Dim, b: Dim) -> Dim:
     """Return ``a % b`` with the sign of the divisor. Raises ZeroDivisionError for a constant divisor of 0."""
-    if isinstance(b, int):
-        if isinstance(a, int):
-            return a % b
-        if b == 0:
-            raise ZeroDivisionError(f"division of sizes by zero: {a!r} % 0")
-        if b in (1, -1):
-            return 0
-        if b > 0:
-            _, rest = _split(a, b)
-            low, high = bounds(rest)
-            if isinstance(rest, int) or (low is not None and low >= 0 and high is not None and high < b):
-                return rest
-            return operation(ExprOp.MOD, rest, b)
-        return operation(ExprOp.MOD, a, b)
-    if (isinstance(a, int) and a == 0) or _exact_quotient(a, b) is not None:
-        return 0
-    return operation(ExprOp.MOD, a, b)
+    return _division(ExprOp.MOD, a, b)
 
 
 def ceildiv(a: Dim, b: Dim) -> Dim:
     """Return ``a / b`` rounded up. Raises ZeroDivisionError for a constant divisor of 0."""
-    if isinstance(b, int):
-        if isinstance(a, int):
-            return -(-a // b)
-        if b == 0:
-            raise ZeroDivisionError(f"division of sizes by zero: ceildiv({a!r}, 0)")
-        if b < 0:
-            return ceildiv(-a, -b)
-        if b == 1:
-            return a
-        quotient, rest = _split(a, b)
-        if isinstance(rest, int):
-            return quotient + -(-rest // b)
-        return quotient + operation(ExprOp.CEILDIV, rest, b)
-    if isinstance(a, int) and a == 0:
-        return 0
-    exact = _exact_quotient(a, b)
-    return operation(ExprOp.CEILDIV, a, b) if exact is None else exact
+    return _division(ExprOp.CEILDIV, a, b)
+
+
+def _division(op: ExprOp, a: Dim, b: Dim) -> Dim:
+    if isinstance(a, int) and isinstance(b, int):
+        return evaluators[op](a, b)
+    is_mod = op is ExprOp.MOD
+    if isinstance(b, Expr):
+        exact = _exact_quotient(a, b)
+        return operation(op, a, b) if exact is None else 0 if is_mod else exact
+    if b == 0:
+        raise ZeroDivisionError(f"division of sizes by zero: {op.name.lower()}({a!r}, 0)")
+    assert isinstance(a, Expr)
+    if b < 0:
+        return -_division(op, -a, -b) if is_mod else _division(op, -a, -b)
+    if b == 1:
+        return 0 if is_mod else a
+    quotient, rest = _split(a, b)
+    if isinstance(rest, int):
+        return rest if is_mod else quotient + evaluators[op](rest, b)
+    low, high = rest.bounds
+    if op is not ExprOp.CEILDIV and low is not None and low >= 0 and high is not None and high < b:
+        return rest if is_mod else quotient
+    inner = single_atom(rest)
+    if inner is not None and op is inner.op is ExprOp.FLOORDIV and isinstance(inner.args[1], int) and inner.args[1] > 0:
+        return quotient + floordiv(inner.args[0], inner.args[1] * b)
+    return operation(op, rest, b) if is_mod else quotient + operation(op, rest, b)
 
 
 def truncdiv(a: Dim, b: Dim) -> Dim:

@@ -12,6 +12,7 @@ stored or cast. Integer arithmetic wraps around.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,6 +45,18 @@ class _Sameness:
         return "the result of == or !="
 
 
+def _operator(function: Callable[[Operand, Operand], Scalar]) -> Callable[[Scalar, Operand], Scalar]:
+    """Return the method of a binary operator with an expression on its left."""
+    return lambda self, other: function(self, other)
+
+
+def _operators(
+    function: Callable[[Operand, Operand], Scalar],
+) -> tuple[Callable[[Scalar, Operand], Scalar], Callable[[Scalar, Number], Scalar]]:
+    """Return the methods of a binary operator with an expression on its left, and with a number on its left."""
+    return _operator(function), lambda self, other: function(other, self)
+
+
 @dataclass(frozen=True, eq=False)
 class Scalar:
     """A node of an expression: a leaf, or an operation on operands. ``==`` compares identity; `equal` compares values.
@@ -57,83 +70,31 @@ class Scalar:
     operands: tuple[Scalar, ...] = ()
     value: Any = None
 
-    def __add__(self, other: Operand) -> Scalar:
-        return _arithmetic("add", self, other)
-
-    def __radd__(self, other: Number) -> Scalar:
-        return _arithmetic("add", other, self)
-
-    def __sub__(self, other: Operand) -> Scalar:
-        return _arithmetic("sub", self, other)
-
-    def __rsub__(self, other: Number) -> Scalar:
-        return _arithmetic("sub", other, self)
-
-    def __mul__(self, other: Operand) -> Scalar:
-        return _arithmetic("mul", self, other)
-
-    def __rmul__(self, other: Number) -> Scalar:
-        return _arithmetic("mul", other, self)
-
-    def __truediv__(self, other: Operand) -> Scalar:
-        return _divided(self, other)
-
-    def __rtruediv__(self, other: Number) -> Scalar:
-        return _divided(other, self)
-
-    def __floordiv__(self, other: Operand) -> Scalar:
-        return floor_divide(self, other)
-
-    def __rfloordiv__(self, other: Number) -> Scalar:
-        return floor_divide(other, self)
+    __add__, __radd__ = _operators(lambda a, b: _arithmetic("add", a, b))
+    __sub__, __rsub__ = _operators(lambda a, b: _arithmetic("sub", a, b))
+    __mul__, __rmul__ = _operators(lambda a, b: _arithmetic("mul", a, b))
+    __truediv__, __rtruediv__ = _operators(lambda a, b: _divided(a, b))
+    __floordiv__, __rfloordiv__ = _operators(lambda a, b: floor_divide(a, b))
+    __mod__, __rmod__ = _operators(lambda a, b: floor_modulo(a, b))
+    __pow__, __rpow__ = _operators(lambda a, b: power(a, b))
+    __and__ = _operator(lambda a, b: _bitwise("and", a, b))
+    __or__ = _operator(lambda a, b: _bitwise("or", a, b))
+    __xor__ = _operator(lambda a, b: _bitwise("xor", a, b))
+    __lshift__ = _operator(lambda a, b: _bitwise("shl", a, b, booleans=False))
+    __rshift__ = _operator(lambda a, b: _bitwise("shr", a, b, booleans=False))
+    __lt__ = _operator(lambda a, b: _compare("lt", a, b))
+    __le__ = _operator(lambda a, b: _compare("le", a, b))
+    __gt__ = _operator(lambda a, b: _compare("gt", a, b))
+    __ge__ = _operator(lambda a, b: _compare("ge", a, b))
 
     def __neg__(self) -> Scalar:
         return _arithmetic("neg", self)
-
-    def __and__(self, other: Operand) -> Scalar:
-        return _bitwise("and", self, other)
-
-    def __or__(self, other: Operand) -> Scalar:
-        return _bitwise("or", self, other)
-
-    def __xor__(self, other: Operand) -> Scalar:
-        return _bitwise("xor", self, other)
-
-    def __mod__(self, other: Operand) -> Scalar:
-        return floor_modulo(self, other)
-
-    def __rmod__(self, other: Number) -> Scalar:
-        return floor_modulo(other, self)
-
-    def __pow__(self, other: Operand) -> Scalar:
-        return power(self, other)
-
-    def __rpow__(self, other: Number) -> Scalar:
-        return power(other, self)
 
     def __abs__(self) -> Scalar:
         return absolute(self)
 
     def __invert__(self) -> Scalar:
         return _bitwise("not", self)
-
-    def __lshift__(self, other: Operand) -> Scalar:
-        return _bitwise("shl", self, other, booleans=False)
-
-    def __rshift__(self, other: Operand) -> Scalar:
-        return _bitwise("shr", self, other, booleans=False)
-
-    def __lt__(self, other: Operand) -> Scalar:
-        return _compare("lt", self, other)
-
-    def __le__(self, other: Operand) -> Scalar:
-        return _compare("le", self, other)
-
-    def __gt__(self, other: Operand) -> Scalar:
-        return _compare("gt", self, other)
-
-    def __ge__(self, other: Operand) -> Scalar:
-        return _compare("ge", self, other)
 
     def __eq__(self, other: object) -> Any:
         return _Sameness(self is other)
@@ -394,9 +355,7 @@ def _is_unsigned(dtype: DType) -> bool:
 
 
 def power(a: Operand, b: Operand) -> Scalar:
-    """Return ``a ** b`` of floats; the exponents in `SIMPLE_EXPONENTS` need only multiplications, a square root or a
-    division.
-    """
+    """Return ``a ** b`` of floats. The exponents in `SIMPLE_EXPONENTS` do not need the general power function."""
     if isinstance(b, (int, float)) and isinstance(a, Scalar) and b in SIMPLE_EXPONENTS:
         return SIMPLE_EXPONENTS[b](a)
     return _float_function("pow", a, b)
@@ -444,64 +403,26 @@ def is_nan(x: Scalar) -> Scalar:
     return not_equal(x, x)
 
 
-def exp(x: Operand) -> Scalar:
-    return _float_function("exp", x)
+def _float_functions(*names: str) -> Iterator[Callable[[Operand], Scalar]]:
+    """Yield the functions of a float that C's math library has under these names."""
+    for name in names:
+        function = functools.partial(_float_function, name)
+        function.__doc__ = f"Return {name}(x) of a float x."
+        yield function
 
 
-def log(x: Operand) -> Scalar:
-    return _float_function("log", x)
-
-
-def log1p(x: Operand) -> Scalar:
-    return _float_function("log1p", x)
-
-
-def expm1(x: Operand) -> Scalar:
-    return _float_function("expm1", x)
-
-
-def sqrt(x: Operand) -> Scalar:
-    return _float_function("sqrt", x)
-
-
-def erf(x: Operand) -> Scalar:
-    return _float_function("erf", x)
+exp, log, log1p, expm1, sqrt, erf = _float_functions("exp", "log", "log1p", "expm1", "sqrt", "erf")
+tanh, sin, cos, floor, ceil, round_half_even = _float_functions("tanh", "sin", "cos", "floor", "ceil", "rint")
 
 
 def half_erf(x: Operand) -> Scalar:
-    """Return erf with the accuracy of 16-bit floats, for results that are stored in 16 bits. It takes half the time of
-    erf.
-    """
+    """Return erf with the accuracy of 16-bit floats, for results that are stored in 16 bits. It takes half the time."""
     return _float_function("half_erf", x)
-
-
-def tanh(x: Operand) -> Scalar:
-    return _float_function("tanh", x)
-
-
-def sin(x: Operand) -> Scalar:
-    return _float_function("sin", x)
-
-
-def cos(x: Operand) -> Scalar:
-    return _float_function("cos", x)
 
 
 def unary_float(name: str, x: Operand) -> Scalar:
     """Return the function ``name`` of C's math library, such as tan, asin, sinh, exp2 or log2, of a float."""
     return _float_function(name, x)
-
-
-def floor(x: Operand) -> Scalar:
-    return _float_function("floor", x)
-
-
-def ceil(x: Operand) -> Scalar:
-    return _float_function("ceil", x)
-
-
-def round_half_even(x: Operand) -> Scalar:
-    return _float_function("rint", x)
 
 
 def sigmoid(x: Scalar) -> Scalar:

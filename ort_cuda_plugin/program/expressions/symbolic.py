@@ -9,73 +9,36 @@ The operations, and their results for negative numbers, are those of ``ocp_plan_
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from .operations import ExprOp
-from .polynomial import (
-    READ_BACK,
-    Atom,
-    Bounds,
-    Dim,
-    Expr,
-    Monomial,
-    boolean_ops,
-    bounds,
-    ceildiv,
-    divides,
-    evaluators,
-    floordiv,
-    hint,
-    is_const,
-    is_read_back,
-    mod,
-    operation,
-    single_atom,
-    symbol,
-    truncdiv,
-)
-
-__all__ = [
-    "READ_BACK",
-    "Atom",
-    "Bounds",
-    "Dim",
-    "Expr",
-    "Monomial",
-    "bounds",
-    "ceildiv",
-    "divides",
-    "eq",
-    "evaluators",
-    "floordiv",
-    "hint",
-    "is_const",
-    "is_read_back",
-    "le",
-    "logical_and",
-    "logical_not",
-    "logical_or",
-    "lt",
-    "mod",
-    "ne",
-    "product",
-    "select",
-    "single_atom",
-    "sym_max",
-    "sym_min",
-    "symbol",
-    "truncdiv",
-    "truth",
-]
+from .polynomial import READ_BACK as READ_BACK
+from .polynomial import Atom as Atom
+from .polynomial import Bounds as Bounds
+from .polynomial import Dim as Dim
+from .polynomial import Expr as Expr
+from .polynomial import Monomial as Monomial
+from .polynomial import boolean_ops, both, operation, tighter
+from .polynomial import bounds as bounds
+from .polynomial import ceildiv as ceildiv
+from .polynomial import divides as divides
+from .polynomial import evaluators as evaluators
+from .polynomial import floordiv as floordiv
+from .polynomial import hint as hint
+from .polynomial import is_const as is_const
+from .polynomial import is_read_back as is_read_back
+from .polynomial import mod as mod
+from .polynomial import single_atom as single_atom
+from .polynomial import symbol as symbol
+from .polynomial import truncdiv as truncdiv
 
 
 def _difference_bounds(a: Dim, b: Dim) -> Bounds:
     """Return bounds of ``a - b``: the tighter of the polynomial's bounds and those that the bounds of a and b imply."""
     low, high = bounds(a - b)
     (a_low, a_high), (b_low, b_high) = bounds(a), bounds(b)
-    lows = [x for x in (low, None if a_low is None or b_high is None else a_low - b_high) if x is not None]
-    highs = [x for x in (high, None if a_high is None or b_low is None else a_high - b_low) if x is not None]
-    return max(lows, default=None), min(highs, default=None)
+    apart = both(int.__sub__, a_low, b_high), both(int.__sub__, a_high, b_low)
+    return tighter(max, low, apart[0]), tighter(min, high, apart[1])
 
 
 def _ordered(a: Dim, b: Dim) -> tuple[Dim, Dim]:
@@ -84,31 +47,23 @@ def _ordered(a: Dim, b: Dim) -> tuple[Dim, Dim]:
 
 
 def sym_min(a: Dim, b: Dim) -> Dim:
-    if isinstance(a, int) and isinstance(b, int):
-        return min(a, b)
-    low, high = _difference_bounds(a, b)
-    if high is not None and high <= 0:
-        return a
-    if low is not None and low >= 0:
-        return b
     return _extreme(ExprOp.MIN, a, b)
 
 
 def sym_max(a: Dim, b: Dim) -> Dim:
-    if isinstance(a, int) and isinstance(b, int):
-        return max(a, b)
-    low, high = _difference_bounds(a, b)
-    if high is not None and high <= 0:
-        return b
-    if low is not None and low >= 0:
-        return a
     return _extreme(ExprOp.MAX, a, b)
 
 
 def _extreme(op: ExprOp, a: Dim, b: Dim) -> Dim:
-    """Return the minimum or maximum, simplified: ``min(min(a, b), b)`` to ``min(a, b)``, and ``min(max(a, b), b)`` to
-    ``b``.
-    """
+    """Return the minimum or maximum. ``min(min(a, b), b)`` becomes ``min(a, b)``, and ``min(max(a, b), b)`` ``b``."""
+    if isinstance(a, int) and isinstance(b, int):
+        return evaluators[op](a, b)
+    low, high = _difference_bounds(a, b)
+    if_less, if_more = (a, b) if op is ExprOp.MIN else (b, a)
+    if high is not None and high <= 0:
+        return if_less
+    if low is not None and low >= 0:
+        return if_more
     for outer, inner in ((a, b), (b, a)):
         atom = single_atom(outer)
         if atom is not None and atom.op in (ExprOp.MIN, ExprOp.MAX) and inner in atom.args:
@@ -136,26 +91,24 @@ def ne(a: Dim, b: Dim) -> Dim:
 
 def lt(a: Dim, b: Dim) -> Dim:
     """Return 1 if ``a < b``, else 0."""
-    if isinstance(a, int) and isinstance(b, int):
-        return int(a < b)
-    low, high = _difference_bounds(a, b)
-    if high is not None and high < 0:
-        return 1
-    if low is not None and low >= 0:
-        return 0
-    return operation(ExprOp.LT, a, b)
+    return _less(ExprOp.LT, a, b, 0)
 
 
 def le(a: Dim, b: Dim) -> Dim:
     """Return 1 if ``a <= b``, else 0."""
+    return _less(ExprOp.LE, a, b, 1)
+
+
+def _less(op: ExprOp, a: Dim, b: Dim, end: int) -> Dim:
+    """Return 1 if ``a - b < end``, else 0."""
     if isinstance(a, int) and isinstance(b, int):
-        return int(a <= b)
+        return evaluators[op](a, b)
     low, high = _difference_bounds(a, b)
-    if high is not None and high <= 0:
+    if high is not None and high < end:
         return 1
-    if low is not None and low > 0:
+    if low is not None and low >= end:
         return 0
-    return operation(ExprOp.LE, a, b)
+    return operation(op, a, b)
 
 
 def truth(condition: Dim) -> bool | None:
@@ -172,10 +125,8 @@ def logical_and(a: Dim, b: Dim) -> Dim:
     if truth_a is False or truth_b is False:
         return 0
     if truth_a:
-        return 1 if truth_b else ne(b, 0) if not _is_boolean(b) else b
-    if truth_b or a == b:
-        return a if _is_boolean(a) else ne(a, 0)
-    return operation(ExprOp.AND, *_ordered(a, b))
+        return 1 if truth_b else _as_boolean(b)
+    return _as_boolean(a) if truth_b or a == b else operation(ExprOp.AND, *_ordered(a, b))
 
 
 def logical_or(a: Dim, b: Dim) -> Dim:
@@ -184,30 +135,29 @@ def logical_or(a: Dim, b: Dim) -> Dim:
     if truth_a or truth_b:
         return 1
     if truth_a is False:
-        return 0 if truth_b is False else b if _is_boolean(b) else ne(b, 0)
-    if truth_b is False or a == b:
-        return a if _is_boolean(a) else ne(a, 0)
-    return operation(ExprOp.OR, *_ordered(a, b))
+        return 0 if truth_b is False else _as_boolean(b)
+    return _as_boolean(a) if truth_b is False or a == b else operation(ExprOp.OR, *_ordered(a, b))
+
+
+_negations: Mapping[ExprOp, Callable[[Dim, Dim], Dim]] = {
+    ExprOp.EQ: ne,
+    ExprOp.NE: eq,
+    ExprOp.LT: lambda a, b: le(b, a),
+    ExprOp.LE: lambda a, b: lt(b, a),
+}
 
 
 def logical_not(a: Dim) -> Dim:
     """Return 1 if a is 0, else 0."""
     atom = single_atom(a)
-    if atom is not None:
-        if atom.op is ExprOp.EQ:
-            return ne(*atom.args)
-        if atom.op is ExprOp.NE:
-            return eq(*atom.args)
-        if atom.op is ExprOp.LT:
-            return le(atom.args[1], atom.args[0])
-        if atom.op is ExprOp.LE:
-            return lt(atom.args[1], atom.args[0])
-    return eq(a, 0)
+    negation = None if atom is None or atom.op is None else _negations.get(atom.op)
+    return eq(a, 0) if atom is None or negation is None else negation(*atom.args)
 
 
-def _is_boolean(dim: Dim) -> bool:
+def _as_boolean(dim: Dim) -> Dim:
     atom = single_atom(dim)
-    return atom is not None and atom.op in boolean_ops if not isinstance(dim, int) else dim in (0, 1)
+    is_boolean = dim in (0, 1) if isinstance(dim, int) else atom is not None and atom.op in boolean_ops
+    return dim if is_boolean else ne(dim, 0)
 
 
 def select(condition: Dim, a: Dim, b: Dim) -> Dim:

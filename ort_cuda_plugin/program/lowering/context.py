@@ -10,8 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ...model.ir import Array, Constant, DType, Graph, InvalidModel, Node, UnknownRank, Unsupported
-from ..device import DeviceProperties, LoweringOptions
+from ...model.ir import Array, Constant, Node, UnknownRank
+from ...model.ir import DType as DType
+from ...model.ir import InvalidModel as InvalidModel
+from ...model.ir import Unsupported as Unsupported
+from ..device import DeviceProperties as DeviceProperties
+from ..device import LoweringOptions as LoweringOptions
 from ..expressions.scalar import cast
 from ..expressions.symbolic import (
     READ_BACK,
@@ -28,45 +32,21 @@ from ..expressions.symbolic import (
 from ..steps.callbacks import Callback
 from ..steps.schedule import Choice
 from ..steps.steps import Map, Sums
-from ..steps.tensor import MAX_HOST_ELEMENTS, Buffer, BufferKind, Tensor, contiguous_strides
-from ..steps.trace import (
-    Arg,
-    Float32,
-    Float64,
-    HostCall,
-    Int32,
-    Int64,
-    ReadBack,
-    Step,
-)
+from ..steps.tensor import MAX_HOST_ELEMENTS
+from ..steps.tensor import Buffer as Buffer
+from ..steps.tensor import BufferKind as BufferKind
+from ..steps.tensor import Tensor as Tensor
+from ..steps.trace import Arg as Arg
+from ..steps.trace import Float32 as Float32
+from ..steps.trace import Float64 as Float64
+from ..steps.trace import HostCall, ReadBack, Step
+from ..steps.trace import Int32 as Int32
+from ..steps.trace import Int64 as Int64
 from .elementwise import elementwise
 from .recorder import Recorder, reads_and_writes
 
-__all__ = [
-    "MAX_HOST_ELEMENTS",
-    "Arg",
-    "Buffer",
-    "BufferKind",
-    "DType",
-    "DeviceProperties",
-    "Float32",
-    "Float64",
-    "Graph",
-    "Int32",
-    "Int64",
-    "InvalidModel",
-    "Lowering",
-    "LoweringOptions",
-    "Node",
-    "Tensor",
-    "Unsupported",
-    "contiguous_strides",
-]
-
 NUM_TRIALS = 9
 """Maximum trials of a claim. Each trial assumes another value of an unknown number; see `Lowering.chosen`."""
-_INT32_MAX = 2**31 - 1
-_INT64_MAX = 2**63 - 1
 _READ_BACK_HINT = 1
 
 

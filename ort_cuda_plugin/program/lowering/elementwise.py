@@ -14,21 +14,11 @@ from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import Dim
 from ort_cuda_plugin.program.lowering.host import HostArray, on_host
 from ort_cuda_plugin.program.lowering.memory_order import empty_in_order, in_memory_order, is_channels_first
-from ort_cuda_plugin.program.lowering.recorder import Recorder, copy_of
+from ort_cuda_plugin.program.lowering.recorder import Recorder
+from ort_cuda_plugin.program.lowering.recorder import copy_of as copy_of
 from ort_cuda_plugin.program.lowering.shapes import aligned, broadcast_shapes
 from ort_cuda_plugin.program.steps.steps import Input, Map, used_inputs
 from ort_cuda_plugin.program.steps.tensor import Tensor
-
-__all__ = [
-    "copy_into",
-    "copy_of",
-    "elementwise",
-    "elementwise_into",
-    "full",
-    "leaves_of",
-    "loadable",
-    "rearranged",
-]
 
 
 def elementwise(ctx: Recorder, fn: Callable[..., Scalar], *tensors: Tensor) -> Tensor:

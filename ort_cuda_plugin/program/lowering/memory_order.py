@@ -14,8 +14,6 @@ from ort_cuda_plugin.program.lowering.recorder import Recorder
 from ort_cuda_plugin.program.lowering.views import permute, unsqueeze
 from ort_cuda_plugin.program.steps.tensor import Tensor
 
-__all__ = ["empty_in_order", "in_memory_order", "is_channels_first"]
-
 
 def is_channels_first(x: Tensor) -> bool:
     """Return whether x is an NHWC view of NCHW memory."""

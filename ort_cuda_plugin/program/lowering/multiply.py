@@ -13,8 +13,6 @@ from .context import Lowering
 from .elementwise import loadable
 from .shapes import aligned, broadcast_shapes
 
-__all__ = ["multiply"]
-
 
 def multiply(
     ctx: Lowering,

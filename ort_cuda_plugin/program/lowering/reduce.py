@@ -13,8 +13,6 @@ from ort_cuda_plugin.program.steps.row_program import Row
 from ort_cuda_plugin.program.steps.steps import Input, Output, Rows, used_inputs
 from ort_cuda_plugin.program.steps.tensor import Tensor
 
-__all__ = ["reduce", "row_map"]
-
 
 def reduce(
     ctx: Lowering, fn: Callable[[Row, Scalar], Scalar], x: Tensor, axes: Iterable[int], keepdims: bool = True

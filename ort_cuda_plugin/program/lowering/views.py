@@ -10,8 +10,6 @@ from ort_cuda_plugin.program.lowering.recorder import Recorder
 from ort_cuda_plugin.program.lowering.shapes import axes_of, broadcast_shapes, broadcast_strides
 from ort_cuda_plugin.program.steps.tensor import Tensor, dims_of
 
-__all__ = ["expand", "part", "permute", "reshape", "squeeze", "unsqueeze"]
-
 
 def permute(ctx: Recorder, x: Tensor, axes: Sequence[int]) -> Tensor:
     """Return x with its dimensions in the order ``axes``, without a copy."""

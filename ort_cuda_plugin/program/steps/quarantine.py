@@ -9,18 +9,6 @@ from typing import NamedTuple
 from .schedule import Engine, Schedule
 from .steps import Attend, Convolve, Sums
 
-__all__ = [
-    "Quarantine",
-    "Quarantined",
-    "QuarantinedOperator",
-    "QuarantinedSchedule",
-    "ScheduleKind",
-    "family_of",
-    "kinds_for",
-    "operator_name",
-    "schedule_kinds",
-]
-
 
 class ScheduleKind(NamedTuple):
     """The properties of a schedule that a quarantine distinguishes.

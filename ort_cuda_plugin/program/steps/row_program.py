@@ -20,20 +20,6 @@ from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar, operands_first
 
-__all__ = [
-    "MAX",
-    "MIN",
-    "PRODUCT",
-    "SUM",
-    "Reduction",
-    "Row",
-    "Stage",
-    "Values",
-    "arg_max",
-    "arg_min",
-    "grouped_stages",
-]
-
 Values = tuple[Scalar, ...]
 
 

@@ -1,14 +1,13 @@
 """Schedules: the engine, tile and split-K of a GEMM, a convolution or attention, as data.
 
 The package ``schedule`` selects a schedule for each step (`Choice`) and stores it in the step; emission makes no
-further decision. `schedule_data` and `parse_schedule` convert schedules to and from JSON, `describe` to readable text.
+further decision. `schedule_data` converts schedules to JSON, `describe` to readable text.
 """
 
 from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -221,28 +220,9 @@ def schedule_data(schedule: Schedule) -> dict[str, Any]:
     return data
 
 
-def schedule_of(data: Mapping[str, Any]) -> Schedule:
-    """Return the schedule for data from `schedule_data`. Raises TypeError, ValueError or KeyError for other data."""
-    values = dict(data)
-    values["engine"] = Engine(values["engine"])
-    if "weights" in values:
-        values["weights"] = WeightLayout(values["weights"])
-    if "tile" in values:
-        values["tile"] = (AttentionTile if "keys" in values["tile"] else Tile)(**values["tile"])
-    return Schedule(**values)
-
-
 def schedule_text(schedule: Schedule) -> str:
     """Return the schedule as one line of JSON, which is also its key in the timing cache."""
     return json.dumps(schedule_data(schedule), sort_keys=True, separators=(",", ":"))
-
-
-def parse_schedule(text: str) -> Schedule:
-    """Return the schedule for a text from `schedule_text`. Raises ValueError for other texts."""
-    try:
-        return schedule_of(json.loads(text))
-    except (TypeError, KeyError) as error:
-        raise ValueError(f"schedule: expected the fields of Schedule, got {text!r}") from error
 
 
 def explained(schedule: Schedule, why: str) -> str:

@@ -7,7 +7,7 @@ broadcast to its shape.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
@@ -335,10 +335,3 @@ class Substitution:
 def dense(x: Tensor) -> bool:
     """Return whether x is the whole of its buffer, in row-major order."""
     return x.offset == 0 and x.is_contiguous and x.buffer.nbytes == x.nbytes
-
-
-def same_place(x: Tensor, y: Tensor, strides: Sequence[Dim], other_strides: Sequence[Dim]) -> bool:
-    """Return whether x with ``strides`` and y with ``other_strides`` are the same view of one buffer."""
-    return (
-        x.buffer is y.buffer and x.dtype is y.dtype and x.offset == y.offset and tuple(strides) == tuple(other_strides)
-    )
