@@ -37,9 +37,7 @@ class DeviceProperties:
     def gpu(
         compute_capability: tuple[int, int], multiprocessors: int = 0, libraries: frozenset[str] = frozenset()
     ) -> DeviceProperties:
-        """Return the properties of a GPU; ``multiprocessors`` defaults to the number of a large GPU of the same
-        architecture.
-        """
+        """Return the properties of a GPU, by default with the multiprocessors of a large one of its architecture."""
         count = multiprocessors or typical_multiprocessors(compute_capability)
         return DeviceProperties(False, libraries, compute_capability, count, runs_cubins=True, tf32=True)
 

@@ -18,6 +18,7 @@ from ...program.expressions.scalar import Scalar
 from ...program.expressions.symbolic import ceildiv, product
 from ...program.lowering.context import Lowering, Tensor
 from ...program.lowering.shapes import collapse
+from ...program.lowering.views import transpose_matrices
 from ...program.steps.row_program import Row
 from ...program.steps.schedule import Engine, Schedule
 from ...program.steps.steps import Input, Map, used_inputs
@@ -27,10 +28,10 @@ from ..codegen.launch_geometry import extent, index_type, reach
 from ..codegen.row_cache import find_by_column
 from ..codegen.simt_fragments import Element
 from ..codegen.source import Emitter, KernelBuilder, Parameters
-from ..gemm.dispatch import add_batch, batch_strides, contiguous_axis
+from ..gemm.dispatch import add_batch, batch_strides
 from .flash_kernel import Range, StreamKernel
 from .flash_mma import MatrixStreamKernel
-from .multi_pass import PREFIX, Pass, Weights, add_operands, bind_inputs
+from .multi_pass import PREFIX, Pass, Weights, add_operands, attention_axes, bind_inputs
 from .split_kv_reduction import MERGED_ROWS, MergeKernel
 
 
@@ -80,12 +81,8 @@ def stream_attention(
     width, keys = v.shape[-1], k.shape[-2]
     m = groups * rows
     a = ctx.view(q, (*batch, m, size), (*q.strides[:-3], *q.strides[-2:]), q.offset)
-    operands = (a, ctx.view(k, (*batch, size, keys), (*k.strides[:-2], k.strides[-1], k.strides[-2]), k.offset), v)
-    contiguous = (
-        contiguous_axis(operands[0], "m", "k"),
-        contiguous_axis(operands[1], "k", "n"),
-        contiguous_axis(v, "n", "d"),
-    )
+    operands = (a, transpose_matrices(ctx, k), v)
+    contiguous = attention_axes(operands)
     tile, splits, is_mma = schedule.attention_tile, schedule.split_k, schedule.engine is Engine.FLASH_MMA
     if not is_mma:
         value = reading.value * reading.factor
@@ -136,8 +133,7 @@ def stream_attention(
         statistics = [ctx.empty((splits, *out.shape[:-1]), DType.FLOAT32) for _ in range(2)]
         for name, x in zip(("maxima", "weights"), statistics, strict=True):
             builder.tensor(x, name, written=True)
-    for more in (of_weights, of_bounds, of_result):
-        builder.include(more)
+    builder.include(of_weights, of_bounds, of_result)
     grid = (row_blocks * column_blocks * product(dims), splits, 1)
     uses = {operands[1]: Use(column_blocks * row_blocks), v: Use(row_blocks)}
     builder.launch(ctx, kernel.name, grid, (tile.threads, 1, 1), uses, shared, body=kernel.body)
@@ -197,8 +193,7 @@ def _reduce_splits(
     for name, x in zip(("parts", "maxima", "weights"), (part, *statistics), strict=True):
         builder.tensor(x, name)
     builder.integers(DType.INT32, m=groups * rows, rows=product(batch) * groups * rows, d=width)
-    for more in (of_bounds, of_result):
-        builder.include(more)
+    builder.include(of_bounds, of_result)
     kernel = MergeKernel(splits, epilogue, bounds, math.isnan(reading.without_keys))
     grid = (ceildiv(product(batch) * groups * rows, MERGED_ROWS), 1, 1)
     builder.launch(ctx, kernel.name, grid, (32 * MERGED_ROWS, 1, 1), body=kernel.body)

@@ -13,7 +13,7 @@ from ...model.ir import DType
 from ...program.expressions import scalar as s
 from ...program.expressions.scalar import Scalar
 from ...program.lowering.context import Lowering, Tensor
-from ...program.lowering.views import expand
+from ...program.lowering.views import expand, transpose_matrices
 from ...program.steps.steps import Attend
 from ..library.library_attention import Softmax, softmax_of
 from .flash import Reading, stream_attention
@@ -67,10 +67,7 @@ def share_keys(q: Tensor, k: Tensor, v: Tensor) -> bool:
 def flash_operands(ctx: Lowering, step: Attend) -> tuple[Tensor, Tensor, Tensor]:
     """Return q [..., rows, size], k [..., keys, size] and v [..., keys, width]; the step's second operand is k^T."""
     q, b, v = step.operands
-    k = ctx.view(
-        b, (*b.shape[:-2], b.shape[-1], b.shape[-2]), (*b.strides[:-2], b.strides[-1], b.strides[-2]), b.offset
-    )
-    return q, k, v
+    return q, transpose_matrices(ctx, b), v
 
 
 def _of_one_group(ctx: Lowering, x: Tensor) -> Tensor:

@@ -131,16 +131,14 @@ def carry_over(ctx: Lowering, past: Tensor, present: Tensor) -> None:
     (chunk,) = plane.names
     uses = {past: Use(elements=0), present: Use(elements=0)}
     in_place = in_place_of(past, present, kept=True)
-    if width > 1:
-        with builder.emit.block(f"if {plane.inside} and address_of({source}) != address_of({target}):"):
+    with builder.emit.block(f"if {plane.inside} and address_of({source}) != address_of({target}):"):
+        if width > 1:
             builder.emit.line(f"lanes = lanes_of({source}, {width})")
             for function, pointer in (("load_row", source), ("store_row", target)):
                 builder.emit.line(f"{function}(lanes, {pointer}, {chunk} * {width}, 0, {count}, {width}, 1)")
-        builder.launch(ctx, kernel_name(ctx), plane.grid, plane.block, uses, in_place=in_place)
-        return
-    with builder.emit.block(f"if {plane.inside} and address_of({source}) != address_of({target}):"):
-        builder.emit.line(f"for i in range({chunk} * {ROWS}, min({chunk} * {ROWS} + {ROWS}, {count})):")
-        builder.emit.line(f"    {target}[i] = {source}[i]")
+        else:
+            builder.emit.line(f"for i in range({chunk} * {ROWS}, min({chunk} * {ROWS} + {ROWS}, {count})):")
+            builder.emit.line(f"    {target}[i] = {source}[i]")
     builder.launch(ctx, kernel_name(ctx), plane.grid, plane.block, uses, in_place=in_place)
 
 

@@ -314,6 +314,12 @@ class AttentionKernel:
         return [*thread_tile(tile), "sums = result_sums", "cuda.syncthreads()", *stored.lines]
 
 
+def attention_axes(operands: Sequence[Tensor]) -> tuple[str, str, str]:
+    """Return the names of the axes of stride 1 of a [m, k], b [k, n] and c [n, d]; "" for an operand without one."""
+    a, b, c = operands
+    return contiguous_axis(a, "m", "k"), contiguous_axis(b, "k", "n"), contiguous_axis(c, "n", "d")
+
+
 def add_operands(builder: KernelBuilder, kernel: AttentionKernel, operands: Sequence[Tensor]) -> None:
     """Add the parameters of a [m, k], b [k, n] and c [n, d]: pointers, sizes, and strides other than 1."""
     for name, x in zip("abc", operands, strict=True):
@@ -341,7 +347,7 @@ def launch_attend(ctx: Lowering, step: Attend) -> None:
     epilogue, result_parameters = make_epilogue(ctx, step, step.total, outer, Axes("column", [len(axes) + 1]))
     kernel = AttentionKernel(
         (a.dtype.short, b.dtype.short, c.dtype.short),
-        (contiguous_axis(a, "m", "k"), contiguous_axis(b, "k", "n"), contiguous_axis(c, "n", "d")),
+        attention_axes(step.operands),
         weights,
         epilogue,
         len(batch),
@@ -351,8 +357,7 @@ def launch_attend(ctx: Lowering, step: Attend) -> None:
     builder = KernelBuilder()
     add_operands(builder, kernel, step.operands)
     add_batch(builder, batch, **dict(zip("abc", batches, strict=True)))
-    builder.include(score_parameters)
-    builder.include(result_parameters)
+    builder.include(score_parameters, result_parameters)
     form = kernel.form
     row_blocks, column_blocks = ceildiv(m, form.m), ceildiv(d, form.width)
     grid = (row_blocks * column_blocks * product(batch), 1, 1)
@@ -362,9 +367,7 @@ def launch_attend(ctx: Lowering, step: Attend) -> None:
 
 
 def _uses(step: Attend, passes: int, row_blocks: Dim, column_blocks: Dim, resident: bool) -> dict[Tensor, Use]:
-    """Return how often the launch reads each tensor. A block reads its part of V once; K in each pass or, with scores
-    ``resident`` in shared memory, once.
-    """
+    """Return how often the launch reads each tensor. Each pass reads K, unless scores are ``resident`` in a block."""
     a, b, c = step.operands
     reads = column_blocks * (1 if resident else passes)
     uses = {x: Use(column_blocks * passes) for _, x in step.score_inputs}

@@ -125,17 +125,6 @@ def multiply(tile: Tile, accumulator: str) -> str:
     return "\n".join(lines)
 
 
-def overlap_of_thread(tile: Tile, a: Operand, b: Operand) -> str:
-    """Return the condition that a thread's accumulators overlap the result; "" on a GPU, which would gain nothing.
-
-    On the emulated device a thread has 16 x 16 accumulators, and the threads of a block run one after the other.
-    Skipping the threads outside the result makes a Run with 16 rows faster than one with 32.
-    """
-    if tile.chunk <= CHUNK:
-        return ""
-    return f"{a.origin} + thread_row < {a.bound} and {b.origin} + thread_column < {b.bound}"
-
-
 def pipeline(tile: Tile, accumulator: str, fill: str, multiplies: str = "") -> Fragment:
     """Loop over the ``steps`` k steps, double-buffered: each iteration fills one stage and multiplies the other.
 
@@ -245,6 +234,25 @@ def fill_matrix(operand: Operand, extent: int, tile: Tile, element: Element, ind
             f"            tile_c[to + i * {shared_stride}] = {name}_edge",
         ]
     )
+
+
+def pipeline_of(
+    tile: Tile, accumulator: str, operands: tuple[Operand, Operand], elements: tuple[Element, Element], index: str
+) -> Fragment:
+    """Return the `pipeline` that multiplies the matrices a and b; ``index`` is the type of offsets in them.
+
+    On the emulated device a thread has 16 x 16 accumulators, and the threads of a block run one after the other. So a
+    thread whose accumulators are outside the result does not multiply: a Run with 16 rows is faster than one with 32.
+    """
+    a, b = operands
+    skips = tile.chunk > CHUNK
+    overlap = f"{a.origin} + thread_row < {a.bound} and {b.origin} + thread_column < {b.bound}" if skips else ""
+    of_thread = (tile.thread_m, tile.thread_n) if skips else (0, 0)
+    fill = [
+        fill_matrix(x, extent, tile, element, index, own)
+        for x, extent, element, own in zip(operands, (tile.m, tile.n), elements, of_thread, strict=True)
+    ]
+    return pipeline(tile, accumulator, "\n".join(fill), overlap)
 
 
 def _store_chunk(tile: Tile, values: list[str], element: Element, stride: int) -> list[str]:

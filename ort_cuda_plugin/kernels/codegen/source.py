@@ -17,7 +17,7 @@ from typing import Generic, TypeVar, overload
 from ort_cuda_plugin.compiler.kernel import KernelSpec
 from ort_cuda_plugin.model.ir import HALVES, NARROW_FLOATS, DType, Unsupported
 from ort_cuda_plugin.program.analysis.verify import is_wanted
-from ort_cuda_plugin.program.expressions.scalar import Scalar
+from ort_cuda_plugin.program.expressions.scalar import INFIX, Scalar
 from ort_cuda_plugin.program.expressions.symbolic import Dim
 from ort_cuda_plugin.program.lowering.context import Arg, Float32, Float64, Int32, Int64, Lowering, Tensor
 from ort_cuda_plugin.program.steps.steps import Input
@@ -30,23 +30,6 @@ MAX_PARAMETERS = 64
 """Maximum number of kernel parameters: the limit of the emulated device (``OCP_EMU_MAX_PARAMS``)."""
 
 _wrapping = ("add", "sub", "mul")
-_infix = {
-    "add": "+",
-    "sub": "-",
-    "mul": "*",
-    "div": "/",
-    "lt": "<",
-    "le": "<=",
-    "gt": ">",
-    "ge": ">=",
-    "eq": "==",
-    "ne": "!=",
-    "and": "&",
-    "or": "|",
-    "xor": "^",
-    "shl": "<<",
-    "shr": ">>",
-}
 _comparisons = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
 
 
@@ -334,10 +317,10 @@ class Emitter:
         if x.op == "cast":
             return cast_text(a, source, x.dtype, *x.value)
         if x.op in _comparisons:
-            return f"{a} {_infix[x.op]} {b}"
+            return f"{a} {INFIX[x.op]} {b}"
         if x.op in _wrapping and x.dtype is DType.INT64:
             # ONNX integers wrap, but Numba tells LLVM that int64 arithmetic does not overflow (nsw): compute in uint64.
-            return f"int64(uint64({a}) {_infix[x.op]} uint64({b}))"
+            return f"int64(uint64({a}) {INFIX[x.op]} uint64({b}))"
         if x.op == "div" and x.operands[1] in self._reciprocals:
             reciprocal = self._reciprocals[x.operands[1]]
             return f"{a} * {reciprocal}" if x.dtype in HALVES else f"quotient_by_f32({a}, {b}, {reciprocal})"
@@ -345,8 +328,8 @@ class Emitter:
             return f"half_reciprocal({b})"
         if x.dtype in HALVES and x.op == "exp":
             return f"half_exp({a})"
-        if x.op in _infix:
-            text = f"{a} {_infix[x.op]} {b}"
+        if x.op in INFIX:
+            text = f"{a} {INFIX[x.op]} {b}"
             return f"{register_type(x.dtype)}({text})" if x.dtype.is_integer else text
         if x.op == "where":
             return f"choose({a}, {operands[1]}, {operands[2]})"
@@ -452,12 +435,13 @@ class Parameters:
         """Add a stride as an int64 parameter, and return its name. Strides 0 and 1 become literals of the source."""
         return str(value) if isinstance(value, int) and value in (0, 1) else self.integer(value)
 
-    def include(self, other: Parameters) -> None:
-        """Append the parameters of ``other``."""
-        self._signature += other._signature
-        self._names += other._names
-        self._args += other._args
-        self._writes += other._writes
+    def include(self, *others: Parameters) -> None:
+        """Append the parameters of all ``others``."""
+        for other in others:
+            self._signature += other._signature
+            self._names += other._names
+            self._args += other._args
+            self._writes += other._writes
 
 
 class KernelBuilder(Parameters):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from ...program.expressions.scalar import Scalar, operands_first, reachable
 from ...program.expressions.symbolic import Dim, eq, logical_or
 from ...program.lowering.context import Lowering
 from ...program.lowering.shapes import broadcast_strides, collapse
+from ...program.steps.row_program import Reduction
 from ...program.steps.steps import Contract, Convolve, Sums, stored
 from ...program.steps.tensor import Tensor, contiguous_strides
 from ..codegen.source import constant_number
@@ -156,7 +158,7 @@ class _Search:
                 factor = form.alpha * (self._number(_other(user, x)) or 0.0)
                 return replace(form, value=user, alpha=factor) if _is_factor(factor) else None
         if form.activation == RELU and RELU6 in self.offer.activations:
-            end = next((end for end in self._ends(x) if self._is_limited(end, x)), None)
+            end = next((end for end in self._ends(x) if self._is_clipped(end, x, "min", 6.0)), None)
             return None if end is None else replace(form, value=end, activation=RELU6)
         if form.activation:
             return None
@@ -213,7 +215,7 @@ class _Search:
         known: dict[Scalar, Array | float] = {x: _points, **self.numbers}
         tolerance = _tolerances.get(self.dtype, 0.0)
         for end in self._ends(x):
-            if self._is_relu(end, x):
+            if self._is_clipped(end, x, "max", 0.0):
                 yield RELU, end
             elif not self._has_other_casts(end, x):
                 yield from ((name, end) for name in (GELU, SILU) if _is_smooth(name, end, known, tolerance))
@@ -239,28 +241,17 @@ class _Search:
         types = (self.dtype, self.step.total.dtype)
         return any(part.op == "cast" and part.dtype not in types for part in reachable([y]) - reachable([x]))
 
-    def _is_limited(self, y: Scalar, x: Scalar) -> bool:
-        """Tell whether y is min(x, 6)."""
-        if y.op == "min":
-            return x in y.operands and self._number(_other(y, x)) == 6.0
+    def _is_clipped(self, y: Scalar, x: Scalar, op: str, limit: float) -> bool:
+        """Tell whether y is ``op`` (min or max) of x and ``limit``, perhaps written as a comparison and a selection."""
+        if y.op == op:
+            return x in y.operands and self._number(_other(y, x)) == limit
         if y.op != "where" or y.operands[0].op not in _orders:
             return False
         condition, *values = y.operands
         if condition.operands[0] is not x:
             return False
-        larger, smaller = values if condition.op in ("gt", "ge") else reversed(values)
-        return smaller is x and self._number(condition.operands[1]) == 6.0 == self._number(larger)
-
-    def _is_relu(self, y: Scalar, x: Scalar) -> bool:
-        if y.op == "max":
-            return x in y.operands and self._number(_other(y, x)) == 0.0
-        if y.op != "where" or y.operands[0].op not in _orders:
-            return False
-        condition, *values = y.operands
-        if condition.operands[0] is not x:
-            return False
-        smaller, larger = values if condition.op in ("lt", "le") else reversed(values)
-        return larger is x and self._number(condition.operands[1]) == 0.0 == self._number(smaller)
+        own, other = values if (condition.op in ("lt", "le")) == (op == "min") else reversed(values)
+        return own is x and self._number(condition.operands[1]) == limit == self._number(other)
 
     def _leftover(self, value: Scalar) -> str:
         if all(x is value for x in self.results):
@@ -313,20 +304,32 @@ def _is_smooth(name: str, y: Scalar, known: Mapping[Scalar, Array | float], tole
     ``name`` is GELU or SILU. ``known`` are values of leaves and of x: ``_points`` for x, a number for each leaf.
     """
     with np.errstate(all="ignore"):
-        value = _evaluate(y, known)
+        value = evaluate(y, known, _smooth)
         cubic = np.sqrt(2.0 / np.pi) * (_points + 0.044715 * _points**3)
         wanted = 0.5 * _points * (1.0 + np.tanh(cubic)) if name == GELU else _points / (1.0 + np.exp(-_points))
     return value is not None and bool(np.all(np.abs(value - wanted) <= tolerance * np.maximum(np.abs(_points), 1.0)))
 
 
-def _evaluate(y: Scalar, leaves: Mapping[Scalar, Array | float]) -> Array | float | None:
-    """Evaluate y; return None if it depends on a leaf without a value, or has an operation that is not ``_smooth``."""
+def evaluate(
+    y: Scalar,
+    leaves: Mapping[Scalar, Array | float],
+    functions: Mapping[str, Callable[..., Array]],
+    reductions: Mapping[Reduction, Callable[..., Array]] = MappingProxyType({}),
+) -> Array | float | None:
+    """Evaluate y at sample points, along whose last axis it may reduce.
+
+    Returns None if y depends on other leaves, has operations other than ``functions`` and ``reductions``, or converts a
+    number that is not a float.
+    """
     known = dict(leaves)
     for part in operands_first([y], leaves):
+        operands = [known[operand] for operand in part.operands]
         if part.op == "constant":
             known[part] = part.value
-        elif part.op not in _smooth or not part.dtype.is_float:
-            return None
+        elif part.op == "reduced" and (fold := reductions.get(part.value[0].reduction)):
+            known[part] = np.asarray(fold(np.asarray(operands[0]), axis=-1, keepdims=True))
+        elif part.op in functions and (part.op != "cast" or (part.dtype.is_float and part.operands[0].dtype.is_float)):
+            known[part] = np.asarray(functions[part.op](*operands))
         else:
-            known[part] = _smooth[part.op](*(known[operand] for operand in part.operands))
+            return None
     return known[y]

@@ -15,9 +15,7 @@ Row = TypeVar("Row")
 LOADED = 9
 """Maximum vector loads that a thread has in flight (estimate); more would need too many registers."""
 Reads: TypeAlias = dict[int, list[tuple[int, int]]]
-"""Along one dimension: maps the offset of an element from the first window's start to the pairs (window, tap) that
-read it. A tap is an index into the window.
-"""
+"""By offset of an element from the first window's start, the pairs (window, index into it) that read the element."""
 
 
 def reads_of(windows: int, taps: int, stride: int, dilation: int) -> Reads:

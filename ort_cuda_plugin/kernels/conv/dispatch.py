@@ -151,8 +151,7 @@ def _launch_tiles(ctx: Lowering, step: Convolve, tile: Tile, few_pixels: Dim) ->
     builder.per_axis(axes[1:], "out", pixels[1:])
     builder.per_axis(axes, "stride", flat.strides)
     builder.per_axis(axes, "pad", flat.begin)
-    for parameters in (of_x, of_w, more):
-        builder.include(parameters)
+    builder.include(of_x, of_w, more)
     blocks = select(few_pixels, 0, ceildiv(positions, tile.n) * ceildiv(rows, tile.m) * group * x.shape[0])
     builder.launch(ctx, kernel.name, (blocks, 1, 1), (tile.threads, 1, 1), body=kernel.body)
 
@@ -207,8 +206,7 @@ def _launch_direct(ctx: Lowering, step: Convolve) -> None:
         builder.per_axis(axes, "base", bases)
     else:
         builder.per_axis(axes, "taps", sizes)
-    builder.include(of_x)
-    builder.include(more)
+    builder.include(of_x, more)
     blocks = chunks * (tiles * len(phases.table) * group) * x.shape[0]
     builder.launch(ctx, kernel.name, (blocks, 1, 1), (threads, 1, 1), body=kernel.body)
 

@@ -87,9 +87,7 @@ class Pool:
         return _lowest[self.storage] if self.kind == "max" else f"{self.register}(0)"
 
     def setup(self) -> list[str]:
-        """Compute the thread's first output pixel ``o<axis>``, the start ``<axis>0`` of its window, and the offsets of
-        its ``plane`` in x and its ``row`` in the output.
-        """
+        """Compute the thread's first output pixel ``o<axis>``, its window's start ``<axis>0``, ``plane``, ``row``."""
         axes, integer = self.axes, register_type(self.index)
         lines = [
             indent(element_number(self.index), 0),
@@ -183,9 +181,7 @@ class Pool:
         return f"{total} = value if {self.is_better(total)} else {total}"
 
     def is_better(self, total: str) -> str:
-        """Return the test whether ``value`` replaces maximum ``total``. NaN replaces everything, and only NaN replaces
-        NaN.
-        """
+        """Return the test whether ``value`` replaces maximum ``total``. NaN is larger than every number."""
         nan = "" if self.storage in _registers else " | (value != value)"
         return f"(value > {total}){nan}"
 

@@ -27,9 +27,7 @@ MOST_BYTES = 1 << 18
 MOST_VECTORS = 12
 """Maximum number of vector loads per thread from the image's pixel, and also from the second matrix."""
 MOST_KEPT = 24
-"""Maximum vectors in a thread's registers for which it prefetches the second matrix. The vectors of the image count
-twice, as loaded and as float32.
-"""
+"""Maximum vectors in registers for which a thread prefetches the second matrix; those of the image count twice."""
 AT_ONCE = 15
 """Vectors of the first matrix that a thread loads before it multiplies them."""
 LEAST_ROWS = 64

@@ -83,9 +83,7 @@ _move_in = "whole{number}[index] = part{number}[i]"
 
 @dataclass(frozen=True)
 class Slice:
-    """A contiguous tensor ``whole``, and the contiguous tensor ``part`` of a slice along ``axis``, without this
-    dimension. ``backwards``: slices are counted from the end.
-    """
+    """A contiguous tensor ``whole``, and its slice ``part`` at an index of ``axis``, ``backwards`` from the end."""
 
     whole: Tensor
     part: Tensor

@@ -22,9 +22,7 @@ SIDE = 32
 ROWS = 8
 """Block size along threadIdx.y; each of the `SIDE` x `ROWS` threads processes `SIDE` / `ROWS` elements of a tile."""
 LEAST = 16
-"""Minimum elements along both axes of a tile. Shorter axes leave tiles mostly empty; then plain strided loads suffice,
-since they hit the cache.
-"""
+"""Minimum elements along both axes of a tile. For shorter axes plain strided loads suffice, which hit the cache."""
 MAX_TILES = 4  # maximum inputs that go through shared memory
 
 

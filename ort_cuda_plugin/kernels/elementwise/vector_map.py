@@ -132,7 +132,7 @@ class VectorMap:
         conditions += [f"is_aligned({x.pointer}, {form.width})" for x in everything]
         emit.line(f"whole = {' & '.join(conditions)}")
         for _, x in moved:
-            self._load(x)
+            self._move("load", x)
         varying = {leaf for (leaf, _), strides in inputs if any(stride != 0 for stride in strides)}
         roots = [expression for expression, _ in written]
         emit.hoist(roots, find_by_column([roots], varying.__contains__))
@@ -145,7 +145,7 @@ class VectorMap:
             for expression, x in written:
                 emit.store(x.lanes, "e", expression)
         for _, x in written:
-            self._store(x)
+            self._move("store", x)
         of_columns = sum(any(stride == 0 for stride in x.strides) for _, x in moved)
         blocks = FEWER_BLOCKS if of_columns > 1 else BLOCKS_PER_MULTIPROCESSOR
         threads = vector_threads(self.ctx.device, ceildiv(product(self.dims), form.lanes), blocks)
@@ -185,28 +185,16 @@ class VectorMap:
         names = self._coordinates(vector)
         return self._offset([*names[:-1], emit.assign(f"{names[-1]} + {lane}")], strides)
 
-    def _load(self, x: _Moved) -> None:
-        form = self.form
+    def _move(self, how: str, x: _Moved) -> None:
+        """Emit the loads or stores (``how``) of a tensor's vectors; a tensor with offsets has one for each vector."""
+        form, is_load = self.form, how == "load"
         if x.offsets is None:
-            self.emit.line(
-                f"load_lanes({x.lanes}, 0, {x.pointer}, at, step, {self.n} - 1, whole, {form.width}, {form.count})"
-            )
-            return
-        for number, (offset, _) in enumerate(x.offsets):
-            first, last = number * form.width, f"{offset} + {form.width - 1}"
-            self.emit.line(
-                f"load_lanes({x.lanes}, {first}, {x.pointer}, {offset}, step, {last}, whole, {form.width}, 1)"
-            )
-
-    def _store(self, x: _Moved) -> None:
-        form = self.form
-        if x.offsets is None:
-            self.emit.line(
-                f"store_lanes({x.lanes}, 0, {x.pointer}, at, step, {self.n}, whole, {form.width}, {form.count})"
-            )
-            return
-        for number, (offset, flat) in enumerate(x.offsets):
-            first, end = number * form.width, f"choose({flat} < {self.n}, {offset} + {form.width}, {offset})"
-            self.emit.line(
-                f"store_lanes({x.lanes}, {first}, {x.pointer}, {offset}, step, {end}, whole, {form.width}, 1)"
-            )
+            vectors = [("at", f"{self.n} - 1" if is_load else self.n)]
+        elif is_load:
+            vectors = [(offset, f"{offset} + {form.width - 1}") for offset, _ in x.offsets]
+        else:
+            ends = [f"choose({flat} < {self.n}, {offset} + {form.width}, {offset})" for offset, flat in x.offsets]
+            vectors = [(offset, end) for (offset, _), end in zip(x.offsets, ends, strict=True)]
+        for number, (offset, limit) in enumerate(vectors):
+            places = f"{x.lanes}, {number * form.width}, {x.pointer}, {offset}, step, {limit}"
+            self.emit.line(f"{how}_lanes({places}, whole, {form.width}, {form.count // len(vectors)})")

@@ -12,7 +12,7 @@ from ...program.expressions.symbolic import Dim, ceildiv, divides, is_const, le,
 from ...program.lowering.context import Lowering, Tensor
 from ...program.lowering.elementwise import rearranged
 from ...program.lowering.shapes import broadcast_strides, collapse
-from ...program.lowering.views import permute
+from ...program.lowering.views import permute, transpose_matrices
 from ...program.steps.schedule import Engine, WeightLayout
 from ...program.steps.steps import Contract, Conversion, Map
 from ..codegen.block_mapping import count_tiles
@@ -126,8 +126,7 @@ def _with_integers(ctx: Lowering, step: Contract) -> Contract:
     assert isinstance(changed, Contract)
     b = changed.b
     if b.strides[-2] != 1 or not divides(PIECE, b.strides[-1]):
-        axes = (*range(b.rank - 2), b.rank - 1, b.rank - 2)
-        b = permute(ctx, ctx.contiguous(permute(ctx, b, axes)), axes)
+        b = transpose_matrices(ctx, ctx.contiguous(transpose_matrices(ctx, b)))
     return replace(changed, operands=(changed.a, b))
 
 
@@ -150,8 +149,7 @@ def has_weights_along_n(call: Folded) -> bool:
 
 def _along_k(ctx: Lowering, call: Folded) -> Folded:
     """Return the GEMM with a transposed copy of its weights, contiguous along k, which the device makes once."""
-    copy = rearranged(ctx, permute(ctx, call.b, (1, 0)))
-    return replace(call, b=permute(ctx, copy, (1, 0)))
+    return replace(call, b=transpose_matrices(ctx, rearranged(ctx, transpose_matrices(ctx, call.b))))
 
 
 def transposed(ctx: Lowering, step: Contract) -> Contract:
@@ -167,9 +165,6 @@ def transposed(ctx: Lowering, step: Contract) -> Contract:
         lead = end - x.rank
         return permute(ctx, ctx.view(x, (*[1] * lead, *x.shape), (*[0] * lead, *x.strides), x.offset), order)
 
-    def transposed(x: Tensor) -> Tensor:
-        return permute(ctx, x, (*range(x.rank - 2), x.rank - 1, x.rank - 2))
-
     def converted(conversion: Conversion | None, old: Tensor, x: Tensor) -> Conversion | None:
         """Return the prologue for the transpose of x, a view of operand ``old`` whose batch may be folded into rows.
 
@@ -180,7 +175,7 @@ def transposed(ctx: Lowering, step: Contract) -> Contract:
         inputs = []
         for leaf, y in conversion.inputs:
             strides = broadcast_strides(y, old.shape)[-x.rank :]
-            inputs.append((leaf, transposed(ctx.view(y, x.shape, strides, y.offset))))
+            inputs.append((leaf, transpose_matrices(ctx, ctx.view(y, x.shape, strides, y.offset))))
         return replace(conversion, inputs=tuple(inputs))
 
     of_a, of_b = (converted(*each) for each in zip(step.conversions, step.operands, (a, b), strict=True))
@@ -189,7 +184,7 @@ def transposed(ctx: Lowering, step: Contract) -> Contract:
         shape=tuple(step.shape[axis] for axis in order),
         inputs=tuple((leaf, placed(x)) for leaf, x in step.inputs),
         outputs=tuple((value, placed(y)) for value, y in step.outputs),
-        operands=(transposed(b), transposed(a)),
+        operands=(transpose_matrices(ctx, b), transpose_matrices(ctx, a)),
         conversions=(of_b, of_a),
         row_axes=step.column_axes,
         column_axes=columns - rank,
@@ -212,7 +207,7 @@ def launch_contract(ctx: Lowering, step: Contract) -> None:
     elements, (of_a, of_b) = operand_elements(step)
     if schedule.weights is WeightLayout.F16_ALONG_K:
         step, lines = compact_lines(ctx, step)
-        call = replace(call, b=permute(ctx, lines, (1, 0)))
+        call = replace(call, b=transpose_matrices(ctx, lines))
         elements = (elements[0], Element(lines.dtype.short))
     elif schedule.weights is WeightLayout.F16_ALONG_N:
         step, b = compact_columns(ctx, step)
@@ -300,8 +295,7 @@ def _launch_kernel(
     if isinstance(kernel, MatrixProduct):
         count_tiles(builder, kernel.tile, m, n)
     add_batch(builder, call.batch, a=call.a_batch, b=call.b_batch)
-    for parameters in more:
-        builder.include(parameters)
+    builder.include(*more)
     grid = (blocks * product(call.batch), 1, 1)
     shared, body = kernel.shared_bytes, kernel.body
     builder.launch(ctx, kernel.name, grid, (threads, 1, 1), shared_bytes=shared, body=body, resident=kernel.resident)

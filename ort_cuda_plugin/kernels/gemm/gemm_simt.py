@@ -17,9 +17,7 @@ from ..codegen.simt_fragments import (
     Operand,
     Tile,
     declare,
-    fill_matrix,
-    overlap_of_thread,
-    pipeline,
+    pipeline_of,
     store_tile,
 )
 from ..codegen.source import register_type, text_property
@@ -31,9 +29,7 @@ TALL = Tile(128, 64, gap=4)
 SQUARE = Tile(64, 64, gap=4)
 FLAT = Tile(32, 64, thread_m=4, gap=4)
 LONG = Tile(32, 64, thread_m=4, gap=2)
-"""Tile for 8-byte elements: the accumulators and operands of a larger one would need too many registers and too much
-shared memory.
-"""
+"""Tile for 8-byte elements: a larger one would need too many registers and too much shared memory."""
 
 
 @dataclass(frozen=True)
@@ -96,13 +92,10 @@ class Product:
 
     def tile_fragments(self, tile: Tile, a: Operand, b: Operand) -> list[Fragment]:
         """Return the fragments that compute the block's tile without tensor cores: accumulators, pipeline, epilogue."""
-        condition = overlap_of_thread(tile, a, b)
-        of_thread = (tile.thread_m, tile.thread_n) if condition else (0, 0)
-        pairs = zip((a, b), (tile.m, tile.n), self.elements, of_thread, strict=True)
-        fill = [fill_matrix(x, extent, tile, element, self.index_type, own) for x, extent, element, own in pairs]
+        accumulator = self.element.accumulator
         return [
-            declare(tile, self.element.accumulator),
-            pipeline(tile, self.element.accumulator, "\n".join(fill), condition),
+            declare(tile, accumulator),
+            pipeline_of(tile, accumulator, (a, b), self.elements, self.index_type),
             store_tile(tile, a.bound, b.bound, self.element, self.epilogue),
         ]
 

@@ -12,15 +12,7 @@ from dataclasses import dataclass
 from ...model.ir import DType
 from ...program.steps.steps import LowRank
 from ..codegen.fragment import Fragment
-from ..codegen.simt_fragments import (
-    Element,
-    Operand,
-    Tile,
-    fill_matrix,
-    log2,
-    overlap_of_thread,
-    pipeline,
-)
+from ..codegen.simt_fragments import Element, Operand, Tile, log2, pipeline_of
 from ..codegen.source import Parameters, load_text, register_type
 
 
@@ -115,12 +107,7 @@ def low_rank_start(depth: int) -> list[str]:
 
 def low_rank_pipeline(form: LowRankForm, tile: Tile, accumulator: str) -> list[Fragment]:
     """Return the fragments that add the low-rank product to the accumulators of a SIMT tile."""
-    a, b = form.operands
     plain = Element(form.storage)
     elements = ScaledElement(form.storage, form.scale_value) if form.scale else plain, plain
-    condition = overlap_of_thread(tile, a, b)
-    of_thread = (tile.thread_m, tile.thread_n) if condition else (0, 0)
-    pairs = zip((a, b), (tile.m, tile.n), elements, of_thread, strict=True)
-    fill = [fill_matrix(x, extent, tile, element, form.index_type, own) for x, extent, element, own in pairs]
     start = Fragment("low_rank_start", "\n".join(low_rank_start(tile.k)), "a_base b_base steps")
-    return [start, pipeline(tile, accumulator, "\n".join(fill), condition)]
+    return [start, pipeline_of(tile, accumulator, form.operands, elements, form.index_type)]

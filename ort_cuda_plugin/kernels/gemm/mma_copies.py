@@ -16,9 +16,7 @@ from ..contraction.prologue import ConvertedElement
 from .tile_shapes import SIZES, TileConfig, operand_sizes, piece_of, stages_of
 
 MOST_SUMS = 128
-"""Accumulators per thread from which source addresses are recomputed: with several resident blocks, keeping them in
-registers would spill.
-"""
+"""Accumulators per thread from which source addresses are recomputed, because registers for them would spill."""
 
 
 def is_compact(kind: str, elements: Sequence[Element]) -> bool:
@@ -28,8 +26,7 @@ def is_compact(kind: str, elements: Sequence[Element]) -> bool:
 
 @dataclass(frozen=True)
 class OperandTile:
-    """The tile of an operand in a stage of shared memory: ``extent`` elements along x (m for a, n for b), ``depth``
-    along k.
+    """An operand's tile in a stage of shared memory: ``extent`` elements along x (m or n), ``depth`` along k.
 
     An element has ``size`` bytes; the tile begins at byte ``first`` of the stage. Its rows run along k or along x.
     """

@@ -50,8 +50,7 @@ class MatrixTile(OperandCopies):
         return Fragment("mma_tile", "\n".join(lines))
 
     def after_low_rank(self, low: MatrixTile, scale: str, epilogue: Epilogue) -> tuple[Fragment, Fragment]:
-        """Return two fragments that together compute the block's tile of an m x n result: the product of ``low``, times
-        ``scale``, and the operands' product, which is added to the same accumulators.
+        """Return two fragments of a block's tile: the product of ``low``, times ``scale``, and the operands' product.
 
         Both pipelines use the same shared memory. ``scale`` is a source, "" without a scale.
         """
@@ -73,9 +72,7 @@ class MatrixTile(OperandCopies):
         return low_rank, Fragment("mma_tile", "\n".join(others))
 
     def _declare(self, *, is_second: bool = False) -> list[str]:
-        """Declare shared memory and accumulators, set to 0, and the thread's positions. With ``is_second`` the pipeline
-        continues with the shared memory and the accumulators of an earlier one.
-        """
+        """Declare the thread's positions, and unless ``is_second``, shared memory and accumulators, set to 0."""
         rows, columns = self.config.warp
         warp_columns = self.config.warp_columns
         floats = 0 if self.shared_bytes else self.block_bytes // 4

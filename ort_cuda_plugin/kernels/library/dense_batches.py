@@ -14,7 +14,7 @@ from ...program.expressions.symbolic import hint, product
 from ...program.lowering.context import Lowering
 from ...program.lowering.elementwise import copy_of
 from ...program.lowering.shapes import collapse
-from ...program.lowering.views import permute
+from ...program.lowering.views import transpose_matrices
 from ...program.steps.steps import Contract, Input, Map, Output
 from ...program.steps.tensor import Tensor
 from .library_calls import call_cublaslt
@@ -58,5 +58,4 @@ def _dense(ctx: Lowering, x: Tensor) -> Tensor:
         return x
     if x.strides[-1] == 1 or x.strides[-2] != 1:
         return copy_of(ctx, x)
-    turned = (*range(batch), batch + 1, batch)
-    return permute(ctx, copy_of(ctx, permute(ctx, x, turned)), turned)
+    return transpose_matrices(ctx, copy_of(ctx, transpose_matrices(ctx, x)))

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import numpy as np
 
 from ...model.ir import HALVES, Array, DType
 from ...program.expressions import scalar as s
-from ...program.expressions.scalar import Scalar, operands_first, reachable
+from ...program.expressions.scalar import Scalar, reachable
 from ...program.expressions.symbolic import Dim, divides, hint, lt
 from ...program.lowering.context import Arg, Int64, Lowering, Tensor
 from ...program.lowering.shapes import broadcast_strides
+from ...program.lowering.views import transpose_matrices
 from ...program.steps.libraries import ATTENTION, WORKSPACE_BYTES, LibraryProblem, ProblemFlags
 from ...program.steps.row_program import MAX, SUM
 from ...program.steps.steps import Attend, Map, used_inputs
-from ..codegen.guards import try_guard
 from ..codegen.source import constant_number
+from ..contraction.epilogue_patterns import evaluate
 
 WIDTHS = range(8, 129, 8)
 """Head sizes, in elements, that cuDNN's engines support."""
@@ -61,7 +62,7 @@ class Softmax:
 def call_cudnn_attention(ctx: Lowering, step: Attend) -> bool:
     """Record a cuDNN call for the step; return False if cuDNN is missing or cannot compute the step."""
     form = attention_form(ctx, step)
-    if form is None or not try_guard(ctx, lt(0, step.score_shape[-1])):
+    if form is None or not ctx.try_guard(lt(0, step.score_shape[-1])):
         return False
     out = step.outputs[0][1]
     biases = [] if form.bias is None else [form.bias]
@@ -103,10 +104,8 @@ def attention_form(ctx: Lowering, step: Attend) -> AttentionForm | None:
     scale, addend = softmax.scale, softmax.addend
     outer = [0] * (2 - len(batch))
     heads = [*[1] * len(outer), *batch]
-    turned = Tensor(k.dtype, (*k.shape[:-2], k.shape[-1], k.shape[-2]), k.buffer, offset=k.offset,
-                    strides=(*k.strides[:-2], k.strides[-1], k.strides[-2]))  # fmt: skip
     numbers: list[Dim] = [*heads, rows, keys, q.shape[-1], v.shape[-1]]
-    for x in (q, turned, v, out):
+    for x in (q, transpose_matrices(ctx, k), v, out):
         strides = broadcast_strides(x, (*batch, *x.shape[-2:]))
         repeated = any(stride == 0 and dim != 1 for stride, dim in zip(strides, (*batch, *x.shape[-2:]), strict=True))
         aligned = all(divides(VECTOR, number) for number in (x.offset, *strides[:-1]))
@@ -190,7 +189,7 @@ def softmax_of(step: Attend) -> Softmax | None:
     if bias is not None:
         values[bias] = biases = _BIASES
     with np.errstate(all="ignore"):
-        found = _evaluate(step.weight, values)
+        found = evaluate(step.weight, values, _operations, {MAX: np.max, SUM: np.sum})
         powers = np.exp(scale * _SCORES + biases - np.max(scale * _SCORES + biases, -1, keepdims=True))
         wanted = powers / powers.sum(-1, keepdims=True)
     if found is None or not np.allclose(found, wanted, rtol=1e-6, atol=1e-12):
@@ -201,30 +200,5 @@ def softmax_of(step: Attend) -> Softmax | None:
 _operations: dict[str, Callable[..., Array]] = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "neg": np.negative, "exp": np.exp,
     "where": np.where, "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater,
-    "ge": np.greater_equal, "max": np.maximum, "min": np.minimum, "abs": np.abs,
+    "ge": np.greater_equal, "max": np.maximum, "min": np.minimum, "abs": np.abs, "cast": lambda x: x,
 }  # fmt: skip
-
-
-def _evaluate(x: Scalar, known: Mapping[Scalar, Array | float]) -> Array | float | None:
-    """Evaluate x for sample rows ``known`` of its leaves; return None if it has an unsupported operation."""
-    values = dict(known)
-    for part in operands_first([x], known):
-        value = _applied(part, [values[operand] for operand in part.operands])
-        if value is None:
-            return None
-        values[part] = value
-    return values[x]
-
-
-def _applied(x: Scalar, operands: Sequence[Array | float]) -> Array | float | None:
-    if x.op == "constant":
-        number: float = x.value
-        return number
-    if x.op == "cast":
-        return operands[0] if x.dtype.is_float and x.operands[0].dtype.is_float else None
-    if x.op == "reduced":
-        reduction = x.value[0].reduction
-        fold = np.max if reduction is MAX else np.sum if reduction is SUM else None
-        return None if fold is None else np.asarray(fold(np.asarray(operands[0]), axis=-1, keepdims=True))
-    function = _operations.get(x.op)
-    return None if function is None else np.asarray(function(*operands))

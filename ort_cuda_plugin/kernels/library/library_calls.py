@@ -23,7 +23,6 @@ from ...program.steps.libraries import (
 )
 from ...program.steps.steps import Contract, Convolve, Map, Output, Substitution, Sums, used_inputs
 from ...program.steps.tensor import BufferKind, contiguous_strides
-from ..codegen.guards import try_guard
 from ..contraction.epilogue_patterns import GELU, RELU, RELU6, SILU, LibraryForm, product_form
 from ..conv.channels_last import (
     channels_last_strides,
@@ -63,11 +62,11 @@ def call_cublaslt(ctx: Lowering, step: Contract) -> bool:
         stride = x.strides[-1 if transposed else -2]
         flags |= flag if transposed else ProblemFlags(0)
         # cuBLASLt needs rows that do not overlap, unlike those of a broadcast matrix (stride 0).
-        if not try_guard(ctx, logical_or(le(lines, 1), le(line, stride))):
+        if not ctx.try_guard(logical_or(le(lines, 1), le(line, stride))):
             return False
         leading.append(stride)
     m, n, k = call.sizes
-    if not try_guard(ctx, lt(0, k)):
+    if not ctx.try_guard(lt(0, k)):
         return False
 
     def sizes(out: Tensor) -> list[Dim] | None:

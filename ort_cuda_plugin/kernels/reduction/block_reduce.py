@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from ...model.ir import NARROW_FLOATS, DType
+from ...model.ir import NARROW_FLOATS
 from ...program.expressions.scalar import Scalar
 from ...program.steps.row_program import Stage, Values
 from ..codegen.source import Emitter, register_type
@@ -34,10 +34,6 @@ class PartialResults:
                 self.emit.line(f"{name} = {self.emit.value(initial)}")
         return names
 
-    def joined(self, stage: Stage, totals: Values, other: Accumulators) -> Values:
-        """Return ``totals`` combined with the accumulators ``other``."""
-        return self.combined(stage, totals, lambda dtype, name, number: other[stage][number])
-
     def update(self, stages: Sequence[Stage], change: Change) -> None:
         """Emit ``change`` of all stages' current accumulators. All new values are computed before any is assigned."""
         pending = []
@@ -51,16 +47,16 @@ class PartialResults:
         for name, value in pending:
             self.emit.line(f"{name} = choose({self.inside}, {value}, {name})" if self.inside else f"{name} = {value}")
 
-    def combined(self, stage: Stage, totals: Values, other: Callable[[DType, str, int], str]) -> Values:
+    def combined(self, stage: Stage, totals: Values, other: Callable[[Stage, int, str], str]) -> Values:
         """Return ``totals`` combined with other accumulators of the stage.
 
-        ``other(dtype, name, number)`` returns the source of other accumulator ``number``; ``dtype`` and ``name`` are
-        the type and the variable of the current accumulator with the same number.
+        ``other(stage, number, name)`` returns the source of the accumulator that is combined with accumulator
+        ``number``, which has the variable ``name``.
         """
         others = []
         for number, (total, name) in enumerate(zip(totals, self.current[stage], strict=True)):
             partner = Scalar(total.dtype, "accumulator")
-            text = other(total.dtype, name, number)
+            text = other(stage, number, name)
             variable = self.emit.fresh()
             self.emit.line(f"{variable} = {text}")
             self.emit.bind(partner, variable)
@@ -71,11 +67,11 @@ class PartialResults:
         """Combine the accumulators of the row's ``parts`` warps through shared memory."""
         shared = self.shared_arrays(stages, parts)
         with self.emit.block(f"if lane % {WARP} == 0:"):
-            self.to_shared(stages, shared, f"lane // {WARP}")
+            self.copy_shared(stages, shared, f"lane // {WARP}", stores=True)
         self.emit.line("cuda.syncthreads()")
-        self.from_shared(stages, shared, "0")
+        self.copy_shared(stages, shared, "0", stores=False)
         with self.emit.block(f"for other in range(1, {parts}):"):
-            self.update(stages, self.combined_with(shared, "other"))
+            self.update(stages, self.joined(shared, "other"))
 
     def shared_arrays(self, stages: Sequence[Stage], count: int) -> Accumulators:
         """Declare an array of ``count`` elements in shared memory for each accumulator of ``stages``."""
@@ -86,44 +82,32 @@ class PartialResults:
                 self.emit.line(f"{array} = cuda.shared.array({count}, {register_type(initial.dtype)})")
         return shared
 
-    def to_shared(self, stages: Sequence[Stage], shared: Accumulators, index: str) -> None:
-        """Store the current accumulators at ``index`` of `shared_arrays`."""
+    def copy_shared(self, stages: Sequence[Stage], shared: Accumulators, index: str, *, stores: bool) -> None:
+        """Load the current accumulators from ``index`` of `shared_arrays`, or store them there."""
         for stage in stages:
             for array, name in zip(shared[stage], self.current[stage], strict=True):
-                self.emit.line(f"{array}[{index}] = {name}")
+                target, source = (f"{array}[{index}]", name) if stores else (name, f"{array}[{index}]")
+                self.emit.line(f"{target} = {source}")
 
-    def from_shared(self, stages: Sequence[Stage], shared: Accumulators, index: str) -> None:
-        """Load the current accumulators from ``index`` of `shared_arrays`."""
-        for stage in stages:
-            for array, name in zip(shared[stage], self.current[stage], strict=True):
-                self.emit.line(f"{name} = {array}[{index}]")
-
-    def combined_with(self, shared: Accumulators, index: str) -> Change:
-        """Return the change (`update`) that combines accumulators with those at ``index`` of `shared_arrays`."""
-
-        def combine(stage: Stage, totals: Values) -> Values:
-            return self.combined(stage, totals, lambda dtype, name, number: f"{shared[stage][number]}[{index}]")
-
-        return combine
+    def joined(self, others: Accumulators, index: str = "") -> Change:
+        """Return the change (`update`) that combines accumulators with others, or with those at ``index`` of arrays."""
+        subscript = f"[{index}]" if index else ""
+        return functools.partial(self.combined, other=lambda stage, number, name: f"{others[stage][number]}{subscript}")
 
     def shuffled(self, distance: str) -> Change:
         """Return the change (`update`) that combines accumulators with those of the lane at index XOR ``distance``."""
-        return functools.partial(self.combined, other=_shuffled(distance))
+
+        def text(stage: Stage, number: int, name: str) -> str:
+            dtype = stage.initial[number].dtype
+            if dtype in NARROW_FLOATS:
+                return f"shfl_xor_f32({name}, {distance})"
+            if dtype.itemsize >= 4:
+                return f"shfl_xor_{dtype.short}({name}, {distance})"
+            return f"{register_type(dtype)}(shfl_xor_i32(int32({name}), {distance}))"
+
+        return functools.partial(self.combined, other=text)
 
 
 def stepped(stage: Stage, totals: Values) -> Values:
     """Return the accumulators ``totals`` after one more element: the change (`update`) of a pass."""
     return stage.reduction.step(totals, stage.elements)
-
-
-def _shuffled(distance: str) -> Callable[[DType, str, int], str]:
-    """Return a function that returns the source of an accumulator of the lane at index XOR ``distance``."""
-
-    def text(dtype: DType, name: str, number: int) -> str:
-        if dtype in NARROW_FLOATS:
-            return f"shfl_xor_f32({name}, {distance})"
-        if dtype.itemsize >= 4:
-            return f"shfl_xor_{dtype.short}({name}, {distance})"
-        return f"{register_type(dtype)}(shfl_xor_i32(int32({name}), {distance}))"
-
-    return text

@@ -5,7 +5,6 @@ Reductions that do not depend on each other share a pass over the row.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from contextlib import nullcontext
 
@@ -264,7 +263,7 @@ class RowKernel(RowColumns):
             self._fill_parts(stages, parts, f"range(piece, {end} - {LONG_PARTS - 1}, {LONG_PARTS})")
             self.results.current.update(totals)
             with self.emit.scope():
-                self.results.update(stages, functools.partial(self.results.joined, other=parts[0][0]))
+                self.results.update(stages, self.results.joined(parts[0][0]))
         return f"{self.n} & -{LONG_PARTS}"
 
     def _reduce_strided(self, stages: Sequence[Stage], form: StridedSchedule) -> None:
@@ -302,18 +301,18 @@ class RowKernel(RowColumns):
         shared, warps = self.results.shared_arrays(stages, form.shared), form.threads // form.above
         with self.emit.block(f"if lane % {form.above} == 0:"):
             for number in self._each_row():
-                self.results.to_shared(stages, shared, form.shared_index(f"lane // {form.above}", number))
+                index = form.shared_index(f"lane // {form.above}", number)
+                self.results.copy_shared(stages, shared, index, stores=True)
         self.emit.line("cuda.syncthreads()")
         for number in self._each_row():
-            self.results.from_shared(stages, shared, form.shared_index("0", number))
+            self.results.copy_shared(stages, shared, form.shared_index("0", number), stores=False)
         # After the last pass, if there are only per-row results, lane 0 stores them: only it needs all warps' results.
         alone = not self.step.outputs and self.pass_number == self.passes - 1
         with self.emit.block(f"if {'lane == 0' if alone else 'True'}:"):
             for warp in range(1, warps):
                 for number in self._each_row():
                     with self.emit.scope():
-                        index = form.shared_index(str(warp), number)
-                        self.results.update(stages, self.results.combined_with(shared, index))
+                        self.results.update(stages, self.results.joined(shared, form.shared_index(str(warp), number)))
 
     def _fill_parts(
         self, stages: Sequence[Stage], parts: list[list[Accumulators]], columns: str, apart: int = 1, last: str = ""
@@ -339,5 +338,5 @@ class RowKernel(RowColumns):
             for part, others in zip(parts[:half], parts[half:], strict=True):
                 for number in self._each_row(part):
                     with self.emit.scope():
-                        self.results.update(stages, functools.partial(self.results.joined, other=others[number]))
+                        self.results.update(stages, self.results.joined(others[number]))
             del parts[half:]

@@ -30,9 +30,7 @@ THREADS = 256  # threads per block for contiguous rows
 LANES = 16  # elements per thread for contiguous rows
 MOST_PARTS = 65535  # maximum parts of a row: the maximum gridDim.y
 STRIDED_THREADS, STRIDED_LANES = 32, (64, 32, 16, 8)
-"""For rows along a strided axis: threads per row, and columns per thread in order of preference. Fewer columns give
-more blocks.
-"""
+"""For rows along a strided axis: threads per row, and columns per thread, from few blocks to many."""
 STRIDED_LONG = 2048
 """Columns of a row along a strided axis above which it may be split; for shorter ones a second launch takes longer."""
 

@@ -125,6 +125,20 @@ class CellKernel(ABC):
         # (`Cell.update`) of all gates but the last, then their ``products``.
         self.gated = [scratch(1) for _ in range(2 * (cell.gates - 1))] if cell.reset is not None else []
 
+    def add_lengths(self) -> None:
+        """Add the kernel parameters that `length` reads."""
+        lengths = self.given.lengths
+        self.lengths, self.length_stride = "", ""
+        if lengths is not None:
+            self.lengths, self.length_stride = self.builder.tensor(lengths), self.builder.stride(lengths.strides[0])
+
+    def length(self, sequence: str) -> None:
+        """Emit ``length``, the number of time steps of a sequence, clamped to those of the inputs."""
+        self.emit.line(f"length = {self.n_steps}")
+        if self.lengths:
+            at = f"int64({self.lengths}[{sequence} * {self.length_stride}])"
+            self.emit.line(f"length = min(max({at}, int64(0)), {self.n_steps})")
+
     @abstractmethod
     def gate_index(self, gate: int) -> str:
         """Return the source of the index of a gate's element j in a vector of all gates."""

@@ -47,9 +47,7 @@ class StripCell(CellKernel):
         self.n_blocks = builder.integer(self.blocks)
         self.read = self._strips_of(given.weights)
         self.weights = builder.tensor(self.read)
-        self.lengths = "", ""
-        if given.lengths is not None:
-            self.lengths = builder.tensor(given.lengths), builder.stride(given.lengths.strides[0])
+        self.add_lengths()
 
     def launch(self, backward: bool) -> None:
         emit, cell = self.emit, self.cell
@@ -110,7 +108,7 @@ class StripCell(CellKernel):
             emit.line("sequence = first + row")
             emit.line(f"there = sequence < {self.n_batch}")
             emit.line(f"read = min(sequence, {self.n_batch} - 1)")
-            self._length("read")
+            self.length("read")
             emit.line("longest = max(longest, choose(there, length, int64(0)))")
             with emit.block(f"for j in range({self.size}):"):
                 elements = [
@@ -123,14 +121,6 @@ class StripCell(CellKernel):
                 emit.line(f"{self.hidden}[other + j * {self.rows} + row] = {self.number}(0)")
                 if self.reset:
                     emit.line(f"{self.reset}[base + j * {self.rows} + row] = {self.number}(0)")
-
-    def _length(self, sequence: str) -> None:
-        """Compute ``length``, the number of time steps of a sequence, clamped to those of the inputs."""
-        pointer, stride = self.lengths
-        self.emit.line(f"length = {self.n_steps}")
-        if pointer:
-            at = f"int64({pointer}[{sequence} * {stride}])"
-            self.emit.line(f"length = min(max({at}, int64(0)), {self.n_steps})")
 
     @contextmanager
     def _strips(self, gates: Sequence[int], vector: str, backward: bool) -> Iterator[None]:
@@ -158,7 +148,7 @@ class StripCell(CellKernel):
                 emit.line("sequence = first + row")
                 emit.line(f"if sequence >= {self.n_batch}:")
                 emit.line("    break")
-                self._length("sequence")
+                self.length("sequence")
                 with emit.block("if step < length:"):
                     emit.line("t = length - 1 - step" if backward else "t = step")
                     yield
@@ -213,7 +203,7 @@ class StripCell(CellKernel):
             emit.line("sequence = first + row")
             emit.line(f"if sequence >= {self.n_batch}:")
             emit.line("    break")
-            self._length("sequence")
+            self.length("sequence")
             with emit.block(f"for t in range(length, {self.n_steps}):"), emit.block(f"for j in range({self.size}):"):
                 self.results.store(s.constant(0.0, self.compute), "t", "sequence", "j")
             with emit.block(f"for j in range({self.size}):"):

@@ -54,6 +54,7 @@ class _BlockCell(CellKernel):
         self.n = self.builder.integer(size)
         self.read = ctx.contiguous(self.given.weights)
         self.weights = Elements(self.builder, self.read)
+        self.add_lengths()
 
     def launch(self, backward: bool) -> None:
         emit = self.emit
@@ -78,10 +79,7 @@ class _BlockCell(CellKernel):
         emit.line("sequence = int64(cuda.blockIdx.x)")
         emit.line(f"base = sequence * {self.n}")
         emit.line(f"other = {self.n_batch} * {self.n} + base")
-        emit.line(f"length = {self.n_steps}")
-        if given.lengths is not None:
-            pointer, stride = self.builder.tensor(given.lengths), self.builder.stride(given.lengths.strides[0])
-            emit.line(f"length = min(max(int64({pointer}[sequence * {stride}]), int64(0)), {self.n_steps})")
+        self.length("sequence")
         for target, start in ((self.hidden, given.hidden), (self.states, given.state)):
             if target:
                 elements = None if start is None else Elements(self.builder, start)

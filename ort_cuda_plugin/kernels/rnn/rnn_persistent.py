@@ -91,8 +91,7 @@ class PartCell(CellKernel):
         self.weights = Elements(builder, given.weights)
         self.start = None if given.hidden is None else Elements(builder, given.hidden)
         self.start_state = None if given.state is None else Elements(builder, given.state)
-        self.lengths = None if given.lengths is None else builder.tensor(given.lengths)
-        self.length_stride = "0" if given.lengths is None else builder.stride(given.lengths.strides[0])
+        self.add_lengths()
         first = [self.inputs, self.biases, self.recurrent_biases, *(x for _, x in self.vectors)]
         first += [self.weights, self.start, self.start_state, self.results, self.final, self.final_state]
         self.pairs = [
@@ -161,10 +160,7 @@ class PartCell(CellKernel):
         emit.line("sequence = first + min(lane, count - 1)")
         emit.line(f"stores = (mine < {self.size}) & (lane < count)")
         emit.line(f"at = (rows + sequence) * {self.size} + j")
-        emit.line(f"length = {self.n_steps}")
-        if self.lengths is not None:
-            read = f"int64({self.lengths}[sequence * {self.length_stride}])"
-            emit.line(f"length = min(max({read}, int64(0)), {self.n_steps})")
+        self.length("sequence")
         emit.line("goes_on = step < length")
         backward = [str(direction.backward) for direction in self.directions]
         emit.line(f"is_backward = choose(is_second, {backward[-1]}, {backward[0]})")

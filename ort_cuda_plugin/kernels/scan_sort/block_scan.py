@@ -10,7 +10,6 @@ reduces the parts, the second scans the results, and the third scans the parts.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ...model.ir import NARROW_FLOATS, DType
 from ...program.expressions.scalar import Scalar
@@ -62,25 +61,13 @@ def block_scan(
     _Scan(ctx, reduction, x, axis, exclusive, reverse).launch(result, before)
 
 
-@dataclass(frozen=True)
-class _Walk:
-    """Names of the variables of a loop along a row.
+class _Scan:
+    """Generator of one scan kernel, which stores the scanned row, or only the reductions of its parts.
 
     Of each pair of values the first is for x, the second for the result: ``pointers``, the row's offsets ``bases``,
     the strides ``steps`` along it, and whether accesses are vectorised (``by_vectors``). ``count`` is the row's length,
     ``zero`` the initial value of an accumulator.
     """
-
-    pointers: Sequence[str]
-    bases: Sequence[str]
-    steps: Sequence[str]
-    by_vectors: Sequence[bool]
-    count: str
-    zero: str
-
-
-class _Scan:
-    """Generator of one scan kernel, which stores the scanned row, or only the reductions of its parts."""
 
     def __init__(
         self, ctx: Lowering, reduction: Reduction, x: Tensor, axis: int, exclusive: bool, reverse: bool
@@ -139,7 +126,7 @@ class _Scan:
     def _emit(self, result: Tensor | None, parts: Tensor | None, *, drawn: bool) -> Dim:
         """Emit the kernel; return the number of rows. ``drawn`` selects look-back."""
         ctx, builder, emit, x, axis = self.ctx, self.builder, self.emit, self.x, self.axis
-        count = builder.integer(x.shape[axis])
+        self.count = builder.integer(x.shape[axis])
         kept = [other for other in range(x.rank) if other != axis]
         tensors = [x] if result is None else [x, result]
         shape = [x.shape[other] for other in kept]
@@ -150,21 +137,22 @@ class _Scan:
         extents = [extent(builder, dim, dtype) for dim in dims[1:]]
         row = emit.assign(f"{register_type(dtype)}({'drawn_row' if drawn else 'cuda.blockIdx.x'})")
         names = coordinates(emit, row, extents, dtype) if dims else []
-        pointers = [builder.tensor(t, written=t is result) for t in tensors]
+        self.pointers = [builder.tensor(t, written=t is result) for t in tensors]
 
         def base(of: Sequence[Dim]) -> str:
             terms = [(name, builder.stride(stride)) for name, stride in zip(names, of, strict=True)]
             return emit.assign(offset_text(terms))
 
-        bases = [base(by_row) for by_row in strides[: len(tensors)]]
-        steps = [builder.stride(t.strides[axis]) for t in tensors]
+        self.bases = [base(by_row) for by_row in strides[: len(tensors)]]
+        self.steps = [builder.stride(t.strides[axis]) for t in tensors]
+        self.by_vectors = [step == "1" and not self.reverse for step in self.steps]
         emit.line("lane = int64(cuda.threadIdx.x)")
         has_parts = drawn or parts is not None
         emit.line(f"start = part * {self.part}" if has_parts else "start = int64(0)")
-        emit.line(f"end = min(start + {self.part}, {count})" if has_parts else f"end = {count}")
+        emit.line(f"end = min(start + {self.part}, {self.count})" if has_parts else f"end = {self.count}")
         (initial,) = self.reduction.initial((x.dtype,))
-        zero = emit.value(initial)
-        emit.line(f"total = {zero}")
+        self.zero = emit.value(initial)
+        emit.line(f"total = {self.zero}")
         if parts is not None:
             offset = f"{base(strides[-1])} + part"
             pointer = builder.tensor(parts, written=result is None)
@@ -172,21 +160,20 @@ class _Scan:
                 emit.line(f"total = {pointer}[{offset}]")
         emit.line(f"sums = cuda.shared.array({THREADS // WARP}, {register_type(x.dtype)})")
         emit.line(f"reached = registers_{self.short}({self.width})")
-        walk = _Walk(pointers, bases, steps, [step == "1" and not self.reverse for step in steps], count, zero)
         if result is not None:
-            emit.line(f"results = lanes_of({pointers[1]}, {self.width})")
+            emit.line(f"results = lanes_of({self.pointers[1]}, {self.width})")
         if drawn:
             with emit.scope():
-                self._walk(walk, stores=False)
-            self._look_back(zero)
-        self._walk(walk, stores=result is not None)
+                self._walk(stores=False)
+            self._look_back()
+        self._walk(stores=result is not None)
         if result is None:
             assert parts is not None
             with emit.block("if lane == 0:"):
                 emit.line(f"{pointer}[{offset}] = total")
         return product(dims)
 
-    def _look_back(self, zero: str) -> None:
+    def _look_back(self) -> None:
         """Emit the publication of the part's reduction; set ``total`` to the reduction of all earlier parts."""
         emit = self.emit
         with emit.block("if lane == 0:"):
@@ -197,7 +184,7 @@ class _Scan:
         emit.line(f"share = (part + {THREADS - 1}) // {THREADS}")
         emit.line("first_part = ticket - part + min(lane * share, part)")
         emit.line("last_part = min(first_part + share, ticket)")
-        emit.line(f"mine = {zero}")
+        emit.line(f"mine = {self.zero}")
         with emit.block("for other_part in range(first_part, last_part):"):
             emit.line("while load_acquire_i32(progress, 1 + other_part) == 0:")
             emit.line("    cuda.nanosleep(uint32(20))")
@@ -209,29 +196,28 @@ class _Scan:
         with emit.block(f"if lane & {WARP - 1} == 0:"):
             emit.line(f"sums[lane // {WARP}] = mine")
         emit.line("cuda.syncthreads()")
-        emit.line(f"total = {zero}")
+        emit.line(f"total = {self.zero}")
         with emit.block(f"for warp in range({THREADS // WARP}):"):
             emit.line("one = sums[warp]")
             emit.line(f"total = {self._joined('total', 'one')}")
         emit.line("cuda.syncthreads()")
 
-    def _walk(self, walk: _Walk, *, stores: bool) -> None:
+    def _walk(self, *, stores: bool) -> None:
         """Emit a loop that scans the elements from ``start`` to ``end``; ``total`` accumulates all elements so far.
 
         Before the loop, ``total`` is the accumulator of the elements before ``start``.
         """
         emit, x, width = self.emit, self.x, self.width
-        pointers, bases, steps, by_vectors = walk.pointers, walk.bases, walk.steps, walk.by_vectors
-        count, zero = walk.count, walk.zero
+        pointer, base = self.pointers[0], self.bases[0]
         with emit.block(f"for j0 in range(start, end, {THREADS * width}):"):
             emit.line(f"first = j0 + lane * {width}")
-            emit.line(f"items = lanes_of({pointers[0]}, {width})")
-            if by_vectors[0]:
-                emit.line(f"load_row(items, {pointers[0]}, {bases[0]} + first, 0, {bases[0]} + end, {width}, 1)")
+            emit.line(f"items = lanes_of({pointer}, {width})")
+            if self.by_vectors[0]:
+                emit.line(f"load_row(items, {pointer}, {base} + first, 0, {base} + end, {width}, 1)")
             else:
                 with emit.block(f"for e in range({width}):"), emit.block("if first + e < end:"):
-                    emit.line(f"items[e] = {pointers[0]}[{bases[0]} + {self._column(count)} * {steps[0]}]")
-            emit.line(f"mine = {zero}")
+                    emit.line(f"items[e] = {pointer}[{base} + {self._column} * {self.steps[0]}]")
+            emit.line(f"mine = {self.zero}")
             with emit.block(f"for e in range({width}):"):
                 element, total = Scalar(x.dtype, "leaf"), Scalar(x.dtype, "accumulator")
                 emit.bind(element, emit.assign(load_text("items", "e", x.dtype)))
@@ -252,13 +238,15 @@ class _Scan:
                 emit.line(f"total = {self._joined('total', 'one')}")
             emit.line("cuda.syncthreads()")
             if stores:
-                self._store(pointers[1], bases[1], steps[1], by_vectors[1], count)
+                self._store()
 
-    def _column(self, count: str) -> str:
-        return f"({count} - 1 - first - e)" if self.reverse else "(first + e)"
+    @property
+    def _column(self) -> str:
+        return f"({self.count} - 1 - first - e)" if self.reverse else "(first + e)"
 
-    def _store(self, pointer: str, base: str, step: str, by_vectors: bool, count: str) -> None:
+    def _store(self) -> None:
         emit, width, dtype = self.emit, self.width, self.x.dtype
+        pointer, base, by_vectors = self.pointers[1], self.bases[1], self.by_vectors[1]
         emit.line(f"left = shfl_up_{self.short}(mine, int32(1))")
         emit.line(f"before = choose((lane & {WARP - 1}) > 0, {self._joined('before', 'left')}, before)")
         with emit.block(f"for e in range({width}):"):
@@ -274,6 +262,6 @@ class _Scan:
                 emit.store("results", "e", value)
             else:
                 with emit.block("if first + e < end:"):
-                    emit.store(pointer, f"{base} + {self._column(count)} * {step}", value)
+                    emit.store(pointer, f"{base} + {self._column} * {self.steps[1]}", value)
         if by_vectors:
             emit.line(f"store_row(results, {pointer}, {base} + first, 0, {base} + end, {width}, 1)")

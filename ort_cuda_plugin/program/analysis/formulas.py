@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from ..expressions.scalar import Scalar, operands_first
+from ..expressions.scalar import INFIX, Scalar, operands_first
 from ..steps.row_program import MAX, MIN, PRODUCT, SUM, Stage
 
 MOST_OPERATIONS = 60
 """Maximum operations of a step whose expressions are written out; for larger ones only the number is shown."""
-_INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==",
-          "ne": "!=", "and": "&", "or": "|", "xor": "^"}  # fmt: skip
 _REDUCTIONS = {SUM: "sum", PRODUCT: "product", MAX: "max", MIN: "min"}
 
 
@@ -49,6 +47,6 @@ def _text(x: Scalar, names: Mapping[Scalar, str]) -> str:
         stage: Stage = x.value[0]
         number = f"[{x.value[1]}]" if len(stage.initial) > 1 else ""
         return f"{_REDUCTIONS.get(stage.reduction, 'reduction')}({', '.join(operands)}){number}"
-    if x.op in _INFIX and len(operands) == 2:
-        return f"({operands[0]} {_INFIX[x.op]} {operands[1]})"
+    if x.op in INFIX and len(operands) == 2:
+        return f"({operands[0]} {INFIX[x.op]} {operands[1]})"
     return f"{x.op}({', '.join(operands)})" if operands else x.op

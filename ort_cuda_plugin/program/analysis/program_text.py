@@ -18,8 +18,7 @@ Block: TypeAlias = tuple[str, ...]
 
 
 class ProgramText:
-    """Formats the programs of one plan. A buffer has the same name in all of them; symbolic sizes are shown as expected
-    values.
+    """Formats the programs of one plan, with one name for a buffer in all of them, and with expected sizes.
 
     With ``formulas``, the text includes the expressions that a step computes, and the strides of non-contiguous
     tensors.
@@ -181,22 +180,21 @@ def step_kind(step: Step) -> str:
             return (
                 f"reduction over {'axis' if len(step.axes) == 1 else 'axes'} {', '.join(map(str, sorted(step.axes)))}"
             )
-        case Map():
-            return "map"
         case Launch():
             return step.kernel.name[:28]
-        case LibraryCall():
-            return "library call"
-        case Copy():
-            return "copy"
-        case Memset():
-            return "memset"
-        case ReadBack():
-            return "read-back"
-        case HostCall():
-            return "Python, in each Run"
-        case DeviceLoop():
-            return "loop on the device"
+        case _:
+            return _KINDS[type(step)]
+
+
+_KINDS: dict[type, str] = {
+    Map: "map",
+    LibraryCall: "library call",
+    Copy: "copy",
+    Memset: "memset",
+    ReadBack: "read-back",
+    HostCall: "Python, in each Run",
+    DeviceLoop: "loop on the device",
+}
 
 
 def _place(x: Tensor) -> str:

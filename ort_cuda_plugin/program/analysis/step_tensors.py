@@ -8,9 +8,7 @@ from ..steps.trace import Copy, DeviceLoop, HostCall, Launch, LibraryCall, Memse
 
 
 def tensors_of(step: Step) -> tuple[Tensor, ...]:
-    """Return all tensors that a step reads or writes, without the tensors of its ``parts`` (unfused steps) and without
-    intermediates of a loop.
-    """
+    """Return all tensors that a step reads or writes, except in its ``parts`` (unfused steps) and inside of a loop."""
     match step:
         case DeviceLoop():
             known = {*step.reads, *step.writes}

@@ -20,9 +20,7 @@ VERIFY_VARIABLE = "ORT_CUDA_PLUGIN_VERIFY"
 CHECK_VARIABLE = "ORT_CUDA_PLUGIN_EMULATE_CHECK"
 """Environment variables that turn verification on. The second one also turns on the emulated device's checking mode."""
 MAX_MASKED = 1 << 16
-"""Maximum elements of a buffer for the exact check that slices cover it. For larger buffers only the slices' sizes are
-added up.
-"""
+"""Maximum elements of a buffer for the exact check that slices cover it; for larger ones their sizes are added up."""
 _written_first = frozenset({BufferKind.SCRATCH, BufferKind.OUTPUT})
 
 
@@ -75,9 +73,7 @@ def check_writers(name: str, steps: Sequence[Step], stand_ins: Collection[Buffer
 
 
 def _needs_writer(step: Step, buffer: Buffer) -> bool:
-    """Return whether an earlier step must write the buffer that ``step`` reads. A kernel may read what
-    it wrote itself.
-    """
+    """Return whether an earlier step must write the buffer that ``step`` reads; a kernel may do so itself."""
     if buffer.kind not in _written_first or buffer.nbytes == 0:
         return False
     return isinstance(step, Map) or buffer not in step.writes
@@ -194,9 +190,7 @@ def _have_inputs(values: Iterable[Scalar], own: Iterable[Scalar], inputs: Iterab
 
 
 def _gaps(steps: Sequence[Step]) -> Iterator[tuple[int, Step, Tensor]]:
-    """Yield (index of the last writer, the writer, the tensor that it writes) for each buffer that elementwise steps
-    write only in part.
-    """
+    """Yield the last writer (index, step, written tensor) of each buffer that elementwise steps write only in part."""
     parts: dict[Buffer, list[tuple[int, Step, Tensor]]] = {}
     others: set[Buffer] = set()
     for number, step in enumerate(steps):

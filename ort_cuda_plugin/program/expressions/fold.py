@@ -10,9 +10,7 @@ from ort_cuda_plugin.program.expressions.symbolic import Dim
 
 
 class NotFoldable(Exception):
-    """The expression has an operation or a type that symbolic integers lack, or a value that is not a
-    64-bit integer.
-    """
+    """The expression has an operation or type that symbolic integers lack, or a value beyond 64-bit integers."""
 
 
 _operations: Mapping[str, Callable[..., Dim]] = {

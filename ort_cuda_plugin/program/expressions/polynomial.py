@@ -249,9 +249,7 @@ class Expr:
 
     @property
     def is_read_back(self) -> bool:
-        """Return whether the value depends on read-back symbols. Cached, since otherwise each path to a shared atom
-        would be followed.
-        """
+        """Return whether the value depends on read-back symbols. Cached, since many paths lead to a shared atom."""
         if self._is_read_back is None:
             self._is_read_back = any(atom.is_read_back for monomial, _ in self.terms for atom in monomial)
         return self._is_read_back
@@ -356,9 +354,7 @@ def _polynomial_bounds(expr: Expr) -> Bounds:
 
 
 def _clamped(bounds: Bounds) -> Bounds:
-    """Return bounds whose magnitude is at most `_LARGEST`; otherwise those of nested operations would grow with each
-    level.
-    """
+    """Return bounds of a magnitude up to `_LARGEST`; else those of nested operations would grow with each level."""
     low, high = bounds
     return (
         None if low is None or low < -_LARGEST else min(low, _LARGEST),

@@ -224,6 +224,11 @@ def _unify(operands: Sequence[Operand]) -> tuple[Scalar, ...]:
     return tuple(x if isinstance(x, Scalar) else constant(x, dtype) for x in operands)
 
 
+INFIX: Mapping[str, str] = {
+    "add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==",
+    "ne": "!=", "and": "&", "or": "|", "xor": "^", "shl": "<<", "shr": ">>",
+}  # fmt: skip
+"""Python's operators for operations with two operands."""
 _right_identities: Mapping[str, int] = {
     "add": 0, "sub": 0, "mul": 1, "truncdiv": 1, "or": 0, "xor": 0, "shl": 0, "shr": 0
 }  # fmt: skip

@@ -55,8 +55,7 @@ class Conditions:
             self.trace.requirements.append(Requirement(self.node, condition, message))
 
     def guard(self, condition: Dim) -> bool:
-        """Return whether the condition holds for the sizes that the plan is built for, and guard the plan on this
-        result.
+        """Return whether the condition holds for the sizes of the plan, and guard the plan on this result.
 
         Raises Unsupported if the condition depends on read-back values, which are unknown when guards are tested.
         """
@@ -74,6 +73,10 @@ class Conditions:
         if isinstance(recorded, Expr):
             self.trace.guards[recorded] = None
         return answer
+
+    def try_guard(self, condition: Dim) -> bool:
+        """Return the result of `guard`; False, without a guard, for a condition on values that a Run reads back."""
+        return not is_read_back(condition) and self.guard(condition)
 
     def holds(self, condition: Dim) -> bool:
         """Return whether the condition holds for the sizes that the plan is built for. Records no guard.
@@ -114,8 +117,7 @@ class Conditions:
         return truth(condition)
 
     def index_dtype(self, *sizes: Dim) -> str:
-        """Return the type for index arithmetic: "i32" if all sizes are below 2**31 (the plan is guarded on it), else
-        "i64".
+        """Return the type for index arithmetic: "i32" if all sizes are below 2**31, which becomes a guard, or "i64".
 
         Also returns "i64" for a size that a Run reads back, unless its bounds prove that it is small.
         """

@@ -139,8 +139,7 @@ class Lowering(Recorder):
             self._try_step(self, step)
 
     def state(self, initial: Callable[[], Array]) -> Tensor:
-        """Return the state of the current node: memory that keeps its contents between Runs, and that launches may
-        write.
+        """Return the current node's state: memory that keeps its contents between Runs, and that launches may write.
 
         All plans with the node, and all concurrent Runs of a session, share the state. Launches of concurrent Runs are
         not ordered, so they must update the state atomically. ``initial`` returns the contents for the first Run.
@@ -159,8 +158,7 @@ class Lowering(Recorder):
     def call_back(
         self, callback: Callback, tensors: Sequence[Tensor], numbers: Sequence[Dim] = (), *, writes: Sequence[Tensor]
     ) -> None:
-        """Record a call of Python code in each Run. ``tensors`` must be contiguous; the call may write those in
-        ``writes``.
+        """Record a call of Python code in each Run; ``tensors`` must be contiguous, and the call may change ``writes``.
 
         A plan with such a call is never captured as a CUDA graph.
         """
@@ -211,8 +209,7 @@ class Lowering(Recorder):
                 return deferred.contents
 
     def host_values(self, x: Tensor, what: str) -> tuple[Dim, ...]:
-        """Return the integer contents of x in row-major order; ``what`` names x in messages, such as "shape of
-        Reshape".
+        """Return the integer contents of x in row-major order; ``what`` names x in messages ("shape of Reshape").
 
         If x is an input of the cluster, it becomes a host input, which each Run reads back once before it starts.
         Contents that the device computes are read back in the middle of the Run (`read_back`).
@@ -322,8 +319,7 @@ class Lowering(Recorder):
     def read_back(
         self, x: Tensor, what: str, lower: int | None = None, upper: Dim | None = None, *, likely: int = _READ_BACK_HINT
     ) -> tuple[Expr, ...]:
-        """Return the integer contents of x, which the Run itself computes, as new symbols; ``what`` names them in
-        messages.
+        """Return the integers in x, which the Run itself computes, as new symbols; ``what`` names them in messages.
 
         A read-back ends a segment of the plan: the host waits for the device and reads the elements. So call this
         function once for all values that an operator needs, and only for few elements. ``lower`` and ``upper`` are

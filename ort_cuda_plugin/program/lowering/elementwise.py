@@ -22,8 +22,7 @@ from ort_cuda_plugin.program.steps.tensor import Tensor
 
 
 def elementwise(ctx: Recorder, fn: Callable[..., Scalar], *tensors: Tensor) -> Tensor:
-    """Return ``fn`` applied to the elements of ``tensors``, which broadcast; the result has the type that ``fn``
-    returns.
+    """Return ``fn`` of the elements of ``tensors``, which broadcast; the result has the type that ``fn`` returns.
 
     The host computes small integer tensors whose contents it knows. Raises TypeError if ``fn`` mixes types.
     """
@@ -33,7 +32,7 @@ def elementwise(ctx: Recorder, fn: Callable[..., Scalar], *tensors: Tensor) -> T
 
     def on_device() -> Tensor:
         result = empty_in_order(ctx, shape, expression.dtype, tensors)
-        _record(ctx, leaves, tensors, [expression], [result])
+        _record(ctx, leaves, tensors, expression, result)
         return result
 
     def on_symbols(*arrays: HostArray) -> HostArray:
@@ -60,7 +59,7 @@ def elementwise_into(ctx: Recorder, fn: Callable[..., Scalar], destination: Tens
     expression = s.expression(fn(*leaves))
     if expression.dtype is not destination.dtype:
         raise TypeError(f"{destination!r}: got elements of {expression.dtype.name}. Cast them to the tensor's type")
-    _record(ctx, leaves, tensors, [expression], [destination])
+    _record(ctx, leaves, tensors, expression, destination)
 
 
 def copy_into(ctx: Recorder, destination: Tensor, source: Tensor) -> None:
@@ -98,20 +97,15 @@ def full(ctx: Recorder, shape: Sequence[Dim], value: int | float | bool, dtype: 
 
 
 def _record(
-    ctx: Recorder,
-    leaves: Sequence[Scalar],
-    tensors: Sequence[Tensor],
-    expressions: Sequence[Scalar],
-    results: Sequence[Tensor],
+    ctx: Recorder, leaves: Sequence[Scalar], tensors: Sequence[Tensor], expression: Scalar, result: Tensor
 ) -> None:
-    placed = [aligned(ctx, x, results[0].shape) for x in tensors]
-    if ctx.options.prefer_nhwc and all(map(is_channels_first, results)):
+    placed = [aligned(ctx, x, result.shape) for x in tensors]
+    if ctx.options.prefer_nhwc and is_channels_first(result):
         # Iterate in memory order (NCHW) like the other steps of such a session, so that they can fuse.
-        placed = [in_memory_order(ctx, x, results[0].rank) for x in placed]
-        results = [in_memory_order(ctx, x, x.rank) for x in results]
-    inputs = used_inputs(zip(leaves, placed, strict=True), expressions)
-    outputs = tuple(zip(expressions, results, strict=True))
-    ctx.record(Map(ctx.nodes, results[0].shape, loadable(ctx, inputs), outputs))
+        placed = [in_memory_order(ctx, x, result.rank) for x in placed]
+        result = in_memory_order(ctx, result, result.rank)
+    inputs = used_inputs(zip(leaves, placed, strict=True), [expression])
+    ctx.record(Map(ctx.nodes, result.shape, loadable(ctx, inputs), ((expression, result),)))
 
 
 def loadable(ctx: Recorder, inputs: Iterable[Input]) -> tuple[Input, ...]:

@@ -34,9 +34,7 @@ def in_memory_order(ctx: Recorder, x: Tensor, rank: int) -> Tensor:
 
 
 def empty_in_order(ctx: Recorder, shape: Sequence[Dim], dtype: DType, like: Iterable[Tensor]) -> Tensor:
-    """Return a new tensor of ``shape``. It is in NCHW memory order if the session prefers NHWC and a tensor of ``like``
-    has this order.
-    """
+    """Return a new tensor, in NCHW memory order if the session prefers NHWC and a tensor of ``like`` has this order."""
     rank = len(shape)
     if not ctx.options.prefer_nhwc or not any(x.rank == rank and is_channels_first(x) for x in like):
         return ctx.empty(shape, dtype)

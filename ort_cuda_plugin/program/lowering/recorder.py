@@ -56,9 +56,7 @@ class Recorder(Conditions):
         self.checks_author = False
         self.host_work = 0
         self.stand_ins: set[Buffer] = set()
-        """Buffers of tensors from `stand_in`, and output buffers that contain such a tensor. No step writes them; a
-        plan with them never runs.
-        """
+        """Buffers that no step writes: those of `stand_in`, and outputs with them. A plan with them never runs."""
         self._is_recording = not is_claim
         self._widened: dict[Buffer, tuple[Tensor, Tensor]] = {}
         self._materialized: dict[tuple[DType, tuple[Dim, ...]], Buffer] = {}
@@ -84,9 +82,7 @@ class Recorder(Conditions):
         return Tensor(dtype, shape, Buffer(BufferKind.SCRATCH, self._countable_bytes(shape, dtype)))
 
     def stand_in(self, shape: Sequence[Dim], dtype: DType) -> Tensor:
-        """Return an `empty` tensor that no step writes, in place of one of several results that only a
-        Run can select.
-        """
+        """Return an `empty` tensor that no step writes, in place of one of several results that a Run selects."""
         x = self.empty(shape, dtype)
         self.stand_ins.add(x.buffer)
         return x
@@ -116,15 +112,12 @@ class Recorder(Conditions):
         if x.is_contiguous and divides(alignment, x.offset):
             return x
         if x.is_constant:
-            # The host copies a constant once, when a plan needs it. A recorded copy would run on the device in every
-            # Run.
+            # The host copies a constant once, when a plan needs it. A recorded copy would be part of every Run.
             return self.derived("view", (x,), (), x.static_shape)
         return copy_of(self, x)
 
     def constant(self, array: Array, dtype: DType | None = None) -> Tensor:
-        """Return a constant tensor, which becomes a weight of the plan if a launch reads it; ``dtype`` as in
-        `Constant.of`.
-        """
+        """Return a constant tensor, a weight of the plan if a launch reads it; ``dtype`` as in `Constant.of`."""
         return self.initializer(Constant.of(np.ascontiguousarray(array).reshape(array.shape), dtype))
 
     def initializer(self, contents: Constant) -> Tensor:
@@ -139,8 +132,7 @@ class Recorder(Conditions):
         shape: tuple[int, ...],
         dtype: DType | None = None,
     ) -> Tensor:
-        """Return a constant that a function of `recipes.FUNCTIONS` computes from constants, for example by a
-        transposition.
+        """Return a constant that a function of `recipes.FUNCTIONS` computes from constants, such as a transposition.
 
         ``dtype`` defaults to the first operand's. The function runs once for all plans, when a plan needs the contents.
         """

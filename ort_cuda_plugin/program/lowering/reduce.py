@@ -17,9 +17,7 @@ from ort_cuda_plugin.program.steps.tensor import Tensor
 def reduce(
     ctx: Lowering, fn: Callable[[Row, Scalar], Scalar], x: Tensor, axes: Iterable[int], keepdims: bool = True
 ) -> Tensor:
-    """Return x reduced along ``axes`` by ``fn(row, element)``. The axes get size 1; without ``keepdims`` they are
-    removed.
-    """
+    """Return x reduced by ``fn(row, element)`` along ``axes``, which get size 1, or disappear without ``keepdims``."""
     axes = frozenset(axes_of(axes, x.rank))
     (leaf,), row = leaves_of([x]), Row()
     expression = fn(row, leaf)

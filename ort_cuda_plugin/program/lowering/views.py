@@ -17,6 +17,11 @@ def permute(ctx: Recorder, x: Tensor, axes: Sequence[int]) -> Tensor:
     return ctx.view(x, [x.shape[axis] for axis in axes], [x.strides[axis] for axis in axes], x.offset)
 
 
+def transpose_matrices(ctx: Recorder, x: Tensor) -> Tensor:
+    """Return x [..., m, n] as [..., n, m], without a copy."""
+    return permute(ctx, x, (*range(x.rank - 2), x.rank - 1, x.rank - 2))
+
+
 def part(ctx: Recorder, x: Tensor, axis: int, start: Dim, size: Dim) -> Tensor:
     """Return the slice of ``size`` indices from ``start`` on along ``axis``, without a copy; it must be inside x."""
     shape = [size if other == axis else dim for other, dim in enumerate(x.shape)]

@@ -13,9 +13,7 @@ from .steps import Attend, Convolve, Map
 from .tensor import Buffer, BufferKind, Tensor
 
 _FILLING = 0x3C
-"""Fill byte of float tensors. Floats of any width that consist of this byte are small and positive, so no accumulator
-overflows.
-"""
+"""Fill byte of float tensors. Floats of any width that consist of it are small and positive: no sum overflows."""
 
 
 class Concrete:

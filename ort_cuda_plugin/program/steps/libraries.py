@@ -88,9 +88,7 @@ class Refusals:
         return is_first
 
     def matches(self, problem: LibraryProblem, sizes: Sequence[Dim]) -> bool:
-        """Return whether a call with these sizes was refused; if some sizes are symbolic, whether any call of the
-        problem was.
-        """
+        """Return whether a call with these sizes was refused, or with symbolic sizes any call of the problem."""
         known = self._known.get(self.refusal(problem, ()), set())
         static = [size for size in sizes if isinstance(size, int)]
         return bool(known) and (len(static) < len(sizes) or self.refusal(problem, static) in known)

@@ -27,12 +27,9 @@ class ScheduleKind(NamedTuple):
 
 @dataclass(frozen=True)
 class QuarantinedSchedule:
-    """A set of quarantined schedules: those of ``family`` with this engine and tile whose first operand has this
-    ``type``.
+    """A set of quarantined schedules, with the fields of a `ScheduleKind`; ``case`` is the selftest's failed check.
 
-    ``type`` is a short name such as "f16". ``tile`` is "" if the schedules with every tile are quarantined.
-    ``epilogue`` is the part of the epilogue that a library call computes, such as "bias, ReLU"; "" if calls with every
-    epilogue are quarantined. ``case`` names the selftest's check that failed.
+    ``tile`` is "" if the schedules with every tile are quarantined, ``epilogue`` if library calls with every epilogue.
     """
 
     family: str
@@ -98,18 +95,14 @@ class Quarantine:
 
     @property
     def schedules(self) -> list[QuarantinedSchedule]:
-        """Return the quarantined schedules."""
         return [entry for entry in self.entries if isinstance(entry, QuarantinedSchedule)]
 
     @property
     def operators(self) -> list[QuarantinedOperator]:
-        """Return the quarantined operators."""
         return [entry for entry in self.entries if isinstance(entry, QuarantinedOperator)]
 
     def note(self, step: Sums, epilogue: str = "") -> str:
-        """Return a text that lists the step's quarantined schedules, to append to the reason for its schedule; "" for
-        none.
-        """
+        """Return a list of the step's quarantined schedules to append to the reason for its schedule; "" for none."""
         names = [entry.schedule for entry in self._of(step) if entry.epilogue in ("", epilogue)]
         return f"; not used, since ort-cuda-plugin selftest failed: {', '.join(names)}" if names else ""
 

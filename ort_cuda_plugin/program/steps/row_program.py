@@ -65,9 +65,7 @@ MIN = _fold(highest, s.minimum)
 
 
 def _arg(better: Callable[[Scalar, Scalar], Scalar], initial: Callable[[DType], int | float], last: bool) -> Reduction:
-    """Return argmin or argmax of elements (value, index). The accumulators are (best value, its index or -1); NaN is
-    best.
-    """
+    """Return argmin or argmax of elements (value, index), with accumulators (best, its index or -1). NaN is best."""
 
     def combine(a: Values, b: Values) -> Values:
         is_better, is_equal = better(b[0], a[0]), s.equal(a[0], b[0])

@@ -115,8 +115,7 @@ class Rows(Map):
 
 @dataclass(frozen=True, eq=False)
 class Conversion(TensorFields):
-    """Operand prologue. A contraction multiplies ``value``, an expression of the operand's element ``leaf`` and of
-    ``inputs``.
+    """Operand prologue: a contraction multiplies ``value``, an expression of the element ``leaf`` and of ``inputs``.
 
     ``inputs`` broadcast to the operand's dimensions; each is a scalar, or varies along one dimension. With ``bits``,
     the operand is a matrix of codes with that many bits, and ``leaf`` is a code as int32. The operand's tensor then has
@@ -284,9 +283,7 @@ def stored(x: Scalar) -> Scalar:
 
 
 def _is_rounded(x: Scalar) -> bool:
-    """Return whether x is already rounded to its type: a leaf, a cast, or a selection among rounded values and -1, 0
-    and 1.
-    """
+    """Return whether x is rounded to its type: a leaf, a cast, or a selection among rounded values, -1, 0 and 1."""
     seen: set[Scalar] = set()
     stack = [x]
     while stack:

@@ -72,9 +72,7 @@ class DeferredContents:
 
 
 def dims_of(shape: Sequence[Dim], dtype: DType) -> tuple[Dim, ...]:
-    """Return the sizes of ``shape`` as ints and expressions. Raises TypeError for other sizes, or if ``dtype`` is not a
-    DType.
-    """
+    """Return the sizes of ``shape`` as ints and expressions. Raises TypeError for other sizes and for other types."""
     if not isinstance(dtype, DType):
         raise TypeError(f"expected an element type such as DType.FLOAT32, got {dtype!r}")
     try:
@@ -154,9 +152,7 @@ class Tensor:
         return self.constant_view().array
 
     def constant_view(self) -> ConstantView:
-        """Return the constant as an operand of a recipe, without reading it. Raises TypeError for a tensor that is not
-        constant.
-        """
+        """Return the constant as an operand of a recipe, without reading it. Raises TypeError for other tensors."""
         data = self.buffer.data
         if data is None:
             raise TypeError(f"{self!r}: expected a constant, got {self.buffer.kind.name}")

@@ -52,9 +52,7 @@ scalar_types: Final = {Int32: "i32", Int64: "i64", Float32: "f32", Float64: "f64
 
 @dataclass(eq=False)
 class Recorded:
-    """Base of steps that a plan can contain. ``nodes`` are the ONNX nodes that the step computes; errors name the last
-    one.
-    """
+    """Base of steps that a plan can contain. ``nodes`` are the ONNX nodes it computes; errors name the last one."""
 
     nodes: tuple[Node, ...]
 
@@ -154,8 +152,7 @@ class Memset(Recorded):
 
 @dataclass(eq=False)
 class ReadBack(Recorded):
-    """A read of ``source`` by the host, which starts a new segment of the plan. Elements are contiguous integers or
-    bools.
+    """A read of contiguous integers or bools by the host, which starts a new segment of the plan.
 
     They become the symbols with the numbers ``first_symbol`` to ``first_symbol + count - 1``.
     """
@@ -180,8 +177,7 @@ class HostCall(Recorded):
 
 @dataclass(eq=False)
 class DeviceLoop(Recorded):
-    """A loop whose iterations the device counts: the steps ``first``, then ``body`` while ``flag`` (int32 [1]) is not
-    0.
+    """A loop whose iterations the device counts: steps ``first``, then ``body`` while ``flag`` (int32 [1]) is not 0.
 
     ``first`` and ``body`` are compiled, and no other step writes what they write. ``body`` sets the flag, and the
     ``condition`` of the loop's node in a CUDA graph. The host knows the number of iterations as ``count``; with None,
@@ -223,9 +219,7 @@ class Trace:
     requirements: list[Requirement] = field(default_factory=list)
     guards: dict[Expr, None] = field(default_factory=dict)
     origins: dict[Expr | Monomial, Node] = field(default_factory=dict)
-    """The first node that needs a symbolic value, or a monomial of it. Errors of a Run that cannot evaluate it name the
-    node.
-    """
+    """The first node that needs a symbolic value, or a monomial of it, for errors of a Run that cannot evaluate it."""
     folded: list[list[Recordable]] = field(default_factory=list)
     """Launches that constant folding moved before the first Run, in groups that share no intermediate."""
     schedules: dict[ScheduleKind, None] = field(default_factory=dict)

@@ -29,9 +29,7 @@ class Windows:
 
     @property
     def pointwise(self) -> bool:
-        """Return whether each window is a single element, and all elements are used: a 1x1 convolution without stride
-        or padding.
-        """
+        """Return whether windows are single elements, without stride or padding, as in a pointwise convolution."""
         ones, pads = (*self.kernel, *self.strides), (*self.begin, *self.end)
         return all(size == 1 for size in ones) and all(pad == 0 for pad in pads)
 
