@@ -7,9 +7,9 @@ from typing import TypeVar
 
 from ..kernels.contraction.epilogue_patterns import LibraryForm, product_form
 from ..kernels.conv.channels_last import matrix_convolution_kind
-from ..kernels.conv.cudnn_epilogue import cudnn_form
 from ..kernels.gemm.tile_shapes import INTEGERS
 from ..kernels.library.library_attention import AttentionForm, attention_form
+from ..kernels.library.library_calls import cudnn_form
 from ..model.ir import Unsupported
 from ..program.expressions.symbolic import hint
 from ..program.lowering.context import Lowering

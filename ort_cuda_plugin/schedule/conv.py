@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ..kernels.conv.channels_last import is_channels_last, matrix_convolution_kind, place_stride, prefers_channels_last
-from ..kernels.conv.cudnn_epilogue import cudnn_form
 from ..kernels.conv.depthwise_conv import depthwise_guards, is_depthwise
 from ..kernels.conv.implicit_gemm_mma import count_pixels, count_taps, gemm_sizes
 from ..kernels.gemm.tf32_weights_as_f16 import has_compact_lines
 from ..kernels.gemm.tile_shapes import TileConfig
+from ..kernels.library.library_calls import cudnn_form
 from ..program.expressions.symbolic import Dim, hint, is_const, le, product
 from ..program.lowering.context import Lowering
 from ..program.steps.schedule import Choice, Engine, Schedule, WeightLayout

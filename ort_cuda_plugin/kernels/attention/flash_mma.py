@@ -110,10 +110,7 @@ class MatrixStreamKernel(OnlineSoftmax):
         ]
 
     def _values_address(self, line: int) -> list[str]:
-        """Compute the lane's address in V: of a row for ldmatrix.trans, or of an element for float32.
-
-        ldmatrix cannot transpose float32 elements: lanes load them one by one.
-        """
+        """Compute the lane's address in V: of a row, or of a float32 element, which ldmatrix cannot transpose."""
         if self.kind == "tf32":
             offset = f"(warp_key + lane_pair) * {line} + lane_row * {self.itemsize} + {self.tile_bytes}"
             return [f"values_at = int32({offset})"]

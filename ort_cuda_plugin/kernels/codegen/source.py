@@ -140,6 +140,12 @@ class Emitter:
         self._count += 1
         return f"{prefix or self._prefix}{self._count}{self.suffix}"
 
+    def lanes(self, pointer: str, count: int) -> str:
+        """Return a variable with new registers for ``count`` elements of the type at ``pointer``."""
+        name = self.fresh("r")
+        self.line(f"{name} = lanes_of({pointer}, {count})")
+        return name
+
     def assign(self, text: str) -> str:
         """Return a variable that holds ``text``. Equal texts share it, since no variable in them is assigned twice."""
         for scope in reversed(self._computed):
@@ -431,9 +437,9 @@ class Parameters:
             return self._parameter(name, "f", "f64", Float64(value))
         return self._parameter(name, "f", "f32", Float32(value))
 
-    def stride(self, value: Dim) -> str:
-        """Add a stride as an int64 parameter, and return its name. Strides 0 and 1 become literals of the source."""
-        return str(value) if isinstance(value, int) and value in (0, 1) else self.integer(value)
+    def stride(self, value: Dim, dtype: DType = DType.INT64) -> str:
+        """Add a stride as an integer parameter, and return its name. Strides 0 and 1 become literals of the source."""
+        return str(value) if isinstance(value, int) and value in (0, 1) else self.integer(value, dtype)
 
     def include(self, *others: Parameters) -> None:
         """Append the parameters of all ``others``."""
@@ -452,10 +458,7 @@ class KernelBuilder(Parameters):
         self.emit = emit or Emitter()
 
     def element(self, x: Tensor) -> str | None:
-        """Add a parameter with the value of a one-element tensor that the host knows, and return the value's source.
-
-        Returns None for other tensors.
-        """
+        """Add a parameter for a one-element tensor that the host knows; return the value's source, else None."""
         if x.size != 1:
             return None
         if x.host is not None:

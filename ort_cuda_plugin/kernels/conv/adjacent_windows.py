@@ -6,10 +6,6 @@ import itertools
 from collections.abc import Sequence
 from typing import TypeAlias, TypeVar
 
-from ...model.ir import DType
-from ...program.expressions.symbolic import Dim
-from ..codegen.source import KernelBuilder
-
 Row = TypeVar("Row")
 
 LOADED = 9
@@ -31,8 +27,3 @@ def batches_of(rows: Sequence[Row], columns: int) -> list[Sequence[Row]]:
     parts = -(-len(rows) // max(LOADED // columns, 1))
     size = -(-len(rows) // parts)
     return [rows[begin : begin + size] for begin in range(0, len(rows), size)]
-
-
-def size_text(builder: KernelBuilder, dtype: DType, value: Dim) -> str:
-    """Add a size as a kernel parameter, and return its name. 0 and 1 become literals, which simplify the source."""
-    return str(value) if isinstance(value, int) and value in (0, 1) else builder.integer(value, dtype)

@@ -10,15 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TypeVar
 
 from ...model.ir import HALVES, DType
 from ...program.expressions.symbolic import Dim
 from ...program.lowering.context import Lowering, Tensor
 from ...program.lowering.elementwise import rearranged
-from ...program.lowering.shapes import broadcast_strides
 from ...program.lowering.views import permute
-from ...program.steps.steps import Convolve, Map
+from ...program.steps.steps import Convolve
 from ...program.steps.tensor import contiguous_strides
 from ..contraction.integer_operands import MAX_DEPTH, integer_form
 from ..elementwise.index_map import gather_map
@@ -66,29 +64,6 @@ def place_stride(x: Tensor) -> Dim | None:
 def is_channels_last(x: Tensor) -> bool:
     """Tell whether x is a contiguous channels-last image."""
     return x.rank > 2 and place_stride(x) == x.shape[1]
-
-
-AnyMap = TypeVar("AnyMap", bound=Map)
-
-
-def permuted(step: AnyMap, axes: Sequence[int]) -> AnyMap:
-    """Return the step with the dimensions of its result, outputs and epilogue inputs permuted."""
-    rank = len(step.shape)
-
-    def moved(x: Tensor) -> Tensor:
-        if x.size == 1:
-            return x
-        dims = (*[1] * (rank - x.rank), *x.shape)
-        strides = broadcast_strides(x, step.shape)
-        shape = [dims[axis] for axis in axes]
-        return Tensor(x.dtype, shape, x.buffer, strides=[strides[axis] for axis in axes], offset=x.offset)
-
-    return replace(
-        step,
-        shape=tuple(step.shape[axis] for axis in axes),
-        inputs=tuple((leaf, moved(x)) for leaf, x in step.inputs),
-        outputs=tuple((value, moved(y)) for value, y in step.outputs),
-    )
 
 
 def empty_channels_last(ctx: Lowering, shape: Sequence[Dim], dtype: DType) -> Tensor:

@@ -20,7 +20,7 @@ from ..codegen.launch_geometry import Plane, coordinates, extent, index_type, re
 from ..codegen.simt_fragments import Element
 from ..codegen.source import KernelBuilder, kernel_name, register_type
 from ..codegen.vectors import VECTOR_BYTES, begins_at_vectors, vector_threads
-from .adjacent_windows import Reads, batches_of, reads_of, size_text
+from .adjacent_windows import Reads, batches_of, reads_of
 
 PIXELS, ROWS = 4, 2
 """Maximum output pixels per thread along the last dimension, and along the second-to-last."""
@@ -135,7 +135,7 @@ class _ChannelPool:
         return self.emit.assign(f"{self.index}({text})")
 
     def _size(self, value: Dim) -> str:
-        return size_text(self.builder, self.dtype, value)
+        return self.builder.stride(value, self.dtype)
 
     def _lanes(self, pixel: Sequence[int]) -> int:
         """Return the index in array ``total`` of the first channel of the thread's output pixel ``pixel``."""

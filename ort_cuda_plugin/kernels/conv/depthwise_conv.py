@@ -26,7 +26,7 @@ from ...program.steps.tensor import contiguous_strides
 from ..codegen.launch_geometry import Plane, coordinates, extent, index_type, reach
 from ..codegen.source import KernelBuilder, kernel_name, load_text, offset_text, register_type
 from ..codegen.vectors import begins_at_vectors, vector_threads
-from .adjacent_windows import batches_of, reads_of, size_text
+from .adjacent_windows import batches_of, reads_of
 
 MAX_TAPS = 49
 """Maximum taps (elements of a window per channel); the kernel unrolls the loop over them."""
@@ -254,8 +254,7 @@ class _Depthwise:
         lanes: dict[Scalar, str] = {}
         for more in tensors.more:
             if more.is_vector:
-                lanes[more.leaf] = emit.fresh("r")
-                emit.line(f"{lanes[more.leaf]} = lanes_of({more.pointer}, {form.width})")
+                lanes[more.leaf] = emit.lanes(more.pointer, form.width)
                 if more.is_of_channels:
                     self._load(lanes[more.leaf], more, self._index(more.offset(first)))
         emit.line(f"stored = lanes_of({tensors.out.pointer}, {form.width})")
@@ -348,7 +347,7 @@ class _Operand:
         placed = broadcast_strides(x, shape)
         self.is_vector = placed[1] == 1
         self.is_of_channels = all(stride == 0 for axis, stride in enumerate(placed) if axis != 1)
-        self.strides = [size_text(builder, dtype, stride) for stride in placed]
+        self.strides = [builder.stride(stride, dtype) for stride in placed]
 
     def offset(self, at: Sequence[str]) -> str:
         """Return the offset of the element at coordinates ``at``."""
@@ -386,7 +385,7 @@ class _Tensors:
             contiguous_strides(weights.shape)[1:-1],
             step.shape[2:],
         )
-        numbers = [[size_text(builder, dtype, number) for number in some] for some in lists]
+        numbers = [[builder.stride(number, dtype) for number in some] for some in lists]
         self.steps, self.limits, self.begins, self.taps, self.ends = numbers
 
     def anywhere(self, width: int) -> list[str]:

@@ -137,10 +137,7 @@ class StripConv:
 
     @property
     def overlaps(self) -> bool:
-        """Whether the last strip of a row is shifted back to end at the last pixel.
-
-        It overlaps the strip before it, and does not store the overlapping pixels.
-        """
+        """Whether a row's last strip is shifted back to end at the last pixel; it does not store the overlap."""
         return self.width > 1 and not self.transposed
 
     @property

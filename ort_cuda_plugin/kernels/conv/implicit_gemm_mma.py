@@ -15,23 +15,23 @@ from dataclasses import dataclass
 from ...model.ir import DType
 from ...program.expressions.symbolic import Dim, ceildiv, product
 from ...program.lowering.context import Lowering
+from ...program.lowering.views import permuted
 from ...program.steps.schedule import WeightLayout
 from ...program.steps.steps import Convolve
 from ..codegen.block_mapping import count_tiles, split_tile_of_block
 from ..codegen.epilogue import VECTOR, Axes, Epilogue, make_epilogue
 from ..codegen.fragment import Fragment, join
 from ..codegen.launch_geometry import extent, index_type
-from ..codegen.simt_fragments import Element, Operand, Tile, indented, suffix
+from ..codegen.simt_fragments import Element, Operand, indented, suffix
 from ..codegen.source import KernelBuilder, register_type, text_property
 from ..contraction.integer_operands import integer_form, integer_step
 from ..gemm.gemm_mma import form_name, parts_epilogue, sum_of_parts
 from ..gemm.mma_copies import OperandTile, is_compact
 from ..gemm.mma_fragments import MatrixTile
 from ..gemm.tf32_weights_as_f16 import compact_lines
-from ..gemm.tile_shapes import INTEGERS, TileConfig
+from ..gemm.tile_shapes import INTEGERS
 from .channels_last import (
     channels_last_weights,
-    permuted,
     place_stride,
     places_first,
 )
@@ -181,29 +181,23 @@ class MatrixConv:
 
     The grid is (tiles along channels * tiles along pixels * ``splits`` * groups, 1, 1). With several splits the
     epilogue is `parts_epilogue`. The epilogue's coordinates are ``row``, the pixel among those of all images, and
-    ``column``, the output channel. ``zero``: integer codes have a zero point; ``is_alone``: see `split_tile_of_block`.
+    ``column``, the output channel. ``is_alone``: see `split_tile_of_block`.
     """
 
-    elements: tuple[Element, Element]
-    kind: str
+    matrices: PatchTile
     epilogue: Epilogue
-    tile: Tile
-    axes: str = ""
     splits: int = 1
-    zero: bool = False
-    sliced_k: int = 1
-    index: str = "int64"
-    is_one_image: bool = False
     is_alone: bool = False
 
     @property
     def name(self) -> str:
-        compact = "_f16" if self.is_compact else ""
-        return f"conv{len(self.axes)}d_mma{form_name(self.splits, self.sliced_k)}_{self.tile.name}_{self.kind}{compact}"
+        of = self.matrices
+        compact = "_f16" if of.is_compact else ""
+        return f"conv{len(of.axes)}d_mma{form_name(self.splits, of.sliced_k)}_{of.tile.name}_{of.kind}{compact}"
 
     @text_property
     def body(self) -> str:
-        matrices = self._matrices
+        matrices = self.matrices
         columns = """
             column0 = int32(column0 + group * rows)
             column_end = int32(group * rows + rows)
@@ -212,29 +206,11 @@ class MatrixConv:
             """
         return join(
             [
-                split_tile_of_block(self.tile, matrices.depth, self.splits, "group", is_alone=self.is_alone),
+                split_tile_of_block(matrices.tile, matrices.depth, self.splits, "group", is_alone=self.is_alone),
                 Fragment("columns_of_group", columns, "column0 column_end batch b_base"),
                 matrices.fragment("m", "column_end", self.epilogue),
             ]
         )
-
-    @property
-    def shared_bytes(self) -> int:
-        """Bytes of dynamic shared memory per block."""
-        return self._matrices.shared_bytes
-
-    @property
-    def is_compact(self) -> bool:
-        """Whether weights of a TF32 convolution are stored as float16 (`compact_lines`), with a padded row pitch."""
-        return is_compact(self.kind, self.elements)
-
-    @property
-    def _matrices(self) -> PatchTile:
-        a = Operand("a", "x", "row0", "m", "k_end", "0", "1", True)
-        pitch = "weights_pitch" if self.is_compact else "k_end"
-        b = Operand("b", "weights", "column0", "column_end", "k_end", pitch, "1", True)
-        more = (self.index, self.sliced_k, self.axes, self.zero, self.is_one_image)
-        return PatchTile(self.tile, self.kind, a, b, self.elements, *more)
 
 
 def gemm_sizes(step: Convolve) -> tuple[Dim, int, int]:
@@ -290,18 +266,21 @@ def launch_matrix_convolution(ctx: Lowering, step: Convolve) -> None:
     pixel_pitch = place_stride(x)
     assert pixel_pitch is not None
     index = index_type(ctx, product([x.shape[0], *x.shape[2:]]) * pixel_pitch, product(weights.shape))
-    place_type = register_type(index)
     elements = (Element(x.dtype.short), Element(weights.dtype.short))
     is_one_image, is_alone = x.shape[0] == 1, splits == step.groups == 1
-    more_form = (zero is not None, sliced_k, place_type, is_one_image, is_alone)
-    kernel = MatrixConv(elements, kind, epilogue, tile, axes, splits, *more_form)
+    weights_pitch = "weights_pitch" if is_compact(kind, elements) else "k_end"
+    a = Operand("a", "x", "row0", "m", "k_end", "0", "1", True)
+    b = Operand("b", "weights", "column0", "column_end", "k_end", weights_pitch, "1", True)
+    of_image = (axes, zero is not None, is_one_image)
+    matrices = PatchTile(tile, kind, a, b, elements, register_type(index), sliced_k, *of_image)
+    kernel = MatrixConv(matrices, epilogue, splits, is_alone)
     builder = KernelBuilder()
     builder.tensor(x, "x")
     builder.tensor(weights, "weights")
     if zero is not None:
         builder.tensor(zero, "zero")
     builder.integers(DType.INT32, m=m, n=n * step.groups, rows=n, k_end=k)
-    if kernel.is_compact:
+    if matrices.is_compact:
         builder.integers(DType.INT32, weights_pitch=weights.strides[0])
     count_tiles(builder, tile, m, n, is_alone=is_alone)
     _add_windows(builder, step, axes, index, is_one_image)
@@ -312,9 +291,9 @@ def launch_matrix_convolution(ctx: Lowering, step: Convolve) -> None:
         kernel.name,
         (blocks, 1, 1),
         (tile.threads * sliced_k, 1, 1),
-        shared_bytes=kernel.shared_bytes,
+        shared_bytes=matrices.shared_bytes,
         body=kernel.body,
-        resident=TileConfig(tile, sliced_k).resident,
+        resident=matrices.config.resident,
     )
     if splits > 1:
         ctx.record(sum_of_parts(ctx, ordered, parts, splits))

@@ -331,10 +331,7 @@ def launch_pool(
 
 
 def _remade(ctx: Lowering, x: Tensor, out: Tensor, windows: Windows, kind: str, include_pad: bool) -> Remake:
-    """Return a function that records the same pooling, bit-identical to `Pool`, for views of x and out.
-
-    Layout propagation calls it to pool channels-last tensors.
-    """
+    """Return a function that records this pooling, bit-identical to `Pool`, for channels-last views of x and out."""
     total_type = DType.INT32 if x.dtype.is_integer else s.accumulation_type(x.dtype)
 
     def along(maps: IndexMap, axis: int, pixel: Scalar, tap: int) -> tuple[Scalar, Scalar]:

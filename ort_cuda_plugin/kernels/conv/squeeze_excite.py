@@ -251,8 +251,7 @@ class _Chain:
     def _loaded(self, half: _Half, pointer: str, begin: str) -> str:
         """Emit loads of the thread's vectors in the row at offset ``begin``; return the variable that holds them."""
         emit, width = self.emit, half.product.width
-        lanes = emit.fresh("r")
-        emit.line(f"{lanes} = lanes_of({pointer}, {half.product.own})")
+        lanes = emit.lanes(pointer, half.product.own)
         for number, vector in enumerate(half.vectors):
             at = emit.assign(f"{begin} + {vector}")
             emit.line(f"load_lanes({lanes}, {number * width}, {pointer}, {at}, 0, {at}, True, {width}, 1)")

@@ -343,8 +343,8 @@ class IndexMap(Loads):
             for x in moved:
                 source, at = x.value, x.operands[: x.value.rank]
                 self._count(source)
-                (pointer, where), name = address(source, at), emit.fresh("r")
-                emit.line(f"{name} = lanes_of({pointer}, {width})")
+                pointer, where = address(source, at)
+                name = emit.lanes(pointer, width)
                 condition = emit.value(x.operands[source.rank]) if len(x.operands) > source.rank else ""
                 if is_vector(source, at):
                     emit.line(f"load_lanes_inside({name}, 0, {pointer}, {where}, {condition or 'True'}, {width})")
@@ -355,8 +355,7 @@ class IndexMap(Loads):
                         emit.line(f"load_row({name}, {pointer}, {where}, 0, {where} + {width}, {width}, 1)")
                 lanes[x] = name, condition
             pointer, where = address(target, coordinates)
-            stored = emit.fresh("r")
-            emit.line(f"{stored} = lanes_of({pointer}, {width})")
+            stored = emit.lanes(pointer, width)
             with emit.block(f"for e in range({width}):"):
                 emit.bind(column, emit.assign(f"{first} + e"))
                 for x, text in shifted:
@@ -396,13 +395,13 @@ class IndexMap(Loads):
         emit, source = self._builder.emit, group[0].value
         axis, _ = self._shifts[group[0]]
         shifts = {x: self._shifts[x][1] if x in self._shifts else 0 for x in group}
-        reach = max(ceildiv(abs(shift), width) for shift in shifts.values())
+        reach = max(-(-abs(shift) // width) for shift in shifts.values())
         pointer, strides = self._parameters(source)
         at = [first if number == axis else emit.value(c) for number, c in enumerate(group[0].operands[: source.rank])]
         origin = emit.assign(offset_text(list(zip(at, strides, strict=True))))
-        begin, name = emit.assign(f"{origin} - {first}"), emit.fresh("r")
+        begin = emit.assign(f"{origin} - {first}")
         self._count(source)
-        emit.line(f"{name} = lanes_of({pointer}, {(2 * reach + 1) * width})")
+        name = emit.lanes(pointer, (2 * reach + 1) * width)
         columns = self._builder.integer(self._dims[-1])
         emit.line(f"load_around({name}, {pointer}, {origin}, {begin}, {begin} + {columns}, {width}, {reach})")
         return {x: load_text(name, f"e + {reach * width + shift}", x.dtype) for x, shift in shifts.items()}

@@ -80,9 +80,7 @@ def launch_interleaved_map(
                 at, apart = emit.assign(f"{pixel} + {offset_text(terms)}"), builder.stride(strides[-1])
                 last = emit.assign(f"{at} + {planes - 1} * {apart} + {width - 1}")
                 emit.line(f"load_lanes({seen[leaf]}, 0, {pointer}, {at}, {apart}, {last}, {whole}, {width}, {planes})")
-        results = [emit.fresh("r") for _ in written]
-        for name, pointer in zip(results, written, strict=True):
-            emit.line(f"{name} = lanes_of({pointer}, {width * planes})")
+        results = [emit.lanes(pointer, width * planes) for pointer in written]
         with emit.block(f"for e in range({width}):"):
             for plane in range(planes):
                 with emit.scope():

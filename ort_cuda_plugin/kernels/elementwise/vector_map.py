@@ -124,8 +124,7 @@ class VectorMap:
             if all(stride == 0 for stride in strides):
                 emit.bind(leaf, emit.assign(load_text(pointer, "0", dtype)))
         for x in everything:
-            x.lanes = emit.fresh("r")
-            emit.line(f"{x.lanes} = lanes_of({x.pointer}, {form.lanes})")
+            x.lanes = emit.lanes(x.pointer, form.lanes)
             if not is_dense(x.strides, self.dims):
                 x.offsets = self._row_offsets(x.strides)
         conditions = [f"whole_vectors(at, step, {self.n}, {form.width}, {form.count})"]

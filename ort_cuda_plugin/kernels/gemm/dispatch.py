@@ -12,7 +12,7 @@ from ...program.expressions.symbolic import Dim, ceildiv, divides, is_const, le,
 from ...program.lowering.context import Lowering, Tensor
 from ...program.lowering.elementwise import rearranged
 from ...program.lowering.shapes import broadcast_strides, collapse
-from ...program.lowering.views import permute, transpose_matrices
+from ...program.lowering.views import permuted, transpose_matrices
 from ...program.steps.schedule import Engine, WeightLayout
 from ...program.steps.steps import Contract, Conversion, Map
 from ..codegen.block_mapping import count_tiles
@@ -99,10 +99,7 @@ def batch_strides(x: Tensor, batch: Sequence[Dim]) -> tuple[Dim, ...]:
 
 
 def split_along_k(ctx: Lowering, step: Contract, parts: int) -> tuple[Contract, Map]:
-    """Split k into ``parts``: return a batched GEMM with a batch per split, and the step that reduces the splits.
-
-    The second step also computes the epilogue.
-    """
+    """Split k into ``parts``: return a batched GEMM, and the step that reduces the splits and computes the epilogue."""
     call = folded(ctx, step)
     if has_weights_along_n(call):
         call = _along_k(ctx, call)
@@ -161,10 +158,6 @@ def transposed(ctx: Lowering, step: Contract) -> Contract:
         b, rank = ctx.view(b, b.shape[-2:], b.strides[-2:], b.offset), 0
     order = (*range(rank), *range(columns, end), *range(rank, columns))
 
-    def placed(x: Tensor) -> Tensor:
-        lead = end - x.rank
-        return permute(ctx, ctx.view(x, (*[1] * lead, *x.shape), (*[0] * lead, *x.strides), x.offset), order)
-
     def converted(conversion: Conversion | None, old: Tensor, x: Tensor) -> Conversion | None:
         """Return the prologue for the transpose of x, a view of operand ``old`` whose batch may be folded into rows.
 
@@ -180,10 +173,7 @@ def transposed(ctx: Lowering, step: Contract) -> Contract:
 
     of_a, of_b = (converted(*each) for each in zip(step.conversions, step.operands, (a, b), strict=True))
     return replace(
-        step,
-        shape=tuple(step.shape[axis] for axis in order),
-        inputs=tuple((leaf, placed(x)) for leaf, x in step.inputs),
-        outputs=tuple((value, placed(y)) for value, y in step.outputs),
+        permuted(step, order),
         operands=(transpose_matrices(ctx, b), transpose_matrices(ctx, a)),
         conversions=(of_b, of_a),
         row_axes=step.column_axes,

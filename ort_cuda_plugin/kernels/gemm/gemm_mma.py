@@ -22,10 +22,7 @@ from .tile_shapes import TileConfig, matrix_tiles
 
 
 def matrix_kind(ctx: Lowering, elements: tuple[Element, Element]) -> str:
-    """Return the operand type of the mma instruction, "" if tensor cores cannot multiply the operands.
-
-    A block-quantised b is converted to a's type.
-    """
+    """Return the operand type of mma, to which a block-quantised b is converted; "" for operands without one."""
     a, b = elements
     return kind_of(ctx.device, ctx.options, a.storage) if b.storage == a.storage or isinstance(b, BlockElement) else ""
 

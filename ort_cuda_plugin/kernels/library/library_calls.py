@@ -23,7 +23,7 @@ from ...program.steps.libraries import (
 )
 from ...program.steps.steps import Contract, Convolve, Map, Output, Substitution, Sums, used_inputs
 from ...program.steps.tensor import BufferKind, contiguous_strides
-from ..contraction.epilogue_patterns import GELU, RELU, RELU6, SILU, LibraryForm, product_form
+from ..contraction.epilogue_patterns import GELU, RELU, RELU6, SILU, LibraryForm, convolution_form, product_form
 from ..conv.channels_last import (
     channels_last_strides,
     channels_last_weights,
@@ -32,9 +32,9 @@ from ..conv.channels_last import (
     place_stride,
     prefers_channels_last,
 )
-from ..conv.cudnn_epilogue import cudnn_form
 from ..gemm.dispatch import Folded, folded
 
+MIN_TENSOR_CHANNELS = 16  # minimum input and output channels for which cuDNN's run-time compilation pays off
 _activations = {
     "": ProblemFlags(0),
     RELU: ProblemFlags.RELU,
@@ -97,6 +97,25 @@ def _product_strides(step: Contract, call: Folded, out: Tensor) -> tuple[Dim, Di
     return (found[1], found[2]) if found[0] == 1 else None
 
 
+def _cudnn_layout(ctx: Lowering, step: Convolve) -> tuple[bool, tuple[Dim, ...]]:
+    """Return whether cuDNN's result is channels-last, and the strides of a contiguous result."""
+    last = prefers_channels_last(ctx, step) and is_channels_last(step.operands[0])
+    return last, channels_last_strides(step.shape) if last else contiguous_strides(step.shape)
+
+
+def cudnn_form(ctx: Lowering, step: Convolve) -> LibraryForm | None:
+    """Match the part of the epilogue that cuDNN can fuse, for a result in the layout that `call_cudnn` selects.
+
+    cuDNN may take seconds to compile a tensor-core engine with a fused epilogue, which pays off for many channels.
+    """
+    last, dense = _cudnn_layout(ctx, step)
+    channels, rows = step.operands[0].shape[1], step.operands[1].shape[0]
+    has_many = isinstance(channels, int) and isinstance(rows, int) and min(channels, rows) >= MIN_TENSOR_CHANNELS
+    is_plain = step.groups == 1 and len(step.windows.size) == 2
+    compiles = last and has_many and is_plain and ctx.options.cudnn_conv_algo_search != "DEFAULT"
+    return convolution_form(ctx, step, dense, compiles)
+
+
 def call_cudnn(ctx: Lowering, step: Convolve) -> bool:
     """Record a cuDNN call, and a Map for the rest of the epilogue; return False if cuDNN cannot compute the step."""
     (x, weights), w, dtype = step.operands, step.windows.planar, step.operands[0].dtype
@@ -109,8 +128,7 @@ def call_cudnn(ctx: Lowering, step: Convolve) -> bool:
     if len(step.windows.size) == 1 and not ctx.options.cudnn_conv1d_pad_to_nc1d:
         axes.reverse()
     spatial: list[Dim] = [number for axis in axes for number in axis]
-    last = prefers_channels_last(ctx, step) and is_channels_last(x)
-    dense = channels_last_strides(step.shape) if last else contiguous_strides(step.shape)
+    last, dense = _cudnn_layout(ctx, step)
     form = cudnn_form(ctx, step)
     if form is None:
         return False

@@ -189,11 +189,8 @@ class RowColumns:
         assert self.form is not None
         assert self.moves is not None
         emit = self.emit
-        lanes = {
-            pointer: emit.fresh("r") for (pointer, _, _), is_vector in zip(addresses, dense, strict=False) if is_vector
-        }
-        for pointer, name in lanes.items():
-            emit.line(f"{name} = lanes_of({pointer}, {self.form.lanes})")
+        vectors = (pointer for (pointer, _, _), is_vector in zip(addresses, dense, strict=False) if is_vector)
+        lanes = {pointer: emit.lanes(pointer, self.form.lanes) for pointer in vectors}
         self._hoist(x for x, _ in self.step.outputs)
         with self._columns():
             for (value, _), (pointer, base, strides) in zip(self.step.outputs, addresses, strict=True):
@@ -277,11 +274,8 @@ class RowColumns:
         """Emit the stores of per-row results; ``strides`` are the results' strides along the row dimensions."""
         emit, width = self.emit, len(self.rows_of_thread)
         texts = [self.builder.stride(along[-1]) if width > 1 else "" for along in strides]
-        lanes = {
-            pointer: emit.fresh("r") for (pointer, _, _), text in zip(addresses, texts, strict=True) if text == "1"
-        }
-        for pointer, name in lanes.items():
-            emit.line(f"{name} = lanes_of({pointer}, {width})")
+        vectors = (pointer for (pointer, _, _), text in zip(addresses, texts, strict=True) if text == "1")
+        lanes = {pointer: emit.lanes(pointer, width) for pointer in vectors}
         for number in self._each_row():
             for (value, _), (pointer, base, _), stride in zip(self.step.row_outputs, addresses, texts, strict=True):
                 if pointer in lanes:

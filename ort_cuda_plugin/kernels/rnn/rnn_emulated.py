@@ -177,10 +177,7 @@ class StripCell(CellKernel):
                 emit.line(f"{self.kept(pointer)} = {name}[i]")
 
     def _step(self) -> None:
-        """Emit the new states and the result.
-
-        A strip is computed completely before it is stored: LLVM must assume that a store may change an input.
-        """
+        """Emit the new states and the result. A strip is stored as a whole: LLVM assumes that stores change inputs."""
         emit = self.emit
         with self._every_element():
             self.bind_parameters()

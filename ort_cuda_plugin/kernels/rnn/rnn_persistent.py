@@ -31,10 +31,7 @@ AT_ONCE = 4
 
 
 def try_persistent(ctx: Lowering, direction: Direction) -> bool:
-    """Tell whether the persistent kernel can be used: on a GPU, for weights that fit in its registers.
-
-    Guards the plan on at least one time step.
-    """
+    """Tell whether the GPU's registers can hold the weights; guards the plan on at least one time step."""
     steps, size = direction.given.inputs.shape[0], direction.outputs.shape[2]
     if ctx.device.emulated or not isinstance(size, int) or size <= 0:
         return False

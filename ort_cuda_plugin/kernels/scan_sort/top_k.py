@@ -91,10 +91,7 @@ class SelectKernel:
 
 
 def _key_lines(dtype: DType, element: str, key: str, bits: int, largest: bool) -> str:
-    """Return lines that compute ``key``, of Numba type ``key`` with ``bits`` bits, from the source of an element.
-
-    NaN is greater than all numbers, and zeros are equal.
-    """
+    """Return lines that compute ``key`` (type, ``bits``) of an element. NaN exceeds all numbers; zeros are equal."""
     unsigned = 64 if dtype.itemsize == 8 else 32
     sign, ones = 1 << (unsigned - 1), (1 << unsigned) - 1
     if dtype.is_float:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...kernels.contraction.epilogue_patterns import product_form
-from ...kernels.conv.channels_last import permuted, place_stride, places_first, to_memory
+from ...kernels.conv.channels_last import place_stride, places_first, to_memory
 from ...program.lowering.context import Lowering
-from ...program.lowering.views import permute
+from ...program.lowering.views import permute, permuted
 from ...program.steps.steps import Contract, Convolve
 from ...program.steps.trace import Step
 from ...schedule.gemm import sliced_k_before_library

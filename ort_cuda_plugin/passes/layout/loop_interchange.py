@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ...kernels.conv.channels_last import permuted, place_stride, to_memory
+from ...kernels.conv.channels_last import place_stride, to_memory
 from ...program.expressions.symbolic import hint
 from ...program.lowering.shapes import broadcast_strides
+from ...program.lowering.views import permuted
 from ...program.steps.steps import Map
 from ...program.steps.tensor import Tensor
 from ...program.steps.trace import Step

@@ -6,10 +6,7 @@ import enum
 
 
 class ExprOp(enum.IntEnum):
-    """An operation of symbolic integers, with its number in plans (``ocp_expr_op``).
-
-    Comparisons and logical operations return 0 or 1.
-    """
+    """An operation of symbolic integers, by number in plans (``ocp_expr_op``). Comparisons and logic return 0 or 1."""
 
     CONST = 0
     ADD = 1

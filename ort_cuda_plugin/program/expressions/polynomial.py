@@ -5,6 +5,7 @@ Other modules import the names of this module from `symbolic`, which contains th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Final, NoReturn, TypeAlias
 
@@ -91,10 +92,7 @@ class Atom:
 
 
 def _same(a: Atom, b: Atom) -> bool:
-    """Return whether two atoms have the same structure.
-
-    Afterwards, equal atoms share their arguments, so that later comparisons stop at the shared objects.
-    """
+    """Compare the structure of two atoms. Equal ones then share arguments, at which later comparisons stop."""
     pending, visited = [(a, b)], {(id(a), id(b))}
     for first, second in pending:
         if first._hash != second._hash or first.op != second.op or len(first.args) != len(second.args):
@@ -413,16 +411,8 @@ def _split(dividend: Expr, divisor: int) -> tuple[Dim, Dim]:
     if not quotient and not multiple:
         return 0, dividend
     divided = {monomial: coefficient // divisor for monomial, coefficient in quotient.items()}
-    divided_hint = sum(c * _monomial_hint(m) for m, c in divided.items()) + multiple
-    rest_hint = sum(c * _monomial_hint(m) for m, c in rest.items()) + left
-    return _polynomial(divided, multiple, divided_hint), _polynomial(rest, left, rest_hint)
-
-
-def _monomial_hint(monomial: Monomial) -> int:
-    result = 1
-    for atom in monomial:
-        result *= atom.hint
-    return result
+    divided_hint, rest_hint = (sum(c * math.prod(a.hint for a in m) for m, c in x.items()) for x in (divided, rest))
+    return _polynomial(divided, multiple, divided_hint + multiple), _polynomial(rest, left, rest_hint + left)
 
 
 def _monomial_quotient(dividend: Monomial, divisor: Monomial) -> Monomial | None:
@@ -447,7 +437,7 @@ def _exact_quotient(dividend: Dim, divisor: Expr) -> Dim | None:
         if factor is None or top_coefficient % lead_coefficient:
             return None
         times = top_coefficient // lead_coefficient
-        step: Dim = Expr(((factor, times),), 0, times * _monomial_hint(factor)) if factor else times
+        step: Dim = Expr(((factor, times),), 0, times * math.prod(atom.hint for atom in factor)) if factor else times
         quotient = quotient + step
         rest = rest - step * divisor
     return None
@@ -498,10 +488,7 @@ def _division(op: ExprOp, a: Dim, b: Dim) -> Dim:
 
 
 def truncdiv(a: Dim, b: Dim) -> Dim:
-    """Return ``a / b`` rounded toward zero, as in C and ONNX's Div.
-
-    Raises ZeroDivisionError for a constant divisor of 0.
-    """
+    """Return ``a / b`` rounded toward zero, as in C and ONNX's Div. Raises ZeroDivisionError for a constant b of 0."""
     if isinstance(a, int) and isinstance(b, int):
         return _truncdiv(a, b)
     if b == 0:

@@ -207,10 +207,7 @@ def expression(value: object) -> Scalar:
 
 
 def _unify(operands: Sequence[Operand]) -> tuple[Scalar, ...]:
-    """Return the operands, with Python numbers converted to constants of the type of the other operands.
-
-    Raises TypeError if the operands have different types.
-    """
+    """Return the operands, with numbers as constants of the others' type. Raises TypeError for different types."""
     dtypes = {x.dtype for x in operands if isinstance(x, Scalar)}
     for x in operands:
         if not isinstance(x, Scalar | int | float | np.number | np.bool_):

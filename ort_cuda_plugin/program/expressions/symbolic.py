@@ -161,10 +161,7 @@ def _as_boolean(dim: Dim) -> Dim:
 
 
 def select(condition: Dim, a: Dim, b: Dim) -> Dim:
-    """Return ``a`` if ``condition`` is nonzero, else ``b``.
-
-    A Run evaluates both operands, so neither may divide by zero.
-    """
+    """Return ``a`` if ``condition`` is nonzero, else ``b``. A Run evaluates both, so neither may divide by zero."""
     known = truth(condition)
     if known is not None:
         return a if known else b

@@ -169,7 +169,7 @@ class Lowering(Recorder):
             raise TypeError(f"callback {callback.name}: a tensor argument is not contiguous. Pass ctx.contiguous(x)")
         if self.node is not None:
             self.notes[self.node] = f"each Run calls {callback.name} in Python, and cannot be a CUDA graph"
-        if not self._is_recording:
+        if not self.is_recording:
             return
         placed = tuple(map(self.materialize, tensors))
         outputs = {x.buffer for x in writes}
@@ -262,7 +262,7 @@ class Lowering(Recorder):
                 " session is created"
             )
             # A claimed node with a size that is unknown now gets its plan in the first Run, when shapes are known.
-            waits = self._is_recording and self._speculative and self.trial is None and not is_read_back(dim)
+            waits = self.is_recording and self._speculative and self.trial is None and not is_read_back(dim)
             raise UnknownRank(reason) if waits else Unsupported("shape", reason)
         self.guard(eq(dim, hint(dim)))
         return hint(dim)
@@ -346,16 +346,13 @@ class Lowering(Recorder):
         symbols = tuple(symbol(first + i, f"{what}[{i}]", guess, lower, most) for i in range(count))
         if source.buffer is x.buffer:
             self._read_backs[x.buffer] = symbols
-        if self._is_recording and count:
+        if self.is_recording and count:
             self.trace.steps.append(ReadBack(self.nodes, source, first, count, (source.buffer,)))
-        if self.checks_author:
-            for i in range(count):
-                self._check_read_back(symbol(first + i, f"{what}[{i}]", guess, None, None), what, lower, upper)
+        for i in range(count if self.checks_author else 0):
+            found = symbol(first + i, f"{what}[{i}]", guess, None, None)  # without bounds
+            declared = "bound that the operator declared"
+            if lower is not None:
+                self.require(le(lower, found), f"{what} is less than {lower}, the lower {declared}")
+            if upper is not None:
+                self.require(le(found, upper), f"{what} is more than {upper}, the upper {declared}")
         return symbols
-
-    def _check_read_back(self, found: Expr, what: str, lower: int | None, upper: Dim | None) -> None:
-        """Require that a read-back value is within the declared bounds; ``found`` is its symbol, without bounds."""
-        if lower is not None:
-            self.require(le(lower, found), f"{what} is less than {lower}, the lower bound that the operator declared")
-        if upper is not None:
-            self.require(le(found, upper), f"{what} is more than {upper}, the upper bound that the operator declared")

@@ -51,10 +51,7 @@ def leaves_of(tensors: Sequence[Tensor]) -> list[Scalar]:
 
 
 def elementwise_into(ctx: Recorder, fn: Callable[..., Scalar], destination: Tensor, *tensors: Tensor) -> None:
-    """Write ``fn`` of the elements of ``tensors`` to ``destination``, which may be a strided view.
-
-    The tensors broadcast to the shape of ``destination``.
-    """
+    """Write ``fn`` of the elements of ``tensors``, which broadcast, to ``destination``, of any strides."""
     leaves = leaves_of(tensors)
     expression = s.expression(fn(*leaves))
     if expression.dtype is not destination.dtype:

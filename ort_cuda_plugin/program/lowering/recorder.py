@@ -57,27 +57,20 @@ class Recorder(Conditions):
         self.host_work = 0
         self.stand_ins: set[Buffer] = set()
         """Buffers that no step writes: those of `stand_in`, and outputs with them. A plan with them never runs."""
-        self._is_recording = not is_claim
+        self.is_recording = not is_claim
+        """Whether launches are recorded; a claim only checks them."""
         self._widened: dict[Buffer, tuple[Tensor, Tensor]] = {}
         self._materialized: dict[tuple[DType, tuple[Dim, ...]], Buffer] = {}
 
     @property
-    def is_recording(self) -> bool:
-        """Return whether launches are recorded; a claim only checks them."""
-        return self._is_recording
-
-    @property
     def is_guess(self) -> bool:
         """Return whether sizes may be guesses, so that an error about a size need not occur in a Run."""
-        return self._speculative or not self._is_recording
+        return self._speculative or not self.is_recording
 
     # ---- tensors ----
 
     def empty(self, shape: Sequence[Dim], dtype: DType) -> Tensor:
-        """Return a new contiguous intermediate with undefined contents.
-
-        Raises InvalidModel, like `view`, if its size in bytes exceeds 64 bits.
-        """
+        """Return a new contiguous intermediate. Raises InvalidModel, like `view`, if its bytes exceed 64 bits."""
         shape = dims_of(shape, dtype)
         return Tensor(dtype, shape, Buffer(BufferKind.SCRATCH, self._countable_bytes(shape, dtype)))
 
@@ -247,7 +240,7 @@ class Recorder(Conditions):
             given = f"*{arg.dtype.short}" if isinstance(arg, Tensor) else scalar_types[type(arg)]
             if given != expected:
                 raise TypeError(f"kernel {kernel.name}: argument {number}: got {given}, expected {expected}")
-        if not self._is_recording:
+        if not self.is_recording:
             return
         placed = tuple(self.materialize(arg) if isinstance(arg, Tensor) else arg for arg in args)
         read, written = reads_and_writes(placed, reads, writes)
@@ -277,7 +270,7 @@ class Recorder(Conditions):
         note: str = "",
     ) -> None:
         """Record a call of a vendor library; reads and writes as in `launch`. ``note`` describes the call for users."""
-        if not self._is_recording:
+        if not self.is_recording:
             return
         placed = tuple(self.materialize(arg) if isinstance(arg, Tensor) else arg for arg in args)
         read, written = reads_and_writes(placed, reads, writes)
@@ -291,7 +284,7 @@ class Recorder(Conditions):
                 "expected contiguous tensors of one type and size. Use copy_into for strided tensors, elementwise_into "
                 "to cast"
             )
-        if not self._is_recording:
+        if not self.is_recording:
             return
         src = self.materialize(src)
         read, written = reads_and_writes((dst, src), (), (dst,))
@@ -301,7 +294,7 @@ class Recorder(Conditions):
         """Record that every byte of a contiguous tensor becomes ``byte``."""
         if not dst.is_contiguous:
             raise TypeError(f"memset: got {dst!r}, expected a contiguous tensor. Use elementwise_into")
-        if self._is_recording:
+        if self.is_recording:
             _, written = reads_and_writes((dst,), (), (dst,))
             self.trace.steps.append(Memset(self.nodes, dst, byte, (), written))
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
+from typing import TypeVar
 
 from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, hint, product
 from ort_cuda_plugin.program.lowering.recorder import Recorder
 from ort_cuda_plugin.program.lowering.shapes import axes_of, broadcast_shapes, broadcast_strides
+from ort_cuda_plugin.program.steps.steps import Map
 from ort_cuda_plugin.program.steps.tensor import Tensor, dims_of
+
+AnyMap = TypeVar("AnyMap", bound=Map)
 
 
 def permute(ctx: Recorder, x: Tensor, axes: Sequence[int]) -> Tensor:
@@ -97,3 +102,23 @@ def _reshaped_strides(x: Tensor, shape: Sequence[Dim]) -> list[Dim] | None:
         strides += reversed(piece)
     remaining = iter(strides)
     return [0 if dim == 1 else next(remaining) for dim in shape]
+
+
+def permuted(step: AnyMap, axes: Sequence[int]) -> AnyMap:
+    """Return the step with the dimensions of its result, outputs and epilogue inputs permuted."""
+    rank = len(step.shape)
+
+    def moved(x: Tensor) -> Tensor:
+        if x.size == 1:
+            return x
+        dims = (*[1] * (rank - x.rank), *x.shape)
+        strides = broadcast_strides(x, step.shape)
+        shape = [dims[axis] for axis in axes]
+        return Tensor(x.dtype, shape, x.buffer, strides=[strides[axis] for axis in axes], offset=x.offset)
+
+    return replace(
+        step,
+        shape=tuple(step.shape[axis] for axis in axes),
+        inputs=tuple((leaf, moved(x)) for leaf, x in step.inputs),
+        outputs=tuple((value, moved(y)) for value, y in step.outputs),
+    )

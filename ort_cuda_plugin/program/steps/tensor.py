@@ -60,10 +60,7 @@ class Buffer:
 
 @dataclass(eq=False)
 class DeferredContents:
-    """Contents that ``compute`` derives from the contents of ``sources`` when the host needs them, for ``node``.
-
-    See `lowering.host.defer_host`.
-    """
+    """Contents that ``compute`` derives from ``sources`` when the host needs them; see `lowering.host.defer_host`."""
 
     node: Node | None
     sources: tuple[Tensor, ...]

@@ -226,11 +226,7 @@ class Trace:
     """The kinds of the schedules that steps were given, for comparison with a quarantine."""
 
     def release_steps(self) -> None:
-        """Drop the steps of a finished plan.
-
-        The ``remake`` of a step may refer to the context, which refers to this trace, so that a cycle would keep memory
-        alive.
-        """
+        """Drop the steps of a finished plan: their ``remake`` may refer to the context, and so to this trace."""
         self.steps, self.folded = [], []
 
     def originate(self, node: Node | None, dims: Iterable[Dim]) -> None:
