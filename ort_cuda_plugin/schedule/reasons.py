@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..program.lowering.context import Lowering
-from ..program.steps.schedule import Schedule, explained
+from ..program.steps.schedule import Schedule, describe
 from ..program.steps.trace import Launch, Step
 
 
@@ -19,4 +19,4 @@ def note_schedule(steps: Iterable[Step], schedule: Schedule, why: str) -> None:
     """Store the schedule and its reason in the launches among ``steps``."""
     for launch in steps:
         if isinstance(launch, Launch):
-            launch.schedule, launch.note = schedule, explained(schedule, why)
+            launch.schedule, launch.note = schedule, f"{describe(schedule)}: {why}"

@@ -36,7 +36,8 @@ def launch_map(ctx: Lowering, step: Map) -> None:
     placed = [broadcast_strides(x, step.shape) for _, x in loaded] + [y.strides for _, y in step.outputs]
     shape = step.shape
     if not ctx.device.emulated:
-        order = _axes_in_memory(step)
+        # By descending stride of the first result, so that adjacent threads store adjacent elements.
+        order = sorted(range(len(shape)), key=lambda axis: hint(step.outputs[0][1].strides[axis]), reverse=True)
         shape = tuple(shape[axis] for axis in order)
         placed = [tuple(strides[axis] for axis in order) for strides in placed]
     dims, strides = collapse(shape, placed)
@@ -57,12 +58,6 @@ def launch_map(ctx: Lowering, step: Map) -> None:
         for (expression, _), pointer, at in stores:
             emit.store(pointer, at, expression)
     builder.launch(ctx, kernel_name(ctx), plane.grid, plane.block)
-
-
-def _axes_in_memory(step: Map) -> list[int]:
-    """Return the axes by descending stride of the first result, so that adjacent threads store adjacent elements."""
-    strides = step.outputs[0][1].strides
-    return sorted(range(len(step.shape)), key=lambda axis: hint(strides[axis]), reverse=True)
 
 
 def _launch_for_gpu(

@@ -11,7 +11,7 @@ from ...program.steps.steps import Map, Substitution, Sums
 from ..codegen.block_mapping import batch_offsets, split_tile_of_block
 from ..codegen.epilogue import VECTOR, Epilogue
 from ..codegen.fragment import Fragment, join
-from ..codegen.simt_fragments import Element, Operand, Tile
+from ..codegen.simt_fragments import Element, Tile
 from ..codegen.source import Parameters, text_property
 from ..codegen.vectors import vector_store
 from ..contraction.block_quantized import BlockElement
@@ -93,9 +93,7 @@ class MatrixProduct(Product):
 
     @property
     def _matrices(self) -> MatrixTile:
-        a = Operand("a", "a", "row0", "m", "k_end", self.stride("a_m"), self.stride("a_k"), self.a_contiguous == "k")
-        b = Operand("b", "b", "column0", "n", "k_end", self.stride("b_n"), self.stride("b_k"), self.b_contiguous == "k")
-        return MatrixTile(self.tile, self.kind, a, b, self.elements, self.index_type, self.sliced_k)
+        return MatrixTile(self.tile, self.kind, *self.operands, self.elements, self.index_type, self.sliced_k)
 
 
 def form_name(splits: int, sliced_k: int) -> str:

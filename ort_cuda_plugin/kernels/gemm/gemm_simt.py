@@ -90,6 +90,13 @@ class Product:
     def stride(self, name: str) -> str:
         return name if name in self.strides else "1"
 
+    @property
+    def operands(self) -> tuple[Operand, Operand]:
+        """Operands of a tiled kernel, whose batches begin at offsets ``a_base`` and ``b_base``."""
+        a = ("a", "a", "row0", "m", "k_end", self.stride("a_m"), self.stride("a_k"), self.a_contiguous != "m")
+        b = ("b", "b", "column0", "n", "k_end", self.stride("b_n"), self.stride("b_k"), self.b_contiguous == "k")
+        return Operand(*a), Operand(*b)
+
     def tile_fragments(self, tile: Tile, a: Operand, b: Operand) -> list[Fragment]:
         """Return the fragments that compute the block's tile without tensor cores: accumulators, pipeline, epilogue."""
         accumulator = self.element.accumulator
@@ -113,8 +120,7 @@ class TiledProduct(Product):
     @text_property
     def body(self) -> str:
         tile = self.tile
-        a = Operand("a", "a", "row0", "m", "k_end", self.stride("a_m"), self.stride("a_k"), self.a_contiguous != "m")
-        b = Operand("b", "b", "column0", "n", "k_end", self.stride("b_n"), self.stride("b_k"), self.b_contiguous == "k")
+        a, b = self.operands
         start = [steps_of(tile.k), batch_offsets("ab", "base", self.batch_rank)]
         fragments = self.tile_fragments(tile, a, b)
         if self.low_rank is None:

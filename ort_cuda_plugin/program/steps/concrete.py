@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
-from ...model.ir import Array, Constant, DType
+from ...model.ir import Constant, DType
 from ..expressions.symbolic import Dim, hint
 from .steps import Attend, Convolve, Map
 from .tensor import Buffer, BufferKind, Tensor
@@ -44,8 +45,8 @@ class Concrete:
             if buffer.kind is BufferKind.HOST or (buffer.kind is BufferKind.SCRATCH and not intermediates):
                 continue
             nbytes = hint(buffer.nbytes)
-            fill = _FILLING if buffer in self._floats else 0
-            buffer.state = Constant(DType.UINT8, (nbytes,), _filled(nbytes, fill), is_initializer=False, is_state=True)
+            fill = partial(np.full, nbytes, _FILLING if buffer in self._floats else 0, np.uint8)
+            buffer.state = Constant(DType.UINT8, (nbytes,), fill, is_initializer=False, is_state=True)
             buffer.kind = BufferKind.STATE
 
     def _buffer(self, x: Tensor) -> Buffer:
@@ -71,10 +72,6 @@ def _sized(step: Map) -> Map:
         sizes = {name: _hints(getattr(w, name)) for name in ("size", "kernel", "begin", "end")}
         return replace(changed, windows=replace(w, **sizes))
     return changed
-
-
-def _filled(nbytes: int, byte: int) -> Callable[[], Array]:
-    return lambda: np.full(nbytes, byte, np.uint8)
 
 
 def _hints(dims: Iterable[Dim]) -> tuple[int, ...]:

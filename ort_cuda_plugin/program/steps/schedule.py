@@ -225,11 +225,6 @@ def schedule_text(schedule: Schedule) -> str:
     return json.dumps(schedule_data(schedule), sort_keys=True, separators=(",", ":"))
 
 
-def explained(schedule: Schedule, why: str) -> str:
-    """Return a sentence with the schedule and the reason for it."""
-    return f"{describe(schedule)}: {why}"
-
-
 def describe(schedule: Schedule) -> str:
     """Return a short text for the schedule, such as "mma 64x64x32, sliced_k=4"."""
     parts = [f"{schedule.engine.value}{'' if schedule.tile is None else f' {schedule.tile.name}'}"]
