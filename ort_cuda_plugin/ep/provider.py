@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..abi import host
 from ..abi.core import check, core, ffi, new_error
-from ..clusters.claims.claims import NodeVerdict
+from ..clusters.claims.claims import NodeVerdict, search_clusters
 from ..clusters.cluster import CompiledCluster
 from ..clusters.nodes.control_flow import CompiledBodies, CompiledBody
-from ..clusters.search.search import as_repetition, is_search
+from ..clusters.search.search import is_search, order_ports
 from ..clusters.transposition import transposition
 from ..context.reader import Loaded
 from ..context.storage.errors import MissingCompiler
 from ..context.writer import ContextCluster
-from ..model.ir import DType, Graph, NodeError, Unsupported
+from ..model.ir import DType, Graph, Node, NodeError, Unsupported
 from ..ops.registry import channels_last_operators
 from ..progress.events import reported
 from .claiming import Claiming
@@ -222,7 +222,7 @@ class Provider:
         if self.session.budget is not None:
             self.session.budget.spend(graph.nodes)
         if is_search(graph.nodes[0]):
-            return self._compile_repeated(graph, inputs)
+            return self._compile_search(graph.nodes[0], graph.opsets, fused_node)
         cluster = self._cluster(graph, inputs, outputs, fed=self.claiming.fed, compiled=self._bodies)
         info = self._compute_info(fused_node, Loaded(cluster), later)
         name = node_name(fused_node)
@@ -258,12 +258,18 @@ class Provider:
         """Whether measured times choose kernels. The times vary, so the choice and the bits of results may vary."""
         return self.options.autotune and not self.options.deterministic
 
-    def _compile_repeated(self, graph: Graph, inputs: list[str]) -> Any:
+    def _compile_search(self, node: Node, opsets: Mapping[str, int], fused_node: Any) -> Any:
+        session, options, inputs = self.session, self.options.lowering, value_names(fused_node, "Inputs")
+        ep_name = session.identity.ep_name
+        search = search_clusters(node, opsets, session.properties(), options, session.ranks, ep_name).found
+        if isinstance(search, Graph):
+            order_ports(search, node, inputs, value_names(fused_node, "Outputs"))
+            return self._compute_info(fused_node, Loaded(self._cluster(search, fed=self.claiming.fed)))
+
         def fuse(name: str, part: Graph) -> FusedNode:
             return self._fuse(name, Loaded(self._cluster(part, fed=())))
 
-        repetition = as_repetition(graph.nodes[0], graph.opsets)
-        self._repeated.append(RepeatedNode(repetition, inputs, self.device, fuse))
+        self._repeated.append(RepeatedNode(search, inputs, self.device, fuse))
         return self._repeated[-1].compute_info()
 
     def _compute_info(self, fused_node: Any, loaded: Loaded, later: bool = False) -> Any:

@@ -18,8 +18,8 @@ from ...program.termination import Measure
 from ..nodes.control_flow import CompiledBodies, CompiledBody
 from ..nodes.node_lowering import InputSymbols, NodeLowering, symbolic_input
 from ..nodes.ranks import Ranks, learn_declined
-from ..nodes.repetition import FunctionNode
-from ..search.search import as_repetition, is_search
+from ..nodes.repetition import FunctionNode, Repetition
+from ..search.search import as_loop, as_repetition, is_search
 from . import islands
 from .budget import MemoryBudget
 from .islands import CONTROL_FLOW
@@ -434,14 +434,8 @@ class _Analysis:
 
     def _check_search(self, node: Node) -> None:
         """Add the token search ``node`` to ``singles`` if the plugin can run it; else raise the errors of `_lower`."""
-        repetition = as_repetition(node, self._graph.opsets)
-        for part in repetition.parts:
-            inner = _Analysis(part.graph, self._device, self._options, self._ranks, self.provider)
-            for member, verdict in zip(part.graph.nodes, inner.verdicts(part.graph.nodes), strict=True):
-                if not verdict.supported or member in inner.singles:
-                    where = "" if isinstance(member, FunctionNode) else f"in its bodies, node {member.label}: "
-                    reason = verdict.reason or f"control-flow nodes in the bodies of {node.op_type} are not implemented"
-                    raise Unsupported(verdict.kind or "control-flow", where + reason)
+        found = search_clusters(node, self._graph.opsets, self._device, self._options, self._ranks, self.provider)
+        self.lowering.ctx.notes[node] = found.note
         self.singles.add(node)
 
     def _lower(self, node: Node) -> None:
@@ -471,6 +465,51 @@ class _Analysis:
     def _may_become_channels_last(self, node: Node) -> bool:
         options = self.lowering.ctx.options
         return options.prefer_nhwc and not node.domain and node.op_type in channels_last_operators()
+
+
+@dataclass(frozen=True)
+class SearchClusters:
+    """How the plugin runs a token search: as one cluster with a loop on the device, or as a `Repetition`.
+
+    ``note`` says which, and why.
+    """
+
+    found: Graph | Repetition
+    note: str
+
+
+def search_clusters(
+    node: Node,
+    opsets: Mapping[str, int],
+    device: DeviceProperties,
+    options: LoweringOptions,
+    ranks: Ranks,
+    provider: str,
+) -> SearchClusters:
+    """Return the clusters of a token search. Raises Unsupported or InvalidModel if the plugin cannot run it."""
+
+    def check(graph: Graph) -> str:
+        inner = _Analysis(graph, device, options, ranks, provider)
+        note = ""
+        for member, verdict in zip(graph.nodes, inner.verdicts(graph.nodes), strict=True):
+            if not verdict.supported or member in inner.singles:
+                where = "" if isinstance(member, FunctionNode) else f"in its bodies, node {member.label}: "
+                reason = verdict.reason or f"control-flow nodes in the bodies of {node.op_type} are not implemented"
+                raise Unsupported(verdict.kind or "control-flow", where + reason)
+            note = verdict.note if isinstance(member, FunctionNode) and verdict.note else note
+        return note
+
+    try:
+        loop = as_loop(node, opsets)
+        return SearchClusters(loop, check(loop))
+    except UnknownRank:
+        raise
+    except Unsupported as error:
+        why = error.reason
+    repetition = as_repetition(node, opsets)
+    for each in repetition.parts:
+        check(each.graph)
+    return SearchClusters(repetition, f"the host reads a flag after each token: {why}")
 
 
 def _supported(node: Node, by: CustomOperator | None = None, note: str = "") -> NodeVerdict:

@@ -6,7 +6,8 @@
     attention:   reads x                     ->   attention:   reads state
     copy:        state <- x                       (no copy)
 
-A kernel permits this by an `InPlace` (program/steps/trace.py), as elementwise kernels and appends to K/V caches do.
+A kernel that reads the state permits this by an `InPlace` (program/steps/trace.py), as elementwise kernels and appends
+to K/V caches do. A kernel that does not read the state may write it, if no later step of the iteration reads it.
 """
 
 from __future__ import annotations
@@ -46,9 +47,7 @@ def _updated(steps: list[Recordable], position: int, states: Collection[Buffer])
         return steps
     (writer,) = writers
     launch = steps[writer]
-    if not isinstance(launch, Launch) or not any(
-        pair.read is state and pair.written is value for pair in launch.in_place
-    ):
+    if not isinstance(launch, Launch) or not _may_write(launch, value, state):
         return steps
     # Nothing may need the former state after the launch, or its next value before it.
     others = [step for i, step in enumerate(steps) if i not in (writer, position)]
@@ -62,6 +61,11 @@ def _updated(steps: list[Recordable], position: int, states: Collection[Buffer])
     if is_needed or not is_known or any(state in step.writes for step in others):
         return steps
     return [_renamed(step, value, state) for i, step in enumerate(steps) if i != position]
+
+
+def _may_write(launch: Launch, value: Buffer, state: Buffer) -> bool:
+    """Return whether ``launch`` may write its result ``value`` to ``state``, apart from what other steps need."""
+    return state not in launch.reads or any(pair.read is state and pair.written is value for pair in launch.in_place)
 
 
 def _renamed(step: Recordable, value: Buffer, state: Buffer) -> Recordable:

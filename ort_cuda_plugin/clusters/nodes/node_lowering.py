@@ -308,7 +308,7 @@ class NodeLowering:
 
     def _results(self, node: Node, inputs: Sequence[Operand | None]) -> Sequence[Operand]:
         if isinstance(node, FunctionNode):
-            return node.function(self.ctx, *inputs)
+            return node.function(self if node.subgraphs else self.ctx, *inputs)
         if node.has_subgraphs:
             return self._inlined(node, inputs)
         cluster = self.compiled.find(node) if self._depth else None

@@ -17,7 +17,10 @@ Function = Callable[..., Sequence[Operand]]
 
 @dataclass(eq=False)
 class FunctionNode(Node):
-    """A node that is not in the operator table; ``function`` lowers it."""
+    """A node that is not in the operator table; ``function`` lowers it.
+
+    If the node has ``subgraphs``, the first argument of ``function`` is the `NodeLowering`, which lowers their nodes.
+    """
 
     function: Function = field(default=lambda ctx, *inputs: inputs)
 

@@ -1,4 +1,6 @@
-"""Token searches of com.microsoft (GreedySearch, BeamSearch, ...) as a `Repetition` of decoder and choice of tokens.
+"""Token searches of com.microsoft (GreedySearch, BeamSearch, ...): decoder and choice of tokens in one loop.
+
+If a decoder cannot be a part of such a loop, the search is a `Repetition`.
 
 ONNX Runtime's kernels read the decoder's results on the host, so the plugin runs decoder and search together on the
 device. ONNX Runtime's C API has helpers for a plugin's kernels of Loop, but not of these operators.
@@ -6,10 +8,10 @@ device. ONNX Runtime's C API has helpers for a plugin's kernels of Loop, but not
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
-from ...model.ir import Node, Unsupported
+from ...model.ir import Graph, Node, Unsupported
 from ..nodes.repetition import FunctionNode, Repetition
 from .search_base import Search, attribute_number
 from .search_beam import BeamSearch, WhisperBeamSearch
@@ -36,10 +38,28 @@ def is_search(node: Node | None) -> bool:
 
 def as_repetition(node: Node, opsets: Mapping[str, int]) -> Repetition:
     """Return a search as a `Repetition`. Raises Unsupported or InvalidModel if the plugin cannot run the search."""
+    return _decoder(node, opsets).repetition()
+
+
+def as_loop(node: Node, opsets: Mapping[str, int]) -> Graph:
+    """Return a search as nodes of one cluster, with a loop on the device. Raises the errors of `as_repetition`."""
+    return _decoder(node, opsets).loop()
+
+
+def order_ports(loop: Graph, node: Node, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+    """Set the inputs and outputs of the graph of `as_loop` to values of ``node``, in the order of their names.
+
+    Values of the bodies may have the same names.
+    """
+    own = {value.name: value for value in (*node.reads(), *node.outputs) if value is not None}
+    loop.inputs, loop.outputs = [own[name] for name in inputs], [own[name] for name in outputs]
+
+
+def _decoder(node: Node, opsets: Mapping[str, int]) -> GptDecoder | EncoderDecoder:
     kind = _KINDS[node.op_type](node, dict(opsets))
     model = attribute_number(node, "model_type", _WHISPER if node.op_type == "WhisperBeamSearch" else _GPT)
     if model == _GPT:
-        return GptDecoder(kind).repetition()
+        return GptDecoder(kind)
     if model not in (_T5, _WHISPER) or not isinstance(kind, BeamSearch):
         raise Unsupported("attribute", f"{node.op_type} with model_type {model} is not implemented")
-    return EncoderDecoder(kind, has_mask=model == _T5).repetition()
+    return EncoderDecoder(kind, has_mask=model == _T5)

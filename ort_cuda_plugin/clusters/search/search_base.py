@@ -9,6 +9,7 @@ from typing import Final
 
 from ...model.ir import Graph, InvalidModel, Node, Value
 from ...ops.contrib.generation import search
+from ...ops.contrib.generation.search import Count
 from ...program.expressions.symbolic import Dim, lt
 from ...program.lowering.context import Lowering, Tensor
 from ..nodes.repetition import FunctionNode
@@ -85,7 +86,7 @@ class Search(ABC):
         """Return the states that only this kind of search has, such as the scores of beams."""
 
     @abstractmethod
-    def choose(self, ctx: Lowering, given: Given, length: Dim, *, is_first: bool) -> Choice:
+    def choose(self, ctx: Lowering, given: Given, length: Count, *, is_first: bool) -> Choice:
         """Choose the tokens after the first ``length`` tokens of ``sequences``.
 
         ``is_first``: the search's own states are not computed yet.

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from ...model.ir import DType, InvalidModel, Node, Unsupported, Value
 from ...ops.contrib.generation import search, search_beam
+from ...ops.contrib.generation.search import Count
 from ...ops.contrib.generation.search_beam import Beams
 from ...ops.contrib.generation.whisper_timestamps import TimestampTokens, timestamp_scores
 from ...program.expressions.symbolic import Dim, le, logical_and
@@ -56,7 +57,7 @@ class BeamSearch(Search):
             Value("hypotheses", DType.INT32, (*of_beams, "room")),
         ]
 
-    def choose(self, ctx: Lowering, given: Given, length: Dim, *, is_first: bool) -> Choice:
+    def choose(self, ctx: Lowering, given: Given, length: Count, *, is_first: bool) -> Choice:
         sequences = needed(given, "sequences")
         if is_first:
             prompts = needed(given, "input_ids").shape[0]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...model.ir import DType, InvalidModel, Node, Unsupported, Value
+from ...model.ir import DType, Graph, InvalidModel, Node, Unsupported, Value
 from ...ops import requirements as require
 from ...ops.contrib.generation import search
 from ...program.expressions.symbolic import Dim
@@ -15,12 +15,13 @@ from ...program.lowering.context import Lowering, Tensor
 from ...program.lowering.elementwise import full
 from ..nodes.repetition import FunctionNode, Repetition, part
 from .search_base import Given, Search, attribute_number, by_name, following, needed
+from .search_loop import DecoderInputs, loop_graph
 
 _REALS = (DType.FLOAT32, DType.FLOAT16)
 
 
 class EncoderDecoder:
-    """A search with encoder and decoder as a `Repetition`.
+    """A search with encoder and decoder, as a loop on the device or as a `Repetition`.
 
     States are the flag "continue", ``sequences``, the decoder's inputs, and the search's own states. Decoder inputs
     that the encoder computes are equal for all beams of a prompt, and stay constant.
@@ -79,30 +80,9 @@ class EncoderDecoder:
 
     def repetition(self) -> Repetition:
         kind, name, opsets = self._search, self._search.node.name, self._search.opsets
-        sequences = Value("sequences", DType.INT32, ("rows", "room"))
-        own = kind.own_states()
-        states = (Value("continue", DType.BOOL, ()), sequences, *self._decoder.inputs, *own)
-        prompt = Value("prompt", DType.INT32, ("rows", "room"))
-        tokens = Value("first tokens", DType.INT32, ("prompts", "tokens"))
-        mask = Value("mask of the encoder", DType.INT32, ("prompts", "encoded"))
-        start = kind.function(self._start, kind.given, [tokens, mask, prompt])
-        encoder_inputs = [kind.given["input_ids"], *[mask] * self._has_mask, *[tokens] * self._decodes_first]
-        copy = kind.function(
-            lambda ctx, given: [needed(given, str(i)) for i in range(len(given))],
-            {str(i): value for i, value in enumerate(encoder_inputs)},
-            self._encoder.inputs,
-        )
-        encoded: list[Node] = [start, copy, *self._encoder.nodes]
-        nodes: list[Node]
-        if self._decodes_first:
-            first, made = self._after_encoder(prompt, mask)
-            nodes = [*encoded, first]
-        else:
-            begin = self._begin(tokens, mask)
-            choice, made = self._after(prompt, [], is_first=True)
-            nodes = [*encoded, begin, *self._decoder.nodes, choice]
-            kept = self._decoder.inputs[1 : self._first_cache] + self._caches[self._num_self :]
-            made = self._all_states(made, kept)
+        states, nodes, made = self._first_calls()
+        _, sequences, *_ = states
+        own = states[len(states) - len(kind.own_states()) :]
         next_choice, next_made = self._after(sequences, own, is_first=False)
         known = [*states, *kind.inputs]
         step = [*self._decoder.nodes, next_choice]
@@ -116,6 +96,36 @@ class EncoderDecoder:
             part(f"{name}: step", step, known, next_made, opsets, [numbers[value] for value in changed]),
             part(f"{name}: result", [kind.end_node(sequences, own)], known, outputs, opsets),
         )
+
+    def loop(self) -> Graph:
+        """Return the search as nodes of one cluster, whose steps are a loop on the device."""
+        states, nodes, made = self._first_calls()
+        caches = DecoderInputs(self._caches[: self._num_self], key_axis=2, row_axis=0)
+        return loop_graph(self._search, self._decoder, caches, nodes, made, states)
+
+    def _first_calls(self) -> tuple[tuple[Value, ...], list[Node], list[Value]]:
+        """Return the states, and the nodes up to the first choice of tokens with the values of all states after it."""
+        kind = self._search
+        sequences = Value("sequences", DType.INT32, ("rows", "room"))
+        states = (Value("continue", DType.BOOL, ()), sequences, *self._decoder.inputs, *kind.own_states())
+        prompt = Value("prompt", DType.INT32, ("rows", "room"))
+        tokens = Value("first tokens", DType.INT32, ("prompts", "tokens"))
+        mask = Value("mask of the encoder", DType.INT32, ("prompts", "encoded"))
+        start = kind.function(self._start, kind.given, [tokens, mask, prompt])
+        encoder_inputs = [kind.given["input_ids"], *[mask] * self._has_mask, *[tokens] * self._decodes_first]
+        copy = kind.function(
+            lambda ctx, given: [needed(given, str(i)) for i in range(len(given))],
+            {str(i): value for i, value in enumerate(encoder_inputs)},
+            self._encoder.inputs,
+        )
+        encoded: list[Node] = [start, copy, *self._encoder.nodes]
+        if self._decodes_first:
+            first, made = self._after_encoder(prompt, mask)
+            return states, [*encoded, first], made
+        begin = self._begin(tokens, mask)
+        choice, made = self._after(prompt, [], is_first=True)
+        kept = self._decoder.inputs[1 : self._first_cache] + self._caches[self._num_self :]
+        return states, [*encoded, begin, *self._decoder.nodes, choice], self._all_states(made, kept)
 
     def _all_states(self, made: list[Value], kept: list[Value]) -> list[Value]:
         """Return all states in order: ``made`` states, which each iteration updates, and constant ``kept`` states."""

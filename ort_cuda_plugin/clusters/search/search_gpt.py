@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ...model.ir import DType, Graph, InvalidModel, Unsupported, Value
+from ...model.ir import DType, Graph, InvalidModel, Node, Unsupported, Value
 from ...ops import requirements as require
 from ...ops.contrib.generation import search
 from ...program.lowering.context import Lowering, Tensor
 from ...program.lowering.elementwise import elementwise
 from ..nodes.repetition import FunctionNode, Repetition, part
 from .search_base import Given, Search, by_name, following, needed
+from .search_loop import DecoderInputs, loop_graph
 
 _NUM_FIRST: Final = 3
 """Number of inputs of a decoder before its caches: tokens, positions and mask."""
@@ -28,7 +29,7 @@ class Cache:
 
 
 class GptDecoder:
-    """A search with a decoder-only model as a `Repetition`.
+    """A search with a decoder-only model, as a loop on the device or as a `Repetition`.
 
     States are the flag "continue", ``sequences``, the decoder's inputs, and the search's own states.
     """
@@ -45,23 +46,37 @@ class GptDecoder:
 
     def repetition(self) -> Repetition:
         kind, name, opsets = self._search, self._search.node.name, self._search.opsets
-        sequences = Value("sequences", DType.INT32, ("rows", "room"))
-        own = kind.own_states()
-        states = (Value("continue", DType.BOOL, ()), sequences, *self._decoder.inputs, *own)
-        prompt = Value("prompt", DType.INT32, ("rows", "room"))
-        lengths = Value("lengths", DType.INT32, ("rows", 1))
-        start = kind.function(self._start, kind.given, [prompt, lengths, *self._first_decoder.inputs])
-        choice, made = self._after(self._first_decoder, prompt, lengths, [])
+        states, nodes, made = self._first_calls()
+        _, sequences, *_ = states
+        own = states[len(states) - len(kind.own_states()) :]
         next_choice, next_made = self._after(self._decoder, sequences, None, own)
         outputs = [value for value in kind.node.outputs if value is not None]
         known = [*states, *kind.inputs]
         return Repetition(
             kind.node,
             states,
-            part(f"{name}: prompt", [start, *self._first_decoder.nodes, choice], kind.inputs, made, opsets),
+            part(f"{name}: prompt", nodes, kind.inputs, made, opsets),
             part(f"{name}: step", [*self._decoder.nodes, next_choice], known, next_made, opsets),
             part(f"{name}: result", [kind.end_node(sequences, own)], known, outputs, opsets),
         )
+
+    def loop(self) -> Graph:
+        """Return the search as nodes of one cluster, whose steps are a loop on the device."""
+        states, nodes, made = self._first_calls()
+        _, positions, mask, *caches = self._decoder.inputs
+        inputs = DecoderInputs(caches, key_axis=3, row_axis=1, counted=[positions], masks=[mask])
+        return loop_graph(self._search, self._decoder, inputs, nodes, made, states)
+
+    def _first_calls(self) -> tuple[tuple[Value, ...], list[Node], list[Value]]:
+        """Return the states, and the nodes up to the first choice of tokens with the values of all states after it."""
+        kind = self._search
+        sequences = Value("sequences", DType.INT32, ("rows", "room"))
+        states = (Value("continue", DType.BOOL, ()), sequences, *self._decoder.inputs, *kind.own_states())
+        prompt = Value("prompt", DType.INT32, ("rows", "room"))
+        lengths = Value("lengths", DType.INT32, ("rows", 1))
+        start = kind.function(self._start, kind.given, [prompt, lengths, *self._first_decoder.inputs])
+        choice, made = self._after(self._first_decoder, prompt, lengths, [])
+        return states, [start, *self._first_decoder.nodes, choice], made
 
     def _start(self, ctx: Lowering, given: Given) -> list[Tensor]:
         """Compute ``sequences`` (the prompts, padded to max_length), the prompts' lengths, and the decoder's inputs."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from ...model.ir import DType, Node, Unsupported, Value
 from ...ops.contrib.generation import search
+from ...ops.contrib.generation.search import Count
 from ...ops.contrib.generation.search_sampling import Filter, drawn_tokens, filtered_scores, first_state
 from ...ops.onnx.math.reduction import argmax
-from ...program.expressions.symbolic import Dim
 from ...program.lowering.context import Lowering, Tensor
 from .search_base import Choice, Given, Search, attribute_number, attribute_real, needed, rule_inputs
 
@@ -19,7 +19,7 @@ class GreedySearch(Search):
     def own_states(self) -> list[Value]:
         return [Value("ended", DType.BOOL, ("rows",))]
 
-    def choose(self, ctx: Lowering, given: Given, length: Dim, *, is_first: bool) -> Choice:
+    def choose(self, ctx: Lowering, given: Given, length: Count, *, is_first: bool) -> Choice:
         sequences = needed(given, "sequences")
         scores = search.last_scores(ctx, needed(given, "logits"))
         scores = search.ruled_scores(ctx, scores, sequences, length, self.rules, rule_inputs(given))

@@ -239,7 +239,8 @@ class Options(CompiledModelOptions):
         Decides.PLANS,
         "1: a Loop or Scan whose number of iterations is known only in a Run is compiled together with its body. The "
         "device counts the iterations, and in a CUDA graph the whole loop is a part of one launch "
-        "([loops.md](loops.md)). 0: ONNX Runtime runs the body once for each iteration",
+        "([loops.md](loops.md)). The same holds for the tokens of a search such as BeamSearch. 0: ONNX Runtime runs "
+        "the body once for each iteration, and the host reads a flag after each token of a search",
     )
     autotune: bool = _option(
         False,

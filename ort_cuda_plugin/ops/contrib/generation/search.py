@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -27,6 +27,14 @@ from ort_cuda_plugin.program.steps.row_program import MIN, SUM
 
 LOWEST: Final = float(np.finfo(np.float32).min)
 """Score of a token that must not be chosen."""
+
+Count: TypeAlias = "Dim | Tensor"
+"""A number of tokens: a size, or a tensor of one integer, which only the device knows."""
+
+
+def number_of(maps: IndexMap, count: Count) -> Scalar:
+    """Return the number as int64."""
+    return s.cast(maps.number(count), DType.INT64) if isinstance(count, Tensor) else maps.dim(count)
 
 
 @dataclass(frozen=True)
@@ -78,12 +86,16 @@ def last_scores(ctx: Lowering, logits: Tensor) -> Tensor:
 
 def _marked(
     ctx: Lowering,
-    rows: Dim,
+    sequences: Tensor,
     vocabulary: Dim,
     count: Dim,
     token: Callable[[IndexMap, Scalar, Scalar], tuple[Scalar, Scalar | None]],
 ) -> Tensor:
-    """Return flags [rows, vocabulary] of the tokens that ``token(maps, row, i)`` returns with a true condition."""
+    """Return flags [rows, vocabulary] of the tokens that ``token(maps, row, i)`` returns with a true condition.
+
+    ``i`` is less than ``count``.
+    """
+    rows = sequences.shape[0]
     marks = full(ctx, (rows, vocabulary), False, DType.BOOL)
 
     def mark(maps: IndexMap, c: list[Scalar]) -> tuple[list[Scalar], Scalar, Scalar]:
@@ -95,34 +107,43 @@ def _marked(
     return marks
 
 
-def _after_repeated_ngram(ctx: Lowering, sequences: Tensor, length: Dim, vocabulary: Dim, size: int) -> Tensor:
+def _seen(ctx: Lowering, sequences: Tensor, length: Count, vocabulary: Dim) -> Tensor:
+    def token(maps: IndexMap, row: Scalar, i: Scalar) -> tuple[Scalar, Scalar | None]:
+        found = s.cast(maps.source(sequences).at([row, i]), DType.INT64)
+        return found, i < number_of(maps, length) if isinstance(length, Tensor) else None
+
+    count = sequences.shape[1] if isinstance(length, Tensor) else length
+    return _marked(ctx, sequences.shape[0], vocabulary, count, token)
+
+
+def _after_repeated_ngram(ctx: Lowering, sequences: Tensor, length: Count, vocabulary: Dim, size: int) -> Tensor:
     """Return flags of the tokens that followed an earlier occurrence of the last ``size`` - 1 tokens."""
 
     def token(maps: IndexMap, row: Scalar, i: Scalar) -> tuple[Scalar, Scalar]:
-        source = maps.source(sequences)
-        same = s.constant(True, DType.BOOL)
+        source, end = maps.source(sequences), number_of(maps, length)
+        inside = i < end - (size - 1) if isinstance(length, Tensor) else None
+        same = s.constant(True, DType.BOOL) if inside is None else inside
         for k in range(size - 1):
-            same = same & s.equal(source.at([row, i + k]), source.at([row, maps.dim(length) - (size - 1 - k)]))
-        return s.cast(source.at([row, i + (size - 1)]), DType.INT64), same
+            earlier, recent = ([row, index] for index in (i + k, end - (size - 1 - k)))
+            same = same & s.equal(source.at(earlier, inside), source.at(recent, inside))
+        return s.cast(source.at([row, i + (size - 1)], inside), DType.INT64), same
 
-    return _marked(ctx, sequences.shape[0], vocabulary, sym_max(length - (size - 1), 0), token)
+    count = sequences.shape[1] if isinstance(length, Tensor) else sym_max(length - (size - 1), 0)
+    return _marked(ctx, sequences.shape[0], vocabulary, count, token)
 
 
 def ruled_scores(
-    ctx: Lowering, scores: Tensor, sequences: Tensor, length: Dim, rules: Rules, given: RuleInputs
+    ctx: Lowering, scores: Tensor, sequences: Tensor, length: Count, rules: Rules, given: RuleInputs
 ) -> Tensor:
     """Apply the logits processors to ``scores`` [rows, vocabulary], in ONNX Runtime's order."""
     rows, vocabulary = scores.shape
     if given.penalty is not None:
 
-        def token(maps: IndexMap, row: Scalar, i: Scalar) -> tuple[Scalar, None]:
-            return s.cast(maps.source(sequences).at([row, i]), DType.INT64), None
-
         def penalised(x: Scalar, is_seen: Scalar, by: Scalar) -> Scalar:
             by = s.cast(by, DType.FLOAT32)
             return s.where(is_seen, s.where(x < 0, x * by, x / by), x)
 
-        seen = _marked(ctx, rows, vocabulary, length, token)
+        seen = _seen(ctx, sequences, length, vocabulary)
         scores = elementwise(ctx, penalised, scores, seen, reshape(ctx, given.penalty, (1, 1)))
     if rules.ngram > 0:
         blocked = _after_repeated_ngram(ctx, sequences, length, vocabulary, rules.ngram)
@@ -137,7 +158,7 @@ def ruled_scores(
         least = given.min_length
 
         def kept(maps: IndexMap, c: list[Scalar]) -> Scalar:
-            is_early = maps.dim(length) < s.cast(maps.number(least), DType.INT64)
+            is_early = number_of(maps, length) < s.cast(maps.number(least), DType.INT64)
             return s.where(is_early & s.equal(c[1], rules.end), LOWEST, maps.source(scores).at(c))
 
         scores = gather_map(ctx, (rows, vocabulary), DType.FLOAT32, kept)
@@ -161,7 +182,7 @@ class Found:
 
 
 def append_tokens(
-    ctx: Lowering, tokens: Tensor, sequences: Tensor, length: Dim, ended: Tensor | None, end: int, pad: int
+    ctx: Lowering, tokens: Tensor, sequences: Tensor, length: Count, ended: Tensor | None, end: int, pad: int
 ) -> Found:
     """Write ``tokens`` [rows] at index ``length`` of ``sequences``; finished rows get padding."""
     rows, room = sequences.shape
@@ -174,18 +195,18 @@ def append_tokens(
 
     def placed(maps: IndexMap, c: list[Scalar]) -> Scalar:
         new = maps.source(chosen).at([c[0]])
-        return s.where(s.equal(c[1], maps.dim(length)), new, maps.source(sequences).at(c))
+        return s.where(s.equal(c[1], number_of(maps, length)), new, maps.source(sequences).at(c))
 
     result = gather_map(ctx, (rows, room), DType.INT32, placed)
     return Found(goes_on(ctx, over, length, room), result, over, unsqueeze(ctx, chosen, (1,)))
 
 
-def goes_on(ctx: Lowering, over: Tensor, length: Dim, room: Dim) -> Tensor:
+def goes_on(ctx: Lowering, over: Tensor, length: Count, room: Dim) -> Tensor:
     """Return the flag "continue": there is room for another token, and not all flags in ``over`` are set."""
     all_over = reduce(ctx, lambda row, x: row.reduce(MIN, s.cast(x, DType.UINT8)), over, [0], keepdims=False)
 
     def more(maps: IndexMap, _: list[Scalar]) -> Scalar:
-        return s.equal(maps.number(all_over), 0) & (maps.dim(length) + 1 < maps.dim(room))
+        return s.equal(maps.number(all_over), 0) & (number_of(maps, length) + 1 < maps.dim(room))
 
     return gather_map(ctx, (), DType.BOOL, more)
 

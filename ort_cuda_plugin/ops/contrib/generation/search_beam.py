@@ -16,7 +16,7 @@ from ort_cuda_plugin.kernels.scan_sort.scan import scan
 from ort_cuda_plugin.kernels.scan_sort.select import sort_rows
 from ort_cuda_plugin.kernels.scan_sort.top_k import top_rows
 from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.ops.contrib.generation.search import LOWEST, goes_on
+from ort_cuda_plugin.ops.contrib.generation.search import LOWEST, Count, goes_on, number_of
 from ort_cuda_plugin.ops.folds import in_order
 from ort_cuda_plugin.ops.onnx.nn.normalization import log_softmax_row
 from ort_cuda_plugin.program.expressions import scalar as s
@@ -142,7 +142,7 @@ def _candidates(ctx: Lowering, scores: Tensor, now: Beams, end: int) -> _Candida
 
 
 def _merged(
-    ctx: Lowering, now: Beams, sequences: Tensor, others: Tensor, rows: Tensor, length: Dim, pad: int
+    ctx: Lowering, now: Beams, sequences: Tensor, others: Tensor, rows: Tensor, length: Count, pad: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Merge new hypotheses into the current ones; return scores, lengths and tokens of each prompt's best hypotheses.
 
@@ -170,13 +170,13 @@ def _merged(
         which, count = maps.source(best).at(c), maps.dim(beams)
         old = maps.source(now.lengths).at([c[0], which], which < count, 0)
         is_new = (which >= count) & (maps.source(keys).at([c[0], which]) >= LOWEST)
-        return s.where(is_new, s.cast(maps.dim(length), DType.INT32), old)
+        return s.where(is_new, s.cast(number_of(maps, length), DType.INT32), old)
 
     def token(maps: IndexMap, c: list[Scalar]) -> Scalar:
         which, count = maps.source(best).at(c[:2]), maps.dim(beams)
         is_old = which < count
         old = maps.source(now.tokens).at([c[0], which, c[2]], is_old, pad)
-        is_new = (which >= count) & (c[2] < maps.dim(length))
+        is_new = (which >= count) & (c[2] < number_of(maps, length))
         row = maps.source(rows).at([c[0], which - count], is_new, 0)
         return s.where(is_old, old, maps.source(sequences).at([row, c[2]], is_new, pad))
 
@@ -198,7 +198,7 @@ class Step:
     beams: Beams
 
 
-def best_beams(ctx: Lowering, scores: Tensor, sequences: Tensor, length: Dim, now: Beams, rules: Rules) -> Step:
+def best_beams(ctx: Lowering, scores: Tensor, sequences: Tensor, length: Count, now: Beams, rules: Rules) -> Step:
     """Choose the next beams and update the hypotheses; the first ``length`` tokens of ``sequences`` are valid."""
     prompts, beams = now.scores.shape
     room, pad = sequences.shape[1], rules.pad
@@ -208,7 +208,7 @@ def best_beams(ctx: Lowering, scores: Tensor, sequences: Tensor, length: Dim, no
         counts = maps.source(candidates.before).at(c) < s.cast(maps.dim(beams), DType.INT32)
         is_new = s.equal(maps.source(candidates.is_end).at(c), 1) & counts
         is_new = is_new & s.equal(s.cast(maps.source(now.done).at([c[0]]), DType.INT32), 0)
-        score = _by_length(maps, maps.source(candidates.scores).at(c), maps.dim(length), rules)
+        score = _by_length(maps, maps.source(candidates.scores).at(c), number_of(maps, length), rules)
         return s.where(is_new, score, -np.inf)
 
     others = gather_map(ctx, (prompts, beams), DType.FLOAT32, ended_score)
@@ -237,7 +237,7 @@ def best_beams(ctx: Lowering, scores: Tensor, sequences: Tensor, length: Dim, no
 
     def longer(maps: IndexMap, c: list[Scalar]) -> Scalar:
         old = maps.source(sequences).at([maps.source(sources).at([c[0]]), c[1]])
-        return s.where(s.equal(c[1], maps.dim(length)), maps.source(new).at([c[0], c[1] * 0]), old)
+        return s.where(s.equal(c[1], number_of(maps, length)), maps.source(new).at([c[0], c[1] * 0]), old)
 
     return Step(
         goes_on(ctx, done, length, room),
@@ -267,7 +267,7 @@ def _chosen(ctx: Lowering, candidates: _Candidates, now: Beams) -> Tensor:
 
 
 def _done(
-    ctx: Lowering, now: Beams, found: Tensor, lengths: Tensor, scores: Tensor, length: Dim, rules: Rules
+    ctx: Lowering, now: Beams, found: Tensor, lengths: Tensor, scores: Tensor, length: Count, rules: Rules
 ) -> Tensor:
     """Return flags of finished prompts.
 
@@ -281,7 +281,7 @@ def _done(
         last = [c[0], maps.dim(beams) - 1]
         is_full = maps.source(lengths).at(last) > 0
         if not rules.early:
-            best = _by_length(maps, maps.source(scores).at([c[0], c[0] * 0]), maps.dim(length), rules)
+            best = _by_length(maps, maps.source(scores).at([c[0], c[0] * 0]), number_of(maps, length), rules)
             is_full = is_full & (maps.source(found).at(last) >= best)
         return maps.source(now.done).at(c) | is_full
 

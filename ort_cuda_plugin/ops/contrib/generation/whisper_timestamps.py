@@ -12,10 +12,10 @@ from typing import Final
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.contrib.generation.search import LOWEST
+from ort_cuda_plugin.ops.contrib.generation.search import LOWEST, Count, number_of
 from ort_cuda_plugin.program.expressions import scalar as s
 from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim, le, lt
+from ort_cuda_plugin.program.expressions.symbolic import le, lt
 from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
 from ort_cuda_plugin.program.lowering.reduce import reduce, row_map
 from ort_cuda_plugin.program.steps.row_program import MAX, MIN, SUM, Row
@@ -38,7 +38,7 @@ class TimestampTokens:
 
 
 def timestamp_scores(
-    ctx: Lowering, scores: Tensor, sequences: Tensor, length: Dim, tokens: TimestampTokens, processor: Tensor | None
+    ctx: Lowering, scores: Tensor, sequences: Tensor, length: Count, tokens: TimestampTokens, processor: Tensor | None
 ) -> Tensor:
     """Apply the rules to log probabilities [rows, vocabulary]; the first ``length`` tokens of ``sequences`` are valid.
 
@@ -47,7 +47,8 @@ def timestamp_scores(
     vocabulary = scores.shape[1]
     first = "beginning_timestamp_token_id"
     require.holds(ctx, lt(tokens.first, vocabulary), first, "be less than the size of the vocabulary", tokens.first)
-    require.holds(ctx, le(1, length), "a search with timestamps", "have at least one initial token", length)
+    if not isinstance(length, Tensor):
+        require.holds(ctx, le(1, length), "a search with timestamps", "have at least one initial token", length)
     ruled = _more_probable(ctx, _without_forbidden(ctx, scores, sequences, length, tokens), tokens.first)
     if processor is None:
         return ruled
@@ -61,7 +62,7 @@ def timestamp_scores(
 
 
 def _without_forbidden(
-    ctx: Lowering, scores: Tensor, sequences: Tensor, length: Dim, tokens: TimestampTokens
+    ctx: Lowering, scores: Tensor, sequences: Tensor, length: Count, tokens: TimestampTokens
 ) -> Tensor:
     """Return the scores, with the lowest float32 for tokens that the rules forbid as the next token."""
     rows, room = sequences.shape
@@ -70,7 +71,7 @@ def _without_forbidden(
         """Return [rows, room]: the index where a timestamp is, ``otherwise`` elsewhere."""
 
         def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
-            is_valid = c[1] < maps.dim(length)
+            is_valid = c[1] < number_of(maps, length)
             token = maps.source(sequences).at(c, is_valid, -1)
             return s.where(token >= tokens.first, s.cast(c[1], DType.INT32), otherwise)
 
@@ -81,7 +82,7 @@ def _without_forbidden(
 
     def score(maps: IndexMap, c: list[Scalar]) -> Scalar:
         row, token = c
-        end = s.cast(maps.dim(length), DType.INT64) - 1
+        end = number_of(maps, length) - 1
         zero = s.constant(0, DType.INT64)
         first_at = s.cast(maps.source(first).at([row, zero]), DType.INT64)
         last_at = s.cast(maps.source(last).at([row, zero]), DType.INT64)

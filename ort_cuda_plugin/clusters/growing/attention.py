@@ -1,0 +1,107 @@
+"""Rules of com.microsoft for growing caches: attention that appends to a buffer and reads the number of keys on the
+device, and T5's relative position bias.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from ...model.ir import DType, Node, Unsupported, Value
+from .body import GrowingBody, needed_input
+from .values import Growing, after_past
+
+_MASK_AXIS: Final = {2: 1, 3: 2}
+"""Rank of a mask -> its axis of keys."""
+
+
+def attention(body: GrowingBody, node: Node) -> None:
+    """Attention with ``past`` [2, batch, heads, keys, size]."""
+    _, _, _, mask, past, bias, count = _inputs(node, 7)
+    _check(body, node, caches=(past,), axis=3, masks=(mask, bias), fixed=(0, 1, 2))
+    if count is not None:
+        raise Unsupported("control-flow", "its past and present share a buffer already")
+    _lower(body, node, 6, 3, ["past_present_share_buffer"])
+
+
+def multi_head_attention(body: GrowingBody, node: Node) -> None:
+    """MultiHeadAttention with ``past_key`` and ``past_value`` [batch, heads, keys, size]."""
+    *_, mask, bias, past_key, past_value, count, indirection = _inputs(node, 10)
+    if past_key is None and past_value is None:
+        raise Unsupported("control-flow", "its keys grow in each iteration, but are not its past_key")
+    _check(body, node, caches=(past_key, past_value), axis=2, masks=(mask, bias), fixed=(0, 1, 2, 3))
+    if count is not None or indirection is not None:
+        raise Unsupported("control-flow", "its past and present share a buffer already")
+    if len(node.outputs) > 3 and node.outputs[3] is not None:
+        raise Unsupported("control-flow", "it returns attention scores")
+    _lower(body, node, 8, 2, [])
+
+
+def decoder_masked_multi_head_attention(body: GrowingBody, node: Node) -> None:
+    """DecoderMaskedMultiHeadAttention with past_key and past_value, as MultiHeadAttention of one token."""
+    query, key, value, mask, bias, past_key, past_value, *rest = _inputs(node, 11)
+    if any(each is not None for each in rest[:3]):
+        raise Unsupported("control-flow", "its past and present share a buffer already")
+    kept = ("num_heads", "mask_filter_value", "scale")
+    attributes = {name: x for name, x in node.attributes.items() if name in kept}
+    inputs = (query, key, value, rest[3], mask, bias, past_key, past_value)
+    multi_head_attention(
+        body, replace(node, op_type="MultiHeadAttention", since_version=1, inputs=inputs, attributes=attributes)
+    )
+
+
+def relative_position_bias(body: GrowingBody, node: Node) -> None:
+    """RelativePositionBias of all keys: a table for the capacity, which no iteration changes."""
+    extras = []
+    for index in (1, 2):
+        array = body.sizes(needed_input(node, index))
+        extra = None if array is None or array.size != 1 else after_past(array.reshape(-1)[0])
+        if not isinstance(extra, int):
+            raise Unsupported("control-flow", "the number of keys does not determine its lengths")
+        extras.append(extra)
+    whole = body.ctx.host_tensor([body.capacity], (1,), DType.INT64)
+    (result,) = body.results(node, {1: whole, 2: whole})
+    body.set(node.outputs[0], Growing(result, {2: extras[0], 3: extras[1]}))
+
+
+def _inputs(node: Node, count: int) -> list[Value | None]:
+    return [*node.inputs, *[None] * (count - len(node.inputs))]
+
+
+def _check(
+    body: GrowingBody,
+    node: Node,
+    *,
+    caches: tuple[Value | None, ...],
+    axis: int,
+    masks: tuple[Value | None, Value | None],
+    fixed: tuple[int, ...],
+) -> None:
+    """Check that caches and masks grow along their axes of keys, and that the inputs ``fixed`` do not grow."""
+    for cache in caches:
+        if (x := body.growing(cache)) is None or x.axes != {axis: 0}:
+            raise Unsupported("control-flow", "its past is not a K/V cache of the decoder")
+    inputs = _inputs(node, max(fixed) + 1)
+    if any(body.special(inputs[index]) is not None for index in fixed):
+        raise Unsupported("control-flow", "its queries, keys or values grow in each iteration")
+    mask, bias = masks
+    for value, keys in ((mask, None), (bias, 3)):
+        if value is None:
+            continue
+        rank = body.tensor(value).rank
+        at = _MASK_AXIS.get(rank) if keys is None else keys
+        x = body.growing(value)
+        if at is None or x is None or x.axes != {at: 1}:
+            raise Unsupported("control-flow", "its mask does not have one column for each key")
+
+
+def _lower(body: GrowingBody, node: Node, index: int, axis: int, flags: list[str]) -> None:
+    """Lower the node with the number of cached keys as input ``index``, and the attributes ``flags`` set."""
+    attributes = {**node.attributes, **dict.fromkeys(flags, 1)}
+    output, *presents = body.results(replace(node, attributes=attributes), {index: body.past})
+    named = [value for value in node.outputs[1:] if value is not None]
+    if node.outputs[0] is None:
+        raise Unsupported("control-flow", "its result is not used")
+    body.set(node.outputs[0], output)
+    for value, present in zip(named, presents, strict=True):
+        body.set(value, Growing(present, {axis: 1}))

@@ -1,0 +1,54 @@
+"""Values of a decoder whose K/V caches grow: tensors in buffers of fixed capacity, and sizes that the device counts.
+
+::
+
+    past  [batch, heads, PAST, size]      ->  Growing([batch, heads, capacity, size], {2: 0})
+    Shape(past)                           ->  Sizes([batch, heads, PAST, size])
+    Concat(past, new, axis=2)             ->  Growing([batch, heads, capacity, size], {2: 1})
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from ...model.ir import DType
+from ...program.expressions.symbolic import Dim, Expr, symbol
+from ...program.lowering.host import HostArray
+from ...program.steps.tensor import Tensor
+
+PAST: Final = symbol(-1, "past", 1)
+"""The number of cached keys before a step of the decoder, which only the device knows. No shape of a program has it."""
+
+_ATOM: Final = PAST.terms[0][0][0]
+
+
+@dataclass(frozen=True)
+class Growing:
+    """A tensor whose valid part grows: along each of ``axes``, the first PAST + ``axes[axis]`` elements are valid.
+
+    The size of such an axis is the capacity. The other elements are arbitrary.
+    """
+
+    x: Tensor
+    axes: Mapping[int, int]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """An integer tensor computed from shapes; elements are symbolic integers, and at least one contains PAST."""
+
+    array: HostArray
+    dtype: DType
+
+
+def has_past(dim: Dim) -> bool:
+    """Return whether a sum of products contains PAST."""
+    return isinstance(dim, Expr) and any(_ATOM in monomial for monomial, _ in dim.terms)
+
+
+def after_past(dim: Dim) -> Dim | None:
+    """Return ``dim`` - PAST if that does not depend on PAST, else None."""
+    rest: Dim = dim - PAST
+    return None if has_past(rest) else rest
