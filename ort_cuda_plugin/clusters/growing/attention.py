@@ -7,7 +7,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from ...model.ir import DType, Node, Unsupported, Value
+from ...kernels.elementwise.index_map import IndexMap
+from ...model.ir import DType, InvalidModel, Node, Unsupported, Value
+from ...ops.contrib.attention.position import distance_bias
+from ...program.expressions.scalar import Scalar
+from ...program.expressions.symbolic import Dim
+from ...program.steps.tensor import Tensor
 from .body import GrowingBody, needed_input
 from .values import Growing, after_past
 
@@ -51,7 +56,7 @@ def decoder_masked_multi_head_attention(body: GrowingBody, node: Node) -> None:
 
 
 def relative_position_bias(body: GrowingBody, node: Node) -> None:
-    """RelativePositionBias of all keys: a table for the capacity, which no iteration changes."""
+    """RelativePositionBias of all queries and keys. Decoders use the last query's row, see `Growing.row`."""
     extras = []
     for index in (1, 2):
         array = body.sizes(needed_input(node, index))
@@ -59,9 +64,22 @@ def relative_position_bias(body: GrowingBody, node: Node) -> None:
         if not isinstance(extra, int):
             raise Unsupported("control-flow", "the number of keys does not determine its lengths")
         extras.append(extra)
+    if extras[0] != extras[1]:
+        raise InvalidModel("query_length: got another number than key_length, expected the same")
     whole = body.ctx.host_tensor([body.capacity], (1,), DType.INT64)
     (result,) = body.results(node, {1: whole, 2: whole})
-    body.set(node.outputs[0], Growing(result, {2: extras[0], 3: extras[1]}))
+    table, distance = body.tensor(needed_input(node, 0)), node.attributes.get("max_distance")
+    if not isinstance(distance, int):
+        raise InvalidModel(f"max_distance: got {distance!r}, expected an integer")
+    is_bidirectional = bool(node.attributes.get("is_bidirectional", 0))
+
+    def row(first: Dim) -> Tensor:
+        def query(maps: IndexMap, index: Scalar) -> Scalar:
+            return index + body.number(maps) + maps.dim(first)
+
+        return distance_bias(body.ctx, table, (1, body.capacity), distance, query, is_bidirectional=is_bidirectional)
+
+    body.set(node.outputs[0], Growing(result, {2: extras[0], 3: extras[1]}, row))
 
 
 def _inputs(node: Node, count: int) -> list[Value | None]:
@@ -84,6 +102,8 @@ def _check(
     inputs = _inputs(node, max(fixed) + 1)
     if any(body.special(inputs[index]) is not None for index in fixed):
         raise Unsupported("control-flow", "its queries, keys or values grow in each iteration")
+    if any(body.tensor(value).shape[axis] != 1 for value, axis in _token_axes(body, inputs[:3])):
+        raise Unsupported("control-flow", "it has more than one query or key for each sequence")
     mask, bias = masks
     for value, keys in ((mask, None), (bias, 3)):
         if value is None:
@@ -93,6 +113,12 @@ def _check(
         x = body.growing(value)
         if at is None or x is None or x.axes != {at: 1}:
             raise Unsupported("control-flow", "its mask does not have one column for each key")
+
+
+def _token_axes(body: GrowingBody, values: list[Value | None]) -> list[tuple[Value, int]]:
+    """Return the axis of tokens of each query, key and value: the second one, or the third behind heads."""
+    given = [value for value in values if value is not None and body.tensor(value).rank >= 3]
+    return [(value, 2 if body.tensor(value).rank == 4 else 1) for value in given]
 
 
 def _lower(body: GrowingBody, node: Node, index: int, axis: int, flags: list[str]) -> None:

@@ -5,7 +5,7 @@ Integer arithmetic stays symbolic. If an operator has no rule for symbolic integ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -21,6 +21,8 @@ from .body import GrowingBody, known_integers, needed_input
 from .values import PAST, Growing, Sizes, after_past, has_past
 
 _INTEGERS: Final = (DType.INT32, DType.INT64)
+_LARGEST: Final = 2**31
+"""Coefficients from this magnitude on could overflow. The device computes such integers, which wrap around."""
 Compute: TypeAlias = "Callable[[GrowingBody, Node, list[HostArray]], HostArray | None]"
 """Returns the result for symbolic integers, None if it is not one."""
 
@@ -42,13 +44,18 @@ def arithmetic(body: GrowingBody, node: Node) -> bool:
     compute = _ARITHMETIC.get(node.op_type)
     if compute is None or node.domain or node.inputs[0] is None:
         return False
-    arrays = [body.sizes(value) for value in node.inputs if value is not None]
+    values = [value for value in node.inputs if value is not None]
+    arrays = [body.sizes(value) for value in values]
     known = [array for array in arrays if array is not None]
-    result = compute(body, node, known) if len(known) == len(arrays) else None
-    if result is None:
+    try:
+        result = compute(body, node, known) if len(known) == len(arrays) else None
+    except ValueError as error:
+        raise InvalidModel(f"its inputs have the shapes {[array.shape for array in known]}: {error}") from error
+    if result is None or not all(abs(number) < _LARGEST for dim in result.reshape(-1) for number in _numbers(dim)):
         return False
+    own = next((x.dtype for value in values if isinstance(x := body.special(value), Sizes)), DType.INT64)
     dtype = node.outputs[0].dtype if node.outputs[0] is not None else None
-    body.set(node.outputs[0], Sizes(result, dtype or DType.INT64))
+    body.set(node.outputs[0], Sizes(result, dtype or own))
     return True
 
 
@@ -80,6 +87,16 @@ def range_of_sizes(body: GrowingBody, node: Node) -> None:
         raise Unsupported("control-flow", f"its elements are from {start!r} to {limit!r}")
     indices = gather_map(body.ctx, (body.capacity,), dtype, index)
     body.set(node.outputs[0], Growing(indices, {0: extra - start}))
+
+
+def _numbers(dim: Dim) -> Iterator[int]:
+    """Yield the coefficients of a polynomial."""
+    if isinstance(dim, int):
+        yield dim
+        return
+    yield dim.const
+    for _, coefficient in dim.terms:
+        yield coefficient
 
 
 def _array(dims: list[Dim]) -> HostArray:

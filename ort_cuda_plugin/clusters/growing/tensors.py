@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from ...kernels.attention.kv_cache import CachePart, append
 from ...kernels.elementwise.index_map import IndexMap, gather_map
 from ...model.ir import DType, InvalidModel, Node, Unsupported
+from ...ops import requirements as require
 from ...ops.axes import normalize_axes, normalize_axis
 from ...ops.onnx.tensor.slicing import slice_axis
 from ...program.expressions import scalar as s
@@ -124,13 +125,26 @@ def slice_of(body: GrowingBody, node: Node) -> None:
     if steps is not None and any(step != 1 for step in steps):
         raise Unsupported("control-flow", "a step of Slice is not 1")
     numbers = normalize_axes(range(starts.size) if chosen is None else chosen, x.rank)
+    require.count(len(numbers), starts=starts.reshape(-1), ends=ends.reshape(-1))
+    row = growing.row if growing is not None and starts.size == 1 and numbers == (2,) else None
     for axis, start, end in zip(numbers, starts.reshape(-1), ends.reshape(-1), strict=True):
-        x = _slice_axis(body, x, axes, axis, start, end)
+        x = _slice_axis(body, x, axes, axis, start, end, row)
     body.set(node.outputs[0], Growing(x, axes))
 
 
-def _slice_axis(body: GrowingBody, x: Tensor, axes: dict[int, int], axis: int, start: Dim, end: Dim) -> Tensor:
-    """Return x[start:end] along ``axis``, and remove the axis from ``axes`` if the result does not grow along it."""
+def _slice_axis(
+    body: GrowingBody,
+    x: Tensor,
+    axes: dict[int, int],
+    axis: int,
+    start: Dim,
+    end: Dim,
+    row: Callable[[Dim], Tensor] | None,
+) -> Tensor:
+    """Return x[start:end] along ``axis``, and remove the axis from ``axes`` if the result does not grow along it.
+
+    ``row`` as for `Growing`.
+    """
     if axis in axes:
         size: Dim = PAST + axes[axis]
         if isinstance(start, int) and start < 0:
@@ -147,6 +161,8 @@ def _slice_axis(body: GrowingBody, x: Tensor, axes: dict[int, int], axis: int, s
     if axis not in axes:
         _require_rows(body, x.shape[axis], first + count)
     axes.pop(axis, None)
+    if row is not None and count == 1:
+        return row(first)
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         index = c[axis] + body.number(maps) + maps.dim(first)

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -28,11 +28,13 @@ _ATOM: Final = PAST.terms[0][0][0]
 class Growing:
     """A tensor whose valid part grows: along each of ``axes``, the first PAST + ``axes[axis]`` elements are valid.
 
-    The size of such an axis is the capacity. The other elements are arbitrary.
+    The size of such an axis is the capacity. The other elements are arbitrary. ``row(first)`` computes the row PAST +
+    ``first`` along axis 2 alone, if that is possible; then the whole tensor may be dead code.
     """
 
     x: Tensor
     axes: Mapping[int, int]
+    row: Callable[[Dim], Tensor] | None = None
 
 
 @dataclass(frozen=True)

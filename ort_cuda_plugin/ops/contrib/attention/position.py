@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import requirements as require
@@ -52,11 +54,30 @@ def relative_position_bias(
     keys = ctx.host_number(key_length, "key_length")
     require.holds(ctx, eq(length, keys), "query_length", f"be key_length = {keys!r}", length)
     require.least_dim(ctx, 0, query_length=length)
+    size = length, length
+    return distance_bias(
+        ctx, bias_table, size, max_distance, lambda maps, index: index, is_bidirectional=bool(is_bidirectional)
+    )
+
+
+def distance_bias(
+    ctx: Lowering,
+    bias_table: Tensor,
+    size: tuple[Dim, Dim],
+    max_distance: int,
+    query: Callable[[IndexMap, Scalar], Scalar],
+    *,
+    is_bidirectional: bool,
+) -> Tensor:
+    """Return the bias [1, heads, queries, keys] of ``size`` (queries, keys) from a table as of RelativePositionBias.
+
+    ``query(maps, index)`` is the position of a query among the keys.
+    """
     buckets, heads = bias_table.shape
     table = reshape(ctx, bias_table, [heads, buckets])
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
-        distance = c[3] - c[2]
+        distance = c[3] - query(maps, c[2])
         count = maps.dim(buckets)
         first = s.constant(0, DType.INT64)
         if is_bidirectional:
@@ -72,7 +93,7 @@ def relative_position_bias(
         known = (bucket >= 0) & (bucket < maps.dim(buckets))
         return maps.source(table).at([c[1], bucket], known)
 
-    return gather_map(ctx, [1, heads, length, length], bias_table.dtype, element)
+    return gather_map(ctx, [1, heads, *size], bias_table.dtype, element)
 
 
 @contrib_op("GatedRelativePositionBias", T=FLOAT_OR_HALF, M=INT32)
