@@ -112,6 +112,21 @@ def test_other_kinds_of_self_attention(attention: str) -> None:
         assert_same(session.run(None, feeds), expected)
 
 
+@pytest.mark.parametrize("attention", ["DecoderMaskedMultiHeadAttention", "MultiHeadAttention"])
+def test_past_and_present_that_share_buffers(attention: str) -> None:
+    """Exports for CUDAExecutionProvider have such decoders. The CPU provider returns NaN for them, so compare with the
+    same decoder without shared buffers.
+    """
+    model, feeds = whisper(*attention_bodies(attention, is_shared=True), 3)
+    expected = on_cpu(whisper(*attention_bodies(), 3)[0], feeds)
+    session = session_of(model)
+    assert note() == ON_DEVICE
+    for _ in range(3):
+        assert_same(session.run(None, feeds), expected)
+    with pytest.raises(Exception, match="caches share buffers; as a loop on the device: the option device_loops is 0"):
+        session_of(model, device_loops="0")
+
+
 def test_t5_with_a_relative_position_bias() -> None:
     """The CPU provider has no RelativePositionBias, so compare with the search as three clusters."""
     bodies, weights = attention_bodies(t5=True)

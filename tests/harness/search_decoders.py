@@ -13,6 +13,14 @@ from searches import HEAD, HEADS, MS, POSITIONS, VOCABULARY, WIDTH, Array
 SELF_ATTENTION = ("MultiHeadAttention", "DecoderMaskedMultiHeadAttention", "MatMul")
 """Operators of the decoder's self-attention: a fused one, or MatMul and Softmax of ai.onnx."""
 
+SHAPES: dict[str, tuple[int | str, ...]] = {
+    "past_sequence_length": (1,),
+    "beam_width": (1,),
+    "cache_indirection": ("prompts", "beams", "room"),
+}
+"""Inputs of a decoder whose past and present caches share buffers, with their shapes."""
+SHARED = tuple(SHAPES)
+
 Info = onnx.ValueInfoProto
 
 
@@ -69,11 +77,17 @@ def _weights(layers: int, seed: int) -> dict[str, Array]:
     return weights
 
 
-def _decoder(ids: str, layers: int, attention: str, *, has_past: bool, t5: bool) -> list[onnx.NodeProto]:
+def _decoder(
+    ids: str, layers: int, attention: str, *, has_past: bool, t5: bool, shared: tuple[str, ...]
+) -> list[onnx.NodeProto]:
     """Return the nodes of a decoder that reads the tokens ``ids``."""
     b = _Nodes("decoder")
     new = b.add("Gather", [b.add("Shape", [ids]), "index 1"])
-    start = b.add("Gather", [b.add("Shape", ["past_key_self_0"]), "index 2"]) if has_past else "index 0"
+    start = "index 0"
+    if shared:
+        start = b.add("Cast", [b.add("Squeeze", ["past_sequence_length"])], to=TensorProto.INT64)
+    elif has_past:
+        start = b.add("Gather", [b.add("Shape", ["past_key_self_0"]), "index 2"])
     end = b.add("Add", [start, new])
     x = b.add("Gather", ["tokens", ids])
     bias = ""
@@ -106,27 +120,34 @@ def _decoder(ids: str, layers: int, attention: str, *, has_past: bool, t5: bool)
             )
             out = b.attention(b.heads(q), keys, values)
         elif attention == "MultiHeadAttention":
-            b.add(attention, [q, k, v, "", "", bias, *pasts], [out, *caches], MS, num_heads=HEADS)
+            given = [q, k, v, "", "", bias, *pasts, *shared[:1]]
+            b.add(attention, given, [out, *caches], MS, num_heads=HEADS)
         else:
-            b.add(attention, [q, k, v, "", bias, *pasts], [out, *caches], MS, num_heads=HEADS)
+            more = {"past_present_share_buffer": 1} if shared else {}
+            b.add(attention, [q, k, v, "", bias, *pasts, *shared], [out, *caches], MS, num_heads=HEADS, **more)
         x = b.add("Add", [x, b.add("MatMul", [out, f"self o {layer}"])])
         cross = "past" if has_past else "present"
         others = [f"{cross}_{kind}_cross_{layer}" for kind in ("key", "value")]
-        query = b.heads(b.add("MatMul", [x, f"cross q {layer}"]))
-        mixed = b.attention(query, *others)
+        query = b.add("MatMul", [x, f"cross q {layer}"])
+        if has_past and attention == "DecoderMaskedMultiHeadAttention":
+            mixed = b.add(attention, [query, *others], domain=MS, num_heads=HEADS)
+        else:
+            mixed = b.attention(b.heads(query), *others)
         x = b.add("Add", [x, b.add("MatMul", [mixed, f"cross o {layer}"])])
     b.add("MatMul", [x, "head"], "logits")
     return b.nodes
 
 
 def attention_bodies(
-    attention: str = "MultiHeadAttention", layers: int = 1, seed: int = 0, *, t5: bool = False
+    attention: str = "MultiHeadAttention", layers: int = 1, seed: int = 0, *, t5: bool = False, is_shared: bool = False
 ) -> tuple[dict[str, onnx.GraphProto], dict[str, Array]]:
     """Return the bodies of a Whisper search, or with ``t5`` of a T5 one, and their weights.
 
     ``attention`` is one of `SELF_ATTENTION`. Whisper's decoder adds positions to the tokens, from the past's length on.
-    T5's adds a bias to the scores that depends on the distance between query and key. The encoder is one product.
+    T5's adds a bias to the scores that depends on the distance between query and key. The encoder is one product. With
+    ``is_shared``, past and present caches of the decoder share buffers, as in exports for CUDAExecutionProvider.
     """
+    shared = SHARED[: 1 if attention == "MultiHeadAttention" else 3] if is_shared else ()
     b = _Nodes("encoder")
     source = b.add("Gather", ["tokens", "encoder_input_ids"]) if t5 else "encoder_input_ids"
     if not t5:
@@ -136,8 +157,8 @@ def attention_bodies(
         for kind, weight in (("key", "k"), ("value", "v")):
             projected = b.add("MatMul", ["encoder_hidden_states", f"cross {weight} {layer}"])
             b.heads(projected, f"present_{kind}_cross_{layer}")
-    first = _decoder("decoder_input_ids", layers, attention, has_past=False, t5=t5)
-    nodes = _decoder("input_ids", layers, attention, has_past=True, t5=t5)
+    first = _decoder("decoder_input_ids", layers, attention, has_past=False, t5=t5, shared=())
+    nodes = _decoder("input_ids", layers, attention, has_past=True, t5=t5, shared=shared)
 
     def caches(prefix: str, of: str, length: str) -> list[Info]:
         numbers = [(kind, layer) for layer in range(layers) for kind in ("key", "value")]
@@ -159,6 +180,7 @@ def attention_bodies(
         *[mask] * t5,
         *caches("past", "self", "past"),
         *caches("past", "cross", "encoded"),
+        *(_info(name, *SHAPES[name], dtype=TensorProto.INT32) for name in shared),
     ]
     decoder_outputs = [_info("logits", "b", 1, VOCABULARY), *caches("present", "self", "total")]
     bodies = {

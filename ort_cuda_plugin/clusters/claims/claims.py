@@ -506,9 +506,16 @@ def search_clusters(
         raise
     except Unsupported as error:
         why = error.reason
-    repetition = as_repetition(node, opsets)
-    for each in repetition.parts:
-        check(each.graph)
+    try:
+        repetition = as_repetition(node, opsets)
+        for each in repetition.parts:
+            check(each.graph)
+    except UnknownRank:
+        raise
+    except Unsupported as error:
+        if error.reason == why:
+            raise
+        raise Unsupported(error.kind, f"{error.reason}; as a loop on the device: {why}") from error
     return SearchClusters(repetition, f"the host reads a flag after each token: {why}")
 
 

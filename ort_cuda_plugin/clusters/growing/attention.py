@@ -14,7 +14,7 @@ from ...program.expressions.scalar import Scalar
 from ...program.expressions.symbolic import Dim
 from ...program.steps.tensor import Tensor
 from .body import GrowingBody, needed_input
-from .values import Growing, after_past
+from .values import PAST, BeamOfKey, Growing, Sizes, after_past
 
 _MASK_AXIS: Final = {2: 1, 3: 2}
 """Rank of a mask -> its axis of keys."""
@@ -35,8 +35,9 @@ def multi_head_attention(body: GrowingBody, node: Node) -> None:
     if past_key is None and past_value is None:
         raise Unsupported("control-flow", "its keys grow in each iteration, but are not its past_key")
     _check(body, node, caches=(past_key, past_value), axis=2, masks=(mask, bias), fixed=(0, 1, 2, 3))
-    if count is not None or indirection is not None:
-        raise Unsupported("control-flow", "its past and present share a buffer already")
+    cache = body.growing(past_key)
+    _check_buffer(body, cache is not None and cache.is_shared, count, indirection)
+    node = replace(node, inputs=node.inputs[:8])
     if len(node.outputs) > 3 and node.outputs[3] is not None:
         raise Unsupported("control-flow", "it returns attention scores")
     _lower(body, node, 8, 2, [])
@@ -44,12 +45,17 @@ def multi_head_attention(body: GrowingBody, node: Node) -> None:
 
 def decoder_masked_multi_head_attention(body: GrowingBody, node: Node) -> None:
     """DecoderMaskedMultiHeadAttention with past_key and past_value, as MultiHeadAttention of one token."""
-    query, key, value, mask, bias, past_key, past_value, *rest = _inputs(node, 11)
-    if any(each is not None for each in rest[:3]):
-        raise Unsupported("control-flow", "its past and present share a buffer already")
+    query, key, value, mask, bias, past_key, past_value, count, _, indirection, added = _inputs(node, 11)
     kept = ("num_heads", "mask_filter_value", "scale")
     attributes = {name: x for name, x in node.attributes.items() if name in kept}
-    inputs = (query, key, value, rest[3], mask, bias, past_key, past_value)
+    inputs: tuple[Value | None, ...]
+    if past_key is None and past_value is None:  # attention to the encoder
+        inputs = (query, key, value, mask, bias, None, None, None, None, None, added)
+        if any(body.special(each) is not None for each in inputs):
+            raise Unsupported("control-flow", "its keys grow in each iteration, but are not its past_key")
+        body.results(replace(node, inputs=inputs, attributes=attributes))
+        return
+    inputs = (query, key, value, added, mask, bias, past_key, past_value, count, indirection)
     multi_head_attention(
         body, replace(node, op_type="MultiHeadAttention", since_version=1, inputs=inputs, attributes=attributes)
     )
@@ -115,6 +121,16 @@ def _check(
             raise Unsupported("control-flow", "its mask does not have one column for each key")
 
 
+def _check_buffer(body: GrowingBody, is_shared: bool, count: Value | None, indirection: Value | None) -> None:
+    """Check the number of past keys and cache_indirection of a node, which it has if its past and present share."""
+    found = body.special(count)
+    counts = [] if not isinstance(found, Sizes) else found.array.reshape(-1).tolist()
+    if (counts != [PAST]) if is_shared else (count is not None):
+        raise Unsupported("control-flow", "its past_sequence_length is not the number of the decoder's past keys")
+    if indirection is not None and not isinstance(body.special(indirection), BeamOfKey):
+        raise Unsupported("control-flow", "its cache_indirection is not the decoder's")
+
+
 def _token_axes(body: GrowingBody, values: list[Value | None]) -> list[tuple[Value, int]]:
     """Return the axis of tokens of each query, key and value: the second one, or the third behind heads."""
     given = [value for value in values if value is not None and body.tensor(value).rank >= 3]
@@ -129,5 +145,6 @@ def _lower(body: GrowingBody, node: Node, index: int, axis: int, flags: list[str
     if node.outputs[0] is None:
         raise Unsupported("control-flow", "its result is not used")
     body.set(node.outputs[0], output)
+    is_shared = any((x := body.growing(value)) is not None and x.is_shared for value in node.inputs)
     for value, present in zip(named, presents, strict=True):
-        body.set(value, Growing(present, {axis: 1}))
+        body.set(value, Growing(present, {axis: 1}, is_shared=is_shared))

@@ -7,7 +7,7 @@ ones have no effect, and says which dimensions of the results grow.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol, TypeAlias
 
@@ -22,7 +22,9 @@ from ...program.lowering.host import HostArray, host_array
 from ...program.lowering.views import reshape
 from ...program.steps.containers import Operand
 from ...program.steps.tensor import Tensor
-from .values import Growing, Sizes, after_past, has_past
+from .values import BeamOfKey, Growing, Sizes, after_past, has_past
+
+Special: TypeAlias = "Growing | Sizes | BeamOfKey"
 
 
 class NodeByNode(Protocol):
@@ -41,21 +43,27 @@ class GrowingBody:
     """Lowers nodes of which some read growing tensors.
 
     ``past`` (int32 [1]) has the number of cached keys; ``capacity`` is the size of dimensions that grow. ``rules`` has
-    the rule of each operator that may read a growing tensor or sizes with PAST.
+    the rule of each operator that may read a growing tensor or sizes with PAST; ``reads_buffers`` are the operators
+    that may read a cache which past and present share.
     """
 
     def __init__(
-        self, lowering: NodeByNode, past: Tensor, capacity: Dim, rules: Mapping[tuple[str, str], Rule]
+        self,
+        lowering: NodeByNode,
+        past: Tensor,
+        capacity: Dim,
+        rules: Mapping[tuple[str, str], Rule],
+        reads_buffers: Collection[tuple[str, str]] = (),
     ) -> None:
         self.lowering, self.ctx = lowering, lowering.ctx
         self.past, self.capacity = past, capacity
-        self._rules = rules
-        self._special: dict[Value, Growing | Sizes] = {}
+        self._rules, self._reads_buffers = rules, reads_buffers
+        self._special: dict[Value, Special] = {}
         self._flags: dict[tuple[bool, int, Dim], Tensor] = {}
 
     # ---- values ----
 
-    def special(self, value: Value | None) -> Growing | Sizes | None:
+    def special(self, value: Value | None) -> Special | None:
         """Return the growing tensor or the sizes of ``value``, None for another value."""
         return None if value is None else self._special.get(value)
 
@@ -63,7 +71,7 @@ class GrowingBody:
         found = self.special(value)
         return found if isinstance(found, Growing) else None
 
-    def set(self, value: Value | None, x: Tensor | Growing | Sizes) -> None:
+    def set(self, value: Value | None, x: Tensor | Special) -> None:
         """Set ``value``. Axes of a growing tensor that its rule dropped make it an ordinary one."""
         if value is None:
             return
@@ -75,7 +83,7 @@ class GrowingBody:
             self.lowering.set(value, x.x)
             if not x.axes:
                 return
-        elif not any(map(has_past, x.array.reshape(-1))):
+        elif isinstance(x, Sizes) and not any(map(has_past, x.array.reshape(-1))):
             array = x.array
             self.lowering.set(value, self.ctx.host_tensor(array.reshape(-1).tolist(), array.shape, x.dtype))
             return
@@ -86,6 +94,10 @@ class GrowingBody:
         special = self._special.get(value)
         if isinstance(special, Sizes):
             return self.on_device(special)
+        if isinstance(special, BeamOfKey):
+            raise Unsupported(
+                "control-flow", f"it reads {value.name!r}, which only attention of com.microsoft may read"
+            )
         operand = self.lowering.operand(value)
         if not isinstance(operand, Tensor):
             raise Unsupported("control-flow", f"{value.name!r} is not a tensor")
@@ -118,6 +130,9 @@ class GrowingBody:
         rule = self._rules.get((node.domain, node.op_type))
         if rule is None:
             raise Unsupported("control-flow", "it reads a value that grows in each iteration")
+        shares = any((x := self.growing(value)) is not None and x.is_shared for value in node.inputs)
+        if shares and (node.domain, node.op_type) not in self._reads_buffers:
+            raise Unsupported("control-flow", "it reads a cache that past and present share")
         self.ctx.node = node
         rule(self, node)
 

@@ -29,7 +29,7 @@ Compute: TypeAlias = "Callable[[GrowingBody, Node, list[HostArray]], HostArray |
 
 def shape(body: GrowingBody, node: Node) -> None:
     x = body.growing(needed_input(node, 0))
-    if x is None:
+    if x is None or x.is_shared:
         body.results(node)
         return
     dims: list[Dim] = [PAST + x.axes[axis] if axis in x.axes else dim for axis, dim in enumerate(x.x.shape)]

@@ -14,6 +14,9 @@ _ELEMENTWISE: Final = (
     "Max Mean Min Mul Neg Not Or Pow Reciprocal Relu Sigmoid Sign Sin Sqrt Sub Sum Tanh Where Xor"
 )
 
+READS_BUFFERS: Final = frozenset({("", "Shape"), (_MS, "DecoderMaskedMultiHeadAttention"), (_MS, "MultiHeadAttention")})
+"""The operators that may read a cache which past and present share."""
+
 RULES: Final[Mapping[tuple[str, str], Rule]] = {
     **{("", name): tensors.broadcasting for name in _ELEMENTWISE.split()},
     **{("", f"Reduce{kind}"): tensors.reduction for kind in ("Max", "Mean", "Min", "Sum")},

@@ -29,12 +29,22 @@ class Growing:
     """A tensor whose valid part grows: along each of ``axes``, the first PAST + ``axes[axis]`` elements are valid.
 
     The size of such an axis is the capacity. The other elements are arbitrary. ``row(first)`` computes the row PAST +
-    ``first`` along axis 2 alone, if that is possible; then the whole tensor may be dead code.
+    ``first`` along axis 2 alone, if that is possible; then the whole tensor may be dead code. With ``is_shared`` the
+    model itself treats the tensor as a buffer of this capacity, which past and present share.
     """
 
     x: Tensor
     axes: Mapping[int, int]
     row: Callable[[Dim], Tensor] | None = None
+    is_shared: bool = False
+
+
+@dataclass(frozen=True)
+class BeamOfKey:
+    """The input cache_indirection of a decoder, which names the beam that holds each past key.
+
+    It has no tensor: the search moves the keys of the chosen beams instead.
+    """
 
 
 @dataclass(frozen=True)

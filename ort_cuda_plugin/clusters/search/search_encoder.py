@@ -38,14 +38,18 @@ class EncoderDecoder:
             raise InvalidModel("the decoder must have inputs for the K/V cache, got none")
         self._has_hidden = self._decoder.inputs[len(names)].name == "encoder_hidden_states"
         self._first_cache = len(names) + self._has_hidden
-        self._caches = self._decoder.inputs[self._first_cache :]
         self._num_self = len(self._decoder.outputs) - 1
-        if len(self._caches) != 2 * self._num_self or self._num_self < 2:
+        behind = self._first_cache + 2 * self._num_self
+        self._caches, self._shared = self._decoder.inputs[self._first_cache : behind], self._decoder.inputs[behind:]
+        if len(self._caches) != 2 * self._num_self or len(self._shared) not in (0, 1, 3) or self._num_self < 2:
             raise Unsupported(
                 "control-flow",
-                f"the decoder has {len(self._caches)} K/V cache inputs and {self._num_self} outputs; supported: two "
-                "inputs for each of at least two outputs, and no buffer that past and present caches share",
+                f"the decoder has {len(self._caches) + len(self._shared)} inputs from the first K/V cache on, and "
+                f"{self._num_self} caches as outputs; supported: two inputs for each of at least two outputs, then "
+                "perhaps past_sequence_length, or also beam_width and cache_indirection",
             )
+        if any(value.dtype is not DType.INT32 for value in self._shared):
+            raise InvalidModel("the decoder's inputs after its K/V caches must have the element type int32")
         if (shape := self._decoder.inputs[0].shape) is None or len(shape) != 2 or shape[1] != 1:
             raise Unsupported(
                 "control-flow",
@@ -65,6 +69,10 @@ class EncoderDecoder:
             raise InvalidModel(f"the encoder must have {len(encoder_names)} inputs, got {len(self._encoder.inputs)}")
         if len(self._encoder.outputs) != expected:
             raise InvalidModel(f"the encoder must have {expected} outputs, got {len(self._encoder.outputs)}")
+        if self._shared and not self._decodes_first:
+            raise Unsupported(
+                "control-flow", "past and present caches share buffers, and the encoder does not compute the first ones"
+            )
         if not self._decodes_first and self._has_hidden:
             raise InvalidModel(
                 "the encoder must have the output encoder_hidden_states, which the decoder reads, got none"
@@ -79,6 +87,8 @@ class EncoderDecoder:
             )
 
     def repetition(self) -> Repetition:
+        if self._shared:
+            raise Unsupported("control-flow", "past and present caches share buffers")
         kind, name, opsets = self._search, self._search.node.name, self._search.opsets
         states, nodes, made = self._first_calls()
         _, sequences, *_ = states
@@ -100,14 +110,19 @@ class EncoderDecoder:
     def loop(self) -> Graph:
         """Return the search as nodes of one cluster, whose steps are a loop on the device."""
         states, nodes, made = self._first_calls()
-        caches = DecoderInputs(self._caches[: self._num_self], key_axis=2, row_axis=0)
+        caches = DecoderInputs(self._caches[: self._num_self], key_axis=2, row_axis=0, shared=self._shared)
         return loop_graph(self._search, self._decoder, caches, nodes, made, states)
+
+    @property
+    def _fed(self) -> Sequence[Value]:
+        """Return the inputs of the decoder that are states, or stay constant."""
+        return self._decoder.inputs[: len(self._decoder.inputs) - len(self._shared)]
 
     def _first_calls(self) -> tuple[tuple[Value, ...], list[Node], list[Value]]:
         """Return the states, and the nodes up to the first choice of tokens with the values of all states after it."""
         kind = self._search
         sequences = Value("sequences", DType.INT32, ("rows", "room"))
-        states = (Value("continue", DType.BOOL, ()), sequences, *self._decoder.inputs, *kind.own_states())
+        states = (Value("continue", DType.BOOL, ()), sequences, *self._fed, *kind.own_states())
         prompt = Value("prompt", DType.INT32, ("rows", "room"))
         tokens = Value("first tokens", DType.INT32, ("prompts", "tokens"))
         mask = Value("mask of the encoder", DType.INT32, ("prompts", "encoded"))

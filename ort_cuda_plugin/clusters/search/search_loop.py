@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from ...kernels.elementwise.index_map import IndexMap, gather_map
 from ...model.ir import DType, Graph, Node, Unsupported, Value
 from ...ops import requirements as require
@@ -26,8 +28,8 @@ from ...program.lowering.elementwise import elementwise
 from ...program.steps.containers import Operand
 from ...program.steps.tensor import Tensor
 from ..growing.body import GrowingBody, NodeByNode
-from ..growing.table import RULES
-from ..growing.values import Growing
+from ..growing.table import READS_BUFFERS, RULES
+from ..growing.values import PAST, BeamOfKey, Growing, Sizes
 from ..nodes.device_loop import Iteration, LoopPlan, lower_loop
 from ..nodes.repetition import FunctionNode, part
 from .search_base import Given, Search
@@ -38,7 +40,9 @@ class DecoderInputs:
     """The inputs of a decoder after the tokens, its first input.
 
     ``caches`` [.., keys, ..] grow along ``key_axis``; ``row_axis`` is their axis of sequences. The elements of
-    ``counted`` grow by 1 in each step. ``masks`` [rows, keys] grow by a 1 in each row. All other inputs stay constant.
+    ``counted`` grow by 1 in each step. ``masks`` [rows, keys] grow by a 1 in each row. If past and present caches share
+    buffers, ``shared`` are past_sequence_length and perhaps beam_width and cache_indirection. All other inputs stay
+    constant.
     """
 
     caches: Sequence[Value]
@@ -46,6 +50,7 @@ class DecoderInputs:
     row_axis: int
     counted: Sequence[Value] = ()
     masks: Sequence[Value] = ()
+    shared: Sequence[Value] = ()
 
 
 def loop_graph(
@@ -113,7 +118,7 @@ class _Steps:
 
     def run(self, node: FunctionNode) -> list[Operand]:
         ctx, inputs = self._lowering.ctx, self._inputs
-        carried = {*self._decoder.inputs[:1], *inputs.caches, *inputs.counted, *inputs.masks}
+        carried = {*self._decoder.inputs[:1], *inputs.caches, *inputs.counted, *inputs.masks, *inputs.shared}
         for value in self._decoder.inputs:
             if value not in carried:
                 self._lowering.set(value, self._known[value])
@@ -147,14 +152,15 @@ class _Steps:
         counted, others = others[: len(inputs.counted)], others[len(inputs.counted) :]
         caches, own = others[: len(inputs.caches)], others[len(inputs.caches) :]
         past = self._keys(ctx, iteration.number, 0)
-        body = GrowingBody(self._lowering, past, self._capacity, RULES)
+        body = GrowingBody(self._lowering, past, self._capacity, RULES, READS_BUFFERS)
         body.set(self._decoder.inputs[0], tokens)
         for value, x in zip(inputs.counted, counted, strict=True):
             body.set(value, x)
         for value, x in zip(inputs.masks, self._masks, strict=True):
             body.set(value, Growing(x, {1: 1}))
         for value, x in zip(inputs.caches, caches, strict=True):
-            body.set(value, Growing(x, {inputs.key_axis: 0}))
+            body.set(value, Growing(x, {inputs.key_axis: 0}, is_shared=bool(inputs.shared)))
+        self._set_shared(body)
         for each in self._decoder.nodes:
             body.lower(each)
         ctx.node = self._node
@@ -166,6 +172,15 @@ class _Steps:
             presents = [search.chosen_rows(ctx, x, inputs.row_axis, made.rows) for x in presents]
         later = [elementwise(ctx, lambda x: x + 1, x) for x in counted]
         return made.goes_on, [made.sequences, made.tokens, *later, *presents, *made.own], ()
+
+    def _set_shared(self, body: GrowingBody) -> None:
+        """Set the inputs of a decoder whose past and present share buffers."""
+        ctx, beams = body.ctx, self._kind.beams(body.ctx, self._given)
+        count = np.empty(1, dtype=object)
+        count[0] = PAST
+        fed = (Sizes(count, DType.INT32), ctx.host_tensor([beams], (1,), DType.INT32), BeamOfKey())
+        for index, value in enumerate(self._inputs.shared):
+            body.set(value, fed[index])
 
     def _keys(self, ctx: Lowering, number: Tensor, extra: int) -> Tensor:
         """Return the number of cached keys in iteration ``number``, plus ``extra``, int32 [1] on the device."""
