@@ -80,6 +80,11 @@ class GrowingBody:
             self.lowering.set(value, x)
             return
         if isinstance(x, Growing):
+            if not all(-1 <= extra <= 1 for extra in x.axes.values()):
+                extras = sorted(x.axes.values())
+                raise Unsupported(
+                    "control-flow", f"its result has {extras} more elements than cached keys; supported: -1 to 1"
+                )
             self.lowering.set(value, x.x)
             if not x.axes:
                 return
@@ -144,7 +149,7 @@ class GrowingBody:
         given: list[Value | None] = list(node.inputs)
         replaced = dict(inputs or {})
         for index, value in enumerate(given):
-            if index not in replaced and value is not None and isinstance(self.special(value), Sizes):
+            if index not in replaced and value is not None and isinstance(self.special(value), Sizes | BeamOfKey):
                 replaced[index] = self.tensor(value)
         for index, x in replaced.items():
             given += [None] * (index + 1 - len(given))

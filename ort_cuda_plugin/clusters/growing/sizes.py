@@ -49,7 +49,7 @@ def arithmetic(body: GrowingBody, node: Node) -> bool:
     known = [array for array in arrays if array is not None]
     try:
         result = compute(body, node, known) if len(known) == len(arrays) else None
-    except ValueError as error:
+    except (IndexError, ValueError) as error:
         raise InvalidModel(f"its inputs have the shapes {[array.shape for array in known]}: {error}") from error
     if result is None or not all(abs(number) < _LARGEST for dim in result.reshape(-1) for number in _numbers(dim)):
         return False
@@ -70,7 +70,7 @@ def range_of_sizes(body: GrowingBody, node: Node) -> None:
         raise Unsupported("control-flow", "its number of elements grows, and its step is not 1")
     count: Dim = limit - start
     first, extra = after_past(start), after_past(limit)
-    if not has_past(count) and first is not None:
+    if first is not None and isinstance(count, int) and count > 0:
 
         def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
             return s.cast(body.number(maps) + maps.dim(first) + c[0], dtype)

@@ -156,7 +156,7 @@ def _slice_axis(
     elif not has_past(start) and not has_past(end):
         return slice_axis(body.ctx, x, axis, start, end)
     first, count = after_past(start), end - start
-    if first is None or has_past(count):
+    if first is None or not isinstance(count, int) or count < 1 or (isinstance(first, int) and first < -1):
         raise Unsupported("control-flow", f"its part from {start!r} to {end!r} is neither of fixed size nor the whole")
     if axis not in axes:
         _require_rows(body, x.shape[axis], first + count)

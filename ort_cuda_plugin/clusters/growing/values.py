@@ -28,6 +28,8 @@ _ATOM: Final = PAST.terms[0][0][0]
 class Growing:
     """A tensor whose valid part grows: along each of ``axes``, the first PAST + ``axes[axis]`` elements are valid.
 
+    ``axes[axis]`` is from -1 to 1: there is at least one key, and a buffer has an element for the new key.
+
     The size of such an axis is the capacity. The other elements are arbitrary. ``row(first)`` computes the row PAST +
     ``first`` along axis 2 alone, if that is possible; then the whole tensor may be dead code. With ``is_shared`` the
     model itself treats the tensor as a buffer of this capacity, which past and present share.
