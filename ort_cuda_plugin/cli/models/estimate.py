@@ -136,7 +136,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
         known = gather.with_shapes(model, gather.input_shapes(model, shapes))
         lines = [accuracy.error_text(), *summary(found)]
-        text = page(arguments.model, found, lines, onnx_graph(known, found.elsewhere))
+        text = page(path.stem, found, lines, onnx_graph(known, found.elsewhere))
         arguments.html.write_text(text, encoding="utf-8")
     return ExitCode.OK
 
@@ -252,7 +252,7 @@ def summary(found: Estimate) -> list[str]:
     """Return lines of text about the estimate of the whole Run."""
     lines = [
         f"A Run takes {accuracy.range_text(accuracy.run_range(found.seconds), 0)} us and moves"
-        f" {found.dram / 1e6:.1f} MB of memory."
+        f" {found.dram / 1e6:.1f} MB between device memory and the L2 cache."
         f" Steps: {len(found.steps)}.",
         f"The roofline of the model is {_microseconds(found.roofline)}: {found.compulsory / 1e6:.1f} MB of inputs,"
         f" weights and outputs, {found.flops / 1e9:.2f} GFLOP.{_times(found.roofline, found.ratio)}",
