@@ -358,13 +358,14 @@ def _box_data(box: _Drawn, bounds: tuple[int, int, int, int]) -> dict[str, Any]:
 
 
 def short_type(text: str) -> str:
-    """Return ``f32 1x64x55x55`` for the type ``FLOAT32[1, 64, 55, 55]``."""
+    """Return ``f32 1 x 64`` for the type ``FLOAT32[1, 64]``, with multiplication signs and without spaces."""
     name, bracket, sizes = text.partition("[")
     if not bracket:
         return text.lower()
     name = {"FLOAT": "FLOAT32", "DOUBLE": "FLOAT64"}.get(name, name)  # ONNX's names
     short = name.lower().replace("bfloat", "bf").replace("float", "f").replace("uint", "u").replace("int", "i")
-    return f"{short} {sizes.removesuffix(']').replace(', ', 'x') or 'scalar'}"
+    product = sizes.removesuffix("]").replace(", ", "\N{MULTIPLICATION SIGN}")
+    return f"{short} {product or 'scalar'}"
 
 
 def _chained(nodes: Sequence[GraphNode], group: Mapping[int, Hashable]) -> dict[int, Hashable]:

@@ -100,7 +100,7 @@ def test_views_have_no_box_among_the_steps_and_their_readers_are_joined_to_their
     assert joined["step-1", "step-2"][4:] == [["b"], 0]
     assert joined["cluster-0", "node other"][4:] == [["y"], 1]
     assert [box["l"][0] for box in graph["views"]["nodes"]["boxes"] if box["s"] == "free"] == ["Reshape"]
-    assert [box["l"][2] for box in boxes if box.get("st") == 1] == ["f32 1x8"]
+    assert [box["l"][2] for box in boxes if box.get("st") == 1] == ["f32 1\N{MULTIPLICATION SIGN}8"]
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_the_most_expensive_operator_decides_the_colour(step: str, op_types: lis
 
 
 def test_types_are_short_in_boxes() -> None:
-    assert short_type("FLOAT32[1, 64, n, ?]") == "f32 1x64xnx?"
+    assert short_type("FLOAT32[1, 64, n, ?]") == "f32 1\N{MULTIPLICATION SIGN}64\N{MULTIPLICATION SIGN}n\N{MULTIPLICATION SIGN}?"
     assert short_type("BFLOAT16[]") == "bf16 scalar"
     assert short_type("UINT8[2]") == "u8 2"
     assert short_type("FLOAT[2]") == "f32 2"
