@@ -77,6 +77,7 @@ def test_run_prints_a_table(capsys: pytest.CaptureFixture[str], add_model: str) 
     assert main(["run", add_model, "--device", "emulated", "--runs", "1", "--dim", "n=3"]) == ExitCode.OK
     printed = capsys.readouterr().out
     assert "1 of 1" in printed
+    assert "a 3x4, b 3x4" in printed
     assert "largest error" in printed
 
 

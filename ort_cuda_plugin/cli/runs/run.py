@@ -76,12 +76,13 @@ class RunReport:
 
     `graph_fallbacks` counts by reason how often a cluster of a warm Run did not use a CUDA graph. `error` is
     max|a-b|/max|b| over the compared outputs, a of the plugin and b of the CPU provider. If the CPU provider cannot run
-    the model, `error` is None and `not_compared` has the reason.
+    the model, `error` is None and `not_compared` has the reason. `inputs` has the shape of each input.
     """
 
     model: str
     device: str
     emulated: bool
+    inputs: dict[str, tuple[int, ...]]
     nodes: int
     nodes_on_ep: int
     launches: int
@@ -164,6 +165,7 @@ def measure(path: Path, emulate: bool, arguments: argparse.Namespace, console: C
         model=path.stem,
         device=_device_name(emulate),
         emulated=emulate,
+        inputs={name: np.shape(values) for name, values in feeds.items()},
         nodes=sum(len(part.get_nodes()) for part in assignment),
         nodes_on_ep=on_ep,
         launches=(after["launches"] - steady["launches"]) // runs,
@@ -203,6 +205,7 @@ def print_table(report: RunReport) -> None:
     median = "-" if report.median_run is None else f"{report.median_run * 1e3:.2f} ms"
     rows: list[tuple[str, Any]] = [
         ("device", report.device),
+        ("inputs", _inputs(report)),
         ("nodes on the EP", f"{report.nodes_on_ep} of {report.nodes}"),
         ("launches per run", report.launches),
         ("library calls per run", report.library_calls),
@@ -219,6 +222,11 @@ def print_table(report: RunReport) -> None:
     for name, value in rows:
         table.add_row(name, str(value))
     output_console().print(table)
+
+
+def _inputs(report: RunReport) -> str:
+    """Return the inputs with their shapes, as "x 1x3x8x8, y scalar"."""
+    return ", ".join(f"{name} {'x'.join(map(str, shape)) or 'scalar'}" for name, shape in report.inputs.items())
 
 
 def _fallbacks(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
