@@ -198,6 +198,7 @@ def test_a_long_compilation_is_in_the_log_unless_a_command_says_so(
     level: int,
 ) -> None:
     monkeypatch.setattr(kernel_library, "seconds_to_mention", seconds)
+    monkeypatch.setattr(kernel_library, "_unmentioned", kernel_library._Unmentioned())
     spec = KernelSpec("add_one", ("*f32",), "def kernel(x):\n    x[0] = x[0] + float32(1)\n")
     with caplog.at_level(logging.INFO, "ort_cuda_plugin"):
         library = kernel_library.KernelLibrary(KernelCache(tmp_path), lambda name, by: None)
@@ -209,6 +210,14 @@ def test_a_long_compilation_is_in_the_log_unless_a_command_says_so(
         f"compiling 1 kernels, about 0 s on one core; they are stored in {tmp_path} for later processes"
     )
     assert last.getMessage().startswith("compiled 1 kernels in ")
+
+
+def test_short_compilations_add_up_to_a_warning() -> None:
+    unmentioned = kernel_library._Unmentioned()
+    first, second, third = (unmentioned.mention(7, 0.4 * kernel_library.seconds_to_mention) for _ in range(3))
+    assert [first, second] == [(False, ""), (False, ", after 7 kernels that took about 2 s")]
+    assert third == (True, ", after 14 kernels that took about 3 s")
+    assert unmentioned.mention(1, 0.0) == (False, "")
 
 
 # ---- without the packages of an extra ----

@@ -46,8 +46,30 @@ first, and may share its core.
 look_seconds = 1.0
 """Seconds between checks whether a helper has finished."""
 seconds_to_mention = 4.0
-"""Expected seconds of compilation from which on a warning is logged, so that a waiting user knows the reason."""
+"""Expected seconds of compilation from which on a warning is logged, so that a waiting user knows the reason. The
+seconds of smaller compilations add up in a process until they are mentioned.
+"""
 logger = logging.getLogger("ort_cuda_plugin")
+
+
+class _Unmentioned:
+    """The kernels of a process whose compilation no warning has mentioned yet. Thread safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kernels, self._seconds = 0, 0.0
+
+    def mention(self, kernels: int, seconds: float) -> tuple[bool, str]:
+        """Add a compilation. Return whether to warn now, and a text about the earlier ones that is "" without any."""
+        with self._lock:
+            earlier = f", after {self._kernels} kernels that took about {self._seconds:.0f} s" if self._kernels else ""
+            is_news = self._seconds + seconds >= seconds_to_mention
+            self._kernels = 0 if is_news else self._kernels + kernels
+            self._seconds = 0.0 if is_news else self._seconds + seconds
+            return is_news, earlier
+
+
+_unmentioned = _Unmentioned()
 
 
 def count_kernels(name: str, by: int) -> None:
@@ -287,12 +309,13 @@ def compile_many(jobs: Sequence[Job], done: Done, cache: KernelCache, *, is_told
     and its ``done`` is called.
     """
     compilation = Compilation(jobs, done, cache)
-    is_news = compilation.seconds >= seconds_to_mention and not is_told
+    is_news, earlier = (False, "") if is_told else _unmentioned.mention(len(jobs), compilation.seconds)
     logger.log(
         logging.WARNING if is_news else logging.INFO,
-        "compiling %d kernels, about %.0f s on one core; %s",
+        "compiling %d kernels, about %.0f s on one core%s; %s",
         len(jobs),
         compilation.seconds,
+        earlier,
         f"they are stored in {cache.folder} for later processes"
         if cache.writable
         else "they are not stored, because no kernel cache can be written",
