@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from ort_cuda_plugin.compiler.caches.cache_folder import CacheFolder, cache_folder
+from ort_cuda_plugin.compiler.caches.cache_folder import CacheFolder, cache_folder, logger
 from ort_cuda_plugin.compiler.kernel import KernelSpec
 from ort_cuda_plugin.compiler.targets import KernelImage, Target
 from ort_cuda_plugin.compiler.toolchain import (
@@ -55,6 +55,13 @@ class KernelCache(CacheFolder):
         super().__init__(cache_folder() if folder is None else folder, max_bytes)
         self.noted: set[Tools] = set()
         self.foreign: dict[bool, list[Tools]] | None = None
+
+    def tell_damaged(self, key: str) -> None:
+        """Log that an entry is damaged: as a warning if this process cannot compile kernels for any device."""
+        if any(is_complete(installed_tools(emulated)) for emulated in (True, False)):
+            super().tell_damaged(key)
+        else:
+            logger.warning("%s entry %s is damaged, and the compiler is not installed", self.name, self.path(key))
 
     def load(self, key: str, target: Target) -> KernelImage | None:
         """Return the compiled kernel with ``key``; None if there is no entry, or if it is damaged."""

@@ -21,6 +21,7 @@ from isolated import python
 from kernel_launch import kernel
 from ort_cuda_plugin.compiler.cache import KernelCache, decode, decode_texts
 from ort_cuda_plugin.compiler.caches.cache_folder import cache_folder
+from ort_cuda_plugin.compiler.caches.quarantine_cache import QuarantineCache
 from ort_cuda_plugin.compiler.library import kernel_library
 from ort_cuda_plugin.compiler.library.kernel_library import read_manifest
 from ort_cuda_plugin.compiler.toolchain import kernel_key
@@ -54,7 +55,9 @@ def test_a_user_without_a_home_folder_does_without(
     monkeypatch.setattr("pwd.getpwuid", unknown)
     monkeypatch.chdir(tmp_path)
     with caplog.at_level(logging.WARNING):
-        cache = KernelCache()
+        cache, quarantine = KernelCache(), QuarantineCache()
+        assert not quarantine.load("a device", "kernels")  # a folder that cannot be there has no entry to lose
+        assert not caplog.records
         cache.store("key", image(10))
     assert cache.load("key", emulated) is None
     assert [record.getMessage().split(". ")[0] for record in caplog.records] == [

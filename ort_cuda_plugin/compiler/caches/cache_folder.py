@@ -36,7 +36,7 @@ def cache_folder() -> Path:
 def open_folder(folder: Path) -> TrustedFolder:
     """Open the folder, and create it if it is missing. Raises Untrusted, with the reason, if it cannot be used."""
     if folder.parts[:1] == ("~",):
-        raise Untrusted("this user has no home folder")
+        raise Absent("this user has no home folder")
     try:
         return TrustedFolder(folder)
     except Untrusted:
@@ -48,6 +48,7 @@ def open_folder(folder: Path) -> TrustedFolder:
 class CacheFolder:
     """Entries by key in one folder. If the folder is unusable, a warning is logged once, and the cache stays empty.
 
+    A folder that does not exist and cannot be created holds nothing: the warning comes when an entry is needed first.
     ``max_bytes`` limits the sum of the entries' sizes: the least recently used entries are removed. A subclass defines
     its entries by ``name``, ``suffix``, ``magic`` and ``max_entry_bytes``. Warnings contain ``consequence`` (what is
     lost without the folder) and ``remedy`` (what happens instead of using a damaged entry). Entries of a read-only
@@ -67,12 +68,14 @@ class CacheFolder:
         self.writes = 0
         self.opened: TrustedFolder | None = None
         self.problem = ""
+        self._is_untold = False
         try:
             self.opened = open_folder(folder)
+        except Absent as problem:
+            self.problem = str(problem)
+            self._is_untold = True
         except Untrusted as problem:
-            # A read-only cache, as in a container's image, may lack a subfolder on purpose, so do not warn then.
-            left_out = isinstance(problem, Absent) and folder.parent == cache_folder() and folder.parent.is_dir()
-            self.disable(str(problem), logging.INFO if left_out else logging.WARNING)
+            self.disable(str(problem))
 
     @property
     def usable(self) -> bool:
@@ -84,18 +87,29 @@ class CacheFolder:
         """Return whether entries can be written."""
         return self.usable and self.opened is not None and self.opened.is_writable
 
-    def disable(self, problem: str, level: int = logging.WARNING) -> None:
+    def disable(self, problem: str) -> None:
         if self.usable:
-            logger.log(
-                level,
-                "%s %s is not used: %s. %s; set %s to another folder.",
-                self.name,
-                self.folder,
-                problem,
-                self.consequence,
-                CACHE_DIR_VARIABLE,
-            )
+            self._log_problem(problem, logging.WARNING)
             self.problem = problem
+
+    def _need_entry(self) -> None:
+        """Warn, once, that the folder is absent, because an entry is needed now."""
+        if self._is_untold:
+            self._is_untold = False
+            # A read-only cache, as in a container's image, may lack a subfolder on purpose, so do not warn then.
+            is_left_out = self.folder.parent == cache_folder() and self.folder.parent.is_dir()
+            self._log_problem(self.problem, logging.INFO if is_left_out else logging.WARNING)
+
+    def _log_problem(self, problem: str, level: int) -> None:
+        logger.log(
+            level,
+            "%s %s is not used: %s. %s; set %s to another folder.",
+            self.name,
+            self.folder,
+            problem,
+            self.consequence,
+            CACHE_DIR_VARIABLE,
+        )
 
     def file_name(self, key: str) -> str:
         return f"{key}{self.suffix}"
@@ -105,13 +119,18 @@ class CacheFolder:
 
     def read(self, key: str) -> bytes | None:
         """Return the contents of the entry; None if it is missing, damaged, or perhaps another user's."""
+        self._need_entry()
         data = self.read_file(self.file_name(key))
         if data is None:
             return None
         body = self._body(data)
         if body is None:
-            logger.info("%s entry %s is damaged; %s", self.name, self.path(key), self.remedy)
+            self.tell_damaged(key)
         return body
+
+    def tell_damaged(self, key: str) -> None:
+        """Log that an entry is damaged."""
+        logger.info("%s entry %s is damaged; %s", self.name, self.path(key), self.remedy)
 
     def _body(self, data: bytes) -> bytes | None:
         start = len(self.magic) + 32
@@ -132,6 +151,7 @@ class CacheFolder:
 
     def write(self, key: str, body: bytes) -> None:
         """Write an entry atomically: a reader sees either all of it or nothing."""
+        self._need_entry()
         data = self.magic + hashlib.sha256(body).digest() + body
         if not self.write_file(self.file_name(key), data):
             return
