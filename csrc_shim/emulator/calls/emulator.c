@@ -220,10 +220,11 @@ static CUresult start_locked(void) {
     munmap(contents, emu.bytes);
   if (pinned)
     munmap(pinned, PINNED_BYTES);
-  return emu_fail(CUDA_ERROR_OUT_OF_MEMORY,
-                  "the system does not give %llu bytes of address space for emulated devices; " ENVIRONMENT
-                  "_MEMORY sets their size",
-                  (unsigned long long)emu.bytes);
+  return emu_fail(
+      CUDA_ERROR_OUT_OF_MEMORY,
+      "the system does not give %llu bytes of address space for emulated devices: up to 4 times " ENVIRONMENT
+      "_MEMORY for each device, and 16 GiB. Raise `ulimit -v`, or set the variable to less",
+      (unsigned long long)(2 * emu.bytes + PINNED_BYTES));
 }
 
 CUresult emu_start(void) {
