@@ -64,8 +64,9 @@ static int refuse_to_replace(ocp_identity identity, ocp_error *error) {
   for (int i = 0; i < count; i++)
     if (strcmp(names[i], ocp_ep_names[identity]) == 0)
       ocp_fail(error, ORT_INVALID_ARGUMENT,
-               "this ONNX Runtime has a %s of its own: register the plugin under its own name, %s, or use a wheel "
-               "without CUDA (onnxruntime)",
+               "this ONNX Runtime has a %s of its own. Replace the wheel onnxruntime-gpu by onnxruntime, or use the "
+               "plugin under its own name, %s (without as_ and ORT_CUDA_PLUGIN_AS; ort-cuda-plugin with in place of "
+               "exec)",
                names[i], OCP_EP_NAME);
   if ((status = ocp_api->ReleaseAvailableProviders(names, count)))
     ocp_api->ReleaseStatus(status);

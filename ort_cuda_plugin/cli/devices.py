@@ -12,14 +12,18 @@ from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 DEVICES = ("auto", "cuda", "emulated")
 
 
-def add_device_argument(parser: argparse.ArgumentParser, default: str = "auto") -> None:
+def add_device_argument(
+    parser: argparse.ArgumentParser,
+    default: str | None = "auto",
+    help_text: str = "auto: a GPU if the machine has one, else the emulated device",
+) -> None:
     """Add ``--device`` and its short form ``--emulate``."""
     group = parser.add_mutually_exclusive_group()
     group.add_argument(
         "--device",
         choices=DEVICES,
         default=default,
-        help="auto: a GPU if the machine has one, else the emulated device",
+        help=help_text,
     )
     add_emulate_argument(group)
 

@@ -62,6 +62,13 @@ def runtime_findings(machine: Machine, imported_version: str, why: str) -> Itera
         yield problem(subject, f"{imported_version or 'no version'} is too old", mend[0], *mend)
         return
     yield ok(subject, named or imported_version)
+    if found and found[0] == "onnxruntime-gpu":
+        yield note(
+            subject,
+            "onnxruntime-gpu has a CUDAExecutionProvider of its own: `ort-cuda-plugin exec` and the name "
+            "CUDAExecutionProvider need the wheel onnxruntime",
+            "use the plugin under its own name, CudaPluginExecutionProvider, or replace the wheel by onnxruntime",
+        )
 
 
 def _with_runtime(machine: Machine) -> str:

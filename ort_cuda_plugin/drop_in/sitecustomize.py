@@ -42,7 +42,7 @@ class _RegisteringLoader(Loader):
         try:
             _offer(module)
         except Exception as error:
-            print(f"ort-cuda-plugin exec: {type(error).__name__}: {error}", file=sys.stderr)
+            print(f"ort-cuda-plugin {_command()}: {type(error).__name__}: {error}", file=sys.stderr)
 
 
 class _Finder:
@@ -64,17 +64,27 @@ class _Finder:
         return spec
 
 
+def _command() -> str:
+    """Return the command that started the program. The plugin's constants may be what cannot be imported."""
+    return "with" if os.environ.get("ORT_CUDA_PLUGIN_AS") == "CudaPluginExecutionProvider" else "exec"
+
+
 def _offer(onnxruntime: ModuleType) -> None:
     """Register the plugin, and make onnxruntime describe itself as the wheel with CUDA."""
     import ort_cuda_plugin
-    from ort_cuda_plugin.ep.device.identity import AS_VARIABLE, Identity, default_identity
+    from ort_cuda_plugin.ep.device.identity import default_identity
     from ort_cuda_plugin.sessions.exit_report import report_at_exit
-    from ort_cuda_plugin.sessions.observation import observe, refuse_fallback
+    from ort_cuda_plugin.sessions.observation import observe, refuse_fallback, registration_failed
 
     observe(onnxruntime)
-    report_at_exit("with" if os.environ.get(AS_VARIABLE) == Identity.OWN.ep_name else "exec")
-    if not ort_cuda_plugin.register():
-        print("ort-cuda-plugin exec: no CUDA device; onnxruntime uses the CPU", file=sys.stderr)
+    report_at_exit(_command())
+    try:
+        devices = ort_cuda_plugin.register()
+    except Exception as error:
+        registration_failed(str(error))
+        raise
+    if not devices:
+        print(f"ort-cuda-plugin {_command()}: no CUDA device; onnxruntime uses the CPU", file=sys.stderr)
         return
     refuse_fallback(default_identity())
     priority: list[str] = onnxruntime.get_all_providers()

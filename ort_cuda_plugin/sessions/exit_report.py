@@ -48,7 +48,8 @@ def _write(command: str, history: Sequence[Outcome]) -> None:
 
 def report(command: str, pid: int, history: Sequence[Outcome]) -> Iterator[str]:
     """Yield the lines of the report. Equal sessions share a line."""
-    yield f"ort-cuda-plugin {command}: process {pid} created {_count(len(history), 'session')}"
+    created = sum(bool(outcome.providers) for outcome in history)
+    yield f"ort-cuda-plugin {command}: process {pid} created {_count(created, 'session')}"
     texts = Counter("\n".join(map(one_line, _lines(outcome))) for outcome in history)
     for text, count in texts.items():
         first, *rest = text.splitlines()
@@ -58,6 +59,9 @@ def report(command: str, pid: int, history: Sequence[Outcome]) -> Iterator[str]:
 
 def _lines(outcome: Outcome) -> Iterator[str]:
     named = f"asked for {', '.join(outcome.asked)}" if outcome.asked else "named no provider"
+    if not outcome.providers:
+        yield f"{outcome.subject}: {named}; the session could not be created: {outcome.failure}"
+        return
     if not outcome.own:
         runs = f"all nodes ran on {', '.join(outcome.providers)}"
         if outcome.failure:
@@ -71,7 +75,8 @@ def _lines(outcome: Outcome) -> Iterator[str]:
     claimed = len(outcome.verdicts) - len(declined)
     total = _count(len(outcome.verdicts), "node")
     rest = f", {len(declined)} on {outcome.other}" if declined else ""
-    yield f"{outcome.subject}: {named}; {claimed} of {total} ran on {outcome.own}{rest}"
+    devices = f" ({', '.join(outcome.devices)})" if outcome.devices else ""
+    yield f"{outcome.subject}: {named}; {claimed} of {total} ran on {outcome.own}{devices}{rest}"
     if outcome.failure:
         yield outcome.failure
     groups = Counter((each.op_type, each.reason) for each in declined).most_common()

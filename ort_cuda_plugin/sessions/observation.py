@@ -36,6 +36,7 @@ _MOST_KEPT = 1000
 _without_fallback: set[Identity] = set()
 _outcomes: weakref.WeakKeyDictionary[Any, Outcome] = weakref.WeakKeyDictionary()
 _history: list[Outcome] | None = None
+_registration_error = ""
 
 
 def refuse_fallback(identity: Identity) -> None:
@@ -54,6 +55,12 @@ def restore_fallback() -> None:
 def outcome_of(session: Any) -> Outcome | None:
     """Return the recorded outcome of a session; None if the session was created before `observe`."""
     return _outcomes.get(session)
+
+
+def registration_failed(error: str) -> None:
+    """Name this error as the reason why sessions do not have the plugin's provider."""
+    global _registration_error
+    _registration_error = error
 
 
 def keep_history() -> list[Outcome]:
@@ -85,7 +92,11 @@ def observe(onnxruntime: ModuleType) -> None:
         if any(is_our_name(name) and identity_named(name, "providers") in _without_fallback for name in names):
             kwargs.setdefault("enable_fallback", 0)
         with current_session.created():
-            init(self, path_or_bytes, sess_options, providers, provider_options, **kwargs)
+            try:
+                init(self, path_or_bytes, sess_options, providers, provider_options, **kwargs)
+            except Exception as error:
+                _record_failure(_described(path_or_bytes), names, str(error))
+                raise
             _record(self, _described(path_or_bytes), names, _device_ids(providers, provider_options), "")
 
     @functools.wraps(set_providers)
@@ -116,6 +127,12 @@ def _record(session: Any, model: str, asked: tuple[str, ...], device_ids: dict[s
         logger.debug("%s: cannot record where the nodes of the session run", model, exc_info=failure)
 
 
+def _record_failure(model: str, asked: tuple[str, ...], error: str) -> None:
+    """Add a session that could not be created to the history."""
+    if _history is not None and len(_history) < _MOST_KEPT:
+        _history.append(Outcome(model, _caller()[0], asked, (), "", (), error))
+
+
 def _outcome(
     providers: tuple[str, ...],
     model: str,
@@ -127,7 +144,8 @@ def _outcome(
     provider, record = current_session.provider(), current_session.record()
     own = "" if provider is None else provider.session.identity.ep_name
     if own in providers:
-        return Outcome(model, caller, asked, providers, own, record.verdicts, provider.failure)
+        devices = tuple(dict.fromkeys(device.info.name for device in provider.session.devices.all))
+        return Outcome(model, caller, asked, providers, own, record.verdicts, provider.failure, devices)
     wanted = [name for name in asked if is_our_name(name)]
     failure = ""
     if not any(name in providers for name in wanted):  # onnxruntime-gpu has a CUDAExecutionProvider of its own
@@ -150,6 +168,8 @@ def _why_missing(name: str, device_ids: dict[str, str]) -> str:
     """Explain why a session that names the provider ``name`` does not have it."""
     identity = identity_named(name, "providers")
     known = [each for each in registrations() if each.identity is identity]
+    if not known and _registration_error:
+        return f"the plugin could not be registered: {_registration_error}"
     if not known:
         argument = "" if identity is Identity.OWN else f"as_={name!r}"
         return f"no provider of this name is available. Call ort_cuda_plugin.register({argument}) first"

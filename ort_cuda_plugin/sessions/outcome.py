@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..clusters.claims.claims import NodeVerdict
 
@@ -19,10 +20,14 @@ class Outcome:
         model: the path of the model, or its size if the application passed the bytes.
         caller: file and line of the application, as "app.py:12"; "" if unknown.
         asked: the names of providers that the application passed; empty if it passed none.
-        providers: the names of the session's providers, in the order of their priority.
+        providers: the names of the session's providers, in the order of their priority; empty if the session could not
+            be created.
         own: the name of the plugin's provider, or "" if the session does not have it.
         verdicts: the plugin's verdicts; empty without the provider.
-        failure: why the session does not have the plugin's provider, or why it could not claim nodes; else "".
+        failure: why the session could not be created, why it does not have the plugin's provider, or why the provider
+            could not claim nodes; else "".
+        devices: the names of the devices of the plugin's provider.
+        pid: the process that created the session.
     """
 
     model: str
@@ -32,6 +37,8 @@ class Outcome:
     own: str
     verdicts: Sequence[NodeVerdict]
     failure: str
+    devices: tuple[str, ...] = ()
+    pid: int = field(default_factory=os.getpid)
 
     @property
     def subject(self) -> str:

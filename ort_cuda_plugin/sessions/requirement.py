@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -52,8 +53,8 @@ def require(
         allow: operators (as "NonMaxSuppression") and names of nodes that may run on another provider.
 
     Raises:
-        PlacementError: the session does not have the plugin's provider, or a node that must run on the plugin does not;
-            the message has the reasons.
+        PlacementError: the session does not have the plugin's provider, a node that must run on the plugin does not,
+            or this process was forked after the session was created; the message has the reasons.
         TypeError: ``session`` is not an ``InferenceSession``.
         ValueError: ``nodes`` is neither "all" nor "any".
 
@@ -71,6 +72,11 @@ def require(
         raise PlacementError(
             f"{outcome.subject}: the session runs on {', '.join(outcome.providers)}, not on {get_ep_name()}: "
             f"{outcome.failure or _not_asked(outcome)}"
+        )
+    if outcome.pid != os.getpid():
+        raise PlacementError(
+            f"{outcome.subject}: process {outcome.pid} created the session, and this process was forked from it. CUDA "
+            "does not work in such a process: create the session after the fork, or start processes by spawn"
         )
     if outcome.is_fallback:
         raise PlacementError(f"{outcome.subject}: no node runs on {outcome.own}: {outcome.why()}", outcome.declined())

@@ -47,7 +47,7 @@ child = os.fork()
 if child == 0:
     plugin.trim()
     for attempt in (lambda: run(session), lambda: plugin.session(model, emulate=True), plugin.memory_stats,
-                    lambda: plugin.set_limit(0, 1 << 20)):
+                    lambda: plugin.set_limit(0, 1 << 20), lambda: plugin.require(session)):
         try:
             attempt()
         except Exception as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -301,11 +302,14 @@ def test_a_version_that_asks_no_plugin_for_that_name_is_warned_of() -> None:
 
 
 def executed(
-    *arguments: str, env: dict[str, str] | None = None, command: str = "exec"
+    *arguments: str,
+    env: dict[str, str] | None = None,
+    command: str = "exec",
+    device: Sequence[str] = ("--emulate",),
 ) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(ROOT), (env or {}).get("PYTHONPATH", "")])
     return subprocess.run(
-        [sys.executable, "-m", "ort_cuda_plugin", command, "--device", "emulated", "--", *arguments],
+        [sys.executable, "-m", "ort_cuda_plugin", command, *device, "--", *arguments],
         cwd=ROOT,
         env={**os.environ, **NO_GPU, **(env or {}), "PYTHONPATH": path},
         capture_output=True,
@@ -342,7 +346,7 @@ def test_exec_gives_a_program_and_its_children_the_provider(tmp_path: Path) -> N
     (tmp_path / "app.py").write_text(APPLICATION)
     done = executed(sys.executable, "-W", "error", str(tmp_path / "app.py"), str(tmp_path / "add.onnx"))
     assert (done.returncode, done.stdout) == (0, "16.0 16.0\n"), done.stderr
-    assert "; 1 of 1 node ran on CUDAExecutionProvider\n" in done.stderr
+    assert "; 1 of 1 node ran on CUDAExecutionProvider (Emulated CUDA device)\n" in done.stderr
 
 
 def test_with_gives_a_program_the_provider_under_its_own_name(tmp_path: Path) -> None:
@@ -376,6 +380,17 @@ def test_exec_leaves_other_programs_as_they_are(tmp_path: Path) -> None:
     assert executed(sys.executable, "-c", "raise SystemExit(7)").returncode == 7
 
 
+def test_exec_uses_the_emulated_device_only_if_asked() -> None:
+    program = (sys.executable, "-c", "import os; print(os.environ['ORT_CUDA_PLUGIN_EMULATE'])")
+    refused = executed(*program, device=())
+    assert (refused.returncode, refused.stdout) == (3, "")
+    assert "no CUDA device" in refused.stderr
+    assert "To use the emulated device, add --emulate" in refused.stderr
+    for device, value in ((("--device", "auto"), "0"), (("--emulate",), "0"), ((), "1")):
+        done = executed(*program, device=device, env={"ORT_CUDA_PLUGIN_EMULATE": value})
+        assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+
+
 def test_exec_says_what_is_missing() -> None:
     done = executed()
     assert done.returncode == 2
@@ -389,8 +404,11 @@ def test_a_program_whose_registration_fails_goes_on_and_says_so() -> None:
     done = executed(
         sys.executable,
         "-c",
-        "import os; os.environ['ORT_CUDA_PLUGIN_EMULATE'] = 'perhaps'\n"
-        "import onnxruntime; print(onnxruntime.get_device())",
+        "import os, sys; os.environ['ORT_CUDA_PLUGIN_EMULATE'] = 'perhaps'\n"
+        "import onnxruntime; print(onnxruntime.get_device())\n"
+        "onnxruntime.InferenceSession(bytes.fromhex(sys.argv[1]), providers=['CUDAExecutionProvider'])",
+        add_model().hex(),
     )
-    assert done.stdout == "CPU\n"
+    assert done.stdout.startswith("CPU\n")
+    assert "the plugin could not be registered: ORT_CUDA_PLUGIN_EMULATE='perhaps'" in done.stderr.splitlines()[-1]
     assert "ort-cuda-plugin exec: ValueError: ORT_CUDA_PLUGIN_EMULATE='perhaps'" in done.stderr

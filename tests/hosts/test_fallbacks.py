@@ -222,7 +222,7 @@ def test_exec_reports_the_sessions_of_a_program(tmp_path: Path) -> None:
     assert re.fullmatch(r"ort-cuda-plugin with: process \d+ created 3 sessions", lines[first])
     assert lines[first + 1 :] == [
         f"  {model} ({program}:5): asked for CudaPluginExecutionProvider; 1 of 1 node ran on "
-        "CudaPluginExecutionProvider (2 sessions)",
+        "CudaPluginExecutionProvider (Emulated CUDA device) (2 sessions)",
         f"  {model} ({program}:6): asked only for CPUExecutionProvider; all nodes ran on CPUExecutionProvider",
     ]
 
@@ -248,6 +248,11 @@ def verdict(name: str, reason: str) -> NodeVerdict:
             id="fallback",
         ),
         pytest.param(
+            Outcome("m", "a.py:1", (OURS,), (), "", (), "no file"),
+            [f"m (a.py:1): asked for {OURS}; the session could not be created: no file"],
+            id="not-created",
+        ),
+        pytest.param(
             Outcome("m", "", (), (CPU,), "", (), ""),
             [f"m: named no provider; all nodes ran on {CPU}"],
             id="unnamed",
@@ -265,6 +270,6 @@ def verdict(name: str, reason: str) -> NodeVerdict:
 )
 def test_the_report_names_each_kind_of_session(outcome: Outcome, lines: list[str]) -> None:
     assert list(report("exec", 7, [outcome])) == [
-        "ort-cuda-plugin exec: process 7 created 1 session",
+        f"ort-cuda-plugin exec: process 7 created {'1 session' if outcome.providers else '0 sessions'}",
         *(f"  {line}" for line in lines),
     ]

@@ -94,6 +94,12 @@ def test_wheels_of_onnx_runtime(
     assert named in finding.text
 
 
+def test_the_wheel_with_cuda_keeps_the_name_of_its_provider(tmp_path: Path) -> None:
+    found, name = runtime_findings(machine(tmp_path, packages={"onnxruntime-gpu": "1.31.0"}), "1.31.0", "")
+    assert (found.severity.value, name.severity.value) == ("ok", "note")
+    assert "`ort-cuda-plugin exec`" in name.text
+
+
 def test_without_a_driver_the_extra_is_that_of_the_emulated_device(tmp_path: Path) -> None:
     both = {"onnxruntime": "1.31.1", "onnxruntime-gpu": "1.31.0"}
     with_driver = [".dockerenv", "proc/driver/nvidia/version=580"]

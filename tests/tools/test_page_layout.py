@@ -125,7 +125,10 @@ def test_the_most_expensive_operator_decides_the_colour(step: str, op_types: lis
 
 
 def test_types_are_short_in_boxes() -> None:
-    assert short_type("FLOAT32[1, 64, n, ?]") == "f32 1\N{MULTIPLICATION SIGN}64\N{MULTIPLICATION SIGN}n\N{MULTIPLICATION SIGN}?"
+    assert (
+        short_type("FLOAT32[1, 64, n, ?]")
+        == "f32 1\N{MULTIPLICATION SIGN}64\N{MULTIPLICATION SIGN}n\N{MULTIPLICATION SIGN}?"
+    )
     assert short_type("BFLOAT16[]") == "bf16 scalar"
     assert short_type("UINT8[2]") == "u8 2"
     assert short_type("FLOAT[2]") == "f32 2"

@@ -18,9 +18,16 @@ from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 from ort_cuda_plugin.ep.device.devices import EMULATE_VARIABLE
 from ort_cuda_plugin.ep.device.identity import AS_VARIABLE, Identity
 
+_YES = ("1", "true", "yes", "on")
+"""Values of the variable that mean yes, as in ``csrc_shim/ort/registration.c``."""
+_DEVICE_HELP = (
+    "cuda: a GPU (the default). emulated: the emulated device, which is slow; the default if the environment variable "
+    "ORT_CUDA_PLUGIN_EMULATE is 1. auto: a GPU if the machine has one, else the emulated device"
+)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_device_argument(parser)
+    add_device_argument(parser, default=None, help_text=_DEVICE_HELP)
     parser.add_argument(
         "program", nargs=argparse.REMAINDER, metavar="-- PROGRAM ARGUMENTS", help="the program and its arguments"
     )
@@ -40,7 +47,8 @@ def start(arguments: argparse.Namespace, identity: Identity) -> int:
         )
     if shutil.which(program[0]) is None:
         raise UserError(ExitCode.USAGE, f"program {program[0]!r}: not found in PATH")
-    environment = program_environment(find_device(arguments.device), identity)
+    choice = arguments.device or ("emulated" if os.environ.get(EMULATE_VARIABLE, "").lower() in _YES else "cuda")
+    environment = program_environment(find_device(choice), identity)
     try:
         os.execvpe(program[0], program, environment)
     except OSError as error:
