@@ -46,7 +46,7 @@ _DL_CUDA, _DL_CUDA_MANAGED = 2, 13
 _LEGACY_STREAM = 1
 """Number of CUDA's default stream in both protocols."""
 
-_DL_TYPES = {
+DLPACK_TYPES = {
     (0, 8): DType.INT8,
     (0, 16): DType.INT16,
     (0, 32): DType.INT32,
@@ -189,7 +189,7 @@ def as_cuda_array(value: ort.OrtValue) -> CudaArray:
 
 
 @dataclass(frozen=True)
-class _Memory:
+class ArrayMemory:
     """The memory of an array. ``owner`` keeps ``address`` valid."""
 
     owner: Any
@@ -200,30 +200,52 @@ class _Memory:
     device: Device
 
     def ort_device(self) -> Any:
-        import onnxruntime as ort
         from onnxruntime.capi.onnxruntime_inference_collection import OrtDevice
 
-        wanted = (str(self.device.ordinal), str(int(self.device.is_emulated)))
-        for offered in ort.get_ep_devices():
-            known = offered.ep_metadata
-            if is_our_name(offered.ep_name) and (known.get("cuda_device_id"), known.get("emulated")) == wanted:
-                vendor = offered.memory_info(ort.OrtDeviceMemoryType.DEFAULT).device_vendor_id
-                return OrtDevice.make("gpu", self.device.ordinal, vendor)._get_c_device()
-        raise ValueError(
-            f"the array is on {'emulated' if self.device.is_emulated else 'CUDA'} device {self.device.ordinal}, which "
-            f"{get_ep_name()} does not offer to ONNX Runtime. Call ort_cuda_plugin.register first, or copy the array "
-            "to a device that it returns"
-        )
+        vendor = offered_memory_info(self.device, "the array").device_vendor_id
+        return OrtDevice.make("gpu", self.device.ordinal, vendor)._get_c_device()
 
 
-_kept: weakref.WeakKeyDictionary[Any, dict[tuple[str, str], _Memory]] = weakref.WeakKeyDictionary()
+def offered_memory_info(device: Device, what: str) -> Any:
+    """Return the ``OrtMemoryInfo`` under which ONNX Runtime knows the device. ``what``: what is on it, for errors.
+
+    Raises:
+        ValueError: the plugin does not offer the device to ONNX Runtime.
+    """
+    import onnxruntime as ort
+
+    wanted = (str(device.ordinal), str(int(device.is_emulated)))
+    for offered in ort.get_ep_devices():
+        known = offered.ep_metadata
+        if is_our_name(offered.ep_name) and (known.get("cuda_device_id"), known.get("emulated")) == wanted:
+            return offered.memory_info(ort.OrtDeviceMemoryType.DEFAULT)
+    raise ValueError(
+        f"{what} is on {'emulated' if device.is_emulated else 'CUDA'} device {device.ordinal}, which {get_ep_name()} "
+        "does not offer to ONNX Runtime. Call ort_cuda_plugin.register first, or copy it to a device that it returns"
+    )
 
 
-def _keep(binding: Any, key: tuple[str, str], memory: _Memory) -> None:
+_kept: weakref.WeakKeyDictionary[Any, dict[tuple[str, str], ArrayMemory]] = weakref.WeakKeyDictionary()
+
+
+def _keep(binding: Any, key: tuple[str, str], memory: ArrayMemory) -> None:
     _kept.setdefault(binding, {})[key] = memory
 
 
-def _describe(array: Any, what: str) -> _Memory:
+def memory_of(value: Any, what: str) -> ArrayMemory:
+    """Return the memory of an ``onnxruntime.OrtValue``, or of an array of another library.
+
+    ``what`` names it in errors, which are those of `as_cuda_array` and `bind_input`.
+    """
+    if not hasattr(value, "is_tensor"):
+        return _describe(value, what)
+    view = as_cuda_array(value)
+    address = value.data_ptr() if math.prod(view.shape) else 0
+    device = _device_of(address, math.prod(view.shape), what)
+    return ArrayMemory(value, address, view.shape, view.dtype, False, device)
+
+
+def _describe(array: Any, what: str) -> ArrayMemory:
     if hasattr(array, "__dlpack__") and array.__dlpack_device__()[0] in (_DL_CUDA, _DL_CUDA_MANAGED):
         return _from_dlpack(array, what)
     if hasattr(array, "__cuda_array_interface__"):
@@ -234,7 +256,7 @@ def _describe(array: Any, what: str) -> _Memory:
     )
 
 
-def _from_interface(array: Any, interface: dict[str, Any], what: str) -> _Memory:
+def _from_interface(array: Any, interface: dict[str, Any], what: str) -> ArrayMemory:
     address, is_read_only = interface["data"]
     shape = tuple(interface["shape"])
     if interface.get("mask") is not None:
@@ -256,7 +278,7 @@ def _from_interface(array: Any, interface: dict[str, Any], what: str) -> _Memory
     stream = interface.get("stream")
     if stream is not None:
         device.call("StreamSynchronize", ffi.cast("CUstream", int(stream)))
-    return _Memory(array, int(address), shape, dtype, bool(is_read_only), device)
+    return ArrayMemory(array, int(address), shape, dtype, bool(is_read_only), device)
 
 
 class _DLTensor(ctypes.Structure):
@@ -279,12 +301,12 @@ _capsule_pointer.restype = ctypes.c_void_p
 _capsule_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 
-def _from_dlpack(array: Any, what: str) -> _Memory:
+def _from_dlpack(array: Any, what: str) -> ArrayMemory:
     # The capsule is read but not consumed, so its destructor releases the array.
     capsule = array.__dlpack__(stream=_LEGACY_STREAM)
     tensor = _DLTensor.from_address(_capsule_pointer(capsule, b"dltensor"))
     shape = tuple(tensor.shape[: tensor.ndim])
-    dtype = _DL_TYPES.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
+    dtype = DLPACK_TYPES.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
     if dtype is None:
         raise TypeError(
             f"{what}: got an array of DLPack type code {tensor.code} with {tensor.bits} bits and {tensor.lanes} lanes, "
@@ -297,7 +319,7 @@ def _from_dlpack(array: Any, what: str) -> _Memory:
     address = (tensor.data or 0) + tensor.byte_offset
     device = _device_of(address, math.prod(shape), what)
     device.call("StreamSynchronize", ffi.cast("CUstream", _LEGACY_STREAM))
-    return _Memory((array, capsule), address, shape, dtype, False, device)
+    return ArrayMemory((array, capsule), address, shape, dtype, False, device)
 
 
 def _check_contiguous(shape: tuple[int, ...], strides: Any, what: str) -> None:

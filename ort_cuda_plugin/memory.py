@@ -59,7 +59,7 @@ def memory_stats(device: DeviceLike | None = None) -> dict[str, dict[str, int]]:
         >>> ort_cuda_plugin.memory_stats(0)["device"]["InUse"] >= 0
         True
     """
-    info = _find(device)
+    info = find_device(device)
     return {kind: _read(info, memory) for kind, memory in KINDS.items()}
 
 
@@ -75,7 +75,7 @@ def trim(device: DeviceLike | None = None) -> int:
         >>> ort_cuda_plugin.trim() >= 0
         True
     """
-    return int(core().device_shrink(open_device(_find(device))))
+    return int(core().device_shrink(open_device(find_device(device))))
 
 
 def set_limit(device: DeviceLike | None, nbytes: int | str | None) -> None:
@@ -101,7 +101,7 @@ def set_limit(device: DeviceLike | None, nbytes: int | str | None) -> None:
         limit = arena.read_limit("" if text == "-1" else text)  # "-1" means the default in the option, not here
     except ValueError as error:
         raise ValueError(f"nbytes={nbytes!r}: {error}") from None
-    arena.set_limit(_find(device), lib.OCP_DEVICE_MEMORY, limit)
+    arena.set_limit(find_device(device), lib.OCP_DEVICE_MEMORY, limit)
 
 
 def _read(info: DeviceInfo, memory: int) -> dict[str, int]:
@@ -111,7 +111,8 @@ def _read(info: DeviceInfo, memory: int) -> dict[str, int]:
     return {name: getattr(stats, member) for name, member in NAMES.items()}
 
 
-def _find(device: DeviceLike | None) -> DeviceInfo:
+def find_device(device: DeviceLike | None) -> DeviceInfo:
+    """Return the device. Raises ValueError if there is none like it."""
     if isinstance(device, DeviceInfo):
         return device
     if hasattr(device, "ep_metadata"):  # an OrtEpDevice

@@ -102,6 +102,13 @@ static const struct {
     MEMBER(SignalExternalSemaphoresAsync, "cuSignalExternalSemaphoresAsync"),
     MEMBER(WaitExternalSemaphoresAsync, "cuWaitExternalSemaphoresAsync"),
     MEMBER(DestroyExternalSemaphore, "cuDestroyExternalSemaphore"),
+    MEMBER(DeviceGetUuid, "cuDeviceGetUuid_v2"),
+    MEMBER(MemGetAddressRange, "cuMemGetAddressRange_v2"),
+    MEMBER(IpcGetMemHandle, "cuIpcGetMemHandle"),
+    MEMBER(IpcOpenMemHandle, "cuIpcOpenMemHandle_v2"),
+    MEMBER(IpcCloseMemHandle, "cuIpcCloseMemHandle"),
+    MEMBER(IpcGetEventHandle, "cuIpcGetEventHandle"),
+    MEMBER(IpcOpenEventHandle, "cuIpcOpenEventHandle"),
 };
 
 static void resolve(void) {

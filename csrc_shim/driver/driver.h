@@ -61,7 +61,13 @@ enum { CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9 }; /* an int; the only pointer at
 #define CU_STREAM_LEGACY ((CUstream)1)
 /* The per-thread default stream. */
 #define CU_STREAM_PER_THREAD ((CUstream)2)
-enum { CU_STREAM_NON_BLOCKING = 1, CU_EVENT_DEFAULT = 0, CU_EVENT_DISABLE_TIMING = 2, CU_MEMHOSTALLOC_PORTABLE = 1 };
+enum {
+  CU_STREAM_NON_BLOCKING = 1,
+  CU_EVENT_DEFAULT = 0,
+  CU_EVENT_DISABLE_TIMING = 2,
+  CU_EVENT_INTERPROCESS = 4,
+  CU_MEMHOSTALLOC_PORTABLE = 1
+};
 enum { CU_STREAM_CAPTURE_MODE_GLOBAL = 0, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1, CU_STREAM_CAPTURE_MODE_RELAXED = 2 };
 enum {
   CU_STREAM_CAPTURE_STATUS_NONE = 0,
@@ -222,6 +228,22 @@ typedef struct {
   unsigned reserved[16];
 } CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS;
 
+/* ---- memory and events of other processes (CUDA IPC) ---- */
+
+enum { CU_IPC_HANDLE_SIZE = 64, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS = 1 };
+
+typedef struct {
+  char reserved[64];
+} CUipcEventHandle;
+
+typedef struct {
+  char reserved[64];
+} CUipcMemHandle;
+
+typedef struct {
+  char bytes[16];
+} CUuuid;
+
 typedef struct ocp_driver {
   CUresult (*Init)(unsigned flags);
   CUresult (*DriverGetVersion)(int *version);
@@ -322,6 +344,13 @@ typedef struct ocp_driver {
                                           const CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS *params, unsigned count,
                                           CUstream stream);
   CUresult (*DestroyExternalSemaphore)(CUexternalSemaphore semaphore);
+  CUresult (*DeviceGetUuid)(CUuuid *uuid, CUdevice device);
+  CUresult (*MemGetAddressRange)(CUdeviceptr *base, size_t *bytes, CUdeviceptr address);
+  CUresult (*IpcGetMemHandle)(CUipcMemHandle *handle, CUdeviceptr address);
+  CUresult (*IpcOpenMemHandle)(CUdeviceptr *address, CUipcMemHandle handle, unsigned flags);
+  CUresult (*IpcCloseMemHandle)(CUdeviceptr address);
+  CUresult (*IpcGetEventHandle)(CUipcEventHandle *handle, CUevent event);
+  CUresult (*IpcOpenEventHandle)(CUevent *event, CUipcEventHandle handle);
 
   /* ---- members that CUDA lacks: NULL in the table of the real driver ---- */
   /* Returns the reason why the calling thread's last call failed; "" if the error code is all there is. */

@@ -110,6 +110,13 @@ static const struct {
     MEMBER(SignalExternalSemaphoresAsync),
     MEMBER(WaitExternalSemaphoresAsync),
     MEMBER(DestroyExternalSemaphore),
+    MEMBER(DeviceGetUuid),
+    MEMBER(MemGetAddressRange),
+    MEMBER(IpcGetMemHandle),
+    MEMBER(IpcOpenMemHandle),
+    MEMBER(IpcCloseMemHandle),
+    MEMBER(IpcGetEventHandle),
+    MEMBER(IpcOpenEventHandle),
 };
 enum { NUM_MEMBERS = sizeof members / sizeof *members };
 _Static_assert(offsetof(ocp_driver, LastErrorText) == (NUM_MEMBERS + 2) * sizeof(void *),

@@ -125,6 +125,16 @@ static block *find_live(uint64_t address) {
   return NULL;
 }
 
+bool emu_mempool_owns(uint64_t address) {
+  bool owns = false;
+  pthread_mutex_lock(&lock);
+  for (const struct CUmemPoolHandle_st *pool = pools; pool; pool = pool->next)
+    for (const block *other = pool->blocks; other; other = other->next)
+      owns |= other->address == address;
+  pthread_mutex_unlock(&lock);
+  return owns;
+}
+
 static bool is_pool(const struct CUmemPoolHandle_st *pool) {
   const struct CUmemPoolHandle_st *known = pools;
   while (known && known != pool)

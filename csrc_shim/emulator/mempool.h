@@ -17,6 +17,8 @@ bool emu_mempool_begin_free(uint64_t address);
 void emu_mempool_cancel_free(uint64_t address);
 /* Frees the block: runs the operation that was enqueued. */
 void emu_mempool_run_free(uint64_t address);
+/* Whether the block of a pool starts at the address, in use or not. */
+bool emu_mempool_owns(uint64_t address);
 /* Called when the program has waited for the device, a stream or an event: trims the pools to their release
  * thresholds. */
 void emu_mempools_synchronized(const emu_device *device);

@@ -28,8 +28,9 @@ struct CUevent_st {
   emu_record *record;          /* the latest recording; NULL: never recorded */
   struct emu_capture *capture; /* the capture in which the event was last recorded; NULL: none */
   struct CUgraphNode_st **nodes;
-  uint32_t num_nodes;      /* nodes of the capture that a wait for the event waits for */
-  struct CUevent_st *next; /* next event of the capture */
+  uint32_t num_nodes;        /* nodes of the capture that a wait for the event waits for */
+  struct CUevent_st *next;   /* next event of the capture */
+  struct emu_ipc_event *ipc; /* external/ipc_event.h; NULL: an event of this process alone */
 };
 
 #endif

@@ -22,6 +22,7 @@
 #include "emulator/calls/table.h"
 #include "emulator/findings.h"
 #include "ort/data/allocator.h"
+#include "ort/external/ipc_memory.h"
 #include "ort/factory.h"
 #include "ort/kernels/compute.h"
 #include "ort/kernels/custom_op.h"
@@ -190,6 +191,11 @@ static const ocp_core core = {
     .list_devices = ocp_list_devices,
     .describe_device = ocp_describe_device,
     .card_bus_id = ocp_card_bus_id,
+    .ipc_memory_open = ocp_ipc_memory_open,
+    .ipc_memory_tensor = ocp_ipc_memory_tensor,
+    .ipc_tensor_delete = ocp_ipc_tensor_delete,
+    .ipc_memory_close = ocp_ipc_memory_close,
+    .ipc_memory_release = ocp_ipc_memory_release,
     .interrupt_after_call = ocp_interrupt_after_call,
 };
 

@@ -38,6 +38,7 @@ typedef struct ocp_stream ocp_stream;
 typedef struct ocp_cluster ocp_cluster;
 typedef struct ocp_weight ocp_weight;
 typedef struct ocp_problem ocp_problem;
+typedef struct ocp_ipc_memory ocp_ipc_memory;
 
 /* The data that the C functions of an OrtEp need. */
 typedef struct ocp_ep_config {
@@ -74,6 +75,14 @@ typedef struct ocp_custom_op_spec {
   uint32_t num_inputs, num_outputs;
   const ocp_custom_port *ports; /* inputs, then outputs */
 } ocp_custom_op_spec;
+
+/* A tensor in memory of another process, by the numbers of DLPack. */
+typedef struct ocp_dlpack_spec {
+  uint64_t address;
+  uint8_t code, bits; /* of the element type */
+  int32_t rank;
+  const int64_t *shape;
+} ocp_dlpack_spec;
 
 /* A cluster that does the work of a refused library call with kernels of the plugin. Its inputs are the call's tensors,
  * including the one that the call writes. Input i is a vector of elements[i] elements. */
@@ -267,6 +276,13 @@ typedef struct ocp_core {
   int (*list_devices)(int emulated, ocp_device_info *infos, uint32_t room, uint32_t *count, ocp_error *error);
   void (*describe_device)(const ocp_device_info *info, ocp_device_metadata *entries);
   void (*card_bus_id)(const char *folder, const char *index, char *bus_id);
+  /* ---- memory of other processes: ort/external/ipc_memory.h ---- */
+  int (*ipc_memory_open)(ocp_device *device, const char *handle, uint64_t offset, uint64_t bytes, uint64_t *address,
+                         ocp_ipc_memory **out, ocp_error *error);
+  void *(*ipc_memory_tensor)(ocp_ipc_memory *memory, const ocp_dlpack_spec *spec, ocp_error *error);
+  void (*ipc_tensor_delete)(void *tensor);
+  int (*ipc_memory_close)(ocp_ipc_memory *memory, ocp_error *error);
+  void (*ipc_memory_release)(ocp_ipc_memory *memory);
   void (*interrupt_after_call)(void); /* sends SIGINT to this thread after its call into Python has returned */
 } ocp_core;
 

@@ -106,8 +106,8 @@ EMULATED = (
         "ORT_CUDA_PLUGIN_EMULATE_SEMAPHORE_SECONDS",
         "1 to 86400",
         "60",
-        "longest wait of a stream for an external semaphore, in seconds; then the emulated device is lost "
-        "([external_resources.md](external_resources.md))",
+        "longest wait for an external semaphore or another process's event, in seconds; then the emulated device is "
+        "lost ([external_resources.md](external_resources.md))",
     ),
     Variable(
         "ORT_CUDA_PLUGIN_EMULATE_CHECK",

@@ -147,6 +147,9 @@ def test_numbers_layouts_and_signatures_are_those_of_the_cuda_header(tmp_path: P
         "CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC",
         "CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS",
         "CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS",
+        "CUipcEventHandle",
+        "CUipcMemHandle",
+        "CUuuid",
     ]
     for body, struct in structs:
         lines.append(f"typedef struct {{ {body} }} our_{struct};")

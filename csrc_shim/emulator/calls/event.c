@@ -5,6 +5,7 @@
 #include <time.h>
 
 #include "emulator/clock.h"
+#include "emulator/external/ipc_event.h"
 #include "emulator/mempool.h"
 #include "emulator/record.h"
 #include "emulator/state.h"
@@ -17,13 +18,18 @@ CUresult emu_event_create(CUevent *event, unsigned flags) {
   CUresult result = emu_enter(&device);
   if (result)
     return result;
-  if (!event || flags > 7)
+  if (!event || flags > 7 || (flags & CU_EVENT_INTERPROCESS && !(flags & CU_EVENT_DISABLE_TIMING)))
     return CUDA_ERROR_INVALID_VALUE;
-  *event = calloc(1, sizeof **event);
-  if (!*event)
+  CUevent made = calloc(1, sizeof *made);
+  if (!made)
     return CUDA_ERROR_OUT_OF_MEMORY;
-  (*event)->flags = flags;
+  made->flags = flags;
+  if (flags & CU_EVENT_INTERPROCESS && (result = emu_ipc_event_make(&made->ipc))) {
+    free(made);
+    return result;
+  }
   atomic_fetch_add(&emu.live, 1);
+  *event = made;
   return CUDA_SUCCESS;
 }
 
@@ -42,9 +48,10 @@ CUresult emu_event_destroy(CUevent event) {
   pthread_mutex_lock(&emu_order);
   replace_record(event, NULL);
   pthread_mutex_unlock(&emu_order);
+  result = emu_ipc_event_destroy(event->ipc);
   free(event);
   atomic_fetch_sub(&emu.live, 1);
-  return emu_lost();
+  return result ? result : emu_lost();
 }
 
 CUresult emu_event_record(CUevent event, CUstream stream) {
@@ -53,6 +60,8 @@ CUresult emu_event_record(CUevent event, CUstream stream) {
     return result;
   if (!event)
     return CUDA_ERROR_INVALID_HANDLE;
+  if (event->ipc)
+    return emu_ipc_event_record(event->ipc, stream);
   emu_record *record = emu_record_make();
   if (!record)
     return CUDA_ERROR_OUT_OF_MEMORY;
@@ -81,6 +90,8 @@ CUresult emu_stream_wait_event(CUstream stream, CUevent event, unsigned flags) {
     return result;
   if (!event || flags > 1)
     return event ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
+  if (event->ipc)
+    return emu_ipc_event_wait(event->ipc, stream);
   pthread_mutex_lock(&stream->lock);
   pthread_mutex_lock(&emu_order);
   if (!emu_capture_wait(stream, event, &result) && event->record) {
@@ -106,6 +117,8 @@ CUresult emu_event_synchronize(CUevent event) {
   CUresult result = enter_with(event, &device);
   if (result)
     return result;
+  if (event->ipc)
+    return emu_ipc_event_synchronize(event->ipc, device);
   pthread_mutex_lock(&emu_order);
   emu_record *record = emu_record_share(event->record);
   while (!emu_record_is_done(record) && (emu_queue_run() || emu_queue_await())) {
@@ -118,15 +131,19 @@ CUresult emu_event_synchronize(CUevent event) {
   return emu_error_of(device);
 }
 
+static bool is_done(const struct CUevent_st *event) {
+  return event->ipc ? emu_ipc_event_is_done(event->ipc) : emu_record_is_done(event->record);
+}
+
 CUresult emu_event_query(CUevent event) {
   emu_device *device;
   CUresult result = enter_with(event, &device);
   if (result)
     return result;
   pthread_mutex_lock(&emu_order);
-  if (!emu_record_is_done(event->record) && emu_random(2)) /* polling makes deferred work run, at random */
+  if (!is_done(event) && emu_random(2)) /* polling makes deferred work run, at random */
     emu_queue_run();
-  result = emu_record_is_done(event->record) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+  result = is_done(event) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
   if (!result && event->record)
     emu_clock_host_waits(event->record->clock);
   pthread_mutex_unlock(&emu_order);

@@ -2,7 +2,8 @@
 #include "emulator/calls/memory.h"
 
 #include "driver/activity.h"
-#include "emulator/external/external_memory.h"
+#include "emulator/external/ipc_memory.h"
+#include "emulator/external/mapping.h"
 #include "emulator/heap.h"
 #include "emulator/op.h"
 #include "emulator/shadow.h"
@@ -58,11 +59,16 @@ CUresult emu_mem_free(CUdeviceptr address) {
     return result;
   if (!address)
     return CUDA_SUCCESS;
-  if (emu_external_memory_unmap(address)) {
+  if (emu_mapping_end(address, EMU_MAPPING_BUFFER)) {
     atomic_fetch_sub(&emu.live, 1);
     return emu_lost();
   }
-  if (!emu_is_device_address(address) || !free_block(emu_device_of(address), address))
+  if ((result = emu_ipc_memory_end_export(address)))
+    return result;
+  CUdeviceptr start;
+  uint64_t bytes;
+  if (!emu_is_device_address(address) || emu_mapping_find(address, &start, &bytes) ||
+      !free_block(emu_device_of(address), address))
     return emu_fail(CUDA_ERROR_INVALID_VALUE, "no allocation starts at 0x%llx", (unsigned long long)address);
   atomic_fetch_sub(&emu.live, 1);
   return emu_lost();
@@ -97,6 +103,22 @@ static CUresult check_range(const char *what, uint64_t address, uint64_t bytes) 
     return CUDA_SUCCESS;
   return emu_fail(CUDA_ERROR_INVALID_VALUE, "%s: 0x%llx with %llu bytes is not inside one device allocation", what,
                   (unsigned long long)address, (unsigned long long)bytes);
+}
+
+CUresult emu_mem_get_address_range(CUdeviceptr *base, size_t *bytes, CUdeviceptr address) {
+  emu_device *device;
+  uint64_t start = 0, size = 0;
+  const CUresult result = emu_enter(&device);
+  if (result)
+    return result;
+  if (!emu_mapping_find(address, &start, &size) &&
+      (!emu_is_device_address(address) || !emu_heap_find(&emu_device_of(address)->heap, address, 1, &start, &size)))
+    return emu_fail(CUDA_ERROR_NOT_FOUND, "0x%llx is not in device memory", (unsigned long long)address);
+  if (base)
+    *base = start;
+  if (bytes)
+    *bytes = size;
+  return CUDA_SUCCESS;
 }
 
 CUresult emu_pointer_get_attribute(void *data, int attribute, CUdeviceptr pointer) {

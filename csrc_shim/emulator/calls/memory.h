@@ -18,6 +18,7 @@ CUresult emu_memcpy_d2d(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream
 CUresult emu_memcpy_peer(CUdeviceptr dst, CUcontext dst_context, CUdeviceptr src, CUcontext src_context, size_t bytes,
                          CUstream stream);
 CUresult emu_memset_d8(CUdeviceptr dst, unsigned char value, size_t count, CUstream stream);
+CUresult emu_mem_get_address_range(CUdeviceptr *base, size_t *bytes, CUdeviceptr address);
 CUresult emu_pointer_get_attribute(void *data, int attribute, CUdeviceptr pointer);
 bool emu_reuse(CUdeviceptr address, size_t bytes, size_t held, CUstream stream);
 size_t emu_redzone(void);

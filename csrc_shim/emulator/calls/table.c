@@ -15,6 +15,8 @@
 #include "emulator/calls/stream.h"
 #include "emulator/external/external_memory.h"
 #include "emulator/external/external_semaphore.h"
+#include "emulator/external/ipc_event.h"
+#include "emulator/external/ipc_memory.h"
 #include "emulator/fault.h"
 #include "emulator/mempool.h"
 #include "emulator/state.h"
@@ -177,6 +179,16 @@ static CUresult device_get_pci_bus_id(char *bus_id, int length, CUdevice device)
   return result;
 }
 
+/* Returns the same UUID in every process, so that processes find an emulated device of the same ordinal. */
+static CUresult device_get_uuid(CUuuid *uuid, CUdevice device) {
+  CUresult result = check_device(device);
+  if (result || !uuid)
+    return result ? result : CUDA_ERROR_INVALID_VALUE;
+  memcpy(uuid->bytes, "emulated-device", sizeof uuid->bytes);
+  uuid->bytes[15] = (char)device;
+  return CUDA_SUCCESS;
+}
+
 static CUresult device_can_access_peer(int *can_access, CUdevice device, CUdevice peer) {
   CUresult result = check_device(device);
   if (result || (result = check_device(peer)))
@@ -304,6 +316,13 @@ static ocp_driver table = {
     .SignalExternalSemaphoresAsync = emu_signal_external_semaphores,
     .WaitExternalSemaphoresAsync = emu_wait_external_semaphores,
     .DestroyExternalSemaphore = emu_destroy_external_semaphore,
+    .DeviceGetUuid = device_get_uuid,
+    .MemGetAddressRange = emu_mem_get_address_range,
+    .IpcGetMemHandle = emu_ipc_get_mem_handle,
+    .IpcOpenMemHandle = emu_ipc_open_mem_handle,
+    .IpcCloseMemHandle = emu_ipc_close_mem_handle,
+    .IpcGetEventHandle = emu_ipc_get_event_handle,
+    .IpcOpenEventHandle = emu_ipc_open_event_handle,
     .LastErrorText = emu_last_error,
     .ReuseMemory = emu_reuse,
     .RedZone = emu_redzone,

@@ -3,12 +3,7 @@
 #ifndef OCP_EMULATOR_EXTERNAL_EXTERNAL_MEMORY_H
 #define OCP_EMULATOR_EXTERNAL_EXTERNAL_MEMORY_H
 
-#include <stdbool.h>
-
 #include "driver/driver.h"
-
-/* Unmaps the buffer that starts at the address; false: none does. cuMemFree frees mapped buffers too. */
-bool emu_external_memory_unmap(CUdeviceptr address);
 
 /* Members of the driver table. */
 CUresult emu_import_external_memory(CUexternalMemory *memory, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *desc);

@@ -38,7 +38,7 @@ CUresult emu_import_external_semaphore(CUexternalSemaphore *semaphore,
   if (!made)
     return CUDA_ERROR_OUT_OF_MEMORY;
   made->fd = desc->handle.fd;
-  if ((result = emu_timeline_map(made->fd, &made->timeline))) {
+  if ((result = emu_timeline_map(made->fd, "timeline semaphore", &made->timeline))) {
     free(made);
     return result;
   }

@@ -161,9 +161,10 @@ static bool check_patience(struct CUstream_st *stream) {
   if (now - item->since < patience)
     return true;
   emu_lose_device(stream->device, CUDA_ERROR_LAUNCH_TIMEOUT,
-                  "a stream waits for value %llu of a timeline semaphore, whose value is still %llu after %u seconds. "
+                  "a stream waits for value %llu of a %s, whose value is still %llu after %u seconds. "
                   "Signal it, or set " EMU_SEMAPHORE_VARIABLE " to more seconds",
-                  (unsigned long long)item->value, (unsigned long long)emu_timeline_value(item->timeline), patience);
+                  (unsigned long long)item->value, emu_timeline_name(item->timeline),
+                  (unsigned long long)emu_timeline_value(item->timeline), patience);
   return true;
 }
 

@@ -18,6 +18,7 @@ typedef struct shared_counter {
 _Static_assert(sizeof(shared_counter) == EMU_TIMELINE_BYTES, "the layout that timeline.h describes");
 
 struct emu_timeline {
+  const char *name; /* for errors */
   atomic_uint references;
   shared_counter *counter;
 };
@@ -45,8 +46,7 @@ CUresult emu_check_shared_file(int fd, uint64_t least, const char *what) {
   return CUDA_SUCCESS;
 }
 
-CUresult emu_timeline_map(int fd, emu_timeline **out) {
-  static const char what[] = "timeline semaphore";
+CUresult emu_timeline_map(int fd, const char *what, emu_timeline **out) {
   const CUresult result = emu_check_shared_file(fd, EMU_TIMELINE_BYTES, what);
   if (result)
     return result;
@@ -63,6 +63,7 @@ CUresult emu_timeline_map(int fd, emu_timeline **out) {
                     fd);
   }
   timeline->counter = mapped;
+  timeline->name = what;
   atomic_init(&timeline->references, 1);
   if (memcmp(timeline->counter->magic, EMU_TIMELINE_MAGIC, sizeof timeline->counter->magic) == 0) {
     *out = timeline;
@@ -88,6 +89,8 @@ void emu_timeline_release(emu_timeline *timeline) {
 }
 
 bool emu_timeline_is_used(const emu_timeline *timeline) { return atomic_load(&timeline->references) > 1; }
+
+const char *emu_timeline_name(const emu_timeline *timeline) { return timeline->name; }
 
 uint64_t emu_timeline_value(const emu_timeline *timeline) { return atomic_load(&timeline->counter->value); }
 

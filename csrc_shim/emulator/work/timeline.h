@@ -26,8 +26,10 @@ typedef struct emu_timeline emu_timeline;
  * returns the driver's error, with the text of emu_fail; `what` names the descriptor's purpose there. */
 CUresult emu_check_shared_file(int fd, uint64_t least, const char *what);
 
-/* Maps the counter; the descriptor stays the caller's. */
-CUresult emu_timeline_map(int fd, emu_timeline **out);
+/* Maps the counter; the descriptor stays the caller's. `what`: what errors call the timeline, such as "timeline
+ * semaphore"; a string literal. */
+CUresult emu_timeline_map(int fd, const char *what, emu_timeline **out);
+const char *emu_timeline_name(const emu_timeline *timeline);
 emu_timeline *emu_timeline_share(emu_timeline *timeline);
 /* Drops a reference; the last one unmaps the counter. Ignores NULL. */
 void emu_timeline_release(emu_timeline *timeline);

@@ -1,0 +1,228 @@
+"""Tensors in device memory that another process has exported or opens."""
+
+from __future__ import annotations
+
+import ctypes
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from ..abi.core import PluginError, check, core, ffi, lib, new_error
+from ..abi.device import CudaError
+from ..arrays import DLPACK_TYPES, memory_of, offered_memory_info
+from ..ep.device.devices import open_device
+from ..model.ir import DType
+from .handles import DTYPES, MemoryHandle, device_of_info, find_uuid, uuid_of
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+    from ..arrays import DeviceArray
+
+_DL_CODES = {dtype: code for code, dtype in DLPACK_TYPES.items()}
+_DL_CUDA = 2
+_NVIDIA = 0x10DE
+"""Vendor of the devices on which ONNX Runtime's ``OrtValue.from_dlpack`` makes values."""
+
+_OPEN_ADVICE = (
+    "A handle can be opened in another process than its exporter, while the exporter lives and has not freed the tensor"
+)
+
+
+def get_handle(value: ort.OrtValue | DeviceArray) -> MemoryHandle:
+    """Return a handle by which another process opens a tensor in device memory.
+
+    The contents are not copied: both processes read and write the same memory. The tensor must stay alive until each
+    process that opened it has closed it; the returned handle keeps it alive. The handle gives access to the whole
+    allocation of the driver that contains the tensor, so send it only to processes that you trust.
+
+    Args:
+        value: an ``OrtValue`` on a device of the plugin, or an array in CUDA memory with ``__dlpack__`` or
+            ``__cuda_array_interface__`` (CuPy, PyTorch, Numba, JAX).
+
+    Raises:
+        TypeError: ``value`` is not a tensor in device memory, or DLPack lacks its element type.
+        ValueError: the tensor has no elements, or CUDA cannot share its memory.
+        CudaError: the driver cannot export the memory for another reason.
+
+    Examples:
+        >>> devices = ort_cuda_plugin.register(emulate=True)
+        >>> value = ort.OrtValue.ortvalue_from_numpy(array, "cuda", 0)
+        >>> from ort_cuda_plugin import ipc
+        >>> handle = ipc.get_handle(value)
+        >>> handle.shape, handle.dtype
+        ((2, 8), 'float32')
+    """
+    memory = memory_of(value, "value")
+    if memory.dtype not in _DL_CODES:
+        raise TypeError(
+            f"value: tensors of {memory.dtype.name} cannot be shared, because DLPack lacks the type. Share a view of "
+            "the bytes as uint8"
+        )
+    device = memory.device
+    base, handle = ffi.new("CUdeviceptr *"), ffi.new("CUipcMemHandle *")
+    device.call("MemGetAddressRange", base, ffi.NULL, memory.address)
+    try:
+        device.call("IpcGetMemHandle", handle, base[0])
+    except CudaError as error:
+        if error.code != lib.CUDA_ERROR_INVALID_VALUE:
+            raise
+        raise ValueError(
+            f"value: CUDA can share only memory of cuMemAlloc between processes ({error}). Copy the tensor to an "
+            "OrtValue, and do not set arena.use_cuda_mempool; in PyTorch do not use expandable_segments"
+        ) from error
+    return MemoryHandle(
+        memory=bytes(ffi.buffer(handle)),
+        offset=memory.address - int(base[0]),
+        shape=memory.shape,
+        dtype=memory.dtype.name.lower(),
+        device=uuid_of(device),
+        _owner=memory,
+    )
+
+
+def open_handle(handle: MemoryHandle) -> ImportedTensor:
+    """Open a tensor that another process has exported.
+
+    Raises:
+        TypeError: ``handle`` is not a MemoryHandle.
+        ValueError: this process does not have the device.
+        PluginError: the driver cannot open the handle, or the tensor does not lie in the exported memory.
+
+    Examples:
+        >>> def consume(handle):  # in another process than the exporter
+        ...     with ipc.open_handle(handle) as tensor:
+        ...         return tensor.ortvalue().numpy()
+    """
+    if not isinstance(handle, MemoryHandle):
+        raise TypeError(f"handle: expected an ort_cuda_plugin.ipc.MemoryHandle, got {type(handle).__name__}")
+    return ImportedTensor(handle)
+
+
+class ImportedTensor:
+    """A tensor in the device memory of another process, opened by `open_handle`.
+
+    ``ortvalue()`` and ``__dlpack__`` share the memory without a copy, and keep it open. A ``with`` block closes the
+    tensor at its end. An object that is deleted without `close` closes when no work and no tensor uses the memory.
+
+    Attributes:
+        shape: the dimensions.
+        dtype: name of the element type, such as "float32".
+    """
+
+    def __init__(self, handle: MemoryHandle) -> None:
+        self._memory: Any = None
+        self.shape = handle.shape
+        self.dtype = handle.dtype
+        self._info = find_uuid(handle.device)
+        address, memory, error = ffi.new("uint64_t *"), ffi.new("ocp_ipc_memory **"), new_error()
+        device = open_device(self._info)
+        if core().ipc_memory_open(device, handle.memory, handle.offset, handle.nbytes, address, memory, error):
+            text = ffi.string(error.text).decode(errors="replace")
+            raise PluginError(f"{text}. {_OPEN_ADVICE}", error.code)
+        self._memory = memory[0]
+        self._address = int(address[0])
+
+    @property
+    def is_open(self) -> bool:
+        """Whether neither `close` nor the end of a ``with`` block has closed the tensor."""
+        return self._memory is not None
+
+    def ortvalue(self) -> ort.OrtValue:
+        """Return an ``onnxruntime.OrtValue`` in the memory.
+
+        Raises:
+            TypeError: ONNX Runtime makes no such value from DLPack. Use `ort_cuda_plugin.bind_input` with this object.
+            ValueError: the tensor is closed, or the plugin does not offer the device to ONNX Runtime.
+        """
+        import onnxruntime as ort
+        from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+        vendor = offered_memory_info(device_of_info(self._info), "the tensor").device_vendor_id
+        dtype = DTYPES[self.dtype]
+        if dtype is DType.BFLOAT16 or vendor != _NVIDIA:
+            reason = "bfloat16" if dtype is DType.BFLOAT16 else "emulated devices beside GPUs"
+            raise TypeError(
+                f"tensor: ONNX Runtime makes no OrtValue of {reason} from DLPack. Pass the tensor to "
+                "ort_cuda_plugin.bind_input or bind_output"
+            )
+        is_bool = dtype is DType.BOOL
+        capsule = self._capsule(DType.UINT8 if is_bool else dtype)
+        return ort.OrtValue(state.OrtValue.from_dlpack(capsule, is_bool))
+
+    def __dlpack__(self, *, stream: Any = None, **options: Any) -> Any:
+        """Return a capsule of DLPack 0. The application orders the work of the processes, so ``stream`` is not used."""
+        if options.get("copy") or options.get("dl_device") not in (None, self.__dlpack_device__()):
+            raise BufferError(
+                "ImportedTensor: __dlpack__ can only share the memory, but was asked for a copy or another device. "
+                "Copy the array that shares the memory"
+            )
+        return self._capsule(DTYPES[self.dtype])
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return _DL_CUDA, self._info.ordinal
+
+    def _capsule(self, dtype: DType) -> Any:
+        if self._memory is None:
+            raise ValueError("tensor: it is closed. Open the handle again")
+        code, bits = _DL_CODES[dtype]
+        shape, error = ffi.new("int64_t[]", list(self.shape) or 1), new_error()
+        spec = {"address": self._address, "code": code, "bits": bits, "rank": len(self.shape), "shape": shape}
+        tensor = core().ipc_memory_tensor(self._memory, ffi.new("ocp_dlpack_spec *", spec), error)
+        check(error)
+        return _make_capsule(int(ffi.cast("uintptr_t", tensor)), _CAPSULE_NAME, _end_of_capsule)
+
+    def close(self) -> None:
+        """Wait for the work of the device, and close the memory. Tell the exporter afterwards. Safe to call twice.
+
+        Raises:
+            PluginError: an OrtValue, an array or a binding still uses the memory, or the work failed. The tensor stays
+                open.
+        """
+        if self._memory is None:
+            return
+        error = new_error()
+        core().ipc_memory_close(self._memory, error)
+        check(error)
+        self._memory = None
+
+    def __enter__(self) -> ImportedTensor:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self._release()  # the traceback of the error may hold values of the tensor
+
+    def _release(self) -> None:
+        memory, self._memory = self._memory, None
+        if memory is not None:
+            core().ipc_memory_release(memory)
+
+    def __del__(self) -> None:
+        self._release()
+
+
+# ---- capsules of DLPack ----
+
+_CAPSULE_NAME = ctypes.c_char_p(b"dltensor")
+_Destructor = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_make_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, _Destructor)(
+    ("PyCapsule_New", ctypes.pythonapi)
+)
+_is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_IsValid", ctypes.pythonapi))
+_pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+
+
+def _delete_tensor(capsule: int) -> None:
+    """Delete the tensor of a capsule that no consumer has taken: a consumer renames the capsule."""
+    if _is_valid(capsule, b"dltensor"):
+        core().ipc_tensor_delete(ffi.cast("void *", _pointer_of(capsule, b"dltensor")))
+
+
+_end_of_capsule = _Destructor(_delete_tensor)
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(_end_of_capsule))  # capsules may outlive this module

@@ -1,0 +1,252 @@
+"""Tensors and events that processes share by CUDA IPC, on the emulated device."""
+
+from __future__ import annotations
+
+import pytest
+
+from isolated import HARNESS
+from two_processes import run_pair
+
+HARNESS_PATH = str(HARNESS)
+
+MODES = pytest.mark.parametrize("adversarial", [False, True], ids=["inline", "adversarial"])
+
+
+@MODES
+def test_a_session_runs_on_another_processs_tensor(adversarial: bool) -> None:
+    """The memory is shared, not copied: the exporter sees what the importer's Run wrote."""
+    code = """
+    def exporter(other):
+        ort, ipc = start()
+        a, c = value_of(ort, np.arange(8, dtype=np.float32)), value_of(ort, np.zeros(8, np.float32))
+        other.send([ipc.get_handle(a), ipc.get_handle(c)])
+        other.recv()
+        print(c.numpy())
+
+    def importer(other):
+        ort, ipc = start()
+        import ort_cuda_plugin
+        from isolated import add_model
+        session = ort_cuda_plugin.session(add_model(), emulate=True)
+        a, c = (ipc.open_handle(handle) for handle in other.recv())
+        with a, c:
+            binding = session.io_binding()
+            binding.bind_ortvalue_input("a", a.ortvalue())
+            ort_cuda_plugin.bind_input(binding, "b", a)
+            binding.bind_ortvalue_output("c", c.ortvalue())
+            ort_cuda_plugin.reset_counters()
+            session.run_with_iobinding(binding)
+            counters = ort_cuda_plugin.counters()
+            print([counters[f"copies_{kind}"] for kind in ("h2d", "d2h", "d2d")])
+            del binding, counters
+        other.send("done")
+    """
+    lines = run_pair(code, adversarial, env={"PYTHONPATH": HARNESS_PATH})
+    assert sorted(lines) == ["[ 0.  2.  4.  6.  8. 10. 12. 14.]", "[0, 0, 0]"]
+
+
+@MODES
+def test_events_order_the_streams_of_two_processes(adversarial: bool) -> None:
+    """Each process only enqueues: neither waits for its device before the last step."""
+    code = """
+    STEPS, BYTES = 12, 1000
+
+    def exporter(other):
+        ort, ipc = start()
+        from ort_cuda_plugin.abi.device import Device
+        device, value = Device.emulated(), value_of(ort, np.zeros(BYTES, np.uint8))
+        stream, ready = device.stream(), ipc.Event()
+        other.send([ipc.get_handle(value), ready.handle()])
+        done = ipc.open_event(other.recv())
+        for step in range(1, STEPS + 1):
+            done.wait(stream_number(stream))
+            device.call("MemsetD8Async", value.data_ptr(), step, BYTES, stream.handle)
+            ready.record(stream_number(stream))
+            other.send(step)
+            other.recv()
+        stream.synchronize()
+        done.close()
+        other.send("closed")
+        other.recv()
+        ready.close()
+
+    def importer(other):
+        ort, ipc = start()
+        from ort_cuda_plugin.abi.device import Device
+        device = Device.emulated()
+        stream, done = device.stream(), ipc.Event()
+        handle, ready = other.recv()
+        ready = ipc.open_event(ready)
+        other.send(done.handle())
+        copies = [device.upload(np.zeros(BYTES, np.uint8)) for _ in range(STEPS)]
+        with ipc.open_handle(handle) as tensor:
+            x = tensor.ortvalue()
+            for copy in copies:
+                other.recv()
+                ready.wait(stream_number(stream))
+                device.call("MemcpyDtoDAsync", copy.address, x.data_ptr(), BYTES, stream.handle)
+                done.record(stream_number(stream))
+                other.send("enqueued")
+            done.synchronize()
+            assert done.is_done()
+            del x
+        arrays = [device.download(copy) for copy in copies]
+        print([int(array.min()) for array in arrays], [int(array.max()) for array in arrays])
+        other.recv()
+        ready.close()
+        done.close()
+        other.send("closed")
+
+    def stream_number(stream):
+        from ort_cuda_plugin.abi.core import ffi
+        return int(ffi.cast("uintptr_t", stream.handle))
+    """
+    steps = list(range(1, 13))
+    assert run_pair(code, adversarial) == [f"{steps} {steps}"]
+
+
+def test_memory_outlives_its_importers() -> None:
+    """The emulated device refuses to free memory that another process has open; CUDA leaves that open."""
+    code = """
+    def exporter(other):
+        ort, ipc = start()
+        from ort_cuda_plugin.abi.device import Device
+        device = Device.emulated()
+        array = device.upload(np.arange(2000, dtype=np.int32))
+        for _ in range(2):
+            handle = ipc.get_handle(array)
+            other.send(handle)
+            other.recv()
+            address = array.address
+            print(refused(device.call, "MemFree", address))
+            other.send("close")
+            other.recv()
+        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # the importer has ended and never closed the handle
+        device.call("MemFree", address)
+        array.address = 0
+        print(refused(device.call, "MemFree", address))
+
+    def importer(other):
+        ort, ipc = start()
+        handle = other.recv()
+        with ipc.open_handle(handle) as tensor, ipc.open_handle(handle) as again:
+            print(again.ortvalue().numpy()[-1])
+            gc.collect()
+            other.send("open")
+            other.recv()
+        other.send("closed")
+        tensor = ipc.open_handle(other.recv())
+        other.send("open")
+        other.recv()
+        other.send("ends")
+        sys.stdout.flush()
+        os._exit(0)
+    """
+    in_use = "CudaError: MemFree: CUDA_ERROR_ILLEGAL_STATE (CUDA IPC memory: another process still has the memory at"
+    lines = sorted(run_pair(code))
+    assert lines[0] == "1999"
+    assert [line.startswith(in_use) for line in lines] == [False, True, True, False]
+    assert "no allocation starts at" in lines[-1]
+
+
+def test_the_exporter_may_end_first() -> None:
+    """An open tensor keeps its contents; a handle of an ended process opens nothing."""
+    code = """
+    def exporter(other):
+        ort, ipc = start()
+        value, event = value_of(ort, np.full(5, 3.5, np.float16)), ipc.Event()
+        event.record()
+        other.send([ipc.get_handle(value), event.handle()])
+        other.recv()
+
+    def importer(other):
+        ort, ipc = start()
+        memory, event = other.recv()
+        with ipc.open_handle(memory) as tensor:
+            opened = ipc.open_event(event)
+            other.send("open")
+            os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+            opened.wait()
+            print(tensor.ortvalue().numpy())
+            gc.collect()
+        opened.close()
+        print(refused(ipc.open_handle, memory))
+        print(refused(ipc.open_event, event))
+    """
+    values, memory, event = run_pair(code, exporter_is_parent=False)
+    assert values == "[3.5 3.5 3.5 3.5 3.5]"
+    assert "does not have the exported object: No such file or directory" in memory
+    assert "while the exporter lives and has not freed the tensor" in memory
+    assert "does not have the exported object: No such file or directory" in event
+
+
+def test_damaged_handles_are_refused() -> None:
+    code = """
+    import dataclasses, pickle
+
+    def exporter(other):
+        ort, ipc = start()
+        value, event = value_of(ort, np.arange(8, dtype=np.float32)), ipc.Event()
+        other.send([ipc.get_handle(value), event.handle(), os.pipe()[0]])
+        other.recv()
+
+    def importer(other):
+        ort, ipc = start()
+        handle, event, pipe = other.recv()
+        changed = lambda **changes: dataclasses.replace(handle, **changes)
+        count = 0
+        for index in range(24):
+            damaged = bytearray(handle.memory)
+            damaged[index] ^= 0x40
+            text = refused(ipc.open_handle, changed(memory=bytes(damaged)))
+            assert "INVALID_HANDLE" in text or "INVALID_CONTEXT" in text, text
+            damaged = bytearray(event.event)
+            damaged[index] ^= 0x40
+            text = refused(ipc.open_event, ipc.EventHandle(bytes(damaged), event.device))
+            assert "INVALID_HANDLE" in text or "INVALID_CONTEXT" in text, text
+            count += 1
+        print(count)
+        for memory in (bytes(64), event.event, handle.memory[:20] + pipe.to_bytes(4, "little") + bytes(40)):
+            print(refused(ipc.open_handle, changed(memory=memory)))
+        print(refused(ipc.open_event, ipc.EventHandle(handle.memory, event.device)))
+        print(refused(ipc.open_handle, changed(shape=(1 << 30,))))
+        print(refused(ipc.open_handle, changed(offset=1 << 40)))
+        for changes in ({"offset": -4}, {"offset": 2}, {"shape": (0,)}, {"shape": (-1, -8)}, {"shape": (1 << 60, 9)},
+                        {"shape": [8]}, {"dtype": "string"}, {"dtype": 1}, {"memory": b"x"}, {"device": "x"}):
+            print(refused(lambda: changed(**changes)))
+        print(refused(ipc.open_handle, changed(device="0" * 32)))
+        print(refused(ipc.open_handle, handle.memory))
+        assert pickle.loads(pickle.dumps(handle)) == handle
+        bad = pickle.dumps(handle).replace(b"float32", b"float99")
+        print(refused(pickle.loads, bad))
+        with ipc.open_handle(handle) as tensor:
+            print(tensor.shape, tensor.dtype)
+        other.send("done")
+    """
+    lines = run_pair(code)
+    expected = [
+        "24",
+        "these 64 bytes are not a handle of the emulated device",
+        "these 64 bytes are not a handle of the emulated device",
+        "does not have the exported object",
+        "these 64 bytes are not a handle of the emulated device",
+        "4294967296 bytes at offset 0 do not fit into the allocation of",
+        "32 bytes at offset 1099511627776 do not fit into the allocation of",
+        "offset of the handle: got -4, expected a multiple of the element size, 4 bytes",
+        "offset of the handle: got 2",
+        "shape of the handle: got (0,), expected a tuple of positive integers",
+        "shape of the handle: got (-1, -8)",
+        "exceeds 2**48 bytes",
+        "shape of the handle: got [8]",
+        "dtype of the handle: got 'string', expected one of bfloat16, bool",
+        "dtype of the handle: got 1",
+        "memory of the handle: got 1 bytes, expected 64 bytes",
+        "device of the handle: got 'x', expected a UUID",
+        f"no device of this process has the UUID {'0' * 32}. Known devices: 0 (Emulated CUDA device)",
+        "TypeError: handle: expected an ort_cuda_plugin.ipc.MemoryHandle, got bytes",
+        "ValueError: dtype of the handle: got 'float99'",
+        "(8,) float32",
+    ]
+    assert len(lines) == len(expected)
+    for line, text in zip(lines, expected, strict=True):
+        assert text in line
