@@ -6,10 +6,11 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from ..abi.core import ffi, lib
-from ..abi.device import CudaError, Device, ignored_at_end
+from ..abi.core import core, driver_error_text, ffi, lib
+from ..abi.device import CudaError, ignored_at_end
+from ..ep.device.devices import DeviceInfo, open_device
 from ..memory import find_device
-from .handles import EventHandle, device_of_info, explained, find_uuid, uuid_of
+from .handles import EventHandle, device_of_info, driver_call, find_uuid, uuid_of
 
 if TYPE_CHECKING:
     from ..memory import DeviceLike
@@ -20,6 +21,8 @@ class SupportsGetHandle(Protocol):
 
     def get_handle(self) -> int: ...
 
+
+_OPEN_ADVICE = "A handle can be opened in another process than its creator, while the creator has not closed the event"
 
 StreamLike: TypeAlias = "int | SupportsGetHandle | None"
 """A stream: its ``cudaStream_t`` as a number, an ``OrtSyncStream``, or None for the default stream."""
@@ -49,12 +52,13 @@ class Event:
 
     def __init__(self, device: DeviceLike | None = None) -> None:
         self._event: Any = None
-        opened, event = device_of_info(find_device(device)), ffi.new("CUevent *")
-        opened.call("EventCreate", event, lib.CU_EVENT_INTERPROCESS | lib.CU_EVENT_DISABLE_TIMING)
-        self._become(opened, event[0])
+        self._open(find_device(device), "EventCreate", lib.CU_EVENT_INTERPROCESS | lib.CU_EVENT_DISABLE_TIMING)
 
-    def _become(self, device: Device, event: Any) -> None:
-        self._device, self._event = device, event
+    def _open(self, info: DeviceInfo, member: str, argument: Any, advice: str = "") -> None:
+        self._opened_device, self._device = open_device(info), device_of_info(info)
+        event = ffi.new("CUevent *")
+        driver_call(self._device, member, event, argument, advice=advice)
+        self._event = event[0]
 
     def handle(self) -> EventHandle:
         """Return a handle by which another process opens the event. This object must live until they have closed it.
@@ -102,8 +106,14 @@ class Event:
         Raises: CudaError: the driver refuses, for example because another process still has the event open.
         """
         if self._event is not None:
-            event, self._event = self._event, None
-            self._call("EventDestroy", event)
+            stay = ffi.new("ocp_stay *")
+            if core().device_enter_to_release(self._opened_device, stay):  # not in a forked child
+                event, self._event = self._event, None
+                code = self._device.driver.EventDestroy(event)
+                text = driver_error_text(self._device.driver, code)
+                core().device_leave(stay)
+                if code:
+                    raise CudaError("cuEventDestroy", code, text)
 
     def __enter__(self) -> Event:
         return self
@@ -123,7 +133,7 @@ class Event:
         return self._event
 
     def _call(self, member: str, *arguments: Any) -> None:
-        self._device.call(member, *arguments)
+        driver_call(self._device, member, *arguments)
 
 
 def open_event(handle: EventHandle) -> Event:
@@ -141,17 +151,11 @@ def open_event(handle: EventHandle) -> Event:
     """
     if not isinstance(handle, EventHandle):
         raise TypeError(f"handle: expected an ort_cuda_plugin.ipc.EventHandle, got {type(handle).__name__}")
-    device, event = device_of_info(find_uuid(handle.device)), ffi.new("CUevent *")
     driver_handle = ffi.new("CUipcEventHandle *")
     ffi.memmove(driver_handle, handle.event, len(handle.event))
-    try:
-        device.call("IpcOpenEventHandle", event, driver_handle[0])
-    except CudaError as error:
-        raise explained(
-            error, "A handle can be opened in another process than its creator, while the creator has the event open"
-        ) from error
     opened = Event.__new__(Event)
-    opened._become(device, event[0])
+    opened._event = None
+    opened._open(find_uuid(handle.device), "IpcOpenEventHandle", driver_handle[0], _OPEN_ADVICE)
     return opened
 
 

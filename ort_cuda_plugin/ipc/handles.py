@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..abi.core import core, ffi, lib
+from ..abi.core import core, driver_error_text, ffi, lib
 from ..abi.device import CudaError, Device
 from ..api import devices
 from ..arrays import DLPACK_TYPES
@@ -116,10 +116,19 @@ def device_of_info(info: DeviceInfo) -> Device:
     return Device.emulated(info.ordinal) if info.emulated else Device.cuda(info.ordinal)
 
 
+def driver_call(device: Device, member: str, *arguments: Any, advice: str = "") -> None:
+    """Call a member of the device's driver table. The CudaError names CUDA's function, and ends with the advice."""
+    try:
+        device.call(member, *arguments)
+    except CudaError as error:
+        text = str(error).removeprefix(f"{error.call}: ")
+        raise CudaError(f"cu{error.call}", error.code, f"{text}. {advice}" if advice else text) from None
+
+
 def uuid_of(device: Device) -> str:
     """Return the UUID of a device, which is the same in all processes. Raises CudaError."""
     uuid = ffi.new("CUuuid *")
-    device.call("DeviceGetUuid", uuid, device.handle)
+    driver_call(device, "DeviceGetUuid", uuid, device.handle)
     return bytes(ffi.buffer(uuid)).hex()
 
 
@@ -128,11 +137,18 @@ def find_uuid(uuid: str) -> DeviceInfo:
 
     Raises:
         ValueError: this process does not have the device.
+        CudaError: the driver does not tell the UUID of a device, which may be the one.
     """
     known = devices()
+    failed: CudaError | None = None
     for info in known:
-        if _uuid_without_context(info) == uuid:
-            return info
+        try:
+            if _uuid_without_context(info) == uuid:
+                return info
+        except CudaError as error:
+            failed = error
+    if failed is not None:
+        raise failed
     names = ", ".join(f"{info.ordinal} ({info.name})" for info in known) or "none"
     raise ValueError(
         f"device of the handle: no device of this process has the UUID {uuid}. Known devices: {names}. Make the "
@@ -141,14 +157,11 @@ def find_uuid(uuid: str) -> DeviceInfo:
 
 
 def _uuid_without_context(info: DeviceInfo) -> str:
-    """Return the UUID of a device, or "" if the driver gives none; creates no context."""
+    """Return the UUID of a device; creates no context. Raises CudaError."""
     driver = core().driver_emulator() if info.emulated else core().driver_cuda(ffi.NULL)
     handle, uuid = ffi.new("CUdevice *"), ffi.new("CUuuid *")
-    failed = driver.DeviceGet(handle, info.ordinal) or driver.DeviceGetUuid(uuid, handle[0])
-    return "" if failed else bytes(ffi.buffer(uuid)).hex()
-
-
-def explained(error: CudaError, advice: str) -> CudaError:
-    """Return the error with advice behind its text."""
-    text = str(error).removeprefix(f"{error.call}: ")
-    return CudaError(error.call, error.code, f"{text}. {advice}")
+    if code := driver.DeviceGet(handle, info.ordinal):
+        raise CudaError("cuDeviceGet", code, driver_error_text(driver, code))
+    if code := driver.DeviceGetUuid(uuid, handle[0]):
+        raise CudaError("cuDeviceGetUuid", code, driver_error_text(driver, code))
+    return bytes(ffi.buffer(uuid)).hex()

@@ -11,7 +11,7 @@ from ..abi.device import CudaError
 from ..arrays import DLPACK_TYPES, memory_of, offered_memory_info
 from ..ep.device.devices import open_device
 from ..model.ir import DType
-from .handles import DTYPES, MemoryHandle, device_of_info, find_uuid, uuid_of
+from .handles import DTYPES, MemoryHandle, device_of_info, driver_call, find_uuid, uuid_of
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -60,9 +60,9 @@ def get_handle(value: ort.OrtValue | DeviceArray) -> MemoryHandle:
         )
     device = memory.device
     base, handle = ffi.new("CUdeviceptr *"), ffi.new("CUipcMemHandle *")
-    device.call("MemGetAddressRange", base, ffi.NULL, memory.address)
+    driver_call(device, "MemGetAddressRange", base, ffi.NULL, memory.address)
     try:
-        device.call("IpcGetMemHandle", handle, base[0])
+        driver_call(device, "IpcGetMemHandle", handle, base[0])
     except CudaError as error:
         if error.code != lib.CUDA_ERROR_INVALID_VALUE:
             raise
@@ -137,6 +137,7 @@ class ImportedTensor:
         import onnxruntime as ort
         from onnxruntime.capi import onnxruntime_pybind11_state as state
 
+        self._check_open()
         vendor = offered_memory_info(device_of_info(self._info), "the tensor").device_vendor_id
         dtype = DTYPES[self.dtype]
         if dtype is DType.BFLOAT16 or vendor != _NVIDIA:
@@ -161,9 +162,12 @@ class ImportedTensor:
     def __dlpack_device__(self) -> tuple[int, int]:
         return _DL_CUDA, self._info.ordinal
 
-    def _capsule(self, dtype: DType) -> Any:
+    def _check_open(self) -> None:
         if self._memory is None:
             raise ValueError("tensor: it is closed. Open the handle again")
+
+    def _capsule(self, dtype: DType) -> Any:
+        self._check_open()
         code, bits = _DL_CODES[dtype]
         shape, error = ffi.new("int64_t[]", list(self.shape) or 1), new_error()
         spec = {"address": self._address, "code": code, "bits": bits, "rank": len(self.shape), "shape": shape}
@@ -172,7 +176,9 @@ class ImportedTensor:
         return _make_capsule(int(ffi.cast("uintptr_t", tensor)), _CAPSULE_NAME, _end_of_capsule)
 
     def close(self) -> None:
-        """Wait for the work of the device, and close the memory. Tell the exporter afterwards. Safe to call twice.
+        """Wait for the work of sessions on the device, and close the memory. Tell the exporter afterwards.
+
+        Wait for work on streams of your own before. A second call has no effect.
 
         Raises:
             PluginError: an OrtValue, an array or a binding still uses the memory, or the work failed. The tensor stays

@@ -36,7 +36,7 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 from fault_worker import Outcome  # noqa: E402
 
 HANG_SECONDS = 60
-RELEASES = re.compile(r"Destroy|Free|Release|Unload|TrimTo")
+RELEASES = re.compile(r"Close|Destroy|Free|Release|Unload|TrimTo")
 """Pattern of driver functions that release a resource even if they return an error, such as that of earlier work."""
 
 

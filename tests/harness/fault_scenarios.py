@@ -6,9 +6,13 @@ releases everything (`close`). It is short, so that thousands of faults can be i
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import gc
 import os
+import pickle
+import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +29,7 @@ import ort_cuda_plugin as plugin
 import searches
 from device_models import add_and_double, model, with_cpu_nodes
 from interop import Interop
+from ort_cuda_plugin import ipc
 from ort_cuda_plugin.abi.core import core, ffi
 from ort_cuda_plugin.abi.device import CudaError, Device
 from ort_cuda_plugin.abi.host import OrtError, api
@@ -674,6 +679,58 @@ class Imports(Scenario):
         self.__dict__.clear()
 
 
+class Processes(Scenario):
+    """Exports of a tensor and an event, and imports of those of another process."""
+
+    EXPORTER = """if True:
+        import pickle, sys
+        import numpy as np
+        from ort_cuda_plugin import ipc
+        from ort_cuda_plugin.abi.device import Device
+        array, event = Device.emulated().upload(np.arange(32, dtype=np.float32)), ipc.Event()
+        event.record()
+        event.synchronize()
+        print(pickle.dumps([ipc.get_handle(array), event.handle()]).hex(), flush=True)
+        sys.stdin.read()
+    """
+    handles: ClassVar[tuple[ipc.MemoryHandle, ipc.EventHandle] | None] = None
+
+    def prepare(self) -> None:
+        if type(self).handles is None:
+            command = [sys.executable, "-c", self.EXPORTER]
+            environment = os.environ | {"ORT_CUDA_PLUGIN_EMULATE": "1"}
+            pipe = subprocess.PIPE
+            exporter = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment)
+            atexit.register(exporter.communicate)
+            assert exporter.stdout is not None
+            type(self).handles = tuple(pickle.loads(bytes.fromhex(exporter.stdout.readline().decode())))
+
+    def create(self) -> None:
+        pass
+
+    def steps(self) -> Sequence[Step]:
+        return [self.share] * 3
+
+    def share(self) -> None:
+        assert self.handles is not None
+        with ExitStack() as releases:
+            value = on_device(numbers(32, 1))
+            ipc.get_handle(value)
+            own = releases.enter_context(ipc.Event())
+            own.handle()
+            own.record()
+            event = releases.enter_context(ipc.open_event(self.handles[1]))
+            event.wait()
+            event.synchronize()
+            own.synchronize()
+            tensor = releases.enter_context(ipc.open_handle(self.handles[0]))
+            check(tensor.ortvalue().numpy(), np.arange(32, dtype=np.float32))
+
+    def alive(self) -> dict[str, int]:
+        gc.collect()
+        return {"mappings": mappings()}
+
+
 class Library(Scenario):
     """GEMMs of the cuBLASLt stand-in, in automatic CUDA graphs."""
 
@@ -894,6 +951,7 @@ SCENARIOS: dict[str, type[Scenario]] = {
     "registration": Registration,
     "own-stream": OwnStream,
     "imports": Imports,
+    "processes": Processes,
     "library": Library,
     "convolutions": Convolutions,
     "first-use": FirstUse,

@@ -45,8 +45,10 @@ def test_a_session_runs_on_another_processs_tensor(adversarial: bool) -> None:
     assert sorted(lines) == ["[ 0.  2.  4.  6.  8. 10. 12. 14.]", "[0, 0, 0]"]
 
 
-@MODES
-def test_events_order_the_streams_of_two_processes(adversarial: bool) -> None:
+@pytest.mark.parametrize(
+    ("adversarial", "check"), [(False, 0), (True, 0), (True, 1)], ids=["inline", "adversarial", "adversarial-check"]
+)
+def test_events_order_the_streams_of_two_processes(adversarial: bool, check: int) -> None:
     """Each process only enqueues: neither waits for its device before the last step."""
     code = """
     STEPS, BYTES = 12, 1000
@@ -73,6 +75,7 @@ def test_events_order_the_streams_of_two_processes(adversarial: bool) -> None:
     def importer(other):
         ort, ipc = start()
         from ort_cuda_plugin.abi.device import Device
+        from ort_cuda_plugin.abi.emulation import findings
         device = Device.emulated()
         stream, done = device.stream(), ipc.Event()
         handle, ready = other.recv()
@@ -95,6 +98,7 @@ def test_events_order_the_streams_of_two_processes(adversarial: bool) -> None:
         other.recv()
         ready.close()
         done.close()
+        assert findings() == []
         other.send("closed")
 
     def stream_number(stream):
@@ -102,7 +106,7 @@ def test_events_order_the_streams_of_two_processes(adversarial: bool) -> None:
         return int(ffi.cast("uintptr_t", stream.handle))
     """
     steps = list(range(1, 13))
-    assert run_pair(code, adversarial) == [f"{steps} {steps}"]
+    assert run_pair(code, adversarial, env={"ORT_CUDA_PLUGIN_EMULATE_CHECK": str(check)}) == [f"{steps} {steps}"]
 
 
 def test_memory_outlives_its_importers() -> None:
@@ -250,3 +254,113 @@ def test_damaged_handles_are_refused() -> None:
     assert len(lines) == len(expected)
     for line, text in zip(lines, expected, strict=True):
         assert text in line
+
+
+def test_memory_of_cudas_pool_is_refused() -> None:
+    code = """
+    def exporter(other):
+        ort, ipc = start()
+        import ort_cuda_plugin
+        from isolated import add_model
+        session = ort_cuda_plugin.session(
+            add_model(), emulate=True, provider_options={"arena.use_cuda_mempool": "1"}
+        )
+        value = value_of(ort, np.zeros(8, np.float32))
+        print(refused(ipc.get_handle, value))
+        print(refused(ipc.get_handle, ort.OrtValue.ortvalue_from_numpy(np.zeros(8, np.float32))))
+        print(refused(ipc.get_handle, value_of(ort, np.zeros((0, 8), np.float32))))
+        print(refused(ipc.get_handle, np.zeros(8)))
+
+    def importer(other):
+        pass
+    """
+    pool, host, empty, array = run_pair(code, env={"PYTHONPATH": HARNESS_PATH})
+    assert "CUDA can share only memory of cuMemAlloc between processes" in pool
+    assert "do not set arena.use_cuda_mempool" in pool
+    assert "TypeError: value: expected a tensor in device memory" in host
+    assert "ValueError: value: the device of an array without elements is unknown" in empty
+    assert "TypeError: value: expected an array in CUDA memory" in array
+
+
+def test_element_types_and_offsets_pass() -> None:
+    """Tensors within one allocation, each with its offset; bool and bfloat16 have rules of their own."""
+    code = """
+    TYPES = ("bool", "int8", "uint16", "float16", "bfloat16", "int64", "float64")
+
+    def exporter(other):
+        ort, ipc = start()
+        values = [value_of(ort, array_of(name)) if name != "bfloat16" else bfloat16_of(ort) for name in TYPES]
+        handles = [ipc.get_handle(value) for value in values]
+        print(len({handle.memory for handle in handles}), len({handle.offset for handle in handles}))
+        other.send(handles)
+        other.recv()
+
+    def importer(other):
+        ort, ipc = start()
+        from ort_cuda_plugin.arrays import memory_of
+        for name, handle in zip(TYPES, other.recv()):
+            with ipc.open_handle(handle) as tensor:
+                assert (tensor.dtype, tensor.shape) == (name, (2, 3)), (tensor.dtype, tensor.shape)
+                memory = memory_of(tensor, name)  # as bind_input sees it
+                assert (memory.dtype.name.lower(), memory.shape) == (name, (2, 3))
+                if name == "bfloat16":
+                    print(refused(tensor.ortvalue))
+                else:
+                    value = tensor.ortvalue()
+                    assert value.data_ptr() == memory.address
+                    np.testing.assert_array_equal(value.numpy(), array_of(name))
+                    del value
+                del memory
+            print(refused(tensor.ortvalue))
+        other.send("done")
+
+    def array_of(name):
+        return (np.arange(6) % 2 + 3 * (name != "bool")).reshape(2, 3).astype(name)
+
+    def bfloat16_of(ort):
+        return ort.OrtValue.ortvalue_from_shape_and_type([2, 3], 16, "cuda", 0)
+    """
+    lines = sorted(run_pair(code))
+    assert lines[0] == "1 7"
+    assert lines[1].startswith("TypeError: tensor: ONNX Runtime makes no OrtValue of bfloat16 from DLPack")
+    assert lines[2:] == ["ValueError: tensor: it is closed. Open the handle again"] * 7
+
+
+def test_devices_are_found_by_uuid() -> None:
+    code = """
+    def exporter(other):
+        ort, ipc = start()
+        value = ort.OrtValue.ortvalue_from_numpy(np.arange(4, dtype=np.int32), "cuda", 1)
+        event = ipc.Event(1)
+        event.record()
+        other.send([ipc.get_handle(value), event.handle()])
+        other.recv()
+
+    def importer(other):
+        ort, ipc = start()
+        handle, event = other.recv()
+        opened = ipc.open_event(event)
+        opened.synchronize()
+        opened.close()
+        with ipc.open_handle(handle) as tensor:
+            print(tensor.__dlpack_device__(), tensor.ortvalue().numpy())
+        other.send("done")
+    """
+    assert run_pair(code, env={"ORT_CUDA_PLUGIN_EMULATE_DEVICES": "2"}) == ["(2, 1) [0 1 2 3]"]
+
+
+def test_a_driver_without_cuda_ipc_is_named() -> None:
+    code = """
+    def exporter(other):
+        ort, ipc = start()
+        print(refused(ipc.get_handle, value_of(ort, np.zeros(8, np.float32))))
+        event = ipc.Event()
+        print(refused(event.handle))
+
+    def importer(other):
+        pass
+    """
+    faults = {"ORT_CUDA_PLUGIN_EMULATE_FAULTS": "unsupported=IpcGetMemHandle,IpcGetEventHandle"}
+    memory, event = run_pair(code, env=faults)
+    assert memory.startswith("CudaError: cuIpcGetMemHandle: CUDA_ERROR_NOT_SUPPORTED")
+    assert event.startswith("CudaError: cuIpcGetEventHandle: CUDA_ERROR_NOT_SUPPORTED")

@@ -7,6 +7,7 @@
 
 #include "device/release.h"
 #include "device/retired.h"
+#include "device/wait.h"
 #include "driver/driver.h"
 
 #define WHAT "CUDA IPC memory"
@@ -81,19 +82,13 @@ int ocp_ipc_memory_open(ocp_device *device, const char *handle, uint64_t offset,
 
 int ocp_ipc_memory_close(ocp_ipc_memory *memory, ocp_error *error) {
   unsigned users = 1;
-  OCP_STAY stay = ocp_device_enter(memory->device, error);
-  if (!stay.entered && !atomic_load(&memory->device->lost))
+  if (ocp_device_synchronize(memory->device, error) != ORT_OK && !atomic_load(&memory->device->lost))
     return error->code;
-  if (stay.entered) {
-    const CUresult result = memory->device->driver->CtxSynchronize();
-    if (result != CUDA_SUCCESS && !atomic_load(&memory->device->lost))
-      return ocp_device_fail(memory->device, result, "cuCtxSynchronize", error);
-  }
   if (!atomic_compare_exchange_strong(&memory->users, &users, 0))
     return ocp_fail(error, ORT_INVALID_ARGUMENT,
                     WHAT ": %u tensor%s still in use. Delete each OrtValue, array and binding of the memory first",
                     users - 1, users == 2 ? " is" : "s are");
-  error->code = 0; /* of a lost device: its memory is closed all the same */
+  error->code = ORT_OK; /* of a lost device: its memory is closed all the same */
   OCP_STAY release = ocp_device_enter_to_release(memory->device);
   if (release.entered)
     close_handle(memory);

@@ -2,7 +2,7 @@
  * no type for these handles, so Python's module ipc offers them; a consumer of DLPack, such as OrtValue.from_dlpack in
  * Python, makes the tensors.
  *
- *   opened by Python, used by n tensors --close: only without tensors, waits for the device--> closed
+ *   opened by Python, used by n tensors --close: only without tensors, waits for the streams--> closed
  *                     `--release: Python no longer needs it; the last tensor ends--> retired --> closed */
 #ifndef OCP_ORT_EXTERNAL_IPC_MEMORY_H
 #define OCP_ORT_EXTERNAL_IPC_MEMORY_H
@@ -22,8 +22,8 @@ int ocp_ipc_memory_open(ocp_device *device, const char *handle, uint64_t offset,
 void *ocp_ipc_memory_tensor(ocp_ipc_memory *memory, const ocp_dlpack_spec *spec, ocp_error *error);
 /* Calls the deleter of a tensor that no consumer has taken. */
 void ocp_ipc_tensor_delete(void *tensor);
-/* Waits for the device's work, and closes the memory. Fails if tensors still use it, or if the work cannot be waited
- * for; the memory is then open as before. */
+/* Waits for the device's streams (device/wait.h), and closes the memory. Fails if tensors still use it, or if the work
+ * cannot be waited for; the memory is then open as before. */
 int ocp_ipc_memory_close(ocp_ipc_memory *memory, ocp_error *error);
 /* Closes the memory without waiting, once no tensor and no work that was enqueued before uses it. */
 void ocp_ipc_memory_release(ocp_ipc_memory *memory);
