@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import threading
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ..abi.core import PluginError, check, core, ffi, lib, new_error
-from ..abi.device import CudaError
+from ..abi.device import CudaError, ignored_at_end
 from ..arrays import DLPACK_TYPES, memory_of, offered_memory_info
 from ..ep.device.devices import open_device
 from ..model.ir import DType
@@ -110,6 +112,7 @@ class ImportedTensor:
     """
 
     def __init__(self, handle: MemoryHandle) -> None:
+        self._lock = threading.Lock()  # another thread must not close the memory while a tensor is made
         self._memory: Any = None
         self.shape = handle.shape
         self.dtype = handle.dtype
@@ -137,7 +140,8 @@ class ImportedTensor:
         import onnxruntime as ort
         from onnxruntime.capi import onnxruntime_pybind11_state as state
 
-        self._check_open()
+        with self._lock:
+            self._check_open()
         vendor = offered_memory_info(device_of_info(self._info), "the tensor").device_vendor_id
         dtype = DTYPES[self.dtype]
         if dtype is DType.BFLOAT16 or vendor != _NVIDIA:
@@ -167,11 +171,12 @@ class ImportedTensor:
             raise ValueError("tensor: it is closed. Open the handle again")
 
     def _capsule(self, dtype: DType) -> Any:
-        self._check_open()
         code, bits = _DL_CODES[dtype]
         shape, error = ffi.new("int64_t[]", list(self.shape) or 1), new_error()
         spec = {"address": self._address, "code": code, "bits": bits, "rank": len(self.shape), "shape": shape}
-        tensor = core().ipc_memory_tensor(self._memory, ffi.new("ocp_dlpack_spec *", spec), error)
+        with self._lock:
+            self._check_open()
+            tensor = core().ipc_memory_tensor(self._memory, ffi.new("ocp_dlpack_spec *", spec), error)
         check(error)
         return _make_capsule(int(ffi.cast("uintptr_t", tensor)), _CAPSULE_NAME, _end_of_capsule)
 
@@ -184,12 +189,12 @@ class ImportedTensor:
             PluginError: an OrtValue, an array or a binding still uses the memory, or the work failed. The tensor stays
                 open.
         """
-        if self._memory is None:
-            return
         error = new_error()
-        core().ipc_memory_close(self._memory, error)
-        check(error)
-        self._memory = None
+        with self._lock:
+            if self._memory is not None:
+                core().ipc_memory_close(self._memory, error)
+                check(error)
+                self._memory = None
 
     def __enter__(self) -> ImportedTensor:
         return self
@@ -203,12 +208,14 @@ class ImportedTensor:
             self._release()  # the traceback of the error may hold values of the tensor
 
     def _release(self) -> None:
-        memory, self._memory = self._memory, None
+        with self._lock:
+            memory, self._memory = self._memory, None
         if memory is not None:
             core().ipc_memory_release(memory)
 
     def __del__(self) -> None:
-        self._release()
+        with suppress(*ignored_at_end):
+            self._release()
 
 
 # ---- capsules of DLPack ----

@@ -5,15 +5,13 @@ from __future__ import annotations
 import pytest
 
 from isolated import HARNESS
-from two_processes import run_pair
+from two_processes import MODES, run_pair
 
 HARNESS_PATH = str(HARNESS)
 
-MODES = pytest.mark.parametrize("adversarial", [False, True], ids=["inline", "adversarial"])
 
-
-@MODES
-def test_a_session_runs_on_another_processs_tensor(adversarial: bool) -> None:
+@pytest.mark.parametrize("mode", [each for each in MODES if each != "adversarial-check"])
+def test_a_session_runs_on_another_processs_tensor(mode: str) -> None:
     """The memory is shared, not copied: the exporter sees what the importer's Run wrote."""
     code = """
     def exporter(other):
@@ -27,7 +25,7 @@ def test_a_session_runs_on_another_processs_tensor(adversarial: bool) -> None:
         ort, ipc = start()
         import ort_cuda_plugin
         from isolated import add_model
-        session = ort_cuda_plugin.session(add_model(), emulate=True)
+        session = ort_cuda_plugin.session(add_model(), emulate=EMULATE)
         a, c = (ipc.open_handle(handle) for handle in other.recv())
         with a, c:
             binding = session.io_binding()
@@ -41,22 +39,19 @@ def test_a_session_runs_on_another_processs_tensor(adversarial: bool) -> None:
             del binding, counters
         other.send("done")
     """
-    lines = run_pair(code, adversarial, env={"PYTHONPATH": HARNESS_PATH})
+    lines = run_pair(code, mode, env={"PYTHONPATH": HARNESS_PATH})
     assert sorted(lines) == ["[ 0.  2.  4.  6.  8. 10. 12. 14.]", "[0, 0, 0]"]
 
 
-@pytest.mark.parametrize(
-    ("adversarial", "check"), [(False, 0), (True, 0), (True, 1)], ids=["inline", "adversarial", "adversarial-check"]
-)
-def test_events_order_the_streams_of_two_processes(adversarial: bool, check: int) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_events_order_the_streams_of_two_processes(mode: str) -> None:
     """Each process only enqueues: neither waits for its device before the last step."""
     code = """
     STEPS, BYTES = 12, 1000
 
     def exporter(other):
         ort, ipc = start()
-        from ort_cuda_plugin.abi.device import Device
-        device, value = Device.emulated(), value_of(ort, np.zeros(BYTES, np.uint8))
+        device, value = open_device(), value_of(ort, np.zeros(BYTES, np.uint8))
         stream, ready = device.stream(), ipc.Event()
         other.send([ipc.get_handle(value), ready.handle()])
         done = ipc.open_event(other.recv())
@@ -74,9 +69,8 @@ def test_events_order_the_streams_of_two_processes(adversarial: bool, check: int
 
     def importer(other):
         ort, ipc = start()
-        from ort_cuda_plugin.abi.device import Device
         from ort_cuda_plugin.abi.emulation import findings
-        device = Device.emulated()
+        device = open_device()
         stream, done = device.stream(), ipc.Event()
         handle, ready = other.recv()
         ready = ipc.open_event(ready)
@@ -106,7 +100,7 @@ def test_events_order_the_streams_of_two_processes(adversarial: bool, check: int
         return int(ffi.cast("uintptr_t", stream.handle))
     """
     steps = list(range(1, 13))
-    assert run_pair(code, adversarial, env={"ORT_CUDA_PLUGIN_EMULATE_CHECK": str(check)}) == [f"{steps} {steps}"]
+    assert run_pair(code, mode) == [f"{steps} {steps}"]
 
 
 def test_memory_outlives_its_importers() -> None:
@@ -114,8 +108,7 @@ def test_memory_outlives_its_importers() -> None:
     code = """
     def exporter(other):
         ort, ipc = start()
-        from ort_cuda_plugin.abi.device import Device
-        device = Device.emulated()
+        device = open_device()
         array = device.upload(np.arange(2000, dtype=np.int32))
         for _ in range(2):
             handle = ipc.get_handle(array)
