@@ -1,6 +1,7 @@
 /* Tests external memory and semaphores of the emulated device with threads: each thread's stream waits for the stream
  * of the thread before it, through a timeline semaphore, and adds its byte to imported memory. Meanwhile another thread
- * makes streams, and destroys them while they still wait.
+ * makes streams, and destroys them while they still wait. Then threads write neighbouring allocations while another
+ * thread exports them for CUDA IPC, and frees exported neighbours.
  *
  * Arguments: inline|adversarial SEED ROUNDS. */
 #define _GNU_SOURCE
@@ -102,6 +103,55 @@ static void *make_streams(void *unused) {
   return NULL;
 }
 
+/* Writes an allocation of a page that other threads also write, and that is exported meanwhile. */
+static void *write_exported(void *unused) {
+  (void)unused;
+  CUDA(driver->CtxSetCurrent(context));
+  CUdeviceptr own;
+  CUstream stream;
+  CUDA(driver->MemAlloc(&own, 300));
+  CUDA(driver->StreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+  for (long round = 0; round < 20 * rounds; round++) {
+    unsigned char seen[300] = {0};
+    CUipcMemHandle handle;
+    if (round == 10)
+      CUDA(driver->IpcGetMemHandle(&handle, own));
+    CUDA(driver->MemsetD8Async(own, (unsigned char)round, sizeof seen, stream));
+    CUDA(driver->MemcpyDtoHAsync(seen, own, sizeof seen, stream));
+    CUDA(driver->StreamSynchronize(stream));
+    CHECK(seen[0] == (unsigned char)round && seen[299] == (unsigned char)round);
+  }
+  CUDA(driver->StreamDestroy(stream));
+  CUDA(driver->MemFree(own));
+  return NULL;
+}
+
+static void *export_and_free(void *unused) {
+  (void)unused;
+  CUDA(driver->CtxSetCurrent(context));
+  while (!atomic_load(&done)) {
+    CUdeviceptr shared;
+    CUipcMemHandle handle;
+    CUDA(driver->MemAlloc(&shared, 200));
+    CUDA(driver->IpcGetMemHandle(&handle, shared));
+    CUDA(driver->MemFree(shared));
+  }
+  return NULL;
+}
+
+/* Runs `work` in all threads, and `beside` in another one until they have finished. */
+static void run_threads(void *(*work)(void *), void *(*beside)(void *)) {
+  pthread_t threads[NUM_THREADS], other;
+  atomic_store(&done, false);
+  for (uintptr_t i = 0; i < NUM_THREADS; i++)
+    CHECK(pthread_create(&threads[i], NULL, work, (void *)i) == 0);
+  CHECK(pthread_create(&other, NULL, beside, NULL) == 0);
+  for (int i = 0; i < NUM_THREADS; i++)
+    pthread_join(threads[i], NULL);
+  atomic_store(&done, true);
+  pthread_join(other, NULL);
+}
+
 static void start(const char *streams, const char *seed) {
   const ocp_emu_config config = {.num_devices = 1,
                                  .workers = 2,
@@ -129,18 +179,12 @@ int main(int argc, char **argv) {
   CUDA(driver->ImportExternalMemory(&memory, &desc));
   const CUDA_EXTERNAL_MEMORY_BUFFER_DESC range = {.offset = 0, .size = BYTES};
   CUDA(driver->ExternalMemoryGetMappedBuffer(&buffer, memory, &range));
-  pthread_t threads[NUM_THREADS], maker;
-  for (uintptr_t i = 0; i < NUM_THREADS; i++)
-    CHECK(pthread_create(&threads[i], NULL, take_turns, (void *)i) == 0);
-  CHECK(pthread_create(&maker, NULL, make_streams, NULL) == 0);
-  for (int i = 0; i < NUM_THREADS; i++)
-    pthread_join(threads[i], NULL);
-  atomic_store(&done, true);
-  pthread_join(maker, NULL);
+  run_threads(take_turns, make_streams);
   unsigned char last;
   CHECK(pread(memory_file, &last, 1, 8192) == 1 && last == (unsigned char)(rounds * NUM_THREADS));
   CUDA(driver->MemFree(buffer));
   CUDA(driver->DestroyExternalMemory(memory));
+  run_threads(write_exported, export_and_free);
   puts("external_test passed");
   return 0;
 }
