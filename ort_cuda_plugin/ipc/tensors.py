@@ -25,6 +25,9 @@ _DL_CUDA = 2
 _NVIDIA = 0x10DE
 """Vendor of the devices on which ONNX Runtime's ``OrtValue.from_dlpack`` makes values."""
 
+#: First ONNX Runtime 1.N whose DLPack has bool and bfloat16.
+_FULL_DLPACK = 32
+
 _OPEN_ADVICE = (
     "A handle can be opened in another process than its exporter, while the exporter lives and has not freed the tensor"
 )
@@ -138,21 +141,20 @@ class ImportedTensor:
             ValueError: the tensor is closed, or the plugin does not offer the device to ONNX Runtime.
         """
         import onnxruntime as ort
-        from onnxruntime.capi import onnxruntime_pybind11_state as state
 
         with self._lock:
             self._check_open()
         vendor = offered_memory_info(device_of_info(self._info), "the tensor").device_vendor_id
-        dtype = DTYPES[self.dtype]
-        if dtype is DType.BFLOAT16 or vendor != _NVIDIA:
-            reason = "bfloat16" if dtype is DType.BFLOAT16 else "emulated devices beside GPUs"
+        dtype, is_old = DTYPES[self.dtype], core().host_version() < _FULL_DLPACK
+        if (dtype is DType.BFLOAT16 and is_old) or vendor != _NVIDIA:
+            reason = "emulated devices beside GPUs" if vendor != _NVIDIA else f"bfloat16 before 1.{_FULL_DLPACK}"
             raise TypeError(
                 f"tensor: ONNX Runtime makes no OrtValue of {reason} from DLPack. Pass the tensor to "
                 "ort_cuda_plugin.bind_input or bind_output"
             )
-        is_bool = dtype is DType.BOOL
-        capsule = self._capsule(DType.UINT8 if is_bool else dtype)
-        return ort.OrtValue(state.OrtValue.from_dlpack(capsule, is_bool))
+        return ort.OrtValue.from_dlpack(
+            _OldBools(self._capsule(DType.UINT8)) if dtype is DType.BOOL and is_old else self
+        )
 
     def __dlpack__(self, *, stream: Any = None, **options: Any) -> Any:
         """Return a capsule of DLPack 0. The application orders the work of the processes, so ``stream`` is not used."""
@@ -216,6 +218,18 @@ class ImportedTensor:
     def __del__(self) -> None:
         with suppress(*ignored_at_end):
             self._release()
+
+
+class _OldBools:
+    """Booleans for an ONNX Runtime that takes them as uint8, with a word that they are none."""
+
+    dtype = "bool"
+
+    def __init__(self, capsule: Any) -> None:
+        self._bytes = capsule
+
+    def __dlpack__(self) -> Any:
+        return self._bytes
 
 
 # ---- capsules of DLPack ----

@@ -278,6 +278,7 @@ def test_memory_of_cudas_pool_is_refused() -> None:
 def test_element_types_and_offsets_pass() -> None:
     """Tensors within one allocation, each with its offset; bool and bfloat16 have rules of their own."""
     code = """
+    ONNX = {"float64": "double"}
     TYPES = ("bool", "int8", "uint16", "float16", "bfloat16", "int64", "float64")
 
     def exporter(other):
@@ -296,12 +297,13 @@ def test_element_types_and_offsets_pass() -> None:
                 assert (tensor.dtype, tensor.shape) == (name, (2, 3)), (tensor.dtype, tensor.shape)
                 memory = memory_of(tensor, name)  # as bind_input sees it
                 assert (memory.dtype.name.lower(), memory.shape) == (name, (2, 3))
-                if name == "bfloat16":
-                    print(refused(tensor.ortvalue))
+                if name == "bfloat16" and int(ort.__version__.split(".")[1]) < 32:
+                    assert "makes no OrtValue of bfloat16 before 1.32 from DLPack" in refused(tensor.ortvalue)
                 else:
                     value = tensor.ortvalue()
-                    assert value.data_ptr() == memory.address
-                    np.testing.assert_array_equal(value.numpy(), array_of(name))
+                    assert (value.data_ptr(), value.data_type()) == (memory.address, f"tensor({ONNX.get(name, name)})")
+                    if name != "bfloat16":
+                        np.testing.assert_array_equal(value.numpy(), array_of(name))
                     del value
                 del memory
             print(refused(tensor.ortvalue))
@@ -315,8 +317,7 @@ def test_element_types_and_offsets_pass() -> None:
     """
     lines = sorted(run_pair(code))
     assert lines[0] == "1 7"
-    assert lines[1].startswith("TypeError: tensor: ONNX Runtime makes no OrtValue of bfloat16 from DLPack")
-    assert lines[2:] == ["ValueError: tensor: it is closed. Open the handle again"] * 7
+    assert lines[1:] == ["ValueError: tensor: it is closed. Open the handle again"] * 7
 
 
 def test_devices_are_found_by_uuid() -> None:
