@@ -103,6 +103,80 @@ def test_events_order_the_streams_of_two_processes(mode: str) -> None:
     assert run_pair(code, mode) == [f"{steps} {steps}"]
 
 
+@pytest.mark.parametrize("mode", [each for each in MODES if each != "adversarial-check"])
+def test_events_order_the_runs_of_two_processes(mode: str) -> None:
+    """The exporter's Runs write a tensor, and the importer's Runs read it; no Run waits for its stream."""
+    code = """
+    STEPS = 4
+
+    def session_on(stream):
+        import onnxruntime as ort, ort_cuda_plugin
+        from isolated import add_model
+        options = {"user_compute_stream": str(stream.get_handle()), "has_user_compute_stream": "1"}
+        session = ort_cuda_plugin.session(add_model(), emulate=EMULATE, provider_options=options)
+        run_options = ort.RunOptions()
+        run_options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+
+        def bound(a, b, c):
+            binding = session.io_binding()
+            binding.bind_ortvalue_input("a", a)
+            binding.bind_ortvalue_input("b", b)
+            binding.bind_ortvalue_output("c", c)
+            return lambda: session.run_with_iobinding(binding, run_options)
+        return bound
+
+    def stream_of_device():
+        import ort_cuda_plugin
+        (device, *_) = ort_cuda_plugin.register(emulate=EMULATE)
+        return device.create_sync_stream()
+
+    def exporter(other):
+        ort, ipc = start()
+        stream, ready = stream_of_device(), ipc.Event()
+        shared, ones = (value_of(ort, np.full(8, n, np.float32)) for n in (0, 1))
+        run = session_on(stream)(shared, ones, shared)  # adds 1
+        other.send([ipc.get_handle(shared), ready.handle()])
+        done = ipc.open_event(other.recv())
+        for _ in range(STEPS):
+            done.wait(stream)
+            run()
+            ready.record(stream)
+            other.send("enqueued")
+            other.recv()
+        done.synchronize()
+        done.close()
+        other.send("closed")
+        other.recv()
+        ready.close()
+
+    def importer(other):
+        ort, ipc = start()
+        stream, done = stream_of_device(), ipc.Event()
+        handle, event = other.recv()
+        ready, results = ipc.open_event(event), [value_of(ort, np.zeros(8, np.float32)) for _ in range(STEPS)]
+        with ipc.open_handle(handle) as tensor:
+            shared = tensor.ortvalue()
+            bound = session_on(stream)
+            runs = [bound(shared, shared, result) for result in results]
+            other.send(done.handle())
+            for run in runs:
+                other.recv()
+                ready.wait(stream)
+                run()
+                done.record(stream)
+                other.send("enqueued")
+            done.synchronize()
+            del shared, runs, run
+            gc.collect()
+        print([float(value.numpy()[3]) for value in results])
+        other.recv()
+        ready.close()
+        done.close()
+        other.send("closed")
+    """
+    assert run_pair(code, mode, env={"PYTHONPATH": HARNESS_PATH}) == ["[2.0, 4.0, 6.0, 8.0]"]
+
+
 def test_memory_outlives_its_importers() -> None:
     """The emulated device refuses to free memory that another process has open; CUDA leaves that open."""
     code = """
