@@ -103,6 +103,7 @@ MADE: dict[str, Callable[[Path], None]] = {
     "genai": recipe_models.language_model,
     "livekit": recipe_models.recordings,
     "object_detection": recipe_models.object_detector,
+    "operate": recipe_models.small_model,
     "silero_vad": recipe_models.recordings,
     "text_embeddings": recipe_models.text_encoder,
     "whisper": recipe_models.speech_recognizer,
