@@ -122,17 +122,24 @@ static void note(uint64_t source) {
   into->each[into->count++] = source;
 }
 
-void ocp_activity_of(uint64_t source) {
+/* Sets the source of the calling thread; false: out of memory, or there is none to reset. */
+static bool set_source(uint64_t source) {
   if (!(source ? my_state() : mine))
-    return;
+    return false;
   mine->source = source;
   untrace();
   if (source && mine->is_noting)
     note(source);
+  return true;
+}
+
+void ocp_activity_of(uint64_t source) {
   ocp_activity_owners owners;
-  if (source && ocp_is_tracing() && ocp_activity_owned(&owners))
+  if (set_source(source) && source && ocp_is_tracing() && ocp_activity_owned(&owners))
     mine->is_traced = ocp_tracer_push(&owners, source, NULL);
 }
+
+void ocp_activity_of_node(uint64_t source) { set_source(source); }
 
 void ocp_activity_of_graph(ocp_graph_sources *sources) {
   ocp_activity_owners owners;

@@ -164,9 +164,9 @@ static CUresult add(const ocp_instance *instance, uint32_t index, ocp_stream *st
 
 CUresult ocp_graph_node_add(const ocp_instance *instance, uint32_t index, ocp_stream *stream, CUgraph graph,
                             ocp_graph_before before, CUgraphNode *node, struct ocp_prepared **used, ocp_error *error) {
-  ocp_activity_of(instance->variant->first_source + index);
+  ocp_activity_of_node(instance->variant->first_source + index);
   const CUresult result = add(instance, index, stream, graph, before, node, used, error);
-  ocp_activity_of(0);
+  ocp_activity_of_node(0);
   return result;
 }
 
@@ -223,8 +223,8 @@ static CUresult change(const ocp_instance *instance, uint32_t index, ocp_stream 
 
 CUresult ocp_graph_node_change(const ocp_instance *instance, uint32_t index, ocp_stream *stream, CUgraphExec exec,
                                CUgraphNode node, struct ocp_prepared **used) {
-  ocp_activity_of(instance->variant->first_source + index);
+  ocp_activity_of_node(instance->variant->first_source + index);
   const CUresult result = change(instance, index, stream, exec, node, used);
-  ocp_activity_of(0);
+  ocp_activity_of_node(0);
   return result;
 }
