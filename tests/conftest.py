@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -16,6 +17,11 @@ from ort_cuda_plugin.compiler.library import kernel_library
 from ort_cuda_plugin.compiler.library.kernel_library import MANIFEST_VARIABLE
 from ort_cuda_plugin.ep.device.devices import LOWERING_VARIABLE
 from ort_cuda_plugin.program.analysis.verify import VERIFY_VARIABLE
+
+# Without bytecode, each worker would rewrite the asserts of all test files (12 s of CPU), and each process that a test
+# starts would compile the plugin's sources.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 MANIFEST = Path(__file__).resolve().parent.parent / "build" / "kernels.jsonl"
 

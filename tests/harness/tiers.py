@@ -14,9 +14,10 @@ not full"``), all tests that match run, of both tiers.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections import defaultdict
-from collections.abc import Sequence, Set
+from collections.abc import Generator, Sequence, Set
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,11 @@ def read_second_tier(path: Path = SECOND_TIER) -> list[str]:
     """Return the node ids of the file."""
     lines = [line.partition("#")[0].strip() for line in path.read_text().splitlines()]
     return [line for line in lines if line]
+
+
+@functools.cache
+def _listed() -> frozenset[str]:
+    return frozenset(read_second_tier())
 
 
 def sample(names: Sequence[str], most_values: int = MOST_VALUES) -> set[str]:
@@ -69,7 +75,7 @@ def sample(names: Sequence[str], most_values: int = MOST_VALUES) -> set[str]:
 
 def mark_second_tier(items: Sequence[pytest.Item]) -> None:
     """Give the marker ``full`` to the tests of `SECOND_TIER`, and to the cases outside of samples."""
-    listed = set(read_second_tier())
+    listed = _listed()
     cases: dict[str, dict[str, list[pytest.Item]]] = defaultdict(lambda: defaultdict(list))
     for item in items:
         function, bracket, name = item.nodeid.partition("[")
@@ -78,16 +84,40 @@ def mark_second_tier(items: Sequence[pytest.Item]) -> None:
         elif bracket and (function + FURTHER_CASES in listed or may_be_sampled(item)):
             cases[function][name.removesuffix("]")].append(item)
     for function, named in cases.items():
-        chosen: Set[str] = sample(list(named)) if may_be_sampled(next(iter(named.values()))[0]) else named.keys()
-        if function + FURTHER_CASES in listed:
-            chosen = sample(list(chosen), 1)
+        chosen = first_tier_cases(function, list(named), may_be_sampled(next(iter(named.values()))[0]))
         for name in named.keys() - chosen:
             for item in named[name]:
                 item.add_marker(pytest.mark.full(reason=FURTHER_CASE))
 
 
-def may_be_sampled(item: pytest.Item) -> bool:
-    return item.nodeid.startswith(SAMPLED) and not item.get_closest_marker("every_case")
+def first_tier_cases(function: str, names: Sequence[str], is_sampled: bool) -> Set[str]:
+    """Return those of the cases ``names`` of a test that are in the first tier. The cases of the result are in the
+    first tier of the result as well.
+    """
+    chosen: Set[str] = sample(names) if is_sampled else set(names)
+    return sample(list(chosen), 1) if function + FURTHER_CASES in _listed() else chosen
+
+
+def may_be_sampled(node: pytest.Item | pytest.Function) -> bool:
+    return node.nodeid.startswith(SAMPLED) and not node.get_closest_marker("every_case")
+
+
+def _named_files(config: pytest.Config) -> set[Path]:
+    return {Path(argument.partition("::")[0]).resolve() for argument in config.args}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> Generator[None, None, None]:
+    """Make no items for cases that this run leaves out, which would take a tenth of a collection's CPU time."""
+    yield
+    definition, calls = metafunc.definition, metafunc._calls
+    if metafunc.config.option.markexpr or definition.path in _named_files(metafunc.config) or len(calls) < 2:
+        return
+    if definition.nodeid in _listed():
+        del calls[1:]  # without any call, pytest would make an item too; pytest_collection_modifyitems leaves it out
+        return
+    kept = first_tier_cases(definition.nodeid, [call.id for call in calls], may_be_sampled(definition))
+    calls[:] = [call for call in calls if call.id in kept]
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -95,7 +125,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     mark_second_tier(items)
     if config.option.markexpr:
         return
-    named = {Path(argument.partition("::")[0]).resolve() for argument in config.args}
+    named = _named_files(config)
     left_out = {item for item in items if item.get_closest_marker("full") and item.path not in named}
     if left_out:
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])

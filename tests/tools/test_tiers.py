@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
@@ -42,6 +43,9 @@ import pytest
 import tiers
 
 class Names:
+    def pytest_itemcollected(self, item):
+        print("made", item.name)
+
     def pytest_collection_finish(self, session):
         for item in session.items:
             print("collected", item.name)
@@ -64,7 +68,9 @@ COMMANDS = {
 
 @pytest.fixture(scope="module")
 def collected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """Return the names of the collected tests by command line; ``tests/ops`` collects the parametrized tests."""
+    """Return the names of the collected tests by command line; ``tests/ops`` collects the parametrized tests. The key
+    ``made`` has the names of all items that pytest made for the last command line, ``tests/ops``.
+    """
     root = tmp_path_factory.mktemp("suite")
     (root / "pytest.ini").write_text("[pytest]\ntestpaths = tests\nmarkers =\n  full: x\n  gpu: x\n  every_case: x\n")
     for folder, name, text in (("tools", "test_suite.py", SUITE), ("ops", "test_table.py", TABLE)):
@@ -82,9 +88,12 @@ def collected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     for line in done.stdout.splitlines():
         if line.startswith("command "):
             found[command := line.removeprefix("command ")] = []
+            found["made"] = []
+        elif line.startswith("made "):
+            found["made"].append(line.removeprefix("made "))
         elif line.startswith("collected "):
             found[command].append(line.removeprefix("collected "))
-    assert len(found) == len(COMMANDS) + 1, done.stderr
+    assert len(found) == len(COMMANDS) + 2, done.stderr
     return found
 
 
@@ -97,6 +106,15 @@ def test_the_first_tier_has_a_sample_of_a_table_that_may_be_sampled(collected: d
     names = collected["tests/ops"]
     assert len([name for name in names if name.startswith("test_sampled")]) == tiers.MOST_VALUES
     assert len([name for name in names if name.startswith("test_whole")]) == 40
+
+
+def test_a_run_makes_no_items_for_cases_that_it_leaves_out(collected: dict[str, list[str]]) -> None:
+    assert sorted(collected["made"]) == sorted(collected["tests/ops"])
+
+
+def test_workers_and_processes_of_tests_write_bytecode() -> None:
+    assert not sys.dont_write_bytecode
+    assert "PYTHONDONTWRITEBYTECODE" not in os.environ
 
 
 def test_a_sample_of_one_value_is_one_case() -> None:
