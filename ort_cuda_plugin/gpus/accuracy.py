@@ -134,9 +134,9 @@ def _error(name: str, chosen: list[Comparison]) -> Error:
 
 @cache
 def _factors() -> tuple[float, float]:
-    """Return the largest error factors of kernels and of networks; the second is at least the first."""
-    kernels = max(error.factor for error in errors() if error.name != NETWORK)
-    return kernels, max(kernels, *(error.factor for error in errors() if error.name == NETWORK))
+    """Return the largest error factors of kernels and of networks."""
+    kernels, networks = (max(e.factor for e in errors() if (e.name == NETWORK) == whole) for whole in (False, True))
+    return kernels, networks
 
 
 def step_range(seconds: float) -> tuple[float, float]:
@@ -149,9 +149,12 @@ def step_range(seconds: float) -> tuple[float, float]:
 
 
 def run_range(seconds: float) -> tuple[float, float]:
-    """Return the range of times, in seconds, of a Run whose estimate is ``seconds``."""
-    _, networks = _factors()
-    return seconds / networks, seconds * networks
+    """Return the range of times, in seconds, of a Run whose estimate is ``seconds``.
+
+    It is at least as wide as that of a step, since few networks have published times.
+    """
+    widest = max(_factors())
+    return seconds / widest, seconds * widest
 
 
 def range_text(seconds: tuple[float, float], digits: int = 1) -> str:
@@ -165,7 +168,8 @@ def error_text() -> str:
     return (
         f"Estimates, not measurements: compared with {sum(error.count for error in errors())} published times, the"
         f" performance model is wrong by a factor of up to {kernels:.2f} for kernels and {networks:.2f} for networks"
-        " (docs/estimates.md). Each time is a range of this width."
+        " (docs/estimates.md). Each time is a range: a step's is as wide as the error of kernels, a Run's as the larger"
+        " of both errors."
     )
 
 

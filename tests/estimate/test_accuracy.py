@@ -69,7 +69,18 @@ def test_ranges_are_as_wide_as_the_largest_error() -> None:
     low, high = accuracy.step_range(1e-5)
     assert low * high == pytest.approx(1e-10)
     assert high / 1e-5 == max(one.factor for one in accuracy.errors() if one.name != accuracy.NETWORK)
+    run_low, run_high = accuracy.run_range(1e-5)
+    assert run_low * run_high == pytest.approx(1e-10)
+    assert run_high / 1e-5 == max(one.factor for one in accuracy.errors())
     assert accuracy.range_text((3.14e-6, 4.5e-6)) == "3.1-4.5"
+
+
+def test_the_stated_errors_are_the_largest_of_kernels_and_of_networks() -> None:
+    ratios: dict[str, list[float]] = {name: [] for name in ("kernels", accuracy.NETWORK)}
+    for one in accuracy.comparisons():
+        ratios[one.work if one.work == accuracy.NETWORK else "kernels"].append(max(one.ratio, 1 / one.ratio))
+    stated = f"up to {max(ratios['kernels']):.2f} for kernels and {max(ratios[accuracy.NETWORK]):.2f} for networks"
+    assert stated in accuracy.error_text()
 
 
 @pytest.mark.full
