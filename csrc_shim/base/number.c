@@ -2,6 +2,8 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
+#include <strings.h>
 
 bool ocp_parse_number(const char *text, uint64_t largest, uint64_t *value) {
   char *end = NULL;
@@ -21,4 +23,20 @@ bool ocp_parse_number(const char *text, uint64_t largest, uint64_t *value) {
     return false;
   *value = number << shift;
   return true;
+}
+
+int ocp_parse_flag(const char *text) {
+  static const struct {
+    const char *word;
+    int value;
+  } words[] = {{"1", 1}, {"true", 1}, {"yes", 1}, {"on", 1}, {"0", 0}, {"false", 0}, {"no", 0}, {"off", 0}};
+  const char *const space = " \t\r\n\v\f";
+  text += strspn(text, space);
+  const size_t length = strcspn(text, space);
+  if (text[length + strspn(text + length, space)])
+    return -1;
+  for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+    if (strlen(words[i].word) == length && strncasecmp(text, words[i].word, length) == 0)
+      return words[i].value;
+  return -1;
 }

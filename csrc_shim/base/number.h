@@ -1,4 +1,4 @@
-/* Parses numbers of options and environment variables. */
+/* Parses numbers and booleans of options and environment variables. */
 #ifndef OCP_BASE_NUMBER_H
 #define OCP_BASE_NUMBER_H
 
@@ -8,5 +8,13 @@
 /* Parses decimal digits, optionally followed by K, M or G (2^10, 2^20, 2^30). False for any other text, and above
  * `largest`. */
 bool ocp_parse_number(const char *text, uint64_t largest, uint64_t *value);
+
+/* What a boolean takes, for errors and documents. */
+#define OCP_FLAG_TAKES "0 or 1"
+
+/* Parses a boolean: 1, true, yes, on, or 0, false, no, off, in any case and with white space around it. Returns its
+ * value, or -1 for any other text. All booleans of options and environment variables are read by this function; those
+ * of ONNX Runtime's own entries are not, since it takes only "1" for true. */
+int ocp_parse_flag(const char *text);
 
 #endif

@@ -21,7 +21,7 @@ static const struct {
     KEY(initial_growth_chunk_size_bytes, 1, INT64_MAX, 2 << 20, "a number of bytes from 1"),
     KEY(max_power_of_two_extend_bytes, 1, INT64_MAX, 1 << 30, "a number of bytes from 1"),
     KEY(max_mem, 0, INT64_MAX, INT64_MAX, "a number of bytes such as 2G, 0 for no limit"),
-    KEY(use_cuda_mempool, 0, 1, 0, "0 or 1"),
+    KEY(use_cuda_mempool, 0, 1, 0, OCP_FLAG_TAKES),
     KEY(cuda_mempool_release_threshold, 0, INT64_MAX, 0, "a number of bytes"),
     KEY(cuda_mempool_bytes_to_keep_on_shrink, 0, INT64_MAX, 0, "a number of bytes"),
 };
@@ -60,6 +60,11 @@ static bool parse_value(int index, const char *text, int64_t *value) {
   if (strcmp(text, "-1") == 0) {
     *value = keys_known[index].initial;
     return true;
+  }
+  if (index == USE_MEMPOOL) {
+    const int flag = ocp_parse_flag(text);
+    *value = flag > 0;
+    return flag >= 0;
   }
   uint64_t number;
   if (!ocp_parse_number(text, UINT64_MAX, &number))

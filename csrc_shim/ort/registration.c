@@ -3,7 +3,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
+
+#include "base/number.h"
 
 /* A registration name with this ending offers the emulated devices and no others: ORT's convention for virtual
  * devices. */
@@ -32,24 +33,13 @@ static const char *variable(const char *name, char value[64]) {
   return value;
 }
 
-static bool is_one_of(const char *value, const char *const *words) {
-  for (; *words; words++)
-    if (strcasecmp(value, *words) == 0)
-      return true;
-  return false;
-}
-
 int ocp_emulation_requested(ocp_error *error) {
-  static const char *const yes[] = {"1", "true", "yes", "on", NULL}, *const no[] = {"",   "0",   "false",
-                                                                                    "no", "off", NULL};
   char buffer[64];
   const char *value = variable("ORT_CUDA_PLUGIN_EMULATE", buffer);
-  if (is_one_of(value, yes))
-    return 1;
-  if (is_one_of(value, no))
-    return 0;
-  ocp_fail(error, ORT_INVALID_ARGUMENT, "ORT_CUDA_PLUGIN_EMULATE='%s': use 1 or 0", value);
-  return -1;
+  const int requested = *value ? ocp_parse_flag(value) : 0;
+  if (requested < 0)
+    ocp_fail(error, ORT_INVALID_ARGUMENT, "ORT_CUDA_PLUGIN_EMULATE='%s': use 1 or 0", value);
+  return requested;
 }
 
 static int identity_named(const char *name, size_t length) {

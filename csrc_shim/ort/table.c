@@ -3,6 +3,7 @@
 #include "base/counters.h"
 #include "base/error.h"
 #include "base/host.h"
+#include "base/number.h"
 #include "base/process.h"
 #include "device/arena_options.h"
 #include "device/device.h"
@@ -172,6 +173,7 @@ static const ocp_core core = {
     .device_shrink = ocp_device_shrink,
     .memory_stats = memory_stats,
     .arena_check = ocp_arena_check,
+    .parse_flag = ocp_parse_flag,
     .arena_read_limit = ocp_arena_read_limit,
     .arena_configure = ocp_arena_configure,
     .arena_set_limit = ocp_arena_set_limit,

@@ -240,6 +240,7 @@ typedef struct ocp_core {
   void (*device_fill_new_memory)(ocp_device *device, int byte);
   int (*memory_stats)(int emulated, int ordinal, int memory, ocp_memory_stats *stats, ocp_error *error);
   int (*arena_check)(const char *const *keys, const char *const *values, size_t count, ocp_error *error);
+  int (*parse_flag)(const char *text); /* base/number.h */
   int (*arena_read_limit)(const char *text, int64_t *bytes, ocp_error *error);
   int (*arena_configure)(int emulated, int ordinal, int memory, const char *const *keys, const char *const *values,
                          size_t count, char *warning, ocp_error *error);

@@ -186,7 +186,10 @@ def counted(items: Sequence[_Item], what: str, console: Console) -> Iterable[_It
 
 def is_silent() -> bool:
     """Return whether the environment asks for no progress."""
-    return requested() is False
+    try:
+        return requested() is False
+    except ValueError as error:
+        raise UserError(ExitCode.USAGE, str(error)) from None
 
 
 def named_values(option: str, texts: list[str]) -> list[tuple[str, str]]:

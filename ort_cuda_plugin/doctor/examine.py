@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from ..abi.core import PluginError, core
+from ..abi.flags import flag_variable
 from ..api import register
 from ..compiler.cache import KernelCache
-from ..ep.device.devices import DeviceInfo, cuda_devices, emulated_devices, emulated_properties, emulation_requested
+from ..ep.device.devices import DeviceInfo, cuda_devices, emulated_devices, emulated_properties
 from ..ep.device.identity import default_identity
 from ..ep.device.libraries import library_places
 from ..plugin_library import get_library_path
@@ -21,7 +24,7 @@ from .libraries import library_findings
 from .packages import RUNTIMES, compiler_findings, runtime_findings
 from .quarantine import quarantine_findings
 from .requirements import requirement_findings
-from .variables import VARIABLES, variable_findings
+from .variables import FLAGS, VARIABLES, variable_findings
 
 
 def examine(machine: Machine | None = None) -> Iterator[Finding]:
@@ -98,14 +101,15 @@ def _cuda_devices() -> tuple[list[DeviceInfo], str]:
 
 def _environment() -> Iterator[Finding]:
     """Report invalid values of environment variables, with which registering would fail."""
-    checks: tuple[Callable[[], object], ...] = (emulation_requested, default_identity, emulated_properties)
+    checks: list[Callable[[], object]] = [partial(flag_variable, name) for name in FLAGS]
+    checks += [default_identity, emulated_properties, emulated_devices]
     found = False
-    for check in (*checks, emulated_devices):
+    for check in checks:
         try:
             check()
         except ValueError as error:
             found = True
-            named = str(error).partition(":")[0]
+            named = re.split("[=:]", str(error), maxsplit=1)[0]
             mend = [f"unset {named}"] if named in VARIABLES else []
             yield problem("environment", str(error), "correct the variable, or unset it", *mend)
         except (PluginError, ImportError, RuntimeError) as error:

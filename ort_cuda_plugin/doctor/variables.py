@@ -84,6 +84,9 @@ GENERAL = (
 )
 """Variables of every device."""
 
+FLAGS = tuple(row.name for row in GENERAL if row.takes == "0, 1")
+"""The variables of every device that are booleans."""
+
 EMULATED = (
     Variable("ORT_CUDA_PLUGIN_EMULATE_DEVICES", "1 to 8", "1", "number of emulated devices"),
     Variable("ORT_CUDA_PLUGIN_EMULATE_MEMORY", "bytes, such as 512M or 16G", "16G", "memory of each device"),

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import IO, Protocol
 
+from ..abi.flags import flag_variable
 from .events import Progress, on_progress
 
 VARIABLE = "ORT_CUDA_PLUGIN_PROGRESS"
@@ -27,8 +28,11 @@ _LONGEST_NAME = 40
 
 
 def requested() -> bool | None:
-    """Return the value of the environment variable: True: show all progress; False: none; None: that of commands."""
-    return {"0": False, "1": True}.get(os.environ.get(VARIABLE, ""))
+    """Return the value of the environment variable: True: show all progress; False: none; None: that of commands.
+
+    Raises: ValueError: the variable has another value than 1 or 0 (or a synonym such as "true").
+    """
+    return flag_variable(VARIABLE)
 
 
 def text_of(event: Progress) -> str:

@@ -90,7 +90,7 @@ def test_values_are_parsed() -> None:
         {"prefer_nhwc": "maybe"},
         {"cuda_graph_cache_size": "0"},
         {"min_num_runs_before_cuda_graph_capture": "0"},
-        {"enable_cuda_graph": "yes"},
+        {"enable_cuda_graph": "maybe"},
     ],
 )
 def test_what_cannot_be_understood_is_refused(values: dict[str, str]) -> None:

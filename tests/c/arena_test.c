@@ -296,7 +296,7 @@ static void test_keys_and_values_are_checked(void) {
   check_parse_fails("arena.max_mem", "-2", "a number of bytes");
   check_parse_fails("arena.max_mem", "99999999999999999999999", "a number of bytes");
   check_parse_fails("arena.initial_chunk_size_bytes", "0", "from 1");
-  check_parse_fails("arena.use_cuda_mempool", "yes", "0 or 1");
+  check_parse_fails("arena.use_cuda_mempool", "maybe", "0 or 1");
   check_parse_fails("arena.cuda_mempool_release_threshold", "x", "a number of bytes");
   static const char *const keys[] = {"arena.max_mem", "arena.max_dead_bytes_per_chunk", "arena.extend_strategy"};
   static const char *const values[] = {"18446744073709551615", "-1", "kSameAsRequested"};

@@ -12,7 +12,13 @@ import pytest
 from c_programs import build_host
 from isolated import add_model, python
 from ort_cuda_plugin import get_library_path
+from ort_cuda_plugin.abi.flags import flag_variable
+from ort_cuda_plugin.doctor.variables import FLAGS
+from ort_cuda_plugin.ep.contexts.context_session import allows_host_code
+from ort_cuda_plugin.ep.device.devices import emulation_requested
 from ort_cuda_plugin.ep.options.options import OptionError, parse
+from ort_cuda_plugin.program.analysis.verify import CHECK_VARIABLE, is_wanted
+from ort_cuda_plugin.progress.display import requested
 
 START = """
 import sys, numpy as np, onnxruntime as ort, ort_cuda_plugin as plugin
@@ -50,6 +56,39 @@ def test_options_of_an_arena_are_checked_with_those_of_the_provider() -> None:
     assert ignored == {}
     assert options.device_arena == {"arena.max_mem": "1000", "arena.extend_strategy": "kSameAsRequested"}
     assert options.pinned_arena == {"arena.max_mem": "1000"}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("True", True), ("on", True), (" 1 ", True), ("FALSE", False), ("no", False)]
+)
+def test_all_booleans_take_the_same_texts(text: str, value: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    options, _ = parse({"arena.use_cuda_mempool": text, "use_tf32": text})
+    assert options.device_arena == {"arena.use_cuda_mempool": text}
+    assert options.use_tf32 is value
+    monkeypatch.delenv(CHECK_VARIABLE, raising=False)
+    monkeypatch.setenv("ORT_CUDA_PLUGIN_PROGRESS", text)
+    monkeypatch.setenv("ORT_CUDA_PLUGIN_VERIFY", text)
+    monkeypatch.setenv("ORT_CUDA_PLUGIN_EMULATE", text)
+    monkeypatch.setenv("ORT_CUDA_PLUGIN_CONTEXT_ALLOW_HOST_CODE", text)
+    assert requested() is value
+    assert is_wanted() is value
+    assert emulation_requested() is value
+    assert allows_host_code() is value
+
+
+def test_a_boolean_variable_with_another_text_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in FLAGS:
+        monkeypatch.setenv(name, "1x")
+        with pytest.raises(ValueError, match=f"^{name}='1x': use 1 or 0$"):
+            flag_variable(name)
+
+
+def test_true_selects_the_pool() -> None:
+    code = """
+    run(session(arena__use_cuda_mempool=True))
+    assert stats()["NumAllocs"] > 0 and stats()["NumArenaExtensions"] == 0, stats()
+    """
+    run(code)
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from ort_cuda_plugin.doctor.requirements import EXTRAS, requirement_findings
 from ort_cuda_plugin.doctor.variables import VARIABLES, variable_findings
 from ort_cuda_plugin.ep.device.devices import LOWERING_VARIABLE, DeviceInfo
 from ort_cuda_plugin.ep.device.libraries import LibraryPlace
+from ort_cuda_plugin.program.analysis.verify import VERIFY_VARIABLE
 
 GPU = DeviceInfo(0, False, "A GPU", (9, 0), 1 << 36, "13.0", "0000:65:00.0", 132, 1 << 17)
 NOWHERE = {"cublaslt": LibraryPlace("", "no file"), "cudnn": LibraryPlace("", "no file")}
@@ -72,8 +73,11 @@ def test_a_problem_is_the_exit_code(
 ) -> None:
     monkeypatch.setenv(CACHE_DIR_VARIABLE, str(tmp_path))
     monkeypatch.setenv(LOWERING_VARIABLE, "sm_ninety")
+    monkeypatch.setenv(VERIFY_VARIABLE, "perhaps")
     assert main(["doctor"]) == ExitCode.MISMATCH
-    assert "problem  environment: ORT_CUDA_PLUGIN_EMULATE_LOWERING: expected a GPU" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "problem  environment: ORT_CUDA_PLUGIN_EMULATE_LOWERING: expected a GPU" in said
+    assert "problem  environment: ORT_CUDA_PLUGIN_VERIFY='perhaps': use 1 or 0" in said
 
 
 @pytest.mark.parametrize(

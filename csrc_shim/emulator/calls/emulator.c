@@ -38,13 +38,25 @@ static bool read_number(const char *name, uint64_t least, uint64_t largest, uint
   return false;
 }
 
+static bool read_flag(const char *name, bool *value) {
+  const char *text = getenv(name);
+  if (!text || !*text)
+    return true;
+  const int flag = ocp_parse_flag(text);
+  *value = flag > 0;
+  if (flag < 0)
+    snprintf(environment_error, sizeof environment_error, "%s=\"%.60s\" is not " OCP_FLAG_TAKES, name, text);
+  return flag >= 0;
+}
+
 /* Reads the configuration from the environment, unless ocp_emu_configure was called before. If a value is invalid, Init
  * fails. */
 static void configure_from_environment(void) {
   if (configured)
     return;
   configured = true;
-  uint64_t devices = 1, workers = 0, bytes = DEFAULT_DEVICE_BYTES, seed = 0, check = 0, seconds = 0;
+  uint64_t devices = 1, workers = 0, bytes = DEFAULT_DEVICE_BYTES, seed = 0, seconds = 0;
+  bool check = false;
   const char *streams = getenv(ENVIRONMENT "_STREAMS");
   bool adversarial = streams && strcmp(streams, "adversarial") == 0;
   if (streams && *streams && !adversarial && strcmp(streams, "inline") != 0)
@@ -53,14 +65,14 @@ static void configure_from_environment(void) {
   (void)(read_number(ENVIRONMENT "_DEVICES", 1, EMU_MAX_DEVICES, &devices) &&
          read_number(ENVIRONMENT "_WORKERS", 0, MAX_WORKERS, &workers) &&
          read_number(ENVIRONMENT "_MEMORY", PAGE, MAX_DEVICE_BYTES, &bytes) &&
-         read_number(ENVIRONMENT "_SEED", 0, UINT64_MAX, &seed) && read_number(ENVIRONMENT "_CHECK", 0, 1, &check) &&
+         read_number(ENVIRONMENT "_SEED", 0, UINT64_MAX, &seed) && read_flag(ENVIRONMENT "_CHECK", &check) &&
          read_number(EMU_SEMAPHORE_VARIABLE, 1, 86400, &seconds));
   emu.config = (ocp_emu_config){
       .num_devices = (uint32_t)devices,
       .workers = (uint32_t)workers,
       .device_bytes = bytes,
       .adversarial = adversarial,
-      .check = (uint32_t)check,
+      .check = check,
       .semaphore_seconds = (uint32_t)seconds,
       .seed = seed,
   };

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,6 +10,7 @@ from typing import Any
 
 from ...abi import host
 from ...abi.core import ffi
+from ...abi.flags import flag_variable
 from ...clusters.claims.claims import Claims, NodeVerdict, decline
 from ...clusters.search.search import is_search
 from ...compiler.targets import Target
@@ -38,7 +38,7 @@ ALLOW_VARIABLE = "ORT_CUDA_PLUGIN_CONTEXT_ALLOW_HOST_CODE"
 
 def allows_host_code(options: Options | None = None) -> bool:
     """Return whether the session with ``options``, or each session of the process, may run a context's CPU code."""
-    return (options is not None and options.context_allow_host_code) or os.environ.get(ALLOW_VARIABLE) == "1"
+    return (options is not None and options.context_allow_host_code) or bool(flag_variable(ALLOW_VARIABLE))
 
 
 class ContextSession:

@@ -69,7 +69,7 @@ ProviderOptions = TypedDict(
         "arena.initial_growth_chunk_size_bytes": Count,
         "arena.max_power_of_two_extend_bytes": Count,
         "arena.max_mem": Count,
-        "arena.use_cuda_mempool": Literal[0, 1, "0", "1"],
+        "arena.use_cuda_mempool": Flag,
         "arena.cuda_mempool_release_threshold": Count,
         "arena.cuda_mempool_bytes_to_keep_on_shrink": Count,
     },

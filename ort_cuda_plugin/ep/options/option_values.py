@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ...abi.flags import parse_flag
 from ...clusters.stage_balance import Rule
 from ...compiler.targets import Target
 from ...compiler.toolchain import OF_EVERY_TOOLKIT
@@ -30,14 +31,6 @@ class Reader:
     def __call__(self, text: str) -> Any:
         """Return the value. Raises ValueError, which says what to use instead."""
         return self.read(text)
-
-
-def _flag(text: str) -> bool:
-    if text.strip().lower() in ("1", "true"):
-        return True
-    if text.strip().lower() in ("0", "false"):
-        return False
-    raise ValueError("use 1 or 0")
 
 
 def _architectures(text: str) -> tuple[Target, ...]:
@@ -176,7 +169,7 @@ def _no_function(text: str) -> None:
 
 
 BYTE_BUDGET = Reader(_byte_budget, "bytes such as `2G`, a share such as `25%`, or 0")
-FLAG = Reader(_flag, "0, 1")
+FLAG = Reader(parse_flag, "0, 1")
 ORDINAL = Reader(_ordinal, "0, 1, ...")
 ORDINALS = Reader(_ordinals, "`0,1`")
 DEVICE_RULES = Reader(_rules, "`/encoder/*:0,/decoder/*:1`")

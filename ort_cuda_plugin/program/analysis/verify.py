@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import numpy as np
 
 from ...abi.errors import Error
+from ...abi.flags import flag_variable
 from ..expressions.scalar import Scalar, reachable
 from ..expressions.symbolic import Dim, eq, hint, le, product, truth
 from ..steps.steps import Attend, Contract, Input, Map, Rows, Sums
@@ -30,7 +30,7 @@ class InvalidProgramError(Error, RuntimeError):
 
 def is_wanted() -> bool:
     """Return whether an environment variable turns verification of programs on."""
-    return any(os.environ.get(name) == "1" for name in (VERIFY_VARIABLE, CHECK_VARIABLE))
+    return any(flag_variable(name) for name in (VERIFY_VARIABLE, CHECK_VARIABLE))
 
 
 class Verifier:
