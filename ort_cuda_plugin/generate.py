@@ -113,6 +113,8 @@ class Decoder:
                     self._cache[name] = _zeros(
                         self._cache_shape(x, path, head_size), TENSOR_TYPES[x.type], self._memory
                     )
+        self._changes = 0
+        """Number of calls of `generate` and `rewind`; a later call ends a generation with an error."""
         self._adapter: dict[str, Any] = {}
         self._settings: dict[str, Any] = {}
         self._set(1.0, max(candidates, 1), 1.0, None)
@@ -138,6 +140,7 @@ class Decoder:
 
         Raises:
             ValueError: the prompt has another number of sequences, is empty or too long; a setting is out of its range.
+            RuntimeError: `rewind` or another call of `generate` changed the sequences since the last token.
         """
         top_k = max(self.candidates, 1) if top_k is None else top_k
         if not 0 < top_k <= max(self.candidates, 1) or not 0 < top_p <= 1 or temperature <= 0:
@@ -148,8 +151,16 @@ class Decoder:
             )
         self._set(temperature, top_k, top_p, seed)
         self._append(prompt)
+        self._changes += 1
+        begun = self._changes
         stopped = np.zeros(self.batch, np.bool_)
         for number in range(new_tokens):
+            if self._changes != begun:
+                raise RuntimeError(
+                    f"generate: token {number} of {new_tokens} cannot be generated: after the token before, rewind or "
+                    "another call of generate changed the sequences. Stop this generation first, and call generate "
+                    "with the prompt that follows the remaining tokens"
+                )
             if number:
                 self._decode()
             token = self._ids.numpy()[:, 0]
@@ -162,10 +173,12 @@ class Decoder:
     def rewind(self, length: int) -> None:
         """Drop all but the first ``length`` tokens of each sequence. The next prompt follows these tokens.
 
-        A model with states of a fixed size then computes these tokens again.
+        A model with states of a fixed size then computes these tokens again. A generation that has not ended cannot go
+        on: its next token is an error.
         """
         if not 0 <= length <= (longest := max(map(len, self.tokens))):
             raise ValueError(f"length={length}: expected 0 to {longest}, the number of tokens")
+        self._changes += 1
         self.tokens = [known[:length] for known in self.tokens]
         if self._states and (self._cached > length).any():
             length = 0

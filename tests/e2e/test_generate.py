@@ -83,6 +83,23 @@ def test_generation_goes_on_stops_and_goes_back(model: Path) -> None:
     assert len(stopped) == 3
 
 
+def test_a_generation_whose_tokens_were_changed_ends_with_an_error(model: Path) -> None:
+    decoder = Decoder(model, max_length=32, emulate=True)
+    generation = decoder.generate(PROMPT, new_tokens=5)
+    first = [int(next(generation)[0]) for _ in range(2)]
+    decoder.rewind(PROMPT.shape[1])
+    with pytest.raises(RuntimeError, match="token 2 of 5 cannot be generated: after the token before, rewind"):
+        next(generation)
+    assert decoder.tokens == PROMPT.tolist()
+    decoder.rewind(0)
+    assert [int(token[0]) for token in decoder.generate(PROMPT, new_tokens=2)] == first
+    earlier = decoder.generate([[3]], new_tokens=5)
+    next(earlier)
+    assert len(list(decoder.generate([[4]], new_tokens=2))) == 2
+    with pytest.raises(RuntimeError, match="another call of generate changed the sequences"):
+        next(earlier)
+
+
 def test_prompts_of_several_lengths(model: Path) -> None:
     """Each sequence of a batch gets the tokens that it gets alone, also after a second prompt and after rewinding."""
     prompts, more = [[1, 5, 9, 33, 8], [4, 2]], [[44], [7, 6, 5]]
