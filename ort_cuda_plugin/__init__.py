@@ -122,12 +122,12 @@ def counters() -> dict[str, int]:
     ``library_refusals`` (calls that a library refuses, which kernels of the plugin replace), ``copies_h2d``,
     ``copies_d2h``, ``copies_d2d``, ``copies_peer`` and ``bytes_peer`` (tensors copied between devices of a session, and
     their bytes), ``weight_bytes_streamed`` (copied in Runs because of the option ``weight_budget``),
-    ``plan_variants_built``, ``plan_hits``, ``host_value_reads``, ``device_loops`` (loops in plans that Runs enqueued),
-    ``device_loop_iterations`` (their iterations before which the host read a flag), ``outputs_redirected`` (outputs
-    that share memory with another tensor and needed a copy), ``kernels_compiled``, ``kernel_cache_hits``,
-    ``candidates_measured`` (by the option ``autotune``), ``graph_captures``, ``graph_replays``, ``graph_updates``
-    (nodes of automatic CUDA graphs that got new addresses), ``graph_fallbacks`` (warm Runs without a graph), and one
-    ``graph_fallbacks_...`` for each reason.
+    ``plan_variants_built``, ``plan_hits``, ``host_value_reads``, ``device_loops`` (loops in plans that Runs enqueued,
+    without loops within loops), ``device_loop_iterations`` (iterations of all loops before which the host read a flag),
+    ``outputs_redirected`` (outputs that share memory with another tensor and needed a copy), ``kernels_compiled``,
+    ``kernel_cache_hits``, ``candidates_measured`` (by the option ``autotune``), ``graph_captures``, ``graph_replays``,
+    ``graph_updates`` (nodes of automatic CUDA graphs that got new addresses), ``graph_fallbacks`` (warm Runs without a
+    graph), and one ``graph_fallbacks_...`` for each reason.
 
     These are present amounts: ``device_bytes_in_use``, ``pinned_bytes_in_use``, ``weight_bytes``, ``host_weight_bytes``
     (weights that Runs copy to the device), ``streams_live`` and ``graphs_live``. `plan_variants` says for which shapes

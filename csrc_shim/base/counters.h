@@ -32,7 +32,7 @@ typedef enum ocp_counter {
   OCP_GRAPH_UPDATES,              /* nodes of automatic CUDA graphs whose parameters were changed */
   OCP_GRAPH_FALLBACKS,            /* Runs due for an automatic CUDA graph that ran without one; by reason below */
   OCP_GRAPH_FALLBACKS_READ_BACK,  /* the host needs values in the middle of the Run */
-  OCP_DEVICE_LOOPS,               /* loops in plans that Runs enqueued, or launched in a CUDA graph */
+  OCP_DEVICE_LOOPS,               /* loops in plans that Runs enqueued, or launched in a CUDA graph; not inner loops */
   OCP_DEVICE_LOOP_ITERATIONS,     /* iterations of these loops before which the host read the condition */
   OCP_GRAPH_FALLBACKS_CALL,       /* the Run calls Python, which a graph cannot do */
   OCP_GRAPH_FALLBACKS_CAPTURING,  /* ONNX Runtime or the application captures the stream */

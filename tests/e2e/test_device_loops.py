@@ -291,6 +291,7 @@ def test_an_if_in_a_loop_in_a_scan_is_one_graph_launch() -> None:
     pair = Pair(parse(text))
     for _ in range(4):
         grown = pair.check({"x": np.abs(floats(6, 4)) * 3, "trips": np.array(3)})
+        assert grown["device_loops"] == 1, "inner loops do not count, with a CUDA graph or without"
     assert (grown["graph_replays"], grown["runs"]) == (1, 1)
 
 

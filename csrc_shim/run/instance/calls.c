@@ -270,6 +270,7 @@ typedef struct enqueueing {
   bool named;               /* whether an observer wants the sources of the work */
   ocp_record_counts counts; /* of the records enqueued so far */
   ocp_uploads uploads;
+  uint32_t depth; /* number of loops whose body is being enqueued */
   ocp_error *error;
 } enqueueing;
 
@@ -277,7 +278,7 @@ static int enqueue(enqueueing *e, ocp_range records);
 
 /* Enqueues the records of a loop once for each iteration. If the loop record has no count, the host reads the loop's
  * condition before each iteration. */
-static int repeat(enqueueing *e, uint32_t index) {
+static int iterate(enqueueing *e, uint32_t index) {
   const ocp_plan_record *record = &e->instance->variant->plan->records[index];
   const bool counted = record->num_params == 2;
   const int64_t count = counted ? (int64_t)e->instance->calls[index].values[1] : 0;
@@ -286,7 +287,6 @@ static int repeat(enqueueing *e, uint32_t index) {
                               .dtype = ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32,
                               .count = 1,
                               .values = &goes_on};
-  e->counts.records[OCP_RECORD_LOOP]++;
   e->uploads.is_level = false;
   for (int64_t i = 0;; i++) {
     int code = counted ? ORT_OK : ocp_host_values_read(e->stream, &flag, 1, e->error);
@@ -299,6 +299,15 @@ static int repeat(enqueueing *e, uint32_t index) {
     if (code != ORT_OK)
       return code;
   }
+}
+
+/* Enqueues a loop. Loops in its body do not count: in a CUDA graph, the host does not know how often they run. */
+static int repeat(enqueueing *e, uint32_t index) {
+  e->counts.records[OCP_RECORD_LOOP] += e->depth == 0;
+  e->depth++;
+  const int code = iterate(e, index);
+  e->depth--;
+  return code;
 }
 
 static int enqueue(enqueueing *e, ocp_range records) {
