@@ -16,10 +16,10 @@ while they are in use.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from .streaming import WeightUse, aligned, largest_need
+from .streaming import WeightUse, aligned, largest_need, lay_out
 
 SMALL = 64 * 1024
 """Bytes up to which a weight's copy takes little longer than starting the copy."""
@@ -28,14 +28,34 @@ SMALL = 64 * 1024
 class BudgetTooSmall(Exception):
     """The budget has no room for the ring.
 
-    ``needed`` is a budget in bytes that suffices. ``record`` is the index of the record that reads the most weights at
-    once.
+    ``needed`` is the least budget in bytes that suffices: with one byte less the error is the same. That of `choose`
+    leaves gaps in the ring out. ``record`` is the index of the record that reads the most weights at once, if known.
     """
 
-    def __init__(self, needed: int, record: int) -> None:
+    def __init__(self, needed: int, record: int | None) -> None:
         super().__init__(f"{needed} bytes")
         self.needed = needed
         self.record = record
+
+
+@dataclass(frozen=True)
+class PlanUses:
+    """The weights that a plan reads, sorted by first use, and the `segment_starts` of the plan."""
+
+    uses: Sequence[WeightUse]
+    starts: Sequence[int] = (0,)
+
+    def fits(self, resident: Collection[int], nbytes: Mapping[int, int], budget: int) -> bool:
+        """Return whether the ring beside the ``resident`` weights has room for the other weights of the plan."""
+        held = sum(aligned(nbytes[number]) for number in resident)
+        kept = set(resident)
+        streamed = [use for use in self.uses if use.number not in kept]
+        return lay_out(streamed, max(budget - held, 0), self.starts) is not None
+
+    def too_small(self, resident: Collection[int], budget: int) -> BudgetTooSmall:
+        """Return the error of a budget with which the plan does not fit."""
+        _, record = largest_need(use for use in self.uses if use.number not in resident)
+        return BudgetTooSmall(budget + 1, record)
 
 
 @dataclass(frozen=True)
@@ -73,6 +93,37 @@ def choose(
         if not more:
             return Residency(tuple(resident), len(forced))
         resident.update(dict.fromkeys(more))  # the ring for the others may be smaller
+
+
+def reside(nbytes: Mapping[int, int], fixed: Collection[int], plans: Sequence[PlanUses], budget: int) -> Residency:
+    """As `choose`, with as few resident weights as the ring needs, in which there may be gaps between weights.
+
+    Raises: BudgetTooSmall: the budget has no room for the ring.
+    """
+    found = choose(nbytes, fixed, [plan.uses for plan in plans], budget)
+    resident = list(found.resident)
+    while (unfit := next((plan for plan in plans if not plan.fits(resident, nbytes, budget)), None)) is not None:
+        if len(resident) == found.num_forced:
+            raise unfit.too_small(resident, budget)
+        resident.pop()
+    return Residency(tuple(resident), found.num_forced)
+
+
+def least_budget(attempt: Callable[[int], object], too_small: int, enough: int) -> int:
+    """Return the least budget for which ``attempt`` raises no BudgetTooSmall, by bisection.
+
+    ``too_small`` is a budget for which it raises the error, ``enough`` one for which it does not. If larger budgets can
+    fail as well, the result is one budget that suffices while one byte less does not.
+    """
+    while enough - too_small > 1:
+        middle = (too_small + enough) // 2
+        try:
+            attempt(middle)
+        except BudgetTooSmall:
+            too_small = middle
+        else:
+            enough = middle
+    return enough
 
 
 def _need(plans: Sequence[Sequence[WeightUse]], streamed: Collection[int]) -> tuple[int, int]:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ort_cuda_plugin.plan.format import Param, Plan, Record, RecordKind, Ref, RefKind
-from ort_cuda_plugin.plan.residency import SMALL, BudgetTooSmall, choose
+from ort_cuda_plugin.plan.residency import SMALL, BudgetTooSmall, PlanUses, choose, least_budget, reside
 from ort_cuda_plugin.plan.streaming import (
     Upload,
     WeightUse,
@@ -82,6 +82,17 @@ def test_a_budget_without_room_for_one_step_is_refused() -> None:
     with pytest.raises(BudgetTooSmall) as error:
         chosen([MIB] * 3, plan, MIB)
     assert (error.value.needed, error.value.record) == (2 * MIB, 0)
+
+
+@given(st.lists(st.lists(st.integers(0, 7), max_size=3), min_size=1, max_size=12), st.data())
+def test_the_least_budget_suffices_and_one_byte_less_does_not(reads: list[list[int]], data: st.DataObject) -> None:
+    plan = plan_of(*(tuple(numbers) for numbers in reads), (7,))
+    sizes = {number: data.draw(st.integers(1, 300_000), label=f"bytes of {number}") for number in range(8)}
+    plans = [PlanUses(weight_uses(plan, sizes))]
+    needed = least_budget(lambda budget: reside(sizes, (), plans, budget), 0, sum(map(aligned, sizes.values())))
+    assert plans[0].fits(reside(sizes, (), plans, needed).resident, sizes, needed)
+    with pytest.raises(BudgetTooSmall):
+        reside(sizes, (), plans, needed - 1)
 
 
 def test_an_upload_does_not_cross_a_segment() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import re
 import textwrap
 from collections.abc import Mapping
 
 import numpy as np
+import onnx
 import pytest
-from onnx import numpy_helper, parser
+from onnx import TensorProto, helper, numpy_helper, parser
 
 import ort_cuda_plugin
 from isolated import HARNESS, python
@@ -214,6 +216,40 @@ def test_other_budgets_are_refused(text: str) -> None:
 def test_a_budget_below_one_weight_says_what_it_needs() -> None:
     with pytest.raises(Exception, match=rf"weight_budget leaves 500000 bytes .*expected at least {LAYER_BYTES}.*tanh"):
         streaming_session(layers(4), "500000")
+
+
+def needed_budget(model: onnx.ModelProto) -> int:
+    """Return the budget that the error of a budget without room for one weight names."""
+    with pytest.raises(Exception, match="Raise weight_budget to") as error:
+        streaming_session(model, "256")
+    found = re.search(r"Raise weight_budget to (\d+) bytes", str(error.value))
+    assert found is not None
+    return int(found[1])
+
+
+@pytest.mark.parametrize("batch", [2, "batch"])
+def test_the_budget_that_an_error_names_suffices_and_one_byte_less_does_not(batch: int | str) -> None:
+    model = layers(4, batch=batch, width=160)
+    needed = needed_budget(model)
+    given = feeds(2, width=160)
+    (result,) = streaming_session(model, str(needed)).run(None, given)
+    np.testing.assert_allclose(result, expected(model, given)[0], rtol=1e-5, atol=1e-5)
+    with pytest.raises(Exception, match=rf"Raise weight_budget to {needed} bytes"):
+        streaming_session(model, str(needed - 1)).run(None, given)
+
+
+def test_the_budget_that_an_error_names_is_that_of_the_session_not_of_a_part() -> None:
+    """A Cast to strings is not on the plugin, and divides the model into two parts with a share each."""
+    model = layers(4, width=160)
+    cut = next(node for node in model.graph.node if node.name == "product2")
+    model.graph.node.insert(4, helper.make_node("Cast", [cut.input[0]], ["text"], to=TensorProto.STRING))
+    model.graph.node.insert(5, helper.make_node("Cast", ["text"], ["number"], to=TensorProto.FLOAT))
+    cut.input[0] = "number"
+    needed = needed_budget(model)
+    given = feeds(2, width=160)
+    streaming_session(model, str(needed)).run(None, given)
+    with pytest.raises(Exception, match=rf"Raise weight_budget to {needed} bytes"):
+        streaming_session(model, str(needed - 1)).run(None, given)
 
 
 def test_the_budget_of_a_living_session_cannot_change() -> None:

@@ -125,8 +125,8 @@ class DeviceCluster:
             return plans
         read = [decode(plan) if isinstance(plan, bytes) else plan for plan in plans]
         first = len(self.weights)
-        order = read if variant.likely is None else [variant.likely]
-        self._placement.assign(dict(enumerate(variant.weights, first)), order)
+        likely = read if variant.likely is None else [variant.likely]
+        self._placement.assign(dict(enumerate(variant.weights, first)), read, likely)
         return [self._placement.apply(plan) for plan in read]
 
     def _add_problems(self, problems: Sequence[LibraryProblem]) -> None:

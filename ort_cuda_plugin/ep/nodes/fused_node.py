@@ -12,7 +12,7 @@ from ...abi.core import PluginError, check, core, count, ffi, new_error
 from ...clusters.cluster import CompiledCluster, Variant
 from ...context.reader import StoredCluster
 from ...context.storage.errors import MALFORMED, ContextError, MissingCompiler
-from ...plan.placement import StreamingSchedule, WeightPlacement
+from ...plan.placement import BudgetShare, StreamingSchedule, WeightPlacement
 from ...program.analysis.traffic import ProgramTraffic
 from ..device.cluster_handles import read_weight
 from ..device.device_cluster import DeviceCluster
@@ -33,7 +33,7 @@ class FusedNode:
     """Owns an ``ocp_cluster`` with its kernels and weights. `build` may be called from any thread.
 
     ``why`` is the reason why a cluster of a compiled model is compiled again. ``log`` receives a line for each plan
-    that is built. ``weight_budget``: bytes of device memory for the node's weights; None: no limit.
+    that is built. ``weight_budget``: the limit of device memory for the node's weights; None: no limit.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class FusedNode:
         device: OpenDevice,
         why: str = "",
         log: Callable[[str], None] = lambda line: None,
-        weight_budget: int | None = None,
+        weight_budget: BudgetShare | None = None,
     ) -> None:
         self.name = name
         self._why = why

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from ...clusters.search.search import is_search
 from ...context.reader import Loaded, StoredCluster
 from ...model.ir import Graph
+from ...plan.placement import BudgetShare
 from ...plugin_library import EP_NAME
 from ..options.options import OptionError
 
@@ -23,7 +24,7 @@ class SessionWeightBudget:
     def __init__(self, budget: int | float | None, memory_bytes: int) -> None:
         self._budget = int(budget * memory_bytes) if isinstance(budget, float) else budget
         self._earlier = 0  # bytes of weights of earlier calls of `divide`
-        self._shares: dict[str, int] = {}
+        self._shares: dict[str, BudgetShare] = {}
 
     def divide(self, names: Sequence[str], graphs: Sequence[Graph], loaded: Mapping[int, Loaded]) -> None:
         """Divide the budget among the fused nodes that ONNX Runtime compiles in one call.
@@ -48,14 +49,13 @@ class SessionWeightBudget:
                 f"{self._earlier} bytes with the {sum(sizes)} bytes of the graph around them exceed the budget of "
                 f"{self._budget} bytes; streaming them is not implemented. Raise weight_budget or leave it out"
             )
-        available = max(self._budget - self._earlier, 0)
         total = sum(sizes) + _CREATED * len(sizes)
-        shares = [available * (nbytes + _CREATED) // total for nbytes in sizes]
+        shares = [BudgetShare(self._budget, nbytes + _CREATED, total, self._earlier) for nbytes in sizes]
         self._shares = dict(zip(names, shares, strict=True))
         self._earlier += sum(sizes)
 
-    def share(self, name: str) -> int | None:
-        """Return the bytes for the weights of a fused node; None: no limit."""
+    def share(self, name: str) -> BudgetShare | None:
+        """Return the budget for the weights of a fused node; None: no limit."""
         return self._shares.get(name)
 
 

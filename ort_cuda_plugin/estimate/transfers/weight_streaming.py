@@ -10,8 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...gpus import Gpu
-from ...plan.residency import BudgetTooSmall, choose
-from ...plan.streaming import Upload, WeightUse, aligned, largest_need, lay_out
+from ...plan.residency import BudgetTooSmall, PlanUses, least_budget, reside
+from ...plan.streaming import Upload, WeightUse, aligned, lay_out
 
 
 @dataclass(frozen=True)
@@ -58,18 +58,16 @@ def streaming(
         (WeightUse(number, nbytes[number], first, last) for number, (first, last) in spans.items()),
         key=lambda use: (use.first, use.last),
     )
-    chosen = choose(nbytes, states, [uses], budget)
-    resident, optional = list(chosen.resident), len(chosen.resident) - chosen.num_forced
-    while True:  # as in `WeightPlacement`: gaps in the ring may need more room
-        held = sum(aligned(nbytes[number]) for number in resident)
-        uploads = lay_out([use for use in uses if use.number not in resident], budget - held)
-        if uploads is not None:
-            break
-        if not optional:
-            most, record = largest_need(use for use in uses if use.number not in resident)
-            raise BudgetTooSmall(held + 2 * most, record)
-        optional -= 1
-        resident.pop()
+    plans = [PlanUses(uses)]
+    try:
+        resident = reside(nbytes, states, plans, budget).resident
+    except BudgetTooSmall as error:
+        everything = sum(map(aligned, nbytes.values()))
+        needed = least_budget(lambda given: reside(nbytes, states, plans, given), budget, everything)
+        raise BudgetTooSmall(needed, error.record) from None
+    held = sum(aligned(nbytes[number]) for number in resident)
+    uploads = lay_out([use for use in uses if use.number not in resident], budget - held)
+    assert uploads is not None, "reside returns weights with which the others fit into the ring"
     moved = sum(upload.use.nbytes for upload in uploads)
     waiting = _waiting(uploads, seconds, device.copied_per_second)
     return Streaming(budget, held, len(uploads), moved, moved / device.copied_per_second, waiting)
