@@ -26,7 +26,7 @@ from typing import Any
 LIGHT_MODELS = ("light_densenet121", "light_shufflenet", "light_squeezenet")
 LENGTHS = {"sequence": 24, "past": 8}
 """Sizes of symbolic dimensions, in elements. They are short, because the first Run is measured as well."""
-STAGES = {"import": "import", "kernel_ir": "Numba", "emulated_ir": "host IR", "optimised_module": "LLVM"}
+STAGES = {"import": "import", "kernel_ir": "Numba", "emulated_ir": "host IR", "optimized_module": "LLVM"}
 """Functions of the compiler, and the names of their columns; the rest of a compilation is code generation."""
 WHOLE_KERNEL = "compile_kernel"
 

@@ -38,7 +38,7 @@ def light(name: str, batch: int) -> Sized:
     """Return one of the onnx wheel's light models, and the shapes of its inputs."""
     import onnx
 
-    from ort_cuda_plugin.estimate.gather import optimised
+    from ort_cuda_plugin.estimate.gather import optimized
     from ort_cuda_plugin.models import find_model
 
     path = find_model(name)
@@ -47,14 +47,14 @@ def light(name: str, batch: int) -> Sized:
     image = next(info for info in graph.input if info.name not in weights)
     sizes = [dim.dim_value for dim in image.type.tensor_type.shape.dim]
     shapes = {image.name: (batch, *sizes[1:])}
-    return optimised(path, shapes), shapes
+    return optimized(path, shapes), shapes
 
 
 def network(name: str, batch: int) -> Sized:
     """Return a network of ort_cuda_plugin/networks with symbolic batch and length, as in exported models."""
     import onnx
 
-    from ort_cuda_plugin.estimate.gather import optimised
+    from ort_cuda_plugin.estimate.gather import optimized
     from ort_cuda_plugin.networks import NETWORKS, build
 
     model = build(name)
@@ -67,7 +67,7 @@ def network(name: str, batch: int) -> Sized:
     }
     with tempfile.TemporaryDirectory() as folder:
         onnx.save(model, Path(folder, "model.onnx"))
-        return optimised(Path(folder, "model.onnx")), shapes
+        return optimized(Path(folder, "model.onnx")), shapes
 
 
 def bert(batch: int, half: bool) -> Sized:
@@ -77,7 +77,7 @@ def bert(batch: int, half: bool) -> Sized:
     from onnx import TensorProto, numpy_helper
 
     from encoder import encoder
-    from ort_cuda_plugin.estimate.gather import optimised
+    from ort_cuda_plugin.estimate.gather import optimized
 
     model = encoder()
     for info in model.graph.input:
@@ -96,7 +96,7 @@ def bert(batch: int, half: bool) -> Sized:
         del model.graph.value_info[:]
     with tempfile.TemporaryDirectory() as folder:
         onnx.save(model, Path(folder, "bert.onnx"))
-        return optimised(Path(folder, "bert.onnx")), {}
+        return optimized(Path(folder, "bert.onnx")), {}
 
 
 MODELS: dict[str, Callable[[], Sized]] = {

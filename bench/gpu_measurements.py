@@ -138,7 +138,7 @@ def measure(
         path = Path(folder, "model.onnx")
         onnx.save(model, path)
         shapes = {key: array.shape for key, array in models.random_inputs(model, dims=dims).items()}
-        work = gather.work_of_model(gather.optimised(path, shapes), shapes, gpu=gpus.gpu(gpu_name()[0]))
+        work = gather.work_of_model(gather.optimized(path, shapes), shapes, gpu=gpus.gpu(gpu_name()[0]))
     return fit.Measurement(name, seconds, work)
 
 

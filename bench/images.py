@@ -3,7 +3,7 @@
     python bench/images.py [NAME ...] [--runs N] [--seconds S] [--threads T] [--device emulated|cuda] [--list] [--json]
 
 Runs alternate between the two sessions of one process, so that other load on the machine slows both. Prints the median
-times of a Run, and the median ratio of neighbouring Runs. NAME selects all names that begin with it: the networks of
+times of a Run, and the median ratio of neighboring Runs. NAME selects all names that begin with it: the networks of
 `u_networks` ("u2net", "u2netp", "isnet", "isnetp"; with "/f16", or "/u8" for dynamic quantization) and the layers
 below. Without NAME: all layers, and the networks in float32.
 """

@@ -42,7 +42,7 @@ def at_batch(name: str, batch: int) -> onnx.ModelProto:
 
     import onnx
 
-    from ort_cuda_plugin.estimate.gather import optimised
+    from ort_cuda_plugin.estimate.gather import optimized
     from ort_cuda_plugin.models import find_model
     from ort_cuda_plugin.networks import NETWORKS, build, split_name
 
@@ -53,7 +53,7 @@ def at_batch(name: str, batch: int) -> onnx.ModelProto:
         weights = {tensor.name for tensor in graph.initializer}
         info = next(info for info in graph.input if info.name not in weights)
         sizes = [dim.dim_value for dim in info.type.tensor_type.shape.dim]
-        return optimised(path, {info.name: (batch, *sizes[1:])})
+        return optimized(path, {info.name: (batch, *sizes[1:])})
     model = build(name)
     known = {"batch": batch, **NETWORKS[parts[0]].sizes}
     for info in model.graph.input:
@@ -64,7 +64,7 @@ def at_batch(name: str, batch: int) -> onnx.ModelProto:
         path = Path(folder, "model.onnx")
         onnx.save(model, path)
         del model
-        return optimised(path)
+        return optimized(path)
 
 
 def main() -> int:

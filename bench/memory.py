@@ -102,7 +102,7 @@ def traffic(model: onnx.ModelProto, feeds: dict[str, Any]) -> list[ProgramTraffi
     from ort_cuda_plugin.program.lowering.context import DeviceProperties
 
     with tempfile.TemporaryDirectory() as folder:
-        # Applies the optimisations that ONNX Runtime makes before it asks the provider for claims.
+        # Applies the optimizations that ONNX Runtime makes before it asks the provider for claims.
         options = ort.SessionOptions()
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
         options.optimized_model_filepath = str(Path(folder, "model.onnx"))

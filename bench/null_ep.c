@@ -1,4 +1,4 @@
-/* An execution provider that does nothing: it claims every node, allocates outputs and leaves them uninitialised.
+/* An execution provider that does nothing: it claims every node, allocates outputs and leaves them uninitialized.
  * The cost of its Run is ONNX Runtime's own cost for a plugin with memory and streams. Its "device" is host memory
  * under an unused vendor id. */
 #include <stdatomic.h>

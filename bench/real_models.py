@@ -8,7 +8,7 @@ a model that hangs or crashes affects its own line only. NAME selects files whos
 
 A lowering is `emulated` (the emulated device's own kernels), or the GPU whose kernels it runs. For each size the
 process compares the results with the CPU provider's. A result is right within the tolerance of its element type, or
-within three times the difference between the CPU provider's results with and without optimisations. If activations are
+within three times the difference between the CPU provider's results with and without optimizations. If activations are
 quantized at run time, a single rounding may change all later values. Then the reference difference also includes the
 CPU provider's results with int8 weights of one bit less, and with slightly perturbed float32 weights. The CPU time of a
 steady Run is the minimum of several Runs that alternate with the CPU provider's, both with one thread. `session` is the

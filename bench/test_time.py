@@ -48,7 +48,7 @@ RESULTS_VARIABLE = "TEST_TIME_RESULTS"
 COMPILER_STAGES = {
     "kernel_ir": "numba",
     "inline_into_kernel": "llvm: inline",
-    "optimised_module": "llvm: optimise",
+    "optimized_module": "llvm: optimize",
     "compile_emulated": "llvm: emit",
     "compile_cuda": "nvvm, nvJitLink",
     "compile_foreign": "nvrtc",

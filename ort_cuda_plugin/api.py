@@ -310,7 +310,7 @@ def explain(
     provider_options: GivenOptions | None = None,
     sess_options: ort.SessionOptions | None = None,
 ) -> Table[NodeVerdict]:
-    """Return a verdict for each node of the model, after ONNX Runtime's optimisations: claimed, or why not.
+    """Return a verdict for each node of the model, after ONNX Runtime's optimizations: claimed, or why not.
 
     Verdicts of nodes in bodies of control flow follow those of the main graph's nodes, and name the node that has
     the body.
@@ -351,7 +351,7 @@ def placement(
     except NoProviderError as error:
         return Placement(error.verdicts, {})
     if provider.failure:
-        raise RuntimeError(f"the model: {get_ep_name()} could not analyse it: {provider.failure}")
+        raise RuntimeError(f"the model: {get_ep_name()} could not analyze it: {provider.failure}")
     return Placement(_with_providers(provider.verdicts, session), provider.values)
 
 

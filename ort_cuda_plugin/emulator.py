@@ -67,7 +67,7 @@ def _text_of(source: Source) -> str:
 
 @dataclass(frozen=True)
 class Resources:
-    """What a kernel declares. ptxas, which allocates a GPU's registers, is not modelled.
+    """What a kernel declares. ptxas, which allocates a GPU's registers, is not modeled.
 
     Attributes:
         registers: virtual registers that the kernel itself declares, in words of 4 bytes; predicates do not count.

@@ -40,6 +40,14 @@ WORDS = {
     "images after the others": (r"\b(?:image_parts|some images after)\b", "batch tiling for L2 reuse"),
     "a GPU that is not there": (r"\bnot there\b", "a GPU that is only described; missing"),
     "nobody": (r"\b(?:no|some|any)body\b", "the actor: a thread, a step, the caller"),
+    "British spelling": (
+        r"(?i)(?:(?:optim|serial|initial|normal|recogn|minim|maxim|vector|parallel|synchron|quant|material|organ|penal|"
+        r"factor|final|general|special|custom|categor|character|real|local|random|visual|canonical|util|summar)"
+        r"is(?=e|ing|ation|able)|neighbour|behaviour|colour|favour|honour|centre|modell(?=ed|ing)|labell(?=ed|ing)|"
+        r"cancell(?=ed|ing)|signall|travell|artefact|catalogue|licence|grey|analys(?:e[dr]?(?![a-z])|ing)|"
+        r"fulfils?(?![a-z])|misspelt|learnt|whilst)",
+        "the American spelling, as CUDA and ONNX Runtime write",
+    ),
     "model of GPUs": (r"\bmodel of (?:a |the )?GPUs?\b", "the performance model"),
 }
 """For each word, a pattern and the terms to use instead. In names, an underscore ends a word."""
@@ -130,6 +138,12 @@ def test_words_are_found_in_names_and_in_sentences() -> None:
         "def most_teams(place0): # a value that is no size, of which so many are alike\n    takes place"
     )
     assert found == {"team": 1, "place": 1, "is no": 1, "of which": 1, "so many": 1, "alike": 1}
+
+
+def test_british_spelling_is_found_in_names_and_sentences() -> None:
+    found = occurrences("OPTIMISATION_LEVEL neighbours_of un_initialised Quantising # a grey catalogue was analysed")
+    assert found == {"British spelling": 7}
+    assert not occurrences("parallelism, a premise, analyses, expertise, characteristic, optimized, raised, generalist")
 
 
 def lower() -> None:

@@ -8,7 +8,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* One kind of per-thread memory. Define it as a static variable that initialises `release` only. */
+/* One kind of per-thread memory. Define it as a static variable that initializes `release` only. */
 typedef struct ocp_thread_memory {
   void (*release)(void *memory);
   bool has_key;

@@ -5,7 +5,7 @@
  * number. Each stream stores the number below which all its work has finished, and freed memory stores the number of
  * the newest work when it was freed. Another stream can get the memory when every stream that could have used it has
  * finished its work up to that number, or when the other stream waits for that work on the device. This needs no driver
- * call of its own: the synchronisations that Runs need anyway update the numbers. */
+ * call of its own: the synchronizations that Runs need anyway update the numbers. */
 #ifndef OCP_DEVICE_POOL_H
 #define OCP_DEVICE_POOL_H
 

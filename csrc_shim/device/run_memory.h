@@ -21,7 +21,7 @@ typedef struct ocp_run_block {
 typedef struct ocp_run_memory {
   ocp_device *device;
   ocp_run_block *blocks;
-  bool captured; /* the Run is in a stream capture, which forbids driver calls that may synchronise */
+  bool captured; /* the Run is in a stream capture, which forbids driver calls that may synchronize */
   bool foreign;  /* the capture is the application's: the Run may still allocate from the driver */
 } ocp_run_memory;
 

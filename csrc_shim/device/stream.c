@@ -129,7 +129,7 @@ int ocp_stream_create(ocp_device *device, ocp_stream **out, ocp_error *error) {
   return stay.entered ? make(device, NULL, out, error) : error->code;
 }
 
-/* Serialises adoption: two threads that adopt one stream must get the same object. */
+/* Serializes adoption: two threads that adopt one stream must get the same object. */
 static pthread_mutex_t adopt_lock = PTHREAD_MUTEX_INITIALIZER;
 
 int ocp_stream_adopt(ocp_device *device, CUstream handle, ocp_stream **out, ocp_error *error) {

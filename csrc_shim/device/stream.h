@@ -22,7 +22,7 @@ ocp_stream *ocp_stream_share(ocp_stream *stream);
 /* Drops a reference. The last call waits for the stream's work and destroys the stream. */
 void ocp_stream_release(ocp_stream *stream);
 int ocp_stream_synchronize(ocp_stream *stream, ocp_error *error);
-/* Synchronises the stream, for a caller that has entered the device. */
+/* Synchronizes the stream, for a caller that has entered the device. */
 int ocp_stream_wait(ocp_stream *stream, ocp_error *error);
 /* Asks the driver whether all work of the stream has finished (cuStreamQuery); if so, marks it as finished. */
 void ocp_stream_query(ocp_stream *stream);

@@ -57,7 +57,7 @@ enum {
 };
 
 enum { CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9 }; /* an int; the only pointer attribute that callers ask for */
-/* The legacy default stream, which synchronises with all streams except non-blocking ones. NULL is the same stream. */
+/* The legacy default stream, which synchronizes with all streams except non-blocking ones. NULL is the same stream. */
 #define CU_STREAM_LEGACY ((CUstream)1)
 /* The per-thread default stream. */
 #define CU_STREAM_PER_THREAD ((CUstream)2)

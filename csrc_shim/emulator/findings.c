@@ -14,7 +14,7 @@ static char findings[MAX_FINDINGS][EMU_FINDING_BYTES]; /* the first findings; la
 static int num_findings;
 
 const char *const emu_finding_kinds[] = {
-    "out-of-bounds", "use-after-free", "uninitialised-read", "missing-wait",      "divergent-barrier",
+    "out-of-bounds", "use-after-free", "uninitialized-read", "missing-wait",      "divergent-barrier",
     "misaligned",    "race",           "pending-copy",       "read-only-written", "invalid-mask"};
 
 int ocp_emu_num_findings(void) {

@@ -7,7 +7,7 @@
 
 #include "driver/driver.h"
 
-/* Returns the number of findings since the last clear. Kinds: out-of-bounds, use-after-free, uninitialised-read,
+/* Returns the number of findings since the last clear. Kinds: out-of-bounds, use-after-free, uninitialized-read,
  * divergent-barrier, missing-wait, misaligned, race, pending-copy, read-only-written, invalid-mask; and traps of
  * kernels, in every mode. Each finding is one line of text, with kernel, block and thread, or "fill" for a memset, or
  * the name of a copy; and with address and size of an access. A finding also makes the launch, copy or memset fail
@@ -24,7 +24,7 @@ enum { EMU_FINDING_BYTES = 400 }; /* maximum length of a finding's text, with it
 typedef enum emu_finding_kind {
   EMU_OUT_OF_BOUNDS,
   EMU_USE_AFTER_FREE,
-  EMU_UNINITIALISED_READ,
+  EMU_UNINITIALIZED_READ,
   EMU_MISSING_WAIT,
   EMU_DIVERGENT_BARRIER,
   EMU_MISALIGNED,

@@ -1,6 +1,6 @@
 /* An allocator that never touches the memory it manages. It has two-level segregated free lists (eight size classes per
  * power of two), and a bitmap of block starts with summary levels (a bit for each non-zero word of the level below), by
- * which it finds neighbours and the block around an address. Every operation on one block takes constant time, except
+ * which it finds neighbors and the block around an address. Every operation on one block takes constant time, except
  * an allocation that only blocks of its own size class can serve: it searches that class. */
 #include "emulator/heap.h"
 
@@ -13,7 +13,7 @@ struct emu_heap_block {
   uint32_t live;
   union {
     struct {
-      uint32_t previous, next; /* free block: first granules of its neighbours in the free list */
+      uint32_t previous, next; /* free block: first granules of its neighbors in the free list */
     };
     uint64_t bytes; /* live block: requested bytes */
   };

@@ -9,7 +9,7 @@
  * - NAME.meta, a constant ocp_emu_kernel_meta.
  *
  * A kernel without barriers, shuffles or votes has mode OCP_EMU_BLOCK: one call runs every thread of the block. The
- * loop over the threads is in the object, where LLVM can vectorise it; only in kernels compiled with checks does the
+ * loop over the threads is in the object, where LLVM can vectorize it; only in kernels compiled with checks does the
  * loop set thread->tid, for error reports. Other kernels have mode OCP_EMU_FIBER: one call runs one thread, and
  * barriers, shuffles and votes switch fibers.
  *

@@ -9,7 +9,7 @@
  * all inputs (input by input), then the host values of all host inputs (see below); read-backs and expressions fill
  * the rest, each register once.
  *
- * A plan is a list of segments. A segment reads back the values it needs from the device (after synchronising the
+ * A plan is a list of segments. A segment reads back the values it needs from the device (after synchronizing the
  * stream), evaluates its expressions, checks its assertions, allocates its outputs and its slab, and enqueues its
  * records. Nearly every plan has one segment and no read-back; an operator whose output size depends on data ends a
  * segment. Guards belong to the whole plan and may depend only on input dimensions and host inputs.

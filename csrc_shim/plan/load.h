@@ -1,4 +1,4 @@
-/* Loads plans from their serialised form; queries in-place rules and node names of a plan. */
+/* Loads plans from their serialized form; queries in-place rules and node names of a plan. */
 #ifndef OCP_PLAN_LOAD_H
 #define OCP_PLAN_LOAD_H
 

@@ -228,7 +228,7 @@ static void *open_libpython(const char *interpreter, ocp_error *error) {
   return library;
 }
 
-static int initialise_by_config(const python_api *api, const char *interpreter, ocp_error *error) {
+static int initialize_by_config(const python_api *api, const char *interpreter, ocp_error *error) {
   void *config = api->PyInitConfig_Create();
   if (!config || api->PyInitConfig_SetInt(config, "use_environment", 0) ||
       api->PyInitConfig_SetInt(config, "install_signal_handlers", 0) ||
@@ -245,10 +245,10 @@ static int initialise_by_config(const python_api *api, const char *interpreter, 
 /* Starts Python isolated, like `python -I`: it ignores PYTHON* variables and the user's site-packages. The program name
  * decides prefix and site-packages. The layout of PyConfig differs between versions, so this uses the older functions,
  * or in versions without them PyInitConfig, which is isolated by default. */
-static int initialise(const python_api *api, const char *interpreter, ocp_error *error) {
+static int initialize(const python_api *api, const char *interpreter, ocp_error *error) {
   if (!api->Py_DecodeLocale || !api->Py_SetProgramName || !api->Py_InitializeEx)
     return api->PyInitConfig_Create
-               ? initialise_by_config(api, interpreter, error)
+               ? initialize_by_config(api, interpreter, error)
                : ocp_fail(error, ORT_FAIL, "Python at %s lacks functions of the stable ABI", interpreter);
   static const char *const flags[] = {"Py_IsolatedFlag", "Py_IgnoreEnvironmentFlag", "Py_NoUserSiteDirectory"};
   for (size_t i = 0; i < sizeof flags / sizeof *flags; i++) {
@@ -288,7 +288,7 @@ static int start_own_python(python_api *api, const char *folder, ocp_error *erro
     return error->code;
   if (!resolve(library, api))
     return ocp_fail(error, ORT_FAIL, "Python at %s lacks functions of the stable ABI", interpreter);
-  if (initialise(api, interpreter, error) != ORT_OK)
+  if (initialize(api, interpreter, error) != ORT_OK)
     return error->code;
   api->PyEval_SaveThread(); /* releases the GIL; every later use acquires it */
   return ORT_OK;

@@ -1,5 +1,5 @@
 /* Attention by cuDNN: two matrix products with a softmax between them, as the operation graph that cuDNN's engines
- * recognise. That graph also computes the logarithm of the softmax denominators, which nothing reads. cuDNN takes about
+ * recognize. That graph also computes the logarithm of the softmax denominators, which nothing reads. cuDNN takes about
  * a second to compile an engine. Intermediate values are float32, except that the softmax results have the type of the
  * operands. */
 #include "vendor/attention.h"

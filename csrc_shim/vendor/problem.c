@@ -268,7 +268,7 @@ static bool is_measured(const call_site *site) {
 
 /* ---- preparing ---- */
 
-/* Evicts algorithms if the device can be synchronised: a captured stream never becomes idle. */
+/* Evicts algorithms if the device can be synchronized: a captured stream never becomes idle. */
 static void evict(const call_site *site) {
   ocp_problem *problem = site->problem;
   ocp_error ignored = {0};

@@ -31,7 +31,7 @@ class CudaError(Error, RuntimeError):
 
 
 ignored_at_end = (CudaError, TypeError, AttributeError)
-"""Errors that finalisers ignore: they occur on a lost device, or while the interpreter exits."""
+"""Errors that finalizers ignore: they occur on a lost device, or while the interpreter exits."""
 
 
 class Device:
@@ -118,11 +118,11 @@ class Device:
         return int(free[0]), int(total[0])
 
     def alloc(self, nbytes: int) -> DeviceArray:
-        """Allocate uninitialised memory as a vector of uint8."""
+        """Allocate uninitialized memory as a vector of uint8."""
         return self.empty(nbytes, np.uint8)
 
     def empty(self, shape: int | Sequence[int], dtype: DTypeLike) -> DeviceArray:
-        """Allocate an uninitialised array. An array without elements still has a unique address."""
+        """Allocate an uninitialized array. An array without elements still has a unique address."""
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
         kind: np.dtype[Any] = np.dtype(dtype)
         address = ffi.new("CUdeviceptr *")
@@ -149,7 +149,7 @@ class Device:
         return Module(self, image)
 
     def stream(self) -> Stream:
-        """Create a stream that does not synchronise with the null stream."""
+        """Create a stream that does not synchronize with the null stream."""
         return Stream(self)
 
     def event(self) -> Event:

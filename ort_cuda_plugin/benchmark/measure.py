@@ -30,7 +30,7 @@ class SideReport:
     """The figures of one provider. Times are in milliseconds. ``throughput`` is batch items per second.
 
     ``host_share`` is the fraction of a median Run in which the device is idle, None if the profile has no device
-    events. ``ratio`` is the median, over neighbouring Runs, of this side's time divided by the plugin's. ``error`` is
+    events. ``ratio`` is the median, over neighboring Runs, of this side's time divided by the plugin's. ``error`` is
     max|a-b|/max|b| against the CPU provider, None if the CPU provider cannot run the model. Three figures are measured
     in separate processes: ``device_bytes``, the device memory that the session holds after its first Run, and
     ``cold_s`` and ``warm_s``, the seconds of session creation and first Run with an empty and with a filled kernel

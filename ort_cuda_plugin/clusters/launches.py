@@ -67,8 +67,8 @@ def make_launches(
     launches = [step for step in run_passes(ctx, fused, KERNELS, note) if not isinstance(step, Map)]
     check_writers(KERNELS[-1].name, [*_once(ctx), *launches], ctx.stand_ins)
     if folded and any(each.when(ctx) for each in KERNEL_SELECTION):
-        # The minimum traffic assumes that all operands are dequantised when they are loaded. In ``folded``, separate
-        # steps dequantise the operands of library calls.
+        # The minimum traffic assumes that all operands are dequantized when they are loaded. In ``folded``, separate
+        # steps dequantize the operands of library calls.
         folded = [fold_dequantize(fused)]
     compulsory = _compulsory(ctx, folded[0] if folded else fused)
     return ctx.trace.folded, launches, ProgramTraffic(compulsory, traffic(launches))

@@ -15,7 +15,7 @@ TOLERANCES: Mapping[str, float] = {"float64": 1e-9, "float32": 1e-3, "float16": 
 """Largest max|a-b| / max|b| by element type. Values of other types must be equal."""
 
 UNROUNDED_INPUTS = ("session.qdq_matmulnbits_accuracy_level", "1")
-"""Session entry that makes ONNX Runtime multiply by dequantised low-bit weights, as the model says. Without it the CPU
+"""Session entry that makes ONNX Runtime multiply by dequantized low-bit weights, as the model says. Without it the CPU
 provider rounds the other operand to 8 bits.
 """
 

@@ -290,7 +290,7 @@ def host_target_machine() -> llvm.TargetMachine:
     )
 
 
-def optimise(module: llvm.ModuleRef, configure: Callable[[llvm.ModulePassManager], None]) -> None:
+def optimize(module: llvm.ModuleRef, configure: Callable[[llvm.ModulePassManager], None]) -> None:
     builder = llvm.create_pass_builder(host_target_machine(), llvm.create_pipeline_tuning_options(3))
     passes = llvm.create_new_module_pass_manager()
     configure(passes)
@@ -327,9 +327,9 @@ def inline_into_kernel(prepared: Sequence[str], kernel: str, count: bool = False
         passes.add_simplify_cfg_pass()
         passes.add_global_dead_code_eliminate_pass()
 
-    optimise(main, configure)
+    optimize(main, configure)
     if count:
-        # In counting mode, optimise as NVVM does, so that a value that the IR loads repeatedly counts as one load.
+        # In counting mode, optimize as NVVM does, so that a value that the IR loads repeatedly counts as one load.
         options = llvm.create_pipeline_tuning_options(2)
         options.loop_vectorization = options.slp_vectorization = False
         builder = llvm.create_pass_builder(host_target_machine(), options)
@@ -352,7 +352,7 @@ def excess_shared_memory(static_bytes: int) -> str:
 
 
 def emulated_ir(spec: KernelSpec, ir: KernelIR, target: Target) -> str:
-    """Return the LLVM IR of a kernel for the emulated device, before optimisation."""
+    """Return the LLVM IR of a kernel for the emulated device, before optimization."""
     sizes = [0 if entry.startswith("*") else int(entry[1:]) // 8 for entry in spec.signature]
     try:
         if target.executes_ptx:
@@ -389,21 +389,21 @@ def ptx_kernel_module(
     ), shared
 
 
-OPTIMISATION_LEVEL = 1
-"""LLVM's optimisation level for the emulated device. Kernels run as fast as with level 3, and compile in three quarters
+OPTIMIZATION_LEVEL = 1
+"""LLVM's optimization level for the emulated device. Kernels run as fast as with level 3, and compile in three quarters
 of the time.
 """
 
 
-def optimised_module(texts: Sequence[str]) -> llvm.ModuleRef:
-    """Return one module of the texts from `emulated_ir`, optimised and ready for code generation."""
+def optimized_module(texts: Sequence[str]) -> llvm.ModuleRef:
+    """Return one module of the texts from `emulated_ir`, optimized and ready for code generation."""
     module, *others = (llvm.parse_assembly(text) for text in texts)
     for other in others:
         module.link_in(other)
     module.triple = llvm.get_process_triple()
     module.data_layout = str(host_target_machine().target_data)
     module.verify()
-    options = llvm.create_pipeline_tuning_options(OPTIMISATION_LEVEL)
+    options = llvm.create_pipeline_tuning_options(OPTIMIZATION_LEVEL)
     options.slp_vectorization = True  # turns the register tiles of GEMMs into SIMD vectors
     options.loop_vectorization = True
     builder = llvm.create_pass_builder(host_target_machine(), options)
@@ -429,7 +429,7 @@ def compile_ptx_module(module: Module, target: Target) -> bytes:
 
 
 def ptx_kernel_text(module: Module, kernel: str, target: Target) -> str:
-    """Return the LLVM IR of a PTX module's kernel for the emulated device, before optimisation. Raises PtxError."""
+    """Return the LLVM IR of a PTX module's kernel for the emulated device, before optimization. Raises PtxError."""
     function = module.functions[kernel]
     sizes = [0 if parameter.is_pointer else parameter.size for parameter in function.parameters]
     try:
@@ -446,7 +446,7 @@ def emulated_object(symbols: Sequence[str], texts: Sequence[str]) -> bytes:
 
     The kernels' ``.meta`` constants get the stack bytes, which are known only from the machine code.
     """
-    data = bytearray(host_target_machine().emit_object(optimised_module(texts)))
+    data = bytearray(host_target_machine().emit_object(optimized_module(texts)))
     elf = Elf(bytes(data))
     for symbol in symbols:
         code = elf.symbol(symbol)

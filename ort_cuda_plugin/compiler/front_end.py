@@ -162,8 +162,8 @@ def remembered_size(context: Any, kind: Any) -> int:
     return sizes[text]
 
 
-def unmarked(scheme: Any, text: str, *colours: Any) -> str:
-    """Replace the colouring of error messages: Numba catches most of these errors, and colouring takes most of their
+def unmarked(scheme: Any, text: str, *colors: Any) -> str:
+    """Replace the coloring of error messages: Numba catches most of these errors, and coloring takes most of their
     time.
     """
     return text

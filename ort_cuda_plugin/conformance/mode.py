@@ -1,4 +1,4 @@
-"""The settings of a test run: ONNX Runtime's optimisations, checking mode and adversarial streams of the device."""
+"""The settings of a test run: ONNX Runtime's optimizations, checking mode and adversarial streams of the device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Mode:
     GPU, where ``check`` and ``seed`` have no effect.
     """
 
-    optimised: bool = False
+    optimized: bool = False
     check: bool = False
     seed: int | None = None
     single_nodes: bool = False

@@ -39,7 +39,7 @@ _IN_SCOPE = """
 **In scope and not wholly on the EP: {count}.** A test is in scope if ONNX Runtime itself loads its model, and if the
 model has only tensors and operators of ai.onnx: no strings, sequences, optional values and no ImageDecoder.
 """
-_OPTIMISED = "Other verdicts after ONNX Runtime's optimizations"
+_OPTIMIZED = "Other verdicts after ONNX Runtime's optimizations"
 
 
 def versions() -> str:
@@ -50,18 +50,18 @@ def versions() -> str:
     return f"onnx {onnx.__version__} and onnxruntime {onnxruntime.__version__}"
 
 
-def render(as_written: Sequence[Outcome], optimised: Sequence[Outcome]) -> str:
+def render(as_written: Sequence[Outcome], optimized: Sequence[Outcome]) -> str:
     """Return the report in Markdown.
 
-    It has totals without and with ONNX Runtime's optimisations, then each test that does not pass on the EP as written
-    (without these optimisations), by the kind of reason.
+    It has totals without and with ONNX Runtime's optimizations, then each test that does not pass on the EP as written
+    (without these optimizations), by the kind of reason.
     """
     first = Counter(outcome.verdict for outcome in as_written)
-    second = Counter(outcome.verdict for outcome in optimised)
+    second = Counter(outcome.verdict for outcome in optimized)
     lines = [_HEADER.format(versions=versions(), command=WRITE_COMMAND).rstrip("\n")]
     lines += [f"| {verdict} | {first[verdict]} | {second[verdict]} |" for verdict in Verdict]
-    passes = [sum(outcome.cpu_passes for outcome in outcomes) for outcomes in (as_written, optimised)]
-    lines += [f"| all tests | {len(as_written)} | {len(optimised)} |"]
+    passes = [sum(outcome.cpu_passes for outcome in outcomes) for outcomes in (as_written, optimized)]
+    lines += [f"| all tests | {len(as_written)} | {len(optimized)} |"]
     lines += [f"| of these the CPU provider alone passes | {passes[0]} | {passes[1]} |"]
     remaining = [outcome for outcome in as_written if outcome.verdict is not Verdict.ON_EP]
     lines += [_IN_SCOPE.format(count=sum(is_open(outcome) for outcome in remaining)).rstrip("\n")]
@@ -71,8 +71,8 @@ def render(as_written: Sequence[Outcome], optimised: Sequence[Outcome]) -> str:
             for group, outcomes in _by(listed, lambda outcome: outcome.group):
                 lines += ["", f"### {group} ({len(outcomes)})", "", *_bullets(outcomes)]
     written = {outcome.key: outcome.verdict for outcome in as_written}
-    if others := [outcome for outcome in optimised if written[outcome.key] is not outcome.verdict]:
-        lines += ["", f"## {_OPTIMISED}"]
+    if others := [outcome for outcome in optimized if written[outcome.key] is not outcome.verdict]:
+        lines += ["", f"## {_OPTIMIZED}"]
         for verdict in Verdict:
             if listed := [outcome for outcome in others if outcome.verdict is verdict]:
                 lines += ["", f"### {verdict} ({len(listed)})", "", *_bullets(listed)]
@@ -109,7 +109,7 @@ _KEY = re.compile(r"`((?:node|simple|pytorch-operator|pytorch-converted)/[^`]+)`
 
 
 def read_verdicts(text: str, keys: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the verdicts of the tests ``keys`` in a report, as written and optimised.
+    """Return the verdicts of the tests ``keys`` in a report, as written and optimized.
 
     Raises ValueError for other text.
     """
@@ -118,7 +118,7 @@ def read_verdicts(text: str, keys: Iterable[str]) -> tuple[dict[str, str], dict[
             f"conformance report: got the first line {text.partition(chr(10))[0][:80]!r}, expected '# Conformance'"
         )
     as_written: dict[str, str] = dict.fromkeys(keys, Verdict.ON_EP)
-    optimised: dict[str, str] = {}
+    optimized: dict[str, str] = {}
     section = group = ""
     for line in text.splitlines():
         if heading := re.fullmatch(r"## (.*)", line):
@@ -126,18 +126,18 @@ def read_verdicts(text: str, keys: Iterable[str]) -> tuple[dict[str, str], dict[
         elif heading := re.fullmatch(r"### (.*) \(\d+\)", line):
             group = heading[1]
         elif line.startswith("- "):
-            if section == _OPTIMISED:
-                optimised.update(dict.fromkeys(_KEY.findall(line), group))
+            if section == _OPTIMIZED:
+                optimized.update(dict.fromkeys(_KEY.findall(line), group))
             else:
                 as_written.update(dict.fromkeys(_KEY.findall(line), section))
-    return as_written, as_written | optimised
+    return as_written, as_written | optimized
 
 
 def read_groups(text: str) -> dict[str, str]:
     """Return the heading under which a report lists each test."""
     groups: dict[str, str] = {}
     heading = ""
-    for line in text.split(f"\n## {_OPTIMISED}")[0].splitlines():
+    for line in text.split(f"\n## {_OPTIMIZED}")[0].splitlines():
         if found := re.fullmatch(r"### (.*) \(\d+\)", line):
             heading = found[1]
         elif line.startswith("- "):

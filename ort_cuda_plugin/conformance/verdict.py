@@ -135,7 +135,7 @@ def _session(model: bytes, mode: Mode, attempt: Attempt, on_plugin: bool) -> Any
 
     options = ort.SessionOptions()
     levels = ort.GraphOptimizationLevel
-    options.graph_optimization_level = levels.ORT_ENABLE_ALL if mode.optimised else levels.ORT_DISABLE_ALL
+    options.graph_optimization_level = levels.ORT_ENABLE_ALL if mode.optimized else levels.ORT_DISABLE_ALL
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
     if not on_plugin:

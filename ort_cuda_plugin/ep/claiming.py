@@ -127,7 +127,7 @@ class Claiming:
         """Return whether ORT runs the cluster by a kernel of the registry.
 
         The plugin chooses this for all nodes if `Session.single_nodes` is set, for example because ORT writes the
-        optimized model. Otherwise it does so for a node without neighbours to fuse with that has shape-determining
+        optimized model. Otherwise it does so for a node without neighbors to fuse with that has shape-determining
         inputs: ORT passes these to a registry kernel in host memory, but to a fused node in device memory.
         """
         if len(cluster) > 1 or cluster[0].has_subgraphs or self._session.contexts.output is not None:

@@ -66,7 +66,7 @@ class Session:
                 "rules may separate them, so nothing would be compiled. Compile the model without the rules; a session "
                 "that loads the compiled model may have rules"
             )
-        self.may_be_cut = f"layering rules for {others} may assign its neighbours to another provider" if others else ""
+        self.may_be_cut = f"layering rules for {others} may assign its neighbors to another provider" if others else ""
         self.budget = read_budget(entries, self._available_memory)
         self.single_nodes = (
             bool(others)

@@ -15,7 +15,7 @@ from .work import Access, Region, Step, distinct
 
 _ALIGNMENT = 1 << 21
 CHUNKS = 1 << 11
-"""The modelled L2 has this number of chunks, or up to twice as many: a chunk's size is a power of two.
+"""The modeled L2 has this number of chunks, or up to twice as many: a chunk's size is a power of two.
 
 A chunk has at least 4096 bytes, so that a small L2 has fewer chunks."""
 

@@ -74,7 +74,7 @@ class Inspector:
         names: frozenset[str] | None = None,
         options: LoweringOptions | None = None,
     ) -> list[Finding]:
-        """Return all findings for a model from `gather.optimised`, planned for a GPU with these libraries.
+        """Return all findings for a model from `gather.optimized`, planned for a GPU with these libraries.
 
         With ``names``, only of kernels with these names. Raises the errors of `gather.work_of_model`,
         KernelCompileError, and CudaError if a kernel fails.

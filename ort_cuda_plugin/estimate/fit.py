@@ -100,12 +100,12 @@ def _loss(pairs: Sequence[tuple[Measurement, Prepared]], constants: Constants) -
 
 
 def _descend(constants: Constants, loss: Callable[[Constants], float]) -> Constants:
-    """Return constants with a smaller ``loss``: optimise one constant after the other, with shrinking factors."""
+    """Return constants with a smaller ``loss``: optimize one constant after the other, with shrinking factors."""
     best = loss(constants)
     for number in range(ROUNDS):
         before = best
         for field in fields(Constants):
-            if field.name == "l2_share":  # the loss is a step function of this constant, which descent cannot optimise
+            if field.name == "l2_share":  # the loss is a step function of this constant, which descent cannot optimize
                 continue
             value = getattr(constants, field.name)
             for factor in FACTORS:

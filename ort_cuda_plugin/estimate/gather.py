@@ -57,8 +57,8 @@ class ShapeError(Error, ValueError):
     """The given shapes do not fit the model."""
 
 
-def optimised(path: Path, shapes: Mapping[str, Sequence[int]] | None = None) -> onnx.ModelProto:
-    """Return the model after the optimisations that ONNX Runtime does before it offers nodes to providers.
+def optimized(path: Path, shapes: Mapping[str, Sequence[int]] | None = None) -> onnx.ModelProto:
+    """Return the model after the optimizations that ONNX Runtime does before it offers nodes to providers.
 
     The wheel's light models get weights. ``shapes`` override the sizes that the model states for its inputs. A model
     that the CPU provider cannot run, because of its types or custom operators, stays as it is.
@@ -88,11 +88,11 @@ def optimised(path: Path, shapes: Mapping[str, Sequence[int]] | None = None) -> 
             if not (isinstance(error, NoKernel) or own_operator(error)):
                 raise
         else:
-            optimised = onnx.load(options.optimized_model_filepath, load_external_data=False)
-            if not _is_for_cpus(optimised):
-                # The optimised model refers to the model's external data by the same file names.
-                onnx.load_external_data_for_model(optimised, str(path.parent))
-                return optimised
+            optimized = onnx.load(options.optimized_model_filepath, load_external_data=False)
+            if not _is_for_cpus(optimized):
+                # The optimized model refers to the model's external data by the same file names.
+                onnx.load_external_data_for_model(optimized, str(path.parent))
+                return optimized
     return onnx.load_from_string(source) if isinstance(source, bytes) else onnx.load(path)
 
 
@@ -138,7 +138,7 @@ def work_of_model(
     gpu: Gpu | None = None,
     calibration: Calibration | None = None,
 ) -> Work:
-    """Return the work of a Run of a model from `optimised` on ``gpu``, by default an H100, with inputs of these shapes.
+    """Return the work of a Run of a model from `optimized` on ``gpu``, by default an H100, with inputs of these shapes.
 
     Schedules are chosen as in a session on a GPU with this ``calibration``. Dimensions that stay unknown are 1.
     ``values`` fill integer inputs; other inputs are zero. ``watch`` receives each cluster's program after each pass.

@@ -20,7 +20,7 @@ def page(title: str, found: Estimate, lines: Sequence[str], graph: ModelGraph) -
         f"{title} on {found.label}, estimated", lines, graph_data(replace(graph, steps=steps, unit=_MICRO))
     )
     strip = made.strip(
-        (step.amount, step.colour, step.anchor, f"{step.name}: {step.amount:.1f} {_MICRO}\n{', '.join(step.nodes)}")
+        (step.amount, step.color, step.anchor, f"{step.name}: {step.amount:.1f} {_MICRO}\n{', '.join(step.nodes)}")
         for step in steps
     )
     made.section("One Run", html.legend(shares(steps)) + strip, "run")
@@ -83,7 +83,7 @@ def _steps(made: html.Page, found: Estimate, steps: Sequence[GraphStep]) -> str:
             f"{step.dram / 1e6:.2f}",
             f"{step.share:.0%}",
             html.Name(step.bound),
-            html.Bar(step.seconds / longest, drawn.colour, ", ".join(step.nodes)),
+            html.Bar(step.seconds / longest, drawn.color, ", ".join(step.nodes)),
         ]
         for number, (step, drawn) in enumerate(zip(found.steps, steps, strict=True))
     ]

@@ -215,7 +215,7 @@ def _rate(work: float, seconds: float) -> float:
 
 
 def _start(gpu: Gpu, products: list[tuple[tuple[str, int, int, int], float]]) -> float | None:
-    """Return the median of measured minus modelled seconds over the shorter half of the GEMMs; None without GEMMs."""
+    """Return the median of measured minus modeled seconds over the shorter half of the GEMMs; None without GEMMs."""
     rest = []
     for (kind, m, n, k), taken in sorted(products, key=lambda entry: entry[1])[: max(1, len(products) // 2)]:
         key, itemsize = ("tf32", 4) if kind == "tf32" else ("float16", 2)

@@ -1,4 +1,4 @@
-"""Recipes of constants that the host derives from other constants: weight layouts and folded batch normalisations.
+"""Recipes of constants that the host derives from other constants: weight layouts and folded batch normalizations.
 
 A recipe is plain data, so a compiled model can store the recipe instead of the contents. If the source constants
 change, the derived contents change with them.

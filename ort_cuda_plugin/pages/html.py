@@ -171,9 +171,9 @@ def table(
 def _cell(cell: Cell) -> str:
     match cell:
         case Bar(fraction, kind, hint):
-            colour = f' class="k-{kind}"' if kind else ""
+            color = f' class="k-{kind}"' if kind else ""
             title = f' title="{escape(hint)}"' if hint else ""
-            return f'<td class="bar"><div{colour} style="width:{100 * fraction:.1f}%"{title}></div></td>'
+            return f'<td class="bar"><div{color} style="width:{100 * fraction:.1f}%"{title}></div></td>'
         case Link(text, target):
             return f'<td class="r">{link(text, target)}</td>'
         case Name(text, inside, target, number):

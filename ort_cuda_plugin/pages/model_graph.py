@@ -69,7 +69,7 @@ class GraphStep:
     facts: tuple[str, ...] = ()
 
     @property
-    def colour(self) -> str:
+    def color(self) -> str:
         """Return the kind of kernel, a key of `KINDS`."""
         return kind_of(self.kind, self.op_types, self.name)
 
@@ -110,7 +110,7 @@ def graph_data(graph: ModelGraph) -> dict[str, Any]:
             {
                 "id": step.anchor,
                 "t": step.name,
-                "k": step.colour,
+                "k": step.color,
                 "a": step.amount,
                 "n": [number_of[name] for name in step.nodes if name in number_of],
                 "f": list(step.facts),
@@ -262,7 +262,7 @@ class _View:
     def _node(self, number: int, step: int) -> _Drawn:
         node, found = self.graph.nodes[number], self.graph.steps[step]
         lines = (node.op_type, node.name, self._shape(node))
-        return _Drawn(lines, "own", found.colour, step, (number,), node_anchor(node.name))
+        return _Drawn(lines, "own", found.color, step, (number,), node_anchor(node.name))
 
     def _step(self, step: int, numbers: Sequence[int]) -> _Drawn:
         found = self.graph.steps[step]
@@ -270,7 +270,7 @@ class _View:
         title = " + ".join(types[:_LONGEST_TITLE])
         title += f" + {len(types) - _LONGEST_TITLE} more" if len(types) > _LONGEST_TITLE else ""
         lines = (title, found.name, self._shape(self.graph.nodes[numbers[-1]]))
-        return _Drawn(lines, "own", found.colour, step, tuple(numbers), found.anchor, found.amount)
+        return _Drawn(lines, "own", found.color, step, tuple(numbers), found.anchor, found.amount)
 
     # ---- data ----
 
@@ -393,6 +393,6 @@ def shares(steps: Iterable[GraphStep]) -> list[tuple[str, float]]:
     """Return the fraction of the amounts of all steps by kind of kernel, the largest first."""
     amounts: dict[str, float] = {}
     for step in steps:
-        amounts[step.colour] = amounts.get(step.colour, 0.0) + step.amount
+        amounts[step.color] = amounts.get(step.color, 0.0) + step.amount
     total = sum(amounts.values()) or 1.0
     return [(kind, amounts[kind] / total) for kind in sorted(amounts, key=lambda kind: -amounts[kind])]

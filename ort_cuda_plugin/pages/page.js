@@ -280,14 +280,14 @@ class Graph {
     for (const edge of this.edges)
       if (boxes.has(edge.source) || boxes.has(edge.target)) for (const path of edge.paths) path.classList.add("chosen");
     const [first] = boxes;
-    if (first !== undefined) this.centre(this.view.boxes[first].p);
+    if (first !== undefined) this.center(this.view.boxes[first].p);
     this.describe(found);
     return true;
   }
 
   again() { if (this.chosen) this.select(this.chosen); }
 
-  centre([x, y, width, height]) {
+  center([x, y, width, height]) {
     const { clientWidth, clientHeight } = this.canvas, margin = Math.max(0, (clientWidth - this.view.w * this.scale) / 2);
     const tall = Math.min(height, clientHeight / this.scale);
     this.canvas.scrollTo(margin + (x + width / 2) * this.scale - clientWidth / 2, (y + tall / 2) * this.scale - clientHeight / 2);

@@ -37,7 +37,7 @@ from streamed_weights import feeds, layers
 
 Options = Mapping[str, str]
 Observer = Callable[[Options, Path], object]
-"""Runs a session with these options in an empty folder; returns its observable behaviour in a comparable form."""
+"""Runs a session with these options in an empty folder; returns its observable behavior in a comparable form."""
 
 GPU = DeviceProperties.gpu((9, 0))
 LIBRARIES = frozenset({"cublaslt", "cudnn"})

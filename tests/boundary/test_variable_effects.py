@@ -87,7 +87,7 @@ def order():
     return found
 
 def waited():
-    "Whether a stream waits for a semaphore that is signalled after 1.5 seconds."
+    "Whether a stream waits for a semaphore that is signaled after 1.5 seconds."
     import threading
     from ort_cuda_plugin.abi.device import CudaError, Device, Stream
     from timelines import ImportedTimeline, Timeline

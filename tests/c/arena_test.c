@@ -40,7 +40,7 @@ static void test_one_region_serves_many_allocations(void) {
     free_now(chunks[i]);
 }
 
-static void test_neighbours_merge_in_any_order_of_frees(void) {
+static void test_neighbors_merge_in_any_order_of_frees(void) {
   static const int orders[][3] = {{0, 1, 2}, {2, 1, 0}, {0, 2, 1}, {1, 0, 2}};
   for (size_t order = 0; order < sizeof orders / sizeof *orders; order++) {
     CUdeviceptr chunks[3];
@@ -396,7 +396,7 @@ static void test_others_give_up_what_they_keep_before_an_allocation_fails(void) 
 #define TEST(name) {#name, test_##name}
 static const test tests[] = {
     TEST(one_region_serves_many_allocations),
-    TEST(neighbours_merge_in_any_order_of_frees),
+    TEST(neighbors_merge_in_any_order_of_frees),
     TEST(the_smallest_chunk_that_fits_is_taken),
     TEST(chunks_of_busy_streams_merge_when_the_run_ends),
     TEST(without_the_end_of_a_run_the_next_miss_releases_them),

@@ -231,7 +231,7 @@ static int64_t added_elements(const descriptor *operation) {
 }
 
 /* The operations of attention, in order: a pointwise mode, or the negated descriptor type of another operation. The
- * real library recognises no other order. */
+ * real library recognizes no other order. */
 static const int attention[] = {-MULTIPLY, MUL, ADD, -REDUCE, SUB, EXP, -REDUCE, LOG, ADD, DIV, -MULTIPLY};
 
 static int is_attention(const descriptor *graph) {

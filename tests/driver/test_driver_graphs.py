@@ -218,9 +218,9 @@ def test_a_capture_ends_in_the_stream_where_it_began(device: Device, kernels: Ke
 
 
 FORBIDDEN: dict[str, tuple[Callable[[Device, Stream], object], str]] = {
-    "synchronise the stream": (lambda device, stream: stream.synchronize(), "CAPTURE_UNSUPPORTED"),
+    "synchronize the stream": (lambda device, stream: stream.synchronize(), "CAPTURE_UNSUPPORTED"),
     "query the stream": (lambda device, stream: stream.query(), "CAPTURE_UNSUPPORTED"),
-    "synchronise the device": (lambda device, stream: device.synchronize(), "CAPTURE_UNSUPPORTED"),
+    "synchronize the device": (lambda device, stream: device.synchronize(), "CAPTURE_UNSUPPORTED"),
     "allocate": (lambda device, stream: device.alloc(1), "CAPTURE_UNSUPPORTED"),
     "allocate host memory": (lambda device, stream: device.pinned(1, np.int8), "CAPTURE_UNSUPPORTED"),
     "use the null stream beside a blocking one": (

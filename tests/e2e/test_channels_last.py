@@ -204,7 +204,7 @@ def test_control_flow_a_cpu_node_and_a_recurrent_layer_in_both_layouts() -> None
     assert moved[False] == moved[True]
 
 
-def test_a_quantised_network() -> None:
+def test_a_quantized_network() -> None:
     constants: Arrays = {
         "wq": RNG.integers(-90, 90, (6, 3, 3, 3)).astype(np.int8),
         "ws": (RNG.random(6) / 200 + 0.001).astype(np.float32),
@@ -224,7 +224,7 @@ def test_a_quantised_network() -> None:
             helper.make_node("QuantizeLinear", ["m", "ys", "yz"], ["mq"]),
             helper.make_node("DequantizeLinear", ["mq", "ys", "yz"], ["y"]),
         ],
-        "quantised",
+        "quantized",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, 8, 6])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 6, 4, 3])],
         [onnx.numpy_helper.from_array(array, name) for name, array in constants.items()],

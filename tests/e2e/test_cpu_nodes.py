@@ -1,4 +1,4 @@
-"""Models with CPU nodes between clusters: ONNX Runtime's Memcpy nodes, and synchronisation of device and host."""
+"""Models with CPU nodes between clusters: ONNX Runtime's Memcpy nodes, and synchronization of device and host."""
 
 from __future__ import annotations
 

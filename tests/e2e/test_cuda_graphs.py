@@ -521,7 +521,7 @@ def test_runs_on_a_shared_stream_wait_for_a_capture() -> None:
 
 
 def test_a_run_that_builds_a_plan_on_a_shared_stream_holds_up_no_other_use_of_the_session() -> None:
-    """The plugin must serialise such Runs itself: other threads would wait for ONNX Runtime's lock holding the GIL."""
+    """The plugin must serialize such Runs itself: other threads would wait for ONNX Runtime's lock holding the GIL."""
     code = """
     import sys, threading, numpy as np, onnxruntime as ort, ort_cuda_plugin as plugin
     from ort_cuda_plugin.ep.nodes.fused_node import FusedNode

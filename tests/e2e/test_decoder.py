@@ -17,7 +17,7 @@ LAYERS = 3
     "level", [ort.GraphOptimizationLevel.ORT_ENABLE_ALL, ort.GraphOptimizationLevel.ORT_DISABLE_ALL]
 )
 def test_a_step_takes_eight_launches_a_layer_and_matches_the_cpu_provider(level: ort.GraphOptimizationLevel) -> None:
-    """A layer has four GEMMs, two normalisations, attention, and a copy of the new keys and values.
+    """A layer has four GEMMs, two normalizations, attention, and a copy of the new keys and values.
 
     One more launch copies the past keys and values of all layers.
     """

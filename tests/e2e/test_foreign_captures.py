@@ -1,6 +1,6 @@
 """Stream captures by other code in mode GLOBAL, the default of torch.cuda.graph, while sessions run.
 
-In this mode, CUDA forbids calls that may synchronise, such as cuMemAlloc, in every thread. A forbidden call fails and
+In this mode, CUDA forbids calls that may synchronize, such as cuMemAlloc, in every thread. A forbidden call fails and
 invalidates the capture. A thread may select another mode for itself (cuThreadExchangeStreamCaptureMode).
 """
 

@@ -46,7 +46,7 @@ def reference(name: str) -> tuple[list[dict[str, np.ndarray]], list[np.ndarray]]
     return feeds, [cpu.run([output], feed)[0] for feed in feeds]
 
 
-@pytest.mark.parametrize("level", LEVELS, ids=["optimised", "as_written"])
+@pytest.mark.parametrize("level", LEVELS, ids=["optimized", "as_written"])
 @pytest.mark.parametrize("name", sorted(models.wheel_models()))
 def test_every_node_runs_on_the_ep_and_outputs_match_the_cpu_provider(
     name: str, level: ort.GraphOptimizationLevel

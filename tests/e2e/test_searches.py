@@ -53,7 +53,7 @@ def on_cpu(model: bytes, feeds: dict[str, Array]) -> list[Any]:
 def assert_same_tokens(found: Array, expected: Array) -> None:
     """Compare tokens up to the last one that is not padding; the rest of ``found`` must be padding.
 
-    ONNX Runtime leaves some of these elements of ``expected`` uninitialised.
+    ONNX Runtime leaves some of these elements of ``expected`` uninitialized.
     """
     last = 1 + max(np.flatnonzero(row != PAD).max(initial=-1) for row in found)
     np.testing.assert_array_equal(found[:, : last + 1], expected[:, : last + 1])
@@ -104,7 +104,7 @@ def test_steady_runs_call_no_python_and_read_back_one_flag_an_iteration() -> Non
 def test_half_precision_and_another_decoder_for_the_prompt() -> None:
     """The CPU provider supports neither float16 nor init_decoder; its float32 tokens are the same.
 
-    Adversarial streams reveal a missing synchronisation.
+    Adversarial streams reveal a missing synchronization.
     """
     inputs = greedy_inputs(left_out=RULES)
     sizes: Any = {"eos_token_id": END, "pad_token_id": PAD}

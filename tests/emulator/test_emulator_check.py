@@ -192,7 +192,7 @@ def test_a_kernel_that_reads_what_nothing_wrote_is_found(device: Device, kernels
     source, target = device.empty(128, np.int32), device.empty(128, np.int32)
     device.call("MemcpyHtoDAsync", source.address, ffi.new("int[]", 120), 480, ffi.NULL)
     finding = fails(device, lambda: copy(kernels, source, target), "CUDA_ERROR_LAUNCH_FAILED")
-    assert finding.startswith("uninitialised-read: kernel checked_copy, block (3,0,0), thread (24,0,0) reads 4 bytes")
+    assert finding.startswith("uninitialized-read: kernel checked_copy, block (3,0,0), thread (24,0,0) reads 4 bytes")
     assert "byte 480 of 512" in finding
 
 
@@ -200,14 +200,14 @@ def test_a_launch_of_one_block_fails_for_a_finding_that_does_not_end_it(device: 
     source, total = device.empty(32, np.int32), device.upload(np.zeros(1, np.int32))
     launch = lambda: kernels.launch("checked_shared", 1, 32, [source, total, np.int32(0)])  # noqa: E731
     finding = fails(device, launch, "CUDA_ERROR_LAUNCH_FAILED")
-    assert finding.startswith("uninitialised-read: kernel checked_shared, block (0,0,0), thread (0,0,0) reads 4 bytes")
+    assert finding.startswith("uninitialized-read: kernel checked_shared, block (0,0,0), thread (0,0,0) reads 4 bytes")
 
 
 def test_a_copy_of_what_nothing_wrote_is_found_at_the_host(device: Device) -> None:
     source, target = device.empty(128, np.int32), device.upload(np.zeros(128, np.int32))
     device.call("MemcpyDtoDAsync", target.address, source.address, 512, ffi.NULL)
     finding = fails(device, lambda: device.download(target), "CUDA_ERROR_ILLEGAL_ADDRESS")
-    assert finding.startswith("uninitialised-read: copy to the host of 512 bytes")
+    assert finding.startswith("uninitialized-read: copy to the host of 512 bytes")
 
 
 def test_memory_that_a_fill_or_an_unchecked_kernel_wrote_counts_as_written(device: Device, kernels: Module) -> None:
@@ -327,7 +327,7 @@ def test_an_atomic_update_and_a_plain_access_need_an_order(
     assert findings()[0].startswith("missing-wait: ")
 
 
-def test_streams_may_use_neighbouring_bytes(device: Device, kernels: Module) -> None:
+def test_streams_may_use_neighboring_bytes(device: Device, kernels: Module) -> None:
     data = device.upload(np.zeros(64, np.int32))
     device.synchronize()
     first, second = device.stream(), device.stream()
@@ -399,7 +399,7 @@ def test_a_read_of_shared_memory_that_the_block_has_not_written_is_found(device:
         np.testing.assert_array_equal(result[40:].reshape(-1, 4), [[1, 1, np.nan, np.nan]] * 6)
         return
     finding = fails(device, launch, "CUDA_ERROR_LAUNCH_FAILED")
-    assert finding.startswith("uninitialised-read: kernel scratch_")
+    assert finding.startswith("uninitialized-read: kernel scratch_")
     assert "block (0,0,0), thread (40,0,0) reads 4 bytes" in finding
     assert finding.endswith("byte 160 of 256 bytes of shared memory")
 
@@ -443,7 +443,7 @@ def test_memory_of_a_pool_is_unwritten_again_when_it_gets_a_new_use(device: Devi
             copy(kernels, array, target)
             device.synchronize()
             written.add(array.address)
-    assert finding.startswith("uninitialised-read: kernel checked_copy, block (0,0,0), thread (0,0,0)")
+    assert finding.startswith("uninitialized-read: kernel checked_copy, block (0,0,0), thread (0,0,0)")
 
 
 def test_an_access_beyond_what_was_asked_of_a_pool_is_found(device: Device, kernels: Module) -> None:

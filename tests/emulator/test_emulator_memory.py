@@ -57,7 +57,7 @@ def test_live_blocks_are_aligned_and_never_overlap(steps: list[tuple[int, int]])
         assert device.memory[0] == free_before
 
 
-def test_free_neighbours_become_one_block_again() -> None:
+def test_free_neighbors_become_one_block_again() -> None:
     code = """
     from ort_cuda_plugin.abi.device import CudaError, Device
     device = Device.emulated()

@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 from ort_cuda_plugin import gpus, models, networks
-from ort_cuda_plugin.estimate.gather import optimised, work_of_model
+from ort_cuda_plugin.estimate.gather import optimized, work_of_model
 from ort_cuda_plugin.estimate.model import estimate
 from ort_cuda_plugin.estimate.work import Access, LibraryStep, Region, Work
 from ort_cuda_plugin.gpus import accuracy
@@ -91,5 +91,5 @@ def test_the_stored_estimates_of_networks_are_those_of_the_model(number: int, tm
     model = networks.build(entry["network"])
     onnx.save(model, tmp_path / "model.onnx")
     shapes = {name: array.shape for name, array in models.random_inputs(model, dims=entry["sizes"]).items()}
-    found = estimate(work_of_model(optimised(tmp_path / "model.onnx"), shapes, gpu=gpu), gpu)
+    found = estimate(work_of_model(optimized(tmp_path / "model.onnx"), shapes, gpu=gpu), gpu)
     assert found.seconds * 1e3 == pytest.approx(entry["estimated"], rel=0.02)

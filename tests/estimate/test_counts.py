@@ -120,7 +120,7 @@ def site(found: Counted, kind: str, number: int = 0) -> count.Site:
     return [site for site in found.sites if site.kind == kind][number]
 
 
-def test_neighbours_share_sectors_and_strides_waste_them() -> None:
+def test_neighbors_share_sectors_and_strides_waste_them() -> None:
     elements = BLOCKS * THREADS
     dense = counted(work("strided", [elements, elements], 1))
     assert (site(dense, "load").units, site(dense, "store").units) == (4, 4)
@@ -140,7 +140,7 @@ def test_columns_of_shared_memory_conflict_unless_rows_are_shifted() -> None:
         assert found.instructions["barriers"] == pytest.approx(BLOCKS * THREADS)
 
 
-def test_neighbouring_loads_are_one_where_the_gpu_has_one() -> None:
+def test_neighboring_loads_are_one_where_the_gpu_has_one() -> None:
     of = work("sum", [BLOCKS * THREADS * 64, BLOCKS * THREADS], 16)
     apart, joined = counted(of), counted(of, sass.Code(32, 0, 0, {"LDG.128": 1, "STG": 1}, 1.0))
     assert site(apart, "load").units == 16

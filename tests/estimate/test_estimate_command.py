@@ -41,7 +41,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def test_work_has_the_steps_of_a_gpu_and_survives_json(model: Path) -> None:
-    work = gather.work_of_model(gather.optimised(model), {"x": (4096, 256)})
+    work = gather.work_of_model(gather.optimized(model), {"x": (4096, 256)})
     product, softmax = work.steps
     assert isinstance(product, LibraryStep)
     assert isinstance(softmax, KernelStep)
@@ -72,7 +72,7 @@ def test_the_plan_is_that_of_the_estimated_gpu() -> None:
 def test_wrong_shapes_name_the_input(model: Path) -> None:
     for shapes, named in (({"z": (1,)}, "'z' is not an input"), ({"x": (1, 2, 3)}, "'x': got 3 sizes, expected 2")):
         with pytest.raises(gather.ShapeError, match=named):
-            gather.work_of_model(gather.optimised(model), shapes)
+            gather.work_of_model(gather.optimized(model), shapes)
 
 
 def test_command_prints_a_table_and_writes_json(
@@ -115,7 +115,7 @@ def test_half_types_stay_as_the_model_has_them(tmp_path: Path) -> None:
     graph = helper.make_graph(nodes, "half", [x], [y], [weights])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     onnx.save(model, tmp_path / "half.onnx")
-    found = gather.optimised(tmp_path / "half.onnx")
+    found = gather.optimized(tmp_path / "half.onnx")
     assert [node.op_type for node in found.graph.node] == ["Cast", "Sub", "Softmax"]
     assert found.graph.node[0].attribute[0].i == TensorProto.FLOAT16
     assert gather.work_of_model(found, {"x": (4, 8)}).elsewhere == ()

@@ -16,7 +16,7 @@ from kernel_launch import kernel
 from ort_cuda_plugin.estimate import findings
 from ort_cuda_plugin.estimate.count import Site
 from ort_cuda_plugin.estimate.findings import ARCHITECTURES, Inspector
-from ort_cuda_plugin.estimate.gather import LIBRARIES, optimised, work_of_model
+from ort_cuda_plugin.estimate.gather import LIBRARIES, optimized, work_of_model
 from ort_cuda_plugin.estimate.sass import Code, disassembler
 from ort_cuda_plugin.estimate.work import KernelStep, Work
 from ort_cuda_plugin.models import find_model
@@ -45,7 +45,7 @@ def side_by_side(kind: str, nbytes: int, requests: float = MANY) -> Site:
         pytest.param([side_by_side("load", 8) for _ in range(10)], 1, id="many places"),
     ],
 )
-def test_narrow_accesses_of_neighbours_are_found(sites: list[Site], count: int) -> None:
+def test_narrow_accesses_of_neighbors_are_found(sites: list[Site], count: int) -> None:
     assert len(findings.narrow_accesses(sites)) == count
 
 
@@ -75,7 +75,7 @@ def test_code_is_compared_and_looked_through() -> None:
     assert found.what == "uses no tensor cores for scores (MatMul)"
 
 
-def test_where_neighbours_are_no_vectors_is_not_looked_at() -> None:
+def test_where_neighbors_are_no_vectors_is_not_looked_at() -> None:
     """Channel shuffles and pooled rows of 14 cannot use vectors; broadcast rows and copied columns can."""
     model = parser.parse_model("""<ir_version: 10, opset_import: ["" : 20]> maps
         (float16[8, 4, 32, 64] x, float16[64] w, float16[8, 4, 32, 1] c, float[8, 4, 28, 28] z)
@@ -104,13 +104,13 @@ def test_kernels_of_models_are_as_they_should_be_on_four_architectures() -> None
         pytest.skip("nvdisasm is not installed (pip install nvidia-cuda-nvdisasm)")
     inspector = Inspector(list(ARCHITECTURES))
     # With one image, some launches move too few bytes for the width of their accesses to matter.
-    images = optimised(find_model("light_squeezenet"), {"data_0": (32, 3, 224, 224)})
+    images = optimized(find_model("light_squeezenet"), {"data_0": (32, 3, 224, 224)})
     assert inspector.look(images, LIBRARIES) == []
     whisper = build("whisper_tiny_encoder:float16")
     whisper.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
     with tempfile.TemporaryDirectory() as folder:
         onnx.save(whisper, Path(folder, "whisper.onnx"))
-        half = optimised(Path(folder, "whisper.onnx"))
+        half = optimized(Path(folder, "whisper.onnx"))
     assert inspector.look(half, frozenset(), frozenset({"matrix_stream_96x128x64_4_f16"})) == []
     for arch in ARCHITECTURES:
         names = {spec.name for spec in inspector.code[arch]}

@@ -56,7 +56,7 @@ def test_buffers_alive_together_never_overlap_and_the_block_is_near_the_lower_bo
 
 
 @given(st.lists(st.integers(1, 1 << 20), min_size=2, max_size=60))
-def test_a_chain_needs_no_more_than_its_largest_neighbours(chain: list[int]) -> None:
+def test_a_chain_needs_no_more_than_its_largest_neighbors(chain: list[int]) -> None:
     items = [(nbytes, i, i + 1) for i, nbytes in enumerate(chain)]
     assert check_packing(items) == lower_bound(items)
 

@@ -376,7 +376,7 @@ def test_a_chain_of_remainders_of_constants_is_one_launch_and_compiles() -> None
 
 @pytest.mark.parametrize("decomposed", [False, True])
 def test_an_encoder_takes_seven_steps_a_layer(decomposed: bool) -> None:
-    """One program for any batch and length: four GEMMs, two normalisations and attention per layer."""
+    """One program for any batch and length: four GEMMs, two normalizations and attention per layer."""
     counts = []
     for layers in (2, 3):
         model = onnx.shape_inference.infer_shapes(encoder(layers, 48, 3, decomposed=decomposed))
@@ -402,7 +402,7 @@ def test_results_that_are_equal_are_stored_once(second: str, stored: int) -> Non
 @pytest.mark.usefixtures("without_contraction")
 @pytest.mark.parametrize("squares", ["Pow(h, two)", "Mul(h, h)"])
 def test_what_is_made_of_what_a_step_reads_is_not_stored(squares: str) -> None:
-    """The GEMM stores h, and the normalisation computes the square of h itself instead of loading it."""
+    """The GEMM stores h, and the normalization computes the square of h itself instead of loading it."""
     model = program(
         f"""(float[9, 8] x, float[8, 6] a, float[6] w) => (float[9, 6] y)
         {{ two = Constant<value_float = 2.0>() axes = Constant<value_ints = [-1]>() eps = Constant<value_float = 1e-5>()

@@ -14,7 +14,7 @@ import pytest
 import ort_cuda_plugin
 from fuzzing.campaign import campaign
 from fuzzing.judge import difference, judge
-from fuzzing.minimise import minimise, write
+from fuzzing.minimize import minimize, write
 from fuzzing.network import BFLOAT16, BOOL, FLOAT, Array, Case, Grower
 from fuzzing.profiles import Profile, make_case
 from mutation.oracle import Kind, Outcome
@@ -38,7 +38,7 @@ def small_case(op_type: str = "Neg") -> Case:
         made = g.add(kind, [x], [FLOAT], "element")
         assert made
         x = made[0]
-    return g.case({"fusion": "0"}, optimised=True)
+    return g.case({"fusion": "0"}, optimized=True)
 
 
 @pytest.mark.parametrize("profile", Profile)
@@ -135,7 +135,7 @@ def test_a_finding_is_made_small_and_written(tmp_path: Path) -> None:
         return Outcome(Kind.DIFFERS if "Floor" in types else Kind.AGREES, "another value")
 
     case = small_case("Floor")
-    small = minimise(case, fails_with_floor(case), fails_with_floor)
+    small = minimize(case, fails_with_floor(case), fails_with_floor)
     assert [onnx.NodeProto.FromString(node).op_type for node in small.nodes] == ["Floor"]
     assert small.runs == 1
     assert not small.options

@@ -169,10 +169,10 @@ def split_shape_arithmetic() -> Graph:
     return b.graph(b.node("Reshape", x, b.node("Add", shape, blocked, dtype=DType.INT64)))
 
 
-def test_a_cluster_that_lost_what_the_whole_graph_knew_is_analysed_again() -> None:
+def test_a_cluster_that_lost_what_the_whole_graph_knew_is_analyzed_again() -> None:
     graph = split_shape_arithmetic()
     assert [verdict.supported for verdict in analyze(graph, DEVICE)] == [True, False, True, True]
-    # Analysed without the first cluster, the second Add has two inputs of unknown length.
+    # Analyzed without the first cluster, the second Add has two inputs of unknown length.
     claims = claim(graph, DEVICE)
     assert [verdict.kind for verdict in claims.verdicts] == ["", "op", "", "shape"]
     assert "is known only when the model runs" in claims.verdicts[3].reason
@@ -238,7 +238,7 @@ def test_verdicts_keep_the_identity_of_the_node() -> None:
     assert verdict.supported
 
 
-def test_a_node_is_labelled_by_its_first_output_where_it_has_no_name() -> None:
+def test_a_node_is_labeled_by_its_first_output_where_it_has_no_name() -> None:
     assert Node("", "Add", "", 7, (), (Value("sum", None, None),)).label == "sum (Add)"
     assert Node("", "Add", "", 7, (), ()).label == "(unnamed) (Add)"
 
@@ -270,12 +270,12 @@ def test_a_formula_that_is_no_size_for_the_guess_alone_does_not_decline_a_reshap
     assert [verdict.reason for verdict in analyze(read_model(model), DEVICE)] == [""] * len(model.graph.node)
 
 
-ANALYSED: list[int] = []
+ANALYZED: list[int] = []
 
 
 @op("Counted", domain=DOMAIN)
 def counted(ctx: Lowering, x: Tensor) -> Tensor:
-    ANALYSED.append(x.rank)
+    ANALYZED.append(x.rank)
     return ctx.empty(x.shape, x.dtype)
 
 
@@ -283,10 +283,10 @@ def counted(ctx: Lowering, x: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("second", "single_nodes", "analyses"), [("Transpose", False, 1), ("Broken", False, 2), ("Transpose", True, 2)]
 )
-def test_a_cluster_is_analysed_alone_unless_it_is_the_whole_graph(
+def test_a_cluster_is_analyzed_alone_unless_it_is_the_whole_graph(
     second: str, single_nodes: bool, analyses: int
 ) -> None:
-    ANALYSED.clear()
+    ANALYZED.clear()
     b = Builder()
     claim(b.graph(b.node(second, b.node("Counted", b.input("x", "n", 3)))), DEVICE, single_nodes=single_nodes)
-    assert len(ANALYSED) == analyses
+    assert len(ANALYZED) == analyses

@@ -52,13 +52,13 @@ def _with_host_value() -> tuple[Lowering, Tensor]:
     return ctx, ctx.host_tensor([symbol(0, "n", 3, 1, None), 2], (2,), DType.INT64)
 
 
-def test_a_materialisation_serves_those_that_read_it_in_one_recording() -> None:
+def test_a_materialization_serves_those_that_read_it_in_one_recording() -> None:
     ctx, x = _with_host_value()
     assert ctx.materialize(x).buffer is ctx.materialize(x).buffer
     assert len(ctx.trace.steps) == 1
 
 
-def test_a_recording_that_is_dropped_takes_its_materialisations_with_it() -> None:
+def test_a_recording_that_is_dropped_takes_its_materializations_with_it() -> None:
     ctx, x = _with_host_value()
     with ctx.recording() as dropped:
         inner = ctx.materialize(x)

@@ -11,7 +11,7 @@ import pytest
 
 from mutation import oracle
 from mutation.bases import Base, operators, patterns
-from mutation.campaign import campaign, environment, minimise, stored, write
+from mutation.campaign import campaign, environment, minimize, stored, write
 from mutation.mutants import Mutant, build, mutant
 from mutation.mutators import MUTATORS
 from mutation.oracle import Kind, Outcome, judge
@@ -101,7 +101,7 @@ def test_a_finding_is_made_small_and_written(tmp_path: Path) -> None:
         return Outcome(Kind.DIFFERS if named else Kind.AGREES)
 
     found = Outcome(Kind.DIFFERS, "another value")
-    small = minimise(Mutant("encoder", steps, 99), found, fails_with_renamed_nodes)
+    small = minimize(Mutant("encoder", steps, 99), found, fails_with_renamed_nodes)
     assert [name for name, _ in small.steps] == ["rename_nodes"]
     assert small.level == 0
     base: Base = patterns()["encoder"]

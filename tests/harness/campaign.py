@@ -1,4 +1,4 @@
-"""Runner of fuzzing campaigns: worker processes judge numbered cases, and findings are minimised."""
+"""Runner of fuzzing campaigns: worker processes judge numbered cases, and findings are minimized."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Campaign(Generic[Case]):
     Attributes:
         command, environment: those of a worker process.
         task: returns the task that a worker gets for a case number.
-        case: returns the case with this number, for the minimiser.
-        minimise: returns a smaller case with an outcome of the same kind.
+        case: returns the case with this number, for the minimizer.
+        minimize: returns a smaller case with an outcome of the same kind.
         write: writes the files of a finding.
     """
 
@@ -48,14 +48,14 @@ class Campaign(Generic[Case]):
     environment: Mapping[str, str]
     task: Callable[[int], object]
     case: Callable[[int], Case]
-    minimise: Callable[[Case, Outcome, Callable[[Case], Outcome]], Case]
+    minimize: Callable[[Case, Outcome, Callable[[Case], Outcome]], Case]
     write: Callable[[Path, int, Case, Outcome], object]
     timeout_s: float = TIMEOUT_S
 
     def run(self, numbers: Sequence[int], *, jobs: int = 1, out: Path | None = None, loud: bool = False) -> Report:
         """Judge the cases with these numbers; ``loud`` prints findings and progress.
 
-        With ``out`` findings are minimised and written to this folder.
+        With ``out`` findings are minimized and written to this folder.
         """
         report, start, lock = Report(), time.monotonic(), threading.Lock()
         todo: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -71,7 +71,7 @@ class Campaign(Generic[Case]):
                     break
                 outcome = _judge(worker, self.task(number))
                 if outcome.is_finding and out is not None:
-                    outcome = self._minimised(worker, number, outcome, out)
+                    outcome = self._minimized(worker, number, outcome, out)
                 with lock:
                     report.counts[outcome.kind] += 1
                     if outcome.is_finding:
@@ -92,8 +92,8 @@ class Campaign(Generic[Case]):
         report.seconds = time.monotonic() - start
         return report
 
-    def _minimised(self, worker: Worker, number: int, outcome: Outcome, out: Path) -> Outcome:
-        case = self.minimise(self.case(number), outcome, lambda candidate: _judge(worker, candidate))
+    def _minimized(self, worker: Worker, number: int, outcome: Outcome, out: Path) -> Outcome:
+        case = self.minimize(self.case(number), outcome, lambda candidate: _judge(worker, candidate))
         again = _judge(worker, case)
         outcome = again if again.kind is outcome.kind else replace(outcome, detail=f"once: {outcome.detail}")
         self.write(out, number, case, outcome)

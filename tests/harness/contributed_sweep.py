@@ -29,7 +29,7 @@ from session_pair import ep_session
 DOUBLE = int(TensorProto.DOUBLE)
 REALS = (FLOAT, FLOAT16, BFLOAT16, DOUBLE)
 ALLOWED = TOLERANCES | {DOUBLE: 2e-5, int(TensorProto.FLOAT8E4M3FN): 0.13, int(TensorProto.FLOAT8E5M2): 0.26}
-"""Maximum relative and absolute error by element type; for 8-bit floats the distance of neighbouring numbers."""
+"""Maximum relative and absolute error by element type; for 8-bit floats the distance of neighboring numbers."""
 DOMAIN = "com.microsoft"
 
 

@@ -86,7 +86,7 @@ def load_kernels(device: Device) -> Iterator[Kernels]:
 
 
 def blocking_stream(device: Device) -> Stream:
-    """Return a blocking stream: it synchronises with the null stream."""
+    """Return a blocking stream: it synchronizes with the null stream."""
     stream = device.stream()
     stream.destroy()
     handle = ffi.new("CUstream *")

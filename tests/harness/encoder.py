@@ -46,11 +46,11 @@ class GraphBuilder:
         scale, bias = self.noise(hidden, scale=0.1, offset=1.0), self.noise(hidden, scale=0.1)
         if not decomposed:
             return self.node("LayerNormalization", x, scale, bias, axis=-1, epsilon=1e-12)
-        centred = self.node("Sub", x, self.node("ReduceMean", x, axes=[-1]))
-        squared = self.node("Pow", centred, self.constant(2.0, np.float32))
+        centered = self.node("Sub", x, self.node("ReduceMean", x, axes=[-1]))
+        squared = self.node("Pow", centered, self.constant(2.0, np.float32))
         variance = self.node("ReduceMean", squared, axes=[-1])
         deviation = self.node("Sqrt", self.node("Add", variance, self.constant(1e-12, np.float32)))
-        return self.node("Add", self.node("Mul", self.node("Div", centred, deviation), scale), bias)
+        return self.node("Add", self.node("Mul", self.node("Div", centered, deviation), scale), bias)
 
     def heads(self, x: str, like: str, heads: int, width: int) -> str:
         """Reshape (batch, sequence, hidden) to (batch, heads, sequence, width); ``like`` has the first two sizes."""

@@ -514,7 +514,7 @@ class Pressure(Scenario):
 
     environment: ClassVar[Mapping[str, str]] = {"ORT_CUDA_PLUGIN_EMULATE_MEMORY": "1M"}
     axes = (1, 0, 1)
-    """Normalisations along different axes do not fuse."""
+    """Normalizations along different axes do not fuse."""
 
     def create(self) -> None:
         names = ["x", "a", "b", "y"]

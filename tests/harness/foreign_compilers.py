@@ -19,7 +19,7 @@ CUDA = {
         *("reverse_in_shared", "histogram", "sum_rows", "compact", "by_struct", "count_and_limits", "chain"),
         "integers",
     ),
-    "headers": ("halves", "quantise", "special", "groups"),
+    "headers": ("halves", "quantize", "special", "groups"),
     "cub": ("cub_sum", "cub_scan", "cub_sort"),
 }
 """The kernels of each CUDA C++ source."""

@@ -125,12 +125,12 @@ def nearest_eight_bits(values: npt.NDArray[Any], mantissa: int, bias: int, large
 
 
 @check
-def quantise(module: PtxModule) -> None:
+def quantize(module: PtxModule) -> None:
     x = (random().standard_normal((60, 2)) * np.array([0.01, 200])).astype(np.float32)
     x[0] = [1e6, -1e6]
     x[1] = [0.0009765625, -0.0029296875]
     y, z, back = np.zeros((60, 2), np.uint8), np.zeros((60, 2), np.uint8), np.zeros((60, 2), np.float32)
-    module.launch("quantise", 2, 32, (x, y, back, z, 60))
+    module.launch("quantize", 2, 32, (x, y, back, z, 60))
     np.testing.assert_array_equal(eight_bits(y, 3, 7), nearest_eight_bits(x, 3, 7, 0x7E))
     np.testing.assert_array_equal(eight_bits(z, 2, 15), nearest_eight_bits(x, 2, 15, 0x7B))
     np.testing.assert_array_equal(back, eight_bits(y, 3, 7))

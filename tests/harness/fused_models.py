@@ -1,4 +1,4 @@
-"""Optimises models with ``onnxruntime.transformers``, and compares the results with the CPU provider."""
+"""Optimizes models with ``onnxruntime.transformers``, and compares the results with the CPU provider."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class _Builder(GraphBuilder):
         return x if not x or kind == given else self.node("Cast", x, to=kind)
 
     def skip_norm(self, x: str, residual: str, hidden: int) -> tuple[str, str]:
-        """Add a fused residual addition and RMSNorm; return the normalised sum, and the sum."""
+        """Add a fused residual addition and RMSNorm; return the normalized sum, and the sum."""
         number = len(self.nodes)
         names = [f"norm_{number}", "", "", f"sum_{number}"]
         weight = self.noise(hidden, scale=0.1, offset=1.0)

@@ -1,4 +1,4 @@
-"""Runs code in new Python processes, for tests of process-wide behaviour: registration, exit, fork, environment."""
+"""Runs code in new Python processes, for tests of process-wide behavior: registration, exit, fork, environment."""
 
 from __future__ import annotations
 

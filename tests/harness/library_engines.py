@@ -64,7 +64,7 @@ class Engine:
 
 
 def optimized(model: onnx.ModelProto, batch: int) -> onnx.ModelProto:
-    """Return a model for ``batch`` images after ONNX Runtime's basic optimisations, which precede claims."""
+    """Return a model for ``batch`` images after ONNX Runtime's basic optimizations, which precede claims."""
     model = onnx.ModelProto.FromString(model.SerializeToString())
     for value in model.graph.input:
         shape = value.type.tensor_type.shape

@@ -65,8 +65,8 @@ NETS = {
         k = Constant<value_float = 8.0>() m = Mul(x, k) p = Conv(m, a, ab) low = Constant<value_float = 0.0>()
         high = Constant<value_float = 6.0>() q = Clip(p, low, high) r = Conv<pads = [1, 1, 1, 1]>(q, c, cb)
         s = Sigmoid(r) y = Mul(r, s) }""",
-    # A normalisation along channels, which are contiguous in NHWC, and a pooling of its result.
-    "normalised": """(float[N, 4, 12, 11] x, float[24, 4, 3, 3] a, float[24] ab, float[8, 24, 3, 3] c)
+    # A normalization along channels, which are contiguous in NHWC, and a pooling of its result.
+    "normalized": """(float[N, 4, 12, 11] x, float[24, 4, 3, 3] a, float[24] ab, float[8, 24, 3, 3] c)
         => (float[N, 8, 3, 3] y) {
         p = Conv<pads = [1, 1, 1, 1]>(x, a, ab) q = Relu(p) r = LRN<size = 5, alpha = 0.01>(q)
         s = MaxPool<kernel_shape = [3, 3], strides = [2, 2]>(r) y = Conv(s, c) }""",
@@ -80,7 +80,7 @@ PARTS = """(float[N, 4, 6, 5] x, float[8, 4, 3, 3] a, float[8] ab, float[6, 8, 1
     float[5, 8, 3, 3] c, float[7, 8, 1, 1] d, float[4, 18, 1, 1] e) => (float[N, 4, 6, 5] y) {
     p = Conv<pads = [1, 1, 1, 1]>(x, a, ab) q = Relu(p) f = Conv(q, b, bb) r = Relu(f)
     s = Conv<pads = [1, 1, 1, 1]>(q, c) u = Conv(q, d) v = Concat<axis = 1>(r, s, u) y = Conv(v, e) }"""
-HALF = {"residual", "wide depthwise", "many depthwise", "normalised"}
+HALF = {"residual", "wide depthwise", "many depthwise", "normalized"}
 HEADS = """(float[2, 33, 96] x) => (float[2, 33, 32] y) {{
     parts = Constant<value_ints = [32, 32, 32]>() q, k, v = Split<axis = 2>(x, parts)
     shape = Constant<value_ints = [0, 0, 2, 16]>() flat = Constant<value_ints = [0, 0, 32]>()
@@ -100,7 +100,7 @@ ATTENTION = {
 
 
 class LRN(OpRun):
-    """LRN for the reference evaluator, whose own LRN is wrong: it normalises only the first N channels for N images."""
+    """LRN for the reference evaluator, whose own LRN is wrong: it normalizes only the first N channels for N images."""
 
     def _run(self, x: Array, alpha: float, beta: float, bias: float, size: int) -> tuple[Array]:
         return (lrn(x, size, alpha, beta, bias).astype(x.dtype),)

@@ -66,7 +66,7 @@ def rounded(value: Fraction, mode: str) -> float:
         near = np.nextafter(near, np.float32(np.inf))
     if mode == "rz":
         return rounded(value, "rm" if value > 0 else "rp")
-    if mode == "rn":  # float() rounds to double first, so the nearest float32 may be a neighbour
+    if mode == "rn":  # float() rounds to double first, so the nearest float32 may be a neighbor
         around = [np.nextafter(near, np.float32(-np.inf)), near, np.nextafter(near, np.float32(np.inf))]
         distances = [abs(Fraction(float(each)) - value) for each in around]
         best = [each for each, distance in zip(around, distances, strict=True) if distance == min(distances)]

@@ -139,7 +139,7 @@ def face_detector(folder: Path) -> None:
     """
     rows, outputs = [], {"scores": 1, "boxes": 4, "points": 10}
     for stride in STRIDES:
-        pool = f"AveragePool <kernel_shape = [{stride}, {stride}], strides = [{stride}, {stride}]> (grey)"
+        pool = f"AveragePool <kernel_shape = [{stride}, {stride}], strides = [{stride}, {stride}]> (gray)"
         rows += [f"p{stride} = {pool}", f"m{stride} = Mul (p{stride}, gain{stride})"]
         rows += [f"s{stride} = Add (m{stride}, offset)", f"q{stride} = Sigmoid (s{stride})"]
         rows += [f"r{stride} = Reshape (q{stride}, column)", f"d{stride} = Concat <axis = 1> (r{stride}, r{stride})"]
@@ -148,7 +148,7 @@ def face_detector(folder: Path) -> None:
     declared = ", ".join(
         f"float[n{stride}, {width}] {name}{stride}" for name, width in outputs.items() for stride in STRIDES
     )
-    text = f"scrfd (float[1, 3, height, width] input) => ({declared}) {{ grey = ReduceMean (input, channel) "
+    text = f"scrfd (float[1, 3, height, width] input) => ({declared}) {{ gray = ReduceMean (input, channel) "
     write_picture(folder / "people.png", (480, 640), (192, 320, 32, 32))
     gains = {f"gain{stride}": np.full(1, 8.0 if stride == 32 else 0.0, np.float32) for stride in STRIDES}
     save(
@@ -168,7 +168,7 @@ def background_remover(folder: Path) -> None:
     """Write u2net.onnx with U2-Net's input [1, 3, 320, 320] and mask: what is brighter than its surroundings."""
     blur = "AveragePool <kernel_shape = [9, 9], pads = [4, 4, 4, 4], count_include_pad = 1>"
     text = f"""u2net (float[1, 3, 320, 320] input) => (float[1, 1, 320, 320] mask) {{
-        grey = ReduceMean (input, channel)  soft = {blur} (grey)  mask = Sigmoid (soft) }}"""
+        gray = ReduceMean (input, channel)  soft = {blur} (gray)  mask = Sigmoid (soft) }}"""
     write_picture(folder / "photo.png", (200, 300), (50, 100, 100, 100))
     save(folder / "u2net.onnx", text, channel=np.array([1]))
 
@@ -183,8 +183,8 @@ def object_detector(folder: Path) -> None:
     chosen = np.zeros((80, 1), np.float32)
     chosen[2] = 1
     text = """yolo (float[1, 3, 640, 640] images) => (float[1, 84, 400] output0) {
-        grey = ReduceMean (images, channel)
-        cells = AveragePool <kernel_shape = [32, 32], strides = [32, 32]> (grey)
+        gray = ReduceMean (images, channel)
+        cells = AveragePool <kernel_shape = [32, 32], strides = [32, 32]> (gray)
         row = Reshape (cells, flat)
         scores = Mul (row, chosen)
         output0 = Concat <axis = 1> (boxes, scores) }"""

@@ -28,7 +28,7 @@ def network(
 ) -> onnx.ModelProto:
     """Return a model with one product of x and weights for each scale.
 
-    x is quantised with each of the scales, or if ``shared`` once with the first. The first results are quantised with
+    x is quantized with each of the scales, or if ``shared`` once with the first. The first results are quantized with
     the scales in ``stored``. The model returns each result's maxima, and the first ``outputs`` results themselves.
     """
     model = Model()
@@ -62,7 +62,7 @@ def feed() -> np.ndarray:
     ("scales", "shared", "count"),
     [
         pytest.param((0.02, 0.02, 0.02), True, 1, id="codes of one operator"),
-        pytest.param((0.02, 0.02, 0.02), False, 1, id="codes of several that quantise alike"),
+        pytest.param((0.02, 0.02, 0.02), False, 1, id="codes of several that quantize alike"),
         pytest.param((0.02, 0.03, 0.02), False, 2, id="other codes of one"),
     ],
 )

@@ -45,21 +45,21 @@ class Model:
         return str(self.nodes[-1].output[0])
 
     def weights(self, w: Array, axis: int, seed: int = 7, zero: int = 0) -> str:
-        """Return ``w`` dequantised, with a scale for each index along ``axis``."""
+        """Return ``w`` dequantized, with a scale for each index along ``axis``."""
         scales = np.random.default_rng(seed).uniform(0.001, 0.02, w.shape[axis]).astype(np.float32)
         zeros = np.full(w.shape[axis], zero, w.dtype)
         given = [self.constant(x) for x in (w, scales, zeros)]
         return self.node("DequantizeLinear", *given, axis=axis)
 
     def operands(self, shape: Sequence[int], dtype: str, columns: int) -> tuple[Array, str, str]:
-        """Return codes for the input x, the name of x dequantised, and that of a bias with ``columns`` elements."""
+        """Return codes for the input x, the name of x dequantized, and that of a bias with ``columns`` elements."""
         zero = np.array(-5 if dtype == "int8" else 131, dtype)
         given = self.node("DequantizeLinear", "x", self.constant(np.float32(0.03)), self.constant(zero))
         bias = self.constant(np.random.default_rng(3).normal(0, 1, columns).astype(np.float32))
         return codes(shape, dtype, 1), given, bias
 
     def quantized(self, x: str, scale: float, zero: Any) -> tuple[str, str]:
-        """Return x as codes, and these dequantised."""
+        """Return x as codes, and these dequantized."""
         given = self.constant(np.float32(scale)), self.constant(zero)
         code = self.node("QuantizeLinear", x, *given)
         return code, self.node("DequantizeLinear", code, *given)
@@ -76,7 +76,7 @@ class Model:
 
 
 def by_onnx_runtime(model: onnx.ModelProto, inputs: dict[str, Array]) -> list[Array]:
-    """Return the CPU provider's results without graph optimisation: dequantisation, then float32 GEMMs."""
+    """Return the CPU provider's results without graph optimization: dequantization, then float32 GEMMs."""
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     model = onnx.shape_inference.infer_shapes(model)
@@ -117,7 +117,7 @@ CONVOLUTIONS = [
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
 @pytest.mark.parametrize(("image", "weights", "attributes", "device", "split"), CONVOLUTIONS)
-def test_convolutions_of_dequantised_bytes(
+def test_convolutions_of_dequantized_bytes(
     monkeypatch: pytest.MonkeyPatch,
     image: tuple[int, ...],
     weights: tuple[int, ...],
@@ -126,7 +126,7 @@ def test_convolutions_of_dequantised_bytes(
     split: str,
     dtype: str,
 ) -> None:
-    """The epilogue has a bias, Relu and quantisation. Padding is x's zero point; weights have a scale per channel."""
+    """The epilogue has a bias, Relu and quantization. Padding is x's zero point; weights have a scale per channel."""
     monkeypatch.setattr(OpenDevice, "properties", lambda self: device)
     if split:
         use_team(monkeypatch, None)
@@ -154,7 +154,7 @@ def block(m: Model, x: str, width: int, seed: int, shared: bool) -> str:
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_tensors_between_convolutions_are_bytes(monkeypatch: pytest.MonkeyPatch, shared: bool) -> None:
-    """Each convolution reads codes, and its epilogue quantises the next one's; no other steps lie between them."""
+    """Each convolution reads codes, and its epilogue quantizes the next one's; no other steps lie between them."""
     monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
     m = Model()
     x = np.random.default_rng(0).normal(1, 1, (2, 64, 6, 7)).astype(np.float32)
@@ -191,7 +191,7 @@ def test_weights_of_uint8_are_int8_without_their_zero_point(monkeypatch: pytest.
     [("uint8", 100, np.float32(0.1)), ("int8", 3, np.float32(0.1)), ("int8", 0, np.full(32, 0.1, np.float32))],
     ids=["uint8 beyond int8", "int8 with a zero point", "a scale for each channel of the image"],
 )
-def test_what_is_no_sum_of_integers_is_dequantised(
+def test_what_is_no_sum_of_integers_is_dequantized(
     monkeypatch: pytest.MonkeyPatch, weights: str, zero: int, scale: Array
 ) -> None:
     monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
@@ -236,7 +236,7 @@ def test_conv_integer_and_qlinear_conv_are_exact(monkeypatch: pytest.MonkeyPatch
         pytest.param((136, 80), (80, 72), SMALL_GPU, "", id="large tiles"),
     ],
 )
-def test_products_of_dequantised_bytes(
+def test_products_of_dequantized_bytes(
     monkeypatch: pytest.MonkeyPatch,
     a: tuple[int, ...],
     b: tuple[int, ...],

@@ -16,8 +16,8 @@ from test_mma_gemm import kernels
 GPU = DeviceProperties(emulated=False)
 TEXT = """<ir_version: 10, opset_import: ["" : 21]> images
     (float16[N, 3, 12, 24] h, float[N, 2, 5, 12] x, uint8[N, 4, 8, 40] u, float16[N, 3, 13, 25] o)
-    => (float16[N, 12, 24, 3] colours, float[N, 5, 12, 2] pairs, float[N, 8, 40, 4] bytes, float16[N, 13, 25, 3] odd)
-    { colours = Transpose<perm = [0, 2, 3, 1]>(h)
+    => (float16[N, 12, 24, 3] colors, float[N, 5, 12, 2] pairs, float[N, 8, 40, 4] bytes, float16[N, 13, 25, 3] odd)
+    { colors = Transpose<perm = [0, 2, 3, 1]>(h)
       m = Transpose<perm = [0, 2, 3, 1]>(x) two = Constant<value_float = 2.0>() n = Exp(m) pairs = Mul(n, two)
       v = Transpose<perm = [0, 2, 3, 1]>(u) bytes = Cast<to = 1>(v)
       odd = Transpose<perm = [0, 2, 3, 1]>(o) }"""
@@ -35,8 +35,8 @@ def test_channels_come_last(dynamic: bool, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
     h, x, u, o = fed(9)
     model = parser.parse_model(TEXT if dynamic else TEXT.replace("[N", "[9"))
-    colours, pairs, numbers, odd = run_model(model, [h, x, u, o], dynamic)
-    np.testing.assert_array_equal(colours, h.transpose(0, 2, 3, 1))
+    colors, pairs, numbers, odd = run_model(model, [h, x, u, o], dynamic)
+    np.testing.assert_array_equal(colors, h.transpose(0, 2, 3, 1))
     np.testing.assert_allclose(pairs, 2 * np.exp(x.transpose(0, 2, 3, 1)), rtol=1e-6)
     np.testing.assert_array_equal(numbers, u.transpose(0, 2, 3, 1).astype(np.float32))
     np.testing.assert_array_equal(odd, o.transpose(0, 2, 3, 1))

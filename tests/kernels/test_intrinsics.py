@@ -76,7 +76,7 @@ def test_every_bfloat16_becomes_the_float32_of_its_value() -> None:
 
 
 def rounding_cases(storage: Any) -> np.ndarray:
-    """Return all finite values of a 16-bit type, the midpoints between neighbours, and float32 values next to those."""
+    """Return all finite values of a 16-bit type, the midpoints between neighbors, and float32 values next to those."""
     values = all_halves.view(storage).astype(np.float32)
     values = np.sort(values[np.isfinite(values)])
     middle = (values[:-1].astype(np.float64) + values[1:]) / 2

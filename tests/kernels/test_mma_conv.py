@@ -41,9 +41,7 @@ def expected(x: Array, w: Array, b: Array, attributes: dict[str, Any], op_type: 
         pytest.param((2, 24, 9, 11), (20, 24, 3, 3), {"pads": [1, 1, 1, 1]}, np.float16, GPU, id="padded"),
         pytest.param((1, 16, 10, 7), (72, 16, 1, 1), {}, np.float16, GPU, id="single elements"),
         pytest.param((2, 8, 9, 9), (9, 8, 1, 1), {"strides": [2, 3]}, np.float16, GPU, id="with steps"),
-        pytest.param(
-            (1, 3, 17, 18), (10, 3, 7, 7), {"pads": [3] * 4, "strides": [2, 2]}, np.float16, GPU, id="colours"
-        ),
+        pytest.param((1, 3, 17, 18), (10, 3, 7, 7), {"pads": [3] * 4, "strides": [2, 2]}, np.float16, GPU, id="colors"),
         pytest.param((1, 48, 8, 9), (42, 16, 3, 2), {"group": 3, "pads": [0, 1, 2, 0]}, np.float16, GPU, id="groups"),
         pytest.param((1, 40, 30), (12, 40, 5), {"dilations": [3], "pads": [4, 7]}, np.float16, GPU, id="lines"),
         pytest.param((1, 8, 4, 5, 6), (8, 8, 2, 3, 2), {"strides": [1, 2, 1]}, np.float16, GPU, id="volumes"),
@@ -77,7 +75,7 @@ TF32 = DeviceProperties.gpu((9, 0))
     ("image", "weights", "attributes", "device"),
     [
         pytest.param((2, 20, 9, 11), (24, 20, 3, 3), {"pads": [1, 1, 1, 1]}, TF32, id="padded"),
-        pytest.param((1, 3, 17, 18), (10, 3, 5, 5), {"pads": [2] * 4, "strides": [2, 2]}, TF32, id="colours"),
+        pytest.param((1, 3, 17, 18), (10, 3, 5, 5), {"pads": [2] * 4, "strides": [2, 2]}, TF32, id="colors"),
         pytest.param((1, 24, 8, 9), (42, 8, 3, 2), {"group": 3, "pads": [0, 1, 2, 0]}, TF32, id="groups"),
         pytest.param((1, 64, 5, 6), (24, 64, 3, 3), {}, TF32, id="in parts of k"),
         pytest.param((3, 36, 8, 9), (70, 36, 1, 1), {}, SMALL_GPU, id="large tiles, single elements"),

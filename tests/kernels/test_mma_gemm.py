@@ -69,7 +69,7 @@ def test_products_of_halves(
 
 
 def coded(rows: int, depth: int, columns: int) -> tuple[list[Array], dict[str, Any], Array]:
-    """Return the inputs and attributes of MatMulNBits, and the dequantised weights as [columns, depth]."""
+    """Return the inputs and attributes of MatMulNBits, and the dequantized weights as [columns, depth]."""
     block = 32
     blocks = -(-depth // block)
     numbers = np.random.default_rng(0).integers(0, 16, (columns, blocks, block))
@@ -82,7 +82,7 @@ def coded(rows: int, depth: int, columns: int) -> tuple[list[Array], dict[str, A
 
 @pytest.mark.parametrize("real", [FLOAT16, FLOAT])
 def test_codes_of_four_bits_are_multiplied_by_tensor_cores(monkeypatch: pytest.MonkeyPatch, real: int) -> None:
-    """Rows of codes end within a word, a 16-byte chunk and a quantisation block."""
+    """Rows of codes end within a word, a 16-byte chunk and a quantization block."""
     inputs, attributes, wide = coded(40, 75, 20)
     monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
 

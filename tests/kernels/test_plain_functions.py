@@ -63,9 +63,9 @@ def test_a_compile_time_parameter_is_missing() -> None:
 
 
 def test_a_name_that_nothing_gives_is_found_when_the_kernel_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    def misspelt(out: Pointer[float], lu: Pointer[float], n: int, *, threads: int, real: Any) -> None:
+    def misspelled(out: Pointer[float], lu: Pointer[float], n: int, *, threads: int, real: Any) -> None:
         out[0] = lu[m]  # type: ignore[name-defined] # noqa: F821
 
-    monkeypatch.setattr(determinant, "_factorize", PlainKernel(misspelt))
+    monkeypatch.setattr(determinant, "_factorize", PlainKernel(misspelled))
     with pytest.raises(ValueError, match=r"kernel determinant_f32: fragment body: 'm' is undefined"):
         run_op("Det", [np.eye(3, dtype=np.float32)])

@@ -49,8 +49,8 @@ def test_rows_of_all_lengths(shape: tuple[int, int], dynamic: bool, monkeypatch:
     h = rng.standard_normal(shape).astype(np.float16)
     norm, soft, best, most = run_model(rows_model(*shape), [x, w, h, k], dynamic)
     wide = x.astype(np.float64)
-    centred = wide - wide.mean(1, keepdims=True)
-    expected = centred / np.sqrt((centred**2).mean(1, keepdims=True) + 1e-5) * w + w
+    centered = wide - wide.mean(1, keepdims=True)
+    expected = centered / np.sqrt((centered**2).mean(1, keepdims=True) + 1e-5) * w + w
     np.testing.assert_allclose(norm, expected, rtol=1e-5, atol=1e-5)
     e = np.exp(h.astype(np.float64) - h.max(1, keepdims=True))
     np.testing.assert_allclose(soft, e / e.sum(1, keepdims=True), rtol=2e-3, atol=1e-4)
@@ -59,9 +59,7 @@ def test_rows_of_all_lengths(shape: tuple[int, int], dynamic: bool, monkeypatch:
 
 
 @pytest.mark.parametrize("columns", [150, 1100])
-def test_neighbouring_rows_whose_elements_are_apart_share_a_block(
-    columns: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_neighboring_rows_whose_elements_are_apart_share_a_block(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
     text = f"""<ir_version: 10, opset_import: ["" : 20]> rows (float[2, {columns}, 37] x)
         => (float[2, {columns}, 37] soft, float[2, 1, 37] mean)
@@ -74,7 +72,7 @@ def test_neighbouring_rows_whose_elements_are_apart_share_a_block(
 
 
 @pytest.mark.parametrize("multiprocessors", [1, 132])
-def test_a_thread_has_neighbouring_rows_that_are_vectors(multiprocessors: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_has_neighboring_rows_that_are_vectors(multiprocessors: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One operand is a slice that begins at a tensor's second element, so its vectors are misaligned."""
     monkeypatch.setattr(OpenDevice, "properties", lambda self: replace(GPU, multiprocessors=multiprocessors))
     model = parser.parse_model("""<ir_version: 10, opset_import: ["" : 20]> rows
@@ -143,7 +141,7 @@ NORM = """<ir_version: 10, opset_import: ["" : 20]> norm
 
 
 def norm_source(columns: int) -> str:
-    """Return the source of the kernel that normalises the rows of the GEMM's result."""
+    """Return the source of the kernel that normalizes the rows of the GEMM's result."""
     model = parser.parse_model(NORM.replace("C]", f"{columns}]").replace("[R", "[4000"))
     return CompiledCluster(read_model(model), GPU).prepare().kernels[-1].source
 

@@ -73,11 +73,11 @@ def test_only_the_last_common_values_are_kept() -> None:
     row = Row()
     x = Scalar(DType.FLOAT32, "leaf")
     mean = row.mean(x)
-    centred = x - mean
-    deviation = s.sqrt(row.mean(centred * centred))
-    kept = find_row_cache([[x], [centred * centred], [centred / deviation]], lambda leaf: leaf is x)
+    centered = x - mean
+    deviation = s.sqrt(row.mean(centered * centered))
+    kept = find_row_cache([[x], [centered * centered], [centered / deviation]], lambda leaf: leaf is x)
     assert kept.count == 1
-    assert (kept.stored(0), kept.loaded(1), kept.stored(1), kept.loaded(2)) == ([x], [x], [centred], [centred])
+    assert (kept.stored(0), kept.loaded(1), kept.stored(1), kept.loaded(2)) == ([x], [x], [centered], [centered])
 
 
 def test_a_product_that_a_sum_may_take_in_is_not_kept() -> None:

@@ -38,11 +38,11 @@ def kernels(model: ModelProto) -> list[str]:
 
 
 def expected(model: ModelProto, x: Array, z: Array) -> tuple[Array, Array]:
-    """Return the sums of product, bias and residual, and these normalised, with c as scale and bias."""
+    """Return the sums of product, bias and residual, and these normalized, with c as scale and bias."""
     w, c = (numpy_helper.to_array(tensor).astype(np.float64) for tensor in model.graph.initializer)
     sums = x.astype(np.float64) @ w + c + z
-    centred = sums - sums.mean(-1, keepdims=True)
-    return sums, centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * c + c
+    centered = sums - sums.mean(-1, keepdims=True)
+    return sums, centered / np.sqrt((centered**2).mean(-1, keepdims=True) + 1e-5) * c + c
 
 
 @pytest.mark.parametrize("transposed", [False, True])
@@ -89,7 +89,7 @@ def test_products_stay_whole_whose_reader_is_no_other_step(monkeypatch: pytest.M
     ("sizes", "is_cut"), [((197, 768, 3072), True), ((197, 768, 768), False), ((4096, 768, 3072), False)]
 )
 def test_few_tiles_of_long_products_are_cut(sizes: tuple[int, int, int], is_cut: bool) -> None:
-    """Split-K, with the reduction in the normalisation, is used where a library call is predicted to take longer."""
+    """Split-K, with the reduction in the normalization, is used where a library call is predicted to take longer."""
     steps = work_of_model(network(LAYER, "y s", sizes), {}, libraries=LIBRARIES).steps
     rows, columns, _ = sizes
     parts = max(step.written_bytes for step in steps if isinstance(step, KernelStep)) / (4 * rows * columns)

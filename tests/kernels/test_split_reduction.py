@@ -35,9 +35,9 @@ def test_parts_of_rows(dynamic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_array_equal(means, h.astype(np.float64).mean((1, 2), keepdims=True).astype(np.float16))
     np.testing.assert_array_equal(best, x.argmax(2))
     np.testing.assert_allclose(logs, np.log(np.exp(wide).sum(2, keepdims=True)), rtol=1e-6)
-    centred = wide - wide.mean(2, keepdims=True)
-    scale = w[:, None] / np.sqrt((centred**2).mean(2, keepdims=True) + 1e-5)
-    np.testing.assert_allclose(norm, centred * scale + w[:, None], rtol=1e-4, atol=1e-5)
+    centered = wide - wide.mean(2, keepdims=True)
+    scale = w[:, None] / np.sqrt((centered**2).mean(2, keepdims=True) + 1e-5)
+    np.testing.assert_allclose(norm, centered * scale + w[:, None], rtol=1e-4, atol=1e-5)
 
 
 ACROSS = """<ir_version: 10, opset_import: ["" : 20]> rows
@@ -74,7 +74,7 @@ def test_a_sum_of_everything_is_split_and_sums_of_many_rows_are_not() -> None:
 
 
 def test_rows_side_by_side_are_split_where_they_are_few_and_long() -> None:
-    """The first axis is reduced, so a block reduces several neighbouring columns."""
+    """The first axis is reduced, so a block reduces several neighboring columns."""
     assert launches(12544, 32, axis=0) == 2
     assert launches(784, 32, axis=0) == 1
     assert launches(12544, 4096, axis=0) == 1

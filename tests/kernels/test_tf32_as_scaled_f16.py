@@ -85,7 +85,7 @@ def weights(model: ModelProto) -> dict[str, Array]:
     return {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
 
 
-def normalised(x: Array, known: dict[str, Array]) -> Array:
+def normalized(x: Array, known: dict[str, Array]) -> Array:
     x = x.astype(np.float64)
     with np.errstate(invalid="ignore"):
         x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
@@ -126,7 +126,7 @@ def test_products_are_those_of_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all("_f16" in name and "tf32" not in name for name in of_tensor_cores(model))
     known, x = weights(model), noise(3, 40, DEPTH, seed=1)
     x[0, 0], x[1, 1] = 0, 3e18
-    rows = normalised(x, known)
+    rows = normalized(x, known)
     for found, w in zip(run(monkeypatch, model, x), ("w", "c"), strict=True):
         error, size = np.abs(found - rows @ known[w]), np.abs(rows) @ np.abs(known[w])
         assert (error <= (2**-10 + DEPTH * 2**-22) * size).all(), w
@@ -162,7 +162,7 @@ def test_other_readers_have_the_rows_as_they_are(monkeypatch: pytest.MonkeyPatch
     model = network(f"{NORM} m = MatMul(n, c) y = Add(m, n)")
     known, x = weights(model), noise(3, 40, DEPTH, seed=1)
     assert all("tf32" not in name for name in of_tensor_cores(model))
-    rows = normalised(x, known)
+    rows = normalized(x, known)
     (found,) = run(monkeypatch, model, x)
     size = np.abs(rows) @ np.abs(known["c"])
     assert (

@@ -105,7 +105,7 @@ def test_some_threads_have_fewer_rows_than_others(
         pytest.param("p = MatMul(x, w) y = Reshape(p, s)", 96, True, id="other dimensions"),
     ],
 )
-def test_neighbours_in_memory_are_one_access(
+def test_neighbors_in_memory_are_one_access(
     monkeypatch: pytest.MonkeyPatch, body: str, columns: int, is_wide: bool
 ) -> None:
     use_team(monkeypatch, TileConfig(Tile(64, 32, 32, thread_m=8, thread_n=4), 2))

@@ -1,4 +1,4 @@
-"""Vectorised elementwise kernels for a GPU: bit-identical to scalar ones."""
+"""Vectorized elementwise kernels for a GPU: bit-identical to scalar ones."""
 
 from __future__ import annotations
 

@@ -236,7 +236,7 @@ def test_the_run_option_of_onnx_runtime_shrinks_the_arena() -> None:
     run(code)
 
 
-def test_without_synchronisation_at_the_end_the_arena_does_not_grow() -> None:
+def test_without_synchronization_at_the_end_the_arena_does_not_grow() -> None:
     code = """
     first = session()
     run(first)

@@ -117,7 +117,7 @@ def interleaved(values: Array, bits: int) -> Array:
     ("bits", "block", "prepacked"), [(4, 0, None), (4, 32, None), (8, 64, None), (2, 64, 1), (4, 32, 1)]
 )
 def test_qmoe_of_weights_in_the_order_of_cuda_kernels(bits: int, block: int, prepacked: int | None) -> None:
-    """Weights packed for CUDA kernels are recognised by weights_prepacked, or by the shape [experts, inputs, ...]."""
+    """Weights packed for CUDA kernels are recognized by weights_prepacked, or by the shape [experts, inputs, ...]."""
     inner = 128
     first, second = Packed(inner, WIDTH, bits, block, False, 11), Packed(WIDTH, inner, bits, block, False, 21)
     made = reference([first.numbers, second.numbers], [noise(EXPERTS, inner, seed=3), noise(EXPERTS, WIDTH, seed=5)])

@@ -1,4 +1,4 @@
-"""GEMV and GEMMs with few rows or columns, in the emulated device's vectorised kernels and in a GPU's."""
+"""GEMV and GEMMs with few rows or columns, in the emulated device's vectorized kernels and in a GPU's."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ ALONG_CHANNELS = """<ir_version: 10, opset_import: ["" : 20]> norms
     half = LRN<size = 4, alpha = 0.1>(h) image = LRN<size = 3, alpha = 0.1>(i) odd = LRN<size = 5, alpha = 0.1>(o) }"""
 
 
-def test_a_gpu_reads_neighbouring_channels_by_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_reads_neighboring_channels_by_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OpenDevice, "properties", lambda self: DeviceProperties(emulated=False))
     model = parser.parse_model(ALONG_CHANNELS.replace("[R", "[70"))
     made = CompiledCluster(read_model(model), DeviceProperties(emulated=False)).prepare()

@@ -191,7 +191,7 @@ def test_the_other_dimensions_of_an_input_that_adds_nothing_to_concat_do_not_mat
 
 
 def test_concat_refuses_rows_that_nothing_gives() -> None:
-    """The CPU provider returns uninitialised memory for this contradiction, so the plugin reports an error."""
+    """The CPU provider returns uninitialized memory for this contradiction, so the plugin reports an error."""
     with pytest.raises(PluginError, match=r"\(Concat\)': each input must have the size .* in dimension 1"):
         run_op("Concat", [floats(3, 4), floats(3, 0)], {"axis": 0}, dynamic=True)
 

@@ -69,7 +69,7 @@ def run(body: str, threads: int = 64, blocks: int = 1) -> None:
         (FROM + "cp.async.wait_group 0; ld.shared.u32 %r, [%m];" + USED, "pending-copy: "),
         (FROM + "cp.async.wait_all;" + OTHER.format(1), "race: "),
         ("ld.global.u32 %r, [%y+4096];" + USED, "out-of-bounds: "),
-        ("ld.shared.u32 %r, [%m];" + USED, "uninitialised-read: "),
+        ("ld.shared.u32 %r, [%m];" + USED, "uninitialized-read: "),
         ("setp.lt.u32 %p, %t, 5; @%p bar.sync 0;", "divergent-barrier: "),
         (
             "setp.lt.u32 %p, %t, 5; @%p bar.warp.sync -1; bar.sync 0;",
@@ -88,11 +88,11 @@ def run(body: str, threads: int = 64, blocks: int = 1) -> None:
         (MASKED + "redux.sync.add.s32 %r, %t, %q;", "invalid-mask: .* of redux.sync"),
         (
             LOCAL + "st.local.u32 [own], %t; ld.local.v2.u32 {%r, %q}, [own];" + "add.u32 %r, %r, %q;" + USED,
-            "uninitialised-read: .* reads 8 bytes at 0x0: byte 0 of 16 bytes of local memory",
+            "uninitialized-read: .* reads 8 bytes at 0x0: byte 0 of 16 bytes of local memory",
         ),
         (
             LOCAL + "cvta.local.u64 %a, own; st.u32 [%a+12], %t; ld.u32 %r, [%a+8];" + USED,
-            "uninitialised-read: .* byte 8 of 16 bytes of local memory",
+            "uninitialized-read: .* byte 8 of 16 bytes of local memory",
         ),
         (
             LOCAL + "st.local.u32 [own+16], %t;",

@@ -197,7 +197,7 @@ def test_errors_name_line_and_instruction(body: str, message: str) -> None:
     [
         ("ld.global.u32 %r1, [%x+4]; st.global.u32 [%y], %r1;", "out-of-bounds: kernel k.* reads 4 bytes"),
         ("st.global.v2.u32 [%y+8], {%t, %t};", "out-of-bounds: kernel k.* writes 8 bytes"),
-        ("ld.shared.u32 %r1, [tile+60]; st.global.u32 [%y], %r1;", "uninitialised|unwritten|nothing has written"),
+        ("ld.shared.u32 %r1, [tile+60]; st.global.u32 [%y], %r1;", "uninitialized|unwritten|nothing has written"),
         ("setp.eq.u32 %p1, %t, 0; @%p1 bar.sync 0;", "barrier"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from emulator_harness import configured, current
 from isolated import python
+from ort_cuda_plugin.cli.reports.conformance import add_arguments
 from ort_cuda_plugin.conformance import runner, verdict
 from ort_cuda_plugin.conformance.cases import load_case
 from ort_cuda_plugin.conformance.mode import Mode
@@ -35,6 +37,14 @@ def test_a_case_gets_its_verdict(key: str, expected: Verdict) -> None:
     assert outcome.verdict is expected, outcome.reason
     assert bool(outcome.reason) == (expected is not Verdict.ON_EP)
     assert outcome.cpu_passes
+
+
+@pytest.mark.parametrize("option", ["--optimized", "--optimised"])
+def test_the_option_has_its_former_name_as_well(option: str) -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    assert parser.parse_args([option]).optimized
+    assert "optimised" not in parser.format_help()
 
 
 def test_one_case_is_loaded_without_the_modules_of_other_operators() -> None:
@@ -133,10 +143,10 @@ def test_the_report_lists_every_test_that_is_not_on_the_ep_by_group_and_reason()
 
 
 def test_a_report_read_back_tells_which_verdicts_changed() -> None:
-    optimised = [Outcome("node/a", Verdict.NO_NODE, "", True), *OUTCOMES[1:]]
+    optimized = [Outcome("node/a", Verdict.NO_NODE, "", True), *OUTCOMES[1:]]
     keys = [outcome.key for outcome in OUTCOMES]
-    first, second = read_verdicts(render(OUTCOMES, optimised), keys)
-    assert changes(first, OUTCOMES) == changes(second, optimised) == []
+    first, second = read_verdicts(render(OUTCOMES, optimized), keys)
+    assert changes(first, OUTCOMES) == changes(second, optimized) == []
     assert changes(second, OUTCOMES) == ["node/a: passed with no node left to run -> passed on the EP"]
     assert changes(first, [Outcome("node/e", Verdict.WRONG, "1 of 2", True)]) == [
         "node/e: the CPU provider fails too -> wrong 1 of 2"

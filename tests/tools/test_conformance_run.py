@@ -25,17 +25,17 @@ def assert_none_is_bad(outcomes: Sequence[Outcome]) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("optimised", [False, True], ids=["as-written", "optimised"])
-def test_every_verdict_is_the_reported_one_and_none_is_bad(optimised: bool) -> None:
+@pytest.mark.parametrize("optimized", [False, True], ids=["as-written", "optimized"])
+def test_every_verdict_is_the_reported_one_and_none_is_bad(optimized: bool) -> None:
     """Uses the checking mode with adversarial streams, as some faults show only for some orders of streams' work."""
     cases = load_cases()
-    outcomes = run(list(cases.values()), Mode(optimised, check=True, seed=1), jobs=JOBS)
+    outcomes = run(list(cases.values()), Mode(optimized, check=True, seed=1), jobs=JOBS)
     assert_none_is_bad(outcomes)
     assert sum(outcome.verdict is Verdict.ON_EP for outcome in outcomes) > 1500
     text = REPORT.read_text()
     if versions() not in text:
         pytest.skip(f"{REPORT.name} is not of {versions()}: verdicts of other versions differ")
-    reported = read_verdicts(text, cases)[optimised]
+    reported = read_verdicts(text, cases)[optimized]
     assert not (changed := changes(reported, outcomes)), "\n".join(
         [f"{REPORT.name} is not what was found; to write it again: {WRITE_COMMAND}", *changed]
     )

@@ -245,7 +245,7 @@ def test_columns_stand_below_each_other() -> None:
     assert aligned("title", [("name", "id"), ("a device", "0")]) == "title\n  name      id\n  a device  0"
 
 
-def test_only_a_terminal_gets_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_terminal_gets_colors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
     assert styled("ok", "32") == "ok"

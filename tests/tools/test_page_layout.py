@@ -119,7 +119,7 @@ def test_views_have_no_box_among_the_steps_and_their_readers_are_joined_to_their
         ("kernel", [], "", "other"),
     ],
 )
-def test_the_most_expensive_operator_decides_the_colour(step: str, op_types: list[str], name: str, kind: str) -> None:
+def test_the_most_expensive_operator_decides_the_color(step: str, op_types: list[str], name: str, kind: str) -> None:
     assert kind_of(step, op_types, name) == kind
     assert kind in KINDS
 

@@ -199,10 +199,10 @@ def test_tables_are_sorted_by_keyboard(tab: Tab, small: Path) -> None:
 
 
 def contrast(first: list[int], second: list[int]) -> float:
-    """Return the contrast of two colours as WCAG defines it."""
+    """Return the contrast of two colors as WCAG defines it."""
 
-    def luminance(colour: list[int]) -> float:
-        parts = [value / 255 for value in colour]
+    def luminance(color: list[int]) -> float:
+        parts = [value / 255 for value in color]
         linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
         return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
@@ -211,8 +211,8 @@ def contrast(first: list[int], second: list[int]) -> float:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_colours_follow_the_preferred_scheme_and_differ(tab: Tab, small: Path, scheme: str) -> None:
-    """Text is readable in both schemes, and each kind of kernel has a colour that nothing else has."""
+def test_colors_follow_the_preferred_scheme_and_differ(tab: Tab, small: Path, scheme: str) -> None:
+    """Text is readable in both schemes, and each kind of kernel has a color that nothing else has."""
     tab.prefer(scheme)
     tab.open(small)
     script = """(kinds => {
@@ -230,10 +230,10 @@ def test_colours_follow_the_preferred_scheme_and_differ(tab: Tab, small: Path, s
     found = tab.evaluate(f"{script}({json.dumps(list(KINDS))})")
     assert (sum(found["page"]) < 200) == (scheme == "dark")
     assert contrast(found["page"], found["text"]) > 10
-    colours = {tuple(colour) for colour in found["swatches"]}
-    assert len(colours) == len(KINDS)
-    assert not colours & {tuple(bytes.fromhex(colour.strip().lstrip("#"))) for colour in found["rest"]}
-    assert all(contrast(found["page"], colour) > 2.5 for colour in found["swatches"])
+    colors = {tuple(color) for color in found["swatches"]}
+    assert len(colors) == len(KINDS)
+    assert not colors & {tuple(bytes.fromhex(color.strip().lstrip("#"))) for color in found["rest"]}
+    assert all(contrast(found["page"], color) > 2.5 for color in found["swatches"])
 
 
 def other_pages(folder: Path) -> list[Path]:

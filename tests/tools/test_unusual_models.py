@@ -102,7 +102,7 @@ def test_an_input_without_values_is_named(
 def test_weights_of_four_bits_agree_with_the_cpu_provider(tmp_path: Path) -> None:
     """By default, the CPU provider would round the other factor to 8 bits."""
     nodes = [
-        helper.make_node("DequantizeLinear", ["w", "scale"], ["d"], name="dequantise"),
+        helper.make_node("DequantizeLinear", ["w", "scale"], ["d"], name="dequantize"),
         helper.make_node("MatMul", ["x", "d"], ["y"], name="product"),
     ]
     weights = helper.make_tensor("w", TensorProto.INT4, [8, 6], (np.arange(48) % 15 - 7).tolist())
@@ -122,7 +122,7 @@ def test_the_estimate_finds_external_weights(tmp_path: Path) -> None:
     path = tmp_path / "external.onnx"
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
     onnx.save(model, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
-    (found,) = gather.optimised(path).graph.initializer
+    (found,) = gather.optimized(path).graph.initializer
     np.testing.assert_array_equal(numpy_helper.to_array(found), 0.5)
 
 

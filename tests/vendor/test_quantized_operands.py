@@ -1,4 +1,4 @@
-"""Lowering of quantised operands for a device that offers the vendor libraries."""
+"""Lowering of quantized operands for a device that offers the vendor libraries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PRODUCT = f"""(int8[64, 64] x) => (int8[64, 64] y) {{ {WEIGHTS} {SCALES}
 
 
 @pytest.mark.parametrize("fusion", [True, False])
-def test_a_library_gets_dequantised_operands_and_weights_are_dequantised_once(fusion: bool) -> None:
+def test_a_library_gets_dequantized_operands_and_weights_are_dequantized_once(fusion: bool) -> None:
     """Libraries take only operands of the type in which they multiply."""
     variant, _ = prepare(PRODUCT, LoweringOptions(fusion=fusion))
     assert variant.plan is not None

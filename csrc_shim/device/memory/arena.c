@@ -111,7 +111,7 @@ static void drop_chunk(ocp_arena *arena, ocp_chunk *chunk) {
   arena->spare = chunk;
 }
 
-/* Merges the chunk with its right neighbour; neither of them is in a bin. */
+/* Merges the chunk with its right neighbor; neither of them is in a bin. */
 static void absorb_right(ocp_arena *arena, ocp_chunk *chunk) {
   ocp_chunk *right = chunk->right;
   chunk->size += right->size;
@@ -123,12 +123,12 @@ static void absorb_right(ocp_arena *arena, ocp_chunk *chunk) {
   drop_chunk(arena, right);
 }
 
-static bool can_merge(const ocp_chunk *chunk, const ocp_chunk *neighbour) {
-  return neighbour && !neighbour->handed_out && is_bound(chunk) == is_bound(neighbour) &&
-         chunk->stream_id == neighbour->stream_id;
+static bool can_merge(const ocp_chunk *chunk, const ocp_chunk *neighbor) {
+  return neighbor && !neighbor->handed_out && is_bound(chunk) == is_bound(neighbor) &&
+         chunk->stream_id == neighbor->stream_id;
 }
 
-/* Merges a chunk that is not allocated, and not in a bin, with neighbours that are in the same state: all free, or all
+/* Merges a chunk that is not allocated, and not in a bin, with neighbors that are in the same state: all free, or all
  * bound to the same stream. Puts the result into its bin. */
 static void merge(ocp_arena *arena, ocp_chunk *chunk) {
   if (can_merge(chunk, chunk->right)) {

@@ -32,7 +32,7 @@
  *   in the list of bound chunks.
  * - freed_at is 0 in a free chunk and not 0 in a bound one. stream_id is 0 in a free chunk, and in one that was bound
  *   because work of any stream may use it.
- * - No two neighbours are both free, or both bound to the same stream: they would have merged.
+ * - No two neighbors are both free, or both bound to the same stream: they would have merged.
  * - A reserved region is one chunk, handed out. When the chunk is given back, the region leaves the arena; if work may
  *   still use the chunk, the region becomes an ordinary one. */
 #ifndef OCP_DEVICE_MEMORY_ARENA_H

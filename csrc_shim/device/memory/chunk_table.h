@@ -18,8 +18,8 @@ typedef struct ocp_chunk {
   bool handed_out;
   /* Only the arena uses the members below. */
   ocp_region *region;
-  struct ocp_chunk *left, *right;  /* neighbours in the region */
-  struct ocp_chunk *newer, *older; /* neighbours in the list of its bin, while the chunk is not handed out */
+  struct ocp_chunk *left, *right;  /* neighbors in the region */
+  struct ocp_chunk *newer, *older; /* neighbors in the list of its bin, while the chunk is not handed out */
   struct ocp_chunk *previous_bound, *next_bound;
 } ocp_chunk;
 

@@ -4,7 +4,7 @@
  * recorded for a CUDA graph (run_memory.h); a chunk of the arena, or CUDA's memory pool if the options select it; a
  * bound chunk (arena.h) whose work has finished; a new region of the driver. If the driver or the limit refuses a new
  * region, memory is recovered in three steps, each followed by another try: return unused regions to the driver;
- * synchronise all streams; call the reclaimers, whose owners free memory that they can do without (ocp_reclaimer).
+ * synchronize all streams; call the reclaimers, whose owners free memory that they can do without (ocp_reclaimer).
  *
  * Invariants:
  * - Locks are taken in this order: reclaim_lock; the mutex of a cluster's instance cache, or the mempool's lock;
@@ -33,7 +33,7 @@
 
 /* ---- pools ---- */
 
-/* Initialises an adaptive lock: a thread that finds it taken spins before it sleeps, because the owner holds the lock
+/* Initializes an adaptive lock: a thread that finds it taken spins before it sleeps, because the owner holds the lock
  * for less than a microsecond. */
 static void init_lock(pthread_mutex_t *lock) {
   pthread_mutexattr_t attributes;

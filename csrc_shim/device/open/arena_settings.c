@@ -12,7 +12,7 @@ typedef struct settings {
   ocp_arena_config config;
   uint32_t given; /* bits of the options that a user has set; while 0, the arena accepts the next options offered */
   int users;
-  bool initialised;
+  bool initialized;
 } settings;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -20,9 +20,9 @@ static settings all[2][OCP_MAX_DEVICES][OCP_NUM_MEMORIES];
 
 static settings *settings_of(bool emulated, int ordinal, int memory) {
   settings *s = &all[emulated][ordinal][memory];
-  if (!s->initialised)
+  if (!s->initialized)
     ocp_arena_config_defaults(&s->config);
-  s->initialised = true;
+  s->initialized = true;
   return s;
 }
 

@@ -54,7 +54,7 @@ static void check_device(ocp_emu_thread *thread, emu_access access, uint64_t add
       refuse(thread, emu_shadow_state(address + missing) & EMU_BYTE_FREED ? EMU_USE_AFTER_FREE : EMU_OUT_OF_BOUNDS,
              access, address, bytes, where);
     if (access & EMU_LOAD)
-      emu_order_report(thread, EMU_UNINITIALISED_READ, access, address, bytes, where);
+      emu_order_report(thread, EMU_UNINITIALIZED_READ, access, address, bytes, where);
     emu_shadow_written(address, bytes); /* after a load as well, so that each range is reported once */
   }
   note(thread, access, address, bytes);
@@ -81,7 +81,7 @@ static void check_shared(ocp_emu_thread *thread, emu_access access, uint64_t off
     if (first) {
       snprintf(where, sizeof where, "byte %td of %u bytes of shared memory%s", first - cpu->written, size,
                unwritten ? "" : ", to which a cp.async copies that its thread has not waited for");
-      emu_order_report(thread, unwritten ? EMU_UNINITIALISED_READ : EMU_PENDING_COPY, access, offset, bytes, where);
+      emu_order_report(thread, unwritten ? EMU_UNINITIALIZED_READ : EMU_PENDING_COPY, access, offset, bytes, where);
     }
   }
   emu_order_note(thread, access, (uint32_t)offset, bytes);
@@ -134,7 +134,7 @@ static void check_local(ocp_emu_thread *thread, emu_access access, uint64_t host
       refuse(thread, EMU_OUT_OF_BOUNDS, access, offset, bytes, where);
     uint8_t *written = local->start + local->bytes + offset;
     if (access & EMU_LOAD && memchr(written, 0, bytes))
-      emu_order_report(thread, EMU_UNINITIALISED_READ, access, offset, bytes, where);
+      emu_order_report(thread, EMU_UNINITIALIZED_READ, access, offset, bytes, where);
     memset(written, 1, bytes);
     return;
   }

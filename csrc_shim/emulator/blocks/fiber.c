@@ -28,8 +28,8 @@
 #define STACK_MARGIN (6u << 10) /* stack bytes for libm and the functions of this file */
 #endif
 /* The tops of the stacks are staggered over 16 cache sets: page-aligned tops would all map to the same few sets. */
-#define COLOURS 16u
-#define COLOUR_BYTES 320u
+#define COLORS 16u
+#define COLOR_BYTES 320u
 
 _Thread_local __attribute__((tls_model("initial-exec"))) emu_cpu *emu_running;
 
@@ -78,7 +78,7 @@ static uint8_t *stack_bottom(const emu_cpu *cpu, uint32_t index) {
   return cpu->stacks + index / EMU_WARP * warp_bytes(cpu->stack_size) + PAGE + index % EMU_WARP * cpu->stack_size;
 }
 static void *stack_top(const emu_cpu *cpu, uint32_t index) {
-  return stack_bottom(cpu, index) + cpu->stack_size - index % COLOURS * COLOUR_BYTES;
+  return stack_bottom(cpu, index) + cpu->stack_size - index % COLORS * COLOR_BYTES;
 }
 
 /* Saves the stack pointer in *save (NULL: the fiber has ended) and runs thread `next`. */
@@ -308,7 +308,7 @@ _Noreturn void ocp_emu_exit(ocp_emu_thread *thread) {
 
 bool emu_fibers_prepare(emu_cpu *cpu, const emu_launch *launch) {
   uint32_t stack = launch->function->meta->stack_bytes;
-  size_t need = (stack ? stack : UNKNOWN_STACK) + STACK_MARGIN + COLOURS * COLOUR_BYTES;
+  size_t need = (stack ? stack : UNKNOWN_STACK) + STACK_MARGIN + COLORS * COLOR_BYTES;
   size_t size = (need + PAGE - 1) & ~(size_t)(PAGE - 1);
   if (!cpu->fibers) {
     cpu->fibers = calloc(EMU_MAX_THREADS, sizeof *cpu->fibers);

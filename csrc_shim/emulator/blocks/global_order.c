@@ -57,7 +57,7 @@ static uint32_t block_of(const ocp_emu_thread *thread) {
   return thread->ctaid[0] + thread->nctaid[0] * (thread->ctaid[1] + thread->nctaid[1] * thread->ctaid[2]);
 }
 
-static void synchronise(ocp_emu_thread *thread, uint32_t what) {
+static void synchronize(ocp_emu_thread *thread, uint32_t what) {
   emu_cpu *cpu = thread->scheduler;
   emu_launch *launch = cpu->launch;
   emu_order_fence(thread, what & EMU_ACQUIRES, what & EMU_RELEASES);
@@ -175,7 +175,7 @@ void ocp_emu_check_access(ocp_emu_thread *thread, const void *pointer, uint32_t 
   uint64_t address = (uint64_t)pointer - (uint64_t)emu.alias;
   emu_check_aligned(thread, what & 3, pointer, bytes);
   if (what & (EMU_ACQUIRES | EMU_RELEASES))
-    synchronise(thread, what);
+    synchronize(thread, what);
   emu_global_settle(thread->scheduler);
   if (emu_is_device_address(address) && bytes <= emu.base + emu.bytes - address)
     note_access(thread, address, bytes, what);
@@ -183,5 +183,5 @@ void ocp_emu_check_access(ocp_emu_thread *thread, const void *pointer, uint32_t 
 
 void ocp_emu_fence(ocp_emu_thread *thread, uint32_t what) {
   if (emu.config.check)
-    synchronise(thread, what | EMU_ACQUIRES | EMU_RELEASES);
+    synchronize(thread, what | EMU_ACQUIRES | EMU_RELEASES);
 }

@@ -104,7 +104,7 @@ static uint32_t part_of(uint32_t kind, uint32_t word, uint32_t part) {
 }
 
 /* Defines a function that multiplies two matrices of one number type: it gathers a and b from the lanes' registers,
- * then adds the products to `sums`. `typed` converts the bits of an element. A compiler can vectorise the innermost
+ * then adds the products to `sums`. `typed` converts the bits of an element. A compiler can vectorize the innermost
  * loop, over the COLUMNS accumulators of a row. */
 #define MULTIPLY(name, type, sum, typed, accumulate)                                                                   \
   static void name(emu_cpu *cpu, const emu_warp *warp, const form *f, sum sums[ROWS][COLUMNS]) {                       \

@@ -19,7 +19,7 @@ bool emu_capture_wait(CUstream stream, CUevent event, CUresult *result);
 void emu_capture_forget(CUevent event);
 /* ---- called with neither of these locks held ---- */
 void emu_capture_leave(CUstream stream); /* the stream is about to be destroyed */
-/* Returns the error of a call that may synchronise the device, such as an allocation, if a capture forbids it in the
+/* Returns the error of a call that may synchronize the device, such as an allocation, if a capture forbids it in the
  * calling thread's capture mode (ThreadExchangeStreamCaptureMode), and invalidates that capture; else CUDA_SUCCESS. */
 CUresult emu_capture_unsafe(void);
 /* Returns the error of waiting for the stream (NULL: for all streams) if a capture forbids that, and invalidates that

@@ -48,7 +48,7 @@ static CUresult check_copy(const emu_op *op, const emu_clock *clock) {
     if (unwritten < bytes && !result) {
       char where[200];
       emu_finding_locate(src + unwritten, where, sizeof where);
-      result = emu_finding_report(EMU_UNINITIALISED_READ, what, src, bytes, where);
+      result = emu_finding_report(EMU_UNINITIALIZED_READ, what, src, bytes, where);
     }
   }
   return result;

@@ -10,7 +10,7 @@
 typedef struct emu_context {
   CUstream stream;
   ocp_activity_owners owners; /* the profile events that were open when the operation was enqueued */
-  bool observed;              /* true: a profile event was open; false: `owners` may be uninitialised */
+  bool observed;              /* true: a profile event was open; false: `owners` may be uninitialized */
   bool is_inline;             /* true: the call that enqueued the operation runs it */
   bool deferred;              /* true: runs later than it was made, from a graph or a queue */
   bool in_graph;

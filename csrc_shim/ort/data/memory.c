@@ -221,7 +221,7 @@ static OrtStatus *copy_tensors(OrtDataTransferImpl *this_ptr, const OrtValue **s
   (void)this_ptr;
   BATCH copies = {0};
   ocp_error error;
-  error.code = ORT_OK; /* error.text stays uninitialised: it is read only after a failure */
+  error.code = ORT_OK; /* error.text stays uninitialized: it is read only after a failure */
   for (size_t i = 0; i < num_tensors; i++)
     if (copy_tensor(&copies, src_tensors[i], dst_tensors[i], ocp_ort_stream(streams ? streams[i] : NULL), &error) !=
         ORT_OK)

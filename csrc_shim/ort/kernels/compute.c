@@ -177,7 +177,7 @@ static int run(const target *self, OrtKernelContext *context, ocp_input *inputs,
 static OrtStatus *compute(const target *self, OrtKernelContext *context) {
   ocp_input on_stack[INPUTS_ON_STACK], *inputs = on_stack;
   ocp_error error;
-  error.code = ORT_OK; /* error.text stays uninitialised: it is read only after a failure */
+  error.code = ORT_OK; /* error.text stays uninitialized: it is read only after a failure */
   if (self->num_inputs > INPUTS_ON_STACK && !(inputs = malloc(self->num_inputs * sizeof *inputs)))
     ocp_fail_memory(&error);
   else

@@ -118,8 +118,8 @@ def execute(arguments: argparse.Namespace) -> int:
         is_described = arguments.uncalibrated or constants is not None
         calibrated = None if is_described else known_calibration(gpu)
         with waiting(Console(stderr=True), "planning"):
-            model = gather.optimised(path, shapes)
-            found = estimate_optimised(model, gpu, shapes, values, constants, calibrated, arguments.weight_budget)
+            model = gather.optimized(path, shapes)
+            found = estimate_optimized(model, gpu, shapes, values, constants, calibrated, arguments.weight_budget)
     except BudgetTooSmall as error:
         raise UserError(
             ExitCode.USAGE, f"--weight-budget: too small for the weights of a step. Give at least {error.needed} bytes"
@@ -172,11 +172,11 @@ def estimate_model(
 
     Raises BudgetTooSmall, ShapeError, NodeError, and ONNX Runtime's errors about bad models.
     """
-    model = gather.optimised(path, shapes)
-    return estimate_optimised(model, gpu, shapes, values, constants, calibrated, weight_budget)
+    model = gather.optimized(path, shapes)
+    return estimate_optimized(model, gpu, shapes, values, constants, calibrated, weight_budget)
 
 
-def estimate_optimised(
+def estimate_optimized(
     model: onnx.ModelProto,
     gpu: Gpu,
     shapes: dict[str, tuple[int, ...]],
@@ -185,7 +185,7 @@ def estimate_optimised(
     calibrated: tuple[ProbedDevice, Calibration] | None = None,
     weight_budget: int | None = None,
 ) -> Estimate:
-    """Estimate a model that `gather.optimised` returned, see `estimate_model`.
+    """Estimate a model that `gather.optimized` returned, see `estimate_model`.
 
     Raises BudgetTooSmall, ShapeError and NodeError.
     """

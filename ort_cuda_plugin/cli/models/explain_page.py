@@ -94,7 +94,7 @@ def blocks(steps: Sequence[GraphStep], unit: str) -> Iterator[html.Block]:
     """Yield a block of the bar of a Run for each step."""
     for step in steps:
         nodes = ", ".join(step.nodes)
-        yield step.amount, step.colour, step.anchor, f"{step.name}: {step.amount:.3g} {unit}\n{nodes}"
+        yield step.amount, step.color, step.anchor, f"{step.name}: {step.amount:.3g} {unit}\n{nodes}"
 
 
 def model_graph(placement: Placement, steps: Sequence[GraphStep], unit: str) -> ModelGraph:

@@ -1,6 +1,6 @@
 """Run ONNX's backend tests on the emulated device, and print one verdict for each test.
 
-ONNX Runtime's optimisations are off by default, so that the provider sees every node of a test.
+ONNX Runtime's optimizations are off by default, so that the provider sees every node of a test.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_device_argument(parser, default="emulated")
     parser.add_argument(
-        "--optimised", action="store_true", help="run the tests with ONNX Runtime's graph optimisations"
+        "--optimized", action="store_true", help="run the tests with ONNX Runtime's graph optimizations"
     )
+    # The option's former name.
+    parser.add_argument("--optimised", action="store_true", dest="optimized", help=argparse.SUPPRESS)
     parser.add_argument(
         "--check",
         action="store_true",
@@ -56,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--write",
         type=output_file,
         metavar="FILE",
-        help="run all tests, with and without --optimised, and write the report (Markdown) to this file",
+        help="run all tests, with and without --optimized, and write the report (Markdown) to this file",
     )
     parser.add_argument("--json", action="store_true", help="print a JSON list of all outcomes")
 
@@ -80,7 +82,7 @@ def execute(arguments: argparse.Namespace) -> int:
     if not emulate and (arguments.check or arguments.lowering or arguments.adversarial is not None):
         raise UserError(ExitCode.USAGE, "--check, --adversarial and --lowering need the emulated device. Add --emulate")
     mode = Mode(
-        arguments.optimised,
+        arguments.optimized,
         arguments.check,
         arguments.adversarial,
         arguments.single_nodes,
@@ -111,7 +113,7 @@ def execute(arguments: argparse.Namespace) -> int:
     outcomes = measured(mode)
     seconds = time.perf_counter() - started
     if arguments.write:
-        arguments.write.write_text(render(outcomes, measured(replace(mode, optimised=True))), encoding="utf-8")
+        arguments.write.write_text(render(outcomes, measured(replace(mode, optimized=True))), encoding="utf-8")
     if arguments.json:
         print(json.dumps([asdict(outcome) for outcome in outcomes], indent=1))
     else:

@@ -157,7 +157,7 @@ def claim(
     their fused nodes. The first node that does not fit in the ``budget``, and all later nodes, are declined.
 
     If an input comes from a declined node or from another cluster, an operator may know less about it in its cluster
-    than in the whole graph, for example not the elements of a shape tensor. So each cluster is also analysed alone.
+    than in the whole graph, for example not the elements of a shape tensor. So each cluster is also analyzed alone.
     Nodes that this analysis declines are removed, and the analysis repeats until it declines none.
     """
     options = options or LoweringOptions()
@@ -260,7 +260,7 @@ def _crossing(graph: Graph, clusters: list[list[Node]]) -> Iterator[tuple[Node, 
 class _Analysis:
     """Calls the lowering functions of operators on symbolic shapes.
 
-    Nodes that need an unknown rank are analysed once per trial, see `ranks`. ``singles`` receives the control-flow
+    Nodes that need an unknown rank are analyzed once per trial, see `ranks`. ``singles`` receives the control-flow
     nodes that ORT's kernels run (without ``inlines``, all control-flow nodes), and token searches. For nodes that read
     results of ``singles``, these results are new symbolic inputs.
     """
@@ -409,7 +409,7 @@ class _Analysis:
         except Exception as error:
             # A bug in one operator's lowering function must not lose the claims of all other nodes.
             logger.exception(
-                "node %s: internal error of the plugin while it analysed the node. Report the model", node.label
+                "node %s: internal error of the plugin while it analyzed the node. Report the model", node.label
             )
             return decline(node, "op", f"internal error: {type(error).__name__}: {error}. Report the model")
         if node.provider and node.provider != self.provider:  # ORT would drop a cluster with the node

@@ -3,7 +3,7 @@
 A listed node reads float32 tensors, so its operator's function computes a float32 result. This module converts what
 the node reads, and rounds what it returns to the type that the model declares. Between two listed nodes the value
 stays float32: the second node reads the result before the rounding, and dead code elimination drops a rounded tensor
-that no other node reads. The conversions are elementwise steps, which fuse with their neighbours.
+that no other node reads. The conversions are elementwise steps, which fuse with their neighbors.
 """
 
 from __future__ import annotations

@@ -224,7 +224,7 @@ def _call(rest: str, lanes: int) -> Counts:
         return Counter(issued=issued * lanes, float=issued * lanes, special=special * lanes)
     if name == "ptx.cvt.rna.tf32.f32":
         return Counter(issued=1)
-    if name.startswith("ptx.opaque"):  # only hides a value from LLVM's optimiser
+    if name.startswith("ptx.opaque"):  # only hides a value from LLVM's optimizer
         return Counter()
     if name == "ptx.quotient":
         return Counter(issued=_quotient * lanes)

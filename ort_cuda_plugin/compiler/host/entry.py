@@ -1,7 +1,7 @@
 """Generates the entry point of a kernel on the emulated device, and the kernel's metadata constant, as LLVM IR text.
 
 If no thread of a kernel waits for another one, the entry point loops over the threads of a block. The loops are marked
-as parallel, so that LLVM can vectorise them. If all threads along x pass the bounds check at the start of the kernel, a
+as parallel, so that LLVM can vectorize them. If all threads along x pass the bounds check at the start of the kernel, a
 loop without the check runs.
 """
 

@@ -1,4 +1,4 @@
-"""float32 functions for the emulated device without branches or calls, so that LLVM can vectorise loops that use them.
+"""float32 functions for the emulated device without branches or calls, so that LLVM can vectorize loops that use them.
 
 These are the functions in which kernels of neural networks spend their time; all others call the C library (`math`).
 Errors are at most 2 units in the last place; infinities, NaN and subnormal numbers are handled. Minimax coefficients

@@ -164,7 +164,7 @@ def lower_quotient_by_f32(builder: ir.IRBuilder, args: Any) -> ir.Value:
     """Emit x / y for y > 0 from the rounded reciprocal of y: a product, corrected by its error, which an FMA computes
     exactly.
 
-    The result is the correctly rounded quotient (Markstein). For x below 2**-100 it may be a neighbouring number, since
+    The result is the correctly rounded quotient (Markstein). For x below 2**-100 it may be a neighboring number, since
     the error may not be representable in float32. A product that is not finite is not corrected.
     """
 

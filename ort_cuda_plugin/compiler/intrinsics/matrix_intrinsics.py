@@ -2,14 +2,14 @@
 
 All 32 lanes of a warp multiply a matrix a [16, 16] by b [16, 8], and add the product to c [16, 8]. Lane 4 g + t holds:
 
-16-bit types: two neighbours along k per register. Registers begin at a[g][2t], a[g + 8][2t], a[g][2t + 8] and a[g +
+16-bit types: two neighbors along k per register. Registers begin at a[g][2t], a[g + 8][2t], a[g][2t + 8] and a[g +
 8][2t + 8]; at b[2t][g] and b[2t + 8][g]. Accumulators: c[g][2t], c[g][2t + 1], c[g + 8][2t], c[g + 8][2t + 1].
 
 TF32: a is [16, 8] and b [8, 8]. One number per register: a[g][t], a[g + 8][t], a[g][t + 4] and a[g + 8][t + 4]; b[t][g]
 and b[t + 4][g]. ``ldmatrix`` loads a row of four such numbers as eight 16-bit numbers.
 
 8-bit types: a is [16, 32] (int8 or uint8, kinds ``i8`` and ``u8``), b [32, 8] (int8), accumulators are int32. Four
-neighbours along k per register, at 4t and 4t + 16.
+neighbors along k per register, at 4t and 4t + 16.
 
 Operands are in shared memory. Shared-memory addresses are int64 byte addresses, as `shared_address` returns them.
 `ort_cuda_plugin.compiler.host.matrices` emulates these intrinsics on the emulated device.

@@ -80,7 +80,7 @@ def is_aligned(typingctx: Any, pointer: Any, width: Any) -> Any:
 
 
 def lanes_of(typingctx: Any, pointer: Any, count: Any) -> Any:
-    """Return an array of ``count`` uninitialised lanes of the type that ``pointer`` points to."""
+    """Return an array of ``count`` uninitialized lanes of the type that ``pointer`` points to."""
     number = literal(count)
 
     def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:

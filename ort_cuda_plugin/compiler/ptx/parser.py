@@ -70,7 +70,7 @@ class Variable:
     """A variable: its state space, element type, and number of elements (1 without brackets; 0 if the launch sets the
     size).
 
-    ``initial`` has the elements of an initialiser: numbers, or (symbol, offset) for addresses. ``is_pointer``: a
+    ``initial`` has the elements of an initializer: numbers, or (symbol, offset) for addresses. ``is_pointer``: a
     kernel's parameter has the attribute ``.ptr``. A part of a parameter has the parameter's name in ``whole``, and its
     byte offset in ``offset``. ``linkage`` is the linking directive of a module's variable, such as ``.extern``, or "".
     """

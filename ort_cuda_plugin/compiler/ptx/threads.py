@@ -59,7 +59,7 @@ MBARRIER_MODIFIERS = frozenset(
 
 @instruction("9.7.13.16", "mbarrier")
 def mbarrier(b: Builder, ins: Instruction) -> None:
-    """Translate mbarrier: initialise it, arrive at it, or test whether a phase is complete. Transactions are not
+    """Translate mbarrier: initialize it, arrive at it, or test whether a phase is complete. Transactions are not
     supported.
     """
     check_modifiers(ins, MBARRIER_MODIFIERS)

@@ -95,7 +95,7 @@ def variable_text(module: Module, variable: Variable) -> str:
     for index, value in enumerate(variable.initial):
         if not isinstance(value, int):
             if value[0] not in module.functions:
-                raise PtxError(variable.line, variable.name, "addresses of variables in initialisers are not supported")
+                raise PtxError(variable.line, variable.name, "addresses of variables in initializers are not supported")
             value = function_address(module, value[0])
         data[index * width : (index + 1) * width] = (value & (1 << 8 * width) - 1).to_bytes(width, "little")
     text = "".join(f"\\{byte:02x}" for byte in data)

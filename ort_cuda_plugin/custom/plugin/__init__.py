@@ -1,4 +1,4 @@
-"""Custom operators as plugin classes, modelled on TensorRT 10's IPluginV3: base classes and their registration."""
+"""Custom operators as plugin classes, modeled on TensorRT 10's IPluginV3: base classes and their registration."""
 
 from __future__ import annotations
 

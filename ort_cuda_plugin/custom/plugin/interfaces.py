@@ -1,4 +1,4 @@
-"""Base classes of applications' plugins, modelled on TensorRT's IPluginV3 and its capabilities.
+"""Base classes of applications' plugins, modeled on TensorRT's IPluginV3 and its capabilities.
 
 A method without a sensible default raises NotImplementedError. Methods report errors by exceptions. Methods that return
 a status in TensorRT may also return a number other than 0, and methods that make a plugin may return None. If a node

@@ -1,4 +1,4 @@
-"""Lowers a node through an application's plugin object, modelled on TensorRT's IPluginV3.
+"""Lowers a node through an application's plugin object, modeled on TensorRT's IPluginV3.
 
 Queries the plugin for types, shapes and formats, and records the work that its ``enqueue`` launches.
 """

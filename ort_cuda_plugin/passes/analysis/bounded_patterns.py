@@ -37,7 +37,7 @@ class BoundedPatterns:
         pairs = (x.operands, x.operands[::-1])
         return any(self.number(one) == 1.0 and uncast(other).op == "exp" for one, other in pairs)
 
-    def is_normalised(self, x: Scalar) -> bool:
+    def is_normalized(self, x: Scalar) -> bool:
         """Return whether x is an element divided by its row's root mean square; an epsilon may be added."""
         if not self.row_length or x.op not in ("mul", "div"):
             return False

@@ -116,7 +116,7 @@ def _bound(x: Scalar, operands: Sequence[float | None], patterns: BoundedPattern
         return float(patterns.row_length) or None
     if x.op == "cast" and x.operands[0].dtype is DType.BOOL:
         return 1.0
-    if patterns.is_normalised(x):
+    if patterns.is_normalized(x):
         return math.sqrt(patterns.row_length)
     if x.op == "div":
         return _quotient(x, operands[0], patterns)

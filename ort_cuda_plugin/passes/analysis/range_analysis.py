@@ -187,7 +187,7 @@ class _Search:
             x = stack[-1]
             if x in known:
                 stack.pop()
-            elif self.patterns.is_normalised(x):
+            elif self.patterns.is_normalized(x):
                 known[x] = s.constant(math.sqrt(self.patterns.row_length), DType.FLOAT32)
             else:
                 missing = [operand for operand in x.operands if operand not in known]

@@ -1,6 +1,6 @@
 """Operand prologues: folds dequantization and casts into the operand loads of GEMMs and convolutions.
 
-A GEMM then loads the quantised elements and converts them in registers. GEMMs that a library computes are excluded:
+A GEMM then loads the quantized elements and converts them in registers. GEMMs that a library computes are excluded:
 libraries accept no prologue, and their tensor cores save more time than reading fewer bytes would.
 """
 
@@ -30,7 +30,7 @@ MAX_OPERATIONS = 16
 
 
 def fold_dequantize(steps: Sequence[Step], wanted: Callable[[Sums], bool] | None = None) -> list[Step]:
-    """Fold dequantisation and casts into operand loads of the plugin's GEMMs and convolutions (operand prologues).
+    """Fold dequantization and casts into operand loads of the plugin's GEMMs and convolutions (operand prologues).
 
     With ``wanted``, a step is changed only if ``wanted`` is true for the changed step.
 
@@ -143,7 +143,7 @@ def _takes_conversions(schedule: Schedule | None) -> bool:
 
 
 def fold_dequantize_into_inputs(steps: Sequence[Step]) -> list[Step]:
-    """Fold DequantizeLinear into the epilogues and maps that read a dequantised tensor, such as a residual addition.
+    """Fold DequantizeLinear into the epilogues and maps that read a dequantized tensor, such as a residual addition.
 
     Assumes: the codes are stored anyway, for a GEMM or a convolution.
     Guarantees: a float tensor that no other step reads is not stored.

@@ -1,6 +1,6 @@
 """Float16 storage between TF32 GEMMs, with a power-of-two scale for each column. `RangeAnalysis` bounds the values.
 
-TF32 and float16 both have 10 bits of mantissa. So a normalisation, a GEMM or attention stores float16 numbers with one
+TF32 and float16 both have 10 bits of mantissa. So a normalization, a GEMM or attention stores float16 numbers with one
 power-of-two scale per column, or one for all columns. Tensor cores multiply float16 at twice the rate of TF32, and the
 steps move half the bytes. `half_lines` multiplies the scales of a GEMM's left operand into its weights, once. The
 scales of queries and keys are a factor of the attention scores. Numbers are rounded as in TF32, except that numbers
@@ -37,7 +37,7 @@ def store_tf32_as_scaled_f16(ctx: Lowering, steps: Sequence[Step]) -> list[Step]
     """Store tensors between TF32 GEMMs as float16 with a power of two for each column.
 
     TF32 and float16 have the same 10 bits of mantissa. Range analysis bounds each tensor from weights and
-    normalisations, so that the scaled values fit float16.
+    normalizations, so that the scaled values fit float16.
 
     Assumes: attention is fused; TF32 is allowed; kernels are generated for a GPU.
     Guarantees: only GEMMs and attention that float16 makes faster read such tensors. The scales of a left operand are

@@ -23,7 +23,7 @@ __all__ = ["fuse_split_k"]
 def fuse_split_k(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
     """Split k of a GEMM with few tiles, and fuse the reduction of the partial sums into the result's reader.
 
-    Assumes: the first step that reads the result is elementwise or a row program, such as a normalisation.
+    Assumes: the first step that reads the result is elementwise or a row program, such as a normalization.
     Guarantees: the partial sums are float32 tensors in a new buffer, and the reader adds them in a fixed order. The
         guards of the split become guards of the plan.
     Example: ``p = MatMul(a, b); y = LayerNorm(p + r)`` -> ``p[3] = MatMul over thirds of k; y = LayerNorm(p[0] + p[1] +

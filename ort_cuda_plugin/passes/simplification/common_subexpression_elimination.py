@@ -17,7 +17,7 @@ from .concat_elimination import Copy, with_view
 def eliminate_common_subexpressions(steps: Sequence[Step]) -> list[Step]:
     """Store equal results of one step in one tensor, which all readers load.
 
-    Assumes: equal computations of one input are fused into one step, for example several operators that quantise one
+    Assumes: equal computations of one input are fused into one step, for example several operators that quantize one
         tensor.
     Guarantees: no two dense intermediates of one step have equal expressions, unless a reader does not support the
         view of the other tensor.

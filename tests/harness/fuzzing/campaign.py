@@ -1,9 +1,9 @@
-"""Judges many random networks in worker processes, and minimises those with wrong results.
+"""Judges many random networks in worker processes, and minimizes those with wrong results.
 
     PYTHONPATH=tests/harness python -m fuzzing {sizes,graphs} [--count 500] [--first 0] [--jobs 1] [--lowering sm_90]
                                                [--check] [--adversarial] [--out FOLDER]
 
-Exits with 1 if there is a finding. FOLDER gets a minimised model of each finding, its inputs and outputs, and a text.
+Exits with 1 if there is a finding. FOLDER gets a minimized model of each finding, its inputs and outputs, and a text.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from campaign import Campaign
-from fuzzing.minimise import minimise, write
+from fuzzing.minimize import minimize, write
 from fuzzing.network import Case
 from fuzzing.profiles import Profile, make_case
 from ort_cuda_plugin.conformance.mode import Mode
@@ -30,7 +30,7 @@ def campaign(profile: Profile, mode: Mode, jobs: int = 1, variables: Mapping[str
         mode.environment(jobs) | {"ORT_CUDA_PLUGIN_EMULATE_MEMORY": "1G"} | dict(variables or {}),
         task=lambda number: (profile, number),
         case=lambda number: make_case(profile, number),
-        minimise=minimise,
+        minimize=minimize,
         write=lambda folder, number, case, outcome: write(folder, f"{profile}_{number}", case, outcome),
         timeout_s=TIMEOUT_S,
     )

@@ -90,7 +90,7 @@ def _session(case: Case, on_plugin: bool) -> Any:
     ort_cuda_plugin.register(emulate=True)
     options = ort.SessionOptions()
     levels = ort.GraphOptimizationLevel
-    options.graph_optimization_level = levels.ORT_ENABLE_ALL if case.optimised else levels.ORT_DISABLE_ALL
+    options.graph_optimization_level = levels.ORT_ENABLE_ALL if case.optimized else levels.ORT_DISABLE_ALL
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
     ours = [(ort_cuda_plugin.get_ep_name(), dict(case.options))] if on_plugin else []

@@ -1,4 +1,4 @@
-"""Makers of reductions, normalisations, GEMMs, convolutions, pools, recurrences and quantised operators."""
+"""Makers of reductions, normalizations, GEMMs, convolutions, pools, recurrences and quantized operators."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ def reduce(g: Grower) -> object:
 
 
 def variance(g: Grower) -> object:
-    """Add a decomposed normalisation: mean, difference, mean of the squares, square root."""
+    """Add a decomposed normalization: mean, difference, mean of the squares, square root."""
     x = g.pick(lambda value: value.is_float and value.rank >= 1)
     if x is None:
         return None
     axes = g.constant([g.random.randrange(x.rank)])
     mean = g.add("ReduceMean", [x, axes], [x.kind], "sum")
-    centred = mean and g.add("Sub", [x, mean[0]], [x.kind], "sum")
-    squares = centred and g.add("Mul", [centred[0], centred[0]], [x.kind], "element")
+    centered = mean and g.add("Sub", [x, mean[0]], [x.kind], "sum")
+    squares = centered and g.add("Mul", [centered[0], centered[0]], [x.kind], "element")
     square_mean = squares and g.add("ReduceMean", [squares[0], axes], [x.kind], "sum")
     shifted = square_mean and g.add("Add", [square_mean[0], g.constant(0.1, x.kind)], [x.kind], "element")
     root = shifted and g.add("Sqrt", [shifted[0]], [x.kind], "element")
-    return root and centred and g.add("Div", [centred[0], root[0]], [x.kind], "element")
+    return root and centered and g.add("Div", [centered[0], root[0]], [x.kind], "element")
 
 
 def softmax(g: Grower) -> object:
@@ -261,7 +261,7 @@ def squeeze_and_excite(g: Grower) -> object:
     return gate and g.add("Mul", [x, gate[0]], [x.kind], "element")
 
 
-# ---- recurrences and quantised operators ----
+# ---- recurrences and quantized operators ----
 
 
 def recurrence(g: Grower) -> object:

@@ -104,7 +104,7 @@ class Case:
     """All tensors except constants, by name."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Options of the provider."""
-    optimised: bool = True
+    optimized: bool = True
     opset: int = 21
 
     @property
@@ -184,7 +184,7 @@ class Grower:
         return self.constant(self.rng.standard_normal(shape) / np.sqrt(max(1, shape[0])), kind)
 
     def pick(self, condition: Callable[[Value], object] = lambda value: True) -> Value | None:
-        """Return a random tensor that fulfils the condition, mostly one of the latest, so that networks are deep."""
+        """Return a random tensor that fulfills the condition, mostly one of the latest, so that networks are deep."""
         suitable = [value for value in self.values.values() if condition(value)]
         if not suitable:
             return None
@@ -233,7 +233,7 @@ class Grower:
         self.values |= {value.name: value for value in results}
         return results
 
-    def case(self, options: Mapping[str, str], optimised: bool, read_outputs: float = 0.15) -> Case:
+    def case(self, options: Mapping[str, str], optimized: bool, read_outputs: float = 0.15) -> Case:
         """Return the finished network. Its outputs are all unread tensors, and a fraction of the other tensors."""
         made = [name for name in self.values if name not in self.inputs]
         outputs = [name for name in made if name not in self._used or self.random.random() < read_outputs]
@@ -245,7 +245,7 @@ class Grower:
             tuple(outputs),
             dict(self.values),
             options,
-            optimised,
+            optimized,
             self.opset,
         )
 

@@ -1,9 +1,9 @@
-"""Judges many mutants in worker processes, and minimises those with findings.
+"""Judges many mutants in worker processes, and minimizes those with findings.
 
     PYTHONPATH=tests/harness python -m mutation [--count 500] [--first 0] [--jobs 1] [--patterns-only] [--check]
                                                   [--out FOLDER]
 
-Exits with 1 if there is a finding. FOLDER gets a minimised model of each finding, its inputs, and a text.
+Exits with 1 if there is a finding. FOLDER gets a minimized model of each finding, its inputs, and a text.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from mutation.bases import Base, operators, patterns
 from mutation.mutants import Mutant, build, mutant
 from mutation.oracle import Outcome
 
-# ---- minimising a finding ----
+# ---- minimizing a finding ----
 
 
-def minimise(mutated: Mutant, found: Outcome, judge: Callable[[Mutant], Outcome]) -> Mutant:
-    """Remove mutations, one at a time, and ONNX Runtime's optimisations, while the outcome stays of the same kind."""
+def minimize(mutated: Mutant, found: Outcome, judge: Callable[[Mutant], Outcome]) -> Mutant:
+    """Remove mutations, one at a time, and ONNX Runtime's optimizations, while the outcome stays of the same kind."""
 
     def same(candidate: Mutant) -> bool:
         return judge(candidate).kind is found.kind
@@ -97,7 +97,7 @@ def campaign(bases: Mapping[str, Base], jobs: int = 1, check: bool = False) -> I
             environment(jobs, check),
             task=lambda number: mutant(number, bases),
             case=lambda number: mutant(number, bases),
-            minimise=minimise,
+            minimize=minimize,
             write=lambda folder, number, mutated, outcome: write(folder, number, mutated, outcome, bases[mutated.base]),
         )
 

@@ -17,7 +17,7 @@ from mutation.subject import Feeds, Subject, complete_feeds, parse
 assert node_mutators  # importing this module registers its mutators
 
 LEVELS = (0, 1, 99)
-"""ONNX Runtime's optimisation levels: none, basic, all."""
+"""ONNX Runtime's optimization levels: none, basic, all."""
 Step = tuple[str, int]
 
 

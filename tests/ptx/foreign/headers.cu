@@ -14,7 +14,7 @@ extern "C" __global__ void halves(const __half2* x, const __nv_bfloat162* b, __h
   c[i] = __hadd2(b[i], __hmul2(b[i], b[i]));
   atomicAdd(total, __low2half(v));
 }
-extern "C" __global__ void quantise(const float2* x, __nv_fp8x2_e4m3* y, float2* back, __nv_fp8x2_e5m2* z, int n) {
+extern "C" __global__ void quantize(const float2* x, __nv_fp8x2_e4m3* y, float2* back, __nv_fp8x2_e5m2* z, int n) {
   int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= n) return;
   y[i] = __nv_fp8x2_e4m3(x[i]);

@@ -1,4 +1,4 @@
-"""Minimiser: reduces a network with a wrong result to fewer outputs, nodes and Runs.
+"""Minimizer: reduces a network with a wrong result to fewer outputs, nodes and Runs.
 
 It removes a node by turning the node's results into inputs, which are fed with their expected contents.
 """
@@ -16,7 +16,7 @@ from fuzzing.network import Case, Value
 from mutation.oracle import Outcome
 
 
-def minimise(case: Case, found: Outcome, judge: Callable[[Case], Outcome]) -> Case:
+def minimize(case: Case, found: Outcome, judge: Callable[[Case], Outcome]) -> Case:
     """Return a smaller case with an outcome of the same kind. Each round removes something, so the search ends."""
     smaller = True
     while smaller:
@@ -49,8 +49,8 @@ def _candidates(case: Case) -> Iterator[Case]:
             yield replace(case, values={name: _without_run(value, run) for name, value in case.values.items()})
     for key in case.options:
         yield replace(case, options={other: text for other, text in case.options.items() if other != key})
-    if case.optimised:
-        yield replace(case, optimised=False)
+    if case.optimized:
+        yield replace(case, optimized=False)
 
 
 def _without_run(value: Value, run: int) -> Value:
@@ -114,6 +114,6 @@ def write(folder: Path, stem: str, case: Case, outcome: Outcome) -> Path:
         for node in map(onnx.NodeProto.FromString, case.nodes)
     )
     options = " ".join(f"{key}={text}" for key, text in case.options.items())
-    text = f"{outcome.kind}: {outcome.detail}\noptimised={case.optimised} {options}\n{nodes}\n"
+    text = f"{outcome.kind}: {outcome.detail}\noptimized={case.optimized} {options}\n{nodes}\n"
     path.with_suffix(".txt").write_text(text)
     return path
