@@ -7,6 +7,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
@@ -316,6 +317,26 @@ def test_remainders_of_64_bit_integers_are_exact() -> None:
     assert run_op("Mod", [a, b], {"fmod": 1})[0].tolist() == [-1, 7]
 
 
+@pytest.mark.parametrize(("size", "parts"), [(3, 4), (6, 4), (0, 3), (3, 5), (7, 5)])
+def test_parts_of_a_split_beyond_the_dimension(size: int, parts: int) -> None:
+    """ONNX Runtime's CPU provider refuses empty parts of ``num_outputs``. The plugin computes one, and refuses more."""
+    node = helper.make_node("Split", ["x"], [f"y{i}" for i in range(parts)], num_outputs=parts)
+    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [f"n{name}"]) for name in node.output]
+    graph = helper.make_graph([node], "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n"])], outputs)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    x = np.arange(size, dtype=np.float32)
+    with pytest.raises(Exception, match=r"Invalid num_outputs value|Invalid value in 'split'"):
+        session.run(None, {"x": x})
+    if parts == 5:
+        with pytest.raises((NodeError, PluginError), match="split must be at least 0"):
+            run_op("Split", [x], {"num_outputs": parts}, 18, outputs=parts, dynamic=True)
+        return
+    found = run_op("Split", [x], {"num_outputs": parts}, 18, outputs=parts, dynamic=True)
+    np.testing.assert_array_equal(np.concatenate(found), x)
+    assert found[-1].size == 0
+
+
 # ---- invalid inputs ----
 
 
@@ -337,6 +358,8 @@ def test_remainders_of_64_bit_integers_are_exact() -> None:
             2,
             "split or num_outputs must be given, but not both, got both",
         ),
+        ("Split", [floats(3)], {"num_outputs": 5}, 5, "split must be at least 0, got"),
+        ("Split", [floats(7)], {"num_outputs": 5}, 5, "split must be at least 0, got"),
         ("Reshape", [floats(2, 3), ints(6).reshape(1, 1)], {}, 1, "shape must have rank 1, got rank 2"),
     ],
 )
