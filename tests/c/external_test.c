@@ -1,7 +1,7 @@
 /* Tests external memory and semaphores of the emulated device with threads: each thread's stream waits for the stream
  * of the thread before it, through a timeline semaphore, and adds its byte to imported memory. Meanwhile another thread
- * makes streams, and destroys them while they still wait. Then threads write neighbouring allocations while another
- * thread exports them for CUDA IPC, and frees exported neighbours.
+ * makes streams, and destroys them while they still wait. Then threads write neighboring allocations while another
+ * thread exports them for CUDA IPC, and frees exported neighbors.
  *
  * Arguments: inline|adversarial SEED ROUNDS. */
 #define _GNU_SOURCE

@@ -1,6 +1,6 @@
 /* CUDA IPC memory of the emulated driver (cuIpcGetMemHandle, ...). An export moves the pages of the allocation into a
  * file in memory, at the same addresses; an import maps that file. As on a GPU, whose allocations share blocks of
- * 2 MiB, an importer also sees neighbours in the allocation's first and last page. */
+ * 2 MiB, an importer also sees neighbors in the allocation's first and last page. */
 #ifndef OCP_EMULATOR_EXTERNAL_IPC_MEMORY_H
 #define OCP_EMULATOR_EXTERNAL_IPC_MEMORY_H
 

@@ -54,7 +54,7 @@ static CUresult map(mapping *made, const emu_file_range *range) {
   const uint64_t first = range->offset / PAGE * PAGE;
   made->bytes = range->bytes;
   made->length = round_up(range->offset + range->bytes - first);
-  /* A block is only aligned to granules, and its first and last page may belong to neighbours, too. */
+  /* A block is only aligned to granules, and its first and last page may belong to neighbors, too. */
   made->block = emu_heap_alloc(&device->heap, made->length + PAGE);
   if (!made->block && emu_shadow_flush(device))
     made->block = emu_heap_alloc(&device->heap, made->length + PAGE);

@@ -26,7 +26,7 @@ class Range:
 
 @dataclass(frozen=True)
 class StreamKernel(AttentionKernel):
-    """SIMT FlashAttention kernel. With ``split`` it stores a row's unnormalised accumulators, maximum and weight sum.
+    """SIMT FlashAttention kernel. With ``split`` it stores a row's unnormalized accumulators, maximum and weight sum.
 
     A row that attends to no key gets NaN with ``nan``, else 0.
     """

@@ -20,7 +20,7 @@ from .flash_mma_tiles import MATRIX_ROWS
 RESULT_GAP = 8
 """Floats of padding between rows of accumulators in shared memory, to avoid bank conflicts."""
 LANES = 4
-"""Adjacent columns of the result that a thread stores with one vectorised store."""
+"""Adjacent columns of the result that a thread stores with one vectorized store."""
 MOST_SHARED = 96 << 10
 """Maximum bytes of shared memory for the accumulators in the final reduction, the same limit on every GPU."""
 LOG2_E = f"float32({math.log2(math.e)!r})"

@@ -23,7 +23,7 @@ from ..codegen.source import KernelBuilder, kernel_name, load_text, offset_text
 from ..codegen.vectors import FEW_ELEMENTS, VECTOR_BYTES, vector_width
 
 ROWS = 16
-"""Consecutive cache rows per thread, and the elements per thread of `carry_over` without vectorised accesses."""
+"""Consecutive cache rows per thread, and the elements per thread of `carry_over` without vectorized accesses."""
 
 
 @dataclass(frozen=True, eq=False)

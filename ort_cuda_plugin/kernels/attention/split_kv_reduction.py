@@ -15,7 +15,7 @@ MERGED_ROWS = 4
 
 @dataclass(frozen=True)
 class MergeKernel:
-    """Kernel that combines ``splits`` <= 32 unnormalised results ``parts`` [split][row][column].
+    """Kernel that combines ``splits`` <= 32 unnormalized results ``parts`` [split][row][column].
 
     ``maxima`` and ``weights`` [split][row] are each row's maximum score and sum of weights. The kernel rescales the
     results and weights of a row to its maximum over all splits, adds them, and divides result by weight. A row that

@@ -76,7 +76,7 @@ def _suppress(
     for piece in range(0, n, threads):
         i = piece + thread
         place = base + min(i, n - 1)
-        # To estimate its time, the plugin may run the kernel alone, with an uninitialised ``order``: clamp the index.
+        # To estimate its time, the plugin may run the kernel alone, with an uninitialized ``order``: clamp the index.
         box = min(max(int64(order[place]), int64(0)), n - 1)
         at = corners + box * 4
         box_y1, box_x1, box_y2, box_x2 = corners_of(boxes, at)

@@ -21,7 +21,7 @@ PREFIX = "e_"
 MARK, ROW, LANE = "@", "#", "$"
 """Placeholders in an epilogue's lines for the suffix of a variable: per column, per row, and per vector element."""
 VECTOR = 4
-"""Adjacent columns that one vectorised access loads or stores."""
+"""Adjacent columns that one vectorized access loads or stores."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class RowDestination:
     def stores(self, column: str, values: Sequence[str]) -> list[str]:
         """Return lines that store four float32 ``values`` to the columns from ``column`` on, a multiple of four.
 
-        They use one vectorised store if the row is contiguous and the address is aligned.
+        They use one vectorized store if the row is contiguous and the address is aligned.
         """
         narrow = {DType.FLOAT16: "f32_to_f16({})", DType.BFLOAT16: "f32_to_bf16({})"}.get(self.dtype, "{}")
         kind = "f32" if self.dtype is DType.FLOAT32 else "u16"
@@ -168,7 +168,7 @@ def make_epilogue(
     loads = list(zip(loaded, pointers, offsets, terms, along, strict=False))
 
     def load(pointer: str, offset: str, x: Tensor) -> str:
-        """Return the source of x's element at ``offset``; if vectorised, append its vector's load to ``together``."""
+        """Return the source of x's element at ``offset``; if vectorized, append its vector's load to ``together``."""
         if not is_wide:
             return load_text(pointer, offset, x.dtype)
         lanes = emit.fresh().removesuffix(lane)
@@ -217,7 +217,7 @@ def make_epilogue(
 
 
 def _emit_alignment(emit: Emitter, pointers: Sequence[str], tensors: Sequence[Tensor]) -> str:
-    """Emit a run-time test that all tensors are aligned for vectorised accesses; return its variable, or "True"."""
+    """Emit a run-time test that all tensors are aligned for vectorized accesses; return its variable, or "True"."""
     pairs = zip(pointers, tensors, strict=True)
     tests = [f"is_aligned({pointer}, {VECTOR})" for pointer, x in pairs if not begins_at_vectors(x, VECTOR)]
     return emit.assign(" & ".join(tests)) if tests else "True"

@@ -105,7 +105,7 @@ class Plane:
         emit.line(f"block = {index}(cuda.blockIdx.x)")
         emit.line(f"tile_row = quotient_{dtype.short}(block, {by_tiles})")
         emit.line(f"row = {index}(tile_row * {index}(cuda.blockDim.y) + {index}(cuda.threadIdx.y))")
-        # 64-bit arithmetic cannot wrap: LLVM proves that addresses are linear in threadIdx.x, and vectorises the loop
+        # 64-bit arithmetic cannot wrap: LLVM proves that addresses are linear in threadIdx.x, and vectorizes the loop
         # over threads that the emulated device runs.
         emit.line(f"tile = int64(block) - int64(tile_row) * int64({n_tiles})")
         emit.line("column = tile * int64(cuda.blockDim.x) + int64(cuda.threadIdx.x)")

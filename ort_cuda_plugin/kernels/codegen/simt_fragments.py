@@ -3,7 +3,7 @@
 A block of ``threads`` threads computes an ``m`` x ``n`` tile of the result, ``k`` elements of the reduction dimension
 at a time (a k step). The operands' tiles are k-major in shared memory, double-buffered: a block fills one stage while
 it multiplies the other, so that a k step needs one barrier. The code is unrolled with constant indices: accumulators
-become registers on a GPU, and LLVM vectorises rows of accumulators on the emulated device.
+become registers on a GPU, and LLVM vectorizes rows of accumulators on the emulated device.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Element:
     """Source of the load of an operand's element; also the accumulators' type and the conversion before a store.
 
     This class loads plain elements of type ``storage``. `ConvertedElement` applies a prologue to each element, and
-    `BlockElement` unpacks block-quantised codes.
+    `BlockElement` unpacks block-quantized codes.
     """
 
     storage: str
@@ -58,7 +58,7 @@ class Element:
         value = f"{pointer}[{index}]"
         return f"{self.storage}_to_f32({value})" if self.storage in ("f16", "bf16") else value
 
-    def neighbours(
+    def neighbors(
         self, pointer: str, index: str, outer: str, inner: str, count: int, name: str
     ) -> tuple[list[str], list[str]]:
         """Return lines to emit first, and the expressions of ``count`` adjacent elements along k (as `load` does).
@@ -204,7 +204,7 @@ def fill_matrix(operand: Operand, extent: int, tile: Tile, element: Element, ind
     moved = copied_chunk(tile, element, operand.pointer, f"{name}_from", shared_stride) if stride == "1" else []
     before, values = moved, list[str]()
     if not moved and operand.inner_major and stride == "1":
-        before, values = element.neighbours(
+        before, values = element.neighbors(
             operand.pointer, f"{name}_from", f"{name}_x_at", f"{name}_k_at", chunk, f"{name}_near"
         )
     elif not moved:
@@ -256,7 +256,7 @@ def pipeline_of(
 
 
 def _store_chunk(tile: Tile, values: list[str], element: Element, stride: int) -> list[str]:
-    """Store ``values`` to the tile at ``to``, ``to + stride``, ...; by one vectorised store to a GPU's padded tiles."""
+    """Store ``values`` to the tile at ``to``, ``to + stride``, ...; by one vectorized store to a GPU's padded tiles."""
     if tile.gap and stride == 1 and len(values) == 4 and element.accumulator == "float32":
         return [f"store_f32x4(tile_c, to, {', '.join(values)})"]
     return [f"tile_c[to + {i * stride}] = {value}" for i, value in enumerate(values)]
@@ -366,7 +366,7 @@ def store_rows(
     """Apply ``epilogue`` to accumulators that the ``placed`` lines write to ``tile_c``, with a row pitch of ``pitch``.
 
     A thread has the same columns in all its rows: stores coalesce, and the epilogue loads a column's values once. The
-    thread processes several rows at a time, so that their loads overlap. With a vectorised epilogue its columns are
+    thread processes several rows at a time, so that their loads overlap. With a vectorized epilogue its columns are
     vectors. ``total`` is the format string that converts a word of ``tile_c`` to an accumulator. With sliced-K,
     ``tile_c`` has one tile for each of the ``warp_groups``, and the epilogue gets the sum of these tiles.
     """

@@ -1,4 +1,4 @@
-"""Vectorised loads and stores: the conditions on alignment and strides, the vector width, the block size."""
+"""Vectorized loads and stores: the conditions on alignment and strides, the vector width, the block size."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from ...program.expressions.symbolic import Dim, divides, hint, product
 from ...program.lowering.context import DeviceProperties, Tensor
 from ...program.steps.tensor import BufferKind, contiguous_strides
 
-VECTOR_BYTES = 16  # maximum bytes of one vectorised access
+VECTOR_BYTES = 16  # maximum bytes of one vectorized access
 FEW_ELEMENTS = 1024
-"""Minimum elements of a tensor for which a vectorised kernel is worth its longer compilation."""
+"""Minimum elements of a tensor for which a vectorized kernel is worth its longer compilation."""
 MAX_WORK = 512
 """Maximum operations per thread in unrolled code (estimate); with more, LLVM compiles long and stops unrolling."""
 CALL_WORK = 12
@@ -79,7 +79,7 @@ def vector_threads(device: DeviceProperties, items: Dim, blocks: float = BLOCKS_
 
 
 def vector_width(dims: Sequence[Dim], types: Sequence[DType], work: int) -> int:
-    """Return the elements per vectorised access, a divisor of the last of ``dims``; 1 if vectors do not pay off."""
+    """Return the elements per vectorized access, a divisor of the last of ``dims``; 1 if vectors do not pay off."""
     if hint(product(dims)) < FEW_ELEMENTS:
         return 1
     width = VECTOR_BYTES // max(dtype.itemsize for dtype in types)

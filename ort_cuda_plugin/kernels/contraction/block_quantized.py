@@ -39,7 +39,7 @@ class BlockElement(ConvertedElement):
     def raw(self, pointer: str, index: str) -> str:
         return self._code(self._word(pointer, index), f"(({index}) & {CODES_PER_WORD - 1}) * {self.bits}")
 
-    def neighbours(
+    def neighbors(
         self, pointer: str, index: str, outer: str, inner: str, count: int, name: str
     ) -> tuple[list[str], list[str]]:
         lines = [

@@ -1,8 +1,8 @@
-"""Integer GEMM and convolution: tensor cores multiply the 8-bit codes of quantised operands.
+"""Integer GEMM and convolution: tensor cores multiply the 8-bit codes of quantized operands.
 
 An operand's element is (code - zero point) * scale. If scales and zero points are constant along k, then ``sum(a * b) =
 scale_a * scale_b * (sum(code_a * code_b) - zero_a * sum(code_b))`` for weights b with zero point 0. Integer
-accumulators are exact, and the epilogue rounds once. Dequantising before the GEMM would round each operand and product.
+accumulators are exact, and the epilogue rounds once. Dequantizing before the GEMM would round each operand and product.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _middle = 128
 
 @dataclass(frozen=True)
 class Affine:
-    """Dequantisation of an operand: (code - ``zero``) * ``scale``. ``zero`` is int32, None for 0; a scale of None is 1.
+    """Dequantization of an operand: (code - ``zero``) * ``scale``. ``zero`` is int32, None for 0; a scale of None is 1.
 
     ``inputs`` are the leaves of both expressions and their tensors. ``known`` is the zero point if it is one constant
     number, else None.
@@ -50,7 +50,7 @@ class Affine:
 
 @dataclass(frozen=True)
 class IntegerForm:
-    """Dequantisations of both operands of an integer contraction, and the operand ``kind`` of its mma instruction."""
+    """Dequantizations of both operands of an integer contraction, and the operand ``kind`` of its mma instruction."""
 
     kind: str
     a: Affine
@@ -63,9 +63,9 @@ class IntegerForm:
 
 
 def integer_form(step: Sums) -> IntegerForm | None:
-    """Return the dequantisations of a contraction's operands; None if tensor cores cannot multiply the operands' codes.
+    """Return the dequantizations of a contraction's operands; None if tensor cores cannot multiply the operands' codes.
 
-    The weights must be constant, and quantised symmetrically: int8 after the subtraction of their zero point. Scales
+    The weights must be constant, and quantized symmetrically: int8 after the subtraction of their zero point. Scales
     and the input's zero point must not vary along k.
     """
     if not isinstance(step, Contract | Convolve) or (isinstance(step, Contract) and step.low_rank is not None):
@@ -135,7 +135,7 @@ def integer_epilogue(step: AnySums, form: IntegerForm, sums: Tensor | None = Non
 
 
 def _affine(conversion: Conversion | None) -> Affine | None:
-    """Match a prologue as the dequantisation of 8-bit codes; None if it is another conversion."""
+    """Match a prologue as the dequantization of 8-bit codes; None if it is another conversion."""
     if conversion is None or conversion.leaf.dtype not in KINDS or conversion.bits:
         return None
     value, leaf, scale = conversion.value, conversion.leaf, None

@@ -1,4 +1,4 @@
-"""Prologues: conversions, mostly dequantisations, that a kernel applies to an operand's elements when it loads them."""
+"""Prologues: conversions, mostly dequantizations, that a kernel applies to an operand's elements when it loads them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ConvertedElement(Element):
     """Loader of an element with a prologue: source ``text`` converts it from type ``source`` in memory to ``storage``.
 
     ``setup`` are lines for the beginning of the kernel. ``shared`` are the sources of values that adjacent elements
-    along k have in common, such as the scale of a quantization block: `neighbours` loads each of these values once.
+    along k have in common, such as the scale of a quantization block: `neighbors` loads each of these values once.
     """
 
     source: DType = DType.FLOAT32
@@ -37,7 +37,7 @@ class ConvertedElement(Element):
     def load(self, pointer: str, index: str, outer: str = "", inner: str = "") -> str:
         return self.value(self.raw(pointer, index), self.shared_texts(outer, inner), outer, inner)
 
-    def neighbours(
+    def neighbors(
         self, pointer: str, index: str, outer: str, inner: str, count: int, name: str
     ) -> tuple[list[str], list[str]]:
         raw = [self.raw(pointer, f"{index} + {i}") for i in range(count)]

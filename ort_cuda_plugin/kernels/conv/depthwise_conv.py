@@ -389,5 +389,5 @@ class _Tensors:
         self.steps, self.limits, self.begins, self.taps, self.ends = numbers
 
     def anywhere(self, width: int) -> list[str]:
-        """Return the pointers of vectorised tensors that may be unaligned, as inputs and outputs of the cluster."""
+        """Return the pointers of vectorized tensors that may be unaligned, as inputs and outputs of the cluster."""
         return [name for name, y in self._moved if not begins_at_vectors(y, width)]

@@ -81,7 +81,7 @@ class Phases:
 def rows_of_thread(rows: int, *, emulated: bool) -> int:
     """Return the output channels per thread that divide ``rows`` channels of a group most evenly.
 
-    On a GPU they are 1, 2, or a multiple of 4, for vectorised loads of the weights.
+    On a GPU they are 1, 2, or a multiple of 4, for vectorized loads of the weights.
     """
     most = 8 if emulated else 16
     even = -(-rows // -(-rows // most))
@@ -141,7 +141,7 @@ class StripConv:
         return self.width > 1 and not self.transposed
 
     @property
-    def neighbour(self) -> str:
+    def neighbor(self) -> str:
         """Distance in elements from a pixel's input to the input of the next pixel."""
         return "1" if self.transposed else str(self.stride or "stride_x")
 
@@ -228,7 +228,7 @@ class StripConv:
         if self.width > 1 or self.is_converted:
             lines.append(f"buffer = array_pointer(cuda.local.array({self.width}, {self.element.accumulator}))")
         if self.width > 1:
-            last = f"({self.width - 1}) * {self.neighbour}"
+            last = f"({self.width - 1}) * {self.neighbor}"
             lines += [
                 "reach = int32((taps_x - 1) * step_x)",
                 "whole = x0 + min(reach, int32(0)) >= 0",
@@ -272,14 +272,14 @@ class StripConv:
             else:
                 checked.append(f"        {add('x', at)}")
             return "\n".join([*checked, f"    at_weight += {self.rows}"])
-        each = f"int32(at_x + int32(i) * {self.neighbour})"
-        if self.neighbour == "1" and not self.is_converted:
+        each = f"int32(at_x + int32(i) * {self.neighbor})"
+        if self.neighbor == "1" and not self.is_converted:
             inside = [add("x", "at")]
         else:
-            read = element.load("x", f"{integer}(at + {integer}(int32(i) * {self.neighbour}))")
+            read = element.load("x", f"{integer}(at + {integer}(int32(i) * {self.neighbor}))")
             inside = [f"for i in range({self.width}):", f"    buffer[i] = {read}", add("buffer", "0")]
         checked += [
-            f"    if at_x >= 0 and at_x + ({self.width - 1}) * {self.neighbour} < in_x:",
+            f"    if at_x >= 0 and at_x + ({self.width - 1}) * {self.neighbor} < in_x:",
             f"        at = {integer}({line} + at_x)",
             *indented(inside, 2),
             "    else:",

@@ -29,7 +29,7 @@ EMULATED_WIDTH = 32
 """Maximum adjacent output pixels per thread of pooling on the emulated device."""
 
 MAX_TAPS, MAX_CHANNELS = 64, 16
-"""Maximum elements of a pooling window, and maximum channels of a normalisation, that a kernel unrolls."""
+"""Maximum elements of a pooling window, and maximum channels of a normalization, that a kernel unrolls."""
 
 MOST_STRIDE = 4
 """Maximum stride of `VectorPool`. For stride s a thread loads s vectors per row of its windows."""
@@ -388,7 +388,7 @@ def local_response_normalization(
             value = s.cast(value, real)
             return value * value
 
-        def neighbour(k: Scalar) -> list[Scalar]:
+        def neighbor(k: Scalar) -> list[Scalar]:
             channel = c[1] + k - before
             inside = (channel >= 0) & (channel < source.dim(1))
             return [square(source.at([c[0], channel, *c[2:]], inside))]
@@ -397,7 +397,7 @@ def local_response_normalization(
             squares = [square(maps.near(source, c, 1, shift)) for shift in range(-before, after + 1)]
             total = functools.reduce(operator.add, squares)
         else:
-            (total,) = maps.fold(SUM, s.constant(size, DType.INT64), neighbour)
+            (total,) = maps.fold(SUM, s.constant(size, DType.INT64), neighbor)
         scale = s.constant(bias, real) + s.constant(alpha / size, real) * total
         return s.cast(s.cast(source.at(c), real) * _inverse_power(scale, beta), x.dtype)
 

@@ -198,9 +198,9 @@ class IndexMap(Loads):
         """
         if shift == 0:
             return source.at(coordinates)
-        neighbour = coordinates[axis] + shift
-        inside = neighbour >= 0 if shift < 0 else neighbour < source.dim(axis)
-        load = source.at([*coordinates[:axis], neighbour, *coordinates[axis + 1 :]], inside)
+        neighbor = coordinates[axis] + shift
+        inside = neighbor >= 0 if shift < 0 else neighbor < source.dim(axis)
+        load = source.at([*coordinates[:axis], neighbor, *coordinates[axis + 1 :]], inside)
         self._shifts[load] = axis, shift
         return load
 
@@ -303,7 +303,7 @@ class IndexMap(Loads):
         self._launch(remake)
 
     def _store_vectors(self, target: Source, coordinates: Sequence[Scalar], value: Scalar) -> bool:
-        """Emit a vectorised kernel body, in which a thread stores a vector; return False if it does not pay off.
+        """Emit a vectorized kernel body, in which a thread stores a vector; return False if it does not pay off.
 
         The device must be a GPU, and the destination contiguous along the fastest dimension.
         """
@@ -312,7 +312,7 @@ class IndexMap(Loads):
         column, expressions = self.coordinates[self._axes[-1]], in_order([value])
         if any(x.op == "fold" for x in expressions) or target.tensor.strides[self._axes[-1]] != 1:
             return False
-        moved = [x for x in expressions if x.op == "load" and _has_neighbours(x, column)]
+        moved = [x for x in expressions if x.op == "load" and _has_neighbors(x, column)]
         around = self._around(expressions, moved, column)
         joined = [x for group in around for x in group]
         work = _work(value, column, [*moved, *joined])
@@ -320,7 +320,7 @@ class IndexMap(Loads):
         moved = [x for x in moved if x not in joined]
         while width > 1 and sum(x.dtype.itemsize for x in moved) * width > MOST_LOADED:
             width //= 2
-        # Without vectorised loads, vectors only pay off if one is a whole row: otherwise the single loads of adjacent
+        # Without vectorized loads, vectors only pay off if one is a whole row: otherwise the single loads of adjacent
         # threads would no longer coalesce.
         if width == 1 or (not moved and not joined and self._dims[-1] != width):
             return False
@@ -445,7 +445,7 @@ def _work(value: Scalar, column: Scalar, moved: Sequence[Scalar]) -> int:
     return sum(1 if x.op in cheap or x in cheap_ones else CALL_WORK for x, varies in depends.items() if varies)
 
 
-def _has_neighbours(x: Scalar, column: Scalar) -> bool:
+def _has_neighbors(x: Scalar, column: Scalar) -> bool:
     """Tell whether load x reads adjacent elements in memory for adjacent values of ``column``."""
     source: Source = x.value
     along = [axis for axis, c in enumerate(x.operands[: source.rank]) if c is column]

@@ -1,4 +1,4 @@
-"""Vectorised elementwise kernels for a GPU: a thread loads and stores vectors of adjacent elements.
+"""Vectorized elementwise kernels for a GPU: a thread loads and stores vectors of adjacent elements.
 
 Threads enumerate vectors of the flattened index space. A tensor that is contiguous, or whose rows consist of whole
 vectors, is accessed by vectors if its address is aligned. The kernel tests this, with the same outcome in all blocks
@@ -90,7 +90,7 @@ class _Moved:
 
 
 class VectorMap:
-    """Generator of the vectorised kernel of one Map."""
+    """Generator of the vectorized kernel of one Map."""
 
     def __init__(self, ctx: Lowering, builder: KernelBuilder, dims: Sequence[Dim], form: VectorForm) -> None:
         self.ctx, self.builder, self.emit = ctx, builder, builder.emit

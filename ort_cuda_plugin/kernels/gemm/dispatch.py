@@ -260,7 +260,7 @@ def _low_rank(ctx: Lowering, step: Contract) -> tuple[LowRankForm | None, Parame
 
 
 def _gemv(ctx: Lowering, call: Folded, general: Gemv) -> EmulatedGemv | Gemv | VectorGemv:
-    """Return the GEMV kernel: the device's vectorised one if it supports the operands, else ``general``."""
+    """Return the GEMV kernel: the device's vectorized one if it supports the operands, else ``general``."""
     m, n, k = call.sizes
     if not ctx.device.emulated:
         return few_row_form(ctx.device, general, product(call.batch) * m, n, k) or general

@@ -22,7 +22,7 @@ from .tile_shapes import TileConfig, matrix_tiles
 
 
 def matrix_kind(ctx: Lowering, elements: tuple[Element, Element]) -> str:
-    """Return the operand type of mma, to which a block-quantised b is converted; "" for operands without one."""
+    """Return the operand type of mma, to which a block-quantized b is converted; "" for operands without one."""
     a, b = elements
     return kind_of(ctx.device, ctx.options, a.storage) if b.storage == a.storage or isinstance(b, BlockElement) else ""
 
@@ -105,7 +105,7 @@ def parts_epilogue(parts: Tensor, columns: Dim) -> tuple[Epilogue, Parameters]:
     """Return an epilogue that stores split-K accumulators in ``parts`` [splits, rows of all batches, columns].
 
     ``columns`` is the number of columns, or of a convolution's output channels per group. If `VECTOR` divides it, the
-    stores are vectorised.
+    stores are vectorized.
     """
     parameters = Parameters()
     parameters.tensor(parts, "parts", written=True)

@@ -143,7 +143,7 @@ class Gemv(GemvKernel):
         lines += [f"for k in range(int32(thread * 8), k_end, {self.threads * 8}):", "    if k + 7 < k_end:"]
         lines += [f"        a{i} = {self.load_a(f'k + {i}')}" for i in chunk]
         for r in columns:
-            before, weights = self.elements[1].neighbours("b", f"b{r} + k", own[r], "k", len(chunk), f"b{r}_near")
+            before, weights = self.elements[1].neighbors("b", f"b{r} + k", own[r], "k", len(chunk), f"b{r}_near")
             lines += indented(before, 2)
             for i in chunk:
                 lines.append(f"        c{r}_{i} = {self.multiply_add(f'a{i}', weights[i], f'c{r}_{i}')}")
@@ -206,7 +206,7 @@ class Gemv(GemvKernel):
 
 @dataclass(frozen=True)
 class VectorGemv(GemvKernel):
-    """Vectorised GEMV kernel for operands without prologues.
+    """Vectorized GEMV kernel for operands without prologues.
 
     If b is contiguous along k, all ``threads`` split the columns of the block along k; each has ``vectors`` loads per
     column in flight. If b is contiguous along n, ``side`` adjacent threads own a vector of columns each, threads with
@@ -326,7 +326,7 @@ class VectorGemv(GemvKernel):
 
 
 def vector_width(element: Element) -> int:
-    """Return the elements per vector of 16 bytes; 0 for types without vectorised loads, and with a prologue."""
+    """Return the elements per vector of 16 bytes; 0 for types without vectorized loads, and with a prologue."""
     size = _itemsize.get(element.storage, 0)
     return VECTOR_BYTES // size if size and type(element) is Element else 0
 

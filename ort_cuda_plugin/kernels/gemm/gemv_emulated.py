@@ -27,7 +27,7 @@ class EmulatedGemv(GemvKernel):
     If b is contiguous along n, it must have exactly ``columns`` columns, and a thread owns a strip of these. The last
     strip is shifted back to end at the last column: it computes some columns again and does not store them. If b is
     contiguous along k, the kernel serves any number of columns (``columns`` is 0), and a thread owns 4 columns, with a
-    vector of partial dot products for each. Operands without vectorised loads are converted a strip at a time into a
+    vector of partial dot products for each. Operands without vectorized loads are converted a strip at a time into a
     local array; a strip of a is converted once for all columns of the thread.
     """
 
@@ -68,7 +68,7 @@ class EmulatedGemv(GemvKernel):
         return Fragment("first_column", text, "start")
 
     def _is_loaded(self, number: int) -> bool:
-        """Tell whether operand ``number`` (0: a, 1: b) has vectorised loads and needs no prologue."""
+        """Tell whether operand ``number`` (0: a, 1: b) has vectorized loads and needs no prologue."""
         element = self.elements[number]
         return type(element) is Element and element.storage in _STORAGES
 
@@ -80,7 +80,7 @@ class EmulatedGemv(GemvKernel):
         element, pointer = self.elements[number], "ab"[number]
         along = f"({self.stride('a_k')})" if number == 0 else "1"
         if isinstance(element, BlockElement) and number == 1 and self.b_contiguous == "k":
-            lines, values = element.neighbours(pointer, f"{start} + i", outer, f"{inner} + i", WORD, f"{strip}_near")
+            lines, values = element.neighbors(pointer, f"{start} + i", outer, f"{inner} + i", WORD, f"{strip}_near")
             stores = [f"{strip}[i + {i}] = {value}" for i, value in enumerate(values)]
             return [f"for i in range(0, {self.width}, {WORD}):", *indented([*lines, *stores], 1)]
         at = f"{start} + i" if along == "1" else f"{start} + int64({self.index_type}(i * {along}))"

@@ -250,7 +250,7 @@ class OperandCopies:
         if converted:
             body.append(f"if {whole}:")
             if inner and step == "1":
-                before, values = element.neighbours(
+                before, values = element.neighbors(
                     operand.pointer, f"{name}_from", f"{name}_x_at", f"{name}_k_at", numbers, f"{name}_near"
                 )
             else:

@@ -114,7 +114,7 @@ def tile_configs(
     The first tiles have k steps of 64 bytes, then of 128 bytes, and fit the shared memory of every GPU; ``compact``
     weights (float16 for TF32) need less of it. Then follow, if they fit the shared memory of compute ``capability``:
     tiles of two warps that each span all columns, which load less per multiplication; if both operands are contiguous
-    ``along_k``, tiles whose sizes are not powers of two, which reduce wave quantisation; and large tiles for 16-bit
+    ``along_k``, tiles whose sizes are not powers of two, which reduce wave quantization; and large tiles for 16-bit
     types. With ``is_image`` the first operand is im2col patches.
     """
     shapes = (

@@ -23,7 +23,7 @@ from ..contraction.epilogue_patterns import evaluate
 WIDTHS = range(8, 129, 8)
 """Head sizes, in elements, that cuDNN's engines support."""
 VECTOR = 8
-"""Elements of a vectorised load in cuDNN's engines; strides must be multiples of this number."""
+"""Elements of a vectorized load in cuDNN's engines; strides must be multiples of this number."""
 MIN_SCORES = 1 << 10
 """Minimum scores per head for which a call is worth the second that cuDNN compiles (estimate)."""
 MAX_OPERATIONS = 80  # maximum operations of an attention weight's expression that is searched for a softmax

@@ -1,1 +1,1 @@
-"""Kernels of row programs: reductions, and results computed from them, such as softmax and normalisations."""
+"""Kernels of row programs: reductions, and results computed from them, such as softmax and normalizations."""

@@ -92,7 +92,7 @@ def choose_row_form(
     """Choose the layout of rows in registers; None for rows that are too long, or that may be empty.
 
     Registers without an element load column 0, which an empty row lacks. ``inputs`` is the number of inputs that are
-    held in registers; ``itemsizes`` are those of all tensors with vectorised accesses, in bytes.
+    held in registers; ``itemsizes`` are those of all tensors with vectorized accesses, in bytes.
     """
     if not ctx.settled(le(1, columns)):
         return None

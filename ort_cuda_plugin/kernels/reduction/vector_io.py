@@ -1,4 +1,4 @@
-"""Vectorised loads and stores of rows that are held in registers, with run-time alignment tests if necessary."""
+"""Vectorized loads and stores of rows that are held in registers, with run-time alignment tests if necessary."""
 
 from __future__ import annotations
 

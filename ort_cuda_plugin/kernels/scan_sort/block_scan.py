@@ -65,7 +65,7 @@ class _Scan:
     """Generator of one scan kernel, which stores the scanned row, or only the reductions of its parts.
 
     Of each pair of values the first is for x, the second for the result: ``pointers``, the row's offsets ``bases``,
-    the strides ``steps`` along it, and whether accesses are vectorised (``by_vectors``). ``count`` is the row's length,
+    the strides ``steps`` along it, and whether accesses are vectorized (``by_vectors``). ``count`` is the row's length,
     ``zero`` the initial value of an accumulator.
     """
 

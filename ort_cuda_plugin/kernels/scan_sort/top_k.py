@@ -243,7 +243,7 @@ _sort_source = """
         width *= 2
     for i in range(thread, wanted, {threads}):
         at = int64(places[i])
-        # An estimate may run only some blocks, with uninitialised memory in place of the numbers: clamp them.
+        # An estimate may run only some blocks, with uninitialized memory in place of the numbers: clamp them.
         number = min(max({number}, int64(0)), n_all - 1)
         order[row * k + i] = number
         values[row * k + i] = x[row * n_all + number]

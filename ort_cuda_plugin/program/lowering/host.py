@@ -26,6 +26,12 @@ HostArray: TypeAlias = npt.NDArray[np.object_]
 """NumPy array of symbolic integers, so that NumPy functions can move its elements."""
 
 
+def host_array(x: Tensor) -> HostArray | None:
+    """Return the contents of x as an array of its shape if the host knows them, else None."""
+    values = x.host
+    return None if values is None else _shaped(values, x.static_shape)
+
+
 def _shaped(values: Sequence[Dim], shape: Sequence[int]) -> HostArray:
     array = np.empty(len(values), dtype=object)
     array[:] = values
@@ -51,7 +57,7 @@ def on_host(
     if not all(_is_small(x.shape) and (x.dtype.is_integer or x.dtype is DType.BOOL) for x in inputs):
         return device()
     few = math.prod(operator.index(dim) for dim in shape) <= MAX_SYMBOLIC_ELEMENTS
-    arrays = [None if (dims := x.host) is None else _shaped(dims, x.static_shape) for x in inputs]
+    arrays = [host_array(x) for x in inputs]
     if all(array is not None for array in arrays):
         known = all(isinstance(value, int) for array in arrays if array is not None for value in array.reshape(-1))
         if not (few or known) or ctx.host_work >= MAX_HOST_WORK:

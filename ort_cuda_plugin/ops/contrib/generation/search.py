@@ -86,7 +86,7 @@ def last_scores(ctx: Lowering, logits: Tensor) -> Tensor:
 
 def _marked(
     ctx: Lowering,
-    sequences: Tensor,
+    rows: Dim,
     vocabulary: Dim,
     count: Dim,
     token: Callable[[IndexMap, Scalar, Scalar], tuple[Scalar, Scalar | None]],
@@ -95,7 +95,6 @@ def _marked(
 
     ``i`` is less than ``count``.
     """
-    rows = sequences.shape[0]
     marks = full(ctx, (rows, vocabulary), False, DType.BOOL)
 
     def mark(maps: IndexMap, c: list[Scalar]) -> tuple[list[Scalar], Scalar, Scalar]:
@@ -139,12 +138,12 @@ def ruled_scores(
     rows, vocabulary = scores.shape
     if given.penalty is not None:
 
-        def penalised(x: Scalar, is_seen: Scalar, by: Scalar) -> Scalar:
+        def penalized(x: Scalar, is_seen: Scalar, by: Scalar) -> Scalar:
             by = s.cast(by, DType.FLOAT32)
             return s.where(is_seen, s.where(x < 0, x * by, x / by), x)
 
         seen = _seen(ctx, sequences, length, vocabulary)
-        scores = elementwise(ctx, penalised, scores, seen, reshape(ctx, given.penalty, (1, 1)))
+        scores = elementwise(ctx, penalized, scores, seen, reshape(ctx, given.penalty, (1, 1)))
     if rules.ngram > 0:
         blocked = _after_repeated_ngram(ctx, sequences, length, vocabulary, rules.ngram)
         scores = elementwise(ctx, lambda x, is_blocked: s.where(is_blocked, LOWEST, x), scores, blocked)

@@ -1,4 +1,4 @@
-"""QMoE: mixture of experts with weights of 2, 4 or 8 bits, dequantised in the operand loads of a grouped GEMM."""
+"""QMoE: mixture of experts with weights of 2, 4 or 8 bits, dequantized in the operand loads of a grouped GEMM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weight-only quantised GEMM and gather: packed integer codes of 2 to 8 bits, with a scale per block.
+"""Weight-only quantized GEMM and gather: packed integer codes of 2 to 8 bits, with a scale per block.
 
 A GEMM loads the packed weights and dequantizes them in its prologue. Where a separate map must dequantize constant
 weights, constant folding runs it once, before the first Run.

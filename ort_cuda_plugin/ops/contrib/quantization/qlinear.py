@@ -1,4 +1,4 @@
-"""QLinear operators of com.microsoft: dequantise, an operator of ai.onnx, quantise."""
+"""QLinear operators of com.microsoft: dequantize, an operator of ai.onnx, quantize."""
 
 from __future__ import annotations
 

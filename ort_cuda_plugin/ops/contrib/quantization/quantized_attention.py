@@ -1,4 +1,4 @@
-"""Attention with quantised projections: QAttention, and int8 attention in cuBLASLt's memory orders."""
+"""Attention with quantized projections: QAttention, and int8 attention in cuBLASLt's memory orders."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """GEMMs with float4 and float8 operands.
 
-Weight-only quantised GEMMs dequantise the weights in the operand loads. GemmFloat8 converts both operands to float32.
+Weight-only quantized GEMMs dequantize the weights in the operand loads. GemmFloat8 converts both operands to float32.
 """
 
 from __future__ import annotations

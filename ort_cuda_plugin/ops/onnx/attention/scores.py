@@ -80,7 +80,7 @@ class Scores(IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """An attention variant: how the scores of queries and keys are scaled, masked and normalised.
+    """An attention variant: how the scores of queries and keys are scaled, masked and normalized.
 
     Attributes:
         mask: additive bias, or bool (attend); for the first ``count`` keys, by default for all.

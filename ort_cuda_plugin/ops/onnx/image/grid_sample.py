@@ -87,7 +87,7 @@ class Sampling:
         return s.minimum(s.maximum(position, 0.0), s.cast(size - 1, self.real))
 
     def _reflected(self, x: Scalar, size: Scalar) -> Scalar:
-        """Reflect ``x`` at both ends of the axis, at the centres (align_corners) or borders of the outer elements."""
+        """Reflect ``x`` at both ends of the axis, at the centers (align_corners) or borders of the outer elements."""
         low = 0.0 if self.align_corners else -0.5
         span = s.cast(size, x.dtype) - (1.0 if self.align_corners else 0.0)
         m = s.trunc_modulo(s.absolute(x - low), span * 2.0)

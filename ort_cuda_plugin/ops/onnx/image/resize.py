@@ -1,4 +1,4 @@
-"""Resize and Upsample: separable interpolation, a weighted sum of neighbouring elements along each axis."""
+"""Resize and Upsample: separable interpolation, a weighted sum of neighboring elements along each axis."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _original(mode: str, maps: IndexMap, at: Scalar, old: Scalar, new: Scalar, h
     if mode == "align_corners":
         return s.where(new > 1, x * (length - 1.0) / s.maximum(resized - 1.0, 1.0), 0.0)
     if mode == "half_pixel_symmetric":
-        # Input and output centres coincide although the output size is rounded. float64 as in ONNX Runtime: the nearest
+        # Input and output centers coincide although the output size is rounded. float64 as in ONNX Runtime: the nearest
         # element often depends on the last bit.
         offset = length * 0.5 * (1.0 - resized / (scale * length))
         exact = (s.cast(x, DType.FLOAT64) + 0.5) / s.cast(scale, DType.FLOAT64)
@@ -163,7 +163,7 @@ def _interpolate(ctx: Lowering, x: Tensor, how: Resampling, by: Interpolation, d
             return s.cast(element_at(index), real) * weight, weight
 
         def rounded() -> Scalar:
-            """Return the rounded sum with normalised weights. Samples outside the axis repeat the edge elements."""
+            """Return the rounded sum with normalized weights. Samples outside the axis repeat the edge elements."""
             start = first - reach + 1
 
             def weights_of_parts(i: Scalar) -> tuple[Scalar, Scalar, Scalar]:

@@ -67,7 +67,7 @@ MAX_SAMPLING_RATIO = 1024
 
 
 def _around(position: Scalar, size: Scalar) -> list[tuple[Scalar, Scalar]]:
-    """Return the two neighbours of a real index with their weights, clamped to the axis."""
+    """Return the two neighbors of a real index with their weights, clamped to the axis."""
     position = s.maximum(position, 0.0)
     low = clamped(clamped_integer(s.floor(position), 0, size), size)
     high = s.minimum(low + 1, size - 1)

@@ -92,9 +92,9 @@ def mel_weight_matrix(
 
 
 _FEW = 32
-"""Maximum length of a DFT that is always evaluated directly, elements; longer composite lengths are factorised."""
+"""Maximum length of a DFT that is always evaluated directly, elements; longer composite lengths are factorized."""
 _LARGEST_DIVISOR = 2**16
-"""Largest candidate divisor of a length: enough to factorise any composite length below 2**32."""
+"""Largest candidate divisor of a length: enough to factorize any composite length below 2**32."""
 
 
 def _terms(length: Dim) -> Dim:
@@ -123,7 +123,7 @@ def _spectrum(
 ) -> Tensor:
     """Return discrete Fourier transforms of ``length``, with frequencies along ``axis`` of ``shape``.
 
-    The last dimension is 2, or 1 for the real part only. A known composite length is factorised (Cooley-Tukey).
+    The last dimension is 2, or 1 for the real part only. A known composite length is factorized (Cooley-Tukey).
     """
     # float64, since the terms of absent frequencies cancel: float32 would leave residues far from 0.
     real = DType.FLOAT64

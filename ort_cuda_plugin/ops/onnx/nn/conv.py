@@ -76,7 +76,7 @@ def _convolve(
 ) -> Tensor:
     """Record a `Convolve` step with a bias per channel; return its result of ``shape``.
 
-    Trailing spatial axes of size 1 are removed, as in audio networks written as 2-D with width 1: kernels vectorise
+    Trailing spatial axes of size 1 are removed, as in audio networks written as 2-D with width 1: kernels vectorize
     along the last spatial axis.
     """
     last = len(window.size)

@@ -1,4 +1,4 @@
-"""Quantisation: QuantizeLinear, DequantizeLinear, and integer MatMul and Conv.
+"""Quantization: QuantizeLinear, DequantizeLinear, and integer MatMul and Conv.
 
 A quantized x represents (x - zero_point) * scale. MatMul and Conv subtract zero points, then multiply in int32.
 """
