@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ..compiler.intrinsics import bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16
     from ..kernels.elementwise.index_map import gather_map, scatter_map
     from ..kernels.scan_sort.scan import scan
     from ..kernels.scan_sort.select import count_prefixes, sort_rows
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     )
 
 _NAMES = {
+    "..compiler.intrinsics": ("bf16_to_f32", "f16_to_f32", "f32_to_bf16", "f32_to_f16"),
     "..kernels.elementwise.index_map": ("gather_map", "scatter_map"),
     "..kernels.scan_sort.scan": ("scan",),
     "..kernels.scan_sort.select": ("count_prefixes", "sort_rows"),
@@ -140,6 +142,7 @@ __all__ = [
     "Unsupported",
     "V",
     "array_kernel",
+    "bf16_to_f32",
     "ceildiv",
     "check",
     "count_prefixes",
@@ -148,6 +151,9 @@ __all__ = [
     "elementwise",
     "eq",
     "expand",
+    "f16_to_f32",
+    "f32_to_bf16",
+    "f32_to_f16",
     "floordiv",
     "gather_map",
     "launch",

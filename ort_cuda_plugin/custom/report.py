@@ -11,16 +11,16 @@ from ..abi.core import PluginError, core, ffi
 logger = logging.getLogger("ort_cuda_plugin").getChild("custom")
 
 
-def report(text: str, where: str = "ort_cuda_plugin") -> None:
-    """Write an error to ONNX Runtime's log, or to Python's log if ONNX Runtime's is not available."""
+def report(text: str, where: str = "ort_cuda_plugin", level: str = "ERROR") -> None:
+    """Write a message to ONNX Runtime's log, or to Python's log if ONNX Runtime's is not available."""
     try:
         has_log = core().host_logger() != ffi.NULL
     except PluginError:
         has_log = False
     if has_log:
-        host.log("ERROR", text, where=where)
+        host.log(level, text, where=where)
     else:
-        logger.error("%s", text)
+        logger.log(logging.getLevelNamesMapping()[level], "%s", text)
 
 
 def report_failure(where: str, error: BaseException) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..model.ir import Constant, InvalidModel, Unsupported
+from ..program.expressions.symbolic import hint
 from ..program.lowering.context import Lowering, Tactic, Tensor
 from ..program.steps.trace import Launch
 from .operator import LowerFunction
@@ -25,7 +26,8 @@ def choose_tactic(
     names: Sequence[str],
     make: Callable[[Lowering, Sequence[Tensor | None], str], object],
 ) -> Tactic:
-    """Return the fastest of the tactics ``names`` if the session measures tactics, else the first one.
+    """Return the fastest of the tactics ``names`` if the session measures tactics and no input is empty, else the first
+    one.
 
     ``problem`` is the timing-cache id: it identifies the computation without types and sizes. ``make`` records the work
     of a tactic in a separate context, with separate inputs; a tactic for which it raises is not used.
@@ -40,6 +42,8 @@ def choose_tactic(
             report_failure(f"tactic {name} of {problem}", error)
             raise Unsupported("op", f"tactic {name} failed with {type(error).__name__}: {error}") from error
 
+    if any(hint(x.size) == 0 for x in inputs if x is not None):
+        return Tactic(names[0], "the first tactic, not measured, because an input is empty")
     if ctx.tuner is not None and len(names) > 1:
         found = ctx.tuner.fastest(ctx, problem, inputs, names, guarded)
         if found is not None:

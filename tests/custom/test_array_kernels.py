@@ -11,9 +11,8 @@ from numba import cuda
 from custom_models import in_place_of, model
 from custom_operators import stock_session
 from ort_cuda_plugin.compiler.compile import compile_kernel
-from ort_cuda_plugin.compiler.intrinsics import f16_to_f32, f32_to_f16
 from ort_cuda_plugin.compiler.targets import Target
-from ort_cuda_plugin.custom import array_kernel, ceildiv, launch, reshape
+from ort_cuda_plugin.custom import array_kernel, ceildiv, f16_to_f32, f32_to_f16, launch, reshape
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.program.lowering.context import Buffer, BufferKind, Lowering, Tensor
 from plugins import context, tensor

@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import helper
 
+from custom_operators import kept_registry, model, stock_session
 from ort_cuda_plugin.custom.kernels.kernels import numba_kernel
 from ort_cuda_plugin.custom.plugin import (
     CapabilityType,
@@ -361,6 +363,27 @@ def test_get_workspace_size() -> None:
             lowered(ProbeCreator(get_workspace_size=wrong), x)
     with pytest.raises(InvalidModel, match="a negative number of bytes"):
         lowered(ProbeCreator(get_workspace_size=lambda *_: -1), x)
+    large = ProbeCreator(get_workspace_size=lambda *_: 8, enqueue=lambda *given: given[4].view(DType.FLOAT32, (6,)))
+    with pytest.raises(PluginFailure, match=r"view: got bytes 0 to 24, expected at most 8"):
+        lowered(large, x)
+
+
+@pytest.mark.parametrize("each_run", [0, 1])
+def test_a_workspace_may_be_empty(each_run: int) -> None:
+    """The workspace of empty inputs has no bytes, and is a tensor all the same."""
+    seen: list[tuple[int, ...]] = []
+
+    def enqueue(_: Any, __: Any, inputs: Any, outputs: Any, workspace: Any, stream: Any) -> None:
+        seen.append((workspace.view(DType.FLOAT32, inputs[0].shape).size, *inputs[0].shape))
+
+    sizes: list[dict[str, Any]] = [{"get_workspace_size": lambda inputs, _: inputs[0].desc.dims[0] * 4}, {}]
+    for methods in sizes:
+        with kept_registry():
+            register_creator(ProbeCreator(enqueue=enqueue, **methods))
+            node = helper.make_node("Probe", ["x"], ["y"], domain="test.plugins", each_run=each_run)
+            session = stock_session(model([node], {"x": [0]}, ["y"]))
+            assert session.run(None, {"x": np.ones(0, np.float32)})[0].shape == (0,)
+        assert seen.pop() == (0, 0)
 
 
 def test_configure_plugin() -> None:
@@ -418,7 +441,7 @@ def test_get_timing_cache_id() -> None:
         return tactic, launches(ctx)[0].note
 
     assert run(get_timing_cache_id=lambda: "doubling") == (2, "tactic 2, LINEAR/LINEAR: measured")
-    assert asked == [("plugin Probe-1 doubling", ["tactic 4, LINEAR/LINEAR", "tactic 2, LINEAR/LINEAR"])]
+    assert asked == [("plugin Probe-1 doubling", ["4, LINEAR/LINEAR", "2, LINEAR/LINEAR"])]
     assert run() == (4, "tactic 4, LINEAR/LINEAR: not measured, since it has no get_timing_cache_id")
 
 

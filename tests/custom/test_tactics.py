@@ -19,8 +19,9 @@ from custom_operators import DOMAIN, kept_registry, model, stock_session
 from ort_cuda_plugin.clusters.cluster import CompiledCluster, Variant
 from ort_cuda_plugin.clusters.tuning import MeasuringTuner
 from ort_cuda_plugin.compiler.caches.timing_cache import TimingCache
-from ort_cuda_plugin.custom import Lowering, Op, T, array_kernel, ceildiv, launch, op
-from ort_cuda_plugin.model.ir import DType, Graph, Node, Value
+from ort_cuda_plugin.custom import Lowering, Op, T, array_kernel, ceildiv, launch, op, tactics
+from ort_cuda_plugin.custom.plugin import node
+from ort_cuda_plugin.model.ir import DType, Graph, Node, Unsupported, Value
 from ort_cuda_plugin.program.lowering.context import DeviceProperties, Make, Tactic, Tensor, Tuner
 from ort_cuda_plugin.program.steps.schedule import Choice
 from ort_cuda_plugin.program.steps.steps import Sums
@@ -155,11 +156,50 @@ def test_get_timing_cache_id() -> None:
     lowered(creator, tensor([1, 8, 2, 2]), ctx=ctx)
     ((problem, names),) = tuner.problems
     assert problem == "plugin Probe-1 double of floats"
-    assert names[0] == "tactic 4, LINEAR/LINEAR"
+    assert names[0] == "4, LINEAR/LINEAR"
     assert len(names) > 2  # each tactic also with channels last
     assert {tactic for (tactic,) in creator.arguments("set_tactic")[:-1]} == {4, 9}
     assert creator.arguments("set_tactic")[-1] == (9,)
     (note,) = {step.note for step in ctx.trace.steps if isinstance(step, Launch)}
-    assert note == f"{names[-1]}: measured"
+    assert note == f"tactic {names[-1]}: measured"
     lowered(ProbeCreator(**{**methods, "get_timing_cache_id": lambda: None}), tensor([1, 8, 2, 2]), ctx=ctx)
     assert len(tuner.problems) == 1  # without a timing-cache id nothing is stored, so nothing is measured
+
+
+def test_nothing_is_measured_for_empty_inputs() -> None:
+    tuner, ctx = FastestIs(), context()
+    ctx.tuner = tuner
+    creator = ProbeCreator(get_valid_tactics=lambda: [4, 9], get_timing_cache_id=lambda: "double")
+    lowered(creator, tensor([0, 3]), ctx=ctx)
+    assert not tuner.problems
+    (note,) = {step.note for step in ctx.trace.steps if isinstance(step, Launch)}
+    assert note == "tactic 4, LINEAR/LINEAR: the first tactic, not measured, because an input is empty"
+
+
+def test_a_failing_tactic_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(tactics, "report_failure", lambda where, error: said.append(where))
+
+    def refuse(tactic: int) -> None:
+        if tactic == 9:
+            raise ValueError("no memory")
+
+    ctx = context()
+    ctx.tuner = FastestIs()
+    creator = ProbeCreator(get_valid_tactics=lambda: [4, 9], get_timing_cache_id=lambda: "double", set_tactic=refuse)
+    with pytest.raises(Unsupported, match="tactic 9, LINEAR/LINEAR failed with PluginFailure"):
+        lowered(creator, tensor([2]), ctx=ctx)
+    assert said == ["tactic 9, LINEAR/LINEAR of plugin Probe-1 double"]
+
+
+def test_autotune_without_a_timing_cache_id_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[tuple[str, str]] = []
+    monkeypatch.setattr(node, "report", lambda text, level: said.append((level, text)))
+    node.warn_unmeasured.cache_clear()
+    for measures, candidates in ((False, [4, 9]), (True, [4]), (True, [4, 9]), (True, [4, 9])):
+        ctx = context()
+        ctx.tuner = FastestIs() if measures else None
+        lowered(ProbeCreator(get_valid_tactics=lambda candidates=candidates: candidates), tensor([2]), ctx=ctx)
+    ((level, text),) = said
+    assert level == "WARNING"
+    assert text.startswith("plugin Probe-1: autotune measures none of its tactics and formats")

@@ -126,9 +126,9 @@ class EnqueueFunction:
         rest = iter(tensors)
         inputs = [next(rest) if is_given else None for is_given in layout.given]
         outputs = [next(rest) for _ in layout.outputs]
-        workspace = next(rest) if layout.has_workspace else None
+        workspace = next(rest) if layout.has_workspace else DeviceArray(0, (0,), DType.UINT8, tensors[0].stream)
         used = {x.address for x in inputs if x is not None}
-        fresh = [x for x in (*outputs, workspace) if x is not None and x.address not in used]
+        fresh = [x for x in (*outputs, workspace) if x.address not in used]
         watched = [_Watched(x.address, x.shape, x.dtype, x.stream) for x in outputs]
         arguments = (given, results, inputs, watched, workspace, RunStream(stream, fresh))
         called(self._label, f"enqueue {about}", runtime.enqueue, *arguments)

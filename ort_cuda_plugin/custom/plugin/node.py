@@ -5,6 +5,7 @@ Queries the plugin for types, shapes and formats, and records the work that its 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ from ...program.expressions.symbolic import Dim, ceildiv, hint, le, logical_and
 from ...program.lowering.context import Lowering, Tensor
 from ...program.lowering.views import permute
 from ...program.steps.trace import Launch
+from ..report import report
 from ..tactics import choose_tactic
 from .answers import Answers, Combination, capability, dynamic, shown
 from .calls import PluginFailure, attached, called, each_run
@@ -149,12 +151,12 @@ class _Plan:
         fastest.
         """
         ways = {
-            f"tactic {tactic}, {'/'.join(format.name for format in formats)}": (formats, tactic)
+            f"{tactic}, {'/'.join(format.name for format in formats)}": (formats, tactic)
             for tactic in self._answers.tactics()
             for formats in combinations
         }
         if way:
-            return *ways[way], way
+            return *ways[way], f"tactic {way}"
         problem = self._answers.ask("get_timing_cache_id", self._answers.build.get_timing_cache_id)
         is_recorded = capability(self._plugin, self._label, CapabilityType.RUNTIME).enqueue_is_recorded
         if problem is None or not is_recorded:
@@ -164,9 +166,11 @@ class _Plan:
                 if is_recorded
                 else "not measured, since each Run calls enqueue"
             )
-            return *ways[name], f"{name}: {why}"
+            if is_recorded and len(ways) > 1:
+                warn_unmeasured(self._label)
+            return *ways[name], f"tactic {name}: {why}"
         chosen = choose_tactic(self._ctx, f"{self._label} {problem}", self._inputs, list(ways), self._by)
-        return *ways[chosen.name], f"{chosen.name}: {chosen.why}"
+        return *ways[chosen.name], f"tactic {chosen.name}: {chosen.why}"
 
     def _by(self, ctx: Lowering, inputs: Sequence[Tensor | None], way: str) -> None:
         """Record in ``ctx`` the work of a clone of the plugin, with the tactic and formats that ``way`` names."""
@@ -269,11 +273,11 @@ class _Plan:
                 f"{self._label}: get_workspace_size returned {nbytes!r}, expected a number of bytes"
             ) from error
         ctx.require(le(0, size), f"{self._label}: get_workspace_size returned a negative number of bytes")
-        workspace = None if size == 0 else ctx.empty((size,), DType.UINT8)
+        workspace = ctx.empty((size,), DType.UINT8)
         tactics = [self._tactic] if self._tactic is not None else self._answers.tactics()
         runtime: PluginRuntime = capability(self._plugin, self._label, CapabilityType.RUNTIME)
         writes = [memory.tensor for memory in memories]
-        if workspace is not None:
+        if size != 0:
             writes.append(workspace)
         if not runtime.enqueue_is_recorded:
             each_run(ctx, self._creator, self._label, self._plugin, tactics[0], [*given], [*results], inputs, writes)
@@ -287,7 +291,7 @@ class _Plan:
         results: Sequence[PluginTensorDesc],
         inputs: Sequence[Tensor | None],
         memories: Sequence[_Memory],
-        workspace: Tensor | None,
+        workspace: Tensor,
         writes: Sequence[Tensor],
     ) -> None:
         ctx, label = self._ctx, self._label
@@ -297,14 +301,22 @@ class _Plan:
         if not self._answers.check("on_shape_change", runtime.on_shape_change, given, results, about=about):
             return
 
-        def handle(x: Tensor | None) -> RecordedTensor | None:
-            return None if x is None else RecordedTensor(x, self._answers.scope)
-
-        tensors = [handle(x) for x in inputs]
-        targets = [handle(memory.tensor) for memory in memories]
+        scope = self._answers.scope
+        tensors = [None if x is None else RecordedTensor(x, scope) for x in inputs]
+        targets = [RecordedTensor(memory.tensor, scope) for memory in memories]
         stream = RecordedStream(ctx, writes)
-        arguments = (given, results, tensors, targets, handle(workspace), stream)
+        arguments = (given, results, tensors, targets, RecordedTensor(workspace, scope), stream)
         self._answers.check("enqueue", runtime.enqueue, *arguments, about=about)
+
+
+@functools.cache
+def warn_unmeasured(label: str) -> None:
+    """Log, once per process and ``label``, that autotuning takes the first tactic of a plugin."""
+    report(
+        f"{label}: autotune measures none of its tactics and formats, because get_timing_cache_id returns None: the "
+        "first tactic is used. Return a text that identifies the work of the plugin object, such as its attributes",
+        level="WARNING",
+    )
 
 
 def pack_channels(ctx: Lowering, x: Tensor, vector: int) -> Tensor:

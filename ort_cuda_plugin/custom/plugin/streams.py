@@ -48,11 +48,15 @@ class RecordedTensor:
     def view(self, dtype: DType, shape: Sequence[Any], offset: Any = 0) -> RecordedTensor:
         """Return a tensor in the same memory, ``offset`` bytes after its start.
 
-        The offset is a multiple of the element size.
+        The offset is a multiple of the element size. Raises ValueError for a range outside of this tensor, if its sizes
+        are known.
         """
         old = self.tensor
         start = _elements(old.offset * old.dtype.itemsize + dim_of(offset), dtype)
         made = Tensor(dtype, tuple(map(dim_of, shape)), old.buffer, offset=start)
+        end, most = dim_of(offset) + made.size * dtype.itemsize, old.size * old.dtype.itemsize
+        if isinstance(end, int) and isinstance(most, int) and end > most:
+            raise ValueError(f"view: got bytes {offset} to {end}, expected at most {most}")
         return RecordedTensor(made, self.scope)
 
     def __int__(self) -> int:
