@@ -12,6 +12,7 @@ typedef struct ocp_emu_config {
   uint64_t device_bytes; /* memory of each device; it takes host memory only once it is accessed */
   uint32_t adversarial;  /* 0: inline streams; 1: work is deferred until the program waits, in an order from `seed` */
   uint32_t check;        /* 1: the checking mode; needs kernels compiled with checks */
+  uint32_t slow_milliseconds; /* time after which a running launch is reported and SIGINT ends it; 0: 10 seconds */
   uint32_t semaphore_seconds; /* longest wait of a stream for an external semaphore, then its device is lost; 0: 60 */
   uint64_t seed;
   char faults[OCP_EMU_FAULT_BYTES]; /* faults of the devices: emulator/fault.h; "": none */

@@ -26,6 +26,7 @@ class Emulator:
     device_bytes: int
     adversarial: int
     check: int
+    slow_milliseconds: int
     semaphore_seconds: int
     seed: int
 

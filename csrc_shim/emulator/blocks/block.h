@@ -31,7 +31,14 @@ typedef struct emu_launch {
    * acquire of each block; NULL: order between blocks is not checked. */
   uint32_t serial;
   _Atomic uint32_t now, *released;
+  /* For a launch that may never end: nanoseconds at the first emu_launch_continues (0: not called yet); the number of
+   * interrupts when the launch was reported as slow; whether it was. */
+  _Atomic uint64_t watched;
+  _Atomic uint32_t interrupts;
+  atomic_bool is_slow;
 } emu_launch;
+/* A host thread calls emu_launch_continues after as many steps: barriers, warp operations, checked accesses, blocks. */
+enum { EMU_PATIENCE = 1024 };
 
 /* Checking mode: the local memory of one function of a thread, `bytes` bytes at `start`. `bytes` shadow bytes follow
  * it: shadow byte i is 1 if byte i of the local memory has been written, else 0. */
@@ -126,7 +133,9 @@ typedef struct emu_cpu {
   uint32_t current; /* index of the running thread */
   uint32_t started; /* threads below this index have a stack in use */
   uint32_t threads, live, arrived, runnable_warps, num_warps;
-  bool diverged; /* some threads of the block wait for others that never arrive */
+  bool diverged;     /* some threads of the block wait for others that never arrive */
+  bool rests;        /* the current fiber lets emu_fibers_run_block call emu_launch_continues */
+  uint32_t patience; /* steps until the next emu_launch_continues */
   uint32_t block_index[3];
   void *main_stack_pointer;
   emu_fiber *fibers;

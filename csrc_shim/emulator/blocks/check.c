@@ -44,15 +44,57 @@ static void note(ocp_emu_thread *thread, emu_access access, uint64_t address, ui
   }
 }
 
+/* Describes an address outside of all allocations by the nearest pointer among the launch's arguments. Says nothing
+ * after the first such finding of the launch, which is the only one that is kept. */
+static void locate_outside(const emu_cpu *cpu, uint64_t address, char *text, size_t text_bytes) {
+  const emu_launch *launch = cpu->launch;
+  const ocp_emu_kernel_meta *meta = launch->function->meta;
+  uint64_t nearest = UINT64_MAX, start = 0, size = 0;
+  uint32_t found = 0, pointers = 0;
+  text[0] = 0;
+  if (atomic_load(&launch->found) & 1u << EMU_OUT_OF_BOUNDS)
+    return;
+  for (uint32_t i = 0; i < meta->num_params; i++) {
+    if (meta->params[i] != OCP_EMU_PARAM_POINTER)
+      continue;
+    uint64_t begin, number = pointers++;
+    memcpy(&begin, launch->params[i], sizeof begin);
+    begin -= (uint64_t)emu.alias;
+    if (!emu_is_device_address(begin))
+      continue;
+    uint64_t end = begin > address ? begin : begin + emu_shadow_first_not(begin, address - begin, EMU_BYTE_ALLOCATED);
+    uint64_t distance = begin > address ? begin - address : address - end;
+    if (distance < nearest) {
+      nearest = distance, found = (uint32_t)number, start = begin;
+      size = end - begin;
+    }
+  }
+  if (nearest == UINT64_MAX)
+    emu_finding_locate(address, text, text_bytes);
+  else if (start > address)
+    snprintf(text, text_bytes,
+             "outside of all tensors; the nearest one is tensor %u of the launch's arguments (counted from 0): this is "
+             "%" PRIu64 " bytes before it",
+             found, nearest);
+  else
+    snprintf(text, text_bytes,
+             "outside of all tensors; the nearest one is tensor %u of the launch's arguments (counted from 0), %" PRIu64
+             " bytes: this is its byte %" PRIu64,
+             found, size, address - start);
+}
+
 static void check_device(ocp_emu_thread *thread, emu_access access, uint64_t address, uint32_t bytes) {
   if (!emu_shadow_is_written(address, bytes)) {
     char where[200];
+    uint64_t missing = emu_shadow_first_not(address, bytes, EMU_BYTE_ALLOCATED);
+    if (missing < bytes && !(emu_shadow_state(address + missing) & EMU_BYTE_FREED)) {
+      locate_outside(thread->scheduler, address + missing, where, sizeof where);
+      refuse(thread, EMU_OUT_OF_BOUNDS, access, address, bytes, where);
+    }
     emu_finding_locate(address + emu_shadow_first_not(address, bytes, EMU_BYTE_ALLOCATED | EMU_BYTE_WRITTEN), where,
                        sizeof where);
-    uint64_t missing = emu_shadow_first_not(address, bytes, EMU_BYTE_ALLOCATED);
     if (missing < bytes)
-      refuse(thread, emu_shadow_state(address + missing) & EMU_BYTE_FREED ? EMU_USE_AFTER_FREE : EMU_OUT_OF_BOUNDS,
-             access, address, bytes, where);
+      refuse(thread, EMU_USE_AFTER_FREE, access, address, bytes, where);
     if (access & EMU_LOAD)
       emu_order_report(thread, EMU_UNINITIALIZED_READ, access, address, bytes, where);
     emu_shadow_written(address, bytes); /* after a load as well, so that each range is reported once */
@@ -140,11 +182,21 @@ static void check_local(ocp_emu_thread *thread, emu_access access, uint64_t host
   }
 }
 
+/* Counts an access as a step of a loop that may never end. */
+static void count_step(ocp_emu_thread *thread) {
+  emu_cpu *cpu = thread->scheduler;
+  if (cpu->launch->function->meta->mode == OCP_EMU_FIBER)
+    emu_step(cpu);
+  else if (--cpu->patience == 0 && !emu_launch_continues(cpu, thread->ctaid))
+    emu_abandon_block(thread);
+}
+
 static void check(ocp_emu_thread *thread, const void *pointer, uint32_t bytes, emu_access access) {
   uint64_t host = (uint64_t)pointer, address = host - (uint64_t)emu.alias;
   const emu_cpu *cpu = thread->scheduler;
   if (!emu.config.check) /* kernels compiled with checks also run while the checking mode is off */
     return;
+  count_step(thread);
   if (emu_is_device_address(address)) {
     if (bytes <= emu.base + emu.bytes - address)
       check_device(thread, access, address, bytes);

@@ -116,6 +116,20 @@ static _Noreturn void switch_to_main(emu_cpu *cpu) {
   ocp_emu_switch_last(cpu->main_stack_pointer);
 }
 
+void emu_rest(emu_cpu *cpu) {
+  cpu->rests = true;
+#if defined(__SANITIZE_ADDRESS__)
+  void *fake_stack = NULL;
+  __sanitizer_start_switch_fiber(&fake_stack, cpu->main_bottom, cpu->main_size);
+#elif defined(__SANITIZE_THREAD__)
+  __tsan_switch_to_fiber(cpu->main_tsan, 0);
+#endif
+  ocp_emu_switch(&cpu->fibers[cpu->current].stack_pointer, cpu->main_stack_pointer);
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_finish_switch_fiber(fake_stack, NULL, NULL);
+#endif
+}
+
 #define NONE UINT32_MAX
 
 /* Returns the thread to run after `index`: the next one of the same warp, else one of the following warps. */
@@ -157,6 +171,7 @@ void ocp_emu_barrier(ocp_emu_thread *thread) {
     for (uint32_t warp = 0; warp < cpu->num_warps; warp++)
       cpu->warps[warp].runnable = cpu->warps[warp].live;
     cpu->runnable_warps = (uint32_t)(((uint64_t)1 << cpu->num_warps) - 1);
+    emu_step(cpu);
     return;
   }
   uint32_t index = cpu->current;
@@ -204,6 +219,7 @@ uint32_t ocp_emu_numbered_barrier(ocp_emu_thread *thread, uint32_t number, uint3
     uint32_t result = reduced(barrier, mode);
     barrier->waiting[warp] |= mode == EMU_ARRIVE ? 0 : (uint32_t)1 << lane;
     complete(cpu, barrier, result);
+    emu_step(cpu);
     return result;
   }
   if (mode == EMU_ARRIVE)
@@ -254,6 +270,7 @@ uint64_t ocp_emu_mbarrier(ocp_emu_thread *thread, void *object, uint32_t operati
       emu_order_fence(thread, true, false);
       return 1;
     }
+    emu_step(emu_running);
     let_others_run(emu_running, emu_running->current);
     return 0;
   default:
@@ -367,7 +384,7 @@ bool emu_fibers_run_block(emu_cpu *cpu, const uint32_t block[3]) {
   cpu->arrived = 0;
   memset(cpu->barriers, 0, sizeof cpu->barriers);
   cpu->started = 0;
-  cpu->diverged = false;
+  cpu->diverged = cpu->rests = false;
   emu_running = cpu;
 #if defined(__SANITIZE_ADDRESS__)
   cpu->main_bottom = NULL;
@@ -375,6 +392,12 @@ bool emu_fibers_run_block(emu_cpu *cpu, const uint32_t block[3]) {
   cpu->main_tsan = __tsan_get_current_fiber();
 #endif
   switch_to(cpu, &cpu->main_stack_pointer, 0);
+  while (cpu->rests) {
+    cpu->rests = false;
+    if (!emu_launch_continues(cpu, block))
+      break;
+    switch_to(cpu, &cpu->main_stack_pointer, cpu->current);
+  }
   return !cpu->diverged;
 }
 

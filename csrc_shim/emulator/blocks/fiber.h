@@ -20,6 +20,13 @@ static inline void emu_block_thread(emu_cpu *cpu, uint32_t index) {
   if (!(cpu->warps[warp].runnable &= ~((uint32_t)1 << index % EMU_WARP)))
     cpu->runnable_warps &= ~((uint32_t)1 << warp);
 }
+/* Lets emu_launch_continues run, on the stack of the host thread; the block may end there. Called by a fiber. */
+void emu_rest(emu_cpu *cpu);
+/* Counts a step of a fiber that threads of an endless loop take as well. */
+static inline void emu_step(emu_cpu *cpu) {
+  if (--cpu->patience == 0)
+    emu_rest(cpu);
+}
 /* Runs other threads of the block; returns when one of them has made this thread runnable again. */
 void emu_yield(emu_cpu *cpu, uint32_t index);
 

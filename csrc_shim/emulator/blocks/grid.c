@@ -9,6 +9,7 @@
 #include "emulator/blocks/count.h"
 #include "emulator/blocks/fiber.h"
 #include "emulator/blocks/global_order.h"
+#include "emulator/blocks/order.h"
 #include "emulator/blocks/profile.h"
 #include "emulator/blocks/workers.h"
 #include "emulator/fault.h"
@@ -53,6 +54,7 @@ static emu_cpu *make_cpu(void) {
     return NULL;
   }
   cpu->shared = pages + 4096;
+  cpu->patience = EMU_PATIENCE;
   return cpu;
 }
 
@@ -132,6 +134,8 @@ static void run_blocks(emu_launch *launch, emu_cpu *cpu, uint64_t first, uint64_
   };
   for (uint64_t index = first; index < last; index++) {
     if (atomic_load_explicit(&launch->error, memory_order_relaxed))
+      return;
+    if (--cpu->patience == 0 && !emu_launch_continues(cpu, block))
       return;
     emu_global_settle(cpu);
     if (is_checked && !emu_check_block(cpu)) {
@@ -284,6 +288,7 @@ CUresult emu_run_kernel(emu_device *device, const emu_op *op, const emu_clock *c
     result = emu_global_begin(&launch) ? run_grid(&launch, function) : CUDA_ERROR_OUT_OF_MEMORY;
     emu_global_end(&launch);
   } while (result == CUDA_SUCCESS && emu_wrong_again(wrong));
+  emu_launch_ended(&launch);
   emu_profile_end(begun, &launch);
   emu_wrong_end(wrong);
 #ifdef __x86_64__

@@ -11,7 +11,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
+#include "base/host.h"
+#include "base/interrupt.h"
 #include "emulator/module.h"
 
 /* ---- findings of a launch ---- */
@@ -40,6 +43,70 @@ void emu_order_report(ocp_emu_thread *thread, emu_finding_kind kind, emu_access 
            emu_finding_kinds[kind], launch->function->name, thread->ctaid[0], thread->ctaid[1], thread->ctaid[2],
            thread->tid[0], thread->tid[1], thread->tid[2], accesses[access], bytes, address, where);
   emu_order_keep(launch, text);
+}
+
+/* ---- launches that may never end ---- */
+
+static uint64_t nanoseconds(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+/* Writes a line to ONNX Runtime's log, or to the standard error if no session has loaded the library. */
+static void warn(const char *text) {
+  if (ocp_logger)
+    ocp_log(ORT_LOGGING_LEVEL_WARNING, text, "emulated device");
+  else
+    fprintf(stderr, "ort-cuda-plugin: warning: %s\n", text);
+}
+
+static void report_slow(emu_cpu *cpu, const uint32_t block[3], double seconds) {
+  emu_launch *launch = cpu->launch;
+  char text[EMU_FINDING_BYTES], threads[80] = "";
+  if (launch->function->meta->mode == OCP_EMU_FIBER)
+    snprintf(threads, sizeof threads, "; %u of the %u threads of this block have not ended", cpu->live, cpu->threads);
+  snprintf(text, sizeof text,
+           "kernel %s has run for %.3g seconds on the emulated device, and runs block (%u,%u,%u) of (%u,%u,%u)%s. Does "
+           "a loop never end? SIGINT (Ctrl-C) ends the launch",
+           launch->function->name, seconds, block[0], block[1], block[2], launch->grid[0], launch->grid[1],
+           launch->grid[2], threads);
+  warn(text);
+}
+
+bool emu_launch_continues(emu_cpu *cpu, const uint32_t block[3]) {
+  emu_launch *launch = cpu->launch;
+  cpu->patience = EMU_PATIENCE;
+  if (atomic_load(&launch->error))
+    return false;
+  uint64_t now = nanoseconds(), begun = 0;
+  if (atomic_compare_exchange_strong(&launch->watched, &begun, now))
+    return true;
+  uint64_t limit = emu.config.slow_milliseconds ? emu.config.slow_milliseconds : 10000;
+  if (now - begun < limit * 1000000u)
+    return true;
+  if (!atomic_exchange(&launch->is_slow, true)) {
+    ocp_interrupts_begin();
+    atomic_store(&launch->interrupts, ocp_interrupts() + 1);
+    report_slow(cpu, block, (double)(now - begun) / 1e9);
+    return true;
+  }
+  uint32_t first = atomic_load(&launch->interrupts); /* 0: another thread is about to report the launch */
+  if (!first || (int32_t)(ocp_interrupts() - first) < 0)
+    return true;
+  int none = CUDA_SUCCESS;
+  if (atomic_compare_exchange_strong(&launch->error, &none, CUDA_ERROR_LAUNCH_FAILED)) {
+    char text[EMU_FINDING_BYTES];
+    snprintf(text, sizeof text, "interrupted: kernel %s, block (%u,%u,%u): SIGINT ended the launch after %.3g seconds",
+             launch->function->name, block[0], block[1], block[2], (double)(now - begun) / 1e9);
+    emu_order_keep(launch, text);
+  }
+  return false;
+}
+
+void emu_launch_ended(emu_launch *launch) {
+  if (atomic_load_explicit(&launch->is_slow, memory_order_relaxed))
+    ocp_interrupts_end();
 }
 
 /* ---- accesses ---- */

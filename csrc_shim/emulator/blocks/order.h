@@ -16,6 +16,11 @@ void emu_order_keep(emu_launch *launch, const char *text);
 void emu_order_report(ocp_emu_thread *thread, emu_finding_kind kind, emu_access access, uint64_t address,
                       uint32_t bytes, const char *where);
 
+/* Called at times while a block runs, on the host thread's own stack. Logs a warning when the launch has run for long;
+ * from then on SIGINT makes the launch fail. Returns false if the block must end, because the launch has failed. */
+bool emu_launch_continues(emu_cpu *cpu, const uint32_t block[3]);
+void emu_launch_ended(emu_launch *launch);
+
 /* Called before a block with `size` bytes of shared memory runs: forgets all accesses. False: out of host memory. */
 bool emu_order_begin(emu_cpu *cpu, uint32_t size);
 /* Called before an access to shared memory: reports a race with an earlier access, and records this one. */

@@ -35,6 +35,8 @@ static inline emu_warp *meet(ocp_emu_thread *thread, const char *name, emu_meeti
   if (!emu_warp_complete(cpu, warp, lane)) {
     emu_block_thread(cpu, index);
     emu_yield(cpu, index);
+  } else {
+    emu_step(cpu);
   }
   *own = lane;
   return warp;
