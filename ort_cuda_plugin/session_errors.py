@@ -128,7 +128,8 @@ def _how_to_register(domain: str, name: str) -> str:
     if any(f"{domain or 'ai.onnx'}.".startswith(f"{standard}.") for standard in _STANDARD_DOMAINS):
         return ""
     return (
-        f"The custom operator {domain}::{name} is not registered with the plugin. Import the module that registers it"
+        f"The custom operator {domain}::{name} is not registered with the plugin. Import the module that registers it; "
+        "for a command of ort-cuda-plugin pass --operators FILE.py"
     )
 
 

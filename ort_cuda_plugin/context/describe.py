@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ..model.ir import DType
@@ -38,6 +39,13 @@ def describe(container: Container) -> dict[str, Any]:
         raise container.damaged(repr(error)) from error
 
 
+def counts_of(target: Mapping[str, Any]) -> str:
+    """Return as text how many kernels and weights a cluster has for an architecture, a target of `describe`."""
+    before = target["kernels_before_runs"]
+    only = f" ({before} only for steps before the first Run)" if before else ""
+    return f"{target['kernels']} kernels{only}, {target['weights']} weights"
+
+
 def _kernel(context: Context, row: Any) -> dict[str, Any]:
     return {
         "name": str(row["entry"]),
@@ -66,6 +74,8 @@ def _port(row: Any) -> str:
 
 
 def _target(context: Context, row: Any, inputs: list[str]) -> dict[str, Any]:
+    in_runs = set(row["kernels"])
+    preparing = {number for program in row["programs"] for number in program["kernels"]} - in_runs
     plans = []
     for number in row["plans"] if row["plan_version"] == plan_version else ():
         plan = decode(bytes(context.container.array(number)))
@@ -81,7 +91,8 @@ def _target(context: Context, row: Any, inputs: list[str]) -> dict[str, Any]:
         "toolkit": str(row.get("toolkit", "")),
         "plan_version": int(row["plan_version"]),
         "libraries": row["libraries"],
-        "kernels": len(row["kernels"]),
+        "kernels": len(in_runs | preparing),
+        "kernels_before_runs": len(preparing),
         "weights": len(row["weights"]),
         "plans": plans,
         "schedules": [" ".join(filter(None, map(str, kind))) for kind in row.get("schedules", [])],

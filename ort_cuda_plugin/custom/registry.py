@@ -78,7 +78,7 @@ class Snapshot:
                     raise
                 what = (
                     "no custom operator of that name is registered. Import the module that registers it before you "
-                    "create the session"
+                    "create the session; for a command of ort-cuda-plugin pass --operators FILE.py"
                 )
                 raise Unsupported(error.kind, f"{error.reason}: {what}") from None
         # ONNX Runtime has one schema for all versions of an application's operator.

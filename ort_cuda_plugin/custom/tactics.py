@@ -48,6 +48,8 @@ def choose_tactic(
         found = ctx.tuner.fastest(ctx, problem, inputs, names, guarded)
         if found is not None:
             return found
+        if ctx.is_guess and any(not isinstance(size, int) for x in inputs if x is not None for size in x.shape):
+            return Tactic(names[0], "the first tactic, not measured, because sizes are unknown before a Run")
     return Tactic(names[0], "the first tactic, not measured")
 
 

@@ -54,6 +54,8 @@ def test_compile_writes_what_inspect_shows(
     assert all(plan["guards"] and plan["steps"]["launch"] for t in partition["targets"] for plan in t["plans"])
     assert {kernel["registers"] is None for kernel in context["kernels"] if kernel["arch"] == "sm_90"} == {False}
     assert context["bytes"]["weights"] == 16 * 8 * 4
+    for target in partition["targets"]:
+        assert target["kernels"] == sum(kernel["arch"] == target["arch"] for kernel in context["kernels"])
     assert main(command) == ExitCode.USAGE
     assert "exists" in capsys.readouterr().err
 

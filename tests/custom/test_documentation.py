@@ -19,6 +19,8 @@ import ort_cuda_plugin
 from custom_operators import kept_registry
 from isolated import ROOT
 from ort_cuda_plugin.cli import main
+from ort_cuda_plugin.custom import Float16, Lowering, launch, op
+from ort_cuda_plugin.custom.kernels.kernels import Kernel
 
 SECTIONS = dict(
     re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", (ROOT / "docs" / "custom_kernels.md").read_text(), re.M | re.S)
@@ -65,6 +67,21 @@ def run(title: str, folder: Path) -> ModuleType:
     return module
 
 
+def squares(kernel: Kernel, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return what an operator that launches ``kernel`` makes of a float16 vector."""
+
+    @op("my.domain::Square")
+    def square(ctx: Lowering, x: Float16) -> Float16:
+        y = ctx.empty(x.shape, x.dtype)
+        launch(ctx, kernel, 1, 64, [ctx.contiguous(x), y], writes=[y])
+        return y
+
+    text = '<ir_version: 8, opset_import: ["my.domain" : 1]> g (float16[n] x) => (y) { y = my.domain.Square (x) }'
+    session = ort_cuda_plugin.session(onnx.parser.parse_model(text).SerializeToString(), emulate=True)
+    found: np.ndarray[Any, Any] = session.run(None, {"x": x})[0]
+    return found
+
+
 @pytest.mark.parametrize("title", [title for title, code in EXAMPLES.items() if code])
 def test_the_example_runs(title: str, tmp_path: Path) -> None:
     if title == "Kernels from elsewhere":
@@ -80,6 +97,8 @@ def test_the_example_runs(title: str, tmp_path: Path) -> None:
     if title == "A kernel in Numba":
         with pytest.raises(Exception, match=r"CircularPad-1: size of dimension 1 = 1: less than the padding 2"):
             module.session.run(None, {"x": np.zeros((3, 1), np.float32)})
+        x = np.array([0.5, 3, -2], np.float16)
+        np.testing.assert_array_equal(squares(module.square, x), x * x)
     if title == "State in the application's memory":
         ort_cuda_plugin.reset_counters()
         module.session.run_with_iobinding(module.binding)

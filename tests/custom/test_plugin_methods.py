@@ -368,6 +368,42 @@ def test_get_workspace_size() -> None:
         lowered(large, x)
 
 
+def stores_a_float(x: Any, y: Any, scratch: Any) -> None:
+    total = 0.0
+    scaled = x[0] * 2
+    total += scaled
+    scratch[0] = scaled
+    y[0] = total
+
+
+def stores_whole_numbers(x: Any, y: Any, scratch: Any) -> None:
+    scratch[0] = x[0] > 0
+    scratch[1] = int(x[0] * 2.5)
+    scratch[2] = 7
+    y[0] = scratch[2] * 0.5
+
+
+def test_floats_in_a_workspace_need_a_view() -> None:
+    def enqueue(kernel: Any, view: bool) -> Any:
+        def launch(_: Any, __: Any, inputs: Any, outputs: Any, workspace: Any, stream: Any) -> None:
+            scratch = workspace.view(DType.FLOAT32, (2,)) if view else workspace
+            stream.launch(kernel, 1, 1, [inputs[0], outputs[0], scratch])
+
+        return launch
+
+    def lower(function: Any, view: bool = False) -> None:
+        made = enqueue(numba_kernel(function), view)
+        lowered(ProbeCreator(get_workspace_size=lambda *_: 8, enqueue=made), tensor(["n"]))
+
+    said = (
+        r"kernel stores_a_float stores floats into parameter 2, the workspace, .*Pass workspace\.view\(DType\.FLOAT32"
+    )
+    with pytest.raises(PluginFailure, match=said):
+        lower(stores_a_float)
+    lower(stores_a_float, view=True)
+    lower(stores_whole_numbers)
+
+
 @pytest.mark.parametrize("each_run", [0, 1])
 def test_a_workspace_may_be_empty(each_run: int) -> None:
     """The workspace of empty inputs has no bytes, and is a tensor all the same."""

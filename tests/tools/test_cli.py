@@ -114,7 +114,7 @@ def test_run_takes_inputs_from_files(capsys: pytest.CaptureFixture[str], add_mod
         (["explain", "no_such_model"], "light_resnet50"),
         (["explain", "resnet50:float17"], "such as resnet50:float16; the names are resnet50, "),
         (["bench", "MODEL", "--batch", "3"], "has no dimension named batch"),
-        (["explain", "MODEL", "--shapes", "a=4"], "--shapes: only --plans uses these shapes"),
+        (["explain", "MODEL", "--shapes", "a=4"], "--shapes: only --plans, --program and --check use"),
         (["explain", "MODEL", "--autotune"], "--autotune: only --program shows its effect"),
         (["explain", "MODEL", "--plans", "--json"], "--json and --declined change the table of nodes"),
     ],

@@ -166,14 +166,17 @@ def test_what_a_checked_run_finds_stands_at_the_kernel() -> None:
     assert list(checked_accesses([spec]).values()) == ["1 stores of 4 bytes"]
 
 
-@pytest.mark.parametrize("arguments", [["--ptx", "sm_90"], ["--check"], ["--html", "page.html", "--ptx", "sm_1"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["--ptx", "sm_1"], ["--ptx", "sm_90", "--plans"], ["--check"], ["--html", "page.html", "--ptx", "sm_1"]],
+)
 def test_what_a_page_would_show_needs_a_page_and_a_known_gpu(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     onnx.save(parser.parse_model(MIXED), tmp_path / "mixed.onnx")
     monkeypatch.chdir(tmp_path)
     assert main(["explain", "mixed.onnx", "--device", "emulated", *arguments]) == ExitCode.USAGE
-    assert "--ptx" in capsys.readouterr().err
+    assert arguments[-2 if "sm_1" in arguments else 0] in capsys.readouterr().err
 
 
 def test_page_opens_in_a_browser_without_a_network(explained: tuple[list[dict[str, object]], Path]) -> None:

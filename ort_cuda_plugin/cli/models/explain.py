@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -35,9 +36,11 @@ from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 from ort_cuda_plugin.cli.models.explain_page import page, place
 from ort_cuda_plugin.cli.models.kernel_texts import checked_accesses, checked_run, ptx_of, specs_of
 from ort_cuda_plugin.cli.models.program_page import KernelTexts
+from ort_cuda_plugin.compiler.kernel import KernelSpec
 from ort_cuda_plugin.ep.nodes.plan_history import PlanVariant, built_after
 from ort_cuda_plugin.ep.provider import last_provider
 from ort_cuda_plugin.gpus import Gpu
+from ort_cuda_plugin.model.ir import Array
 from ort_cuda_plugin.models import random_inputs, with_input_shapes
 from ort_cuda_plugin.plan.placement import StreamingSchedule
 from ort_cuda_plugin.program.analysis.plan_record import read_plans
@@ -69,7 +72,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=1x3x224x224[,...]",
-        help="shapes of the inputs of a Run (repeatable: one Run each)",
+        help="with --plans or --program: shapes of the inputs of a Run (repeatable: one Run each); with --check: shapes"
+        " of the checked Run. Dimensions without a given size are 1",
     )
     what.add_argument(
         "--html",
@@ -79,7 +83,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         " with its kernel",
     )
     parser.add_argument(
-        "--ptx", metavar="SM", help="with --html: show the PTX of each kernel for this GPU architecture, such as sm_90"
+        "--ptx",
+        metavar="SM",
+        help="print the PTX of each kernel for this GPU architecture, such as sm_90; with --html: show it on the page",
     )
     parser.add_argument(
         "--check",
@@ -94,7 +100,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--autotune",
         action="store_true",
-        help="with --program: measure candidate kernels of matrix products, convolutions and attention",
+        help="with --program: measure candidate kernels of matrix products, convolutions and attention, and tactics of"
+        " custom operators. If sizes are unknown before a Run, add --shapes",
     )
     parser.add_argument("--json", action="store_true", help="print a JSON list instead of a table")
 
@@ -106,7 +113,7 @@ def execute(arguments: argparse.Namespace) -> int:
     options = provider_options(arguments.option)
     if arguments.program:
         options |= {"autotune": "1"} if arguments.autotune else {}
-        return _print_programs(arguments.model, path, emulate, options)
+        return _print_programs(arguments.model, path, emulate, options, arguments.shapes)
     if arguments.weight_budget is not None:
         budget = {"weight_budget": arguments.weight_budget}
         return _print_streaming(arguments.model, path, emulate, {**options, **budget})
@@ -114,7 +121,8 @@ def execute(arguments: argparse.Namespace) -> int:
         return _print_plans(arguments.model, path, emulate, arguments.shapes, options)
     try:
         with tempfile.TemporaryDirectory() as folder, waiting(Console(stderr=True), "creating the session"):
-            settings = options if arguments.html is None else {**options, "program_folder": folder}
+            has_kernels = arguments.html is not None or arguments.ptx is not None
+            settings = {**options, "program_folder": folder} if has_kernels else options
             found = placement(path, emulate=emulate, provider_options=settings)
             plans = read_plans(Path(folder))
     except Exception as error:
@@ -123,8 +131,13 @@ def execute(arguments: argparse.Namespace) -> int:
     line = f"{sum(verdict.supported for verdict in verdicts)} of {len(verdicts)} nodes run on {get_ep_name()}"
     if arguments.html is not None:
         texts = _kernel_texts(arguments, path, emulate, list(plans.values()))
-        text = page(f"{path.stem}: where its nodes run", found, plans, [line], texts)
+        lines = [line, *([f"checked Run: {texts.sizes}"] if texts.sizes else [])]
+        text = page(f"{path.stem}: where its nodes run", found, plans, lines, texts)
         arguments.html.write_text(text, encoding="utf-8")
+        for each in lines[1:]:
+            print(printable(each), file=sys.stderr)
+    elif arguments.ptx is not None:
+        return _print_ptx(specs_of(plans.values()), arguments.ptx)
     shown = [verdict for verdict in verdicts if not (arguments.declined and verdict.supported)]
     if arguments.json:
         print(json.dumps([asdict(verdict) for verdict in shown], indent=2))
@@ -152,16 +165,42 @@ def _kernel_texts(
         return KernelTexts(arguments.ptx or "", ptx)
     if not emulate:
         raise UserError(ExitCode.USAGE, "--check needs the emulated device: add --emulate")
+    given = _feeds(arguments.model, path, arguments.shapes) if arguments.shapes else []
     with waiting(Console(stderr=True), "running in the checking mode"):
-        finding = checked_run(path)
-    return KernelTexts(arguments.ptx or "", ptx, accesses, is_checked=True, finding=finding)
+        finding = checked_run(path, arguments.operators or (), given[0] if given else {})
+    sizes = (
+        _shown(given[0]) if given else "random inputs; sizes that the model leaves open are 1 (--shapes changes them)"
+    )
+    return KernelTexts(arguments.ptx or "", ptx, accesses, is_checked=True, finding=finding, sizes=sizes)
+
+
+def _print_ptx(specs: Sequence[KernelSpec], architecture: str) -> int:
+    """Print the PTX of kernels that GPUs run."""
+    with waiting(Console(stderr=True), "compiling"):
+        texts = ptx_of(specs, architecture)
+    for spec in specs:
+        said = texts.get(spec, f"// no PTX for {architecture}: a kernel of the emulated device only")
+        print(printable(f"// {spec.symbol}({', '.join(spec.signature)})"))
+        print(printable(said))
+    if not specs:
+        print("No kernels: the plugin builds the plans of this model in its first Run. Give its inputs static shapes.")
+    return ExitCode.OK
 
 
 def _refuse_what_says_nothing(arguments: argparse.Namespace) -> None:
-    if arguments.shapes and not arguments.plans:
-        raise UserError(ExitCode.USAGE, "--shapes: only --plans uses these shapes. Add --plans, or leave out --shapes")
-    if (arguments.ptx or arguments.check) and arguments.html is None:
-        raise UserError(ExitCode.USAGE, "--ptx and --check add sections to the web page of --html. Add --html FILE")
+    if arguments.shapes and not (arguments.plans or arguments.program or arguments.check):
+        raise UserError(
+            ExitCode.USAGE,
+            "--shapes: only --plans, --program and --check use these shapes. Add one of them, or leave out --shapes",
+        )
+    if arguments.check and arguments.html is None:
+        raise UserError(ExitCode.USAGE, "--check adds sections to the web page of --html. Add --html FILE")
+    if arguments.check and len(arguments.shapes) > 1:
+        raise UserError(
+            ExitCode.USAGE,
+            f"--check: got {len(arguments.shapes)} times --shapes, expected one Run: name all inputs in one --shapes, "
+            "as in --shapes x=2x3,y=4",
+        )
     if arguments.autotune and not arguments.program:
         raise UserError(ExitCode.USAGE, "--autotune: only --program shows its effect. Add --program")
     is_table = not (arguments.program or arguments.plans or arguments.weight_budget)
@@ -171,32 +210,70 @@ def _refuse_what_says_nothing(arguments: argparse.Namespace) -> None:
             "--json and --declined change the table of nodes, which --program, --plans and --weight-budget do not "
             "print. Give one or the other",
         )
+    if arguments.ptx and (not is_table or (arguments.html is None and arguments.json)):
+        raise UserError(
+            ExitCode.USAGE, "--ptx prints PTX, or adds it to the page of --html. Leave out the other output"
+        )
 
 
-def _print_programs(model: str, path: Path, emulate: bool, options: Mapping[str, str]) -> int:
-    """Print the programs that exist when the session is created. Sizes that the model leaves open are guesses."""
+def _print_programs(model: str, path: Path, emulate: bool, options: Mapping[str, str], texts: list[str]) -> int:
+    """Print the programs that exist when the session is created, or those that Runs with the shapes ``texts`` build.
+
+    Without Runs, sizes that the model leaves open are guesses.
+    """
+    feeds = _feeds(model, path, texts) if texts else []
     with tempfile.TemporaryDirectory() as folder:
         options = {**options, "program_folder": folder}
+        printed: dict[Path, int] = {}
         try:
             with waiting(Console(stderr=True), "creating the session"):
-                ort_cuda_plugin.session(path, emulate=emulate, provider_options=options)
+                session = ort_cuda_plugin.session(path, emulate=emulate, provider_options=options)
+            _print_new_programs(Path(folder), printed)
+            for values in feeds:
+                with waiting(Console(stderr=True), "running"):
+                    session.run(None, values)
+                print(printable(f"a Run with {_shown(values)}"))
+                if not _print_new_programs(Path(folder), printed):
+                    print("built no program: a plan that existed serves these sizes\n")
         except Exception as error:
             raise UserError(ExitCode.MODEL_FAILED, f"{model}: {error}") from error
-        for file in sorted(Path(folder).glob("*.txt")):
-            print(f"cluster {printable(file.stem)}")
-            print(printable(file.read_text(encoding="utf-8")))
     return ExitCode.OK
 
 
-def _print_plans(model: str, path: Path, emulate: bool, texts: list[str], options: Mapping[str, str]) -> int:
-    """Print the plans that each Run built. Dimensions without a given size are 1."""
+def _print_new_programs(folder: Path, printed: dict[Path, int]) -> bool:
+    """Print what files of programs contain beyond their first ``printed`` characters; return whether that is any."""
+    is_new = False
+    for file in sorted(folder.glob("*.txt")):
+        text = file.read_text(encoding="utf-8")
+        if file not in printed or len(text) > printed[file]:
+            print(f"cluster {printable(file.stem)}")
+            print(printable(text[printed.get(file, 0) :]))
+            printed[file] = len(text)
+            is_new = True
+    return is_new
+
+
+def _feeds(model: str, path: Path, texts: list[str]) -> list[dict[str, Array]]:
+    """Return random inputs of Runs with the shapes of each argument --shapes; of one Run if there is none.
+
+    Dimensions without a given size are 1.
+    """
     wanted = [{name: shape(name, text) for name, text in named_values("--shapes", [one])} for one in texts] or [{}]
     graph = read_model(path, model)
     check_types(graph)
     try:
-        feeds = [random_inputs(with_input_shapes(graph, shapes), dims=usual_sizes(model)) for shapes in wanted]
+        return [random_inputs(with_input_shapes(graph, shapes), dims=usual_sizes(model)) for shapes in wanted]
     except ValueError as error:
         raise UserError(ExitCode.USAGE, str(error)) from error
+
+
+def _shown(values: Mapping[str, Array]) -> str:
+    return ", ".join(f"{name}{list(array.shape)}" for name, array in values.items())
+
+
+def _print_plans(model: str, path: Path, emulate: bool, texts: list[str], options: Mapping[str, str]) -> int:
+    """Print the plans that each Run built."""
+    feeds = _feeds(model, path, texts)
     try:
         before = ort_cuda_plugin.plan_variants()
         with waiting(Console(stderr=True), "creating the session"):
@@ -206,8 +283,7 @@ def _print_plans(model: str, path: Path, emulate: bool, texts: list[str], option
             before = ort_cuda_plugin.plan_variants()
             with waiting(Console(stderr=True), "running"):
                 session.run(None, values)
-            shown = ", ".join(f"{name}{list(array.shape)}" for name, array in values.items())
-            _print_built(f"a Run with {shown}", built_after(before))
+            _print_built(f"a Run with {_shown(values)}", built_after(before))
     except Exception as error:
         raise UserError(ExitCode.MODEL_FAILED, f"{model}: {error}") from error
     return ExitCode.OK

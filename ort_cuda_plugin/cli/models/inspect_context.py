@@ -16,7 +16,7 @@ from rich.table import Table
 
 from ort_cuda_plugin.cli.common import output_console, output_file
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
-from ort_cuda_plugin.context.describe import describe
+from ort_cuda_plugin.context.describe import counts_of, describe
 from ort_cuda_plugin.context.storage.container import MAGIC, Container
 from ort_cuda_plugin.context.storage.errors import ContextError
 from ort_cuda_plugin.context.storage.files import ModelFolder, open_context
@@ -108,7 +108,7 @@ def _print(console: Console, subject: str, context: dict[str, Any]) -> None:
         for way in ("inputs", "outputs"):
             console.print(f"  {way}: {', '.join(partition[way])}", soft_wrap=True)
         for target in partition["targets"]:
-            counts = f"{target['kernels']} kernels, {target['weights']} weights"
+            counts = counts_of(target)
             made_by = f", made by CUDA {target['toolkit']}" if target["toolkit"] else ""
             console.print(f"  {target['arch']}: {counts}{made_by}", soft_wrap=True)
             if target["plan_version"] != plan_version:

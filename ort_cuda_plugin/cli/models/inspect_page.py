@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ort_cuda_plugin.context.describe import counts_of
 from ort_cuda_plugin.pages import html
 from ort_cuda_plugin.plan.format import version as plan_version
 
@@ -40,7 +41,7 @@ def _clusters(made: html.Page, context: Mapping[str, Any]) -> str:
 
 def _target(target: Mapping[str, Any]) -> str:
     made_by = f", made by CUDA {target['toolkit']}" if target["toolkit"] else ""
-    lines = [f"{target['arch']}: {target['kernels']} kernels, {target['weights']} weights{made_by}"]
+    lines = [f"{target['arch']}: {counts_of(target)}{made_by}"]
     if target["plan_version"] != plan_version:
         lines.append(
             f"plans of version {target['plan_version']}, which this plugin cannot run: it runs version {plan_version}."

@@ -6,13 +6,17 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 from ort_cuda_plugin.compiler.kernel import KernelSpec
+from ort_cuda_plugin.model.ir import Array
 from ort_cuda_plugin.program.analysis.verify import CHECK_VARIABLE
 
 _check_call = re.compile(r"call void @ocp_emu_check_(load|store|atomic)\(.*, i32 (\d+)\)")
@@ -71,11 +75,25 @@ def checked_accesses(specs: Iterable[KernelSpec]) -> dict[KernelSpec, str]:
     return found
 
 
-def checked_run(model: Path) -> str:
-    """Run a model with random inputs in the checking mode, in a separate process. Return its error, or ""."""
+def checked_run(model: Path, operators: Sequence[Path], given: Mapping[str, Array]) -> str:
+    """Run a model in the checking mode, in a separate process. Return its error, or "".
+
+    ``operators`` are the files that register its custom operators. The inputs are ``given``; the others are random.
+
+    Raises UserError for an input that a file cannot hold.
+    """
     command = [sys.executable, "-m", "ort_cuda_plugin", "run", str(model), "--runs", "1", "--device", "emulated"]
+    command += [part for file in operators for part in ("--operators", str(file))]
     environment = {**os.environ, CHECK_VARIABLE: "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    with tempfile.TemporaryDirectory() as folder:
+        for number, (name, array) in enumerate(given.items()):
+            file = Path(folder) / f"{number}.npy"
+            if array.dtype.kind in "OV":  # strings, bfloat16 and smaller floats
+                said = f"--shapes {name}: a file of NumPy cannot hold its type {array.dtype}. Leave out --shapes"
+                raise UserError(ExitCode.USAGE, said)
+            np.save(file, array)
+            command += ["--input", f"{name}={file}"]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     return (
         ""
         if done.returncode == 0

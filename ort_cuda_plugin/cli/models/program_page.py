@@ -23,7 +23,8 @@ _Plan = Mapping[str, Any]
 class KernelTexts:
     """PTX and checked accesses of kernels. ``finding`` is the finding of a checked Run, "" if it found nothing.
 
-    ``architecture`` is the architecture of ``ptx``. ``is_checked`` says whether there was a checked Run.
+    ``architecture`` is the architecture of ``ptx``. ``is_checked`` says whether there was a checked Run; ``sizes`` are
+    the shapes of its inputs, as text.
     """
 
     architecture: str = ""
@@ -31,6 +32,7 @@ class KernelTexts:
     accesses: Mapping[KernelSpec, str] = field(default_factory=dict)
     is_checked: bool = False
     finding: str = ""
+    sizes: str = ""
 
 
 def step_anchor(cluster: int, step: int) -> str:

@@ -130,7 +130,7 @@ class EnqueueFunction:
         used = {x.address for x in inputs if x is not None}
         fresh = [x for x in (*outputs, workspace) if x.address not in used]
         watched = [_Watched(x.address, x.shape, x.dtype, x.stream) for x in outputs]
-        arguments = (given, results, inputs, watched, workspace, RunStream(stream, fresh))
+        arguments = (given, results, inputs, watched, workspace, RunStream(stream, fresh, workspace))
         called(self._label, f"enqueue {about}", runtime.enqueue, *arguments)
         for number, (output, wild) in enumerate(zip(watched, layout.wild, strict=True)):
             if not output.is_known and output.size != 0 and not wild and outputs[number].address not in used:

@@ -304,7 +304,7 @@ class _Plan:
         scope = self._answers.scope
         tensors = [None if x is None else RecordedTensor(x, scope) for x in inputs]
         targets = [RecordedTensor(memory.tensor, scope) for memory in memories]
-        stream = RecordedStream(ctx, writes)
+        stream = RecordedStream(ctx, writes, workspace)
         arguments = (given, results, tensors, targets, RecordedTensor(workspace, scope), stream)
         self._answers.check("enqueue", runtime.enqueue, *arguments, about=about)
 

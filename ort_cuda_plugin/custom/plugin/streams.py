@@ -14,6 +14,7 @@ from ...program.expressions.symbolic import Dim
 from ...program.lowering.context import Arg, Int64, Lowering, Tensor
 from ...program.steps.callbacks import CallStream, DeviceArray
 from ...program.steps.trace import LoopCondition
+from ..kernels.float_stores import check_workspace
 from ..kernels.half_elements import check_halves
 from ..kernels.kernels import Kernel, arguments, check_kernel, checked_block, launch, size_of, sizes_of, type_of
 from .descriptors import Scope, Size, dim_of
@@ -74,16 +75,21 @@ def _elements(nbytes: Dim, dtype: DType) -> Dim:
 
 
 class RecordedStream:
-    """The stream of a plan that is being built: records launches, copies and memsets in the plan."""
+    """The stream of a plan that is being built: records launches, copies and memsets in the plan.
 
-    def __init__(self, ctx: Lowering, writes: Sequence[Tensor]) -> None:
+    A kernel that gets ``workspace`` itself, not a view of it, must not store floats into it.
+    """
+
+    def __init__(self, ctx: Lowering, writes: Sequence[Tensor], workspace: Tensor | None = None) -> None:
         self._ctx = ctx
         self._writes = writes
+        self._workspace = workspace
 
     def launch(self, kernel: Kernel, grid: Any, block: Any, args: Sequence[Any], shared_bytes: Any = 0) -> None:
         """Launch a kernel on tensors, sizes and numbers."""
         check_kernel(kernel)
         given = [_plain(arg) for arg in args]
+        _check_workspace(kernel, given, self._workspace)
         buffers = {x.buffer for x in self._writes}
         writes = [x for x in given if isinstance(x, Tensor) and x.buffer in buffers]
         sizes = _plain(shared_bytes)
@@ -136,12 +142,15 @@ class RunStream:
     """The stream of a Run, for an `enqueue` that each Run calls.
 
     Valid until `enqueue` returns. ``fresh`` are outputs and scratch memory that nothing has written yet: a NumPy
-    counterpart gets zeros for them.
+    counterpart gets zeros for them. ``workspace``: as in `RecordedStream`.
     """
 
-    def __init__(self, stream: CallStream, fresh: Sequence[DeviceArray] = ()) -> None:
+    def __init__(
+        self, stream: CallStream, fresh: Sequence[DeviceArray] = (), workspace: DeviceArray | None = None
+    ) -> None:
         self._stream = stream
         self._fresh = list(fresh)
+        self._workspace = workspace
 
     @property
     def handle(self) -> int:
@@ -172,6 +181,7 @@ class RunStream:
                 return
         if kernel.source and (kernel.foreign is None or self._stream.is_emulated):
             check_halves(kernel.name, kernel.source, [getattr(arg, "dtype", None) for arg in args])
+            _check_workspace(kernel, args, self._workspace)
         kernel, args = kernel.for_arguments(args)
         placed = arguments(kernel, [_Pointer(arg) if isinstance(arg, DeviceArray) else arg for arg in args])
         spec = kernel.spec(tuple(map(type_of, placed)), threads[0] * threads[1] * threads[2])
@@ -217,6 +227,13 @@ class RunStream:
     def _note_written(self, written: Sequence[object]) -> None:
         arrays = [x for x in written if isinstance(x, DeviceArray)]
         self._fresh = [fresh for fresh in self._fresh if not any(_overlap(x, fresh) for x in arrays)]
+
+
+def _check_workspace(kernel: Kernel, args: Sequence[Any], workspace: Tensor | DeviceArray | None) -> None:
+    """Raise TypeError if a Numba kernel stores floats into the workspace, whose elements are bytes."""
+    for number, arg in enumerate(args):
+        if kernel.source and arg is not None and arg is workspace:
+            check_workspace(kernel.name, kernel.source, [getattr(each, "dtype", None) for each in args], number)
 
 
 def _overlap(a: DeviceArray, b: DeviceArray) -> bool:
