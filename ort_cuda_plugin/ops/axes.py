@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.program.expressions.symbolic import Dim
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ..program.expressions.symbolic import Dim
+from ..program.lowering.context import Lowering, Tensor
+from . import requirements as require
 
 
 def normalize_axis(axis: Dim, rank: int) -> int:

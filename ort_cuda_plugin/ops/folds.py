@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap
-from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.steps.row_program import Reduction, Values
+from ..kernels.elementwise.index_map import IndexMap
+from ..model.ir import DType
+from ..program.expressions import scalar as s
+from ..program.expressions.scalar import Scalar
+from ..program.steps.row_program import Reduction, Values
 
 
 def in_order(initial: Values, step: Callable[[Values, Values], Values]) -> Reduction:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ort_cuda_plugin.model.ir import DType, Unsupported
-from ort_cuda_plugin.model.ort.ort_schema import OpSchema
-from ort_cuda_plugin.ops.registry import Operator, lookup, operators
+from ..model.ir import DType, Unsupported
+from ..model.ort.ort_schema import OpSchema
+from .registry import Operator, lookup, operators
 
 UNLIMITED: Final = 2**31 - 1
 """Value of `KernelDefinition.until` for a kernel that serves an operator's newest schema."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.views import permute, unsqueeze
+from ..program.lowering.context import Lowering, Tensor
+from ..program.lowering.views import permute, unsqueeze
+from . import requirements as require
 
 
 def as_number(ctx: Lowering, x: Tensor, name: str = "each scale and zero point") -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ort_cuda_plugin.program.lowering.context import Lowering
+from ..program.lowering.context import Lowering
 
 
 def is_used(ctx: Lowering, output: int) -> bool:

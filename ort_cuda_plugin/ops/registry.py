@@ -26,10 +26,11 @@ from functools import cached_property
 from typing import Any, TypeAlias, TypeVar
 
 from ort_cuda_plugin import uninterrupted
-from ort_cuda_plugin.model.ir import FLOATS_8, DType
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.program.lowering.context import InvalidModel, Lowering, Tensor, Unsupported
-from ort_cuda_plugin.program.steps.containers import Operand
+
+from ..model.ir import FLOATS_8, DType
+from ..program.lowering.context import InvalidModel, Lowering, Tensor, Unsupported
+from ..program.steps.containers import Operand
+from . import requirements as require
 
 FLOATS = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16, DType.FLOAT64})
 SIGNED_INTS = frozenset({DType.INT8, DType.INT16, DType.INT32, DType.INT64})

@@ -19,9 +19,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
-from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, floordiv, le, logical_or
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ..model.ir import DType, InvalidModel, Unsupported
+from ..program.expressions.symbolic import Dim, eq, floordiv, le, logical_or
+from ..program.lowering.context import Lowering, Tensor
 
 Value = TypeVar("Value")
 

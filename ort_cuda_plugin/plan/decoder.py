@@ -5,7 +5,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-from ort_cuda_plugin.plan.format import (
+from ..program.expressions.operations import ExprOp
+from .format import (
     Header,
     InPlaceKind,
     Param,
@@ -39,7 +40,6 @@ from ort_cuda_plugin.plan.format import (
     segment_layout,
     version,
 )
-from ort_cuda_plugin.program.expressions.operations import ExprOp
 
 
 def decode(blob: bytes) -> Plan:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ort_cuda_plugin.kernels.codegen.launch_geometry import Plane
-from ort_cuda_plugin.kernels.codegen.source import KernelBuilder, kernel_name, register_type
-from ort_cuda_plugin.kernels.rnn.rnn_cell import Elements
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim, floordiv
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.steps.trace import in_place_of
+from ...program.expressions import scalar as s
+from ...program.expressions.scalar import Scalar
+from ...program.expressions.symbolic import Dim, floordiv
+from ...program.lowering.context import Lowering, Tensor
+from ...program.steps.trace import in_place_of
+from ..codegen.launch_geometry import Plane
+from ..codegen.source import KernelBuilder, kernel_name, register_type
+from ..rnn.rnn_cell import Elements
 
 THREADS = 64  # threads per block
 

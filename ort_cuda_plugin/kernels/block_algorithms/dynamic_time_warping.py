@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ort_cuda_plugin.kernels.codegen.plain_function import plain_kernel
-from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.program.expressions.symbolic import Dim
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ...model.ir import DType
+from ...program.expressions.symbolic import Dim
+from ...program.lowering.context import Lowering, Tensor
+from ..codegen.plain_function import plain_kernel
 
 if TYPE_CHECKING:
     from numba import cuda, float32, int8, int32, int64

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ort_cuda_plugin.kernels.codegen.plain_function import plain_kernel
-from ort_cuda_plugin.kernels.codegen.source import register_type
-from ort_cuda_plugin.program.expressions.symbolic import product
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ...program.expressions.symbolic import product
+from ...program.lowering.context import Lowering, Tensor
+from ..codegen.plain_function import plain_kernel
+from ..codegen.source import register_type
 
 if TYPE_CHECKING:
     from numba import cuda, int64

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ort_cuda_plugin.kernels.codegen.source import Emitter, KernelBuilder, Parameters, register_type
-from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.program.expressions.symbolic import Dim, ceildiv, hint, product, sym_max
-from ort_cuda_plugin.program.lowering.context import DeviceProperties, Lowering
+from ...model.ir import DType
+from ...program.expressions.symbolic import Dim, ceildiv, hint, product, sym_max
+from ...program.lowering.context import DeviceProperties, Lowering
+from .source import Emitter, KernelBuilder, Parameters, register_type
 
 SERIAL_THREADS = 64
 """Threads per block of kernels with much work per thread; blocks are small, so that there are many of them."""

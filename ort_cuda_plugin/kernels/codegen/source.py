@@ -14,15 +14,14 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Generic, TypeVar, overload
 
-from ort_cuda_plugin.compiler.kernel import KernelSpec
-from ort_cuda_plugin.model.ir import HALVES, NARROW_FLOATS, DType, Unsupported
-from ort_cuda_plugin.program.analysis.verify import is_wanted
-from ort_cuda_plugin.program.expressions.scalar import INFIX, Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim
-from ort_cuda_plugin.program.lowering.context import Arg, Float32, Float64, Int32, Int64, Lowering, Tensor
-from ort_cuda_plugin.program.steps.steps import Input
-from ort_cuda_plugin.program.steps.trace import InPlace, Remake, Use
-
+from ...compiler.kernel import KernelSpec
+from ...model.ir import HALVES, NARROW_FLOATS, DType, Unsupported
+from ...program.analysis.verify import is_wanted
+from ...program.expressions.scalar import INFIX, Scalar
+from ...program.expressions.symbolic import Dim
+from ...program.lowering.context import Arg, Float32, Float64, Int32, Int64, Lowering, Tensor
+from ...program.steps.steps import Input
+from ...program.steps.trace import InPlace, Remake, Use
 from .fragment import check_parameters
 
 T = TypeVar("T", bound=Hashable)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ort_cuda_plugin.compiler.kernel import KernelSpec
-from ort_cuda_plugin.program.expressions.polynomial import ceildiv
-from ort_cuda_plugin.program.expressions.symbolic import Dim, product, sym_max
-from ort_cuda_plugin.program.lowering.context import Arg, Int64, Lowering, Tensor
-from ort_cuda_plugin.program.steps.trace import LoopCondition, Use
+from ...compiler.kernel import KernelSpec
+from ...program.expressions.polynomial import ceildiv
+from ...program.expressions.symbolic import Dim, product, sym_max
+from ...program.lowering.context import Arg, Int64, Lowering, Tensor
+from ...program.steps.trace import LoopCondition, Use
 
 THREADS = 128  # threads per block of `copy_slices`
 MAX_SLICES = 8  # maximum slices of one launch: the emulated device accepts 64 parameters

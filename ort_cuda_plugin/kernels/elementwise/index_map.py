@@ -5,23 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ort_cuda_plugin.kernels.codegen.launch_geometry import Plane
-from ort_cuda_plugin.kernels.codegen.source import (
-    Combination,
-    KernelBuilder,
-    atomic_type,
-    kernel_name,
-    load_text,
-    offset_text,
-)
-from ort_cuda_plugin.kernels.codegen.vectors import CALL_WORK, begins_at_vectors, cheap, vector_width
-from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Operand, Scalar, expression, in_order, operands_first, reachable
-from ort_cuda_plugin.program.expressions.symbolic import Dim, ceildiv, divides, eq, hint, product
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.steps.row_program import Reduction, Values
-from ort_cuda_plugin.program.steps.trace import InPlace, Remake, Step, Use, View, in_place_of
+from ...model.ir import DType
+from ...program.expressions import scalar as s
+from ...program.expressions.scalar import Operand, Scalar, expression, in_order, operands_first, reachable
+from ...program.expressions.symbolic import Dim, ceildiv, divides, eq, hint, product
+from ...program.lowering.context import Lowering, Tensor
+from ...program.steps.row_program import Reduction, Values
+from ...program.steps.trace import InPlace, Remake, Step, Use, View, in_place_of
+from ..codegen.launch_geometry import Plane
+from ..codegen.source import Combination, KernelBuilder, atomic_type, kernel_name, load_text, offset_text
+from ..codegen.vectors import CALL_WORK, begins_at_vectors, cheap, vector_width
 
 MOST_LOADED = 192
 """Maximum bytes of loaded vectors that a thread holds at a time; more registers would lower the occupancy."""

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ort_cuda_plugin.kernels.codegen.launch_geometry import Plane
-from ort_cuda_plugin.kernels.codegen.source import KernelBuilder, kernel_name, load_text, offset_text
-from ort_cuda_plugin.kernels.elementwise.interleaved_map import launch_interleaved_map, plane_vectors
-from ort_cuda_plugin.kernels.elementwise.transposed_map import launch_transposed_map, transposed_axis
-from ort_cuda_plugin.kernels.elementwise.vector_map import VectorMap, choose_vectors
-from ort_cuda_plugin.program.expressions.symbolic import Dim, hint
-from ort_cuda_plugin.program.lowering.context import Lowering
-from ort_cuda_plugin.program.lowering.shapes import Strides, broadcast_strides, collapse
-from ort_cuda_plugin.program.steps.steps import Input, Map
-from ort_cuda_plugin.program.steps.tensor import BufferKind
+from ...program.expressions.symbolic import Dim, hint
+from ...program.lowering.context import Lowering
+from ...program.lowering.shapes import Strides, broadcast_strides, collapse
+from ...program.steps.steps import Input, Map
+from ...program.steps.tensor import BufferKind
+from ..codegen.launch_geometry import Plane
+from ..codegen.source import KernelBuilder, kernel_name, load_text, offset_text
+from .interleaved_map import launch_interleaved_map, plane_vectors
+from .transposed_map import launch_transposed_map, transposed_axis
+from .vector_map import VectorMap, choose_vectors
 
 
 def _is_plain_copy(step: Map) -> bool:

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ort_cuda_plugin.kernels.codegen.plain_function import plain_kernel
-from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap
-from ort_cuda_plugin.model.ir import Array, DType
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.lowering.context import Lowering
+from ...model.ir import Array, DType
+from ...program.expressions import scalar as s
+from ...program.expressions.scalar import Scalar
+from ...program.lowering.context import Lowering
+from ..codegen.plain_function import plain_kernel
+from .index_map import IndexMap
 
 if TYPE_CHECKING:
     from numba import uint64

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import functools
 
-from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
-from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.model.packed import sign_bit
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim, ceildiv
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ...model.ir import DType
+from ...model.packed import sign_bit
+from ...program.expressions import scalar as s
+from ...program.expressions.scalar import Scalar
+from ...program.expressions.symbolic import Dim, ceildiv
+from ...program.lowering.context import Lowering, Tensor
+from .index_map import IndexMap, gather_map
 
 
 def packed_bytes(size: Dim, dtype: DType) -> Dim:

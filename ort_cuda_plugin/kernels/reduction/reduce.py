@@ -8,22 +8,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 
-from ort_cuda_plugin.kernels.codegen.launch_geometry import SERIAL_THREADS, Plane, coordinates, extent, index_type
-from ort_cuda_plugin.kernels.codegen.row_cache import NO_CACHE, RowCache, find_by_column, find_row_cache
-from ort_cuda_plugin.kernels.codegen.source import kernel_name, offset_text, register_type
-from ort_cuda_plugin.kernels.codegen.vectors import is_dense
-from ort_cuda_plugin.kernels.reduction.block_reduce import WARP, Accumulators, stepped
-from ort_cuda_plugin.kernels.reduction.row_columns import REGISTERS, RowColumns
-from ort_cuda_plugin.kernels.reduction.row_in_registers import choose_row_form, row_height
-from ort_cuda_plugin.kernels.reduction.strided_axis import StridedSchedule, choose_strided, row_vectors
-from ort_cuda_plugin.kernels.reduction.vector_io import RowMoves
-from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.program.expressions.symbolic import Dim, ceildiv, divides, hint, le, product
-from ort_cuda_plugin.program.lowering.context import Tensor
-from ort_cuda_plugin.program.lowering.shapes import broadcast_strides, collapse
-from ort_cuda_plugin.program.steps.row_program import Stage, grouped_stages
-from ort_cuda_plugin.program.steps.steps import Input
-from ort_cuda_plugin.program.steps.trace import Use
+from ...model.ir import DType
+from ...program.expressions.symbolic import Dim, ceildiv, divides, hint, le, product
+from ...program.lowering.context import Tensor
+from ...program.lowering.shapes import broadcast_strides, collapse
+from ...program.steps.row_program import Stage, grouped_stages
+from ...program.steps.steps import Input
+from ...program.steps.trace import Use
+from ..codegen.launch_geometry import SERIAL_THREADS, Plane, coordinates, extent, index_type
+from ..codegen.row_cache import NO_CACHE, RowCache, find_by_column, find_row_cache
+from ..codegen.source import kernel_name, offset_text, register_type
+from ..codegen.vectors import is_dense
+from .block_reduce import WARP, Accumulators, stepped
+from .row_columns import REGISTERS, RowColumns
+from .row_in_registers import choose_row_form, row_height
+from .strided_axis import StridedSchedule, choose_strided, row_vectors
+from .vector_io import RowMoves
 
 SERIAL_COLUMNS = 32
 """Maximum columns of a row that a single thread reduces on a GPU, except along a strided axis (`choose_strided`).

@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from ort_cuda_plugin.kernels.codegen.launch_geometry import Extent, coordinates
-from ort_cuda_plugin.kernels.codegen.row_cache import NO_CACHE, RowCache
-from ort_cuda_plugin.kernels.codegen.source import KernelBuilder, load_text, offset_text
-from ort_cuda_plugin.kernels.codegen.vectors import vector_load
-from ort_cuda_plugin.kernels.reduction.block_reduce import WARP, Accumulators, PartialResults
-from ort_cuda_plugin.kernels.reduction.row_in_registers import RowForm
-from ort_cuda_plugin.kernels.reduction.strided_axis import StridedSchedule
-from ort_cuda_plugin.kernels.reduction.vector_io import RowMoves
-from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim, le
-from ort_cuda_plugin.program.lowering.context import Lowering
-from ort_cuda_plugin.program.steps.steps import Input, Rows
+from ...model.ir import DType
+from ...program.expressions.scalar import Scalar
+from ...program.expressions.symbolic import Dim, le
+from ...program.lowering.context import Lowering
+from ...program.steps.steps import Input, Rows
+from ..codegen.launch_geometry import Extent, coordinates
+from ..codegen.row_cache import NO_CACHE, RowCache
+from ..codegen.source import KernelBuilder, load_text, offset_text
+from ..codegen.vectors import vector_load
+from .block_reduce import WARP, Accumulators, PartialResults
+from .row_in_registers import RowForm
+from .strided_axis import StridedSchedule
+from .vector_io import RowMoves
 
 CACHE_BYTES = 32 << 10
 """Maximum bytes of a block's row cache in shared memory; more would lower the occupancy."""

@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
-from ort_cuda_plugin.kernels.codegen.launch_geometry import no_wider
-from ort_cuda_plugin.kernels.codegen.source import kernel_name
-from ort_cuda_plugin.kernels.rnn.rnn_cell import CellKernel, Direction, Elements, Gates
-from ort_cuda_plugin.kernels.rnn.rnn_emulated import StripCell
-from ort_cuda_plugin.kernels.rnn.rnn_persistent import PartCell, have_equal_strides, try_persistent
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.lowering.context import Lowering
-from ort_cuda_plugin.program.steps.trace import Use
+from ...program.expressions import scalar as s
+from ...program.expressions.scalar import Scalar
+from ...program.lowering.context import Lowering
+from ...program.steps.trace import Use
+from ..codegen.launch_geometry import no_wider
+from ..codegen.source import kernel_name
+from .rnn_cell import CellKernel, Direction, Elements, Gates
+from .rnn_emulated import StripCell
+from .rnn_persistent import PartCell, have_equal_strides, try_persistent
 
 THREADS = 128  # maximum threads per block
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ort_cuda_plugin.kernels.codegen.launch_geometry import SERIAL_THREADS, Plane
-from ort_cuda_plugin.kernels.codegen.source import KernelBuilder, kernel_name, load_text, offset_text
-from ort_cuda_plugin.kernels.scan_sort.block_scan import block_scan, has_block_scan
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.shapes import collapse
-from ort_cuda_plugin.program.steps.row_program import Reduction
+from ...program.expressions.scalar import Scalar
+from ...program.lowering.context import Lowering, Tensor
+from ...program.lowering.shapes import collapse
+from ...program.steps.row_program import Reduction
+from ..codegen.launch_geometry import SERIAL_THREADS, Plane
+from ..codegen.source import KernelBuilder, kernel_name, load_text, offset_text
+from .block_scan import block_scan, has_block_scan
 
 
 def scan(ctx: Lowering, reduction: Reduction, x: Tensor, axis: int, *, exclusive: bool, reverse: bool) -> Tensor:

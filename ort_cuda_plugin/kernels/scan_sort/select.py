@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ort_cuda_plugin.kernels.codegen.plain_function import Lines, plain_kernel
-from ort_cuda_plugin.kernels.scan_sort.merge_sort import head, item, merge_rows, merge_step, merges
-from ort_cuda_plugin.kernels.scan_sort.scan import scan
-from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.program.expressions.scalar import cast
-from ort_cuda_plugin.program.expressions.symbolic import hint, product
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.elementwise import elementwise
-from ort_cuda_plugin.program.lowering.reduce import reduce
-from ort_cuda_plugin.program.steps.row_program import SUM
+from ...model.ir import DType
+from ...program.expressions.scalar import cast
+from ...program.expressions.symbolic import hint, product
+from ...program.lowering.context import Lowering, Tensor
+from ...program.lowering.elementwise import elementwise
+from ...program.lowering.reduce import reduce
+from ...program.steps.row_program import SUM
+from ..codegen.plain_function import Lines, plain_kernel
+from .merge_sort import head, item, merge_rows, merge_step, merges
+from .scan import scan
 
 if TYPE_CHECKING:
     from numba import cuda, int64

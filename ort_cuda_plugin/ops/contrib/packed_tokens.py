@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
-from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, logical_or, lt
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.steps.row_program import SUM
+from ...kernels.elementwise.index_map import IndexMap, gather_map
+from ...model.ir import DType
+from ...program.expressions import scalar as s
+from ...program.expressions.scalar import Scalar
+from ...program.expressions.symbolic import Dim, eq, logical_or, lt
+from ...program.lowering.context import Lowering, Tensor
+from ...program.steps.row_program import SUM
+from .. import requirements as require
 
 MAX_CAPTURED = 8
 """Maximum number of states that a node may capture, by the schema."""

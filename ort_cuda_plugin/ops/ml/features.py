@@ -7,19 +7,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
-from ort_cuda_plugin.model.ir import Array, DType
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.onnx.math.elementwise import cast
-from ort_cuda_plugin.ops.registry import INDICES, T1, Int64, T, op
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import eq, sym_min
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.elementwise import copy_into, elementwise, full
-from ort_cuda_plugin.program.lowering.reduce import row_map
-from ort_cuda_plugin.program.lowering.views import reshape, unsqueeze
-from ort_cuda_plugin.program.steps.row_program import MAX, SUM, Row
+from ...kernels.elementwise.index_map import IndexMap, gather_map
+from ...model.ir import Array, DType
+from ...program.expressions import scalar as s
+from ...program.expressions.scalar import Scalar
+from ...program.expressions.symbolic import eq, sym_min
+from ...program.lowering.context import Lowering, Tensor
+from ...program.lowering.elementwise import copy_into, elementwise, full
+from ...program.lowering.reduce import row_map
+from ...program.lowering.views import reshape, unsqueeze
+from ...program.steps.row_program import MAX, SUM, Row
+from .. import requirements as require
+from ..onnx.math.elementwise import cast
+from ..registry import INDICES, T1, Int64, T, op
 
 Floats = Sequence[float]
 NUMBERS = frozenset({DType.FLOAT32, DType.FLOAT64}) | INDICES

@@ -14,8 +14,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ort_cuda_plugin.model.ir import Constant
-from ort_cuda_plugin.ops import requirements as require
+from ...model.ir import Constant
+from .. import requirements as require
 
 Ints = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.floating]

@@ -7,15 +7,15 @@ from typing import TypedDict, Unpack
 
 import numpy as np
 
-from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
-from ort_cuda_plugin.model.ir import Array, Constant, DType
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.folds import lower_bound
-from ort_cuda_plugin.ops.ml.features import DOMAIN
-from ort_cuda_plugin.ops.registry import T1, op
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ...kernels.elementwise.index_map import IndexMap, gather_map
+from ...model.ir import Array, Constant, DType
+from ...program.expressions import scalar as s
+from ...program.expressions.scalar import Scalar
+from ...program.lowering.context import Lowering, Tensor
+from .. import requirements as require
+from ..folds import lower_bound
+from ..registry import T1, op
+from .features import DOMAIN
 
 _KEYS_2 = frozenset({DType.FLOAT32, DType.INT64})
 _KEYS_4 = _KEYS_2 | {DType.FLOAT64, DType.INT32, DType.INT16}

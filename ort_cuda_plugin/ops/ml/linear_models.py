@@ -6,20 +6,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.ml.features import DOMAIN, NUMBERS, Floats, real
-from ort_cuda_plugin.ops.ml.post_transform import POST_TRANSFORMS, binary_scores, label_of_best, regression_transform
-from ort_cuda_plugin.ops.onnx.math.matmul import affine
-from ort_cuda_plugin.ops.registry import T1, T, op
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.elementwise import elementwise
-from ort_cuda_plugin.program.lowering.multiply import multiply
-from ort_cuda_plugin.program.lowering.reduce import reduce
-from ort_cuda_plugin.program.lowering.views import permute, unsqueeze
-from ort_cuda_plugin.program.steps.row_program import SUM
+from ...model.ir import DType
+from ...program.expressions import scalar as s
+from ...program.expressions.scalar import Scalar
+from ...program.lowering.context import Lowering, Tensor
+from ...program.lowering.elementwise import elementwise
+from ...program.lowering.multiply import multiply
+from ...program.lowering.reduce import reduce
+from ...program.lowering.views import permute, unsqueeze
+from ...program.steps.row_program import SUM
+from .. import requirements as require
+from ..onnx.math.matmul import affine
+from ..registry import T1, T, op
+from .features import DOMAIN, NUMBERS, Floats, real
+from .post_transform import POST_TRANSFORMS, binary_scores, label_of_best, regression_transform
 
 Labels = Sequence[int]
 

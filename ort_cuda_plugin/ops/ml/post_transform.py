@@ -6,17 +6,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
-from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.onnx.math.reduction import argmax
-from ort_cuda_plugin.ops.onnx.nn.normalization import softmax_row
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.elementwise import elementwise, elementwise_into
-from ort_cuda_plugin.program.lowering.reduce import row_map
-from ort_cuda_plugin.program.steps.row_program import MAX, SUM, Row
+from ...kernels.elementwise.index_map import IndexMap, gather_map
+from ...model.ir import DType
+from ...program.expressions import scalar as s
+from ...program.expressions.scalar import Scalar
+from ...program.lowering.context import Lowering, Tensor
+from ...program.lowering.elementwise import elementwise, elementwise_into
+from ...program.lowering.reduce import row_map
+from ...program.steps.row_program import MAX, SUM, Row
+from .. import requirements as require
+from ..onnx.math.reduction import argmax
+from ..onnx.nn.normalization import softmax_row
 
 POST_TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
 """Names of post-transforms; TreeEnsemble uses their indices."""

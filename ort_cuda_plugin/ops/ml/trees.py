@@ -8,12 +8,20 @@ from typing import TypedDict, Unpack
 
 import numpy as np
 
-from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
-from ort_cuda_plugin.model.ir import Constant, DType, Node
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.folds import in_order
-from ort_cuda_plugin.ops.ml.features import DOMAIN, NUMBERS
-from ort_cuda_plugin.ops.ml.forest import (
+from ...kernels.elementwise.index_map import IndexMap, gather_map
+from ...model.ir import Constant, DType, Node
+from ...program.expressions import scalar as s
+from ...program.expressions.scalar import Scalar
+from ...program.expressions.symbolic import le
+from ...program.lowering.context import Lowering, Tensor
+from ...program.lowering.elementwise import elementwise
+from ...program.steps.row_program import Reduction, Values
+from .. import requirements as require
+from ..folds import in_order
+from ..onnx.math.elementwise import cast
+from ..registry import T1, T, op
+from .features import DOMAIN, NUMBERS
+from .forest import (
     COMPARISONS,
     EQUAL,
     GREATER,
@@ -28,21 +36,7 @@ from ort_cuda_plugin.ops.ml.forest import (
     make_forest,
     with_missing,
 )
-from ort_cuda_plugin.ops.ml.post_transform import (
-    POST_TRANSFORMS,
-    binary_scores,
-    label_of_best,
-    post_transform,
-    regression_transform,
-)
-from ort_cuda_plugin.ops.onnx.math.elementwise import cast
-from ort_cuda_plugin.ops.registry import T1, T, op
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import le
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.elementwise import elementwise
-from ort_cuda_plugin.program.steps.row_program import Reduction, Values
+from .post_transform import POST_TRANSFORMS, binary_scores, label_of_best, post_transform, regression_transform
 
 IntList = Sequence[int]
 FloatList = Sequence[float]

@@ -9,14 +9,14 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.layouts import channels_last
-from ort_cuda_plugin.ops.onnx.image import grid_sample
-from ort_cuda_plugin.ops.onnx.nn import batch_norm, conv, normalization, pooling
-from ort_cuda_plugin.ops.onnx.tensor import slicing
-from ort_cuda_plugin.ops.registry import CHANNELS_LAST_DOMAIN, OperatorFunction, op, versions
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.views import permute
+from ...program.lowering.context import Lowering, Tensor
+from ...program.lowering.views import permute
+from .. import requirements as require
+from ..layouts import channels_last
+from ..registry import CHANNELS_LAST_DOMAIN, OperatorFunction, op, versions
+from .image import grid_sample
+from .nn import batch_norm, conv, normalization, pooling
+from .tensor import slicing
 
 _DECLARING = (batch_norm, conv, grid_sample, normalization, pooling, slicing)
 """Modules that must have registered their operators before this module reads the table."""

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.onnx.math.activation import softplus
-from ort_cuda_plugin.ops.onnx.math.elementwise import unary
-from ort_cuda_plugin.ops.onnx.nn.normalization import standardized
-from ort_cuda_plugin.ops.onnx.tensor.slicing import slice_axis
-from ort_cuda_plugin.ops.registry import FLOATS, op
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.elementwise import elementwise
-from ort_cuda_plugin.program.lowering.views import unsqueeze
+from ...program.expressions import scalar as s
+from ...program.lowering.context import Lowering, Tensor
+from ...program.lowering.elementwise import elementwise
+from ...program.lowering.views import unsqueeze
+from .. import requirements as require
+from ..registry import FLOATS, op
+from .math.activation import softplus
+from .math.elementwise import unary
+from .nn.normalization import standardized
+from .tensor.slicing import slice_axis
 
 unary("Affine", 1, lambda x, alpha, beta: alpha * x + beta, until=9, alpha=1.0, beta=0.0)
 unary("Scale", 1, lambda x, scale: scale * x, until=9, scale=1.0)

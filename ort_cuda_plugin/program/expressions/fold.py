@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from ort_cuda_plugin.program.expressions import symbolic
-from ort_cuda_plugin.program.expressions.scalar import Scalar, operands_first
-from ort_cuda_plugin.program.expressions.symbolic import Dim
+from . import symbolic
+from .scalar import Scalar, operands_first
+from .symbolic import Dim
 
 
 class NotFoldable(Exception):

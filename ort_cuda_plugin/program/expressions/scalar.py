@@ -20,8 +20,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ort_cuda_plugin.model.ir import HALVES, DType
-from ort_cuda_plugin.program.expressions.polynomial import Expr
+from ...model.ir import HALVES, DType
+from .polynomial import Expr
 
 Number: TypeAlias = "int | float | bool"
 Operand: TypeAlias = "Scalar | int | float | bool"

@@ -7,18 +7,18 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.fold import fold
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim
-from ort_cuda_plugin.program.lowering.host import HostArray, on_host
-from ort_cuda_plugin.program.lowering.memory_order import empty_in_order, in_memory_order, is_channels_first
-from ort_cuda_plugin.program.lowering.recorder import Recorder
-from ort_cuda_plugin.program.lowering.recorder import copy_of as copy_of
-from ort_cuda_plugin.program.lowering.shapes import aligned, broadcast_shapes
-from ort_cuda_plugin.program.steps.steps import Input, Map, used_inputs
-from ort_cuda_plugin.program.steps.tensor import Tensor
+from ...model.ir import DType
+from ..expressions import scalar as s
+from ..expressions.fold import fold
+from ..expressions.scalar import Scalar
+from ..expressions.symbolic import Dim
+from ..steps.steps import Input, Map, used_inputs
+from ..steps.tensor import Tensor
+from .host import HostArray, on_host
+from .memory_order import empty_in_order, in_memory_order, is_channels_first
+from .recorder import Recorder
+from .recorder import copy_of as copy_of
+from .shapes import aligned, broadcast_shapes
 
 
 def elementwise(ctx: Recorder, fn: Callable[..., Scalar], *tensors: Tensor) -> Tensor:

@@ -10,11 +10,11 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ort_cuda_plugin.model.ir import DType, Unsupported
-from ort_cuda_plugin.program.expressions.fold import NotFoldable
-from ort_cuda_plugin.program.expressions.symbolic import Dim
-from ort_cuda_plugin.program.lowering.recorder import Recorder
-from ort_cuda_plugin.program.steps.tensor import MAX_HOST_ELEMENTS, BufferKind, DeferredContents, Tensor
+from ...model.ir import DType, Unsupported
+from ..expressions.fold import NotFoldable
+from ..expressions.symbolic import Dim
+from ..steps.tensor import MAX_HOST_ELEMENTS, BufferKind, DeferredContents, Tensor
+from .recorder import Recorder
 
 MAX_HOST_WORK = 200_000
 """Maximum terms of symbolic integers that one lowering computes on the host; more would take minutes. Beyond the limit

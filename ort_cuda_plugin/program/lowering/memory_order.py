@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.program.expressions.symbolic import Dim
-from ort_cuda_plugin.program.lowering.recorder import Recorder
-from ort_cuda_plugin.program.lowering.views import permute, unsqueeze
-from ort_cuda_plugin.program.steps.tensor import Tensor
+from ...model.ir import DType
+from ..expressions.symbolic import Dim
+from ..steps.tensor import Tensor
+from .recorder import Recorder
+from .views import permute, unsqueeze
 
 
 def is_channels_first(x: Tensor) -> bool:

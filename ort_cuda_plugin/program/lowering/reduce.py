@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim
-from ort_cuda_plugin.program.lowering.context import Lowering
-from ort_cuda_plugin.program.lowering.elementwise import leaves_of, loadable
-from ort_cuda_plugin.program.lowering.shapes import aligned, axes_of, broadcast_shapes
-from ort_cuda_plugin.program.steps.row_program import Row
-from ort_cuda_plugin.program.steps.steps import Input, Output, Rows, used_inputs
-from ort_cuda_plugin.program.steps.tensor import Tensor
+from ..expressions.scalar import Scalar
+from ..expressions.symbolic import Dim
+from ..steps.row_program import Row
+from ..steps.steps import Input, Output, Rows, used_inputs
+from ..steps.tensor import Tensor
+from .context import Lowering
+from .elementwise import leaves_of, loadable
+from .shapes import aligned, axes_of, broadcast_shapes
 
 
 def reduce(

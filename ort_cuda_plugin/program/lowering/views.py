@@ -7,11 +7,11 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TypeVar
 
-from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, hint, product
-from ort_cuda_plugin.program.lowering.recorder import Recorder
-from ort_cuda_plugin.program.lowering.shapes import axes_of, broadcast_shapes, broadcast_strides
-from ort_cuda_plugin.program.steps.steps import Map
-from ort_cuda_plugin.program.steps.tensor import Tensor, dims_of
+from ..expressions.symbolic import Dim, eq, hint, product
+from ..steps.steps import Map
+from ..steps.tensor import Tensor, dims_of
+from .recorder import Recorder
+from .shapes import axes_of, broadcast_shapes, broadcast_strides
 
 AnyMap = TypeVar("AnyMap", bound=Map)
 

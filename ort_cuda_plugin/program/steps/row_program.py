@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar, operands_first
+from ...model.ir import DType
+from ..expressions import scalar as s
+from ..expressions.scalar import Scalar, operands_first
 
 Values = tuple[Scalar, ...]
 

@@ -6,25 +6,25 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from ort_cuda_plugin.kernels.attention.kv_cache import CachePart, append
-from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
-from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.contrib.attention.multi_head import MASKED, Masking, separate, split_columns
-from ort_cuda_plugin.ops.onnx.attention.attention import after_past, attend, merge_heads, split_heads
-from ort_cuda_plugin.ops.onnx.attention.scores import Scores, Variant
-from ort_cuda_plugin.ops.onnx.math.elementwise import cast
-from ort_cuda_plugin.ops.onnx.math.matmul import affine
-from ort_cuda_plugin.ops.onnx.tensor.indexing import select_index
-from ort_cuda_plugin.ops.onnx.tensor.slicing import concat
-from ort_cuda_plugin.ops.outputs import is_used
-from ort_cuda_plugin.ops.registry import BOOL, FLOAT_OR_HALF, INT32, B, HostTensor, M, T, contrib_op
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim, floordiv
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.elementwise import elementwise
-from ort_cuda_plugin.program.lowering.views import part, permute, reshape, unsqueeze
+from ....kernels.attention.kv_cache import CachePart, append
+from ....kernels.elementwise.index_map import IndexMap, gather_map
+from ....model.ir import DType
+from ....program.expressions import scalar as s
+from ....program.expressions.scalar import Scalar
+from ....program.expressions.symbolic import Dim, floordiv
+from ....program.lowering.context import Lowering, Tensor
+from ....program.lowering.elementwise import elementwise
+from ....program.lowering.views import part, permute, reshape, unsqueeze
+from ... import requirements as require
+from ...onnx.attention.attention import after_past, attend, merge_heads, split_heads
+from ...onnx.attention.scores import Scores, Variant
+from ...onnx.math.elementwise import cast
+from ...onnx.math.matmul import affine
+from ...onnx.tensor.indexing import select_index
+from ...onnx.tensor.slicing import concat
+from ...outputs import is_used
+from ...registry import BOOL, FLOAT_OR_HALF, INT32, B, HostTensor, M, T, contrib_op
+from .multi_head import MASKED, Masking, separate, split_columns
 
 CHUNK_BYTES: Final = 16
 """Size in bytes of a chunk of a key in a chunked cache; a thread loads it as one vector."""

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ort_cuda_plugin.kernels.attention.linear_attention import LinearAttention, linear_attention
-from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
-from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.contrib.attention.multi_head import split_columns
-from ort_cuda_plugin.ops.contrib.packed_tokens import PackedTokens, check_capture
-from ort_cuda_plugin.ops.onnx.attention.linear_attention import UPDATE_RULES
-from ort_cuda_plugin.ops.onnx.attention.scores import scaled_by
-from ort_cuda_plugin.ops.onnx.math.activation import softplus
-from ort_cuda_plugin.ops.onnx.nn.normalization import Outputs
-from ort_cuda_plugin.ops.onnx.tensor.slicing import concat
-from ort_cuda_plugin.ops.outputs import is_used
-from ort_cuda_plugin.ops.registry import FLOAT32, INT32, TF, TI, TS, UP_TO_FLOAT32, Gates, T, contrib_op
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim, floordiv, product
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.elementwise import copy_of, elementwise, full
-from ort_cuda_plugin.program.lowering.reduce import row_map
-from ort_cuda_plugin.program.lowering.views import expand, permute, reshape, unsqueeze
-from ort_cuda_plugin.program.steps.row_program import SUM, Row
+from ....kernels.attention.linear_attention import LinearAttention, linear_attention
+from ....kernels.elementwise.index_map import IndexMap, gather_map
+from ....model.ir import DType
+from ....program.expressions import scalar as s
+from ....program.expressions.scalar import Scalar
+from ....program.expressions.symbolic import Dim, floordiv, product
+from ....program.lowering.context import Lowering, Tensor
+from ....program.lowering.elementwise import copy_of, elementwise, full
+from ....program.lowering.reduce import row_map
+from ....program.lowering.views import expand, permute, reshape, unsqueeze
+from ....program.steps.row_program import SUM, Row
+from ... import requirements as require
+from ...onnx.attention.linear_attention import UPDATE_RULES
+from ...onnx.attention.scores import scaled_by
+from ...onnx.math.activation import softplus
+from ...onnx.nn.normalization import Outputs
+from ...onnx.tensor.slicing import concat
+from ...outputs import is_used
+from ...registry import FLOAT32, INT32, TF, TI, TS, UP_TO_FLOAT32, Gates, T, contrib_op
+from ..packed_tokens import PackedTokens, check_capture
+from .multi_head import split_columns
 
 _SOFTPLUS = ("qwen", "softplus")
 """Values of ``gate_activation`` that do not use ``gate_lower_bound``."""

@@ -10,36 +10,25 @@ import math
 from dataclasses import replace
 from typing import Final, Unpack
 
-from ort_cuda_plugin.kernels.attention.kv_cache import CachePart, append
-from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
-from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.contrib.attention.multi_head import grouped_heads, sink_of_heads
-from ort_cuda_plugin.ops.contrib.attention.preparation import Preparation, RotaryAttributes
-from ort_cuda_plugin.ops.contrib.attention.window_cache import window_step
-from ort_cuda_plugin.ops.onnx.attention.attention import attend, merge_heads
-from ort_cuda_plugin.ops.onnx.attention.flash_attention import flash_attention
-from ort_cuda_plugin.ops.onnx.attention.scores import Scores, Variant, window_before
-from ort_cuda_plugin.ops.onnx.tensor.indexing import select_index
-from ort_cuda_plugin.ops.outputs import is_used
-from ort_cuda_plugin.ops.registry import (
-    FLOAT32,
-    INT32,
-    T_CACHE,
-    T_KV_SCALE,
-    UP_TO_FLOAT32,
-    HostTensor,
-    Int64,
-    M,
-    T,
-    contrib_op,
-)
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim, floordiv, product, sym_max
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.elementwise import elementwise
-from ort_cuda_plugin.program.lowering.views import reshape, unsqueeze
+from ....kernels.attention.kv_cache import CachePart, append
+from ....kernels.elementwise.index_map import IndexMap, gather_map
+from ....model.ir import DType
+from ....program.expressions import scalar as s
+from ....program.expressions.scalar import Scalar
+from ....program.expressions.symbolic import Dim, floordiv, product, sym_max
+from ....program.lowering.context import Lowering, Tensor
+from ....program.lowering.elementwise import elementwise
+from ....program.lowering.views import reshape, unsqueeze
+from ... import requirements as require
+from ...onnx.attention.attention import attend, merge_heads
+from ...onnx.attention.flash_attention import flash_attention
+from ...onnx.attention.scores import Scores, Variant, window_before
+from ...onnx.tensor.indexing import select_index
+from ...outputs import is_used
+from ...registry import FLOAT32, INT32, T_CACHE, T_KV_SCALE, UP_TO_FLOAT32, HostTensor, Int64, M, T, contrib_op
+from .multi_head import grouped_heads, sink_of_heads
+from .preparation import Preparation, RotaryAttributes
+from .window_cache import window_step
 
 QUANTIZED: Final = frozenset({DType.INT8, DType.UINT8, DType.FLOAT8E4M3FN})
 

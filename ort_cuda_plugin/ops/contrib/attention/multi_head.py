@@ -9,23 +9,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
-from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.onnx.attention.attention import after_past, attend, merge_heads, query_positions, split_heads
-from ort_cuda_plugin.ops.onnx.attention.flash_attention import CachePart, append, flash_attention
-from ort_cuda_plugin.ops.onnx.attention.scores import Reach, Variant
-from ort_cuda_plugin.ops.onnx.math.matmul import affine
-from ort_cuda_plugin.ops.onnx.tensor.indexing import select_index
-from ort_cuda_plugin.ops.onnx.tensor.slicing import concat
-from ort_cuda_plugin.ops.outputs import is_used
-from ort_cuda_plugin.ops.registry import INT32, UP_TO_FLOAT32, M, T, contrib_op
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, floordiv, logical_or, sym_max
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.elementwise import elementwise, full
-from ort_cuda_plugin.program.lowering.views import part, permute, reshape, unsqueeze
+from ....kernels.elementwise.index_map import IndexMap, gather_map
+from ....model.ir import DType
+from ....program.expressions import scalar as s
+from ....program.expressions.scalar import Scalar
+from ....program.expressions.symbolic import Dim, eq, floordiv, logical_or, sym_max
+from ....program.lowering.context import Lowering, Tensor
+from ....program.lowering.elementwise import elementwise, full
+from ....program.lowering.views import part, permute, reshape, unsqueeze
+from ... import requirements as require
+from ...onnx.attention.attention import after_past, attend, merge_heads, query_positions, split_heads
+from ...onnx.attention.flash_attention import CachePart, append, flash_attention
+from ...onnx.attention.scores import Reach, Variant
+from ...onnx.math.matmul import affine
+from ...onnx.tensor.indexing import select_index
+from ...onnx.tensor.slicing import concat
+from ...outputs import is_used
+from ...registry import INT32, UP_TO_FLOAT32, M, T, contrib_op
 
 MASKED: Final = -10000.0
 """Default of the attribute ``mask_filter_value``, added to scores of masked keys."""

@@ -8,23 +8,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map, scatter_map
-from ort_cuda_plugin.kernels.scan_sort.select import count_prefixes
-from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.contrib.attention.multi_head import MASKED, Masking, projection_sizes, split_columns
-from ort_cuda_plugin.ops.onnx.attention.attention import attend
-from ort_cuda_plugin.ops.onnx.math.matmul import affine
-from ort_cuda_plugin.ops.onnx.tensor.indexing import select_index
-from ort_cuda_plugin.ops.registry import FLOAT_OR_HALF, INT32, M, T, contrib_op
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim, floordiv
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.elementwise import elementwise
-from ort_cuda_plugin.program.lowering.reduce import reduce
-from ort_cuda_plugin.program.lowering.views import permute, reshape
-from ort_cuda_plugin.program.steps.row_program import MAX
+from ....kernels.elementwise.index_map import IndexMap, gather_map, scatter_map
+from ....kernels.scan_sort.select import count_prefixes
+from ....model.ir import DType
+from ....program.expressions import scalar as s
+from ....program.expressions.scalar import Scalar
+from ....program.expressions.symbolic import Dim, floordiv
+from ....program.lowering.context import Lowering, Tensor
+from ....program.lowering.elementwise import elementwise
+from ....program.lowering.reduce import reduce
+from ....program.lowering.views import permute, reshape
+from ....program.steps.row_program import MAX
+from ... import requirements as require
+from ...onnx.attention.attention import attend
+from ...onnx.math.matmul import affine
+from ...onnx.tensor.indexing import select_index
+from ...registry import FLOAT_OR_HALF, INT32, M, T, contrib_op
+from .multi_head import MASKED, Masking, projection_sizes, split_columns
 
 # ---- padding ----
 

@@ -10,24 +10,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Unpack
 
-from ort_cuda_plugin.kernels.attention.kv_cache import carry_over
-from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, Source, gather_map, scatter_map
-from ort_cuda_plugin.model.ir import HALVES, DType
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.contrib.attention.grouped_query import QUANTIZED
-from ort_cuda_plugin.ops.contrib.attention.multi_head import separate, sink_of_heads
-from ort_cuda_plugin.ops.contrib.attention.preparation import Preparation, PreparationAttributes
-from ort_cuda_plugin.ops.contrib.packed_tokens import PackedTokens, int64
-from ort_cuda_plugin.ops.onnx.attention.attention import attend
-from ort_cuda_plugin.ops.onnx.attention.scores import Variant, window_before
-from ort_cuda_plugin.ops.outputs import is_used
-from ort_cuda_plugin.ops.registry import FLOAT32, INT32, T_CACHE, T_KV_SCALE, HostTensor, S, T, contrib_op
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim, ceildiv, floordiv, le, lt, select, sym_min
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.views import part, reshape
-from ort_cuda_plugin.program.steps.row_program import MAX
+from ....kernels.attention.kv_cache import carry_over
+from ....kernels.elementwise.index_map import IndexMap, Source, gather_map, scatter_map
+from ....model.ir import HALVES, DType
+from ....program.expressions import scalar as s
+from ....program.expressions.scalar import Scalar
+from ....program.expressions.symbolic import Dim, ceildiv, floordiv, le, lt, select, sym_min
+from ....program.lowering.context import Lowering, Tensor
+from ....program.lowering.views import part, reshape
+from ....program.steps.row_program import MAX
+from ... import requirements as require
+from ...onnx.attention.attention import attend
+from ...onnx.attention.scores import Variant, window_before
+from ...outputs import is_used
+from ...registry import FLOAT32, INT32, T_CACHE, T_KV_SCALE, HostTensor, S, T, contrib_op
+from ..packed_tokens import PackedTokens, int64
+from .grouped_query import QUANTIZED
+from .multi_head import separate, sink_of_heads
+from .preparation import Preparation, PreparationAttributes
 
 # ---- tokens ----
 

@@ -4,32 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
-from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.contrib.attention.packed import padded_rows
-from ort_cuda_plugin.ops.onnx.attention.attention import rotate
-from ort_cuda_plugin.ops.onnx.math.matmul import affine
-from ort_cuda_plugin.ops.registry import (
-    FLOAT32,
-    FLOAT_OR_HALF,
-    INT32,
-    INT64,
-    UP_TO_FLOAT32,
-    HostTensor,
-    M,
-    T,
-    U,
-    contrib_op,
-)
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, floordiv
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.elementwise import elementwise
-from ort_cuda_plugin.program.lowering.reduce import reduce
-from ort_cuda_plugin.program.lowering.views import part, permute, reshape, unsqueeze
-from ort_cuda_plugin.program.steps.row_program import SUM
+from ....kernels.elementwise.index_map import IndexMap, gather_map
+from ....model.ir import DType
+from ....program.expressions import scalar as s
+from ....program.expressions.scalar import Scalar
+from ....program.expressions.symbolic import Dim, eq, floordiv
+from ....program.lowering.context import Lowering, Tensor
+from ....program.lowering.elementwise import elementwise
+from ....program.lowering.reduce import reduce
+from ....program.lowering.views import part, permute, reshape, unsqueeze
+from ....program.steps.row_program import SUM
+from ... import requirements as require
+from ...onnx.attention.attention import rotate
+from ...onnx.math.matmul import affine
+from ...registry import FLOAT32, FLOAT_OR_HALF, INT32, INT64, UP_TO_FLOAT32, HostTensor, M, T, U, contrib_op
+from .packed import padded_rows
 
 # ---- biases ----
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypedDict
 
-from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.onnx.attention.attention import rotate
-from ort_cuda_plugin.ops.onnx.nn.normalization import layer_norm
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.views import reshape
+from ....model.ir import DType
+from ....program.lowering.context import Lowering, Tensor
+from ....program.lowering.views import reshape
+from ... import requirements as require
+from ...onnx.attention.attention import rotate
+from ...onnx.nn.normalization import layer_norm
 
 
 class RotaryAttributes(TypedDict, total=False):

@@ -6,18 +6,18 @@ import math
 from collections.abc import Callable
 from typing import Required, TypedDict, Unpack
 
-from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map, scatter_map, walk_map
-from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.contrib.packed_tokens import PackedTokens, check_capture
-from ort_cuda_plugin.ops.folds import in_order
-from ort_cuda_plugin.ops.outputs import is_used
-from ort_cuda_plugin.ops.registry import FLOAT32, INDICES, INT32, INT64, Int32, M, S, T, Tid, contrib_op
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.elementwise import copy_of
-from ort_cuda_plugin.program.steps.row_program import Reduction, Values
+from ....kernels.elementwise.index_map import IndexMap, gather_map, scatter_map, walk_map
+from ....model.ir import DType
+from ....program.expressions import scalar as s
+from ....program.expressions.scalar import Scalar
+from ....program.lowering.context import Lowering, Tensor
+from ....program.lowering.elementwise import copy_of
+from ....program.steps.row_program import Reduction, Values
+from ... import requirements as require
+from ...folds import in_order
+from ...outputs import is_used
+from ...registry import FLOAT32, INDICES, INT32, INT64, Int32, M, S, T, Tid, contrib_op
+from ..packed_tokens import PackedTokens, check_capture
 
 
 @contrib_op("NGramRepeatBlock", Tid=INT64, T=FLOAT32)

@@ -12,18 +12,18 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map, scatter_map
-from ort_cuda_plugin.kernels.scan_sort.scan import scan
-from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim, sym_max
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.elementwise import elementwise, full
-from ort_cuda_plugin.program.lowering.reduce import reduce
-from ort_cuda_plugin.program.lowering.views import reshape, unsqueeze
-from ort_cuda_plugin.program.steps.row_program import MIN, SUM
+from ....kernels.elementwise.index_map import IndexMap, gather_map, scatter_map
+from ....kernels.scan_sort.scan import scan
+from ....model.ir import DType
+from ....program.expressions import scalar as s
+from ....program.expressions.scalar import Scalar
+from ....program.expressions.symbolic import Dim, sym_max
+from ....program.lowering.context import Lowering, Tensor
+from ....program.lowering.elementwise import elementwise, full
+from ....program.lowering.reduce import reduce
+from ....program.lowering.views import reshape, unsqueeze
+from ....program.steps.row_program import MIN, SUM
+from ... import requirements as require
 
 LOWEST: Final = float(np.finfo(np.float32).min)
 """Score of a token that must not be chosen."""

@@ -11,22 +11,22 @@ from typing import Final
 
 import numpy as np
 
-from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
-from ort_cuda_plugin.kernels.scan_sort.scan import scan
-from ort_cuda_plugin.kernels.scan_sort.select import sort_rows
-from ort_cuda_plugin.kernels.scan_sort.top_k import top_rows
-from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.ops.contrib.generation.search import LOWEST, Count, goes_on, number_of
-from ort_cuda_plugin.ops.folds import in_order
-from ort_cuda_plugin.ops.onnx.nn.normalization import log_softmax_row
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.elementwise import elementwise, full
-from ort_cuda_plugin.program.lowering.reduce import row_map
-from ort_cuda_plugin.program.lowering.views import reshape
-from ort_cuda_plugin.program.steps.row_program import SUM, Values
+from ....kernels.elementwise.index_map import IndexMap, gather_map
+from ....kernels.scan_sort.scan import scan
+from ....kernels.scan_sort.select import sort_rows
+from ....kernels.scan_sort.top_k import top_rows
+from ....model.ir import DType
+from ....program.expressions import scalar as s
+from ....program.expressions.scalar import Scalar
+from ....program.expressions.symbolic import Dim
+from ....program.lowering.context import Lowering, Tensor
+from ....program.lowering.elementwise import elementwise, full
+from ....program.lowering.reduce import row_map
+from ....program.lowering.views import reshape
+from ....program.steps.row_program import SUM, Values
+from ...folds import in_order
+from ...onnx.nn.normalization import log_softmax_row
+from .search import LOWEST, Count, goes_on, number_of
 
 _FAR_BEHIND: Final = -1e9
 """Initial log probability of all beams of a prompt but the first, so that the beams diverge."""

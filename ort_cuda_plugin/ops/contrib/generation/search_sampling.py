@@ -11,19 +11,19 @@ from typing import Final
 
 import numpy as np
 
-from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map, scatter_map
-from ort_cuda_plugin.kernels.scan_sort.scan import scan
-from ort_cuda_plugin.kernels.scan_sort.select import sort_rows
-from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.ops.folds import in_order
-from ort_cuda_plugin.ops.onnx.math.random import drawn_classes
-from ort_cuda_plugin.ops.onnx.nn.normalization import softmax_row
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.reduce import row_map
-from ort_cuda_plugin.program.lowering.views import reshape
-from ort_cuda_plugin.program.steps.row_program import SUM, Values
+from ....kernels.elementwise.index_map import IndexMap, gather_map, scatter_map
+from ....kernels.scan_sort.scan import scan
+from ....kernels.scan_sort.select import sort_rows
+from ....model.ir import DType
+from ....program.expressions import scalar as s
+from ....program.expressions.scalar import Scalar
+from ....program.lowering.context import Lowering, Tensor
+from ....program.lowering.reduce import row_map
+from ....program.lowering.views import reshape
+from ....program.steps.row_program import SUM, Values
+from ...folds import in_order
+from ...onnx.math.random import drawn_classes
+from ...onnx.nn.normalization import softmax_row
 
 _FACTOR: Final = 16807
 _MODULUS: Final = 2**31 - 1

@@ -9,16 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
-from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.contrib.generation.search import LOWEST, Count, number_of
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import le, lt
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.reduce import reduce, row_map
-from ort_cuda_plugin.program.steps.row_program import MAX, MIN, SUM, Row
+from ....kernels.elementwise.index_map import IndexMap, gather_map
+from ....model.ir import DType
+from ....program.expressions import scalar as s
+from ....program.expressions.scalar import Scalar
+from ....program.expressions.symbolic import le, lt
+from ....program.lowering.context import Lowering, Tensor
+from ....program.lowering.reduce import reduce, row_map
+from ....program.steps.row_program import MAX, MIN, SUM, Row
+from ... import requirements as require
+from .search import LOWEST, Count, number_of
 
 MOST_INITIAL: Final = 50
 """Largest index of the first timestamp that a sequence may get, as in ONNX Runtime."""

@@ -10,20 +10,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final, TypedDict, Unpack
 
-from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, Loads, gather_map, scatter_map
-from ort_cuda_plugin.kernels.gemm.grouped_gemm import Choices, Shared, Weights, group_rows, grouped_product
-from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.onnx.math.activation import gelu_tanh
-from ort_cuda_plugin.ops.registry import UP_TO_FLOAT32, T, contrib_op
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, floordiv, product
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.elementwise import elementwise
-from ort_cuda_plugin.program.lowering.reduce import row_map
-from ort_cuda_plugin.program.lowering.views import part, reshape, unsqueeze
-from ort_cuda_plugin.program.steps.row_program import SUM, Row
+from ....kernels.elementwise.index_map import IndexMap, Loads, gather_map, scatter_map
+from ....kernels.gemm.grouped_gemm import Choices, Shared, Weights, group_rows, grouped_product
+from ....model.ir import DType
+from ....program.expressions import scalar as s
+from ....program.expressions.scalar import Scalar
+from ....program.expressions.symbolic import Dim, eq, floordiv, product
+from ....program.lowering.context import Lowering, Tensor
+from ....program.lowering.elementwise import elementwise
+from ....program.lowering.reduce import row_map
+from ....program.lowering.views import part, reshape, unsqueeze
+from ....program.steps.row_program import SUM, Row
+from ... import requirements as require
+from ...onnx.math.activation import gelu_tanh
+from ...registry import UP_TO_FLOAT32, T, contrib_op
 
 _ACTIVATIONS: Final[dict[str, Callable[[Scalar], Scalar]]] = {
     "relu": lambda x: s.maximum(x, 0.0),

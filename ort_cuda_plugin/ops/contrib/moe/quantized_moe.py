@@ -5,19 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, TypeAlias, Unpack
 
-from ort_cuda_plugin.kernels.elementwise.index_map import Loads
-from ort_cuda_plugin.kernels.gemm.grouped_gemm import BLOCK, Shared, WeightBlock, WeightElement, Weights
-from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.contrib.moe.moe import Mixture, MixtureAttributes, check_tokens, settle_older_shape
-from ort_cuda_plugin.ops.contrib.quantization.mixed_gemm_layout import raw_codes, try_interleaved
-from ort_cuda_plugin.ops.contrib.quantization.small_float_gemm import E2M1
-from ort_cuda_plugin.ops.registry import FLOAT32, T1, T2, T4, UINT8, UP_TO_FLOAT32, T, contrib_op
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim, ceildiv, eq, floordiv, product
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.views import reshape
+from ....kernels.elementwise.index_map import Loads
+from ....kernels.gemm.grouped_gemm import BLOCK, Shared, WeightBlock, WeightElement, Weights
+from ....model.ir import DType
+from ....program.expressions import scalar as s
+from ....program.expressions.scalar import Scalar
+from ....program.expressions.symbolic import Dim, ceildiv, eq, floordiv, product
+from ....program.lowering.context import Lowering, Tensor
+from ....program.lowering.views import reshape
+from ... import requirements as require
+from ...registry import FLOAT32, T1, T2, T4, UINT8, UP_TO_FLOAT32, T, contrib_op
+from ..quantization.mixed_gemm_layout import raw_codes, try_interleaved
+from ..quantization.small_float_gemm import E2M1
+from .moe import Mixture, MixtureAttributes, check_tokens, settle_older_shape
 
 _FLOATS_4: Final = {
     "fp4": (32, DType.FLOAT8E8M0),

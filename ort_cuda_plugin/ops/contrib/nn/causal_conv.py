@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map, walk_map
-from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.contrib.packed_tokens import PackedTokens, check_capture
-from ort_cuda_plugin.ops.onnx.nn.causal_conv import causal_convolution, check_convolution, filter_length
-from ort_cuda_plugin.ops.registry import INT32, UP_TO_FLOAT32, M, T, contrib_op
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import product
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.views import part, permute, reshape, squeeze
-from ort_cuda_plugin.program.steps.row_program import SUM
+from ....kernels.elementwise.index_map import IndexMap, gather_map, walk_map
+from ....model.ir import DType
+from ....program.expressions import scalar as s
+from ....program.expressions.scalar import Scalar
+from ....program.expressions.symbolic import product
+from ....program.lowering.context import Lowering, Tensor
+from ....program.lowering.views import part, permute, reshape, squeeze
+from ....program.steps.row_program import SUM
+from ... import requirements as require
+from ...onnx.nn.causal_conv import causal_convolution, check_convolution, filter_length
+from ...registry import INT32, UP_TO_FLOAT32, M, T, contrib_op
+from ..packed_tokens import PackedTokens, check_capture
 
 MAX_WINDOW = 8
 """Maximum number of states that a node may keep, by the schema."""

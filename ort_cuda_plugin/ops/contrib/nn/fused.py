@@ -8,22 +8,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, Unpack
 
-from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.axes import normalize_axis
-from ort_cuda_plugin.ops.layouts import channels_first, channels_last
-from ort_cuda_plugin.ops.onnx.math.activation import fast_gelu, gelu_erf
-from ort_cuda_plugin.ops.onnx.math.elementwise import sum_like_first
-from ort_cuda_plugin.ops.onnx.math.matmul import GemmAttributes, gemm, matrix_product
-from ort_cuda_plugin.ops.onnx.nn.conv import conv
-from ort_cuda_plugin.ops.onnx.nn.normalization import softmax_row
-from ort_cuda_plugin.ops.onnx.nn.windows import ConvAttributes
-from ort_cuda_plugin.ops.registry import FLOATS, NO_BFLOAT16, UP_TO_FLOAT32, T, contrib_op, lookup
-from ort_cuda_plugin.program.expressions.symbolic import floordiv
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.elementwise import elementwise
-from ort_cuda_plugin.program.lowering.reduce import row_map
-from ort_cuda_plugin.program.lowering.views import part, permute
+from ....model.ir import DType
+from ....program.expressions.symbolic import floordiv
+from ....program.lowering.context import Lowering, Tensor
+from ....program.lowering.elementwise import elementwise
+from ....program.lowering.reduce import row_map
+from ....program.lowering.views import part, permute
+from ... import requirements as require
+from ...axes import normalize_axis
+from ...layouts import channels_first, channels_last
+from ...onnx.math.activation import fast_gelu, gelu_erf
+from ...onnx.math.elementwise import sum_like_first
+from ...onnx.math.matmul import GemmAttributes, gemm, matrix_product
+from ...onnx.nn.conv import conv
+from ...onnx.nn.normalization import softmax_row
+from ...onnx.nn.windows import ConvAttributes
+from ...registry import FLOATS, NO_BFLOAT16, UP_TO_FLOAT32, T, contrib_op, lookup
 
 # ---- matrix products ----
 

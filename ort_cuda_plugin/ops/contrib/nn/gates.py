@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
-from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.layouts import as_number
-from ort_cuda_plugin.ops.onnx.nn.normalization import Outputs, rms_normalized
-from ort_cuda_plugin.ops.registry import NO_BFLOAT16, UP_TO_FLOAT32, M, T, contrib_op
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import floordiv
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.elementwise import elementwise
-from ort_cuda_plugin.program.lowering.reduce import row_map
-from ort_cuda_plugin.program.lowering.shapes import broadcast_shapes
-from ort_cuda_plugin.program.lowering.views import expand, reshape
-from ort_cuda_plugin.program.steps.row_program import Row
+from ....kernels.elementwise.index_map import IndexMap, gather_map
+from ....model.ir import DType
+from ....program.expressions import scalar as s
+from ....program.expressions.scalar import Scalar
+from ....program.expressions.symbolic import floordiv
+from ....program.lowering.context import Lowering, Tensor
+from ....program.lowering.elementwise import elementwise
+from ....program.lowering.reduce import row_map
+from ....program.lowering.shapes import broadcast_shapes
+from ....program.lowering.views import expand, reshape
+from ....program.steps.row_program import Row
+from ... import requirements as require
+from ...layouts import as_number
+from ...onnx.nn.normalization import Outputs, rms_normalized
+from ...registry import NO_BFLOAT16, UP_TO_FLOAT32, M, T, contrib_op
 
 # ---- gates ----
 

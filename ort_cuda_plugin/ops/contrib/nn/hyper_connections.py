@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.onnx.nn.normalization import Outputs, rms_normalized
-from ort_cuda_plugin.ops.outputs import is_used
-from ort_cuda_plugin.ops.registry import UP_TO_FLOAT32, M, T, contrib_op
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, floordiv
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.elementwise import elementwise
-from ort_cuda_plugin.program.lowering.reduce import row_map
-from ort_cuda_plugin.program.lowering.views import expand, reshape, squeeze, unsqueeze
-from ort_cuda_plugin.program.steps.row_program import SUM, Row
+from ....model.ir import DType
+from ....program.expressions import scalar as s
+from ....program.expressions.scalar import Scalar
+from ....program.expressions.symbolic import Dim, eq, floordiv
+from ....program.lowering.context import Lowering, Tensor
+from ....program.lowering.elementwise import elementwise
+from ....program.lowering.reduce import row_map
+from ....program.lowering.views import expand, reshape, squeeze, unsqueeze
+from ....program.steps.row_program import SUM, Row
+from ... import requirements as require
+from ...onnx.nn.normalization import Outputs, rms_normalized
+from ...outputs import is_used
+from ...registry import UP_TO_FLOAT32, M, T, contrib_op
 
 _TYPES = {"T": UP_TO_FLOAT32, "M": UP_TO_FLOAT32}
 

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from ort_cuda_plugin.kernels.elementwise.index_map import gather_map
-from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.layouts import with_channels_first
-from ort_cuda_plugin.ops.onnx.math.activation import swish
-from ort_cuda_plugin.ops.onnx.math.elementwise import sum_like_first
-from ort_cuda_plugin.ops.onnx.nn.normalization import group_normalization_21, layer_norm
-from ort_cuda_plugin.ops.onnx.tensor.indexing import gather
-from ort_cuda_plugin.ops.outputs import is_used
-from ort_cuda_plugin.ops.registry import INT32, T1, UP_TO_FLOAT32, M, T, contrib_op
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.elementwise import elementwise, full
-from ort_cuda_plugin.program.lowering.reduce import reduce
-from ort_cuda_plugin.program.lowering.views import unsqueeze
-from ort_cuda_plugin.program.steps.row_program import SUM, Row
+from ....kernels.elementwise.index_map import gather_map
+from ....model.ir import DType
+from ....program.expressions import scalar as s
+from ....program.expressions.scalar import Scalar
+from ....program.lowering.context import Lowering, Tensor
+from ....program.lowering.elementwise import elementwise, full
+from ....program.lowering.reduce import reduce
+from ....program.lowering.views import unsqueeze
+from ....program.steps.row_program import SUM, Row
+from ... import requirements as require
+from ...layouts import with_channels_first
+from ...onnx.math.activation import swish
+from ...onnx.math.elementwise import sum_like_first
+from ...onnx.nn.normalization import group_normalization_21, layer_norm
+from ...onnx.tensor.indexing import gather
+from ...outputs import is_used
+from ...registry import INT32, T1, UP_TO_FLOAT32, M, T, contrib_op
 
 STABLE = UP_TO_FLOAT32 - {DType.BFLOAT16}
 _FLOAT32 = DType.FLOAT32.onnx

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ort_cuda_plugin.kernels.block_algorithms.dynamic_time_warping import warping_path
-from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
-from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.registry import FLOAT32, INT32, F, contrib_op
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.views import squeeze
+from ....kernels.block_algorithms.dynamic_time_warping import warping_path
+from ....kernels.elementwise.index_map import IndexMap, gather_map
+from ....model.ir import DType
+from ....program.expressions.scalar import Scalar
+from ....program.lowering.context import Lowering, Tensor
+from ....program.lowering.views import squeeze
+from ... import requirements as require
+from ...registry import FLOAT32, INT32, F, contrib_op
 
 _TYPES = {"F": FLOAT32, "I": INT32}
 

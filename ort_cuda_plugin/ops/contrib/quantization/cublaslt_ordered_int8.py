@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from typing import Final
 
-from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.axes import normalize_axis
-from ort_cuda_plugin.ops.contrib.quantization.qlinear import code_of, real_of
-from ort_cuda_plugin.ops.layouts import as_number
-from ort_cuda_plugin.ops.onnx.math.activation import gelu_erf
-from ort_cuda_plugin.ops.onnx.math.elementwise import cast
-from ort_cuda_plugin.ops.onnx.math.matmul import matrix_product
-from ort_cuda_plugin.ops.onnx.nn.normalization import Outputs
-from ort_cuda_plugin.ops.onnx.nn.quantization import shifted
-from ort_cuda_plugin.ops.registry import FLOAT32, FLOAT_OR_HALF, INT8, F, Q, S, contrib_op
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import eq, floordiv, logical_or
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.elementwise import elementwise
-from ort_cuda_plugin.program.lowering.reduce import row_map
-from ort_cuda_plugin.program.lowering.views import permute, reshape, unsqueeze
-from ort_cuda_plugin.program.steps.row_program import Row
+from ....model.ir import DType
+from ....program.expressions import scalar as s
+from ....program.expressions.scalar import Scalar
+from ....program.expressions.symbolic import eq, floordiv, logical_or
+from ....program.lowering.context import Lowering, Tensor
+from ....program.lowering.elementwise import elementwise
+from ....program.lowering.reduce import row_map
+from ....program.lowering.views import permute, reshape, unsqueeze
+from ....program.steps.row_program import Row
+from ... import requirements as require
+from ...axes import normalize_axis
+from ...layouts import as_number
+from ...onnx.math.activation import gelu_erf
+from ...onnx.math.elementwise import cast
+from ...onnx.math.matmul import matrix_product
+from ...onnx.nn.normalization import Outputs
+from ...onnx.nn.quantization import shifted
+from ...registry import FLOAT32, FLOAT_OR_HALF, INT8, F, Q, S, contrib_op
+from .qlinear import code_of, real_of
 
 COL, ROW, COL32 = 0, 1, 2
 _WIDTH: Final = 32

@@ -10,21 +10,21 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
-from ort_cuda_plugin.model.ir import FLOATS_8, DType
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.axes import normalize_axis
-from ort_cuda_plugin.ops.onnx.math.matmul import affine
-from ort_cuda_plugin.ops.onnx.tensor.indexing import wrapped
-from ort_cuda_plugin.ops.registry import INDICES, INT32, T1, T2, T3, T4, UINT8, UP_TO_FLOAT32, Tind, contrib_op
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import ceildiv, eq, logical_or
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.elementwise import elementwise
-from ort_cuda_plugin.program.lowering.views import part, permute, reshape, unsqueeze
-from ort_cuda_plugin.program.steps.steps import Conversion
-from ort_cuda_plugin.program.steps.tensor import BufferKind
+from ....kernels.elementwise.index_map import IndexMap, gather_map
+from ....model.ir import FLOATS_8, DType
+from ....program.expressions import scalar as s
+from ....program.expressions.scalar import Scalar
+from ....program.expressions.symbolic import ceildiv, eq, logical_or
+from ....program.lowering.context import Lowering, Tensor
+from ....program.lowering.elementwise import elementwise
+from ....program.lowering.views import part, permute, reshape, unsqueeze
+from ....program.steps.steps import Conversion
+from ....program.steps.tensor import BufferKind
+from ... import requirements as require
+from ...axes import normalize_axis
+from ...onnx.math.matmul import affine
+from ...onnx.tensor.indexing import wrapped
+from ...registry import INDICES, INT32, T1, T2, T3, T4, UINT8, UP_TO_FLOAT32, Tind, contrib_op
 
 WIDTHS = (2, 4, 8)
 

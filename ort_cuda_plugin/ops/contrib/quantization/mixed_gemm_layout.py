@@ -15,14 +15,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
-from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, floordiv
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.views import reshape
+from ....kernels.elementwise.index_map import IndexMap, gather_map
+from ....model.ir import DType
+from ....program.expressions import scalar as s
+from ....program.expressions.scalar import Scalar
+from ....program.expressions.symbolic import Dim, eq, floordiv
+from ....program.lowering.context import Lowering, Tensor
+from ....program.lowering.views import reshape
+from ... import requirements as require
 
 TILE: Final = 64  # inputs in a contiguous run of one output, elements
 PACKED_COLUMNS: Final = 8  # the codes of all outputs for one input fill a multiple of this, bytes

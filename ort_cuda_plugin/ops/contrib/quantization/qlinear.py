@@ -6,24 +6,25 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Unpack
 
-from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.axes import normalize_axis
-from ort_cuda_plugin.ops.layouts import as_number, with_channels_first
-from ort_cuda_plugin.ops.onnx.math.activation import leaky_relu
-from ort_cuda_plugin.ops.onnx.math.matmul import matrix_product
-from ort_cuda_plugin.ops.onnx.nn.normalization import softmax_row
-from ort_cuda_plugin.ops.onnx.nn.pooling import average_pool, global_average_pool
-from ort_cuda_plugin.ops.onnx.nn.quantization import (
-    dequantize_linear,
-    dynamic_quantize_linear,
-    quantize_linear_10,
-    shifted,
-)
-from ort_cuda_plugin.ops.onnx.nn.recurrent import CellAttributes, lstm
-from ort_cuda_plugin.ops.onnx.nn.windows import PoolAttributes
-from ort_cuda_plugin.ops.onnx.tensor.slicing import concat
-from ort_cuda_plugin.ops.registry import (
+from ....model.ir import DType
+from ....program.expressions import scalar as s
+from ....program.expressions.scalar import Scalar
+from ....program.lowering.context import Lowering, Tensor
+from ....program.lowering.elementwise import elementwise
+from ....program.lowering.reduce import row_map
+from ....program.lowering.views import permute, reshape, unsqueeze
+from ... import requirements as require
+from ...axes import normalize_axis
+from ...layouts import as_number, with_channels_first
+from ...onnx.math.activation import leaky_relu
+from ...onnx.math.matmul import matrix_product
+from ...onnx.nn.normalization import softmax_row
+from ...onnx.nn.pooling import average_pool, global_average_pool
+from ...onnx.nn.quantization import dequantize_linear, dynamic_quantize_linear, quantize_linear_10, shifted
+from ...onnx.nn.recurrent import CellAttributes, lstm
+from ...onnx.nn.windows import PoolAttributes
+from ...onnx.tensor.slicing import concat
+from ...registry import (
     BYTES,
     FLOAT32,
     FLOAT_OR_HALF,
@@ -42,12 +43,6 @@ from ort_cuda_plugin.ops.registry import (
     T,
     contrib_op,
 )
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.elementwise import elementwise
-from ort_cuda_plugin.program.lowering.reduce import row_map
-from ort_cuda_plugin.program.lowering.views import permute, reshape, unsqueeze
 
 # ---- conversions ----
 

@@ -2,41 +2,25 @@
 
 from __future__ import annotations
 
-from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.contrib.attention.multi_head import MASKED, Masking, of_projection, score_bias
-from ort_cuda_plugin.ops.contrib.quantization import cublaslt_ordered_int8 as ordered
-from ort_cuda_plugin.ops.contrib.quantization.qlinear import code_of, real_of, scaled_product
-from ort_cuda_plugin.ops.contrib.sparse_attention.block_sparse import longformer_of_projections
-from ort_cuda_plugin.ops.layouts import as_number
-from ort_cuda_plugin.ops.onnx.attention.attention import merge_heads, split_heads
-from ort_cuda_plugin.ops.onnx.math.elementwise import cast
-from ort_cuda_plugin.ops.onnx.math.matmul import matrix_product
-from ort_cuda_plugin.ops.onnx.nn.normalization import softmax_row
-from ort_cuda_plugin.ops.onnx.nn.quantization import shifted
-from ort_cuda_plugin.ops.registry import (
-    BYTES,
-    FLOAT16,
-    FLOAT32,
-    FLOAT_OR_HALF,
-    INT8,
-    INT32,
-    T1,
-    T2,
-    T3,
-    T4,
-    F,
-    G,
-    Q,
-    S,
-    contrib_op,
-)
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.elementwise import elementwise
-from ort_cuda_plugin.program.lowering.reduce import row_map
-from ort_cuda_plugin.program.lowering.views import permute
+from ....model.ir import DType
+from ....program.expressions import scalar as s
+from ....program.expressions.scalar import Scalar
+from ....program.lowering.context import Lowering, Tensor
+from ....program.lowering.elementwise import elementwise
+from ....program.lowering.reduce import row_map
+from ....program.lowering.views import permute
+from ... import requirements as require
+from ...layouts import as_number
+from ...onnx.attention.attention import merge_heads, split_heads
+from ...onnx.math.elementwise import cast
+from ...onnx.math.matmul import matrix_product
+from ...onnx.nn.normalization import softmax_row
+from ...onnx.nn.quantization import shifted
+from ...registry import BYTES, FLOAT16, FLOAT32, FLOAT_OR_HALF, INT8, INT32, T1, T2, T3, T4, F, G, Q, S, contrib_op
+from ..attention.multi_head import MASKED, Masking, of_projection, score_bias
+from ..sparse_attention.block_sparse import longformer_of_projections
+from . import cublaslt_ordered_int8 as ordered
+from .qlinear import code_of, real_of, scaled_product
 
 
 @contrib_op("QAttention", T1=BYTES, T2=BYTES, T3=FLOAT_OR_HALF, T4=INT32)

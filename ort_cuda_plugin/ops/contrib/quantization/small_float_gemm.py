@@ -10,21 +10,21 @@ from typing import Final
 
 import numpy as np
 
-from ort_cuda_plugin.kernels.elementwise.index_map import Loads
-from ort_cuda_plugin.kernels.gemm.grouped_gemm import BLOCK, Shared, Weights, group_rows, grouped_product
-from ort_cuda_plugin.model.ir import HALVES, DType
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.layouts import as_number
-from ort_cuda_plugin.ops.onnx.math.activation import gelu_tanh
-from ort_cuda_plugin.ops.onnx.math.elementwise import cast
-from ort_cuda_plugin.ops.onnx.math.matmul import gemm
-from ort_cuda_plugin.ops.registry import FLOAT32, T1, T2, T3, TA, TB, TC, TS, UINT8, UP_TO_FLOAT32, T, contrib_op
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim, ceildiv, product
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.elementwise import elementwise, full
-from ort_cuda_plugin.program.lowering.views import reshape
+from ....kernels.elementwise.index_map import Loads
+from ....kernels.gemm.grouped_gemm import BLOCK, Shared, Weights, group_rows, grouped_product
+from ....model.ir import HALVES, DType
+from ....program.expressions import scalar as s
+from ....program.expressions.scalar import Scalar
+from ....program.expressions.symbolic import Dim, ceildiv, product
+from ....program.lowering.context import Lowering, Tensor
+from ....program.lowering.elementwise import elementwise, full
+from ....program.lowering.views import reshape
+from ... import requirements as require
+from ...layouts import as_number
+from ...onnx.math.activation import gelu_tanh
+from ...onnx.math.elementwise import cast
+from ...onnx.math.matmul import gemm
+from ...registry import FLOAT32, T1, T2, T3, TA, TB, TC, TS, UINT8, UP_TO_FLOAT32, T, contrib_op
 
 E2M1: Final = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 """Values of float4e2m1 by code. A lookup takes fewer instructions per element than an expression."""

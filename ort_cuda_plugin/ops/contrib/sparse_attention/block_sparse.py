@@ -6,23 +6,23 @@ import math
 from collections.abc import Sequence
 from typing import Unpack
 
-from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
-from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.contrib.attention.decoder import grown
-from ort_cuda_plugin.ops.contrib.attention.multi_head import grouped_heads, split_columns
-from ort_cuda_plugin.ops.contrib.attention.preparation import Preparation, RotaryAttributes
-from ort_cuda_plugin.ops.onnx.attention.attention import attend, merge_heads, split_heads
-from ort_cuda_plugin.ops.onnx.attention.scores import Variant
-from ort_cuda_plugin.ops.onnx.math.matmul import affine
-from ort_cuda_plugin.ops.registry import FLOAT_OR_HALF, INT32, UP_TO_FLOAT32, G, HostTensor, M, T, contrib_op
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import floordiv
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.elementwise import elementwise
-from ort_cuda_plugin.program.lowering.views import part, reshape, unsqueeze
-from ort_cuda_plugin.program.steps.row_program import MAX
+from ....kernels.elementwise.index_map import IndexMap, gather_map
+from ....model.ir import DType
+from ....program.expressions import scalar as s
+from ....program.expressions.scalar import Scalar
+from ....program.expressions.symbolic import floordiv
+from ....program.lowering.context import Lowering, Tensor
+from ....program.lowering.elementwise import elementwise
+from ....program.lowering.views import part, reshape, unsqueeze
+from ....program.steps.row_program import MAX
+from ... import requirements as require
+from ...onnx.attention.attention import attend, merge_heads, split_heads
+from ...onnx.attention.scores import Variant
+from ...onnx.math.matmul import affine
+from ...registry import FLOAT_OR_HALF, INT32, UP_TO_FLOAT32, G, HostTensor, M, T, contrib_op
+from ..attention.decoder import grown
+from ..attention.multi_head import grouped_heads, split_columns
+from ..attention.preparation import Preparation, RotaryAttributes
 
 # ---- blocks ----
 

@@ -8,24 +8,24 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map, scatter_map
-from ort_cuda_plugin.kernels.scan_sort.scan import scan
-from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.contrib.attention.decoder import grown
-from ort_cuda_plugin.ops.contrib.attention.multi_head import split_columns
-from ort_cuda_plugin.ops.contrib.sparse_attention import indexer_parts as parts
-from ort_cuda_plugin.ops.onnx.tensor.slicing import concat
-from ort_cuda_plugin.ops.registry import INT32, INT64, TB, UP_TO_FLOAT32, HostTensor, I, T, contrib_op
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim, floordiv, le, lt, mod, select
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.elementwise import elementwise
-from ort_cuda_plugin.program.lowering.multiply import multiply
-from ort_cuda_plugin.program.lowering.reduce import reduce
-from ort_cuda_plugin.program.lowering.views import part, permute, reshape, unsqueeze
-from ort_cuda_plugin.program.steps.row_program import SUM
+from ....kernels.elementwise.index_map import IndexMap, gather_map, scatter_map
+from ....kernels.scan_sort.scan import scan
+from ....model.ir import DType
+from ....program.expressions import scalar as s
+from ....program.expressions.scalar import Scalar
+from ....program.expressions.symbolic import Dim, floordiv, le, lt, mod, select
+from ....program.lowering.context import Lowering, Tensor
+from ....program.lowering.elementwise import elementwise
+from ....program.lowering.multiply import multiply
+from ....program.lowering.reduce import reduce
+from ....program.lowering.views import part, permute, reshape, unsqueeze
+from ....program.steps.row_program import SUM
+from ... import requirements as require
+from ...onnx.tensor.slicing import concat
+from ...registry import INT32, INT64, TB, UP_TO_FLOAT32, HostTensor, I, T, contrib_op
+from ..attention.decoder import grown
+from ..attention.multi_head import split_columns
+from . import indexer_parts as parts
 
 
 def scores_of_heads(

@@ -6,18 +6,18 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, Source, gather_map
-from ort_cuda_plugin.kernels.scan_sort.select import sort_rows
-from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.onnx.nn.normalization import Outputs, rms_normalized
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim, floordiv, product
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.reduce import row_map
-from ort_cuda_plugin.program.lowering.views import reshape
-from ort_cuda_plugin.program.steps.row_program import MAX, SUM, Row
+from ....kernels.elementwise.index_map import IndexMap, Source, gather_map
+from ....kernels.scan_sort.select import sort_rows
+from ....model.ir import DType
+from ....program.expressions import scalar as s
+from ....program.expressions.scalar import Scalar
+from ....program.expressions.symbolic import Dim, floordiv, product
+from ....program.lowering.context import Lowering, Tensor
+from ....program.lowering.reduce import row_map
+from ....program.lowering.views import reshape
+from ....program.steps.row_program import MAX, SUM, Row
+from ... import requirements as require
+from ...onnx.nn.normalization import Outputs, rms_normalized
 
 PositionOf: TypeAlias = Callable[[IndexMap, list[Scalar]], Scalar]
 Predicate: TypeAlias = Callable[[IndexMap, list[Scalar]], Scalar]

@@ -9,21 +9,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ort_cuda_plugin.kernels.attention.kv_cache import carry_over
-from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map, scatter_map, walk_map
-from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.contrib.attention.multi_head import split_columns
-from ort_cuda_plugin.ops.contrib.packed_tokens import PackedTokens, check_capture, int64
-from ort_cuda_plugin.ops.contrib.sparse_attention import indexer_parts as parts
-from ort_cuda_plugin.ops.outputs import is_used
-from ort_cuda_plugin.ops.registry import INT32, INT64, UP_TO_FLOAT32, I, M, T, contrib_op
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim, floordiv
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.views import reshape
-from ort_cuda_plugin.program.steps.row_program import SUM
+from ....kernels.attention.kv_cache import carry_over
+from ....kernels.elementwise.index_map import IndexMap, gather_map, scatter_map, walk_map
+from ....model.ir import DType
+from ....program.expressions import scalar as s
+from ....program.expressions.scalar import Scalar
+from ....program.expressions.symbolic import Dim, floordiv
+from ....program.lowering.context import Lowering, Tensor
+from ....program.lowering.views import reshape
+from ....program.steps.row_program import SUM
+from ... import requirements as require
+from ...outputs import is_used
+from ...registry import INT32, INT64, UP_TO_FLOAT32, I, M, T, contrib_op
+from ..attention.multi_head import split_columns
+from ..packed_tokens import PackedTokens, check_capture, int64
+from . import indexer_parts as parts
 
 # ---- PackedSparseAttentionIndexer ----
 

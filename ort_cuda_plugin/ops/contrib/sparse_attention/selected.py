@@ -8,36 +8,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias, Unpack
 
-from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map, scatter_map
-from ort_cuda_plugin.model.ir import HALVES, DType
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.contrib.attention import paged
-from ort_cuda_plugin.ops.contrib.attention.decoder import grown
-from ort_cuda_plugin.ops.contrib.attention.multi_head import grouped_heads, sink_of_heads
-from ort_cuda_plugin.ops.contrib.attention.preparation import Preparation, PreparationAttributes
-from ort_cuda_plugin.ops.contrib.packed_tokens import int64
-from ort_cuda_plugin.ops.onnx.attention.attention import attend, merge_heads
-from ort_cuda_plugin.ops.onnx.attention.scores import Variant
-from ort_cuda_plugin.ops.onnx.tensor.slicing import concat
-from ort_cuda_plugin.ops.outputs import is_used
-from ort_cuda_plugin.ops.registry import (
-    FLOAT32,
-    INT32,
-    T_CACHE,
-    T_KV_SCALE,
-    UP_TO_FLOAT32,
-    HostTensor,
-    Int64,
-    M,
-    S,
-    T,
-    contrib_op,
-)
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, logical_or, sym_max
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.views import part, reshape
+from ....kernels.elementwise.index_map import IndexMap, gather_map, scatter_map
+from ....model.ir import HALVES, DType
+from ....program.expressions import scalar as s
+from ....program.expressions.scalar import Scalar
+from ....program.expressions.symbolic import Dim, eq, logical_or, sym_max
+from ....program.lowering.context import Lowering, Tensor
+from ....program.lowering.views import part, reshape
+from ... import requirements as require
+from ...onnx.attention.attention import attend, merge_heads
+from ...onnx.attention.scores import Variant
+from ...onnx.tensor.slicing import concat
+from ...outputs import is_used
+from ...registry import FLOAT32, INT32, T_CACHE, T_KV_SCALE, UP_TO_FLOAT32, HostTensor, Int64, M, S, T, contrib_op
+from ..attention import paged
+from ..attention.decoder import grown
+from ..attention.multi_head import grouped_heads, sink_of_heads
+from ..attention.preparation import Preparation, PreparationAttributes
+from ..packed_tokens import int64
 
 Local: TypeAlias = Callable[[IndexMap, Scalar, Scalar, Scalar], Scalar]
 """Predicate (entry, row, key): whether the query attends to the key although it is not selected."""

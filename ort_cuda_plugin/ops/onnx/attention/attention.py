@@ -8,26 +8,26 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map, scatter_map
-from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.axes import normalize_axis
-from ort_cuda_plugin.ops.onnx.attention.flash_attention import CachePart, flash_attention
-from ort_cuda_plugin.ops.onnx.attention.scores import Reach, Scores, Variant, biased_score, checked_heads, scaled_by
-from ort_cuda_plugin.ops.onnx.tensor.indexing import wrapped
-from ort_cuda_plugin.ops.onnx.tensor.slicing import concat, pad
-from ort_cuda_plugin.ops.outputs import is_used
-from ort_cuda_plugin.ops.registry import ALL_TENSORS, FLOATS, INT64, T1, T2, Int64, M, T, U, op
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, floordiv, hint, le
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.elementwise import copy_of, elementwise
-from ort_cuda_plugin.program.lowering.multiply import multiply
-from ort_cuda_plugin.program.lowering.reduce import row_map
-from ort_cuda_plugin.program.lowering.views import permute, reshape, unsqueeze
-from ort_cuda_plugin.program.steps.row_program import MAX, SUM, Row
-from ort_cuda_plugin.schedule.flash import FEW_ROWS, SPLIT_KEYS, has_tensor_cores_for
+from ....kernels.elementwise.index_map import IndexMap, gather_map, scatter_map
+from ....model.ir import DType
+from ....program.expressions import scalar as s
+from ....program.expressions.scalar import Scalar
+from ....program.expressions.symbolic import Dim, eq, floordiv, hint, le
+from ....program.lowering.context import Lowering, Tensor
+from ....program.lowering.elementwise import copy_of, elementwise
+from ....program.lowering.multiply import multiply
+from ....program.lowering.reduce import row_map
+from ....program.lowering.views import permute, reshape, unsqueeze
+from ....program.steps.row_program import MAX, SUM, Row
+from ....schedule.flash import FEW_ROWS, SPLIT_KEYS, has_tensor_cores_for
+from ... import requirements as require
+from ...axes import normalize_axis
+from ...outputs import is_used
+from ...registry import ALL_TENSORS, FLOATS, INT64, T1, T2, Int64, M, T, U, op
+from ..tensor.indexing import wrapped
+from ..tensor.slicing import concat, pad
+from .flash_attention import CachePart, flash_attention
+from .scores import Reach, Scores, Variant, biased_score, checked_heads, scaled_by
 
 
 def split_heads(ctx: Lowering, x: Tensor, heads: int | None) -> Tensor:

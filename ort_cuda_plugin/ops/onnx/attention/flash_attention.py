@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import math
 
-from ort_cuda_plugin.kernels.attention.flash import Reading, stream_attention
-from ort_cuda_plugin.kernels.attention.kv_cache import CachePart, append
-from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.ops.onnx.attention.scores import Variant, biased_score, checked_heads, scaled_by
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim, floordiv
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.elementwise import elementwise, loadable
-from ort_cuda_plugin.program.lowering.shapes import aligned
-from ort_cuda_plugin.program.lowering.views import part, permute, reshape, unsqueeze
-from ort_cuda_plugin.program.steps.quarantine import schedule_kinds
-from ort_cuda_plugin.program.steps.row_program import Row
-from ort_cuda_plugin.program.steps.steps import Input
-from ort_cuda_plugin.schedule.flash import flash_choice
-from ort_cuda_plugin.schedule.reasons import note_schedule
+from ....kernels.attention.flash import Reading, stream_attention
+from ....kernels.attention.kv_cache import CachePart, append
+from ....model.ir import DType
+from ....program.expressions import scalar as s
+from ....program.expressions.scalar import Scalar
+from ....program.expressions.symbolic import Dim, floordiv
+from ....program.lowering.context import Lowering, Tensor
+from ....program.lowering.elementwise import elementwise, loadable
+from ....program.lowering.shapes import aligned
+from ....program.lowering.views import part, permute, reshape, unsqueeze
+from ....program.steps.quarantine import schedule_kinds
+from ....program.steps.row_program import Row
+from ....program.steps.steps import Input
+from ....schedule.flash import flash_choice
+from ....schedule.reasons import note_schedule
+from .scores import Variant, biased_score, checked_heads, scaled_by
 
 __all__ = ["CachePart", "append", "flash_attention"]
 

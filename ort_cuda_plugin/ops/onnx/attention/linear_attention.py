@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from ort_cuda_plugin.kernels.attention.linear_attention import LinearAttention, linear_attention
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.onnx.attention.scores import scaled_by
-from ort_cuda_plugin.ops.registry import FLOATS, UP_TO_FLOAT32, S, T, contrib_op, op
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, floordiv, product
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.elementwise import elementwise, full
-from ort_cuda_plugin.program.lowering.views import expand, part, reshape, squeeze
+from ....kernels.attention.linear_attention import LinearAttention, linear_attention
+from ....program.expressions import scalar as s
+from ....program.expressions.symbolic import Dim, eq, floordiv, product
+from ....program.lowering.context import Lowering, Tensor
+from ....program.lowering.elementwise import elementwise, full
+from ....program.lowering.views import expand, part, reshape, squeeze
+from ... import requirements as require
+from ...registry import FLOATS, UP_TO_FLOAT32, S, T, contrib_op, op
+from .scores import scaled_by
 
 UPDATE_RULES = ("linear", "gated", "delta", "gated_delta")
 """"gated": the state decays. "delta": the state's present value for the key is subtracted from the new value."""

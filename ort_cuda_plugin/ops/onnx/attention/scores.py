@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
-from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim, hint
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.elementwise import elementwise
-from ort_cuda_plugin.program.steps.row_program import Row
+from ....model.ir import DType
+from ....program.expressions import scalar as s
+from ....program.expressions.scalar import Scalar
+from ....program.expressions.symbolic import Dim, hint
+from ....program.lowering.context import Lowering, Tensor
+from ....program.lowering.elementwise import elementwise
+from ....program.steps.row_program import Row
+from ... import requirements as require
 
 
 def checked_heads(ctx: Lowering, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

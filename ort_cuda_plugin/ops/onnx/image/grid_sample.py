@@ -7,14 +7,14 @@ import itertools
 import operator
 from dataclasses import dataclass
 
-from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
-from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.onnx.image.resize import clamped, from_real, weight_of_mode
-from ort_cuda_plugin.ops.registry import ALL_TENSORS, FLOATS, INT64, T1, T2, HostTensor, contrib_op, op
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
+from ....kernels.elementwise.index_map import IndexMap, gather_map
+from ....model.ir import DType
+from ....program.expressions import scalar as s
+from ....program.expressions.scalar import Scalar
+from ....program.lowering.context import Lowering, Tensor
+from ... import requirements as require
+from ...registry import ALL_TENSORS, FLOATS, INT64, T1, T2, HostTensor, contrib_op, op
+from .resize import clamped, from_real, weight_of_mode
 
 
 @op("AffineGrid", since=20, types={"T1": FLOATS, "T2": INT64})

@@ -11,17 +11,17 @@ from fractions import Fraction
 
 import numpy as np
 
-from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
-from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.axes import normalize_axes
-from ort_cuda_plugin.ops.registry import ALL_TENSORS, NO_BFLOAT16, T1, T2, Float32, HostTensor, T, op
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Operand, Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, floordiv, hint, le, lt, select, sym_max
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.elementwise import elementwise
-from ort_cuda_plugin.program.steps.row_program import Reduction, highest, lowest
+from ....kernels.elementwise.index_map import IndexMap, gather_map
+from ....model.ir import DType
+from ....program.expressions import scalar as s
+from ....program.expressions.scalar import Operand, Scalar
+from ....program.expressions.symbolic import Dim, eq, floordiv, hint, le, lt, select, sym_max
+from ....program.lowering.context import Lowering, Tensor
+from ....program.lowering.elementwise import elementwise
+from ....program.steps.row_program import Reduction, highest, lowest
+from ... import requirements as require
+from ...axes import normalize_axes
+from ...registry import ALL_TENSORS, NO_BFLOAT16, T1, T2, Float32, HostTensor, T, op
 
 SHORT_SCALE = 1 << 10
 """Maximum numerator of a scale p / q for which floor(float32(dim) * scale) equals the integer formula dim * p // q."""

@@ -8,15 +8,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypedDict, Unpack
 
-from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, Source, gather_map
-from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.onnx.image.resize import clamped, clamped_integer, round_half_away
-from ort_cuda_plugin.ops.registry import FLOATS, INT64, T1, T2, T, op
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.steps.row_program import MAX, SUM, Reduction, lowest
+from ....kernels.elementwise.index_map import IndexMap, Source, gather_map
+from ....model.ir import DType
+from ....program.expressions import scalar as s
+from ....program.expressions.scalar import Scalar
+from ....program.lowering.context import Lowering, Tensor
+from ....program.steps.row_program import MAX, SUM, Reduction, lowest
+from ... import requirements as require
+from ...registry import FLOATS, INT64, T1, T2, T, op
+from .resize import clamped, clamped_integer, round_half_away
 
 FAR = 1 << 30
 """Bound of integer coordinates: beyond any image, without overflow in int64 arithmetic."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.onnx.math.elementwise import unary
-from ort_cuda_plugin.ops.registry import ARITHMETIC, FLOATS, SIGNED, WIDE_INTS, contrib_op, op
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.elementwise import elementwise
-from ort_cuda_plugin.program.lowering.views import unsqueeze
+from ....model.ir import DType
+from ....program.expressions import scalar as s
+from ....program.expressions.scalar import Scalar
+from ....program.lowering.context import Lowering, Tensor
+from ....program.lowering.elementwise import elementwise
+from ....program.lowering.views import unsqueeze
+from ... import requirements as require
+from ...registry import ARITHMETIC, FLOATS, SIGNED, WIDE_INTS, contrib_op, op
+from .elementwise import unary
 
 
 def softplus(x: Scalar) -> Scalar:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Sequence
 
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.onnx.math.matmul import PRODUCTS
-from ort_cuda_plugin.ops.registry import FLOATS, INTS, op
-from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, product
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.elementwise import elementwise
-from ort_cuda_plugin.program.lowering.multiply import multiply
-from ort_cuda_plugin.program.lowering.reduce import reduce, row_map
-from ort_cuda_plugin.program.lowering.shapes import broadcast_shapes
-from ort_cuda_plugin.program.lowering.views import expand, permute, reshape, unsqueeze
-from ort_cuda_plugin.program.steps.row_program import SUM
+from ....program.expressions.symbolic import Dim, eq, product
+from ....program.lowering.context import Lowering, Tensor
+from ....program.lowering.elementwise import elementwise
+from ....program.lowering.multiply import multiply
+from ....program.lowering.reduce import reduce, row_map
+from ....program.lowering.shapes import broadcast_shapes
+from ....program.lowering.views import expand, permute, reshape, unsqueeze
+from ....program.steps.row_program import SUM
+from ... import requirements as require
+from ...registry import FLOATS, INTS, op
+from .matmul import PRODUCTS
 
 Labels = list[str]
 

@@ -7,18 +7,18 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
-from ort_cuda_plugin.kernels.codegen.source import constant_number
-from ort_cuda_plugin.model.ir import FLOATS_8, HALVES, DType
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.axes import normalize_axis
-from ort_cuda_plugin.ops.layouts import as_number
-from ort_cuda_plugin.ops.registry import ALL_TENSORS, ARITHMETIC, BOOL, FLOATS, INTS, SIGNED, T1, T2, op, with_numbers
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import eq, logical_or
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.elementwise import elementwise
-from ort_cuda_plugin.program.lowering.views import unsqueeze
+from ....kernels.codegen.source import constant_number
+from ....model.ir import FLOATS_8, HALVES, DType
+from ....program.expressions import scalar as s
+from ....program.expressions.scalar import Scalar
+from ....program.expressions.symbolic import eq, logical_or
+from ....program.lowering.context import Lowering, Tensor
+from ....program.lowering.elementwise import elementwise
+from ....program.lowering.views import unsqueeze
+from ... import requirements as require
+from ...axes import normalize_axis
+from ...layouts import as_number
+from ...registry import ALL_TENSORS, ARITHMETIC, BOOL, FLOATS, INTS, SIGNED, T1, T2, op, with_numbers
 
 
 def unary(

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypedDict, Unpack
 
-from ort_cuda_plugin.kernels.block_algorithms.determinant import determinants
-from ort_cuda_plugin.kernels.block_algorithms.inverse import inverses
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.onnx.math.elementwise import cast
-from ort_cuda_plugin.ops.registry import FLOATS, NO_BFLOAT16, WIDE_INTS, T, contrib_op, op
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import eq
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.elementwise import elementwise_into
-from ort_cuda_plugin.program.lowering.multiply import multiply
-from ort_cuda_plugin.program.lowering.views import unsqueeze
-from ort_cuda_plugin.program.steps.steps import Conversion
+from ....kernels.block_algorithms.determinant import determinants
+from ....kernels.block_algorithms.inverse import inverses
+from ....program.expressions import scalar as s
+from ....program.expressions.scalar import Scalar
+from ....program.expressions.symbolic import eq
+from ....program.lowering.context import Lowering, Tensor
+from ....program.lowering.elementwise import elementwise_into
+from ....program.lowering.multiply import multiply
+from ....program.lowering.views import unsqueeze
+from ....program.steps.steps import Conversion
+from ... import requirements as require
+from ...registry import FLOATS, NO_BFLOAT16, WIDE_INTS, T, contrib_op, op
+from .elementwise import cast
 
 PRODUCTS = FLOATS | WIDE_INTS
 

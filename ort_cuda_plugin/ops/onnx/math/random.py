@@ -8,16 +8,23 @@ from typing import Any
 
 import numpy as np
 
-from ort_cuda_plugin.kernels.codegen.source import constant_number
-from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
-from ort_cuda_plugin.kernels.elementwise.random import Bits, RandomRun, normal, uniform
-from ort_cuda_plugin.kernels.scan_sort.scan import scan
-from ort_cuda_plugin.model.ir import FLOATS_8, DType
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.folds import in_order
-from ort_cuda_plugin.ops.onnx.math.elementwise import sum_like_first
-from ort_cuda_plugin.ops.outputs import is_used
-from ort_cuda_plugin.ops.registry import (
+from ....kernels.codegen.source import constant_number
+from ....kernels.elementwise.index_map import IndexMap, gather_map
+from ....kernels.elementwise.random import Bits, RandomRun, normal, uniform
+from ....kernels.scan_sort.scan import scan
+from ....model.ir import FLOATS_8, DType
+from ....program.expressions import scalar as s
+from ....program.expressions.scalar import Scalar
+from ....program.expressions.symbolic import Dim, ceildiv, product
+from ....program.lowering.context import Lowering, Tensor
+from ....program.lowering.elementwise import elementwise, full
+from ....program.lowering.reduce import row_map
+from ....program.lowering.views import reshape
+from ....program.steps.row_program import MAX, SUM, Row, Values
+from ... import requirements as require
+from ...folds import in_order
+from ...outputs import is_used
+from ...registry import (
     ALL_TENSORS,
     ARITHMETIC,
     BOOL,
@@ -31,14 +38,7 @@ from ort_cuda_plugin.ops.registry import (
     op,
     with_numbers,
 )
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim, ceildiv, product
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.elementwise import elementwise, full
-from ort_cuda_plugin.program.lowering.reduce import row_map
-from ort_cuda_plugin.program.lowering.views import reshape
-from ort_cuda_plugin.program.steps.row_program import MAX, SUM, Row, Values
+from .elementwise import sum_like_first
 
 Distribution = Callable[[Bits, DType], Scalar]
 """Maps random bits to a draw in the given element type."""

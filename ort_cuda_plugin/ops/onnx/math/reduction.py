@@ -6,18 +6,18 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ort_cuda_plugin.kernels.scan_sort.scan import scan
-from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.axes import axes_count, axis_of_input, normalize_axis
-from ort_cuda_plugin.ops.registry import ARITHMETIC, BOOL, FLOATS, INDICES, WIDE_INTS, HostTensor, T, op
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, le, logical_or, lt, product
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.elementwise import elementwise
-from ort_cuda_plugin.program.lowering.reduce import reduce
-from ort_cuda_plugin.program.steps.row_program import MAX, MIN, PRODUCT, SUM, Reduction, Row, arg_max, arg_min
+from ....kernels.scan_sort.scan import scan
+from ....model.ir import DType
+from ....program.expressions import scalar as s
+from ....program.expressions.scalar import Scalar
+from ....program.expressions.symbolic import Dim, eq, le, logical_or, lt, product
+from ....program.lowering.context import Lowering, Tensor
+from ....program.lowering.elementwise import elementwise
+from ....program.lowering.reduce import reduce
+from ....program.steps.row_program import MAX, MIN, PRODUCT, SUM, Reduction, Row, arg_max, arg_min
+from ... import requirements as require
+from ...axes import axes_count, axis_of_input, normalize_axis
+from ...registry import ARITHMETIC, BOOL, FLOATS, INDICES, WIDE_INTS, HostTensor, T, op
 
 RowFunction = Callable[[Row, Scalar], Scalar]
 

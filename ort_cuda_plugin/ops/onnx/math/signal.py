@@ -7,17 +7,17 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
-from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.axes import axis_of_input, normalize_axis
-from ort_cuda_plugin.ops.registry import ARITHMETIC, FLOATS, INDICES, NO_BFLOAT16, T1, T2, HostTensor, contrib_op, op
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim, eq
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.views import squeeze, unsqueeze
-from ort_cuda_plugin.program.steps.row_program import SUM
+from ....kernels.elementwise.index_map import IndexMap, gather_map
+from ....model.ir import DType
+from ....program.expressions import scalar as s
+from ....program.expressions.scalar import Scalar
+from ....program.expressions.symbolic import Dim, eq
+from ....program.lowering.context import Lowering, Tensor
+from ....program.lowering.views import squeeze, unsqueeze
+from ....program.steps.row_program import SUM
+from ... import requirements as require
+from ...axes import axis_of_input, normalize_axis
+from ...registry import ARITHMETIC, FLOATS, INDICES, NO_BFLOAT16, T1, T2, HostTensor, contrib_op, op
 
 
 def _element_type(number: int) -> DType:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.onnx.math.elementwise import cast
-from ort_cuda_plugin.ops.registry import FLOATS, T1, T2, T, op
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.elementwise import elementwise
-from ort_cuda_plugin.program.lowering.reduce import row_map
-from ort_cuda_plugin.program.lowering.views import reshape, unsqueeze
-from ort_cuda_plugin.program.steps.row_program import Row
+from ....model.ir import DType
+from ....program.expressions import scalar as s
+from ....program.expressions.scalar import Scalar
+from ....program.lowering.context import Lowering, Tensor
+from ....program.lowering.elementwise import elementwise
+from ....program.lowering.reduce import row_map
+from ....program.lowering.views import reshape, unsqueeze
+from ....program.steps.row_program import Row
+from ... import requirements as require
+from ...registry import FLOATS, T1, T2, T, op
+from ..math.elementwise import cast
 
 Parameters = tuple[Tensor, Tensor, Tensor, Tensor]
 """(scale, bias, mean, variance)."""

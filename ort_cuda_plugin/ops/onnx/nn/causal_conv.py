@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.onnx.tensor.slicing import concat
-from ort_cuda_plugin.ops.registry import FLOATS, T, op
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.elementwise import elementwise, full
-from ort_cuda_plugin.program.lowering.reduce import row_map
-from ort_cuda_plugin.program.lowering.views import part, squeeze, unsqueeze
-from ort_cuda_plugin.program.steps.row_program import SUM
+from ....program.expressions import scalar as s
+from ....program.expressions.scalar import Scalar
+from ....program.expressions.symbolic import Dim
+from ....program.lowering.context import Lowering, Tensor
+from ....program.lowering.elementwise import elementwise, full
+from ....program.lowering.reduce import row_map
+from ....program.lowering.views import part, squeeze, unsqueeze
+from ....program.steps.row_program import SUM
+from ... import requirements as require
+from ...registry import FLOATS, T, op
+from ..tensor.slicing import concat
 
 
 @op("CausalConvWithState", since=27, types={"T": FLOATS})

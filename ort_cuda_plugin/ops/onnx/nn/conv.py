@@ -6,23 +6,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Unpack
 
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.onnx.nn.windows import (
-    Ints,
-    TransposedConvAttributes,
-    WindowAttributes,
-    count_windows,
-    per_axis,
-    windows,
-)
-from ort_cuda_plugin.ops.registry import FLOATS, NO_BFLOAT16, HostTensor, T, contrib_op, op
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim, ceildiv, eq, product, sym_max
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.views import permute, reshape
-from ort_cuda_plugin.program.steps.steps import Convolve, Input
-from ort_cuda_plugin.program.steps.windows import Windows
+from ....program.expressions import scalar as s
+from ....program.expressions.scalar import Scalar
+from ....program.expressions.symbolic import Dim, ceildiv, eq, product, sym_max
+from ....program.lowering.context import Lowering, Tensor
+from ....program.lowering.views import permute, reshape
+from ....program.steps.steps import Convolve, Input
+from ....program.steps.windows import Windows
+from ... import requirements as require
+from ...registry import FLOATS, NO_BFLOAT16, HostTensor, T, contrib_op, op
+from .windows import Ints, TransposedConvAttributes, WindowAttributes, count_windows, per_axis, windows
 
 
 def _static_kernel(x: Tensor, w: Tensor, kernel_shape: Ints | None) -> tuple[int, ...]:

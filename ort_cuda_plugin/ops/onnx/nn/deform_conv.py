@@ -5,20 +5,20 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map, unravel
-from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.onnx.image.resize import clamped_integer
-from ort_cuda_plugin.ops.onnx.nn.windows import count_windows, windows
-from ort_cuda_plugin.ops.registry import FLOATS, T, op
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, floordiv, product
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.elementwise import elementwise
-from ort_cuda_plugin.program.lowering.multiply import multiply
-from ort_cuda_plugin.program.lowering.views import reshape, unsqueeze
-from ort_cuda_plugin.program.steps.windows import Windows
+from ....kernels.elementwise.index_map import IndexMap, gather_map, unravel
+from ....model.ir import DType
+from ....program.expressions import scalar as s
+from ....program.expressions.scalar import Scalar
+from ....program.expressions.symbolic import Dim, eq, floordiv, product
+from ....program.lowering.context import Lowering, Tensor
+from ....program.lowering.elementwise import elementwise
+from ....program.lowering.multiply import multiply
+from ....program.lowering.views import reshape, unsqueeze
+from ....program.steps.windows import Windows
+from ... import requirements as require
+from ...registry import FLOATS, T, op
+from ..image.resize import clamped_integer
+from .windows import count_windows, windows
 
 
 def _patches(

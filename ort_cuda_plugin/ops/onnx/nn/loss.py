@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
-from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.onnx.math.elementwise import cast
-from ort_cuda_plugin.ops.onnx.nn.normalization import Outputs, log_softmax_row
-from ort_cuda_plugin.ops.registry import FLOATS, INDICES, T, Tind, op
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.reduce import reduce, row_map
-from ort_cuda_plugin.program.steps.row_program import SUM, Row
+from ....kernels.elementwise.index_map import IndexMap, gather_map
+from ....model.ir import DType
+from ....program.expressions import scalar as s
+from ....program.expressions.scalar import Scalar
+from ....program.lowering.context import Lowering, Tensor
+from ....program.lowering.reduce import reduce, row_map
+from ....program.steps.row_program import SUM, Row
+from ... import requirements as require
+from ...registry import FLOATS, INDICES, T, Tind, op
+from ..math.elementwise import cast
+from .normalization import Outputs, log_softmax_row
 
 
 def _class_losses(

@@ -6,19 +6,19 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypedDict, Unpack
 
-from ort_cuda_plugin.kernels.conv.pool import local_response_normalization
-from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.axes import normalize_axes, normalize_axis
-from ort_cuda_plugin.ops.layouts import per_channel
-from ort_cuda_plugin.ops.registry import FLOATS, T, V, op
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim, floordiv
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.reduce import row_map
-from ort_cuda_plugin.program.lowering.views import reshape, unsqueeze
-from ort_cuda_plugin.program.steps.row_program import MAX, SUM, Row, arg_max
+from ....kernels.conv.pool import local_response_normalization
+from ....model.ir import DType
+from ....program.expressions import scalar as s
+from ....program.expressions.scalar import Scalar
+from ....program.expressions.symbolic import Dim, floordiv
+from ....program.lowering.context import Lowering, Tensor
+from ....program.lowering.reduce import row_map
+from ....program.lowering.views import reshape, unsqueeze
+from ....program.steps.row_program import MAX, SUM, Row, arg_max
+from ... import requirements as require
+from ...axes import normalize_axes, normalize_axis
+from ...layouts import per_channel
+from ...registry import FLOATS, T, V, op
 
 Outputs = tuple[Sequence[Scalar], Sequence[Scalar]]
 

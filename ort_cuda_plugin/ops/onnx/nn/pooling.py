@@ -5,29 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Unpack
 
-from ort_cuda_plugin.kernels.conv.pool import launch_pool
-from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map, scatter_map, unravel
-from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.onnx.nn.windows import (
-    Ints,
-    PaddingAttributes,
-    PoolAttributes,
-    WindowAttributes,
-    count_windows,
-    per_axis,
-    windows,
-)
-from ort_cuda_plugin.ops.outputs import is_used
-from ort_cuda_plugin.ops.registry import ARITHMETIC, BOOL, FLOATS, T1, HostTensor, Int64, T, op
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim, floordiv, product
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.elementwise import full
-from ort_cuda_plugin.program.lowering.reduce import reduce
-from ort_cuda_plugin.program.steps.row_program import MAX, SUM, Row
-from ort_cuda_plugin.program.steps.windows import Windows
+from ....kernels.conv.pool import launch_pool
+from ....kernels.elementwise.index_map import IndexMap, gather_map, scatter_map, unravel
+from ....model.ir import DType
+from ....program.expressions import scalar as s
+from ....program.expressions.scalar import Scalar
+from ....program.expressions.symbolic import Dim, floordiv, product
+from ....program.lowering.context import Lowering, Tensor
+from ....program.lowering.elementwise import full
+from ....program.lowering.reduce import reduce
+from ....program.steps.row_program import MAX, SUM, Row
+from ....program.steps.windows import Windows
+from ... import requirements as require
+from ...outputs import is_used
+from ...registry import ARITHMETIC, BOOL, FLOATS, T1, HostTensor, Int64, T, op
+from .windows import Ints, PaddingAttributes, PoolAttributes, WindowAttributes, count_windows, per_axis, windows
 
 
 def _windows(

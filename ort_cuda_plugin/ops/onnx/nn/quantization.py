@@ -8,22 +8,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypedDict, Unpack
 
-from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
-from ort_cuda_plugin.model.ir import FLOATS_8, DType
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.axes import normalize_axis
-from ort_cuda_plugin.ops.onnx.math.matmul import matmul
-from ort_cuda_plugin.ops.onnx.nn.conv import conv
-from ort_cuda_plugin.ops.onnx.nn.windows import ConvAttributes
-from ort_cuda_plugin.ops.registry import BYTES, FLOAT32, INT32, PACKED, T1, T2, T3, T4, TS, contrib_op, op
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import ceildiv, eq
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.elementwise import elementwise
-from ort_cuda_plugin.program.lowering.reduce import row_map
-from ort_cuda_plugin.program.lowering.views import unsqueeze
-from ort_cuda_plugin.program.steps.row_program import MAX, MIN, Row
+from ....kernels.elementwise.index_map import IndexMap, gather_map
+from ....model.ir import FLOATS_8, DType
+from ....program.expressions import scalar as s
+from ....program.expressions.scalar import Scalar
+from ....program.expressions.symbolic import ceildiv, eq
+from ....program.lowering.context import Lowering, Tensor
+from ....program.lowering.elementwise import elementwise
+from ....program.lowering.reduce import row_map
+from ....program.lowering.views import unsqueeze
+from ....program.steps.row_program import MAX, MIN, Row
+from ... import requirements as require
+from ...axes import normalize_axis
+from ...registry import BYTES, FLOAT32, INT32, PACKED, T1, T2, T3, T4, TS, contrib_op, op
+from ..math.matmul import matmul
+from .conv import conv
+from .windows import ConvAttributes
 
 QUANTIZED = BYTES | {DType.INT16, DType.UINT16} | FLOATS_8 | PACKED
 SCALES = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16})

@@ -8,18 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypedDict, Unpack
 
-from ort_cuda_plugin.kernels.rnn.rnn_cell import Cell, Direction, Gates, Sequences
-from ort_cuda_plugin.kernels.rnn.rnn_per_sequence import run_cells
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.onnx.math.activation import elu, leaky_relu, softplus
-from ort_cuda_plugin.ops.onnx.tensor.indexing import select_index
-from ort_cuda_plugin.ops.registry import FLOATS, INT32, T1, T, op
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim, hint
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.multiply import multiply
-from ort_cuda_plugin.program.lowering.views import part, permute
+from ....kernels.rnn.rnn_cell import Cell, Direction, Gates, Sequences
+from ....kernels.rnn.rnn_per_sequence import run_cells
+from ....program.expressions import scalar as s
+from ....program.expressions.scalar import Scalar
+from ....program.expressions.symbolic import Dim, hint
+from ....program.lowering.context import Lowering, Tensor
+from ....program.lowering.multiply import multiply
+from ....program.lowering.views import part, permute
+from ... import requirements as require
+from ...registry import FLOATS, INT32, T1, T, op
+from ..math.activation import elu, leaky_relu, softplus
+from ..tensor.indexing import select_index
 
 Activation = Callable[[Scalar], Scalar]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Required, TypedDict
 
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.program.expressions.symbolic import Dim, ceildiv, is_read_back, le, select, sym_max, truncdiv
-from ort_cuda_plugin.program.lowering.context import Lowering
-from ort_cuda_plugin.program.steps.windows import Windows
+from ....program.expressions.symbolic import Dim, ceildiv, is_read_back, le, select, sym_max, truncdiv
+from ....program.lowering.context import Lowering
+from ....program.steps.windows import Windows
+from ... import requirements as require
 
 Ints = Sequence[int]
 MAX_SPATIAL = 3  # maximum number of spatial dimensions

@@ -7,19 +7,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ort_cuda_plugin.kernels.codegen.source import constant_number
-from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, Source, gather_map
-from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.axes import normalize_axis
-from ort_cuda_plugin.ops.registry import ALL_TENSORS, ARITHMETIC, INDICES, T1, T3, HostTensor, Int64, T, Tind, op
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim, eq, le, logical_and, lt, product, select
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.elementwise import elementwise
-from ort_cuda_plugin.program.lowering.host import HostArray, integers, on_host
-from ort_cuda_plugin.program.lowering.views import reshape
+from ....kernels.codegen.source import constant_number
+from ....kernels.elementwise.index_map import IndexMap, Source, gather_map
+from ....model.ir import DType
+from ....program.expressions import scalar as s
+from ....program.expressions.scalar import Scalar
+from ....program.expressions.symbolic import Dim, eq, le, logical_and, lt, product, select
+from ....program.lowering.context import Lowering, Tensor
+from ....program.lowering.elementwise import elementwise
+from ....program.lowering.host import HostArray, integers, on_host
+from ....program.lowering.views import reshape
+from ... import requirements as require
+from ...axes import normalize_axis
+from ...registry import ALL_TENSORS, ARITHMETIC, INDICES, T1, T3, HostTensor, Int64, T, Tind, op
 
 
 def wrapped(index: Scalar, dim: Scalar) -> tuple[Scalar, Scalar]:

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from ort_cuda_plugin.kernels.codegen.source import Combination
-from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map, scatter_map
-from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.axes import normalize_axis
-from ort_cuda_plugin.ops.onnx.tensor.indexing import check_within, index_tuple, wrapped
-from ort_cuda_plugin.ops.registry import ALL_TENSORS, INDICES, Int64, T, Tind, op
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim, product
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.elementwise import elementwise, elementwise_into
-from ort_cuda_plugin.program.steps.row_program import Reduction
+from ....kernels.codegen.source import Combination
+from ....kernels.elementwise.index_map import IndexMap, gather_map, scatter_map
+from ....model.ir import DType
+from ....program.expressions import scalar as s
+from ....program.expressions.scalar import Scalar
+from ....program.expressions.symbolic import Dim, product
+from ....program.lowering.context import Lowering, Tensor
+from ....program.lowering.elementwise import elementwise, elementwise_into
+from ....program.steps.row_program import Reduction
+from ... import requirements as require
+from ...axes import normalize_axis
+from ...registry import ALL_TENSORS, INDICES, Int64, T, Tind, op
+from .indexing import check_within, index_tuple, wrapped
 
 Target: TypeAlias = Callable[[IndexMap, list[Scalar]], tuple[list[Scalar], Scalar]]
 """Maps the coordinates of an update to coordinates in the result, and whether these are valid."""

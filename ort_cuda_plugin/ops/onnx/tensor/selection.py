@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from ort_cuda_plugin.kernels.block_algorithms.non_max_suppression import suppress_boxes
-from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map, scatter_map
-from ort_cuda_plugin.kernels.scan_sort.select import count_prefixes, sort_rows
-from ort_cuda_plugin.kernels.scan_sort.top_k import top_rows
-from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.axes import normalize_axis
-from ort_cuda_plugin.ops.registry import ALL_TENSORS, ARITHMETIC, BOOL, T1, B, HostTensor, Int64, T, contrib_op, op
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import Dim, le, logical_and, product, sym_min
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.elementwise import elementwise
-from ort_cuda_plugin.program.lowering.views import permute, reshape
+from ....kernels.block_algorithms.non_max_suppression import suppress_boxes
+from ....kernels.elementwise.index_map import IndexMap, gather_map, scatter_map
+from ....kernels.scan_sort.select import count_prefixes, sort_rows
+from ....kernels.scan_sort.top_k import top_rows
+from ....model.ir import DType
+from ....program.expressions import scalar as s
+from ....program.expressions.scalar import Scalar
+from ....program.expressions.symbolic import Dim, le, logical_and, product, sym_min
+from ....program.lowering.context import Lowering, Tensor
+from ....program.lowering.elementwise import elementwise
+from ....program.lowering.views import permute, reshape
+from ... import requirements as require
+from ...axes import normalize_axis
+from ...registry import ALL_TENSORS, ARITHMETIC, BOOL, T1, B, HostTensor, Int64, T, contrib_op, op
 
 
 def _top_k(ctx: Lowering, x: Tensor, k: Dim, axis: int, largest: bool) -> tuple[Tensor, Tensor]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.axes import normalize_axis
-from ort_cuda_plugin.ops.onnx.tensor.slicing import concat, slice_axis
-from ort_cuda_plugin.ops.registry import ALL_TENSORS, HostTensor, T, op
-from ort_cuda_plugin.program.expressions.symbolic import Dim, eq
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.views import squeeze, unsqueeze
-from ort_cuda_plugin.program.steps.containers import Operand, TensorOptional, TensorSequence
+from ....model.ir import DType
+from ....program.expressions.symbolic import Dim, eq
+from ....program.lowering.context import Lowering, Tensor
+from ....program.lowering.views import squeeze, unsqueeze
+from ....program.steps.containers import Operand, TensorOptional, TensorSequence
+from ... import requirements as require
+from ...axes import normalize_axis
+from ...registry import ALL_TENSORS, HostTensor, T, op
+from .slicing import concat, slice_axis
 
 MAX_LENGTH = 1024
 """Maximum length of a sequence, tensors, since plans grow with the length."""

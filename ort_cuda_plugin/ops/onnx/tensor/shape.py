@@ -7,15 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from ort_cuda_plugin.kernels.codegen.source import constant_number
-from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
-from ort_cuda_plugin.model.ir import HALVES, Constant, DType
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.axes import axes_count, normalize_axes, normalize_axis
-from ort_cuda_plugin.ops.registry import ALL_TENSORS, T1, HostTensor, T, op
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import (
+from ....kernels.codegen.source import constant_number
+from ....kernels.elementwise.index_map import IndexMap, gather_map
+from ....model.ir import HALVES, Constant, DType
+from ....program.expressions import scalar as s
+from ....program.expressions.scalar import Scalar
+from ....program.expressions.symbolic import (
     Dim,
     Expr,
     eq,
@@ -29,10 +26,13 @@ from ort_cuda_plugin.program.expressions.symbolic import (
     select,
     sym_max,
 )
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.elementwise import elementwise
-from ort_cuda_plugin.program.lowering.host import HostArray, on_host
-from ort_cuda_plugin.program.lowering.views import expand, permute, reshape, squeeze, unsqueeze
+from ....program.lowering.context import Lowering, Tensor
+from ....program.lowering.elementwise import elementwise
+from ....program.lowering.host import HostArray, on_host
+from ....program.lowering.views import expand, permute, reshape, squeeze, unsqueeze
+from ... import requirements as require
+from ...axes import axes_count, normalize_axes, normalize_axis
+from ...registry import ALL_TENSORS, T1, HostTensor, T, op
 
 
 @op("Identity", since=1, types={"T": ALL_TENSORS})

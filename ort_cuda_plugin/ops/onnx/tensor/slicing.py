@@ -6,15 +6,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ort_cuda_plugin.kernels.codegen.source import constant_number
-from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, gather_map
-from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.axes import axes_count, normalize_axes, normalize_axis
-from ort_cuda_plugin.ops.registry import ALL_TENSORS, ARITHMETIC, BOOL, FLOATS, INDICES, HostTensor, T, contrib_op, op
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.expressions.symbolic import (
+from ....kernels.codegen.source import constant_number
+from ....kernels.elementwise.index_map import IndexMap, gather_map
+from ....model.ir import DType
+from ....program.expressions import scalar as s
+from ....program.expressions.scalar import Scalar
+from ....program.expressions.symbolic import (
     Dim,
     ceildiv,
     eq,
@@ -27,11 +24,14 @@ from ort_cuda_plugin.program.expressions.symbolic import (
     sym_min,
     truncdiv,
 )
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.elementwise import copy_into, elementwise
-from ort_cuda_plugin.program.lowering.host import on_host
-from ort_cuda_plugin.program.lowering.memory_order import empty_in_order
-from ort_cuda_plugin.program.lowering.views import permute, reshape
+from ....program.lowering.context import Lowering, Tensor
+from ....program.lowering.elementwise import copy_into, elementwise
+from ....program.lowering.host import on_host
+from ....program.lowering.memory_order import empty_in_order
+from ....program.lowering.views import permute, reshape
+from ... import requirements as require
+from ...axes import axes_count, normalize_axes, normalize_axis
+from ...registry import ALL_TENSORS, ARITHMETIC, BOOL, FLOATS, INDICES, HostTensor, T, contrib_op, op
 
 
 def clamp(value: Dim, low: Dim, high: Dim) -> Dim:

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ort_cuda_plugin.kernels.elementwise.index_map import IndexMap, Source, scatter_map
-from ort_cuda_plugin.model.ir import Array, DType
-from ort_cuda_plugin.ops import requirements as require
-from ort_cuda_plugin.ops.folds import lower_bound
-from ort_cuda_plugin.ops.onnx.tensor.scatter import REDUCTIONS
-from ort_cuda_plugin.ops.registry import INDICES, op
-from ort_cuda_plugin.program.expressions import scalar as s
-from ort_cuda_plugin.program.expressions.scalar import Scalar
-from ort_cuda_plugin.program.lowering.context import Lowering, Tensor
-from ort_cuda_plugin.program.lowering.elementwise import elementwise
-from ort_cuda_plugin.program.lowering.views import reshape
+from ....kernels.elementwise.index_map import IndexMap, Source, scatter_map
+from ....model.ir import Array, DType
+from ....program.expressions import scalar as s
+from ....program.expressions.scalar import Scalar
+from ....program.lowering.context import Lowering, Tensor
+from ....program.lowering.elementwise import elementwise
+from ....program.lowering.views import reshape
+from ... import requirements as require
+from ...folds import lower_bound
+from ...registry import INDICES, op
+from .scatter import REDUCTIONS
 
 MAX_GRAM_LENGTH = 16
 """Maximum length of an n-gram, elements, since kernels compare the elements in unrolled code."""
