@@ -36,6 +36,8 @@ class Model:
         import ort_cuda_plugin
 
         devices = ort_cuda_plugin.register(emulate=EMULATE)
+        if not devices:
+            raise RuntimeError("no CUDA device. To use the emulated device, set EMULATE=1")
         rank = serve.get_replica_context().rank
         self.rank = getattr(rank, "rank", rank)  # a number, or an object with one, depending on Ray's version
         self.device = devices[int(self.rank) % len(devices)]
