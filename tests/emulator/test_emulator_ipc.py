@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from emulator_harness import configured
+from isolated import python
 from ort_cuda_plugin.abi.core import ffi
 from ort_cuda_plugin.abi.device import CudaError, Device, DeviceArray, Stream
 from ort_cuda_plugin.abi.emulation import findings
@@ -163,10 +164,12 @@ def test_wrong_events_are_refused(device: Device) -> None:
 
 
 def test_a_device_has_one_uuid() -> None:
-    with configured(num_devices=2):
-        uuids = []
-        for ordinal in range(2):
-            uuid, device = ffi.new("CUuuid *"), Device.emulated(ordinal)
-            device.call("DeviceGetUuid", uuid, device.handle)
-            uuids.append(bytes(ffi.buffer(uuid)))
-        assert uuids == [b"emulated-device" + bytes([ordinal]) for ordinal in range(2)]
+    code = """
+from ort_cuda_plugin.abi.core import ffi
+from ort_cuda_plugin.abi.device import Device
+for ordinal in range(2):
+    uuid, device = ffi.new("CUuuid *"), Device.emulated(ordinal)
+    device.call("DeviceGetUuid", uuid, device.handle)
+    assert bytes(ffi.buffer(uuid)) == b"emulated-device" + bytes([ordinal])
+"""
+    python(code, env={"ORT_CUDA_PLUGIN_EMULATE_DEVICES": "2"}, preloaded=True)
