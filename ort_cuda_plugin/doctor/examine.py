@@ -87,9 +87,8 @@ def _registration() -> Finding:
         offered = register(emulate=True)
     except Exception as error:  # a user's program would get the same exception
         return problem(subject, f"{type(error).__name__}: {error}", "follow the message and the findings above")
-    return ok(
-        subject, f"ONNX Runtime loads the library and offers {len(offered)} devices, including the emulated device"
-    )
+    devices = "1 device" if len(offered) == 1 else f"{len(offered)} devices"
+    return ok(subject, f"ONNX Runtime loads the library and offers {devices}, including the emulated device")
 
 
 def _cuda_devices() -> tuple[list[DeviceInfo], str]:
