@@ -365,7 +365,10 @@ int ocp_python_load(ocp_error *error) {
   const ocp_core *core = atomic_load(&prepared);
   char folder[PATH_MAX];
   if (!core || !use_loaded_python(&api) || !api.Py_IsInitialized())
-    return ocp_fail(error, ORT_FAIL, "%s: Python has not been started", OCP_EP_NAME);
+    return ocp_fail(error, ORT_FAIL,
+                    "%s: Python does not run in this process. Register the library with ONNX Runtime before its use, "
+                    "and do not end Python before ONNX Runtime",
+                    OCP_EP_NAME);
   return find_folder(folder, error) == ORT_OK ? load_package(&api, core, folder, /*started=*/false, error)
                                               : error->code;
 }

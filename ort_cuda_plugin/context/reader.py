@@ -187,8 +187,8 @@ class Context:
 
 
 _REMEDY = (
-    "Results may be wrong. Compile the source model again on this device, which avoids what is quarantined; or lift "
-    "the quarantine with `ort-cuda-plugin selftest --clear`"
+    "Results may be wrong. Compile the source model again on this device: the new compilation avoids quarantined "
+    "kernels. Or lift the quarantine with `ort-cuda-plugin selftest --clear`"
 )
 """What to do about quarantined kernels of a context."""
 
@@ -425,8 +425,8 @@ class StoredCluster:
         """Compare the plans' inputs and outputs with those of the partition."""
         ports = tuple([DType(port["dtype"]).ort for port in partition.row[kind]] for kind in ("inputs", "outputs"))
         for plan in self._plans:
-            if element_types(plan) != ports:
-                raise ValueError("a plan has other inputs or outputs than its partition")
+            if (found := element_types(plan)) != ports:
+                raise ValueError(f"element types of a plan's inputs and outputs: got {found}, expected {ports}")
 
     def _compiler(self) -> CompiledCluster:
         """Return a cluster that compiles the stored graph.

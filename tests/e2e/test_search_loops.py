@@ -263,27 +263,27 @@ REFUSED = {
     "CumSum": (
         "axis = Constant <value_int = 2> ()  sums = CumSum (present, axis)"
         "  part = ReduceMax <axes = [2], keepdims = 0> (sums)",
-        "node sums (CumSum): it reads a value that grows in each iteration",
+        "node sums (CumSum): it reads 'present_key_self_0', which grows in each iteration; supported: ",
     ),
     "ReduceMax": (
         "most = ReduceMax <keepdims = 0> (present)  part = Add (x, most)",
-        "node most (ReduceMax): it reduces all axes of a value that grows in each iteration",
+        "node most (ReduceMax): it reduces all axes of input 0, which grows in each iteration; supported: ",
     ),
     "Range": (
         "sizes = Shape <start = 2, end = 3> (present)  none = Constant <value_int = 0> ()"
         "  more = Add (sizes, sizes)  end = Squeeze (more)  step = Constant <value_int = 1> ()"
         "  index = Range (none, end, step)  most = ReduceMax <keepdims = 0> (index)"
         "  real = Cast <to = 1> (most)  part = Add (x, real)",
-        "node index (Range): its elements are from 0 to",
+        "node index (Range): its elements are from 0 to (2*past + 2) (past: ",
     ),
     "Slice": (
         "sizes = Shape <start = 2, end = 3> (present)  two = Constant <value_ints = [2]> ()"
         "  rows = Slice (present, one, sizes, two)  part = ReduceMax <axes = [2], keepdims = 0> (rows)",
-        "node rows (Slice): its part from 1 to",
+        "node rows (Slice): slice [1:(past + 1)] of an axis that grows in each iteration",
     ),
     "Gather": (
         "at = Constant <value_int = 0> ()  row = Gather <axis = 2> (present, at)  part = Identity (row)",
-        "node row (Gather): it gathers from or by a tensor that grows in each iteration",
+        "node row (Gather): input 0 ('present_key_self_0') is a tensor that grows in each iteration",
     ),
 }
 

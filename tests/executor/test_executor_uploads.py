@@ -126,17 +126,17 @@ read_back = PlanReadback(ref_weight(0), INT64, 1, valid.num_registers, 1)
 wrong_plans = {
     "uploads weight 3, which is in device memory": with_params(1, p1=pointer(ref_weight(ON_DEVICE))),
     "reads weight 0, which is in host memory": with_params(3, p0=pointer(ref_weight(0))),
-    "an upload without a buffer": with_params(0, p0=pointer(ref_output(0))),
-    "a buffer, a weight and a constant size,": with_params(0, p1=pointer(ref_buffer(0))),
-    "a constant size, or": with_params(0, p2=Param.i64(0)),
-    "a weight and a constant size": with_params(0, p2=Param.i64(value=0)),
-    "or with a condition": changed(0, condition_register=0),
+    "an upload must copy a weight to a buffer": with_params(0, p0=pointer(ref_output(0))),
+    "a weight to a buffer, with": with_params(0, p1=pointer(ref_buffer(0))),
+    "with a constant size": with_params(0, p2=Param.i64(0)),
+    "a constant size and": with_params(0, p2=Param.i64(value=0)),
+    "and without a condition": changed(0, condition_register=0),
     "no record awaits upload 4": without(7),
     "record 2 awaits record 1": changed(2, index=1),
     "record 5 awaits record 0": changed(5, index=0),
     "record 5 awaits record 4": changed(5, index=4),
     "record 2 awaits record 0": changed(2, params=(Param.i64(value=1),)),
-    "has a condition or parameters": changed(2, condition_register=0),
+    "with 0 parameters and a condition": changed(2, condition_register=0),
     "record 0 awaits record 1": replace(valid, records=(valid.records[2], *valid.records[1:])),
     "read-back 0 reads a weight that is in host memory": replace(
         valid, readbacks=(read_back,), num_segments=2, num_registers=valid.num_registers + 1

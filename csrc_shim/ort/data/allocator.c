@@ -237,7 +237,8 @@ static int fill(ort_allocator *allocator, const OrtMemoryInfo *memory_info, ocp_
   const ocp_place where = ocp_ort_place(ocp_ep_api->MemoryInfo_GetMemoryDevice(memory_info));
   if (where.kind != OCP_PLACE_DEVICE && where.kind != OCP_PLACE_PINNED)
     return ocp_fail(error, ORT_INVALID_ARGUMENT,
-                    OCP_EP_NAME " has no allocator for this memory, expected device memory or pinned memory");
+                    OCP_EP_NAME " has no allocator for %s, expected device memory or pinned memory",
+                    where.kind == OCP_PLACE_HOST ? "pageable host memory" : "memory of another device, vendor or type");
   OrtAllocatorType type = OrtDeviceAllocator;
   OrtStatus *status = ocp_api->MemoryInfoGetType(memory_info, &type);
   if (status)

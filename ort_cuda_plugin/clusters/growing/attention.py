@@ -25,7 +25,11 @@ def attention(body: GrowingBody, node: Node) -> None:
     _, _, _, mask, past, bias, count = _inputs(node, 7)
     _check(body, node, caches=(past,), axis=3, masks=(mask, bias), fixed=(0, 1, 2))
     if count is not None:
-        raise Unsupported("control-flow", "its past and present share a buffer already")
+        raise Unsupported(
+            "control-flow",
+            f"past_sequence_length (input 6, {count.name!r}) is given, so its past and present share a "
+            "buffer; supported: separate tensors",
+        )
     _lower(body, node, 6, 3, ["past_present_share_buffer"])
 
 
@@ -33,14 +37,22 @@ def multi_head_attention(body: GrowingBody, node: Node) -> None:
     """MultiHeadAttention with ``past_key`` and ``past_value`` [batch, heads, keys, size]."""
     *_, mask, bias, past_key, past_value, count, indirection = _inputs(node, 10)
     if past_key is None and past_value is None:
-        raise Unsupported("control-flow", "its keys grow in each iteration, but are not its past_key")
+        raise _without_past()
     _check(body, node, caches=(past_key, past_value), axis=2, masks=(mask, bias), fixed=(0, 1, 2, 3))
     cache = body.growing(past_key)
     _check_buffer(body, cache is not None and cache.is_shared, count, indirection)
     node = replace(node, inputs=node.inputs[:8])
     if len(node.outputs) > 3 and node.outputs[3] is not None:
-        raise Unsupported("control-flow", "it returns attention scores")
+        raise Unsupported(
+            "control-flow", f"output 3 ({node.outputs[3].name!r}) has the attention scores; supported: no output 3"
+        )
     _lower(body, node, 8, 2, [])
+
+
+def _without_past() -> Unsupported:
+    return Unsupported(
+        "control-flow", "an input grows in each iteration, without past_key and past_value; supported: keys in past_key"
+    )
 
 
 def decoder_masked_multi_head_attention(body: GrowingBody, node: Node) -> None:
@@ -52,7 +64,7 @@ def decoder_masked_multi_head_attention(body: GrowingBody, node: Node) -> None:
     if past_key is None and past_value is None:  # attention to the encoder
         inputs = (query, key, value, mask, bias, None, None, None, None, None, added)
         if any(body.special(each) is not None for each in inputs):
-            raise Unsupported("control-flow", "its keys grow in each iteration, but are not its past_key")
+            raise _without_past()
         body.results(replace(node, inputs=inputs, attributes=attributes))
         return
     inputs = (query, key, value, added, mask, bias, past_key, past_value, count, indirection)
@@ -68,10 +80,14 @@ def relative_position_bias(body: GrowingBody, node: Node) -> None:
         array = body.sizes(needed_input(node, index))
         extra = None if array is None or array.size != 1 else after_past(array.reshape(-1)[0])
         if not isinstance(extra, int):
-            raise Unsupported("control-flow", "the number of keys does not determine its lengths")
+            name = ("query_length", "key_length")[index - 1]
+            raise Unsupported(
+                "control-flow",
+                f"{name} (input {index}) is not the number of cached keys plus a constant; supported: only such sizes",
+            )
         extras.append(extra)
     if extras[0] != extras[1]:
-        raise InvalidModel("query_length: got another number than key_length, expected the same")
+        raise InvalidModel(f"query_length must be key_length = {PAST + extras[1]!r}, got {PAST + extras[0]!r}")
     whole = body.ctx.host_tensor([body.capacity], (1,), DType.INT64)
     (result,) = body.results(node, {1: whole, 2: whole})
     table, distance = body.tensor(needed_input(node, 0)), node.attributes.get("max_distance")
@@ -104,12 +120,23 @@ def _check(
     """Check that caches and masks grow along their axes of keys, and that the inputs ``fixed`` do not grow."""
     for cache in caches:
         if (x := body.growing(cache)) is None or x.axes != {axis: 0}:
-            raise Unsupported("control-flow", "its past is not a K/V cache of the decoder")
+            name = "a missing input" if cache is None else repr(cache.name)
+            raise Unsupported(
+                "control-flow",
+                f"its past is {name}; supported: a K/V cache of the decoder, with keys along axis {axis}",
+            )
     inputs = _inputs(node, max(fixed) + 1)
-    if any(body.special(inputs[index]) is not None for index in fixed):
-        raise Unsupported("control-flow", "its queries, keys or values grow in each iteration")
-    if any(body.tensor(value).shape[axis] != 1 for value, axis in _token_axes(body, inputs[:3])):
-        raise Unsupported("control-flow", "it has more than one query or key for each sequence")
+    for index in fixed:
+        if (found := inputs[index]) is not None and body.special(found) is not None:
+            raise Unsupported(
+                "control-flow",
+                f"input {index} ({found.name!r}) grows in each iteration; supported: past and masks grow",
+            )
+    for given, tokens in _token_axes(body, inputs[:3]):
+        if (dim := body.tensor(given).shape[tokens]) != 1:
+            raise Unsupported(
+                "control-flow", f"{given.name!r} has {dim!r} queries or keys for each sequence; supported: 1"
+            )
     mask, bias = masks
     for value, keys in ((mask, None), (bias, 3)):
         if value is None:
@@ -118,7 +145,13 @@ def _check(
         at = _MASK_AXIS.get(rank) if keys is None else keys
         x = body.growing(value)
         if at is None or x is None or x.axes != {at: 1}:
-            raise Unsupported("control-flow", "its mask does not have one column for each key")
+            name = "mask" if keys is None else "attention bias"
+            wanted = "axis 1 of rank 2, or axis 2 of rank 3" if keys is None else f"axis {keys}"
+            raise Unsupported(
+                "control-flow",
+                f"its {name} {value.name!r} of rank {rank} does not have one column for each key; supported: keys "
+                f"along {wanted}",
+            )
 
 
 def _check_buffer(body: GrowingBody, is_shared: bool, count: Value | None, indirection: Value | None) -> None:
@@ -126,9 +159,14 @@ def _check_buffer(body: GrowingBody, is_shared: bool, count: Value | None, indir
     found = body.special(count)
     counts = [] if not isinstance(found, Sizes) else found.array.reshape(-1).tolist()
     if (counts != [PAST]) if is_shared else (count is not None):
-        raise Unsupported("control-flow", "its past_sequence_length is not the number of the decoder's past keys")
+        name = "missing" if count is None else repr(count.name)
+        supported = "the number of cached keys" if is_shared else "none, because past and present share no buffer"
+        raise Unsupported("control-flow", f"its past_sequence_length is {name}; supported: {supported}")
     if indirection is not None and not isinstance(body.special(indirection), BeamOfKey):
-        raise Unsupported("control-flow", "its cache_indirection is not the decoder's")
+        raise Unsupported(
+            "control-flow",
+            f"its cache_indirection is {indirection.name!r}; supported: the decoder's input cache_indirection",
+        )
 
 
 def _token_axes(body: GrowingBody, values: list[Value | None]) -> list[tuple[Value, int]]:
@@ -143,7 +181,7 @@ def _lower(body: GrowingBody, node: Node, index: int, axis: int, flags: list[str
     output, *presents = body.results(replace(node, attributes=attributes), {index: body.past})
     named = [value for value in node.outputs[1:] if value is not None]
     if node.outputs[0] is None:
-        raise Unsupported("control-flow", "its result is not used")
+        raise Unsupported("control-flow", "output 0 is missing; supported: a node with this output")
     body.set(node.outputs[0], output)
     is_shared = any((x := body.growing(value)) is not None and x.is_shared for value in node.inputs)
     for value, present in zip(named, presents, strict=True):

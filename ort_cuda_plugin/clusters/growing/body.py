@@ -22,7 +22,7 @@ from ...program.lowering.host import HostArray, host_array
 from ...program.lowering.views import reshape
 from ...program.steps.containers import Operand
 from ...program.steps.tensor import Tensor
-from .values import BeamOfKey, Growing, Sizes, after_past, has_past
+from .values import WHAT_PAST, BeamOfKey, Growing, Sizes, after_past, has_past
 
 Special: TypeAlias = "Growing | Sizes | BeamOfKey"
 
@@ -83,7 +83,8 @@ class GrowingBody:
             if not all(-1 <= extra <= 1 for extra in x.axes.values()):
                 extras = sorted(x.axes.values())
                 raise Unsupported(
-                    "control-flow", f"its result has {extras} more elements than cached keys; supported: -1 to 1"
+                    "control-flow",
+                    f"its result {value.name!r} has {extras} more elements than cached keys; supported: -1 to 1",
                 )
             self.lowering.set(value, x.x)
             if not x.axes:
@@ -101,7 +102,8 @@ class GrowingBody:
             return self.on_device(special)
         if isinstance(special, BeamOfKey):
             raise Unsupported(
-                "control-flow", f"it reads {value.name!r}, which only attention of com.microsoft may read"
+                "control-flow",
+                f"it reads {value.name!r}, the decoder's cache_indirection; supported: attention of com.microsoft",
             )
         operand = self.lowering.operand(value)
         if not isinstance(operand, Tensor):
@@ -134,10 +136,18 @@ class GrowingBody:
             return
         rule = self._rules.get((node.domain, node.op_type))
         if rule is None:
-            raise Unsupported("control-flow", "it reads a value that grows in each iteration")
-        shares = any((x := self.growing(value)) is not None and x.is_shared for value in node.inputs)
-        if shares and (node.domain, node.op_type) not in self._reads_buffers:
-            raise Unsupported("control-flow", "it reads a cache that past and present share")
+            name = next(value.name for value in node.reads() if self.special(value) is not None)
+            raise Unsupported(
+                "control-flow",
+                f"it reads {name!r}, which grows in each iteration; supported: the operators that docs/loops.md names",
+            )
+        shared = [x for x in node.inputs if x is not None and (growing := self.growing(x)) and growing.is_shared]
+        if shared and (node.domain, node.op_type) not in self._reads_buffers:
+            names = ", ".join(sorted(op_type for _, op_type in self._reads_buffers))
+            raise Unsupported(
+                "control-flow",
+                f"it reads {shared[0].name!r}, a cache that past and present share; supported: {names}",
+            )
         self.ctx.node = node
         rule(self, node)
 
@@ -175,7 +185,9 @@ class GrowingBody:
                 return maps.dim(dim)
             rest = after_past(dim)
             if rest is None:
-                raise Unsupported("control-flow", f"the size {dim!r} is not the number of keys plus a constant")
+                raise Unsupported(
+                    "control-flow", f"it reads the size {dim!r} ({WHAT_PAST}); supported: past plus a fixed number"
+                )
             return self.number(maps) + maps.dim(rest)
 
         def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
@@ -245,5 +257,9 @@ def known_integers(body: GrowingBody, node: Node, name: str, index: int) -> Sequ
     array = body.sizes(value)
     found = None if array is None else array.reshape(-1).tolist()
     if found is None or not all(isinstance(x, int) for x in found):
-        raise Unsupported("control-flow", f"{name} is not a constant")
+        raise Unsupported(
+            "control-flow",
+            f"{name} (input {index}, {value.name!r}) grows in each iteration or depends on contents of tensors; "
+            "supported: constants",
+        )
     return found

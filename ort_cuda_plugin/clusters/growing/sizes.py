@@ -18,7 +18,7 @@ from ...program.expressions.scalar import Scalar
 from ...program.expressions.symbolic import Dim
 from ...program.lowering.host import HostArray
 from .body import GrowingBody, known_integers, needed_input
-from .values import PAST, Growing, Sizes, after_past, has_past
+from .values import PAST, WHAT_PAST, Growing, Sizes, after_past, has_past
 
 _INTEGERS: Final = (DType.INT32, DType.INT64)
 _LARGEST: Final = 2**31
@@ -62,12 +62,21 @@ def arithmetic(body: GrowingBody, node: Node) -> bool:
 def range_of_sizes(body: GrowingBody, node: Node) -> None:
     """Range: a known number of elements from PAST on, or a growing tensor of all indices."""
     arrays = [body.sizes(needed_input(node, index)) for index in range(3)]
-    if any(array is None or array.size != 1 for array in arrays):
-        raise Unsupported("control-flow", "it reads a value that grows in each iteration")
+    for index, array in enumerate(arrays):
+        if array is None or array.size != 1:
+            raise Unsupported(
+                "control-flow",
+                f"input {index} ({needed_input(node, index).name!r}) depends on contents of tensors, or is not one "
+                "number; supported: sizes",
+            )
     start, limit, delta = (array.reshape(-1)[0] for array in arrays if array is not None)
     dtype = body.tensor(needed_input(node, 0)).dtype
     if not isinstance(delta, int) or delta != 1 or dtype not in _INTEGERS:
-        raise Unsupported("control-flow", "its number of elements grows, and its step is not 1")
+        raise Unsupported(
+            "control-flow",
+            f"its inputs grow in each iteration, delta is {delta!r}, and the type is {dtype.short}; supported: a delta "
+            "of 1, int32 and int64",
+        )
     count: Dim = limit - start
     first, extra = after_past(start), after_past(limit)
     if first is not None and isinstance(count, int) and count > 0:
@@ -78,15 +87,23 @@ def range_of_sizes(body: GrowingBody, node: Node) -> None:
         body.set(node.outputs[0], gather_map(body.ctx, (count,), dtype, element))
         return
     if has_past(start) or not isinstance(extra, int):
-        raise Unsupported("control-flow", f"its elements are from {start!r} to {limit!r}")
+        raise _range(start, limit)
 
     def index(maps: IndexMap, c: list[Scalar]) -> Scalar:
         return s.cast(maps.dim(start) + c[0], dtype)
 
     if not isinstance(start, int):
-        raise Unsupported("control-flow", f"its elements are from {start!r} to {limit!r}")
+        raise _range(start, limit)
     indices = gather_map(body.ctx, (body.capacity,), dtype, index)
     body.set(node.outputs[0], Growing(indices, {0: extra - start}))
+
+
+def _range(start: Dim, limit: Dim) -> Unsupported:
+    return Unsupported(
+        "control-flow",
+        f"its elements are from {start!r} to {limit!r} ({WHAT_PAST}); supported: a constant number of elements, or a "
+        "constant start and a limit of past plus a constant",
+    )
 
 
 def _numbers(dim: Dim) -> Iterator[int]:

@@ -8,7 +8,7 @@ from typing import Final
 
 from ...kernels.attention.kv_cache import CachePart, append
 from ...kernels.elementwise.index_map import IndexMap, gather_map
-from ...model.ir import DType, InvalidModel, Node, Unsupported
+from ...model.ir import DType, InvalidModel, Node, Unsupported, Value
 from ...ops import requirements as require
 from ...ops.axes import normalize_axes, normalize_axis
 from ...ops.onnx.tensor.slicing import slice_axis
@@ -21,7 +21,7 @@ from ...program.steps.row_program import MAX, MIN, SUM
 from ...program.steps.tensor import Tensor
 from .body import GrowingBody, known_integers, needed_input
 from .sizes import arithmetic
-from .values import PAST, Growing, after_past, has_past
+from .values import PAST, WHAT_PAST, Growing, after_past, elements, has_past
 
 TO_END: Final = 2**31 - 1
 """Values of Slice's ``ends`` from here on mean the end of the axis."""
@@ -29,6 +29,13 @@ TO_END: Final = 2**31 - 1
 
 def _mixed(what: str) -> Unsupported:
     return Unsupported("control-flow", f"it combines {what}")
+
+
+def _fixed(value: Value, axis: int, dim: Dim) -> Unsupported:
+    return _mixed(
+        f"an axis that grows in each iteration with axis {axis} of {value.name!r}, whose size {dim!r} is fixed; "
+        "supported: size 1"
+    )
 
 
 def _axis(node: Node, default: int, rank: int) -> int:
@@ -39,8 +46,10 @@ def _axis(node: Node, default: int, rank: int) -> int:
 
 
 def _merged(axes: dict[int, int], axis: int, extra: int) -> None:
-    if axes.setdefault(axis, extra) != extra:
-        raise _mixed("tensors of different numbers of keys")
+    if (other := axes.setdefault(axis, extra)) != extra:
+        raise _mixed(
+            f"tensors of {elements(other)} and {elements(extra)} elements along axis {axis}; supported: equal numbers"
+        )
 
 
 # ---- elementwise ----
@@ -59,8 +68,8 @@ def broadcasting(body: GrowingBody, node: Node) -> None:
     for value, rank in zip(given, ranks, strict=True):
         own = x.axes if (x := body.growing(value)) is not None else {}
         for axis in axes:
-            if rank + axis >= 0 and rank + axis not in own and body.tensor(value).shape[rank + axis] != 1:
-                raise _mixed("a growing dimension with a dimension of fixed size")
+            if rank + axis >= 0 and rank + axis not in own and (dim := body.tensor(value).shape[rank + axis]) != 1:
+                raise _fixed(value, rank + axis, dim)
     (result,) = body.results(node)
     body.set(node.outputs[0], Growing(result, {result.rank + axis: extra for axis, extra in axes.items()}))
 
@@ -78,21 +87,30 @@ def concat(body: GrowingBody, node: Node) -> None:
     parts = [body.growing(value) for value in values]
     if not any(part is not None and at in part.axes for part in parts):
         axes: dict[int, int] = {}
-        for part in parts:
+        for value, part in zip(values, parts, strict=True):
             if part is None:
-                raise _mixed("growing and other tensors")
+                raise _mixed(f"tensors that grow in each iteration with {value.name!r}, which does not grow")
             for axis, extra in part.axes.items():
                 _merged(axes, axis, extra)
         if any(part is not None and part.axes.keys() != axes.keys() for part in parts):
-            raise _mixed("tensors that grow along different axes")
+            found = [sorted(part.axes) for part in parts if part is not None]
+            raise _mixed(f"tensors that grow along the axes {found}; supported: the same axes for all inputs")
         body.set(node.outputs[0], Growing(body.results(node)[0], axes))
         return
     past = parts[0]
     if past is None or at not in past.axes or len(values) != 2 or parts[1] is not None:
-        raise Unsupported("control-flow", "it does not append elements to one growing tensor")
+        raise Unsupported(
+            "control-flow",
+            f"it joins {len(values)} inputs along axis {at}, which grows in each iteration; supported: two inputs, and "
+            "only the first one grows",
+        )
     new = tensors[1]
     if new.rank != past.x.rank or new.shape[at] != 1 or past.axes.keys() != {at}:
-        raise Unsupported("control-flow", "it appends more than the keys of one token")
+        raise Unsupported(
+            "control-flow",
+            f"input 0 grows along the axes {sorted(past.axes)}, and input 1 ({values[1].name!r}) of shape "
+            f"{list(new.shape)} is appended along axis {at}; supported: growth along this axis only, and one element",
+        )
     body.set(node.outputs[0], Growing(appended(body, past, new, at), {at: past.axes[at] + 1}))
 
 
@@ -119,11 +137,12 @@ def slice_of(body: GrowingBody, node: Node) -> None:
     axes = dict(growing.axes) if growing is not None else {}
     starts, ends = (body.sizes(needed_input(node, index)) for index in (1, 2))
     if starts is None or ends is None:
-        raise Unsupported("control-flow", "shapes do not determine its starts and ends")
+        which = "starts (input 1)" if starts is None else "ends (input 2)"
+        raise Unsupported("control-flow", f"{which} depends on contents of tensors; supported: constants and sizes")
     chosen = known_integers(body, node, "axes", 3)
     steps = known_integers(body, node, "steps", 4)
     if steps is not None and any(step != 1 for step in steps):
-        raise Unsupported("control-flow", "a step of Slice is not 1")
+        raise Unsupported("control-flow", f"steps is {list(steps)}; supported: 1")
     numbers = normalize_axes(range(starts.size) if chosen is None else chosen, x.rank)
     require.count(len(numbers), starts=starts.reshape(-1), ends=ends.reshape(-1))
     row = growing.row if growing is not None and starts.size == 1 and numbers == (2,) else None
@@ -157,7 +176,12 @@ def _slice_axis(
         return slice_axis(body.ctx, x, axis, start, end)
     first, count = after_past(start), end - start
     if first is None or not isinstance(count, int) or count < 1 or (isinstance(first, int) and first < -1):
-        raise Unsupported("control-flow", f"its part from {start!r} to {end!r} is neither of fixed size nor the whole")
+        kind = "that grows in each iteration" if axis in axes else "of fixed size"
+        raise Unsupported(
+            "control-flow",
+            f"slice [{start!r}:{end!r}] of an axis {kind} ({WHAT_PAST}); supported: a constant number of elements from "
+            "past - 1 or later on, or the whole axis",
+        )
     if axis not in axes:
         _require_rows(body, x.shape[axis], first + count)
     axes.pop(axis, None)
@@ -182,8 +206,13 @@ def gather(body: GrowingBody, node: Node) -> None:
     """Gather: of sizes, or of a table that does not grow, by sizes."""
     if arithmetic(body, node):
         return
-    if body.growing(needed_input(node, 0)) is not None or body.growing(needed_input(node, 1)) is not None:
-        raise Unsupported("control-flow", "it gathers from or by a tensor that grows in each iteration")
+    for index in range(2):
+        if body.growing(value := needed_input(node, index)) is not None:
+            raise Unsupported(
+                "control-flow",
+                f"input {index} ({value.name!r}) is a tensor that grows in each iteration; supported: sizes, or a "
+                "tensor that does not grow",
+            )
     body.results(node)
 
 
@@ -216,10 +245,12 @@ def squeeze(body: GrowingBody, node: Node) -> None:
     x = _only_growing(body, node)
     given = known_integers(body, node, "axes", 1)
     if given is None:
-        raise Unsupported("control-flow", "Squeeze without axes reads a value that grows in each iteration")
+        raise Unsupported(
+            "control-flow", "axes is missing, and input 0 grows in each iteration; supported: constant axes"
+        )
     removed = normalize_axes(given, x.x.rank)
     if not x.axes.keys().isdisjoint(removed):
-        raise InvalidModel("Squeeze: an axis has more than one element")
+        raise InvalidModel(f"axes: got {list(removed)}, but the axes {sorted(x.axes)} grow; expected axes of size 1")
     kept = [axis for axis in range(x.x.rank) if axis not in removed]
     (result,) = body.results(node)
     body.set(node.outputs[0], Growing(result, {kept.index(axis): extra for axis, extra in x.axes.items()}))
@@ -230,8 +261,16 @@ def reshaped(body: GrowingBody, node: Node) -> None:
     if arithmetic(body, node):
         return
     target, x = body.sizes(needed_input(node, 1)), body.growing(needed_input(node, 0))
-    if target is None or x is None or node.attributes.get("allowzero", 0) != 0:
-        raise Unsupported("control-flow", "it reads a size that grows in each iteration")
+    if target is None:
+        raise Unsupported("control-flow", "shape (input 1) depends on contents of tensors; supported: sizes")
+    if x is None:
+        raise Unsupported(
+            "control-flow", "shape (input 1) grows in each iteration, and input 0 does not; supported: both grow"
+        )
+    if (allowzero := node.attributes.get("allowzero", 0)) != 0:
+        raise Unsupported(
+            "control-flow", f"input 0 grows in each iteration, and allowzero is {allowzero}; supported: 0"
+        )
     dims = [body.capacity if has_past(dim) else dim for dim in target.tolist()]
     (result,) = body.results(node, {1: body.ctx.host_tensor(dims, (len(dims),), DType.INT64)})
     axes = {}
@@ -240,18 +279,31 @@ def reshaped(body: GrowingBody, node: Node) -> None:
         candidates = [at for at, dim in enumerate(result.shape) if dim == body.capacity]
         at = next((at for at in candidates if product(result.shape[:at]) == before), None)
         if at is None or (has_past(target[at]) and target[at] != PAST + extra):
-            raise Unsupported("control-flow", "it merges a dimension that grows in each iteration with others")
+            raise _reshaping(target.tolist(), f"axis {axis} of input 0, of {PAST + extra!r} elements,")
         axes[at] = extra
-    if any(has_past(dim) and at not in axes for at, dim in enumerate(target.tolist())):
-        raise Unsupported("control-flow", "it merges a dimension that grows in each iteration with others")
+    for at, dim in enumerate(target.tolist()):
+        if has_past(dim) and at not in axes:
+            raise _reshaping(target.tolist(), f"axis {at} of the result")
     body.set(node.outputs[0], Growing(result, axes))
+
+
+def _reshaping(target: list[Dim], axis: str) -> Unsupported:
+    return Unsupported(
+        "control-flow",
+        f"it reshapes to {target} ({WHAT_PAST}), and {axis} grows in each iteration; supported: axes that grow stay "
+        "apart from other axes",
+    )
 
 
 def _only_growing(body: GrowingBody, node: Node) -> Growing:
     """Return the first input, which must be the only one that grows."""
     x = body.growing(needed_input(node, 0))
     if x is None or any(body.special(value) is not None for value in node.inputs[1:]):
-        raise Unsupported("control-flow", "it reads a size that grows in each iteration")
+        grown = [index for index, value in enumerate(node.inputs) if body.special(value) is not None]
+        raise Unsupported(
+            "control-flow",
+            f"the inputs {grown} are tensors or sizes that grow in each iteration; supported: only input 0, a tensor",
+        )
     return x
 
 
@@ -263,7 +315,9 @@ def reduction(body: GrowingBody, node: Node) -> None:
     x = _only_growing(body, node)
     given = known_integers(body, node, "axes", 1)
     if not given:
-        raise Unsupported("control-flow", "it reduces all axes of a value that grows in each iteration")
+        raise Unsupported(
+            "control-flow", "it reduces all axes of input 0, which grows in each iteration; supported: a list of axes"
+        )
     axes = normalize_axes(given, x.x.rank)
     keeps = node.attributes.get("keepdims", 1) != 0
     left = {
@@ -273,7 +327,9 @@ def reduction(body: GrowingBody, node: Node) -> None:
     }
     over = [axis for axis in axes if axis in x.axes]
     if len(over) > 1:
-        raise Unsupported("control-flow", "it reduces two growing axes")
+        raise Unsupported(
+            "control-flow", f"it reduces two axes that grow in each iteration, {over[:2]}; supported: one"
+        )
     result = _reduced(body, node, x, axes, over[0], keeps) if over else body.results(node)[0]
     body.set(node.outputs[0], Growing(result, left))
 
@@ -282,7 +338,11 @@ def _reduced(body: GrowingBody, node: Node, x: Growing, axes: tuple[int, ...], o
     ctx, dtype = body.ctx, x.x.dtype
     kind = node.op_type.removeprefix("Reduce")
     if not dtype.is_float:
-        raise Unsupported("control-flow", f"it reduces a growing tensor of {dtype.short}; supported: floats")
+        raise Unsupported(
+            "control-flow",
+            f"it reduces axis {over}, which grows in each iteration, of input 0 of type {dtype.short}; supported: "
+            "floating-point types",
+        )
     fill, how = {"Max": (-math.inf, MAX), "Min": (math.inf, MIN), "Sum": (0.0, SUM), "Mean": (0.0, SUM)}[kind]
     filled = body.filled(x, over, fill)
     result = reduce(ctx, lambda row, value: row.reduce(how, s.widen(value)), filled, axes, keeps)
@@ -306,7 +366,11 @@ def softmax(body: GrowingBody, node: Node) -> None:
     rank = x.x.rank
     axis = _axis(node, -1 if node.since_version >= 13 else 1, rank)
     if node.since_version < 13 and axis != rank - 1:
-        raise Unsupported("control-flow", "Softmax before version 13 along several axes")
+        raise Unsupported(
+            "control-flow",
+            f"axis is {axis} of {rank} axes in a version before 13, and input 0 grows in each iteration; supported: "
+            "the last axis",
+        )
     inputs = {0: body.filled(x, axis, -math.inf)} if axis in x.axes else {}
     body.set(node.outputs[0], Growing(body.results(node, inputs)[0], x.axes))
 
@@ -319,7 +383,10 @@ def matmul(body: GrowingBody, node: Node) -> None:
     values = [needed_input(node, index) for index in range(2)]
     tensors = [body.tensor(value) for value in values]
     if any(x.rank < 2 for x in tensors):
-        raise Unsupported("control-flow", "it multiplies a vector by a value that grows in each iteration")
+        ranks = " and ".join(str(x.rank) for x in tensors)
+        raise Unsupported(
+            "control-flow", f"its inputs have rank {ranks}, and grow in each iteration; supported: rank 2 or more"
+        )
     axes: list[Mapping[int, int]] = []
     for value, x in zip(values, tensors, strict=True):
         growing = body.growing(value)
@@ -330,14 +397,17 @@ def matmul(body: GrowingBody, node: Node) -> None:
         for axis, extra in extras.items():
             if axis != contracted:
                 _merged(results, axis, extra)
-    for x, extras in zip(tensors, axes, strict=True):
+    for value, x, extras in zip(values, tensors, axes, strict=True):
         for axis in results:
             if axis < -2 and axis not in extras and x.rank + axis >= 0 and x.shape[x.rank + axis] != 1:
-                raise _mixed("a growing dimension with a dimension of fixed size")
+                raise _fixed(value, x.rank + axis, x.shape[x.rank + axis])
     inputs: dict[int, Tensor] = {}
     if summed != (None, None):
         if summed[0] != summed[1]:
-            raise _mixed("tensors of different numbers of keys")
+            raise _mixed(
+                f"{elements(summed[0])} columns of input 0 with {elements(summed[1])} rows of input 1; supported: "
+                "equal numbers"
+            )
         for index, (value, offset) in enumerate(zip(values, (-1, -2), strict=True)):
             growing = body.growing(value)
             assert growing is not None

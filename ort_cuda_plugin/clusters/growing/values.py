@@ -21,6 +21,9 @@ from ...program.steps.tensor import Tensor
 PAST: Final = symbol(-1, "past", 1)
 """The number of cached keys before a step of the decoder, which only the device knows. No shape of a program has it."""
 
+WHAT_PAST: Final = "past: the number of cached keys"
+"""Explains PAST in messages, where it is called "past"."""
+
 _ATOM: Final = PAST.terms[0][0][0]
 
 
@@ -60,6 +63,11 @@ class Sizes:
 def has_past(dim: Dim) -> bool:
     """Return whether a sum of products contains PAST."""
     return isinstance(dim, Expr) and any(_ATOM in monomial for monomial, _ in dim.terms)
+
+
+def elements(extra: int | None) -> str:
+    """Return PAST + ``extra`` as text for a message; None stands for a fixed number."""
+    return "a fixed number of" if extra is None else repr(PAST + extra)
 
 
 def after_past(dim: Dim) -> Dim | None:

@@ -195,13 +195,17 @@ class _Steps:
         """Return the decoder's logits and caches."""
         logits, *presents = self._decoder.outputs
         if body.special(logits) is not None:
-            raise Unsupported("control-flow", "the decoder's logits grow in each iteration")
+            raise Unsupported(
+                "control-flow", f"the decoder's logits {logits.name!r} grow in each iteration; supported: a fixed shape"
+            )
         found = [body.tensor(logits)]
         for value in presents:
             x = body.growing(value)
             if x is None or x.axes != {self._inputs.key_axis: 1}:
                 raise Unsupported(
-                    "control-flow", f"{value.name!r} is not the decoder's cache and the keys of one token"
+                    "control-flow",
+                    f"the decoder's output {value.name!r} is not a cache with the keys of one token appended; "
+                    f"supported: past + 1 keys along axis {self._inputs.key_axis}",
                 )
             found.append(x.x)
         return found

@@ -59,7 +59,8 @@ def chosen_devices(offered: Sequence[DeviceInfo], options: Options, api_version:
         if info.ordinal not in options.device_ids:
             raise OptionError(
                 f"{EP_NAME} option device_ids={_text(options.device_ids)}: add_provider_for_devices also got the "
-                f"device {_names([info])}. Name it in device_ids, or leave one of the two out"
+                f"device {_names([info])}. Add the device to device_ids, or do not pass it to "
+                "add_provider_for_devices, or leave out the option device_ids"
             )
     return [first, *_named(options.device_ids, emulated=first.emulated)[1:]]
 
