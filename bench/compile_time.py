@@ -3,7 +3,7 @@
     python bench/compile_time.py [MODEL ...] [--stages] [--json]
 
 Models are networks that the package builds, and the onnx wheel's light models. Each has a process of its own, which
-runs on the emulated device; its helper processes count. With ``--stages`` there are no helpers, and the compiler's
+runs on the emulated device; its worker processes count. With ``--stages`` there are no workers, and the compiler's
 share is divided into its stages. CPU seconds depend on what else the machine does: compare figures of one run.
 """
 

@@ -97,12 +97,12 @@ class CompiledCluster:
 
     ``inputs`` and ``outputs`` name those of the fused node, in order, by default those of the graph. ``ranks`` are the
     ranks assumed by the claim. ``fed`` names the values that the application feeds, whose shapes ORT checks, by default
-    all inputs. ``compiled`` as for `NodeLowering`. ``known`` holds the table indices that earlier plans have assigned,
-    ``tuner`` selects kernels by measured times. The owner sets ``weight_reader.read`` while added weights exist.
-    `prepare` sets ``host_inputs``, the indices of inputs whose contents determine shapes. ``show_program``, if set,
-    receives the program of each plan as text, from a `ProgramHistory`, and ``show_plan`` its `plan_record`; ``watch``
-    receives the program after each pass, and ``tell`` remarks. ``traffic`` is the memory traffic of the last plan, at
-    its sizes. ``states`` holds the states of stateful nodes.
+    all inputs. ``compiled`` as for `NodeLowering`. ``known`` maps the kernels, weights, library problems and callbacks
+    of earlier plans to their indices in the cluster. ``tuner`` selects kernels by measured times. The owner sets
+    ``weight_reader.read`` while added weights exist. `prepare` sets ``host_inputs``, the indices of inputs whose
+    contents determine shapes. ``show_program``, if set, receives the program of each plan as text, from a
+    `ProgramHistory`, and ``show_plan`` its `plan_record`; ``watch`` receives the program after each pass, and ``tell``
+    remarks. ``traffic`` is the memory traffic of the last plan, at its sizes. ``states`` holds those of stateful nodes.
     """
 
     def __init__(

@@ -45,8 +45,7 @@ def first_difference(
 ) -> FirstDifference | None:
     """Return the first node that differs, or None if the results agree.
 
-    ``progress`` is called with the number of first nodes that are known to agree, and the number of first nodes that
-    are known to differ.
+    ``progress(low, high)``: the model cut after ``low`` nodes agrees, the model cut after ``high`` nodes differs.
     """
     nodes = model.graph.node
 
@@ -56,7 +55,7 @@ def first_difference(
         found = differences(names, own(cut, names, given), reference(cut, names, given), tolerances)
         return [difference for difference in found if not difference.is_small]
 
-    low, high = 0, len(nodes)  # the first `low` nodes agree, the first `high` nodes differ
+    low, high = 0, len(nodes)  # the model cut after `low` nodes agrees, after `high` nodes it differs
     found = differing(high)
     if not found:
         return None

@@ -57,7 +57,7 @@ class Identity:
 
 
 def identity_of(machine: Machine) -> Identity:
-    """Return the identity of the user and the host, from the environment and the system's tables."""
+    """Return the identity of the user and the host, from environment, user database, kernel and /etc/hostname."""
     environment = machine.environment
     homes = [environment.get("HOME", ""), os.path.expanduser("~")]
     users: list[str] = []

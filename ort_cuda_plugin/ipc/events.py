@@ -31,9 +31,9 @@ StreamLike: TypeAlias = "int | SupportsGetHandle | None"
 class Event:
     """A CUDA event that several processes share. Create it in one process, and open its `handle` in the others.
 
-    Work that a process enqueues on a stream after `wait` begins after the work before the newest `record` of any
-    process. If no process has recorded the event, `wait` has no effect: so tell the other process when you have called
-    `record`. Neither call waits for the device.
+    `wait` orders a stream: work enqueued on it afterwards starts only when the work that preceded the newest `record`,
+    in any process, has finished. If no process has recorded the event, `wait` has no effect: so tell the other process
+    when you have called `record`. Neither call waits for the device.
 
     Args:
         device: a device from `ort_cuda_plugin.devices` or `register`, or an ordinal; None: the first device.

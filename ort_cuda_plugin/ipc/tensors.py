@@ -157,7 +157,10 @@ class ImportedTensor:
         )
 
     def __dlpack__(self, *, stream: Any = None, **options: Any) -> Any:
-        """Return a capsule of DLPack 0. The application orders the work of the processes, so ``stream`` is not used."""
+        """Return an unversioned (pre-1.0) DLPack capsule.
+
+        The application orders the work of the processes, so ``stream`` is not used.
+        """
         if options.get("copy") or options.get("dl_device") not in (None, self.__dlpack_device__()):
             raise BufferError(
                 "ImportedTensor: __dlpack__ can only share the memory, but was asked for a copy or another device. "

@@ -145,7 +145,7 @@ def _compared(
 
 
 def _operators(model: onnx.ModelProto) -> tuple[str, ...]:
-    """Return the operators of a model's nodes, as they are quarantined."""
+    """Return the names of the model's operators in the form that the quarantine uses, without Constant."""
     names = (operator_name(node.domain, node.op_type) for node in model.graph.node)
     return tuple(name for name in dict.fromkeys(names) if name != "Constant")
 

@@ -63,7 +63,7 @@ def run_section(
 
 def main(emulate: str, ordinal: str) -> None:
     """Answer requests until the input ends."""
-    kernel_library.max_workers = 0  # no helper processes for compilation: each would import the compiler
+    kernel_library.max_workers = 0  # no worker processes for compilation: each would import the compiler
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # send what libraries print to stderr, so that it does not mix with the answers
     device = Device(emulate == "1", int(ordinal))

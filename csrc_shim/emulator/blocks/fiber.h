@@ -20,7 +20,8 @@ static inline void emu_block_thread(emu_cpu *cpu, uint32_t index) {
   if (!(cpu->warps[warp].runnable &= ~((uint32_t)1 << index % EMU_WARP)))
     cpu->runnable_warps &= ~((uint32_t)1 << warp);
 }
-/* Lets emu_launch_continues run, on the stack of the host thread; the block may end there. Called by a fiber. */
+/* Switches from the calling fiber to the host thread's stack, which calls emu_launch_continues. Does not return if that
+ * ends the block. */
 void emu_rest(emu_cpu *cpu);
 /* Counts a step of a fiber that threads of an endless loop take as well. */
 static inline void emu_step(emu_cpu *cpu) {

@@ -1,7 +1,7 @@
-"""Helper processes that compile kernels, and the clients by which the parent process talks to them.
+"""Worker processes that compile kernels, and the clients by which the parent process talks to them.
 
-The first helper is a fresh process, because the parent has threads and cannot safely fork. It imports the compiler,
-which takes longer than compiling most kernels, and then forks the other helpers. They live as long as one call of
+The first worker is a fresh process, because the parent has threads and cannot safely fork. It imports the compiler,
+which takes longer than compiling most kernels, and then forks the other workers. They live as long as one call of
 `compile_many`.
 
 A message is a length and bytes. A job is JSON, a compiled kernel has the format of a cache entry, and a kernel that did
@@ -33,7 +33,7 @@ from ort_cuda_plugin.compiler.toolchain import installed_tools, joined_digest, t
 
 
 class WorkerClient:
-    """The parent's end of a helper's pipe. ``process`` is the first helper; all helpers are in its process group."""
+    """The parent's end of a worker's pipe. ``process`` is the first worker; all workers are in its process group."""
 
     def __init__(self, process: subprocess.Popen[bytes], jobs: IO[bytes], replies: IO[bytes]) -> None:
         self.process = process
@@ -41,14 +41,14 @@ class WorkerClient:
         self.replies = replies
         self.is_ready = False
         self.due = math.inf
-        """Deadline of the kernel that the helper is compiling, in seconds of `time.monotonic`."""
+        """Deadline of the kernel that the worker is compiling, in seconds of `time.monotonic`."""
 
     @staticmethod
     def start(cache: KernelCache, count: int = 1) -> list[WorkerClient]:
-        """Start ``count`` helpers: one that imports Numba and forks the others. Return no clients if none can be
+        """Start ``count`` workers: one that imports Numba and forks the others. Return no clients if none can be
         started.
 
-        If the folder of ``cache`` is usable, the helpers load and store LLVM IR in it.
+        If the folder of ``cache`` is usable, the workers load and store LLVM IR in it.
         """
         pairs = [socket.socketpair() for _ in range(count - 1)]
         numbers = [theirs.fileno() for _, theirs in pairs]
@@ -57,7 +57,7 @@ class WorkerClient:
         try:
             if command is None:
                 return []
-            # In a separate process group, Ctrl-C does not reach the helpers; the parent ends them.
+            # In a separate process group, Ctrl-C does not reach the workers; the parent ends them.
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
@@ -79,17 +79,17 @@ class WorkerClient:
                     end.close()  # the file objects of the clients keep the parent's end open
 
     def wait_ready(self) -> bool:
-        """Wait for the helper's first message; return whether it has the compiler tools of this process."""
+        """Wait for the worker's first message; return whether it has the compiler tools of this process."""
         self.is_ready = self.receive() == tools().encode()
         return self.is_ready
 
     def stop_unless_ready(self) -> None:
-        """Kill all helpers if this one is still importing the compiler, since all jobs are done by now."""
+        """Kill all workers if this one is still importing the compiler, since all jobs are done by now."""
         if not self.is_ready:
             self.kill()
 
     def compile(self, spec: KernelSpec, target: Target) -> KernelImage | None:
-        """Let the helper compile a kernel. Return None if the kernel does not compile, or if the helper died."""
+        """Let the worker compile a kernel. Return None if the kernel does not compile, or if the worker died."""
         try:
             send(self.jobs, encode_job(spec, target))
         except OSError:
@@ -101,7 +101,7 @@ class WorkerClient:
         return receive(self.replies)
 
     def kill(self) -> None:
-        """Kill all helpers, the whole process group."""
+        """Kill all workers, the whole process group."""
         if self.process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
@@ -110,12 +110,12 @@ class WorkerClient:
         self.kill()
         self.process.wait()
         for pipe in (self.jobs, self.replies):
-            with contextlib.suppress(OSError):  # closing a pipe writes buffered data, which fails if the helper is dead
+            with contextlib.suppress(OSError):  # closing a pipe writes buffered data, which fails if the worker is dead
                 pipe.close()
 
 
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
-"""Environment of the helpers: NumPy starts no threads, so that the first helper can fork."""
+"""Environment of the workers: NumPy starts no threads, so that the first worker can fork."""
 
 
 def tools() -> str:
@@ -158,11 +158,11 @@ def decode_job(message: bytes) -> tuple[KernelSpec, Target]:
 
 
 WARMING = KernelSpec("warming", ("*f32", "i32"), "def kernel(x, n):\n    if cuda.grid(1) < n:\n        x[0] = 1\n")
-"""The kernel that the first helper compiles before it forks, so that all helpers share the tables that Numba fills."""
+"""The kernel that the first worker compiles before it forks, so that all workers share the tables that Numba fills."""
 
 
 def main(folder: str = "", *channels: str) -> None:
-    """Run a helper process: fork a helper for each channel, then compile jobs until the parent closes the pipe."""
+    """Run a worker process: fork a worker for each channel, then compile jobs until the parent closes the pipe."""
     # Move the replies off stdout, so that output of libraries cannot get into the messages.
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
@@ -173,7 +173,7 @@ def main(folder: str = "", *channels: str) -> None:
         compiler.kernel_ir(WARMING)
     for number, end in enumerate(ends):
         if os.fork() == 0:
-            # The parent sees the end of a pipe only when all processes have closed the helper's end, so close inherited
+            # The parent sees the end of a pipe only when all processes have closed the worker's end, so close inherited
             # copies.
             replies.close()
             for other in ends[number + 1 :]:
@@ -186,7 +186,7 @@ def main(folder: str = "", *channels: str) -> None:
 
 
 def answer(compiler: Any, folder: str, jobs: IO[bytes], replies: IO[bytes]) -> None:
-    """Send the digest of this helper's tools, then compile the jobs that the parent sends, until it closes the pipe."""
+    """Send the digest of this worker's tools, then compile the jobs that the parent sends, until it closes the pipe."""
     cache = KernelCache(Path(folder)) if folder else None
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the parent has ended
         send(replies, tools().encode())

@@ -1,7 +1,7 @@
-"""Isolates the compiler from the working folder: neither it nor a helper process loads code or settings from there.
+"""Isolates the compiler from the working folder: neither it nor a worker process loads code or settings from there.
 
-``sys.path`` of a helper process has the standard library, the folders from which this process would import the
-compiler, and the interpreter's own site folders, in this order. The helper loads this package by its path.
+``sys.path`` of a worker process has the standard library, the folders from which this process would import the
+compiler, and the interpreter's own site folders, in this order. The worker loads this package by its path.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ Job: TypeAlias = tuple[KernelSpec, Target]
 Done: TypeAlias = Callable[[int, KernelImage, bool], None]
 MANIFEST_VARIABLE = "ORT_CUDA_PLUGIN_KERNEL_MANIFEST"
 worker_pays_seconds = 2.5
-"""Seconds of compilation from which on a helper process is worthwhile; importing Numba takes it over a second."""
+"""Seconds of compilation from which on a worker process is worthwhile; importing Numba takes it over a second."""
 max_workers = 8
 lock_poll_seconds = 0.02
 """Seconds between polls for a kernel that another process is compiling."""
@@ -44,7 +44,7 @@ least_patience_seconds = 60.0
 first, and may share its core.
 """
 look_seconds = 1.0
-"""Seconds between checks whether a helper has finished."""
+"""Seconds between checks whether a worker has finished."""
 seconds_to_mention = 4.0
 """Expected seconds of compilation from which on a warning is logged, so that a waiting user knows the reason. The
 seconds of smaller compilations add up in a process until they are mentioned.
@@ -167,7 +167,7 @@ def expected_seconds(spec: KernelSpec) -> float:
 
 
 class Compilation:
-    """A list of jobs that this process and its helpers share, the longest first; the jobs of one kernel stay together.
+    """A list of jobs that this process and its workers share, the longest first; the jobs of one kernel stay together.
 
     Kernels that another process is compiling come last, and are loaded from the cache when that process is done.
     ``done(index, image, compiled)`` is called when a job ends, from one thread at a time.
@@ -190,7 +190,7 @@ class Compilation:
         self.elsewhere: deque[int] = deque()
 
     def run(self) -> None:
-        """Compile all jobs, with helpers if that is faster. Raises KernelCompileError."""
+        """Compile all jobs, with workers if that is faster. Raises KernelCompileError."""
         self.workers = start_workers(self.seconds, self.cache)
         threads = [threading.Thread(target=self.run_in, args=(worker,)) for worker in self.workers]
         try:
@@ -198,16 +198,16 @@ class Compilation:
                 thread.start()
             if not self.workers or compiler_is_imported():
                 self.run_here()
-            else:  # the helpers take over this process's share, so that it need not import the compiler
+            else:  # the workers take over this process's share, so that it need not import the compiler
                 for worker, thread in zip(self.workers, threads, strict=True):
                     worker.due = min(worker.due, time.monotonic() + least_patience_seconds)
-                    self.await_helper(worker, thread)
+                    self.await_worker(worker, thread)
         finally:
             self.todo.clear()
             for worker in self.workers:
                 worker.stop_unless_ready()
             for worker, thread in zip(self.workers, threads, strict=True):
-                self.await_helper(worker, thread)
+                self.await_worker(worker, thread)
                 worker.close()
         elsewhere = list(self.elsewhere)
         self.todo.extend([i] for i, image in enumerate(self.images) if image is None and i not in elsewhere)
@@ -232,8 +232,8 @@ class Compilation:
         return time.monotonic() + least_patience_seconds + patience * expected_seconds(self.jobs[index][0])
 
     @staticmethod
-    def await_helper(worker: WorkerClient, thread: threading.Thread) -> None:
-        """Wait for the thread that serves a helper. If the helper exceeds its kernel's deadline, kill all helpers."""
+    def await_worker(worker: WorkerClient, thread: threading.Thread) -> None:
+        """Wait for the thread that serves a worker. If the worker exceeds its kernel's deadline, kill all workers."""
         while thread.is_alive():
             thread.join(look_seconds)
             if thread.is_alive() and time.monotonic() > worker.due:
@@ -259,7 +259,7 @@ class Compilation:
         self.finish(index, compile_for(import_compiler(), *self.jobs[index], self.cache))
 
     def run_in(self, worker: WorkerClient) -> None:
-        """Let a helper compile jobs. If a job fails there, `run` compiles it again in this process, which raises its
+        """Let a worker compile jobs. If a job fails there, `run` compiles it again in this process, which raises its
         error.
         """
         if not worker.wait_ready():
@@ -301,7 +301,7 @@ class Compilation:
 
 
 def compile_many(jobs: Sequence[Job], done: Done, cache: KernelCache, *, is_told: bool = False) -> list[KernelImage]:
-    """Compile all jobs, with helper processes if there is enough work.
+    """Compile all jobs, with worker processes if there is enough work.
 
     Raises KernelCompileError. ``done`` is called with the index of each job when it ends, from one thread at a time.
     ``cache`` is used for LLVM IR. A long compilation is logged as a warning, unless the user knows of it already
@@ -327,8 +327,10 @@ def compile_many(jobs: Sequence[Job], done: Done, cache: KernelCache, *, is_told
 
 
 def start_workers(seconds: float, cache: KernelCache) -> list[WorkerClient]:
-    """Start helpers for ``seconds`` of work, and one to compile in place of this process if it has not
-    imported Numba.
+    """Start worker processes: one for each `worker_pays_seconds` of an estimated ``seconds`` of compilation, and one
+    more if this process has not imported Numba and so does not compile itself.
+
+    Start no more than `max_workers` and one less than the number of cores; the additional one does not count.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     wanted = min(cores - 1, max_workers, int(seconds / worker_pays_seconds))

@@ -68,11 +68,13 @@ class ContextOutput:
         return path.with_name(f"{path.stem}_ctx.onnx")
 
     def binary_path(self, model_path: str, is_named: bool = False) -> Path:
-        """Return the path of the context file, which is next to the compiled model: [model]_[ep].bin. With ``is_named``
-        the caller uses the file's name only.
+        """Return the path [model]_[ep].bin of the context file, next to the compiled model.
+
+        If the model's path is unknown, return model_[ep].bin with ``is_named`` (the caller needs only a file name),
+        else raise.
 
         Raises:
-            ContextError: no entry says where the compiled model will be.
+            ContextError: neither the model nor ep.context_file_path has a path.
         """
         if not self.file_path and not model_path and is_named:
             return Path(f"model_{EP_NAME}.bin")

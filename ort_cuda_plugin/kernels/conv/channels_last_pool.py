@@ -145,11 +145,11 @@ class _ChannelPool:
         return number * self.width
 
     def _along(self, axis: int, first: str) -> tuple[dict[int, str], dict[int, str]]:
-        """Emit the elements of x that the thread's windows read along a dimension.
+        """Emit the memory offsets, along a dimension, of the elements of x that the thread's windows read, and the
+        tests that these are inside x.
 
-        Returns their offsets in memory and the tests that they are inside x, both by offset from the first window's
-        start. An average skips elements outside. A maximum clamps to the border of x, which the same window contains
-        anyway, and has no tests.
+        Returns the names of both by offset from the first window's start. An average skips elements outside. Max
+        pooling needs no tests: it clamps to the border element, which the window contains anyway.
         """
         windows = self.windows
         start = self._index(f"{first} * {windows.strides[axis]} - {self._size(windows.begin[axis])}")

@@ -233,7 +233,8 @@ def _is_row(expression: Expression, x: Tensor, columns: int, spreads: bool) -> b
 def joined_inputs(
     first: Expression, others: Sequence[Expression], columns: int, shape: tuple[Dim, ...]
 ) -> tuple[Input, ...]:
-    """Return the inputs of the joint expression over ``shape``; the ``own`` leaf is not among them.
+    """Return the inputs of the joint expression over ``shape``, without the leaf ``own`` (accumulator or loaded
+    element).
 
     The joint expression has the operations of ``first``. Constants that differ between ``first`` and ``others`` are
     concatenated along ``columns``.

@@ -264,7 +264,7 @@ def _is_loadable(step: Sums, number: int, x: Tensor, conversion: Conversion) -> 
     assert isinstance(step, Contract)
     old = step.operands[number]
     inner, outer = (x.rank - 1, x.rank - 2) if number == 0 else (x.rank - 2, x.rank - 1)
-    # The rows of operand a may span batches.
+    # The rows of operand a may span batches, so a vector along the rows is allowed only without batch dimensions.
     along = {inner, outer} if number or all(dim == 1 for dim in x.shape[:-2]) else {inner}
     is_one_matrix = number == 0 and all(dim == 1 for dim in step.b.shape[:-2])
     if is_one_matrix and _row_dims(x) > _row_dims(old):
