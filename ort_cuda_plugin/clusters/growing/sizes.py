@@ -62,11 +62,11 @@ def arithmetic(body: GrowingBody, node: Node) -> bool:
 def range_of_sizes(body: GrowingBody, node: Node) -> None:
     """Range: a known number of elements from PAST on, or a growing tensor of all indices."""
     arrays = [body.sizes(needed_input(node, index)) for index in range(3)]
-    for index, array in enumerate(arrays):
+    for number, array in enumerate(arrays):
         if array is None or array.size != 1:
             raise Unsupported(
                 "control-flow",
-                f"input {index} ({needed_input(node, index).name!r}) depends on contents of tensors, or is not one "
+                f"input {number} ({needed_input(node, number).name!r}) depends on contents of tensors, or is not one "
                 "number; supported: sizes",
             )
     start, limit, delta = (array.reshape(-1)[0] for array in arrays if array is not None)
@@ -86,14 +86,12 @@ def range_of_sizes(body: GrowingBody, node: Node) -> None:
 
         body.set(node.outputs[0], gather_map(body.ctx, (count,), dtype, element))
         return
-    if has_past(start) or not isinstance(extra, int):
+    if not isinstance(start, int) or not isinstance(extra, int):
         raise _range(start, limit)
 
     def index(maps: IndexMap, c: list[Scalar]) -> Scalar:
         return s.cast(maps.dim(start) + c[0], dtype)
 
-    if not isinstance(start, int):
-        raise _range(start, limit)
     indices = gather_map(body.ctx, (body.capacity,), dtype, index)
     body.set(node.outputs[0], Growing(indices, {0: extra - start}))
 
