@@ -9,11 +9,23 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.program.analysis.step_tensors import tensors_of
 from ort_cuda_plugin.program.expressions.scalar import Scalar
 from ort_cuda_plugin.program.expressions.symbolic import Dim
 from ort_cuda_plugin.program.steps.steps import CODES_PER_WORD, Attend, Contract, Convolve, Input, Map, Rows, Sums
 from ort_cuda_plugin.program.steps.tensor import Buffer, BufferKind, Tensor
-from ort_cuda_plugin.program.steps.trace import Copy, HostCall, Int64, Launch, LibraryCall, Memset, ReadBack, Step, View
+from ort_cuda_plugin.program.steps.trace import (
+    Copy,
+    DeviceLoop,
+    HostCall,
+    Int64,
+    Launch,
+    LibraryCall,
+    Memset,
+    ReadBack,
+    Step,
+    View,
+)
 from plan_interpreter import evaluate
 from programs import library, opaque
 from programs.convolutions import convolution, transposed_convolution
@@ -68,10 +80,10 @@ class Opaque:
     writes: tuple[Tensor, ...]
 
 
-def opaque_of(step: Launch | HostCall, view: View = lambda x: x) -> Opaque:
+def opaque_of(step: Launch | HostCall | DeviceLoop, view: View = lambda x: x) -> Opaque:
     """Return the `Opaque` that replaces a step; ``view`` maps its tensors."""
     name = step.callback.name if isinstance(step, HostCall) else ""
-    tensors = step.tensors if isinstance(step, HostCall) else [x for x in step.args if isinstance(x, Tensor)]
+    tensors = tensors_of(step)
     reads = tuple(view(x) for x in tensors if x.buffer in step.reads)
     return Opaque(opaque.identity(step.nodes, name), reads, tuple(view(x) for x in tensors if x.buffer in step.writes))
 
@@ -203,7 +215,7 @@ class Interpreter:
                 self._store_numbers(step)
             case Launch():
                 self.opaque(opaque_of(step))
-            case HostCall():
+            case HostCall() | DeviceLoop():  # passes do not look into a loop
                 self.opaque(opaque_of(step))
             case LibraryCall():
                 numbers = [self.size(x.value) for x in step.args if isinstance(x, Int64)]
