@@ -42,5 +42,5 @@ def test_the_commands_of_the_section_exist() -> None:
     from ort_cuda_plugin.cli import COMMANDS
 
     commands = re.findall(r"`ort-cuda-plugin (\w+) --write (\S+)`", SECTION)
-    assert len(commands) == 2
+    assert len(commands) == 3
     assert all(command in COMMANDS and (ROOT / path).exists() for command, path in commands)
