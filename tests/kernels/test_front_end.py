@@ -113,8 +113,9 @@ def test_what_was_resolved_does_not_pile_up() -> None:
         compiler.kernel_ir(KernelSpec("piles", ("*f32", "i32"), f"def kernel(x, n):\n    {place}\n"))
         return len(front_end.signatures), len(front_end.values), len(front_end.sizes)
 
-    compiler.kernel_ir.cache_clear()
-    before = resolved_after(added=1)
+    for _ in range(2):  # the first kernels of a process also resolve what all kernels share
+        compiler.kernel_ir.cache_clear()
+        before = resolved_after(added=1)
     compiler.kernel_ir.cache_clear()
     assert resolved_after(added=1) == before
     assert resolved_after(added=2) == before
