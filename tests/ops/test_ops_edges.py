@@ -329,7 +329,7 @@ def test_parts_of_a_split_beyond_the_dimension(size: int, parts: int) -> None:
     with pytest.raises(Exception, match=r"Invalid num_outputs value|Invalid value in 'split'"):
         session.run(None, {"x": x})
     if parts == 5:
-        with pytest.raises((NodeError, PluginError), match="split must be at least 0"):
+        with pytest.raises((NodeError, PluginError), match="the last of num_outputs parts must be at least 0"):
             run_op("Split", [x], {"num_outputs": parts}, 18, outputs=parts, dynamic=True)
         return
     found = run_op("Split", [x], {"num_outputs": parts}, 18, outputs=parts, dynamic=True)
@@ -358,8 +358,8 @@ def test_parts_of_a_split_beyond_the_dimension(size: int, parts: int) -> None:
             2,
             "split or num_outputs must be given, but not both, got both",
         ),
-        ("Split", [floats(3)], {"num_outputs": 5}, 5, "split must be at least 0, got"),
-        ("Split", [floats(7)], {"num_outputs": 5}, 5, "split must be at least 0, got"),
+        ("Split", [floats(3)], {"num_outputs": 5}, 5, "the last of num_outputs parts must be at least 0, got"),
+        ("Split", [floats(7)], {"num_outputs": 5}, 5, "the last of num_outputs parts must be at least 0, got"),
         ("Reshape", [floats(2, 3), ints(6).reshape(1, 1)], {}, 1, "shape must have rank 1, got rank 2"),
     ],
 )

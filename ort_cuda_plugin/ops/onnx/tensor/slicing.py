@@ -171,7 +171,9 @@ def split_13(
     if num_outputs is None:
         return _split(ctx, x, axis, _equal_parts(ctx, dim))
     part = ceildiv(dim, num_outputs)
-    return _split(ctx, x, axis, [part] * (num_outputs - 1) + [dim - part * (num_outputs - 1)])
+    last = dim - part * (num_outputs - 1)
+    require.least_dim(ctx, 0, **{"the size of the last of num_outputs parts": last})
+    return _split(ctx, x, axis, [part] * (num_outputs - 1) + [last])
 
 
 @op("Concat", since=1, types={"T": ALL_TENSORS})
