@@ -26,7 +26,8 @@ def in_use():
     return {name: value for name, value in plugin.counters().items() if name.endswith(kept)}
 
 before = in_use()
-assert set(before) == {"device_bytes_in_use", "pinned_bytes_in_use", "weight_bytes", "streams_live", "graphs_live"}
+assert set(before) == {"device_bytes_in_use", "pinned_bytes_in_use", "weight_bytes", "host_weight_bytes",
+                       "streams_live", "graphs_live"}
 resident = []
 for index in range(50):
     one_round(1000 + index)
