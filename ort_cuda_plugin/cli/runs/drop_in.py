@@ -13,13 +13,11 @@ import shutil
 from pathlib import Path
 
 from ort_cuda_plugin import drop_in
-from ort_cuda_plugin.cli.devices import add_device_argument, find_device
+from ort_cuda_plugin.cli.devices import add_device_argument, find_device, unavailable_as_user_error
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 from ort_cuda_plugin.ep.device.devices import EMULATE_VARIABLE
 from ort_cuda_plugin.ep.device.identity import AS_VARIABLE, Identity
 
-_YES = ("1", "true", "yes", "on")
-"""Values of the variable that mean yes, as in ``csrc_shim/ort/registration.c``."""
 _DEVICE_HELP = (
     "cuda: a GPU (the default). emulated: the emulated device, which is slow; the default if the environment variable "
     "ORT_CUDA_PLUGIN_EMULATE is 1. auto: a GPU if the machine has one, else the emulated device"
@@ -47,12 +45,18 @@ def start(arguments: argparse.Namespace, identity: Identity) -> int:
         )
     if shutil.which(program[0]) is None:
         raise UserError(ExitCode.USAGE, f"program {program[0]!r}: not found in PATH")
-    choice = arguments.device or ("emulated" if os.environ.get(EMULATE_VARIABLE, "").lower() in _YES else "cuda")
-    environment = program_environment(find_device(choice), identity)
+    environment = program_environment(find_device(arguments.device or _default_device()), identity)
     try:
         os.execvpe(program[0], program, environment)
     except OSError as error:
         raise UserError(ExitCode.USAGE, f"{program[0]!r} cannot be run: {error.strerror}") from error
+
+
+def _default_device() -> str:
+    with unavailable_as_user_error():
+        from ort_cuda_plugin.abi.flags import flag_variable
+
+        return "emulated" if flag_variable(EMULATE_VARIABLE) else "cuda"
 
 
 def program_environment(emulate: bool, identity: Identity) -> dict[str, str]:
