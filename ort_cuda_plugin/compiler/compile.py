@@ -1,7 +1,7 @@
 """Compiles kernels: Python function -> Numba -> LLVM IR -> cubin, or an object for the host CPU (emulated device).
 
-Only this module, and those that it imports from `ort_cuda_plugin.compiler`, use Numba and llvmlite. They are imported
-only when a kernel has to be compiled.
+Only this module, and those that it imports from `ort_cuda_plugin.compiler`, use Numba and llvmlite. A process imports
+Numba and llvmlite only when it has to compile a kernel.
 """
 
 from __future__ import annotations
@@ -480,7 +480,7 @@ red_zone_bytes = 128
 
 
 def frame_bytes(code: bytes) -> int:
-    """Return the stack bytes that an x86-64 function needs, read from its prologue; 0 for an unknown prologue."""
+    """Return the stack bytes that an x86-64 function and its callees need; 0 if the function's prologue is unknown."""
     position, pushed = 0, 8
     while position < len(code):
         byte = code[position]

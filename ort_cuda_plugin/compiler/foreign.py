@@ -1,8 +1,8 @@
 """Kernels that applications pass as CUDA C++, PTX, cubins or LTO-IR.
 
 NVRTC compiles CUDA C++ to PTX, and nvJitLink links PTX and LTO-IR to cubins; neither needs a GPU. The emulated device
-runs ``source``, a version of the kernel in Python for Numba. Without ``source`` it executes the PTX, which a cubin
-lacks.
+runs ``source``, a version of the kernel in Python for Numba. Without ``source`` it executes the PTX, and cannot run a
+cubin.
 """
 
 from __future__ import annotations

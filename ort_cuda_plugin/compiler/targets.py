@@ -63,7 +63,7 @@ class Target:
 
 @dataclass(frozen=True)
 class KernelImage:
-    """One compiled kernel, ready for ModuleLoadData.
+    """One compiled kernel, ready for cuModuleLoadData.
 
     ``data`` is a cubin (NUL-terminated PTX for an architecture newer than the toolkit), or for the emulated device a
     relocatable ELF object as ``csrc_shim/emulator/kernel.h`` describes it; ``entry`` is the kernel's symbol in it.

@@ -117,7 +117,7 @@ def gpu(key: str) -> Gpu:
 
 @cache
 def typical_multiprocessors(compute_capability: tuple[int, int]) -> int:
-    """Return the number of multiprocessors of a large GPU of a compute capability; for unknown ones that of an H100."""
+    """Return the number of multiprocessors of a large GPU of this capability; for an unknown capability, of an H100."""
     known = json.loads(FOLDER.with_name("multiprocessors.json").read_text(encoding="utf-8"))
     major, minor = compute_capability
     return int(known.get(f"{major}.{minor}", known["9.0"])["multiprocessors"])

@@ -1,8 +1,8 @@
 """Cost model of a library's GEMM: the time of its fastest tile shape, in whole waves of blocks.
 
 The efficiencies are those of well-tuned kernels; real libraries select by their own heuristics. The model has no
-split-K: with split-K its errors against published times (docs/estimates.md) were larger, whatever cost the reduction of
-partial sums was given.
+split-K: with split-K its errors against published times (docs/estimates.md) were larger, for every assumed cost of the
+reduction of partial sums.
 """
 
 from __future__ import annotations

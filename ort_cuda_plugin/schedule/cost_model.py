@@ -72,8 +72,8 @@ def _rates(capability: tuple[int, int], multiprocessors: int, calibration: Calib
     constants = Constants.at(gpu.clock)
     if calibration is not None:
         gpu, constants = calibration.gpu(gpu), calibration.constants(gpu)
-    # Without calibration, assume that a library reaches `tensor_share` for each type, even TF32: the times of the
-    # plugin's kernels are estimates too, which should not win because the library's were estimated too slow.
+    # Without calibration, assume that a library reaches `tensor_share` for each type, even TF32: a kernel of the plugin
+    # should not win only because the library's time was overestimated.
     share = gpu.library_share if calibration is not None else lambda name: gpu.tensor_share
     ours = gpu.tensor_share * constants.tensor_kernel
     return _Rates(

@@ -39,9 +39,10 @@ MAX_SPLIT_KV = 32
 SPLIT_KEYS = 128
 """Minimum keys per split of split-KV (estimate, not measured on a GPU)."""
 MAX_KEY_GROWTH = 4
-"""Growth of the number of keys, after which a further split-KV factor gets a plan of its own."""
+"""Factor by which the number of keys may exceed that of the next split-KV factor before a new plan is made."""
 BLOCKS_PER_MULTIPROCESSOR = 2
-"""Blocks per multiprocessor from which the keys of small blocks are not split; for large blocks half as many."""
+"""Blocks per multiprocessor from which the keys of blocks with at most 16 rows are not split. For blocks with more rows
+the number is 1, for mma blocks of more than four warps 1/2."""
 SHARED_SPLIT_KEYS = 512
 """Minimum keys per split for mma blocks of more than four warps, which split the keys among their warps as well. A
 second launch costs several tiles' time."""

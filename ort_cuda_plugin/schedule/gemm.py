@@ -1,7 +1,4 @@
-"""Schedules of GEMMs: cuBLASLt, GEMV, tiles on tensor cores with split-K or sliced-K, or SIMT tiles.
-
-The *rules* are the heuristics of this folder, which choose a schedule without measured times.
-"""
+"""Schedules of GEMMs: cuBLASLt, GEMV, tiles on tensor cores with split-K or sliced-K, or SIMT tiles."""
 
 from __future__ import annotations
 
@@ -43,10 +40,10 @@ GEMV_ROWS = 4
 MAX_TUNED_GEMV_ROWS = 16
 """Maximum rows (m) for which the autotuner also times a GEMV kernel."""
 RELATIVE_TIMES = (1.0, 1.1, 1.35, 1.8)
-"""Time per multiply-add of each of `matrix_tiles`, relative to the first one, which loads the least (estimates)."""
+"""Time per multiply-add with each of `matrix_tiles`, relative to the first, largest one (estimates)."""
 TILE_LIMITS = (64, 1024)
-"""Rows (m) that separate small, medium and large GEMMs, which each get a plan: rows of a plan differ by a factor of 16,
-or are at most four of the smallest tiles."""
+"""Maximum rows (m) of small and of medium GEMMs. Small, medium and large GEMMs each get a plan: a small GEMM has at
+most four of the smallest tiles along m, and the rows of medium GEMMs differ by a factor of at most 16."""
 SPLIT_STEPS = 8
 """Minimum k steps per split for which rules prefer split-K (estimate); the autotuner also times half as many."""
 MAX_SPLIT_K = 8
@@ -275,7 +272,7 @@ def integer_kind(ctx: Lowering, step: Contract) -> str:
 
 
 def is_faster_in_f16(ctx: Lowering, step: Contract) -> bool:
-    """Tell whether the plugin's kernel on float16 copies of the operands is faster than a library's TF32 GEMM."""
+    """Tell whether the plugin's kernel on operands stored as float16 is faster than a library's TF32 GEMM."""
     call = folded(ctx, step)
     kind = _kind(ctx, step, call)
     is_long = hint(call.sizes[0]) > GEMV_ROWS and call.contiguous[0] == "k" and not ctx.device.quarantine.has("gemm")
@@ -327,7 +324,7 @@ def _weights(ctx: Lowering, step: Contract, call: Folded, schedule: Schedule) ->
 def _has_few_columns(ctx: Lowering, step: Contract) -> bool:
     """Tell whether the GEMM has so few columns that it should be transposed, on the emulated device.
 
-    Its tiles all have 64 columns, and would be mostly padding.
+    The tiles of the emulated device all have 64 columns, and would be mostly padding.
     """
     rows, columns = product(step.a.shape[:-1]), step.b.shape[-1]
     is_plain = not step.column_parts and not any(conversion and conversion.bits for conversion in step.conversions)

@@ -246,7 +246,8 @@ class _Walk:
     def check(self) -> None:
         """Check that only this user and root can rename entries of the current folder.
 
-        Every user with write access could; in a folder with the sticky bit, only the owner of an entry can.
+        Every user with write access to a folder can rename its entries. In a folder with the sticky bit, only the owner
+        of the entry or of the folder can.
         """
         status = os.fstat(self.handles[-1])
         _check_owner(status, self.place())

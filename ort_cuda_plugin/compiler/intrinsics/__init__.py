@@ -1,4 +1,4 @@
-"""Functions that kernels can call in addition to Python's ``math`` and ``cuda``. Every kernel has their names.
+"""Functions that kernels can call in addition to Python's ``math`` and ``cuda``. Kernels need not import them.
 
 float16, bfloat16 and smaller floats are storage types: kernels load and store their bits as uint16 and uint8, and
 compute in float32. For a number that is too large for an 8-bit float, ``f32_to_*`` returns infinity or NaN, and

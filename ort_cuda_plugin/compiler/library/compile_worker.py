@@ -1,8 +1,8 @@
 """Worker processes that compile kernels, and the clients by which the parent process talks to them.
 
 The first worker is a fresh process, because the parent has threads and cannot safely fork. It imports the compiler,
-which takes longer than compiling most kernels, and then forks the other workers. They live as long as one call of
-`compile_many`.
+which takes longer than compiling most kernels, and then forks the other workers. All workers end with the call of
+`compile_many` that started the first one.
 
 A message is a length and bytes. A job is JSON, a compiled kernel has the format of a cache entry, and a kernel that did
 not compile is an empty message.

@@ -330,7 +330,7 @@ def start_workers(seconds: float, cache: KernelCache) -> list[WorkerClient]:
     """Start worker processes: one for each `worker_pays_seconds` of an estimated ``seconds`` of compilation, and one
     more if this process has not imported Numba and so does not compile itself.
 
-    Start no more than `max_workers` and one less than the number of cores; the additional one does not count.
+    Start at most `max_workers`, and at most one less than the number of cores. The additional worker does not count.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     wanted = min(cores - 1, max_workers, int(seconds / worker_pays_seconds))

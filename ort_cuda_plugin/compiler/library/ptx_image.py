@@ -1,5 +1,5 @@
 """Module images with PTX, in the formats that the CUDA driver accepts: PTX text or a fatbin. The emulated device gets
-an object compiled from them.
+an object that is compiled from the PTX.
 """
 
 from __future__ import annotations

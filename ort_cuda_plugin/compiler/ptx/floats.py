@@ -1,4 +1,4 @@
-"""Floating-point instructions: sections 9.7.3 (single, double), 9.7.4 (half) and 9.7.5 (mixed) of the PTX ISA.
+"""Floating-point instructions: sections 9.7.3 (single, double), 9.7.4 (half) and 9.7.5 (mixed) of the PTX ISA; cvt.
 
 An instruction rounds as its modifier says. Without one, additions and multiplications round to nearest, and may fuse to
 FMAs as in ptxas. Approximations (``.approx``) call functions of the C library, whose error is below the permitted one.

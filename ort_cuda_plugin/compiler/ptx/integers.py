@@ -1,4 +1,7 @@
-"""Integer, logic and shift instructions, and those with carry: sections 9.7.1, 9.7.2 and 9.7.8 of the PTX ISA."""
+"""Integer arithmetic, logic, shifts, comparisons and selections, and operations on packed bytes and halfwords.
+
+Sections 9.7.1, 9.7.2, 9.7.6 to 9.7.8 and 9.7.17 of the PTX ISA define these instructions, and 9.7.9.7 defines prmt.
+"""
 
 from __future__ import annotations
 

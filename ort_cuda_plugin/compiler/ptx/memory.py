@@ -1,6 +1,6 @@
-"""Data movement: mov, loads, stores, address conversions, asynchronous copies and atomics.
+"""Data movement: mov, loads, stores, address conversions, asynchronous copies, atomics and fences.
 
-These are section 9.7.9 of the PTX ISA, and section 9.7.13 from 9.7.13.13 on.
+Sections 9.7.9 and 9.7.13 of the PTX ISA define these instructions. `threads` has the other instructions of 9.7.13.
 """
 
 from __future__ import annotations

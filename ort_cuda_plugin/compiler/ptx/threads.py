@@ -1,4 +1,7 @@
-"""Barriers, shuffles, votes and reductions of the threads of a block or a warp: PTX ISA sections 9.7.9.6 and 9.7.13."""
+"""Barriers, shuffles, votes and reductions of the threads of a block or a warp, and nanosleep.
+
+Sections 9.7.9.6, 9.7.13 and 9.7.15 of the PTX ISA define these instructions.
+"""
 
 from __future__ import annotations
 

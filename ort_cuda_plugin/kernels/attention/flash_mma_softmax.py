@@ -42,9 +42,9 @@ class OnlineSoftmax(StreamTiles):
 
     @property
     def is_near(self) -> bool:
-        """Whether the row's maximum is subtracted before scores are multiplied by `log2`, not in one FMA with it.
+        """Whether the kernel subtracts a row's maximum before it multiplies by `log2`; if not, one FMA does both.
 
-        Without factors, a score may include a large mask value, whose product with log2(e) would be rounded too much.
+        True without factors: then a score may include a large mask value, whose product with log2(e) is too inexact.
         """
         return self.factor == 1.0 and not self.weights.unit
 
@@ -105,10 +105,11 @@ class OnlineSoftmax(StreamTiles):
         ]
 
     def _kept_steps(self, matrix: int) -> range:
-        """Return the k steps whose Q fragments of a 16-row matrix stay in registers; others are reloaded for each tile.
+        """Return the k steps whose Q fragments of a 16-row matrix stay in registers in the loop over tiles of keys.
 
-        How many fit depends on the registers: float32 fragments take twice as many, offsets of mask elements take some,
-        and a thread of a block of more than `MANY_THREADS` has fewer than 255.
+        The fragments of all other k steps are loaded again for each tile. How many fit depends on the registers:
+        float32 fragments take twice as many as 16-bit ones, offsets of mask elements take some, and a thread has fewer
+        than 255 if the block has more than `MANY_THREADS` threads.
         """
         if matrix == 0 or self.form.stages == 1:
             return self.steps
@@ -196,7 +197,10 @@ class OnlineSoftmax(StreamTiles):
         return lines
 
     def _shift(self, half: int) -> str:
-        """Assign ``shift``, which is subtracted from a row's scores: their maximum, or 0 if all keys are masked."""
+        """Assign ``shift``, which is subtracted from a row's scores: the maximum score, 0 if all keys are masked.
+
+        Unless `is_near`, the scores from which it is subtracted are already multiplied by `log2`, and so is ``shift``.
+        """
         most = f"choose(most_{half} == float32(-math.inf), float32(0), most_{half})"
         return f"shift = {most}" if self.is_near else f"shift = {most} * {self.log2}"
 

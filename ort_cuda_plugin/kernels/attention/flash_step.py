@@ -46,8 +46,8 @@ def flash_call(ctx: Lowering, step: Attend) -> tuple[Tensor, Tensor, Tensor, Ten
 def _logit(step: Attend, softmax: Softmax) -> tuple[Scalar, float, Scalar | None]:
     """Split the softmax's operand into (value, positive constant factor, factor computed on the device or None for 1).
 
-    The product of the three is float32, as in cuDNN. Unfused steps round scores to 16 bits; the rounding would take
-    longer than the multiplications.
+    The product of the three is float32, as in cuDNN. Unfused steps of 16-bit types round the scores to 16 bits. The
+    fused kernel omits this rounding, which would take longer than the multiplications.
     """
     score = s.cast(step.score, DType.FLOAT32)
     unit = functools.reduce(operator.mul, softmax.units) if softmax.units else None

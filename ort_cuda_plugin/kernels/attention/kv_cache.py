@@ -211,7 +211,7 @@ class _Writer:
                     emit.line(f"{at} = {'136' if self._part.bits == 4 else '0'}")
 
     def _encoded(self, b: str, h: str, d: str) -> str:
-        """Return the source of new row ``taken``'s element in the cache's type: with 4 bits, a byte of two."""
+        """Return the source of an element of new row ``taken`` in the cache's type; with 4 bits, of a byte of two."""
         part, new = self._part, self._new
         if self._scale is None:
             return new.load(b, h, "taken", d)

@@ -33,7 +33,7 @@ class LinearAttention:
         bounds: int32 [batch + 1], first time steps of packed sequences; None if each sequence has all time steps.
         window: [slots, batch, heads, k, v], the states after the last time steps, oldest first; slots before the first
             time step are zero.
-        added: [batch, slots, heads, v], the vectors v of the first updates ``state += outer(key, v)``.
+        added: [batch, slots, heads, v]; row t is the second factor of ``state += outer(key, ...)`` in time step t.
         past_window: a tensor of the shape of ``window``; ``past`` is a slice of it.
     """
 

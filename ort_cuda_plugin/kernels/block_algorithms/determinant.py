@@ -55,7 +55,10 @@ def _factorize(out: Pointer[float], lu: Pointer[float], n: int, *, threads: int,
 
 
 def determinants(ctx: Lowering, matrices: Tensor) -> Tensor:
-    """Return the determinants [...] of contiguous float32 or float64 ``matrices`` [..., n, n], which it overwrites."""
+    """Return the determinants [...] of contiguous float32 or float64 ``matrices`` [..., n, n].
+
+    The kernel overwrites ``matrices``.
+    """
     *batch, n, _ = matrices.shape
     out = ctx.empty(batch, matrices.dtype)
     real, name = register_type(matrices.dtype), f"determinant_{matrices.dtype.short}"

@@ -46,7 +46,7 @@ def _eliminate(out: Pointer[float], a: Pointer[float], n: int, *, threads: int, 
             if row != k:
                 out[base + row * n + j] = held
         cuda.syncthreads()
-        # Column k of ``a`` is not updated: each row's factor is read there, and later steps do not read it.
+        # The loop does not update column k of ``a``: it reads each row's factor there, and later k do not read it.
         for t in range(lane, n * n, threads):
             i = t // n
             j = t % n
@@ -58,9 +58,9 @@ def _eliminate(out: Pointer[float], a: Pointer[float], n: int, *, threads: int, 
 
 
 def inverses(ctx: Lowering, matrices: Tensor) -> Tensor:
-    """Return the inverses of contiguous float32 or float64 ``matrices`` [..., n, n], which it overwrites.
+    """Return the inverses of contiguous float32 or float64 ``matrices`` [..., n, n].
 
-    The inverse of a singular matrix has infinite or NaN elements.
+    The kernel overwrites ``matrices``. The inverse of a singular matrix has infinite or NaN elements.
     """
     *batch, n, _ = matrices.shape
     out = ctx.empty(matrices.shape, matrices.dtype)

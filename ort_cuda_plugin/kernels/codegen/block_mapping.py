@@ -1,8 +1,9 @@
 """Block-to-tile mappings: fragments that compute from a block's index which tile, row or element it computes.
 
 A block's index counts tiles along the columns first, then along the rows, then batches: consecutive blocks read the
-same rows of a. In a GEMV consecutive blocks have consecutive rows, so that they read the same columns of b. Each
-mapping defines ``batch`` and the coordinates that epilogues read: ``row0`` or ``row``, and ``column0``.
+same rows of a. In a GEMV consecutive blocks have consecutive rows, so that they read the same columns of b. A mapping
+to tiles defines the coordinates ``row0`` and ``column0`` of the tile's first element, a mapping to a row defines
+``row``; epilogues read these coordinates.
 """
 
 from __future__ import annotations

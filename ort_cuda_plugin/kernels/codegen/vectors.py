@@ -16,7 +16,7 @@ FEW_ELEMENTS = 1024
 MAX_WORK = 512
 """Maximum operations per thread in unrolled code (estimate); with more, LLVM compiles long and stops unrolling."""
 CALL_WORK = 12
-"""Operations as which estimates of a thread's work count one call of a math library function."""
+"""Cost of one call of a math library function in estimates of a thread's work, in operations."""
 cheap = frozenset({"leaf", "constant", "cast", "abs", "neg", "not", "min", "max", "where", "add", "sub", "mul"})
 cheap |= {"lt", "le", "gt", "ge", "eq", "ne", "and", "or", "xor", "shl", "shr", "rint", "floor", "ceil"}
 MOST_THREADS, LEAST_THREADS = 256, 64  # maximum and minimum threads per block

@@ -48,8 +48,8 @@ class Offer:
 class LibraryForm:
     """Matched epilogue: ``value`` = activation(alpha * accumulator + beta * residual + bias).
 
-    ``leftover`` says why an elementwise kernel must follow the library's call, "" if none does. The plan needs
-    ``guards``, under which the residual is not broadcast.
+    ``leftover`` says why an elementwise kernel must follow the library's call, "" if none does. The plan must guard on
+    the conditions ``guards``: under them the residual has the strides that the library needs.
     """
 
     value: Scalar
@@ -77,8 +77,8 @@ class LibraryForm:
 def find_form(ctx: Lowering, step: Sums, offer: Offer) -> LibraryForm | None:
     """Match the longest prefix of the step's epilogue that the library can fuse.
 
-    The library rounds the value that it stores. Returns None if each value that it could store is one that the step
-    does not round.
+    The library rounds the value that it stores, so this must be a value that the step rounds as well. Returns None if
+    the library can compute no such value.
     """
     return _Search(ctx, step, offer).run()
 
@@ -88,7 +88,7 @@ def product_form(ctx: Lowering, step: Contract) -> LibraryForm | None:
     if step.low_rank is not None:
         return None
     columns = range(len(step.shape) - step.column_axes, len(step.shape))
-    # NVIDIA does not document the accuracy of cuBLASLt's GELU for float64.
+    # No GELU for float64: NVIDIA does not document the accuracy of cuBLASLt's.
     activations = frozenset({RELU} if step.a.dtype is DType.FLOAT64 else {RELU, GELU})
     return find_form(ctx, step, Offer("cuBLASLt", columns, factors=True, activations=activations))
 
@@ -179,7 +179,7 @@ class _Search:
         if x is None or x.dtype is not self.dtype:
             return None
         strides = broadcast_strides(x, self.step.shape)
-        # Not for a bias at an offset in its buffer: for unaligned addresses libraries have few algorithms, or none.
+        # A bias at an offset in its buffer may be unaligned: for unaligned addresses libraries have few algorithms.
         if form.bias is None and factor == 1.0 and x.offset == 0 and self._is_bias(strides):
             return replace(form, bias=x)
         takes = form.residual is None and (factor == 1.0 or (self.offer.factors and _is_factor(factor)))
@@ -316,7 +316,7 @@ def evaluate(
     functions: Mapping[str, Callable[..., Array]],
     reductions: Mapping[Reduction, Callable[..., Array]] = MappingProxyType({}),
 ) -> Array | float | None:
-    """Evaluate y at sample points, along whose last axis it may reduce.
+    """Evaluate y at sample points: ``leaves`` are arrays or numbers. Reductions of y run along the last axis.
 
     Returns None if y depends on other leaves, has operations other than ``functions`` and ``reductions``, or converts a
     number that is not a float.

@@ -95,8 +95,8 @@ def integer_form(step: Sums) -> IntegerForm | None:
 def integer_step(ctx: Lowering, step: Sums, form: IntegerForm) -> Sums:
     """Return the step that multiplies codes, with int32 accumulators.
 
-    Records the kernels that convert uint8 weights to int8 and compute their column sums; they run once, as constant
-    folding.
+    Launches the kernels that convert uint8 weights to int8 and compute the weights' column sums. Constant folding moves
+    these launches out of the Run.
     """
     w = step.operands[1]
     if w.dtype is DType.UINT8:
@@ -111,7 +111,7 @@ def integer_step(ctx: Lowering, step: Sums, form: IntegerForm) -> Sums:
 def integer_epilogue(step: AnySums, form: IntegerForm, sums: Tensor | None = None) -> AnySums:
     """Return the step with an epilogue for integer accumulators, which applies zero points and scales.
 
-    ``sums`` are the weights' column sums. Without them the step only serves to estimate its time.
+    ``sums`` are the weights' column sums. A caller that only estimates the step's time needs none.
     """
     w, total = step.operands[1], Scalar(DType.INT32, "leaf")
     (a, a_inputs), (b, b_inputs) = _over_results(step, 0, form.a), _over_results(step, 1, form.b)

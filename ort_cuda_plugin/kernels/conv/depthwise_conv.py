@@ -37,13 +37,17 @@ FEW_TAPS = 25
 SIDE, LEAST_SIDE = 32, 16
 """Maximum and minimum number of adjacent threads on the channel vectors of the same pixels (`_side`)."""
 BLOCKS = 8
-"""Wanted blocks per multiprocessor: a launch with fewer gets smaller blocks, so that the last wave idles less."""
+"""Wanted blocks per multiprocessor: a launch with fewer gets smaller blocks, which balance the last wave better."""
 THREADS = 256
 """Wanted threads per multiprocessor; a launch with fewer gives each thread fewer pixels and channels."""
 
 
 def is_depthwise(ctx: Lowering, step: Convolve) -> bool:
-    """Tell whether a convolution is depthwise, with a small window, and `depthwise_guards` can become guards."""
+    """Tell whether the kernel supports a convolution.
+
+    The convolution must be depthwise with one filter per channel, a small window and one output tensor, and
+    `depthwise_guards` must be able to become guards.
+    """
     rows, channels, *kernel = step.operands[1].static_shape
     return (
         not step.transposed
@@ -164,8 +168,8 @@ class _Depthwise:
         emit.line(f"total = registers_f32({form.sums})")
         with emit.block(f"for e in range({form.sums}):"):
             emit.line("total[e] = float32(0)")
-        # By offset from the first window, the pairs (window, tap) that read it, along the last dimension (``reads``)
-        # and the second-to-last (``lines``).
+        # By offset of an element from the first window's start, the pairs (window, tap) that read the element, along
+        # the last dimension (``reads``) and the second-to-last (``lines``).
         reads = reads_of(form.pixels, kernel[-1], windows.strides[-1], windows.dilations[-1])
         lines = {0: [(0, 0)]}
         if len(kernel) > 1:
@@ -235,8 +239,9 @@ class _Depthwise:
     def _load_weights(self, channel: str, outer: Sequence[int], within: Sequence[str]) -> None:
         """Emit loads of one row of the window's weights for the thread's channels.
 
-        With predicates ``within`` the weights are zeros if that row is outside the image. Without a predicate, NVVM and
-        ptxas sink the loads below the preceding FMAs, which exposes their latency.
+        The predicates ``within`` test that the image row that these weights multiply is inside the image; if it is not,
+        the weights become zeros. Without a predicate, NVVM and ptxas sink the loads below the preceding FMAs, which
+        exposes the latency of the loads.
         """
         emit, tensors, width = self.emit, self.tensors, self.form.width
         count, needed = operator.index(self.step.windows.kernel[-1]), " & ".join(within) or "True"
@@ -389,5 +394,5 @@ class _Tensors:
         self.steps, self.limits, self.begins, self.taps, self.ends = numbers
 
     def anywhere(self, width: int) -> list[str]:
-        """Return the pointers of vectorized tensors that may be unaligned, as inputs and outputs of the cluster."""
+        """Return the pointers of vectorized tensors that may be unaligned: inputs and outputs of the cluster."""
         return [name for name, y in self._moved if not begins_at_vectors(y, width)]

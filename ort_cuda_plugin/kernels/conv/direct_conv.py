@@ -1,8 +1,8 @@
 """Direct convolution without shared memory: a thread computes a strip of adjacent pixels for a few output channels.
 
 The kernel serves convolutions that would leave a GEMM tile mostly empty: those with few output channels, with groups,
-and transposed ones. On a GPU a strip is one pixel. On the emulated device it is as long as the CPU's vectors, so that
-each weight is loaded once per strip, and a strip inside the image needs no bounds checks.
+and transposed ones. On a GPU a strip is one pixel. On the emulated device it has 8 to 64 pixels, which the CPU's vector
+instructions process: each weight is loaded once per strip, and a strip inside the image needs no bounds checks.
 
 Along each axis, a transposed convolution of stride s is the sum of s plain convolutions, its phases: outputs o with the
 same (o + pad) mod s use the same taps of the weights, and adjacent outputs of a phase read adjacent inputs.
@@ -28,7 +28,7 @@ from ..codegen.source import register_type, text_property
 from ..contraction.prologue import conversion_setup, type_names
 
 PHASE_ENTRIES = 12
-"""Integers per phase in the table of `Phases`: three for each of up to three axes, two unused, and a tap index."""
+"""Integers per phase in the table of `Phases`: three for each axis (up to three axes), padding, and a tap index."""
 ACCUMULATORS = 128
 """Accumulators per thread on the emulated device: eight 512-bit vectors of float32."""
 EMULATED_THREADS = 16

@@ -1,4 +1,4 @@
-"""Implicit GEMM convolution on tensor cores for channels-last images, on GPUs with ``mma.sync`` (sm_80).
+"""Implicit GEMM convolution on tensor cores for channels-last images, on GPUs of sm_80 or later.
 
 A convolution is a GEMM of the im2col matrix and the weights. A row of this matrix is the patch of one output pixel: the
 input elements in its window. The matrix is not stored: copies into shared memory gather the patches from the image. A
@@ -120,8 +120,8 @@ class PatchTile(MatrixTile):
     def _gathered(self, lines: OperandTile) -> list[str]:
         """Fill the pipeline stage at ``filled`` with the next chunk of each patch.
 
-        Predicated copies need no branch, so that they issue back to back. They go through the L1, since windows
-        overlap.
+        Predicated copies need no branch, so that they issue back to back. Copies for windows of several taps go through
+        the L1 cache, since windows overlap.
         """
         axes, index, chunks = self.axes, self.index, range(self._thread_chunks(lines))
         count = lines.bytes // 16

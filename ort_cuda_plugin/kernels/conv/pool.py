@@ -44,11 +44,12 @@ _registers = {"i8": "int32", "u8": "int32"}
 class Pool:
     """Maximum or average over windows along the last ``rank`` dimensions of contiguous [planes, z, y, x].
 
-    A plane is one channel of one image. A thread computes ``width`` adjacent output pixels along x: one on a GPU, as
-    many as a CPU vector has elements on the emulated device. ``stride`` is the stride along x if it is 1 or 2; 0 makes
-    it a parameter. ``indices`` (for ``width`` 1) stores the offset of each maximum in x; with ``column_major`` the
-    offset counts the plane's elements in column-major order. With ``include_pad`` averages divide by the number of
-    window elements in the padded input, which ends at ``padded_end``. ``index`` is the type of offsets in the tensors.
+    A plane is one channel of one image. A thread computes ``width`` adjacent output pixels along x: one on a GPU, 8 to
+    `EMULATED_WIDTH` on the emulated device. ``stride`` is the stride along x if it is 1 or 2; 0 makes it a parameter.
+    With ``indices`` (only for ``width`` 1) the kernel also stores the offset of each maximum in x; with
+    ``column_major`` the offset counts the plane's elements in column-major order. With ``include_pad`` averages divide
+    by the number of window elements in the padded input, which ends at ``padded_end``. ``index`` is the type of offsets
+    in the tensors.
     """
 
     kind: str  # "max" or "average"
@@ -286,7 +287,7 @@ def launch_pool(
     indices: bool = False,
     column_major: bool = False,
 ) -> tuple[Tensor, ...]:
-    """Pool x [images, channels, space...] (`Pool`); return the result and, with ``indices``, those of the maxima.
+    """Pool x [images, channels, space...] (`Pool`); return the result and, with ``indices``, the maxima's offsets.
 
     ``spatial`` are the spatial sizes of the result.
     """

@@ -20,7 +20,8 @@ class Counter:
     """The state of a running loop in device memory.
 
     ``flag`` (int32 [1]) is 1 while the loop continues, ``number`` (int64 []) counts the iterations. ``limit`` is their
-    maximum: a size, a tensor of one int64, or None for no maximum. ``condition`` is set like the flag.
+    maximum: a size, a tensor of one int64, or None for no maximum. In a CUDA graph the kernels also set ``condition``,
+    the conditional node of the loop, to the value of the flag.
     """
 
     flag: Tensor
@@ -83,7 +84,7 @@ _move_in = "whole{number}[index] = part{number}[i]"
 
 @dataclass(frozen=True)
 class Slice:
-    """A contiguous tensor ``whole``, and its slice ``part`` at an index of ``axis``, ``backwards`` from the end."""
+    """A contiguous tensor ``whole``, and its slice ``part`` at an index of ``axis``, counted ``backwards`` if true."""
 
     whole: Tensor
     part: Tensor

@@ -21,7 +21,7 @@ MOST_LOADED = 192
 
 
 def unravel(index: Scalar, shape: Sequence[Scalar]) -> list[Scalar]:
-    """Return the coordinates of row-major ``index`` in ``shape``. If the index is past the end, so is the first one."""
+    """Return the coordinates of row-major ``index`` in ``shape``. The first coordinate is not wrapped."""
     coordinates: list[Scalar] = []
     for size in reversed(shape[1:]):
         coordinates.insert(0, s.trunc_modulo(index, size))
@@ -430,7 +430,7 @@ class IndexMap(Loads):
 
 
 def _work(value: Scalar, column: Scalar, moved: Sequence[Scalar]) -> int:
-    """Estimate the operations per element that a thread repeats for each element of its vector."""
+    """Estimate the operations of ``value`` that a thread repeats for each element of its vector."""
     depends: dict[Scalar, bool] = {}
     for x in operands_first([value]):
         depends[x] = x is column or any(depends[operand] for operand in x.operands)

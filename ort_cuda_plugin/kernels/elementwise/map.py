@@ -36,7 +36,7 @@ def launch_map(ctx: Lowering, step: Map) -> None:
     placed = [broadcast_strides(x, step.shape) for _, x in loaded] + [y.strides for _, y in step.outputs]
     shape = step.shape
     if not ctx.device.emulated:
-        # By descending stride of the first result, so that adjacent threads store adjacent elements.
+        # Order the axes by descending stride of the first result, so that adjacent threads store adjacent elements.
         order = sorted(range(len(shape)), key=lambda axis: hint(step.outputs[0][1].strides[axis]), reverse=True)
         shape = tuple(shape[axis] for axis in order)
         placed = [tuple(strides[axis] for axis in order) for strides in placed]

@@ -157,7 +157,7 @@ class VectorMap:
     def _coordinates(self, flat: str) -> list[str]:
         if self._extents is None:
             self._extents = [extent(self.builder, dim, self.dtype) for dim in self.dims[1:]]
-        # The last threads may have no second vector: clamp its index to 0, a valid element to load.
+        # The last threads may have no second vector: they load element 0 instead, which exists.
         index = self.emit.assign(f"{register_type(self.dtype)}(choose({flat} < {self.n}, {flat}, int64(0)))")
         return coordinates(self.emit, index, self._extents, self.dtype)
 

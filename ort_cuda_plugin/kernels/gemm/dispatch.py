@@ -292,7 +292,7 @@ def _launch_kernel(
 
 
 def add_batch(builder: Parameters, batch: Sequence[Dim], **strides: Sequence[Dim]) -> None:
-    """Add the kernel parameters that `batch_offsets` reads: the sizes of ``batch`` but the first, and batch strides."""
+    """Add the kernel parameters that `batch_offsets` reads: sizes of ``batch`` except the first, and batch strides."""
     for number, dim in enumerate(batch[1:], 1):
         builder.integer(dim, DType.INT32, f"batch{number}")
     for operand, along in strides.items():

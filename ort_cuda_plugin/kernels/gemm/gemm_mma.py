@@ -1,4 +1,4 @@
-"""Tensor-core GEMM for float16, bfloat16, float32 (TF32) and 8-bit integers, on GPUs with ``mma.sync`` (sm_80)."""
+"""Tensor-core GEMM for float16, bfloat16, float32 (TF32) and 8-bit integers, on GPUs of sm_80 or later."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .tile_shapes import TileConfig, matrix_tiles
 
 
 def matrix_kind(ctx: Lowering, elements: tuple[Element, Element]) -> str:
-    """Return the operand type of mma, to which a block-quantized b is converted; "" for operands without one."""
+    """Return the mma operand type for these operands, "" if there is none. A block-quantized b is converted to it."""
     a, b = elements
     return kind_of(ctx.device, ctx.options, a.storage) if b.storage == a.storage or isinstance(b, BlockElement) else ""
 

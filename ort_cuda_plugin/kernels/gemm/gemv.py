@@ -1,7 +1,7 @@
-"""GEMV kernels, for GEMMs with few rows: `VectorGemv` for a GPU's memory bandwidth, `Gemv` for operands of any type.
+"""GEMV kernels, for GEMMs with few rows: `VectorGemv`, vectorized for GPUs, and `Gemv` for operands of any type.
 
-Each thread of `VectorGemv` has several vector loads of b in flight. Results do not depend on alignment: an unaligned
-operand is loaded element by element, with the same order of additions.
+Each thread of `VectorGemv` has several vector loads of b in flight. It loads unaligned operands element by element: in
+the same order of additions if b is contiguous along n, in another order if b is contiguous along k.
 """
 
 from __future__ import annotations

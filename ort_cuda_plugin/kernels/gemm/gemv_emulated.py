@@ -75,7 +75,7 @@ class EmulatedGemv(GemvKernel):
     def _converted(self, number: int, strip: str, start: str, outer: str, inner: str) -> list[str]:
         """Fill array ``strip`` with converted elements of operand ``number``, from offset ``start`` on.
 
-        They are adjacent along n or k. Their coordinates begin at ``outer`` (along n) and ``inner`` (along k).
+        The elements are adjacent along n or k. Their coordinates begin at ``outer`` (along n) and ``inner`` (along k).
         """
         element, pointer = self.elements[number], "ab"[number]
         along = f"({self.stride('a_k')})" if number == 0 else "1"

@@ -59,8 +59,8 @@ class Weights:
 
     ``element(loads, expert, column, k, shared)`` returns the float32 expression of a weight; its coordinates are int64
     and in range. ``shared(loads, expert, column, k)`` returns the values that `BLOCK` aligned elements along k have in
-    common; they are loaded once per `BLOCK`. ``read`` are the tensors that both functions load; their first dimension
-    is the expert. ``bias`` is None or [experts, columns].
+    common; they are loaded once per `BLOCK`. ``read`` are the tensors that the two functions load; their first
+    dimension is the expert. ``bias`` is None or [experts, columns].
     """
 
     columns: Dim
@@ -74,9 +74,10 @@ class Weights:
 class Choices:
     """The expert of each row: ``experts``, int32 [rows], numbers below ``count``.
 
-    ``sorted`` is empty or has three tensors: the row indices sorted by expert, the start of each expert among them, and
-    the start of each expert among all tiles of ``tile.m`` rows. ``few`` is the condition that the GEMV
-    kernel for few rows runs, which reads none of the three: 0, 1, or an expression that each Run evaluates.
+    ``sorted`` is empty or has three tensors: the row indices sorted by expert, the position of each expert's first row
+    among these indices, and the number of each expert's first tile among the tiles of all experts. A tile has
+    ``tile.m`` rows. ``few`` is the condition under which the GEMV kernel for few rows runs, which reads none of the
+    three tensors: 0, 1, or an expression that each Run evaluates.
     """
 
     experts: Tensor

@@ -1,8 +1,8 @@
 """Low-rank products in GEMM kernels: a second product whose terms the kernel adds to its accumulators (LoRA).
 
 The kernel reads a [m, rank] and b [rank, n] beside its own operands, so that the result of the second product is never
-stored. The second product comes first: a tiled kernel can then scale its accumulators before the first product adds to
-them. The rank is a kernel parameter, and may be 0.
+stored. A tiled kernel computes the second product first: it can then scale the accumulators before the first product
+adds to them. A GEMV kernel adds the second product last. The rank is a kernel parameter, and may be 0.
 """
 
 from __future__ import annotations

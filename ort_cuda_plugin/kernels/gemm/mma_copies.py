@@ -16,7 +16,7 @@ from ..contraction.prologue import ConvertedElement
 from .tile_shapes import SIZES, TileConfig, operand_sizes, piece_of, stages_of
 
 MOST_SUMS = 128
-"""Accumulators per thread from which source addresses are recomputed, because registers for them would spill."""
+"""Minimum accumulators per thread with which a kernel recomputes source addresses, because registers would spill."""
 
 
 def is_compact(kind: str, elements: Sequence[Element]) -> bool:

@@ -230,7 +230,7 @@ class MatrixTile(OperandCopies):
         return result
 
     def _load_f16_weights(self, of: OperandTile, number: int, half: int) -> list[str]:
-        """Load fragments of TF32 weights stored as float16: each ldmatrix load serves two consecutive ``half``."""
+        """Load fragments of TF32 weights stored as float16: an ldmatrix load serves two values of ``half``."""
         name, result = of.name, []
         for i in range(number):
             words = [f"{name}{i}_pair{r}" for r in range(4)]

@@ -25,7 +25,7 @@ WIDTHS = range(8, 129, 8)
 VECTOR = 8
 """Elements of a vectorized load in cuDNN's engines; strides must be multiples of this number."""
 MIN_SCORES = 1 << 10
-"""Minimum scores per head for which a call is worth the second that cuDNN compiles (estimate)."""
+"""Minimum scores per head for which a call pays off, since cuDNN compiles an engine for about a second (estimate)."""
 MAX_OPERATIONS = 80  # maximum operations of an attention weight's expression that is searched for a softmax
 
 _SCORES = np.array([[-3.0, 0.5, 2.0, 1.25], [0.0, -70.0, 3.5, 3.0]])
@@ -91,7 +91,7 @@ def attention_form(ctx: Lowering, step: Attend) -> AttentionForm | None:
     if "cudnn" not in ctx.device.libraries or q.dtype not in HALVES or len(batch) > 2:
         return None
     if not isinstance(keys, int) and keys != rows:
-        # A growing K/V cache has a new size in each Run, for which cuDNN would compile about a second.
+        # A growing K/V cache has a new size in each Run. cuDNN takes about a second to compile an engine for a size.
         return None
     if len(step.outputs) != 1 or uncast(step.outputs[0][0]) is not step.total or hint(rows) * hint(keys) < MIN_SCORES:
         return None

@@ -90,7 +90,10 @@ class PartialResults:
                 self.emit.line(f"{target} = {source}")
 
     def joined(self, others: Accumulators, index: str = "") -> Change:
-        """Return the change (`update`) that combines accumulators with others, or with those at ``index`` of arrays."""
+        """Return the change (`update`) that combines accumulators with ``others``.
+
+        The ``others`` are variables, or with ``index`` arrays, of which element ``index`` is combined.
+        """
         subscript = f"[{index}]" if index else ""
         return functools.partial(self.combined, other=lambda stage, number, name: f"{others[stage][number]}{subscript}")
 

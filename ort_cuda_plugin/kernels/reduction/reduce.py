@@ -48,8 +48,9 @@ BLOCK = 256
 class RowKernel(RowColumns):
     """Generator of the kernel of one row program.
 
-    ``threads`` threads share a row: one, a warp, or a block. In each pass, thread t reduces columns t, t + threads, ...
-    Partial results are combined by shuffles, and across warps in shared memory.
+    ``threads`` threads share a row: one, some threads of a warp, a warp, or a block. In each pass, thread t reduces
+    columns t, t + threads, ..., or its vectors of a row that is held in registers (`RowForm`). Partial results are
+    combined by shuffles, and across warps in shared memory.
 
     With ``part_form`` a row is split into ``parts`` of ``part_form.capacity`` columns; a block reduces one part, the
     results have one element per part, and there are no elementwise results. With ``strided_parts`` a block reduces the
@@ -130,7 +131,7 @@ class RowKernel(RowColumns):
     def _find_cache(
         self, groups: Sequence[Sequence[Stage]], sources: Sequence[Input], column_strides: Sequence[Sequence[Dim]]
     ) -> RowCache:
-        """Choose the values that are cached between passes; none on the emulated device, where memory is uniform."""
+        """Choose the values that are cached between passes; none on the emulated device, where that saves no time."""
         if self.ctx.device.emulated:
             return NO_CACHE
         pairs = zip(sources, column_strides, strict=False)

@@ -68,7 +68,7 @@ class RowColumns:
         self.cache_index = ""
         """Format string of the index of a cached value in shared memory; fields: slot, column."""
         self.by_column: dict[Scalar, bool] = {}
-        """Whether each value depends on the column. Empty on the emulated device, where LLVM hoists the others."""
+        """Whether each value depends on the column. Empty on the emulated device, where LLVM hoists invariants."""
         self.load_passes: dict[Scalar, set[int]] = {}
         """Numbers of the passes that load an input's elements, by input."""
         self.form: RowForm | None = None

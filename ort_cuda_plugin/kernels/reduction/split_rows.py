@@ -30,9 +30,9 @@ THREADS = 256  # threads per block for contiguous rows
 LANES = 16  # elements per thread for contiguous rows
 MOST_PARTS = 65535  # maximum parts of a row: the maximum gridDim.y
 STRIDED_THREADS, STRIDED_LANES = 32, (64, 32, 16, 8)
-"""For rows along a strided axis: threads per row, and columns per thread, from few blocks to many."""
+"""For rows along a strided axis: threads per row, and the columns per thread to choose from; fewer give more blocks."""
 STRIDED_LONG = 2048
-"""Columns of a row along a strided axis above which it may be split; for shorter ones a second launch takes longer."""
+"""Columns of a row along a strided axis above which it may be split; shorter rows take longer with two launches."""
 
 
 def launch_rows(ctx: Lowering, step: Rows) -> None:

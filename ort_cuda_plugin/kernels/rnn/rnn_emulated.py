@@ -177,7 +177,11 @@ class StripCell(CellKernel):
                 emit.line(f"{self.kept(pointer)} = {name}[i]")
 
     def _step(self) -> None:
-        """Emit the new states and the result. A strip is stored as a whole: LLVM assumes that stores change inputs."""
+        """Emit the new states and the result.
+
+        All elements of a strip are computed before the first is stored, because LLVM must assume that a store changes
+        the inputs, and would not vectorize a loop with both.
+        """
         emit = self.emit
         with self._every_element():
             self.bind_parameters()

@@ -26,7 +26,7 @@ from .bounded_patterns import OF_UNIT, ROUNDING, BoundedPatterns, uncast
 __all__ = ["MagnitudeBounds"]
 
 _LARGEST_EXPONENT = 700.0
-"""Maximum argument of exp for which float64 has the result."""
+"""Maximum argument of exp whose result is certain to fit float64."""
 _FLOATS = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64)
 
 

@@ -1,7 +1,7 @@
 """Operand prologues: folds dequantization and casts into the operand loads of GEMMs and convolutions.
 
 A GEMM then loads the quantized elements and converts them in registers. GEMMs that a library computes are excluded:
-libraries accept no prologue, and their tensor cores save more time than reading fewer bytes would.
+libraries accept no prologue, and a library's kernel saves more time than reading fewer bytes would.
 """
 
 from __future__ import annotations

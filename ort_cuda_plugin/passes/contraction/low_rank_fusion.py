@@ -35,7 +35,7 @@ MAX_RANK = 256
 
 
 def fuse_low_rank(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
-    """Add the terms of a low-rank product to the accumulators of the base product, to which its result is added.
+    """Fuse a low-rank product into the base product: one kernel accumulates the terms of both, and adds no results.
 
     Assumes: epilogues are fused, so that the epilogue of one of the two products adds the result of the other one. The
         left operand of the low-rank product is a product of the base product's left operand, as in LoRA.
@@ -125,7 +125,7 @@ def _is_adapter(uses: Uses[int], steps: Sequence[Step | None], low: Contract, ba
 
 
 def _pays(ctx: Lowering, base: Contract) -> bool:
-    """Return whether one of the plugin's kernels computes the product ``base``, which can then add the second product.
+    """Return whether one of the plugin's kernels computes ``base``, so that the kernel can add the second product.
 
     A library adds the second product to the stored result of the first one. Weights that the device converts to scaled
     float16 give accumulators with a scale of their own. A split-K kernel would add the second product in each split.

@@ -21,7 +21,7 @@ from ...program.steps.trace import Step
 from ..analysis.uses import Uses
 
 L2_BYTES = {(8, 0): 40 << 20, (8, 9): 48 << 20, (9, 0): 50 << 20, (10, 0): 126 << 20, (12, 0): 64 << 20}
-"""Bytes of L2 of the smallest data-center GPU of each compute capability. Other GPUs' L2 is too small to gain."""
+"""L2 bytes assumed per compute capability: of A100, L4, H100, B200 and RTX 5080. Other GPUs get no batch tiles."""
 FULL, PART = 0.75, 0.6
 """Fractions of the L2 size. Up to FULL, for input plus result of the first convolution, tiling is not needed. PART is
 the maximum for a batch tile, which also counts the result of the depthwise convolution.

@@ -89,8 +89,8 @@ class _Placement:
     def _is_free(self, position: int, users: Sequence[int], copy: Copy) -> bool:
         """Return whether the ``users`` of the copy's source can use its target instead.
 
-        The host must know the target's size before they run. No step may change the source after the copy, or write to
-        the same elements of the target.
+        The host must know the target's size before the users run. No step may change the source after the copy, and no
+        other step may write to the same elements of the target.
         """
         source, target = copy.source.buffer, copy.target.buffer
         first = min(users[0], position)
