@@ -29,7 +29,7 @@ from ort_cuda_plugin.compiler.lowering import find_singly_assigned, lower_block,
 from ort_cuda_plugin.compiler.single_assignment import reconstruct_ssa
 
 compute_capability = (8, 0)
-"""The architecture that Numba compiles for. The LLVM IR is the same for all newer ones, and for the emulated device."""
+"""The architecture that Numba compiles for. Newer architectures and the emulated device have the same LLVM IR."""
 
 passes_without_effect = frozenset(
     [

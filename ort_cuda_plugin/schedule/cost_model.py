@@ -223,7 +223,7 @@ def fastest(device: DeviceProperties, problem: Problem) -> tuple[TileConfig, flo
 def _fastest(
     capability: tuple[int, int], multiprocessors: int, calibration: Calibration | None, problem: Problem
 ) -> tuple[TileConfig, float]:
-    """Compute `fastest`. It is cached, since passes and emission ask for the same step, and networks repeat layers."""
+    """Compute `fastest`; cached, since passes and emission ask for the same step, and networks repeat layers."""
     more = {"along_k": problem.along_k, "is_image": problem.taps > 0}
     configs = tile_configs(problem.kind, problem.is_compact, capability=capability, **more)
     rates = _rates(capability, multiprocessors, calibration)

@@ -1,6 +1,7 @@
 """Disk cache of disassembled kernels: nvdisasm takes about half a second for each kernel, even for small ones.
 
-Entries are in the folder ``disassembly`` of the kernel cache. They are texts: estimates count their instructions.
+Entries are in the folder ``disassembly`` of the kernel cache. An entry is the text of a kernel's machine instructions,
+which estimates count.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ max_refusals = 1024
 class RefusalCache(CacheFolder):
     """Refused library calls, each a tuple of integers, by the text that identifies a device.
 
-    Several processes may share one folder. If two write at the same time, the refusals of one may be lost.
+    Several processes may share one folder. If two processes write at the same time, the refusals of one may be lost.
     """
 
     name = "cache of refused library calls"

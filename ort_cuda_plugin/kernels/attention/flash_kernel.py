@@ -14,7 +14,7 @@ class Range:
     """Source lines that compute a row's key range and sink.
 
     ``first``, ``end`` and ``sink`` name the variables that hold the results, "" for a bound or sink that does not
-    exist. The kernel has ``block_lines`` once, and ``row_lines`` after each assignment of ``row``.
+    exist. The kernel runs ``block_lines`` once, and ``row_lines`` after each assignment of ``row``.
     """
 
     block_lines: tuple[str, ...] = ()

@@ -107,9 +107,9 @@ class OnlineSoftmax(StreamTiles):
     def _kept_steps(self, matrix: int) -> range:
         """Return the k steps whose Q fragments of a 16-row matrix stay in registers in the loop over tiles of keys.
 
-        The fragments of all other k steps are loaded again for each tile. How many fit depends on the registers:
-        float32 fragments take twice as many as 16-bit ones, offsets of mask elements take some, and a thread has fewer
-        than 255 if the block has more than `MANY_THREADS` threads.
+        The fragments of all other k steps are loaded again for each tile. The number of free registers decides: float32
+        fragments take twice as many as 16-bit ones, offsets of mask elements take some, and a thread has fewer than 255
+        if the block has more than `MANY_THREADS` threads.
         """
         if matrix == 0 or self.form.stages == 1:
             return self.steps
@@ -199,7 +199,7 @@ class OnlineSoftmax(StreamTiles):
     def _shift(self, half: int) -> str:
         """Assign ``shift``, which is subtracted from a row's scores: the maximum score, 0 if all keys are masked.
 
-        Unless `is_near`, the scores from which it is subtracted are already multiplied by `log2`, and so is ``shift``.
+        Unless `is_near`, ``shift`` is multiplied by `log2`, like the scores from which `_power` subtracts it.
         """
         most = f"choose(most_{half} == float32(-math.inf), float32(0), most_{half})"
         return f"shift = {most}" if self.is_near else f"shift = {most} * {self.log2}"

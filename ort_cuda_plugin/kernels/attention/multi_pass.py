@@ -82,7 +82,7 @@ class Pass:
 class Weights:
     """Source text of a row program over scores.
 
-    The kernel has ``block_lines`` once, ``key_lines`` after each assignment of ``key``, and ``row_lines`` where both
+    The kernel runs ``block_lines`` once, ``key_lines`` after each assignment of ``key``, and ``row_lines`` where both
     ``key`` and ``row`` are assigned. ``unit`` names the variable with a factor of all scores, "" without one.
     """
 

@@ -47,8 +47,8 @@ NO_CACHE = RowCache({}, {}, {})
 def find_row_cache(walks: Sequence[Sequence[Scalar]], varies: Callable[[Scalar], bool]) -> RowCache:
     """Choose the values to cache. Pass i evaluates ``walks[i]``; ``varies`` tells which leaves differ by column.
 
-    Of the values that several passes compute, the cache has the largest expressions. It has no products: the compiler
-    may contract a multiplication and a following addition into an FMA, and caching would round the product.
+    Of the values that several passes compute, the cache has the largest expressions. The cache has no products: the
+    compiler may contract a multiplication and a following addition into an FMA, and caching would round the product.
     """
     by_column = find_by_column(walks, varies)
     computed: dict[Scalar, int] = {}

@@ -502,9 +502,9 @@ class KernelBuilder(Parameters):
     ) -> None:
         """Launch a kernel that consists of the emitted lines, or of ``body``, a text for exactly this block size.
 
-        The compiler limits the registers: for ``body`` so that ``resident`` blocks, at least one, fit on a
-        multiprocessor, for emitted lines only with ``bounded``, so that one block of size ``block`` fits. A block of at
-        most 256 threads fits without a limit.
+        The compiler limits the registers of a kernel with a ``body`` so that ``resident`` blocks, at least one, fit on
+        a multiprocessor. It limits the registers of a kernel of emitted lines only with ``bounded``, so that one block
+        of size ``block`` fits. A block of at most 256 threads fits without a limit.
         """
         names, signature = tuple(self._names), tuple(self._signature)
         self.emit.release()

@@ -1,4 +1,4 @@
-"""Elementwise kernels that interleave 2 to 4 planes, on a GPU, such as the channels of an image (channels-last).
+"""Elementwise kernels that interleave 2 to 4 planes on a GPU, for example the channels of an image.
 
 A thread loads a vector of each plane, interleaves their elements, and stores vectors.
 """

@@ -1,9 +1,9 @@
 """Vectorized elementwise kernels for a GPU: a thread loads and stores vectors of adjacent elements.
 
 Threads enumerate vectors of the flattened index space. A tensor that is contiguous, or whose rows consist of whole
-vectors, is accessed by vectors if its address is aligned. The kernel tests this, with the same outcome in all blocks
-except a last one with a partial vector. Elements of other inputs are loaded one by one; lanes that load the same
-element share the access.
+vectors, is accessed by vectors if its address is aligned. The kernel tests the addresses; the outcome is the same in
+all blocks, except in a last block with a partial vector. Elements of other inputs are loaded one by one; lanes that
+load the same element share the access.
 """
 
 from __future__ import annotations

@@ -112,10 +112,13 @@ def tile_configs(
     """Return tiles with warp groups of one warp, which need no barriers along k, or of several, which share loads.
 
     The first tiles have k steps of 64 bytes, then of 128 bytes, and fit the shared memory of every GPU; ``compact``
-    weights (float16 for TF32) need less of it. Then follow, if they fit the shared memory of compute ``capability``:
-    tiles of two warps that each span all columns, which load less per multiplication; if both operands are contiguous
-    ``along_k``, tiles whose sizes are not powers of two, which reduce wave quantization; and large tiles for 16-bit
-    types. With ``is_image`` the first operand is im2col patches.
+    weights (float16 for TF32) need less shared memory. The other tiles must fit the shared memory of compute
+    ``capability``:
+
+    - tiles of two warps that each span all columns, which load less per multiplication;
+    - tiles whose sizes are not powers of two, which reduce wave quantization, if both operands are contiguous
+      ``along_k``;
+    - large tiles for 16-bit types, unless the first operand is im2col patches (``is_image``).
     """
     shapes = (
         (16, 16, 2, 4, (2, 4, 8)),

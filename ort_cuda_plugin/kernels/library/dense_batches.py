@@ -1,4 +1,4 @@
-"""Copies for cuBLASLt calls: operands with several batch strides, such as [batch, heads, m, k], get a single one.
+"""Copies for cuBLASLt calls: operands with several batch strides, such as [batch, heads, m, k], get one batch stride.
 
 cuBLASLt supports only one stride from matrix to matrix. For large GEMMs, the plugin copies operands with more strides
 before the call, and results with more strides after it.

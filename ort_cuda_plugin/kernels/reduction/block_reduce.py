@@ -92,7 +92,7 @@ class PartialResults:
     def joined(self, others: Accumulators, index: str = "") -> Change:
         """Return the change (`update`) that combines accumulators with ``others``.
 
-        The ``others`` are variables, or with ``index`` arrays, of which element ``index`` is combined.
+        The ``others`` are variables; with ``index`` they are arrays, and the change combines element ``index`` of each.
         """
         subscript = f"[{index}]" if index else ""
         return functools.partial(self.combined, other=lambda stage, number, name: f"{others[stage][number]}{subscript}")

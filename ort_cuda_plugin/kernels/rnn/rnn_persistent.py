@@ -1,10 +1,10 @@
 """Persistent RNN: one or both directions of an RNN, GRU or LSTM on all multiprocessors, with a warp per hidden element.
 
 One launch has the blocks of all time steps. When a block starts, it draws a ticket, the next value of a counter;
-tickets are in order of time steps. So a block waits only for blocks that have started before it, and needs neither an
-order of blocks nor co-residency of all blocks. A block loads its weights into registers before it waits; then it polls
-until the time step before is complete, loads the hidden state of that step, and accumulates. The order of additions is
-the same in every Run.
+tickets are in order of time steps. So a block waits only for blocks that have started before it, and needs neither a
+fixed order of blocks nor co-residency of all blocks. A block loads its weights into registers before it waits; then it
+polls until the time step before is complete, loads the hidden state of that step, and accumulates. The order of
+additions is the same in every Run.
 """
 
 from __future__ import annotations

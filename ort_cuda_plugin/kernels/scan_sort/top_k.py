@@ -3,8 +3,8 @@
 Elements are mapped to unsigned keys, so that the first element of the result has the greatest key. A block holds the
 keys of its part in registers and finds the k-th greatest key from the highest bits down, two bits at a time: it counts
 the keys that reach each of three thresholds. The block keeps the keys above the k-th, and the first of those equal to
-it, in their order. The next launch selects among the kept keys of all blocks of a row, and the last one sorts those
-that are left. No result depends on the order of blocks.
+it, in their order. The next launch selects among the kept keys of all blocks of a row, and the last launch sorts the
+keys that are left. No result depends on the order of blocks.
 """
 
 from __future__ import annotations

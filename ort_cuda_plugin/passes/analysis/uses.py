@@ -50,8 +50,8 @@ class Uses(Generic[User]):
     def replaceable_writer(self, buffer: Buffer, reader: User, step: Map) -> User | None:
         """Return the only writer of ``buffer`` if a fusion of it into ``step`` may remove the writer, else None.
 
-        It may if the buffer is an intermediate with one writer, and only ``step`` reads it, once. ``reader`` is the
-        `User` as which ``step`` was entered.
+        A fusion may remove the writer of an intermediate that has one writer and that only ``step`` reads, once.
+        ``reader`` is the `User` as which ``step`` was entered.
         """
         if buffer.kind is not BufferKind.SCRATCH or list(self.readers(buffer)) != [reader]:
             return None

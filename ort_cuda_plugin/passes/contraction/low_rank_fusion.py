@@ -35,7 +35,7 @@ MAX_RANK = 256
 
 
 def fuse_low_rank(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
-    """Fuse a low-rank product into the base product: one kernel accumulates the terms of both, and adds no results.
+    """Fuse a low-rank product into the base product: one kernel accumulates the terms of both products.
 
     Assumes: epilogues are fused, so that the epilogue of one of the two products adds the result of the other one. The
         left operand of the low-rank product is a product of the base product's left operand, as in LoRA.
