@@ -142,7 +142,7 @@ def _factors() -> tuple[float, float]:
 def step_range(seconds: float) -> tuple[float, float]:
     """Return the range of times, in seconds, of a step whose estimate is ``seconds``.
 
-    It is as wide as the largest error of any kernel, since most kinds of steps have no published times of their own.
+    The range is as wide as the largest error of any kernel, since most kinds of steps have no published times.
     """
     kernels, _ = _factors()
     return seconds / kernels, seconds * kernels
@@ -151,7 +151,7 @@ def step_range(seconds: float) -> tuple[float, float]:
 def run_range(seconds: float) -> tuple[float, float]:
     """Return the range of times, in seconds, of a Run whose estimate is ``seconds``.
 
-    It is at least as wide as that of a step, since few networks have published times.
+    The range is at least as wide as `step_range`, since few networks have published times.
     """
     widest = max(_factors())
     return seconds / widest, seconds * widest

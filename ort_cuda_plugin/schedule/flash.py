@@ -39,7 +39,7 @@ MAX_SPLIT_KV = 32
 SPLIT_KEYS = 128
 """Minimum keys per split of split-KV (estimate, not measured on a GPU)."""
 MAX_KEY_GROWTH = 4
-"""Factor by which the number of keys may exceed that of the next split-KV factor before a new plan is made."""
+"""Limit of the keys that a plan serves, as a multiple of the keys that the next split-KV factor needs."""
 BLOCKS_PER_MULTIPROCESSOR = 2
 """Blocks per multiprocessor from which the keys of blocks with at most 16 rows are not split. For blocks with more rows
 the number is 1, for mma blocks of more than four warps 1/2."""

@@ -297,7 +297,7 @@ def fused_split_k(ctx: Lowering, step: Contract) -> int:
 
 
 def _can_be_along_k(call: Folded, kind: str) -> bool:
-    """Tell whether a and b are contiguous along k, where b may become so by a copy of constant weights."""
+    """Tell whether a is contiguous along k, and b is too, at least after one copy of its constant weights."""
     a, b = call.contiguous
     return a == "k" and (b == "k" or (has_weights_along_n(call) and divides(piece_of(kind), call.sizes[2])))
 

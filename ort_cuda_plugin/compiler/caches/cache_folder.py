@@ -48,7 +48,7 @@ def open_folder(folder: Path) -> TrustedFolder:
 class CacheFolder:
     """Entries by key in one folder. If the folder is unusable, a warning is logged once, and the cache stays empty.
 
-    A folder that does not exist and cannot be created holds nothing: the warning comes when an entry is needed first.
+    A folder that does not exist and cannot be created holds nothing: the warning comes when an entry is first needed.
     ``max_bytes`` limits the sum of the entries' sizes: the least recently used entries are removed. A subclass defines
     its entries by ``name``, ``suffix``, ``magic`` and ``max_entry_bytes``. Warnings contain ``consequence`` (what is
     lost without the folder) and ``remedy`` (what happens instead of using a damaged entry). Entries of a read-only

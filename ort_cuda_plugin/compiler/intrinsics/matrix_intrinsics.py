@@ -158,7 +158,7 @@ def _copier_where(code: str) -> Any:
     def copy(typingctx: Any, address: Any, pointer: Any, index: Any, condition: Any) -> Any:
         """Do ``copy_async`` or ``copy_async_cached`` if ``condition`` holds, else write zeros.
 
-        If it does not hold, a GPU reads nothing, so the index may be invalid. The emulated device then reads index 0.
+        If ``condition`` does not hold, the index may be invalid: a GPU reads nothing, the emulated device index 0.
         """
 
         def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:

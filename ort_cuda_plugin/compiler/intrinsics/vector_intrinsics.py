@@ -95,7 +95,7 @@ def _vector(builder: ir.IRBuilder, pointer: ir.Value, at: ir.Value, width: int) 
     """Return (address of a vector, number of elements per item of the loaded LLVM vector).
 
     Elements of less than 32 bits are accessed as 32-bit items, since PTX has no vectors of eight elements. Shifts
-    unpack an item, so that LLVM does not turn the access into one of narrow elements.
+    unpack an item, so that LLVM does not turn it into accesses of narrow elements.
     """
     element = pointer.type.pointee
     size = _element_bytes(element)

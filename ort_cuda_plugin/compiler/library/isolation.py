@@ -79,7 +79,7 @@ NO_FILE = os.devnull + "/none"
 
 
 class _SettingsLoader(SourceFileLoader):
-    """Loads Numba's configuration module with another file name, so that it reads none from the working folder."""
+    """Loads Numba's configuration module with `NO_FILE` as settings file, instead of a file in the working folder."""
 
     def get_code(self, fullname: str) -> CodeType | None:
         code = super().get_code(fullname)

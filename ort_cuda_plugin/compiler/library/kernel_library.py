@@ -216,7 +216,7 @@ class Compilation:
             self.await_other(index)
 
     def await_other(self, index: int) -> None:
-        """Wait for a kernel that another process is compiling. If that process fails or is slow, compile it here."""
+        """Wait for a kernel that another process is compiling. If that process fails or is slow, compile the kernel."""
         deadline = self.due(index)
         while not self.abandoned and self.images[index] is None:
             with self.cache.lock(kernel_key(*self.jobs[index])) as held:

@@ -105,7 +105,7 @@ def variable_text(module: Module, variable: Variable) -> str:
 def llvm_module(module: Module, kernel: str, pointers: Sequence[bool] = (), contract: bool = True) -> tuple[str, int]:
     """Translate a kernel of a module; return (LLVM IR, bytes of shared memory that the module declares).
 
-    ``pointers`` says for each parameter whether it is a device address, in case the module does not (.ptr). With
+    ``pointers`` says for each parameter whether it is a device address, since the attribute ``.ptr`` is optional. With
     ``contract``, multiplications without a rounding modifier may fuse with additions, as in ptxas. Raises PtxError.
     """
     if kernel not in module.functions or not module.functions[kernel].is_entry:

@@ -93,7 +93,7 @@ class StreamTiles(StreamKernel):
     def _one_by_one(self, x: str, count: int, last: str, start: str, to: str, *, zeros: bool) -> list[str]:
         """Copy ``count`` rows whose addresses are not 16-byte aligned, element by element.
 
-        With ``zeros`` tile rows after row ``last`` become zeros, else copies of row ``last``.
+        With ``zeros``, the tile's rows after row ``last`` become zeros; without, they become copies of row ``last``.
         """
         stride, chunks = self._stride(STRIDES[x]), self._row_chunks
         if self.kind == "tf32":

@@ -280,7 +280,7 @@ def _depend_on_shared(expressions: Sequence[Scalar], shared: set[Scalar]) -> dic
 
 
 def _largest(expressions: Sequence[Scalar], is_shared: dict[Scalar, bool]) -> list[Scalar]:
-    """Return the subexpressions that are ``is_shared`` but not inside another such one, except leaves and constants."""
+    """Return the largest subexpressions for which ``is_shared`` is true, except leaves and constants."""
     found: dict[Scalar, None] = {}
     seen: set[Scalar] = set()
     stack = list(expressions)

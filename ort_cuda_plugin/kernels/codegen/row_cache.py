@@ -69,7 +69,7 @@ def find_row_cache(walks: Sequence[Sequence[Scalar]], varies: Callable[[Scalar],
     slots: dict[Scalar, int] = {}
     free_from: list[int] = []
     for x in sorted(loads, key=computed.__getitem__):
-        # A pass loads before it stores, so that the last pass that loads a slot's value can store another one there.
+        # A pass loads before it stores, so that the last pass that loads a slot's value can store another value there.
         slot = next((i for i, walk in enumerate(free_from) if walk <= computed[x]), len(free_from))
         free_from[slot : slot + 1] = [max(loads[x])]
         slots[x] = slot

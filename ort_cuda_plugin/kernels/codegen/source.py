@@ -392,7 +392,7 @@ class Parameters:
     """Parameters of a kernel: name, type and launch argument of each.
 
     Sizes and strides are parameters and not constants, so that kernels for other shapes have the same source. A
-    parameter that is added without a name gets a new one that begins with ``prefix``.
+    parameter that is added without a name gets a new name that begins with ``prefix``.
     """
 
     def __init__(self, prefix: str = "") -> None:

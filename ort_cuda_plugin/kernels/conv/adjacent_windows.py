@@ -11,7 +11,7 @@ Row = TypeVar("Row")
 LOADED = 9
 """Maximum vector loads that a thread has in flight (estimate); more would need too many registers."""
 Reads: TypeAlias = dict[int, list[tuple[int, int]]]
-"""By offset of an element from the first window's start, the pairs (window, index into it) that read the element."""
+"""By offset of an element from the first window's start, the pairs (window, index in the window) that read it."""
 
 
 def reads_of(windows: int, taps: int, stride: int, dilation: int) -> Reads:

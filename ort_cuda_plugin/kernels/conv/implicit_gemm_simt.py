@@ -43,8 +43,8 @@ OUTSIDE = -(2**30)
 def patch_table(channels: int, kernel: Sequence[int], dilations: Sequence[int], tile_k: int) -> Array:
     """Return the coordinates of a patch's elements, relative to its first one: int32 [k][4], entries y, x, channel, z.
 
-    The order of k is channel-major: for each channel all taps, row-major. It is padded to a multiple of ``tile_k`` with
-    coordinates outside of every image. ``kernel`` and ``dilations`` have two or three entries.
+    The order of k is channel-major: for each channel all taps, row-major. Entries outside of every image pad the table
+    to a multiple of ``tile_k``. ``kernel`` and ``dilations`` have two or three entries.
     """
     channel, *position = np.indices((channels, *kernel), dtype=np.int32).reshape(1 + len(kernel), -1)
     steps = [p * d for p, d in zip(position, dilations, strict=True)]

@@ -154,7 +154,7 @@ class Pool:
         return [*lines, indent("\n".join(body).format(line=line), level)]
 
     def _covered(self, axis: str, start: str) -> list[str]:
-        """Compute ``covered``: how many elements along an axis of the window at ``start`` an average divides by."""
+        """Compute ``covered``: how many elements along ``axis`` an average counts, in the window at ``start``."""
         at = f"int32({start} + int32(k) * dilation_{axis})"
         inside = f"{at} < padded_end_{axis}" if self.include_pad else f"uint32({at}) < uint32(in_{axis})"
         return ["covered = int32(0)", f"for k in range(kernel_{axis}):", f"    if {inside}:", "        covered += 1"]

@@ -313,8 +313,8 @@ class IndexMap(Loads):
         moved = [x for x in moved if x not in joined]
         while width > 1 and sum(x.dtype.itemsize for x in moved) * width > MOST_LOADED:
             width //= 2
-        # Without vectorized loads, vectors only pay off if one is a whole row: otherwise the single loads of adjacent
-        # threads would no longer coalesce.
+        # Without vectorized loads, vectors only pay off if a vector is a whole row: otherwise the single loads of
+        # adjacent threads would no longer coalesce.
         if width == 1 or (not moved and not joined and self._dims[-1] != width):
             return False
         emit, first = self._builder.emit, self._begin(width)

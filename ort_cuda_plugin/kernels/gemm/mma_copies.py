@@ -195,7 +195,10 @@ class OperandCopies:
         return f"{of.name}_fill{first} + {(number - first) * self.tile.threads * 16}"
 
     def _distinct_chunks(self, of: OperandTile) -> int:
-        """Return after how many of a thread's chunks the swizzle repeats, so that addresses differ by a constant."""
+        """Return the number of a thread's first chunks, before the swizzle repeats.
+
+        The address of a later chunk is the address of one of these plus a constant.
+        """
         return min(self._thread_chunks(of), max(1, of.period * of.row_chunks // self.tile.threads))
 
     def _thread_chunks(self, of: OperandTile) -> int:

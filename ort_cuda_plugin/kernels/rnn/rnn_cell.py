@@ -121,8 +121,8 @@ class CellKernel(ABC):
         self.hidden = scratch(2)
         self.states = scratch(state_copies) if cell.has_state else ""
         self.reset = scratch(1) if cell.reset is not None else ""
-        # With ``reset``, a time step's first pass stores in these tensors, for the second pass, ``inputs``
-        # (`Cell.update`) of all gates but the last, then their ``products``.
+        # With ``reset``, a time step's first pass stores values in these tensors, which the second pass loads: the
+        # ``inputs`` (`Cell.update`) of all gates but the last, then the ``products`` of these gates.
         self.gated = [scratch(1) for _ in range(2 * (cell.gates - 1))] if cell.reset is not None else []
 
     def add_lengths(self) -> None:

@@ -32,7 +32,7 @@ class StripCell(CellKernel):
     In the kernel, ``first`` is the block's first sequence, ``row`` the index of one of its sequences, ``j0`` the first
     hidden element of a strip and ``j`` an element of it. Hidden states are [copy][block][hidden][rows], other scratch
     tensors [copy][block][rows][hidden]. The block's slices of the two copies begin at ``base`` and ``other``; a time
-    step reads the one at ``now`` and writes the one at ``next``.
+    step reads the slice at ``now`` and writes the slice at ``next``.
     """
 
     def __init__(self, ctx: Lowering, direction: Direction, size: int) -> None:

@@ -1,6 +1,6 @@
 """RNN, GRU and LSTM with one block per sequence: for weights that exceed the registers of `rnn_persistent`.
 
-A GEMM multiplies the inputs of all time steps by their weights beforehand. The rest of a time step depends on the one
+A GEMM multiplies the inputs of all time steps by their weights beforehand. The rest of a time step depends on the step
 before: the hidden state times the recurrence weights, and the gates, which are scalar expressions. Thread t owns the
 hidden elements t, t + threads, ... The hidden state is double-buffered in global memory.
 """
@@ -42,8 +42,8 @@ class _BlockCell(CellKernel):
     """Generator of the kernel that computes all time steps of one direction.
 
     In the kernel, ``sequence`` is the block's sequence, ``t`` the time step, ``j`` a hidden element of the thread. The
-    sequence's row of a scratch tensor begins at ``base``, in the second copy of the hidden state at ``other``; a time
-    step reads the copy at ``now`` and writes the one at ``next``.
+    sequence's row of a scratch tensor begins at ``base``; in the second copy of the hidden state it begins at
+    ``other``. A time step reads the copy at ``now`` and writes the copy at ``next``.
     """
 
     def __init__(self, ctx: Lowering, direction: Direction) -> None:

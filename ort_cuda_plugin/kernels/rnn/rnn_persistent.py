@@ -25,7 +25,9 @@ WARP, WARPS = 32, 8  # threads per warp, and warps per block
 MOST_WEIGHTS = 128
 """Maximum 32-bit registers per thread for weights."""
 FEW_WEIGHTS = 64
-"""Maximum registers for weights for which a warp processes `AT_ONCE` sequences at a time; with more, half as many."""
+"""Maximum registers for weights for which a warp processes `AT_ONCE` sequences at a time; with more registers for
+weights, it processes half as many sequences.
+"""
 AT_ONCE = 4
 """Sequences whose hidden states a warp loads and multiplies at a time."""
 
@@ -55,7 +57,7 @@ def _tensors(direction: Direction) -> list[tuple[Tensor | None, bool]]:
 
 
 def have_equal_strides(directions: Sequence[Direction]) -> bool:
-    """Tell whether the directions' tensors have equal strides, so that one kernel serves them with other pointers."""
+    """Tell whether the directions' tensors have equal strides, so that one kernel serves all of them."""
     first, *others = ([None if x is None else x.strides for x, _ in _tensors(one)] for one in directions)
     return all(other == first for other in others)
 
@@ -65,7 +67,7 @@ class PartCell(CellKernel):
 
     In the kernel, ``step`` counts the time steps, ``t`` is the position of this step in the sequence, ``j`` the warp's
     hidden element. Lane b computes the gates of sequence ``first + b``. A time step reads the copy of the hidden state
-    at ``now`` and writes the one at ``next``.
+    at ``now`` and writes the copy at ``next``.
     """
 
     def __init__(self, ctx: Lowering, directions: Sequence[Direction], size: int) -> None:

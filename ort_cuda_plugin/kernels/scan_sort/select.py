@@ -45,8 +45,8 @@ def _sort(
     lane = int64(cuda.threadIdx.x)
     result = row * n
     data = result * m
-    # ``orders`` has two buffers, between which passes alternate: start in the one for which the last pass ends in the
-    # first.
+    # Passes alternate between the two buffers of ``orders``. Start in the buffer from which the last pass ends in the
+    # first buffer.
     source = result
     target = result + rows * n
     width = int64(1)

@@ -72,10 +72,10 @@ def _length(step: Contract) -> int:
 
 
 def _group_of(steps: Sequence[Step], longest: int, positions: Sequence[int]) -> dict[int, Expression]:
-    """Map the positions of the GEMMs that match the one at ``longest`` to their padded epilogues.
+    """Return the padded epilogue of each GEMM that matches the GEMM at ``longest``, by position.
 
-    The result has the order of ``positions``, which is that of the program: `_merge` replaces the first GEMM. The one
-    at ``longest`` is among them.
+    The GEMM at ``longest`` matches itself. The result is in program order, like ``positions``, since `_merge` replaces
+    the first GEMM.
     """
     model = result_of(_contract(steps, longest))
     found = {}

@@ -272,7 +272,7 @@ class _Views:
         """For each view, the substitution of the producer's leaves; None if the view needs the inputs unchanged."""
         self.inputs: list[Input] = []
         # Views that keep the producer's dimensions match the first entry; views that merge adjacent dimensions match
-        # the second one, in which they are collapsed.
+        # the second entry, whose dimensions are collapsed.
         self.forms = [_Form(producer.shape, tuple(placed))]
         dims, merged = collapse(producer.shape, placed)
         if len(dims) < len(producer.shape):
