@@ -95,14 +95,14 @@ class WeightReader:
 class CompiledCluster:
     """Compiles the nodes of one fused node. Not thread-safe: the owner adds each variant before the next `build`.
 
-    ``inputs`` and ``outputs`` name those of the fused node, in order, by default those of the graph. ``ranks`` are the
-    ranks assumed by the claim. ``fed`` names the values that the application feeds, whose shapes ORT checks, by default
-    all inputs. ``compiled`` as for `NodeLowering`. ``known`` maps the kernels, weights, library problems and callbacks
-    of earlier plans to their indices in the cluster. ``tuner`` selects kernels by measured times. The owner sets
-    ``weight_reader.read`` while added weights exist. `prepare` sets ``host_inputs``, the indices of inputs whose
-    contents determine shapes. ``show_program``, if set, receives the program of each plan as text, from a
-    `ProgramHistory`, and ``show_plan`` its `plan_record`; ``watch`` receives the program after each pass, and ``tell``
-    remarks. ``traffic`` is the memory traffic of the last plan, at its sizes. ``states`` holds those of stateful nodes.
+    ``inputs`` and ``outputs`` name the fused node's inputs and outputs in order; default: the graph's. ``ranks`` are
+    the ranks that the claim assumed. ``fed`` names the values that the application feeds, whose shapes ORT checks;
+    default: all inputs. ``compiled`` as for `NodeLowering`. ``known`` maps the kernels, weights, library problems and
+    callbacks of earlier plans to their indices in the cluster. ``tuner`` selects kernels by measured times. The owner
+    sets ``weight_reader.read`` while added weights exist. `prepare` sets ``host_inputs``, the indices of inputs whose
+    contents determine shapes. ``show_program`` receives the text of each plan's program from a `ProgramHistory`,
+    ``show_plan`` its `plan_record`, ``watch`` the program after each pass, ``tell`` remarks. ``traffic`` is the memory
+    traffic of the last plan, at its sizes. ``states`` holds the states of stateful nodes.
     """
 
     def __init__(

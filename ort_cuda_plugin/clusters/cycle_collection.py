@@ -1,9 +1,9 @@
 """Pauses Python's cyclic garbage collector while the plugin claims nodes and builds plans.
 
 Claiming and lowering make many objects that live until the plan is done. CPython reacts with full collections, which
-traverse all objects of the process, including those of the application and its packages. They took up to a quarter of
-the time in which a session of a small network is created with a warm cache. The program of a finished plan is freed
-without the collector, because no cycle of references contains it.
+traverse all objects of the process, including those of the application and its packages. These collections took up to a
+quarter of the time in which a session of a small network is created with a warm cache. The program of a finished plan
+is freed without the collector, because no cycle of references contains it.
 """
 
 from __future__ import annotations

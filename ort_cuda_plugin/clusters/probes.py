@@ -1,6 +1,6 @@
 """Programs that calibrate the performance model of a device: launches, copies, arithmetic and GEMMs.
 
-Each is a program without inputs, like those of the autotuner, so that the same function measures it.
+Each probe is a program without inputs, like the programs of the autotuner, so that the same function measures both.
 `gpus.calibration` derives rates from the times.
 """
 
@@ -46,7 +46,7 @@ def probes(device: DeviceProperties, sizes: Sizes) -> dict[str, Variant]:
 
 
 def _program(device: DeviceProperties, record: Record) -> Variant:
-    """Return the program with the recorded steps; each is a launch or a library call."""
+    """Return the program with the steps that ``record`` records; each step becomes a launch or a library call."""
     ctx = Lowering(device, LoweringOptions())
     record(ctx)
     steps = list(ctx.trace.steps)

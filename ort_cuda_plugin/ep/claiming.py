@@ -98,7 +98,7 @@ class Claiming:
         self.record.add(graph, verdicts, fused)
         self.float32.add(graph, verdicts, [*fused, *singly])
         if not fused:
-            self._report_float32()  # ORT may ask the plugin to compile nothing
+            self._report_float32()  # without a fused node ORT may never call `compile`, which else writes the report
         self.read_by_bodies.update(value.name for node in graph.nodes for value in node.implicit_inputs)
         if graph.parent is None:
             self.fed.update(value.name for value in graph.inputs)
@@ -106,7 +106,7 @@ class Claiming:
         fusion = ffi.new("OrtNodeFusionOptions *")
         fusion.ort_version_supported = host.api_version()
         for cluster in fused:
-            # A context was compiled with replaceable initializers as inputs of the cluster: ORT must pass them.
+            # The cluster in a context has overridable initializers among its inputs, so ORT must not drop them.
             fusion.drop_constant_initializers = not is_context(cluster[0])
             members = ffi.new("const OrtNode *[]", [nodes[node.index] for node in cluster])
             host.check_status(host.ep_api().EpGraphSupportInfo_AddNodesToFuse(info, members, len(members), fusion))

@@ -311,8 +311,8 @@ class Provider:
     def _fuse(self, name: str, loaded: Loaded, later: bool = False, device: OpenDevice | None = None) -> FusedNode:
         """Make a cluster's fused node on a device, by default the first one, and prepare it as far as possible.
 
-        ``later`` as for `FusedNode.prepare`. If a cluster cannot be compiled to avoid quarantined kernels of its
-        context, it runs them.
+        ``later`` as for `FusedNode.prepare`. A stored cluster with quarantined kernels is compiled again without them;
+        if that fails, the session runs the stored kernels.
         """
         if loaded.otherwise is None:
             _tell(self.session, loaded)

@@ -37,7 +37,7 @@ class DeviceProperties:
     def gpu(
         compute_capability: tuple[int, int], multiprocessors: int = 0, libraries: frozenset[str] = frozenset()
     ) -> DeviceProperties:
-        """Return the properties of a GPU, by default with the multiprocessors of a large one of its architecture."""
+        """Return the properties of a GPU; ``multiprocessors`` 0: as in a large GPU of its architecture."""
         count = multiprocessors or typical_multiprocessors(compute_capability)
         return DeviceProperties(False, libraries, compute_capability, count, runs_cubins=True, tf32=True)
 

@@ -1,7 +1,7 @@
 """Termination measures: a loop whose measure does not decrease raises an error instead of running forever.
 
 A measure is a number, or a tuple compared lexicographically, that decreases with each iteration and is bounded below,
-such as the number of remaining steps. So session creation ends for every model.
+such as the number of remaining steps. Therefore session creation ends for every model.
 """
 
 from __future__ import annotations

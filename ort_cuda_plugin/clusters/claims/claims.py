@@ -98,10 +98,10 @@ def analyze(
 ) -> list[NodeVerdict]:
     """Return one verdict per node of ``graph``, in order.
 
-    Calls the lowering functions of operators on symbolic shapes; reads no large initializer. After a declined node the
-    analysis continues with the types and shapes that ORT infers. ``ranks`` holds ranks that ORT does not infer; ranks
-    that the lowering functions infer are added to it. ``provider`` is the plugin's provider name. After layout changes
-    ORT asks for claims a second time; then the nodes that the plugin claimed the first time carry this name.
+    The analysis calls the lowering functions of operators on symbolic shapes, and reads no large initializer. After a
+    declined node it continues with the types and shapes that ORT infers. ``ranks`` holds ranks that ORT does not infer;
+    ranks that the lowering functions infer are added to it. ``provider`` is the plugin's provider name. After layout
+    changes ORT asks for claims a second time; then the nodes that the plugin claimed the first time carry this name.
     ``single_nodes`` as for `claim`.
     """
     analysis = _Analysis(graph, device, options or LoweringOptions(), ranks or Ranks(), provider)
@@ -156,9 +156,10 @@ def claim(
     separate cluster, and the CPU does shape arithmetic. ``compiled`` holds the clusters of bodies, by the names of
     their fused nodes. The first node that does not fit in the ``budget``, and all later nodes, are declined.
 
-    If an input comes from a declined node or from another cluster, an operator may know less about it in its cluster
-    than in the whole graph, for example not the elements of a shape tensor. So each cluster is also analyzed alone.
-    Nodes that this analysis declines are removed, and the analysis repeats until it declines none.
+    If an input comes from a declined node or from another cluster, the analysis of the cluster alone may know less
+    about it than the analysis of the whole graph: for example, the elements of a shape tensor are unknown. So each
+    cluster is also analyzed alone. Nodes that this analysis declines are removed, and it repeats until it declines
+    none.
     """
     options = options or LoweringOptions()
     ranks = ranks or Ranks()

@@ -22,8 +22,9 @@ def unprofitable_islands(
 ) -> list[list[Node]]:
     """Return the connected parts of ``clusters`` that copies make slower on the device than on the CPU.
 
-    ``ours`` are all nodes that the plugin runs; ``runs_here``: the plugin runs the control-flow node of this body. A
-    part is profitable if it has more nodes than values to copy, or a heavy operator.
+    ``ours`` are all nodes that the plugin runs. ``runs_here`` is False if ``graph`` is the body of a control-flow node
+    that the plugin does not run. A part is profitable if it has a heavy operator, more nodes than values to copy, or a
+    value that is in device memory anyway.
     """
     borders = _Borders(graph, runs_here, ours)
     parts = [part for cluster in clusters for part in _connected(cluster)]

@@ -1,5 +1,6 @@
-"""Rules of com.microsoft for growing caches: attention that appends to a buffer and reads the number of keys on the
-device, and T5's relative position bias.
+"""Lowering rules for com.microsoft operators with growing K/V caches: attention, and T5's relative position bias.
+
+The attention kernels append to a buffer of fixed capacity, and read the number of valid keys in device memory.
 """
 
 from __future__ import annotations
@@ -155,7 +156,10 @@ def _check(
 
 
 def _check_buffer(body: GrowingBody, is_shared: bool, count: Value | None, indirection: Value | None) -> None:
-    """Check the number of past keys and cache_indirection of a node, which it has if its past and present share."""
+    """Check the inputs past_sequence_length (``count``) and cache_indirection of a node.
+
+    The first must be the number of cached keys if past and present share a buffer (``is_shared``), else missing.
+    """
     found = body.special(count)
     counts = [] if not isinstance(found, Sizes) else found.array.reshape(-1).tolist()
     if (counts != [PAST]) if is_shared else (count is not None):
@@ -170,7 +174,7 @@ def _check_buffer(body: GrowingBody, is_shared: bool, count: Value | None, indir
 
 
 def _token_axes(body: GrowingBody, values: list[Value | None]) -> list[tuple[Value, int]]:
-    """Return the axis of tokens of each query, key and value: the second one, or the third behind heads."""
+    """Return each query, key and value of rank 3 or more with its axis of tokens: 1, or for rank 4 (after heads) 2."""
     given = [value for value in values if value is not None and body.tensor(value).rank >= 3]
     return [(value, 2 if body.tensor(value).rank == 4 else 1) for value in given]
 

@@ -40,7 +40,7 @@ class NodeByNode(Protocol):
 
 
 class GrowingBody:
-    """Lowers nodes of which some read growing tensors.
+    """Lowers the nodes of a decoder, some of which read growing tensors.
 
     ``past`` (int32 [1]) has the number of cached keys; ``capacity`` is the size of dimensions that grow. ``rules`` has
     the rule of each operator that may read a growing tensor or sizes with PAST; ``reads_buffers`` are the operators
@@ -72,7 +72,7 @@ class GrowingBody:
         return found if isinstance(found, Growing) else None
 
     def set(self, value: Value | None, x: Tensor | Special) -> None:
-        """Set ``value``. Axes of a growing tensor that its rule dropped make it an ordinary one."""
+        """Set ``value``. A `Growing` without axes becomes an ordinary tensor, `Sizes` without PAST a host tensor."""
         if value is None:
             return
         self._special.pop(value, None)
@@ -96,7 +96,7 @@ class GrowingBody:
         self._special[value] = x
 
     def tensor(self, value: Value) -> Tensor:
-        """Return the tensor of ``value``: of a growing one its whole buffer, of sizes a tensor of the device."""
+        """Return ``value`` as a tensor: the whole buffer of a growing tensor, or sizes that the device computes."""
         special = self._special.get(value)
         if isinstance(special, Sizes):
             return self.on_device(special)
@@ -208,7 +208,7 @@ class GrowingBody:
     def flags(self, extra: int, rank: int, axis: int, *, only_last: bool = False) -> Tensor:
         """Return which elements along ``axis`` are valid, as bools that broadcast to a growing tensor of ``rank``.
 
-        With ``only_last``: which is the last valid one.
+        With ``only_last``, only the flag of the last valid element is true.
         """
         key = only_last, extra, self.capacity
         if key not in self._flags:

@@ -24,7 +24,7 @@ _INTEGERS: Final = (DType.INT32, DType.INT64)
 _LARGEST: Final = 2**31
 """Coefficients from this magnitude on could overflow. The device computes such integers, which wrap around."""
 Compute: TypeAlias = "Callable[[GrowingBody, Node, list[HostArray]], HostArray | None]"
-"""Returns the result for symbolic integers, None if it is not one."""
+"""Returns the result as symbolic integers; None if they cannot express it."""
 
 
 def shape(body: GrowingBody, node: Node) -> None:

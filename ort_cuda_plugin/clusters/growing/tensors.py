@@ -78,7 +78,7 @@ def broadcasting(body: GrowingBody, node: Node) -> None:
 
 
 def concat(body: GrowingBody, node: Node) -> None:
-    """Concat: appends rows to a growing tensor, or joins tensors that grow along other axes."""
+    """Concat: appends one element to a growing axis, or joins tensors that grow along other axes."""
     if arithmetic(body, node):
         return
     values = [needed_input(node, index) for index in range(len(node.inputs))]
@@ -115,7 +115,10 @@ def concat(body: GrowingBody, node: Node) -> None:
 
 
 def appended(body: GrowingBody, past: Growing, new: Tensor, axis: int) -> Tensor:
-    """Return ``past`` with ``new``, of size 1 along ``axis``, behind its valid elements. It may be updated in place."""
+    """Return ``past`` with ``new``, of size 1 along ``axis``, after its valid elements.
+
+    Loops may then give ``past`` and the result the same memory (`InPlace`).
+    """
     ctx, old = body.ctx, past.x
     if old.rank == 4 and axis == 2:
         extra = past.axes[axis]
@@ -361,7 +364,7 @@ def _reduced(body: GrowingBody, node: Node, x: Growing, axes: tuple[int, ...], o
 
 
 def softmax(body: GrowingBody, node: Node) -> None:
-    """Softmax: elements behind the valid ones become 0."""
+    """Softmax: along a growing axis, the results after the valid elements are 0."""
     x = _only_growing(body, node)
     rank = x.x.rank
     axis = _axis(node, -1 if node.since_version >= 13 else 1, rank)
@@ -379,7 +382,7 @@ def softmax(body: GrowingBody, node: Node) -> None:
 
 
 def matmul(body: GrowingBody, node: Node) -> None:
-    """MatMul: growing rows and columns, or a sum over a growing axis, whose other elements become zeros."""
+    """MatMul: growing rows and columns, or a sum over a growing axis, whose invalid elements become zeros."""
     values = [needed_input(node, index) for index in range(2)]
     tensors = [body.tensor(value) for value in values]
     if any(x.rank < 2 for x in tensors):

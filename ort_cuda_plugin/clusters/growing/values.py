@@ -31,11 +31,11 @@ _ATOM: Final = PAST.terms[0][0][0]
 class Growing:
     """A tensor whose valid part grows: along each of ``axes``, the first PAST + ``axes[axis]`` elements are valid.
 
-    ``axes[axis]`` is from -1 to 1: there is at least one key, and a buffer has an element for the new key.
+    ``axes[axis]`` is from -1 to 1, because PAST is at least 1, and the capacity is at least PAST + 1.
 
-    The size of such an axis is the capacity. The other elements are arbitrary. ``row(first)`` computes the row PAST +
-    ``first`` along axis 2 alone, if that is possible; then the whole tensor may be dead code. With ``is_shared`` the
-    model itself treats the tensor as a buffer of this capacity, which past and present share.
+    The size of a growing axis is the capacity; elements after the valid ones are arbitrary. ``row(first)``, if given,
+    computes only the row PAST + ``first`` along axis 2, so that the whole tensor may be dead code. With ``is_shared``
+    the model itself treats the tensor as a buffer of this capacity, which past and present share.
     """
 
     x: Tensor

@@ -174,10 +174,11 @@ def _if(lowering: BodyLowering, node: Node, inputs: Inputs) -> list[Operand]:
 
 
 def _either(ctx: Lowering, x: Tensor, other: Tensor) -> Tensor:
-    """Return a stand-in for a result of If whose branch is known only in a Run; it has the type and shape of x.
+    """Return a tensor with the type and shape of x, for a result of If whose branch is known only in a Run.
 
-    If the host requests the stand-in's elements, it gets those of ``other`` if a Run must read these back from the
-    device, else those of ``x``.
+    This is x itself, or a stand-in if both branches have different tensors and x is small and of static shape. If the
+    host requests the stand-in's elements, it gets those of ``other`` if a Run must read these back from the device,
+    else those of ``x``.
     """
     if x is other or x.positions() is None:
         return x

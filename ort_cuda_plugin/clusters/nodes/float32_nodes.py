@@ -32,7 +32,7 @@ _BY_TYPE = {
     "RandomUniformLike": "a rounded number could be the upper limit, which is not in the interval",
     "Range": "the type determines the number of elements",
 }
-"""Operators whose result in float32 is not a more precise one, with the reason."""
+"""Operators that would give another result in float32, and not only a more precise one; each with the reason."""
 
 _TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype", "output_datatype")
 """Attributes that name the element type of an operator's result."""

@@ -25,7 +25,7 @@ def update_in_place(steps: Sequence[Recordable], states: Collection[Buffer]) -> 
     """Return the steps of an iteration without the copies to ``states`` that in-place updates make unnecessary."""
     found = list(steps)
     for copy in [step for step in steps if isinstance(step, Copy) and step.destination.buffer in states]:
-        # Earlier updates have replaced steps, and perhaps this copy.
+        # Earlier iterations of this loop have replaced steps, perhaps also this copy.
         position = next((i for i, step in enumerate(found) if _is_copy_to(step, copy.destination.buffer)), None)
         if position is not None:
             found = _updated(found, position, states)
@@ -49,7 +49,7 @@ def _updated(steps: list[Recordable], position: int, states: Collection[Buffer])
     launch = steps[writer]
     if not isinstance(launch, Launch) or not _may_write(launch, value, state):
         return steps
-    # Nothing may need the former state after the launch, or its next value before it.
+    # No step after the launch may read the old state, and no step before the launch may read the new value.
     others = [step for i, step in enumerate(steps) if i not in (writer, position)]
     is_needed = any(state in step.reads for step in steps[writer + 1 :]) or any(
         value in step.reads for step in steps[:writer]
@@ -64,7 +64,7 @@ def _updated(steps: list[Recordable], position: int, states: Collection[Buffer])
 
 
 def _may_write(launch: Launch, value: Buffer, state: Buffer) -> bool:
-    """Return whether ``launch`` may write its result ``value`` to ``state``, apart from what other steps need."""
+    """Return whether ``launch`` itself works if it writes its result ``value`` to ``state``; ignores other steps."""
     return state not in launch.reads or any(pair.read is state and pair.written is value for pair in launch.in_place)
 
 

@@ -219,7 +219,7 @@ class NodeLowering:
         self.ctx.node = node
         inputs = [None if value is None else self.operand(value) for value in node.inputs]
         is_float32 = self._in_float32.has(node)
-        if node.unreadable_attributes and node.op_type != "Optional":  # Optional's result has its input's type
+        if node.unreadable_attributes and node.op_type != "Optional":  # Optional needs no attribute
             raise Unsupported("attribute", f"attribute {node.unreadable_attributes[0]!r} has an unsupported type")
         if self._is_claim and (refusal := _refusal(self.ctx.device.quarantine, node, inputs, is_float32)):
             raise Unsupported("quarantine", refusal)

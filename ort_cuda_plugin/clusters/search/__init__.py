@@ -1,1 +1,1 @@
-"""Token searches of com.microsoft: the decoder and the choice of tokens run as a `Repetition`."""
+"""Token searches of com.microsoft: decoder and choice of tokens run as a loop on the device, or as a `Repetition`."""

@@ -30,7 +30,7 @@ _GPT, _T5, _WHISPER = 0, 1, 2
 
 
 def is_search(node: Node | None) -> bool:
-    """Return whether the plugin may run the node, with its bodies, as a `Repetition`."""
+    """Return whether the node is a token search, which the plugin may run together with its bodies."""
     if node is None or isinstance(node, FunctionNode):
         return False
     return node.domain == "com.microsoft" and node.op_type in _KINDS
@@ -49,7 +49,7 @@ def as_loop(node: Node, opsets: Mapping[str, int]) -> Graph:
 def order_ports(loop: Graph, node: Node, inputs: Sequence[str], outputs: Sequence[str]) -> None:
     """Set the inputs and outputs of the graph of `as_loop` to values of ``node``, in the order of their names.
 
-    Values of the bodies may have the same names.
+    Values in the bodies may have equal names, so the function looks names up among the values of ``node`` only.
     """
     own = {value.name: value for value in (*node.reads(), *node.outputs) if value is not None}
     loop.inputs, loop.outputs = [own[name] for name in inputs], [own[name] for name in outputs]

@@ -96,7 +96,7 @@ def step_node(
 
 
 class _Steps:
-    """The steps of a search, while they are lowered: tensors of ``states`` after the first choice, and of inputs."""
+    """Lowers the steps of a search. ``known``: the states after the first choice. ``given``: the search's inputs."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class _Steps:
     def _in_room(self, ctx: Lowering, x: Tensor, row_axis: int, key_axis: int, *, fill: int) -> Tensor:
         """Return ``x``, padded with ``fill`` to the capacity along ``key_axis``."""
         shape = list(x.shape)
-        # Several inputs give the number of rows: equal expressions let kernels write the states themselves.
+        # Several inputs determine the number of rows. One expression for it lets kernels write states in place.
         shape[row_axis], shape[key_axis] = self._sequences.shape[0], self._capacity
         require.dim(ctx, row_axis, shape[row_axis], **{"the decoder's K/V caches": x})
         count: Dim = x.shape[key_axis]

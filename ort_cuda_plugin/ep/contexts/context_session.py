@@ -54,7 +54,7 @@ class ContextSession:
         self._reader = ContextReader(entries, self._sources, self._callbacks)
         self._asks_weightless = any(entries.get(key, "0") != "0" for key in WEIGHTLESS_ENTRIES)
         self._binary: _Binary | None = None
-        self.compatibility: Any = ffi.new("char[]", b"")  # string of the written context; ORT keeps the pointer
+        self.compatibility: Any = ffi.new("char[]", b"")  # what ORT writes to the model; ORT keeps the pointer
         # Each cluster for which ORT will request an EPContext node, its context (or the name of the context file), and
         # the node's other attributes.
         self._written: list[tuple[ContextCluster, bytes, Mapping[str, int | str]]] = []
@@ -80,8 +80,9 @@ class ContextSession:
         return Claims([], [], [decline(node, "control-flow", reason) for node in graph.nodes])
 
     def claims_without_analysis(self, graph: Graph) -> Claims | None:
-        """Return claims that decline all nodes if each node holds a context, because `claim` takes these nodes; None if
-        nodes need analysis.
+        """Return claims that decline all nodes if each node holds a context; None if a node needs analysis.
+
+        `claim` then claims the nodes with contexts.
         """
         if not graph.nodes or not all(map(is_context, graph.nodes)):
             return None
@@ -185,7 +186,7 @@ class ContextSession:
     ) -> None:
         """Check that no file of the source models is overwritten.
 
-        ONNX Runtime may write a compiled model that contains its weights over its own source model.
+        One case is allowed: a compiled model that stores its weights may replace its own source model.
 
         Raises:
             ContextError: a file of the source models would be overwritten.
@@ -271,7 +272,7 @@ class _Binary:
                 else:
                     self._writer.write(self.path)
             except BaseException:
-                _end_group(self)  # the file may refer to constants that are about to be freed
+                _end_group(self)  # the writer may refer to constants that are about to be freed: no session may go on
                 raise
             if is_last:
                 _end_group(self)
@@ -329,7 +330,7 @@ def _target_properties(
 
 
 def give(nodes: Sequence[Any], ep_context_nodes: Any) -> None:
-    """Pass nodes to ONNX Runtime (``OrtNode **``; NULL if it wants none)."""
+    """Store nodes in the array ``ep_context_nodes`` (``OrtNode **``) of ONNX Runtime; NULL: it wants none."""
     if ep_context_nodes != ffi.NULL:
         for index, node in enumerate(nodes):
             ep_context_nodes[index] = node

@@ -17,7 +17,7 @@ Measure = Callable[[OpenDevice, Sequence[Variant]], Sequence[float | None]]
 def calibrate(device: OpenDevice, measured: Measure = measure) -> dict[str, float]:
     """Measure all probes on a device, store their median seconds for later sessions, and return them by probe name.
 
-    Probes that fail are left out. Sessions that exist keep their rates. Times of the emulated device are not kept.
+    Probes that fail are left out. Sessions that exist keep their rates. Times of the emulated device are not stored.
     """
     programs = probes(device.properties(), device.probe_sizes)
     found = measured(device, list(programs.values()))

@@ -38,8 +38,8 @@ def add_plan(cluster: Any, plan: Plan | bytes) -> None:
 class NewWeights:
     """Weights (``ocp_weight *``) that no cluster owns yet.
 
-    At the end of a ``with`` block it releases the weights that no cluster took over. ``are_stored``: a file has the
-    contents, so weights in a device layout need not stay in host memory.
+    The end of a ``with`` block releases the weights that no cluster took over. ``are_stored``: a file has the contents,
+    so constants with a recipe (computed from other constants) are dropped from host memory after the upload.
     """
 
     def __init__(self, device: OpenDevice, are_stored: bool = False) -> None:

@@ -66,7 +66,7 @@ def default_identity() -> Identity:
     """Return the identity that ``ORT_CUDA_PLUGIN_AS`` names, else the plugin's own.
 
     Raises:
-        ValueError: the variable holds another name.
+        ValueError: the variable holds a name that is not a provider name of the library.
     """
     error = new_error()
     identity = core().default_identity(error)

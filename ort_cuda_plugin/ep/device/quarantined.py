@@ -48,7 +48,7 @@ def load_by(identity: str) -> Quarantine:
 
 
 def store(identity: str, entries: Sequence[Quarantined]) -> bool:
-    """Quarantine ``entries``, and nothing else, on a device; return whether later processes will know."""
+    """Replace a device's quarantine on disk by ``entries``; return whether later processes will find it."""
     kinds = {QuarantinedSchedule: "schedule", QuarantinedOperator: "operator"}
     data = [{"kind": kinds[type(entry)], **asdict(entry), "reason": entry.reason[:500]} for entry in entries]
     return quarantine_cache().store(identity, kernels_digest(), data)

@@ -59,8 +59,8 @@ class Substitutes:
         self._made: dict[tuple[LibraryProblem, tuple[int, ...]], tuple[Any, DeviceCluster]] = {}
 
     def pointer(self, call: RefusedCall) -> Any:
-        """Return the ``ocp_substitute *`` of a call. The first call for its problem and sizes makes the substitute,
-        and remembers the refusal.
+        """Return the ``ocp_substitute *`` of a call. The first request for a problem with these sizes makes the
+        substitute, and remembers the refusal.
 
         Raises:
             Refused: an autotuner measures the call.
@@ -122,7 +122,7 @@ _measures = ThreadValue(False)
 
 
 def without_substitutes() -> AbstractContextManager[None]:
-    """Let refused calls of Runs of this thread fail in the block, so that a substitute's time is not the library's."""
+    """Let refused library calls in this thread's Runs fail within the block, so that no substitute is timed instead."""
     return _measures.replaced_by(True)
 
 

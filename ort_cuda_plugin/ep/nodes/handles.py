@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class HandleTable(Generic[T]):
-    """Assigns numbers from 1 to live objects. Thread safe, if no two threads remove the same object."""
+    """Assigns numbers, starting at 1, to live objects. Thread safe, if no two threads remove the same object."""
 
     def __init__(self, what: str) -> None:
         self._what = what

@@ -1,4 +1,4 @@
-"""Cache of kernel definitions on disk, so that a first session need not import every operator."""
+"""Cache of kernel definitions on disk, so that the first session of a process need not import every operator."""
 
 from __future__ import annotations
 

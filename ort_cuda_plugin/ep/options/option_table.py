@@ -64,7 +64,7 @@ def _option(default: Any, reader: values.Reader, decides: Decides, text: str, **
 
 
 MOST_GRAPH_RUNS = 7
-"""Maximum number of Runs before a capture: ONNX Runtime repeats a Run at most 8 times until it is captured."""
+"""Maximum number of Runs before a capture: ONNX Runtime repeats a Run at most 8 times, so the eighth must capture."""
 
 _CUDNN = "cuDNN"
 _CUBLASLT = "cuBLASLt"
@@ -435,12 +435,13 @@ class WithoutEffect:
 SERVED_ATTENTION_KERNELS = (
     AttentionKernel.FLASH | AttentionKernel.EFFICIENT | AttentionKernel.CUDNN | AttentionKernel.MATH
 )
-"""FLASH and EFFICIENT both mean the plugin's own kernel, an online softmax over tiles of keys."""
+"""Kernels of ``sdpa_kernel`` that the plugin has. FLASH and EFFICIENT both mean its own kernel, an online softmax."""
 
 _NO_SUCH_KERNEL = "the plugin has no such kernel, and chooses among its own kernels for each size"
 _OWN_ARENA = "device memory comes from the plugin's arena"
 
-#: Accepted so that existing configurations work. The log names the keys whose requested behavior the plugin lacks.
+#: Keys that are accepted so that existing configurations work. The log names those that request a behavior that the
+#: plugin lacks.
 WITHOUT_EFFECT: dict[str, WithoutEffect] = {
     "do_copy_in_default_stream": WithoutEffect(
         values.FLAG, "the plugin orders each copy before or after the Runs that it belongs to", usual=True

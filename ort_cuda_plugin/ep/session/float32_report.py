@@ -1,8 +1,9 @@
 """Warnings about the option ``keep_float32``: entries that name no node, and values that are stored in 16 bits.
 
 ONNX Runtime fuses and renames nodes before it asks the plugin for claims, so an entry that names a node of the model
-may name none here. It asks for bodies before the graph around them, and perhaps for all graphs again. So the report
-collects what each request shows, and is written when the plugin compiles the first cluster of the main graph.
+may name no node that the plugin gets. It asks for bodies before the graph around them, and perhaps for all graphs
+again. So the report collects what each request shows, and is written when the plugin compiles the first cluster of the
+main graph.
 """
 
 from __future__ import annotations

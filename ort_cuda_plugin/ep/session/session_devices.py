@@ -154,7 +154,7 @@ class SessionDevices:
                 )
 
     def assign(self, graphs: Sequence[Graph], log: Log) -> dict[Node, int]:
-        """Return the index of the device of each node of the main graph's clusters that a split assigns.
+        """Return the index of the device of each of the `placed_nodes` in ``graphs``, the clusters of the main graph.
 
         Raises:
             OptionError: the weights do not fit into the memory of the devices.

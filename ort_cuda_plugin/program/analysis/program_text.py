@@ -1,4 +1,4 @@
-"""Text of a program and of the changes that a pass makes: kind, nodes, reads and writes of each step."""
+"""Formats a program, or the changes that a pass makes to it: kind, nodes, reads and writes of each step."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class ProgramText:
 
     def _lines(self, step: Step) -> Iterator[str]:
         reads, writes = accesses(step)
-        if isinstance(step, DeviceLoop):  # the lines of its steps have the other tensors
+        if isinstance(step, DeviceLoop):  # the lines of its inner steps show the tensors that only the loop uses
             reads = [x for x in reads if x.tensor.buffer in step.reads]
             writes = [x for x in writes if x.tensor.buffer in step.writes]
         yield f"{step_kind(step):28} {self._list(writes)} <- {self._list(reads)}"

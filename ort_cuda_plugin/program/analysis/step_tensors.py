@@ -8,7 +8,11 @@ from ..steps.trace import Copy, DeviceLoop, HostCall, Launch, LibraryCall, Memse
 
 
 def tensors_of(step: Step) -> tuple[Tensor, ...]:
-    """Return all tensors that a step reads or writes, except in its ``parts`` (unfused steps) and inside of a loop."""
+    """Return all tensors that a step reads or writes.
+
+    The tensors in ``parts`` (the unfused steps of an attention step) are left out, and so are tensors that only steps
+    inside of a loop use.
+    """
     match step:
         case DeviceLoop():
             known = {*step.reads, *step.writes}

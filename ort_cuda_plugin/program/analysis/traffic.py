@@ -33,7 +33,9 @@ class Traffic:
 
 @dataclass(frozen=True)
 class ProgramTraffic:
-    """Traffic of a program: ``compulsory`` is the minimum for its fused steps, ``asked`` that of its launches."""
+    """Traffic of a program. ``compulsory``: each fused step accesses each of its tensors once. ``asked``: launches may
+    pass over a tensor several times.
+    """
 
     compulsory: Traffic
     asked: Traffic
@@ -41,7 +43,7 @@ class ProgramTraffic:
 
 @dataclass(frozen=True)
 class Access:
-    """Reads, or writes, of a tensor by a step: ``bytes`` of the tensor, ``times`` times."""
+    """The reads of a tensor by a step, or the writes: the step accesses ``bytes`` of the tensor ``times`` times."""
 
     tensor: Tensor
     bytes: int

@@ -20,7 +20,9 @@ VERIFY_VARIABLE = "ORT_CUDA_PLUGIN_VERIFY"
 CHECK_VARIABLE = "ORT_CUDA_PLUGIN_EMULATE_CHECK"
 """Environment variables that turn verification on. The second one also turns on the emulated device's checking mode."""
 MAX_MASKED = 1 << 16
-"""Maximum elements of a buffer for the exact check that slices cover it; for larger ones their sizes are added up."""
+"""Maximum elements of a buffer for the exact check that its slices cover it. For a larger buffer, the check only adds
+up the sizes of the slices.
+"""
 _written_first = frozenset({BufferKind.SCRATCH, BufferKind.OUTPUT})
 
 
@@ -73,7 +75,10 @@ def check_writers(name: str, steps: Sequence[Step], stand_ins: Collection[Buffer
 
 
 def _needs_writer(step: Step, buffer: Buffer) -> bool:
-    """Return whether an earlier step must write the buffer that ``step`` reads; a kernel may do so itself."""
+    """Return whether an earlier step must write the buffer that ``step`` reads.
+
+    A launch or another recorded step may read a buffer that it writes itself; a `Map` may not.
+    """
     if buffer.kind not in _written_first or buffer.nbytes == 0:
         return False
     return isinstance(step, Map) or buffer not in step.writes
@@ -122,7 +127,7 @@ def _violations(step: Step) -> Iterator[str]:
 
 
 def _is_inside(x: Tensor) -> bool:
-    """Return whether x may be inside its buffer; False only if it is provably outside."""
+    """Return False if a part of x is provably outside of its buffer, else True."""
     if x.dtype.is_packed or 0 in x.shape:
         return True
     first, end = x.offset, x.offset + 1
@@ -164,7 +169,10 @@ def _shapes(step: Map) -> Iterator[str]:
 
 
 def _broadcasts(shape: Sequence[Dim], target: Sequence[Dim]) -> bool:
-    """Return whether the shape may broadcast to the target; leading sizes of 1 may exceed the target's rank."""
+    """Return False if the shape provably does not broadcast to the target, else True.
+
+    The shape may have a higher rank than the target if its extra leading sizes are 1.
+    """
     lead = max(len(shape) - len(target), 0)
     pairs = zip(reversed(shape[lead:]), reversed(target), strict=False)
     return all(dim == 1 for dim in shape[:lead]) and all(
@@ -190,7 +198,10 @@ def _have_inputs(values: Iterable[Scalar], own: Iterable[Scalar], inputs: Iterab
 
 
 def _gaps(steps: Sequence[Step]) -> Iterator[tuple[int, Step, Tensor]]:
-    """Yield the last writer (index, step, written tensor) of each buffer that elementwise steps write only in part."""
+    """Yield the last writer (index, step, written tensor) of each buffer with a part that no step writes.
+
+    Only buffers whose writers are all of type `Map` are checked.
+    """
     parts: dict[Buffer, list[tuple[int, Step, Tensor]]] = {}
     others: set[Buffer] = set()
     for number, step in enumerate(steps):
@@ -205,7 +216,7 @@ def _gaps(steps: Sequence[Step]) -> Iterator[tuple[int, Step, Tensor]]:
 
 
 def _covers(views: Sequence[Tensor], buffer: Buffer) -> bool:
-    """Return whether the views may cover the whole buffer; False only if they provably do not."""
+    """Return False if the views provably leave a part of the buffer uncovered, else True."""
     itemsize = views[0].dtype.itemsize
     if any(y.dtype.is_packed or y.dtype.itemsize != itemsize for y in views):
         return True

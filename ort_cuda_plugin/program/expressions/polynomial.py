@@ -49,8 +49,8 @@ Bounds: TypeAlias = "tuple[int | None, int | None]"
 class Atom:
     """A symbol, or an operation that a polynomial cannot express. Immutable; ``==`` compares structure.
 
-    A symbol has ``bounds`` and no ``op``; its ``args`` is its number, which is unique within one plan. Operations can
-    be nested as deeply as a model has layers, so no function of this module recurses into them.
+    A symbol has no ``op``; its ``args`` hold one number, which is unique within one plan. Operations can be nested as
+    deeply as a model has layers, so no function of this module may recurse through all levels of them.
     """
 
     __slots__ = ("_hash", "args", "bounds", "hint", "is_read_back", "name", "op")
@@ -92,7 +92,7 @@ class Atom:
 
 
 def _same(a: Atom, b: Atom) -> bool:
-    """Compare the structure of two atoms. Equal ones then share arguments, at which later comparisons stop."""
+    """Compare the structure of two atoms. Equal atoms then share arguments, so that later comparisons are short."""
     pending, visited = [(a, b)], {(id(a), id(b))}
     for first, second in pending:
         if first._hash != second._hash or first.op != second.op or len(first.args) != len(second.args):
@@ -123,11 +123,16 @@ Monomial: TypeAlias = tuple[Atom, ...]
 
 MAX_DEGREE: Final = 32
 MAX_TERMS: Final = 256
-"""Maximum terms of a product of polynomials. A larger one, as in a chain of squares, becomes an opaque operation."""
+"""Limits of a product of polynomials. A product beyond them, as in a chain of squares, becomes an opaque operation.
+
+`MAX_DEGREE` is the maximum degree, `MAX_TERMS` the maximum of the factors' numbers of terms, multiplied.
+"""
 
 _SHOWN_DEPTH: Final = 2
 _SHOWN_TERMS: Final = 6
-"""Maximum terms in the text of an expression. The whole text may be exponentially long: atoms are shared."""
+"""Maximum nesting of operations, and maximum terms, in the text of an expression. The whole text may be exponentially
+long, because it would repeat shared atoms.
+"""
 
 _LARGEST: Final = 2**64
 """Largest magnitude of an atom's hint and bounds; a Run computes sizes in 64 bits anyway."""
@@ -352,7 +357,10 @@ def _polynomial_bounds(expr: Expr) -> Bounds:
 
 
 def _clamped(bounds: Bounds) -> Bounds:
-    """Return bounds of a magnitude up to `_LARGEST`; else those of nested operations would grow with each level."""
+    """Return the bounds, limited to a magnitude of `_LARGEST`.
+
+    Without a limit, the bounds of nested operations would have more digits at each level.
+    """
     low, high = bounds
     return (
         None if low is None or low < -_LARGEST else min(low, _LARGEST),
@@ -391,7 +399,7 @@ def _atom_bounds(op: ExprOp, args: tuple[Dim, ...]) -> Bounds:
 
 def operation(op: ExprOp, *args: Dim) -> Expr:
     hints = [hint(arg) for arg in args]
-    # If the divisor's hint is 0, the result's hint is arbitrary: a Run with such a divisor fails.
+    # If the divisor's hint is 0, the result's hint is arbitrary, because a Run whose divisor is 0 fails.
     value = 0 if op in _divisions and hints[1] == 0 else evaluators[op](*hints)
     value = max(-_LARGEST, min(value, _LARGEST))
     return Expr((((Atom(op, args, value),), 1),), 0, value)

@@ -62,7 +62,7 @@ class Scalar:
     """A node of an expression: a leaf, or an operation on operands. ``==`` compares identity; `equal` compares values.
 
     ``op`` names the operation. ``value`` is the number of an ``op="constant"``, or the parameters of an operation,
-    such as the rounding mode of a cast; code generators may use it in leaves.
+    such as the rounding mode of a cast. Code generators may store data of their own in the ``value`` of a leaf.
     """
 
     dtype: DType
@@ -207,7 +207,7 @@ def expression(value: object) -> Scalar:
 
 
 def _unify(operands: Sequence[Operand]) -> tuple[Scalar, ...]:
-    """Return the operands, with numbers as constants of the others' type. Raises TypeError for different types."""
+    """Return the operands as Scalars; a number becomes a constant of the Scalars' type, which must be the same."""
     dtypes = {x.dtype for x in operands if isinstance(x, Scalar)}
     for x in operands:
         if not isinstance(x, Scalar | int | float | np.number | np.bool_):
@@ -418,7 +418,7 @@ tanh, sin, cos, floor, ceil, round_half_even = _float_functions("tanh", "sin", "
 
 
 def half_erf(x: Operand) -> Scalar:
-    """Return erf with the accuracy of 16-bit floats, for results that are stored in 16 bits. It takes half the time."""
+    """Return erf with the accuracy of 16-bit floats, in about half the time of `erf`, for results stored in 16 bits."""
     return _float_function("half_erf", x)
 
 

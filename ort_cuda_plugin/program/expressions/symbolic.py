@@ -55,7 +55,7 @@ def sym_max(a: Dim, b: Dim) -> Dim:
 
 
 def _extreme(op: ExprOp, a: Dim, b: Dim) -> Dim:
-    """Return the minimum or maximum. ``min(min(a, b), b)`` becomes ``min(a, b)``, and ``min(max(a, b), b)`` ``b``."""
+    """Return the minimum or maximum. It simplifies ``min(min(a, b), b) = min(a, b)`` and ``min(max(a, b), b) = b``."""
     if isinstance(a, int) and isinstance(b, int):
         return evaluators[op](a, b)
     low, high = _difference_bounds(a, b)

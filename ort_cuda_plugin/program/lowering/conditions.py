@@ -94,7 +94,7 @@ class Conditions:
         """Guard the plan on the conditions under which a schedule of these kinds was chosen, and note the kinds."""
         for condition in choice.guards:
             self.guard(condition)
-        if choice.schedule.engine is not Engine.LIBRARY:  # a library may decline: kernel selection notes its calls
+        if choice.schedule.engine is not Engine.LIBRARY:  # kernel selection notes calls that the library accepts
             self.trace.schedules.update(dict.fromkeys(kinds))
 
     def settled(self, condition: Dim) -> bool | None:
@@ -113,7 +113,7 @@ class Conditions:
         return dim if ordered is None else self.settled_size(a if ordered is (atom.op is ExprOp.MIN) else b)
 
     def known(self, condition: Dim) -> bool | None:
-        """Return whether the condition holds, if that is the same for all sizes; else None."""
+        """Return True or False if the condition provably has this value for all sizes, else None."""
         return truth(condition)
 
     def index_dtype(self, *sizes: Dim) -> str:

@@ -55,7 +55,7 @@ Make: TypeAlias = "Callable[[Lowering, Sequence[Tensor | None], str], object]"
 
 
 Compile: TypeAlias = "Callable[[Lowering, Sequence[Step]], Sequence[Step]]"
-"""``compiled(ctx, steps)`` runs the remaining passes of the table on a program."""
+"""``compiled(ctx, steps)`` runs the passes that come after the timed pass in the table of passes (``passes.table``)."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Tuner:
 class Lowering(Recorder):
     """The context that an operator's lowering function gets as its first argument.
 
-    The context extends the `Recorder` by the contents of host tensors, and by nodes' states. ``opset`` is the version
+    The context adds the contents of host tensors and the states of nodes to the `Recorder`. ``opset`` is the version
     of the node's domain that the model imports. A claim passes ``try_step``, which generates a step's kernel to find
     out whether that fails. ``guessed`` becomes True when `host_constants` returns its ``guess``. ``trial`` selects the
     value that `chosen` assumes for an unknown dimension. ``states`` holds the states of the cluster's nodes, which all
@@ -179,7 +179,7 @@ class Lowering(Recorder):
     # ---- tensor contents that are known on the host, or read by it ----
 
     def _deferred_contents(self, buffer: Buffer) -> tuple[Dim, ...]:
-        """Return the deferred contents of ``buffer``, after computing those of the buffers that they depend on.
+        """Return the deferred contents of ``buffer``; first compute the contents of the buffers that they depend on.
 
         The explicit stack, instead of recursion, allows dependency chains of any length. The loop terminates, since
         each buffer waits for its dependencies at most once.
@@ -261,7 +261,7 @@ class Lowering(Recorder):
                 f"the number of elements of {what} is known only when the model runs; supported: numbers known when the"
                 " session is created"
             )
-            # A claimed node with a size that is unknown now gets its plan in the first Run, when shapes are known.
+            # If a claimed node has a size that is unknown at session creation, its plan is built in the first Run.
             waits = self.is_recording and self._speculative and self.trial is None and not is_read_back(dim)
             raise UnknownRank(reason) if waits else Unsupported("shape", reason)
         self.guard(eq(dim, hint(dim)))

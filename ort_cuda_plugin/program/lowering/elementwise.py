@@ -24,7 +24,8 @@ from .shapes import aligned, broadcast_shapes
 def elementwise(ctx: Recorder, fn: Callable[..., Scalar], *tensors: Tensor) -> Tensor:
     """Return ``fn`` of the elements of ``tensors``, which broadcast; the result has the type that ``fn`` returns.
 
-    The host computes small integer tensors whose contents it knows. Raises TypeError if ``fn`` mixes types.
+    If the host knows the contents of all ``tensors``, and they and the result are small integer tensors, the host
+    computes the result. Raises TypeError if ``fn`` mixes types.
     """
     leaves = leaves_of(tensors)
     expression = s.expression(fn(*leaves))

@@ -18,7 +18,7 @@ from .recorder import Recorder
 
 MAX_HOST_WORK = 200_000
 """Maximum terms of symbolic integers that one lowering computes on the host; more would take minutes. Beyond the limit
-the device computes the tensors, and the host reads sizes back.
+the device computes the tensors, and the host reads back the sizes that it needs.
 """
 MAX_SYMBOLIC_ELEMENTS = 64
 """Maximum elements of a host tensor with symbols. A larger tensor is hardly a shape, so the device computes it."""
@@ -46,7 +46,7 @@ def on_host(
     dtype: DType,
     device: Callable[[], Tensor],
 ) -> Tensor:
-    """Return ``compute`` of the contents of ``inputs`` if the host knows all, else the result of ``device``.
+    """Return ``compute`` of the contents of ``inputs`` if the host knows them all, else the result of ``device``.
 
     ``device`` records steps that compute the result on the device. If the host needs the contents of such a result
     later, it computes them from inputs that it can read. ``compute`` may raise NotFoldable.
@@ -94,9 +94,9 @@ def on_host(
 def defer_host(ctx: Recorder, x: Tensor, sources: Sequence[Tensor], compute: Callable[..., tuple[Dim, ...]]) -> Tensor:
     """Return x, after setting ``compute`` as the function by which `Lowering.host_values` gets the contents of x.
 
-    ``compute`` gets the contents of ``sources`` and returns those of x in row-major order. So shape arithmetic on
-    cluster inputs runs on the device unless the host needs its result. x must be a new tensor of `empty`, not a view of
-    a source.
+    ``compute`` gets the contents of ``sources`` and returns those of x in row-major order. The host calls it only if it
+    needs the contents; otherwise only the device computes x. If x is a view of a source, or not an intermediate, the
+    function changes nothing.
     """
     if any(source.buffer is x.buffer for source in sources):
         return x

@@ -56,7 +56,7 @@ class Recorder(Conditions):
         self.checks_author = False
         self.host_work = 0
         self.stand_ins: set[Buffer] = set()
-        """Buffers that no step writes: those of `stand_in`, and outputs with them. A plan with them never runs."""
+        """Buffers that no step writes: those of `stand_in`, and outputs that hold them. A plan with them never runs."""
         self.is_recording = not is_claim
         """Whether launches are recorded; a claim only checks them."""
         self._widened: dict[Buffer, tuple[Tensor, Tensor]] = {}
@@ -75,7 +75,7 @@ class Recorder(Conditions):
         return Tensor(dtype, shape, Buffer(BufferKind.SCRATCH, self._countable_bytes(shape, dtype)))
 
     def stand_in(self, shape: Sequence[Dim], dtype: DType) -> Tensor:
-        """Return an `empty` tensor that no step writes, in place of one of several results that a Run selects."""
+        """Return an `empty` tensor that no step writes, in place of a result that is known only in a Run."""
         x = self.empty(shape, dtype)
         self.stand_ins.add(x.buffer)
         return x
@@ -150,10 +150,11 @@ class Recorder(Conditions):
         self._widened[wide.buffer] = source, wide
 
     def rounded_beside(self, x: Tensor, dtype: DType) -> Tensor | None:
-        """Return the float32 tensor x in the 16-bit type ``dtype``, stored by the step that stores x.
+        """Return a copy of the float32 tensor x in the 16-bit type ``dtype``, stored by the step that stores x.
 
-        The last step gets the rounded elements as one more result, so that a kernel stores both. Dead code elimination
-        drops a result that no step reads. Returns None if the last step does not store the whole buffer of x.
+        The step that was recorded last gets the rounded elements as one more result, so that one kernel stores both.
+        Dead code elimination drops a result that no step reads. Returns None if the last step does not store the whole
+        buffer of x.
         """
         step = self.trace.steps[-1] if self.trace.steps else None
         if not isinstance(step, Map):
@@ -172,9 +173,9 @@ class Recorder(Conditions):
         return Tensor(dtype, x.shape, whole.buffer, strides=x.strides, offset=x.offset)
 
     def before_widening(self, x: Tensor) -> Tensor | None:
-        """Return a 16-bit tensor with exactly the elements of x, a view of a float32 copy of it.
+        """Return the 16-bit elements from which the float32 tensor x was widened, as a view of the 16-bit tensor.
 
-        Returns None for other tensors, and if strides over the 16-bit tensor cannot express the view.
+        Returns None if x is not a view of a tensor of `note_widening`, or no strides over the 16-bit tensor express it.
         """
         if x.buffer not in self._widened:
             return None
@@ -291,7 +292,7 @@ class Recorder(Conditions):
         self.trace.steps.append(Copy(self.nodes, dst, src, read, written))
 
     def memset(self, dst: Tensor, byte: int) -> None:
-        """Record that every byte of a contiguous tensor becomes ``byte``."""
+        """Record a fill of all bytes of a contiguous tensor with the value ``byte``."""
         if not dst.is_contiguous:
             raise TypeError(f"memset: got {dst!r}, expected a contiguous tensor. Use elementwise_into")
         if self.is_recording:

@@ -14,7 +14,7 @@ from .steps import Attend, Convolve, Map
 from .tensor import Buffer, BufferKind, Tensor
 
 _FILLING = 0x3C
-"""Fill byte of float tensors. Floats of any width that consist of it are small and positive: no sum overflows."""
+"""Fill byte of float tensors. A float of any width with only this byte is positive and below 2, so no sum overflows."""
 
 
 class Concrete:

@@ -88,7 +88,7 @@ class Refusals:
         return is_first
 
     def matches(self, problem: LibraryProblem, sizes: Sequence[Dim]) -> bool:
-        """Return whether a call with these sizes was refused, or with symbolic sizes any call of the problem."""
+        """Return whether a call of the problem with these sizes was refused; if a size is symbolic, with any sizes."""
         known = self._known.get(self.refusal(problem, ()), set())
         static = [size for size in sizes if isinstance(size, int)]
         return bool(known) and (len(static) < len(sizes) or self.refusal(problem, static) in known)

@@ -11,7 +11,7 @@ from .steps import Attend, Convolve, Sums
 
 
 class ScheduleKind(NamedTuple):
-    """The properties of a schedule that a quarantine distinguishes.
+    """The properties of a schedule by which an entry of the quarantine selects schedules.
 
     ``type`` is the short name of the first operand's type when the schedule was chosen, such as "f16". A library's
     calls have the engine "library" and no tile; ``epilogue`` is the part of the epilogue that the call computes, such

@@ -44,9 +44,9 @@ class WeightLayout(enum.Enum):
 class Tile:
     """Tile of a block in a GEMM: sizes in elements. Each thread has ``thread_m`` x ``thread_n`` accumulators.
 
-    All sizes are powers of two, except on tensor cores, whose fragments distribute accumulators differently. A thread
-    copies ``chunk`` adjacent elements at a time. The rows of the operands' tiles in shared memory are padded by ``gap``
-    elements, against bank conflicts of threads that store a column.
+    All sizes are powers of two, except in tiles for tensor cores, where the instructions fix which accumulators a
+    thread has. A thread copies ``chunk`` adjacent elements at a time. The rows of the operands' tiles in shared memory
+    are padded by ``gap`` elements, against bank conflicts of threads that store a column.
     """
 
     m: int

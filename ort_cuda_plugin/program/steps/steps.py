@@ -180,7 +180,8 @@ class Contract(Sums):
     """A GEMM a [batch..., m, k] @ b [batch..., k, n] with an elementwise epilogue.
 
     The result is [batch..., m, n], where n may be split into the last ``column_axes`` dimensions, and m into the
-    ``row_axes`` dimensions before them. With ``low_rank`` b is a matrix, and the accumulators also sum that product.
+    ``row_axes`` dimensions before them. With ``low_rank`` b is a matrix, and the accumulators also sum the product of
+    ``low_rank``.
     """
 
     row_axes: int = field(default=1, kw_only=True)

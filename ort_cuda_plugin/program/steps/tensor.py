@@ -160,7 +160,7 @@ class Tensor:
     def host(self) -> tuple[Dim, ...] | None:
         """Return the elements of an integer or bool tensor in row-major order; None if lowering does not know them.
 
-        It knows results of shape arithmetic, and constants of at most `MAX_HOST_ELEMENTS` elements.
+        Lowering knows results of shape arithmetic and constants, of at most `MAX_HOST_ELEMENTS` elements.
         """
         if self._host is None and (self.buffer.host is not None or self.buffer.data is not None):
             positions = self.positions()

@@ -73,7 +73,7 @@ class Use:
 class InPlace:
     """Permission to give the buffers ``read`` and ``written`` of a launch the same memory.
 
-    It requires that each element is read and written by the same thread, and read first. With ``kept``, the launch does
+    The launch must read and write each element in the same thread, and read it first. With ``kept``, the launch does
     not change the elements that it reads, for example if it appends rows to a K/V cache.
     """
 
@@ -100,8 +100,8 @@ class Launch(Recorded):
     ``uses`` describes arguments that the kernel does not access exactly once as a whole. ``note`` tells users why this
     kernel was selected; the launch of a contraction has its ``schedule``. The grid consists of ``turns`` consecutive
     groups of blocks, each of which waits for the results of the previous group (persistent kernels of recurrences).
-    Buffers may share memory only with an `InPlace`. ``remake`` records the launch again for other views, None if it
-    cannot.
+    Buffers may share memory only with an `InPlace`. ``remake`` records the launch again for other views of its tensors;
+    None: the launch cannot use other views.
     """
 
     kernel: KernelSpec
@@ -154,7 +154,7 @@ class Memset(Recorded):
 class ReadBack(Recorded):
     """A read of contiguous integers or bools by the host, which starts a new segment of the plan.
 
-    They become the symbols with the numbers ``first_symbol`` to ``first_symbol + count - 1``.
+    The values become the symbols with the numbers ``first_symbol`` to ``first_symbol + count - 1``.
     """
 
     source: Tensor
