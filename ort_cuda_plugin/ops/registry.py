@@ -127,8 +127,8 @@ class Operator:
     """A row of the operator table: ``function`` lowers the operator from version ``since`` on.
 
     ``until`` is the last version that it serves, None if only the next row of the operator limits it. ``containers`` is
-    set if inputs or outputs are sequences or optional values, which exist inside a cluster only. ``names`` are this
-    version's names of type constraints that the function's annotations name as in another version.
+    set if inputs or outputs are sequences or optional values, which exist inside a cluster only. ``names`` maps the
+    names of type constraints in the function's annotations to this version's names, where they differ.
     """
 
     name: str

@@ -77,8 +77,9 @@ class StreamingSchedule:
 
 @dataclass(frozen=True)
 class BudgetShare:
-    """The part of the option ``weight_budget`` for one fused node: ``part`` of ``whole`` of what ``earlier`` bytes of
-    other nodes leave of the option's ``budget`` bytes.
+    """The part of the option ``weight_budget`` for one fused node: (budget - earlier) * part / whole bytes.
+
+    ``budget`` is the option in bytes, ``earlier`` the bytes of the other nodes' weights.
     """
 
     budget: int
@@ -153,7 +154,7 @@ class WeightPlacement:
     def _placed(
         self, batches: Sequence[_Batch], resident: Collection[int], budget: int, *, is_first: bool = True
     ) -> set[int]:
-        """Return the resident weights after ``batches``. ``is_first``: the first of them is the cluster's first.
+        """Return the resident weights after ``batches``. ``is_first``: they start with the cluster's first batch.
 
         Raises: BudgetTooSmall: the budget has no room for a ring.
         """

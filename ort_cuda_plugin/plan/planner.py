@@ -336,7 +336,7 @@ class _Writer:
 
 
 def _in_place_of(step: _Work) -> tuple[InPlace, ...]:
-    """Return the pairs of buffers that a step permits to share memory. A copy does: it may copy memory onto itself."""
+    """Return the pairs of buffers that a step permits to share memory. A copy permits it if its data would not move."""
     if isinstance(step, Launch):
         return tuple(pair for pair in step.in_place if pair.read in step.reads and pair.written in step.writes)
     if isinstance(step, Copy) and step.source.offset == step.destination.offset:

@@ -15,7 +15,7 @@ class Registers:
 
     The first ``num_inputs`` registers hold the inputs' dimensions and host values: symbol n is register n. Registers of
     `read_back` follow; ``exprs`` defines the other registers in order. Each expression has a node, which errors name:
-    that in ``origins`` for the expression or for the innermost expression that contains it, else ``node``, the node
+    the one in ``origins`` for the expression or for the innermost expression that contains it, else ``node``, the node
     that is being planned. ``number`` returns the index of a node.
     """
 

@@ -4,8 +4,8 @@ A streamed byte costs the same time on the host-to-device link for each weight. 
 well as possible, and these rules decide between weights:
 
 - A copy has a fixed cost: weights up to `SMALL` stay resident.
-- A weight that records far apart read would occupy the ring (`streaming`) from the first to the last of them: it stays
-  resident.
+- A streamed weight occupies the ring (`streaming`) from the first record that reads it to the last one. If they are
+  far apart, the weight stays resident instead.
 - A copy is hidden if other records run meanwhile. So the first weights stay resident, and the streamed ones are spread
   evenly over the rest of the plan: the link is then busy throughout the Run.
 
@@ -28,8 +28,9 @@ SMALL = 64 * 1024
 class BudgetTooSmall(Exception):
     """The budget has no room for the ring.
 
-    ``needed`` is the least budget in bytes that suffices: with one byte less the error is the same. That of `choose`
-    leaves gaps in the ring out. ``record`` is the index of the record that reads the most weights at once, if known.
+    ``needed`` is a number of bytes below which no budget suffices. Larger budgets may fail as well: `least_budget`
+    finds one that suffices. ``record`` is the index of the record that reads the most weights at once, if
+    known.
     """
 
     def __init__(self, needed: int, record: int | None) -> None:
@@ -92,11 +93,13 @@ def choose(
         more = _fill(rest, plans, room)
         if not more:
             return Residency(tuple(resident), len(forced))
-        resident.update(dict.fromkeys(more))  # the ring for the others may be smaller
+        resident.update(dict.fromkeys(more))  # the ring for the remaining weights may be smaller now
 
 
 def reside(nbytes: Mapping[int, int], fixed: Collection[int], plans: Sequence[PlanUses], budget: int) -> Residency:
-    """As `choose`, with as few resident weights as the ring needs, in which there may be gaps between weights.
+    """Choose like `choose`, but stream more weights, the last chosen first, until the ring with its gaps has room.
+
+    `choose` assumes a ring without gaps between the weights.
 
     Raises: BudgetTooSmall: the budget has no room for the ring.
     """

@@ -146,7 +146,8 @@ def lay_out(uses: Sequence[WeightUse], ring_bytes: int, starts: Sequence[int] = 
         placed = ring.allocate(use.nbytes, use.first, use.last)
         if placed is None:
             return None
-        # An upload is awaited in its own segment. Uploads run one after the other, so they are issued in that order.
+        # An upload is awaited in its own segment. Uploads run one after the other, so none is issued before an
+        # earlier one.
         issue = max(issue, placed[1], starts[bisect_right(starts, use.first) - 1])
         uploads.append(Upload(use, placed[0], issue))
     return uploads

@@ -114,7 +114,7 @@ def imputer(
     if not values:
         name = f"imputed_value_{'floats' if x.dtype.is_float else 'int64s'}"
         raise require.violation(name, f"be given for X of type {x.dtype.short}", "none")
-    # int64 attributes may exceed an int32 input: astype wraps them.
+    # int64 attributes may exceed the range of an int32 input: astype wraps them.
     imputed = _per_feature(ctx, x, np.array(values).astype(x.dtype.numpy), "the imputed values")
     wanted = replaced_value_float if x.dtype.is_float else replaced_value_int64
 

@@ -152,7 +152,7 @@ def _totals(
     """
     rows, dtype = x.shape[0], forest.weights.dtype
     leaf_numbers: Tensor | None = None
-    # With more rows, a thread per row already fills a GPU.
+    # With more leaf numbers, one thread per row already fills a GPU.
     if ctx.guard(le(rows * forest.trees, MAX_LEAF_NUMBERS)):
         leaf_numbers = gather_map(
             ctx, [rows, forest.trees], DType.INT32,

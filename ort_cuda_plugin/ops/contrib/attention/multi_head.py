@@ -1,6 +1,7 @@
 """Attention and MultiHeadAttention of com.microsoft: masks, packed Q/K/V and caches.
 
-These operators add ``mask_filter_value`` to the score of a masked key, so that a fully masked row is not zero.
+These operators add ``mask_filter_value`` to the score of a masked key, so that the result for a query whose keys
+are all masked is not zero.
 """
 
 from __future__ import annotations
@@ -196,7 +197,8 @@ def of_projection(
 def attended(ctx: Lowering, q: Tensor, k: Tensor, v: Tensor, past: Dim, masking: Masking) -> tuple[Tensor, Tensor]:
     """Return output [batch, sequence, heads * size] and scores without bias; ``past`` is the number of cached keys.
 
-    If there are more keys than queries and past, the last query sees all keys, as in ONNX Runtime's CUDA provider.
+    If there are more keys than queries plus cached keys, the last query sees all keys, as in ONNX Runtime's CUDA
+    provider.
     """
     rows, keys = q.shape[2], k.shape[2]
     variant = masking.variant(ctx, q, keys)

@@ -58,9 +58,10 @@ def distance_bias(
     *,
     is_bidirectional: bool,
 ) -> Tensor:
-    """Return the bias [1, heads, queries, keys] of ``size`` (queries, keys) from a table as of RelativePositionBias.
+    """Return the bias [1, heads, queries, keys] of ``size`` (queries, keys).
 
-    ``query(maps, index)`` is the position of a query among the keys.
+    ``bias_table`` is laid out as in RelativePositionBias. ``query(maps, index)`` is the position of a query among the
+    keys.
     """
     buckets, heads = bias_table.shape
     table = reshape(ctx, bias_table, [heads, buckets])

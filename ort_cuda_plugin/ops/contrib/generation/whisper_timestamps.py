@@ -1,7 +1,7 @@
 """Whisper's timestamp rules: the logits processor that a search applies last if its input logits_processor is 1.
 
 Tokens from ``first`` on are timestamps. They come in pairs, the end of one segment and the start of the next one, and
-do not decrease. The first one may be at most `MOST_INITIAL` steps after the start.
+do not decrease. The first one is at most ``first`` + `MOST_INITIAL`.
 """
 
 from __future__ import annotations

@@ -150,8 +150,9 @@ def settle_older_shape(
 ) -> bool:
     """Return whether weights declare [experts, inputs, outputs / pack] instead of [experts, outputs, inputs / pack].
 
-    The decision uses the shapes of the first and second weights only, as in ONNX Runtime. Both shapes mean the same
-    byte order unless the quantization says otherwise. Dimension 1 of ``per_output`` is the first GEMM's outputs.
+    The decision uses the shapes of the first and second weights only, as in ONNX Runtime. Both shapes mean the byte
+    order of the second one, except for 4-bit floats and prepacked codes. Dimension 1 of ``per_output`` is the first
+    GEMM's outputs.
     """
     may_be_older = ctx.settled(eq(second.shape[2] * pack, width))
     if may_be_older is None:

@@ -78,7 +78,7 @@ def sparse_attention(
     def counts(maps: IndexMap, c: list[Scalar]) -> Scalar:
         position = maps.source(positions).at([c[0], c[2]])
         row, column = (s.trunc_divide(x, sparse_block_size) for x in (position, c[3]))
-        # ``c[3] <= position`` implies a query at a valid position.
+        # An invalid position is negative: ``c[3] <= position`` excludes it.
         known = (c[3] <= position) & (row < maps.dim(count)) & (column < maps.dim(count))
         return maps.source(blocks).at([s.trunc_modulo(c[1], maps.dim(layouts)), row, column], known)
 

@@ -144,8 +144,8 @@ def sparse_paged_attention(
     values = paged.cache_of(ctx, value_cache, kv_num_heads, size, v_scale, v_quant_type, q.dtype, "value_cache")
     keys = paged.written(ctx, keys, k, tokens, block_table, slot_mapping)
     values = paged.written(ctx, values, v, tokens, block_table, slot_mapping)
-    # A selection may refer to keys beyond the maximum length in attention_metadata, so that no element of it is the
-    # bound of the keys (None): this is the block table's capacity.
+    # A selection may refer to keys beyond the maximum length in attention_metadata. So the last argument is None: the
+    # block table's capacity bounds the keys.
     batch = paged.batch_of(ctx, tokens, block_table.shape[1] * key_cache.shape[1], attention_metadata, None)
     others = _auxiliary(auxiliary_key, auxiliary_value, auxiliary_kv_shared, not from_main)
     room = others[0].shape[1] if others[0] is not None and others[0].rank == 4 else 0

@@ -69,8 +69,8 @@ def _convolve(
 ) -> Tensor:
     """Record a `Convolve` step with a bias per channel; return its result of ``shape``.
 
-    Trailing spatial axes of size 1 are removed, as in audio networks written as 2-D with width 1: kernels vectorize
-    along the last spatial axis.
+    Trailing spatial axes of size 1 are removed, because kernels vectorize along the last spatial axis. Some audio
+    networks have such axes: they are written as 2-D with width 1.
     """
     last = len(window.size)
     while last > 1 and window.is_single(last - 1) and window.size[last - 2] != 1:
