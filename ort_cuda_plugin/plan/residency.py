@@ -29,8 +29,7 @@ class BudgetTooSmall(Exception):
     """The budget has no room for the ring.
 
     ``needed`` is a number of bytes below which no budget suffices. Larger budgets may fail as well: `least_budget`
-    finds one that suffices. ``record`` is the index of the record that reads the most weights at once, if
-    known.
+    finds one that suffices. ``record`` is the index of the record that reads the most weights at once, if known.
     """
 
     def __init__(self, needed: int, record: int | None) -> None:
@@ -130,7 +129,7 @@ def least_budget(attempt: Callable[[int], object], too_small: int, enough: int) 
 
 
 def _need(plans: Sequence[Sequence[WeightUse]], streamed: Collection[int]) -> tuple[int, int]:
-    """Return the maximum bytes of the weights ``streamed`` that a plan needs at once, and the record where it does."""
+    """Return the maximum bytes of ``streamed`` weights that a plan needs at once, and the record where that happens."""
     return max((largest_need(use for use in uses if use.number in streamed) for uses in plans), default=(0, 0))
 
 

@@ -156,7 +156,7 @@ def lay_out(uses: Sequence[WeightUse], ring_bytes: int, starts: Sequence[int] = 
 def with_uploads(plan: Plan, uploads: Sequence[Upload]) -> Plan:
     """Return the plan with records that upload weights to the ring, from which the other records then read them.
 
-    Raises: ValueError: the plan has uploads already, which no stored plan may have.
+    Raises: ValueError: the plan has uploads already: it comes from a malformed compiled model.
     """
     if any(record.kind in (RecordKind.UPLOAD, RecordKind.AWAIT) for record in plan.records):
         raise ValueError("a stored plan: got records that upload weights, expected none. Compile the model again")

@@ -44,7 +44,8 @@ def allows_host_code(options: Options | None = None) -> bool:
 class ContextSession:
     """Writes and loads the compiled models of a session.
 
-    ``entries`` are the session's entries, ``session_options`` its ``const OrtSessionOptions *``."""
+    ``entries`` are the session's entries, ``session_options`` its ``const OrtSessionOptions *``.
+    """
 
     def __init__(self, entries: Mapping[str, str], session_options: Any) -> None:
         self.output = ContextOutput.of(entries)

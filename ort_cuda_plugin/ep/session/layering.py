@@ -3,8 +3,8 @@
 A rule is ``device(pattern, ...)``; semicolons separate rules. ONNX Runtime shows a provider only the nodes that no rule
 assigns to another provider.
 
-ONNX Runtime can fuse nodes of the graph that it shows only if they exchange no value with nodes that it does not show;
-otherwise an assertion fails, and with it the creation of the session. A provider cannot see such values. So if a rule
+ONNX Runtime cannot fuse a node that exchanges values with nodes that it does not show: an assertion fails, and with it
+the creation of the session. A provider cannot see such values. So if a rule
 may assign nodes to another provider, the plugin claims each node separately, and ONNX Runtime runs the node by a kernel
 of the registry.
 """

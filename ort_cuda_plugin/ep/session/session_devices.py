@@ -128,7 +128,7 @@ class SessionDevices:
             arena.set_limit(device.info, lib.OCP_DEVICE_MEMORY, nbytes)
 
     def _connect(self, log: Log) -> None:
-        """Enable peer access between all devices where the hardware has it, and log the path of copies."""
+        """Enable peer access between all devices where the hardware has it, and log the route of copies."""
         direct, error = ffi.new("bool *"), new_error()
         for device in self.all:
             for peer in self.all:

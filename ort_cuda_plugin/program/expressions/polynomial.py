@@ -92,7 +92,10 @@ class Atom:
 
 
 def _same(a: Atom, b: Atom) -> bool:
-    """Compare the structure of two atoms. Equal atoms then share arguments, so that later comparisons are short."""
+    """Return whether two atoms have the same structure.
+
+    If so, let both have the same argument objects, so that later comparisons are short.
+    """
     pending, visited = [(a, b)], {(id(a), id(b))}
     for first, second in pending:
         if first._hash != second._hash or first.op != second.op or len(first.args) != len(second.args):

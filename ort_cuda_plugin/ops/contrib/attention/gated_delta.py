@@ -203,8 +203,8 @@ def _decay(
 ) -> Tensor:  # fmt: skip
     """Return the logarithms of the decays, [tokens, heads, size].
 
-    ``decay`` contains them per element or per head. With ``a_log`` and ``bias`` [heads] it is the input x of a gate:
-    the result is -exp(a_log) * softplus(x + bias), or with a ``bound`` bound * sigmoid(exp(a_log) * (x + bias)).
+    ``decay`` contains them per element or per head. With ``a_log`` and ``bias`` [heads], ``decay`` is the input x of a
+    gate: the result is -exp(a_log) * softplus(x + bias), or with a ``bound`` b: b * sigmoid(exp(a_log) * (x + bias)).
     """
     tokens, each = product(lead), decay.rank == len(lead) + 2
     require.shape(ctx, (*lead, heads, size) if each else (*lead, heads), decay=decay)

@@ -21,7 +21,7 @@ from ... import requirements as require
 from .search import LOWEST, Count, number_of
 
 MOST_INITIAL: Final = 50
-"""Largest index of the first timestamp that a sequence may get, as in ONNX Runtime."""
+"""Maximum of a sequence's first timestamp, counted from the token ``first``, as in ONNX Runtime."""
 _NEVER: Final = 2**30  # above all indices of tokens
 
 

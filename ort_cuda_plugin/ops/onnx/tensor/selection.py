@@ -146,7 +146,7 @@ def unique(ctx: Lowering, x: T, *, axis: int | None = None, sorted: int = 1) -> 
 
 
 def _order_of_appearance(ctx: Lowering, first: Tensor, n: Dim) -> Tensor:
-    """Return the rank (int64) of each element of ``first`` in it. The elements are distinct indices below ``n``."""
+    """Return, for each of the distinct indices ``first``, below ``n``, how many of them are smaller (int64)."""
 
     marks, flag = ctx.empty((n,), DType.BOOL), s.constant(True, DType.BOOL)
     ctx.memset(marks, 0)
