@@ -79,7 +79,7 @@ class StreamingSchedule:
 class BudgetShare:
     """The part of the option ``weight_budget`` for one fused node: (budget - earlier) * part / whole bytes.
 
-    ``budget`` is the option in bytes, ``earlier`` the bytes of the other nodes' weights.
+    ``budget`` is the option in bytes, ``earlier`` the bytes of the weights of nodes that were compiled earlier.
     """
 
     budget: int

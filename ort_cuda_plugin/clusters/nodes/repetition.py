@@ -68,7 +68,7 @@ def part(
     opsets: dict[str, int],
     results: Iterable[int] | None = None,
 ) -> Part:
-    """Return the cluster with ``nodes``, whose inputs are the values of ``available`` that ``nodes`` read.
+    """Return the cluster with ``nodes``. Its inputs are the values of ``available`` that are read or are outputs.
 
     ``made`` are the cluster's outputs: the states with the indices ``results``, by default the first states.
     """

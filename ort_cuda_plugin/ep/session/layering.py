@@ -4,9 +4,8 @@ A rule is ``device(pattern, ...)``; semicolons separate rules. ONNX Runtime show
 assigns to another provider.
 
 ONNX Runtime cannot fuse a node that exchanges values with nodes that it does not show: an assertion fails, and with it
-the creation of the session. A provider cannot see such values. So if a rule
-may assign nodes to another provider, the plugin claims each node separately, and ONNX Runtime runs the node by a kernel
-of the registry.
+the creation of the session. A provider cannot see such values. So if a rule may assign nodes to another provider, the
+plugin claims each node separately, and ONNX Runtime runs the node by a kernel of the registry.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ class Quarantine:
         return [entry for entry in self.entries if isinstance(entry, QuarantinedOperator)]
 
     def note(self, step: Sums, epilogue: str = "") -> str:
-        """Return a list of the step's quarantined schedules to append to the reason for its schedule; "" for none."""
+        """Return text with the step's quarantined schedules, to append to the reason for its schedule; "" for none."""
         names = [entry.schedule for entry in self._of(step) if entry.epilogue in ("", epilogue)]
         return f"; not used, since ort-cuda-plugin selftest failed: {', '.join(names)}" if names else ""
 

@@ -69,7 +69,10 @@ class DeferredContents:
 
 
 def dims_of(shape: Sequence[Dim], dtype: DType) -> tuple[Dim, ...]:
-    """Return the sizes of ``shape`` as ints and expressions. Raises TypeError for other sizes and for other types."""
+    """Return the sizes of ``shape`` as ints and expressions.
+
+    Raises TypeError for sizes of other types, and if ``dtype`` is not a DType.
+    """
     if not isinstance(dtype, DType):
         raise TypeError(f"expected an element type such as DType.FLOAT32, got {dtype!r}")
     try:

@@ -90,8 +90,9 @@ def pooled_by_gates(
 ) -> Scalar:
     """Return one column of the softmax(gate)-weighted mean key of two adjacent windows of ``ratio`` tokens.
 
-    ``at(plane, token, column, when)`` reads a key (plane 0) or gate (1). The windows are ``slots`` tokens from
-    ``begin`` on; negative tokens do not exist. The second window uses the columns from ``size`` on.
+    ``at(plane, token, column, when)`` reads a key (plane 0) or gate (1), to which ``bias`` is added. The windows are
+    ``slots`` tokens from ``begin`` on; negative tokens do not exist. The second window uses the columns from ``size``
+    on.
     """
 
     def slot(i: Scalar) -> tuple[Scalar, Scalar, Scalar]:

@@ -96,7 +96,7 @@ def slice_1(
     return _slice(ctx, data, starts, ends, axes, None)
 
 
-@op("DynamicSlice", since=1, until=9, types={"T": ALL_TENSORS, "Tind": INDICES})  # removed; it has no steps
+@op("DynamicSlice", since=1, until=9, types={"T": ALL_TENSORS, "Tind": INDICES})  # removed from ONNX; no input steps
 @op("Slice", since=10, types={"T": ALL_TENSORS})
 def slice_10(
     ctx: Lowering,
