@@ -17,7 +17,7 @@ typedef enum ocp_counter {
   OCP_COPIES_D2H,
   OCP_COPIES_D2D,
   OCP_COPIES_PEER,           /* tensors copied between the devices of a session: device/peers/peer_stream.h */
-  OCP_BYTES_PEER,            /* bytes of these tensors */
+  OCP_BYTES_PEER,            /* bytes of the tensors that OCP_COPIES_PEER counts */
   OCP_WEIGHT_BYTES_STREAMED, /* bytes of weights that Runs copied from host memory: run/instance/uploads.h */
   OCP_PLAN_VARIANTS_BUILT,
   OCP_PLAN_HITS,
@@ -27,13 +27,13 @@ typedef enum ocp_counter {
   OCP_KERNELS_COMPILED,   /* Python adds to this counter through counter_add */
   OCP_KERNEL_CACHE_HITS,  /* Python adds to this counter through counter_add */
   OCP_CANDIDATES_MEASURED,
-  OCP_GRAPH_CAPTURES,             /* automatic CUDA graphs captured */
-  OCP_GRAPH_REPLAYS,              /* launches of automatic CUDA graphs */
+  OCP_GRAPH_CAPTURES,             /* CUDA graphs made: automatic ones, and those of Runs that ONNX Runtime captures */
+  OCP_GRAPH_REPLAYS,              /* launches of the graphs that OCP_GRAPH_CAPTURES counts */
   OCP_GRAPH_UPDATES,              /* nodes of automatic CUDA graphs whose parameters were changed */
   OCP_GRAPH_FALLBACKS,            /* Runs due for an automatic CUDA graph that ran without one; by reason below */
   OCP_GRAPH_FALLBACKS_READ_BACK,  /* the host needs values in the middle of the Run */
   OCP_DEVICE_LOOPS,               /* loops in plans that Runs enqueued, or launched in a CUDA graph; not inner loops */
-  OCP_DEVICE_LOOP_ITERATIONS,     /* iterations of these loops before which the host read the condition */
+  OCP_DEVICE_LOOP_ITERATIONS,     /* iterations before which the host read a loop's condition; also of inner loops */
   OCP_GRAPH_FALLBACKS_CALL,       /* the Run calls Python, which a graph cannot do */
   OCP_GRAPH_FALLBACKS_CAPTURING,  /* ONNX Runtime or the application captures the stream */
   OCP_GRAPH_FALLBACKS_CACHE_FULL, /* the cluster has as many graphs as its limits allow, and Runs use all of them */
@@ -45,7 +45,7 @@ typedef enum ocp_counter {
   OCP_WEIGHT_BYTES,      /* device memory of weights */
   OCP_HOST_WEIGHT_BYTES, /* pinned memory of weights that Runs copy to the device */
   OCP_STREAMS_LIVE,
-  OCP_GRAPHS_LIVE, /* automatic CUDA graphs that exist now */
+  OCP_GRAPHS_LIVE, /* graphs that OCP_GRAPH_CAPTURES counts and that exist now */
   OCP_NUM_COUNTERS
 } ocp_counter;
 extern _Atomic int64_t ocp_counters[OCP_NUM_COUNTERS];

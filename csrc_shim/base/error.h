@@ -1,4 +1,4 @@
-/* Errors: a code and a message, made into an OrtStatus at the boundary only (host.h).
+/* Errors: a code and a message, which become an OrtStatus only at the boundary with ORT (host.h).
  *
  * A function that can fail takes an ocp_error. When it fails, it fills the error and returns the error's code; a
  * function that returns a pointer returns NULL instead. When it succeeds, it may leave the error as it was: a caller
@@ -6,8 +6,8 @@
  * Functions that make an error are cold: compilers move the calls out of the code that a Run without errors reads.
  *
  * No error has the code ORT_EP_FAIL: ORT's Python method InferenceSession.run would react by recreating the session
- * without the provider, and all later Runs would use the CPU. Errors of the device and of the driver have the code
- * ORT_RUNTIME_EXCEPTION. */
+ * without the provider, and all later Runs would use the CPU. Errors of driver calls have the code
+ * ORT_RUNTIME_EXCEPTION, or ORT_INVALID_ARGUMENT for CUDA_ERROR_INVALID_VALUE (driver/error.h). */
 #ifndef OCP_BASE_ERROR_H
 #define OCP_BASE_ERROR_H
 
@@ -24,7 +24,7 @@ int ocp_fail(ocp_error *error, int code, const char *format, ...) __attribute__(
 #define OCP_OUT_OF_HOST_MEMORY                                                                                         \
   "out of host memory: an allocation in this process failed. End other processes, or raise the limit of this one's "   \
   "memory"
-/* Fills the error for a failed allocation in the process, and returns ORT_FAIL. */
+/* Fills the error for a failed allocation of host memory, and returns ORT_FAIL. */
 int ocp_fail_memory(ocp_error *error) __attribute__((cold));
 
 #endif

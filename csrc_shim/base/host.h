@@ -11,17 +11,18 @@
 typedef enum ocp_identity { OCP_IDENTITY_OWN, OCP_IDENTITY_CUDA, OCP_NUM_IDENTITIES } ocp_identity;
 extern const char *const ocp_ep_names[OCP_NUM_IDENTITIES];
 
-/* ORT's function tables. Creating an OrtEpFactory sets them and the variables below before ORT calls anything else. */
+/* ORT's function tables. CreateEpFactories and RegisterCustomOps (ort/entry.c) set them and the two versions below,
+ * before ORT calls any other function of the library. */
 extern const OrtApi *ocp_api;
 extern const OrtEpApi *ocp_ep_api;
 /* The API version that the plugin uses, and writes into the member ort_version_supported of each struct that it gives
- * to ORT: the lower of OCP_NEWEST_API and ORT's own version. A function pointer S of an API struct that is newer than
- * OCP_OLDEST_API may be set or called only when ocp_api_version >= <Struct>_<S>_SINCE (ort_abi.h). */
+ * to ORT: the lower of OCP_NEWEST_API and ORT's own version. If a function pointer S of an API struct is newer than
+ * OCP_OLDEST_API, it may be set or called only when ocp_api_version >= <Struct>_<S>_SINCE (ort_abi.h). */
 extern uint32_t ocp_api_version;
 /* ORT's own API version, not capped at OCP_NEWEST_API. The few function pointers that are newer than OCP_NEWEST_API may
  * be called only when ocp_host_version >= <Struct>_<S>_SINCE. */
 extern uint32_t ocp_host_version;
-/* The default logger of ORT's environment, for messages outside of a session; NULL before a factory is created. */
+/* The default logger of ORT's environment, for messages outside of a session; NULL while no factory is registered. */
 extern const OrtLogger *ocp_logger;
 
 OrtStatus *ocp_status(const ocp_error *error); /* NULL when error->code is 0 */

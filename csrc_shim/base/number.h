@@ -5,16 +5,16 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Parses decimal digits, optionally followed by K, M or G (2^10, 2^20, 2^30). False for any other text, and above
- * `largest`. */
+/* Parses decimal digits, optionally followed by K, M or G (2^10, 2^20, 2^30) in upper or lower case. Returns false for
+ * any other text, and for a number above `largest`. */
 bool ocp_parse_number(const char *text, uint64_t largest, uint64_t *value);
 
-/* What a boolean takes, for errors and documents. */
+/* The values of a boolean, as error messages and the documentation name them. */
 #define OCP_FLAG_TAKES "0 or 1"
 
 /* Parses a boolean: 1, true, yes, on, or 0, false, no, off, in any case and with white space around it. Returns its
- * value, or -1 for any other text. All booleans of options and environment variables are read by this function; those
- * of ONNX Runtime's own entries are not, since it takes only "1" for true. */
+ * value, or -1 for any other text. The plugin parses all its boolean options and environment variables by this
+ * function. It does not parse ONNX Runtime's own config entries so, because ONNX Runtime takes only "1" for true. */
 int ocp_parse_flag(const char *text);
 
 #endif

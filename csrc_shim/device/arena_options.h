@@ -11,8 +11,8 @@ enum { OCP_EXTEND_NEXT_POWER_OF_TWO = 0, OCP_EXTEND_SAME_AS_REQUESTED = 1 };
 
 typedef struct ocp_arena_config {
   int64_t extend_strategy;
-  int64_t initial_chunk_size_bytes;        /* bytes of the first region */
-  int64_t max_dead_bytes_per_chunk;        /* a chunk that exceeds its request by this or more is split */
+  int64_t initial_chunk_size_bytes; /* bytes of the first region */
+  int64_t max_dead_bytes_per_chunk; /* a chunk that exceeds its request by this or more, or by over 1/8, is split */
   int64_t initial_growth_chunk_size_bytes; /* bytes of the first region after a shrink */
   int64_t max_power_of_two_extend_bytes;   /* maximum bytes to which regions grow; a larger request gets a region of its
                                               own size */

@@ -31,10 +31,10 @@ int ocp_device_check(const ocp_device *device, ocp_error *error);
 /* Declares a stay that ends with its scope: OCP_STAY stay = ocp_device_enter(device, error); */
 #define OCP_STAY __attribute__((cleanup(ocp_device_leave))) ocp_stay
 /* Checks the device as ocp_device_check does, and makes its context current on the calling thread until the stay ends.
- * Meanwhile the thread's capture mode is at least THREAD_LOCAL: stream captures of other threads, such as those of
- * torch.cuda.graph, neither forbid a call nor are invalidated by it, but a capture of the thread itself still forbids
- * calls that may synchronize. A stay inside another stay on the same device costs one cuCtxGetCurrent. If `entered` is
- * false, `error` says why. */
+ * Meanwhile the thread's capture mode is THREAD_LOCAL or more relaxed: stream captures of other threads, such as those
+ * of torch.cuda.graph, neither forbid a call nor are invalidated by it, but a capture of the thread itself still
+ * forbids calls that may synchronize. A stay inside another stay on the same device costs one cuCtxGetCurrent. If
+ * `entered` is false, `error` says why. */
 ocp_stay ocp_device_enter(ocp_device *device, ocp_error *error);
 /* Enters a device to release a resource. Unlike ocp_device_enter, also enters a lost device, and lets a thread that
  * captures a stream call the driver (capture mode RELAXED): nothing uses the resource any more, so the release cannot

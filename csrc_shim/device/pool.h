@@ -23,7 +23,8 @@ struct ocp_stream_private {
   ocp_stream *next_idle; /* in the list of idle streams that can be borrowed */
   uint64_t id;           /* unique: never reused */
   atomic_uint users;     /* references; the last release destroys the stream */
-  /* Written under the pool's lock; the thread that enqueues on the stream may read it without the lock. */
+  /* Threads write the next two members under the pool's lock; the thread that enqueues on the stream may read them
+   * without the lock. */
   atomic_ullong enqueued;     /* number of the latest work */
   atomic_ullong pending_from; /* all work below this number has finished; OCP_IDLE: all work has */
   /* The latest streams that this stream has waited for: their work up to `position` precedes the later work of

@@ -3,7 +3,7 @@
 #include "device/order.h"
 #include "device/wait.h"
 
-/* Takes the resources from the list whose work has finished. The caller holds the pool's lock. */
+/* Takes from the list the resources whose work has finished. The caller holds the pool's lock. */
 static ocp_retired *take_finished(const ocp_device *device) {
   ocp_retired *finished = NULL;
   const bool is_lost = atomic_load(&device->lost) != CUDA_SUCCESS;

@@ -26,7 +26,7 @@ int ocp_stream_synchronize(ocp_stream *stream, ocp_error *error);
 int ocp_stream_wait(ocp_stream *stream, ocp_error *error);
 /* Asks the driver whether all work of the stream has finished (cuStreamQuery); if so, marks it as finished. */
 void ocp_stream_query(ocp_stream *stream);
-/* Whether the stream is being captured, by us or by the application. */
+/* Whether the stream is being captured, by the plugin, ORT or the application. */
 bool ocp_stream_is_captured(const ocp_stream *stream);
 /* Whether ORT or the application captures the stream. Asks the driver only for streams of the application. */
 bool ocp_stream_is_recorded(const ocp_stream *stream);

@@ -37,18 +37,19 @@ ocp_left_event ocp_listener_leave(const ocp_listener *listener, uint64_t key);
 /* ---- work ---- */
 
 void ocp_graph_sources_clear(ocp_graph_sources *sources);
-/* Begin and end recording, while the calling thread builds or captures a CUDA graph, the sources that it sets: one for
- * each node. ocp_activity_end_graph moves them to `into` (NULL: drops them). */
+/* Begin and end a recording of the sources that the calling thread sets while it builds or captures a CUDA graph, one
+ * source for each node. ocp_activity_end_graph moves the sources to `into` (NULL: drops them). */
 void ocp_activity_begin_graph(void);
 void ocp_activity_end_graph(ocp_graph_sources *into);
-/* Attributes the graph that the calling thread launches next to the sources of the graph's nodes, until the next
+/* Attributes the calling thread's next graph launch to the sources of the graph's nodes, until the next
  * ocp_activity_of. */
 void ocp_activity_of_graph(ocp_graph_sources *sources);
 
 /* Sets the source of the work that the calling thread enqueues from now on; 0: none. */
 void ocp_activity_of(uint64_t source);
 /* Sets the source of the graph nodes that the calling thread adds or updates from now on; 0: none. Unlike
- * ocp_activity_of it gives the tracer no correlation id: these calls enqueue no work that a record could describe. */
+ * ocp_activity_of, it gives the tracer no correlation id, because adding or updating a node enqueues no work that a
+ * record of CUPTI could describe. */
 void ocp_activity_of_node(uint64_t source);
 uint64_t ocp_activity_source(void);
 /* Finds the profile events that own the calling thread's work; false: none. */

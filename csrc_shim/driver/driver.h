@@ -355,13 +355,13 @@ typedef struct ocp_driver {
   /* ---- members that CUDA lacks: NULL in the table of the real driver ---- */
   /* Returns the reason why the calling thread's last call failed; "" if the error code is all there is. */
   const char *(*LastErrorText)(void);
-  /* Tells the emulated device's checking mode that one of our allocators hands out the first `bytes` bytes of a block
-   * of `held` bytes. From then on these bytes count as unwritten, and the rest of the block counts as unallocated.
-   * Takes effect in the order of the stream, or at once if the stream is NULL. Returns true if it has enqueued
-   * something on the stream. */
+  /* Tells the emulated device's checking mode that an allocator of the plugin hands out the first `bytes` bytes of a
+   * block of `held` bytes. From then on these bytes count as unwritten, and the rest of the block counts as
+   * unallocated. Takes effect in the order of the stream, or at once if the stream is NULL. Returns true if it has
+   * enqueued something on the stream. */
   bool (*ReuseMemory)(CUdeviceptr address, size_t bytes, size_t held, CUstream stream);
-  /* Returns the bytes that our allocators must leave unused after each block, so that the checking mode detects
-   * overruns. */
+  /* Returns the number of bytes that the plugin's allocators must leave unused after each block, so that the checking
+   * mode detects overruns. */
   size_t (*RedZone)(void);
 } ocp_driver;
 

@@ -37,7 +37,7 @@ typedef struct ocp_activity {
   int32_t thread; /* id of the host thread that enqueued and ran the work (emulated device); 0: none */
   /* For a node of a CUDA graph, as CUPTI reports it: the number of the list that has the source of each node of the
    * graph (ocp_tracer_layout), and CUPTI's correlation id of the graph's launch. Valid if `layout` is not 0; else
-   * `source` is. */
+   * `source` is valid. */
   uint64_t layout, launch;
 } ocp_activity;
 

@@ -2,7 +2,7 @@
  * host, and for each granule (256 bytes) of device memory the last accesses to it. If no chain of stream order, events
  * and host waits orders two accesses to the same bytes, and one of the accesses is a write, the program lacks a wait.
  *
- * All host threads count as one, since their synchronization is not visible here. */
+ * All host threads count as one, since the emulator does not see how they synchronize. */
 #include "emulator/clock.h"
 
 #include <stdio.h>

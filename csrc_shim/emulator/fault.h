@@ -1,5 +1,6 @@
 /* Faults of the emulated devices, with which tests rehearse what a GPU may do: a kernel that is wrong in one element
- * or writes nothing, a driver call that is unsupported, and devices that are too old, busy, small or slices of a GPU.
+ * or writes nothing, a driver call that is unsupported, and devices that are too old, busy or small, or are MIG
+ * instances.
  *
  * ORT_CUDA_PLUGIN_EMULATE_FAULTS, or ocp_emu_config.faults, lists them as "key=value;key=value":
  *

@@ -8,10 +8,11 @@
 #include "driver/driver.h"
 
 /* Returns the number of findings since the last clear. Kinds: out-of-bounds, use-after-free, uninitialized-read,
- * divergent-barrier, missing-wait, misaligned, race, pending-copy, read-only-written, invalid-mask; and traps of
- * kernels and launches that SIGINT has ended (interrupted), in every mode. Each finding is one line of text, with
- * kernel, block and thread, or "fill" for a memset, or the name of a copy; and with address and size of an access. A
- * finding also makes the launch, copy or memset fail with CUDA_ERROR_ILLEGAL_ADDRESS or CUDA_ERROR_LAUNCH_FAILED. */
+ * divergent-barrier, missing-wait, misaligned, race, pending-copy, read-only-written, invalid-mask; in every mode also
+ * trap (of a kernel), interrupted (SIGINT has ended the launch) and invalid-handle (of cudaGraphSetConditional). Each
+ * finding is one line of text, with kernel, block and thread, or "fill" for a memset, or the name of a copy; and with
+ * address and size of an access. A finding also makes the launch, copy or memset fail with CUDA_ERROR_ILLEGAL_ADDRESS
+ * or CUDA_ERROR_LAUNCH_FAILED, except for invalid-handle. */
 int ocp_emu_num_findings(void);
 /* Copies finding `index` into text; returns its length, or -1. */
 int ocp_emu_finding(int index, char *text, size_t text_bytes);

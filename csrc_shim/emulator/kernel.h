@@ -14,8 +14,8 @@
  * barriers, shuffles and votes switch fibers.
  *
  * Undefined symbols are resolved against the table in calls/symbols.c: the ocp_emu_* functions of blocks/fiber.h,
- * warp.h, check.h, order.h, global_order.h and count.h, libm, memcpy and the like. For any other symbol ModuleLoadData
- * fails, and the error names the symbol. */
+ * warp.h, check.h, order.h, global_order.h and count.h and of calls/device_functions.h, libm, memcpy and the like. For
+ * any other symbol ModuleLoadData fails, and the error names the symbol. */
 #ifndef OCP_EMULATOR_KERNEL_H
 #define OCP_EMULATOR_KERNEL_H
 

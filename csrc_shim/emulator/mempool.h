@@ -13,11 +13,12 @@ CUresult emu_mempool_allocate(CUdeviceptr *address, uint64_t bytes, CUmemoryPool
 /* Marks the block at the address because its free is about to be enqueued. Returns false if no block starts there, or
  * if its free is already enqueued. */
 bool emu_mempool_begin_free(uint64_t address);
-/* Clears that mark after the free could not be enqueued, so that the program can free the block later. */
+/* Clears the mark of emu_mempool_begin_free if the free could not be enqueued, so that the program can free the block
+ * later. */
 void emu_mempool_cancel_free(uint64_t address);
 /* Frees the block: runs the operation that was enqueued. */
 void emu_mempool_run_free(uint64_t address);
-/* Whether the block of a pool starts at the address, in use or not. */
+/* Whether a block of a pool, in use or not, starts at the address. */
 bool emu_mempool_owns(uint64_t address);
 /* Called when the program has waited for the device, a stream or an event: trims the pools to their release
  * thresholds. */

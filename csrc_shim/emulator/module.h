@@ -38,7 +38,7 @@ struct CUfunc_st {
   _Atomic uint32_t ticks_per_block; /* cost estimate that decides whether to wake workers; 0: not known yet */
   struct CUfunc_st *next;
 };
-/* Whether the range lies in the module's writable data; for a load (`loads`), also whether it lies in its constants. */
+/* Whether the range lies in the module's writable data or, if the access is a load (`loads`), in its constants. */
 bool emu_module_owns(const struct CUmod_st *module, uint64_t address, uint64_t bytes, bool loads);
 
 #endif

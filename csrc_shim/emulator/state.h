@@ -93,8 +93,8 @@ CUresult emu_leave(void);
 CUresult emu_lost(void);
 /* Returns the device's sticky error, or CUDA_SUCCESS; stores its reason for emu_last_error, if one is known. */
 CUresult emu_error_of(const emu_device *device);
-/* Makes `code` the device's sticky error, for a reason that no operation has reported, unless it has an error. The
- * caller holds emu_order (work/queue.h). */
+/* Makes `code` the device's sticky error, for a reason that no operation has reported, unless the device has a sticky
+ * error already. The caller holds emu_order (work/queue.h). */
 void emu_lose_device(emu_device *device, CUresult code, const char *format, ...) __attribute__((format(printf, 3, 4)));
 void emu_recover(emu_device *device); /* clears the sticky error */
 /* Returns the seconds after which a stream's wait for an external semaphore makes its device lost. */

@@ -52,7 +52,8 @@ static int use_host(const OrtApiBase *api_base, ocp_error *error) {
   return ORT_OK;
 }
 
-/* Fails if another provider has the name: a session could not choose between the two. */
+/* Fails if this ONNX Runtime already has a provider of the requested name, because a session could not choose between
+ * the two. */
 static int refuse_to_replace(ocp_identity identity, ocp_error *error) {
   char **names = NULL;
   int count = 0;

@@ -19,7 +19,8 @@
  * Invariants:
  * - Between OnRunStart and OnRunEnd, Python is called only for new shapes (to build a plan or a transposition of Scan,
  *   to load a library's stored algorithm, or to replace a library call that is refused) and for callbacks of plans.
- * - Every slot returns a clear error after Python has shut down, after a fork, and on a lost device. */
+ * - Slots that call Python return an error after Python has shut down and after a fork. OnRunStart returns an error
+ *   after a fork and on a lost device, so that such a Run does not start. */
 #include "ort/ep.h"
 
 #include <errno.h>
@@ -112,8 +113,8 @@ static OrtStatus *set_dynamic_options(OrtEp *ep, const char *const *keys, const 
                 : ocp_status(&error);
 }
 
-/* Returns the number of bytes that a model may use: the free memory of the device and of our arena, up to the arena's
- * limit. */
+/* Returns the number of bytes that a model may use: the free memory of the device and of the plugin's arena, up to the
+ * arena's limit. */
 static OrtStatus *get_available_resource(const OrtEp *ep, OrtResourceCount *available) {
   ocp_error error = {0};
   uint64_t bytes = 0;

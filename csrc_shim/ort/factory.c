@@ -171,11 +171,11 @@ static OrtStatus *custom_op_domains(OrtEpFactory *factory, OrtCustomOpDomain *co
   return python ? ocp_python_status(python->custom_op_domains(domains, count)) : ocp_status(&error);
 }
 
-/* Returns whether ORT has already asked for the domains of custom operators while creating this session. A session that
- * selects its devices asks once for each device of each factory. Before 1.31, ORT fails if two answers contain a domain
- * of the same name, and the call does not name the device. So only the first call of a session gets the domains. ORT
- * makes the same number of calls for each session, all on one thread. ORT also asks when devices are added to session
- * options; the answer to this call replaces the domains of earlier answers. */
+/* Returns whether ORT has already asked for the domains of custom operators while creating this session. For a session
+ * that selects its devices, ORT asks once for each device of each factory. Before 1.31, ORT fails if two answers
+ * contain a domain of the same name, and the call does not name the device. So only the first call of a session gets
+ * the domains. ORT makes the same number of calls for each session, all on one thread. ORT also asks when devices are
+ * added to session options; the answer to this call replaces the domains of earlier answers. */
 static bool is_another_question_of_a_session(void) {
   size_t num_devices = 0;
   for (const ocp_factory *factory = atomic_load(&factories); factory; factory = factory->earlier)

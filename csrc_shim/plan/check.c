@@ -262,7 +262,8 @@ static bool has_params(const ocp_plan_record *r, const ocp_plan_param *params, u
   return r->num_params == 3 && p[0].kind == first && p[1].kind == second && p[2].kind == third;
 }
 
-/* Checks that the records that a loop repeats are in its segment, that loops nest, and that they repeat no upload. */
+/* Checks that the records that a loop repeats are in the loop's segment, that loops nest, and that no loop repeats an
+ * upload or the wait for one. */
 static bool check_loops(checker *c, const ocp_segment_view *view) {
   uint32_t ends[OCP_MAX_LOOP_DEPTH + 1], depth = 0;
   ends[0] = view->records.first + view->records.count;
@@ -414,7 +415,7 @@ static bool check_buffers(checker *c) {
   return true;
 }
 
-/* Checks a segment; those before it have been checked. */
+/* Checks a segment, after the caller has checked all earlier segments. */
 static bool check_segment(checker *c, uint32_t segment) {
   const ocp_plan *p = c->plan;
   const ocp_segment_view *v = &p->views[segment];

@@ -213,8 +213,8 @@ typedef struct ocp_plan_in_place {
 
 /* exprs, asserts, readbacks and records are ordered by segment; the dims of outputs and the params and nodes of records
  * follow each other without gaps, in the order of outputs and records. The pairs of in_place are sorted by output, then
- * by input. The order of the arrays: inputs, outputs, weights, kernels and problems (uint32_t indices of the
- * cluster's), dims (uint32_t), exprs, guards (uint32_t registers that must be nonzero), asserts, readbacks, buffers,
- * records, params, segments, nodes, record_nodes (uint32_t), in_place, strings. */
+ * by input. The order of the arrays: inputs, outputs, weights, kernels and problems (uint32_t indices into the arrays
+ * of the cluster), dims (uint32_t), exprs, guards (uint32_t registers that must be nonzero), asserts, readbacks,
+ * buffers, records, params, segments, nodes, record_nodes (uint32_t), in_place, strings. */
 
 #endif

@@ -5,7 +5,8 @@
 #include "base/error.h"
 #include "plan/plan.h"
 
-/* Makes a plan of a copy of the blob, which it checks; NULL with the error. */
+/* Copies the blob, checks the copy, and makes a plan from it. Returns NULL with the error if a check fails or memory
+ * runs out. */
 ocp_plan *ocp_plan_load(const void *blob, size_t bytes, ocp_error *error);
 void ocp_plan_free(ocp_plan *plan);
 

@@ -86,8 +86,8 @@ _Static_assert(sizeof(python_api) == NUM_NAMES * sizeof(void *), "one name per m
 /* Loads the package that contains the library, by path, so that no other copy of the package is imported. A library
  * that was copied out of its package loads the installed package. If this file started Python (`started`), Python does
  * not search the user's site-packages. If the package is installed there, its dependencies are there too, so the script
- * adds that folder to sys.path. As in a Python that searches it, the folder comes before the system's packages, whose
- * versions can differ. */
+ * adds that folder to sys.path. The folder comes before the system's packages, whose versions can differ: a Python that
+ * searches the user's site-packages has the same order. */
 static const char bootstrap[] =
     "try:\n"
     "    import sys, os\n"
@@ -138,7 +138,7 @@ static int find_libpython(struct dl_phdr_info *info, size_t size, void *path) {
 }
 
 /* Finds the functions of a Python that the process has loaded. If the symbols of its libpython are not global, makes
- * them global, which extension modules need. */
+ * them global, because extension modules need them. */
 static bool use_loaded_python(python_api *api) {
   if (resolve(RTLD_DEFAULT, api))
     return true;
@@ -157,7 +157,8 @@ static void parent(char *path) {
 }
 
 /* Whether the library may run an interpreter: `path` must belong to root, to this user or to the package's owner, and
- * not be writable for all. Another user may have put it into a folder above the package, as any user can in /tmp. */
+ * not be writable for all. Otherwise the library could run an interpreter that another user has put into a folder above
+ * the package, as any user can in /tmp. */
 static bool belongs_to_us(const char *path, const char *package) {
   struct stat status, ours;
   return lstat(path, &status) == 0 && stat(package, &ours) == 0 &&

@@ -46,7 +46,7 @@ typedef struct ocp_ep_config {
   ocp_device *device;
   const OrtMemoryInfo *device_memory; /* owned by the factory */
   ocp_stream *stream;                 /* the stream of all Runs of the session; NULL: ORT makes one for each thread */
-  uint32_t capture_warm_runs;         /* number of warm Runs before a captured Run; 0: captures are off */
+  uint32_t capture_warm_runs; /* number of warm (uncaptured) Runs before the captured Run; 0: captures are off */
   const char *const
       *channels_last; /* operators that ORT converts to NHWC, NULL-terminated; NULL: none. Python owns it */
   int64_t operators;  /* Python's handle of the set of custom operators that have kernels; 0: none */

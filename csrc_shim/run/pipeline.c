@@ -17,7 +17,7 @@ struct ocp_pipeline {
   ocp_pipeline_stage *stages;
   uint32_t *types;     /* by value, of the values after the inputs */
   uint32_t *outputs;   /* by output: its value */
-  uint32_t *output_of; /* by value: the output that it is, or NO_OUTPUT */
+  uint32_t *output_of; /* by value: index of the node's output that has it, or NO_OUTPUT */
   uint32_t numbers[];  /* storage of the three arrays above and of the arrays of the stages */
 };
 
@@ -194,8 +194,8 @@ static bool overlaps_tensor(const run *r, const void *data, size_t bytes) {
   return overlaps;
 }
 
-/* Allocates an output of the stage that runs. The memory is ORT's if the output is one of the node and the stage runs
- * on the first device. */
+/* Allocates an output of the stage that runs. The memory is ORT's if the output is one of the node, the stage runs on
+ * the first device, and the memory overlaps no other tensor. */
 static int make_result(void *context, uint32_t index, const int64_t *dims, uint32_t rank, void **data,
                        ocp_error *error) {
   const run *r = context;

@@ -158,8 +158,8 @@ static bool is_compiled(cudnnBackendDescriptor_t engine) {
   return true;
 }
 
-/* Whether the engine of a configuration obeys the problem's flags. *tensor_cores: whether it uses tensor cores and is
- * precompiled. If no precompiled engine has the problem's activation, it need not be precompiled. */
+/* Whether the engine of a configuration obeys the problem's flags. *tensor_cores: whether the engine uses tensor
+ * cores and is precompiled; if no precompiled engine has the problem's activation, whether it uses tensor cores. */
 static bool engine_allowed(const ocp_problem_spec *spec, cudnnBackendDescriptor_t config, bool *tensor_cores) {
   cudnnBackendDescriptor_t engine = NULL;
   int64_t count = 0;

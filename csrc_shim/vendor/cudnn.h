@@ -196,9 +196,9 @@ int ocp_dnn_data_type(uint32_t dtype);
 int64_t ocp_dnn_alignment(const void *address);
 
 /* Finds execution plan number `rank` (0: the best) of the graph, among the plans that the spec allows. With
- * `tensor_cores`, plans on tensor cores come first, whatever the heuristics say, unless cuDNN compiles their engines
- * and the activation has precompiled ones. *algorithm stays NULL if there are fewer plans; for rank 0 that is an error.
- * Takes ownership of b->conv. */
+ * `tensor_cores`, plans of precompiled tensor-core engines come first, whatever the heuristics say; if cuDNN has no
+ * precompiled engine for the activation, also those of tensor-core engines that it compiles at run time. *algorithm
+ * stays NULL if there are fewer plans; for rank 0 that is an error. Takes ownership of b->conv. */
 int ocp_dnn_find(ocp_dnn_builder *b, const ocp_problem_spec *spec, const ocp_library_handle *handle,
                  cudnnBackendDescriptor_t graph, uint64_t workspace, bool tensor_cores, uint32_t rank, void **algorithm,
                  ocp_error *error);

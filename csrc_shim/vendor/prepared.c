@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A list with more than MOST entries evicts all but LEFT: evicting many at once amortises the wait for the device. MOST
+/* A list with more than MOST entries evicts all but LEFT: evicting many at once amortizes the wait for the device. MOST
  * is also the maximum number of instances that a cluster caches. */
 enum { MOST = 128, LEFT = 96 };
 

@@ -17,7 +17,8 @@ enum { OCP_MAX_KEY = 40 };
 typedef struct ocp_prepared {
   struct ocp_prepared *next;
   uint32_t holders; /* number of references; guarded by the list's lock */
-  bool stays;       /* true: an application's CUDA graph refers to it, so never evicted; guarded by the list's lock */
+  bool stays;       /* true: never evicted, because a graph that ORT or the application captured refers to it; guarded
+                       by the list's lock */
   atomic_bool executed; /* true: has run outside of captures, so its kernels are loaded */
   pthread_mutex_t lock; /* held during a call if one thread at a time may use the algorithm */
   uint32_t key_words;
@@ -47,7 +48,7 @@ void ocp_prepared_let_go(ocp_prepared_list *list, ocp_prepared *prepared);
 /* Excludes the entry from eviction until the problem is released. */
 void ocp_prepared_keep(ocp_prepared_list *list, ocp_prepared *prepared);
 bool ocp_prepared_are_too_many(ocp_prepared_list *list);
-/* Removes the least recently used entries that have no reference and may be evicted (`stays`); returns them as a linked
+/* Removes the least recently used entries that have no reference and whose `stays` is false; returns them as a linked
  * list for ocp_prepared_free. */
 ocp_prepared *ocp_prepared_evict(ocp_prepared_list *list);
 

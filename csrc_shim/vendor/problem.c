@@ -6,8 +6,8 @@
  * Invariants:
  * - A call holds its stream's handle and its algorithm. It takes these locks in this order: the handle's,
  *   ocp_problem.preparing, an algorithm's, that of the list of algorithms.
- * - An algorithm belongs to a device, not to a handle, and lives at least as long as a call, a graph of ours or
- *   unfinished work uses it. Algorithms captured in an application's graph live as long as the problem.
+ * - An algorithm belongs to a device, not to a handle, and lives at least as long as a call, an automatic CUDA graph or
+ *   unfinished work uses it. Algorithms of calls that ORT or the application has captured live as long as the problem.
  * - Once a handle and an algorithm have both executed a call, later calls allocate and load nothing, so they can be
  *   captured (ocp_library_capture). */
 #include "vendor/problem.h"
@@ -485,9 +485,9 @@ static int fail_refused(const ocp_problem *problem, ocp_error *error) {
   return ocp_fail(error, ORT_FAIL, "%s has refused this call before", problem->library->name);
 }
 
-/* Enqueues a call with the stream's handle, which the caller has locked. *used: at entry the call's entry, or NULL if
- * none is known; then the entry with a reference for the caller, or NULL with the error if the library finds no
- * algorithm. */
+/* Enqueues a call with the stream's handle, which the caller has locked. *used: before the call, the entry for the
+ * key, or NULL if none is known; afterwards, the entry with a reference for the caller, or NULL with the error if the
+ * library finds no algorithm. */
 static int run_with(ocp_problem *problem, ocp_stream *stream, ocp_library_handle *handle, const arguments *call,
                     const int64_t *key, uint32_t words, ocp_prepared **used, ocp_error *error) {
   ocp_prepared *prepared = *used;

@@ -3,8 +3,8 @@
  * A problem is plain data: the computation and its precision. Sizes and pointers come with each call, so one problem
  * serves every shape of a plan. The first call with new sizes asks the library for an algorithm and keeps it. This
  * library is not linked to the vendor libraries: it opens them when Python passes their paths, and operators use them
- * only if that succeeded. On the emulated device, and on a GPU without the vendor libraries, operators launch our own
- * kernels, which compute the same. */
+ * only if that succeeded. On the emulated device, and on a GPU without the vendor libraries, operators launch kernels
+ * of the plugin, which compute the same. */
 #ifndef OCP_VENDOR_PROBLEM_H
 #define OCP_VENDOR_PROBLEM_H
 

@@ -14,11 +14,11 @@ typedef enum ocp_problem_kind {
    * bytes
    * The leading dimension is the stride of the dimension that is not contiguous. */
   OCP_PROBLEM_MATMUL = 0,
-  /* out = activation(convolution of x with w (+ residual) (+ bias)), all contiguous: [images, channels, space...],
-   * [rows, channels / groups, space...], out and residual [images, rows, space...], bias [rows]. With CHANNELS_LAST the
-   * channels of x, w, out and residual are the innermost dimension in memory. Without a residual, out may have gaps
-   * between images, or with CHANNELS_LAST between pixels. A residual or an activation needs a bias, since no
-   * precompiled engine of cuDNN has them without one. DOUBLE has no bias, since cuDNN has no such engine.
+  /* out = activation(convolution of x with w (+ residual) (+ bias)). All tensors are contiguous: x [images, channels,
+   * space...], w [rows, channels / groups, space...], out and residual [images, rows, space...], bias [rows]. With
+   * CHANNELS_LAST the channels of x, w, out and residual are the innermost dimension in memory. Without a residual, out
+   * may have gaps between images, or with CHANNELS_LAST between pixels. A residual or an activation needs a bias, since
+   * no precompiled engine of cuDNN has them without one. DOUBLE has no bias, since cuDNN has no such engine.
    * pointers: out, x, w, [bias,] [residual,] workspace
    * values: images, channels, rows, groups, elements from image to image (or pixel to pixel) of out, 0 if it has no
    * gaps; then for each of `rank` (2 or 3) dimensions: size of x, of the kernel, of out, stride, dilation, pad at the

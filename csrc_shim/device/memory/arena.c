@@ -5,8 +5,8 @@
 
 #include "device/order.h"
 
-/* Maximum number of chunks that a search examines at each end of a bin. A usable chunk that it misses only costs
- * memory. The newest chunks are warm in caches; work on the oldest has most likely finished. */
+/* Maximum number of chunks that a search examines at each end of a bin. A usable chunk that the search misses only
+ * costs memory. The newest chunks are warm in caches; work on the oldest has most likely finished. */
 enum { MAX_LOOKS = 8 };
 
 size_t ocp_arena_round(size_t bytes, size_t redzone) {

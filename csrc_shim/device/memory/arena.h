@@ -66,7 +66,7 @@ struct ocp_arena {
   ocp_chunk *spare;      /* unused ocp_chunk structs, linked by `older` */
   size_t next_region_bytes;
   size_t most_growth_bytes; /* maximum bytes to which regions grow, besides the limit in the options; 0: none */
-  int64_t pooled_bytes;     /* bytes handed out by the CUDA pool that replaces the arena */
+  int64_t pooled_bytes;     /* bytes that the arena's limit counts for the CUDA pool that replaces the arena */
   ocp_memory_stats stats;
 };
 

@@ -41,8 +41,8 @@ int64_t ocp_device_shrink(ocp_device *device);
 int ocp_device_available(ocp_device *device, uint64_t *bytes, ocp_error *error);
 
 /* A callback that frees optional device memory, such as the slabs of CUDA graphs that no Run of a cluster uses. When
- * memory runs out, the allocating thread calls `reclaim` with none of the plugin's other locks held. Removing a
- * reclaimer waits for a call in progress. */
+ * memory runs out, the allocating thread calls `reclaim`, and holds none of the plugin's locks except the pool's
+ * reclaim_lock. Removing a reclaimer waits for a call in progress. */
 typedef struct ocp_reclaimer {
   struct ocp_reclaimer *next;
   void (*reclaim)(struct ocp_reclaimer *self);
@@ -53,8 +53,8 @@ void ocp_reclaimer_remove(ocp_device *device, ocp_reclaimer *reclaimer);
 /* ---- pools ---- */
 
 ocp_pool *ocp_pool_create(void);
-/* Limits the growth of regions to a sixteenth of the device's memory: a large region goes back to the driver only when
- * none of its chunks is in use. */
+/* Limits the growth of regions to a sixteenth of the device's memory, because a region goes back to the driver only
+ * when none of its chunks is in use. */
 void ocp_pool_set_device_bytes(ocp_pool *pool, size_t total_bytes);
 void ocp_pool_destroy(ocp_pool *pool); /* only for a pool that was never used */
 /* Sets the arena's options from now on. A lower limit frees nothing. */

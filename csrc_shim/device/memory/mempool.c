@@ -14,8 +14,8 @@ struct ocp_mempool {
   uint64_t release_threshold;
   CUmemoryPool handle; /* NULL: the pool does not exist */
   CUstream frees; /* stream for freeing blocks that no stream uses any more; created and destroyed with the pool. The
-                     legacy default stream would wait for streams of the application, and is forbidden while these are
-                     being captured. */
+                     legacy default stream would wait for blocking streams of the application, and CUDA forbids its use
+                     while such a stream is being captured. */
   ocp_chunk_table table;
   ocp_chunk *waiting; /* blocks whose free was deferred, mostly because several streams may use them; linked by older */
   atomic_bool has_waiting;

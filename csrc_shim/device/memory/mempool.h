@@ -1,5 +1,5 @@
 /* Allocates device memory from a CUDA memory pool (cuMemAllocFromPoolAsync) instead of the arena. Private to memory.c.
- * Its lock is taken before streams_lock and the pool's lock (pool.h). */
+ * The lock of an ocp_mempool is taken before streams_lock and the lock of the ocp_pool (pool.h). */
 #ifndef OCP_DEVICE_MEMORY_MEMPOOL_H
 #define OCP_DEVICE_MEMORY_MEMPOOL_H
 

@@ -142,7 +142,7 @@ static ocp_weight *drop(ocp_weight *weight) {
   return weight;
 }
 
-/* Waits for a copy that the driver call `what` enqueued with `result`, and returns the borrowed stream. */
+/* Waits for a copy that the driver call `what` enqueued with `result`, and gives the borrowed stream back. */
 static int end_copy(ocp_stream *stream, CUresult result, const char *what, ocp_error *error) {
   ocp_device *device = stream->device;
   ocp_stream_enqueued(stream); /* the memory must not be freed before the copy ends, even if waiting fails */

@@ -31,13 +31,15 @@ typedef struct emu_launch {
    * acquire of each block; NULL: order between blocks is not checked. */
   uint32_t serial;
   _Atomic uint32_t now, *released;
-  /* For a launch that may never end: nanoseconds at the first emu_launch_continues (0: not called yet); the number of
-   * interrupts when the launch was reported as slow; whether it was. */
+  /* For a launch that may never end. `watched`: time of the first emu_launch_continues in nanoseconds; 0: not called
+   * yet. `interrupts`: number of counted SIGINTs when the launch was reported as slow, plus 1; 0: not reported yet.
+   * `is_slow`: whether a thread has reported the launch as slow, or is about to. */
   _Atomic uint64_t watched;
   _Atomic uint32_t interrupts;
   atomic_bool is_slow;
 } emu_launch;
-/* A host thread calls emu_launch_continues after as many steps: barriers, warp operations, checked accesses, blocks. */
+/* Number of steps (barriers, warp operations, checked accesses, blocks) after which a host thread calls
+ * emu_launch_continues. */
 enum { EMU_PATIENCE = 1024 };
 
 /* Checking mode: the local memory of one function of a thread, `bytes` bytes at `start`. `bytes` shadow bytes follow

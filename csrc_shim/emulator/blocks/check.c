@@ -44,8 +44,8 @@ static void note(ocp_emu_thread *thread, emu_access access, uint64_t address, ui
   }
 }
 
-/* Describes an address outside of all allocations by the nearest pointer among the launch's arguments. Says nothing
- * after the first such finding of the launch, which is the only one that is kept. */
+/* Describes an address outside of all allocations by the nearest pointer among the launch's arguments. Leaves the text
+ * empty after the first such finding of the launch, because only the first one is kept. */
 static void locate_outside(const emu_cpu *cpu, uint64_t address, char *text, size_t text_bytes) {
   const emu_launch *launch = cpu->launch;
   const ocp_emu_kernel_meta *meta = launch->function->meta;

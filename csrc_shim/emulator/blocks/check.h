@@ -15,8 +15,8 @@ bool emu_check_block(emu_cpu *cpu);
 CUresult emu_check_launched(emu_launch *launch);
 /* Reports that some threads of the block wait for others that never arrive. */
 void emu_check_divergence(emu_cpu *cpu);
-/* Whether these bytes at host address `host` are on the running thread's stack or in its module's writable data; for a
- * load (`loads`), also whether they are in the module's constants. */
+/* Whether these bytes at host address `host` are on the running thread's stack, in its module's writable data or, if
+ * the access is a load (`loads`), in the module's constants. */
 bool emu_is_of_thread(const ocp_emu_thread *thread, uint64_t host, uint32_t bytes, bool loads);
 
 /* Reports an access whose address is not a multiple of `bytes`. */

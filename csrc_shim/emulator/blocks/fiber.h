@@ -23,7 +23,8 @@ static inline void emu_block_thread(emu_cpu *cpu, uint32_t index) {
 /* Switches from the calling fiber to the host thread's stack, which calls emu_launch_continues. Does not return if that
  * ends the block. */
 void emu_rest(emu_cpu *cpu);
-/* Counts a step of a fiber that threads of an endless loop take as well. */
+/* Counts a step (EMU_PATIENCE) of a fiber. Threads in an endless loop take such steps too, so that a host thread that
+ * runs them calls emu_launch_continues. */
 static inline void emu_step(emu_cpu *cpu) {
   if (--cpu->patience == 0)
     emu_rest(cpu);

@@ -1,11 +1,11 @@
 /* Finds races between blocks of a launch in global memory, and ld.global.nc of memory that the launch writes.
  *
- * A counter of the launch advances at each fence, atomic and ordered access. Each 4-byte word of memory stores the
- * block and the counter of its last store and of its last load. An access counts as ordered after another block's
- * access if, since that access, the other block has released (by a fence or a release) and the present block has
- * acquired (by a fence, an acquire or an atomic). Happens-before also requires that the acquire reads what the release
- * wrote, which is not checked: so no report is false, but some races are missed. Fences and accesses of .cta scope
- * order shared memory only (order.c). Stores of equal values do not race. */
+ * A counter of the launch advances at each fence, acquire and release; an atomic, and a load with any memory order,
+ * counts as an acquire. Each 4-byte word of memory stores the block and the counter of its last store and of its last
+ * load. An access counts as ordered after another block's access if, since that access, the other block has released
+ * (by a fence or a release) and the present block has acquired (by a fence or an acquire). Happens-before also requires
+ * that the acquire reads what the release wrote, which is not checked: so no report is false, but some races are
+ * missed. Fences and accesses of .cta scope order shared memory only (order.c). Stores of equal values do not race. */
 #include "emulator/blocks/global_order.h"
 
 #include <inttypes.h>

@@ -1,10 +1,10 @@
 /* The checking mode: finds races between the threads of a block in shared memory.
  *
- * A counter advances at each barrier. An earlier access is ordered before the current access of another thread if it
- * was made before a barrier in which both threads took part: of the block, of warps (per pair of warps), or of lanes
- * (per pair of lanes). In PTX, it is also ordered if, since that access, the other thread has released and the current
- * thread has acquired, by fences or ordered accesses. Whether the acquire read what the release wrote is not checked,
- * so some races are missed. Atomics themselves never race. */
+ * A counter advances at each barrier, fence and ordered access. An earlier access is ordered before the current access
+ * of another thread if it was made before a barrier in which both threads took part: of the block, of warps (per pair
+ * of warps), or of lanes (per pair of lanes). In PTX, it is also ordered if, since that access, the other thread has
+ * released and the current thread has acquired, by fences or ordered accesses. Whether the acquire read what the
+ * release wrote is not checked, so some races are missed. Atomics themselves never race. */
 #include "emulator/blocks/order.h"
 
 #include <inttypes.h>

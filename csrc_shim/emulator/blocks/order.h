@@ -16,8 +16,9 @@ void emu_order_keep(emu_launch *launch, const char *text);
 void emu_order_report(ocp_emu_thread *thread, emu_finding_kind kind, emu_access access, uint64_t address,
                       uint32_t bytes, const char *where);
 
-/* Called at times while a block runs, on the host thread's own stack. Logs a warning when the launch has run for long;
- * from then on SIGINT makes the launch fail. Returns false if the block must end, because the launch has failed. */
+/* Called after each EMU_PATIENCE steps of running blocks, on the host thread's own stack. Logs a warning when the
+ * launch has run for long; from then on SIGINT makes the launch fail. Returns false if the block must end, because the
+ * launch has failed. */
 bool emu_launch_continues(emu_cpu *cpu, const uint32_t block[3]);
 void emu_launch_ended(emu_launch *launch);
 

@@ -14,15 +14,15 @@ typedef struct emu_ipc_event emu_ipc_event;
 
 /* Makes the shared part of an event. */
 CUresult emu_ipc_event_make(emu_ipc_event **out);
-/* Ends this process's use. Fails if another process has the exported event open, or if enqueued work uses the event;
- * the event is destroyed anyway. Ignores NULL. */
+/* Ends this process's use of the event. Returns an error if this process exported the event and another process still
+ * has it open; ends the use all the same. Ignores NULL. */
 CUresult emu_ipc_event_destroy(emu_ipc_event *event);
 /* Enqueue a recording on the stream, or a wait for the newest recording of any process. */
 CUresult emu_ipc_event_record(emu_ipc_event *event, CUstream stream);
 CUresult emu_ipc_event_wait(const emu_ipc_event *event, CUstream stream);
 /* Whether the stream of the newest recording has reached it. Called with emu_order held (work/queue.h). */
 bool emu_ipc_event_is_done(const emu_ipc_event *event);
-/* Waits until it has, at most as long as for an external semaphore. */
+/* Waits until the stream of the newest recording has reached it, at most as long as for an external semaphore. */
 CUresult emu_ipc_event_synchronize(const emu_ipc_event *event, emu_device *device);
 
 /* Members of the driver table. */

@@ -11,14 +11,14 @@
 
 #include "driver/driver.h"
 
-/* The begin of each record. Events use the first two members as a timeline (work/timeline.h). */
+/* The beginning of each record. Events use the first two members as a timeline (work/timeline.h). */
 typedef struct emu_ipc_header {
   char magic[8];
   uint64_t counter;
   uint64_t secret; /* random */
 } emu_ipc_header;
 
-/* A kind of records. `what` names the object in errors: "CUDA IPC memory". */
+/* A kind of record. `what` names the object in errors: "CUDA IPC memory". */
 typedef struct emu_ipc_kind {
   const char *what;
   char magic[9];  /* 8 characters */
@@ -32,7 +32,8 @@ CUresult emu_ipc_export(const emu_ipc_kind *kind, emu_ipc_header *record, int *f
  * drops the lock. *process: the exporting process. */
 CUresult emu_ipc_import(const emu_ipc_kind *kind, const char handle[CU_IPC_HANDLE_SIZE], emu_ipc_header *record,
                         int *fd, int *process);
-/* Opens a descriptor of another process that refers to a file of this folder's code. */
+/* Opens the file of descriptor `fd` of another process, which emu_ipc_make_file must have made there. *out: the
+ * descriptor in this process, which the caller owns. */
 CUresult emu_ipc_open(int process, int fd, int access, const char *what, int *out);
 /* Makes a file in memory; *fd: its descriptor, which the caller owns. */
 CUresult emu_ipc_make_file(int *fd);

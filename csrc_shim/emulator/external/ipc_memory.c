@@ -152,7 +152,7 @@ static CUresult unshare_pages(const emu_device *device, page_range pages) {
     memcpy(contents + bytes - PAGE, last, PAGE);
   }
   emu_resume();
-  if (!result) /* gives the file's memory back; without this, the file only takes more memory */
+  if (!result) /* gives the file's memory back; if that fails, the file keeps the memory, which is harmless */
     (void)fallocate(files[device->ordinal].fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
                     (off_t)(pages.first - device->heap.base), (off_t)bytes);
   return result;
@@ -179,7 +179,7 @@ static CUresult make_export(exported *made) {
                    .ordinal = device->ordinal};
   result = emu_ipc_export(&kind, &record.header, &made->fd, made->handle.reserved);
   if (result)
-    unshare_pages(device, pages); /* after a failure the pages are shared, which has no effect */
+    unshare_pages(device, pages); /* if this fails, the pages stay shared, which has no effect */
   return result;
 }
 

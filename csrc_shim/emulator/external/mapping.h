@@ -20,9 +20,9 @@ typedef struct emu_file_range {
 /* Maps the range into the device's memory. The file must have the range, rounded to pages, and must not shrink. The
  * descriptor stays the caller's. */
 CUresult emu_mapping_make(emu_device *device, const emu_file_range *range, emu_mapping_kind kind, CUdeviceptr *address);
-/* Unmaps the range that starts at the address; false: no mapping of this kind does. */
+/* Unmaps the range that starts at the address; false: no mapping of this kind starts there. */
 bool emu_mapping_end(CUdeviceptr address, emu_mapping_kind kind);
-/* Finds the mapping that contains the address; false: none does. */
+/* Finds the mapping that contains the address; false: there is none. */
 bool emu_mapping_find(CUdeviceptr address, CUdeviceptr *start, uint64_t *bytes);
 
 #endif

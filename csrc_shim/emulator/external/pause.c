@@ -1,5 +1,5 @@
-/* An operation runs under its stream's lock (inline mode) or under emu_order (queues), so holding all of them excludes
- * every operation. */
+/* An operation runs under its stream's lock (inline mode) or under emu_order (queues). So no operation runs while a
+ * thread holds all these locks. */
 #include "emulator/external/pause.h"
 
 #include "emulator/state.h"

@@ -10,7 +10,8 @@
 #include "emulator/state.h"
 
 /* ---- called with the stream's lock or, in adversarial mode, emu_order held ---- */
-/* Whether operations of the stream become graph nodes. *result: the error if a capture forbids operations on it. */
+/* Whether operations of the stream become graph nodes. *result: the error if a capture forbids operations of the
+ * stream, else CUDA_SUCCESS. */
 bool emu_is_capturing(CUstream stream, CUresult *result);
 CUresult emu_capture_op(CUstream stream, const emu_op *op);
 CUresult emu_capture_record(CUstream stream, CUevent event);

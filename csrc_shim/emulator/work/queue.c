@@ -147,7 +147,7 @@ bool emu_queue_run(void) {
   return picked != NULL;
 }
 
-/* Loses the stream's device if its external wait has lasted too long. Returns whether the stream waits outside. */
+/* Loses the stream's device if the stream's external wait has lasted too long. Returns waits_outside(stream). */
 static bool check_patience(struct CUstream_st *stream) {
   emu_item *item = stream->head;
   if (!waits_for_semaphore(stream))

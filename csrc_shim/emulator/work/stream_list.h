@@ -18,7 +18,8 @@ void emu_streams_unlock(void);
 void emu_stream_free(CUstream stream);
 /* Makes the checks of emu_enter for a call on a stream, and replaces the handle *stream by emu_stream_of. */
 CUresult emu_enter_stream(CUstream *stream);
-/* Makes an illegal address or a launch failure the device's sticky error, unless it has one. */
+/* Makes `result` the device's sticky error if it is an illegal address or a launch failure, unless the device has a
+ * sticky error already. */
 void emu_note_error(emu_device *device, CUresult result);
 
 #endif

@@ -96,7 +96,8 @@ static void take_turn(ocp_capture_thread *thread, bool alone) {
 static void abandon_run(ocp_capture_thread *thread, ocp_device *device);
 
 /* Frees a state that is unlinked from its thread and its EP; the EP may already be destroyed. Called without `links`
- * locked, since ending a capture on the stream may lock it. */
+ * locked: this function may wait for another thread to end its capture on the stream, and that thread then locks
+ * `links`. */
 static void destroy_thread(ocp_capture_thread *thread, ocp_device *device) {
   ocp_error ignored;
   abandon_run(thread, device);

@@ -6,7 +6,7 @@
 
 #include "base/host.h"
 
-/* Number of released handles below which none is used again, so that most second releases are noticed. */
+/* Number of released handles that are not used again yet, so that most second releases are noticed. */
 enum { LEAST_FREE = 64 };
 
 static const void *handle_of(const ocp_imported *imported) { return (const char *)imported - imported->kind->offset; }

@@ -1,5 +1,4 @@
-/* Timeline semaphores of another API, imported by their file descriptor, for which streams wait and which they
- * signal. */
+/* Timeline semaphores of another API, imported by their file descriptor. Streams wait for them and signal them. */
 #ifndef OCP_ORT_EXTERNAL_IMPORTED_SEMAPHORE_H
 #define OCP_ORT_EXTERNAL_IMPORTED_SEMAPHORE_H
 

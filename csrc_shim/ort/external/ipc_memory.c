@@ -88,7 +88,7 @@ int ocp_ipc_memory_close(ocp_ipc_memory *memory, ocp_error *error) {
     return ocp_fail(error, ORT_INVALID_ARGUMENT,
                     WHAT ": %u tensor%s still in use. Delete each OrtValue, array and binding of the memory first",
                     users - 1, users == 2 ? " is" : "s are");
-  error->code = ORT_OK; /* of a lost device: its memory is closed all the same */
+  error->code = ORT_OK; /* drops the error of a lost device, whose memory is closed all the same */
   OCP_STAY release = ocp_device_enter_to_release(memory->device);
   if (release.entered)
     close_handle(memory);

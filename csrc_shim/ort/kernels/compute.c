@@ -1,5 +1,5 @@
 /* OrtNodeComputeInfo and OrtKernelImpl for an ocp_cluster: converts ORT's values to ocp_input, runs the cluster, and
- * lets ORT allocate the outputs. This file calls no Python, and allocates host memory only for more than
+ * lets ORT allocate the outputs. In a Run, the functions of this file allocate host memory only for more than
  * INPUTS_ON_STACK inputs. */
 #include "ort/kernels/compute.h"
 
@@ -27,8 +27,8 @@ typedef struct target {
   const ocp_pipeline *pipeline; /* the pipeline, or NULL */
   ocp_device *device;
   uint32_t num_inputs;                  /* number of the cluster's inputs */
-  const OrtMemoryDevice *device_memory; /* memory of our device, where inputs normally are */
-  const uint32_t *inputs, *outputs; /* maps an index at the cluster to the index at ORT's node; NULL: both are equal */
+  const OrtMemoryDevice *device_memory; /* memory of `device`, where inputs normally are */
+  const uint32_t *inputs, *outputs; /* map an index at the cluster to the index at ORT's node; NULL: both are equal */
   const char *const *names;         /* names of the inputs; NULL: ORT's errors name the node */
 } target;
 

@@ -13,8 +13,8 @@ static int by_launch(const void *a, const void *b) {
   return (x->begin > y->begin) - (x->begin < y->begin);
 }
 
-/* Returns whether the activity is the one that source `number` has enqueued. Only for sources that enqueue exactly one
- * activity: a kernel of ours, a copy or a memset. */
+/* Returns whether the activity is the one that source `number` has enqueued. Always false for a source that is not a
+ * kernel of the plugin, a copy or a memset: only these enqueue exactly one activity. */
 static bool is_exactly(uint64_t number, const ocp_activity *activity) {
   ocp_source source;
   if (!ocp_source_find(number, &source))

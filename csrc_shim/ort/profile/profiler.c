@@ -12,7 +12,7 @@
 #include "python/host.h"
 #include "run/instance/sources.h"
 
-enum { MAX_SEEN = 1000000 }; /* maximum number of ORT's events that are kept; ORT drops the events after as many */
+enum { MAX_SEEN = 1000000 }; /* maximum number of ORT's events that are kept; ORT drops its events beyond this number */
 
 typedef struct profiler {
   OrtEpProfilerImpl ort; /* first member: ORT's view */
@@ -130,8 +130,9 @@ static OrtStatus *stop_event(OrtEpProfilerImpl *impl, uint64_t key, const OrtPro
   int64_t at = 0;
   OrtStatus *status = ocp_ep_api->ProfilingEvent_GetTimestampUs(ort_event, &at);
   pthread_mutex_lock(&p->lock);
-  /* Estimates the origin from an event whose start ORT measured just before it called us. The origin is never later
-   * than the estimate, so the least estimate is kept; it is exact if the thread was not interrupted in between. */
+  /* Estimates the origin from an event whose start ORT measured just before it called StartEvent. The origin is never
+   * later than the estimate, so the least estimate is kept. An estimate is exact if the thread was not interrupted in
+   * between. */
   if (!status && left.since - at * 1000 < p->origin)
     p->origin = left.since - at * 1000;
   note(p, left.event, ort_event);

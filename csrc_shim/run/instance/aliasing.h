@@ -1,9 +1,9 @@
 /* Aliasing: inputs and outputs of a Run that are bound to memory that overlaps.
  *
  * A Run gives the results that it would give if it read all inputs before it wrote any output. ocp_plan_sharing says
- * for which pairs of an input and an output that holds without scratch memory. An output that aliases any other input,
- * or an earlier output, is redirected: the Run writes the output to scratch memory, and copies it to its bound memory
- * after the last record. */
+ * for which pairs of an input and an output that holds without scratch memory. If an output overlaps any other input,
+ * or an earlier output, the Run redirects the output: it writes the output to scratch memory, and copies it to its
+ * bound memory after the last record. */
 #ifndef OCP_RUN_INSTANCE_ALIASING_H
 #define OCP_RUN_INSTANCE_ALIASING_H
 

@@ -340,7 +340,7 @@ static int enqueue(enqueueing *e, ocp_range records) {
                                     stream->handle, call->params, NULL);
       break;
     case OCP_RECORD_COPY:
-      if (values[0] == values[1]) /* ORT bound the output to its input's memory */
+      if (values[0] == values[1]) /* ORT bound the copy's output to the memory of its input */
         continue;
       result = driver->MemcpyDtoDAsync(values[0], values[1], values[2], stream->handle);
       break;

@@ -24,8 +24,8 @@ bool ocp_instance_become(ocp_instance *instance, const ocp_instance *other);
  * serves all Runs if each Run has a new key, as in decoding. */
 void ocp_instance_inherit(ocp_instance *instance, ocp_instance *from);
 /* Explains why a plan that was built for exactly these inputs gave no instance: its guards could not be evaluated.
- * Fails with the error of the plan's assertion that these inputs violate, else of the size that could not be computed.
- * Returns ORT_OK if neither fails. */
+ * Fails with the error of the plan's assertion that these inputs violate, else with the error of the size that could
+ * not be computed. Returns ORT_OK if all assertions hold and all sizes can be computed. */
 int ocp_instance_refusal(const ocp_variant *variant, const ocp_input *inputs, const int64_t *host_values,
                          ocp_error *error);
 /* Records the stream of the latest launch of the instance's graph, and its sequence number; called after

@@ -12,7 +12,7 @@
 
 typedef struct ocp_instance_cache {
   _Atomic(ocp_instance *) last_used;
-  pthread_mutex_t mutex; /* held for a few loads and stores, never across a driver call; taken before a pool's lock */
+  pthread_mutex_t mutex; /* never held across a driver call; taken before a pool's lock */
   ocp_instance *buckets[OCP_CACHE_BUCKETS];
   ocp_instance *newest, *oldest;
   size_t bytes;

@@ -104,15 +104,16 @@ typedef struct ocp_instance {
   uint64_t replay_stream_id,
       replay_position;        /* of the graph's latest launch: its stream and sequence number (device/order.h) */
   uint32_t warm_runs;         /* number of Runs without a graph */
-  uint32_t replay_evictions;  /* number of times that it lost its graph; each doubles the warm Runs before the next */
+  uint32_t replay_evictions;  /* times that it lost its graph, or got none for lack of memory, at most 16; each
+                                 doubles the number of warm Runs before the next graph */
   ocp_counter replay_refused; /* reason why it can never have a graph; 0: it can */
   bool is_fresh;              /* true: its calls have not been enqueued since they were filled */
-  bool inherited;             /* true: the graph was made by another instance */
+  bool inherited;             /* true: the graph still has the parameters of the instance from which it was inherited */
   bool used_again;            /* true: a second Run had the same key */
   /* base addresses, set by each Run */
   uint64_t *bases;
-  uint64_t
-      *targets; /* the outputs' own addresses; for redirected outputs, `bases` has scratch memory instead: aliasing.h */
+  uint64_t *targets; /* addresses to which the outputs are bound; `bases` has scratch memory for redirected outputs:
+                        aliasing.h */
   uint64_t *scratch; /* per segment: address of the scratch memory of redirected outputs, 0: none */
   bool redirects;    /* true: an output is redirected */
   /* true: targets and known_inputs hold the addresses of the last Run, and is_redirected belongs to them */

@@ -23,8 +23,8 @@ enum { MIN_NODES = 2 };
  * slab may take more. */
 enum { MEMORY_SHARE = 4 };
 
-/* Properties of a node. A graph serves another instance only if `kind` and `skipped` are equal; the others are updated.
- */
+/* Properties of a node. A graph serves another instance only if `kind` and `skipped` are equal; the other properties
+ * are updated. */
 typedef struct node_state {
   uint32_t kind;
   bool skipped; /* true: the record has no node */
@@ -216,8 +216,8 @@ static CUresult create_handles(const ocp_instance *instance, ocp_replay *replay,
   return result;
 }
 
-/* Sets those parameters of a launch that are conditions of loops to the handles in the graph of `replay`; to 0 if it is
- * NULL. */
+/* Sets those parameters of a launch that are conditions of loops: to the handles in the graph of `replay`, or to 0 if
+ * `replay` is NULL. */
 static void set_handles(const ocp_instance *instance, uint32_t index, const ocp_replay *replay) {
   const ocp_plan *plan = instance->variant->plan;
   const ocp_plan_record *record = &plan->records[index];
@@ -236,8 +236,9 @@ typedef struct filling {
   ocp_error *error;
 } filling;
 
-/* Adds the nodes of the records to a graph. The records that a loop repeats are nodes of the graph in its WHILE node:
- * the plan's checks bound the depth of the recursion. */
+/* Adds the nodes of the records to a graph. For a loop, adds a WHILE node, and calls itself for the records that the
+ * loop repeats: their nodes belong to the body graph of the WHILE node. The plan's checks bound the depth of the
+ * recursion. */
 static CUresult fill_graph(const filling *f, CUgraph graph, ocp_range records, bool in_loop) {
   const ocp_instance *instance = f->instance;
   ocp_replay *replay = f->replay;
@@ -424,7 +425,8 @@ static bool find_differences(ocp_instance *instance, ocp_stream *stream) {
 }
 
 /* Updates the nodes of changed records. Returns COLD, without any update, if a changed library call has never run with
- * the stream's library handle, and STALE if a node in a WHILE node would have to change, which needs a new graph. */
+ * the stream's library handle; STALE if a node in a WHILE node would have to change, which needs a new graph; FAILED if
+ * the graph would need other nodes, or if its slab or one of its nodes cannot be updated. */
 static outcome update(ocp_instance *instance, ocp_stream *stream) {
   ocp_replay *replay = instance->replay;
   const ocp_plan *plan = instance->variant->plan;

@@ -39,7 +39,7 @@ int ocp_uploads_copy(ocp_uploads *uploads, CUdeviceptr to, uint64_t from, size_t
 /* Makes later work of the Run's stream wait for the earliest upload that has not been awaited. */
 CUresult ocp_uploads_await(ocp_uploads *uploads);
 /* Makes later work of the Run's stream wait for uploads that have not been awaited, which an error may leave, and
- * returns the copy stream. Must be called once. */
+ * gives the copy stream back. Must be called once. */
 void ocp_uploads_end(ocp_uploads *uploads);
 
 #endif
