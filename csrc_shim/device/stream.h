@@ -1,5 +1,5 @@
-/* CUDA streams: created here or adopted from the application, reference counted, borrowed from a pool, captured, and
- * looked up by handle. */
+/* CUDA streams: created by the plugin or adopted from the application, reference counted, borrowed from a pool,
+ * captured, and looked up by handle. */
 #ifndef OCP_DEVICE_STREAM_H
 #define OCP_DEVICE_STREAM_H
 

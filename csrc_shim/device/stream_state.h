@@ -28,7 +28,7 @@ typedef struct ocp_stream_slot {
 typedef struct ocp_stream {
   ocp_device *device;
   CUstream handle;
-  bool owned; /* true: created here; false: the application's, which keeps the stream alive while sessions use it */
+  bool owned; /* true: the plugin created it; false: the application did, and keeps it alive while sessions use it */
   ocp_stream_slot slots[OCP_NUM_SLOTS];
   atomic_bool capturing;      /* set by the thread that captures the stream into a graph, in an exclusive turn */
   atomic_bool capture_failed; /* set by code that cannot enqueue what the graph needs; cleared when a capture begins */

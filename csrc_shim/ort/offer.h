@@ -17,7 +17,7 @@ typedef struct ocp_offer {
   _Atomic uint32_t num_devices;
   ocp_device_info devices[OCP_MAX_OFFERED];
   const OrtHardwareDevice *hardware[OCP_MAX_OFFERED];
-  OrtHardwareDevice *owned[OCP_MAX_OFFERED]; /* created here for devices that ORT did not enumerate */
+  OrtHardwareDevice *owned[OCP_MAX_OFFERED]; /* made by the plugin for devices that ORT did not enumerate */
 } ocp_offer;
 
 /* Finds the devices, and makes OrtEpDevices for at most `room` of them. */

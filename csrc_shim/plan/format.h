@@ -1,12 +1,13 @@
 /* A plan: the launches, library calls and copies of one variant of a compiled cluster, as versioned plain data without
  * pointers.
  *
- * ort_cuda_plugin/plan/format.py writes this format, load.c checks every count, index and range of it (a plan
- * may come from a context file and is hostile until then), and run/executor.c runs it. All integers are little endian;
- * a blob is the header followed by the arrays in the order of the header's counts, each array 8-byte aligned.
+ * ort_cuda_plugin/plan/format.py writes this format, load.c checks every count, index and range of a plan (which may
+ * come from an EP context file, so the library must not trust it before the check), and run/executor.c runs the plan.
+ * All integers are little endian; a blob is the header followed by the arrays in the order of the header's counts, each
+ * array 8-byte aligned.
  *
  * Sizes, strides, offsets and grids are registers: int64 values. Registers 0.. hold, in this order, the dimensions of
- * all inputs (input by input), then the host values of all host inputs (see below); read-backs and expressions fill
+ * all inputs (input by input), then the host values of all host inputs (host_register); read-backs and expressions fill
  * the rest, each register once.
  *
  * A plan is a list of segments. A segment reads back the values it needs from the device (after synchronizing the
@@ -15,7 +16,8 @@
  * segment. Guards belong to the whole plan and may depend only on input dimensions and host inputs.
  *
  * OCP_PLAN_VERSION rises with every change that an older library would refuse or misunderstand. A library runs only
- * plans of its own version. Files hold no uploads: the process that loads a plan adds them (plan/streaming.py). */
+ * plans of its own version. Plans in files have no uploads: the process that loads such a plan adds the uploads
+ * (ort_cuda_plugin/plan/streaming.py). */
 #ifndef OCP_PLAN_FORMAT_H
 #define OCP_PLAN_FORMAT_H
 
@@ -144,13 +146,13 @@ typedef enum ocp_record_kind {
   /* Repeats the next `index` records while the int32 at its first parameter, a pointer, is nonzero. The segment
    * contains these records; loops nest. In a CUDA graph, a WHILE node repeats them, and kernels also set its condition
    * (see OCP_PARAM_CONDITION). Otherwise the host reads the int32 before each iteration. If there is a second parameter
-   * (I64), the number of iterations, the host reads nothing. */
+   * (I64), it is the number of iterations, and the host reads nothing. */
   OCP_RECORD_LOOP = 5,
   /* params: dst (a buffer), src (a weight in pinned host memory), bytes (I64, a constant). Copies the weight on the
    * copy stream, after all earlier records. No other record or read-back names a weight in host memory. */
   OCP_RECORD_UPLOAD = 6,
-  /* Later records run after the upload that is record `index`, in the same segment. Each upload is awaited once, in the
-   * order of the uploads. No params. Like an upload, an await has no condition register. */
+  /* Makes the later records wait for the upload that is record `index`, in the same segment. Each upload is awaited
+   * once, in the order of the uploads. No params. Like an upload, an await has no condition register. */
   OCP_RECORD_AWAIT = 7,
   OCP_RECORD_NUM_KINDS
 } ocp_record_kind;
@@ -180,8 +182,8 @@ typedef enum ocp_param_kind {
   OCP_PARAM_NUM_KINDS
 } ocp_param_kind;
 
-/* The executor checks that a pointer lies within the memory that it refers to or at its end, and that copies and
- * memsets stay within that memory. */
+/* The executor checks that each pointer lies within the memory that its ref names, or at the end of that memory, and
+ * that copies and memsets stay within that memory. */
 typedef struct ocp_plan_param {
   uint32_t kind;
   uint32_t ref_kind;  /* for POINTER */

@@ -13,8 +13,8 @@ typedef struct ocp_slab_item {
 } ocp_slab_item;
 
 /* Gives each item an offset, so that items alive at one step do not overlap. Returns the bytes of the slab, or one of
- * the two values below. Needs host memory in proportion to the number of steps from the first start of an item to the
- * last start. */
+ * the two values below. Needs host memory in proportion to the difference between the highest and the lowest `first` of
+ * the items. */
 #define OCP_SLAB_OVERFLOW UINT64_MAX        /* the sizes are too large together */
 #define OCP_SLAB_NO_MEMORY (UINT64_MAX - 1) /* host memory ran out */
 uint64_t ocp_slab_pack(ocp_slab_item *items, uint32_t count);

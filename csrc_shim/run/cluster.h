@@ -24,19 +24,19 @@ int ocp_cluster_add_callback(ocp_cluster *cluster, ocp_call_fn call, uint32_t nu
 /* Sets the host inputs: inputs whose values decide shapes. Each Run reads them to the host before it evaluates guards.
  * `inputs`: indices, ascending, at most OCP_MAX_HOST_INPUTS. Must be called before the first plan is added. */
 int ocp_cluster_set_host_inputs(ocp_cluster *cluster, const uint32_t *inputs, uint32_t count, ocp_error *error);
-/* Sets the host inputs whose contents the application supplies in each Run. Replays of a captured Run would use the old
- * contents, so the capture fails. The contents of the other host inputs follow from sizes. Must be called before the
- * first Run. */
+/* Sets the host inputs whose elements depend on elements of the model's inputs. Replays of a captured Run would use the
+ * elements that the host read during the capture, so a Run of this cluster fails while its stream is being captured.
+ * The elements of other host inputs depend only on shapes. Must be called before the first Run. */
 int ocp_cluster_set_fed_inputs(ocp_cluster *cluster, const uint32_t *inputs, uint32_t count, ocp_error *error);
 /* Sets when instances get CUDA graphs: after `warm_runs` Runs (at most OCP_MAX_WARM_RUNS). The cluster has at most
  * `max_graphs` graphs; a new one replaces the least recently used one that no Run is using. Until this call max_graphs
- * is 0: no graphs. Other threads may be in Runs. */
+ * is 0: no graphs. Runs of the cluster may be in progress on other threads. */
 #define OCP_MAX_WARM_RUNS 1000u
 void ocp_cluster_set_graphs(ocp_cluster *cluster, uint32_t warm_runs, uint32_t max_graphs);
 /* Releases the graphs that no Run is using, and their memory; the library does the same when memory runs out. Later
  * Runs make new graphs once their instances are warm. */
 void ocp_cluster_release_graphs(ocp_cluster *cluster);
-/* Checks and adds one plan. A Run tries the newest plans first. Other threads may be in Runs. */
+/* Checks and adds one plan. A Run tries the newest plans first. Runs may be in progress on other threads. */
 int ocp_cluster_add_plan(ocp_cluster *cluster, const void *blob, size_t bytes, ocp_error *error);
 
 #endif

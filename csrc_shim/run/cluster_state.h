@@ -24,7 +24,7 @@ struct ocp_cluster {
   int64_t build_handle;
   uint32_t num_host_inputs;
   uint32_t host_inputs[OCP_MAX_HOST_INPUTS];
-  bool is_fed[OCP_MAX_HOST_INPUTS]; /* per host input: the application supplies its contents */
+  bool is_fed[OCP_MAX_HOST_INPUTS]; /* per host input: see ocp_cluster_set_fed_inputs */
   /* List of variants, newest first. Runs read it without a lock: variants are only added, and live as long as the
    * cluster. */
   _Atomic(const ocp_variant *) variants;

@@ -43,7 +43,7 @@ ocp_pipeline *ocp_pipeline_create(const ocp_pipeline_spec *spec, ocp_error *erro
 void ocp_pipeline_release(ocp_pipeline *pipeline);
 uint32_t ocp_pipeline_num_inputs(const ocp_pipeline *pipeline);
 /* Like ocp_cluster_run. `stream` is one of the first device. If an output shares memory with an input or with another
- * output, it is written after all stages. */
+ * output, the Run writes the output after all stages. */
 int ocp_pipeline_run(const ocp_pipeline *pipeline, ocp_stream *stream, const ocp_input *inputs, uint32_t num_inputs,
                      ocp_output_fn output, void *output_context, ocp_error *error);
 

@@ -1,10 +1,10 @@
 /* Calls of vendor libraries: matrix products by cuBLASLt, convolutions and attention by cuDNN.
  *
  * A problem is plain data: the computation and its precision. Sizes and pointers come with each call, so one problem
- * serves every shape of a plan. The first call with new sizes asks the library for an algorithm and keeps it. This
- * library is not linked to the vendor libraries: it opens them when Python passes their paths, and operators use them
- * only if that succeeded. On the emulated device, and on a GPU without the vendor libraries, operators launch kernels
- * of the plugin, which compute the same. */
+ * serves every shape of a plan. The first call with new sizes asks the library for an algorithm and keeps it. The
+ * plugin's library is not linked to the vendor libraries: it opens them when Python passes their paths, and operators
+ * use a vendor library only if the plugin could open it. On the emulated device, and on a GPU without the vendor
+ * libraries, operators launch kernels of the plugin, which compute the same. */
 #ifndef OCP_VENDOR_PROBLEM_H
 #define OCP_VENDOR_PROBLEM_H
 
@@ -36,8 +36,9 @@ typedef struct ocp_library_call {
   const int64_t *values;
 } ocp_library_call;
 
-/* A hint before the first of many calls: prepares those of their algorithms that are slow to make (is_for_device), on
- * several threads. Does nothing if few are missing. Ignores errors, which the calls themselves report. */
+/* A hint before the first of many calls: makes their missing algorithms on several threads, for libraries whose
+ * algorithms are slow to make (is_for_device in library.h). Does nothing if only few algorithms are missing. Ignores
+ * errors, which the calls themselves report. */
 void ocp_library_prepare(const ocp_library_call *calls, uint32_t count, ocp_stream *stream);
 /* Enqueues one call on the stream, whose device is current. Thread safe, also for one stream. */
 int ocp_library_run(ocp_problem *problem, ocp_stream *stream, void *const *pointers, uint32_t num_pointers,

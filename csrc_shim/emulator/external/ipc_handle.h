@@ -1,8 +1,9 @@
 /* Handles of CUDA IPC on the emulated device, and the records behind them. A record is a small file in memory of the
- * exporting process. A handle has the process, its descriptor of the record, and a random number that the record has,
- * too: so the handle of an ended process or a freed object never opens another object. An importing process opens the
- * record through /proc, and locks it for reading while it uses the object. The kernel drops that lock when the process
- * ends, so that the exporter always knows whether an importer is left. */
+ * exporting process. A handle contains the id of that process, the process's file descriptor of the record, and a
+ * random number. The record contains the same number: so the handle of an ended process or a freed object never opens
+ * another object. An importing process opens the record through /proc, and locks it for reading while it uses the
+ * object. The operating system drops that lock when the process ends, so that the exporter always knows whether an
+ * importer is left. */
 #ifndef OCP_EMULATOR_EXTERNAL_IPC_HANDLE_H
 #define OCP_EMULATOR_EXTERNAL_IPC_HANDLE_H
 

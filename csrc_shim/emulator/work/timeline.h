@@ -23,7 +23,7 @@ enum { EMU_TIMELINE_BYTES = 16 };
 typedef struct emu_timeline emu_timeline;
 
 /* Checks that the descriptor is a file in memory of at least `least` bytes, and seals it against shrinking. On failure
- * returns the driver's error, with the text of emu_fail; `what` names the descriptor's purpose there. */
+ * returns the driver's error, and sets its text by emu_fail; `what` names the descriptor's purpose in the text. */
 CUresult emu_check_shared_file(int fd, uint64_t least, const char *what);
 
 /* Maps the counter; the descriptor stays the caller's. `what`: what errors call the timeline, such as "timeline

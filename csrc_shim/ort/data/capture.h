@@ -21,8 +21,8 @@
  * (device/memory/preserve.h).
  *
  * Invariants:
- * - A capture holds an exclusive turn on the stream from OnRunStart to OnRunEnd, since it records everything that is
- *   enqueued there. Other Runs and replays share the stream.
+ * - A capture holds an exclusive turn on the stream from OnRunStart to OnRunEnd, since it records everything that
+ *   threads enqueue on the stream. Runs that are not captured, and replays, share the stream.
  * - The memory recorded in the state of an annotation id is watched by at most one thread, and only between the start
  *   and the end of a Run.
  * - The memory of a graph is freed after the graph, together with the state that owns both.

@@ -18,7 +18,7 @@ OrtStatus *ocp_ort_synchronize_device(ocp_device *device);
 /* Makes ORT's view of the stream. The view takes over one of the caller's references, and releases it when ORT releases
  * the view. NULL with the error. */
 OrtSyncStreamImpl *ocp_ort_stream_view(ocp_stream *stream, ocp_error *error);
-/* Returns our stream behind ORT's stream; NULL if ORT's stream is NULL or not ours. */
+/* Returns the ocp_stream behind ORT's stream; NULL if ORT's stream is NULL or the plugin did not make it. */
 ocp_stream *ocp_ort_stream(OrtSyncStream *stream);
 /* Finds the stream on which a kernel must enqueue its work. *out is NULL when ORT runs the kernel without a stream:
  * then use a borrowed stream and wait for it. */

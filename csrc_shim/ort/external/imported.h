@@ -37,7 +37,8 @@ struct ocp_imported_kind {
   uint32_t num_free;
 };
 
-/* Returns a resource without users, zeroed from its ocp_imported on; NULL with the error if out of memory. */
+/* Returns a resource without users, whose members from its ocp_imported on are zero; NULL with the error if out of
+ * memory. */
 ocp_imported *ocp_imported_make(ocp_imported_kind *kind, ocp_device *device, ocp_error *error);
 /* After the import: makes the application hold the resource; or, if the import failed, frees the resource. */
 void ocp_imported_hold(ocp_imported *imported);

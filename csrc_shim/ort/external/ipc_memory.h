@@ -1,6 +1,6 @@
 /* Memory of another process, opened by a handle of CUDA IPC, and DLPack tensors in it. ONNX Runtime's interop API has
- * no type for these handles, so Python's module ipc offers them; a consumer of DLPack, such as OrtValue.from_dlpack in
- * Python, makes the tensors.
+ * no type for these handles, so applications use them through the Python package ort_cuda_plugin.ipc; a consumer of
+ * DLPack, such as OrtValue.from_dlpack in Python, makes the tensors.
  *
  *   opened by Python, used by n tensors --close: only without tensors, waits for the streams--> closed
  *                     `--release: Python no longer needs it; the last tensor ends--> retired --> closed */

@@ -1,6 +1,6 @@
 /* OrtCustomOp: declares an application's operators to ONNX Runtime, so that models with them load. The plugin claims
  * their nodes as it claims nodes of ONNX. An OrtCustomOp must have a CPU kernel, which runs the nodes that the plugin
- * declined; our CPU kernel fails with the reason. */
+ * declined; the plugin's CPU kernel fails with the reason for which it declined the node. */
 #ifndef OCP_ORT_KERNELS_CUSTOM_OP_H
 #define OCP_ORT_KERNELS_CUSTOM_OP_H
 

@@ -1,4 +1,4 @@
-/* OrtEpProfilerImpl: the activities of our devices as events of ORT's profile.
+/* OrtEpProfilerImpl: the activities of the plugin's devices as events of ORT's profile.
  *
  *     CreateProfiler            for a session, and for each Run that is profiled by itself
  *     StartProfiling            a listener begins

@@ -13,8 +13,8 @@
 
 /* Resets the state of redirections before a Run's first segment. */
 void ocp_aliasing_begin(ocp_instance *instance);
-/* Redirects the outputs of a segment that alias memory which is read later. Before the call, the bases of inputs are
- * set, and those of the segment's outputs to their bound memory. */
+/* Redirects the segment's outputs that overlap memory which the Run reads later. Before the call, the caller sets the
+ * bases of the inputs, and sets the bases of the segment's outputs to their bound memory. */
 int ocp_aliasing_resolve(ocp_instance *instance, uint32_t segment, ocp_stream *stream, ocp_error *error);
 /* In a Run that is repeated, called after ocp_aliasing_resolve and before the segment's records are enqueued: saves
  * the data that the segment's outputs overwrite and that the Run has read (device/memory/preserve.h). */

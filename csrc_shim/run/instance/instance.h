@@ -12,8 +12,9 @@
  * host input). */
 bool ocp_variant_accepts(const ocp_variant *variant, const ocp_input *inputs, uint32_t num_inputs,
                          const uint32_t *host_counts);
-/* Creates an instance for inputs that ocp_variant_accepts, with its first segment resolved. host_values: the elements
- * of all host inputs, in order. NULL when the guards do not hold, or with the error. */
+/* Creates an instance for inputs for which ocp_variant_accepts is true, and resolves its first segment
+ * (ocp_instance_resolve). host_values: the elements of all host inputs, in order. Returns NULL if the guards do not
+ * hold; NULL with the error if the instance cannot be created. */
 ocp_instance *ocp_instance_create(const ocp_variant *variant, const ocp_input *inputs, const int64_t *host_values,
                                   const uint64_t *key, uint32_t key_words, ocp_error *error);
 /* Returns whether `instance` would enqueue the same work as `other`, so that they differ only in their keys. If so,

@@ -19,12 +19,12 @@
 /* Minimum number of nodes of a graph. Launching fewer kernels one by one costs no more. */
 enum { MIN_NODES = 2 };
 
-/* Maximum share of the device's memory, 1 / MEMORY_SHARE, for the slabs of a cluster's graphs together; a single
- * slab may take more. */
+/* The slabs of all graphs of a cluster together take at most 1 / MEMORY_SHARE of the device's memory. Only the slab of
+ * a cluster's only graph may take more. */
 enum { MEMORY_SHARE = 4 };
 
-/* Properties of a node. A graph serves another instance only if `kind` and `skipped` are equal; the other properties
- * are updated. */
+/* Properties of a node. A graph serves another instance only if `kind` and `skipped` are equal; an update of
+ * the graph sets the other properties. */
 typedef struct node_state {
   uint32_t kind;
   bool skipped; /* true: the record has no node */

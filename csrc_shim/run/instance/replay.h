@@ -20,7 +20,7 @@ typedef struct ocp_replay ocp_replay;
 typedef struct ocp_replay_budget {
   ocp_device *device;
   const char *cluster_name;
-  ocp_instance_cache *cache; /* at a limit, the least recently used instance here loses its graph */
+  ocp_instance_cache *cache; /* at a limit, its least recently used instance with a graph loses the graph */
   /* Warm Runs before a graph is made, and the maximum number of graphs; 0: none. Both may change during Runs. */
   atomic_uint warm_runs, max_replays;
   atomic_uint num_replays;
