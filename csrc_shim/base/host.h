@@ -6,8 +6,8 @@
 
 #define OCP_EP_NAME "CudaPluginExecutionProvider"
 
-/* The names under which ORT may know the provider: our own name, and the name of ORT's built-in CUDA EP, for builds of
- * ORT without that EP. An OrtEpFactory keeps its name as long as it exists; messages always say OCP_EP_NAME. */
+/* The names under which ORT may know the provider: the plugin's own name, and the name of ORT's built-in CUDA EP, for
+ * builds of ORT without that EP. An OrtEpFactory never changes its name; messages always say OCP_EP_NAME. */
 typedef enum ocp_identity { OCP_IDENTITY_OWN, OCP_IDENTITY_CUDA, OCP_NUM_IDENTITIES } ocp_identity;
 extern const char *const ocp_ep_names[OCP_NUM_IDENTITIES];
 

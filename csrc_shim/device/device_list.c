@@ -12,7 +12,7 @@
 
 /* CUDA 13.0 as cuDriverGetVersion reports it. Older drivers cannot load cubins of the CUDA 13 toolkit. */
 enum { LEAST_DRIVER_VERSION = 13000 };
-/* Lowest major compute capability of a GPU for which our kernels compile, since they use cp.async and bfloat16. */
+/* Lowest major compute capability of a GPU for which the plugin's kernels compile: they use cp.async and bfloat16. */
 enum { LEAST_CC_MAJOR = 8 };
 
 static int ask(const ocp_driver *driver, CUresult result, const char *what, ocp_error *error) {

@@ -215,8 +215,8 @@ static OrtStatus *get_custom_op_domains(OrtEpFactory *factory, OrtCustomOpDomain
   return status;
 }
 
-/* ORT asks the EP to make a context that shares a queue of the graphics API. The plugin uses the primary context of the
- * device, as other CUDA libraries do, and CUDA cannot attach a queue to that one. */
+/* ORT asks the EP to make a CUDA context that shares a queue of the graphics API. The plugin uses the primary context
+ * of the device, as other CUDA libraries do, and CUDA cannot attach such a queue to a primary context. */
 static OrtStatus *init_graphics(OrtEpFactory *factory, const OrtEpDevice *device,
                                 const OrtGraphicsInteropConfig *config) {
   (void)factory, (void)device, (void)config;

@@ -157,8 +157,8 @@ static void parent(char *path) {
 }
 
 /* Whether the library may run an interpreter: `path` must belong to root, to this user or to the package's owner, and
- * not be writable for all. Otherwise the library could run an interpreter that another user has put into a folder above
- * the package, as any user can in /tmp. */
+ * must not be writable by all users. Otherwise the library could run an interpreter that another user has put into a
+ * folder above the package, as any user can in /tmp. */
 static bool belongs_to_us(const char *path, const char *package) {
   struct stat status, ours;
   return lstat(path, &status) == 0 && stat(package, &ours) == 0 &&

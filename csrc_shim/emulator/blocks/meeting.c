@@ -28,7 +28,7 @@ static inline int source_of(uint32_t lane, const emu_meeting *meeting) {
 }
 
 /* Computes the result of shfl.sync for `lane`. If the source lane is not in `present`, PTX leaves the value undefined;
- * here it is the lane's own value. */
+ * this function returns the lane's own value. */
 static inline void shuffle(emu_warp *warp, uint32_t lane, const emu_meeting *meeting, uint32_t present) {
   int source = source_of(lane, meeting);
   warp->result[lane] = source >= 0 && (present >> source & 1) ? warp->value[source] : warp->value[lane];

@@ -1,6 +1,6 @@
 /* Waits and signals are items of the stream's queue (work/queue.h), in both modes of the streams: a wait never blocks
- * the thread that enqueues it. CUDA does not define two cases: a signal that does not increase the value, and
- * the destruction of a semaphore that enqueued work still uses. The emulated device reports both as errors; the call of
+ * the thread that enqueues it. CUDA does not define two cases: a signal that does not increase the value, and the
+ * destruction of a semaphore that enqueued work still uses. The emulated device reports both as errors; the call of
  * the second case destroys the semaphore all the same. CUDA can also capture waits and signals into graphs. No caller
  * needs that, so it is not emulated. */
 #include "emulator/external/external_semaphore.h"

@@ -133,7 +133,8 @@ static CUresult share_pages(const emu_device *device, page_range pages) {
   return result;
 }
 
-/* Makes the pages private again. The contents of the first and the last page stay: neighbors may be there. */
+/* Makes the pages private again. Keeps the contents of the first and the last page, in which other allocations
+ * may have bytes. */
 static CUresult unshare_pages(const emu_device *device, page_range pages) {
   const uint64_t bytes = pages.end - pages.first;
   char *contents = (char *)(pages.first + (uint64_t)emu.alias);

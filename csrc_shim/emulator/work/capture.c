@@ -26,8 +26,8 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct emu_capture *captures;
 static atomic_int num_captures; /* lets calls skip the lock while nothing is captured */
 /* The calling thread's capture mode, which says whose captures forbid its potentially unsafe calls (such as
- * allocations). GLOBAL: its own captures, and those of other threads that began in mode GLOBAL. THREAD_LOCAL: its own
- * captures. RELAXED: none. A capture that began in mode RELAXED forbids nothing. */
+ * allocations). GLOBAL: the thread's own captures, and those captures of other threads that began in mode GLOBAL.
+ * THREAD_LOCAL: the thread's own captures. RELAXED: none. A capture that began in mode RELAXED forbids nothing. */
 static _Thread_local int thread_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
 
 static bool any(void) { return atomic_load_explicit(&num_captures, memory_order_relaxed) > 0; }

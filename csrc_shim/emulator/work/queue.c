@@ -23,9 +23,10 @@ static uint64_t sequence; /* number of the next item */
 static atomic_uint pending;
 static uint32_t num_external; /* queued ITEM_EXTERNAL_WAIT and ITEM_SIGNAL */
 
-/* Checking mode: what the host knew when a wait or a signal was last run, and the number of the first item that was
- * queued after that. A process or thread that sees a signal may signal in turn. The clocks do not show that, so items
- * that were queued before count as ordered after everything that the host knew. */
+/* Checking mode. `clock`: the operations that the host had waited for when a stream last ran an external wait or
+ * signal. `sequence`: number of the first item that was queued after that. Whoever sees a signal may signal in turn,
+ * and the clocks do not show this order. So an item that was queued earlier, but runs later, counts as ordered after
+ * the operations in `clock`. */
 static struct {
   emu_clock *clock;
   uint64_t sequence;

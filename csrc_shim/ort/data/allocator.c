@@ -255,8 +255,8 @@ static int fill(ort_allocator *allocator, const OrtMemoryInfo *memory_info, ocp_
       .Reserve = allocator_reserve,
       .GetStats = allocator_get_stats,
       /* AllocOnStream stays NULL, because ONNX Runtime reports its failure as "Allocation failed." without a reason.
-       * When Alloc returns NULL, ONNX Runtime makes the tensor all the same, and our first call that uses the tensor
-       * reports the reason. ocp_ort_allocating_on passes the stream. */
+       * When Alloc returns NULL, ONNX Runtime makes the tensor all the same, and the plugin's first call that uses
+       * the tensor reports the reason. ocp_ort_allocating_on passes the stream. */
       .Shrink = read_only ? NULL : allocator_shrink,
   };
   const int kind = pinned ? OCP_INFO_PINNED : read_only ? OCP_INFO_READ_ONLY : OCP_INFO_DEVICE;

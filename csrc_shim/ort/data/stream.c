@@ -74,7 +74,7 @@ static OrtStatus *notification_wait_on_device(OrtSyncNotificationImpl *this_ptr,
   ocp_device *device = self->producer->device;
   ocp_stream *consumer = ocp_ort_stream(consumer_stream);
   ocp_error error = {0};
-  /* Streams of other EPs and drivers cannot wait for our events. */
+  /* Streams of other EPs and drivers cannot wait for the plugin's events. */
   if (!consumer || consumer->device->driver != device->driver) {
     wait_on_host(self, &error);
     return ocp_status(&error);
@@ -226,10 +226,11 @@ OrtStatus *ocp_ort_synchronize_device(ocp_device *device) {
   return ocp_status(&error);
 }
 
-/* ---- from ORT's streams to ours ---- */
+/* ---- from ORT's streams to the plugin's ---- */
 
-/* Finds our stream by its handle. ORT also passes streams that no plugin made: streams of built-in EPs, and in older
- * versions a stream for the block of a memory pattern. SyncStream_GetImpl reads past the end of these objects. */
+/* Finds the ocp_stream by the handle of ORT's stream. ORT also passes streams that no plugin made: streams of built-in
+ * EPs, and in older versions a stream for the block of a memory pattern. SyncStream_GetImpl reads past the end of these
+ * objects. */
 ocp_stream *ocp_ort_stream(OrtSyncStream *stream) {
   void *handle = stream ? ocp_api->SyncStream_GetHandle(stream) : NULL;
   if (!handle)

@@ -1,5 +1,5 @@
 /* The kernel registries of the EP. This file adds control flow, and MemcpyFromHost and MemcpyToHost, which ORT inserts
- * between a CPU node and a node of ours inside a graph. Python adds the kernels of the operator table. */
+ * between a CPU node and a node of the plugin inside a graph. Python adds the kernels of the operator table. */
 #include "ort/kernels/kernels.h"
 
 #include <pthread.h>
