@@ -1,8 +1,8 @@
 """Sessions for recurring tasks: ``nox -l`` lists them, ``nox -s test -- -k Softmax`` runs one with arguments.
 
-Sessions run in the environment that nox is installed in, with the tools of the `test` extra; `exports`,
-`lock`, `ptx`, `serving`, `versions`, `wheels` and `workflows` make their own environments.
-`.ci/run` makes an environment of its own.
+Sessions run in the environment in which nox is installed, with the tools of the `test` extra. `exports`, `lock`, `ptx`,
+`pyright`, `recipes`, `serving`, `versions`, `wheels` and `workflows` make their own environments, and so does
+`.ci/run`.
 """
 
 from __future__ import annotations

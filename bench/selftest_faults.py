@@ -5,13 +5,13 @@
 Faults: each kernel that the selftest launches is wrong in one element, and some kernels of each section write nothing;
 each library call with its epilogue and type is refused, fails, is wrong in one element or slow (stand-in libraries of
 the tests compute the calls); each newer call of the driver is unsupported. For each fault the selftest runs checks that
-use what is faulty. The fault counts as found if a check fails, as named if the report names the schedule, operator,
-call or driver function, as quarantined if the next session avoids it, and the next session as right if the same models
-then have right results while the fault is there. If there is no alternative to a driver call, the error of the next
-session has to name the call.
+use the faulty kernel or call. A fault gets four marks: *found* if a check fails, *named* if the report names the
+schedule, operator, call or driver function, *quarantined* if the next session avoids the fault, and *right* if the same
+models have right results in the next session, although the fault persists. If there is no alternative to a driver call,
+the error of the next session has to name the call.
 
-A line for each fault says what found and named it, and what is quarantined. The table has the totals by kind and by
-section, and a line for each fault that lacks a mark. The exit code is 1 if there is such a line.
+A line for each fault has its marks. The table has the totals by kind and by section, and a line for each fault that
+lacks a mark. The exit code is 1 if a fault lacks a mark.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ _chosen: weakref.WeakKeyDictionary[Any, tuple[DeviceInfo, dict[str, str]]] = wea
 
 def _after_fork() -> None:
     """Replace the lock in a forked child: a thread that does not exist in the child may hold the copy of the lock.
-    Calls then fail instead of waiting for ever.
+    With the new lock, calls in the child raise errors instead of waiting forever.
     """
     global _registration
     _registration = threading.RLock()

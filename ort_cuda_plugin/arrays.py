@@ -207,7 +207,7 @@ class ArrayMemory:
 
 
 def offered_memory_info(device: Device, what: str) -> Any:
-    """Return the ``OrtMemoryInfo`` under which ONNX Runtime knows the device. ``what``: what is on it, for errors.
+    """Return the ``OrtMemoryInfo`` under which ONNX Runtime knows the device. Errors call the array on it ``what``.
 
     Raises:
         ValueError: the plugin does not offer the device to ONNX Runtime.

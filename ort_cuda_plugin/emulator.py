@@ -259,7 +259,7 @@ def _device_value(upload: Upload, label: str, given: Argument, parameter: Any) -
 
 @contextmanager
 def _checking(check: bool) -> Iterator[None]:
-    """Turn the emulated devices' checking mode on or off. After the block restore it, since sessions use it too."""
+    """Set the checking mode of the emulated devices within a ``with`` block, then restore it: sessions use it too."""
     before = configuration().check
     _set_checking(check)
     try:

@@ -114,7 +114,7 @@ class Decoder:
                         self._cache_shape(x, path, head_size), TENSOR_TYPES[x.type], self._memory
                     )
         self._changes = 0
-        """Number of calls of `generate` and `rewind`; a later call ends a generation with an error."""
+        """Number of calls of `generate` and `rewind`. A generation raises an error if the number has changed."""
         self._adapter: dict[str, Any] = {}
         self._settings: dict[str, Any] = {}
         self._set(1.0, max(candidates, 1), 1.0, None)
@@ -415,7 +415,7 @@ def _is_state(x: Any) -> bool:
 
 
 def _present_of(past: str, outputs: Collection[str], path: Path) -> str:
-    """Return the name of the output that has the present of input ``past``. Raises ValueError if there is none."""
+    """Return the name of the output that returns the new contents of input ``past``. Raises ValueError without one."""
     names = [past.replace(prefix, "present", 1) for prefix in ("past_key_values", "past") if past.startswith(prefix)]
     for name in names:
         if name in outputs:

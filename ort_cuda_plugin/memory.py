@@ -112,7 +112,7 @@ def _read(info: DeviceInfo, memory: int) -> dict[str, int]:
 
 
 def find_device(device: DeviceLike | None) -> DeviceInfo:
-    """Return the device. Raises ValueError if there is none like it."""
+    """Return the description of a device. Raises ValueError if there is no such device."""
     if isinstance(device, DeviceInfo):
         return device
     if hasattr(device, "ep_metadata"):  # an OrtEpDevice

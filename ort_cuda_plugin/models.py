@@ -203,7 +203,10 @@ def _signal(rng: np.random.Generator, shape: list[int]) -> NDArray[np.float32]:
 
 
 def _weight_roles(graph: onnx.GraphProto) -> Iterator[tuple[str, str]]:
-    """Yield (value name, role) for each weight, through nodes that only change its shape."""
+    """Yield name and role of each weight. The role, such as "scale" or "bias", selects the distribution of its noise.
+
+    Nodes between a weight and its user that only reorder or reshape elements are skipped.
+    """
     origin: dict[str, str] = {}
     for node in graph.node:
         if node.op_type in ("Reshape", "Unsqueeze", "Transpose", "Identity"):

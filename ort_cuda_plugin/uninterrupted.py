@@ -1,8 +1,8 @@
-"""Calls functions, and imports modules, on another thread, where no signal handler can raise.
+"""Calls functions, and imports modules, on another thread, where no signal handler can raise an exception.
 
 Python runs signal handlers on the main thread, between any two instructions. If Ctrl-C ends an import or a compilation
-there, the import or compilation stays incomplete for the rest of the process: packages lack modules that were imported
-before, and Numba's tables lack entries.
+there, the import or compilation stays incomplete for the rest of the process: packages lack attributes for submodules
+that were already imported, and Numba's tables lack entries.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class _Call(threading.Thread, Generic[T]):
-    """A thread that makes the call. Python joins the thread before it exits."""
+    """A thread that calls ``function``, and keeps its result or exception. Python joins the thread at exit."""
 
     def __init__(self, function: Callable[[], T]) -> None:
         super().__init__(name="ort-cuda-plugin")

@@ -161,7 +161,7 @@ class Device:
 
 
 class DeviceArray:
-    """A contiguous array in device memory, freed with the object, after all work of the device."""
+    """A contiguous array in device memory. Deletion waits for all work of the device, then frees the memory."""
 
     def __init__(self, device: Device, address: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self.device = device

@@ -8,9 +8,9 @@ from .core import core
 
 
 def parse_flag(text: str) -> bool:
-    """Return the value of a boolean: 1, true, yes, on, or 0, false, no, off, in any case.
+    """Return the value of a boolean: 1, true, yes, on, or 0, false, no, off, in upper or lower case.
 
-    Raises: ValueError: the text is another one; the message says what to use.
+    Raises: ValueError: the text is not one of these; the message says what to use.
     """
     value = core().parse_flag(text.encode(errors="replace")) if "\0" not in text else -1
     if value < 0:

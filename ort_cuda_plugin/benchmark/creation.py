@@ -52,7 +52,7 @@ class Creation:
 
 
 class ChildError(Error, RuntimeError):
-    """A process that measured the creation of a session failed, or a call of the CUDA driver."""
+    """A call of the CUDA driver failed, or a child process failed while it measured the creation of a session."""
 
 
 def measure_creation(task: Task, side: str) -> Creation:
@@ -66,7 +66,7 @@ def measure_creation(task: Task, side: str) -> Creation:
 
 
 def device_bytes(side: str, emulate: bool) -> int:
-    """Return the bytes of device memory in use: on the emulated device by the plugin here, else on the whole GPU."""
+    """Return the bytes of device memory in use: by all processes on a GPU, or by this process if ``emulate``."""
     import ort_cuda_plugin
 
     if emulate:

@@ -13,7 +13,7 @@ def title(report: ModelReport) -> str:
 
 
 def figures(found: SideReport) -> list[str]:
-    """Return the figures of a side, in the order of `HEADS`; "-" for those that are unknown."""
+    """Return the figures of one provider, in the order of `HEADS`; "-" for an unknown figure."""
     texts = [f"{found.p50:.3f}", f"{found.p90:.3f}", f"{found.p99:.3f}", f"{found.throughput:.1f}"]
     texts += [f"{found.ratio:.2f}", _shown(found.host_share, "{:.0%}")]
     texts += [_shown(found.cold_s, "{:.2f}"), _shown(found.warm_s, "{:.2f}")]

@@ -103,9 +103,9 @@ def measure(
     progress: Callable[[Sequence[int]], Iterable[int]],
     may_lack: Collection[str] = (),
 ) -> ModelReport:
-    """Compare the results of the sides ``chosen`` with the CPU provider's, then time the sides in turn.
+    """Compare the results of the sides ``chosen`` (see `sides`) with the CPU provider's, then time the sides in turn.
 
-    Leaves out sides in ``may_lack`` that cannot run the model. Raises SideError if another side cannot run it.
+    Leaves out a side in ``may_lack`` that cannot run the model. Raises SideError for any other side that cannot.
     """
     runners = {}
     for side in chosen:

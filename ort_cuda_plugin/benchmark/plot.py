@@ -1,4 +1,4 @@
-"""Draws reports as an SVG chart: the plugin's speed relative to each other side, by model."""
+"""Draws reports as an SVG chart: the plugin's speed relative to each other provider, by model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The providers that a benchmark measures, each with a session and bound values on its device."""
+"""The sides of a benchmark. A side is a provider with its settings, such as the CUDA provider with CUDA graphs.
+
+Each side has a session, with inputs and outputs bound to memory of the side's device.
+"""
 
 from __future__ import annotations
 

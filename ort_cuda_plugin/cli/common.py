@@ -78,7 +78,7 @@ def operators_file(text: str) -> Path:
 
 
 def output_file(text: str) -> Path:
-    """Argument type: a file to write. It is checked before the work begins."""
+    """Argument type: a file to write. Raises ArgumentTypeError, before the command works, if it cannot be written."""
     path = Path(text)
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         raise argparse.ArgumentTypeError(f"{text} cannot be written. Choose a file in a folder that you may write to")
@@ -254,5 +254,5 @@ def numpy_file(subject: str, path: Path) -> NDArray[np.generic] | dict[str, NDAr
         raise
     except OSError as error:
         raise UserError(ExitCode.USAGE, f"{subject}: {error.strerror or error}") from error
-    except Exception:  # many types: headers that lie about sizes, broken archives, pickles
+    except Exception:  # NumPy has many types: for wrong sizes in headers, broken archives, pickles
         return None

@@ -24,8 +24,8 @@ class FirstDifference:
     """The first node that differs.
 
     ``found`` are the differences of the model that ends with the node. ``alone`` are the node's differences if both
-    providers compute it from the reference's values; without any, the node only amplifies small differences of earlier
-    nodes.
+    providers compute it from the reference's values. If ``alone`` is empty, the node only amplifies small differences
+    of earlier nodes.
     """
 
     number: int

@@ -1,9 +1,9 @@
 """Finds the first node that turns finite inputs into infinities or NaN, and the float16 nodes to compute in float32.
 
-One Run returns the results of all nodes as additional outputs. They keep nodes from being fused, so a kernel that
-stores no intermediate values may overflow less than this Run says. A second Run computes all nodes in float32. A
-float16 result that is not finite there exceeds float16: the nodes that return it and those that read it have to be
-computed in float32.
+One Run returns the results of all nodes as additional outputs. These outputs prevent fusion. In an ordinary Run a fused
+kernel does not round intermediate values to float16, so it may overflow less. A second Run computes all nodes in
+float32, and rounds only the outputs to float16. It shows which further results exceed the range of float16. The nodes
+that return or read a result beyond this range have to be computed in float32.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class NonfiniteReport:
 
     ``given`` are inputs and weights of the model. ``nodes`` turn finite inputs into nonfinite results; ``first_nan`` is
     the first node with NaN whose inputs have none. ``keep_float32`` is the value of the option that computes the
-    overflowing float16 values in float32, "" if no option helps. ``outputs`` are nonfinite outputs of the model, and
-    ``outputs_kept`` those with the option.
+    overflowing float16 values in float32, "" if no option helps. ``outputs`` are the nonfinite outputs of the
+    model, and ``outputs_kept`` the outputs that are nonfinite with the option as well.
     """
 
     given: list[Nonfinite]
@@ -93,7 +93,7 @@ def find_nonfinite(
     """Return what is not finite in a Run with the inputs ``feeds``.
 
     ``folder`` has the model's external data. ``given_entries`` is the value of keep_float32 in the given options, ""
-    without. Raises the errors of the Runs, and those of reading external data.
+    if they do not have it. Raises the errors of the Runs, and those of reading external data.
     """
     graph = model.graph
     listed = {entry.strip() for entry in given_entries.split(",") if entry.strip()}
@@ -198,7 +198,7 @@ def _weights(model: onnx.ModelProto, folder: Path) -> dict[str, Any]:
 def _nodes(
     model: onnx.ModelProto, values: Mapping[str, Any], bfloat16: Collection[str], is_bad: Callable[[Any], Any]
 ) -> Iterator[NonfiniteNode]:
-    """Yield the nodes with a bad element in a result and none in their inputs, in order."""
+    """Yield in order the nodes that have an element for which ``is_bad`` holds in a result, but in no input."""
 
     def floats(names: Sequence[str]) -> list[np.ndarray[Any, Any]]:
         return [array for name in names if (array := _as_float(values.get(name))) is not None]

@@ -11,7 +11,7 @@ from ort_cuda_plugin.conformance.verdict import judge
 
 
 def main() -> None:
-    # The runner has one process per core; processes that compile in parallel would cost more imports of Numba.
+    # Compile in this process: the runner has a worker per core, and each compiler process would import Numba anew.
     kernel_library.max_workers = 0
     # Tests and libraries may print, so the outcomes go through a separate file descriptor.
     answers = os.fdopen(os.dup(1), "wb")

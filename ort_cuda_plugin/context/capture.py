@@ -118,7 +118,7 @@ def _samples(
 
 
 def _contents(cluster: CompiledCluster, shapes: Sequence[Sequence[int]]) -> Iterator[dict[int, Sequence[int]]]:
-    """Yield contents for host inputs: both values of the first `MAX_CONDITIONS` scalar booleans, else only ones."""
+    """Yield contents for host inputs: every element is 1, the first `MAX_CONDITIONS` scalar booleans also 0."""
     ones: dict[int, Sequence[int]] = {index: [1] * math.prod(shapes[index]) for index in cluster.host_inputs}
     conditions = [index for index in ones if cluster.inputs[index].dtype is DType.BOOL and len(ones[index]) == 1]
     for values in itertools.product((1, 0), repeat=min(len(conditions), MAX_CONDITIONS)):

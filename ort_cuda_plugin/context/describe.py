@@ -16,7 +16,7 @@ from .storage.errors import MALFORMED
 from .storage.graph_data import decode_graph
 
 MAX_GUARDS = 50
-"""Maximum guards of a plan that are printed."""
+"""Maximum number of guards of a plan that are printed."""
 
 
 def describe(container: Container) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def describe(container: Container) -> dict[str, Any]:
 
 
 def counts_of(target: Mapping[str, Any]) -> str:
-    """Return as text how many kernels and weights a cluster has for an architecture, a target of `describe`."""
+    """Return as text how many kernels and weights a cluster has for ``target``, an entry of `describe`'s result."""
     before = target["kernels_before_runs"]
     only = f" ({before} only for steps before the first Run)" if before else ""
     return f"{target['kernels']} kernels{only}, {target['weights']} weights"

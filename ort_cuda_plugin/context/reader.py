@@ -27,7 +27,7 @@ from .storage.graph_data import decode_graph, dtype_of
 from .writer import cpu_digest
 
 MAX_REASONS = 5
-"""Maximum quarantined schedules, or operators, that a message names."""
+"""Maximum number of quarantined schedules, or of quarantined operators, that a message names."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Loaded:
     In the second case ``why`` says why the stored plans are not used. ``refitted`` names the initializers whose
     contents differ from those at compilation. ``warning`` says which quarantined kernels the cluster runs all the same.
     ``otherwise`` loads the stored plans if the only reason against them is the quarantine; its argument is the error
-    for which the stored graph cannot be compiled.
+    with which the compilation of the stored graph failed.
     """
 
     cluster: StoredCluster | CompiledCluster

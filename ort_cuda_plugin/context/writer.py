@@ -27,7 +27,7 @@ from .storage.errors import ContextError
 from .storage.graph_data import encode_graph
 
 Images = Callable[[Sequence[KernelSpec], Target], Sequence[KernelImage]]
-"""Compiles kernels for a target."""
+"""Type of a function that compiles kernels for a target."""
 
 
 def cpu_digest(target: Target) -> str:

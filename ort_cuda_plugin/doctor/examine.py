@@ -34,7 +34,7 @@ def examine(machine: Machine | None = None) -> Iterator[Finding]:
     version, why = _runtime()
     runtime = list(runtime_findings(machine, version, why))
     yield from runtime
-    # A package of ONNX Runtime that has to be replaced gets its range from the replacement.
+    # If ONNX Runtime's package has to be replaced, the version of the old package does not matter.
     replaced = RUNTIMES if runtime[0].severity is Severity.PROBLEM else ()
     yield from requirement_findings(machine, besides=replaced)
     yield from variable_findings(machine)

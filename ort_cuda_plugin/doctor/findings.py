@@ -30,7 +30,7 @@ class Finding:
 
     Attributes:
         advice: what to do; "" if the user need do nothing.
-        commands: lines for a POSIX shell that mend it, in order; empty if no command alone does.
+        commands: lines for a POSIX shell that repair the defect, in order; empty if commands alone cannot.
     """
 
     subject: str
@@ -94,7 +94,7 @@ class Machine:
 
     @property
     def has_gpu_driver(self) -> bool:
-        """Whether NVIDIA's kernel driver is loaded, or this is WSL with a GPU; in containers without access also."""
+        """Whether files show NVIDIA's kernel driver, WSL with a GPU, or a Tegra board. The process may lack access."""
         marks = ("proc/driver/nvidia/version", "dev/nvidiactl", "dev/dxg", "etc/nv_tegra_release")
         return any(self.has(mark) for mark in marks)
 

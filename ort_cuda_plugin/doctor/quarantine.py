@@ -11,7 +11,7 @@ from ..program.steps.quarantine import Quarantine
 from .findings import Finding, warning
 
 MAX_NAMES = 5
-"""Maximum quarantined entries that a finding names."""
+"""Maximum number of quarantined entries that a finding names."""
 
 
 def quarantine_findings(devices: list[DeviceInfo]) -> Iterator[Finding]:

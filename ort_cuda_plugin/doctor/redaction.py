@@ -22,13 +22,13 @@ _START = r"(?<![\w~>./-])"  # not within a relative path, a URL or a replacement
 _IN_PATH = r"[^\s:;,'\"`()\[\]{}<>|]"
 _PATH = re.compile(rf"{_START}/(?!/){_IN_PATH}+")
 _KEPT = re.compile(r".*?/((?:site|dist)-packages/.*|lib[\w+-]+\.so[.\d]*)")
-"""Ends of paths that packages choose, and not the user."""
+"""Pattern of a path. Its group is the end of the path, which a package has chosen and not the user."""
 
 COMMON_NAMES = frozenset(
     ("cuda", "docker", "gpu", "home", "host", "linux", "localhost", "nvidia", "onnx", "ort", "python", "root", "test")
     + ("ubuntu", "user")
 )
-"""Names of users and hosts that identify none, and that are words of the report."""
+"""Common names of users and hosts, which identify no person. They stay, because they are also words of the report."""
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ OTHER_VARIABLES = (
     "PYTHONPATH",
     "XDG_CACHE_HOME",
 )
-"""Variables of other software that change what the plugin does. The report lists no further ones: they hold secrets."""
+"""Variables of other software that change what the plugin does. The report omits all others: they may be secret."""
 
 
 def finding_lines(finding: Finding) -> Iterator[str]:

@@ -17,14 +17,15 @@ if TYPE_CHECKING:
 
 _SUBJECT = "versions"
 EXTRAS = ("cpu", "cuda", "gpu", "libs", "nvrtc", "compiler", "cubins", "profiling", "estimate", "genai")
-"""Extras whose packages the plugin imports or loads. The other ones are for its development."""
+"""Extras whose packages the plugin imports or loads. The other extras are for developers of the plugin."""
 
 
 def requirement_findings(machine: Machine, besides: Collection[str] = ()) -> Iterator[Finding]:
     """Compare installed versions with the requirements. Packages in ``besides`` are not examined.
 
-    The package's own requirements have to be met. A requirement of an extra limits a package that is installed; if the
-    package itself requires it too, as NumPy, only if all packages of the extra are installed.
+    The requirements of ort-cuda-plugin itself have to be met. A requirement of an extra counts if its package is
+    installed. If ort-cuda-plugin itself requires this package too, such as NumPy, the requirement of the extra counts
+    only if all packages of the extra are installed.
     """
     if machine.requirements is None:
         text = f"{DISTRIBUTION} has no metadata here, so the versions of its dependencies are not checked"
@@ -68,7 +69,7 @@ def _by_extra(lines: Sequence[str]) -> dict[str, dict[str, SpecifierSet]]:
 
 
 def _applying(machine: Machine, by_extra: dict[str, dict[str, SpecifierSet]]) -> dict[str, SpecifierSet]:
-    """Return the versions that each package must have here."""
+    """Return the allowed versions of each package: those of the requirements that count on ``machine``."""
     found = dict(by_extra[""])
     for wanted in by_extra.values():
         is_installed = all(name in machine.packages for name in wanted)

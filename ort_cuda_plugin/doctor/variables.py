@@ -12,7 +12,7 @@ from .findings import Finding, Machine, warning
 
 PREFIX = "ORT_CUDA_PLUGIN_"
 _CUTOFF = 0.8
-"""Least similarity of a suggested variable: higher than elsewhere, because all names begin with `PREFIX`."""
+"""Least similarity of a suggested variable. It exceeds `did_you_mean`'s default, because all names share `PREFIX`."""
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,8 @@ class _RegisteringLoader(Loader):
         assert spec is not None
         spec.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
-        # onnxruntime is imported now: other threads (the plugin imports it on one) must not wait for this thread.
+        # `_offer` imports onnxruntime on another thread, and waits for it. Mark the import as complete, so that the
+        # other thread does not wait for this one.
         spec._initializing = False  # type: ignore[attr-defined]
         try:
             _offer(module)
@@ -65,7 +66,7 @@ class _Finder:
 
 
 def _command() -> str:
-    """Return the command that started the program. The plugin's constants may be what cannot be imported."""
+    """Return the command that started the program. Uses no name of the plugin, which may fail to be imported."""
     return "with" if os.environ.get("ORT_CUDA_PLUGIN_AS") == "CudaPluginExecutionProvider" else "exec"
 
 

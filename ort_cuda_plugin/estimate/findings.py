@@ -36,7 +36,9 @@ VECTOR = 16
 MUCH = 1 << 18
 """Minimum bytes that a launch moves for a finding about access widths."""
 SHARE = 1 / 8
-"""Minimum share of a launch's bytes that a finding concerns; of its shared-memory requests the square of this."""
+"""A finding about narrow accesses concerns at least this fraction of the bytes of a launch. A finding about bank
+conflicts concerns at least the square of this fraction of the shared-memory requests of a launch.
+"""
 WAYS = 2.01
 """Maximum wavefronts of a shared-memory request as a multiple of its minimum: two-way conflicts are allowed."""
 WINDOW = 3
@@ -76,8 +78,8 @@ class Inspector:
     ) -> list[Finding]:
         """Return all findings for a model from `gather.optimized`, planned for a GPU with these libraries.
 
-        With ``names``, only of kernels with these names. Raises the errors of `gather.work_of_model`,
-        KernelCompileError, and CudaError if a kernel fails.
+        If ``names`` is given, return only findings about kernels with these names. Raises the errors of
+        `gather.work_of_model`, KernelCompileError, and CudaError if a kernel fails.
         """
         options = options or LoweringOptions()
         products = Watched(options.use_tf32)

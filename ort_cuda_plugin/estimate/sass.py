@@ -109,7 +109,7 @@ def disassembled(image: KernelImage) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(image.data)
         file.flush()
-        # Without the dataflow analysis of branches, which takes a third of the time.
+        # -ndf omits the dataflow analysis of branches, which takes a third of the time.
         command = [tool, "-c", "-ndf", file.name]
         text = subprocess.run(command, capture_output=True, text=True, check=False).stdout
     if text:

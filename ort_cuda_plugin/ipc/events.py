@@ -61,7 +61,7 @@ class Event:
         self._event = event[0]
 
     def handle(self) -> EventHandle:
-        """Return a handle by which another process opens the event. This object must live until they have closed it.
+        """Return a handle by which other processes open the event. Keep this object until all of them have closed it.
 
         Raises:
             ValueError: the event is closed, or another process created it.

@@ -20,7 +20,7 @@ DTYPES = {dtype.name.lower(): dtype for dtype in DLPACK_TYPES.values()}
 """Element types of shared tensors, by their names in handles: those that DLPack has."""
 
 _MAX_BYTES = 1 << 48
-"""Bytes that no device memory has; a damaged handle may ask for more."""
+"""Upper bound of the bytes of an allocation, larger than any device memory: a handle beyond it is damaged."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def find_uuid(uuid: str) -> DeviceInfo:
 
     Raises:
         ValueError: this process does not have the device.
-        CudaError: the driver does not tell the UUID of a device, which may be the one.
+        CudaError: no known UUID matches, and the driver failed to return that of some device.
     """
     known = devices()
     failed: CudaError | None = None

@@ -224,7 +224,10 @@ class ImportedTensor:
 
 
 class _OldBools:
-    """Booleans for an ONNX Runtime that takes them as uint8, with a word that they are none."""
+    """A capsule of booleans, described as uint8, with a ``dtype`` by which ONNX Runtime recognizes booleans.
+
+    Only an ONNX Runtime older than `_FULL_DLPACK` needs this object, because its DLPack lacks bool.
+    """
 
     dtype = "bool"
 

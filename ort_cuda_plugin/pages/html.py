@@ -47,7 +47,7 @@ class Page:
         return f'<pre class="diff" data-text="{self._text(text)}"></pre>'
 
     def opened(self, summary: str, inside: str, *, identity: str = "", kind: str = "", is_open: bool = False) -> str:
-        """Return HTML with the line ``summary``, under which ``inside``, packed HTML, opens.
+        """Return HTML of the line ``summary``, which opens to show the HTML ``inside``, packed.
 
         ``identity`` is an anchor. ``kind`` is a kind of kernel; a square of its color precedes the summary.
         """

@@ -49,7 +49,8 @@ def kind_of(step: str, op_types: Sequence[str], name: str = "") -> str:
     """
     if step in ("copy", "memset", "fill", "read back"):
         return "copy"
-    types = [op_type for op_type in op_types if op_type != "BatchNormalization"]  # a Mul and an Add with constants
+    # A BatchNormalization is only a Mul and an Add with constants, although its name suggests a reduction.
+    types = [op_type for op_type in op_types if op_type != "BatchNormalization"]
     found = [kind for kind, words in _WORDS if any(word in op_type for word in words for op_type in types)]
     if "attention" in name or ("gemm" in found and "Softmax" in types):
         return "attention"

@@ -131,13 +131,13 @@ def _rows(keys: Sequence[Hashable], edges: Sequence[tuple[Hashable, Hashable]]) 
     layer = dict.fromkeys(keys, 0)
     sources = [key for key in keys if not waits[key]]
     ready = list(sources)
-    for key in ready:  # grows
+    for key in ready:  # the loop appends to `ready`
         for target in below[key]:
             layer[target] = max(layer[target], layer[key] + 1)
             waits[target] -= 1
             if not waits[target]:
                 ready.append(target)
-    for key in sources:  # directly above the first reader
+    for key in sources:  # move each box without inputs to the layer above its first reader
         layer[key] = max(min((layer[target] for target in below[key]), default=1) - 1, 0)
     members: dict[int, list[Hashable]] = {}
     for key in keys:

@@ -36,8 +36,8 @@ MANY_OUTSIDE = 150
 class GraphNode:
     """An ONNX node. ``inputs`` and ``outputs`` are names of values, without weights.
 
-    ``cluster`` is the fused node that contains the node, "" if none. ``provider`` runs the node:
-    ``is_own`` and ``is_nowhere`` say whether that is the plugin, or no provider does.
+    ``cluster`` is the fused node that contains the node, "" if none. ``provider`` runs the node.
+    ``is_own`` says that this is the plugin, ``is_nowhere`` that no provider runs the node.
     """
 
     name: str
@@ -164,7 +164,7 @@ class _View:
         self.by_steps = by_steps
         self.step_of: dict[str, int] = {}
         for number, step in enumerate(graph.steps):
-            for name in step.nodes:  # of several steps the most expensive one: kernels for other sizes take no time
+            for name in step.nodes:  # of several the most expensive: kernels for other sizes take no time
                 if name not in self.step_of or step.amount > graph.steps[self.step_of[name]].amount:
                     self.step_of[name] = number
         self.boxes: list[dict[str, Any]] = []

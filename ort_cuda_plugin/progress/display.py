@@ -28,7 +28,7 @@ _LONGEST_NAME = 40
 
 
 def requested() -> bool | None:
-    """Return the value of the environment variable: True: show all progress; False: none; None: that of commands.
+    """Return whether the variable `VARIABLE` requests progress (True: all, False: none); None: only that of commands.
 
     Raises: ValueError: the variable has another value than 1 or 0 (or a synonym such as "true").
     """
@@ -129,7 +129,7 @@ def display_on(stream: IO[str]) -> Display:
 
 
 class _Shown:
-    """The only display of the process. A second block opens no other display: the first one shows its events."""
+    """The only display of the process. While it is open, further `shown` blocks open none, and it shows all events."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

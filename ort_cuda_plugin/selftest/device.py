@@ -32,7 +32,7 @@ class Skipped(Exception):
 class Device:
     """The device that is tested: its kind, and its number among the devices of this kind.
 
-    With ``takes_all`` a model counts only if the plugin runs all of its nodes.
+    With ``takes_all``, a check is skipped unless the plugin runs all nodes of its model.
     """
 
     is_emulated: bool
@@ -75,7 +75,7 @@ class Device:
     ) -> Any:
         """Return a session on the device.
 
-        Raises: Skipped: the plugin declines a node, and it must not; the message has the reason.
+        Raises: Skipped: the plugin declines a node although ``takes_all`` is set; the message has the reason.
         """
         given = {"claim_unprofitable_nodes": "1", **(options or {})}
         if self.ordinal:

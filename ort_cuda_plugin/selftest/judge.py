@@ -30,7 +30,7 @@ ROUNDS = 10
 
 Run = Callable[[], object]
 Begins = Callable[[Result], None]
-"""Called before each Run, with the result that the check has if this Run ends the process."""
+"""Type of a function that is called before each Run, with the result to report if this Run ends the process."""
 
 
 def judge(case: Case, device: Device, begins: Begins = lambda result: None) -> Iterator[Result]:

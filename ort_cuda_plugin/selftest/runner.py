@@ -137,7 +137,7 @@ class Runner:
     def __init__(self, device: Device, progress: Callable[[str], None] = lambda text: None) -> None:
         self._target, self._progress = device, progress
         self._worker: Worker | None = Worker(device)
-        self._ran: Result | None = None  # the failed check if the Run that began last ends the process
+        self._ran: Result | None = None  # reported if the Run that began last ends the process
         self.device = self._worker.device
 
     def run(self, request: Request) -> SectionReport:

@@ -13,7 +13,7 @@ from .sections import attention, conv, elementwise, gemm, images, movement, orde
 from .sections.case import Case, Result
 
 Check = Callable[[Begins], Iterator[Result]]
-"""Runs a check and yields its results; calls its argument before each Run."""
+"""Type of a function that runs a check and yields its results. The function calls its argument before each Run."""
 
 
 @dataclass(frozen=True)

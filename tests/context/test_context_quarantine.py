@@ -141,7 +141,7 @@ def test_quarantined_operators_of_a_compiled_model_are_named(tmp_path: Path, cap
     compile_model(SOURCE, path)
     with own_quarantine(tmp_path / "quarantine"):
         quarantine(OPERATOR_IS_WRONG)
-        for host_code in (True, False):  # the stored plans, and the stored graph
+        for host_code in (True, False):  # runs the stored plans, then compiles the stored graph
             assert_same(load(path, host_code, severity=2), SOURCE, [FEED])
             said = capfd.readouterr().err
             assert (

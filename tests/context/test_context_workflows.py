@@ -237,7 +237,7 @@ def test_loading_needs_no_compiler(tmp_path: Path) -> None:
     environment = {"ORT_CUDA_PLUGIN_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": str(HARNESS)}
     allowed = {**environment, "ORT_CUDA_PLUGIN_CONTEXT_ALLOW_HOST_CODE": "1"}
     looked_at_operators = [python(LOADER + _dedented(code), *arguments, env=allowed).stdout for _ in range(2)]
-    assert looked_at_operators == ["True\n", "False\n"]  # the first one caches kernel definitions on disk
+    assert looked_at_operators == ["True\n", "False\n"]  # the first process caches kernel definitions on disk
 
 
 def test_host_code_of_a_context_needs_permission(tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_host_code_of_a_context_needs_permission(tmp_path: Path) -> None:
     assert_same(load(tmp_path / "m_ctx.onnx", host_code=False), source, FEEDS)
     after = ort_cuda_plugin.counters()
     made = ("kernels_compiled", "kernel_cache_hits")
-    assert sum(after[name] - before[name] for name in made) > 0  # from the stored graph
+    assert sum(after[name] - before[name] for name in made) > 0  # the session compiled the stored graph
     assert after["plan_variants_built"] > before["plan_variants_built"]
     saved_runs(source, tmp_path / "runs.npz")
     code = """

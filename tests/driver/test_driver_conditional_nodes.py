@@ -104,7 +104,7 @@ def test_a_while_node_runs_its_body_until_a_kernel_clears_the_condition(
     steps, sums = counter(device), counter(device, 1)
     graph = Builder(device, kernels)
     handle = graph.handle()
-    graph.kernel("count", steps, np.int32(bound), np.int64(handle))  # 1, and whether 1 < bound
+    graph.kernel("count", steps, np.int32(bound), np.int64(handle))  # counts to 1; condition: 1 < bound
     (body,) = graph.conditional(handle, WHILE)
     body.kernel("affine", sums, np.int32(3), np.int32(0))
     body.kernel("count", steps, np.int32(bound), np.int64(handle))

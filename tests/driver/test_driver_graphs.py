@@ -310,7 +310,7 @@ def exchange(device: Device, mode: int) -> int:
     return int(out[0])
 
 
-ALLOWED = {  # (thread's mode, capture's mode): may another thread allocate, may the capturing thread?
+ALLOWED = {  # (thread's mode, capture's mode): (may another thread allocate?, may the capturing thread allocate?)
     (GLOBAL, GLOBAL): (False, False),
     (GLOBAL, THREAD_LOCAL): (True, False),
     (GLOBAL, RELAXED): (True, True),

@@ -87,7 +87,8 @@ def test_a_state_space_model_is_one_graph_launch_for_each_request() -> None:
     pair = Pair(scan_model())
     assert pair.is_one_cluster
     cold = pair.check(scan_feed(6))
-    # Before the loop 1; in each step: the slices, the map, the stacked row, the counter. The host knows the step count.
+    # One launch before the loop, and four in each step: slices, map, stacked row, counter. The host knows the number of
+    # steps, so no flag comes back.
     # The map updates the state in place, so the only copy is that of the first state.
     assert (cold["launches"], cold["copies_d2d"], cold["device_loops"]) == (1 + 6 * 4, 1, 1)
     assert "device_loop_iterations" not in cold
@@ -252,7 +253,7 @@ def test_no_iteration_gives_rows_of_onnx_runtimes_shape() -> None:
         { t = Add(s, x) }> }"""
     pair = Pair(parse(text))
     assert pair.is_one_cluster
-    for most in (2, 0, 3, 0):  # (0, 0, 4) without an iteration: ONNX Runtime does not know n
+    for most in (2, 0, 3, 0):  # no iteration: rows is [0, 0, 4], as ONNX Runtime does not know n
         pair.check({"x": floats(2, 4), "most": np.array(most)})
 
 
@@ -359,7 +360,7 @@ def test_a_state_and_its_initial_value_may_share_memory() -> None:
     binding.bind_ortvalue_output("y", shared)
     for run in range(1, 6):
         session.run_with_iobinding(binding)
-        np.testing.assert_allclose(shared.numpy(), value * 7.0**run, rtol=1e-5)  # 1 + 0 + 1 + 2 + 3
+        np.testing.assert_allclose(shared.numpy(), value * 7.0**run, rtol=1e-5)  # 7 = 1 + (0 + 1 + 2 + 3)
 
 
 def test_rows_may_be_written_to_the_memory_of_the_scanned_input() -> None:

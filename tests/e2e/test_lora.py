@@ -105,7 +105,7 @@ def test_ranks_and_adapters_change_between_runs_without_a_new_plan(sessions: tup
     adapters = [host_adapter(export(tmp_path / f"{rank}", parameters(rank, rank))) for rank in (4, 8, 16, 0)]
     session.run(None, {"x": tokens(5)})
     before = ort_cuda_plugin.counters()
-    for _ in range(4):  # also with automatic CUDA graphs
+    for _ in range(4):  # later rounds replay automatic CUDA graphs
         for adapter in adapters:
             for count in (5, 1):
                 check(run(session, count, adapter), run(cpu, count, adapter))

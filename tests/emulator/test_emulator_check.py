@@ -416,7 +416,7 @@ def test_memory_that_nothing_has_written_is_nan(device: Device, kernels: Module)
     np.testing.assert_array_equal(device.download(bumped), 0)
 
 
-# ---- memory that the plugin's own allocator hands out again ----
+# ---- memory that the plugin's allocator reuses ----
 
 
 @contextmanager

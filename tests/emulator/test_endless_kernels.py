@@ -80,6 +80,6 @@ def test_sigint_ends_a_kernel_that_never_ends(loop: str) -> None:
     said = (
         r"kernel endless_\w+ has run for \S+ seconds on the emulated device, and runs block \(\d,0,0\) of \(4,1,1\)(.*)"
     )
-    (warning,) = re.findall(said, done.stderr)  # one for each launch
+    (warning,) = re.findall(said, done.stderr)  # a launch warns once
     threads = "; 64 of the 64 threads of this block have not ended" if loop != "checked accesses" else ""
     assert warning.startswith(f"{threads}. Does a loop never end? SIGINT (Ctrl-C) ends the launch")

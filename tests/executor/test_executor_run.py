@@ -191,7 +191,7 @@ def test_threads_that_need_the_same_plan_have_it_built_once() -> None:
 
     def build(shapes: Sequence[Sequence[int]], _: object) -> None:
         builds.append(shapes)
-        others_wait.wait(1)  # C holds no lock now that the other threads need to get here
+        others_wait.wait(1)  # C holds no lock here, so the other threads can request the same plan
         cluster.add(affine_plan())
 
     cluster = TestCluster(build=build)

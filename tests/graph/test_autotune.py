@@ -260,7 +260,7 @@ def test_a_session_measures_on_its_device_and_the_next_one_reads_that(
     monkeypatch.setattr("ort_cuda_plugin.compiler.caches.timing_cache.cache_folder", lambda: tmp_path)
     model = parser.parse_model(f"{HEAD} {ROWS}")
     before = ort_cuda_plugin.counters()
-    check(model, [5, 8], autotune=1)  # 4 < rows <= 8: one plan
+    check(model, [5, 8], autotune=1)  # both numbers are in the bucket 4 < rows <= 8: one plan
     after = ort_cuda_plugin.counters()
     assert asked == [2]
     assert after["candidates_measured"] - before["candidates_measured"] == 2

@@ -74,7 +74,7 @@ trees = st.recursive(
     ),
     max_leaves=12,
 )
-# Symbols 0 and 1 are dimensions, bounded as such; the others are host values and may be negative.
+# Symbols 0 and 1 are dimensions, so they have a dimension's bounds. The others are host values and may be negative.
 points = st.tuples(st.integers(0, 12), st.integers(0, 12), st.integers(-12, 12), st.integers(-12, 12))
 
 

@@ -406,7 +406,7 @@ def test_an_operator_without_float32_keeps_its_type(warnings: list[str]) -> None
     assert "a (GemmaRotaryEmbedding): GemmaRotaryEmbedding does not support float32 for its input q" in warnings[0]
 
 
-# ---- auto ----
+# ---- keep_float32=auto ----
 
 CUBE = """(float16[4, 64] x) => (float16[4, 64] y)
     { n = LayerNormalization(x, w, b) s = Mul(n, n) q = Mul(s, n) y = Mul(q, scale) }"""

@@ -69,7 +69,7 @@ MAPS: Final = [
     ),
 ]
 
-# ---- rows ----
+# ---- normalizations of rows ----
 
 _CHANNELS: Final = noise(2, 6, 3, 4)
 _GROUPS: Final = {"groups": 3, "activation": 1, "epsilon": 1e-4, "channels_last": 0}

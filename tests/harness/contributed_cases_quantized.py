@@ -30,7 +30,7 @@ def scales(*shape: int, seed: int = 0) -> Array:
     return result
 
 
-# ---- element by element, rows, windows ----
+# ---- elementwise operators, reductions of rows, pooling ----
 
 
 def _unary(name: str, dtype: Any, attributes: dict[str, Any], *, zeros: bool = True) -> Case:

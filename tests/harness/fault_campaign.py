@@ -54,7 +54,7 @@ class Report:
         return [outcome for outcome in self.outcomes if outcome.wrong]
 
 
-# ---- which injections ----
+# ---- the list of faults to inject ----
 
 
 def faults_of(calls: dict[str, int]) -> Iterator[Any]:

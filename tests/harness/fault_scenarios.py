@@ -650,7 +650,7 @@ class Imports(Scenario):
             releases.callback(interop.release_semaphore, semaphore)
             tensor = interop.tensor(memory, [32], 128)
             releases.callback(api().ReleaseValue, tensor)
-            releases.callback(self.timeline.signal, turn + 1)  # the stream never waits for ever
+            releases.callback(self.timeline.signal, turn + 1)  # so that the stream ends its wait if a check fails
             interop.wait(semaphore, self.stream, turn)
             self.file.array(np.float32, 128, 32)[:] = values
             self.timeline.signal(turn)
@@ -659,8 +659,8 @@ class Imports(Scenario):
 
     def alive(self) -> dict[str, int]:
         interop, file = Interop(), SharedFile(4096)
-        with suppress(OrtError):  # of a lost device
-            interop.release_memory(interop.memory(file, 4096))  # releases what could not be released before
+        with suppress(OrtError):  # the device may be lost
+            interop.release_memory(interop.memory(file, 4096))  # also retries releases that failed earlier
         interop.close()
         file.close()
         del file

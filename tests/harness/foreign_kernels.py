@@ -238,7 +238,7 @@ def add(module: PtxModule) -> None:
 
 @check
 def softmax(module: PtxModule) -> None:
-    for columns in (300, 100, 200, 450):  # a thread has up to four; each size ends in another one of them
+    for columns in (300, 100, 200, 450):  # a thread has four columns: each size ends in another of them
         x, out = random().standard_normal((3, columns)).astype(np.float32), np.zeros((3, columns), np.float32)
         module.launch("softmax", 3, 128, (x, out, columns, 0, 0), shared=16)
         e = np.exp(x - x.max(1, keepdims=True))

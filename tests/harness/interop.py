@@ -60,7 +60,7 @@ class Interop:
             check_status(getattr(self.table, function)(self.importer[0], ffi.new(f"{kind}Descriptor *", members), out))
         except OrtError:
             if not isinstance(file, int):
-                os.close(fd)  # still this process's
+                os.close(fd)  # the import failed, so this process still owns the descriptor
             raise
         return out[0]
 

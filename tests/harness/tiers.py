@@ -114,7 +114,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> Generator[None, None, No
     if metafunc.config.option.markexpr or definition.path in _named_files(metafunc.config) or len(calls) < 2:
         return
     if definition.nodeid in _listed():
-        del calls[1:]  # without any call, pytest would make an item too; pytest_collection_modifyitems leaves it out
+        del calls[1:]  # pytest makes an item even without a call; pytest_collection_modifyitems drops this item
         return
     kept = first_tier_cases(definition.nodeid, [call.id for call in calls], may_be_sampled(definition))
     calls[:] = [call for call in calls if call.id in kept]

@@ -47,7 +47,7 @@ class Case:
 
     model: bytes
     feeds: Callable[[int], Arrays]
-    #: Operators of the main graph that must run on another provider; others may as well.
+    #: Operators of the main graph that must run on another provider; further operators may run there too.
     elsewhere: frozenset[str] = frozenset()
     outputs: list[str] | None = None
     tolerance: float = 0

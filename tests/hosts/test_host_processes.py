@@ -69,8 +69,8 @@ ENDS = {
 def test_a_process_ends_while_daemon_threads_run_models(end: str) -> None:
     expected = {ENDS[end]}
     if end.startswith(("sys", "raise")):
-        # Before 3.14 Python ends such a thread where it asks for the GIL, and C++ ends the process for that; so it is
-        # with the CPU provider alone.
+        # Before 3.14, Python ends a daemon thread that requests the GIL during the exit, and C++ code on the thread's
+        # stack then aborts the process. The CPU provider alone aborts too.
         expected |= {-signal.SIGABRT}
     assert run(WORK + end, check=False).returncode in expected
 

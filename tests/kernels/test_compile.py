@@ -208,7 +208,7 @@ def kernel(x, shift):
     np.testing.assert_array_equal(x, 2**20)
 
 
-# ---- objects ----
+# ---- object files ----
 
 
 def test_the_meta_data_describes_the_kernel() -> None:

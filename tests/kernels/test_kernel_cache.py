@@ -137,7 +137,7 @@ def test_ir_is_kept_for_all_targets_and_names_so_that_numba_runs_once(
     assert kept == [pipeline.compile_kernel(spec, target) for target in targets for spec in specs]
     renamed = dataclasses.replace(specs[0], name="of_another_node")
     image = library(tmp_path)[0].get(renamed, emulated)
-    assert ran[2:] == specs * 3  # run only by the `compile_kernel` calls in the comparison
+    assert ran[2:] == specs * 3  # only the direct `compile_kernel` calls ran the front end
     assert image == pipeline.compile_kernel(renamed, emulated)
     assert image.entry == renamed.symbol
 

@@ -161,7 +161,7 @@ def test_a_network_keeps_its_channels_last(monkeypatch: pytest.MonkeyPatch, dyna
             dim.dim_value = size
     names = [spec.name for spec in kernels(model) if re.match(r"conv\dd_", spec.name)]
     forms = {re.sub(r"_teams.*_", "_", name) for name in names}
-    assert forms == {"conv2d_mma_f16", "conv0d_mma_f16"}, names  # windows, and pointwise
+    assert forms == {"conv2d_mma_f16", "conv0d_mma_f16"}, names  # sliding windows, and pointwise
     assert all("d_mma_" in name for name in names), names
     (actual,) = run_model(model, [x], dynamic)
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])

@@ -110,7 +110,7 @@ def mixture(tokens: int) -> list[Array]:
     return [noise(tokens, width), noise(tokens, experts, seed=1), *weights]
 
 
-# ---- code ----
+# ---- machine code ----
 
 
 def test_products_of_halves_use_tensor_cores_without_spills(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -264,7 +264,7 @@ def test_to_list_candidates_guards_and_records_nothing(
     assert asked
 
 
-# ---- as data ----
+# ---- schedules as data ----
 
 TILES = st.builds(Tile, *[st.integers(1, 512)] * 7)
 ATTENTION_TILES = st.builds(AttentionTile, *[st.integers(1, 512)] * 4, st.booleans(), *[st.integers(0, 64)] * 4)

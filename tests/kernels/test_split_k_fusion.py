@@ -62,7 +62,7 @@ def test_the_step_after_a_product_adds_up_its_parts(
         w.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(numpy_helper.to_array(w).T), "w"))
     names = kernels(model)
     assert names[-1] == f"{'gemm' if transposed else 'matmul'}_add_add_layernormalization"
-    assert len(names) == (2 if rows == 40 else 3)  # with a dynamic number of rows, one more for few rows
+    assert len(names) == (2 if rows == 40 else 3)  # a dynamic number of rows adds a kernel for few rows
     with configured(check=1):
         results = run_model(model, [x, z])
     for found, exact in zip(results, (y, sums), strict=False):

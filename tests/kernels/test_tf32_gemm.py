@@ -124,7 +124,7 @@ def test_products_of_random_shapes(monkeypatch: pytest.MonkeyPatch, dynamic: boo
             close_to_exact(actual, a, b)
 
 
-# ---- code ----
+# ---- machine code ----
 
 
 @pytest.mark.parametrize("transposed", [(1, 0), (0, 1)])

@@ -56,7 +56,7 @@ def test_a_user_without_a_home_folder_does_without(
     monkeypatch.chdir(tmp_path)
     with caplog.at_level(logging.WARNING):
         cache, quarantine = KernelCache(), QuarantineCache()
-        assert not quarantine.load("a device", "kernels")  # a folder that cannot be there has no entry to lose
+        assert not quarantine.load("a device", "kernels")  # no warning: without a folder there is no entry
         assert not caplog.records
         cache.store("key", image(10))
     assert cache.load("key", emulated) is None

@@ -308,7 +308,7 @@ def test_a_loop_on_the_device_reads_streamed_weights(setting: str) -> None:
         """,
         SETTINGS[setting],
     )
-    assert out.strip() == "[0, 0, 1, 1, 0, 0, 0]"  # a graph of the third Run with the same number of iterations
+    assert out.strip() == "[0, 0, 1, 1, 0, 0, 0]"  # the third Run with an unchanged n replays a graph
 
 
 def test_sessions_of_single_nodes_refuse_a_budget() -> None:

@@ -28,7 +28,7 @@ def test_new_memory_of_the_device_is_filled_in_the_block_only() -> None:
     kept = ort.OrtValue.ortvalue_from_numpy(np.full(5000, 1, np.uint8), "cuda", 0)
     assert set(kept.numpy()) == {1}
     del kept
-    assert FILL not in new(5000)  # the chunk of what was kept
+    assert FILL not in new(5000)  # the allocation reuses the chunk of ``kept``
     with device.opened.filling_new_memory(FILL):
         assert new(5000) == {FILL}
 

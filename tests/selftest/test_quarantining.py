@@ -24,13 +24,13 @@ def call(epilogue: str, passes: bool, **more: Any) -> Result:
     [
         ([call("bias", False), call("none", True)], ["gemm f16 library with epilogue bias"]),
         ([call("bias", False), call("residual", True)], ["gemm f16 library with epilogue bias"]),
-        # Nothing is known to be right.
+        # No call of the same kind is known to be right.
         ([call("bias", False)], ["gemm f16 library"]),
         ([call("bias", False), call("none", True, operand="f32")], ["gemm f16 library"]),
         ([call("bias", False), call("none", True, engine="simt")], ["gemm f16 library"]),
-        # The size decides, not the epilogue.
+        # Another call with the same epilogue is right: the size decides, not the epilogue.
         ([call("bias", False), call("bias", True)], ["gemm f16 library"]),
-        # Calls without an epilogue are part of steps with another one.
+        # Calls with an epilogue compute the same product as the wrong call without one.
         ([call("none", False), call("bias", True)], ["gemm f16 library"]),
     ],
 )

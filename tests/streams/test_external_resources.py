@@ -109,7 +109,7 @@ def test_a_session_works_in_turn_with_another_thread(streams: None, interop: Int
     peer = threading.Thread(target=produce_and_check, args=(pipeline, ready, done, steps, problems))
     peer.start()
     for step in range(2, steps + 1):
-        done.wait(step - 1)  # only the host's view: no driver call
+        done.wait(step - 1)  # reads the semaphore on the host, without a driver call
         pipeline.enqueue(step)
     peer.join()
     assert problems == []
@@ -171,7 +171,7 @@ def test_nothing_is_left_after_the_release(interop: Interop) -> None:
         done.wait(round + 1)
         pipeline.close()
         device.synchronize()
-        Interop().close()  # releases what was retired
+        Interop().close()  # frees resources whose release had to wait for work
         del pipeline
         found = (len(descriptors()), mappings(), device.memory[0])
         if round == 1:
@@ -216,7 +216,7 @@ def test_handles_may_be_released_while_work_uses_them(adversarial: int, interop:
             interop.release_semaphore(semaphore)
         api().ReleaseIoBinding(pipeline.session.binding[0])
         pipeline.session.binding[0] = ffi.NULL
-        assert (descriptors(), mappings()) == (before, maps)  # the stream still waits
+        assert (descriptors(), mappings()) == (before, maps)  # the stream still waits, so the imports stay open
         inputs[:] = 1
         ready.signal(1)
         done.wait(1)
@@ -389,7 +389,7 @@ def test_signals_and_streams_that_do_not_fit_are_refused(interop: Interop) -> No
         with pytest.raises(OrtError, match="the stream is being captured"):
             call(semaphore, stream, 9)
     graph = ffi.new("CUgraph *")
-    device.call("StreamEndCapture", ffi.cast("CUstream", api().SyncStream_GetHandle(stream)), graph)  # still valid
+    device.call("StreamEndCapture", ffi.cast("CUstream", api().SyncStream_GetHandle(stream)), graph)
     device.call("GraphDestroy", graph[0])
     interop.release_memory(memory)
     interop.release_semaphore(semaphore)

@@ -136,7 +136,7 @@ def test_a_mistyped_command_or_model_gets_the_name_that_was_probably_meant(
 ) -> None:
     try:
         code = main(arguments)
-    except SystemExit as end:  # by argparse
+    except SystemExit as end:  # argparse raises it
         code = int(end.code or 0)
     assert code == ExitCode.USAGE
     assert f"did you mean {meant!r}?" in capsys.readouterr().err

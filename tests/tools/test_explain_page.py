@@ -72,7 +72,7 @@ def test_page_has_clusters_steps_reasons_and_copies(explained: tuple[list[dict[s
     ]
     assert {unquote(value.removeprefix("#")) for value in page.values("href")} <= set(page.values("id"))
     copies = text.split('id="copies"')[1].split("</table>")[0]
-    assert copies.count("a cast to STRING") == 2  # in the cell and in what it opens to
+    assert copies.count("a cast to STRING") == 2  # once in the cell, once in the text that it opens
     assert "FLOAT32[n, 64]" in copies
     assert "exp_relu" in text
     assert "://" not in whole_text(text)

@@ -39,7 +39,7 @@ def test_boxes_do_not_overlap_and_edges_pass_between_them(seed: int) -> None:
     for (_, a), (_, b) in combinations(boxes.items(), 2):
         assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1]
     for first, second in pairwise(found.rows):
-        assert first[1] < second[0]  # between rows nothing is in the way of an edge
+        assert first[1] < second[0]  # no box obstructs edges between two rows
     for source, route in found.routes.items():
         for row, x in enumerate(route.trunk, found.row_of[source] + 1):
             members = [box for key, box in boxes.items() if found.row_of[key] == row]
@@ -93,7 +93,7 @@ def test_views_have_no_box_among_the_steps_and_their_readers_are_joined_to_their
     graph = graph_data(ModelGraph(nodes, steps, {"a": "FLOAT32[1, 8]"}, "MB", {"y": False}))
     view = graph["views"]["steps"]
     boxes = view["boxes"]
-    assert [box["id"] for box in boxes if box["s"] == "own"] == ["step-1", "step-2"]  # not the kernel of no time
+    assert [box["id"] for box in boxes if box["s"] == "own"] == ["step-1", "step-2"]  # no box for a kernel without time
     joined = {
         (boxes[edge["s"]]["id"], boxes[branch[0]]["id"]): branch for edge in view["edges"] for branch in edge["e"]
     }

@@ -107,7 +107,7 @@ def test_a_thousand_nodes_are_less_than_500_kb_and_drawn_without_an_error(tab: T
     assert tab.console == []
     assert tab.evaluate("document.querySelectorAll('.box').length") == NODES // 2 + 3  # steps, a node, input, output
     spent = tab.evaluate("performance.getEntriesByType('navigation')[0].loadEventEnd")
-    assert spent < 60_000, f"{seconds} s"  # no promise about a busy machine: a guard against quadratic work
+    assert spent < 60_000, f"{seconds} s"  # lenient for busy machines: detects only quadratic work
 
 
 GEOMETRY = """(() => {

@@ -169,7 +169,7 @@ HALF = "float16[4, 8] x, float16[8, 6] b, float16[6] w, float16[4, 6] residual"
 def test_a_narrow_value_is_stored_where_the_program_rounds_and_nowhere_else() -> None:
     text = "p = MatMul(x, b) h = Add(p, w) i = Add(h, residual) y = Sigmoid(i)"
     assert choose(f"({HALF}) => (float16[4, 6] y) {{ {text} }}").flags == BIAS | RESIDUAL
-    # Gemm rounds only its result, so a library may not store the sums before beta * w, which it cannot add, is added.
+    # Gemm rounds only its result. The library cannot add beta * w, and would round the sums before the addition.
     variant, _ = prepare(f"({HALF}) => (float16[4, 6] y) {{ y = Gemm<beta = 0.5>(x, b, w) }}")
     assert not variant.problems
 

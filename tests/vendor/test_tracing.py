@@ -106,7 +106,7 @@ class Cupti:
         self._launches += 1
         common = {"correlation_id": self._launches, "device_id": 0, "stream_id": STREAM, "graph_id": int(in_graph)}
         external = {"external_id": number, "external_kind": ExternalCorrelationKind.CUSTOM2}
-        # The record with the external number comes last, as the order of records is arbitrary.
+        # CUPTI delivers records in any order. Here the record with the external number comes last.
         for record in records:
             start = self.get_timestamp()
             self._pending.append(SimpleNamespace(**common, **record, start=start, end=start + 1000))

@@ -241,7 +241,7 @@ def _print_programs(model: str, path: Path, emulate: bool, options: Mapping[str,
 
 
 def _print_new_programs(folder: Path, printed: dict[Path, int]) -> bool:
-    """Print what files of programs contain beyond their first ``printed`` characters; return whether that is any."""
+    """Print the text that program files gained after their first ``printed`` characters; return whether any did."""
     is_new = False
     for file in sorted(folder.glob("*.txt")):
         text = file.read_text(encoding="utf-8")

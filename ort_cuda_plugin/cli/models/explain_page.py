@@ -91,7 +91,7 @@ def plan_steps(clusters: Sequence[str], plans: Mapping[str, _Plan]) -> list[Grap
 
 
 def blocks(steps: Sequence[GraphStep], unit: str) -> Iterator[html.Block]:
-    """Yield a block of the bar of a Run for each step."""
+    """Yield for each step one block of the bar that represents a Run."""
     for step in steps:
         nodes = ", ".join(step.nodes)
         yield step.amount, step.color, step.anchor, f"{step.name}: {step.amount:.3g} {unit}\n{nodes}"

@@ -22,7 +22,9 @@ from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 from ort_cuda_plugin.compiler.library.kernel_library import MANIFEST_VARIABLE, read_manifest
 
 DEFAULT_MANIFEST = Path(__file__).resolve().parents[3] / "build" / "kernels.jsonl"
-"""Manifest that the tests of a source tree record. It is never read from the working folder, because it is code."""
+"""Manifest that the tests of a source tree record. It contains source code of kernels that will be executed, so a
+manifest in the working folder is not used by default.
+"""
 PROGRESS_SECONDS = 30
 """Seconds between lines of progress if the output is not a terminal."""
 

@@ -72,7 +72,7 @@ def _print(found: Sequence[Finding]) -> None:
 
 
 def _print_commands(found: Sequence[Finding]) -> None:
-    """Print each command once. A command with a control character cannot be one line, so its finding has none."""
+    """Print each command once. Leave out all commands of a finding if one of them has a control character."""
     printed: set[str] = set()
     for finding in found:
         if finding.commands and all(command.isprintable() for command in finding.commands):

@@ -184,7 +184,10 @@ def _plain(source: str | bytes | onnx.ModelProto) -> str | bytes:
 def _first(
     source: str | bytes, feeds: Mapping[str, Any], sides: _Sides, tolerances: Mapping[str, float], is_kept: bool
 ) -> tuple[FirstDifference | None, str]:
-    """Return the first node whose results differ, or why it is unknown. ``is_kept``: the other outputs were loaded."""
+    """Return the first node whose results differ, or why it is unknown.
+
+    ``is_kept`` says whether a file, given with ``--load``, had the reference's outputs.
+    """
     if isinstance(source, bytes):
         model = onnx.load_from_string(source)
     else:

@@ -16,7 +16,7 @@ from ort_cuda_plugin.cli.plain_text import json_text
 from ort_cuda_plugin.comparison.nonfinite import NonfiniteNode, NonfiniteReport, WithOptions, find_nonfinite
 
 _MAX_SHOWN = 5
-"""Nodes that the text names besides the first one."""
+"""Maximum number of nodes that the text names after the first one."""
 
 
 def show_nonfinite(

@@ -174,7 +174,7 @@ _TEXTS = ("node", "operator", "work", "nodes", "kernel", "kind", "node as ONNX R
 
 
 def heading(found: Profile) -> list[str]:
-    """Return the line above the tables that states the errors of estimates, if the profile has any."""
+    """Return the line above the tables that states the errors of estimates; no line for a profile without estimates."""
     return [accuracy.error_text()] if found.gpu else []
 
 

@@ -25,7 +25,7 @@ from ort_cuda_plugin.cli.common import output_console
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 
 SHOWN = 6
-"""Elements of an array that the command prints."""
+"""Maximum number of elements of an array that the command prints."""
 ELEMENT = re.compile(r"(f(?:16|32|64)|[iu](?:8|16|32|64))([:=])(.*)")
 
 

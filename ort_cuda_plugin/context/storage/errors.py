@@ -23,10 +23,10 @@ class ContextError(Error):
 
 
 class MissingCompiler(ContextError):
-    """A context must be compiled again, and no compiler is installed here."""
+    """A context must be compiled again, but the compiler is not installed."""
 
 
 class UnforeseenShapes(Exception):
-    """No stored plan accepts the inputs, and no compiler is installed here."""
+    """No stored plan accepts the inputs, and the compiler is not installed."""
 
     ort_code = 1  # ORT_FAIL

@@ -1,4 +1,4 @@
-"""Rejects Numba kernels that store floats into a workspace that they get as bytes: the stores would keep whole numbers.
+"""Rejects Numba kernels that store floats into a workspace of bytes, because a byte keeps only the integer part.
 
 The types of expressions are estimated from the syntax: an expression counts as a float only if it certainly is one.
 """

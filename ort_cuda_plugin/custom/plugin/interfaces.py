@@ -52,7 +52,7 @@ class PluginResourceContext:
 class Plugin(ABC):
     """A plugin of one node. Clones of it serve separate plans and concurrent Runs.
 
-    Its capabilities may be other objects.
+    A plugin may return another object for each of its capabilities.
     """
 
     def get_capability_interface(self, type: CapabilityType) -> Any:

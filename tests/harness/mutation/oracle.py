@@ -107,7 +107,8 @@ def _compare(data: bytes, feeds: Feeds, cpu: _Attempt, ours: _Attempt, reports: 
     if found := findings():
         return outcome(Kind.INTERNAL, "; ".join(found))
     for text in (ours.error, *reports):
-        # ONNX Runtime reports the same without the plugin, or its Python binding fails for a name that is not UTF-8.
+        # Such an error is not the plugin's: ONNX Runtime reports it without the plugin too, or its Python binding fails
+        # for a name that is not UTF-8.
         same = text == cpu.error or text.startswith("UnicodeDecodeError:")
         # `ort_cuda_plugin.session` rephrases ONNX Runtime's error about the IR version.
         same = same or ("IR version" in text and "IR version" in cpu.error)
