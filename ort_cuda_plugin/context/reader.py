@@ -51,7 +51,7 @@ class Loaded:
     """A cluster from a context: its stored plans, or a cluster that compiles the stored graph.
 
     In the second case ``why`` says why the stored plans are not used. ``refitted`` names the initializers whose
-    contents differ from those at compilation. ``warning`` says which quarantined kernels the cluster runs all the same.
+    contents differ from those at compilation. ``warning`` says which quarantined kernels or operators the cluster runs.
     ``otherwise`` loads the stored plans if the only reason against them is the quarantine; its argument is the error
     with which the compilation of the stored graph failed.
     """
@@ -88,8 +88,9 @@ class Context:
     ) -> Loaded:
         """Load the cluster of partition ``name``.
 
-        ``inputs`` and ``outputs`` are the element types of the node that names the partition. If the session's device
-        cannot use the stored code, or has quarantined some of it, the cluster is compiled from its stored graph.
+        ``inputs`` and ``outputs`` are the element types of the node that names the partition. The cluster is compiled
+        from its stored graph if the stored plans cannot be used: their code does not run on the session's device, their
+        options contradict the session's, or the device has quarantined one of their schedules.
 
         Raises:
             ContextError: there is no such partition, the node has other inputs or outputs, or the context contradicts
@@ -405,19 +406,19 @@ class StoredCluster:
         )
 
     def kernels_added(self, variant: Variant) -> None:
-        """Record that the kernels were added, as `CompiledCluster.kernels_added`."""
+        """Record that ``variant.kernels`` were added to the C cluster: see `CompiledCluster.kernels_added`."""
         variant.tables.kernels.commit()
 
     def problems_added(self, variant: Variant) -> None:
-        """Record that the problems were added, as `CompiledCluster.problems_added`."""
+        """Record that ``variant.problems`` were added to the C cluster: see `CompiledCluster.problems_added`."""
         variant.tables.problems.commit()
 
     def callbacks_added(self, variant: Variant) -> None:
-        """Record that the callbacks were added, as `CompiledCluster.callbacks_added`."""
+        """Record that ``variant.callbacks`` were added to the C cluster: see `CompiledCluster.callbacks_added`."""
         variant.tables.callbacks.commit()
 
     def weights_added(self, variant: Variant) -> None:
-        """Record that the weights were added, as `CompiledCluster.weights_added`. Stored weights need no release."""
+        """Record that the weights were added: see `CompiledCluster.weights_added`. Stored weights need no release."""
         if self._rebuilt is not None:
             self._rebuilt.weights_added(variant)
 

@@ -83,7 +83,7 @@ def _personal(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _paths(machine: Machine) -> Iterator[str]:
-    """Yield absolute paths of this process and of all variables that `_PATH` does not find as a whole."""
+    """Yield this process's paths, and those in environment variables, that `_PATH` does not match as a whole."""
     known = [sys.prefix, sys.base_prefix, sys.executable, str(machine.site_packages), *sys.path]
     for value in (*known, *machine.environment.values()):
         for path in value.split(":"):

@@ -33,7 +33,7 @@ def page(title: str, found: Estimate, lines: Sequence[str], graph: ModelGraph) -
 
 def graph_steps(found: Estimate, graph: ModelGraph) -> list[GraphStep]:
     """Return the steps of the estimate with their times, for the graph and the bar of a Run."""
-    node_of = {f"{node.name} ({node.op_type})": node for node in graph.nodes}  # by the label, as in the estimate
+    node_of = {f"{node.name} ({node.op_type})": node for node in graph.nodes}  # by the label that steps use
     steps = []
     for number, step in enumerate(found.steps):
         nodes = [node_of[name] for name in step.nodes if name in node_of]

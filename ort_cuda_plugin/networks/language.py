@@ -28,7 +28,7 @@ def bert_base(b: NetworkGraph, layers: int = 12, tokens: int = 30522) -> None:
 
 
 def whisper_tiny_encoder(b: NetworkGraph, layers: int = 4) -> None:
-    """Write Whisper's encoder (Radford et al. 2022) for 30 s of sound: 3000 frames of 80 features; 4 layers of 384."""
+    """Write Whisper's encoder (Radford et al. 2022) for 30 s of sound, 3000 frames of 80 features; width 384."""
     hidden, count, frames = 384, 6, 1500
     x = b.gelu(b.conv(b.input("input_features", ["batch", 80, 2 * frames]), 80, hidden, [3]))
     x = b.gelu(b.conv(x, hidden, hidden, [3], strides=[2]))

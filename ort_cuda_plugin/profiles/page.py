@@ -62,7 +62,7 @@ def _kind(step: Step) -> str:
 
 
 def _blocks(profile: Profile) -> Iterator[html.Block]:
-    """Yield the blocks of a Run, with gaps in which the device is idle."""
+    """Yield the blocks of a Run's bar: one for each step, and one for each gap in which the device is idle."""
     end = 0.0
     for number, step in enumerate(profile.steps):
         if step.begin > end:

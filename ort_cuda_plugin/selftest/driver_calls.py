@@ -66,7 +66,7 @@ def _pool(device: Device) -> None:
 
 
 def _queries(device: Device) -> None:
-    """Ask about memory, streams and events whose state is known."""
+    """Query memory, streams and events whose state is known, and check the answers."""
     with driver_of(device) as driver:
         address, stream = driver.memory(COUNT), driver.stream()
         ordinal, context = ffi.new("int *"), ffi.new("CUcontext *")

@@ -13,7 +13,7 @@ from .selftest import Report, counts
 VERSION = 1
 """Version of the JSON report; docs/selftest.md describes its fields."""
 MAX_LINES = 12
-"""Maximum failed checks, and maximum quarantined entries, in the table."""
+"""Maximum number of failed checks, and of quarantined entries, in the table."""
 
 
 def json_report(report: Report) -> dict[str, Any]:

@@ -60,7 +60,7 @@ static long long stat_of(const OrtAllocator *allocator, const char *name) {
 
 static OrtEnv *create_env(const char *key) {
   OrtKeyValuePairs *entries = pairs(key, "8000000");
-  api->AddKeyValuePair(entries, "ep_factory.CudaPluginExecutionProvider.use_tf32", "0"); /* not of the arena */
+  api->AddKeyValuePair(entries, "ep_factory.CudaPluginExecutionProvider.use_tf32", "0"); /* not an arena key */
   api->AddKeyValuePair(entries, "ep_factory.Other.arena.max_mem", "5");
   struct OrtEnvCreationOptions options = {.version = 24,
                                           .logging_severity_level = ORT_LOGGING_LEVEL_WARNING,

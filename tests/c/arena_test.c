@@ -206,7 +206,7 @@ static void test_options_may_be_as_large_as_numbers_go(void) {
   }
   capacity = (uint64_t)1 << 40;
   free_now(alloc_on(NULL, 100)); /* the first region's configured size exceeds the device's memory */
-  configure(OCP_DEVICE_MEMORY, "arena.initial_chunk_size_bytes=1000000 arena.max_mem=1000"); /* it exceeds max_mem */
+  configure(OCP_DEVICE_MEMORY, "arena.initial_chunk_size_bytes=1000000 arena.max_mem=1000"); /* more than max_mem */
   ocp_device_trim(device);
   CUdeviceptr address = alloc_on(NULL, 700);
   CHECK(stats().total == 768);

@@ -129,7 +129,7 @@ void vote(Params params, ocp_emu_thread *t) {
 }
 META(vote, OCP_EMU_FIBER, 0, 0, 2, P, P);
 
-/* Only the threads below a parameter reach the barrier: an error. */
+/* Only threads with an index below a parameter reach the barrier, which is an error of the kernel. */
 void divergent(Params params, ocp_emu_thread *t) {
   if (t->tid[0] < VALUE(unsigned, 0))
     ocp_emu_barrier(t);
@@ -186,7 +186,7 @@ void checked_copy(Params params, ocp_emu_thread *t) {
 META(checked_copy, OCP_EMU_BLOCK, 0, 1, 4, P, 4, P, 4);
 
 /* Each thread stores a value in shared memory, and after a barrier, which needs fibers, adds one atomically to a total.
- * Parameter 2 shifts the index of the value that each thread adds, also to beyond the shared array. */
+ * Parameter 2 shifts the index of the value that each thread adds; a large one leads out of the shared array. */
 void checked_shared(Params params, ocp_emu_thread *t) {
   int *values = (int *)t->shared;
   unsigned self = t->tid[0];

@@ -65,7 +65,8 @@ static void *take_turns(void *argument) {
   for (long round = 0; round < rounds; round++) {
     const uint64_t turn = (uint64_t)round * NUM_THREADS + self;
     wait_for(semaphore, stream, turn);
-    /* The byte that the thread before has written in this round, or the last thread in the round before. */
+    /* Copies the byte that the previous thread has written in this round; for thread 0, the byte that the last thread
+     * has written in the previous round. */
     CUDA(driver->MemcpyDtoDAsync(buffer + 4096 * (self % 2) + 64 * self, buffer + 8192 + 64, 64, stream));
     CUDA(driver->MemsetD8Async(buffer + 8192, (unsigned char)(turn + 1), 256, stream));
     signal_value(semaphore, stream, turn + 1);

@@ -1,5 +1,5 @@
-/* Runs the same library calls, with new sizes in each round, on several threads. Each of them first lets several
- * threads prepare the algorithms. For builds with sanitizers.
+/* Runs the same library calls, with new sizes in each round, on several threads. Before the calls of a round, each of
+ * these threads has the library code prepare the algorithms, on several threads at once. For builds with sanitizers.
  *
  * Arguments: LIBCUDNN ROUNDS. LIBCUDNN: the stand-in fake_cudnn.c. */
 #include <dlfcn.h>

@@ -88,7 +88,7 @@ def test_an_application_reads_and_writes_files_of_compiled_models(version: str, 
     """
     environment = {"PYTHONPATH": f"{HARNESS}:{installed / version}"}
     done = python("import context_functions; context_functions.main()", env=environment)
-    assert "10 the application's function that reads context files failed" in done.stdout  # INVALID_GRAPH
+    assert "10 the application's function that reads context files failed" in done.stdout  # 10: INVALID_GRAPH
     assert "the application has no such file" in done.stdout
 
 

@@ -254,9 +254,9 @@ def _print_new_programs(folder: Path, printed: dict[Path, int]) -> bool:
 
 
 def _feeds(model: str, path: Path, texts: list[str]) -> list[dict[str, Array]]:
-    """Return random inputs of Runs with the shapes of each argument --shapes; of one Run if there is none.
+    """Return the random inputs of one Run for each argument ``--shapes``, or of one Run without such an argument.
 
-    Dimensions without a given size are 1.
+    A dimension without a given size has its default size in a network of this package, else the size 1.
     """
     wanted = [{name: shape(name, text) for name, text in named_values("--shapes", [one])} for one in texts] or [{}]
     graph = read_model(path, model)
@@ -290,7 +290,7 @@ def _print_plans(model: str, path: Path, emulate: bool, texts: list[str], option
 
 
 def _print_streaming(model: str, path: Path, emulate: bool, options: dict[str, str]) -> int:
-    """Print the weights that Runs copy. Dimensions that the model leaves open are 1."""
+    """Print the weights that Runs copy. A dimension that the model leaves open has its default size, or the size 1."""
     try:
         with waiting(Console(stderr=True), "creating the session"):
             session = ort_cuda_plugin.session(path, emulate=emulate, provider_options=options)

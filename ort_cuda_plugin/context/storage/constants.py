@@ -126,7 +126,10 @@ class ConstantWriter:
         return {"source": [self.source_number(source), tensor.name], "digest": source.digest(tensor)}
 
     def _recipe_row(self, constant: Constant, source: Source) -> Json | None:
-        """Return the entry of a constant as a recipe; None if all operands of the recipe would be stored."""
+        """Return the entry of a constant as a recipe.
+
+        Return None if the constant has no recipe, is too large for its operands, or if all operands would be stored.
+        """
         recipe = constant.recipe
         if recipe is None or constant.nbytes > _allowed_bytes(recipe.parts):
             return None

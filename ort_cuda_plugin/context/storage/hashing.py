@@ -53,7 +53,7 @@ def file_digest(file: OpenFile, offset: int, length: int) -> bytes:
 
 
 def in_pieces(length: int) -> Iterator[tuple[int, int]]:
-    """Yield offset and length of each block of ``length`` bytes."""
+    """Divide ``length`` bytes into blocks of `PIECE` bytes; yield the offset and the size of each block."""
     return ((start, min(PIECE, length - start)) for start in range(0, length, PIECE))
 
 

@@ -17,7 +17,7 @@ _SAME_TYPE = frozenset({"min", "max", "abs"})
 
 
 def check_workspace(name: str, source: str, dtypes: Sequence[DType | None], number: int) -> None:
-    """Raise TypeError if a kernel stores floats into parameter ``number``, the workspace as a tensor of bytes.
+    """Raise TypeError if a kernel stores floats into parameter ``number``, which is the workspace as a tensor of bytes.
 
     ``dtypes`` has the element type of each parameter, None for a parameter that is a number.
     """

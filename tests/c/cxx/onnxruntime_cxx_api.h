@@ -1,5 +1,6 @@
-/* Stands in for ONNX Runtime's header of this name, which no package of Debian, PyPI or npm has: the members that
- * docs/hosts.md uses, with the same signatures. A compiler that finds ONNX Runtime's own header uses that one.
+/* Stands in for ONNX Runtime's header of this name, which no package of Debian, PyPI or npm contains. It has the
+ * members that docs/hosts.md uses, with the same signatures. A compiler that finds ONNX Runtime's own header uses that
+ * one.
  */
 #ifndef OCP_TEST_ONNXRUNTIME_CXX_API_H
 #define OCP_TEST_ONNXRUNTIME_CXX_API_H
