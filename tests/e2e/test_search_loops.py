@@ -49,7 +49,7 @@ def whisper(
 
 
 def note() -> str:
-    """Return the remark on the search of the last session."""
+    """Return the note in the verdict on the search node of the last session."""
     (found,) = [verdict.note for verdict in last_verdicts() if "Search" in verdict.op_type]
     return found
 

@@ -1,4 +1,4 @@
-"""Unprofitable islands: groups of nodes that stay on the CPU because copies to the device cost more than it gains."""
+"""Unprofitable islands: groups of nodes that stay on the CPU because copies would cost more than the GPU saves."""
 
 from __future__ import annotations
 

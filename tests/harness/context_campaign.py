@@ -1,8 +1,9 @@
 """Fuzzer of damaged compiled models: each must load and give right results, or be refused with a helpful error.
 
 ``python tests/harness/context_campaign.py`` flips bits of contexts, cuts and extends them, in context files and in
-models that embed them. It does so 10,000 times, in child processes, and prints a count of each outcome. ``--count``,
-``--seed`` and ``--processes`` change the defaults. With ``--first`` and one process it repeats a part of a campaign.
+models that embed them. It does so 10,000 times, in child processes, and prints a count of each outcome. ``--count`` and
+``--processes`` change the defaults. To repeat a part of a campaign in this process, give the number of its first damage
+as ``--first``, its ``--count``, and ``--processes 0``.
 
 The third kind of damage, ``plan``, changes a plan and then recomputes the context's hash. Such contexts are loaded but
 not run: the parameters of kernels are not checked, and a kernel can write to any device memory.

@@ -28,7 +28,7 @@ class Outcome:
     """The outcome of a fault.
 
     ``kind`` is "absorbed" (no step failed), "reported" (a step failed with an error) or "not reached" (the call was not
-    made). ``wrong`` has the violated checks, ``callers`` the stack of the failed call if there are any.
+    made). ``wrong`` has the violated checks. If there are any, ``callers`` has the stack of the call that failed.
     """
 
     fault: str

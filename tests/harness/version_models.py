@@ -398,8 +398,8 @@ def run_custom() -> None:
 
 
 def main(version: str, *left_out: str) -> None:
-    """Run all cases; print the API version and the results as JSON. The current case is printed to stderr, so that it
-    is known after a crash.
+    """Run all cases, except those ``left_out``; print the API version and the results as JSON. The current case is
+    printed to stderr, so that it is known after a crash.
     """
     assert ort.__version__ == version, (ort.__version__, ort.__file__)
     done = []

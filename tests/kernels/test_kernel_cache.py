@@ -347,7 +347,7 @@ def test_a_toolkit_compiles_for_what_its_nvrtc_says() -> None:
 
 
 def test_two_processes_compile_a_kernel_once(tmp_path: Path) -> None:
-    """The second process is another library: as ``first`` holds one kernel's lock, it compiles only the other one."""
+    """Two libraries stand for the processes: while ``first`` locks a kernel, ``second`` compiles only the other."""
     specs = [spec_number(1), spec_number(2)]
     first, _ = library(tmp_path)
     second, counts = library(tmp_path)

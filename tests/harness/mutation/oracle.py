@@ -87,7 +87,7 @@ class _Attempt:
 
 
 def judge(data: bytes, feeds: Feeds, level: int, stage: Callable[[str], None]) -> Outcome:
-    """Judge a model. ``level`` is ONNX Runtime's optimization level; ``stage`` is called with the running provider."""
+    """Judge a model. ``level`` is ONNX Runtime's optimization level; ``stage`` is called as each stage begins."""
     stage("cpu")
     cpu = _attempt(lambda: _cpu_session(data, level), feeds, runs=1)
     if cpu.seconds > SLOW_S or "bad_alloc" in cpu.error or "Failed to allocate memory" in cpu.error:

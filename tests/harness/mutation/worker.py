@@ -1,7 +1,7 @@
 """The worker process of the mutation fuzzer. It reads pickled mutants from stdin, and answers in lines of JSON.
 
-Each stage is reported when it begins ("build", "cpu", "plugin"), then the outcome. So after a crash the parent process
-knows the mutant and the stage.
+Each stage ("build", "cpu", "plugin", "judge") is reported when it begins, and then the outcome. So after a crash the
+parent process knows the mutant and the stage.
 
     python -m mutation.worker BASES     (BASES: file with the pickled dict of bases)
 """

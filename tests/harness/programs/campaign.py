@@ -5,7 +5,7 @@
 
 Prints the first pass after which a program gives other results, with the steps that the pass removed and added. With
 ``--mutations`` it injects mistakes into passes, and prints which check notices each (`programs.mutations`). Exits with
-1 if a program gives other results, or if no check notices a mistake.
+1 if a program gives other results, or if there is a mistake that no check notices.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Mutation testing of passes: injects plausible mistakes, and reports which checks notice them.
 
-    PYTHONPATH=tests/harness python -m programs --mutations [--pass vertical_fusion]
+    PYTHONPATH=tests/harness python -m programs --mutations [vertical_fusion]
 
 A `Mutation` replaces some text in a function of a pass, so that for example an axis or an order is wrong, a scale is
 dropped, or a reader is missed. `noticed_by` applies it, compiles the models of tests/passes, and returns the checks
