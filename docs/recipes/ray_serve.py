@@ -1,6 +1,4 @@
-"""Serves a model on several devices with Ray Serve: serve run ray_serve:app. Environment: MODEL, EMULATE=1,
-REPLICAS.
-"""
+"""Serves a model on several devices with Ray Serve: serve run ray_serve:app. Environment: MODEL, EMULATE, REPLICAS."""
 
 from __future__ import annotations
 
@@ -15,8 +13,7 @@ from ray.exceptions import RayActorError
 MODEL = os.environ.get("MODEL", "model.onnx")
 EMULATE = os.environ.get("EMULATE") == "1"
 REPLICAS = int(os.environ.get("REPLICAS", "2"))
-TRIES = 8
-"""Attempts for a request before its error goes to the caller."""
+TRIES = 8  # attempts for a request before its error goes to the caller
 
 
 @serve.deployment(
