@@ -120,19 +120,21 @@ static int find(ocp_offer *offer, const ocp_registration_request *request, uint3
     return error->code;
   char line[sizeof why.text + 100];
   if (gpus > 0 && why.text[0]) {
-    snprintf(line, sizeof line, "not offered: %s", why.text);
+    snprintf(line, sizeof line, "devices that the plugin does not offer: %s", why.text);
     ocp_log(ORT_LOGGING_LEVEL_WARNING, line, "GetSupportedDevices");
   }
   *found = gpus + emulated;
   if (*found > room) {
     snprintf(line, sizeof line,
-             "found %u GPUs and %u emulated devices, and ONNX Runtime accepts %u devices: the last ones are not "
-             "offered. Set CUDA_VISIBLE_DEVICES to choose GPUs",
+             "found %u GPUs and %u emulated devices, but ONNX Runtime accepts %u devices: the plugin does not offer "
+             "the last devices. Set CUDA_VISIBLE_DEVICES to choose GPUs",
              gpus, emulated, room);
     ocp_log(ORT_LOGGING_LEVEL_WARNING, line, "GetSupportedDevices");
     *found = room;
   } else if (*found == 0) {
-    snprintf(line, sizeof line, "no CUDA device: %s; the emulated device is offered on request only",
+    snprintf(line, sizeof line,
+             "no CUDA device: %s. To get the emulated device, register with emulate=True or set "
+             "ORT_CUDA_PLUGIN_EMULATE=1",
              why.text[0] ? why.text : "the CUDA driver reports no device");
     ocp_log(ORT_LOGGING_LEVEL_WARNING, line, "GetSupportedDevices");
   }

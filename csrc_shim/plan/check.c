@@ -66,7 +66,8 @@ static bool check_strings(checker *c) {
   const ocp_plan *p = c->plan;
   const uint32_t bytes = p->header.strings_bytes;
   if (bytes && p->strings[bytes - 1])
-    return ocp_plan_reject(c->error, "the strings do not end with a zero byte");
+    return ocp_plan_reject(c->error, "the last of %u bytes of strings is %d, expected a zero byte", bytes,
+                           p->strings[bytes - 1]);
   for (uint32_t i = 0; i < p->header.num_nodes; i++)
     if (p->nodes[i].label >= bytes || p->nodes[i].op_type >= bytes)
       return ocp_plan_reject(
@@ -74,8 +75,8 @@ static bool check_strings(checker *c) {
           i, p->nodes[i].label, p->nodes[i].op_type, bytes);
   for (uint32_t i = 0; i < p->header.num_record_nodes; i++)
     if (p->record_nodes[i] >= p->header.num_nodes)
-      return ocp_plan_reject(c->error, "entry %u of the nodes of records: expected a number below %u", i,
-                             p->header.num_nodes);
+      return ocp_plan_reject(c->error, "entry %u of the nodes of records: got node %u, expected a number below %u", i,
+                             p->record_nodes[i], p->header.num_nodes);
   return true;
 }
 
@@ -138,8 +139,8 @@ static bool check_outputs(checker *c) {
           out->rank, out->first_dim, next, p->header.num_dims);
     next += out->rank;
   }
-  return next == p->header.num_dims ||
-         ocp_plan_reject(c->error, "%u dimensions belong to no output", p->header.num_dims - next);
+  return next == p->header.num_dims || ocp_plan_reject(c->error, "%u of %u dimensions belong to no output",
+                                                       p->header.num_dims - next, p->header.num_dims);
 }
 
 /* Checks the reference to memory in a record of `segment`, or, if `record` is UINT32_MAX, in a read-back, which happens
@@ -243,8 +244,8 @@ static bool check_param(checker *c, uint32_t record, const ocp_plan_param *param
             c->plan->records[param->imm].kind == OCP_RECORD_LOOP &&
             c->plan->records[record].kind == OCP_RECORD_LAUNCH) ||
            ocp_plan_reject(c->error,
-                           "record %u of kind %u: a parameter is the condition of loop %lld: expected a launch, the "
-                           "record of a loop, and no register",
+                           "record %u: a record of kind %u has the condition of record %lld as a parameter, expected "
+                           "a launch as the first, a loop as the second, and a parameter without register",
                            record, c->plan->records[record].kind, (long long)param->imm);
   case OCP_PARAM_F32:
   case OCP_PARAM_F64:
@@ -272,7 +273,7 @@ static bool check_loops(checker *c, const ocp_segment_view *view) {
     while (depth && i == ends[depth])
       depth--;
     if (depth && (r->kind == OCP_RECORD_UPLOAD || r->kind == OCP_RECORD_AWAIT))
-      return ocp_plan_reject(c->error, "record %u: a loop repeats %s", i,
+      return ocp_plan_reject(c->error, "record %u: got %s in a loop, expected it outside of loops", i,
                              r->kind == OCP_RECORD_UPLOAD ? "an upload" : "the wait for an upload");
     if (r->kind != OCP_RECORD_LOOP)
       continue;

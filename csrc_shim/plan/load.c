@@ -81,8 +81,9 @@ static bool place_arrays(ocp_plan *p, size_t bytes, ocp_error *error) {
   p->record_nodes = take(p, &position, h->num_record_nodes, sizeof *p->record_nodes);
   p->in_place = take(p, &position, h->num_in_place, sizeof *p->in_place);
   p->strings = take(p, &position, h->strings_bytes, 1);
-  return position == bytes || ocp_plan_reject(error, "it has %zu bytes, but the counts in its header need %llu", bytes,
-                                              (unsigned long long)position);
+  return position == bytes ||
+         ocp_plan_reject(error, "the plan has %zu bytes, but the counts in its header need %llu bytes", bytes,
+                         (unsigned long long)position);
 }
 
 /* ---- segments ---- */
@@ -110,7 +111,8 @@ static bool split(const ocp_plan *p, segmented array, const char *what, ocp_erro
   for (uint32_t i = 0; i < array.count; i++) {
     const uint32_t segment = segment_of(&array, i);
     if (segment < last || segment >= p->header.num_segments)
-      return ocp_plan_reject(error, "%s %u is out of order or in no segment", what, i);
+      return ocp_plan_reject(error, "%s %u is in segment %u, expected a segment from %u to %u", what, i, segment, last,
+                             p->header.num_segments - 1);
     ocp_range *range = range_of(p, &array, segment);
     if (!range->count)
       range->first = i;
@@ -124,7 +126,8 @@ static bool split(const ocp_plan *p, segmented array, const char *what, ocp_erro
 static bool group(const ocp_plan *p, segmented array, uint32_t *order, const char *what, ocp_error *error) {
   for (uint32_t i = 0; i < array.count; i++) {
     if (segment_of(&array, i) >= p->header.num_segments)
-      return ocp_plan_reject(error, "%s %u is in no segment", what, i);
+      return ocp_plan_reject(error, "%s %u is in segment %u, but the plan has %u segments", what, i,
+                             segment_of(&array, i), p->header.num_segments);
     range_of(p, &array, segment_of(&array, i))->count++;
   }
   uint32_t first = 0;
@@ -147,24 +150,32 @@ static bool split_records(ocp_plan *p, ocp_error *error) {
   for (uint32_t s = 0; s < p->header.num_segments; s++) {
     const ocp_plan_segment *segment = &p->segments[s];
     if (segment->first_record != next_record || segment->num_records > p->header.num_records - next_record)
-      return ocp_plan_reject(error, "the records of segment %u are out of range", s);
+      return ocp_plan_reject(error,
+                             "segment %u has %u records from record %u on, expected record %u; the plan has %u records",
+                             s, segment->num_records, segment->first_record, next_record, p->header.num_records);
     p->views[s].records = (ocp_range){next_record, segment->num_records};
     for (uint32_t i = next_record; i < next_record + segment->num_records; i++) {
       const ocp_plan_record *r = &p->records[i];
       if (r->segment != s)
-        return ocp_plan_reject(error, "record %u is not in segment %u", i, s);
+        return ocp_plan_reject(error, "record %u names segment %u, but belongs to segment %u", i, r->segment, s);
       if (r->first_param != next_param || r->num_params > p->header.num_params - next_param)
-        return ocp_plan_reject(error, "the parameters of record %u are out of range", i);
+        return ocp_plan_reject(
+            error, "record %u has %u parameters from parameter %u on, expected parameter %u; the plan has %u", i,
+            r->num_params, r->first_param, next_param, p->header.num_params);
       next_param += r->num_params;
       if (r->first_node != next_node || r->num_nodes > p->header.num_record_nodes - next_node)
-        return ocp_plan_reject(error, "the nodes of record %u are out of range", i);
+        return ocp_plan_reject(error,
+                               "record %u has %u nodes from entry %u on, expected entry %u; the plan has %u entries", i,
+                               r->num_nodes, r->first_node, next_node, p->header.num_record_nodes);
       next_node += r->num_nodes;
     }
     next_record += segment->num_records;
   }
   if (next_record != p->header.num_records || next_param != p->header.num_params ||
       next_node != p->header.num_record_nodes)
-    return ocp_plan_reject(error, "some parameters or nodes belong to no record");
+    return ocp_plan_reject(
+        error, "the segments have %u records with %u parameters and %u nodes, expected %u, %u and %u", next_record,
+        next_param, next_node, p->header.num_records, p->header.num_params, p->header.num_record_nodes);
   return true;
 }
 
@@ -291,13 +302,21 @@ static bool check_in_place(const ocp_plan *p, ocp_error *error) {
     const ocp_plan_in_place *pair = &p->in_place[i], *before = i ? pair - 1 : NULL;
     if (pair->input >= p->header.num_inputs || pair->output >= p->header.num_outputs ||
         pair->kind >= OCP_IN_PLACE_NUM_KINDS)
-      return ocp_plan_reject(error, "in-place pair %u: input %u, output %u or kind %u does not exist", i, pair->input,
-                             pair->output, pair->kind);
+      return ocp_plan_reject(error,
+                             "in-place pair %u: got input %u, output %u and kind %u, expected numbers below %u, %u and "
+                             "%u",
+                             i, pair->input, pair->output, pair->kind, p->header.num_inputs, p->header.num_outputs,
+                             (unsigned)OCP_IN_PLACE_NUM_KINDS);
     if (before && (before->output > pair->output || (before->output == pair->output && before->input >= pair->input)))
-      return ocp_plan_reject(error, "pair %u of an input and an output is out of order", i);
+      return ocp_plan_reject(
+          error,
+          "in-place pair %u, of output %u and input %u, is not in ascending order after output %u and "
+          "input %u",
+          i, pair->output, pair->input, before->output, before->input);
     if (p->output_begin[pair->output] == UINT32_MAX || p->input_end[pair->input] != p->output_begin[pair->output] + 1)
-      return ocp_plan_reject(error, "no single record reads input %u last and writes output %u first", pair->input,
-                             pair->output);
+      return ocp_plan_reject(
+          error, "in-place pair %u: the last record that reads input %u is not the first that names output %u", i,
+          pair->input, pair->output);
   }
   return true;
 }
@@ -305,11 +324,12 @@ static bool check_in_place(const ocp_plan *p, ocp_error *error) {
 static bool load(ocp_plan *p, size_t bytes, ocp_error *error) {
   const ocp_plan_header *h = &p->header;
   if (h->magic != OCP_PLAN_MAGIC || h->version != OCP_PLAN_VERSION)
-    return ocp_plan_reject(error, "unknown magic %#x or version %u; this build reads version %u", h->magic, h->version,
-                           OCP_PLAN_VERSION);
+    return ocp_plan_reject(error, "got magic %#x and version %u, expected %#x and %u", h->magic, h->version,
+                           OCP_PLAN_MAGIC, OCP_PLAN_VERSION);
   if (h->num_registers > OCP_MAX_REGISTERS || h->num_segments == 0)
-    return ocp_plan_reject(error, "unsupported number of registers (%u) or segments (%u)", h->num_registers,
-                           h->num_segments);
+    return ocp_plan_reject(error,
+                           "got %u registers and %u segments, expected at most %u registers and at least 1 segment",
+                           h->num_registers, h->num_segments, OCP_MAX_REGISTERS);
   if (!place_arrays(p, bytes, error))
     return false;
   /* From here on the blob's size bounds all counts. calloc(0) may return NULL: allocate one more. */
@@ -347,7 +367,8 @@ ocp_plan *ocp_plan_load(const void *blob, size_t bytes, ocp_error *error) {
   if (!plan || !plan->blob) {
     ocp_fail_memory(error);
   } else if (bytes < sizeof plan->header) {
-    ocp_plan_reject(error, "it is truncated");
+    ocp_plan_reject(error, "the plan has %zu bytes, expected at least %zu, the size of its header", bytes,
+                    sizeof plan->header);
   } else {
     memcpy(plan->blob, blob, bytes);
     memcpy(&plan->header, blob, sizeof plan->header);

@@ -250,12 +250,14 @@ static int initialize(const python_api *api, const char *interpreter, ocp_error 
   if (!api->Py_DecodeLocale || !api->Py_SetProgramName || !api->Py_InitializeEx)
     return api->PyInitConfig_Create
                ? initialize_by_config(api, interpreter, error)
-               : ocp_fail(error, ORT_FAIL, "Python at %s lacks functions of the stable ABI", interpreter);
+               : ocp_fail(error, ORT_FAIL,
+                          "Python at %s lacks functions of the C API that start Python. Use CPython 3.11 or newer",
+                          interpreter);
   static const char *const flags[] = {"Py_IsolatedFlag", "Py_IgnoreEnvironmentFlag", "Py_NoUserSiteDirectory"};
   for (size_t i = 0; i < sizeof flags / sizeof *flags; i++) {
     int *flag = dlsym(RTLD_DEFAULT, flags[i]);
     if (!flag)
-      return ocp_fail(error, ORT_FAIL, "Python at %s has no %s", interpreter, flags[i]);
+      return ocp_fail(error, ORT_FAIL, "Python at %s has no variable %s", interpreter, flags[i]);
     *flag = 1;
   }
   wchar_t *name = api->Py_DecodeLocale(interpreter, NULL); /* kept: Python refers to it */
@@ -273,22 +275,27 @@ static int start_own_python(python_api *api, const char *folder, ocp_error *erro
     if (!configured || !configured[0])
       return ocp_fail(
           error, ORT_FAIL,
-          "found no Python for %s: %s is in no Python environment. Install the package into an environment, or "
-          "set ORT_CUDA_PLUGIN_PYTHON to the interpreter of an environment that has the package",
+          "found no Python for %s: %s is in no Python environment whose interpreter belongs to root, this user or the "
+          "package's owner. Install the package into an environment, or set ORT_CUDA_PLUGIN_PYTHON to the interpreter "
+          "of an environment that has the package",
           OCP_EP_NAME, folder);
     if (configured[0] != '/')
-      return ocp_fail(error, ORT_FAIL,
-                      "ORT_CUDA_PLUGIN_PYTHON: %s is not an absolute path, and the working folder is not trusted",
-                      configured);
+      return ocp_fail(
+          error, ORT_FAIL,
+          "ORT_CUDA_PLUGIN_PYTHON: got %s, expected an absolute path, because the working folder is not trusted",
+          configured);
     if (!exists(configured))
-      return ocp_fail(error, ORT_FAIL, "ORT_CUDA_PLUGIN_PYTHON: %s cannot be executed", configured);
+      return ocp_fail(error, ORT_FAIL,
+                      "ORT_CUDA_PLUGIN_PYTHON: %s cannot be executed. Set the path of a Python interpreter",
+                      configured);
     snprintf(interpreter, sizeof interpreter, "%s", configured);
   }
   void *library = open_libpython(interpreter, error);
   if (!library)
     return error->code;
   if (!resolve(library, api))
-    return ocp_fail(error, ORT_FAIL, "Python at %s lacks functions of the stable ABI", interpreter);
+    return ocp_fail(error, ORT_FAIL, "Python at %s lacks functions of the stable ABI. Use CPython 3.11 or newer",
+                    interpreter);
   if (initialize(api, interpreter, error) != ORT_OK)
     return error->code;
   api->PyEval_SaveThread(); /* releases the GIL; every later use acquires it */
@@ -334,7 +341,8 @@ void ocp_python_set_ready(void) { atomic_store(&is_ready, true); }
 static int find_folder(char folder[PATH_MAX], ocp_error *error) {
   Dl_info info;
   if (!dladdr(bootstrap, &info) || !realpath(info.dli_fname, folder))
-    return ocp_fail(error, ORT_FAIL, "%s cannot find the file of its library", OCP_EP_NAME);
+    return ocp_fail(error, ORT_FAIL, "%s: the dynamic loader does not tell the path of libort_cuda_plugin.so",
+                    OCP_EP_NAME);
   parent(folder);
   return ORT_OK;
 }

@@ -204,9 +204,11 @@ int ocp_cluster_set_fed_inputs(ocp_cluster *cluster, const uint32_t *inputs, uin
     while (position < cluster->num_host_inputs && cluster->host_inputs[position] != inputs[i])
       position++;
     if (position == cluster->num_host_inputs)
-      return ocp_fail(error, ORT_INVALID_ARGUMENT,
-                      "%s: internal error: the host does not read input %u. Report the model", cluster->name,
-                      inputs[i]);
+      return ocp_fail(
+          error, ORT_INVALID_ARGUMENT,
+          "%s: internal error: input %u is marked as supplied by the application, but the host does not read "
+          "the input. Report the model",
+          cluster->name, inputs[i]);
     cluster->is_fed[position] = true;
   }
   return ORT_OK;
@@ -295,16 +297,23 @@ static bool check_handles(const ocp_cluster *cluster, const ocp_plan *plan, ocp_
   if (!in_range(plan->kernels, h->num_kernels, cluster->num_kernels) ||
       !in_range(plan->weights, h->num_weights, cluster->num_weights) ||
       !in_range(plan->problems, h->num_problems, cluster->num_problems))
-    return ocp_plan_reject(error, "it refers to a kernel, weight or library call by an index that %s does not have",
-                           cluster->name);
+    return ocp_plan_reject(
+        error,
+        "the plan refers to a kernel, weight or library call of %s by an index out of range, expected "
+        "indices below %u, %u and %u",
+        cluster->name, cluster->num_kernels, cluster->num_weights, cluster->num_problems);
   if (!check_weight_memory(cluster, plan, error))
     return false;
   for (uint32_t i = 0; i < h->num_records; i++) {
     const ocp_plan_record *record = &plan->records[i];
     if (record->kind == OCP_RECORD_LAUNCH &&
         !takes(&cluster->kernels[plan->kernels[record->index]], plan->params + record->first_param, record->num_params))
-      return ocp_plan_reject(error, "record %u has other parameters than its kernel %s", i,
-                             cluster->kernels[plan->kernels[record->index]].name);
+      return ocp_plan_reject(
+          error,
+          "record %u: the number or the kinds of its %u parameters do not match the kernel %s, which has "
+          "%u parameters",
+          i, record->num_params, cluster->kernels[plan->kernels[record->index]].name,
+          cluster->kernels[plan->kernels[record->index]].num_params);
     if (record->kind == OCP_RECORD_LIBRARY && !problem_takes(cluster->problems[plan->problems[record->index]],
                                                              plan->params + record->first_param, record->num_params))
       return ocp_plan_reject(error, "the parameters of record %u do not match its library call", i);
@@ -313,12 +322,12 @@ static bool check_handles(const ocp_cluster *cluster, const ocp_plan *plan, ocp_
   }
   for (uint32_t i = 0; i < h->num_inputs; i++)
     if ((plan->inputs[i].host_register != OCP_NO_REG) != is_host_input(cluster, i))
-      return ocp_plan_reject(error, "input %u %s in the plan, but %s in %s", i,
-                             plan->inputs[i].host_register != OCP_NO_REG ? "is read by the host"
-                                                                         : "is not read by the host",
-                             is_host_input(cluster, i) ? "it is" : "it is not", cluster->name);
+      return ocp_plan_reject(
+          error, "input %u: the plan says that the host %s the input, but %s says that the host %s the input", i,
+          plan->inputs[i].host_register != OCP_NO_REG ? "reads" : "does not read", cluster->name,
+          is_host_input(cluster, i) ? "reads" : "does not read");
   if (cluster->num_host_inputs && cluster->host_inputs[cluster->num_host_inputs - 1] >= h->num_inputs)
-    return ocp_plan_reject(error, "it has %u inputs, but the host reads input %u of %s", h->num_inputs,
+    return ocp_plan_reject(error, "the plan has %u inputs, but the host reads input %u of %s", h->num_inputs,
                            cluster->host_inputs[cluster->num_host_inputs - 1], cluster->name);
   return true;
 }

@@ -77,8 +77,9 @@ static int count_host_values(run *r, uint32_t *total) {
     if (elements > OCP_MAX_HOST_VALUES || !ocp_dtype_is_integer(input->dtype))
       return ocp_fail(
           r->error, ORT_INVALID_ARGUMENT,
-          "%s: input %u determines shapes, so it must have an integer type or bool, and at most %u elements",
-          cluster->name, cluster->host_inputs[i], OCP_MAX_HOST_VALUES);
+          "%s: input %u, which determines shapes: got element type %u and %llu elements, expected an integer type or "
+          "bool, and at most %u elements",
+          cluster->name, cluster->host_inputs[i], input->dtype, (unsigned long long)elements, OCP_MAX_HOST_VALUES);
     r->host_counts[i] = (uint32_t)elements;
     *total += (uint32_t)elements;
   }
@@ -107,8 +108,8 @@ static bool is_capturing(const run *r) { return atomic_load_explicit(&r->stream-
 
 static int fail_capture(const run *r, const char *why, uint32_t input) {
   return ocp_fail(r->error, ORT_NOT_IMPLEMENTED,
-                  "%s: input %u %s, and a CUDA graph cannot capture that. " OCP_WITHOUT_CAPTURE, r->cluster->name,
-                  input, why);
+                  "%s: input %u %s, which a CUDA graph cannot capture. " OCP_WITHOUT_CAPTURE, r->cluster->name, input,
+                  why);
 }
 
 static int make_key(run *r) {

@@ -183,8 +183,10 @@ int ocp_repeat_run(const ocp_repeat *repeat, ocp_stream *stream, const ocp_input
                    ocp_output_fn output, void *output_context, ocp_error *error) {
   error->code = ORT_OK;
   if (num_inputs != repeat->num_inputs)
-    return ocp_fail(error, ORT_INVALID_ARGUMENT, "a token search: got %u inputs, expected %u", num_inputs,
-                    repeat->num_inputs);
+    return ocp_fail(error, ORT_INVALID_ARGUMENT,
+                    "internal error: a token search (GreedySearch, BeamSearch or Sampling) got %u inputs, expected %u. "
+                    "Report the model",
+                    num_inputs, repeat->num_inputs);
   if (atomic_load_explicit(&stream->capturing, memory_order_relaxed))
     return ocp_fail(error, ORT_NOT_IMPLEMENTED,
                     "the host must read after each iteration whether the loop continues, and a CUDA graph cannot "

@@ -113,7 +113,8 @@ size_t ocp_dnn_version(void) { return ocp_dnn.GetVersion(); }
 int ocp_dnn_check(ocp_error *error) {
   const size_t version = ocp_dnn.GetVersion(), least = 90800;
   return version >= least ? ORT_OK
-                          : ocp_fail(error, ORT_FAIL, "cuDNN %zu.%zu.%zu is too old (9.8 or newer is needed)",
+                          : ocp_fail(error, ORT_FAIL,
+                                     "cuDNN %zu.%zu.%zu is too old, expected 9.8 or newer. Upgrade nvidia-cudnn-cu13",
                                      version / 10000, version / 100 % 100, version % 100);
 }
 

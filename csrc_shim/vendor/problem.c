@@ -50,7 +50,7 @@ static int load(const ocp_library *library, const char *path, ocp_error *error) 
     library->functions[i] = dlsym(handle, library->symbols[i]);
     if (!library->functions[i]) {
       dlclose(handle);
-      return ocp_fail(error, ORT_FAIL, "%s: %s has no %s", library->name, path, library->symbols[i]);
+      return ocp_fail(error, ORT_FAIL, "%s: %s has no function %s", library->name, path, library->symbols[i]);
     }
   }
   if (library->check && library->check(error) != ORT_OK) {
@@ -482,7 +482,7 @@ static int enqueue(const ocp_problem *problem, const ocp_library_handle *handle,
 }
 
 static int fail_refused(const ocp_problem *problem, ocp_error *error) {
-  return ocp_fail(error, ORT_FAIL, "%s has refused this call before", problem->library->name);
+  return ocp_fail(error, ORT_FAIL, "%s refused this call in an earlier attempt", problem->library->name);
 }
 
 /* Enqueues a call with the stream's handle, which the caller has locked. *used: before the call, the entry for the

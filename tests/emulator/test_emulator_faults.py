@@ -153,7 +153,7 @@ def test_a_busy_device_gives_no_context() -> None:
         Device.emulated()
     code = "import ort_cuda_plugin as p; from isolated import add_model; p.session(add_model(), emulate=True)"
     done = python(code, env={**env("exclusive=1"), "PYTHONPATH": str(HARNESS)}, check=False)
-    assert "Another process has the device exclusively: end it, or allow several with" in done.stderr
+    assert "its compute mode may be exclusive while another process uses the device, or prohibited" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -245,7 +245,7 @@ def test_weights_are_addressed_with_their_offsets() -> None:
 @pytest.mark.parametrize("elements_offset", [11, -1])
 def test_a_pointer_outside_its_memory_is_an_error_of_the_node(elements_offset: int) -> None:
     with TestCluster(biased_plan(elements_offset), weights=weights) as cluster:
-        with pytest.raises(PluginError, match="node 'bias': an address of the launch lies outside of its tensor"):
+        with pytest.raises(PluginError, match="node 'bias': an address that a kernel, copy or call gets lies outside"):
             cluster.run(np.ones(4, np.float32))
         assert cluster.run(np.ones(0, np.float32))[0].shape == (0,)
 

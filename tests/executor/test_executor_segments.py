@@ -96,23 +96,23 @@ def test_host_values_out_of_range_are_an_error() -> None:
     plan = reshape_plan(ONNX_TYPES[np.dtype(np.uint64)], 1)
     with (
         TestCluster(plan, host_inputs=[1]) as cluster,
-        pytest.raises(PluginError, match="exceeds the maximum of int64"),
+        pytest.raises(PluginError, match=r"is 2\^63 or more"),
     ):
         cluster.run(np.ones(1, np.float32), np.array([1 << 63], np.uint64))
 
 
 def test_a_host_input_must_hold_few_integers() -> None:
     with TestCluster(host_inputs=[1]) as cluster:
-        with pytest.raises(PluginError, match="input 1 determines shapes"):
+        with pytest.raises(PluginError, match="input 1, which determines shapes"):
             cluster.run(np.ones(1, np.float32), np.ones(1, np.float32))
-        with pytest.raises(PluginError, match="input 1 determines shapes"):
+        with pytest.raises(PluginError, match="input 1, which determines shapes"):
             cluster.run(np.ones(1, np.float32), np.ones(100_000, np.int64))
 
 
 def test_plan_and_cluster_must_agree_on_the_host_inputs() -> None:
     with (
         TestCluster(host_inputs=[0]) as cluster,
-        pytest.raises(PluginError, match="input 0 is not read by the host in the plan"),
+        pytest.raises(PluginError, match="input 0: the plan says that the host does not read the input"),
     ):
         cluster.add(reshape_plan(INT64, 2))
 

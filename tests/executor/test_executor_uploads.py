@@ -161,6 +161,6 @@ def test_a_plan_is_refused_if_it(why: str) -> None:
 def test_an_upload_beyond_the_weight_or_the_ring_fails_the_run(plan: Plan) -> None:
     with (
         cluster_of(plan) as cluster,
-        pytest.raises(PluginError, match="'layer': an address of the launch lies outside"),
+        pytest.raises(PluginError, match="'layer': an address that a kernel, copy or call gets lies outside"),
     ):
         cluster.run()

@@ -463,5 +463,5 @@ def test_range_with_a_delta_of_0_names_the_node(dtype: type[np.generic]) -> None
 
 
 def test_a_range_too_long_to_allocate_fails_the_run() -> None:
-    with pytest.raises(PluginError, match=r"too many bytes|memory"):
+    with pytest.raises(PluginError, match=r"2\^60 bytes|memory"):
         run_op("Range", scalars(np.float32, 0, math.inf, 1))

@@ -122,7 +122,7 @@ def rehearsed(folder: Path, cache: Path, **environment: str) -> tuple[int, str, 
 BROKEN = {
     "an old GPU": ("capability=7.5", "compute capability 7.5, expected 8.0 or newer"),
     "an old driver": ("driver=12.8", "supports CUDA 12.8, expected 13.0 or newer. Install driver R580 or newer"),
-    "exclusive mode": ("exclusive=1", "Another process has the device exclusively"),
+    "exclusive mode": ("exclusive=1", "its compute mode may be exclusive"),
 }
 
 

@@ -231,7 +231,8 @@ def test_an_old_cudnn_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     from ort_cuda_plugin.abi.core import core, ffi, new_error
     error = new_error()
     assert core().library_load(1, {os.fsencode(fake_library("cudnn", tmp_path))!r}, error)
-    assert ffi.string(error.text) == b"cuDNN 9.7.0 is too old (9.8 or newer is needed)", ffi.string(error.text)
+    said = ffi.string(error.text)
+    assert said == b"cuDNN 9.7.0 is too old, expected 9.8 or newer. Upgrade nvidia-cudnn-cu13", said
     """
     python(code, preloaded=True)
 

@@ -249,7 +249,11 @@ CUresult ocp_mempool_alloc(ocp_device *device, size_t size, ocp_stream *stream, 
       ocp_pool_advance(pool, stream); /* counts the allocation as work of the stream: it must run before any use */
     pthread_mutex_unlock(&pool->lock);
   } else {
-    ocp_fail(error, ORT_RUNTIME_EXCEPTION, "the arena's limit (arena.max_mem) leaves fewer than %zu bytes", size);
+    ocp_fail(error, ORT_RUNTIME_EXCEPTION,
+             "arena.max_mem: the limit leaves fewer than the %zu bytes that an allocation needs. Release sessions or "
+             "tensors, or "
+             "raise the limit",
+             size);
   }
   pthread_mutex_unlock(&mempool->lock);
   return result;

@@ -104,8 +104,8 @@ int ocp_arena_configure(int emulated, int ordinal, int memory, const char *const
     char names[400];
     ocp_arena_config_list(refused, names, sizeof names);
     snprintf(warning, OCP_ARENA_WARNING_BYTES,
-             "the %s arena of %sCUDA device %d is in use with other values of %s and keeps them. Sessions share the "
-             "arena: give all the same values",
+             "the %s arena of %sCUDA device %d is in use with other values of %s and keeps its values. Sessions share "
+             "the arena: give all sessions the same values",
              memory == OCP_PINNED_MEMORY ? "pinned" : "device", emulated ? "emulated " : "", ordinal, names);
   } else if (!s->given) {
     ocp_arena_config_take(&s->config, &wanted, given);
@@ -120,7 +120,7 @@ int ocp_arena_set_limit(int emulated, int ordinal, int memory, int64_t bytes, oc
   if (check_place(ordinal, memory, error) != ORT_OK)
     return error->code;
   if (bytes < 0)
-    return ocp_fail(error, ORT_INVALID_ARGUMENT, "arena.max_mem: expected 0 bytes or more, got %lld", (long long)bytes);
+    return ocp_fail(error, ORT_INVALID_ARGUMENT, "arena.max_mem: got %lld bytes, expected 0 or more", (long long)bytes);
   if (atomic_load(&ocp_forked))
     return ocp_fail(error, ORT_RUNTIME_EXCEPTION, "%s", OCP_FORKED_TEXT);
   pthread_mutex_lock(&lock);

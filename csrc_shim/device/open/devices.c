@@ -38,7 +38,8 @@ static int open_failed(ocp_device *device, CUresult result, const char *what, oc
     const ocp_error driver = *error;
     ocp_fail(
         error, driver.code,
-        "%.700s. Another process has the device exclusively: end it, or allow several with `nvidia-smi -c DEFAULT`",
+        "%.600s. The device refuses this process: its compute mode may be exclusive while another process uses the "
+        "device, or prohibited. End the other process, or allow several with `nvidia-smi -c DEFAULT`",
         driver.text);
   }
   return error->code;
@@ -59,7 +60,7 @@ static int fill(ocp_device *device, bool emulated, int ordinal, ocp_error *error
   if ((result = driver->DeviceGetCount(&count)) != CUDA_SUCCESS)
     return open_failed(device, result, "cuDeviceGetCount", error);
   if (ordinal >= count)
-    return ocp_fail(error, ORT_INVALID_ARGUMENT, "there is no %s %d: found %d devices",
+    return ocp_fail(error, ORT_INVALID_ARGUMENT, "there is no %s %d: found %d devices, numbered from 0",
                     emulated ? "emulated CUDA device" : "CUDA device", ordinal, count);
   if ((result = driver->DeviceGet(&device->device, ordinal)) != CUDA_SUCCESS)
     return open_failed(device, result, "cuDeviceGet", error);

@@ -426,8 +426,10 @@ static int take_graph(ocp_capture_thread *thread, captured *entry, ocp_error *er
   if (result != CUDA_SUCCESS)
     return ocp_device_fail(device, result, call, error);
   if (!exec)
-    return ocp_fail(error, ORT_RUNTIME_EXCEPTION,
-                    "CUDA graph %d: the Run that was to be captured did not finish. Earlier errors say why", entry->id);
+    return ocp_fail(
+        error, ORT_RUNTIME_EXCEPTION,
+        "CUDA graph %d: the Run that the graph was to capture did not finish. The log has the earlier error",
+        entry->id);
   ocp_count(OCP_GRAPH_CAPTURES, 1);
   report_capture(entry, num_nodes);
   return ORT_OK;

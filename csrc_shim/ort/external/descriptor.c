@@ -30,5 +30,6 @@ void ocp_close_descriptor(const void *native_handle) { close((int)(intptr_t)nati
 int ocp_check_descriptor_version(uint32_t version, const char *what, ocp_error *error) {
   if (version >= OLDEST_VERSION)
     return ORT_OK;
-  return ocp_fail(error, ORT_INVALID_ARGUMENT, "%s: version is %u, expected ORT_API_VERSION", what, version);
+  return ocp_fail(error, ORT_INVALID_ARGUMENT, "%s: version is %u, expected ORT_API_VERSION, %d or newer", what,
+                  version, OLDEST_VERSION);
 }

@@ -140,7 +140,7 @@ static int size_of(const OrtExternalTensorDescriptor *desc, uint64_t *bytes, ocp
   bool overflows = false;
   if (!bits)
     return ocp_fail(error, ORT_INVALID_ARGUMENT,
-                    "external tensor: element type %d has no fixed size, expected a numeric type",
+                    "external tensor: element type %d has no fixed size, expected a numeric or bool type",
                     (int)desc->element_type);
   if (desc->rank && !desc->shape)
     return ocp_fail(error, ORT_INVALID_ARGUMENT, "external tensor: shape is NULL, expected %zu dimensions", desc->rank);
@@ -152,7 +152,8 @@ static int size_of(const OrtExternalTensorDescriptor *desc, uint64_t *bytes, ocp
     overflows |= __builtin_mul_overflow(count, (uint64_t)desc->shape[i], &count);
   }
   if (overflows || __builtin_mul_overflow(count, bits, bytes) || *bytes > UINT64_MAX - 7)
-    return ocp_fail(error, ORT_INVALID_ARGUMENT, "external tensor: the shape has more than 2^64 bits");
+    return ocp_fail(error, ORT_INVALID_ARGUMENT,
+                    "external tensor: the elements of the shape have 2^64 bits or more, expected fewer");
   *bytes = (*bytes + 7) / 8;
   return ORT_OK;
 }
@@ -162,15 +163,17 @@ static int check_place(const imported_memory *memory, const OrtExternalTensorDes
                        ocp_error *error) {
   const uint32_t bits = ocp_dtype_bits((uint32_t)desc->element_type), element = (bits + 7) / 8;
   if (desc->offset_bytes > memory->bytes || bytes > memory->bytes - desc->offset_bytes)
-    return ocp_fail(error, ORT_INVALID_ARGUMENT,
-                    "external tensor: %llu bytes at offset %zu do not fit into the %llu bytes of imported memory after "
-                    "its own offset",
-                    (unsigned long long)bytes, desc->offset_bytes, (unsigned long long)memory->bytes);
+    return ocp_fail(
+        error, ORT_INVALID_ARGUMENT,
+        "external tensor: %llu bytes at offset_bytes %zu do not fit into the imported memory, which has %llu "
+        "bytes after the offset_bytes of its own descriptor",
+        (unsigned long long)bytes, desc->offset_bytes, (unsigned long long)memory->bytes);
   if ((memory->address + desc->offset_bytes) % element)
-    return ocp_fail(error, ORT_INVALID_ARGUMENT,
-                    "external tensor: offset %zu of the tensor and offset %zu of the memory are not together a "
-                    "multiple of the element size, %u bytes",
-                    desc->offset_bytes, memory->ort.descriptor.offset_bytes, element);
+    return ocp_fail(
+        error, ORT_INVALID_ARGUMENT,
+        "external tensor: got offset_bytes %zu of the tensor and %zu of the imported memory, expected a sum "
+        "that is a multiple of the element size, %u bytes",
+        desc->offset_bytes, memory->ort.descriptor.offset_bytes, element);
   return ORT_OK;
 }
 

@@ -145,7 +145,8 @@ static int enqueue(ocp_device *device, const OrtExternalSemaphoreHandle *handle,
     ocp_stream_end_turn(stream);
   } else {
     ocp_fail(error, ORT_NOT_IMPLEMENTED,
-             WHAT ": a Run that ONNX Runtime captures has the stream. Wait and signal before and after the Run");
+             WHAT ": a Run that ONNX Runtime captures into a CUDA graph uses the stream. Wait and signal before and "
+                  "after the Run");
   }
   ocp_imported_end_use(imported);
   return error->code;

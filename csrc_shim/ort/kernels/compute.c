@@ -102,7 +102,7 @@ int ocp_ort_input_of(const OrtValue *value, uint32_t index, const char *name, co
   if (!input->on_device && ocp_ep_api->MemoryDevice_GetDeviceType(memory) != OrtMemoryInfoDeviceType_CPU &&
       ocp_ep_api->MemoryDevice_GetMemoryType(memory) == OrtDeviceMemoryType_DEFAULT)
     return ocp_fail(error, ORT_INVALID_ARGUMENT,
-                    "%s is in the memory of another device. Copy it to the session's device, or to the host",
+                    "%s is in the memory of another device. Copy the tensor to the session's device, or to the host",
                     label(index, name, text));
   return ORT_OK;
 }

@@ -167,7 +167,9 @@ static int transpose(scan_helper *self, const size_t *permutation, size_t rank, 
     return ocp_fail(error, ORT_INVALID_ARGUMENT, "Scan: got a permutation of %zu axes for a tensor of rank %u", rank,
                     source.rank);
   if (!(wanted.dtype = ocp_dtype_of_bytes(ocp_dtype_bits(source.dtype) / 8)))
-    return ocp_fail(error, ORT_NOT_IMPLEMENTED, "Scan: elements of type %u cannot be transposed", source.dtype);
+    return ocp_fail(error, ORT_NOT_IMPLEMENTED,
+                    "Scan: elements of type %u cannot be transposed, expected elements of 1, 2, 4 or 8 bytes",
+                    source.dtype);
   if (find_blocks(permutation, rank, source.dims, &wanted, sizes, error) != ORT_OK)
     return error->code;
   if (wanted.rank < 2)

@@ -101,13 +101,17 @@ static int fill_launch(ocp_instance *instance, uint32_t index, ocp_error *error)
     const int64_t size = instance->registers[record->grid[d]];
     if (size < 0 || size > max_grid[d])
       return fail_record(instance, index, error,
-                         "the kernel's launch grid is out of range; check the shapes of the inputs");
+                         "the kernel's launch grid has a negative or too large size, expected at most 2^31-1 x 65535 x "
+                         "65535 blocks. Check the shapes of the inputs");
     call->grid[d] = (unsigned)size;
     call->skipped |= size == 0;
   }
   const int64_t shared = record->shared_register == OCP_NO_REG ? 0 : instance->registers[record->shared_register];
   if (shared < 0 || shared > INT32_MAX)
-    return fail_record(instance, index, error, "the dynamic shared memory is out of range");
+    return fail_record(
+        instance, index, error,
+        "the size of the dynamic shared memory is negative or exceeds 2^31-1 bytes. Check the shapes of the "
+        "inputs");
   call->shared_bytes = (unsigned)shared;
   return ORT_OK;
 }
@@ -120,7 +124,8 @@ static int fill_move(ocp_instance *instance, uint32_t index, uint64_t *bytes, oc
   uint64_t byte;
   if (plan->records[index].kind == OCP_RECORD_MEMSET &&
       (!number(&params[1], instance->registers, &byte) || byte > UINT8_MAX))
-    return fail_record(instance, index, error, "the value of a memset is not a byte, expected 0 to 255");
+    return fail_record(instance, index, error,
+                       "the value of a memset is not a byte, expected 0 to 255. Report the model");
   number(&params[2], instance->registers, bytes);
   instance->calls[index].skipped |= *bytes == 0;
   return ORT_OK;
@@ -140,7 +145,10 @@ static int fill_values(ocp_instance *instance, uint32_t index, uint64_t needed, 
     if (params[i].kind != OCP_PARAM_POINTER)
       continue;
     if (!pointer(instance, &params[i], needed, &call->values[apart ? slot : i], next_fixup))
-      return fail_record(instance, index, error, "an address of the launch lies outside of its tensor");
+      return fail_record(
+          instance, index, error,
+          "an address that a kernel, copy or call gets lies outside of its tensor. Check the shapes of the inputs, "
+          "or report the model");
     slot++;
   }
   call->num_pointers = slot;
@@ -148,7 +156,8 @@ static int fill_values(ocp_instance *instance, uint32_t index, uint64_t needed, 
     if (params[i].kind == OCP_PARAM_POINTER)
       continue;
     if (!number(&params[i], instance->registers, &call->values[apart ? slot++ : i]))
-      return fail_record(instance, index, error, "a size does not fit the kernel's parameter");
+      return fail_record(instance, index, error,
+                         "a size does not fit the integer type of a parameter. Check the shapes of the inputs");
   }
   return ORT_OK;
 }
@@ -415,8 +424,11 @@ int ocp_instance_locate(const ocp_instance *instance, const ocp_plan_readback *r
   const uint64_t bytes = ref_bytes(instance, readback->ref_kind, readback->ref_index);
   const uint64_t needed = (uint64_t)readback->count * (ocp_dtype_bits(readback->dtype) / 8);
   if (offset < 0 || (uint64_t)offset > bytes || needed > bytes - (uint64_t)offset)
-    return ocp_fail(error, ORT_INVALID_ARGUMENT, "%s: a read-back lies outside of its tensor",
-                    instance->variant->cluster_name);
+    return ocp_fail(
+        error, ORT_INVALID_ARGUMENT,
+        "%s: internal error: a read-back of %llu bytes at offset %lld lies outside of its tensor of %llu bytes. "
+        "Report the model",
+        instance->variant->cluster_name, (unsigned long long)needed, (long long)offset, (unsigned long long)bytes);
   if (readback->ref_kind == OCP_REF_WEIGHT) {
     *address = instance->variant->weights[readback->ref_index] + (uint64_t)offset;
     return ORT_OK;

@@ -88,7 +88,7 @@ int ocp_host_values_read(ocp_stream *stream, const ocp_host_read *reads, uint32_
     const char *from = reads[i].host ? reads[i].host : next;
     for (uint32_t k = 0; k < reads[i].count && code == ORT_OK; k++)
       if (!convert(from + k * (size_t)(ocp_dtype_bits(reads[i].dtype) / 8), reads[i].dtype, &reads[i].values[k]))
-        code = ocp_fail(error, ORT_INVALID_ARGUMENT, "a value that decides a shape exceeds the maximum of int64");
+        code = ocp_fail(error, ORT_INVALID_ARGUMENT, "a value that decides a shape is 2^63 or more, expected an int64");
     if (!reads[i].host)
       next += bytes_of(&reads[i]);
   }

@@ -180,8 +180,8 @@ static int fail_output(const ocp_instance *instance, uint32_t index, ocp_error *
                              (long long)instance->dims[out->first_dim + d]);
   return fail_node(
       instance, out->node, error,
-      "the result would have the shape %s, with a negative dimension or too many bytes; check the shapes of "
-      "the inputs and the values that decide sizes",
+      "the result would have the shape %s, with a negative dimension or with 2^60 bytes or more. Check the "
+      "shapes of the inputs and the values that decide sizes",
       shape);
 }
 
@@ -284,7 +284,7 @@ static int set_inputs(ocp_instance *instance, const ocp_input *inputs, const int
       instance->registers[in->host_register + k] = *host_values++;
     instance->memory_bytes[i] = tensor_bytes(inputs[i].dims, in->rank, in->dtype);
     if (instance->memory_bytes[i] == UINT64_MAX)
-      return ocp_fail(error, ORT_INVALID_ARGUMENT, "%s: input %u has a negative dimension or too many bytes",
+      return ocp_fail(error, ORT_INVALID_ARGUMENT, "%s: input %u has a negative dimension, or 2^60 bytes or more",
                       instance->variant->cluster_name, i);
   }
   return ORT_OK;
