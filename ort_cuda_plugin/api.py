@@ -169,8 +169,8 @@ def register(
         if not offered and any(known.devices for known in registrations() if known.identity is identity):
             raise RuntimeError(
                 f"{get_ep_name()} is already registered in another ONNX Runtime of this process, such as that of "
-                "onnxruntime-genai, and the plugin serves only one. Create sessions with that ONNX Runtime, or in "
-                "another process"
+                "onnxruntime-genai, and the plugin serves only one ONNX Runtime per process. Create sessions with that "
+                "ONNX Runtime, or in another process"
             )
         virtual = name if name.endswith(VIRTUAL_SUFFIX) else name + VIRTUAL_SUFFIX
         if emulate and not any(_info(device).emulated for device in offered) and virtual not in _factories(identity):

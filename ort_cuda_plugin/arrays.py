@@ -154,8 +154,8 @@ class CudaArray:
     def __dlpack__(self, *, stream: Any = None, **options: Any) -> Any:
         if options.get("copy") or options.get("dl_device") not in (None, self.__dlpack_device__()):
             raise BufferError(
-                "CudaArray: __dlpack__ can only share the memory, but was asked for a copy or another device. Copy the "
-                "array that shares the memory"
+                "CudaArray: __dlpack__ can only share the memory, but the caller asked for a copy or another device. "
+                "Leave out copy and dl_device, and copy the resulting array"
             )
         return self.value.__dlpack__(stream=stream)
 
@@ -180,7 +180,8 @@ def as_cuda_array(value: ort.OrtValue) -> CudaArray:
         raise TypeError(f"value: expected an onnxruntime.OrtValue, got {type(value).__name__}")
     if not value.is_tensor() or value.device_name() == "cpu":
         raise TypeError(
-            "value: expected a tensor in device memory. If the tensor is in host memory, call numpy() on it"
+            "value: expected a tensor in device memory, got a tensor in host memory or a value that is not a tensor. "
+            "Call numpy() on a tensor in host memory"
         )
     return CudaArray(value)
 
@@ -221,7 +222,8 @@ def offered_memory_info(device: Device, what: str) -> Any:
             return offered.memory_info(ort.OrtDeviceMemoryType.DEFAULT)
     raise ValueError(
         f"{what} is on {'emulated' if device.is_emulated else 'CUDA'} device {device.ordinal}, which {get_ep_name()} "
-        "does not offer to ONNX Runtime. Call ort_cuda_plugin.register first, or copy it to a device that it returns"
+        "does not offer to ONNX Runtime. Call ort_cuda_plugin.register first, or copy the tensor to a device that "
+        "register returns"
     )
 
 
@@ -326,7 +328,7 @@ def _check_contiguous(shape: tuple[int, ...], strides: Any, what: str) -> None:
     expected = 1
     for dim, stride in zip(reversed(shape), reversed(list(strides)), strict=True):
         if dim > 1 and stride != expected and math.prod(shape):
-            raise ValueError(f"{what}: the array has strides, expected a C-contiguous one. Copy it first")
+            raise ValueError(f"{what}: got an array that is not C-contiguous. Pass a contiguous copy")
         expected *= dim
 
 

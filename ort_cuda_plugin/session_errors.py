@@ -95,12 +95,12 @@ def what_a_file_is(path: str | os.PathLike[str]) -> str:
 def only_ours(error: Exception) -> str:
     """Explain ``error`` of another provider, if it is about a model that the plugin may run; "" for other errors."""
     if name := own_operator(error):
-        return f"it has no custom operator {name}, which only the plugin runs"
+        return f"the provider has no custom operator {name}, which only the plugin runs"
     for pattern in _NO_KERNEL:
         if match := re.search(pattern, str(error), re.DOTALL):
-            return f"it has no kernel for {match['operator']} of node {match['node']!r} with these types"
+            return f"the provider has no kernel for {match['operator']} of node {match['node']!r} with its types"
     if match := re.search(_COMPILED, str(error), re.DOTALL):
-        return f"it cannot run the model, because {match[1]} compiled it. Compare the original model instead"
+        return f"the provider cannot run the model, because {match[1]} compiled it. Compare the original model instead"
     return ""
 
 

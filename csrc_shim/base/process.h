@@ -9,8 +9,8 @@
 extern atomic_bool ocp_forked;
 void ocp_watch_forks(void); /* called where Python or a device is first used */
 #define OCP_FORKED_TEXT                                                                                                \
-  "this process was forked from one that used the CUDA plugin. Start it with multiprocessing's spawn or forkserver "   \
-  "method"
+  "this process was forked from a process that used the CUDA plugin. Start this process with multiprocessing's "       \
+  "spawn or forkserver method"
 
 /* Whether the Python interpreter is shutting down. Callers then release nothing and do not call CUDA. */
 bool ocp_is_shutting_down(void);

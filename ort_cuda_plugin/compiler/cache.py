@@ -48,7 +48,7 @@ class KernelCache(CacheFolder):
     suffix = ".kernel"
     magic = b"OCPK\x01\n"
     consequence = "Each process compiles its kernels again"
-    remedy = "compiling again"
+    remedy = "the process compiles the kernel again"
     max_entry_bytes = max_entry_bytes
 
     def __init__(self, folder: Path | None = None, max_bytes: int = max_cache_bytes) -> None:
@@ -61,7 +61,12 @@ class KernelCache(CacheFolder):
         if any(is_complete(installed_tools(emulated)) for emulated in (True, False)):
             super().tell_damaged(key)
         else:
-            logger.warning("%s entry %s is damaged, and the compiler is not installed", self.name, self.path(key))
+            logger.warning(
+                "%s entry %s is damaged, and this process cannot compile the kernel again, because the compiler is not"
+                ' installed. Install "ort-cuda-plugin[cpu]" or "ort-cuda-plugin[cuda]", or fill the cache again',
+                self.name,
+                self.path(key),
+            )
 
     def load(self, key: str, target: Target) -> KernelImage | None:
         """Return the compiled kernel with ``key``; None if there is no entry, or if it is damaged."""

@@ -92,7 +92,7 @@ def compile_kernel(spec: KernelSpec, target: Target, cache: KernelCache | None =
             if not target.is_emulated:
                 return compile_foreign(spec, target)
             if not spec.source:
-                raise ForeignCodeError("it has no counterpart in Numba, which the emulated device would run")
+                raise ForeignCodeError("the kernel has no counterpart in Numba, which the emulated device would run")
         except ForeignCodeError as error:
             raise KernelCompileError(spec, str(error)) from error
     # Hold Numba's own lock, so that no other compilation in this process runs with the patches of `kernel_ir`.
@@ -191,7 +191,7 @@ def explain(function: Callable[..., None], error: Exception) -> tuple[str, int, 
     shown = [line for line in shown if line.strip() and not line.startswith("Failed in ")]
     reason = "\n".join(shown[:max_error_lines]) or type(error).__name__
     if "NRT required" in text:
-        reason = "it creates an array: use as many indices as an array has dimensions, and create no arrays"
+        reason = "the kernel creates an array: use as many indices as an array has dimensions, and create no arrays"
     if place := re.search(r'File "([^"]+)", line (\d+)', text):
         return place[1], int(place[2]), reason
     line = function.__code__.co_firstlineno
@@ -253,7 +253,7 @@ def compile_ptx(spec: KernelSpec, ir: KernelIR, target: Target) -> bytes:
         ptx = nvvm.compile_ir(modules, arch="compute_{}{}".format(*capability), opt=3).strip(b"\0 \n")
     except Exception as error:
         advice = "" if spec.owner else ". Report the model"
-        raise KernelCompileError(spec, f"NVVM does not compile it: {error}{advice}") from error
+        raise KernelCompileError(spec, f"NVVM does not compile the kernel: {error}{advice}") from error
     return with_short_rounding(ptx, capability)
 
 
@@ -270,7 +270,9 @@ def compile_cuda(spec: KernelSpec, ir: KernelIR, target: Target) -> KernelImage:
     try:
         cubin = linker.link("cubin").code
     except Exception as error:
-        raise KernelCompileError(spec, f"nvJitLink: {error}\n{linker.get_error_log()}") from error
+        raise KernelCompileError(
+            spec, f"nvJitLink does not link the kernel: {error}\n{linker.get_error_log()}"
+        ) from error
     return KernelImage(bytes(cubin), spec.symbol, target, resource_usage(linker.get_info_log()), bytes(ptx))
 
 

@@ -67,7 +67,7 @@ class ForeignCode:
                 except ForeignCodeError as error:
                     raise ValueError(f"kernel {self.entry}: {error}") from error
         if not self.images:
-            raise ValueError(f"kernel {self.entry}: no code was given")
+            raise ValueError(f"kernel {self.entry}: got no code, expected code for at least one architecture")
         if self.options and self.kind != "cuda":
             raise ValueError(f"kernel {self.entry}: options are for CUDA C++, not for {self.kind}")
 
@@ -149,7 +149,7 @@ def _image_for(code: ForeignCode, target: Target) -> bytes:
     data = code.image_for(target.compute_capability)
     if data is None:
         raise ForeignCodeError(
-            f"its code is for {', '.join(arch for arch, _ in code.images)}, none of which runs on {target.capability}: "
+            f"the code is for {', '.join(arch for arch, _ in code.images)}, none of which runs on {target.capability}: "
             f"add code for {target.capability}"
         )
     return data
@@ -175,7 +175,7 @@ def ptx_of(code: ForeignCode, capability: tuple[int, int]) -> tuple[str, str]:
         options = LinkerOptions(arch=target.arch, link_time_optimization=True, ptx=True)
         linked = Linker(ObjectCode.from_ltoir(bytes(data)), options=options).link("ptx")
     except Exception as error:
-        raise ForeignCodeError(f"nvJitLink: {error}") from error
+        raise ForeignCodeError(f"nvJitLink does not link the LTO-IR: {error}") from error
     return bytes(linked.code).strip(b"\0 \n").decode(), code.entry
 
 
@@ -193,7 +193,7 @@ def _compile_cuda(code: ForeignCode, source: bytes, target: Target) -> tuple[byt
 
     def checked(result: tuple[Any, ...]) -> Any:
         if result[0] != 0:
-            raise ForeignCodeError(f"NVRTC: {nvrtc.nvrtcGetErrorString(result[0])[1].decode()}")
+            raise ForeignCodeError(f"a call of NVRTC failed: {nvrtc.nvrtcGetErrorString(result[0])[1].decode()}")
         return result[1] if len(result) > 1 else None
 
     def text(size: Any, get: Any, program: Any) -> bytes:
@@ -213,7 +213,7 @@ def _compile_cuda(code: ForeignCode, source: bytes, target: Target) -> tuple[byt
         (failed,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
         if failed != 0:
             log = text(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
-            raise ForeignCodeError(f"NVRTC: {log.decode(errors='replace')}")
+            raise ForeignCodeError(f"NVRTC does not compile the code: {log.decode(errors='replace')}")
         entry = checked(nvrtc.nvrtcGetLoweredName(program, code.entry.encode())).decode()
         return text(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program), entry
     finally:
@@ -246,11 +246,11 @@ def _linked(spec: ForeignKernel, ptx: bytes, data: bytes, entry: str, target: Ta
         code = ObjectCode.from_ltoir(bytes(data)) if lto else ObjectCode.from_ptx(ptx)
         linker = Linker(code, options=LinkerOptions(arch=target.arch, verbose=True, link_time_optimization=lto or None))
     except Exception as error:
-        raise ForeignCodeError(f"nvJitLink: {error}") from error
+        raise ForeignCodeError(f"nvJitLink does not read the code: {error}") from error
     try:
         cubin = bytes(linker.link("cubin").code)
     except Exception as error:
-        raise ForeignCodeError(f"nvJitLink: {error}\n{linker.get_error_log()}") from error
+        raise ForeignCodeError(f"nvJitLink does not link the code: {error}\n{linker.get_error_log()}") from error
     return _image(spec, cubin, entry, target, resource_usage(linker.get_info_log()), ptx)
 
 
@@ -268,7 +268,7 @@ def _image(
     own = _parameter_bytes(cubin, entry)
     if own and own != wanted:
         raise ForeignCodeError(
-            f"the parameters in its code have {own} bytes, those of the declared signature {wanted}. Correct the "
+            f"the parameters in the code have {own} bytes, those of the declared signature {wanted}. Correct the "
             "signature"
         )
     return KernelImage(cubin, entry, target, {**usage, "static_shared_bytes": shared}, ptx)
@@ -303,8 +303,8 @@ def _sections(cubin: bytes, entry: str, arch: str) -> dict[str, int]:
     try:
         sections = {section.name: section.size for section in Elf(cubin).sections}
     except ValueError as error:
-        raise ForeignCodeError(f"its image for {arch} is not a cubin: {error}") from error
+        raise ForeignCodeError(f"the image for {arch} is not a cubin: {error}") from error
     if f".text.{entry}" not in sections:
         found = ", ".join(sorted(name[6:] for name in sections if name.startswith(".text."))) or "none"
-        raise ForeignCodeError(f"its code has no kernel {entry!r}; it has {found}")
+        raise ForeignCodeError(f"the code has no kernel {entry!r}. Kernels in the code: {found}")
     return sections

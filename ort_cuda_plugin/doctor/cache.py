@@ -30,9 +30,9 @@ def cache_findings(cache: KernelCache) -> Iterator[Finding]:
     else:
         yield warning(
             _SUBJECT,
-            f"{text}. It can be read but not written",
-            "this is right for a container image with a warm cache. Otherwise each process compiles the kernels that "
-            f"are missing: set {CACHE_DIR_VARIABLE} to a writable folder",
+            f"{text}. This user may read the folder, but not write to it",
+            "a read-only cache is right for a container image with a warm cache. Otherwise each process compiles the "
+            f"missing kernels: set {CACHE_DIR_VARIABLE} to a writable folder",
         )
     damaged = [name for name, _ in entries if not cache.is_whole(name)]
     if damaged:

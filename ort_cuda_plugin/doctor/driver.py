@@ -47,7 +47,7 @@ def _missing(machine: Machine, why: str) -> Finding:
         return problem(
             _SUBJECT,
             f"{why}; this is WSL",
-            f"add {folder} to LD_LIBRARY_PATH; it has the library of the Windows driver",
+            f"add {folder} to LD_LIBRARY_PATH: the folder has the library of the Windows driver",
             f'export LD_LIBRARY_PATH="{folder}${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}"',
         )
     if machine.is_container and (has_module or has_nodes):
@@ -66,7 +66,12 @@ def _missing(machine: Machine, why: str) -> Finding:
             " Container Toolkit. In Kubernetes ask for the resource nvidia.com/gpu",
         )
     if has_module or has_nodes:
-        return problem(_SUBJECT, why, "the kernel has a driver: install its libraries of the same version, libcuda1")
+        return problem(
+            _SUBJECT,
+            why,
+            "the machine has the driver's kernel module or device files: install the driver's libraries of the same"
+            " version (package libcuda1)",
+        )
     return note(
         _SUBJECT,
         why,

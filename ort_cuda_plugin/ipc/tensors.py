@@ -147,10 +147,13 @@ class ImportedTensor:
         vendor = offered_memory_info(device_of_info(self._info), "the tensor").device_vendor_id
         dtype, is_old = DTYPES[self.dtype], core().host_version() < _FULL_DLPACK
         if (dtype is DType.BFLOAT16 and is_old) or vendor != _NVIDIA:
-            reason = "emulated devices beside GPUs" if vendor != _NVIDIA else f"bfloat16 before 1.{_FULL_DLPACK}"
+            reason = (
+                "while the process also has GPUs, ONNX Runtime makes no OrtValue of a tensor on an emulated device"
+                if vendor != _NVIDIA
+                else f"ONNX Runtime before 1.{_FULL_DLPACK} makes no OrtValue of a bfloat16 tensor"
+            )
             raise TypeError(
-                f"tensor: ONNX Runtime makes no OrtValue of {reason} from DLPack. Pass the tensor to "
-                "ort_cuda_plugin.bind_input or bind_output"
+                f"tensor: {reason} from DLPack. Pass the tensor to ort_cuda_plugin.bind_input or bind_output"
             )
         return ort.OrtValue.from_dlpack(
             _OldBools(self._capsule(DType.UINT8)) if dtype is DType.BOOL and is_old else self
@@ -163,8 +166,8 @@ class ImportedTensor:
         """
         if options.get("copy") or options.get("dl_device") not in (None, self.__dlpack_device__()):
             raise BufferError(
-                "ImportedTensor: __dlpack__ can only share the memory, but was asked for a copy or another device. "
-                "Copy the array that shares the memory"
+                "ImportedTensor: __dlpack__ can only share the memory, but the caller asked for a copy or for another "
+                "device. Leave out copy and dl_device, and copy the resulting array"
             )
         return self._capsule(DTYPES[self.dtype])
 

@@ -57,7 +57,9 @@ def build(name: str, seed: int = 0) -> onnx.ModelProto:
     """
     parts = split_name(name)
     if parts is None:
-        raise ValueError(f"unknown network {name!r}; there are {', '.join(NETWORKS)}, each as {', '.join(DTYPES)}")
+        raise ValueError(
+            f"unknown network {name!r}, expected one of {', '.join(NETWORKS)}, each as {', '.join(DTYPES)}"
+        )
     graph = NetworkGraph(parts[0], parts[1], seed)
     NETWORKS[parts[0]].write(graph)
     return graph.model()

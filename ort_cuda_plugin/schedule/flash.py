@@ -100,7 +100,9 @@ def flash_choice(
         if not ctx.device.quarantine.covering(schedule_kinds("attention", q.dtype.short, choice.schedule)):
             return choice
     raise Unsupported(
-        "quarantine", f"all FlashAttention kernels for {q.dtype.short} failed ort-cuda-plugin selftest on this device"
+        "quarantine",
+        f"the FlashAttention kernels for {q.dtype.short}, with and without tensor cores, failed ort-cuda-plugin"
+        " selftest on this device",
     )
 
 

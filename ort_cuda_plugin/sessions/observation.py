@@ -172,7 +172,7 @@ def _why_missing(name: str, device_ids: dict[str, str]) -> str:
         return f"the plugin could not be registered: {_registration_error}"
     if not known:
         argument = "" if identity is Identity.OWN else f"as_={name!r}"
-        return f"no provider of this name is available. Call ort_cuda_plugin.register({argument}) first"
+        return f"no provider {name!r} is available. Call ort_cuda_plugin.register({argument}) first"
     devices = [device for each in known for device in each.devices]
     if not devices:
         _, why = cuda_devices()

@@ -91,7 +91,11 @@ def require(
 
 
 def _not_asked(outcome: Outcome) -> str:
-    named = f"the application asked for {', '.join(outcome.asked)}" if outcome.asked else "it named no provider"
+    named = (
+        f"the application asked for {', '.join(outcome.asked)}"
+        if outcome.asked
+        else "the application named no provider"
+    )
     return f"{named}. Create the session with ort_cuda_plugin.session, or with providers=[{get_ep_name()!r}]"
 
 

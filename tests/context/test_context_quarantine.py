@@ -131,7 +131,7 @@ def test_stored_plans_run_with_a_warning_if_no_other_kernel_is_left(
             assert_same(load(path, severity=2), SOURCE, [FEED])
     said = capfd.readouterr().err
     assert "runs quarantined kernels: gemm f32 simt is not used on this device" in said
-    assert "no kernel is left for it on this device" in said
+    assert "no kernel is left for the node on this device" in said
     assert "Results may be wrong. Compile the source model again on this device" in said
     assert "is compiled again" not in said
 
@@ -289,7 +289,7 @@ def test_a_substitute_of_a_library_call_avoids_the_quarantine(tmp_path: Path) ->
             quarantine(*ALL_ARE_WRONG)
             substitutes.release()
             with pytest.raises(
-                NoSubstitute, match="no kernel is left for it on this device; gemm f32 simt is not used"
+                NoSubstitute, match="no kernel is left for the node on this device; gemm f32 simt is not used"
             ):
                 substitutes.pointer(call)
     finally:

@@ -43,15 +43,21 @@ def test_run_says_why_nothing_is_compared(arguments: list[str], capsys: pytest.C
     assert main(["run", *arguments, "--device", "emulated", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["nodes_on_ep"] == 2
-    assert report["not_compared"] == "cpu: it has no custom operator my.domain::Twice, which only the plugin runs"
+    assert (
+        report["not_compared"]
+        == "cpu: the provider has no custom operator my.domain::Twice, which only the plugin runs"
+    )
     assert (report["compared"], report["error"], report["cpu_run"]) == ([], None, None)
     assert main(["run", *arguments, "--device", "emulated"]) == 0
-    assert "it has no custom operator my.domain::Twice" in capsys.readouterr().out
+    assert "the provider has no custom operator my.domain::Twice" in capsys.readouterr().out
 
 
 def test_compare_says_that_nobody_else_has_it(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", *arguments, "--device", "emulated"]) == ExitCode.UNAVAILABLE
-    assert "--against CPUExecutionProvider: it has no custom operator my.domain::Twice" in capsys.readouterr().err
+    assert (
+        "--against CPUExecutionProvider: the provider has no custom operator my.domain::Twice"
+        in capsys.readouterr().err
+    )
 
 
 def test_bench_times_the_plugin_alone(arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,7 +65,7 @@ def test_bench_times_the_plugin_alone(arguments: list[str], tmp_path: Path, caps
     options = ["--device", "emulated", "--runs", "1", "--warmup", "0"]
     assert main(["bench", *arguments, *options, "--json", str(report)]) == 0
     assert (
-        "not compared: cpu: it has no custom operator my.domain::Twice, which only the plugin runs"
+        "not compared: cpu: the provider has no custom operator my.domain::Twice, which only the plugin runs"
         in capsys.readouterr().out
     )
     (found,) = json.loads(report.read_text())

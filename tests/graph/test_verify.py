@@ -132,7 +132,7 @@ def test_an_attention_whose_parts_read_what_it_does_not_is_refused() -> None:
         row=None, parts=parts,  # type: ignore[arg-type]
     )  # fmt: skip
     Verifier()("tried", [step])
-    with pytest.raises(InvalidProgramError, match="step 0: attention: invariant 1: its part, a map,"):
+    with pytest.raises(InvalidProgramError, match="step 0: attention: invariant 1: a part of the step, a map,"):
         Verifier()("tried", [replace(step, parts=(parts[0], copied(tensor(4, 4), weights), parts[2]))])
 
 

@@ -75,7 +75,7 @@ assert "has no option 'no_such_option'" in text and f"model of {len(add)} bytes 
 ort.InferenceSession(add, providers=[own], provider_options=[{"device_id": "7"}])
 assert "device_id: there is no device 7. Choose one of 0 (" in only_line()
 ort.InferenceSession(add, providers=[cuda])
-assert "no provider of this name is available. Call ort_cuda_plugin.register(as_='CUDAExec" in only_line()
+assert "no provider 'CUDAExecutionProvider' is available. Call ort_cuda_plugin.register(as_='CUDAExec" in only_line()
 
 ort.InferenceSession(strings(), providers=[own])
 text = only_line()

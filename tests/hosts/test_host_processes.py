@@ -178,7 +178,7 @@ def work(index):
         check(plugin.session(model, emulate=True))
         return "ok"
     except Exception as error:
-        return "forked" if "was forked from one that used the CUDA plugin" in str(error) else str(error)
+        return "forked" if "was forked from a process that used the CUDA plugin" in str(error) else str(error)
 if __name__ == "__main__":
     method, before = sys.argv[2:]
     if before != "imported":

@@ -355,7 +355,9 @@ def test_an_error_of_nvvm_advises_an_installation_only_where_nvvm_is_missing(mon
         compile_kernel(triple, Target.cuda(7, 0))
     assert "pip install" not in str(caught.value)
     monkeypatch.setattr(nvvm, "compile_ir", fail)
-    with pytest.raises(KernelCompileError, match=r"does not compile it: ERROR_COMPILATION \(9\)\. Report the model$"):
+    with pytest.raises(
+        KernelCompileError, match=r"does not compile the kernel: ERROR_COMPILATION \(9\)\. Report the model$"
+    ):
         compile_kernel(triple, Target.cuda(9, 0))
     monkeypatch.setattr(nvvm, "NVVM", fail)
     with pytest.raises(KernelCompileError, match=r"NVVM cannot be loaded \(.*\); `pip install"):

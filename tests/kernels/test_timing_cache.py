@@ -151,8 +151,8 @@ def test_damaged_and_foreign_files_are_named_in_the_log(tmp_path: Path, caplog: 
         path.chmod(0o666)
         assert TimingCache(tmp_path).times(PROBLEM) == {}
     damaged, foreign = [record.getMessage() for record in caplog.records]
-    assert damaged == f"timing cache entry {path} is damaged; measuring again"
-    assert foreign.startswith(f"timing cache entry {path} is not used: other users can write to it")
+    assert damaged == f"timing cache entry {path} is damaged; the process measures the candidate kernels again"
+    assert foreign.startswith(f"timing cache entry {path} is not used: other users can write to the file")
 
 
 def test_a_read_only_folder_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

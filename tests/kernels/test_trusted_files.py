@@ -153,14 +153,14 @@ def a_file(folder: Path) -> None:
     ("prepare", "reason"),
     [
         (writable_by_others, "(mode 0770)"),
-        (foreign, "belongs to user 12345, and its contents would be executed"),
+        (foreign, "belongs to user 12345, expected this user or root, who may supply machine code"),
         (under_a_folder_that_others_write_to, "can write to"),
         (under_somebody_elses, "belongs to user 12345"),
         (behind_somebody_elses_link, "the link"),
         (behind_a_link_through_a_folder_that_others_write_to, "/parent/shared (mode 0777)"),
-        (in_a_circle, "a cycle of symbolic links"),
-        (under_a_file, "it cannot be opened or made"),
-        (a_file, "it cannot be opened or made"),
+        (in_a_circle, "symbolic links, so they probably form a cycle"),
+        (under_a_file, "the folder cannot be opened or created"),
+        (a_file, "the folder cannot be opened or created"),
     ],
 )
 def test_a_folder_that_cannot_be_trusted_or_written_is_named_once_and_not_used(
@@ -187,7 +187,7 @@ def test_a_relative_folder_is_not_used(
     monkeypatch.chdir(tmp_path)
     cache = KernelCache(Path("cache"))
     cache.store("key", image(10))
-    assert "kernel cache cache is not used: it is not an absolute path" in caplog.text
+    assert "kernel cache cache is not used: the path is not absolute" in caplog.text
     assert not list(tmp_path.iterdir())
 
 
@@ -308,8 +308,8 @@ def test_a_user_takes_what_root_wrote_and_writes_only_to_its_own_folder(tmp_path
         "",
     ]
     assert done.stdout.split("\n")[1::2] == ["True"] * 4
-    assert "private is not used: it cannot be opened or made: Permission denied" in done.stderr
-    assert "other users can write to it (mode 0666)" in done.stderr
+    assert "private is not used: the folder cannot be opened or created: Permission denied" in done.stderr
+    assert "other users can write to the file (mode 0666)" in done.stderr
     assert "timing cache" not in done.stderr
 
 
@@ -417,9 +417,11 @@ def test_a_manifest_that_others_could_have_written_is_neither_read_nor_written(
     exchange(path)  # type: ignore[operator]
     monkeypatch.setenv("ORT_CUDA_PLUGIN_KERNEL_MANIFEST", str(path))
     monkeypatch.setattr(kernel_library, "recorded", set())
-    with pytest.raises(OSError, match=r"it belongs to|can write to it|symbolic link|not a regular file|No such device"):
+    with pytest.raises(
+        OSError, match=r"json belongs to|can write to .*json|symbolic link|json is not a regular file|No such device"
+    ):
         kernel_library.record_specs([spec_number(1)])
-    with pytest.raises(OSError, match=r"it belongs to|can write to it|symbolic link|it is not a regular file"):
+    with pytest.raises(OSError, match=r"json belongs to|can write to .*json|symbolic link|json is not a regular file"):
         read_manifest(path)
 
 

@@ -177,8 +177,11 @@ def test_tensor_cores_multiply_what_ldmatrix_loads() -> None:
         ),
         ("mov.u32 %r1, %pm0;", r"line 8, .*: the special register %pm0 is not supported"),
         ("ld.global.u32 %nothing, [%x];", "%nothing is not declared"),
-        ("add.u32 %r1, %r2;", "the PTX ISA does not allow these operands or modifiers"),
-        ("cvt.rn.f16.f64.satfinite %r1, %x;", "the modifier .satfinite is not supported for these types"),
+        ("add.u32 %r1, %r2;", "the operands or the modifiers do not fit add"),
+        (
+            "cvt.rn.f16.f64.satfinite %r1, %x;",
+            "the modifier .satfinite is supported for conversions to .e4m3x2 and .e5m2x2 only, got .f16",
+        ),
         ("mul.f32.f16 %r1, %r2, %r3;", "`mul.f32.f16 .*`: expected one known type, got f32, f16"),
         ("bra NOWHERE;", "NOWHERE"),
         ("add.u32 %r1, %r2, %r3", "expected"),

@@ -151,11 +151,11 @@ def test_integers_that_were_made_up_are_named(tmp_path: Path, capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("compiled", "reason"),
     [
-        (False, "it has no kernel for MatMul(13) of node 'mm' with these types"),
+        (False, "the provider has no kernel for MatMul(13) of node 'mm' with its types"),
         (
             True,
-            "it cannot run the model, because CudaPluginExecutionProvider compiled it. Compare the original model "
-            "instead",
+            "the provider cannot run the model, because CudaPluginExecutionProvider compiled it. Compare the original "
+            "model instead",
         ),
     ],
 )

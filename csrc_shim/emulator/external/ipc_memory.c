@@ -256,7 +256,7 @@ static CUresult map(opened *made, const record *record, int process, emu_device 
   int pages;
   if (record->ordinal < 0 || record->ordinal >= (int)emu.config.num_devices)
     return emu_fail(CUDA_ERROR_INVALID_DEVICE,
-                    WHAT ": the memory is on emulated device %d, and this process has %u. Set "
+                    WHAT ": the memory is on emulated device %d, but this process has %u emulated devices. Raise "
                          "ORT_CUDA_PLUGIN_EMULATE_DEVICES",
                     record->ordinal, emu.config.num_devices);
   CUresult result = emu_ipc_open(process, record->pages, O_RDWR, WHAT, &pages);

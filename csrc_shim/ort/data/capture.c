@@ -492,10 +492,16 @@ bool ocp_capture_has(ocp_capture *capture, int id) {
   return has;
 }
 
+static int fail_uncaptured(int id, ocp_error *error) {
+  return ocp_fail(
+      error, ORT_INVALID_ARGUMENT,
+      "this thread has captured no CUDA graph %d. Run the session in this thread first, with gpu_graph_id=%d", id, id);
+}
+
 int ocp_capture_replay(ocp_capture *capture, int id, ocp_error *error) {
   ocp_capture_thread *thread = find_thread(capture);
   if (!thread)
-    return ocp_fail(error, ORT_INVALID_ARGUMENT, "this thread has captured no CUDA graph %d", id);
+    return fail_uncaptured(id, error);
   OCP_STAY stay = ocp_device_enter(capture->device, error);
   if (!stay.entered)
     return error->code;
@@ -505,7 +511,7 @@ int ocp_capture_replay(ocp_capture *capture, int id, ocp_error *error) {
   captured *entry = find_id(thread, id);
   int code;
   if (!entry || !entry->exec)
-    code = ocp_fail(error, ORT_INVALID_ARGUMENT, "this thread has captured no CUDA graph %d", id);
+    code = fail_uncaptured(id, error);
   else if ((code = launch(thread, entry, error)) == ORT_OK)
     code = ocp_stream_synchronize(thread->stream, error);
   pthread_mutex_unlock(&thread->lock);

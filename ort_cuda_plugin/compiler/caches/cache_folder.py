@@ -42,7 +42,7 @@ def open_folder(folder: Path) -> TrustedFolder:
     except Untrusted:
         raise
     except OSError as error:
-        raise Untrusted(f"it cannot be opened or made: {error.strerror or error}") from error
+        raise Untrusted(f"the folder cannot be opened or created: {error.strerror or error}") from error
 
 
 class CacheFolder:

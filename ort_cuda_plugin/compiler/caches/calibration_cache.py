@@ -33,7 +33,7 @@ class CalibrationCache(CacheFolder):
     suffix = ".calibration"
     magic = b"OCPB\x01\n"
     consequence = "Sessions use the packaged rates of GPUs instead of measured ones"
-    remedy = "the packaged rates of the GPU are used until `ort-cuda-plugin calibrate` has run again"
+    remedy = "sessions use the packaged rates of the GPU until `ort-cuda-plugin calibrate` has run again"
     max_entry_bytes = 256 << 10
 
     def __init__(self, folder: Path | None = None) -> None:

@@ -24,7 +24,7 @@ class DisassemblyCache(CacheFolder):
     suffix = ".sass"
     magic = b"OCDA\x01\n"
     consequence = "Each estimate disassembles its kernels again"
-    remedy = "the kernel is disassembled again"
+    remedy = "the estimate disassembles the kernel again"
     max_entry_bytes = 8 << 20
 
     def __init__(self, folder: Path | None = None) -> None:

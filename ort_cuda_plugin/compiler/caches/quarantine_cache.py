@@ -36,7 +36,7 @@ class QuarantineCache(CacheFolder):
     suffix = ".quarantine"
     magic = b"OCPQ\x01\n"
     consequence = "Kernels that failed `ort-cuda-plugin selftest` are used"
-    remedy = "kernels that failed are used until `ort-cuda-plugin selftest` runs again"
+    remedy = "sessions use kernels that failed, until `ort-cuda-plugin selftest` runs again"
     max_entry_bytes = 1 << 20
 
     def __init__(self, folder: Path | None = None) -> None:

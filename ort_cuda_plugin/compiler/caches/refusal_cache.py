@@ -28,7 +28,7 @@ class RefusalCache(CacheFolder):
     suffix = ".refusals"
     magic = b"OCPR\x01\n"
     consequence = "Each process tries calls again that cuBLASLt or cuDNN has refused before"
-    remedy = "trying the call again"
+    remedy = "the process tries the library call again"
     max_entry_bytes = 256 << 10
 
     def __init__(self, folder: Path | None = None) -> None:

@@ -92,7 +92,7 @@ class TimingCache(CacheFolder):
     suffix = ".times"
     magic = b"OCPT\x02\n"
     consequence = "Each process measures candidate kernels again"
-    remedy = "measuring again"
+    remedy = "the process measures the candidate kernels again"
     max_entry_bytes = 256 << 10
 
     def __init__(self, folder: Path | None = None, max_bytes: int = max_cache_bytes) -> None:

@@ -44,7 +44,7 @@ class TrustedFolder:
 
     def __init__(self, path: Path) -> None:
         if not path.is_absolute():
-            raise Untrusted("it is not an absolute path, and the working folder is not trusted")
+            raise Untrusted("the path is not absolute, and the working folder is not trusted")
         walk = _Walk()
         try:
             walk.go(path)
@@ -60,9 +60,9 @@ class TrustedFolder:
         With ``is_use``, the file's time stamp is updated, at most once an hour, so that eviction knows the last use.
         """
         with os.fdopen(os.open(name, os.O_RDONLY | CAREFULLY, dir_fd=self.handle), "rb", buffering=0) as file:
-            status = _check_file(file.fileno())
+            status = _check_file(file.fileno(), "the file")
             if status.st_size > most_bytes:
-                raise Untrusted(f"it has {status.st_size} bytes, expected at most {most_bytes}")
+                raise Untrusted(f"the file has {status.st_size} bytes, expected at most {most_bytes}")
             data = file.read(status.st_size)
             if is_use and time.time() - status.st_mtime > 3600:
                 with contextlib.suppress(OSError):
@@ -92,7 +92,7 @@ class TrustedFolder:
         """
         flags = os.O_RDWR | os.O_CREAT | CAREFULLY
         with os.fdopen(os.open(name, flags, 0o600, dir_fd=self.handle), "rb") as file:
-            _check_file(file.fileno())
+            _check_file(file.fileno(), "the file")
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -124,7 +124,7 @@ class TrustedFolder:
 def read_file(path: Path) -> bytes:
     """Return the contents of a file at a path that the user gave. Raises Untrusted, and other OSErrors."""
     with os.fdopen(os.open(path, os.O_RDONLY | CAREFULLY), "rb") as file:
-        _check_file(file.fileno())
+        _check_file(file.fileno(), str(path))
         return file.read()
 
 
@@ -135,7 +135,7 @@ def append_to_file(path: Path, data: bytes) -> None:
     """
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | CAREFULLY
     with os.fdopen(os.open(path, flags, 0o600), "ab", buffering=0) as file:
-        _check_file(file.fileno())
+        _check_file(file.fileno(), str(path))
         file.write(data)
 
 
@@ -151,18 +151,20 @@ def _mode(private: int) -> int:
     return private if os.geteuid() else private | reading >> 3 | reading >> 6
 
 
-def _check_file(descriptor: int) -> os.stat_result:
+def _check_file(descriptor: int, subject: str) -> os.stat_result:
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
-        raise Untrusted("it is not a regular file")
-    _check_owner(status, "it")
-    _check_writers(status, "it")
+        raise Untrusted(f"{subject} is not a regular file")
+    _check_owner(status, subject)
+    _check_writers(status, subject)
     return status
 
 
 def _check_owner(status: os.stat_result, subject: str) -> None:
     if status.st_uid not in (0, os.geteuid()):
-        raise Untrusted(f"{subject} belongs to user {status.st_uid}, and its contents would be executed")
+        raise Untrusted(
+            f"{subject} belongs to user {status.st_uid}, expected this user or root, who may supply machine code"
+        )
 
 
 def _check_writers(status: os.stat_result, subject: str) -> None:
@@ -216,7 +218,7 @@ class _Walk:
             except FileExistsError:
                 pass
             except OSError as error:
-                raise Absent(f"it cannot be opened or made: {error.strerror or error}") from error
+                raise Absent(f"the folder cannot be opened or created: {error.strerror or error}") from error
             return os.stat(name, dir_fd=self.handles[-1], follow_symlinks=False)
 
     def follow(self, name: str, status: os.stat_result) -> str:
@@ -226,7 +228,9 @@ class _Walk:
         _check_owner(status, f"the link {self.place(name)}")
         self.links += 1
         if self.links > MOST_LINKS:
-            raise Untrusted("it has a cycle of symbolic links")
+            raise Untrusted(
+                f"the path leads through more than {MOST_LINKS} symbolic links, so they probably form a cycle"
+            )
         target = os.readlink(name, dir_fd=self.handles[-1])
         while target.startswith("/") and self.names:
             self.leave()

@@ -36,8 +36,11 @@ def compile_for(compiler: Any, spec: KernelSpec, target: Target, cache: Any) -> 
 def check_parameters(spec: ForeignKernel, function: Function | None, entry: str) -> None:
     """Raise ForeignCodeError unless the PTX has the kernel ``entry``, with the parameters of the kernel's signature."""
     if function is None or not function.is_entry:
-        raise ForeignCodeError(f"its code has no kernel {entry!r}")
+        raise ForeignCodeError(f"the code has no kernel {entry!r}")
     own = [parameter.size for parameter in function.arguments]
     wanted = [8 if parameter.startswith("*") else int(parameter[1:]) // 8 for parameter in spec.signature]
     if own != wanted:
-        raise ForeignCodeError(f"the parameters in its code have {own} bytes, those of the declared signature {wanted}")
+        raise ForeignCodeError(
+            f"the parameters in the code have {own} bytes, those of the declared signature {wanted}. Correct the "
+            "signature"
+        )

@@ -238,7 +238,7 @@ class Compilation:
             thread.join(look_seconds)
             if thread.is_alive() and time.monotonic() > worker.due:
                 logger.warning(
-                    "a child process that compiles kernels does not answer: this process compiles them instead"
+                    "a child process that compiles kernels does not answer: this process compiles the child's kernels"
                 )
                 worker.kill()
 

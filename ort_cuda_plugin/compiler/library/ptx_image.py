@@ -63,7 +63,9 @@ def newest_ptx(image: bytes) -> str:
     try:
         found = list(entries(image))
     except struct.error:
-        raise ImageError("fatbin: an entry lies outside of the image. Is it complete?") from None
+        raise ImageError(
+            "fatbin: an entry lies outside of the image, so the image is damaged or incomplete. Compile it again"
+        ) from None
     texts = [(arch, payload, flags, size) for kind, arch, payload, flags, size in found if kind == PTX_ENTRY]
     if not texts:
         raise ImageError(
@@ -119,5 +121,5 @@ def expanded(data: bytes, size: int) -> bytes:
             for _ in range(length(token & 15) + 4):
                 out.append(out[-distance])
     except IndexError:
-        raise ImageError("fatbin: its compressed PTX is damaged") from None
+        raise ImageError("fatbin: its compressed PTX is damaged. Compile the fatbin again") from None
     return bytes(out[:size])

@@ -82,7 +82,7 @@ def mixed_precision(b: Builder, ins: Instruction, operands: Sequence[Operand], c
     """Compute in float32 (section 9.7.5). All operands but the last have the second type, a 16-bit float."""
     result, ty = types_of(ins)
     if result != "f32" or ty not in ("f16", "bf16"):
-        raise ins.error(f"expected .f32 and a half type, got .{result} and .{ty}")
+        raise ins.error(f"expected .f32 and then .f16 or .bf16, got .{result} and .{ty}")
     halves = [b.value(operand, ty) for operand in operands[:-1]]
     values = [from_bf16(b, half) if ty == "bf16" else b.op(f"fpext half {half} to float") for half in halves]
     b.set(ins.operands[0], compute("float", [*values, b.value(operands[-1], "f32")]), "f32")
@@ -367,9 +367,11 @@ CONVERSION_MODIFIERS = MODIFIERS | frozenset(INTEGER_ROUNDINGS)
 def convert(b: Builder, ins: Instruction) -> None:
     kinds = [each for each in ins.modifiers if each not in CONVERSION_MODIFIERS and each != "satfinite"]
     if ins.has("satfinite") and kinds[0] not in EIGHT_BITS:
-        raise ins.error("the modifier .satfinite is not supported for these types")
+        names = " and ".join(f".{each}" for each in EIGHT_BITS)
+        raise ins.error(f"the modifier .satfinite is supported for conversions to {names} only, got .{kinds[0]}")
     if len(kinds) != 2:
-        raise ins.error("expected the destination type and the source type, and no other modifiers")
+        got = ", ".join(f".{each}" for each in kinds) or "none"
+        raise ins.error(f"expected a destination type and a source type, got {got}")
     target, source = kinds
     if target in EIGHT_BITS:
         narrow(b, ins, target, source)
@@ -481,7 +483,7 @@ def directed_narrowing(b: Builder, ins: Instruction, value: str, source: str, ta
 def pack(b: Builder, ins: Instruction, target: str, source: str) -> None:
     """Convert two floats to a pair of 16-bit floats; the first operand becomes the upper one."""
     if source != "f32" or rounding(ins) != "rn":
-        raise ins.error("only .rn from .f32 is supported")
+        raise ins.error(f"the conversion to .{target} is supported from .f32 with .rn only")
     parts = []
     for operand in (ins.operands[2], ins.operands[1]):
         value = rectified(b, ins, "float", b.value(operand, "f32"))
@@ -524,7 +526,7 @@ def to_eight_bits(b: Builder, value: str, mantissa: int, bias: int, largest: int
 def narrow(b: Builder, ins: Instruction, target: str, source: str) -> None:
     """Convert two floats, or a pair of halves, to a pair of 8-bit floats; the first operand becomes the upper byte."""
     if rounding(ins) != "rn" or not ins.has("satfinite"):
-        raise ins.error("only .rn.satfinite is supported")
+        raise ins.error(f"the conversion to .{target} is supported with .rn.satfinite only")
     if source == "f32":
         values = [b.value(operand, "f32") for operand in (ins.operands[2], ins.operands[1])]
     elif source == "f16x2":

@@ -96,7 +96,7 @@ def matrices(ins: Instruction, group: Group) -> int:
     check_modifiers(ins, LAYOUT)
     count = next((COUNTS[each] for each in ins.modifiers if each in COUNTS), 0)
     if not count or not ins.has("m8n8") or not ins.has("b16"):
-        raise ins.error("only matrices of 8 x 8 elements of 16 bits are supported")
+        raise ins.error("expected .m8n8, .b16, and .x1, .x2 or .x4: other matrices are not supported")
     if len(group.items) != count:
         raise ins.error(f"got a vector operand of {len(group.items)} registers, expected {count}: one per matrix")
     return count

@@ -160,7 +160,7 @@ def is_in_space(b: Builder, ins: Instruction) -> None:
     elif space in ("shared", "local"):
         value = inside.get(space, "false")
     else:
-        raise ins.error("isspacep is supported for .global, .shared and .local")
+        raise ins.error("isspacep is supported for .global, .shared and .local only")
     b.set(ins.operands[0], value, "pred")
 
 

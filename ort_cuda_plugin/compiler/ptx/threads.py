@@ -33,7 +33,9 @@ def barrier(b: Builder, ins: Instruction) -> None:
     number, *count = operands or [Immediate(0)]
     mode = next((MODES[each] for each in ("popc", "and", "or", "arrive", "sync") if ins.has(each)), None)
     if mode is None or len(count) > 1 or (ins.has("arrive") and not count):
-        raise ins.error("expected .sync, .arrive with a count of threads, or .red with an operation")
+        raise ins.error(
+            "expected .sync, .arrive with a count of threads, or .red with an operation, and at most one count"
+        )
     if mode == 0 and not count and number == Immediate(0):
         b.call("void", "nvvm.barrier0")
         return
@@ -114,7 +116,7 @@ def with_predicate(operand: Operand) -> tuple[Operand, Operand | None]:
 def shuffle(b: Builder, ins: Instruction) -> None:
     check_modifiers(ins, frozenset((*SHUFFLES, "sync")))
     if not ins.has("sync"):
-        raise ins.error("shfl without .sync was removed from PTX")
+        raise ins.error("expected shfl.sync, because PTX no longer has shfl without .sync")
     mode = next(SHUFFLES[each] for each in ins.modifiers if each in SHUFFLES)
     d, x, lane, clamp, mask = ins.operands
     pair = b.call(
@@ -210,6 +212,6 @@ def elect(b: Builder, ins: Instruction) -> None:
     b.call("void", "nvvm.bar.warp.sync", f"i32 {lanes}")
     leader = b.call("i32", "llvm.cttz.i32", f"i32 {lanes}", "i1 false")
     if not isinstance(d, Group):
-        raise ins.error("expected a register and a predicate")
+        raise ins.error("expected the destination d|p: a register and a predicate")
     b.set(d.items[0], leader, "b32")
     b.set(d.items[1], b.op(f"icmp eq i32 {leader}, {special(b, '%laneid')}"), "pred")

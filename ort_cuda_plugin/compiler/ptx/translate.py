@@ -69,7 +69,9 @@ def translate_instruction(builder: Builder, ins: Instruction) -> None:
     except PtxError:
         raise
     except (AttributeError, IndexError, KeyError, StopIteration, TypeError, ValueError) as error:
-        raise ins.error("the PTX ISA does not allow these operands or modifiers for the instruction") from error
+        raise ins.error(
+            f"the operands or the modifiers do not fit {ins.opcode}, or the emulated device does not support them"
+        ) from error
     if after:
         builder.block(after)
     builder.current = None

@@ -255,14 +255,14 @@ class _Search:
 
     def _leftover(self, value: Scalar) -> str:
         if all(x is value for x in self.results):
-            return "" if len(self.results) == 1 else "its result is stored twice"
+            return "" if len(self.results) == 1 else "the call's result is stored twice"
         if value in self.results:
-            return "its result is stored as well"
+            return "the call's result is stored as well"
         above = reachable(self.results) - reachable([value])
         operations = sorted({x.op for x in above} - {"leaf", "constant", "cast"})
         if not operations:
             return "another element type"
-        return f"{self.offer.library} cannot do {', '.join(operations)} then"
+        return f"{self.offer.library}'s call cannot include {', '.join(operations)}"
 
 
 def _without_casts(x: Scalar) -> Scalar:

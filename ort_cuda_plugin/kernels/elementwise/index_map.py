@@ -199,7 +199,7 @@ class IndexMap(Loads):
 
     def number(self, x: Tensor) -> Scalar:
         """Return the element of x as a Scalar. The Run fails unless x has exactly one element."""
-        self._ctx.require(eq(x.size, 1), "an input that must have one element has none or several")
+        self._ctx.require(eq(x.size, 1), f"{x!r} must have one element")
         leaf = Scalar(x.dtype, "leaf")
         element = self._builder.element(x)
         if element is None:

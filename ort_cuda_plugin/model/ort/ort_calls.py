@@ -62,7 +62,8 @@ class OrtCalls:
         finally:
             self.api.ReleaseTensorTypeAndShapeInfo(info)
         if actual is not dtype or count != math.prod(dims):
-            raise OrtCallError(f"tensor data: got {count} elements of {actual}, expected {dtype}{list(dims)}")
+            found = "an unknown type" if actual is None else actual.name
+            raise OrtCallError(f"tensor data: got {count} elements of {found}, expected {dtype.name}{list(dims)}")
         data = self.out("GetTensorData", "const void *", tensor)
         return elements(np.frombuffer(ffi.buffer(data, size), np.uint8), dtype, dims)
 

@@ -123,7 +123,7 @@ def _violations(step: Step) -> Iterator[str]:
         inner = {buffer for part in step.parts for buffer in part.writes}
         for part in step.parts:
             if not used.union(inner).issuperset(part.reads):
-                yield f"1: its part, a {step_kind(part)}, reads a buffer that the step does not read"
+                yield f"1: a part of the step, a {step_kind(part)}, reads a buffer that is not among the step's reads"
 
 
 def _is_inside(x: Tensor) -> bool:

@@ -64,9 +64,7 @@ class Conditions:
             return known
         assert isinstance(condition, Expr)
         if is_read_back(condition):
-            raise Unsupported(
-                "shape", "a size is computed on the device; supported: sizes that follow from input shapes"
-            )
+            raise Unsupported("shape", "a size is computed on the device; supported: sizes from shapes and inputs")
         answer = condition.hint != 0
         recorded = condition if answer else logical_not(condition)
         self.trace.originate(self.node, (recorded,))

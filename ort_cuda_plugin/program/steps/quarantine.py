@@ -108,7 +108,7 @@ class Quarantine:
 
     def why_none(self, step: Sums) -> str:
         """Return the reason why no schedule is left for the step, as text for users."""
-        return f"no kernel is left for it on this device; {'; '.join(map(why, self._of(step)[:3]))}"
+        return f"no kernel is left for the node on this device; {'; '.join(map(why, self._of(step)[:3]))}"
 
     def has(self, family: str) -> bool:
         """Return whether a schedule of the family is quarantined."""
