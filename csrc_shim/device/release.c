@@ -41,7 +41,7 @@ void ocp_device_released(ocp_device *device, CUresult result, const char *call) 
   char text[1200];
   snprintf(text, sizeof text,
            "%s. What the call should have released counts as used until the process ends. Restart the process if it "
-           "lacks this memory; further failures of the call are not logged",
+           "runs out of memory; further failures of the call are not logged",
            error.text);
   ocp_log(ORT_LOGGING_LEVEL_WARNING, text, OCP_EP_NAME);
 }

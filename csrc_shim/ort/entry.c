@@ -39,8 +39,10 @@ static int use_host(const OrtApiBase *api_base, ocp_error *error) {
     version = OCP_NEWEST_API;
   const OrtApi *api = api_base->GetApi(version);
   if (!api)
-    return ocp_fail(error, ORT_FAIL, "ONNX Runtime %s lacks its own API version %u. Install onnxruntime again",
-                    api_base->GetVersionString(), version);
+    return ocp_fail(
+        error, ORT_FAIL,
+        "ONNX Runtime %s does not offer API version %u, although it is not older. Install onnxruntime again",
+        api_base->GetVersionString(), version);
   if (atomic_load(&live_factories) > 0 && api != ocp_api)
     return ocp_fail(error, ORT_FAIL,
                     "%s is already registered in another ONNX Runtime of this process. Create sessions with that "

@@ -78,8 +78,8 @@ ocp_repeat *ocp_repeat_create(ocp_device *device, const ocp_repeat_spec *spec, o
   if (!valid) {
     ocp_fail(
         error, ORT_INVALID_ARGUMENT,
-        "internal error: a token search has invalid states, or invalid inputs or results of one of its parts. Report "
-        "the model");
+        "internal error: a search operator such as BeamSearch has invalid states, or invalid inputs or results of one "
+        "of its parts. Report the model");
     return NULL;
   }
   ocp_repeat *self = calloc(1, sizeof *self + count * sizeof *self->numbers);
@@ -121,7 +121,8 @@ static int make_state(void *context, uint32_t index, const int64_t *dims, uint32
   for (uint32_t i = 0; i < rank; i++)
     if (dims[i] < 0 || __builtin_mul_overflow(bytes, (size_t)dims[i], &bytes))
       return ocp_fail(error, ORT_INVALID_ARGUMENT,
-                      "a token search: the size of a state overflows 64 bits; check the shapes of the inputs");
+                      "a search operator such as BeamSearch: the size of a state overflows 64 bits. Check the shapes "
+                      "of the inputs");
   if (ocp_device_alloc(it->repeat->device, bytes, it->stream, &made->address, error) != ORT_OK)
     return error->code;
   made->rank = rank;
@@ -184,8 +185,8 @@ int ocp_repeat_run(const ocp_repeat *repeat, ocp_stream *stream, const ocp_input
   error->code = ORT_OK;
   if (num_inputs != repeat->num_inputs)
     return ocp_fail(error, ORT_INVALID_ARGUMENT,
-                    "internal error: a token search (GreedySearch, BeamSearch or Sampling) got %u inputs, expected %u. "
-                    "Report the model",
+                    "internal error: a search operator such as BeamSearch got %u inputs, expected %u. Report the "
+                    "model",
                     num_inputs, repeat->num_inputs);
   if (atomic_load_explicit(&stream->capturing, memory_order_relaxed))
     return ocp_fail(error, ORT_NOT_IMPLEMENTED,

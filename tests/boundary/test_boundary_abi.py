@@ -94,7 +94,7 @@ def test_a_host_that_is_too_old_or_unknown_gets_a_status(version: str, message: 
 
 def test_a_host_that_lies_about_its_version_gets_a_status() -> None:
     done = python(FAKE_HOST + "assert call()[0] == 0x1234; assert asked == [1, 26]; print(said)", "1.26.0")
-    assert "lacks its own API version 26" in done.stdout
+    assert "does not offer API version 26" in done.stdout
 
 
 def test_missing_arguments_are_answered_and_not_followed() -> None:

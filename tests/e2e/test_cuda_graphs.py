@@ -194,7 +194,7 @@ assert plugin.counters()["graph_captures"] == 1
         env={"CUDA_VISIBLE_DEVICES": ""},
         preloaded=True,
     )
-    assert done.stderr.count("captured a CUDA graph of 1 nodes for gpu_graph_id 0; it keeps ") == 1
+    assert done.stderr.count("captured a CUDA graph of 1 nodes for gpu_graph_id 0; the graph keeps ") == 1
 
 
 def test_outputs_that_onnxruntime_allocates_are_written_by_replays() -> None:

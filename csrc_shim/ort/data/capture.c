@@ -389,8 +389,9 @@ static void report_capture(const captured *entry, size_t num_nodes) {
   for (const ocp_run_block *block = entry->memory.blocks; block; block = block->next)
     if (block->memory == OCP_DEVICE_MEMORY)
       bytes += block->bytes;
-  snprintf(text, sizeof text, "captured a CUDA graph of %zu nodes for gpu_graph_id %d; it keeps %zu bytes of memory",
-           num_nodes, entry->id, bytes);
+  snprintf(text, sizeof text,
+           "captured a CUDA graph of %zu nodes for gpu_graph_id %d; the graph keeps %zu bytes of memory", num_nodes,
+           entry->id, bytes);
   ocp_log(ORT_LOGGING_LEVEL_INFO, text, OCP_EP_NAME);
 }
 

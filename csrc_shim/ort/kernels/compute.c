@@ -117,7 +117,8 @@ static int gather_input(const target *self, const OrtKernelContext *context, uin
   if (status)
     return ocp_fail_status(error, status);
   if (!value)
-    return ocp_fail(error, ORT_INVALID_ARGUMENT, "%s is missing: the fused node got no value for it",
+    return ocp_fail(error, ORT_INVALID_ARGUMENT,
+                    "%s is missing: ONNX Runtime passed no value for the input to the fused node. Report the model",
                     label(index, name, text));
   return ocp_ort_input_of(value, index, name, self->device_memory, input, error);
 }
