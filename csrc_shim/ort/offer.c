@@ -132,9 +132,7 @@ static int find(ocp_offer *offer, const ocp_registration_request *request, uint3
     ocp_log(ORT_LOGGING_LEVEL_WARNING, line, "GetSupportedDevices");
     *found = room;
   } else if (*found == 0) {
-    snprintf(line, sizeof line,
-             "no CUDA device: %s. To get the emulated device, register with emulate=True or set "
-             "ORT_CUDA_PLUGIN_EMULATE=1",
+    snprintf(line, sizeof line, "no CUDA device: %s. For the emulated device set ORT_CUDA_PLUGIN_EMULATE=1",
              why.text[0] ? why.text : "the CUDA driver reports no device");
     ocp_log(ORT_LOGGING_LEVEL_WARNING, line, "GetSupportedDevices");
   }

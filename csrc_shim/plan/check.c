@@ -244,8 +244,8 @@ static bool check_param(checker *c, uint32_t record, const ocp_plan_param *param
             c->plan->records[param->imm].kind == OCP_RECORD_LOOP &&
             c->plan->records[record].kind == OCP_RECORD_LAUNCH) ||
            ocp_plan_reject(c->error,
-                           "record %u: a record of kind %u has the condition of record %lld as a parameter, expected "
-                           "a launch as the first, a loop as the second, and a parameter without register",
+                           "record %u: got a record of kind %u with the condition of record %lld as a parameter, "
+                           "expected a launch with the condition of a loop, as a constant",
                            record, c->plan->records[record].kind, (long long)param->imm);
   case OCP_PARAM_F32:
   case OCP_PARAM_F64:

@@ -95,7 +95,7 @@ BODIES: dict[str, tuple[Callable[[Lowering, Any], Any], str]] = {
     ),
     "a size as a shape": (
         lambda ctx, x: ctx.empty(x.size, x.dtype),
-        "expected a shape of whole numbers or expressions, got m*n",
+        "shape: expected whole numbers or expressions, got m*n",
     ),
     "no such axis": (lambda ctx, x: permute(ctx, x, [0, 2]), "axis: got 2, expected one in [-2, 2)"),
     "another type": (

@@ -251,8 +251,7 @@ CUresult ocp_mempool_alloc(ocp_device *device, size_t size, ocp_stream *stream, 
   } else {
     ocp_fail(error, ORT_RUNTIME_EXCEPTION,
              "arena.max_mem: the limit leaves fewer than the %zu bytes that an allocation needs. Release sessions or "
-             "tensors, or "
-             "raise the limit",
+             "tensors, or raise the limit",
              size);
   }
   pthread_mutex_unlock(&mempool->lock);

@@ -156,8 +156,9 @@ static int fill_values(ocp_instance *instance, uint32_t index, uint64_t needed, 
     if (params[i].kind == OCP_PARAM_POINTER)
       continue;
     if (!number(&params[i], instance->registers, &call->values[apart ? slot++ : i]))
-      return fail_record(instance, index, error,
-                         "a size does not fit the integer type of a parameter. Check the shapes of the inputs");
+      return fail_record(
+          instance, index, error,
+          "a size does not fit the integer type of a kernel's or call's parameter. Check the shapes of the inputs");
   }
   return ORT_OK;
 }

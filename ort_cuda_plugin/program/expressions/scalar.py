@@ -371,7 +371,7 @@ def cast(x: Scalar, dtype: DType, *, saturate: bool = True, round_mode: str = "u
     FLOAT8E8M0, whose values are powers of two.
     """
     if not isinstance(dtype, DType):
-        raise TypeError(f"expected an element type such as DType.FLOAT32, got {dtype!r}")
+        raise TypeError(f"cast: expected an element type such as DType.FLOAT32, got {dtype!r}")
     if expression(x).dtype is dtype:
         return x
     exact = not dtype.is_float or dtype in (DType.FLOAT32, DType.FLOAT64)

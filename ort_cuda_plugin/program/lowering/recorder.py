@@ -136,7 +136,9 @@ class Recorder(Conditions):
         """Return an integer or bool tensor whose elements, in row-major order, are ``dims``."""
         values = tuple(dims)
         if len(values) != product(shape):
-            raise ValueError(f"host_tensor: got {len(values)} values, expected as many as shape {tuple(shape)} has")
+            raise ValueError(
+                f"host_tensor: got {len(values)} values, expected {product(shape)}, the size of shape {tuple(shape)}"
+            )
         self.trace.originate(self.node, values)
         if all(isinstance(value, int) for value in values):
             bits = np.array([value % 2**64 for value in values], dtype=np.uint64)

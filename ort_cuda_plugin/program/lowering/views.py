@@ -62,7 +62,10 @@ def reshape(ctx: Recorder, x: Tensor, shape: Sequence[Dim]) -> Tensor:
     """Return x reshaped to ``shape`` in row-major order. Copies x only if no strides express the reshaped view."""
     shape = dims_of(shape, x.dtype)
     if ctx.checks_author:
-        ctx.require(eq(product(shape), x.size), f"reshape of {x!r} to {shape}: both must have as many elements")
+        ctx.require(
+            eq(product(shape), x.size),
+            f"reshape of {x!r} to {shape}: the shape must have as many elements as the tensor",
+        )
     strides = None if x.is_contiguous else _reshaped_strides(x, shape)
     if strides is None:
         x = ctx.contiguous(x)

@@ -74,11 +74,11 @@ def dims_of(shape: Sequence[Dim], dtype: DType) -> tuple[Dim, ...]:
     Raises TypeError for sizes of other types, and if ``dtype`` is not a DType.
     """
     if not isinstance(dtype, DType):
-        raise TypeError(f"expected an element type such as DType.FLOAT32, got {dtype!r}")
+        raise TypeError(f"dtype: expected an element type such as DType.FLOAT32, got {dtype!r}")
     try:
         return tuple(dim if isinstance(dim, int | Expr) else operator.index(dim) for dim in shape)
     except TypeError as error:
-        raise TypeError(f"expected a shape of whole numbers or expressions, got {shape!r}") from error
+        raise TypeError(f"shape: expected whole numbers or expressions, got {shape!r}") from error
 
 
 class Tensor:

@@ -67,8 +67,8 @@ INTERNAL = re.compile(
 
 
 _DOCUMENTED = re.compile(
-    "overflows 64 bits|does not fit 64 bits|more bytes than a 64-bit integer|does not fit the integer type"
-    " of a parameter|must have the (shape|size)"
+    "overflows 64 bits|does not fit 64 bits|more bytes than a 64-bit integer|does not fit the integer type of"
+    "|must have the (shape|size)"
     "|must have one element|Pad\\)'?: axes .* name one twice"
     "|each dimension of the result must be at least 0|dft_length must be at least 0"
 )
