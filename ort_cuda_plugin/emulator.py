@@ -163,7 +163,8 @@ class PtxModule:
     def _require(self, name: str) -> None:
         if name not in self.kernels:
             raise EmulatorError(
-                f"{name}: the module has no such kernel. Its kernels: {', '.join(self.kernels) or 'none'}"
+                f"{name}: the module has no kernel of this name. Kernels of the module: "
+                f"{', '.join(self.kernels) or 'none'}"
             )
 
     def _kernel(self, name: str) -> Module:

@@ -280,10 +280,10 @@ static int start_own_python(python_api *api, const char *folder, ocp_error *erro
           "of an environment that has the package",
           OCP_EP_NAME, folder);
     if (configured[0] != '/')
-      return ocp_fail(
-          error, ORT_FAIL,
-          "ORT_CUDA_PLUGIN_PYTHON: got %s, expected an absolute path, because the working folder is not trusted",
-          configured);
+      return ocp_fail(error, ORT_FAIL,
+                      "ORT_CUDA_PLUGIN_PYTHON: %s is not an absolute path, and the working folder is not trusted. Set "
+                      "an absolute path",
+                      configured);
     if (!exists(configured))
       return ocp_fail(error, ORT_FAIL,
                       "ORT_CUDA_PLUGIN_PYTHON: %s cannot be executed. Set the path of a Python interpreter",

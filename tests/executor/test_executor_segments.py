@@ -173,7 +173,7 @@ def test_a_read_back_outside_its_memory_is_an_error() -> None:
         num_segments=2,
     )
     with TestCluster(plan) as cluster:
-        with pytest.raises(PluginError, match="read-back lies outside"):
+        with pytest.raises(PluginError, match="a read-back of 4 bytes at offset 0 lies outside"):
             cluster.run(np.array([5], NUMPY_TYPES[INT32])[:0])
         with pytest.raises(PluginError, match="negative dimension"):
             cluster.run(np.array([0, -9, 0, 0, 0, 0, 0, 0], NUMPY_TYPES[INT32])[[1] * 4])

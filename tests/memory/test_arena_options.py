@@ -187,7 +187,7 @@ def test_a_second_session_with_other_options_gets_one_warning_that_names_the_key
     assert stats()["Limit"] == 1_000_000
     """
     log = run(code)
-    assert log.count("with other values of arena.max_mem and keeps them") == 1
+    assert log.count("with other values of arena.max_mem and keeps its values") == 1
 
 
 def test_options_end_with_the_registration() -> None:

@@ -227,7 +227,9 @@ def test_arguments_that_do_not_fit(args: tuple[object, ...], message: str) -> No
 def test_a_module_names_its_kernels() -> None:
     module = kernel("")
     assert module.kernels == ("k",)
-    with pytest.raises(emulator.EmulatorError, match=r"the module has no such kernel\. Its kernels: k"):
+    with pytest.raises(
+        emulator.EmulatorError, match=r"the module has no kernel of this name\. Kernels of the module: k"
+    ):
         module.launch("other", 1, 1, ())
 
 

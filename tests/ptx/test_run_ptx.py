@@ -45,7 +45,11 @@ def test_it_launches_a_kernel_and_saves_the_arrays(tmp_path: Path, capsys: pytes
     ("words", "code", "message"),
     [
         (["--kernel", "sum_rows", "--args", "f32:10", "f32:1", "i32=50"], 1, "out-of-bounds: kernel sum_rows"),
-        (["--kernel", "other"], 4, "other: the module has no such kernel. Its kernels: reverse_in_shared, "),
+        (
+            ["--kernel", "other"],
+            4,
+            "other: the module has no kernel of this name. Kernels of the module: reverse_in_shared, ",
+        ),
         (["--kernel", "sum_rows", "--args", "f32:10"], 2, "sum_rows: got 1 arguments, expected 3"),
         (
             ["--kernel", "sum_rows", "--args", "f32:x", "f32:1", "i32=5"],

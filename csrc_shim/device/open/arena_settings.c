@@ -71,8 +71,8 @@ bool ocp_arena_release(bool emulated, int ordinal, int memory) {
 
 static int check_place(int ordinal, int memory, ocp_error *error) {
   if (memory < 0 || memory >= OCP_NUM_MEMORIES)
-    return ocp_fail(error, ORT_INVALID_ARGUMENT, "unknown memory type %d, expected 0 to %d", memory,
-                    OCP_NUM_MEMORIES - 1);
+    return ocp_fail(error, ORT_INVALID_ARGUMENT, "memory type: got %d, expected %d (device) or %d (pinned)", memory,
+                    OCP_DEVICE_MEMORY, OCP_PINNED_MEMORY);
   return ocp_device_check_ordinal(ordinal, error);
 }
 

@@ -21,7 +21,9 @@ int ocp_ort_memory_info(bool emulated, int ordinal, int kind, const OrtMemoryInf
   static OrtMemoryInfo *infos[2][OCP_NUM_INFOS][OCP_MAX_DEVICES];
   *out = NULL;
   if (kind < 0 || kind >= OCP_NUM_INFOS)
-    return ocp_fail(error, ORT_INVALID_ARGUMENT, "unknown memory type %d, expected 0 to %d", kind, OCP_NUM_INFOS - 1);
+    return ocp_fail(error, ORT_INVALID_ARGUMENT,
+                    "memory type: got %d, expected %d (device), %d (pinned) or %d (initializers)", kind,
+                    OCP_INFO_DEVICE, OCP_INFO_PINNED, OCP_INFO_READ_ONLY);
   const int code = ocp_device_check_ordinal(ordinal, error);
   if (code)
     return code;

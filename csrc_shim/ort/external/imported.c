@@ -78,8 +78,9 @@ ocp_imported *ocp_imported_use(ocp_imported_kind *kind, const void *handle, cons
   if (owner == device)
     return found;
   if (!owner)
-    ocp_fail(error, ORT_INVALID_ARGUMENT, "%s: %p is not a handle of " OCP_EP_NAME ", or it was released", kind->name,
-             handle);
+    ocp_fail(error, ORT_INVALID_ARGUMENT,
+             "%s: %p is not a handle of " OCP_EP_NAME ", or it was released. Release a handle after its last use",
+             kind->name, handle);
   else
     ocp_fail(error, ORT_INVALID_ARGUMENT,
              "%s: the handle belongs to %s %d, and the importer to %s %d. Import the resource with this importer",
