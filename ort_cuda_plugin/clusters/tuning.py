@@ -102,7 +102,9 @@ class MeasuringTuner(Tuner):
             try:
                 programs[key] = _whole_program(ctx, steps, compiled)
             except (Unsupported, InvalidModel) as error:
-                logger.info("autotune: the plan %s the pass %s cannot be measured: %s", key, name, error)
+                logger.info(
+                    "autotune: the plan %s the pass %s cannot be measured, so the pass is used: %s", key, name, error
+                )
                 return True
         timing_id = f"{name} {[_program_digest(program) for program in programs.values()]} {kernels_digest()}"
         problem = TimedProblem.of(timing_id, self._device, [], [])

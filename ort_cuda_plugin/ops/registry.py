@@ -201,15 +201,14 @@ class Operator:
         for index, parameter in enumerate(self.inputs):
             missing = index >= len(dtypes) or dtypes[index] is None
             if missing and not self._is_optional(parameter) and parameter.kind != parameter.VAR_POSITIONAL:
-                raise InvalidModel(f"{self.name}: the required input {parameter.name!r} is missing")
+                raise InvalidModel(f"{self.name}: the required input {index} is missing")
         for index, dtype in enumerate(dtypes):
             if dtype is None and variadic and index >= len(self.inputs) - 1:
-                raise InvalidModel(f"{self.name}: the required input with index {index} is missing")
+                raise InvalidModel(f"{self.name}: the required input {index} is missing")
             constraint = self.constraint(index)
             if dtype is not None and constraint and dtype not in self.types[constraint]:
                 served = ", ".join(sorted(x.short for x in self.types[constraint]))
-                parameter = self.inputs[min(index, len(self.inputs) - 1)]
-                what = f"the type of {parameter.name} (type constraint {constraint})"
+                what = f"the type of input {index} (type constraint {constraint})"
                 raise require.unsupported("dtype", what, dtype.short, served)
 
     def bind_attributes(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
@@ -241,9 +240,7 @@ class Operator:
         try:
             for index, x in enumerate(inputs):
                 if not isinstance(x, Tensor | None) and not self._takes_container(index):
-                    raise require.unsupported(
-                        "dtype", f"the input with index {index}", "a sequence or an optional value", "tensors"
-                    )
+                    raise require.unsupported("dtype", f"input {index}", "a sequence or an optional value", "tensors")
             self.check_inputs([None if x is None else x.dtype for x in inputs])
             result = self.function(ctx, *inputs, **self.bind_attributes(attributes))
         except Unsupported as error:

@@ -311,7 +311,7 @@ REFUSED = {
     "a state that grows": (
         """(float[m, 4] x, int64 n) => (float[k, 4] a) { a = Loop(n, , x) <body = step
         (int64 i, bool on, float[p, 4] s) => (bool on, float[q, 4] t) { t = Concat<axis = 0>(s, x) }> }""",
-        "loop-carried value 0 may have the shape",
+        "value 0 of Loop may have the shape",
     ),
     "a size that an iteration computes": (
         """(float[8] x, int64 n) => (float[8] a) { a = Loop(n, , x) <body = step (int64 i, bool on, float[8] s)
@@ -322,7 +322,7 @@ REFUSED = {
     "no end": (
         """(float[4] x) => (float[4] a) { a = Loop( , , x) <body = step (int64 i, bool on, float[4] s)
         => (bool on, float[4] t) { t = Add(s, x) }> }""",
-        "it has neither a trip count nor a condition that can end it",
+        "Loop has no trip count, and its body computes a condition that is always true",
     ),
 }
 

@@ -81,7 +81,7 @@ def one_node(**changes: object) -> Graph:
             "internal error: LookupError: a mistake",
         ),
         ({"attributes": {"axis": 1}}, "attribute", "axis"),
-        ({"unreadable_attributes": ("body",)}, "attribute", "attribute 'body' has an unsupported type"),
+        ({"unreadable_attributes": ("body",)}, "attribute", "attribute 'body' cannot be read; supported: an integer"),
         ({"has_subgraphs": True}, "control-flow", "the bodies of Add are nested too deeply"),
         ({"inputs": (Value("s", DType.STRING, ("n",)),) * 2}, "dtype", "'s': element type STRING is not supported"),
         ({"inputs": (Value("q", None, None),) * 2}, "dtype", "'q' is not a tensor"),

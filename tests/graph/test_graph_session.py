@@ -201,7 +201,7 @@ def test_nodes_of_a_function_are_explained_in_the_place_of_the_function(tmp_path
         ([-2, -3], "shape must be at least -1"),
         ([-1, -1], r"shape must have at most one -1, got .*shape\[1\]"),
         ([2**62, 4], r"node \w+ \(Reshape\): .* 64-bit"),
-        ([4, 2], "shape must have the n elements of data"),
+        ([4, 2], "shape must have the product n, the number of elements of data"),
     ],
 )
 def test_a_hostile_shape_is_an_error_of_its_run_only(shape: list[int], text: str) -> None:

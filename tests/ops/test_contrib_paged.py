@@ -234,7 +234,7 @@ def test_bytes_without_a_meaning() -> None:
     inputs += [codes(BLOCKS, BLOCK, KV_HEADS, SIZE // 2, seed=i) for i in (1, 2)]
     inputs += [starts([1]), int32([0]), TABLE[:1], *[None] * 6, *[np.ones(1, np.float32)] * 2]
     for name, reason in (
-        ("", r"must have the element type that k_cache_dtype names \(''\)"),
+        ("", "key_cache must not be u8 without k_cache_dtype, got u8"),
         ("float4e2m1", "the element type of key_cache is float4e2m1"),
     ):
         attributes = ATTRIBUTES | {"k_quant_type": "PER_TENSOR", "v_quant_type": "PER_TENSOR"}

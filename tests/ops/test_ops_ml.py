@@ -160,7 +160,7 @@ def test_contradictions_are_refused() -> None:
             {"keys_int64s": [1], "values_int64s": [1]},
             "keys must have the type f32 of",
         ),
-        ("LabelEncoder", {"keys_floats": [1.0]}, "values must be given by one attribute values_*, got 0"),
+        ("LabelEncoder", {"keys_floats": [1.0]}, "one attribute whose name begins with values_, got none"),
         ("LabelEncoder", {"keys_strings": ["a"], "values_int64s": [1]}, "the type of keys is string"),
         ("Scaler", {"offset": [1.0, 2.0], "scale": [1.0]}, "offset must have one entry"),
         ("Scaler", {"scale": [1.0]}, "offset and scale must be given"),
@@ -171,7 +171,7 @@ def test_contradictions_are_refused() -> None:
         ("FeatureVectorizer", {"inputdimensions": [1, 2]}, "inputdimensions must have 1 entries, got 2"),
         ("LinearRegressor", {"coefficients": [1.0] * 4, "targets": 3}, "a positive multiple of 3 entries, got 4"),
         ("LinearRegressor", {"coefficients": [1.0] * 4}, "X must have the size 4"),
-        ("LinearClassifier", one | {"classlabels_ints": [1]}, "must have two labels for two classes, got 1"),
+        ("LinearClassifier", one | {"classlabels_ints": [1]}, "at most one intercept, got 1 labels and 1 intercepts"),
         ("LinearClassifier", one | {"classlabels_strings": ["a", "b"]}, "classlabels_strings is given"),
         (
             "SVMRegressor",

@@ -129,7 +129,7 @@ def test_int32_is_quantized_and_dequantize_has_an_output_type() -> None:
 
 def test_blocks_have_to_fit() -> None:
     x = np.zeros((2, 6), np.float32)
-    with pytest.raises(NodeError, match="must have 2 blocks in dimension 1"):
+    with pytest.raises(NodeError, match="must have the size 2 in dimension 1"):
         run_op("QuantizeLinear", [x, np.ones((2, 3), np.float32)], {"axis": 1, "block_size": 4})
 
 

@@ -265,9 +265,9 @@ def test_a_shape_that_is_an_input_is_read_back() -> None:
 
 
 def test_a_shape_that_does_not_fit_is_an_error_of_the_run_that_names_the_node() -> None:
-    with pytest.raises(PluginError, match=r"Reshape.*shape must have the 24 elements"):
+    with pytest.raises(PluginError, match=r"Reshape.*shape must have the product 24"):
         run_op("Reshape", [numbered((4, 6)), ints(5, 5)], dynamic=False)
-    with pytest.raises((NodeError, InvalidModel), match="shape must have the 24 elements"):
+    with pytest.raises((NodeError, InvalidModel), match="shape must have the product 24"):
         run_op("Reshape", [numbered((4, 6)), ints(5, 5)], constant=[1])
 
 
@@ -293,9 +293,9 @@ def test_a_reshape_of_nothing_infers_from_the_dimensions_that_are_not_empty(kept
 
 def test_a_reshape_of_nothing_that_tells_no_size_is_an_error_of_the_run() -> None:
     x = np.zeros((0, 7), np.float32)
-    with pytest.raises((PluginError, NodeError), match=r"Reshape.* no dimension of size 0 beside -1"):
+    with pytest.raises((PluginError, NodeError), match=r"Reshape.* no -1 if another dimension of the result is 0"):
         run_op("Reshape", [x, ints(0, -1)])
-    with pytest.raises((PluginError, NodeError), match=r"Reshape.*shape must have the 0 elements"):
+    with pytest.raises((PluginError, NodeError), match=r"Reshape.*nonzero dimensions whose product divides 7"):
         run_op("Reshape", [x, ints(0, 3, -1)], {"allowzero": 1})
 
 

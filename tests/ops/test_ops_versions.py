@@ -167,10 +167,10 @@ def test_unknown_attributes_and_types_are_declined_and_missing_inputs_are_errors
     with pytest.raises(Unsupported, match="'beta'") as caught:
         operator.bind_attributes({"beta": 0.5})
     assert caught.value.kind == "attribute"
-    with pytest.raises(Unsupported, match=r"the type of x \(type constraint T\) is i32") as caught:
+    with pytest.raises(Unsupported, match=r"the type of input 0 \(type constraint T\) is i32") as caught:
         operator.check_inputs([DType.INT32])
     assert caught.value.kind == "dtype"
-    with pytest.raises(InvalidModel, match="'x'"):
+    with pytest.raises(InvalidModel, match="the required input 0 is missing"):
         operator.check_inputs([None])
     with pytest.raises(Unsupported, match="the number of inputs is 2; supported: at most 1"):
         operator.check_inputs([DType.FLOAT32] * 2)

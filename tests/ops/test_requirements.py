@@ -149,7 +149,8 @@ def test_a_declined_node_says_which_operator_has_what_and_what_is_supported() ->
     with pytest.raises(Unsupported, match=r"^RoiAlign: sampling_ratio is 4096; supported: up to 1024$"):
         row.lower(ctx, [x, rois, Tensor(DType.INT64, (1,), of_image.buffer)], {"sampling_ratio": 4096})
     with pytest.raises(
-        Unsupported, match=r"^RoiAlign: the type of x \(type constraint T1\) is i32; supported: bf16, f16, f32, f64$"
+        Unsupported,
+        match=r"^RoiAlign: the type of input 0 \(type constraint T1\) is i32; supported: bf16, f16, f32, f64$",
     ):
         row.lower(ctx, [Tensor(DType.INT32, x.shape, x.buffer), rois, of_image], {})
 

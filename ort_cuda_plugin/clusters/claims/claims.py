@@ -227,7 +227,7 @@ def _within(budget: MemoryBudget, graph: Graph, verdicts: list[NodeVerdict]) -> 
     if last is None:
         return verdicts
     first = graph.nodes.index(last)
-    reason = f"the device memory budget of {budget.nbytes} bytes is too small for node {last.label} and those after it"
+    reason = f"the device memory budget of {budget.nbytes} bytes does not suffice for node {last.label} and later nodes"
     return [
         decline(node, "cost", reason) if verdict.supported and index >= first else verdict
         for index, (node, verdict) in enumerate(pairs)
@@ -451,7 +451,10 @@ class _Analysis:
         for value in node.reads():
             if not self.lowering.knows(value):
                 if value.is_container and value in self._waiting and self.ranks.trial is None:
-                    raise UnknownRank(f"the tensors in the sequence or optional value {value.name!r} are unknown")
+                    raise UnknownRank(
+                        f"the number and ranks of the tensors in {value.name!r}, a sequence or an optional value, are "
+                        "unknown"
+                    )
                 self.lowering.add_input(value, symbolic_input(self._symbols, value, 0, ranks=self.ranks))
         shape = node.inputs[0].shape if node.inputs and node.inputs[0] is not None else None
         if shape is not None and len(shape) < 2 and self._may_become_channels_last(node):
@@ -516,7 +519,9 @@ def search_clusters(
     except Unsupported as error:
         if error.reason == why:
             raise
-        raise Unsupported(error.kind, f"{error.reason}; as a loop on the device: {why}") from error
+        raise Unsupported(
+            error.kind, f"{error.reason}; the search cannot be a loop on the device either: {why}"
+        ) from error
     return SearchClusters(repetition, f"the host reads a flag after each token: {why}")
 
 

@@ -28,8 +28,8 @@ def attention(body: GrowingBody, node: Node) -> None:
     if count is not None:
         raise Unsupported(
             "control-flow",
-            f"past_sequence_length (input 6, {count.name!r}) is given, so its past and present share a "
-            "buffer; supported: separate tensors",
+            f"past_sequence_length (input 6, {count.name!r}) is given, so the past and present caches of the node "
+            "share a buffer; supported: separate tensors",
         )
     _lower(body, node, 6, 3, ["past_present_share_buffer"])
 
@@ -52,7 +52,8 @@ def multi_head_attention(body: GrowingBody, node: Node) -> None:
 
 def _without_past() -> Unsupported:
     return Unsupported(
-        "control-flow", "an input grows in each iteration, without past_key and past_value; supported: keys in past_key"
+        "control-flow",
+        "an input grows in each iteration, but past_key and past_value are missing; supported: growing caches",
     )
 
 
@@ -84,7 +85,8 @@ def relative_position_bias(body: GrowingBody, node: Node) -> None:
             name = ("query_length", "key_length")[index - 1]
             raise Unsupported(
                 "control-flow",
-                f"{name} (input {index}) is not the number of cached keys plus a constant; supported: only such sizes",
+                f"{name} (input {index}) is not one number that follows from the number of cached keys; supported: the "
+                "number of cached keys plus a constant",
             )
         extras.append(extra)
     if extras[0] != extras[1]:
@@ -131,7 +133,8 @@ def _check(
         if (found := inputs[index]) is not None and body.special(found) is not None:
             raise Unsupported(
                 "control-flow",
-                f"input {index} ({found.name!r}) grows in each iteration; supported: past and masks grow",
+                f"input {index} ({found.name!r}) grows in each iteration; supported: growth of K/V caches and masks "
+                "only",
             )
     for given, tokens in _token_axes(body, inputs[:3]):
         if (dim := body.tensor(given).shape[tokens]) != 1:
@@ -164,7 +167,9 @@ def _check_buffer(body: GrowingBody, is_shared: bool, count: Value | None, indir
     counts = [] if not isinstance(found, Sizes) else found.array.reshape(-1).tolist()
     if (counts != [PAST]) if is_shared else (count is not None):
         name = "missing" if count is None else repr(count.name)
-        supported = "the number of cached keys" if is_shared else "none, because past and present share no buffer"
+        supported = (
+            "the number of cached keys" if is_shared else "no such input, because past and present share no buffer"
+        )
         raise Unsupported("control-flow", f"its past_sequence_length is {name}; supported: {supported}")
     if indirection is not None and not isinstance(body.special(indirection), BeamOfKey):
         raise Unsupported(
@@ -185,7 +190,9 @@ def _lower(body: GrowingBody, node: Node, index: int, axis: int, flags: list[str
     output, *presents = body.results(replace(node, attributes=attributes), {index: body.past})
     named = [value for value in node.outputs[1:] if value is not None]
     if node.outputs[0] is None:
-        raise Unsupported("control-flow", "output 0 is missing; supported: a node with this output")
+        raise Unsupported(
+            "control-flow", "output 0, the result of attention, is missing; supported: attention with output 0"
+        )
     body.set(node.outputs[0], output)
     is_shared = any((x := body.growing(value)) is not None and x.is_shared for value in node.inputs)
     for value, present in zip(named, presents, strict=True):

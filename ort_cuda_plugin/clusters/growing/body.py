@@ -84,7 +84,8 @@ class GrowingBody:
                 extras = sorted(x.axes.values())
                 raise Unsupported(
                     "control-flow",
-                    f"its result {value.name!r} has {extras} more elements than cached keys; supported: -1 to 1",
+                    f"growing axes of its result {value.name!r} are longer than the number of cached keys by {extras}; "
+                    "supported: by -1 to 1",
                 )
             self.lowering.set(value, x.x)
             if not x.axes:
@@ -103,11 +104,12 @@ class GrowingBody:
         if isinstance(special, BeamOfKey):
             raise Unsupported(
                 "control-flow",
-                f"it reads {value.name!r}, the decoder's cache_indirection; supported: attention of com.microsoft",
+                f"it reads {value.name!r}, the decoder's cache_indirection; supported: MultiHeadAttention and "
+                "DecoderMaskedMultiHeadAttention with past_key and past_value",
             )
         operand = self.lowering.operand(value)
         if not isinstance(operand, Tensor):
-            raise Unsupported("control-flow", f"{value.name!r} is not a tensor")
+            raise Unsupported("control-flow", f"{value.name!r} is a sequence or an optional value; supported: tensors")
         return operand
 
     def sizes(self, value: Value) -> HostArray | None:

@@ -50,7 +50,8 @@ def arithmetic(body: GrowingBody, node: Node) -> bool:
     try:
         result = compute(body, node, known) if len(known) == len(arrays) else None
     except (IndexError, ValueError) as error:
-        raise InvalidModel(f"its inputs have the shapes {[array.shape for array in known]}: {error}") from error
+        shapes = " and ".join(str(list(array.shape)) for array in known)
+        raise InvalidModel(f"inputs of the shapes {shapes} do not fit together: {error}") from error
     if result is None or not all(abs(number) < _LARGEST for dim in result.reshape(-1) for number in _numbers(dim)):
         return False
     own = next((x.dtype for value in values if isinstance(x := body.special(value), Sizes)), DType.INT64)
@@ -67,15 +68,15 @@ def range_of_sizes(body: GrowingBody, node: Node) -> None:
             raise Unsupported(
                 "control-flow",
                 f"input {number} ({needed_input(node, number).name!r}) depends on contents of tensors, or is not one "
-                "number; supported: sizes",
+                "number; supported: one number that follows from shapes",
             )
     start, limit, delta = (array.reshape(-1)[0] for array in arrays if array is not None)
     dtype = body.tensor(needed_input(node, 0)).dtype
     if not isinstance(delta, int) or delta != 1 or dtype not in _INTEGERS:
         raise Unsupported(
             "control-flow",
-            f"its inputs grow in each iteration, delta is {delta!r}, and the type is {dtype.short}; supported: a delta "
-            "of 1, int32 and int64",
+            f"start or limit changes in each iteration, delta is {delta!r}, and the type is {dtype.short}; supported: "
+            "a delta of 1, of type i32 or i64",
         )
     count: Dim = limit - start
     first, extra = after_past(start), after_past(limit)
@@ -142,7 +143,7 @@ def _gathered(body: GrowingBody, node: Node, arrays: list[HostArray]) -> HostArr
     count = data.shape[at]
     numbers = indices.astype(np.int64)
     if ((numbers < -count) | (numbers >= count)).any():
-        raise InvalidModel(f"Gather: got indices {numbers.tolist()}, expected less than {count}")
+        raise InvalidModel(f"Gather: got indices {numbers.tolist()}, expected {-count} to {count - 1}")
     return np.asarray(np.take(data, numbers, axis=at), dtype=object)
 
 

@@ -109,7 +109,8 @@ def concat(body: GrowingBody, node: Node) -> None:
         raise Unsupported(
             "control-flow",
             f"input 0 grows along the axes {sorted(past.axes)}, and input 1 ({values[1].name!r}) of shape "
-            f"{list(new.shape)} is appended along axis {at}; supported: growth along this axis only, and one element",
+            f"{list(new.shape)} is appended along axis {at}; supported: growth along axis {at} only, and an input 1 of "
+            f"rank {past.x.rank} with one element along axis {at}",
         )
     body.set(node.outputs[0], Growing(appended(body, past, new, at), {at: past.axes[at] + 1}))
 
@@ -141,11 +142,13 @@ def slice_of(body: GrowingBody, node: Node) -> None:
     starts, ends = (body.sizes(needed_input(node, index)) for index in (1, 2))
     if starts is None or ends is None:
         which = "starts (input 1)" if starts is None else "ends (input 2)"
-        raise Unsupported("control-flow", f"{which} depends on contents of tensors; supported: constants and sizes")
+        raise Unsupported(
+            "control-flow", f"{which} depends on contents of tensors; supported: numbers that follow from shapes"
+        )
     chosen = known_integers(body, node, "axes", 3)
     steps = known_integers(body, node, "steps", 4)
     if steps is not None and any(step != 1 for step in steps):
-        raise Unsupported("control-flow", f"steps is {list(steps)}; supported: 1")
+        raise Unsupported("control-flow", f"an input grows in each iteration, and steps is {list(steps)}; supported: 1")
     numbers = normalize_axes(range(starts.size) if chosen is None else chosen, x.rank)
     require.count(len(numbers), starts=starts.reshape(-1), ends=ends.reshape(-1))
     row = growing.row if growing is not None and starts.size == 1 and numbers == (2,) else None
@@ -265,7 +268,9 @@ def reshaped(body: GrowingBody, node: Node) -> None:
         return
     target, x = body.sizes(needed_input(node, 1)), body.growing(needed_input(node, 0))
     if target is None:
-        raise Unsupported("control-flow", "shape (input 1) depends on contents of tensors; supported: sizes")
+        raise Unsupported(
+            "control-flow", "shape (input 1) depends on contents of tensors; supported: numbers that follow from shapes"
+        )
     if x is None:
         raise Unsupported(
             "control-flow", "shape (input 1) grows in each iteration, and input 0 does not; supported: both grow"
@@ -305,7 +310,8 @@ def _only_growing(body: GrowingBody, node: Node) -> Growing:
         grown = [index for index, value in enumerate(node.inputs) if body.special(value) is not None]
         raise Unsupported(
             "control-flow",
-            f"the inputs {grown} are tensors or sizes that grow in each iteration; supported: only input 0, a tensor",
+            f"the inputs with the indices {grown} are tensors or sizes that grow in each iteration; supported: growth "
+            "of input 0, a tensor, only",
         )
     return x
 
@@ -331,7 +337,7 @@ def reduction(body: GrowingBody, node: Node) -> None:
     over = [axis for axis in axes if axis in x.axes]
     if len(over) > 1:
         raise Unsupported(
-            "control-flow", f"it reduces two axes that grow in each iteration, {over[:2]}; supported: one"
+            "control-flow", f"it reduces the axes {over}, which grow in each iteration; supported: one growing axis"
         )
     result = _reduced(body, node, x, axes, over[0], keeps) if over else body.results(node)[0]
     body.set(node.outputs[0], Growing(result, left))
@@ -371,8 +377,8 @@ def softmax(body: GrowingBody, node: Node) -> None:
     if node.since_version < 13 and axis != rank - 1:
         raise Unsupported(
             "control-flow",
-            f"axis is {axis} of {rank} axes in a version before 13, and input 0 grows in each iteration; supported: "
-            "the last axis",
+            f"input 0 grows in each iteration, and axis is {axis}, from which on a version before 13 computes softmax "
+            f"over all axes; supported: the last axis, {rank - 1}",
         )
     inputs = {0: body.filled(x, axis, -math.inf)} if axis in x.axes else {}
     body.set(node.outputs[0], Growing(body.results(node, inputs)[0], x.axes))
@@ -388,7 +394,7 @@ def matmul(body: GrowingBody, node: Node) -> None:
     if any(x.rank < 2 for x in tensors):
         ranks = " and ".join(str(x.rank) for x in tensors)
         raise Unsupported(
-            "control-flow", f"its inputs have rank {ranks}, and grow in each iteration; supported: rank 2 or more"
+            "control-flow", f"an input grows in each iteration, and the ranks are {ranks}; supported: rank 2 or more"
         )
     axes: list[Mapping[int, int]] = []
     for value, x in zip(values, tensors, strict=True):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from ...model.ir import DType, Graph, InvalidModel, Node, UnknownRank, Unsupported, Value
+from ...model.ir import MAX_SUBGRAPH_DEPTH, DType, Graph, InvalidModel, Node, UnknownRank, Unsupported, Value
 from ...ops import requirements as require
 from ...ops.axes import normalize_axis
 from ...ops.onnx.tensor.indexing import select_index
@@ -90,7 +90,11 @@ def inline(lowering: BodyLowering, node: Node, inputs: Inputs) -> list[Operand]:
     Raises Unsupported for an unknown branch or number of iterations, and the errors of the body's nodes.
     """
     if not node.subgraphs:
-        raise Unsupported("control-flow", f"the bodies of {node.op_type} are nested too deeply")
+        raise Unsupported(
+            "control-flow",
+            f"the bodies of {node.op_type} are nested too deeply; supported: up to {MAX_SUBGRAPH_DEPTH} levels of "
+            "bodies",
+        )
     if (node.domain, node.op_type) == ("", "If"):
         return _if(lowering, node, inputs)
     if (node.domain, node.op_type) == ("", "Loop"):
@@ -189,8 +193,8 @@ def _either(ctx: Lowering, x: Tensor, other: Tensor) -> Tensor:
         if len(own) != len(others):
             raise Unsupported(
                 "control-flow",
-                "a result of If has different sizes in the two branches, and the device computes one of them; "
-                "supported: sizes that follow from input shapes",
+                "a result of If has different numbers of elements in the two branches, and the device computes the "
+                "elements in a branch; supported: elements that follow from input shapes",
             )
         return others
 
@@ -259,7 +263,7 @@ def _loop_on_device(lowering: BodyLowering, node: Node, inputs: Inputs) -> list[
     def lower(iteration: Iteration) -> tuple[Tensor | None, Sequence[Operand], Sequence[Operand]]:
         holds = ctx.constant(np.array(True))
         results = _body(lowering, node, "body", (iteration.number, holds, *iteration.states))
-        goes_on = _scalar(node, results, 0, DType.BOOL)
+        goes_on = _scalar(node, results, 0, DType.BOOL, "result of the body")
         is_constant = goes_on.host is not None and goes_on.host[0] == 1
         return None if is_constant else goes_on, results[1 : 1 + len(states)], results[1 + len(states) :]
 
@@ -312,7 +316,7 @@ def _unrolled_loop(lowering: BodyLowering, node: Node, inputs: Inputs) -> list[O
         lowering.spend_nodes(size)
         number = ctx.constant(np.array(count, np.int64))
         results = _body(lowering, node, "body", (number, on, *states))
-        on = _scalar(node, results, 0, DType.BOOL)
+        on = _scalar(node, results, 0, DType.BOOL, "result of the body")
         results = results[1:]
         states = results[: len(states)]
         rows.append(results[len(states) :])
@@ -405,10 +409,10 @@ def _parts_of_scan(node: Node, inputs: Inputs) -> tuple[Graph, list[Operand], li
     """Return the body of a Scan, the initial states, and the scanned inputs."""
     body, count = node.subgraphs.get("body"), node.attributes.get("num_scan_inputs")
     given = _given(node, inputs)
-    if body is None or not isinstance(count, int) or not 0 < count <= len(given):
-        raise InvalidModel(
-            f"Scan: expected a body, and num_scan_inputs in [1, {len(given)}], got num_scan_inputs = {count}"
-        )
+    if body is None:
+        raise InvalidModel("Scan: its body is missing")
+    if not isinstance(count, int) or not 0 < count <= len(given):
+        raise InvalidModel(f"Scan: num_scan_inputs must be in [1, {len(given)}], the number of inputs, got {count}")
     states, sequences = given[:-count], _tensors(node, given[-count:])
     if len(body.outputs) < len(states):
         raise InvalidModel(
@@ -486,12 +490,10 @@ def _is_missing(inputs: Inputs, index: int) -> bool:
     return index >= len(inputs) or inputs[index] is None
 
 
-def _scalar(node: Node, inputs: Inputs, index: int, dtype: DType) -> Tensor:
+def _scalar(node: Node, inputs: Inputs, index: int, dtype: DType, what: str = "input") -> Tensor:
     x = inputs[index] if index < len(inputs) else None
     if not isinstance(x, Tensor) or x.dtype is not dtype or x.size != 1:
-        raise InvalidModel(
-            f"{node.op_type}: input or body result {index} must be a tensor of one {dtype.short} element, got {x!r}"
-        )
+        raise InvalidModel(f"{node.op_type}: {what} {index} must be a tensor of one {dtype.short} element, got {x!r}")
     return x
 
 
@@ -500,7 +502,8 @@ def _tensors(node: Node, operands: Iterable[Operand]) -> list[Tensor]:
     tensors = [x for x in operands if isinstance(x, Tensor)]
     if len(tensors) != len(operands):
         raise InvalidModel(
-            f"{node.op_type}: scanned inputs and stacked results must be tensors, not sequences or optional values"
+            f"{node.op_type}: got a sequence or an optional value as a state, a scanned input or a stacked result, "
+            "expected a tensor"
         )
     return tensors
 
@@ -508,7 +511,8 @@ def _tensors(node: Node, operands: Iterable[Operand]) -> list[Tensor]:
 def _given(node: Node, inputs: Iterable[Operand | None]) -> list[Operand]:
     given = [x for x in inputs if x is not None]
     if len(given) != len(list(inputs)):
-        raise InvalidModel(f"{node.op_type}: an initial state or a scanned input is missing")
+        what = "a loop-carried value" if node.op_type == "Loop" else "a state or a scanned input"
+        raise InvalidModel(f"{node.op_type}: got an empty name as an input, expected {what}")
     return given
 
 

@@ -191,7 +191,10 @@ class _Loop:
         on, states, values = plan.lower(Iteration(self.counter.number, self.states, parts))
         ctx.node = plan.node
         if on is None and plan.limit is None:
-            raise Unsupported("control-flow", "it has neither a trip count nor a condition that can end it")
+            raise Unsupported(
+                "control-flow",
+                f"{plan.node.op_type} has no trip count, and its body computes a condition that is always true",
+            )
         if on is None and plan.on is None and not isinstance(plan.limit, Tensor):
             self.count = plan.limit
         rows = [self._stack(stack, value) for stack, value in zip(plan.stacks, values, strict=True)]
@@ -220,7 +223,7 @@ class _Loop:
         axis = stack.axis + (x.rank + 1 if stack.axis < 0 else 0)
         if not 0 <= axis <= x.rank:
             raise InvalidModel(
-                f"{self.plan.node.op_type}: a scan output: got axis {stack.axis}, expected {-x.rank - 1} to {x.rank}"
+                f"{self.plan.node.op_type}: scan_output_axes: got axis {stack.axis}, expected {-x.rank - 1} to {x.rank}"
             )
         whole = ctx.empty([*x.shape[:axis], self.count, *x.shape[axis:]], x.dtype)
         self.stacked.append(whole)
@@ -234,13 +237,14 @@ class _Loop:
         for number, (state, operand) in enumerate(zip(self.states, results, strict=True)):
             x = _tensor(node, operand)
             if x.dtype is not state.dtype:
-                types = f"{x.dtype.short} after an iteration, {state.dtype.short} before"
-                raise InvalidModel(f"{node.op_type}: loop-carried value {number} is {types}")
+                types = _compared(node, state.dtype.short, x.dtype.short)
+                raise InvalidModel(f"{node.op_type}: value {number} is {types}, expected one type")
             if x.rank != state.rank or not all(
                 ctx.settled(eq(dim, before)) for dim, before in zip(x.shape, state.shape, strict=True)
             ):
-                shapes = f"{list(state.shape)} before an iteration and {list(x.shape)} after it"
-                raise Unsupported("control-flow", f"loop-carried value {number} may have the shape {shapes}")
+                shapes = _compared(node, list(state.shape), list(x.shape))
+                reason = f"value {number} of {node.op_type} may have the shape {shapes}; supported: one shape"
+                raise Unsupported("control-flow", reason)
             x = ctx.materialize(x)
             if x.buffer is state.buffer and x.is_contiguous and x.offset == 0:
                 continue
@@ -249,9 +253,16 @@ class _Loop:
             ctx.copy(state, ctx.view(x, state.shape, None, x.offset))
 
 
+def _compared(node: Node, before: object, after: object) -> str:
+    if node.op_type == "If":  # a loop of at most one iteration, see `lower_if`
+        return f"{before} in one branch and {after} in the other"
+    return f"{before} before an iteration and {after} after it"
+
+
 def _tensor(node: Node, operand: Operand) -> Tensor:
     if not isinstance(operand, Tensor):
-        raise Unsupported("control-flow", f"a value that {node.op_type} carries is not a tensor")
+        reason = f"a state or a result of {node.op_type} is a sequence or an optional value; supported: tensors"
+        raise Unsupported("control-flow", reason)
     return operand
 
 

@@ -208,7 +208,9 @@ class NodeLowering:
         self._nodes_unrolled += count
         if self._nodes_unrolled > MAX_UNROLLED_NODES:
             raise Unsupported(
-                "cost", f"unrolling its loops results in too many nodes; supported: up to {MAX_UNROLLED_NODES}"
+                "cost",
+                f"unrolling the loops in its bodies results in more than {MAX_UNROLLED_NODES} nodes; supported: up to "
+                f"{MAX_UNROLLED_NODES}",
             )
 
     def lower(self, node: Node) -> None:
@@ -219,8 +221,10 @@ class NodeLowering:
         self.ctx.node = node
         inputs = [None if value is None else self.operand(value) for value in node.inputs]
         is_float32 = self._in_float32.has(node)
-        if node.unreadable_attributes and node.op_type != "Optional":  # Optional needs no attribute
-            raise Unsupported("attribute", f"attribute {node.unreadable_attributes[0]!r} has an unsupported type")
+        if node.unreadable_attributes and node.op_type != "Optional":  # Optional's result has its input's type
+            supported = "an integer, a float, a string, a list of integers, floats or strings, or a tensor"
+            name = node.unreadable_attributes[0]
+            raise Unsupported("attribute", f"attribute {name!r} cannot be read; supported: {supported}")
         if self._is_claim and (refusal := _refusal(self.ctx.device.quarantine, node, inputs, is_float32)):
             raise Unsupported("quarantine", refusal)
         self.ctx.guessed = False

@@ -61,5 +61,6 @@ def _decoder(node: Node, opsets: Mapping[str, int]) -> GptDecoder | EncoderDecod
     if model == _GPT:
         return GptDecoder(kind)
     if model not in (_T5, _WHISPER) or not isinstance(kind, BeamSearch):
-        raise Unsupported("attribute", f"{node.op_type} with model_type {model} is not implemented")
+        supported = "0 (GPT-2); with BeamSearch and WhisperBeamSearch also 1 (T5) and 2 (Whisper)"
+        raise Unsupported("attribute", f"{node.op_type}: model_type is {model}; supported: {supported}")
     return EncoderDecoder(kind, has_mask=model == _T5)

@@ -31,7 +31,9 @@ class BeamSearch(Search):
             if name not in self.given:
                 raise InvalidModel(f"{node.op_type}: input {name} is missing")
         if any(value is not None for value in node.outputs[2:]):
-            raise Unsupported("attribute", f"{node.op_type} with an output after sequences_scores is not implemented")
+            raise Unsupported(
+                "attribute", f"{node.op_type} has an output after output 1; supported: sequences and sequences_scores"
+            )
         self._timestamps = self._timestamp_tokens()
         self._early = attribute_number(node, "early_stopping", 0) == 1
 
@@ -39,7 +41,10 @@ class BeamSearch(Search):
         """Return the tokens of Whisper's timestamp rules; None if the search does not apply these rules."""
         processor = self.given.get("logits_processor")
         if processor is not None and (processor.constant is None or processor.constant.any()):
-            raise Unsupported("attribute", f"{self.node.op_type} with a logits_processor is not implemented")
+            raise Unsupported(
+                "attribute",
+                f"{self.node.op_type}: logits_processor is given; supported: no logits_processor, or constant 0",
+            )
         return None
 
     def beams(self, ctx: Lowering, given: Given) -> Dim:

@@ -35,7 +35,7 @@ class EncoderDecoder:
         self._check_names("decoder", self._decoder.inputs, names)
         self._check_names("decoder", self._decoder.outputs, ["logits"])
         if len(self._decoder.inputs) == len(names):
-            raise InvalidModel("the decoder must have inputs for the K/V cache, got none")
+            raise InvalidModel(f"the decoder must have inputs for K/V caches after {', '.join(names)}, got none")
         self._has_hidden = self._decoder.inputs[len(names)].name == "encoder_hidden_states"
         self._first_cache = len(names) + self._has_hidden
         self._num_self = len(self._decoder.outputs) - 1
@@ -57,7 +57,7 @@ class EncoderDecoder:
                 "K/V cache holds the earlier ones",
             )
         if any(value.dtype not in _REALS or len(value.shape or ()) != 4 for value in self._caches):
-            raise InvalidModel("the decoder's K/V caches must have rank 4 and element type float32 or float16")
+            raise InvalidModel("the decoder's input K/V caches must have rank 4 and element type float32 or float16")
         encoder_names = ["encoder_input_ids", *names[1:]]
         self._decodes_first = len(self._encoder.inputs) > len(encoder_names)
         if self._decodes_first:
@@ -66,16 +66,24 @@ class EncoderDecoder:
         expected = 2 * self._decodes_first + len(self._caches) - (0 if self._decodes_first else self._num_self)
         self._check_names("encoder", self._encoder.inputs, encoder_names)
         if len(self._encoder.inputs) != len(encoder_names):
-            raise InvalidModel(f"the encoder must have {len(encoder_names)} inputs, got {len(self._encoder.inputs)}")
+            raise InvalidModel(
+                f"the encoder must have only the inputs {encoder_names}, got {len(self._encoder.inputs)} inputs"
+            )
         if len(self._encoder.outputs) != expected:
-            raise InvalidModel(f"the encoder must have {expected} outputs, got {len(self._encoder.outputs)}")
+            raise InvalidModel(
+                f"the encoder must have {expected} outputs for {len(self._caches)} caches of the decoder, got "
+                f"{len(self._encoder.outputs)}"
+            )
         if self._shared and not self._decodes_first:
             raise Unsupported(
-                "control-flow", "past and present caches share buffers, and the encoder does not compute the first ones"
+                "control-flow",
+                "past and present caches share buffers, and the encoder has no input decoder_input_ids, so it does not "
+                "compute the keys and values of the first tokens; supported: an encoder with this input",
             )
         if not self._decodes_first and self._has_hidden:
             raise InvalidModel(
-                "the encoder must have the output encoder_hidden_states, which the decoder reads, got none"
+                "the encoder must have the input decoder_input_ids and the output encoder_hidden_states, since the "
+                "decoder has an input encoder_hidden_states"
             )
 
     @staticmethod
@@ -88,7 +96,7 @@ class EncoderDecoder:
 
     def repetition(self) -> Repetition:
         if self._shared:
-            raise Unsupported("control-flow", "past and present caches share buffers")
+            raise Unsupported("control-flow", "past and present caches share buffers; supported: separate tensors")
         kind, name, opsets = self._search, self._search.node.name, self._search.opsets
         states, nodes, made = self._first_calls()
         _, sequences, *_ = states

@@ -42,7 +42,8 @@ class GptDecoder:
         if "init_decoder" in kind.node.subgraphs:
             self._first_decoder = kind.body("init_decoder")
             if self._caches_of("init_decoder", self._first_decoder) != self._caches:
-                raise InvalidModel(f"{kind.node.op_type}: decoder and init_decoder must have the same K/V caches")
+                caches = "K/V caches of equal number, type, heads and head size as inputs"
+                raise InvalidModel(f"{kind.node.op_type}: decoder and init_decoder must have {caches}")
 
     def repetition(self) -> Repetition:
         kind, name, opsets = self._search, self._search.node.name, self._search.opsets
@@ -153,7 +154,7 @@ class GptDecoder:
             raise Unsupported(
                 "control-flow",
                 f"the {name} has {len(inputs) - _NUM_FIRST} past and {len(outputs) - 1} present K/V caches; supported: "
-                "equally many, and no buffer that past and present caches share",
+                "equal numbers, and no inputs after the past caches",
             )
         if any(value.dtype is not DType.INT32 for value in inputs[:_NUM_FIRST]):
             names = ", ".join(wanted[:_NUM_FIRST])
@@ -163,7 +164,8 @@ class GptDecoder:
             shape = value.shape or ()
             if len(shape) != 5 or shape[0] != 2 or not isinstance(shape[2], int) or not isinstance(shape[4], int):
                 raise InvalidModel(
-                    f"{value.name!r} must have the shape [2, batch, heads, length, head size], got {list(shape)}"
+                    f"{value.name!r} must have the shape [2, batch, heads, length, head size] with a constant number "
+                    f"of heads and head size, got {list(shape)}"
                 )
             if value.dtype not in (DType.FLOAT32, DType.FLOAT16):
                 raise InvalidModel(f"{value.name!r} must have the element type float32 or float16, got {value.dtype}")

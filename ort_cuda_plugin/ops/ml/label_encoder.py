@@ -71,7 +71,8 @@ class TensorLabelAttributes(LabelAttributes, total=False):
 def _listed(what: str, attributes: Mapping[str, object]) -> Array:
     """Return the values of the only attribute whose name begins with ``what``, in its element type."""
     given = [name for name in attributes if name.startswith(f"{what}_")]
-    require.that(len(given) == 1, what, f"be given by one attribute {what}_*", f"{len(given)} such attributes")
+    expected = f"be given by one attribute whose name begins with {what}_"
+    require.that(len(given) == 1, what, expected, " and ".join(given) or "none")
     (name,) = given
     require.supported(not name.endswith("_strings"), "dtype", f"the type of {what}", "string", "numbers")
     values = attributes[name]
@@ -89,7 +90,8 @@ def _encode_listed(ctx: Lowering, x: Tensor, attributes: Mapping[str, object], *
     if isinstance(tensor, Constant):
         default = tensor.array.reshape(-1)
         fits = len(default) == 1 and default.dtype == values.dtype
-        require.that(fits, "default_tensor", f"have one element of type {values.dtype}", default)
+        found = f"{len(default)} of type {default.dtype}"
+        require.that(fits, "default_tensor", f"have one element of type {values.dtype}", found)
     return _encode(ctx, x, keys, values, default, finds_nan=finds_nan)
 
 

@@ -75,12 +75,12 @@ def linear_classifier(
     scores = _scores(ctx, x, coefficients, intercepts, targets)
     if targets > 1:
         count = len(classlabels_ints)
-        require.that(count >= targets, "classlabels_ints", f"have at least {targets} labels", count)
+        expected = f"have a label for each of {targets} intercepts"
+        require.that(count >= targets, "classlabels_ints", expected, f"{count} labels")
         transformed = regression_transform(ctx, scores, post_transform, targets)
         return label_of_best(ctx, scores, classlabels_ints), transformed
-    require.that(
-        len(classlabels_ints) == 2, "classlabels_ints", "have two labels for two classes", len(classlabels_ints)
-    )
+    found = f"{len(classlabels_ints)} labels and {targets} intercepts"
+    require.that(len(classlabels_ints) == 2, "classlabels_ints", "have two labels for at most one intercept", found)
     score = ctx.view(scores, scores.shape[:1])
     answers = [ctx.constant(np.array(label, np.int64)) for label in classlabels_ints]
     label = elementwise(ctx, lambda score, no, yes: s.where(score > 0, yes, no), score, *answers)

@@ -388,7 +388,7 @@ def _classes(
 ) -> tuple[Tensor, ...]:
     """Return the label of the largest score (the first of equal scores), and the scores."""
     expected = f"have 0 entries or {len(labels)}, one per class"
-    require.that(len(base) in (0, len(labels)), "base_values", expected, len(base))
+    require.that(len(base) in (0, len(labels)), "base_values", expected, f"{len(base)} entries")
     scores = _totals(ctx, forest, x, "SUM", lambda total, has, base, count: total + base, base)
     if len(base) or len(forest.always) == len(labels):
         candidates = scores
@@ -483,7 +483,7 @@ def tree_ensemble(
 
     def make() -> Forest:
         splits, weights = numbers("nodes_splits", nodes_splits), numbers("leaf_weights", leaf_weights)
-        require.that(nodes_modes.dtype is DType.UINT8, "nodes_modes", "be u8", nodes_modes.dtype.short)
+        require.that(nodes_modes.dtype is DType.UINT8, "nodes_modes", "have the type u8", nodes_modes.dtype.short)
         modes = nodes_modes.array.reshape(-1).tolist()
         count = equal_lengths(
             nodes_featureids=nodes_featureids, nodes_modes=modes, nodes_splits=splits,

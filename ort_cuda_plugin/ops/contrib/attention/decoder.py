@@ -64,7 +64,7 @@ def decoder_masked_multi_head_attention(
     if key is not None and value is not None and key.rank == 4:
         if past_key is not None or is_used(ctx, 1) or is_used(ctx, 2):
             what, wanted = "past_key, present_key and present_value", "be left out if key has rank 4 (cross attention)"
-            raise require.violation(what, wanted, "one of them")
+            raise require.violation(what, wanted, "at least one of them")
         q = query if bias is None else _biased(ctx, query, part(ctx, bias, 0, 0, query.shape[2]))
         keys, values, present = key, value, (key, value)
     else:

@@ -92,14 +92,14 @@ def gated_delta_net(
     tokens, heads, width = v.shape
     size, key_heads = q.shape[2], k.shape[1]
     require.multiple_of(ctx, heads, key_heads, "the number of heads of value", "that of key")
-    wanted = "have one dimension before its heads if cu_seqlens is given"
-    require.that(cu_seqlens is None or len(lead) == 1, "query", wanted, f"{len(lead)} dimensions")
+    wanted = f"have rank {query.rank - 1} (all sequences in one dimension of tokens) if cu_seqlens is given"
+    require.that(cu_seqlens is None or len(lead) == 1, "query", wanted, f"rank {query.rank}")
     packed, count, steps = _sequences(ctx, cu_seqlens, initial_state, tokens)
     require.shape(ctx, (count, heads, width, size), initial_state=initial_state)
     gates = None
     if decay is not None and "gated" in update_rule:
         fits = not state_update_capacity or decay.rank == len(lead) + 1
-        wanted = "have one element per head if state_update_capacity is above 0"
+        wanted = f"have rank {len(lead) + 1} (one element per head) if state_update_capacity is above 0"
         require.that(fits, "decay", wanted, f"rank {decay.rank}")
         bound = gate_lower_bound if gate_activation in _BOUNDED else None
         gates = _decay(ctx, decay, lead, size, heads, a_log, dt_bias, bound)
@@ -176,7 +176,8 @@ def _heads(
     require.all_or_none(key=key, value=value)
     packed = key is None
     lead = query.shape[: query.rank - (1 if packed else 2)]
-    require.that(len(lead) in (1, 2), "query", "have one or two dimensions before its heads", f"rank {query.rank}")
+    wanted = "have rank 2 or 3 if it holds Q, K and V (no key and value), else rank 3 or 4"
+    require.that(len(lead) in (1, 2), "query", wanted, f"rank {query.rank}")
     tokens = product(lead)
     if key is None or value is None:
         wanted = "be given if query holds Q, K and V (no key and value)"

@@ -210,7 +210,9 @@ def cache_of(
         raise require.unsupported("attribute", f"the element type of {what}", elements, ", ".join(_STORED.values()))
     given = blocks.dtype
     if elements.lower() != _STORED.get(given) and (elements or given is DType.UINT8):
-        wanted = f"have the element type that {what[0]}_cache_dtype names ({elements!r})"
+        wanted = f"not be u8 without {what[0]}_cache_dtype"
+        if elements:
+            wanted = f"have the element type that {what[0]}_cache_dtype names ({elements!r})"
         raise require.violation(what, wanted, given.short)
     if (kind == "NONE") != (scale is None) or (kind == "NONE") == (given in QUANTIZED):
         wanted = f"have a quantized element type and a scale if {what[0]}_quant_type is not 'NONE', else neither"
@@ -396,7 +398,7 @@ def paged_attention(
     require.one_of(("SEPARATE", "LATENT"), kv_cache_layout=kv_cache_layout)
     require.least(0, v_head_size=v_head_size)
     if not is_used(ctx, 1) or (not latent and not is_used(ctx, 2)):
-        raise require.unsupported("op", "an output for an updated K/V cache", "left out", "nodes with these outputs")
+        raise require.unsupported("op", "the output of an updated K/V cache", "left out", "nodes with this output")
     if latent and (value is not None or value_cache is not None or key is None or kv_num_heads != 1):
         wanted = "have kv_num_heads = 1 and a key, but neither value nor value_cache"
         found = f"kv_num_heads = {kv_num_heads} and {require.named(key=key, value=value, value_cache=value_cache)}"

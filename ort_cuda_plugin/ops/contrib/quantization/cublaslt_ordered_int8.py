@@ -145,7 +145,8 @@ def qordered_matmul(
         for axis in range(total.rank):
             fits = eq(c.shape[axis], total.shape[axis])
             fits = logical_or(fits, eq(c.shape[axis], 1)) if axis < total.rank - 2 else fits
-            require.holds(ctx, fits, "C", f"broadcast to the product {list(total.shape)}", list(c.shape))
+            expected = f"have the shape {list(total.shape)} of the product, or size 1 in its batch dimension"
+            require.holds(ctx, fits, "C", expected, list(c.shape))
         inputs += [c, as_number(ctx, scale_c)]
 
     def result(value: Scalar, by_a: Scalar, by_b: Scalar, by_y: Scalar, *more: Scalar) -> Scalar:

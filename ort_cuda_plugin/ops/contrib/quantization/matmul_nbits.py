@@ -171,10 +171,10 @@ def gather_block_quantized(
     codes, zeros = data, zero_points
     for axis, (blocks, dim) in enumerate(zip(scales.shape, codes.shape, strict=True)):
         wanted = dim if axis != along else ceildiv(dim, block_size) if block_size else 1
-        fits = eq(blocks, wanted)
+        fits, expected = eq(blocks, wanted), f"have the size {wanted!r} in dimension {axis}"
         if floats and axis != along:
-            fits = logical_or(fits, eq(blocks, 1))
-        require.holds(ctx, fits, "scales", f"have {wanted!r} blocks in dimension {axis}", blocks)
+            fits, expected = logical_or(fits, eq(blocks, 1)), f"have the size {wanted!r} or 1 in dimension {axis}"
+        require.holds(ctx, fits, "scales", expected, blocks)
     require.rank(codes.rank, zero_points=zeros)
     shape = [*codes.shape[:at], *indices.shape, *codes.shape[at + 1 :]]
 

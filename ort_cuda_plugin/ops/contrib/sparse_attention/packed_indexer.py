@@ -34,7 +34,7 @@ def _check_policy_inputs(policy_mode: str, head_weight_scale: float | None, **in
     if all((x is None) == by_tokens for x in inputs.values()) and not (by_tokens and head_weight_scale is not None):
         return
     given = require.named(**inputs, head_weight_scale=head_weight_scale)
-    wanted = "be given if policy_mode is 'csa', else left out, as head_weight_scale then must be"
+    wanted = "be given if policy_mode is 'csa'; with 'qsa' they and head_weight_scale must be left out"
     what = "gate, position_bias, head_weights, position_ids and past_gate_buffer"
     raise require.violation(what, wanted, f"policy_mode = {policy_mode!r} and {given}")
 

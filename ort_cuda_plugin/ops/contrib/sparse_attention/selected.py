@@ -131,7 +131,7 @@ def sparse_paged_attention(
     _check_modes(attention_mode, selected_kv_source, local_window_size)
     require.one_of(("contiguous",), auxiliary_cache_layout=auxiliary_cache_layout)
     if not is_used(ctx, 1) or not is_used(ctx, 2):
-        raise require.unsupported("op", "an output for an updated K/V cache", "left out", "nodes with these outputs")
+        raise require.unsupported("op", "the output of an updated K/V cache", "left out", "nodes with this output")
     from_main = selected_kv_source == "main"
     q, k, v = paged.heads_of_tokens(ctx, query, key, value, num_heads, kv_num_heads)
     size = q.shape[2]
@@ -252,7 +252,7 @@ def dynamic_sparse_attention(
     from_main = selected_kv_source == "main"
     if from_main != (attention_mode == "selected_only") or (not from_main and local_window_size < 0):
         wanted = "be 'main' with attention_mode 'selected_only', else 'auxiliary' with local_window_size of at least 0"
-        found = f"{selected_kv_source!r}, local_window_size = {local_window_size}"
+        found = f"{selected_kv_source!r} with {attention_mode!r} and local_window_size = {local_window_size}"
         raise require.violation("selected_kv_source", wanted, found)
     require.one_of((1,), is_causal=is_causal)
     require.one_of((0,), output_bf16=output_bf16)

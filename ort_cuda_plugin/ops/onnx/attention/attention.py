@@ -36,7 +36,8 @@ def split_heads(ctx: Lowering, x: Tensor, heads: int | None) -> Tensor:
         return x
     require.rank((3, 4), **{"query, key and value": x})
     if heads is None or heads <= 0:
-        raise require.violation("the attribute with the number of heads", "be positive for an input of rank 3", heads)
+        subject = "the number of heads (num_heads, or q_num_heads and kv_num_heads)"
+        raise require.violation(subject, "be given and positive for an input of rank 3", heads or "none")
     size = floordiv(x.shape[2], heads)
     require.multiple_of(ctx, x.shape[2], heads, "the last dimension of query, key and value", "the number of heads")
     return permute(ctx, reshape(ctx, x, [x.shape[0], x.shape[1], heads, size]), (0, 2, 1, 3))
@@ -300,7 +301,8 @@ def tensor_scatter(
     at = normalize_axis(axis, past_cache.rank)
     for other, (dim, updated) in enumerate(zip(past_cache.shape, update.shape, strict=True)):
         fits = le(updated, dim) if other == at else eq(updated, dim)
-        require.holds(ctx, fits, "update", f"fit into dimension {other} of past_cache, {dim!r}", updated)
+        expected = f"have {'at most ' if other == at else ''}{dim!r} elements in dimension {other}, as past_cache has"
+        require.holds(ctx, fits, "update", expected, updated)
     require.shape(ctx, past_cache.shape[:1], write_indices=write_indices)
     result = copy_of(ctx, past_cache)
 

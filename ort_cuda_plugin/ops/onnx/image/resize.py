@@ -328,7 +328,7 @@ def weight_of_mode(mode: str, a: float = -0.75) -> tuple[Callable[[Scalar], Scal
 def _check_one_per_axis(given: Tensor, axes: int) -> None:
     """Check that ``given``, the input scales or sizes, has one element per axis."""
     count = require.static(given.size, "the number of scales or sizes")
-    require.that(given.rank == 1 and count == axes, "scales or sizes", f"have {axes} elements", list(given.shape))
+    require.that(given.rank == 1 and count == axes, "scales or sizes", f"have the shape [{axes}]", list(given.shape))
 
 
 @op("Upsample", since=9, until=9, types={"T": ALL_TENSORS})
@@ -392,7 +392,8 @@ def resize(
 
 def _with_roi(ctx: Lowering, axes: Sequence[Resampling], chosen: Sequence[int], roi: Tensor | None) -> list[Resampling]:
     if roi is None or roi.size != 2 * len(chosen):
-        raise require.violation("roi", "have a start and an end for each axis", "none" if roi is None else roi.size)
+        expected = f"have {2 * len(chosen)} elements, a start and an end for each resized axis"
+        raise require.violation("roi", expected, "none" if roi is None else roi.size)
 
     def bounds(k: int) -> Callable[[IndexMap], tuple[Scalar, Scalar]]:
         start, end = _number_at(ctx, roi, k), _number_at(ctx, roi, k + len(chosen))

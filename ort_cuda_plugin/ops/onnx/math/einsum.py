@@ -64,7 +64,8 @@ def _diagonal(ctx: Lowering, x: Tensor, labels: Labels) -> tuple[Tensor, Labels]
     strides: dict[str, Dim] = {}
     for label, dim, stride in zip(labels, x.shape, x.strides, strict=True):
         first = shape.setdefault(label, dim)
-        require.holds(ctx, eq(first, dim), f"the dimensions {label!r} of an input", f"be equal to {first!r}", dim)
+        subject = f"the dimensions of an input that share the label {label!r}"
+        require.holds(ctx, eq(first, dim), subject, "have the same size", f"{first!r} and {dim!r}")
         strides[label] = strides.get(label, 0) + stride
     return ctx.view(x, [shape[label] for label in kept], [strides[label] for label in kept], x.offset), kept
 

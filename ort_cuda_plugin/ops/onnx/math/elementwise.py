@@ -80,10 +80,16 @@ def aligned(ctx: Lowering, a: Tensor, b: Tensor, axis: int | None, broadcast: in
     """
     start = a.rank - b.rank if axis is None else normalize_axis(axis, a.rank)
     if start < 0 or start + b.rank > a.rank or (a.rank != b.rank and not broadcast):
-        raise require.violation("the second input", f"fit into rank {a.rank} at axis {axis}", f"rank {b.rank}")
+        expected = f"have rank {a.rank}, as the first input has (broadcast = 0)"
+        if broadcast:
+            at = "" if axis is None else f" - {start} (axis)"
+            expected = f"have at most rank {a.rank}{at}, the dimensions of the first input that the second can match"
+        raise require.violation("the second input", expected, f"rank {b.rank}")
     for dim, wanted in zip(b.shape, a.shape[start:], strict=False):
         fits = logical_or(eq(dim, wanted), eq(dim, 1)) if broadcast else eq(dim, wanted)
-        require.holds(ctx, fits, "the second input", f"broadcast to {list(a.shape)}", list(b.shape))
+        shape = f"{list(a.shape[start : start + b.rank])} of the first input"
+        expected = f"broadcast to the dimensions {shape}" if broadcast else f"have the dimensions {shape}"
+        require.holds(ctx, fits, "the second input", expected, list(b.shape))
     return unsqueeze(ctx, b, range(b.rank, a.rank - start))
 
 
@@ -139,7 +145,7 @@ def variadic(
     """Register a variadic operator: for inputs a, b and c the result is ``finish(step(step(a, b), c), 3)``."""
 
     def function(ctx: Lowering, *inputs: Tensor) -> Tensor:
-        require.that(bool(inputs), "inputs", "not be empty", "none")
+        require.that(bool(inputs), "the node", "have at least one input", "none")
         # A kernel has a limited number of parameters, so it combines at most MAX_TOGETHER inputs.
         rest = list(inputs)
         while len(rest) > MAX_TOGETHER:
@@ -265,7 +271,7 @@ def cast_1(ctx: Lowering, x: T1, *, to: str) -> Tensor:
     ours = {"FLOAT": "FLOAT32", "DOUBLE": "FLOAT64"}
     name = ours.get(to.upper(), to.upper())
     if name not in DType.__members__:
-        known = (*ours, *(each for each in DType.__members__ if each not in ours.values()))
+        known = (*ours, *(each.name for each in DType if each.is_supported and each.name not in ours.values()))
         raise require.unsupported("dtype", "to", repr(to), ", ".join(known))
     return cast(ctx, x, to=DType[name].onnx)
 

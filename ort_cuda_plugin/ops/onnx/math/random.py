@@ -234,7 +234,8 @@ def _dropped(
 ) -> tuple[Tensor, ...]:
     """Return data with dropped elements, and the mask; the device reads ``training_mode`` and ``ratio``."""
     for x in (ratio, training_mode):
-        require.that(x is None or x.size == 1, "ratio and training_mode", "be scalars", x and x.shape)
+        found = x and f"the shape {list(x.shape)}"
+        require.that(x is None or x.size == 1, "ratio and training_mode", "have one element each", found)
     random = RandomRun(ctx, seed)
     real, chance = s.accumulation_type(data.dtype), s.accumulation_type(ratio.dtype)
 

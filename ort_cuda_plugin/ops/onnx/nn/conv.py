@@ -49,7 +49,7 @@ def conv(
 ) -> Tensor:
     kernel = _static_kernel(x, w, kernel_shape)
     _check_groups(group, x.shape[1], w.shape[0])
-    expected = f"have {x.shape[1]!r} input channels / {group} groups in dimension 1"
+    expected = f"have the size {x.shape[1]!r} / {group} (channels of X / group) in dimension 1"
     require.holds(ctx, eq(x.shape[1], w.shape[1] * group), "W", expected, w.shape[1])
     require.size(ctx, w.shape[0], B=b)
     window = windows(x.shape[2:], kernel, **attributes)

@@ -95,7 +95,7 @@ def deform_conv(
     window = windows(x.shape[2:], kernel, strides=strides, dilations=dilations, pads=pads)
     spatial = count_windows(ctx, window)
     positions, taps = product(spatial), product(kernel)
-    expected = f"have {channels!r} input channels / {group} groups in dimension 1"
+    expected = f"have the size {channels!r} / {group} (channels of X / group) in dimension 1"
     require.holds(ctx, eq(depth * group, channels), "W", expected, depth)
     require.multiple_of(ctx, w.shape[0], group, "the number of output channels of W", "group")
     require.multiple_of(ctx, channels, offset_group, "the number of channels of X", "offset_group")

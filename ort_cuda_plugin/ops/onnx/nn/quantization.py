@@ -86,7 +86,8 @@ def _by_groups(
         require.rank(x.rank, **{"scale and zero point of blocks": parameter})
         for i, (dim, size) in enumerate(zip(parameter.shape, x.shape, strict=True)):
             wanted = ceildiv(size, block_size) if i == along else size
-            require.holds(ctx, eq(dim, wanted), "scale and zero point", f"have {wanted!r} blocks in dimension {i}", dim)
+            expected = f"have the size {wanted!r} in dimension {i}"
+            require.holds(ctx, eq(dim, wanted), "scale and zero point of blocks", expected, dim)
 
     def element(maps: IndexMap, at: list[Scalar]) -> Scalar:
         block = [*at[:along], s.trunc_divide(at[along], block_size), *at[along + 1 :]]

@@ -85,7 +85,8 @@ def _per_direction(
     names = activations or [*defaults] * len(backward)
     size = len(defaults)
     # RNN's default value of ``activations`` has two entries, even for one direction.
-    require.that(len(names) >= size * len(backward), "activations", f"have {size} entries per direction", names)
+    expected = f"have at least {size * len(backward)} entries, {size} for each direction"
+    require.that(len(names) >= size * len(backward), "activations", expected, list(names))
     # ONNX Runtime clips the inputs of gates, but not the cell state, the input of LSTM's third activation.
     clips = [clip if number % size < 2 else None for number in range(len(names))]
     functions = _activations(names, activation_alpha, activation_beta, clips)

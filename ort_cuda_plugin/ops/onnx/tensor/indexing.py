@@ -98,7 +98,7 @@ def tuple_length(ctx: Lowering, indices: Tensor, most: int) -> int:
     """Return the last dimension of ``indices``, the length of index tuples; a plan holds for one length."""
     dim = indices.shape[-1] if indices.rank else 0
     length = ctx.chosen(dim, "the length of index tuples", range(1, max(most, 1) + 1))
-    require.that(0 < length <= most, "index tuples", f"have a length in [1, {most}]", length)
+    require.that(0 < length <= most, "the last dimension of indices", f"be in [1, {most}]", length)
     return length
 
 

@@ -40,7 +40,8 @@ def _position(ctx: Lowering, position: Tensor, length: int, ends: int = 0, choic
 @op("SequenceConstruct", since=11, types={"T": ALL_TENSORS}, containers=True)
 def sequence_construct(ctx: Lowering, *inputs: T) -> TensorSequence:
     if not inputs or any(x.dtype is not inputs[0].dtype for x in inputs):
-        raise require.violation("inputs", "be tensors of the same element type", [x.dtype.short for x in inputs])
+        found = ", ".join(x.dtype.short for x in inputs) or "no input"
+        raise require.violation("inputs", "be one or more tensors of the same element type", found)
     return TensorSequence(inputs[0].dtype, inputs)
 
 
@@ -115,8 +116,8 @@ def split_to_sequence(
 
 def _part_sizes(ctx: Lowering, dim: Dim, split: Tensor | None) -> list[Dim]:
     if split is not None and split.rank:
-        return list(ctx.host_values(split, "sizes"))
-    size = 1 if split is None else ctx.host_number(split, "size")
+        return list(ctx.host_values(split, "split"))
+    size = 1 if split is None else ctx.host_number(split, "split")
     dim, size = (require.static(number, "the number of parts") for number in (dim, size))
     require.least(1, split=size)
     require.supported(dim <= size * MAX_LENGTH, "cost", "the number of parts", -(-dim // size), f"up to {MAX_LENGTH}")

@@ -82,7 +82,8 @@ def _reshape(ctx: Lowering, x: Tensor, values: Sequence[Dim], allow_zero: bool) 
             dims.append(value)
     if inferred is not None:
         dims[inferred] = _inferred_dim(ctx, x, dims, allow_zero)
-    require.holds(ctx, eq(product(dims), x.size), "shape", f"have the {x.size!r} elements of data", product(dims))
+    expected = f"have the product {x.size!r}, the number of elements of data"
+    require.holds(ctx, eq(product(dims), x.size), "shape", expected, product(dims))
     return reshape(ctx, x, dims)
 
 
@@ -108,13 +109,15 @@ def _inferred_dim(ctx: Lowering, x: Tensor, dims: Sequence[Dim], allow_zero: boo
         quotient = floordiv(x.size, others)
         if quotient * others == x.size:
             return quotient
-    no_elements = eq(others, 0)
+    no_elements, found = eq(others, 0), f"{list(dims)} with 1 in place of -1"
     if not allow_zero:
-        require.holds(ctx, ne(others, 0), "shape", "have no dimension of size 0 beside -1", list(dims))
+        expected = "have no -1 if another dimension of the result is 0"
+        require.holds(ctx, ne(others, 0), "shape", expected, found)
     given, wanted = _size_of_filled(x.shape), _size_of_filled(dims)
     filled = floordiv(given, wanted)
     fits = select(no_elements, eq(filled * wanted, given), 1)
-    require.holds(ctx, fits, "shape", f"have the {x.size!r} elements of data", list(dims))
+    expected = f"have nonzero dimensions whose product divides {given!r}, the product of the nonzero dimensions of data"
+    require.holds(ctx, fits, "shape", expected, found)
     return select(no_elements, filled, floordiv(x.size, select(no_elements, 1, others)))
 
 
@@ -131,7 +134,8 @@ def _reshape_to_computed(ctx: Lowering, x: Tensor, values: Sequence[Dim], allow_
     ]
     others = product(select(eq(value, -1), 1, value) for value in copied)
     dims = [select(eq(value, -1), floordiv(x.size, sym_max(others, 1)), value) for value in copied]
-    require.holds(ctx, eq(product(dims), x.size), "shape", f"have the {x.size!r} elements of data", product(dims))
+    expected = f"have the product {x.size!r}, the number of elements of data"
+    require.holds(ctx, eq(product(dims), x.size), "shape", expected, product(dims))
     return reshape(ctx, x, dims)
 
 
@@ -230,7 +234,8 @@ def constant(
     for number, dtype in choices:
         if number is not None:
             return ctx.constant(np.array(number, dtype))
-    return ctx.initializer(require.given(value, "one of the value attributes"))
+    names = "one of value, value_float, value_floats, value_int and value_ints"
+    return ctx.initializer(require.given(value, names))
 
 
 @op("ConstantOfShape", since=9, types={"T2": ALL_TENSORS})
@@ -266,7 +271,8 @@ def range_27(ctx: Lowering, start: Tensor, limit: Tensor, delta: Tensor, *, stas
 def _range(ctx: Lowering, start: Tensor, limit: Tensor, delta: Tensor, stash: DType) -> Tensor:
     """Return ``start + i * delta``, computed in ``stash``."""
     inputs = (start, limit, delta)
-    require.that(all(x.size == 1 for x in inputs), "start, limit and delta", "be scalars", [x.size for x in inputs])
+    sizes = [x.size for x in inputs]
+    require.that(all(size == 1 for size in sizes), "start, limit and delta", "have one element each", sizes)
     dtype = start.dtype
     count = _count_of_floats(ctx, inputs, stash) if dtype.is_float else _count_of_integers(ctx, inputs)
 
@@ -298,7 +304,7 @@ def _count_of_integers(ctx: Lowering, inputs: Sequence[Tensor]) -> Dim:
     return sym_max(count, 0)
 
 
-_RANGE = ("start, limit and delta", "be numbers other than NaN, with a delta other than 0")
+_RANGE = ("start, limit and delta", "have a quotient (limit - start) / delta other than NaN, and delta must not be 0")
 
 
 def _count_of_floats(ctx: Lowering, inputs: Sequence[Tensor], stash: DType) -> Dim:
@@ -319,7 +325,7 @@ def _count_of_floats(ctx: Lowering, inputs: Sequence[Tensor], stash: DType) -> D
         require.that(not np.isnan(steps), *_RANGE, numbers)
         return int(min(steps, _MAX_RANGE)) if steps > 0 else 0
     (found,) = ctx.read_back(elementwise(ctx, count, *inputs), "number of elements", -1, _MAX_RANGE)
-    require.holds(ctx, le(0, found), *_RANGE, "delta 0 or NaN")
+    require.holds(ctx, le(0, found), *_RANGE, "a quotient of NaN or delta = 0")
     return sym_max(found, 0)
 
 

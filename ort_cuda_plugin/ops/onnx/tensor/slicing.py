@@ -164,7 +164,7 @@ def split_13(
     """Split x. With ``num_outputs``, an attribute since version 18, the last part may be smaller."""
     axis = normalize_axis(axis, x.rank)
     dim = x.shape[axis]
-    require.that(split is None or num_outputs is None, "split or num_outputs", "be given, but not both", "both")
+    require.that(split is None or num_outputs is None, "split and num_outputs", "not be given together", "both")
     if split is not None:
         return _split(ctx, x, axis, ctx.host_values(split, "split"))
     require.one_of((_num_outputs(ctx),), num_outputs=num_outputs)
@@ -229,7 +229,7 @@ def tile_1(ctx: Lowering, x: Tensor, tiles: Tensor, axis: Tensor) -> Tensor:
     """Repeat x ``tiles`` times along one axis."""
     number = constant_number(axis)
     at = normalize_axis(require.static(None if number is None else int(number), "axis"), x.rank)
-    require.that(tiles.size == 1, "tiles", "be a scalar", f"{tiles.size} elements")
+    require.that(tiles.size == 1, "tiles", "have one element", f"{tiles.size} elements")
     (count,) = _float_counts(ctx, tiles, "tiles of Tile")
     return _tile(ctx, x, [count if other == at else 1 for other in range(x.rank)])
 
