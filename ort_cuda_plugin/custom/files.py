@@ -20,7 +20,7 @@ def load_operators(file: str) -> None:
     """
     spec = importlib.util.spec_from_file_location(Path(file).stem, file)
     if spec is None or spec.loader is None or not Path(file).is_file():
-        raise NoOperatorsFileError(f"{file}: expected a Python file (.py)")
+        raise NoOperatorsFileError(f"{file}: expected the path of an existing Python file (.py)")
     folder = str(Path(file).resolve().parent)
     if folder not in sys.path:
         sys.path.append(folder)

@@ -161,9 +161,14 @@ class CustomOperator:
     def __post_init__(self) -> None:
         """Check the record. Raises ValueError for values that ONNX Runtime would reject."""
         if not re.fullmatch(r"[A-Za-z_]\w*", self.name, re.ASCII):
-            raise ValueError(f"{self.name!r} is not the name of an operator: use letters, digits and _")
+            raise ValueError(
+                f"{self.name!r} is not the name of an operator: use letters, digits and _, with no digit first"
+            )
         if not re.fullmatch(r"(\w[\w.-]*)?", self.domain, re.ASCII):
-            raise ValueError(f"{self.domain!r} is not the name of a domain: use letters, digits, '_', '.' and '-'")
+            raise ValueError(
+                f"{self.domain!r} is not the name of a domain: use letters, digits, '_', '.' and '-', with no '.' or "
+                "'-' first"
+            )
         if type(self.version) is not int or not 1 <= self.version <= MAX_VERSION:
             raise ValueError(f"{self.label}: version {self.version!r}, expected a number from 1 to {MAX_VERSION}")
         if type(self.priority) is not int:
@@ -214,7 +219,9 @@ class CustomOperator:
         if ports and ports[-1].kind is PortKind.VARIADIC:
             return ports[-1]
         kind = "outputs" if ports is self.outputs else "inputs"
-        raise InvalidModel(f"{self.label}: a node has more {kind} than the {len(ports)} that the operator declares")
+        raise InvalidModel(
+            f"{self.label}: a node has at least {index + 1} {kind}, and the operator declares {len(ports)}"
+        )
 
     def bound_attributes(self, attributes: Mapping[str, AttrValue]) -> dict[str, Any]:
         """Return the attributes for the author's function.

@@ -159,7 +159,7 @@ def unregister(operator: CustomOperator) -> None:
         key = operator.domain, operator.name
         rows = _current._table.get(key, ())
         if operator not in rows:
-            raise LookupError(f"{operator.label} is not registered")
+            raise LookupError(f"{operator.label} with priority {operator.priority} is not registered")
         table = {**_current._table, key: tuple(row for row in rows if row is not operator)}
         if not table[key]:
             del table[key]

@@ -181,7 +181,7 @@ class _Schema:
         constraints = {port.constraint for port in (*self.inputs, *self.outputs)}
         for name, allowed in types.items():
             if name not in constraints:
-                raise TypeError(f"{operator}: types has {name!r}, but no input or output has this annotation")
+                raise TypeError(f"{operator}: types has {name!r}, but no input or output is annotated with {name!r}")
             if not all(isinstance(dtype, DType) for dtype in allowed):
                 raise TypeError(
                     f"{operator}: types[{name!r}] = {allowed!r}: expected element types such as DType.FLOAT32"
@@ -203,7 +203,10 @@ class _Schema:
         if hint is Tensor:
             hint = names.T
         if get_origin(hint) is not typing.Annotated or get_args(hint)[0] is not Tensor:
-            raise TypeError(f"{self._operator}: {name!r} is annotated with {hint!r}, which is not a tensor type")
+            raise TypeError(
+                f"{self._operator}: {name!r} is annotated with {hint!r}, which is not a tensor type. Annotate it with "
+                "Tensor, or with a name such as T or Float32 of ort_cuda_plugin.custom"
+            )
         constraint, allowed, on_host, alias = "", FLOATS, False, None
         for mark in get_args(hint)[1:]:
             if isinstance(mark, str):
@@ -213,7 +216,10 @@ class _Schema:
             elif isinstance(mark, Alias):
                 alias = next((i for i, port in enumerate(self.inputs) if port.name == mark.name), None)
                 if alias is None:
-                    raise TypeError(f"{self._operator}: {name!r} is an alias of {mark.name!r}, which is not an input")
+                    raise TypeError(
+                        f"{self._operator}: {name!r} is declared as an alias of {mark.name!r}, expected the name of an "
+                        "input"
+                    )
             on_host = on_host or isinstance(mark, OnHost)
         return Port(name, allowed, constraint, kind, on_host=on_host, alias=alias)
 
@@ -234,8 +240,8 @@ class _Schema:
             except InvalidModel as error:
                 raise TypeError(f"{self._operator}: the default of {error.reason.removeprefix('its: ')}") from error
         raise TypeError(
-            f"{self._operator}: attribute {parameter.name!r} is annotated with {hint!r}; it can be int, float, bool, "
-            "str, a tuple of one of these, or Constant"
+            f"{self._operator}: attribute {parameter.name!r} is annotated with {hint!r}, expected int, float, bool, "
+            "str, Constant, or a tuple, list or Sequence of int, float or str"
         )
 
     def _results(self, outputs: Sequence[str]) -> list[Port]:
@@ -243,7 +249,10 @@ class _Schema:
         hints = list(get_args(hint)) if get_origin(hint) is tuple else [hint]
         labels = list(outputs) or (["y"] if len(hints) == 1 else [f"y{number}" for number in range(len(hints))])
         if len(labels) != len(hints):
-            raise TypeError(f"{self._operator}: outputs has {len(labels)} names, expected {len(hints)} for the results")
+            raise TypeError(
+                f"{self._operator}: outputs has {len(labels)} names, expected {len(hints)}, as many as the function's "
+                "return annotation has tensors"
+            )
         pairs = [(label, *_without_none(each)) for label, each in zip(labels, hints, strict=True)]
         return [
             self._port(label, each, PortKind.OPTIONAL if optional else PortKind.REQUIRED)

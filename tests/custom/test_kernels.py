@@ -208,7 +208,7 @@ def test_a_cubin_has_its_entry_and_is_not_shown_in_messages(made: dict[str, Kern
 
 def test_a_twin_has_the_parameters_of_its_kernel() -> None:
     with pytest.raises(
-        KernelSourceError, match="kernel zero<int> has 1 parameters, and its counterpart in Numba has 4"
+        KernelSourceError, match="kernel zero<int>: its counterpart in Numba has 4 parameters, expected 1"
     ):
         cuda_kernel(SOURCE, "zero<int>", ("*i32",), numba_twin=shift)
 

@@ -68,7 +68,7 @@ def test_a_snapshot_keeps_what_is_unregistered() -> None:
     registry.unregister(added)
     assert added not in registry.current().operators
     assert kept.implementations(node("Double"), 1) == [added]
-    with pytest.raises(LookupError, match=r"my\.domain::Double-1 is not registered"):
+    with pytest.raises(LookupError, match=r"my\.domain::Double-1 with priority 0 is not registered"):
         registry.unregister(added)
 
 

@@ -303,7 +303,7 @@ def test_iterations_of_nested_loops_are_limited_together(monkeypatch: pytest.Mon
     assert reason_of_loop(model) == ""
     # 30 unrolled nodes: 3 outer iterations of 4 nodes, and in each of them 3 inner iterations of 2 nodes.
     monkeypatch.setattr(node_lowering, "MAX_UNROLLED_NODES", 29)
-    assert "unrolling the loops in its bodies results in more than 29 nodes; supported: up to 29" in reason_of_loop(model)
+    assert "unrolling the node's loops results in too many nodes; supported: up to 29" in reason_of_loop(model)
     monkeypatch.setattr(node_lowering, "MAX_UNROLLED_NODES", 30)
     assert reason_of_loop(model) == ""
 

@@ -208,9 +208,7 @@ class NodeLowering:
         self._nodes_unrolled += count
         if self._nodes_unrolled > MAX_UNROLLED_NODES:
             raise Unsupported(
-                "cost",
-                f"unrolling the loops in its bodies results in more than {MAX_UNROLLED_NODES} nodes; supported: up to "
-                f"{MAX_UNROLLED_NODES}",
+                "cost", f"unrolling the node's loops results in too many nodes; supported: up to {MAX_UNROLLED_NODES}"
             )
 
     def lower(self, node: Node) -> None:

@@ -258,7 +258,8 @@ def _foreign(
     source, parameters = kernel_source(numba_twin) if numba_twin is not None else ("", ())
     if numba_twin is not None and len(parameters) != len(signature):
         raise KernelSourceError(
-            f"kernel {code.entry} has {len(signature)} parameters, and its counterpart in Numba has {len(parameters)}"
+            f"kernel {code.entry}: its counterpart in Numba has {len(parameters)} parameters, expected "
+            f"{len(signature)} as the signature declares"
         )
     name = re.sub(r"\W+", "_", code.entry).strip("_") or "kernel"
     kernel = Kernel(name, tuple(signature), code, source, numpy_twin)
@@ -286,15 +287,18 @@ def sizes_of(sizes: Sizes) -> tuple[Any, Any, Any]:
 def check_kernel(kernel: object) -> None:
     """Check that a kernel can be launched. Raises TypeError."""
     if not isinstance(kernel, Kernel):
-        makers = "numba_kernel, array_kernel, cuda_kernel, ptx_kernel, cubin_kernel and ltoir_kernel"
-        raise TypeError(f"{kernel!r} is not a kernel that can be launched: {makers} make one")
+        makers = "numba_kernel, array_kernel, cuda_kernel, ptx_kernel, cubin_kernel or ltoir_kernel"
+        raise TypeError(f"got {kernel!r}, expected a kernel, which one of these functions makes: {makers}")
 
 
 def checked_block(kernel: Kernel, sizes: Sequence[Any]) -> tuple[int, int, int]:
     """Return the three sizes of a block as integers. Raises TypeError for a block that no device can run."""
     x, y, z = (operator.index(size_of(kernel, "block", size)) for size in sizes)
     if min(x, y, z) < 1 or x * y * z > 1024:
-        raise TypeError(f"kernel {kernel.name}: got a block of {(x, y, z)} threads, expected 1 to 1024 threads")
+        raise TypeError(
+            f"kernel {kernel.name}: got a block of {(x, y, z)} threads, expected sizes of at least 1 with a product of "
+            "at most 1024"
+        )
     return x, y, z
 
 

@@ -111,7 +111,8 @@ class Answers:
         shapes = [tuple(shape) for shape in given]
         if len(shapes) != len(types):
             raise PluginFailure(
-                f"{self.label}: get_output_shapes returned {len(shapes)} shapes for {len(types)} outputs"
+                f"{self.label}: get_output_shapes returned {len(shapes)} shapes, expected one for each of {len(types)} "
+                "outputs"
             )
         for shape in shapes:
             for size in shape:
@@ -134,7 +135,8 @@ class Answers:
         number = size.output
         if not 0 <= number < len(types) or shapes[number] != () or types[number] not in (DType.INT32, DType.INT64):
             raise PluginFailure(
-                f"{self.label}: declare_size_tensor names output {number}, which is not a scalar of type INT32 or INT64"
+                f"{self.label}: declare_size_tensor names output {number}, expected the index of an output that is a "
+                "scalar of type INT32 or INT64"
             )
 
     def aliases(self, types: Sequence[DType], shapes: Sequence[tuple[Any, ...]]) -> dict[int, int]:
@@ -144,20 +146,22 @@ class Answers:
             number = self.ask("get_aliased_input", self.build.get_aliased_input, output, about=f"of output {output}")
             if not isinstance(number, int):
                 raise PluginFailure(
-                    f"{self.label}: get_aliased_input({output}) returned {number!r}, expected the number of an input"
+                    f"{self.label}: get_aliased_input({output}) returned {number!r}, expected the index of an input, "
+                    "or -1"
                 )
             if number == -1:
                 continue
             x = self._inputs[number] if 0 <= number < len(self._inputs) else None
             if x is None or number in found.values():
                 raise PluginFailure(
-                    f"{self.label}: get_aliased_input({output}) returned {number}, expected -1, or an input of the node"
-                    " that no other output shares memory with"
+                    f"{self.label}: get_aliased_input({output}) returned {number}, expected -1, or the index of an "
+                    "input that the node has and that no earlier output is an alias of"
                 )
             sizes = tuple(size if isinstance(size, SizeTensor) else dim_of(size) for size in shape)
             if x.dtype is not dtype or x.shape != sizes:
                 raise PluginFailure(
-                    f"{self.label}: output {output} is an alias of input {number} with another type or shape"
+                    f"{self.label}: output {output}, an alias of input {number}, is {dtype.name}{list(sizes)}, "
+                    f"expected the input's {x.dtype.name}{list(x.shape)}"
                 )
             found[output] = number
         return found
@@ -249,7 +253,10 @@ def capability(plugin: Plugin, label: str, kind: CapabilityType) -> Any:
         CapabilityType.RUNTIME: PluginRuntime,
     }
     if not isinstance(part, classes[kind]):
-        raise PluginFailure(f"{label}: get_capability_interface returned no {kind.name} capability")
+        raise PluginFailure(
+            f"{label}: get_capability_interface({kind.name}) returned {type(part).__name__}, expected a "
+            f"{classes[kind].__name__}"
+        )
     return part
 
 

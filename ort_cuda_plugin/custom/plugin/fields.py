@@ -66,7 +66,9 @@ class PluginField:
         cast = array.astype(kind) if array.dtype.kind in "iufb" and array.ndim == 1 else None
         is_exact = cast is not None and (kind.kind == "f" or np.array_equal(cast.astype(object), array.astype(object)))
         if cast is None or not is_exact:
-            raise ValueError(f"field {name!r} = {value!r} does not fit {type.name}")
+            raise ValueError(
+                f"field {name!r} = {value!r}, expected a number or a list of numbers that {type.name} holds exactly"
+            )
         return PluginField(name, cast, type, cast.size)
 
     @property

@@ -92,7 +92,9 @@ def create(creator: PluginCreator, label: str, name: str, fields: PluginFieldCol
     for what in ("name", "version", "namespace"):
         own, wanted = (getattr(who, f"get_plugin_{what}")() for who in (core, creator))
         if own != wanted:
-            raise PluginFailure(f"{label}: get_plugin_{what} of the plugin is {own!r}, that of its creator {wanted!r}")
+            raise PluginFailure(
+                f"{label}: get_plugin_{what} of the plugin returned {own!r}, expected its creator's {wanted!r}"
+            )
     return plugin
 
 

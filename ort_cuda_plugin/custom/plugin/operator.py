@@ -91,7 +91,8 @@ def unregister_creator(given: PluginCreator | type[PluginCreator]) -> None:
     with _lock:
         found = _creators.pop(key_of(creator), None)
     if found is None:
-        raise LookupError(f"no creator of plugin {creator.get_plugin_name()} is registered")
+        name, version, namespace = key_of(creator)
+        raise LookupError(f"plugin {name}, version {version}, namespace {namespace!r}: no creator is registered")
     registry.unregister(found.operator)
 
 

@@ -57,7 +57,7 @@ class RecordedTensor:
         made = Tensor(dtype, tuple(map(dim_of, shape)), old.buffer, offset=start)
         end, most = dim_of(offset) + made.size * dtype.itemsize, old.size * old.dtype.itemsize
         if isinstance(end, int) and isinstance(most, int) and end > most:
-            raise ValueError(f"view: got bytes {offset} to {end}, expected at most {most}")
+            raise ValueError(f"view: got bytes {offset} to {end} of a tensor that has {most} bytes")
         return RecordedTensor(made, self.scope)
 
     def __int__(self) -> int:
