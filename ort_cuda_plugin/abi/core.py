@@ -54,7 +54,10 @@ def _open() -> Any:
     text = ffi.new("char[1000]")
     table = lib.ocp_bridge_open(os.fsencode(LIBRARY_PATH), text, len(text))
     if table == ffi.NULL:
-        raise PluginError(f"cannot open the plugin library: {ffi.string(text).decode(errors='replace')}")
+        raise PluginError(
+            f"cannot open the plugin library: {ffi.string(text).decode(errors='replace')}. Run build_plugin.py in a "
+            "source tree, else reinstall the package"
+        )
     _check_build(table)
     _core = table
     return table
@@ -79,8 +82,8 @@ def attach(address: int) -> None:
     _check_build(table)
     if _core is not None and _core != table:
         raise PluginError(
-            "two copies of libort_cuda_plugin.so are loaded. Register only the one at "
-            "ort_cuda_plugin.get_library_path()"
+            "the process has loaded two copies of libort_cuda_plugin.so. Register only the copy that "
+            "ort_cuda_plugin.get_library_path() names"
         )
     _core = table
 

@@ -76,7 +76,7 @@ def since(struct: str, name: str) -> int:
     for slot in slots(struct):
         if slot.name == name:
             return slot.since
-    raise KeyError(f"{struct} has no declared member {name}")
+    raise KeyError(f"ort_cuda_plugin/abi declares no member {name} of {struct}")
 
 
 def _struct(name: str) -> str:

@@ -76,7 +76,7 @@ def device_bytes(side: str, emulate: bool) -> int:
     def call(name: str, *arguments: Any) -> Any:
         result, *values = getattr(driver, name)(*arguments)
         if int(result):
-            raise ChildError(f"{name} failed with error {int(result)} of the CUDA driver")
+            raise ChildError(f"{name} failed with CUresult {int(result)}")
         return values[0] if len(values) == 1 else values
 
     call("cuInit", 0)

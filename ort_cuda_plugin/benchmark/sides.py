@@ -73,11 +73,11 @@ def create_session(side: str, source: str | bytes, emulate: bool, profile_prefix
                 raise LackingSideError(f"{side}: {reason}") from error
             raise
     if not _has_cuda(ort):
-        raise SideError(f"{side}: this ONNX Runtime has no CUDAExecutionProvider; onnxruntime-gpu has one")
+        raise SideError(f"{side}: this ONNX Runtime has no CUDAExecutionProvider. Install onnxruntime-gpu")
     graph = {"enable_cuda_graph": "1" if side == CUDA_GRAPH else "0"}
     session = ort.InferenceSession(source, options, providers=[("CUDAExecutionProvider", graph)])
     if "CUDAExecutionProvider" not in session.get_providers():
-        raise SideError(f"{side}: CUDAExecutionProvider could not be loaded; ONNX Runtime's log says why")
+        raise SideError(f"{side}: CUDAExecutionProvider could not be loaded. Read the reason in ONNX Runtime's log")
     return session
 
 

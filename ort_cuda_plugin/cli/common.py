@@ -80,7 +80,9 @@ def operators_file(text: str) -> Path:
 def output_file(text: str) -> Path:
     """Argument type: a file to write. Raises ArgumentTypeError, before the command works, if it cannot be written."""
     path = Path(text)
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is a folder. Give the path of a file in it")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise argparse.ArgumentTypeError(f"{text} cannot be written. Choose a file in a folder that you may write to")
     return path
 
@@ -123,7 +125,8 @@ def check_types(model: onnx.ModelProto) -> None:
                 raise UserError(
                     ExitCode.MODEL_FAILED,
                     f"{kind} {value.name!r}: ONNX Runtime cannot convert its element type {type_name} to or from NumPy"
-                    " arrays. Cast it in the model. The commands explain, estimate and compile work without the cast",
+                    f" arrays. Add a Cast of this {kind} to the model. The commands explain, estimate and compile need "
+                    "no Cast",
                 )
 
 

@@ -227,7 +227,7 @@ class CompiledCluster:
             pairs = [*zip(self.inputs, input_shapes, strict=True)]
             wrong = [f"{value!r} is {list(shape)} in the Run" for value, shape in pairs if not _agrees(value, shape)]
             if wrong:
-                reason = f"{error.reason}. The model declares a wrong shape, correct it: {', '.join(wrong)}"
+                reason = f"{error.reason}. The model declares other shapes: {', '.join(wrong)}. Correct the model"
                 raise NodeError(error.node, reason, invalid_input=True) from error
             open_ = [f"{value.name!r} has rank {len(shape)}" for value, shape in pairs if value.shape is None]
             if not open_:

@@ -44,7 +44,7 @@ class Guards:
             if max(given.rank, given.host_count) > _MAX_REGISTERS:
                 raise ValueError(
                     f"input {name!r}: got {given.rank} dimensions and {given.host_count} elements that the host reads, "
-                    f"expected at most {_MAX_REGISTERS} of each"
+                    f"expected at most {_MAX_REGISTERS} dimensions and {_MAX_REGISTERS} elements"
                 )
             for axis in range(given.rank):
                 self._registers[given.first_register + axis] = f"{name}.shape[{axis}]"

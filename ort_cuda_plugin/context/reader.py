@@ -77,8 +77,10 @@ class Context:
             self.kernel_rows: list[Json] = list(index["kernels"])
             self.partitions: dict[str, Json] = {}
             for row in index["partitions"]:
-                if type(row["name"]) is not str or row["name"] in self.partitions:
-                    raise ValueError(f"the partition name {row['name']!r} is invalid or used twice")
+                if type(row["name"]) is not str:
+                    raise ValueError(f"partition name: got {row['name']!r}, expected text")
+                if row["name"] in self.partitions:
+                    raise ValueError(f"two partitions have the name {row['name']!r}")
                 self.partitions[row["name"]] = row
         except MALFORMED as error:
             raise container.damaged(f"its index is malformed: {error!r}") from error
@@ -99,7 +101,9 @@ class Context:
         row = self.partitions.get(name)
         if row is None:
             names = ", ".join(sorted(self.partitions)) or "none"
-            raise ContextError(f"{self.container.subject} has no partition {name!r}; it has {names}")
+            raise ContextError(
+                f"{self.container.subject} has no partition {name!r}, only {names}. Compile the model again"
+            )
         try:
             refitted = self._check_initializers(row, session.refits)
             self._check_ports(row["inputs"], inputs, f"inputs of {name!r}")
@@ -163,8 +167,9 @@ class Context:
         if differ:
             shown = ["unknown" if dtype is None else dtype.name for dtype in found]
             raise ContextError(
-                f"{self.container.subject}: the {what} are {[dtype and dtype.name for dtype in types]}, the node has "
-                f"{shown}; use the model that was written with the context"
+                f"{self.container.subject}: the element types of the {what} are "
+                f"{[dtype and dtype.name for dtype in types]}, and those of the EPContext node are {shown}; use the "
+                "compiled model that was written with the context"
             )
 
     def graph_data(self, number: Json) -> Json:
@@ -180,7 +185,7 @@ class Context:
         row = self.kernel_rows[_index(number)]
         entry, metadata = row["entry"], row["metadata"]
         if not all(type(value) is int and 0 <= value < 1 << 32 for value in metadata.values()):
-            raise ValueError(f"malformed metadata of kernel {entry}")
+            raise ValueError(f"metadata of kernel {entry}: got {metadata}, expected integers of 32 bits")
         image = bytes(self.container.array(row["image"]))
         identity = repr((sorted(metadata.items()), self.container.digest(row["image"])))
         stored = KernelImage(image, entry, target, metadata)
@@ -196,7 +201,7 @@ _REMEDY = (
 
 def _index(number: Json) -> int:
     if type(number) is not int or number < 0:
-        raise TypeError(f"expected an index, got {number!r}")
+        raise TypeError(f"an index: got {number!r}, expected an integer of at least 0")
     return number
 
 
@@ -222,8 +227,8 @@ class _Partition:
         session = self.session
         if session.target.is_emulated and not session.allow_host_code:
             self.why_not = (
-                "machine code for this CPU in a compiled model is not run unless context_allow_host_code=1 or "
-                "ORT_CUDA_PLUGIN_CONTEXT_ALLOW_HOST_CODE=1 allows it"
+                "the emulated device runs machine code of a compiled model only with context_allow_host_code=1 or "
+                "ORT_CUDA_PLUGIN_CONTEXT_ALLOW_HOST_CODE=1"
             )
             return None
         if (self.options.use_tf32 and not session.options.use_tf32) or (
@@ -357,7 +362,7 @@ class StoredCluster:
         self._rebuilt: CompiledCluster | None = None
         for numbered in (self._kernels, self._problems, self._weights, self._callbacks):
             if len(set(numbered)) != len(numbered):  # variants that are added later would get wrong indices
-                raise ValueError("a kernel, library call, weight or callback is listed twice")
+                raise ValueError("a stored target lists a kernel, library call, weight or callback twice")
 
     def prepare(self) -> Variant:
         """Return one `Variant` with all stored plans, their kernels and weights."""
@@ -458,7 +463,9 @@ class StoredCluster:
         if "program" in row:
             program = programs[_index(row["program"])]
             if _index(row["output"]) >= len(program.plan.outputs):
-                raise ValueError(f"a program has no output {row['output']}")
+                raise ValueError(
+                    f"a weight is output {row['output']} of a precomputation with {len(program.plan.outputs)} outputs"
+                )
             return Precomputed(program, row["output"], _index(row["bytes"]))
         constant = self._context.constant(row["constant"])
         if "node" in row:
@@ -496,7 +503,7 @@ def _stored_options(row: Mapping[str, Json]) -> LoweringOptions:
 
 def _schedule_kind(row: Json) -> ScheduleKind:
     if not all(type(text) is str for text in row):
-        raise TypeError(f"expected the kind of a schedule, got {row!r}")
+        raise TypeError(f"the kind of a schedule: got {row!r}, expected texts")
     return ScheduleKind(*row)
 
 
@@ -509,6 +516,7 @@ def _reasons(texts: Iterable[str]) -> str:
 
 def _problem(row: Mapping[str, Json]) -> LibraryProblem:
     problem = LibraryProblem(**{**row, "flags": ProblemFlags(row["flags"])})
-    if not all(type(x) is int and 0 <= x < 1 << 31 for x in (problem.kind, problem.dtype, problem.rank)):
-        raise ValueError("the description of a library call is malformed")
+    numbers = problem.kind, problem.dtype, problem.rank
+    if not all(type(x) is int and 0 <= x < 1 << 31 for x in numbers):
+        raise ValueError(f"kind, type and rank of a library call: got {numbers}, expected integers of 31 bits")
     return replace(problem, alpha=float(problem.alpha), beta=float(problem.beta))

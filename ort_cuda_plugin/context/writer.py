@@ -153,8 +153,10 @@ class ContextWriter:
         captured = capture(compiled, cluster.ranks, request.shapes)
         for callback in captured.callbacks:
             if callback.stored is None:
-                reason = f"a compiled model for {target.target.arch} cannot contain Python code, got {callback.name}"
-                raise ContextError(f"{cluster.name}: {reason}; compile for other architectures")
+                raise ContextError(
+                    f"{cluster.name}: its plan for {target.target.arch} calls Python code, {callback.name}, which a "
+                    "compiled model cannot contain. Compile for other architectures, or replace the operator"
+                )
         programs = list(dict.fromkeys(weight.program for weight in captured.weights if isinstance(weight, Precomputed)))
         nodes = {node: number for number, node in enumerate(cluster.graph.all_nodes())}
         owners = {constant: nodes[node] for node, constant in captured.states.items()}

@@ -220,7 +220,8 @@ class CustomOperator:
             return ports[-1]
         kind = "outputs" if ports is self.outputs else "inputs"
         raise InvalidModel(
-            f"{self.label}: a node has at least {index + 1} {kind}, and the operator declares {len(ports)}"
+            f"{self.label}: got at least {index + 1} {kind}, expected at most the {len(ports)} that the operator "
+            "declares"
         )
 
     def bound_attributes(self, attributes: Mapping[str, AttrValue]) -> dict[str, Any]:

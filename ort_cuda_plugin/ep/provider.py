@@ -138,7 +138,7 @@ class Provider:
             for fused in self.fused_nodes:
                 fused.use_graphs(self.options.min_num_runs_before_cuda_graph_capture, self.options.max_automatic_graphs)
         if changes.ignored:
-            self.session.log("INFO", f"dynamic options without effect here: {', '.join(changes.ignored)}")
+            self.session.log("INFO", f"dynamic options that the plugin ignores: {', '.join(changes.ignored)}")
 
     # ---- claims ----
 

@@ -106,7 +106,7 @@ class Session:
         self.options, ignored = parse(collect(session, environment, self.identity))
         if ignored:
             reasons = "; ".join(f"{key} ({why})" for key, why in ignored.items())
-            self.log("WARNING", f"options without effect here: {reasons}")
+            self.log("WARNING", f"options that the plugin ignores: {reasons}")
 
     def _available_memory(self) -> int:
         out, error = ffi.new("uint64_t *"), new_error()

@@ -51,4 +51,4 @@ def test_the_log_says_why_a_node_is_left_to_others() -> None:
     log = python(code, add_model().hex(), preloaded=True).stderr
     assert "StringNormalizer node 'words' is left to other providers (dtype): " in log
     assert "the plugin runs 1 of 2 nodes (fused nodes: 1)" in log
-    assert "options without effect here: do_copy_in_default_stream (the plugin orders each copy before" in log
+    assert "options that the plugin ignores: do_copy_in_default_stream (the plugin orders each copy before" in log

@@ -93,6 +93,13 @@ def test_every_cut_and_growth_is_noticed() -> None:
         Container(data + b"\0", "it")
 
 
+def test_a_reserved_number_of_the_header_is_0() -> None:
+    fields = [*HEADER.unpack_from(data := built())]
+    fields[3] = 7
+    with pytest.raises(ContextError, match=r"it is damaged \(a reserved number in its header is 7, expected 0\)"):
+        Container(HEADER.pack(*fields) + data[HEADER.size :], "it")
+
+
 @pytest.mark.parametrize(
     "arrays",
     [
@@ -174,7 +181,7 @@ def test_a_name_leads_nowhere_out_of_the_folder(tmp_path: Path) -> None:
         "door/c.bin": "leaves the model's folder",
         "pipe": "is not a regular file",
         "sub": "is not a regular file",
-        "missing.bin": "put it into the folder of the compiled model",
+        "missing.bin": "put the file into this folder",
     }
     for name, reason in refused.items():
         with pytest.raises(ContextError, match=reason):

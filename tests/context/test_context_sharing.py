@@ -183,9 +183,7 @@ def test_the_workspace_ends_with_its_last_session(tmp_path: Path) -> None:
     options = settings(last, {"context_allow_host_code": "1"})
     second = ort.InferenceSession(str(tmp_path / "second_ctx.onnx"), options)
     binary.unlink()
-    with pytest.raises(
-        Exception, match=r"INVALID_GRAPH.*cannot be read in .*put it into the folder of the compiled model"
-    ):
+    with pytest.raises(Exception, match=r"INVALID_GRAPH.*cannot be read in .*put the file into this folder"):
         shared_session(tmp_path / "second_ctx.onnx")
     for session in (first, second):
         session.run(None, {"x": rows(1, 1)})

@@ -148,7 +148,7 @@ def test_refit_refuses_what_plans_depend_on(
     folder, values = compiled
     copied(folder, tmp_path)
     model({**values, name: value}, tmp_path / "m.onnx")
-    with pytest.raises(Exception, match=f"INVALID_GRAPH.*initializer '{name}' .* has new contents, and plans depend"):
+    with pytest.raises(Exception, match=f"INVALID_GRAPH.*initializer '{name}' .* has new contents, but"):
         load(tmp_path / "m_ctx.onnx", context_refit="1")
 
 

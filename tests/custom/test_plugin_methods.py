@@ -57,15 +57,13 @@ def test_get_plugin_name() -> None:
         unregister_creator(creator)
     wrong = ProbeCreator(get_plugin_name=lambda: "Prober")
     with pytest.raises(
-        PluginFailure, match="plugin Probe-1: get_plugin_name of the plugin is 'Prober', that of its cre"
+        PluginFailure, match="plugin Probe-1: get_plugin_name of the plugin returned 'Prober', expected"
     ):
         lowered(wrong, tensor([2]))
 
 
 def test_get_plugin_version() -> None:
-    with pytest.raises(
-        PluginFailure, match="get_plugin_version of the plugin returned '2', expected its creator's '1'"
-    ):
+    with pytest.raises(PluginFailure, match="get_plugin_version of the plugin returned '2', expected its creator's"):
         lowered(ProbeCreator(get_plugin_version=lambda: "2"), tensor([2]))
 
     class Beta(ProbeCreator):
@@ -127,7 +125,7 @@ def _fields_of(creator: ProbeCreator, **attributes: Any) -> list[PluginFieldColl
     [
         (
             {"pads": (1, 300)},
-            r"plugin Probe-1: field 'pads' = \(1, 300\), expected a number or a list of numbers that INT8",
+            r"plugin Probe-1: field 'pads' = \(1, 300\), expected a number or a list of numbers",
         ),
         ({"each_run": (1, 2)}, r"plugin Probe-1: field 'each_run' = \(1, 2\) has 2 elements, expected 1"),
     ],
@@ -161,7 +159,7 @@ def test_get_capability_interface() -> None:
         return None if kind is CapabilityType.BUILD else Probe({}, [], PluginFieldCollection())
 
     creator = ProbeCreator(get_capability_interface=part)
-    with pytest.raises(PluginFailure, match="get_capability_interface\(BUILD\) returned .*, expected a PluginBuild"):
+    with pytest.raises(PluginFailure, match=r"get_capability_interface\(BUILD\) returned .*, expected a PluginBuild"):
         lowered(creator, tensor([2]))
     create(creator, "plugin Probe-1", "mine", PluginFieldCollection(), Phase.RUNTIME)  # a creator that needs no fields
 
@@ -257,7 +255,7 @@ def test_declare_size_tensor() -> None:
     assert (found.shape[0].hint, found.shape[0].is_read_back) == (3, True)  # type: ignore[union-attr]
     assert ctx.trace.requirements[-1].message == "size tensor 1 of plugin Probe-1 is not between 0 and its upper bound"
     for wrong in (creator(0), creator(2), creator(kind=DType.FLOAT32)):
-        with pytest.raises(PluginFailure, match="which is not a scalar of type INT32 or INT64"):
+        with pytest.raises(PluginFailure, match="expected the index of an output that is a scalar"):
             lowered(wrong, x)
 
 
@@ -330,10 +328,10 @@ def test_get_aliased_input() -> None:
     (launch,) = launches(ctx)
     assert y.buffer in launch.reads
     assert y.buffer in launch.writes
-    with pytest.raises(PluginFailure, match=r"get_aliased_input\(0\) returned 3, expected -1, or an input"):
+    with pytest.raises(PluginFailure, match=r"get_aliased_input\(0\) returned 3, expected -1, or the index"):
         lowered(ProbeCreator(get_aliased_input=lambda output: 3), x)
     other = ProbeCreator(get_aliased_input=lambda output: 0, get_output_shapes=lambda *_: [(2,)])
-    with pytest.raises(PluginFailure, match="output 0, an alias of input 0, is .*, expected the input's"):
+    with pytest.raises(PluginFailure, match=r"output 0, an alias of input 0, is .*, expected the input's"):
         lowered(other, x)
 
 

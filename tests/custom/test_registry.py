@@ -136,7 +136,7 @@ def test_inputs_are_checked() -> None:
         two.check_inputs([None, None, i64, i64])
     with pytest.raises(Unsupported, match="input 'x' is INT64; supported: BFLOAT16, FLOAT16, FLOAT32, FLOAT64"):
         two.check_inputs([i64, None, i64, i64])
-    with pytest.raises(InvalidModel, match="more inputs than the 1"):
+    with pytest.raises(InvalidModel, match="got at least 2 inputs, expected at most the 1"):
         operator().check_inputs([f32, f32])
 
 

@@ -118,7 +118,7 @@ def test_an_operator_that_is_not_registered_at_once_can_be_later() -> None:
         ("def f(ctx, x: Unheard) -> T: ...", "an annotation cannot be read: name 'Unheard' is not defined"),
         (
             "def f(ctx, x: T) -> Annotated[T, Alias('z')]: ...",
-            "'y' is declared as an alias of 'z', expected the name of an input",
+            "'y' is declared as an alias of 'z', expected the",
         ),
     ],
 )

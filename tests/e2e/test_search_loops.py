@@ -205,7 +205,7 @@ def test_max_length_beyond_the_positions_is_an_error() -> None:
     model, feeds = whisper(*attention_bodies(), 1)
     session = session_of(model)
     assert session.run(None, feeds | {"max_length": np.array([41], np.int32)})[0].shape[2] == 41
-    with pytest.raises(Exception, match="max_length must be at most 1 more than the number of positions"):
+    with pytest.raises(Exception, match="max_length must be at most 1 more than the number of rows"):
         session.run(None, feeds | {"max_length": np.array([42], np.int32)})
 
 

@@ -394,7 +394,7 @@ def test_exec_uses_the_emulated_device_only_if_asked() -> None:
 def test_exec_says_what_is_missing() -> None:
     done = executed()
     assert done.returncode == 2
-    assert "the program is missing" in done.stderr
+    assert "the program to run is missing" in done.stderr
     done = executed("no-such-program")
     assert done.returncode == 2
     assert "program 'no-such-program': not found in PATH" in done.stderr

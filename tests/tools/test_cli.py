@@ -103,7 +103,7 @@ def test_run_takes_inputs_from_files(capsys: pytest.CaptureFixture[str], add_mod
     ("arguments", "message"),
     [
         (["run", "no_such_model"], "light_resnet50"),
-        (["run", "MODEL", "--input", "x=y.npy"], "has no such input"),
+        (["run", "MODEL", "--input", "x=y.npy"], "the model has no input 'x'. Its inputs: "),
         (["run", "MODEL", "--input", "a"], "expected the form NAME=FILE.npy"),
         (["run", "MODEL", "--input", "a=/nonexistent.npy"], "nonexistent"),
         (["run", "MODEL", "--input", f"a={__file__}"], f"--input a={__file__}: expected an array"),

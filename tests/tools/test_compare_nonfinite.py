@@ -152,7 +152,7 @@ def test_the_first_node_with_nan_behind_infinities_is_named(capsys: pytest.Captu
     assert code == ExitCode.MISMATCH
     assert report["nodes"] == []
     assert (report["first_nan"]["name"], report["first_nan"]["result"]["nans"]) == ("d", 2)
-    assert "the first node with NaN: number 1, d (Sub)" in shown
+    assert "the first node with NaN in its result: number 1, d (Sub)" in shown
 
 
 def test_nonfinite_inputs_come_first(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

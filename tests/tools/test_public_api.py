@@ -133,7 +133,7 @@ logging.getLogger("ort_cuda_plugin").setLevel(logging.INFO)
 plugin.session(model, emulate=True, provider_options=options)
 lines = {(record.levelname, record.getMessage()) for record in records if record.name == logger.name}
 (warning,) = [text for level, text in lines if level == "WARNING"]
-assert warning.startswith("options without effect here: do_copy"), warning
+assert warning.startswith("options that the plugin ignores: do_copy"), warning
 assert ("INFO", "graph 'add': the plugin runs 1 of 1 nodes (fused nodes: 1)") in lines, lines
 records.clear()
 plugin.session(model, emulate=True, provider_options=options | {"log_level": "ERROR"})
@@ -145,9 +145,9 @@ plugin.session(model, emulate=True, provider_options=options)
 
 def test_lines_of_onnx_runtimes_log_reach_the_handlers_of_the_application() -> None:
     done = python(LOGS, add_model().hex(), host.python_logger.name, env={"CUDA_VISIBLE_DEVICES": ""}, preloaded=True)
-    printed = [line for line in done.stderr.splitlines() if line.startswith("options without effect")]
+    printed = [line for line in done.stderr.splitlines() if line.startswith("options that the plugin ignores")]
     assert printed == []  # Python's handler of last resort would print the bare line
-    assert done.stderr.count("options without effect here: do_copy") == 3  # ONNX Runtime's lines
+    assert done.stderr.count("options that the plugin ignores: do_copy") == 3  # ONNX Runtime's lines
 
 
 def test_the_documents_list_all_loggers() -> None:

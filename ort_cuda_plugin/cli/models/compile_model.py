@@ -75,7 +75,7 @@ def execute(arguments: argparse.Namespace) -> int:
         names = ", ".join(repeated)
         raise UserError(
             ExitCode.USAGE,
-            f"--share-with: two models would be compiled to files of the same name {names}. Rename one of the models",
+            f"--share-with: several models would be compiled to files of the same name: {names}. Rename the models",
         )
     if others and arguments.embed:
         raise UserError(ExitCode.USAGE, "--share-with and --embed exclude each other: give one of them")

@@ -208,11 +208,13 @@ def _refuse_what_says_nothing(arguments: argparse.Namespace) -> None:
         raise UserError(
             ExitCode.USAGE,
             "--json and --declined change the table of nodes, which --program, --plans and --weight-budget do not "
-            "print. Give one or the other",
+            "print. Leave out --json and --declined, or print the table",
         )
     if arguments.ptx and (not is_table or (arguments.html is None and arguments.json)):
         raise UserError(
-            ExitCode.USAGE, "--ptx prints PTX, or adds it to the page of --html. Leave out the other output"
+            ExitCode.USAGE,
+            "--ptx prints PTX instead of the table of nodes, or adds PTX to the page of --html. Leave out --program, "
+            "--plans and --weight-budget, and use --json only with --html",
         )
 
 

@@ -47,7 +47,7 @@ def ptx_of(specs: Iterable[KernelSpec], architecture: str) -> dict[KernelSpec, s
 
     targets = {target.arch: target for target in ARCHITECTURES}
     if architecture not in targets:
-        raise UserError(ExitCode.USAGE, f"--ptx {architecture}: unknown architecture, choose from {', '.join(targets)}")
+        raise UserError(ExitCode.USAGE, f"--ptx {architecture}: unknown architecture. Choose from {', '.join(targets)}")
     wanted = [spec for spec in specs if is_for_gpus(spec)]
     try:
         images = KernelLibrary(count=lambda name, by: None).get_many(wanted, targets[architecture])

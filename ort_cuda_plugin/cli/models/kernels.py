@@ -60,7 +60,7 @@ def execute(arguments: argparse.Namespace) -> int:
     known = {target.arch: target for target in ARCHITECTURES}
     unknown = [name for name in arguments.arch or () if name not in known]
     if unknown:
-        raise UserError(ExitCode.USAGE, f"--arch {unknown[0]}: unknown architecture, choose from {', '.join(known)}")
+        raise UserError(ExitCode.USAGE, f"--arch {unknown[0]}: unknown architecture. Choose from {', '.join(known)}")
     targets = [known[name] for name in arguments.arch] if arguments.arch else list(known.values())
     manifest = None if arguments.sample else arguments.manifest or _default_manifest()
     try:

@@ -92,7 +92,8 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.write and (arguments.patterns or mode != Mode()):
         raise UserError(
             ExitCode.USAGE,
-            "--write runs all tests in fixed modes. Give no test names, and no option that changes how tests run",
+            "--write runs all tests on the emulated device, with and without --optimized. Leave out names of tests, "
+            "--optimized, --check, --single-nodes, --lowering and --adversarial; if there is a GPU, add --emulate",
         )
     if arguments.jobs < 1:
         raise UserError(ExitCode.USAGE, f"--jobs {arguments.jobs}: must be at least 1")

@@ -33,7 +33,8 @@ def execute(arguments: argparse.Namespace) -> int:
 
     if arguments.write and (arguments.against or arguments.json):
         raise UserError(
-            ExitCode.USAGE, "--write: the report compares with the packaged list of kernels. Give no other option"
+            ExitCode.USAGE,
+            "--write: the report compares with the packaged list of kernels. Leave out --against and --json",
         )
     ort_cuda_plugin.register(emulate=True)
     ours = registered(ort_cuda_plugin.get_ep_name())

@@ -142,7 +142,9 @@ class _Sides:
 
         if against not in ort.get_available_providers():
             known = ", ".join(ort.get_available_providers())
-            raise UserError(ExitCode.UNAVAILABLE, f"--against {against}: this ONNX Runtime has only {known}")
+            raise UserError(
+                ExitCode.UNAVAILABLE, f"--against {against}: this ONNX Runtime has only the providers {known}"
+            )
         self.folder, self.emulate, self.options, self.against = folder, emulate, options, against
 
     def own(self, source: str | bytes | onnx.ModelProto, names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
@@ -240,20 +242,20 @@ def _shown(number: float) -> str:
 
 def _tolerance(name: str, text: str) -> float:
     if name not in _TYPES:
-        raise UserError(ExitCode.USAGE, f"--tolerance {name}: unknown type; known: {', '.join(_TYPES)}")
+        raise UserError(ExitCode.USAGE, f"--tolerance {name}: not an element type. Choose from {', '.join(_TYPES)}")
     try:
         value = float(text)
     except ValueError:
         value = -1.0
     if not value >= 0:
-        raise UserError(ExitCode.USAGE, f"--tolerance {text}: expected a number of at least 0")
+        raise UserError(ExitCode.USAGE, f"--tolerance {name}={text}: expected a number of at least 0")
     return value
 
 
 def _read(path: Path) -> dict[str, Any]:
     values = numpy_file(f"--load {path}", path)
     if not isinstance(values, dict):
-        raise UserError(ExitCode.USAGE, f"--load {path}: expected a file that --save has written")
+        raise UserError(ExitCode.USAGE, f"--load {path}: expected an archive of arrays (.npz) that --save wrote")
     if not any(name.startswith("inputs/") for name in values):
         raise UserError(
             ExitCode.USAGE, f"--load {path}: expected arrays named inputs/NAME, as --save writes them, got none"
@@ -270,7 +272,7 @@ def _loaded(arguments: argparse.Namespace, feeds: Mapping[str, Any], saved: Mapp
             ExitCode.USAGE, f"--input {both[0]}: --load {arguments.load} has this input too. Give only one of the two"
         )
     if missing := sorted(feeds.keys() - given - loaded.keys()):
-        text = f"--load {arguments.load}: it has no input {missing[0]!r}; it has {', '.join(sorted(loaded))}"
+        text = f"--load {arguments.load}: the file lacks input {missing[0]!r}. Its inputs: {', '.join(sorted(loaded))}"
         raise UserError(ExitCode.USAGE, text)
     return {name: loaded.get(name, value) for name, value in feeds.items()}
 

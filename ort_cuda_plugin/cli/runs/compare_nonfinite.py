@@ -27,7 +27,7 @@ def show_nonfinite(
         model = onnx.load_from_string(source)
     else:
         model = onnx.load(source, load_external_data=False)
-    with waiting(Console(stderr=True), "looking for the first node that is not finite"):
+    with waiting(Console(stderr=True), "looking for the first node with a nonfinite result"):
         report = find_nonfinite(model, folder, feeds, entries, run_with)
     if as_json:
         print(json_text(asdict(report)))
@@ -49,17 +49,17 @@ def _print(report: NonfiniteReport) -> None:
         return
     first, others = (report.nodes[0], report.nodes[1:]) if report.nodes else (None, [])
     if first is not None:
-        say(f"the first node that is not finite: {_described(first)}; its inputs are finite")
+        say(f"the first node with a nonfinite result: {_described(first)}; its inputs are finite")
     if report.first_nan is not None and report.first_nan != first:
-        say(f"the first node with NaN: {_described(report.first_nan)}; its inputs have no NaN")
+        say(f"the first node with NaN in its result: {_described(report.first_nan)}; its inputs have no NaN")
     if others:
         shown = ", ".join(f"{node.name} ({node.op_type})" for node in others[:_MAX_SHOWN])
         more = f" and {len(others) - _MAX_SHOWN} more" if len(others) > _MAX_SHOWN else ""
-        say(f"further nodes with finite inputs that are not finite: {shown}{more}")
+        say(f"further nodes with nonfinite results of finite inputs: {shown}{more}")
     for each in report.outputs:
         say(str(each))
     if report.keep_float32:
-        say(f"this option computes the values beyond float16 in float32: --option keep_float32={report.keep_float32}")
+        say(f"to compute the values beyond float16 in float32, add --option keep_float32={report.keep_float32}")
         for each in report.outputs_kept:
             say(f"with the option, {each}")
         if not report.outputs_kept:

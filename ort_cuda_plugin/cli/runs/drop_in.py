@@ -41,7 +41,8 @@ def start(arguments: argparse.Namespace, identity: Identity) -> int:
     program = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
     if not program:
         raise UserError(
-            ExitCode.USAGE, f"the program is missing, such as: ort-cuda-plugin {arguments.command} -- python app.py"
+            ExitCode.USAGE,
+            f"the program to run is missing. Add it as in: ort-cuda-plugin {arguments.command} -- python app.py",
         )
     if shutil.which(program[0]) is None:
         raise UserError(ExitCode.USAGE, f"program {program[0]!r}: not found in PATH")

@@ -55,8 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--gpu",
         choices=[*gpus.names(), "none"],
-        help="the GPU whose estimate is shown next to the measured times (default: on the emulated device h100, on a "
-        "GPU that GPU if it is calibrated)",
+        help="the GPU whose estimate is shown next to the measured times (default: h100 on the emulated device, else "
+        "the GPU itself if it is calibrated)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
 

@@ -40,9 +40,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "or a type and a number (i32=100)",
     )
     parser.add_argument("--kernel", metavar="NAME", help="the kernel to launch")
-    parser.add_argument("--grid", metavar="X[,Y[,Z]]", type=sizes, default=(1, 1, 1), help="blocks (default: 1)")
-    parser.add_argument("--block", metavar="X[,Y[,Z]]", type=sizes, default=(32, 1, 1), help="threads (default: 32)")
-    parser.add_argument("--shared", metavar="BYTES", type=int, default=0, help="dynamic shared memory (default: 0)")
+    parser.add_argument(
+        "--grid", metavar="X[,Y[,Z]]", type=sizes, default=(1, 1, 1), help="blocks of the grid (default: 1)"
+    )
+    parser.add_argument(
+        "--block", metavar="X[,Y[,Z]]", type=sizes, default=(32, 1, 1), help="threads of a block (default: 32)"
+    )
+    parser.add_argument(
+        "--shared", metavar="BYTES", type=int, default=0, help="bytes of dynamic shared memory (default: 0)"
+    )
     parser.add_argument("--no-check", action="store_true", help="do not check accesses to memory, which is faster")
     parser.add_argument("--save", metavar="FOLDER", type=Path, help="save each array afterwards, as argument0.npy, ...")
 
@@ -74,7 +80,7 @@ def sizes(text: str) -> tuple[int, ...]:
     """Parse the sizes of a grid or a block: one to three numbers, separated by commas."""
     numbers = tuple(int(part) for part in text.split(","))
     if not 1 <= len(numbers) <= 3 or min(numbers) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected one to three positive numbers, such as 32,4")
+        raise argparse.ArgumentTypeError(f"{text}: expected one to three numbers of at least 1, such as 32,4")
     return numbers
 
 

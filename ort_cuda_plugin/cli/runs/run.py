@@ -257,7 +257,7 @@ def _feeds(model: onnx.ModelProto, arguments: argparse.Namespace) -> dict[str, N
     try:
         feeds = models.random_inputs(model, arguments.seed, sizes, skip=set(arrays))
     except ValueError as error:
-        hint = "--input NAME=FILE.npy gives the values of an input, --dim NAME=N an unknown size"
+        hint = "--input NAME=FILE.npy gives the values of an input, --dim NAME=N a size that the model does not fix"
         raise UserError(ExitCode.USAGE, f"{error}. {hint}") from error
     return {**feeds, **arrays}
 
@@ -277,7 +277,7 @@ def with_hint(error: Exception, path: Path, arguments: argparse.Namespace) -> st
         return text
     sizes, inputs = _guesses(path, arguments)
     if sizes:
-        text += f". Sizes that the model does not fix were 1: try {' '.join(f'--dim {name}=N' for name in sizes)}"
+        text += f". Sizes that the model does not fix had defaults: try {' '.join(f'--dim {name}=N' for name in sizes)}"
     if inputs:
         text += (
             f". Integer inputs had random values, 0 or 1: try {' '.join(f'--input {name}=FILE.npy' for name in inputs)}"
@@ -305,12 +305,12 @@ def _check_names(option: str, what: str, given: Iterable[str], known: set[str]) 
     for name in given:
         if name not in known:
             has = ", ".join(sorted(known)) or "none"
-            raise UserError(ExitCode.USAGE, f"{option} {name}: the model has no such {what}; it has {has}")
+            raise UserError(ExitCode.USAGE, f"{option} {name}: the model has no {what} {name!r}. Its {what}s: {has}")
 
 
 def _size(name: str, text: str) -> int:
     if not text.isdecimal():
-        raise UserError(ExitCode.USAGE, f"--dim {name}={text}: expected a size, which is a whole number of at least 0")
+        raise UserError(ExitCode.USAGE, f"--dim {name}={text}: expected a size, a whole number of at least 0")
     return int(text)
 
 

@@ -80,5 +80,5 @@ def _device(text: str) -> Device:
         return Device(False, int(text))
     if text not in DEVICES:
         names = ", ".join(DEVICES)
-        raise UserError(ExitCode.USAGE, f"--device: got {text!r}, expected the number of a GPU, or one of {names}")
+        raise UserError(ExitCode.USAGE, f"--device: got {text!r}, expected the ordinal of a GPU, or one of {names}")
     return Device(find_device(text))

@@ -204,7 +204,7 @@ def _slice_axis(
 
 def _require_rows(body: GrowingBody, rows: Dim, last: Dim) -> None:
     """Require that a table has a row for each step: the last step has capacity - 2 cached keys."""
-    what = "max_length must be at most 1 more than the number of positions of the decoder"
+    what = "max_length must be at most 1 more than the number of rows in the decoder's table of positions"
     body.ctx.require(le(body.capacity - 2 + last, rows), what)
 
 
@@ -298,8 +298,8 @@ def reshaped(body: GrowingBody, node: Node) -> None:
 def _reshaping(target: list[Dim], axis: str) -> Unsupported:
     return Unsupported(
         "control-flow",
-        f"it reshapes to {target} ({WHAT_PAST}), and {axis} grows in each iteration; supported: axes that grow stay "
-        "apart from other axes",
+        f"it reshapes to {target} ({WHAT_PAST}), and {axis} grows in each iteration; supported: an axis of the result "
+        "for each growing axis, which is not merged with other axes",
     )
 
 

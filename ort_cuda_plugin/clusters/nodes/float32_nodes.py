@@ -102,7 +102,7 @@ def _unsupported_input(node: Node) -> str:
     for index, value in enumerate(node.inputs[: len(operator.inputs)]):
         types = operator.types.get(operator.constraint(index), frozenset({DType.FLOAT32}))
         if value is not None and value.dtype in HALVES and DType.FLOAT32 not in types:
-            return f"{operator.name} does not support float32 for its input {operator.inputs[index].name}"
+            return f"{operator.name} does not support float32 for input {index}"
     return ""
 
 
@@ -153,7 +153,7 @@ class Float32Nodes:
         self._beyond |= excess
         if not is_listed:
             reached = ", ".join(f"{value.name} up to {bound:.3g}" for value, bound in excess.items())
-            why = f"its values may exceed float16: {reached}" if excess else "it reads values beyond float16"
+            why = f"its values may exceed float16: {reached}" if excess else "it reads values that may exceed float16"
             self.reports.append(f"keep_float32=auto computes node {node.label} in float32, because {why}")
 
     def _excess(self, ctx: Lowering, node: Node, results: Sequence[Operand]) -> dict[Value, float]:

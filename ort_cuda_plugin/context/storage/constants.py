@@ -200,7 +200,8 @@ class StoredConstants:
                 )
             if row["decides"]:
                 raise ContextError(
-                    f"{subject} has new contents, and plans depend on the old ones; compile the model again"
+                    f"{subject} has new contents, but the compiled plans depend on the old contents; compile the model "
+                    "again"
                 )
             differing.append(tensor.name)
         return differing
@@ -224,7 +225,7 @@ class StoredConstants:
 
     def _source(self, number: Any) -> Source:
         if number not in self.sources:
-            raise self._container.damaged(f"it has no source model {number!r}")
+            raise self._container.damaged(f"a constant refers to source model {number!r}, which is not in the context")
         return self.sources[number]
 
     def _place(self, row: Json) -> tuple[Source, SourceTensor]:
@@ -246,7 +247,7 @@ class StoredConstants:
     def _constant(self, row: Json) -> Constant:
         dtype, dims = dtype_of(row["dtype"]), dims_of(row["shape"])
         if not dtype.is_supported:
-            raise ValueError(f"constants of {dtype.name} are not supported")
+            raise ValueError(f"a constant: got the type {dtype.name}, expected a type of tensors in device memory")
         if "recipe" in row:
             return self._recipe(row["recipe"], dtype, dims)
 
@@ -259,7 +260,7 @@ class StoredConstants:
             count = 1 if row.get("repeats") else constant.size
             if len(view) != count * dtype.itemsize or constant.nbytes > _MAX_UNIFORM_BYTES:
                 raise self._container.damaged(
-                    f"array {row['array']} has {len(view)} bytes, its constant {constant.nbytes}"
+                    f"array {row['array']}: got {len(view)} bytes for a constant of {constant.nbytes} bytes"
                 )
             array = np.frombuffer(view, dtype.numpy)
             return np.full(dims, array[0]) if row.get("repeats") else array.reshape(dims)
@@ -275,7 +276,10 @@ class StoredConstants:
         parts = []
         for number, shape, strides, offset in operands:
             if type(number) is not int or not 0 <= number < len(self.all) or type(offset) is not int:
-                raise ValueError(f"a preprocessed weight: expected the number of a constant, got {number!r}")
+                raise ValueError(
+                    f"a preprocessed weight: got constant {number!r} and offset {offset!r}, expected a constant below "
+                    f"{len(self.all)} and an integer"
+                )
             part = ConstantView(self.all[number], dims_of(shape), dims_of(strides), offset)
             if not part.is_inside:
                 raise ValueError(f"a preprocessed weight reads elements outside of constant {number}")
@@ -283,11 +287,16 @@ class StoredConstants:
         allowed = _allowed_bytes(parts)
         recipe = Recipe(function, tuple(parts), tuple(_decoded(value) for value in parameters))
         if function not in FUNCTIONS or not parts:
-            raise ValueError(f"a preprocessed weight: unknown function {function!r}")
+            raise ValueError(
+                f"a preprocessed weight: got the function {function!r} of {len(parts)} constants, expected a known "
+                "function of at least one constant"
+            )
         constant = derived_constant(recipe, dtype, dims)
         sizes = [constant.nbytes, *(math.prod(part.shape) * part.constant.dtype.itemsize for part in parts)]
         if max(sizes) > allowed:
-            raise ValueError(f"a preprocessed weight: the result of {function!r} is too large for its operands")
+            raise ValueError(
+                f"a preprocessed weight: {function!r} has up to {max(sizes)} bytes, expected at most {allowed}"
+            )
         return constant
 
 

@@ -183,19 +183,27 @@ class Container:
 
     def _read_index(self) -> dict[str, Json]:
         if len(self.data) < HEADER.size:
-            raise self.damaged(f"it has {len(self.data)} bytes, fewer than its header needs")
+            raise self.damaged(f"it has {len(self.data)} bytes, and its header alone {HEADER.size}")
         header = read(self.data, 0, HEADER.size, self.subject)
         magic, major, minor, zero, size, offset, length, digest = HEADER.unpack(header)
         if magic != MAGIC:
-            raise ContextError(f"{self.subject} was not compiled by this plugin. Compile the model again")
+            raise ContextError(
+                f"{self.subject} begins with {magic!r}, expected {MAGIC!r} as in contexts of this plugin. Compile the "
+                "model again"
+            )
         if major != VERSION[0]:
             raise ContextError(
                 f"{self.subject} has format {major}.{minor}, this plugin reads {VERSION[0]}.x; compile the model again"
             )
-        if zero or size != len(self.data):
+        if size != len(self.data):
             raise self.damaged(f"it has {len(self.data)} bytes, expected {size}")
+        if zero:
+            raise self.damaged(f"a reserved number in its header is {zero}, expected 0")
         if length > MAX_INDEX_BYTES or not FIRST_ARRAY <= offset <= size or offset + length != size:
-            raise self.damaged("its index lies outside of the file")
+            raise self.damaged(
+                f"its index has {length} bytes at offset {offset}, expected up to {MAX_INDEX_BYTES} bytes at the end "
+                f"of {size} bytes"
+            )
         text = bytes(read(self.data, offset, length, self.subject))
         if hashlib.sha256(text).digest() != digest:
             raise self.damaged("the hash of its index does not match")
@@ -211,7 +219,7 @@ class Container:
     def _read_places(self) -> list[tuple[int, int, bytes]]:
         rows = self.index.get("arrays")
         if not isinstance(rows, list) or len(rows) > MAX_ARRAYS:
-            raise self.damaged("its list of arrays is missing or too long")
+            raise self.damaged(f"its index needs a list 'arrays' of at most {MAX_ARRAYS} entries")
         places: list[tuple[int, int, bytes]] = []
         end = FIRST_ARRAY
         for number, row in enumerate(rows):
@@ -224,7 +232,10 @@ class Container:
                 raise self.damaged(f"the entry of array {number} is malformed")
             # Offsets must ascend, so a comparison with the previous array's end excludes any overlap.
             if offset % ALIGNMENT or offset < end or offset + length > self._end:
-                raise self.damaged(f"array {number} is misaligned, overlaps another, or lies outside of the file")
+                raise self.damaged(
+                    f"array {number} has {length} bytes at offset {offset}, expected a multiple of {ALIGNMENT} from "
+                    f"{end} on, and an end before the index at {self._end}"
+                )
             end = offset + length
         return places
 

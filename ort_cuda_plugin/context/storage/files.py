@@ -70,7 +70,8 @@ class ModelFolder:
         def check(real: Path) -> None:
             if not any(real.is_relative_to(os.path.realpath(folder)) for folder in self._allowed):
                 raise ContextError(
-                    f"{subject}: symbolic link to {str(real)!r} leaves the model's folder; copy the file there"
+                    f"{subject}: symbolic link to {str(real)!r} leaves the model's folder; copy the file into the "
+                    "folder"
                 )
 
         is_at_home = not os.path.lexists(self.path / relative) and os.path.lexists(self.home / relative)
@@ -79,7 +80,7 @@ class ModelFolder:
         except OSError as error:
             why = error.strerror or "it is not a regular file"
             raise ContextError(
-                f"{subject} cannot be read in {str(self.path)!r}: {why}; put it into the folder of the compiled model"
+                f"{subject} cannot be read in the folder {str(self.path)!r}: {why}; put the file into this folder"
             ) from error
 
 
@@ -92,7 +93,10 @@ def check_name(name: str, subject: str) -> PurePosixPath:
     """Check the path by which a model names a file. Raises ContextError if it could lead out of the model's folder."""
     relative = PurePosixPath(name)
     if not name or "\0" in name or "\\" in name or relative.is_absolute() or ".." in relative.parts:
-        raise ContextError(f"{subject}: only a path inside the model's folder is allowed, without '..'")
+        raise ContextError(
+            f"{subject}: got the path {name!r}, expected a relative path without '..' and backslashes, which stays "
+            "inside the model's folder"
+        )
     return relative
 
 

@@ -95,7 +95,7 @@ def _typed(kind: type[Any], value: Any) -> Any:
 
 def _at(items: Sequence[Any], index: Any) -> Any:
     if not 0 <= _typed(int, index) < len(items):
-        raise IndexError(f"index {index} is out of range")
+        raise IndexError(f"an index: got {index}, expected at least 0 and less than {len(items)}")
     return items[index]
 
 
@@ -108,7 +108,7 @@ def dims_of(row: Json) -> tuple[int, ...]:
     """Return a shape of known dimensions. Raises ValueError, TypeError."""
     dims = tuple(_typed(int, dim) for dim in row)
     if any(not 0 <= dim <= MAX_DIM for dim in dims):
-        raise ValueError(f"expected a shape, got {dims}")
+        raise ValueError(f"a shape: got {dims}, expected dimensions from 0 to {MAX_DIM}")
     return dims
 
 
@@ -117,7 +117,7 @@ def _value(row: Json, constants: Sequence[Constant]) -> Value:
     if row["shape"] is not None:
         for dim in row["shape"]:
             if not (dim is None or type(dim) is str or (type(dim) is int and 0 <= dim <= MAX_DIM)):
-                raise ValueError(f"expected a dimension, got {dim!r}")
+                raise ValueError(f"a dimension: got {dim!r}, expected a name, null, or an integer from 0 to {MAX_DIM}")
         shape = tuple(row["shape"])
     dtype = None if row["dtype"] is None else dtype_of(row["dtype"])
     constant = None if row["constant"] is None else _at(constants, row["constant"])
@@ -126,7 +126,7 @@ def _value(row: Json, constants: Sequence[Constant]) -> Value:
 
 def _graph(data: Json, values: Sequence[Value], constants: Sequence[Constant], depth: int) -> Graph:
     if depth > MAX_SUBGRAPH_DEPTH:
-        raise ValueError("bodies nest too deeply")
+        raise ValueError(f"bodies of nodes nest deeper than {MAX_SUBGRAPH_DEPTH} levels")
     return Graph(
         name=_typed(str, data["name"]),
         nodes=[_node(row, values, constants, index, depth) for index, row in enumerate(data["nodes"])],
@@ -170,4 +170,4 @@ def _attribute(row: Json, constants: Sequence[Constant]) -> AttrValue:
         return value  # type: ignore[no-any-return]
     if kind == "values" and len({type(x) for x in value} | {int}) <= 2 and all(type(x) in (int, str) for x in value):
         return tuple(value)
-    raise ValueError(f"expected an attribute, got {kind!r} {value!r}")
+    raise ValueError(f"an attribute: got the kind {kind!r} and the value {value!r}")

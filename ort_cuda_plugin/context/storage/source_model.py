@@ -217,7 +217,7 @@ class SourceModel:
     def _place(self, tensor: SourceTensor) -> tuple[Readable, int, int]:
         """Return the source of an initializer's bytes, their offset, and how many they are. Raises ContextError."""
         if tensor.dtype is None or not tensor.dtype.is_supported:
-            raise self._unreadable(tensor, "the plugin does not know its type")
+            raise self._unreadable(tensor, "the plugin does not support its element type")
         wanted = stored_bytes(tensor.dtype, tensor.dims)
         if tensor.external is not None:
             return self._external(tensor, tensor.external, wanted)
@@ -273,12 +273,14 @@ class SourceModel:
         try:
             offset, length = int(entries.get("offset", 0)), int(entries.get("length", wanted))
         except ValueError as error:
-            raise self._unreadable(tensor, "its offset in the external file is not a number") from error
+            given = {name: entries[name] for name in ("offset", "length") if name in entries}
+            raise self._unreadable(tensor, f"got {given} for its external data, expected integers") from error
         location = entries.get(_EXTERNAL_LOCATION, "")
         if self._folder is None:
             raise self._unreadable(
                 tensor,
-                f"set session.model_external_initializers_file_folder_path to the folder of {location!r}",
+                f"the folder of its external data {location!r} is not known. Set "
+                "session.model_external_initializers_file_folder_path to this folder",
             )
         if location not in self._files:
             subject = f"external data {location!r} of {self.subject}"

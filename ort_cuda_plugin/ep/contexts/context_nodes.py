@@ -109,7 +109,10 @@ def context_node(
         OrtError: ONNX Runtime cannot make the node.
     """
     if len(context) > MAX_EMBEDDED_BYTES:
-        raise ContextError(f"a context of {len(context)} bytes does not fit in a model: use ep.context_embed_mode=0")
+        raise ContextError(
+            f"context in the compiled model: got {len(context)} bytes, expected at most {MAX_EMBEDDED_BYTES}. Set "
+            "ep.context_embed_mode=0, which writes the context to a file"
+        )
     written: dict[str, int | bytes] = {
         "main_context": 1,
         "ep_cache_context": context,
@@ -290,7 +293,7 @@ class ContextReader:
                 raise
             raise ContextError(
                 f"{error}. With {EXTERNAL_FOLDER} ONNX Runtime does not say where the model is: set {CONTEXT_PATH} to "
-                "its path"
+                "the path of the compiled model"
             ) from error
 
 

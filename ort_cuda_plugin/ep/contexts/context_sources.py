@@ -90,15 +90,15 @@ class SourceFinder:
         subject = f"source model {file!r}"
         if folder is None or not file:
             raise ContextError(
-                f"the compiled model has no weights, and the location of its {subject} is not known: set "
-                "ep.context_source_model_path to its path"
+                f"the compiled model has no weights, and the folder of its {subject} is not known: set "
+                "ep.context_source_model_path to the path of the source model"
             )
         try:
             data = folder.open(file, subject)
         except ContextError as error:
             raise ContextError(
-                f"{error}. The compiled model has no weights of its own; ep.context_source_model_path says where they "
-                "are"
+                f"{error}. The compiled model has no weights of its own: set ep.context_source_model_path to the path "
+                "of its source model"
             ) from error
         return SourceModel(data, subject, self._external_folder(folder.path / file))
 

@@ -166,7 +166,7 @@ class FusedNode:
         """
         memory = ffi.new("ocp_plan_memory *")
         if not core().cluster_memory(self.pointer, memory):
-            raise RuntimeError("plan memory: the session has not run yet, or is running now. Run it first")
+            raise RuntimeError("plan memory: no Run has ended yet, or a Run is in progress. Ask when a Run has ended")
         return int(memory.planned), int(memory.alive_at_once)
 
     @property

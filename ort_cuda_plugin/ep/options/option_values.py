@@ -114,7 +114,7 @@ def _stream(text: str) -> int:
     if not 0 <= address < 2**64:
         raise ValueError("use the address of a cudaStream_t as an integer; 0 is the default stream")
     if address == _PER_THREAD_STREAM:
-        raise ValueError("each thread has a different per-thread default stream; create a stream")
+        raise ValueError("each thread has a different per-thread default stream; use the address of a new stream")
     return address
 
 

@@ -101,8 +101,9 @@ class Float32Report:
             shown = ", ".join(map(repr, boundaries[:_MAX_NAMES]))
             more = f" and {len(boundaries) - _MAX_NAMES} more" if len(boundaries) > _MAX_NAMES else ""
             yield (
-                f"keep_float32: {shown}{more} stored in 16 bits between two listed nodes, because ONNX Runtime runs "
-                "the nodes separately. single_nodes=0, and listing or removing the nodes between them, may join them"
+                "keep_float32: values that pass from a listed node to another in 16 bits, because ONNX Runtime runs "
+                f"the two nodes separately: {shown}{more}. Set single_nodes=0, and remove nodes of other providers "
+                "between the two nodes"
             )
 
     def _unknown(self, entry: str) -> str:
