@@ -311,7 +311,7 @@ REFUSED = {
     "a state that grows": (
         """(float[m, 4] x, int64 n) => (float[k, 4] a) { a = Loop(n, , x) <body = step
         (int64 i, bool on, float[p, 4] s) => (bool on, float[q, 4] t) { t = Concat<axis = 0>(s, x) }> }""",
-        "value 0 of Loop may have the shape",
+        "loop-carried value 0 may have the shape",
     ),
     "a size that an iteration computes": (
         """(float[8] x, int64 n) => (float[8] a) { a = Loop(n, , x) <body = step (int64 i, bool on, float[8] s)

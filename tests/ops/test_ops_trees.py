@@ -289,8 +289,8 @@ def test_contradictions_are_refused_before_anything_runs() -> None:
     big = 2**40
     for changes, text in (
         ({"nodes_featureids": [3, 0, 0]}, "the number of features must be at least 4"),
-        ({"nodes_featureids": [-1, 0, 0]}, "a feature of a tree must be in [0, "),
-        ({"nodes_featureids": [big, 0, 0]}, "a feature of a tree must be in [0, "),
+        ({"nodes_featureids": [-1, 0, 0]}, "the index of a feature in a tree must be in [0, "),
+        ({"nodes_featureids": [big, 0, 0]}, "the index of a feature in a tree must be in [0, "),
         (
             {"nodes_truenodeids": [7, 0, 0]},
             "tree 0 must have each node that its parents name as a child, got node id 7, which does not exist",
@@ -300,8 +300,8 @@ def test_contradictions_are_refused_before_anything_runs() -> None:
         ({"nodes_treeids": [0, 1, 0]}, "tree 0 must have each node"),
         ({"nodes_modes": ["BRANCH_LEQ", "LEAF", "TWIG"]}, "got 'TWIG'"),
         ({"nodes_values": [0.0]}, "nodes_values must have the same length"),
-        ({"target_ids": [0, 1]}, "a target of a tree must be in [0, 1), got 1"),
-        ({"target_ids": [0, -1]}, "a target of a tree must be in [0, 1), got -1"),
+        ({"target_ids": [0, 1]}, "the index of a target in a tree must be in [0, 1), got 1"),
+        ({"target_ids": [0, -1]}, "the index of a target in a tree must be in [0, 1), got -1"),
         ({"target_nodeids": [1, 9]}, "tree 0 must have each node with a weight, got node id 9, which does not exist"),
         ({"target_weights": [1.0]}, "weights must have the same length"),
         ({"n_targets": 0}, "n_targets must be in [1, "),

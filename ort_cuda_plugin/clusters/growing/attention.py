@@ -53,7 +53,8 @@ def multi_head_attention(body: GrowingBody, node: Node) -> None:
 def _without_past() -> Unsupported:
     return Unsupported(
         "control-flow",
-        "an input grows in each iteration, but past_key and past_value are missing; supported: growing caches",
+        "an input grows in each iteration, but past_key and past_value are missing; supported: keys and values that "
+        "grow in past_key and past_value",
     )
 
 
@@ -123,7 +124,7 @@ def _check(
     """Check that caches and masks grow along their axes of keys, and that the inputs ``fixed`` do not grow."""
     for cache in caches:
         if (x := body.growing(cache)) is None or x.axes != {axis: 0}:
-            name = "a missing input" if cache is None else repr(cache.name)
+            name = "missing" if cache is None else repr(cache.name)
             raise Unsupported(
                 "control-flow",
                 f"its past is {name}; supported: a K/V cache of the decoder, with keys along axis {axis}",
@@ -168,7 +169,7 @@ def _check_buffer(body: GrowingBody, is_shared: bool, count: Value | None, indir
     if (counts != [PAST]) if is_shared else (count is not None):
         name = "missing" if count is None else repr(count.name)
         supported = (
-            "the number of cached keys" if is_shared else "no such input, because past and present share no buffer"
+            "the number of cached keys" if is_shared else "none, because past and present caches share no buffer"
         )
         raise Unsupported("control-flow", f"its past_sequence_length is {name}; supported: {supported}")
     if indirection is not None and not isinstance(body.special(indirection), BeamOfKey):

@@ -233,24 +233,27 @@ class _Loop:
         """Copy the body's results to the states. Results that are views of a state are copied before states change."""
         ctx, node = self.ctx, self.plan.node
         own = {state.buffer for state in self.states}
-        moves = []
+        name, moves = _NAMES.get(node.op_type, "state"), []
         for number, (state, operand) in enumerate(zip(self.states, results, strict=True)):
             x = _tensor(node, operand)
             if x.dtype is not state.dtype:
                 types = _compared(node, state.dtype.short, x.dtype.short)
-                raise InvalidModel(f"{node.op_type}: value {number} is {types}, expected one type")
+                raise InvalidModel(f"{node.op_type}: {name} {number} is {types}, expected one type")
             if x.rank != state.rank or not all(
                 ctx.settled(eq(dim, before)) for dim, before in zip(x.shape, state.shape, strict=True)
             ):
                 shapes = _compared(node, list(state.shape), list(x.shape))
-                reason = f"value {number} of {node.op_type} may have the shape {shapes}; supported: one shape"
-                raise Unsupported("control-flow", reason)
+                raise Unsupported("control-flow", f"{name} {number} may have the shape {shapes}; supported: one shape")
             x = ctx.materialize(x)
             if x.buffer is state.buffer and x.is_contiguous and x.offset == 0:
                 continue
             moves.append((state, copy_of(ctx, x) if x.buffer in own else ctx.contiguous(x)))
         for state, x in moves:
             ctx.copy(state, ctx.view(x, state.shape, None, x.offset))
+
+
+_NAMES = {"If": "result", "Loop": "loop-carried value", "Scan": "state variable"}
+"""What messages call a value that `_Loop` carries, by operator."""
 
 
 def _compared(node: Node, before: object, after: object) -> str:

@@ -76,7 +76,7 @@ class InputSymbols:
         return self._host[buffer]
 
 
-_REMEDY = "Feed that shape, or correct the model's declaration"
+_REMEDY = "Feed the declared shape, or correct the declaration in the model"
 
 
 def symbolic_input(

@@ -39,15 +39,15 @@ class SessionWeightBudget:
             return
         for search in (graph.nodes[0] for graph in graphs if is_search(graph.nodes[0])):
             raise OptionError(
-                f"{EP_NAME} option weight_budget: {search.op_type} would copy weights in each of its steps, which is "
-                "not implemented. Leave weight_budget out"
+                f"{EP_NAME} option weight_budget: the plugin cannot stream the weights of {search.op_type}. Leave "
+                "weight_budget out"
             )
         sizes = [_weight_bytes(graph, loaded.get(index)) for index, graph in enumerate(graphs)]
         if self._earlier and sum(sizes) and self._earlier + sum(sizes) > self._budget:
             raise OptionError(
-                f"{EP_NAME} option weight_budget: bodies of control flow (If, Loop, Scan) have weights, and these "
-                f"{self._earlier} bytes with the {sum(sizes)} bytes of the graph around them exceed the budget of "
-                f"{self._budget} bytes; streaming them is not implemented. Raise weight_budget or leave it out"
+                f"{EP_NAME} option weight_budget: weights in bodies of If, Loop or Scan have {self._earlier} bytes and "
+                f"weights of the graph around the bodies {sum(sizes)} bytes, together more than the budget of "
+                f"{self._budget} bytes. The plugin cannot stream weights of bodies: raise weight_budget or leave it out"
             )
         total = sum(sizes) + _CREATED * len(sizes)
         shares = [BudgetShare(self._budget, nbytes + _CREATED, total, self._earlier) for nbytes in sizes]

@@ -140,7 +140,7 @@ def make_forest(nodes: Nodes, leaves: Ints, targets: Ints, weights: Numbers, num
 def _check_range(what: str, values: Ints, limit: int) -> None:
     if values.size and not 0 <= values.min() <= values.max() < limit:
         wrong = values[(values < 0) | (values >= limit)].reshape(-1)[0]
-        raise require.violation(f"{what} of a tree", f"be in [0, {limit})", wrong)
+        raise require.violation(f"the index of {what} in a tree", f"be in [0, {limit})", wrong)
 
 
 def _steps(nodes: Nodes) -> Ints:

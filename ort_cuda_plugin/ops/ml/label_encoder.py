@@ -90,7 +90,7 @@ def _encode_listed(ctx: Lowering, x: Tensor, attributes: Mapping[str, object], *
     if isinstance(tensor, Constant):
         default = tensor.array.reshape(-1)
         fits = len(default) == 1 and default.dtype == values.dtype
-        found = f"{len(default)} of type {default.dtype}"
+        found = f"{len(default)} elements of type {default.dtype}"
         require.that(fits, "default_tensor", f"have one element of type {values.dtype}", found)
     return _encode(ctx, x, keys, values, default, finds_nan=finds_nan)
 

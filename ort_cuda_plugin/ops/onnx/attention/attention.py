@@ -37,7 +37,7 @@ def split_heads(ctx: Lowering, x: Tensor, heads: int | None) -> Tensor:
     require.rank((3, 4), **{"query, key and value": x})
     if heads is None or heads <= 0:
         subject = "the number of heads (num_heads, or q_num_heads and kv_num_heads)"
-        raise require.violation(subject, "be given and positive for an input of rank 3", heads or "none")
+        raise require.violation(subject, "be positive for an input of rank 3", "none" if heads is None else heads)
     size = floordiv(x.shape[2], heads)
     require.multiple_of(ctx, x.shape[2], heads, "the last dimension of query, key and value", "the number of heads")
     return permute(ctx, reshape(ctx, x, [x.shape[0], x.shape[1], heads, size]), (0, 2, 1, 3))

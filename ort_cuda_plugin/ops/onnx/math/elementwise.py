@@ -82,8 +82,8 @@ def aligned(ctx: Lowering, a: Tensor, b: Tensor, axis: int | None, broadcast: in
     if start < 0 or start + b.rank > a.rank or (a.rank != b.rank and not broadcast):
         expected = f"have rank {a.rank}, as the first input has (broadcast = 0)"
         if broadcast:
-            at = "" if axis is None else f" - {start} (axis)"
-            expected = f"have at most rank {a.rank}{at}, the dimensions of the first input that the second can match"
+            first = max(start, 0)
+            expected = f"have at most rank {a.rank - first}, to broadcast to the first input from its axis {first} on"
         raise require.violation("the second input", expected, f"rank {b.rank}")
     for dim, wanted in zip(b.shape, a.shape[start:], strict=False):
         fits = logical_or(eq(dim, wanted), eq(dim, 1)) if broadcast else eq(dim, wanted)
