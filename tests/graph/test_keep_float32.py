@@ -403,7 +403,7 @@ def test_an_operator_without_float32_keeps_its_type(warnings: list[str]) -> None
     kept = run(made, feeds, keep_float32="com.microsoft.GemmaRotaryEmbedding")
     np.testing.assert_array_equal(kept, run(made, feeds))
     assert len(warnings) == 1
-    assert "a (GemmaRotaryEmbedding): GemmaRotaryEmbedding does not support float32 for input 0" in warnings[0]
+    assert "a (GemmaRotaryEmbedding): GemmaRotaryEmbedding does not support float32 for input 1" in warnings[0]
 
 
 # ---- keep_float32=auto ----

@@ -108,7 +108,7 @@ def test_run_takes_inputs_from_files(capsys: pytest.CaptureFixture[str], add_mod
         (["run", "MODEL", "--input", "a=/nonexistent.npy"], "nonexistent"),
         (["run", "MODEL", "--input", f"a={__file__}"], f"--input a={__file__}: expected an array"),
         (["run", "MODEL", "--dim", "n=x"], "--dim n=x: expected a size"),
-        (["run", "MODEL", "--dim", "m=2"], "no such symbolic dimension; it has n"),
+        (["run", "MODEL", "--dim", "m=2"], "the model has no symbolic dimension 'm'. Its symbolic dimensions: n"),
         (["run", "MODEL", "--seed", "-1"], "--seed -1: must not"),
         (["run", "MODEL", "--runs", "-1"], "must not be negative"),
         (["explain", "no_such_model"], "light_resnet50"),
@@ -282,11 +282,11 @@ def test_conformance_in_all_modes_prints_what_is_not_on_the_ep(capsys: pytest.Ca
 def test_a_report_that_cannot_be_written_is_refused_before_the_work(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
 ) -> None:
-    for path in (tmp_path, tmp_path / "missing" / "report.md"):
+    for path, reason in ((tmp_path, "is a folder"), (tmp_path / "missing" / "report.md", "cannot be written")):
         with pytest.raises(SystemExit) as exit:
             main([command, "--write", str(path)])
         assert exit.value.code == ExitCode.USAGE
-        assert f"{path} cannot be written" in capsys.readouterr().err
+        assert f"{path} {reason}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", sorted(cli.COMMANDS.keys() - {"estimate"}))  # its --device is a GPU to estimate for

@@ -85,13 +85,13 @@ def test_a_file_of_another_model_is_refused(capsys: pytest.CaptureFixture[str], 
     renamed = CHAIN.replace("(float[n, 256] x)", "(float[n, 256] z)").replace("Abs(x)", "Abs(z)")
     onnx.save(parser.parse_model(renamed), tmp_path / "other.onnx")
     assert main(["compare", str(tmp_path / "other.onnx"), *options]) == ExitCode.USAGE
-    assert "it has no input 'z'; it has x" in capsys.readouterr().err
+    assert "the file lacks input 'z'. Its inputs: x" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["--tolerance", "float32=-1"], ExitCode.USAGE, "--tolerance -1: expected a number of at least 0"),
+        (["--tolerance", "float32=-1"], ExitCode.USAGE, "--tolerance float32=-1: expected a number of at least 0"),
         (["--tolerance", "float=1"], ExitCode.USAGE, "--tolerance float: not an element type. Choose from float64"),
         (["--tolerance", "float32"], ExitCode.USAGE, "--tolerance float32: expected the form NAME=VALUE"),
         (["--against", "NoSuchProvider"], ExitCode.UNAVAILABLE, "NoSuchProvider: this ONNX Runtime has only "),
