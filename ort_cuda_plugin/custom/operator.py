@@ -105,7 +105,7 @@ class Attribute:
             raise InvalidModel(f"{operator}: attribute {self.name!r} = {_shown(value)}: expected the type {wanted!r}")
         if self.is_flag:
             if value not in (0, 1):
-                raise InvalidModel(f"{operator}: attribute {self.name!r} = {value!r} is not 0 or 1")
+                raise InvalidModel(f"{operator}: attribute {self.name!r} = {value!r}: expected 0 or 1")
             return bool(value)
         return value
 

@@ -92,9 +92,10 @@ def least(minimum: float, **attributes: float) -> None:
 
 def one_of(choices: Collection[object], **attributes: object) -> None:
     """Raise InvalidModel if an attribute is not among the choices; None is an omitted attribute."""
+    expected = f"be {'one of ' if len(choices) > 1 else ''}{', '.join(map(repr, choices))}"
     for name, value in attributes.items():
         if value is not None and value not in choices:
-            raise violation(name, f"be one of {', '.join(map(repr, choices))}", repr(value))
+            raise violation(name, expected, repr(value))
 
 
 def all_or_none(**inputs: object) -> None:

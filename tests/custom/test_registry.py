@@ -107,7 +107,7 @@ FLAG = Attribute("flag", AttributeKind.INT, False, is_flag=True)
         ({}, "my.domain::Double-1: the required attribute 'beta' is missing"),
         ({"beta": "x"}, "my.domain::Double-1: attribute 'beta' = 'x': expected the type 'float'"),
         ({"beta": 1.0, "pads": (1.5,)}, "attribute 'pads' = (1.5,): expected the type 'ints'"),
-        ({"beta": 1.0, "flag": 2}, "attribute 'flag' = 2 is not 0 or 1"),
+        ({"beta": 1.0, "flag": 2}, "attribute 'flag' = 2: expected 0 or 1"),
         ({"beta": 1.0, "gamma": 3}, "unknown attribute 'gamma' = 3; the operator has beta, pads, flag"),
     ],
 )

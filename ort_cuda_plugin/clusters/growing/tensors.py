@@ -89,7 +89,10 @@ def concat(body: GrowingBody, node: Node) -> None:
         axes: dict[int, int] = {}
         for value, part in zip(values, parts, strict=True):
             if part is None:
-                raise _mixed(f"tensors that grow in each iteration with {value.name!r}, which does not grow")
+                raise _mixed(
+                    f"tensors that grow in each iteration with {value.name!r}, which does not grow; supported: growth "
+                    "of all inputs"
+                )
             for axis, extra in part.axes.items():
                 _merged(axes, axis, extra)
         if any(part is not None and part.axes.keys() != axes.keys() for part in parts):

@@ -32,8 +32,8 @@ class EncoderDecoder:
         self._has_mask = has_mask
         self._encoder, self._decoder = kind.body("encoder"), kind.body("decoder")
         names = ["input_ids", *["encoder_attention_mask"] * has_mask]
-        self._check_names("decoder", self._decoder.inputs, names)
-        self._check_names("decoder", self._decoder.outputs, ["logits"])
+        self._check_names("inputs of the decoder", self._decoder.inputs, names)
+        self._check_names("outputs of the decoder", self._decoder.outputs, ["logits"])
         if len(self._decoder.inputs) == len(names):
             raise InvalidModel(f"the decoder must have inputs for K/V caches after {', '.join(names)}, got none")
         self._has_hidden = self._decoder.inputs[len(names)].name == "encoder_hidden_states"
@@ -62,9 +62,9 @@ class EncoderDecoder:
         self._decodes_first = len(self._encoder.inputs) > len(encoder_names)
         if self._decodes_first:
             encoder_names.append("decoder_input_ids")
-            self._check_names("encoder", self._encoder.outputs, ["logits", "encoder_hidden_states"])
+            self._check_names("outputs of the encoder", self._encoder.outputs, ["logits", "encoder_hidden_states"])
         expected = 2 * self._decodes_first + len(self._caches) - (0 if self._decodes_first else self._num_self)
-        self._check_names("encoder", self._encoder.inputs, encoder_names)
+        self._check_names("inputs of the encoder", self._encoder.inputs, encoder_names)
         if len(self._encoder.inputs) != len(encoder_names):
             raise InvalidModel(
                 f"the encoder must have only the inputs {encoder_names}, got {len(self._encoder.inputs)} inputs"
@@ -87,12 +87,10 @@ class EncoderDecoder:
             )
 
     @staticmethod
-    def _check_names(body: str, values: Sequence[Value], wanted: Sequence[str]) -> None:
+    def _check_names(what: str, values: Sequence[Value], wanted: Sequence[str]) -> None:
         names = [value.name for value in values[: len(wanted)]]
         if names != list(wanted):
-            raise InvalidModel(
-                f"the first inputs or outputs of the {body} must have the names {list(wanted)}, got {names}"
-            )
+            raise InvalidModel(f"the first {what} must have the names {list(wanted)}, got {names}")
 
     def repetition(self) -> Repetition:
         if self._shared:

@@ -327,9 +327,9 @@ class ContextIdentity:
         found = [index for index, node in enumerate(nodes) if node.identity == self]
         if not found:
             raise ContextError(
-                f"{OP_TYPE} node {self.name!r}: ONNX Runtime wants a kernel, but the session claimed no such node: got "
-                f"partition {self.partition!r}, expected one of {sorted({n.identity.partition for n in nodes})}. "
-                "Report the model"
+                f"{OP_TYPE} node {self.name!r}: ONNX Runtime asks for a kernel, but the session has not claimed the "
+                f"node: got partition {self.partition!r}, expected one of "
+                f"{sorted({n.identity.partition for n in nodes})}. Report the model"
             )
         if len(found) > 1 and not self.file:
             raise ContextError(

@@ -38,7 +38,7 @@ def _architectures(text: str) -> tuple[Target, ...]:
     for name in dict.fromkeys(part.strip() for part in text.split(",")):
         match = re.fullmatch(r"sm_(\d+)(\d)", name)
         if match is None and name != "emulated":
-            raise ValueError("use names such as sm_90, and emulated, with commas between them")
+            raise ValueError("use architectures such as sm_90, or emulated, with commas between them")
         if match and (int(match[1]), int(match[2])) < OF_EVERY_TOOLKIT[0]:
             oldest = "sm_{}{}".format(*OF_EVERY_TOOLKIT[0])
             raise ValueError(f"CUDA 13 does not compile for {name}: use {oldest} or a newer one")

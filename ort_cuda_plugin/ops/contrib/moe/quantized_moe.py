@@ -173,7 +173,7 @@ def _check_block(kind: str, block: int) -> int:
     if block <= 0:
         return 0
     if block & (block - 1) or (kind == "int" and block < BLOCK):
-        raise require.violation("block_size", f"be a power of two, at least {BLOCK} for integers", block)
+        raise require.violation("block_size", f"be a power of two, for quant_type 'int' of at least {BLOCK}", block)
     if block < BLOCK:
         raise require.unsupported("attribute", f"block_size for quant_type {kind!r}", block, f"0 and at least {BLOCK}")
     return block
