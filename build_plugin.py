@@ -214,7 +214,8 @@ class Builder:
         output.mkdir(parents=True, exist_ok=True)
         write_if_changed(ABI_HEADER, abi_header())
         self.headers = all_headers()
-        # Library and bridge share structs: each contains a hash of the headers that it was built from.
+        # The library and the bridge share structs. Each contains a hash of the headers that it was built from, so that
+        # the bridge refuses a library with other structs.
         self.flags.append(f"-DOCP_CORE_ABI={zlib.crc32(self.headers)}u")
         self.flags.append(f'-DOCP_VERSION="{package_version()}"')
 

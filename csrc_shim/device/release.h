@@ -7,7 +7,8 @@
 
 typedef enum ocp_freed {
   OCP_FREED,       /* the memory is free, or the context is gone with everything in it */
-  OCP_FREE_LATER,  /* a stream capture forbids the call now: the memory is still allocated and can be freed later */
+  OCP_FREE_LATER,  /* the call is impossible now, for example during a stream capture: the memory is still allocated,
+                      and can be freed later */
   OCP_FREE_UNKNOWN /* the call failed: the memory may still be allocated. The driver may also have freed it and have
                       given it to another owner, so it must neither be reused nor be freed again. */
 } ocp_freed;

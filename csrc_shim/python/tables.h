@@ -269,7 +269,7 @@ typedef struct ocp_core {
   CUstream (*stream_handle)(const ocp_stream *stream);
   const OrtCustomOp *(*custom_op_create)(const ocp_custom_op_spec *spec,
                                          ocp_error *error); /* ort/kernels/custom_op.h */
-  /* ---- registrations: ort/registration.h, device/device_list.h ---- */
+  /* ---- registrations and devices: ort/registration.h, ort/factory.h, ort/offer.h, device/device_list.h ---- */
   void (*request_registration)(int emulated, int identity);
   int (*emulation_requested)(ocp_error *error);
   int (*default_identity)(ocp_error *error);

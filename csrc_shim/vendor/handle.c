@@ -19,7 +19,7 @@ static ocp_library_handle *open_handle(const ocp_stream *stream, const ocp_libra
   handle->driver = stream->device->driver;
   handle->ordinal = stream->device->ordinal;
   if (library->open(&handle->handle, error) != ORT_OK) {
-    error->code = ORT_FAIL; /* even if the library says otherwise: a later process may succeed */
+    error->code = ORT_FAIL; /* so that later sessions try the library again: then opening it may succeed */
     free(handle);
     return NULL;
   }

@@ -48,8 +48,8 @@ void ocp_prepared_let_go(ocp_prepared_list *list, ocp_prepared *prepared);
 /* Excludes the entry from eviction until the problem is released. */
 void ocp_prepared_keep(ocp_prepared_list *list, ocp_prepared *prepared);
 bool ocp_prepared_are_too_many(ocp_prepared_list *list);
-/* Removes the least recently used entries that have no reference and whose `stays` is false; returns them as a linked
- * list for ocp_prepared_free. */
+/* Removes all entries except the 96 that were used last, those with a reference, and those whose `stays` is true.
+ * Returns the removed entries as a linked list for ocp_prepared_free. */
 ocp_prepared *ocp_prepared_evict(ocp_prepared_list *list);
 
 #endif

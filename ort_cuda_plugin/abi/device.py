@@ -21,7 +21,7 @@ Dim3: TypeAlias = int | Sequence[int]
 
 
 class CudaError(Error, RuntimeError):
-    """A driver call failed. ``code`` is its CUresult, ``name`` that code's name, ``call`` the member of the table."""
+    """A driver call failed. ``call`` is the member of the driver table, ``code`` the CUresult, ``name`` its name."""
 
     def __init__(self, call: str, code: int, text: str) -> None:
         super().__init__(f"{call}: {text}")

@@ -278,7 +278,10 @@ def _timing_id(ctx: Lowering, step: Sums) -> str:
 
 
 def _layout(x: Tensor) -> str:
-    """Return the layout of x as text: broadcast and contiguous dimensions, their order by stride, and constants."""
+    """Return the layout of x as text: a letter per dimension, the dimensions by decreasing stride, "c" for a constant.
+
+    The letter says what the dimension's stride is: 0 ("b", broadcast), 1 ("n") or another ("s").
+    """
     strides = [hint(stride) for stride in x.strides]
     order = sorted(range(x.rank), key=lambda axis: -strides[axis])
     kinds = ["b" if stride == 0 else "n" if stride == 1 else "s" for stride in strides]

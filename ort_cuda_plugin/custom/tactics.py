@@ -95,7 +95,10 @@ def _text(value: object) -> str:
 
 
 def source_id(*functions: Callable[..., Any]) -> str:
-    """Return a timing-cache id that changes when the source of the functions changes."""
+    """Return a timing-cache id that changes with the source of the functions.
+
+    If Python finds no source of a function, the function's name takes the place of the source.
+    """
     texts = []
     for function in functions:
         try:

@@ -35,7 +35,7 @@ first, second = Ref(RefKind.OUTPUT, 0), Ref(RefKind.OUTPUT, 1)
 weight, scratch, count = Ref(RefKind.WEIGHT, 0), Ref(RefKind.BUFFER, 0), Ref(RefKind.BUFFER, 1)
 pointer = Param.pointer
 
-# x is [2, 3] (registers 0, 1), shape [2] (register 2) with the host values 3 and 2 (registers 3, 4).
+# Input x is [2, 3] (registers 0 and 1). Input shape is [2] (register 2), with host values 3 and 2 (registers 3 and 4).
 exprs = (
     PlanExpr(ExprOp.MUL, 5, 0, 1, node=1),
     PlanExpr(ExprOp.CONST, 6, imm=4),

@@ -49,7 +49,7 @@ def python(
     else:
         done = subprocess.run(
             [sys.executable, "-c", code, *arguments],
-            cwd=root,  # python -c puts the working folder first on sys.path
+            cwd=root,  # python -c puts the working folder first on sys.path: it must be `root`, too
             env=environment,
             capture_output=True,
             text=True,

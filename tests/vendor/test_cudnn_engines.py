@@ -134,7 +134,7 @@ def test_each_convolution_of_resnet50_has_tensor_cores(asker: list[str | Path], 
     calls = calls_of(program, CONV)
     assert len(calls) == 53
     assert all(call.problem.flags & LAST for call in calls)
-    # Beside the library calls, kernels copy the image, pool twice and compute the softmax.
+    # Besides the library calls, kernels copy the image, pool twice and compute the softmax.
     assert len(program.launches) == 53 + 1 + 4
     assert program.traffic.asked.total <= 1.05 * program.traffic.compulsory.total
     engines = ask(asker, [question(call) for call in calls])

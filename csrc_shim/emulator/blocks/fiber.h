@@ -20,8 +20,8 @@ static inline void emu_block_thread(emu_cpu *cpu, uint32_t index) {
   if (!(cpu->warps[warp].runnable &= ~((uint32_t)1 << index % EMU_WARP)))
     cpu->runnable_warps &= ~((uint32_t)1 << warp);
 }
-/* Switches from the calling fiber to the host thread's stack, which calls emu_launch_continues. Does not return if that
- * ends the block. */
+/* Switches from the calling fiber to the host thread's own stack, where the host thread calls emu_launch_continues. If
+ * that function returns false, the block ends, and emu_rest does not return. */
 void emu_rest(emu_cpu *cpu);
 /* Counts a step (EMU_PATIENCE) of a fiber. Threads in an endless loop take such steps too, so that a host thread that
  * runs them calls emu_launch_continues. */

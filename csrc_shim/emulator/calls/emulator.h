@@ -1,4 +1,4 @@
-/* Configuration and lifetime of the emulated CUDA devices. Everything else goes through the driver table (table.h). */
+/* Configuration, start and addresses of the emulated CUDA devices. CUDA calls go through the driver table (table.h). */
 #ifndef OCP_EMULATOR_CALLS_EMULATOR_H
 #define OCP_EMULATOR_CALLS_EMULATOR_H
 

@@ -73,8 +73,8 @@ static bool legacy_allows(const struct CUstream_st *stream) {
   return true;
 }
 
-/* Whether the first item of the stream is a wait for an external semaphore that has not reached the value. Waits of a
- * lost device end at once. */
+/* Whether the first item of the stream is a wait for an external semaphore that has not reached the awaited value. The
+ * waits of a lost device end at once. */
 static bool waits_for_semaphore(const struct CUstream_st *stream) {
   const emu_item *item = stream->head;
   return item && item->kind == ITEM_EXTERNAL_WAIT && emu_timeline_value(item->timeline) < item->value &&

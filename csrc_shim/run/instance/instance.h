@@ -21,8 +21,8 @@ ocp_instance *ocp_instance_create(const ocp_variant *variant, const ocp_input *i
  * copies the key and the registers of `other` to `instance`: a Run can use `instance` instead of `other`. `instance`
  * must be in no cache. */
 bool ocp_instance_become(ocp_instance *instance, const ocp_instance *other);
-/* Moves the CUDA graph and the count of warm Runs of `from` to `instance` if only one Run used `from`. So one graph
- * serves all Runs if each Run has a new key, as in decoding. */
+/* Moves the CUDA graph and the count of warm Runs of `from` to `instance` if both belong to one variant, whose plan has
+ * one segment, and only one Run used `from`. So one graph serves all Runs if each Run has a new key, as in decoding. */
 void ocp_instance_inherit(ocp_instance *instance, ocp_instance *from);
 /* Explains why a plan that was built for exactly these inputs gave no instance: its guards could not be evaluated.
  * Fails with the error of the plan's assertion that these inputs violate, else with the error of the size that could

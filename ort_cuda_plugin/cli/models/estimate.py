@@ -206,7 +206,7 @@ def estimate_optimized(
 
 
 def onnx_graph(model: onnx.ModelProto, elsewhere: Sequence[str]) -> ModelGraph:
-    """Return the graph of a model for its page. The nodes that ``elsewhere`` names run on other providers."""
+    """Return a model's graph for the page of its estimate. Nodes that ``elsewhere`` names run on other providers."""
     nodes = []
     for node in read_model(model).nodes:
         inputs = tuple(value.name for value in node.reads() if value is not None and value.initializer is None)

@@ -292,7 +292,7 @@ def check_kernel(kernel: object) -> None:
 
 
 def checked_block(kernel: Kernel, sizes: Sequence[Any]) -> tuple[int, int, int]:
-    """Return the three sizes of a block as integers. Raises TypeError for a block that no device can run."""
+    """Return the three sizes of a block as integers. Raises TypeError unless the block has 1 to 1024 threads."""
     x, y, z = (operator.index(size_of(kernel, "block", size)) for size in sizes)
     if min(x, y, z) < 1 or x * y * z > 1024:
         raise TypeError(

@@ -44,7 +44,7 @@ class Refused(Exception):
 
 
 class NoSubstitute(Exception):
-    """No kernel of the plugin that the device may run computes the problem of a call."""
+    """The plugin has no kernel for a refused library call, or the selftest has quarantined this kernel."""
 
     ort_code = 1  # ORT_FAIL
 

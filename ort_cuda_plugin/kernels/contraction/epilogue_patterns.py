@@ -179,7 +179,8 @@ class _Search:
         if x is None or x.dtype is not self.dtype:
             return None
         strides = broadcast_strides(x, self.step.shape)
-        # A bias at an offset in its buffer may be unaligned: for unaligned addresses libraries have few algorithms.
+        # Only a tensor at the start of its buffer becomes the library's bias. Elsewhere it may be unaligned, and
+        # libraries have few algorithms for unaligned addresses.
         if form.bias is None and factor == 1.0 and x.offset == 0 and self._is_bias(strides):
             return replace(form, bias=x)
         takes = form.residual is None and (factor == 1.0 or (self.offer.factors and _is_factor(factor)))

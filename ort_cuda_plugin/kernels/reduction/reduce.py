@@ -131,7 +131,7 @@ class RowKernel(RowColumns):
     def _find_cache(
         self, groups: Sequence[Sequence[Stage]], sources: Sequence[Input], column_strides: Sequence[Sequence[Dim]]
     ) -> RowCache:
-        """Choose the values that are cached between passes; none on the emulated device, where that saves no time."""
+        """Choose the values that are cached between passes; none on the emulated device, as caching saves no time."""
         if self.ctx.device.emulated:
             return NO_CACHE
         pairs = zip(sources, column_strides, strict=False)

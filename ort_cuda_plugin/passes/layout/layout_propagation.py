@@ -1,7 +1,7 @@
 """Channels-last (NHWC) layout propagation for convolutions on tensor cores.
 
 Convolutions that need NHWC, and the steps between them, keep their images (activation tensors) in NHWC. An image that
-another step reads in the model's order, such as an output of the cluster, is copied once.
+another step needs in the model's order (NCHW) is copied once. Outputs of the cluster stay in the model's order.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ class _Projection:
         """Return 4-bit float weights times a scale per block and one per expert.
 
         The memory order is [experts, width, columns / 2], with two adjacent columns in a byte. The schema and
-        onnxruntime-genai's builder declare different shapes for these bytes.
+        onnxruntime-genai's builder declare different shapes for these bytes; ``codes`` may have either (``older``).
         """
         self._none(self.zeros, "zero_points")
         scales, total = self._given(self.scales, "scales"), self._given(self.total, "global_scale")

@@ -100,7 +100,7 @@ def _gather_updates(
 def scatter_elements(
     ctx: Lowering, data: T, indices: Tind, updates: T, *, axis: int = 0, reduction: str = "none"
 ) -> Tensor:
-    """Scatter elements. Indices out of range are ignored. If an element has several updates, any one of them wins."""
+    """Scatter elements. Indices out of range are ignored. Without a reduction, any one update of an element wins."""
     axis = normalize_axis(axis, data.rank)
     check_within(ctx, data, indices, axis)
     require.shape(ctx, indices.shape, updates=updates)
@@ -139,7 +139,7 @@ def _length_by_ranks(ctx: Lowering, data: Tensor, indices: Tensor, updates: Tens
 
 @op("ScatterND", since=11, types={"T": ALL_TENSORS})
 def scatter_nd(ctx: Lowering, data: T, indices: Int64, updates: T, *, reduction: str = "none") -> Tensor:
-    """Scatter slices to index tuples. Tuples out of range are ignored. Any one of several updates wins."""
+    """Scatter slices. Index tuples out of range are ignored. Without a reduction, any one update of an element wins."""
     length = _length_by_ranks(ctx, data, indices, updates)
     lead = indices.rank - 1
     require.shape(ctx, (*indices.shape[:-1], *data.shape[length:]), updates=updates)

@@ -185,7 +185,7 @@ def concat_1(ctx: Lowering, *inputs: Tensor, axis: int = 1) -> Tensor:
 def concat(ctx: Lowering, *inputs: Tensor, axis: int) -> Tensor:
     """Copy each input into its slice of the result.
 
-    As in ONNX Runtime, the other dimensions of an empty input may differ.
+    As in ONNX Runtime, the other dimensions of an input that is empty along ``axis`` may differ.
     """
     at = normalize_axis(axis, inputs[0].rank)
     for x in inputs:
