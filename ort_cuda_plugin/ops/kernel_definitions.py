@@ -17,7 +17,7 @@ UNLIMITED: Final = 2**31 - 1
 
 _VIEWS: Final = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 # fmt: off
-#: Elementwise operators: the result may overwrite an input of equal shape.
+#: Elementwise operators: the result may overwrite the first input if both have the same shape.
 _IN_PLACE: Final = frozenset(
     {
         "Abs", "Acos", "Acosh", "Add", "Asin", "Asinh", "Atan", "Atanh", "BitwiseNot", "Ceil", "Celu", "Clip", "Cos",

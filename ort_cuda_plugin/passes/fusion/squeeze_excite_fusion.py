@@ -65,7 +65,7 @@ def _simple(step: Step | None) -> Convolve | None:
 
 
 def _feeds(first: Convolve, second: Convolve) -> bool:
-    """Return whether the second convolution reads the first one's result as its image, in the shape of the result."""
+    """Return whether the second convolution, which reads the first one's result, reads it in the same dense shape."""
     x, y = second.operands[0], first.outputs[0][1]
     return dense(y) and dense(x) and x.shape == y.shape
 
