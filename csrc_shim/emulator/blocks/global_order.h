@@ -17,7 +17,7 @@ enum {
 /* Called before and after a launch. False: out of host memory. */
 bool emu_global_begin(emu_launch *launch);
 void emu_global_end(emu_launch *launch);
-/* Reports the store in cpu->doubt as a race if it has changed a byte. Then no store is doubtful. */
+/* Reports the store in cpu->doubt as a race if it has changed a byte. Afterwards no store is doubtful. */
 void emu_global_settle(emu_cpu *cpu);
 
 /* A kernel calls this before an access: checks that the address is a multiple of `bytes`, and checks and records an

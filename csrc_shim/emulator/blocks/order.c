@@ -164,7 +164,7 @@ static void report_race(ocp_emu_thread *thread, emu_access access, uint32_t offs
   emu_order_report(thread, EMU_RACE, access, offset, bytes, where);
 }
 
-/* Reports the doubtful store (see emu_races) as a race if it has changed a byte. Then no store is doubtful. */
+/* Reports the doubtful store (see emu_races) as a race if it has changed a byte. Afterwards no store is doubtful. */
 static void settle_doubt(emu_cpu *cpu) {
   struct emu_races *races = cpu->races;
   uint32_t bytes = races->doubtful_bytes;
