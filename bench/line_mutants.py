@@ -206,7 +206,7 @@ class Recorder:
         self.evaluated.clear()
 
 
-if SETTINGS_VARIABLE in os.environ:  # before conftest.py imports the package
+if SETTINGS_VARIABLE in os.environ:  # pytest imports this plugin before conftest.py imports the package
     RECORDER = Recorder(Settings(**json.loads(os.environ[SETTINGS_VARIABLE])))
     builtins.line_mutant = RECORDER.switch  # type: ignore[attr-defined]
     sys.meta_path.insert(0, Finder(RECORDER.settings))

@@ -97,7 +97,7 @@ OrtStatus *CreateEpFactories(const char *registered_name, const OrtApiBase *api_
     *num_factories = 0;
   if (factories && max_factories > 0)
     factories[0] = NULL;
-  if (!api_base) { /* Python asks for ocp_core (python/tables.h); no other caller could receive a status */
+  if (!api_base) { /* Python asks for ocp_core (python/tables.h). Without an OrtApiBase, no OrtStatus can be made. */
     if (registered_name && strcmp(registered_name, OCP_CORE_REQUEST) == 0 && factories && num_factories &&
         max_factories == 1) {
       *(const ocp_core **)(void *)factories = ocp_core_table();

@@ -8,7 +8,7 @@
 
 /* Creates a factory; NULL: out of memory. */
 OrtEpFactory *ocp_factory_create(const char *registered_name, const ocp_registration_request *request);
-void ocp_factory_close(OrtEpFactory *factory); /* called after the library was unregistered */
+void ocp_factory_close(OrtEpFactory *factory); /* called when ORT unregisters the library */
 /* Writes up to `room` active registrations to `out`; returns the number of all active registrations. */
 uint32_t ocp_registrations(ocp_registration *out, uint32_t room);
 

@@ -27,7 +27,7 @@ typedef struct value {
   int64_t made_dims[OCP_MAX_RANK];
   uint32_t rank, dtype;
   size_t bytes;
-  uint32_t home;    /* index of the device that has computed it */
+  uint32_t home;    /* index of the device that has computed it; of an input: 0 */
   const void *host; /* an input in host memory; NULL: on devices */
   void *to; /* an output that shares memory with another tensor: its memory, which is written after all stages; else
                NULL */

@@ -79,7 +79,7 @@ class KernelImage:
 
 @dataclass(frozen=True)
 class BuiltKernel(KernelSpec):
-    """A kernel that was compiled elsewhere. It has no source, and a digest that identifies its image."""
+    """A kernel that was compiled elsewhere. It has no source; its digest identifies its image."""
 
     image: KernelImage = field(kw_only=True, compare=False)
 

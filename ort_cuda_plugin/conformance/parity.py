@@ -124,7 +124,7 @@ def read_digest(text: str) -> list[Kernel]:
 
 
 def packaged_digest() -> tuple[str, list[Kernel]]:
-    """Return the packaged digest of the built-in CUDA execution provider: its name and version, and its kernels."""
+    """Return name and version of the built-in CUDA execution provider, and its kernels, from the packaged digest."""
     text = files("ort_cuda_plugin.conformance").joinpath("cuda_kernels.json").read_text(encoding="utf-8")
     return str(json.loads(text)["about"]), read_digest(text)
 

@@ -17,7 +17,7 @@ _CUTOFF = 0.8
 
 @dataclass(frozen=True)
 class Variable:
-    """A row of the table: ``takes`` describes the allowed values, ``default`` the value if the variable is not set."""
+    """An environment variable: ``takes`` describes its allowed values, ``default`` its value if it is not set."""
 
     name: str
     takes: str

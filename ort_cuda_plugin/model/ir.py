@@ -426,7 +426,7 @@ class Node:
 
     @property
     def own_name(self) -> str:
-        """Return the node's name, or its first output's name if it has none."""
+        """Return the node's name; if it has none, the name of its first output, or "(unnamed)" without outputs."""
         return self.name or next((value.name for value in self.outputs if value is not None), "") or "(unnamed)"
 
     @property

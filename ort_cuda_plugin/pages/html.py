@@ -1,4 +1,4 @@
-"""HTML of all pages: the document with its tools, tables, bars, sections that open, and packed texts."""
+"""HTML of the plugin's web pages: the document with filter and links, tables, bars, sections that open."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from .collect import Plans, Profile, Step, parts
 
 
 def beside(profile: Profile, plans: Plans, estimate: Estimate) -> Profile:
-    """Return the profile with the estimated time of each node and step, None for nodes that the estimate lacks."""
+    """Return the profile with the estimated time of each node and step, or None if the estimate lacks it."""
     seconds: dict[str, float] = {}
     for step in estimate.steps:
         nodes = [label.rpartition(" (")[0] for label in step.nodes]

@@ -227,7 +227,7 @@ def test_qmoe_of_small_floats(kind: str, older: bool) -> None:
 def test_what_qmoe_declines_has_a_reason() -> None:
     first, second = Packed(INNER, WIDTH, 4, 0, False, 11), Packed(WIDTH, INNER, 4, 0, False, 21)
     inputs = [noise(FEW, WIDTH), noise(FEW, EXPERTS), first.codes, first.scales, None, second.codes, second.scales]
-    # Since 1.32, the CPU provider's kernel rejects other values, so no session can be created.
+    # Since ONNX Runtime 1.32, the CPU provider's kernel rejects the value 2, so no session can be created.
     prepacked = [({"weights_prepacked": 2}, "weights_prepacked must be one of -1, 0, 1, got 2")]
     for attributes, reason in (
         *(prepacked if api_version(ort.__version__) < 32 else ()),

@@ -8,8 +8,8 @@
 
 /* A graph whose nodes a launch runs: the launched graph, or a body of a conditional node. */
 typedef struct frame {
-  struct frame *outer;  /* the frame of the conditional node; NULL: the launched graph */
-  const emu_work *work; /* the conditional node */
+  struct frame *outer;  /* of the graph with the conditional node; NULL: this graph was launched */
+  const emu_work *work; /* the conditional node; NULL: this graph was launched */
   const struct CUgraphExec_st *exec;
   const emu_snapshot *snapshot;
   uint32_t done; /* number of nodes that have run */

@@ -326,7 +326,8 @@ static int track_run(ocp_capture_thread *thread, int id, ocp_error *error) {
 
 static int begin_run(ocp_capture_thread *thread, int id, ocp_error *error) {
   pthread_mutex_lock(&thread->lock);
-  const bool alone = is_warm(thread, find_id(thread, id)); /* another thread may still make the id cold, but not warm */
+  /* Until the turn begins, another thread may release the id's graph: a warm id becomes cold, never the reverse. */
+  const bool alone = is_warm(thread, find_id(thread, id));
   pthread_mutex_unlock(&thread->lock);
   take_turn(thread, alone);
   pthread_mutex_lock(&thread->lock);

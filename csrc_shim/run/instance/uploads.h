@@ -38,8 +38,8 @@ typedef struct ocp_uploads {
 int ocp_uploads_copy(ocp_uploads *uploads, CUdeviceptr to, uint64_t from, size_t bytes, ocp_error *error);
 /* Makes later work of the Run's stream wait for the earliest upload that has not been awaited. */
 CUresult ocp_uploads_await(ocp_uploads *uploads);
-/* Makes later work of the Run's stream wait for uploads that have not been awaited, which an error may leave, and
- * gives the copy stream back. Must be called once. */
+/* Makes later work of the Run's stream wait for all uploads that have not been awaited (an error may have kept the Run
+ * from awaiting them), and gives the copy stream back. Must be called once. */
 void ocp_uploads_end(ocp_uploads *uploads);
 
 #endif

@@ -137,7 +137,7 @@ class Search(ABC):
         )  # fmt: skip
 
     def end_node(self, sequences: Value, own: Iterable[Value]) -> FunctionNode:
-        """Return the node that computes the outputs from ``sequences`` and the own states."""
+        """Return the node that computes the outputs from ``sequences`` and the search's own states."""
         inputs = {**self.given, "sequences": sequences, **by_name(own)}
         return self.function(self.finish, inputs, self.node.outputs)
 

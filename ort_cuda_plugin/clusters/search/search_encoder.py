@@ -245,7 +245,7 @@ class EncoderDecoder:
         return kind.function(states, inputs, results), results
 
     def _results(self, values: Sequence[Value]) -> list[Value]:
-        """Return new values for the states after a choice: flag, sequences, tokens, ``values`` and own states."""
+        """Return new values for the states after a choice: flag, sequences, tokens, ``values``, the search's own."""
         unknown = (Value(value.name, value.dtype, (None,) * len(value.shape or ())) for value in values)
         return [
             Value("next continue", DType.BOOL, ()),

@@ -55,7 +55,7 @@ def _definition(row: Any, lists: Sequence[tuple[DType, ...]]) -> KernelDefinitio
 
 
 def _name() -> str:
-    """Return the file's name: one for each ONNX Runtime. Another version of the plugin overwrites the file."""
+    """Return the file's name: one for each build of ONNX Runtime. Another version of the plugin overwrites the file."""
     return f"definitions-{joined_digest(*_host())[:16]}.json"
 
 

@@ -57,8 +57,8 @@ def read_kernel_node(info: Any, device: OpenDevice, operators: Snapshot, opsets:
     annotations: dict[str, str] = {}
     for row in rows:
         annotations |= _annotations(row)
-    # ORT may let a view's output share the memory of its input, and would free that memory if the kernel took over the
-    # constant.
+    # A kernel copies its constant inputs, and ORT then frees them. But ORT may let a view's output share the memory of
+    # input 0, so a view reads this input in each Run, even if it is constant.
     passed_on = (0,) if any(is_view(row.domain, row.name) for row in rows) else ()
     graph = read_node(ort, info, annotations, device.read, passed_on)
     graph.opsets = {domain: opset}

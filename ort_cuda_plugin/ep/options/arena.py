@@ -1,5 +1,6 @@
-"""Arena options. ``csrc_shim/device/arena_options.c`` has the keys and checks the values; documents are written from
-`ROWS`.
+"""Arena options. ``csrc_shim/device/arena_options.c`` has the keys and checks the values.
+
+The plugin generates the table of arena options in docs/options.md from `ROWS`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ PREFIX = "arena."
 
 @dataclass(frozen=True)
 class ArenaRow:
-    """A row of the table of arena options in the documents. The C code checks the values."""
+    """A row of the table of arena options in docs/options.md. The C code checks the values."""
 
     key: str
     default: str

@@ -36,7 +36,7 @@ class Decides(Enum):
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table: all properties of an option except its name and default.
+    """A row of `ROWS`: all properties of an option except its name and default.
 
     Attributes:
         reader: parses the option's text, and describes the allowed values.

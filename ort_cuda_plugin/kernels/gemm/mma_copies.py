@@ -167,14 +167,14 @@ class OperandCopies:
             offsets = (f"{operand.row.format(x)} * {operand.stride}", f"{self.index}({along}) * {operand.inner_stride}")
             at = " + ".join(f"{self.index}({offset})" for offset in offsets)
             first = f"{self.index}({name}_base + int64({self.index}({at})))"
-            # An opaque value stays in a register. Other values are recomputed in each k step, which saves registers.
+            # An opaque value stays in a register. The compiler recomputes others in each k step to save registers.
             is_kept = self.sliced_k > 1 or self.tile.m * self.tile.n < MOST_SUMS * self.tile.threads
             kept = f"opaque_{suffix(self.index)}({first})" if is_kept else first
             result.append(f"{name}_from{number} = {kept}")
         return [*result, *self._targets(of)]
 
     def _targets(self, of: OperandTile) -> list[str]:
-        """Compute the offsets of the thread's chunks in a stage. Opaque values are not recomputed in each k step."""
+        """Compute the offsets of the thread's chunks in a stage. As opaque values, they stay in registers."""
         result = []
         for number in range(self._distinct_chunks(of)):
             line, chunk = self._row_and_chunk(of, f"(thread + {number * self.tile.threads})")

@@ -26,7 +26,7 @@ class PackedTokens:
     """
 
     def __init__(self, ctx: Lowering, bounds: Tensor, total: Dim, *, empty: bool = False) -> None:
-        """Check the bounds. With ``empty``, a sequence may have no tokens."""
+        """Check the number of bounds, not their values. With ``empty``, a sequence may have no tokens."""
         require.rank(1, **{"the cumulative sequence lengths": bounds})
         self._ctx, self._bounds, self.total = ctx, bounds, total
         self.count = bounds.shape[0] - 1

@@ -407,7 +407,7 @@ def _two_classes(
 
     If only one class has weights, its score decides, with the threshold 0.5 if no weight is negative, else 0. If both
     have weights, the score of the second class decides, or that of the first for a row of x whose leaves have no weight
-    for the second. The labels are then 0 and 1, whatever the attribute says.
+    for the second; the threshold is 0, and the labels are 0 and 1 instead of ``labels``.
     """
     require.that(len(base) <= 2, "base_values", "have at most 2 entries for two classes", len(base))
     scores = _totals(ctx, forest, x, "SUM")

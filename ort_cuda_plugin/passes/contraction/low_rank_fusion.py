@@ -173,7 +173,7 @@ def _user(x: Scalar, users: Mapping[Scalar, Sequence[Scalar]]) -> Scalar | None:
 
 
 def _rounded(x: Scalar, users: Mapping[Scalar, Sequence[Scalar]]) -> Scalar:
-    """Return the last of the casts between float types through which alone x is used; x itself without casts."""
+    """Follow x's only use, as long as it is a cast to a float type. Return the last cast, or x if there is none."""
     while (user := _user(x, users)) is not None and user.op == "cast" and user.dtype.is_float:
         x = user
     return x

@@ -234,10 +234,9 @@ _of_constants: Mapping[str, Callable[[int, int], int]] = {"add": int.__add__, "s
 
 
 def _operation(op: str, scalars: tuple[Scalar, ...]) -> Scalar:
-    """Return the operation, simplified for integers: with a neutral operand (``x * 1``, ``x + 0``) it is the other
-    operand.
+    """Return the operation; for integers, evaluate it on constants, and drop neutral operands (``x * 1``, ``x + 0``).
 
-    Index arithmetic has many such operations, from strides of 1 and pads of 0.
+    Index arithmetic has many neutral operands: strides of 1 and pads of 0.
     """
     dtype = scalars[0].dtype
     if len(scalars) == 2 and not dtype.is_float:

@@ -93,7 +93,7 @@ class Masking:
     is_causal: int = 0
 
     def variant(self, ctx: Lowering, q: Tensor, keys: Dim) -> Variant:
-        """Return the attention variant for queries [batch, heads, rows, size], without their positions."""
+        """Return the attention variant for queries [batch, heads, rows, size]. The caller sets its ``position``."""
         added = score_bias(ctx, self.mask, self.attention_bias, q.shape[0], q.shape[2], keys, self.filter_value)
         return Variant(mask=added, reach=Reach(is_causal=bool(self.is_causal)), scale=self.scale or None)
 
