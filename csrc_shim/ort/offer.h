@@ -26,7 +26,7 @@ int ocp_offer_devices(ocp_offer *offer, const ocp_registration_request *request,
                       size_t room, ocp_error *error);
 /* Frees the offer, after ORT has released the OrtEpDevices. */
 void ocp_offer_withdraw(ocp_offer *offer);
-/* Returns the description of the plugin's device that is offered as this hardware, or NULL. */
+/* Returns the description of the plugin's device that is offered as this hardware; NULL: there is none. */
 const ocp_device_info *ocp_offered_as(const ocp_offer *offer, const OrtHardwareDevice *hardware);
 /* Returns the reason why the hardware is not offered, an OrtDeviceEpIncompatibilityReason, and a text; NONE if it is
  * offered. */

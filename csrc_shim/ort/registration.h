@@ -16,8 +16,8 @@ void ocp_request_registration(int emulated, int identity);
 /* Determines the request of a registration under this name. Fails if an environment variable has an invalid value. */
 int ocp_registration_requested(const char *registered_name, ocp_registration_request *request, ocp_error *error);
 
-/* Read the environment alone: ORT_CUDA_PLUGIN_EMULATE as 1 or 0, ORT_CUDA_PLUGIN_AS as an ocp_identity; -1 with the
- * error. */
+/* Return what the environment alone requests: ORT_CUDA_PLUGIN_EMULATE as 1 or 0; ORT_CUDA_PLUGIN_AS as an ocp_identity.
+ * -1 with the error: the variable has an invalid value. */
 int ocp_emulation_requested(ocp_error *error);
 int ocp_default_identity(ocp_error *error);
 

@@ -149,7 +149,7 @@ static ocp_capture_thread **thread_list(void) {
   return has_thread_key ? pthread_getspecific(thread_key) : NULL;
 }
 
-/* Returns the calling thread's state for the EP, or NULL. */
+/* Returns the calling thread's state for the EP; NULL: it has none. */
 static ocp_capture_thread *find_thread(const ocp_capture *capture) {
   ocp_capture_thread **list = thread_list();
   if (!list)

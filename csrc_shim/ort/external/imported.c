@@ -57,7 +57,7 @@ void ocp_imported_discard(ocp_imported *imported) {
   pthread_mutex_unlock(&kind->lock);
 }
 
-/* Returns the resource that the application holds by this handle, or NULL. The caller holds the lock. */
+/* Returns the resource that the application holds by this handle; NULL: there is none. The caller holds the lock. */
 static ocp_imported *find(const ocp_imported_kind *kind, const void *handle) {
   ocp_imported *imported = kind->all;
   while (imported && handle_of(imported) != handle)

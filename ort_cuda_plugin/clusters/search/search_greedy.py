@@ -28,7 +28,7 @@ class GreedySearch(Search):
         return Choice(found.goes_on, found.sequences, found.tokens, [found.ended, *more])
 
     def tokens(self, ctx: Lowering, given: Given, scores: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Return the next token of each row, and the own states other than ``ended``."""
+        """Return the next token of each row, and the search's own states other than ``ended``."""
         return argmax(ctx, scores, axis=1, keepdims=0), []
 
     def finish(self, ctx: Lowering, given: Given) -> list[Tensor]:

@@ -122,7 +122,7 @@ class PluginBuild(ABC):
         return in_out[pos].desc.format.name == "LINEAR"
 
     def get_aliased_input(self, output_index: int) -> int:
-        """Return the index of the input whose memory output ``output_index`` shares, or -1."""
+        """Return the index of the input whose memory output ``output_index`` shares; -1: it shares none."""
         return -1
 
     def get_workspace_size(

@@ -111,7 +111,7 @@ class SourceFinder:
 
 
 def _buffer(session_options: Any) -> memoryview | None:
-    """Return the source model that the application passes in memory, or None."""
+    """Return the source model that the application passes in memory; None if it passes none."""
     if host.api_version() < BUFFER_SINCE:
         return None
     data, size = ffi.new("const void **"), ffi.new("size_t *")

@@ -63,12 +63,12 @@ def failed(message: str) -> None:
 
 
 def provider() -> Any:
-    """Return the `Provider`, or None."""
+    """Return the `Provider` of the thread's session; None without a session, and after the provider was closed."""
     return None if _state.provider is None else _state.provider()
 
 
 def record() -> Any:
-    """Return the `VerdictRecord`, or None."""
+    """Return the `VerdictRecord` of the thread's session; None without a session."""
     return _state.record
 
 

@@ -202,7 +202,7 @@ class Emitter:
         self._names[-1][leaf] = name
 
     def bound(self, x: Scalar) -> str | None:
-        """Return the variable that holds x in an open scope, or None."""
+        """Return the variable that holds x in an open scope; None if no variable does."""
         for scope in reversed(self._names):
             name = scope.get(x)
             if name is not None:

@@ -199,7 +199,7 @@ class _Search:
         return not dims or along == (1,)
 
     def _number(self, x: Scalar) -> float | None:
-        """Return the constant value of x, or None."""
+        """Return the constant value of x; None if x is not a constant."""
         x = _without_casts(x)
         return float(x.value) if x.op == "constant" else self.numbers.get(x)
 

@@ -231,7 +231,7 @@ def _is_storable(x: Scalar) -> bool:
 
 
 def _kept(producer: Map, source: Scalar) -> Tensor | None:
-    """Return the tensor in device memory that the producer loads ``source`` from or stores it in, or None."""
+    """Return the tensor in device memory from which the producer loads ``source``, or in which it stores it, if any."""
     if source.op == "leaf":
         return next((x for leaf, x in producer.inputs if leaf is source and x.buffer.kind is not BufferKind.HOST), None)
     return next((y for x, y in producer.outputs if x is source and dense(y) and y.dtype is x.dtype), None)
