@@ -33,7 +33,7 @@ struct ocp_stream_private {
     uint64_t id, position;
   } waited[OCP_MAX_WAITED];
   unsigned num_waited;
-  const void *run; /* identifies the thread whose Run enqueued all unfinished work; NULL: no Run, or several */
+  const void *run; /* identifies the thread whose current Run enqueued all unfinished work; NULL: none did */
   /* Turns, which are a readers-writer lock of the stream: see ocp_stream_take_turn. */
   atomic_uint turns; /* number of shared turns, or OCP_TURN_ALONE; plus OCP_TURN_WANTED if threads wait for a turn */
   pthread_mutex_t turn_lock; /* guards waiting for a turn */

@@ -361,7 +361,7 @@ class CompiledCluster:
         return ProgramHistory(text, show, [each.name for each in PASSES], whole={"emission"})
 
     def _watch(self, live: list[Step], histories: Sequence[ProgramHistory]) -> Watch | None:
-        """Return a watch that calls ``self.watch`` and ``histories``, or None without any.
+        """Return a watch that calls ``self.watch`` and ``histories``; None if there is nothing to call.
 
         For ``self.show_plan`` it also stores the steps after dead code elimination in ``live``.
         """

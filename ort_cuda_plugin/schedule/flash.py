@@ -123,7 +123,7 @@ def _flash_choice(ctx: Lowering, q: Tensor, k: Tensor, v: Tensor, reading: Readi
 
 
 def small_tile(batches: Dim, rows: Dim, width: Dim, itemsize: int, multiprocessors: int) -> AttentionTile | None:
-    """Return the smallest of `SMALL_TILES` with at most one block per multiprocessor at the expected sizes, or None."""
+    """Return the smallest of `SMALL_TILES` with at most one block per multiprocessor at the expected sizes, if any."""
     if hint(width) > SMALL_WIDTH or hint(rows) <= MATRIX_ROWS:
         return None
     fits = (tile for tile in SMALL_TILES[itemsize] if hint(batches) * hint(ceildiv(rows, tile.m)) <= multiprocessors)

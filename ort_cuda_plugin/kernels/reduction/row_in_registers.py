@@ -118,7 +118,7 @@ def choose_row_form(
 
 
 def _wide_form(ctx: Lowering, columns: Dim, rows: Dim, width: int) -> RowForm | None:
-    """Return the layout for few rows, or None: the fewest threads with one vector or `FEW_LANES` elements each."""
+    """Return the layout for few rows: the fewest threads with one vector or `FEW_LANES` elements each; None: no fit."""
     if hint(rows) > FEW_ROWS * ctx.device.multiprocessors or hint(columns) <= WARP * FEW_LANES:
         return None
     for threads in FEW_ROWS_THREADS:
@@ -130,7 +130,7 @@ def _wide_form(ctx: Lowering, columns: Dim, rows: Dim, width: int) -> RowForm | 
 
 
 def _exact_form(ctx: Lowering, columns: Dim, rows: Dim, width: int, most: int) -> RowForm | None:
-    """Return a layout whose capacity is exactly ``columns``, so that no bounds checks are needed; or None.
+    """Return a layout whose capacity is exactly ``columns``, so that no bounds checks are needed. None: there is none.
 
     A row has one warp, or with many rows half or a quarter of one.
     """
