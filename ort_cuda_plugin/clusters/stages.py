@@ -4,8 +4,8 @@ A *stage* is a set of nodes of one device that runs as one cluster. The stages o
 each stage reads only inputs of the cluster and results of earlier stages.
 
 A node that depends only on shapes and constants, such as Shape or the Concat that computes the target shape of a
-Reshape, is assigned to no device: each stage that reads its result computes it again. So sizes stay symbolic in each
-stage, and the host need not read them from another device.
+Reshape, is a *repeated node*. It is assigned to no device: each stage that reads its result computes it again. So sizes
+stay symbolic in each stage, and the host need not read them from another device.
 """
 
 from __future__ import annotations

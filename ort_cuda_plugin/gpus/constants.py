@@ -1,4 +1,4 @@
-"""Constants of the performance model that data sheets lack; `estimate.fit` derives them from measurements."""
+"""Constants of the performance model that data sheets lack. `estimate.fit` fits them to measurements of a GPU."""
 
 from __future__ import annotations
 

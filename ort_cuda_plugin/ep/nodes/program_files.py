@@ -25,7 +25,7 @@ class ProgramFiles:
         self._plans.write_text("", encoding="utf-8")
 
     def append_program(self, text: str) -> None:
-        """Append a plan's steps after a pass."""
+        """Append the text of a plan's steps after a pass to the text file."""
         _append(self._text, text)
 
     def append_plan(self, plan: dict[str, Any]) -> None:
