@@ -9,8 +9,9 @@
 
 typedef enum ocp_counter {
   OCP_PYTHON_CALLS, /* calls from C into Python */
-  OCP_RUNS,         /* Compute calls of compiled clusters */
-  OCP_LAUNCHES,     /* kernels launched, one by one or by replays of automatic CUDA graphs */
+  OCP_RUNS,         /* executions of clusters, not calls of session.run */
+  OCP_LAUNCHES,     /* launches of the plugin's kernels, also by replays of automatic CUDA graphs; without the kernels
+                       that a loop in such a graph launches */
   OCP_LIBRARY_CALLS,
   OCP_LIBRARY_REFUSALS, /* calls that cuBLASLt or cuDNN refused, each counted once: vendor/substitute.h */
   OCP_COPIES_H2D,
@@ -30,7 +31,8 @@ typedef enum ocp_counter {
   OCP_GRAPH_CAPTURES,             /* CUDA graphs made: automatic ones, and those of Runs that ONNX Runtime captures */
   OCP_GRAPH_REPLAYS,              /* launches of the graphs that OCP_GRAPH_CAPTURES counts */
   OCP_GRAPH_UPDATES,              /* nodes of automatic CUDA graphs whose parameters were changed */
-  OCP_GRAPH_FALLBACKS,            /* Runs due for an automatic CUDA graph that ran without one; by reason below */
+  OCP_GRAPH_FALLBACKS,            /* executions of clusters that were due for an automatic CUDA graph, but ran without
+                                     one; the counters OCP_GRAPH_FALLBACKS_... count them by reason */
   OCP_GRAPH_FALLBACKS_READ_BACK,  /* the host needs values in the middle of the Run */
   OCP_DEVICE_LOOPS,               /* loops in plans that Runs enqueued, or launched in a CUDA graph; not inner loops */
   OCP_DEVICE_LOOP_ITERATIONS,     /* iterations before which the host read a loop's condition; also of inner loops */
@@ -40,7 +42,7 @@ typedef enum ocp_counter {
   OCP_GRAPH_FALLBACKS_MEMORY,     /* too little memory for the graph or its slab */
   OCP_GRAPH_FALLBACKS_LIBRARY,    /* a library call cannot be captured */
   OCP_GRAPH_FALLBACKS_DRIVER,     /* the driver cannot make a graph of the work */
-  OCP_DEVICE_BYTES_IN_USE,        /* device memory allocated and not yet freed: ORT's tensors, slabs, weights */
+  OCP_DEVICE_BYTES_IN_USE, /* device memory allocated and not yet freed, for example ORT's tensors, slabs, weights */
   OCP_PINNED_BYTES_IN_USE,
   OCP_WEIGHT_BYTES,      /* device memory of weights */
   OCP_HOST_WEIGHT_BYTES, /* pinned memory of weights that Runs copy to the device */

@@ -3,10 +3,10 @@
  * A function that can fail takes an ocp_error. When it fails, it fills the error and returns the error's code; a
  * function that returns a pointer returns NULL instead. When it succeeds, it may leave the error as it was: a caller
  * that reads error->code afterwards clears it first. A caller adds context in front of the text and keeps the rest.
- * Functions that make an error are cold: compilers move the calls out of the code that a Run without errors reads.
+ * Functions that make an error are cold: compilers move the calls out of the code that a Run without errors executes.
  *
- * No error has the code ORT_EP_FAIL: ORT's Python method InferenceSession.run would react by recreating the session
- * without the provider, and all later Runs would use the CPU. Errors of driver calls have the code
+ * The plugin never chooses the code ORT_EP_FAIL: ORT's Python method InferenceSession.run would react by recreating the
+ * session without the provider, and all later Runs would use the CPU. Errors of driver calls have the code
  * ORT_RUNTIME_EXCEPTION, or ORT_INVALID_ARGUMENT for CUDA_ERROR_INVALID_VALUE (driver/error.h). */
 #ifndef OCP_BASE_ERROR_H
 #define OCP_BASE_ERROR_H

@@ -12,9 +12,9 @@ bool ocp_parse_number(const char *text, uint64_t largest, uint64_t *value);
 /* The values of a boolean, as error messages and the documentation name them. */
 #define OCP_FLAG_TAKES "0 or 1"
 
-/* Parses a boolean: 1, true, yes, on, or 0, false, no, off, in any case and with white space around it. Returns its
- * value, or -1 for any other text. The plugin parses all its boolean options and environment variables by this
- * function. It does not parse ONNX Runtime's own config entries so, because ONNX Runtime takes only "1" for true. */
+/* Parses a boolean: 1, true, yes, on, or 0, false, no, off, in any case and with white space around it. Returns 1 for
+ * true, 0 for false, or -1 for any other text. The plugin parses all its boolean options and environment variables by
+ * this function, but not ONNX Runtime's own config entries, in which only "1" means true. */
 int ocp_parse_flag(const char *text);
 
 #endif

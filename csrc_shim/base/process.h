@@ -12,7 +12,9 @@ void ocp_watch_forks(void); /* called where Python or a device is first used */
   "this process was forked from a process that used the CUDA plugin. Start this process with multiprocessing's "       \
   "spawn or forkserver method"
 
-/* Whether the Python interpreter is shutting down. Callers then release nothing and do not call CUDA. */
+/* Whether the Python interpreter is shutting down. From then on the library calls no Python (python/host.h), and a
+ * thread that ends releases no captured graphs (ort/data/capture.c), so that it does not call CUDA at the end of the
+ * process. */
 bool ocp_is_shutting_down(void);
 void ocp_shut_down(void);
 

@@ -40,8 +40,9 @@ enum { OCP_ARENA_WARNING_BYTES = 600 }; /* buffer size, in bytes, of a warning a
 
 void ocp_arena_config_defaults(ocp_arena_config *config);
 
-/* Sets the members that the keys name ("arena.max_mem", ...), and their bits in *given. The error of an unknown key
- * lists the known keys; the error of an invalid value says which values its key accepts. */
+/* Sets the members that the keys name ("arena.max_mem", ...), and in *given the bits of these options (one bit per
+ * option, see below). Ignores the key "ep_instance_id", which ORT adds. The error of an unknown key lists the known
+ * keys; the error of an invalid value says which values its key accepts. */
 int ocp_arena_config_parse(const char *const *keys, const char *const *values, size_t count, ocp_arena_config *config,
                            uint32_t *given, ocp_error *error);
 /* Returns ORT_OK, or the error that ocp_arena_config_parse would report. */

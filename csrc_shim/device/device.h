@@ -33,8 +33,8 @@ int ocp_device_check(const ocp_device *device, ocp_error *error);
 /* Checks the device as ocp_device_check does, and makes its context current on the calling thread until the stay ends.
  * Meanwhile the thread's capture mode is THREAD_LOCAL or more relaxed: stream captures of other threads, such as those
  * of torch.cuda.graph, neither forbid a call nor are invalidated by it, but a capture of the thread itself still
- * forbids calls that may synchronize. A stay inside another stay on the same device costs one cuCtxGetCurrent. If
- * `entered` is false, `error` says why. */
+ * forbids calls that may synchronize. A stay inside another stay on the same device costs one cuCtxGetCurrent. If the
+ * stay's `entered` is false, `error` says why. */
 ocp_stay ocp_device_enter(ocp_device *device, ocp_error *error);
 /* Enters a device to release a resource. Unlike ocp_device_enter, also enters a lost device, and lets a thread that
  * captures a stream call the driver (capture mode RELAXED): nothing uses the resource any more, so the release cannot

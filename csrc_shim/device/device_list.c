@@ -108,7 +108,7 @@ void ocp_describe_device(const ocp_device_info *info, ocp_device_metadata entrie
   add(&entry, "emulated", "%d", info->emulated);
   add(&entry, "multiprocessors", "%d", info->multiprocessors);
   add(&entry, "max_shared_bytes", "%d", info->max_shared_bytes);
-  /* ONNX Runtime's value for "a compiled model may leave out any initializer". */
+  /* For ONNX Runtime, "all" means that a compiled model may leave out any of the model's initializers. */
   add(&entry, "weightless_support", "all");
   add(&entry, "weightless_supported_modes", "all");
 }

@@ -24,7 +24,8 @@ typedef struct ocp_device_metadata {
 
 /* Lists the CUDA devices that kernels can be compiled for, or the emulated ones. Writes at most `room` entries; *count
  * is the number of devices, even if it exceeds `room`. Fails if the driver is missing, too old, or reports an error, or
- * if all GPUs are too old. error->text names the GPUs that are too old, even if the call succeeds because of others. */
+ * if all GPUs are too old. error->text names the GPUs that are too old, even if the call succeeds because of other
+ * GPUs. */
 int ocp_list_devices(int emulated, ocp_device_info *infos, uint32_t room, uint32_t *count, ocp_error *error);
 /* Fills the OCP_DEVICE_METADATA entries of a device's metadata. */
 void ocp_describe_device(const ocp_device_info *info, ocp_device_metadata entries[]);

@@ -4,8 +4,9 @@
  * All work of a device is numbered in one sequence. ocp_stream_enqueued gives the latest work of a stream the next
  * number. Each stream stores the number below which all its work has finished, and freed memory stores the number of
  * the newest work when it was freed. Another stream can get the memory when every stream that could have used it has
- * finished its work up to that number, or when the other stream waits for that work on the device. This needs no driver
- * call of its own: the synchronizations that Runs need anyway update the numbers. */
+ * finished its work up to that number, or when the other stream waits for that work on the device. The synchronizations
+ * that Runs need anyway update the numbers. The driver is asked in addition (ocp_pool_poll) before new memory is
+ * allocated from it. */
 #ifndef OCP_DEVICE_POOL_H
 #define OCP_DEVICE_POOL_H
 
@@ -33,7 +34,8 @@ struct ocp_stream_private {
     uint64_t id, position;
   } waited[OCP_MAX_WAITED];
   unsigned num_waited;
-  const void *run; /* identifies the thread whose current Run enqueued all unfinished work; NULL: none did */
+  const void *run; /* identifies the thread whose current Run enqueued all unfinished work; NULL: no single Run that
+                        is in progress did */
   /* Turns, which are a readers-writer lock of the stream: see ocp_stream_take_turn. */
   atomic_uint turns; /* number of shared turns, or OCP_TURN_ALONE; plus OCP_TURN_WANTED if threads wait for a turn */
   pthread_mutex_t turn_lock; /* guards waiting for a turn */

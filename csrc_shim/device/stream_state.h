@@ -30,7 +30,8 @@ typedef struct ocp_stream {
   CUstream handle;
   bool owned; /* true: the plugin created it; false: the application did, and keeps it alive while sessions use it */
   ocp_stream_slot slots[OCP_NUM_SLOTS];
-  atomic_bool capturing;      /* set by the thread that captures the stream into a graph, in an exclusive turn */
+  atomic_bool capturing; /* set in an exclusive turn, by the thread whose work on the stream is captured into a graph,
+                            by the plugin, ORT or the application */
   atomic_bool capture_failed; /* set by code that cannot enqueue what the graph needs; cleared when a capture begins */
   struct ocp_stream_private *priv;
 } ocp_stream;

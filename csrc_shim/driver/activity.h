@@ -19,7 +19,8 @@
 #include "driver/listener.h"
 #include "driver/tracer.h"
 
-/* Returns the calling thread's id in ORT's profile (gettid); 0 if the thread was never in a profile event. */
+/* Returns the calling thread's id in ORT's profile (gettid); 0 if the thread has neither entered a profile event nor
+ * set a source. */
 int32_t ocp_activity_thread(void);
 
 /* ---- events ---- */

@@ -293,8 +293,9 @@ typedef struct ocp_driver {
   CUresult (*EventSynchronize)(CUevent event);
   CUresult (*EventQuery)(CUevent event);
   CUresult (*EventElapsedTime)(float *milliseconds, CUevent start, CUevent end);
-  /* image: a cubin or PTX for CUDA; an x86-64 relocatable ELF object of the compile pipeline for the emulator
-   * (emulator/kernel.h). image_bytes lets the emulator check it; the CUDA implementation ignores it. */
+  /* image: for CUDA a cubin, PTX or a fatbin; for the emulator an x86-64 relocatable ELF object of the compile pipeline
+   * (emulator/kernel.h), PTX or a fatbin. image_bytes lets the emulator check it; the CUDA implementation ignores
+   * it. */
   CUresult (*ModuleLoadData)(CUmodule *module, const void *image, size_t image_bytes);
   CUresult (*ModuleUnload)(CUmodule module);
   CUresult (*ModuleGetFunction)(CUfunction *function, CUmodule module, const char *name);
@@ -353,7 +354,8 @@ typedef struct ocp_driver {
   CUresult (*IpcOpenEventHandle)(CUevent *event, CUipcEventHandle handle);
 
   /* ---- members that CUDA lacks: NULL in the table of the real driver ---- */
-  /* Returns the reason why the calling thread's last call failed; "" if the error code is all there is. */
+  /* Returns the reason why the calling thread's last call failed; "" if the driver gave no reason besides the error
+   * code. */
   const char *(*LastErrorText)(void);
   /* Tells the emulated device's checking mode that an allocator of the plugin hands out the first `bytes` bytes of a
    * block of `held` bytes. From then on these bytes count as unwritten, and the rest of the block counts as
@@ -361,7 +363,7 @@ typedef struct ocp_driver {
    * enqueued something on the stream. */
   bool (*ReuseMemory)(CUdeviceptr address, size_t bytes, size_t held, CUstream stream);
   /* Returns the number of bytes that the plugin's allocators must leave unused after each block, so that the checking
-   * mode detects overruns. */
+   * mode detects overruns; 0 outside of that mode. */
   size_t (*RedZone)(void);
 } ocp_driver;
 

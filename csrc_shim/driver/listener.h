@@ -34,7 +34,7 @@ typedef struct ocp_activity {
   uint8_t kind, direction;             /* ocp_activity_kind, ocp_activity_direction */
   bool in_graph;
   int32_t device; /* ordinal */
-  int32_t thread; /* id of the host thread that enqueued and ran the work (emulated device); 0: none */
+  int32_t thread; /* id of the host thread that ran the work in the call that enqueued it (emulated device), else 0 */
   /* For a node of a CUDA graph, as CUPTI reports it: the number of the list that has the source of each node of the
    * graph (ocp_tracer_layout), and CUPTI's correlation id of the graph's launch. Valid if `layout` is not 0; else
    * `source` is valid. */

@@ -19,8 +19,8 @@ typedef struct emu_history {
   _Atomic uint64_t write, atomic, reads[2];
 } emu_history;
 typedef enum emu_access { EMU_LOAD = 1, EMU_STORE = 2, EMU_ATOMIC = 3 } emu_access;
-/* Records an access to bytes `first` to `last` of one granule; returns the earlier access that it races with, or 0.
- * Atomic updates do not race with each other. */
+/* Records an access to bytes `first` to `last` of one granule; returns the earlier access that it races with, or 0 if
+ * it races with none. Atomic updates do not race with each other. */
 uint64_t emu_history_note(emu_history *history, const emu_clock *clock, uint32_t first, uint32_t last,
                           emu_access access);
 /* Store the name of an operation, and describe an access for a report: "copy to the host of stream 2". */

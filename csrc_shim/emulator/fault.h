@@ -47,8 +47,9 @@ bool emu_is_idle(const emu_op *launch);
 typedef struct emu_wrong emu_wrong;
 /* Called before a launch. Returns NULL if no fault applies to its kernel. */
 emu_wrong *emu_wrong_begin(const emu_op *launch);
-/* Called after the launch: changes one element of each result that it has written. True if the launch has to run again,
- * since its outputs are not known yet. */
+/* Called after the launch: changes one element of each result whose bytes the launch has changed. If it has changed no
+ * byte, further launches find one output, in which this function then changes an element. True if the launch has to run
+ * again for that. */
 bool emu_wrong_again(emu_wrong *wrong);
 void emu_wrong_end(emu_wrong *wrong);
 

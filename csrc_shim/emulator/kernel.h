@@ -8,10 +8,11 @@
  *   addresses to the alias that host code can read.
  * - NAME.meta, a constant ocp_emu_kernel_meta.
  *
- * A kernel without barriers, shuffles or votes has mode OCP_EMU_BLOCK: one call runs every thread of the block. The
- * loop over the threads is in the object, where LLVM can vectorize it; only in kernels compiled with checks does the
- * loop set thread->tid, for error reports. Other kernels have mode OCP_EMU_FIBER: one call runs one thread, and
- * barriers, shuffles and votes switch fibers.
+ * A kernel has mode OCP_EMU_BLOCK if it has no barriers and no warp operations (such as shuffles, votes and mma), and,
+ * if it was translated from PTX, calls none of the ocp_emu_* functions that take the thread. One call then runs every
+ * thread of the block. The loop over the threads is in the object, where LLVM can vectorize it; only in kernels
+ * compiled for the checking or the counting mode does the loop set thread->tid, for reports and records of accesses.
+ * Other kernels have mode OCP_EMU_FIBER: one call runs one thread, and barriers and warp operations switch fibers.
  *
  * Undefined symbols are resolved against the table in calls/symbols.c: the ocp_emu_* functions of blocks/fiber.h,
  * warp.h, check.h, order.h, global_order.h and count.h and of calls/device_functions.h, libm, memcpy and the like. For

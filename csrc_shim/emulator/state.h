@@ -14,7 +14,8 @@
  * - An invalid call returns the code that CUDA's driver returns for it.
  * - Host code reaches device memory through the alias only, so that a use of a device address on the host faults.
  * - Locks are taken in this order: the list of streams, a stream's, emu_order, a heap's.
- * - After a sticky error of a device every call on it returns that error; calls that release something still do so. */
+ * - After a sticky error of a device, emu_enter fails with that error, and so do the calls on the device; calls that
+ *   release something still do so. */
 #ifndef OCP_EMULATOR_STATE_H
 #define OCP_EMULATOR_STATE_H
 

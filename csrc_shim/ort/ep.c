@@ -19,8 +19,8 @@
  * Invariants:
  * - Between OnRunStart and OnRunEnd, Python is called only for new shapes (to build a plan or a transposition of Scan,
  *   to load a library's stored algorithm, or to replace a library call that is refused) and for callbacks of plans.
- * - Slots that call Python return an error after Python has shut down and after a fork. OnRunStart returns an error
- *   after a fork and on a lost device, so that such a Run does not start. */
+ * - Slots that call Python and return a status return an error after Python has shut down and after a fork. OnRunStart
+ *   returns an error after a fork and on a lost device, so that such a Run does not start. */
 #include "ort/ep.h"
 
 #include <errno.h>

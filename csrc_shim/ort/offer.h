@@ -12,7 +12,8 @@
 
 enum { OCP_MAX_OFFERED = 8 }; /* ORT's limit of OrtEpDevices for one library */
 
-/* The devices that a factory has offered. The arrays are written once, before num_devices. */
+/* The devices that a factory has offered. The arrays are filled before num_devices is set; ocp_offer_withdraw sets the
+ * elements of `hardware` and `owned` to NULL. */
 typedef struct ocp_offer {
   _Atomic uint32_t num_devices;
   ocp_device_info devices[OCP_MAX_OFFERED];
@@ -29,7 +30,7 @@ void ocp_offer_withdraw(ocp_offer *offer);
 /* Returns the description of the plugin's device that is offered as this hardware; NULL: there is none. */
 const ocp_device_info *ocp_offered_as(const ocp_offer *offer, const OrtHardwareDevice *hardware);
 /* Returns the reason why the hardware is not offered, an OrtDeviceEpIncompatibilityReason, and a text; NONE if it is
- * offered. */
+ * offered, or if it is a GPU on which the plugin can run. */
 uint32_t ocp_why_not_offered(const ocp_offer *offer, const OrtHardwareDevice *hardware, ocp_error *why);
 
 /* Finds the PCI bus id of card<index> in a folder like /sys/class/drm; empty if unknown. For a GPU whose metadata in

@@ -5,8 +5,8 @@
  * Invariants of an ocp_plan, for as long as it lives:
  * - It never changes, so that threads share it without a lock, and it owns its copy of the blob.
  * - Every index and range in it is inside of its array, and every string is terminated.
- * - Every register is defined once, before its first use: by an input, or by an expression or a read-back of the same
- *   segment or an earlier one.
+ * - A register is defined at most once, and before its first use: by an input, or by an expression or a read-back of
+ *   the same segment or an earlier one.
  * - Guards depend on dimensions of inputs and on host values alone.
  * - The records, outputs, buffers and expressions of a segment are contiguous ranges (ocp_segment_view).
  * - For each pair of in_place, one record is the last that reads the input and the first that names the output.

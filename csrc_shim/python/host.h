@@ -7,7 +7,9 @@
  * Invariants:
  * - Every call goes through ocp_python_call, which loads the package if necessary, counts the call, and refuses it
  *   while Python shuts down and in a forked child.
- * - No lock of the library is held during a call: the call waits for the GIL, and Python may call ocp_core.
+ * - The call waits for the GIL, and Python may call ocp_core. So no lock of the library is held during a call, except
+ *   for a Run's turn on its stream (device/stream.h), and in calls of load_plan and keep_plan for the locks of a
+ *   library call that makes an algorithm (vendor/problem.c).
  * - No exception leaves Python: a member of the table reports it by its error or status. A KeyboardInterrupt becomes an
  *   error as well, and SIGINT is sent when the call has returned. */
 #ifndef OCP_PYTHON_HOST_H

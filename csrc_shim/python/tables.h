@@ -102,12 +102,12 @@ typedef struct ocp_registration {
 } ocp_registration;
 
 /* The functions that Python offers to the library. Every member is called through ocp_python_call (host.h), which
- * counts the calls. Each is an `extern "Python"` of the bridge that catches every exception and reports it through the
- * error or the status.
+ * counts the calls. Each is an `extern "Python"` of the bridge that catches every exception, and reports it through the
+ * error or the status if the member has one.
  *
  * A member waits for the GIL. A thread that holds the GIL may wait for ORT's environment lock, for example in ORT's
  * Python functions. So no member is called while ORT holds that lock: CreateEpFactories, ReleaseEpFactory,
- * GetSupportedDevices, allocators and data transfers are C alone. */
+ * GetSupportedDevices, allocators and data transfers call no member. */
 enum { OCP_PYTHON_BROKE = 1 }; /* returned instead of a status: Python failed to create one */
 typedef struct ocp_python {
   uint32_t abi;
@@ -154,15 +154,15 @@ typedef struct ocp_python {
   /* Compiles PTX or a fatbin for the emulated device, and passes the object to `deliver`. */
   int (*translate_image)(const void *image, uint64_t bytes, void (*deliver)(void *context, const void *, uint64_t),
                          void *context, ocp_error *error);
-  /* Control CUPTI for profiles of GPUs: begin, pass the recorded activities to tracer_deliver, end. Each trace_begin is
-   * followed by a trace_end. */
+  /* Control CUPTI for profiles of GPUs: begin, pass the recorded activities to tracer_deliver, end. Each trace_begin
+   * that succeeds is followed by a trace_end. */
   int (*trace_begin)(ocp_error *error);
   int (*trace_collect)(ocp_error *error);
   void (*trace_end)(void);
 } ocp_python;
 
-/* The functions that the library offers to Python. Members raise no exception, and neither take nor release the GIL.
- * cffi releases the GIL around each call, so other threads run while a member blocks. */
+/* The functions that the library offers to Python. Members raise no exception. cffi releases the GIL around each call,
+ * so other threads run while a member blocks, and a member may call Python. */
 typedef struct ocp_core {
   uint32_t abi;
   /* ---- counters ---- */

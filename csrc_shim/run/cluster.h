@@ -9,8 +9,8 @@
 #include "run/instance/handles.h"
 #include "vendor/problem.h"
 
-/* Makes a cluster for `device`. `name`: for errors (copied). `build` is called with `handle` when no plan matches the
- * inputs of a Run. */
+/* Makes a cluster for `device`; NULL: out of host memory. `name`: for errors (copied). `build` is called with `handle`
+ * when no plan matches the inputs of a Run. */
 ocp_cluster *ocp_cluster_create(ocp_device *device, const char *name, ocp_build_fn build, int64_t handle);
 void ocp_cluster_release(ocp_cluster *cluster);
 /* Append kernels, weights, or a library problem; return the index of the first new one, or -1 with the error. */

@@ -1,4 +1,4 @@
-/* Execution of a Run: finds or makes the instance that the inputs need, then enqueues its segments.
+/* Execution of a cluster in a Run: finds or makes the instance that the inputs need, then enqueues its segments.
  *
  *     make_key       element types, ranks, dimensions; values of host inputs, read back where they are on the device
  *     find_instance  takes the key's instance from the cache, else makes one of the newest variant whose guards hold,
@@ -12,8 +12,8 @@
  * Invariants:
  * - A Run that finds its instance calls no Python, except in callbacks, to load a library's stored algorithm,
  *   and to replace a library call that is refused.
- * - No lock is held while the builder runs. One thread at a time builds for a cluster; others that need a plan wait and
- *   then search again.
+ * - No lock of the cluster is held while the builder runs. One thread at a time builds for a cluster; others that need
+ *   a plan wait and then search again.
  * - Slabs and uploads are freed on the Run's stream as soon as the work that uses them is enqueued: stream order keeps
  *   other work from using the memory earlier.
  * - If a step fails, the instance returns to the cache, and all memory of the Run is freed. */

@@ -9,8 +9,8 @@
 #include "run/cluster_state.h"
 #include "run/executor.h"
 
-enum { WARM_RUNS = 3, BATCHES = 7, MOST_RUNS = 64 }; /* MOST_RUNS: maximum number of Runs per batch */
-static const float BATCH_MS = 1;                     /* minimum duration of a batch with fewer than MOST_RUNS Runs */
+enum { WARM_RUNS = 3, BATCHES = 7, MOST_RUNS = 64 }; /* MOST_RUNS: maximum executions per batch */
+static const float BATCH_MS = 1;                     /* minimum ms of a batch of fewer than MOST_RUNS executions */
 static const float TOTAL_MS = 400; /* ms; if all batches would take longer together, there are fewer batches */
 
 typedef struct measurement {
@@ -33,7 +33,7 @@ static int run(const measurement *m, int runs, ocp_error *error) {
   return ORT_OK;
 }
 
-/* Times `runs` Runs between two events. */
+/* Times `runs` executions of the cluster between two events. */
 static int time_runs(const measurement *m, int runs, float *milliseconds, ocp_error *error) {
   ocp_device *const device = m->stream->device;
   CUresult result = device->driver->EventRecord(m->begin, m->stream->handle);

@@ -2,9 +2,9 @@
  *
  *     inputs -> first -> states -> step -> states -> ... -> last -> outputs
  *
- * `step` repeats as long as the first state, a flag, is set. The host reads the flag after each iteration; the
- * other states stay on the device. Each iteration calls ocp_cluster_run for `step`, so shapes may change between
- * iterations, and an iteration with the shapes of an earlier one finds its instance in the cache. */
+ * `step` repeats as long as the first state, a flag, is set. The host reads the flag before each iteration; the other
+ * states stay on the device. Each iteration calls ocp_cluster_run for `step`, so shapes may change between iterations,
+ * and an iteration with the shapes of an earlier one finds its instance in the cache. */
 #ifndef OCP_RUN_REPEAT_H
 #define OCP_RUN_REPEAT_H
 

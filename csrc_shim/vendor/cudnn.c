@@ -146,7 +146,8 @@ static cudnnBackendDescriptor_t make_device(ocp_dnn_builder *b, int32_t ordinal)
   return device;
 }
 
-/* Whether the engine is precompiled; cuDNN takes seconds to compile another engine at run time. */
+/* Whether the engine is precompiled; cuDNN takes seconds to compile another engine at run time. True if cuDNN does not
+ * say. */
 static bool is_compiled(cudnnBackendDescriptor_t engine) {
   int64_t count = 0;
   int notes[MAX_NOTES] = {0};

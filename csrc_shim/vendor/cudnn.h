@@ -185,8 +185,8 @@ void ocp_dnn_set(ocp_dnn_builder *b, cudnnBackendDescriptor_t descriptor, int at
                  const void *elements);
 void ocp_dnn_finalize(ocp_dnn_builder *b, cudnnBackendDescriptor_t descriptor);
 cudnnBackendDescriptor_t ocp_dnn_make_tensor(ocp_dnn_builder *b, const ocp_dnn_tensor *tensor);
-/* Makes a pointwise operation on x and, if it is not NULL, `other`, which writes `result`; `most` is the upper limit
- * of a ReLU, 0: no limit. */
+/* Makes a pointwise operation that reads x and, if it is not NULL, `other`, and writes `result`. `most`: the upper
+ * limit of a ReLU; 0: no limit. */
 cudnnBackendDescriptor_t ocp_dnn_make_pointwise(ocp_dnn_builder *b, int mode, double most, cudnnBackendDescriptor_t x,
                                                 cudnnBackendDescriptor_t other, cudnnBackendDescriptor_t result);
 cudnnBackendDescriptor_t ocp_dnn_make_graph(ocp_dnn_builder *b, const cudnnBackendDescriptor_t *operations,

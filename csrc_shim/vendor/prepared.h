@@ -1,7 +1,8 @@
 /* LRU cache of the algorithms (cuBLASLt) or execution plans (cuDNN) of one problem, by the sizes of calls.
  *
  * A call, and a graph that has captured a call, holds a reference to its entry. A full cache evicts the least recently
- * used entries without references, after the device has synchronized, because their kernels may still run. */
+ * used entries without references. It frees them after the device has synchronized, because their kernels may still
+ * run. */
 #ifndef OCP_VENDOR_PREPARED_H
 #define OCP_VENDOR_PREPARED_H
 

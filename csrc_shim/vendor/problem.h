@@ -40,13 +40,15 @@ typedef struct ocp_library_call {
  * algorithms are slow to make (is_for_device in library.h). Does nothing if only few algorithms are missing. Ignores
  * errors, which the calls themselves report. */
 void ocp_library_prepare(const ocp_library_call *calls, uint32_t count, ocp_stream *stream);
-/* Enqueues one call on the stream, whose device is current. Thread safe, also for one stream. */
+/* Enqueues one call on the stream, whose device is current. If the library refuses the call, enqueues its substitute
+ * (substitute.h). Thread safe, also for one stream. */
 int ocp_library_run(ocp_problem *problem, ocp_stream *stream, void *const *pointers, uint32_t num_pointers,
                     const int64_t *values, uint32_t num_values, ocp_error *error);
 /* Enqueues one call on `captured`, a stream that is being captured, with the handle of `stream`. Returns false and
- * enqueues nothing if the handle or the algorithm has not executed yet: the first call may allocate, which a capture
- * forbids. Returns true, with the error, if the call fails. *used: the algorithm, which must live as long as the graph;
- * then pass it to ocp_library_let_go. If `captured` is NULL, only returns whether the call could be captured. */
+ * enqueues nothing if the library has refused the call, or if the handle or the algorithm has not executed yet: the
+ * first call may allocate, which a capture forbids. Returns true, with the error, if the call fails. *used: the
+ * algorithm, which must live as long as the graph; then pass it to ocp_library_let_go. If `captured` is NULL, only
+ * returns whether the call could be captured. */
 bool ocp_library_capture(ocp_problem *problem, ocp_stream *stream, const ocp_stream *captured, void *const *pointers,
                          uint32_t num_pointers, const int64_t *values, uint32_t num_values, struct ocp_prepared **used,
                          ocp_error *error);

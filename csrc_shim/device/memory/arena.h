@@ -20,7 +20,7 @@
  *      +------------+     give: no work uses it       +------+
  *         |      ^                                       ^
  *    give |      | take: for its own stream, or for      | unbind: the work
- *         |      | another one that comes after its work | has finished
+ *         |      | a stream that waits for its work      | has finished
  *         v      |                                       |
  *      +------------+                                    |
  *      |   bound    |------------------------------------+
@@ -30,8 +30,8 @@
  * - The chunks of a region follow each other without gaps and cover it, linked from left to right.
  * - Every chunk is in the chunk table. A chunk that is not handed out is in the bin of its size, and a bound one also
  *   in the list of bound chunks.
- * - freed_at is 0 in a free chunk and not 0 in a bound one. stream_id is 0 in a free chunk, and in one that was bound
- *   because work of any stream may use it.
+ * - freed_at is 0 in a free chunk and not 0 in a bound one. stream_id is 0 in a free chunk, and in a bound chunk that
+ *   work of any stream may use.
  * - No two neighbors are both free, or both bound to the same stream: they would have merged.
  * - A reserved region is one chunk, handed out. When the chunk is given back, the region leaves the arena; if work may
  *   still use the chunk, the region becomes an ordinary one. */
@@ -65,7 +65,7 @@ struct ocp_arena {
   ocp_chunk_table table; /* all chunks by address */
   ocp_chunk *spare;      /* unused ocp_chunk structs, linked by `older` */
   size_t next_region_bytes;
-  size_t most_growth_bytes; /* maximum bytes to which regions grow, besides the limit in the options; 0: none */
+  size_t most_growth_bytes; /* maximum bytes to which regions grow, besides the limit in the options; 0: no maximum */
   int64_t pooled_bytes;     /* bytes that the arena's limit counts for the CUDA pool that replaces the arena */
   ocp_memory_stats stats;
 };
@@ -75,8 +75,8 @@ struct ocp_arena {
 size_t ocp_arena_round(size_t bytes, size_t redzone);
 
 /* Allocates a chunk of at least `size` bytes (rounded) that the stream `taker` may use at once (NULL: that every stream
- * may), and splits it if it is much larger. Returns NULL if there is none, and sets *blocked if a chunk would fit but
- * unfinished work may still use it. */
+ * may), and splits it if it is much larger. Returns NULL if it finds none. Sets *blocked if it passes over a chunk that
+ * fits, because unfinished work may still use that chunk. */
 ocp_chunk *ocp_arena_take(ocp_pool *pool, ocp_arena *arena, size_t size, const ocp_stream *taker, bool *blocked);
 /* Gives back a chunk that was handed out. The caller has set its stream_id and freed_at. */
 void ocp_arena_give(ocp_pool *pool, ocp_arena *arena, ocp_chunk *chunk);
@@ -107,10 +107,11 @@ void ocp_arena_pooled_freed(ocp_arena *arena, size_t size);
 void ocp_arena_keep_unfreed(ocp_arena *arena, ocp_region *region);
 void ocp_arena_lose(ocp_arena *arena, size_t region_bytes);
 
-/* Remove all unused regions, or one region if it is unused; return them linked by `next`, for the driver to free. */
+/* Remove all unused regions, or one region if it is unused; return them linked by `next`, for the driver to free. NULL:
+ * no region is unused. */
 ocp_region *ocp_arena_remove_unused(ocp_pool *pool, ocp_arena *arena);
 ocp_region *ocp_arena_remove_region(ocp_pool *pool, ocp_arena *arena, ocp_region *region);
-/* Resets the size of the next region to initial_growth_chunk_size_bytes. Called after a shrink. */
+/* Resets the size of the next region to initial_growth_chunk_size_bytes. Called when a shrink removes regions. */
 void ocp_arena_restart_growth(ocp_arena *arena);
 
 #endif

@@ -16,7 +16,7 @@ typedef struct ocp_chunk {
    * numbers up to freed_at (pool.h). If freed_at is 0, no work uses the chunk. */
   uint64_t stream_id, freed_at;
   bool handed_out;
-  /* Only the arena uses the members below. */
+  /* The members below are for the arena; the mempool (mempool.c) uses only `older`, for a list of its own. */
   ocp_region *region;
   struct ocp_chunk *left, *right;  /* neighbors in the region */
   struct ocp_chunk *newer, *older; /* neighbors in the list of its bin, while the chunk is not handed out */

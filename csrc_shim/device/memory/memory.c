@@ -33,8 +33,8 @@
 
 /* ---- pools ---- */
 
-/* Initializes an adaptive lock: a thread that finds it taken spins before it sleeps, because the owner holds the lock
- * for less than a microsecond. */
+/* Initializes an adaptive lock: a thread that finds it taken spins before it sleeps, because the owner usually holds
+ * the lock for less than a microsecond. */
 static void init_lock(pthread_mutex_t *lock) {
   pthread_mutexattr_t attributes;
   pthread_mutexattr_init(&attributes);
@@ -267,7 +267,8 @@ static int out_of_memory(ocp_device *device, int memory, size_t bytes, ocp_error
                   (long long)stats.total, limit, of_device, *limit ? ", or raise the limit (arena.max_mem)" : "");
 }
 
-/* Recovers memory after failed attempt number `attempt` (from 0) to allocate; false: nothing is left to try. */
+/* Recovers memory after failed attempt number `attempt` (from 0) to allocate. False: nothing is left to try, or, with
+ * the error, waiting for the streams has failed. */
 static bool make_room(ocp_device *device, int memory, int attempt, ocp_error *error) {
   if (attempt > 2)
     return false;
@@ -290,7 +291,7 @@ typedef struct request {
   bool reserve, exactly;
 } request;
 
-/* Whether the request is reported to the emulated device's checking mode. */
+/* Whether to report the request to the emulated device, which ignores the report outside of its checking mode. */
 static bool is_reported(const request *r) { return r->device->driver->ReuseMemory && r->memory == OCP_DEVICE_MEMORY; }
 
 /* Allocates a chunk of the arena without a driver call; NULL: none fits. */

@@ -12,8 +12,8 @@
 
 /* Allocate and free device memory: at least 256-byte aligned, not readable by the host; 0 bytes also give an address of
  * their own. Work enqueued on `stream` may use the memory (NULL: work on any stream). While the stream is being
- * captured, an allocation succeeds only if it needs no driver call. Free memory that a CUDA graph refers to only after
- * destroying the graph.
+ * captured, an allocation succeeds only if it needs no driver call, unless the capture is the application's
+ * (run_memory.h). Free memory that a CUDA graph refers to only after destroying the graph.
  *
  * Freeing is stream ordered. With a stream, all work that used the memory must precede the work that the stream
  * enqueues from now on: the same stream can get the memory again at once, other streams when the earlier work has
@@ -27,7 +27,8 @@ int ocp_device_reserve(ocp_device *device, size_t bytes, CUdeviceptr *address, o
 
 /* From now on fills each allocation of device memory with this byte before it is handed out (-1: stops filling). A
  * result that no kernel has written then differs from the data that earlier work left in the memory; the selftest
- * relies on this. An allocation on a capturing stream is not filled, since the fill would be a node of the graph. */
+ * relies on this. An allocation on a capturing stream is not filled, since the fill would be a node of the graph; nor
+ * is memory that a watched Run frees and allocates again (run_memory.h). */
 void ocp_device_fill_new_memory(ocp_device *device, int byte);
 
 /* Calls the reclaimers, destroys the idle streams of the pool, and releases to the driver the memory that no enqueued
@@ -71,7 +72,8 @@ int ocp_pool_reserve(ocp_device *device, int memory, size_t bytes, uint64_t *add
  * number of bytes that its options set; else it retains none. */
 int64_t ocp_pool_shrink(ocp_device *device, int memory, bool keep);
 void ocp_pool_stats(ocp_device *device, int memory, ocp_memory_stats *stats);
-/* Called at the end of a Run: frees the bound chunks whose work has finished. */
+/* Called at the end of a Run: frees the bound chunks whose work has finished, and the blocks of the mempool that could
+ * not be freed earlier. */
 void ocp_pool_run_ended(ocp_device *device);
 
 /* Frees the recorded blocks (run_memory.h) that the Run had freed; blocks still in use stay with their owners. Forgets

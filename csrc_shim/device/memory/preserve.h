@@ -4,8 +4,8 @@
  * input and output (a KV cache, a state), each repetition would advance that state. So a repeated Run records the
  * ranges that it reads, copies a range before it overwrites it, and restores the copies when it ends.
  *
- * Only memory of the application is recorded. A range that the Run wrote before it read it is scratch memory and is not
- * saved: after the Run it may belong to another Run, which a restoring copy would damage. */
+ * Only ranges that the Run reads before it writes them are saved: the inputs. A range that the Run wrote first is
+ * scratch memory: after the Run it may belong to another Run, which a restoring copy would damage. */
 #ifndef OCP_DEVICE_MEMORY_PRESERVE_H
 #define OCP_DEVICE_MEMORY_PRESERVE_H
 

@@ -14,8 +14,8 @@ int ocp_peer_stream(ocp_stream *stream, ocp_device *device, ocp_stream **out, oc
 /* Makes the work that `later` gets from now on wait, on its device, for all work that `earlier` has now. */
 int ocp_peer_follow(ocp_stream *later, ocp_stream *earlier, ocp_error *error);
 /* Copies device memory of `from`'s device, after the present work of `from`, to memory of `to`'s device, before the
- * later work of both streams. So each stream can free its memory in stream order at once. If the driver cannot order
- * the copy before the later work of `from`, the host waits for the copy. */
+ * later work of both streams. So the caller can free the source on `from`, and the destination on `to`, at once. If the
+ * driver cannot order the copy before the later work of `from`, the host waits for the copy. */
 int ocp_peer_copy(ocp_stream *to, CUdeviceptr dst, ocp_stream *from, CUdeviceptr src, size_t bytes, ocp_error *error);
 /* Waits on the host for the peer streams of `stream`. */
 int ocp_peer_synchronize(ocp_stream *stream, ocp_error *error);

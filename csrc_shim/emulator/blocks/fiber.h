@@ -23,8 +23,8 @@ static inline void emu_block_thread(emu_cpu *cpu, uint32_t index) {
 /* Switches from the calling fiber to the host thread's own stack, where the host thread calls emu_launch_continues. If
  * that function returns false, the block ends, and emu_rest does not return. */
 void emu_rest(emu_cpu *cpu);
-/* Counts a step (EMU_PATIENCE) of a fiber. Threads in an endless loop take such steps too, so that a host thread that
- * runs them calls emu_launch_continues. */
+/* Counts a step (EMU_PATIENCE) of a fiber. So the host thread calls emu_launch_continues even if a loop of the block
+ * never ends, provided that the loop takes steps. */
 static inline void emu_step(emu_cpu *cpu) {
   if (--cpu->patience == 0)
     emu_rest(cpu);
@@ -45,7 +45,7 @@ _Noreturn void emu_abandon_block(ocp_emu_thread *thread);
  * wait is a divergence error. */
 void ocp_emu_barrier(ocp_emu_thread *thread);
 /* barrier.sync, .arrive and .red: mode 0 sync, 1 arrive (does not wait), 2 popc, 3 and, 4 or. `threads` is the number
- * of threads that take part; 0: all of the block. Returns the reduction of the threads' predicates. */
+ * of threads that take part; 0: all of the block. Modes 2 to 4 return the reduction of the threads' predicates. */
 uint32_t ocp_emu_numbered_barrier(ocp_emu_thread *thread, uint32_t number, uint32_t threads, uint32_t mode,
                                   uint32_t predicate);
 /* Executes an operation on the 64-bit mbarrier object. `operation` 0: init with `given` expected arrivals. 1: arrive

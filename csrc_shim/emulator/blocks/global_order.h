@@ -7,7 +7,7 @@
 
 /* Flags of an access, for ocp_emu_check_access; its two lowest bits are the emu_access. */
 enum {
-  EMU_STRONG = 4,     /* volatile, relaxed or ordered: never races */
+  EMU_STRONG = 4,     /* volatile, relaxed or ordered: never reported as a race */
   EMU_ACQUIRES = 8,   /* orders the thread's later accesses after it */
   EMU_RELEASES = 16,  /* orders the thread's earlier accesses before it */
   EMU_READ_ONLY = 32, /* ld.global.nc: the launch must not write the memory */

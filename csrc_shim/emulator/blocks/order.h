@@ -17,8 +17,8 @@ void emu_order_report(ocp_emu_thread *thread, emu_finding_kind kind, emu_access 
                       uint32_t bytes, const char *where);
 
 /* Called after each EMU_PATIENCE steps of running blocks, on the host thread's own stack. Logs a warning when the
- * launch has run for long; from then on SIGINT makes the launch fail. Returns false if the block must end, because the
- * launch has failed. */
+ * launch has run for ocp_emu_config.slow_milliseconds; from then on SIGINT makes the launch fail. Returns false if the
+ * block must end, because the launch has failed. */
 bool emu_launch_continues(emu_cpu *cpu, const uint32_t block[3]);
 void emu_launch_ended(emu_launch *launch);
 

@@ -9,10 +9,10 @@
 #include "emulator/config.h"
 
 /* Sets the configuration. Deferred work runs first. The number of devices and their memory can change only while no
- * memory, stream, event, module or graph is alive. No other thread may use the devices meanwhile. Returns 0, or a
- * CUresult with the reason in text. The defaults come from the environment: ORT_CUDA_PLUGIN_EMULATE_DEVICES, _MEMORY
- * (bytes, K/M/G suffixes), _STREAMS (inline|adversarial), _SEED, _CHECK, _WORKERS, _SEMAPHORE_SECONDS and _FAULTS. Init
- * fails on an invalid value. */
+ * memory, stream, event, module, graph or other object of the devices is alive. No other thread may use the devices
+ * meanwhile. Returns 0, or a CUresult with the reason in text. The defaults come from the environment:
+ * ORT_CUDA_PLUGIN_EMULATE_DEVICES, _MEMORY (bytes, K/M/G suffixes), _STREAMS (inline|adversarial), _SEED, _CHECK,
+ * _WORKERS, _SEMAPHORE_SECONDS and _FAULTS. Init fails on an invalid value. */
 int ocp_emu_configure(const ocp_emu_config *config, char *text, size_t text_bytes);
 void ocp_emu_get_config(ocp_emu_config *config);
 

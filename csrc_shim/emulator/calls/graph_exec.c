@@ -167,7 +167,8 @@ CUresult emu_graph_exec_memset_node_set_params(CUgraphExec exec, CUgraphNode nod
   return changed(exec, node, result, work);
 }
 
-/* Updates a child graph node to the parameters of `child`, which must have the same operations in the same order. */
+/* Updates a child graph node to the parameters of `child`. Fails unless `child` has operations of the same kinds in the
+ * same order. */
 CUresult emu_graph_exec_child_graph_node_set_params(CUgraphExec exec, CUgraphNode node, CUgraph child) {
   emu_work *work = NULL;
   CUresult result = check_change(exec, node, CU_GRAPH_NODE_TYPE_GRAPH, child);

@@ -22,7 +22,8 @@ CUresult emu_ipc_event_record(emu_ipc_event *event, CUstream stream);
 CUresult emu_ipc_event_wait(const emu_ipc_event *event, CUstream stream);
 /* Whether the stream of the newest recording has reached it. Called with emu_order held (work/queue.h). */
 bool emu_ipc_event_is_done(const emu_ipc_event *event);
-/* Waits until the stream of the newest recording has reached it, at most as long as for an external semaphore. */
+/* Waits until the stream of the newest recording has reached it. The device is lost if that takes longer than the
+ * configuration allows for an external semaphore. */
 CUresult emu_ipc_event_synchronize(const emu_ipc_event *event, emu_device *device);
 
 /* Members of the driver table. */

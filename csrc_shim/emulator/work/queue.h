@@ -19,9 +19,10 @@ void emu_queue_run_all(void);
 uint32_t emu_random(uint32_t below);
 /* Runs the first operation of a random stream that is ready; false: no stream is ready. */
 bool emu_queue_run(void);
-/* For a caller that needs work to finish, when no stream is ready. If a stream waits for an external semaphore, sleeps
- * a moment without emu_order, and returns true; the caller then calls emu_queue_run again. If a wait has lasted
- * longer than the configuration allows, the stream's device is lost. False: nothing is left to wait for. */
+/* For a caller that needs work to finish, when no stream is ready. If a stream waits for an external semaphore, or for
+ * a graph launch that another thread runs inline, sleeps a moment without emu_order, and returns true; the caller then
+ * calls emu_queue_run again. If a wait for a semaphore has lasted longer than the configuration allows, the stream's
+ * device is lost. False: nothing is left to wait for. */
 bool emu_queue_await(void);
 /* Runs the stream's work, and whatever it needs, to the end. May release emu_order meanwhile. */
 void emu_queue_drain(CUstream stream);

@@ -21,7 +21,7 @@ void ocp_ort_release_allocator(OrtEpFactory *factory, OrtAllocator *allocator);
 
 /* ---- for other files of ort/ ---- */
 /* Returns the reason why a tensor has no memory: the error of the calling thread's latest failed allocation through
- * ORT's allocators. */
+ * ORT's allocators; if none has failed on this thread, a text that refers to ORT's log. */
 const char *ocp_ort_why_no_memory(void);
 /* Declares who will use the memory that ORT's allocators return on this thread: work on the stream, or any work if
  * `stream` is NULL. */

@@ -59,7 +59,8 @@ int ocp_capture_run_end(ocp_capture *capture, int id, bool synchronize, ocp_erro
 bool ocp_capture_has(ocp_capture *capture, int id);
 int ocp_capture_replay(ocp_capture *capture, int id, ocp_error *error);
 /* Releases the threads' states for the id: graphs and the memory that they keep. Safe during Runs: a thread that is
- * capturing a Run of the id, or watching its allocations, keeps its state. Other threads start with warm Runs. */
+ * capturing a Run of the id, or watching its allocations, keeps its state. On other threads the next Runs of the id are
+ * warm Runs again. */
 void ocp_capture_release(ocp_capture *capture, int id);
 
 /* ---- for code that enqueues work ---- */

@@ -6,7 +6,8 @@
 
 #include "base/host.h"
 
-/* Number of released handles that are not used again yet, so that most second releases are noticed. */
+/* Minimum number of released handles that ocp_imported_make leaves unused. A second release of such a handle is
+ * noticed; that of a handle in use again would release another resource. */
 enum { LEAST_FREE = 64 };
 
 static const void *handle_of(const ocp_imported *imported) { return (const char *)imported - imported->kind->offset; }

@@ -23,7 +23,7 @@ void *ocp_ipc_memory_tensor(ocp_ipc_memory *memory, const ocp_dlpack_spec *spec,
 /* Calls the deleter of a tensor that no consumer has taken. */
 void ocp_ipc_tensor_delete(void *tensor);
 /* Waits for the device's streams (device/wait.h), and closes the memory. Fails if tensors still use it, or if the wait
- * fails; the memory then stays open. */
+ * fails on a device that is not lost; the memory then stays open. */
 int ocp_ipc_memory_close(ocp_ipc_memory *memory, ocp_error *error);
 /* Closes the memory without waiting, once no tensor and no work that was enqueued before uses it. */
 void ocp_ipc_memory_release(ocp_ipc_memory *memory);

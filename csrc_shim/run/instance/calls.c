@@ -277,7 +277,7 @@ static void prepare_libraries(ocp_instance *instance, ocp_range records, ocp_str
 typedef struct enqueueing {
   const ocp_instance *instance;
   ocp_stream *stream;
-  bool named;               /* whether an observer wants the sources of the work */
+  bool named;               /* whether a profile or a capture wants the sources of the work */
   ocp_record_counts counts; /* of the records enqueued so far */
   ocp_uploads uploads;
   uint32_t depth; /* number of loops whose body is being enqueued */
@@ -311,7 +311,8 @@ static int iterate(enqueueing *e, uint32_t index) {
   }
 }
 
-/* Enqueues a loop. Loops in its body do not count: in a CUDA graph, the host does not know how often they run. */
+/* Enqueues a loop. Does not count the loops in its body for OCP_DEVICE_LOOPS, because in a CUDA graph the host does not
+ * know how often they run. */
 static int repeat(enqueueing *e, uint32_t index) {
   e->counts.records[OCP_RECORD_LOOP] += e->depth == 0;
   e->depth++;

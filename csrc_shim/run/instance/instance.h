@@ -32,8 +32,8 @@ int ocp_instance_refusal(const ocp_variant *variant, const ocp_input *inputs, co
 /* Records the stream of the latest launch of the instance's graph, and its sequence number; called after
  * ocp_stream_enqueued. */
 void ocp_instance_replayed(ocp_instance *instance, const ocp_stream *stream);
-/* Raises the number of warm Runs before the next graph, after the instance lost its graph or memory did not suffice
- * for one. */
+/* Restarts the count of warm Runs and doubles the number of them before the next graph (16 times at most), after the
+ * instance lost its graph or memory did not suffice for one. */
 void ocp_instance_cool(ocp_instance *instance);
 /* Frees the instance and its graph. */
 void ocp_instance_free(ocp_instance *instance);

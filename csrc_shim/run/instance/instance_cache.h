@@ -1,5 +1,5 @@
-/* LRU cache of a cluster's idle instances, by key. The instance that was used last stays outside the hash table,
- * where a Run of the same shapes takes it without a lock. */
+/* LRU cache of a cluster's idle instances, by key. The instance that was used last is not in the hash table, but in
+ * `last_used`, from which a Run with the same key takes it without a lock. */
 #ifndef OCP_RUN_INSTANCE_INSTANCE_CACHE_H
 #define OCP_RUN_INSTANCE_INSTANCE_CACHE_H
 

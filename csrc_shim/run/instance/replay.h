@@ -32,8 +32,8 @@ typedef struct ocp_replay_budget {
  * cannot launch a graph. */
 bool ocp_replay_is_due(const ocp_replay_budget *budget, ocp_instance *instance, const ocp_stream *stream);
 /* Makes or updates the graph of an instance whose bases of inputs and outputs are set, and launches it. *launched:
- * whether the graph was launched. If it was not, and there is no error, the reason was counted and the caller enqueues
- * the records. */
+ * whether the graph was launched. If it was not, and there is no error, the caller enqueues the records; the reason was
+ * counted, unless a library call has to run once with these arguments before a graph can contain it. */
 int ocp_replay_run(ocp_replay_budget *budget, ocp_instance *instance, ocp_stream *stream, bool *launched,
                    ocp_error *error);
 /* Destroys the graph and frees its slab. An unfinished launch continues. Ignores NULL. */
