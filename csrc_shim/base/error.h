@@ -14,7 +14,7 @@
 #include "base/ort_abi.h" /* OrtErrorCode; generated from ort_cuda_plugin/abi by build_plugin.py */
 
 typedef struct ocp_error {
-  int code; /* OrtErrorCode; 0: none */
+  int code; /* OrtErrorCode; 0: no error */
   char text[1000];
 } ocp_error;
 /* Formats the message (truncating) and returns code. */

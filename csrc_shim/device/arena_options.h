@@ -23,7 +23,7 @@ typedef struct ocp_arena_config {
 } ocp_arena_config;
 
 typedef struct ocp_memory_stats {
-  int64_t limit;            /* bytes; INT64_MAX: none */
+  int64_t limit;            /* bytes; INT64_MAX: no limit */
   int64_t in_use;           /* bytes of the chunks that are allocated, weights included */
   int64_t max_in_use;       /* the most that in_use has been */
   int64_t total;            /* bytes allocated from the driver */

@@ -35,8 +35,8 @@ static CUresult make_current(const ocp_device *device, ocp_stay *stay) {
   return result;
 }
 
-/* The capture mode that the calling thread's open stays (stay.h) have set; driver NULL: none. With it, a stay inside
- * another one can tell without a driver call that the mode is relaxed enough already. */
+/* The capture mode that the calling thread's open stays (stay.h) have set; driver NULL: no stay has set one. With it, a
+ * stay inside another one can tell without a driver call that the mode is relaxed enough already. */
 static _Thread_local ocp_capture_mode mode_in_stays;
 
 static _Thread_local bool in_foreign_capture;

@@ -30,9 +30,9 @@ void ocp_stream_query(ocp_stream *stream);
 bool ocp_stream_is_captured(const ocp_stream *stream);
 /* Whether ORT or the application captures the stream. Asks the driver only for streams of the application. */
 bool ocp_stream_is_recorded(const ocp_stream *stream);
-/* Ends the capture of the stream, of which the caller holds the exclusive turn. *graph: the captured graph, or NULL on
- * failure. If the driver fails and the capture stays open, this function tries once more to end it, and
- * ocp_stream_close_capture tries again before a Run uses the stream. */
+/* Ends the capture of the stream. The caller holds the exclusive turn. *graph: the captured graph; NULL if this fails.
+ * If the driver fails and the capture stays open, this function tries once more to end it, and ocp_stream_close_capture
+ * tries again before a Run uses the stream. */
 CUresult ocp_stream_end_capture(ocp_stream *stream, CUgraph *graph);
 int ocp_stream_close_capture(ocp_stream *stream, ocp_error *error);
 /* Turns are a readers-writer lock of a stream that several threads may share: a Run takes a shared turn, a capture an

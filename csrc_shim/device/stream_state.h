@@ -20,7 +20,7 @@ typedef enum ocp_stream_slot_id {
   OCP_NUM_SLOTS
 } ocp_stream_slot_id;
 typedef struct ocp_stream_slot {
-  _Atomic(void *) state;        /* NULL: none yet */
+  _Atomic(void *) state;        /* NULL: not made yet */
   void (*release)(void *state); /* NULL: nothing to do */
 } ocp_stream_slot;
 

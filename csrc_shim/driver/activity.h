@@ -46,14 +46,14 @@ void ocp_activity_end_graph(ocp_graph_sources *into);
  * ocp_activity_of. */
 void ocp_activity_of_graph(ocp_graph_sources *sources);
 
-/* Sets the source of the work that the calling thread enqueues from now on; 0: none. */
+/* Sets the source of the work that the calling thread enqueues from now on; 0: no source. */
 void ocp_activity_of(uint64_t source);
-/* Sets the source of the graph nodes that the calling thread adds or updates from now on; 0: none. Unlike
+/* Sets the source of the graph nodes that the calling thread adds or updates from now on; 0: no source. Unlike
  * ocp_activity_of, it gives the tracer no correlation id, because adding or updating a node enqueues no work that a
  * record of CUPTI could describe. */
 void ocp_activity_of_node(uint64_t source);
 uint64_t ocp_activity_source(void);
-/* Finds the profile events that own the calling thread's work; false: none. */
+/* Finds the profile events that own the calling thread's work; false: there are none. */
 bool ocp_activity_owned(ocp_activity_owners *owners);
 
 #endif

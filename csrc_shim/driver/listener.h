@@ -10,7 +10,7 @@
 
 /* The owner of work: a listener, and the event of its profile in which the work was enqueued. */
 typedef struct ocp_activity_owner {
-  uint64_t listener; /* 0: none */
+  uint64_t listener; /* the listener's number; 0: no owner */
   uint64_t event;
 } ocp_activity_owner;
 

@@ -25,7 +25,7 @@ typedef struct ocp_trace_record {
   uint64_t id;     /* the external correlation id */
   uint64_t launch; /* CUPTI's correlation id: equal in all records of one driver call */
   int64_t begin, end;
-  const char *kernel; /* copied; NULL: none */
+  const char *kernel; /* name, which ocp_tracer_deliver copies; NULL: not a kernel */
   uint64_t stream, bytes;
   uint32_t grid[3], block[3], dynamic;
   uint32_t kind, direction;
@@ -43,7 +43,7 @@ void ocp_tracer_deliver(const ocp_trace_record *record);
 typedef struct ocp_graph_sources {
   uint64_t *each;
   uint32_t count, capacity;
-  uint64_t layout; /* number of the layout with a copy of `each`; valid only in the session below */
+  uint64_t layout; /* number of the layout with a copy of `each`; valid while `session` is the tracer's session */
   uint32_t session;
 } ocp_graph_sources;
 

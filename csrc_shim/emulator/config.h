@@ -15,7 +15,7 @@ typedef struct ocp_emu_config {
   uint32_t slow_milliseconds; /* time after which a running launch is reported and SIGINT ends it; 0: 10 seconds */
   uint32_t semaphore_seconds; /* longest wait of a stream for an external semaphore, then its device is lost; 0: 60 */
   uint64_t seed;
-  char faults[OCP_EMU_FAULT_BYTES]; /* faults of the devices: emulator/fault.h; "": none */
+  char faults[OCP_EMU_FAULT_BYTES]; /* faults of the devices: emulator/fault.h; "": no faults */
 } ocp_emu_config;
 
 /* ---- the counting mode ---- */

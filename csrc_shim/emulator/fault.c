@@ -291,9 +291,9 @@ emu_wrong *emu_wrong_begin(const emu_op *launch) {
 
 static bool has_value(uint8_t byte) { return byte & 0x7f; }
 
-/* Returns a byte that the launch has changed; NULL: none. Searches the most significant bytes of 8, of 4 and of 2 bytes
- * first: they hold the exponent of a float of that size, so spoil() changes the float by more than a rounding error.
- * `with_value`: skips the bytes that are 0 apart from a sign bit, as in a zero. */
+/* Returns a byte that the launch has changed; NULL: it has changed none. Searches the most significant bytes of 8, of 4
+ * and of 2 bytes first: they hold the exponent of a float of that size, so spoil() changes the float by more than a
+ * rounding error. `with_value`: skips the bytes that are 0 apart from a sign bit, as in a zero. */
 static uint8_t *find_changed_byte(const range *changed, bool with_value) {
   for (uint64_t step = 8; step; step /= 2)
     for (uint64_t at = step - 1; at < changed->bytes; at += step) {

@@ -69,7 +69,7 @@ static void raise_to(uint64_t *most, uint64_t value) {
     *most = value;
 }
 
-/* Finds the smallest unused block of at least `bytes` and at most twice as many bytes; NULL: none. */
+/* Finds the smallest unused block of at least `bytes` and at most twice as many bytes; NULL: there is none. */
 static block *find_unused(const struct CUmemPoolHandle_st *pool, uint64_t bytes) {
   block *best = NULL;
   for (block *other = pool->blocks; other; other = other->next)

@@ -26,7 +26,7 @@ void emu_record_release(emu_record *record);
 struct CUevent_st {
   unsigned flags;
   emu_record *record;          /* the latest recording; NULL: never recorded */
-  struct emu_capture *capture; /* the capture in which the event was last recorded; NULL: none */
+  struct emu_capture *capture; /* the capture in which the event was last recorded; NULL: in no capture */
   struct CUgraphNode_st **nodes;
   uint32_t num_nodes;        /* nodes of the capture that a wait for the event waits for */
   struct CUevent_st *next;   /* next event of the capture */

@@ -165,7 +165,7 @@ typedef struct ocp_plan_record {
   uint32_t first_param, num_params;
   uint32_t grid[3];               /* registers */
   uint32_t block[3];              /* values, not registers */
-  uint32_t shared_register;       /* dynamic shared memory in bytes, or OCP_NO_REG: none */
+  uint32_t shared_register;       /* bytes of dynamic shared memory; OCP_NO_REG: 0 bytes */
   uint32_t condition_register;    /* the record is skipped when this register is 0; OCP_NO_REG: never */
   uint32_t first_node, num_nodes; /* in record_nodes: all nodes that the record computes; errors name `node` */
 } ocp_plan_record;

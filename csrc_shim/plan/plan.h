@@ -45,7 +45,7 @@ typedef struct ocp_plan {
   uint32_t *guard_exprs, num_guard_exprs; /* the expressions that guards depend on, in order */
   bool *input_needs_device;               /* per input: whether a record or read-back names it */
   uint32_t *input_end;        /* per input: the record after its last use by a record or read-back; 0: no use */
-  uint32_t *output_begin;     /* per output: the first record that names it; UINT32_MAX: none does */
+  uint32_t *output_begin;     /* per output: the first record that names it; UINT32_MAX: no record does */
   bool has_calls;             /* whether a record is a callback */
   bool has_loops;             /* whether a record is a loop */
   bool has_open_loops;        /* whether a loop has no count: without a CUDA graph, the host reads its condition */

@@ -48,8 +48,8 @@ typedef struct ocp_ep_config {
   ocp_stream *stream;                 /* the stream of all Runs of the session; NULL: ORT makes one for each thread */
   uint32_t capture_warm_runs; /* number of warm (uncaptured) Runs before the captured Run; 0: captures are off */
   const char *const
-      *channels_last; /* operators that ORT converts to NHWC, NULL-terminated; NULL: none. Python owns it */
-  int64_t operators;  /* Python's handle of the set of custom operators that have kernels; 0: none */
+      *channels_last; /* operators that ORT converts to NHWC, NULL-terminated; NULL: no operator. Python owns it */
+  int64_t operators;  /* Python's handle of the set of custom operators that have kernels; 0: no set */
 } ocp_ep_config;
 
 /* The cluster that one node of ORT's graph calls, and the node's inputs and outputs. */

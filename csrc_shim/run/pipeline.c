@@ -35,7 +35,7 @@ typedef struct value {
 
 /* The copy of a value on a device. */
 typedef struct copy {
-  CUdeviceptr address; /* 0: none */
+  CUdeviceptr address; /* 0: the device has no copy */
   bool owned;          /* false: memory of ORT */
 } copy;
 

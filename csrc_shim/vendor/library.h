@@ -59,8 +59,8 @@ typedef struct ocp_library {
   /* Describes the result of calls with this key; NULL if algorithms are not measured. */
   ocp_result (*result)(const ocp_problem_spec *spec, const int64_t *key);
   /* For the store (store.h); all NULL if the library's algorithms are not stored. identify: writes the version and the
-   * device as text; false if unknown. save: returns an algorithm as text, which the caller frees, or NULL. load: makes
-   * the algorithm of such a text, or returns NULL. */
+   * device as text; false if unknown. save: returns an algorithm as text, which the caller frees; NULL: the library
+   * cannot write it. load: makes the algorithm of such a text; NULL: the library does not accept it. */
   bool (*identify)(const ocp_library_handle *handle, char *text, uint64_t bytes);
   char *(*save)(const void *algorithm, uint64_t *bytes);
   void *(*load)(const ocp_problem_spec *spec, const ocp_library_handle *handle, const int64_t *key, const char *data,

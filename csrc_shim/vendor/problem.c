@@ -485,8 +485,8 @@ static int fail_refused(const ocp_problem *problem, ocp_error *error) {
   return ocp_fail(error, ORT_FAIL, "%s refused this call in an earlier attempt", problem->library->name);
 }
 
-/* Enqueues a call with the stream's handle, which the caller has locked. *used: before the call, the entry for the
- * key, or NULL if none is known; afterwards, the entry with a reference for the caller, or NULL with the error if the
+/* Enqueues a call with the stream's handle, which the caller has locked. *used: before the call, the entry for the key;
+ * NULL: no entry is known yet. Afterwards, the entry with a reference for the caller; NULL with the error if the
  * library finds no algorithm. */
 static int run_with(ocp_problem *problem, ocp_stream *stream, ocp_library_handle *handle, const arguments *call,
                     const int64_t *key, uint32_t words, ocp_prepared **used, ocp_error *error) {

@@ -294,7 +294,7 @@ typedef struct request {
 /* Whether to report the request to the emulated device, which ignores the report outside of its checking mode. */
 static bool is_reported(const request *r) { return r->device->driver->ReuseMemory && r->memory == OCP_DEVICE_MEMORY; }
 
-/* Allocates a chunk of the arena without a driver call; NULL: none fits. */
+/* Allocates a chunk of the arena without a driver call; NULL: no chunk fits. */
 static ocp_chunk *take(const request *r, bool *blocked) {
   ocp_pool *pool = r->device->pool;
   ocp_arena *arena = pool->arenas[r->memory];

@@ -25,7 +25,7 @@ typedef struct emu_launch {
   const emu_clock *clock;
   _Atomic int error;
   _Atomic unsigned found; /* bit mask of the kinds of findings so far */
-  _Atomic int finding;    /* index of the latest finding that was kept, plus 1; 0: none */
+  _Atomic int finding;    /* index of the latest finding that was kept, plus 1; 0: no finding was kept */
   /* Checking mode, used by global_order.c. `serial`: number of the launch. `now`: counts the fences and ordered
    * accesses of the launch. `released`: 2 * blocks values of `now`, at the last release of each block, then at the last
    * acquire of each block; NULL: order between blocks is not checked. */

@@ -114,7 +114,7 @@ void emu_launch_ended(emu_launch *launch) {
 /* The last accesses to one byte of shared memory. */
 typedef struct cell {
   uint16_t writer, reader; /* linear indices of the threads that last stored and last loaded the byte */
-  uint32_t written, read;  /* the counter at these accesses; 0: none */
+  uint32_t written, read;  /* the counter at these accesses; 0: no access */
 } cell;
 
 /* A cp.async that its thread has not waited for: its destination in shared memory, the number of its group, and the

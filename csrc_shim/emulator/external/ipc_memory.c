@@ -50,7 +50,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards all below; ta
 static exported *exports;
 static opened *openings;
 static struct {
-  int fd; /* a file for the pages of all exports of a device, at their offsets in its memory; 0: none yet */
+  int fd; /* a file for the pages of all exports of a device, at their offsets in its memory; 0: not made yet */
   uint64_t bytes;
 } files[EMU_MAX_DEVICES];
 

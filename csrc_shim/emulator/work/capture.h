@@ -18,7 +18,7 @@ CUresult emu_capture_record(CUstream stream, CUevent event);
 /* Whether the stream's wait for the event concerns a capture; if so, *result is the result of the wait. */
 bool emu_capture_wait(CUstream stream, CUevent event, CUresult *result);
 void emu_capture_forget(CUevent event);
-/* ---- called with neither of these locks held ---- */
+/* ---- called without the stream's lock and emu_order ---- */
 void emu_capture_leave(CUstream stream); /* the stream is about to be destroyed */
 /* Returns the error of a call that may synchronize the device, such as an allocation, if a capture forbids it in the
  * calling thread's capture mode (ThreadExchangeStreamCaptureMode), and invalidates that capture; else CUDA_SUCCESS. */

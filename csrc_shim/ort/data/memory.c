@@ -33,9 +33,9 @@ static int refuse_in_capture(ocp_stream *stream, ocp_error *error) {
 /* The copies of one call. The device's context stays current between the copies. The stream's sequence number advances
  * once, after the last copy: the caller keeps all tensors alive until then. */
 typedef struct batch {
-  const ocp_device *device; /* the device whose context is current; NULL: none yet */
+  const ocp_device *device; /* the device whose context is current; NULL: no copy has begun yet */
   ocp_stay stay;
-  ocp_stream *stream; /* the stream with copies that its sequence number does not count yet; NULL: none */
+  ocp_stream *stream; /* the stream with copies that its sequence number does not count yet; NULL: no stream */
 } batch;
 
 static void record_progress(batch *copies) {

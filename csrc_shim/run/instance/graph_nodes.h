@@ -8,7 +8,7 @@
 #include "driver/driver.h"
 #include "run/instance/instance_state.h"
 
-/* The nodes that a node depends on; NULL: none. */
+/* The nodes that a node depends on: at most two. An element is NULL if there are fewer. */
 typedef struct ocp_graph_before {
   CUgraphNode nodes[2];
 } ocp_graph_before;

@@ -114,7 +114,7 @@ typedef struct ocp_instance {
   uint64_t *bases;
   uint64_t *targets; /* addresses to which the outputs are bound; `bases` has scratch memory for redirected outputs:
                         aliasing.h */
-  uint64_t *scratch; /* per segment: address of the scratch memory of redirected outputs, 0: none */
+  uint64_t *scratch; /* per segment: address of the scratch memory of redirected outputs; 0: no scratch */
   bool redirects;    /* true: an output is redirected */
   /* true: targets and known_inputs hold the addresses of the last Run, and is_redirected belongs to them */
   bool aliasing_is_known;

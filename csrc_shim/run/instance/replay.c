@@ -244,7 +244,7 @@ static CUresult fill_graph(const filling *f, CUgraph graph, ocp_range records, b
   ocp_replay *replay = f->replay;
   CUresult result = create_handles(instance, replay, graph, records);
   /* Two chains of nodes: uploads, and all others. `awaited`: the node of the upload that the next node of the other
-   * chain depends on; NULL: none. */
+   * chain depends on; NULL: it depends on no upload. */
   CUgraphNode last = NULL, uploaded = NULL, awaited = NULL;
   for (uint32_t i = records.first; i < records.first + records.count && result == CUDA_SUCCESS; i++) {
     const ocp_call *call = &instance->calls[i];

@@ -21,7 +21,8 @@ typedef struct ocp_replay_budget {
   ocp_device *device;
   const char *cluster_name;
   ocp_instance_cache *cache; /* at a limit, its least recently used instance with a graph loses the graph */
-  /* Warm Runs before a graph is made, and the maximum number of graphs; 0: none. Both may change during Runs. */
+  /* Warm Runs before a graph is made, and the maximum number of graphs (0: the cluster gets no graphs). Both may change
+   * during Runs. */
   atomic_uint warm_runs, max_replays;
   atomic_uint num_replays;
   atomic_ullong slab_bytes; /* bytes of the slabs of all graphs together */
