@@ -3,7 +3,7 @@
  * the pool's lock, except for ocp_arena_round.
  *
  * Chunks come back in stream order. A chunk that work of a stream may still use is *bound*: that stream can get it
- * again at once, other streams when the work has finished.
+ * again at once, other streams when they wait for the work or when it has finished.
  *
  *                              cuMemAlloc
  *                                  |

@@ -52,7 +52,7 @@ static bool free_block(emu_device *device, uint64_t address) {
 }
 
 /* Frees at once. CUDA's cuMemFree waits for the device; this function does not. So if a program has not waited for
- * work, the work accesses freed memory, and the checking mode finds the missing wait. */
+ * work, the work accesses freed memory, and the checking mode reports that. */
 CUresult emu_mem_free(CUdeviceptr address) {
   CUresult result = emu_leave();
   if (result || (result = emu_capture_unsafe()))

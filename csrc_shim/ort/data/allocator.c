@@ -61,8 +61,8 @@ static bool has_failure_key;
 
 static void make_failure_key(void) { has_failure_key = pthread_key_create(&failure_key, free) == 0; }
 
-/* Returns the error of the calling thread's latest failed allocation, or NULL. With `make`, returns an empty error
- * instead of NULL; NULL then means out of memory. */
+/* Returns the error of the calling thread's latest failed allocation; NULL: none has failed. With `make`, returns an
+ * empty error instead; NULL then means out of memory. */
 static ocp_error *last_failure(bool make) {
   static pthread_once_t once = PTHREAD_ONCE_INIT;
   pthread_once(&once, make_failure_key);

@@ -23,8 +23,8 @@ enum { INPUTS_ON_STACK = 32, LABEL_BYTES = 256 };
 /* The cluster, loop or pipeline that an ORT call executes. */
 typedef struct target {
   ocp_cluster *cluster;
-  const ocp_repeat *repeat;     /* the loop; NULL: the target is no loop */
-  const ocp_pipeline *pipeline; /* the pipeline; NULL: the target is no pipeline */
+  const ocp_repeat *repeat;     /* the loop; NULL: the target is not a loop */
+  const ocp_pipeline *pipeline; /* the pipeline; NULL: the target is not a pipeline */
   ocp_device *device;
   uint32_t num_inputs;                  /* number of the cluster's inputs */
   const OrtMemoryDevice *device_memory; /* memory of `device`, where inputs normally are */
