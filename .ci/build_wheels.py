@@ -1,4 +1,4 @@
-"""Builds the source distribution and a wheel for each architecture, checks them, and tries them.
+"""Builds the source distribution and a wheel for each architecture, checks them, and runs a model with them.
 
 ``zig cc`` of PyPI's ``ziglang`` compiles for both architectures and an old glibc, on any machine. The wheels are made
 from the source distribution, unpacked elsewhere. ``nox -s wheels`` runs this file with the tools of the extra

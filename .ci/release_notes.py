@@ -30,7 +30,7 @@ def section(changelog: str, version: str) -> str:
     """Return the text below the heading ``## [version] - date``.
 
     Raises:
-        ReleaseError: there is none, or it is empty.
+        ReleaseError: there is no such heading, or no text below it.
     """
     heading = rf"^## \[{re.escape(version)}\] - \d{{4}}-\d\d-\d\d\n"
     match = re.search(heading + r"(.*?)(?=^## \[|\Z)", changelog, flags=re.M | re.S)

@@ -39,5 +39,5 @@ def on_post_page(output: str, page: Any, config: MutableMapping[str, Any]) -> st
 
 
 def on_post_template(output_content: str, template_name: str, config: MutableMapping[str, Any]) -> str:
-    """Do the same in the page for addresses that do not exist, which only a server shows."""
+    """Replace the script's address in the page that a server shows for addresses that do not exist."""
     return output_content.replace(FOREIGN, f"/{OWN}")

@@ -3,7 +3,7 @@
     python bench/ptx_blocks.py --arch sm_90 [--models resnet50-1,bert-32-float16]
 
 Each model of `bench/estimates.py` is planned for the GPU without NVIDIA's libraries. The first and the last block of
-each of its kernels run in the checking mode, once for each form of the kernel, on equal memory: noise for floats and
+each of its kernels run in the checking mode, once from PTX and once from LLVM IR, on equal memory: noise for floats and
 8-bit codes, 0 for indices, and the model's own values for small integer weights. Prints the kernels that differ by more
 than `TOLERANCE` or have a finding, and a line of totals; exits with 1 if there is such a kernel.
 """
@@ -60,7 +60,9 @@ SCALARS: Mapping[str, Any] = {"i32": np.int32, "i64": np.int64, "f32": np.float3
 
 @dataclass(frozen=True)
 class Comparison:
-    """What two forms of a kernel wrote: the largest relative difference (0: equal bits), and findings of each form."""
+    """Comparison of a kernel from PTX with the kernel from LLVM IR: the largest relative difference of what they wrote
+    (0: equal bits), and the findings of both.
+    """
 
     difference: float
     findings: tuple[str, ...] = ()

@@ -53,7 +53,7 @@ NOISE = 1.5
 OWN_MOVES = 3.0
 """Maximum error of a result, as a multiple of the difference between the CPU provider's own variants."""
 MOVED = 2.0**-20
-"""Relative perturbation of weights of a model that quantizes activations: eight roundings of a float32."""
+"""Maximum relative perturbation of weights of a model that quantizes activations: eight times float32's epsilon."""
 QUANTIZED_WEIGHTS = {"DynamicQuantizeLSTM": ((1, 8), (2, 10)), "DynamicQuantizeMatMul": ((1, 2),)}
 """For each operator that quantizes its operands, pairs of the index of an int8 weight and of that weight's scale."""
 TURNS, TURN_SECONDS = 4, 0.1
@@ -302,8 +302,9 @@ def with_coarse_weights(model: onnx.ModelProto) -> onnx.ModelProto | None:
 
 
 def with_moved_weights(model: onnx.ModelProto) -> onnx.ModelProto | None:
-    """Return a model with slightly perturbed float32 weights, so that quantization codes may change by a step; None
-    unless the model quantizes.
+    """Return the model with float32 weights perturbed by at most `MOVED`, so that quantization codes may change by one.
+
+    Return None unless the model has a DynamicQuantizeLinear.
     """
     import numpy as np
     from onnx import TensorProto, numpy_helper

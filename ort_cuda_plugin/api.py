@@ -343,8 +343,9 @@ def placement(
     provider_options: GivenOptions | None = None,
     sess_options: ort.SessionOptions | None = None,
 ) -> Placement:
-    """Return the verdicts of `explain`, and the types and shapes of values. Arguments and errors are those of
-    `explain`.
+    """Return the verdicts of `explain`, and the types and shapes of values (none if a node runs on no provider).
+
+    Arguments and errors are those of `explain`.
     """
     try:
         session, provider = create_session(model, emulate, provider_options, sess_options)
@@ -359,7 +360,7 @@ def _with_providers(verdicts: list[NodeVerdict], session: ort.InferenceSession) 
     """Add to each verdict the provider that runs the node, as ONNX Runtime reports it.
 
     ONNX Runtime does not list a node that another provider has fused: such a node gets the name of the only other
-    provider, or "" if there are several.
+    provider, or "" if several other providers run nodes, or none does.
     """
     names: dict[tuple[str, str], set[str]] = {}
     own = ""

@@ -208,7 +208,7 @@ class ArrayMemory:
 
 
 def offered_memory_info(device: Device, what: str) -> Any:
-    """Return the ``OrtMemoryInfo`` under which ONNX Runtime knows the device. Errors call the array on it ``what``.
+    """Return the ``OrtMemoryInfo`` under which ONNX Runtime knows the device. Errors call the device's array ``what``.
 
     Raises:
         ValueError: the plugin does not offer the device to ONNX Runtime.

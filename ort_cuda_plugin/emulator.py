@@ -99,7 +99,7 @@ class PtxModule:
         self._device = Device.emulated()
 
     def parameters(self, kernel: str) -> list[str]:
-        """Return the type and the name of each parameter of a kernel, such as ``.f32 factor``."""
+        """Return the type and the name of each parameter of a kernel, such as ``.f32 factor``. Raises EmulatorError."""
         self._require(kernel)
         return [
             f".{each.type} {each.name}" + (f"[{each.count}]" if each.count > 1 else "")
@@ -107,7 +107,7 @@ class PtxModule:
         ]
 
     def resources(self, kernel: str) -> Resources:
-        """Return the registers, shared memory and local memory that a kernel declares."""
+        """Return the registers, shared memory and local memory that a kernel declares. Raises EmulatorError."""
         self._require(kernel)
         return Resources(*declared_resources(self._module, kernel))
 
@@ -117,7 +117,7 @@ class PtxModule:
         Args:
             kernel: the name of the kernel; ``kernels`` has all names.
             grid: blocks, one to three numbers.
-            block: threads of a block, one to three numbers, at most 1024 together.
+            block: threads of a block, one to three numbers whose product is at most 1024.
             args: for each parameter an array (C-contiguous; a writable one has the device's contents afterwards), a
                 NumPy scalar of the parameter's size, or a Python number. A structure is its bytes, or a tuple of its
                 members: arrays for pointers, NumPy scalars for numbers.

@@ -426,7 +426,10 @@ def _present_of(past: str, outputs: Collection[str], path: Path) -> str:
 
 
 def _integers(model: bytes, path: Path) -> Callable[[str], int | None]:
-    """Return a function from an initializer's name to its single integer, also from external data."""
+    """Return a function from an initializer's name to its single integer, also from external data.
+
+    The function returns None for any other name.
+    """
     source = SourceModel(model, str(path), ModelFolder.of(path))
 
     def integer(name: str) -> int | None:

@@ -123,7 +123,7 @@ def random_inputs(
 
     Because of the offsets, a network that averages over the image gets different numbers for different seeds.
     A symbolic dimension takes its size from ``dims`` by name, else 1. Inputs in ``skip`` are left out.
-    Raises ValueError for an input that is not a tensor of numbers.
+    Raises ValueError for an input that is not a tensor of numbers, has a negative size, or exceeds the host memory.
     """
     rng = np.random.default_rng(seed)
     initializers = {tensor.name for tensor in model.graph.initializer}

@@ -48,7 +48,7 @@ def api() -> Any:
 
 
 def ep_api() -> Any:
-    """Return ``const OrtEpApi *`` of the host."""
+    """Return ``const OrtEpApi *`` of the host. Raises RuntimeError if the library is not registered."""
     api()
     return core().host_ep_api()
 

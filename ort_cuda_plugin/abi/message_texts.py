@@ -10,7 +10,10 @@ _CUTOFF = 0.6
 
 
 def similar(name: str, known: Iterable[str], *, most: int = 1, cutoff: float = _CUTOFF) -> list[str]:
-    """Return the known names that ``name`` was probably meant to be, the most similar first."""
+    """Return the names in ``known`` that ``name`` was probably meant to be, the most similar first.
+
+    They are at most ``most`` names, whose similarity is at least ``cutoff``.
+    """
     return difflib.get_close_matches(name, list(known), n=most, cutoff=cutoff)
 
 

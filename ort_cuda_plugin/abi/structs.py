@@ -1,4 +1,4 @@
-"""The enums of ONNX Runtime's C ABI, the structs that the plugin fills for ONNX Runtime to call, and their parameters.
+"""The enums of ONNX Runtime's C ABI, the callback structs that the plugin implements, and structs that are parameters.
 
 ``CALLBACK_STRUCTS`` are complete, with their members in order. Each line has the API version that added the member, and
 its C declaration::

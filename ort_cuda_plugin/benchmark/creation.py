@@ -56,7 +56,7 @@ class ChildError(Error, RuntimeError):
 
 
 def measure_creation(task: Task, side: str) -> Creation:
-    """Measure session creation in two processes: one with an empty kernel cache, one with the cache that it filled."""
+    """Measure session creation in two processes. The first fills an empty kernel cache, the second uses this cache."""
     with tempfile.TemporaryDirectory() as folder:
         feeds = Path(folder, "feeds.npz")
         np.savez(feeds, allow_pickle=False, **{name: np.asarray(array) for name, array in task.feeds.items()})
@@ -66,7 +66,10 @@ def measure_creation(task: Task, side: str) -> Creation:
 
 
 def device_bytes(side: str, emulate: bool) -> int:
-    """Return the bytes of device memory in use: by all processes on a GPU, or by this process if ``emulate``."""
+    """Return the bytes of device memory that all processes use on the GPU.
+
+    If ``emulate``, return the bytes that the plugin uses in this process, 0 for another side.
+    """
     import ort_cuda_plugin
 
     if emulate:

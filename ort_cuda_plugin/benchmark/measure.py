@@ -30,11 +30,11 @@ class SideReport:
     """The figures of one provider. Times are in milliseconds. ``throughput`` is batch items per second.
 
     ``host_share`` is the fraction of a median Run in which the device is idle, None if the profile has no device
-    events. ``ratio`` is the median, over neighboring Runs, of this side's time divided by the plugin's. ``error`` is
-    max|a-b|/max|b| against the CPU provider, None if the CPU provider cannot run the model. Three figures are measured
-    in separate processes: ``device_bytes``, the device memory that the session holds after its first Run, and
-    ``cold_s`` and ``warm_s``, the seconds of session creation and first Run with an empty and with a filled kernel
-    cache.
+    events. ``ratio`` is the median, over the turns of `alternate`, of this side's time divided by the plugin's. It is
+    NaN if the plugin is not measured. ``error`` is max|a-b|/max|b| against the CPU provider, None if the CPU provider
+    cannot run the model. Three figures are measured in separate processes, and None if they are not measured:
+    ``device_bytes``, the device memory that the session holds after its first Run, and ``cold_s`` and ``warm_s``, the
+    seconds of session creation and first Run with an empty and with a filled kernel cache.
     """
 
     p50: float
@@ -73,7 +73,8 @@ class ModelReport:
     """The reason why the CPU provider cannot run the model; "" if it can."""
     estimate: dict[str, Any] | None = None
     """The performance model's estimate: the GPU's name, a sentence about the accuracy of estimates, the microseconds of
-    a Run, their range as text, the microseconds of the Run's roofline, and the bytes of device memory traffic."""
+    a Run, their range as text, the microseconds of the Run's roofline, and the bytes of device memory traffic.
+    None if nothing was estimated."""
 
     @property
     def is_right(self) -> bool:

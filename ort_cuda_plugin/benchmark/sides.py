@@ -54,7 +54,8 @@ def _has_cuda(ort: ModuleType) -> bool:
 def create_session(side: str, source: str | bytes, emulate: bool, profile_prefix: str = "") -> Any:
     """Create a session of one side.
 
-    Raises SideError if ONNX Runtime lacks the provider, LackingSideError if the provider cannot run the model.
+    Raises SideError if ONNX Runtime lacks the CUDA provider or cannot load it, LackingSideError if only the plugin has
+    an operator of a model for the CPU provider, and otherwise the errors of session creation.
     """
     import onnxruntime as ort
 

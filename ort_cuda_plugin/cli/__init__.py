@@ -97,7 +97,8 @@ def _run(words: list[str]) -> int:
 
 
 def _explained(error: Exception) -> tuple[int, str]:
-    """Return the exit code and the message for an error. Raise the error again if it is a bug."""
+    """Return the exit code and the message for an error. Raise other errors than UserError and OSError: they are bugs.
+    """
     if isinstance(error, UserError):
         return error.code, str(error)
     if not isinstance(error, OSError):
@@ -111,7 +112,9 @@ def _explained(error: Exception) -> tuple[int, str]:
 
 
 class _Interrupts:
-    """Records whether Ctrl-C was pressed in a ``with`` block, unless the application has installed a handler of SIGINT.
+    """Records whether Ctrl-C was pressed in a ``with`` block of the main thread.
+
+    It records nothing if the application has installed a handler of SIGINT.
 
     KeyboardInterrupt is raised all the same.
     """

@@ -88,7 +88,10 @@ def output_file(text: str) -> Path:
 
 
 def model_path(name_or_path: str) -> Path:
-    """Return the file of a model. A network is written to a file, which is removed at exit."""
+    """Return the file of a model. A network is written to a file, which is removed at exit.
+
+    Raises UserError if there is no such file, light model or network.
+    """
     if not Path(name_or_path).is_file() and split_name(name_or_path) is not None:
         return written_model(build(name_or_path).SerializeToString(), name_or_path.replace(":", "_"))
     try:
@@ -108,7 +111,7 @@ def written_model(model: bytes, name: str) -> Path:
 
 
 def read_model(path: Path, name: str) -> onnx.ModelProto:
-    """Read the model of a file without its external data. ``name`` is the user's name for it."""
+    """Read the model of a file without its external data. Raises UserError, which calls the model ``name``."""
     try:
         return onnx.load(path, load_external_data=False)
     except Exception as error:  # protobuf raises errors of its own types
@@ -131,7 +134,7 @@ def check_types(model: onnx.ModelProto) -> None:
 
 
 def usual_sizes(name_or_path: str) -> dict[str, int]:
-    """Return the default sizes of a network's symbolic dimensions; models from files have none."""
+    """Return the default sizes of a network's symbolic dimensions; {} for any other model."""
     parts = split_name(name_or_path)
     return dict(NETWORKS[parts[0]].sizes) if parts and not Path(name_or_path).is_file() else {}
 
@@ -188,7 +191,7 @@ def counted(items: Sequence[_Item], what: str, console: Console) -> Iterable[_It
 
 
 def is_silent() -> bool:
-    """Return whether the environment asks for no progress."""
+    """Return whether the environment asks for no progress. Raises UserError if its variable has a wrong value."""
     try:
         return requested() is False
     except ValueError as error:
@@ -196,7 +199,10 @@ def is_silent() -> bool:
 
 
 def named_values(option: str, texts: list[str]) -> list[tuple[str, str]]:
-    """Parse ``NAME=VALUE`` arguments of ``option``; one argument may hold several, separated by commas."""
+    """Parse ``NAME=VALUE`` arguments of ``option``; one argument may hold several, separated by commas.
+
+    Raises UserError for another form.
+    """
     pairs = []
     for part in (part for text in texts for part in text.split(",")):
         name, equals, value = part.rpartition("=")
@@ -224,7 +230,10 @@ def provider_options(texts: list[str]) -> dict[str, str]:
 
 
 def shape(name: str, text: str) -> tuple[int, ...]:
-    """Parse the shape of input ``name``, such as ``1x3x224x224``; an empty text is the shape of a scalar."""
+    """Parse the shape of input ``name``, such as ``1x3x224x224``; an empty text is the shape of a scalar.
+
+    Raises UserError for another text.
+    """
     sizes = text.split("x") if text else []
     if not all(size.isdecimal() for size in sizes):
         raise UserError(ExitCode.USAGE, f"--shapes {name}={text}: expected a shape such as 1x3x224x224")
@@ -232,7 +241,7 @@ def shape(name: str, text: str) -> tuple[int, ...]:
 
 
 def number(name: str, text: str) -> int:
-    """Parse the integer value of input ``name``."""
+    """Parse the integer value of input ``name``. Raises UserError for another text."""
     try:
         return int(text)
     except ValueError:
@@ -240,10 +249,10 @@ def number(name: str, text: str) -> int:
 
 
 def numpy_file(subject: str, path: Path) -> NDArray[np.generic] | dict[str, NDArray[np.generic]] | None:
-    """Load the array of a .npy file, or the arrays of a .npz file; None for another file.
+    """Load the array of a .npy file, or the arrays of a .npz file; None if NumPy cannot parse the file as either.
 
     Raises:
-        UserError: the file cannot be read; ``subject`` begins the message.
+        UserError: the file cannot be read, or is not a regular file; ``subject`` begins the message.
     """
     try:
         if path.exists() and not path.is_file():  # a pipe would block

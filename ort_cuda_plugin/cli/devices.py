@@ -41,7 +41,10 @@ def add_emulate_argument(group: argparse._MutuallyExclusiveGroup) -> None:
 
 
 def find_device(choice: str) -> bool:
-    """Return whether ``choice`` on this machine means the emulated device. Raises UserError without a wanted GPU."""
+    """Return whether ``choice`` on this machine means the emulated device.
+
+    Raises UserError if the choice is "cuda" and there is no GPU, or if the installation is unusable.
+    """
     with unavailable_as_user_error():
         from ort_cuda_plugin.ep.device.devices import cuda_devices
 
@@ -52,7 +55,7 @@ def find_device(choice: str) -> bool:
 
 
 def select_device(choice: str) -> bool:
-    """Register the plugin, and return whether to use the emulated device."""
+    """Register the plugin, and return whether to use the emulated device. Raises the errors of `find_device`."""
     emulate = find_device(choice)
     with unavailable_as_user_error():
         ort_cuda_plugin.register(emulate=emulate)

@@ -24,7 +24,7 @@ def _finite(data: Any) -> Any:
 
 
 def styled(text: str, style: str) -> str:
-    """Apply an ECMA-48 style to the text, if standard output is a terminal that shows it."""
+    """Apply an ECMA-48 style to the text, if standard output is a terminal with styles and NO_COLOR is not set."""
     has_styles = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     return f"\x1b[{style}m{text}\x1b[0m" if has_styles else text
 

@@ -1,6 +1,6 @@
 """Finds the first node whose result differs, by bisection of the graph.
 
-Each step compares a prefix of the graph on the plugin and on the reference provider, as a separate model: its outputs
+Each iteration runs a prefix of the graph, as a separate model, on the plugin and on the reference provider. Its outputs
 are all values that the rest of the graph or the application reads. If the outputs agree, the difference comes later.
 Additional outputs keep nodes from being fused, so a difference that only fusion causes may disappear.
 """

@@ -12,7 +12,7 @@ import numpy as np
 from ..models import relative_error
 
 TOLERANCES: Mapping[str, float] = {"float64": 1e-9, "float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
-"""Largest max|a-b| / max|b| by element type. Values of other types must be equal."""
+"""Largest accepted max|a-b| / max|b| by element type. Values of other types must be equal."""
 
 UNROUNDED_INPUTS = ("session.qdq_matmulnbits_accuracy_level", "1")
 """Session entry that makes ONNX Runtime multiply by dequantized low-bit weights, as the model says. Without it the CPU
@@ -42,7 +42,10 @@ class Difference:
 def differences(
     names: Sequence[str], actual: Sequence[Any], expected: Sequence[Any], tolerances: Mapping[str, float]
 ) -> list[Difference]:
-    """Return a difference for each output, and for each tensor of a sequence."""
+    """Return a difference for each output.
+
+    A sequence has one for each of its tensors, and an optional value that both sides lack has none.
+    """
     return [
         difference
         for name, a, b in zip(names, actual, expected, strict=True)

@@ -21,7 +21,9 @@ from ..clusters.nodes.float32_nodes import listing_names
 from .bisection import Run, reads
 
 WithOptions = Callable[[Mapping[str, str]], Run]
-"""Returns the function that runs a model on the plugin, with these provider options besides the given ones."""
+"""Type of a function that takes provider options. It returns a function that runs a model on the plugin with them and
+with the user's options.
+"""
 
 _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16)
 _HALF = ("float16", "bfloat16")
@@ -53,8 +55,8 @@ class Nonfinite:
 class NonfiniteNode:
     """A node whose ``result`` is not finite although its inputs are, or has NaN although its inputs have none.
 
-    ``number`` is the node's index in the graph. ``largest_input`` is the largest finite magnitude of its inputs, 0 for
-    a node without any.
+    ``number`` is the node's index in the graph. ``largest_input`` is the largest finite magnitude in its floating-point
+    inputs, 0 if they have no finite element.
     """
 
     number: int
@@ -69,9 +71,9 @@ class NonfiniteReport:
     """What is not finite in a Run.
 
     ``given`` are inputs and weights of the model. ``nodes`` turn finite inputs into nonfinite results; ``first_nan`` is
-    the first node with NaN whose inputs have none. ``keep_float32`` is the value of the option that computes the
-    overflowing float16 values in float32, "" if no option helps. ``outputs`` are the nonfinite outputs of the
-    model, and ``outputs_kept`` the outputs that are nonfinite with the option as well.
+    the first node that turns inputs without NaN into NaN, None if none does. ``keep_float32`` is the value of the
+    option that computes the overflowing float16 values in float32, "" if no option helps. ``outputs`` are the nonfinite
+    outputs of the model, and ``outputs_kept`` the outputs that are nonfinite with the option as well.
     """
 
     given: list[Nonfinite]
@@ -266,6 +268,9 @@ def _nodes_of(
 
 
 def _entry(node: onnx.NodeProto) -> str:
-    """Return the entry that names a node: an output, which ONNX Runtime renames less often than nodes."""
+    """Return the entry that names a node: an output, which ONNX Runtime renames less often than nodes.
+
+    If no output or node name can be an entry, return the operator type.
+    """
     names = (name for name in (*node.output, node.name) if name and "," not in name and name == name.strip())
     return next(names, node.op_type)

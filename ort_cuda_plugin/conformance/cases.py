@@ -22,7 +22,9 @@ KINDS = ("node", "simple", "pytorch-operator", "pytorch-converted")
 
 @dataclass(frozen=True)
 class Case:
-    """One backend test. The values of its data sets are arrays, lists of arrays for sequences, or None."""
+    """One backend test. Values in its data sets are arrays, lists of arrays (sequences), or None (an optional without
+    a value).
+    """
 
     kind: str
     name: str
@@ -79,7 +81,7 @@ def load_case(key: str) -> Case:
         if Path(DATA_DIR, kind).is_dir():
             return {case.key: case for case in _cases(kind, load_model_tests(kind=kind))}[key]
         words = name.split("_")
-        for count in range(len(words), 0, -1):  # sources have most names as literals, of others a beginning
+        for count in range(len(words), 0, -1):  # sources have most names as literals, and else a name's beginning
             for case in _cases(kind, _node_tests("test_" + "_".join(words[:count]))):
                 if case.key == key:
                     return case

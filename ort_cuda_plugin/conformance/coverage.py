@@ -113,7 +113,7 @@ def recorded() -> Mapping[tuple[str, str, int], set[str]]:
 
 
 def _lowered(graph: Graph) -> Iterator[tuple[Operator, set[str]]]:
-    """Yield each node's operator and its kinds of launches, up to the first node that is declined."""
+    """Yield each node's operator and its kinds of launches, up to the first node that lowering declines."""
     symbols = InputSymbols()
 
     def read_host_input(buffer: Buffer, count: int) -> tuple[Dim, ...]:

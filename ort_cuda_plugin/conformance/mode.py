@@ -14,8 +14,8 @@ class Mode:
     ``check``: the emulated device's checking mode, whose findings fail a test. ``seed``: adversarial streams, which
     defer and interleave work by this seed and the test's name; None for streams that run work at once.
     ``single_nodes``: a kernel of the registry runs each node, and nothing is fused. ``lowering``: the GPU for which
-    kernels are lowered, as "sm_90" or "sm_90:132"; "": as the environment says. Without ``emulate`` the tests run on a
-    GPU, where ``check`` and ``seed`` have no effect.
+    kernels are lowered, as "sm_90" or "sm_90:132"; "": as ``ORT_CUDA_PLUGIN_EMULATE_LOWERING`` says. Without
+    ``emulate`` the tests run on a GPU, where ``check`` and ``seed`` have no effect.
     """
 
     optimized: bool = False

@@ -163,7 +163,10 @@ def registered(ep_name: str) -> list[Kernel]:
 
 
 def names_of_host() -> NamesOf:
-    """Return a function that maps a kernel to the names of type constraints, inputs and outputs in its ONNX schema."""
+    """Return a function that maps a kernel to the names of type constraints, inputs and outputs in its ONNX schema.
+
+    The function returns None for a kernel whose operator has no schema.
+    """
     from onnxruntime.capi import _pybind_state as state
 
     schemas: dict[tuple[str, str], dict[int, frozenset[str]]] = defaultdict(dict)

@@ -111,7 +111,7 @@ _KEY = re.compile(r"`((?:node|simple|pytorch-operator|pytorch-converted)/[^`]+)`
 def read_verdicts(text: str, keys: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]:
     """Return the verdicts of the tests ``keys`` in a report, as written and optimized.
 
-    Raises ValueError for other text.
+    Raises ValueError for a text that is not a report.
     """
     if not text.startswith("# Conformance\n"):
         raise ValueError(

@@ -11,7 +11,7 @@ from ort_cuda_plugin.conformance.verdict import judge
 
 
 def main() -> None:
-    # Compile in this process: the runner has a worker per core, and each compiler process would import Numba anew.
+    # Compile in this process: the workers already use all cores, and each compiler process would import Numba anew.
     kernel_library.max_workers = 0
     # Tests and libraries may print, so the outcomes go through a separate file descriptor.
     answers = os.fdopen(os.dup(1), "wb")

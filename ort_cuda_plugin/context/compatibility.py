@@ -36,8 +36,9 @@ def fit(info: str, target: Target, allow_host_code: bool, driver_version: str = 
 
     OPTIMAL: the model has code for ``target`` that can run. USABLE: the session uses code for another architecture, or
     compiles the model again. UNSUPPORTED: the context format has another major version. NOT_APPLICABLE: the string is
-    not the plugin's. ``driver_version`` is the CUDA version of the device's driver. The string has no schedules, so
-    the device's quarantine does not count.
+    not the plugin's. ``allow_host_code`` says whether code of the model may run on this computer's CPU.
+    ``driver_version`` is the CUDA version of the device's driver. The string has no schedules, so the rating ignores
+    the device's quarantine.
     """
     fields = dict(part.partition("=")[::2] for part in info.split(";"))
     major = re.match(r"(\d+)\.\d+$", fields.get("format", ""))

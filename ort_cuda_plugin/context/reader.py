@@ -52,8 +52,8 @@ class Loaded:
 
     In the second case ``why`` says why the stored plans are not used. ``refitted`` names the initializers whose
     contents differ from those at compilation. ``warning`` says which quarantined kernels or operators the cluster runs.
-    ``otherwise`` loads the stored plans if the only reason against them is the quarantine; its argument is the error
-    with which the compilation of the stored graph failed.
+    ``otherwise`` is None unless the quarantine is the only reason against the stored plans. It loads these plans if the
+    compilation of the stored graph fails; its argument is the error of the compilation.
     """
 
     cluster: StoredCluster | CompiledCluster
@@ -222,7 +222,7 @@ class _Partition:
     def usable_target(self) -> Json | None:
         """Return the stored target for the session's device. If none can be used, return None and set ``why_not``.
 
-        ``quarantined`` becomes the best of the targets that could be used if the device had no quarantine, or None.
+        If only the quarantine is against the targets that fit the device, ``quarantined`` becomes the best of them.
         """
         session = self.session
         if session.target.is_emulated and not session.allow_host_code:

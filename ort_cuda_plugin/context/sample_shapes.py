@@ -21,7 +21,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 def sample_shapes(
     inputs: Sequence[Value], ranks: Mapping[str, int], wanted: Sequence[Shapes] = ()
 ) -> Iterator[list[tuple[int, ...]]]:
-    """Yield shapes of all inputs, the ``wanted`` ones last; none if a rank is unknown.
+    """Yield shapes of all inputs, the ``wanted`` ones last; nothing if a rank is unknown.
 
     Dimensions with the same name in the model have the same size.
     """

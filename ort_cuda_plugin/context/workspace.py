@@ -34,7 +34,7 @@ def add(key: Hashable, container: Container, partitions: Iterable[str]) -> None:
 
 
 def take(key: Hashable, partition: str) -> None:
-    """Record that a session has taken a partition. After the last one, the workspace drops its reference."""
+    """Record that a session has taken a partition. After the last partition, the workspace drops the container."""
     with _lock:
         if key in _kept:
             left = _kept[key][1]

@@ -86,7 +86,7 @@ class ContextWriter:
         Raises:
             NodeError: a node that the plugin claimed cannot be lowered.
             KernelCompileError: a kernel does not compile.
-            ContextError: the source model cannot be read.
+            ContextError: the source model cannot be read, or a plan calls Python code that cannot be stored.
         """
         self._source = request.source
         self._constants.used = set()

@@ -16,6 +16,8 @@ class NoOperatorsFileError(Error, ValueError):
 def load_operators(file: str) -> None:
     """Run a Python file that registers operators. Exceptions of the file are passed on.
 
+    Raises NoOperatorsFileError if there is no such Python file.
+
     The file can import modules in its folder; installed packages have priority.
     """
     spec = importlib.util.spec_from_file_location(Path(file).stem, file)

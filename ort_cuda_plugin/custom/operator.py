@@ -63,7 +63,7 @@ class Port:
         constraint: inputs and outputs with the same constraint have the same element type; "": no constraint.
         minimum: minimum number of tensors of a variadic port.
         on_host: whether each Run copies the input's contents to the host, because they determine shapes.
-        alias: the index of the input whose memory the output shares, or None.
+        alias: the index of the input whose memory the output shares; None: the output has its own memory.
     """
 
     name: str
@@ -91,7 +91,7 @@ class Attribute:
     def checked(self, value: AttrValue, operator: str) -> AttrValue | bool:
         """Return the attribute's ``value`` converted for the author's code.
 
-        Raises InvalidModel for a value of another type.
+        Raises InvalidModel for a value of another type, or for a flag other than 0 and 1.
         """
         if self.kind is AttributeKind.FLOAT and type(value) is int:
             return float(value)
@@ -317,7 +317,10 @@ class CustomOperator:
                 raise InvalidModel(f"{self.label}: nothing writes output {name!r}: launch a kernel that does")
 
     def guarded(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call the author's code. Its exceptions become Unsupported, with the traceback in the log."""
+        """Call the author's code. Its unexpected exceptions become Unsupported, with the traceback in the log.
+
+        Unsupported, NodeError, InvalidModel and KeyboardInterrupt are passed on; InvalidModel gets the operator's name.
+        """
         try:
             return function(*arguments)
         except (Unsupported, NodeError):

@@ -78,7 +78,8 @@ class CopyWait:
 class Counted:
     """Totals of a launch, extrapolated from some blocks.
 
-    ``requests`` are memory instructions of warps, ``wavefronts`` the L1 and shared-memory wavefronts that these take.
+    ``requests`` and ``shared_requests`` are the warps' requests to global and to shared memory, ``wavefronts`` and
+    ``shared_wavefronts`` the wavefronts that these take in the L1 and in shared memory.
     ``read`` and ``written`` are bytes between the multiprocessors and the L2, in whole sectors; a sector that a block
     reads several times counts once, as if it stayed in the L1. ``instructions`` are those of threads, by kind; a
     warp's inactive lanes count too.
@@ -238,7 +239,7 @@ def count_all(work: Work, code: Mapping[KernelSpec, Code], library: KernelLibrar
 
 
 def _count_key(step: KernelStep) -> tuple[object, ...]:
-    """Return a key of the arguments: launches with equal keys have equal counts.
+    """Return a key of the arguments: launches with equal keys are assumed to have equal counts.
 
     It has the numbers, and the offsets of pointers within a cache line.
     """

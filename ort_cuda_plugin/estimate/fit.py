@@ -63,7 +63,10 @@ def measurements_json(device: str, gpu: str, measurements: Sequence[Measurement]
 
 
 def read_measurements(text: str) -> tuple[str, list[Measurement]]:
-    """Return the GPU's name (of `gpus.names`) and the measurements. Raises ValueError for JSON of another format."""
+    """Return the GPU's name (of `gpus.names`) and the measurements.
+
+    Raises ValueError, LookupError or TypeError for a text of another format.
+    """
     data = json.loads(text)
     if not isinstance(data, dict) or data.get("format") != FORMAT or data.get("device") not in gpus.names():
         raise ValueError(
@@ -81,7 +84,8 @@ def read_measurements(text: str) -> tuple[str, list[Measurement]]:
 def fit(device: str, measurements: Sequence[Measurement], start: Constants | None = None) -> Fit:
     """Return the constants with the least error on the measurements, searched from ``start``, and tested.
 
-    Constants without an effect on the measurements keep their values. Raises the errors of `prepare`.
+    Constants without an effect on the measurements keep their values. With fewer than `HELD_OUT` measurements, the
+    measurements of the search also test its result. Raises the errors of `prepare`.
     """
     prepared = [(m, prepare(m.work, gpus.gpu(device))) for m in measurements]
     held = [pair for number, pair in enumerate(prepared) if number % HELD_OUT == HELD_OUT - 1]

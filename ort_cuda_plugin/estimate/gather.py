@@ -61,7 +61,8 @@ def optimized(path: Path, shapes: Mapping[str, Sequence[int]] | None = None) -> 
     """Return the model after the optimizations that ONNX Runtime does before it offers nodes to providers.
 
     The wheel's light models get weights. ``shapes`` override the sizes that the model states for its inputs. A model
-    that the CPU provider cannot run, because of its types or custom operators, stays as it is.
+    is not optimized if the CPU provider cannot run it because of its types or custom operators, or if ONNX Runtime
+    inserts Casts for this provider.
     """
     import onnxruntime as ort
     from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKernel
@@ -141,7 +142,8 @@ def work_of_model(
     """Return the work of a Run of a model from `optimized` on ``gpu``, by default an H100, with inputs of these shapes.
 
     Schedules are chosen as in a session on a GPU with this ``calibration``. Dimensions that stay unknown are 1.
-    ``values`` fill integer inputs; other inputs are zero. ``watch`` receives each cluster's program after each pass.
+    ``values`` fill integer inputs. Other inputs are 1 if the host reads them, else 0. ``watch`` receives each cluster's
+    program after each pass.
 
     Raises: ShapeError, and NodeError for a node that cannot run.
     """
@@ -211,7 +213,11 @@ def _products(steps: Sequence[PlannedStep], options: LoweringOptions) -> Iterato
 
 
 def input_shapes(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of all inputs. The size that ``shapes`` gives a named dimension applies to all inputs."""
+    """Return the shapes of all inputs, with 1 for a dimension without a size.
+
+    The size that ``shapes`` gives a named dimension applies to all inputs. Raises ShapeError if ``shapes`` does not fit
+    the model.
+    """
     initializers = {tensor.name for tensor in model.graph.initializer}
     inputs = [info for info in model.graph.input if info.name not in initializers]
     if unknown := shapes.keys() - {info.name for info in inputs}:

@@ -130,7 +130,7 @@ def mix_of(text: str) -> dict[str, int]:
 
 
 def rounds_of(text: str) -> float:
-    """Return the waits per load to registers in the machine code ``text``, in program order.
+    """Return the waits per load to registers in the machine code ``text``, in program order; 1 without loads.
 
     The first instruction that uses the result of a load waits for all loads in flight.
     """

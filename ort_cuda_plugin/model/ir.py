@@ -166,7 +166,7 @@ class Constant:
 
     With ``is_file``, contents above 64 KiB are read from a file each time, because host memory may not hold all weights
     at once. Attributes: name: the initializer's name, "" for other constants. recipe: derives the contents from other
-    constants (``model.recipes``), or None. decides: whether a plan or kernel depends on the contents (see `look`).
+    constants (``model.recipes``); None: they are not derived. decides: a plan or kernel depends on them (see `look`).
     derived: the constants that recipes derived from this one.
     """
 
@@ -407,7 +407,7 @@ class Node:
 
     ``implicit_inputs`` are the values of outer scopes that the node's bodies read. ``subgraphs`` has the bodies by
     attribute name, without those nested deeper than `MAX_SUBGRAPH_DEPTH`. ``provider`` is the execution provider to
-    which ORT has assigned the node, or "".
+    which ORT has assigned the node, "" before the assignment.
     """
 
     name: str

@@ -71,7 +71,7 @@ class NetworkGraph:
     ) -> str:
         """Add a convolution with a bias, as after folding a BatchNormalization.
 
-        By default padding keeps the image size.
+        By default padding keeps the image size at stride 1.
         """
         sizes = [kernel] * 2 if isinstance(kernel, int) else list(kernel)
         group = int(attributes.get("group", 1))

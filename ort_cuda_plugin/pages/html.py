@@ -108,8 +108,9 @@ def paragraphs(lines: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class Name:
-    """A cell with truncated text; it opens to show ``inside`` unless that is empty. ``target`` is an anchor to link.
+    """A cell with truncated text; it opens to show ``inside`` unless that is empty.
 
+    The text links to the anchor ``target``; "": no link.
     ``packed`` is the number of a packed text in place of ``inside``, see `Page.name`.
     """
 

@@ -29,7 +29,9 @@ SIGNS = (
 )
 """The frames and lines of a graph, by class of the style sheet, and their meaning, for `html.signs`."""
 MANY_OUTSIDE = 150
-"""Number of boxes outside of clusters above which each chain of nodes on another provider is drawn as one box."""
+"""Number of clusters and of nodes outside of clusters, together, above which each chain of nodes on another provider is
+drawn as one box.
+"""
 
 
 @dataclass(frozen=True)
@@ -164,7 +166,8 @@ class _View:
         self.by_steps = by_steps
         self.step_of: dict[str, int] = {}
         for number, step in enumerate(graph.steps):
-            for name in step.nodes:  # of several the most expensive: kernels for other sizes take no time
+            # If several steps compute a node, take the most expensive: kernels for other sizes take no time.
+            for name in step.nodes:
                 if name not in self.step_of or step.amount > graph.steps[self.step_of[name]].amount:
                     self.step_of[name] = number
         self.boxes: list[dict[str, Any]] = []

@@ -32,9 +32,9 @@ class Step:
     the time of all steps.
 
     ``bytes`` and ``flops`` are its traffic and arithmetic, None if unknown. ``peak`` is the larger of two fractions:
-    achieved bytes/s of the GPU's peak bytes/s, and achieved flop/s of its peak flop/s. ``begin`` is the time from the
-    start of the Run, microseconds. ``estimated`` is this step's fraction of the estimated time of its nodes,
-    microseconds.
+    achieved bytes/s of the GPU's peak bytes/s, and achieved flop/s of its peak flop/s; None if the GPU's peaks are
+    unknown. ``begin`` is the time from the start of the Run, microseconds. ``estimated`` is this step's fraction of the
+    estimated time of its nodes, microseconds; None without an estimate.
     """
 
     name: str
@@ -56,7 +56,7 @@ class NodeTime:
     """Device time of a node: its part (`parts`) of the times of the steps that compute it.
 
     ``share`` is the fraction of the time of all steps, ``steps`` the number of steps that compute the node, and
-    ``estimated`` the node's time in the estimate, microseconds.
+    ``estimated`` the node's time in the estimate, microseconds; None without an estimate.
     """
 
     name: str

@@ -84,7 +84,7 @@ class Device:
             return _on_plugin(model, self.is_emulated, given, self.takes_all)
 
     def expected(self, case: Case) -> list[Array]:
-        """Return the results of the reference."""
+        """Return the results of the reference. Raises: Skipped: it cannot run the model."""
         narrow = case.model()
         if not self.is_emulated:
             return run_session(

@@ -1,7 +1,7 @@
 """Runs the sections of the selftest in a process of their own, so that a crash or a hang fails one check.
 
 A process that dies, or that does not end a check in time, is replaced: the check fails, and the section goes on with
-the next check, but ends after `MAX_DEATHS`.
+the next check, but ends after `MAX_DEATHS` such processes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_DEATHS = 3
 
 @dataclass
 class SectionReport:
-    """The results of a section. ``ended`` is the reason why checks are missing, or ""."""
+    """The results of a section. ``ended`` is the reason why checks are missing; "" if none is missing."""
 
     name: str
     results: list[Result] = field(default_factory=list)

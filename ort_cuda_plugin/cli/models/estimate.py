@@ -142,7 +142,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _fitted(path: Path) -> Constants:
-    """Return the cost model's constants, fitted to a file of measurements."""
+    """Return the cost model's constants, fitted to a file of measurements. Raises UserError if it cannot be read."""
     from ort_cuda_plugin.estimate import fit
 
     try:
@@ -222,7 +222,7 @@ def onnx_graph(model: onnx.ModelProto, elsewhere: Sequence[str]) -> ModelGraph:
 
 
 def _type_text(info: onnx.ValueInfoProto) -> str:
-    """Return type and shape as ``FLOAT[2, n]``; "" if nothing is known."""
+    """Return type and shape as ``FLOAT[2, n]``; "" if the element type is unknown."""
     tensor = info.type.tensor_type
     if not tensor.elem_type:
         return ""

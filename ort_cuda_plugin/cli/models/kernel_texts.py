@@ -40,7 +40,10 @@ def _steps(plan: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def ptx_of(specs: Iterable[KernelSpec], architecture: str) -> dict[KernelSpec, str]:
-    """Return the PTX of kernels for an architecture such as ``sm_90``. Raises UserError for an unknown one."""
+    """Return the PTX, for an architecture such as ``sm_90``, of those kernels that GPUs run.
+
+    Raises UserError for an unknown architecture, or a kernel that does not compile.
+    """
     from ort_cuda_plugin.cli.models.kernel_report import ARCHITECTURES, is_for_gpus
     from ort_cuda_plugin.compiler.compile import KernelCompileError
     from ort_cuda_plugin.compiler.library.kernel_library import KernelLibrary
@@ -57,7 +60,10 @@ def ptx_of(specs: Iterable[KernelSpec], architecture: str) -> dict[KernelSpec, s
 
 
 def checked_accesses(specs: Iterable[KernelSpec]) -> dict[KernelSpec, str]:
-    """Return for each kernel, as text, how many loads, stores and atomics of each size the checking mode checks."""
+    """Return for each kernel, as text, how many loads, stores and atomics of each size the checking mode checks.
+
+    The text for a kernel that does not compile is the compiler's error.
+    """
     from ort_cuda_plugin.compiler.compile import KernelCompileError, emulated_ir, kernel_ir
     from ort_cuda_plugin.compiler.targets import Target
 

@@ -72,7 +72,10 @@ def _print(found: Sequence[Finding]) -> None:
 
 
 def _print_commands(found: Sequence[Finding]) -> None:
-    """Print each command once. Leave out all commands of a finding if one of them has a control character."""
+    """Print each command once. Leave out all commands of a finding if one of them has a control character.
+
+    Warnings and problems whose commands are not printed go to the standard error.
+    """
     printed: set[str] = set()
     for finding in found:
         if finding.commands and all(command.isprintable() for command in finding.commands):

@@ -55,7 +55,10 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _other(name: str) -> tuple[str, list[Kernel]]:
-    """Return a provider's name and kernels, from a list in the file ``name`` or from the provider's registry."""
+    """Return a provider's name and kernels, from a list in the file ``name`` or from the provider's registry.
+
+    Raises UserError if ``name`` is neither such a file nor a provider.
+    """
     from ort_cuda_plugin.conformance.parity import read_digest, registered
 
     path = Path(name)

@@ -136,7 +136,7 @@ class Subject:
 
     @staticmethod
     def read(name: str) -> Subject:
-        """Read a model. Raises UserError if it does not exist."""
+        """Read a model. Raises UserError if it does not exist, or is not an ONNX model."""
         path = model_path(name)
         return Subject(name, path, read_model(path, name))
 
@@ -148,7 +148,7 @@ class Subject:
 
     @property
     def dtype(self) -> str:
-        """Return the element type of the computation, from the name of a network or the weights of a file."""
+        """Return the element type of the computation, from a network's name, or from a file's operators and weights."""
         if (parts := split_name(self.name)) is not None:
             return parts[1]
         if any(node.op_type in ("QuantizeLinear", "DynamicQuantizeLinear") for node in self.model.graph.node):

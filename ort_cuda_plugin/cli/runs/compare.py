@@ -135,7 +135,7 @@ def _check_mode(arguments: argparse.Namespace) -> None:
 
 
 class _Sides:
-    """Runs models on the plugin and on the other provider. Raises UserError if there is no such provider."""
+    """Runs models on the plugin and on another provider. Raises UserError if ONNX Runtime lacks the other provider."""
 
     def __init__(self, folder: Path, emulate: bool, options: Mapping[str, str], against: str) -> None:
         import onnxruntime as ort
@@ -186,7 +186,7 @@ def _plain(source: str | bytes | onnx.ModelProto) -> str | bytes:
 def _first(
     source: str | bytes, feeds: Mapping[str, Any], sides: _Sides, tolerances: Mapping[str, float], is_kept: bool
 ) -> tuple[FirstDifference | None, str]:
-    """Return the first node whose results differ, or why it is unknown.
+    """Return the first node whose results differ, and "". If it is unknown, return None and the reason.
 
     ``is_kept`` says whether a file, given with ``--load``, had the reference's outputs.
     """
@@ -264,7 +264,10 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _loaded(arguments: argparse.Namespace, feeds: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Load the inputs of a file. Raises UserError if inputs are given twice, or some are missing."""
+    """Return the inputs, from the file of ``--load`` or from ``--input``.
+
+    Raises UserError if both have the same input, or if an input of the model is in neither.
+    """
     given = {text.partition("=")[0] for text in arguments.input}
     loaded = {key.removeprefix("inputs/"): value for key, value in saved.items() if key.startswith("inputs/")}
     if both := sorted(given & loaded.keys()):

@@ -72,11 +72,12 @@ def add_input_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass
 class RunReport:
-    """Result of `measure`. Times are in seconds, `launches` are those of one warm Run.
+    """Result of `measure`. Times are in seconds; `median_run` is None without timed Runs.
 
-    `graph_fallbacks` counts by reason how often a cluster of a warm Run did not use a CUDA graph. `error` is
+    `launches` and `library_calls` are averages of the timed Runs, rounded down. `graph_replays` is the total of the
+    timed Runs, and `graph_fallbacks` counts by reason how often a cluster did not use a CUDA graph in them. `error` is
     max|a-b|/max|b| over the compared outputs, a of the plugin and b of the CPU provider. If the CPU provider cannot run
-    the model, `error` is None and `not_compared` has the reason. `inputs` has the shape of each input.
+    the model, `error` and `cpu_run` are None and `not_compared` has the reason. `inputs` has the shape of each input.
     """
 
     model: str
@@ -187,7 +188,10 @@ def measure(path: Path, emulate: bool, arguments: argparse.Namespace, console: C
 def load(
     path: Path, arguments: argparse.Namespace, model: onnx.ModelProto | None = None
 ) -> tuple[str | bytes, list[str], dict[str, NDArray[np.generic]]]:
-    """Return the model of a session, the outputs to compare, and the inputs. ``model`` is the parsed file.
+    """Return the model for a session, the names of the outputs to compare, and the inputs.
+
+    The model is its path, or bytes for a light model, which gets random weights. ``model`` is the parsed file; without
+    it the function parses the file.
 
     Raises UserError if the file is not a model, or if values for its inputs cannot be made.
     """

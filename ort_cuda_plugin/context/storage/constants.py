@@ -60,7 +60,7 @@ class ConstantWriter:
         self.used: set[int] = set()
 
     def number(self, constant: Constant, source: Source | None, for_plans: bool = True) -> int:
-        """Return the number of a constant. Initializers of ``source`` are not stored.
+        """Return the number of a constant. Unchanged initializers of ``source`` are not stored; None: all are stored.
 
         Without ``for_plans`` only the graph uses the constant: it becomes a view of a stored constant with the same
         contents if there is one.

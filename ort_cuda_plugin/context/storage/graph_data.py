@@ -20,7 +20,7 @@ def decode_graph(data: Json, constants: Sequence[Constant]) -> Graph:
     """Decode a graph; the inverse of `encode_graph`.
 
     Raises:
-        ValueError, TypeError, LookupError: `encode_graph` did not make ``data``.
+        Exceptions of `errors.MALFORMED`: `encode_graph` did not make ``data``.
     """
     values = [_value(row, constants) for row in data["values"]]
     return _graph(data["graph"], values, constants, 0)
@@ -77,7 +77,7 @@ class _Encoder:
     def attribute(self, value: AttrValue) -> Json:
         """Return kind and value of an attribute.
 
-        Floats are hexadecimal text, which JSON cannot round and may be infinite.
+        Floats become hexadecimal text, because numbers in JSON may be rounded and cannot be infinite.
         """
         if isinstance(value, Constant):
             return ["constant", self.number(value)]

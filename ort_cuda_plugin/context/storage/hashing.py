@@ -60,7 +60,8 @@ def in_pieces(length: int) -> Iterator[tuple[int, int]]:
 def in_threads(function: Callable[[T], R], items: Iterable[T], nbytes: int) -> list[R]:
     """Return ``function(item)`` for all items; several threads call it if ``nbytes`` fill at least two blocks.
 
-    ``function`` must release the GIL. Raises the exception of ``function``, once no call is in progress.
+    Threads save time only if ``function`` releases the GIL. Raises the exception of ``function``, once no call is in
+    progress.
     """
     threads = min(_cores(), MAX_THREADS, nbytes // PIECE)
     if threads < 2:

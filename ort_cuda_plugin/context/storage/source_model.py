@@ -124,8 +124,9 @@ def _span(value: int | Span) -> Span:
 class SourceTensor:
     """An initializer: type, shape, and location of its elements.
 
-    ``span`` has the offsets of raw data in the model. ``pieces`` are fields with typed data: (field number, number or
-    offsets). ``external`` describes external data.
+    ``dtype`` is None if its number is not a type of ONNX. ``span`` has the offsets of raw data in the model. ``pieces``
+    are fields with typed data: (field number, number or offsets). ``external`` describes external data. ``span`` and
+    ``external`` are None for data that is stored in another way.
     """
 
     name: str = ""

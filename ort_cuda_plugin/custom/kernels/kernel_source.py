@@ -108,7 +108,7 @@ def _add_surroundings(function: FunctionType, definition: ast.FunctionDef, aroun
 
 
 def _text(name: str, value: Any) -> str | None:
-    """Return source that defines ``name`` as ``value``: "" if every kernel has the name, None if that is impossible."""
+    """Return source that defines ``name`` as ``value``: "" if every kernel has the name, None if no source can."""
     number = _number(value)
     if number is not None:
         return f"{name} = {number}"

@@ -73,7 +73,7 @@ def numba_kernel(function: Function | str, *, name: str = "", signature: Sequenc
     floats and of bool are uint8. Built-in functions of kernels, such as ``f16_to_f32``, convert them.
 
     Raises:
-        KernelSourceError: the function cannot be a kernel.
+        KernelSourceError: the function cannot be a kernel, or a kernel that is given as text has no name.
     """
     if isinstance(function, str):
         if not name:

@@ -179,7 +179,10 @@ class Answers:
         return inputs, list(map(PluginTensorDesc, sizes, types, formats[len(inputs) :]))
 
     def combinations(self, types: Sequence[DType], shapes: Sequence[tuple[Any, ...]]) -> list[Combination]:
-        """Return combinations of formats that the application's plugin supports, up to its limit; LINEAR first."""
+        """Return combinations of formats that the application's plugin supports, up to its limit; LINEAR first.
+
+        Raises DeclinedLayout if it supports none.
+        """
         inputs, outputs = self.descs(types, shapes, (), -1)
         all_descs = [*inputs, *outputs]
         limit = self.ask("get_format_combination_limit", self.build.get_format_combination_limit)

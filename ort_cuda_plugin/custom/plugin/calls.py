@@ -31,7 +31,10 @@ class PluginFailure(Exception):
 
 
 def called(label: str, subject: str, function: Callable[..., T], *arguments: Any) -> T:
-    """Call a method of an application's plugin. Raises PluginFailure for its exceptions and a status other than 0."""
+    """Call a method of an application's plugin. Raises PluginFailure for its exceptions and a status other than 0.
+
+    Unsupported, InvalidModel, NodeError and KeyboardInterrupt are passed on.
+    """
     try:
         result = function(*arguments)
     except (Unsupported, InvalidModel, NodeError, PluginFailure, KeyboardInterrupt):

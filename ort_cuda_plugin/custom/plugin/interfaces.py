@@ -1,8 +1,8 @@
 """Base classes of applications' plugins, modeled on TensorRT's IPluginV3 and its capabilities.
 
-A method without a sensible default raises NotImplementedError. Methods report errors by exceptions. Methods that return
-a status in TensorRT may also return a number other than 0, and methods that make a plugin may return None. If a node
-omits an input and has later ones, the omitted input is None in all lists of inputs.
+A method without a sensible default is abstract: a class must define it. Methods report errors by exceptions. Methods
+that return a status in TensorRT may also return a number other than 0, and methods that make a plugin may return None.
+If a node omits an input and has later ones, the omitted input is None in all lists of inputs.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Plugin(ABC):
     """
 
     def get_capability_interface(self, type: CapabilityType) -> Any:
-        """Return the capability of that type; by default the plugin itself."""
+        """Return the capability of that type; by default the plugin itself, None if its class lacks the capability."""
         wanted = {
             CapabilityType.CORE: PluginCore,
             CapabilityType.BUILD: PluginBuild,

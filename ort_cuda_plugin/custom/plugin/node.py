@@ -79,8 +79,8 @@ class PluginNodes:
 def create(creator: PluginCreator, label: str, name: str, fields: PluginFieldCollection, phase: Phase) -> Plugin:
     """Create a plugin object.
 
-    Raises PluginFailure if it lacks a capability that ``phase`` needs, or if its name, version or namespace is not its
-    creator's; InvalidModel if the creator raises it.
+    Raises PluginFailure if the creator fails or returns None, if the object lacks a capability that ``phase`` needs, or
+    if its name, version or namespace is not its creator's; InvalidModel if the creator raises it.
     """
     subject = f"create_plugin with {fields!r}"
     plugin: Plugin | None = called(label, subject, creator.create_plugin, name, fields, phase)
@@ -126,7 +126,10 @@ class _Plan:
         self._answers = Answers(creator, label, plugin, ctx, inputs)
 
     def outputs(self, way: str = "") -> list[Tensor]:
-        """Return the outputs of the fastest tactic and formats, or of the tactic and formats that ``way`` names."""
+        """Return the outputs of the tactic and formats that ``way`` names.
+
+        If ``way`` is "", they are the fastest ones if the session measures tactics, else the first ones.
+        """
         answers = self._answers
         types = answers.types(answers.count())
         shapes = answers.shapes(types)

@@ -48,7 +48,7 @@ def streaming(
     ``reads`` has the numbers of the weights that each step reads. ``nbytes`` has the bytes of each weight, by number.
     ``states`` are the weights that Runs write.
 
-    Raises: BudgetTooSmall: the budget has no room for the weights that a step reads at once.
+    Raises: BudgetTooSmall: the budget is smaller than the weights that a step reads at once.
     """
     spans: dict[int, tuple[int, int]] = {}
     for position, numbers in enumerate(reads):

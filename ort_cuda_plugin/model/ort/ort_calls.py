@@ -87,7 +87,7 @@ class OrtCalls:
         return info != ffi.NULL and self.out("GetOnnxTypeFromTypeInfo", "ONNXType", info) not in kinds
 
     def tensor_type(self, info: Any) -> tuple[DType | None, tuple[int | str | None, ...] | None]:
-        """Return element type and dimensions of a ``const OrtTypeInfo *``, in the form of `Value`."""
+        """Return element type and dimensions of a ``const OrtTypeInfo *``, None as in `Value` for what is unknown."""
         if info == ffi.NULL or self.out("GetOnnxTypeFromTypeInfo", "ONNXType", info) != lib.ONNX_TYPE_TENSOR:
             return None, None
         tensor = self.out("CastTypeInfoToTensorInfo", "const OrtTensorTypeAndShapeInfo *", info)

@@ -99,7 +99,7 @@ def _value(ort: OrtCalls, info: Any, side: str, index: int) -> Value | None:
 
 
 def _constant(ort: OrtCalls, info: Any, index: int, value: Value, read_device: ReadDevice) -> Constant | None:
-    """Return the `Constant` of a constant input; None if the input is not constant."""
+    """Return the `Constant` of a constant input of known shape; None for another input, or an unsupported type."""
     tensor = ffi.new("const OrtValue **")
     is_constant = ffi.new("int *")
     ort.call("KernelInfoGetConstantInput_tensor", info, index, is_constant, tensor)
@@ -124,7 +124,10 @@ def _contents(ort: OrtCalls, tensor: Any, dtype: DType, dims: tuple[int, ...], r
 
 
 def _attribute(ort: OrtCalls, info: Any, name: str, kind: str) -> AttrValue | None:
-    """Return the value of an attribute; None if the node lacks it."""
+    """Return the value of an attribute; None if the node lacks it.
+
+    Raises TypeError if `READERS` lacks the annotation ``kind``.
+    """
     read = READERS.get(kind.removesuffix(" | None"))
     if read is None:
         raise TypeError(f"attribute {name}: a kernel cannot read the type {kind}; supported: {', '.join(READERS)}")

@@ -51,7 +51,7 @@ def _forms(type_name: str) -> Iterator[Case]:
     text = """({T}[3, 2, 17, 32] x, {T}[2, 32, 24] w) => ({T}[3, 2, 17, 24] y) { y = MatMul(x, w) }"""
     yield _case("product in batches", text, type_name, {})
     text = """({T}[3, 17, 32] x, {T}[3, 32, 24] w) => ({T}[3, 17, 24] y) { y = MatMul(x, w) }"""
-    yield _case("product in one batch", text, type_name, {})  # a library has calls for this form of batches only
+    yield _case("product in one batch", text, type_name, {})  # library calls have one batch dimension
     text = """({T}[40, 64] x, {T}[64, 5] a, {T}[5, 48] b) => ({T}[40, 48] y)
         { p = MatMul(x, w) d = MatMul(x, a) u = MatMul(d, b) y = Add(p, u) }"""
     yield Case(
