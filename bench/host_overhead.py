@@ -60,7 +60,7 @@ def null_session(model: bytes, folder: Path) -> ort.InferenceSession:
 def bound_run(session: ort.InferenceSession, place: tuple[Any, ...]) -> Callable[[], object]:
     """Return a function that calls run_with_iobinding with bound values.
 
-    ``place`` has the arguments by which `ortvalue_from_numpy` chooses the values' device; () is the CPU.
+    The second argument has what `ortvalue_from_numpy` needs to choose the values' device; () is the CPU.
     """
     values = {name: ort.OrtValue.ortvalue_from_numpy(x, *place) for name in "abc"}
     binding = session.io_binding()

@@ -4,10 +4,10 @@ Each line declares a function::
 
     slot since declaration
 
-``slot`` is the function's index in its table, ``since`` the API version (the N of ONNX Runtime 1.N) that added it. The
-``since`` of functions that release objects is 1 for some that a later version added. A line that does not begin with a
-number continues the line before it. Slots that are not listed become
-reserved space. ``abi.declarations`` turns these tables into C.
+``slot`` is the function's index in its table, ``since`` the API version (the N of ONNX Runtime 1.N) that added it. For
+a function that releases objects, ``since`` may be 1 although a later version added it. A line that does not begin with
+a number continues the line before it. Slots that are not listed become reserved space. ``abi.declarations`` turns these
+tables into C.
 """
 
 from __future__ import annotations

@@ -97,8 +97,7 @@ def _run(words: list[str]) -> int:
 
 
 def _explained(error: Exception) -> tuple[int, str]:
-    """Return the exit code and the message for an error. Raise other errors than UserError and OSError: they are bugs.
-    """
+    """Return the exit code and the message for a UserError or an OSError. Raise any other error again: it is a bug."""
     if isinstance(error, UserError):
         return error.code, str(error)
     if not isinstance(error, OSError):

@@ -191,7 +191,7 @@ def counted(items: Sequence[_Item], what: str, console: Console) -> Iterable[_It
 
 
 def is_silent() -> bool:
-    """Return whether the environment asks for no progress. Raises UserError if its variable has a wrong value."""
+    """Return whether the environment asks for no progress. Raises UserError if a variable has a wrong value."""
     try:
         return requested() is False
     except ValueError as error:

@@ -81,7 +81,7 @@ def load_case(key: str) -> Case:
         if Path(DATA_DIR, kind).is_dir():
             return {case.key: case for case in _cases(kind, load_model_tests(kind=kind))}[key]
         words = name.split("_")
-        for count in range(len(words), 0, -1):  # sources have most names as literals, and else a name's beginning
+        for count in range(len(words), 0, -1):  # sources have most names as literals, of others the beginning
             for case in _cases(kind, _node_tests("test_" + "_".join(words[:count]))):
                 if case.key == key:
                     return case

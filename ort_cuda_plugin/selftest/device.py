@@ -54,12 +54,12 @@ class Device:
 
     @property
     def _offered(self) -> Any:
-        """Return the ``OrtEpDevice``. Raises: RuntimeError: there is no such device."""
+        """Return the ``OrtEpDevice``. Raises RuntimeError if there is no such device."""
         return chosen_device(self.is_emulated, {"device_id": str(self.ordinal)} if self.ordinal else {})
 
     @property
     def opened(self) -> OpenDevice:
-        """Return the open device. Raises: RuntimeError: there is no such device."""
+        """Return the open device. Raises RuntimeError if there is no such device."""
         return use_device(described_by(self._offered))
 
     def why_lost(self) -> str:
@@ -84,7 +84,7 @@ class Device:
             return _on_plugin(model, self.is_emulated, given, self.takes_all)
 
     def expected(self, case: Case) -> list[Array]:
-        """Return the results of the reference. Raises: Skipped: it cannot run the model."""
+        """Return the results of the reference. Raises Skipped if it cannot run the model."""
         narrow = case.model()
         if not self.is_emulated:
             return run_session(

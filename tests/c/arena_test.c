@@ -95,7 +95,7 @@ static void test_without_the_end_of_a_run_the_next_miss_releases_them(void) {
   enqueue(stream);
   ocp_device_free(device, address, stream);
   atomic_store(&stream->handle->done,
-               atomic_load(&stream->handle->enqueued)); /* the stream is idle, but the pool was not told */
+               atomic_load(&stream->handle->enqueued)); /* the stream is idle, but the pool does not know it */
   const int64_t extensions = stats().num_extensions;
   CHECK(alloc_on(other, MIB) == address && stats().num_extensions == extensions);
   ocp_device_free(device, address, other);

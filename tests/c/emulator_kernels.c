@@ -1,4 +1,4 @@
-/* Kernels for the tests of the emulated device: C code in the form that compiled kernels have (emulator/kernel.h). */
+/* Kernels for the tests of the emulated device: C code with the interface of compiled kernels (emulator/kernel.h). */
 #include "emulator/blocks/check.h"
 #include "emulator/blocks/fiber.h"
 #include "emulator/blocks/warp.h"

@@ -34,9 +34,9 @@ typedef struct heuristic {
 /* For the test: arguments of the last search and of the last call. */
 int64_t fake_compute, fake_reductions, fake_alignments[4], fake_epilogue, fake_algorithm;
 
-/* Set by tests of CUDA graphs to driver functions. With fake_copy, a call enqueues a copy of B, correct for products
- * with an identity matrix. With fake_wait, a call also waits for the stream, which libraries must not do. With
- * fake_varies, every second call enqueues its copy twice. */
+/* Set by tests of CUDA graphs; fake_copy and fake_wait are driver functions. With fake_copy, a call enqueues a copy of
+ * B, correct for products with an identity matrix. With fake_wait, a call also waits for the stream, which libraries
+ * must not do. With fake_varies, every second call enqueues its copy twice. */
 int64_t fake_varies;
 int (*fake_copy)(uint64_t dst, uint64_t src, size_t bytes, void *stream);
 int (*fake_wait)(void *stream);

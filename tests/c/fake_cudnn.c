@@ -1,6 +1,6 @@
 /* A stand-in for libcudnn with the functions that vendor/cudnn.c calls. It supports the graphs for which the real
- * library has precompiled engines: a convolution, also with a residual, a bias and ReLU, and attention. It offers two
- * engines: the first uses tensor cores and is nondeterministic, the second is exact. */
+ * library has precompiled engines: attention, and a convolution, which a residual, a bias and an activation may
+ * follow. It offers two engines: the first uses tensor cores and is nondeterministic, the second is exact. */
 #include <stdio.h>
 
 #include "fake_library.h"
@@ -246,7 +246,8 @@ static int is_attention(const descriptor *graph) {
   return count == all || count == all - 1;
 }
 
-/* Whether an engine supports the operations: attention, or a convolution and a chain of residual, bias and ReLU. */
+/* Whether an engine supports the operations: attention, or a convolution with a chain of residual, bias and activation.
+ */
 static int has_engines(const descriptor *graph) {
   const int64_t count = count_operations(graph);
   if (get_one(graph, 801, MULTIPLY, count, 0))

@@ -88,7 +88,7 @@ static void run_on_stream(OrtSession *session, const OrtEpDevice *device) {
   api->ReleaseSyncStream(stream);
 }
 
-/* Checks that 500 Runs keep no host memory. Shows nothing with a sanitizer, whose malloc is not glibc's. */
+/* Checks that 500 Runs keep no host memory. With a sanitizer, whose malloc is not glibc's, it checks nothing. */
 static void run_steadily(OrtSession *session) {
   for (int i = 0; i < 50; i++)
     run(session, NULL);
@@ -113,7 +113,7 @@ static OrtSession *create_session(OrtEnv *env, const OrtEpDevice *device, const 
   return session;
 }
 
-/* Three Runs; the second one has its own profile. */
+/* Makes three Runs; the second one has its own profile. */
 static void run_profiled(OrtEnv *env, const OrtEpDevice *device, const char *model, const char *folder) {
   char of_run[500];
   snprintf(of_run, sizeof of_run, "%s/run", folder);

@@ -1,4 +1,5 @@
-/* Kernels for the C tests, in the form that compiled kernels have. Compiled with: gcc -c -mcmodel=large -fno-pic. */
+/* Kernels for the C tests, with the interface of compiled kernels (emulator/kernel.h). Tests compile this file with
+ * gcc -c -mcmodel=large -fno-pic. */
 #include "emulator/blocks/fiber.h"
 #include "emulator/kernel.h"
 

@@ -119,7 +119,7 @@ def test_shapes_that_are_wanted_come_last_and_bind_names() -> None:
     assert list(sample_shapes([unranked], {}, wanted)) == []
     assert len(next(sample_shapes([unranked], {"y": 2}))[0]) == 2
     for text in ("x", "x=", "=1x2", "x=1xx2", "x=-1", "x=1x2;", f"x={10**13}"):
-        if text == "x=":  # the shape of a scalar
+        if text == "x=":  # no dimensions: a scalar
             assert parse({"context_shapes": text})[0].context_shapes == ((("x", ()),),)
             continue
         with pytest.raises(OptionError, match="context_shapes"):

@@ -157,7 +157,7 @@ def test_get_timing_cache_id() -> None:
     ((problem, names),) = tuner.problems
     assert problem == "plugin Probe-1 double of floats"
     assert names[0] == "4, LINEAR/LINEAR"
-    assert len(names) > 2  # each tactic also with channels last
+    assert len(names) > 2  # each tactic is offered with channels last as well
     assert {tactic for (tactic,) in creator.arguments("set_tactic")[:-1]} == {4, 9}
     assert creator.arguments("set_tactic")[-1] == (9,)
     (note,) = {step.note for step in ctx.trace.steps if isinstance(step, Launch)}

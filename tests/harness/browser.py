@@ -85,7 +85,8 @@ class Tab:
 
     def open(self, page: Path, fragment: str = "") -> None:
         """Load a page, and wait until its script has drawn everything. Other pages end with their load event."""
-        self._call("Page.navigate", url="about:blank")  # or another fragment would only move within the page
+        # Otherwise, a page that is already loaded would only scroll to the new fragment.
+        self._call("Page.navigate", url="about:blank")
         self._call("Page.navigate", url=page.as_uri() + fragment)
         deadline = time.monotonic() + _PATIENCE
         script = """

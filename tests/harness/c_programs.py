@@ -31,7 +31,7 @@ def build_program(name: str, sources: list[str], sanitize: str = "") -> Path:
     return Builder(work / "tests", work, flags).program(name, [SOURCES / source for source in sources])
 
 
-# Disables glibc's cache of freed blocks for each thread. Tests would count these blocks as memory that Runs leak.
+# Disables glibc's cache of freed blocks for each thread. Otherwise, tests would count these blocks as leaks of Runs.
 COUNTED = {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"}
 
 

@@ -745,7 +745,7 @@ class Library(Scenario):
             with tempfile.TemporaryDirectory() as folder:  # a loaded library no longer needs its file
                 type(self).fake = use(self.name, self.number, str(fake_library(self.name, Path(folder))))
             self.configure()
-        # Forgets refusals that earlier faults caused: the plugin would not call the library again.
+        # Forget refusals that earlier faults caused. Otherwise, the plugin would not call the library again.
         for opened in open_device._open.values():
             vars(opened)["refusals"] = Refusals()
 

@@ -238,7 +238,9 @@ def add(module: PtxModule) -> None:
 
 @check
 def softmax(module: PtxModule) -> None:
-    for columns in (300, 100, 200, 450):  # a thread has four columns: each size ends in another of them
+    # Each of the 128 threads handles up to four columns: with these sizes, the last column is a thread's third, first,
+    # second and fourth.
+    for columns in (300, 100, 200, 450):
         x, out = random().standard_normal((3, columns)).astype(np.float32), np.zeros((3, columns), np.float32)
         module.launch("softmax", 3, 128, (x, out, columns, 0, 0), shared=16)
         e = np.exp(x - x.max(1, keepdims=True))

@@ -22,7 +22,8 @@ from library_scenarios import number, offer, use
 from nn_reference import lrn, noise
 
 NETS = {
-    # Needs a copy of the image padded by a zero channel. Pooling, a residual, and a mean that reads NHWC.
+    # The first convolution needs a copy of the image padded by a zero channel. Then pooling, a residual, and a mean
+    # that reads NHWC.
     "residual": """(float[N, 3, 17, 15] x, float[16, 3, 3, 3] a, float[16] ab, float[16, 16, 1, 1] b, float[16] bb,
         float[16, 16, 3, 3] c, float[16] cb, float[16, 5] d, float[5] db) => (float[N, 5] y) {
         p = Conv<pads = [1, 1, 1, 1], strides = [2, 2]>(x, a, ab) q = Relu(p)

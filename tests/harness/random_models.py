@@ -64,7 +64,7 @@ class ModelMaker:
 
     def pick(self, condition: Callable[[Tensor], object] = lambda tensor: True) -> Tensor | None:
         suitable = [tensor for tensor in self.tensors if condition(tensor)]
-        # Mostly one of the latest tensors, so that models are deep.
+        # Choose mostly among the latest tensors, so that models are deep.
         return self.random.choice(suitable[-4:] if self.random.random() < 0.7 else suitable) if suitable else None
 
     def any(self) -> Tensor:

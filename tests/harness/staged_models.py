@@ -45,7 +45,7 @@ W = "float[8, 8] w"
 PRODUCT = {"x": numbers(3, 8), "w": numbers(8, 8, seed=1)}
 
 CASES: dict[str, tuple[str, Feeds]] = {
-    # the target of Reshape follows from the shape of b, which another device has
+    # The target of Reshape follows from the shape of b, which is on another device.
     "shape arithmetic": (
         f"""(float[n, 4, 8] x, {W}) => (float[k] y) {{
             a = MatMul(x, w)  b = Tanh(a)  shape = Shape(b)

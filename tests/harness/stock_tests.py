@@ -29,7 +29,8 @@ EDITS: dict[str, list[tuple[str, str]]] = {
         (r'(numpy\(\), )"cpu"(, 0\))', r'\1"cuda"\2'),
         (r'("past_(?:key|value)",\s+)"cpu"', r'\1"cuda"'),
     ],
-    # Released versions of QMoE lack the attribute, so the models would be refused, which these tests accept silently.
+    # Removes an attribute that released versions of QMoE lack. With it, ONNX Runtime would refuse the models, and
+    # these tests accept a refusal silently.
     "test_qmoe_cpu.py": [(r"\n *swiglu_interleaved=1 if swiglu_interleaved else 0,.*", "")],
     # ONNX Runtime 1.22 renamed the module and its class.
     "test_op_matmul_4bits.py": [

@@ -105,7 +105,8 @@ def test_a_thousand_nodes_are_less_than_500_kb_and_drawn_without_an_error(tab: T
     tab.open(path)
     seconds = time.monotonic() - begun
     assert tab.console == []
-    assert tab.evaluate("document.querySelectorAll('.box').length") == NODES // 2 + 3  # steps, a node, input, output
+    # A box for each step, and one each for a node, the input and the output.
+    assert tab.evaluate("document.querySelectorAll('.box').length") == NODES // 2 + 3
     spent = tab.evaluate("performance.getEntriesByType('navigation')[0].loadEventEnd")
     assert spent < 60_000, f"{seconds} s"  # lenient for busy machines: detects only quadratic work
 

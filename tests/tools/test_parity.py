@@ -81,7 +81,7 @@ def test_constraints_that_no_schema_has_are_found(tmp_path: Path) -> None:
         {"domain": "", "op": "Relu", "versions": [14, UNLIMITED], "types": {"Q": ["tensor(float)"]}},
         {"domain": "", "op": "Relu", "versions": [6, 12], "types": {"X": ["tensor(float)"]}},  # X names an input
         {"domain": "", "op": "Add", "versions": [7, 13], "types": {"T": ["tensor(float)"], "T1": ["tensor(float)"]}},
-        {"domain": "mine", "op": "Relu", "versions": [1, 1], "types": {"Q": ["tensor(float)"]}},  # has no schema
+        {"domain": "mine", "op": "Relu", "versions": [1, 1], "types": {"Q": ["tensor(float)"]}},  # without a schema
     ]
     file.write_text(json.dumps({"kernels": rows}))
     found = json.loads(parity("--against", str(file), "--json").stdout)

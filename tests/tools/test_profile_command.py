@@ -56,7 +56,7 @@ def test_steps_have_the_bytes_and_the_arithmetic_of_their_nodes(profiled: tuple[
     products = sum(step["flops"] for step in found["steps"] if step["flops"])
     tokens, hidden, length = 2 * 7, 96, 7
     linear, attention = 2 * tokens * hidden * hidden * (3 + 1 + 4 + 4), 2 * 2 * tokens * length * hidden
-    assert products == 2 * (linear + attention)  # of two layers
+    assert products == 2 * (linear + attention)  # the model has two layers
 
 
 def test_page_names_the_most_expensive_nodes_and_needs_nothing_else(

@@ -37,7 +37,7 @@ def _candidates(case: Case) -> Iterator[Case]:
         for name in case.outputs:
             yield _alive(replace(case, outputs=tuple(other for other in case.outputs if other != name)))
     for data in case.nodes[:-1]:
-        # The network that ends with this node.
+        # Yield the network that ends with this node.
         for name in onnx.NodeProto.FromString(data).output:
             if name and case.outputs != (name,):
                 yield _alive(replace(case, outputs=(name,)))
