@@ -115,7 +115,7 @@ def kernel_namespace() -> dict[str, Any]:
 
 
 def kernel_function(spec: KernelSpec) -> Callable[..., None]:
-    """Execute the kernel's source, and return the Python function that it defines."""
+    """Execute the kernel's source, and return the Python function that it defines. Raises KernelCompileError."""
     filename = f"<kernel {spec.symbol}>"
     linecache.cache[filename] = (len(spec.source), None, spec.source.splitlines(keepends=True), filename)
     namespace = dict(kernel_namespace())
@@ -148,7 +148,8 @@ def parameter_type(entry: str) -> types.Type:
 def kernel_ir(spec: KernelSpec) -> KernelIR:
     """Compile the kernel's source to LLVM IR with Numba's front end.
 
-    The most recent results are cached, because reports compile one kernel for several architectures.
+    The most recent results are cached, because reports compile one kernel for several architectures. Raises
+    KernelCompileError.
     """
     function = kernel_function(spec)
     bounds = (spec.launch_bounds, spec.resident) if spec.resident else spec.launch_bounds
@@ -242,7 +243,7 @@ def with_short_rounding(ptx: bytes, capability: tuple[int, int]) -> bytes:
 
 
 def compile_ptx(spec: KernelSpec, ir: KernelIR, target: Target) -> bytes:
-    """Compile the kernel's IR to PTX with NVVM."""
+    """Compile the kernel's IR to PTX with NVVM. Raises KernelCompileError."""
     modules = [text.replace(ir.mangled_name, spec.symbol) for text in ir.modules]
     try:
         capability = closest_capability(target.compute_capability)
@@ -258,7 +259,10 @@ def compile_ptx(spec: KernelSpec, ir: KernelIR, target: Target) -> bytes:
 
 
 def compile_cuda(spec: KernelSpec, ir: KernelIR, target: Target) -> KernelImage:
-    """Compile LLVM IR to a cubin, or to PTX for the driver if the architecture is newer than the toolkit."""
+    """Compile LLVM IR to a cubin, or to PTX for the driver if the architecture is newer than the toolkit.
+
+    Raises KernelCompileError.
+    """
     from cuda.core import Linker, LinkerOptions, ObjectCode
 
     ptx = compile_ptx(spec, ir, target)
@@ -354,7 +358,7 @@ def excess_shared_memory(static_bytes: int) -> str:
 
 
 def emulated_ir(spec: KernelSpec, ir: KernelIR, target: Target) -> str:
-    """Return the LLVM IR of a kernel for the emulated device, before optimization."""
+    """Return the LLVM IR of a kernel for the emulated device, before optimization. Raises KernelCompileError."""
     sizes = [0 if entry.startswith("*") else int(entry[1:]) // 8 for entry in spec.signature]
     try:
         if target.executes_ptx:

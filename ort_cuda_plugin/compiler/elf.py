@@ -83,7 +83,7 @@ class Elf:
                 yield Symbol(self.string(strings + name), section, value, size)
 
     def symbol(self, name: str) -> Symbol:
-        """Return the symbol with this name. Raises KeyError."""
+        """Return the symbol with this name. Raises KeyError if the file has none."""
         for symbol in self.symbols():
             if symbol.name == name:
                 return symbol

@@ -180,7 +180,7 @@ def ptx_of(code: ForeignCode, capability: tuple[int, int]) -> tuple[str, str]:
 
 
 def _compile_cuda(code: ForeignCode, source: bytes, target: Target) -> tuple[bytes, str]:
-    """Compile CUDA C++; return (PTX, mangled name of the entry)."""
+    """Compile CUDA C++; return (PTX, mangled name of the entry). Raises ForeignCodeError."""
     try:
         from cuda.bindings import nvrtc
 
@@ -229,7 +229,10 @@ def _headers() -> list[bytes]:
 
 
 def _newest_known(nvrtc: Any, compute_capability: tuple[int, int]) -> tuple[int, int]:
-    """Return the newest architecture up to ``compute_capability`` that NVRTC knows; its PTX runs on newer GPUs too."""
+    """Return the newest architecture up to ``compute_capability`` that NVRTC knows; its PTX runs on newer GPUs too.
+
+    If NVRTC names none, return ``compute_capability``.
+    """
     failed, *rest = nvrtc.nvrtcGetSupportedArchs()
     known = [divmod(number, 10) for number in (rest[-1] if failed == 0 and rest else ())]
     older = [each for each in known if each <= compute_capability]
@@ -257,10 +260,9 @@ def _linked(spec: ForeignKernel, ptx: bytes, data: bytes, entry: str, target: Ta
 def _image(
     spec: ForeignKernel, cubin: bytes, entry: str, target: Target, usage: Mapping[str, int], ptx: bytes = b""
 ) -> KernelImage:
-    """Return the image, after checking that the cubin has the entry and that its parameters match the kernel's
-    signature.
+    """Return the image, whose metadata has the bytes of shared memory that the entry declares.
 
-    The image's metadata has the bytes of shared memory that the entry declares.
+    Raises ForeignCodeError if the cubin lacks the entry, or if its parameters differ from the kernel's signature.
     """
     sections = _sections(cubin, entry, target.arch)
     shared = sections.get(f".nv.shared.{entry}", 0)

@@ -30,9 +30,9 @@ class KernelSpec:
 
     ``source`` is Python text that defines ``def kernel(...)``. It may use the names of
     `ort_cuda_plugin.compiler.intrinsics`, ``cuda``, ``libdevice``, ``math`` and the number types with sizes, such as
-    ``int32``. ``launch_bounds`` is the number of threads of a block (0: unknown). The compiler limits registers so that
-    ``resident`` such blocks fit on a multiprocessor (0: no limit). ``owner`` is the custom operator whose author wrote
-    the kernel, for error messages.
+    ``int32``. ``launch_bounds`` is the number of threads of a block (0: unknown, and registers are not limited). The
+    compiler limits registers so that ``resident`` such blocks fit on a multiprocessor (0: one block). ``owner`` is the
+    custom operator whose author wrote the kernel, for error messages.
 
     Raises ValueError for a name that is not an identifier, and for an unknown parameter type.
     """

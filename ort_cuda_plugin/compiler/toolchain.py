@@ -120,7 +120,10 @@ def supported_capabilities(toolkit: str | None = None) -> list[tuple[int, int]]:
 
 
 def closest_capability(capability: tuple[int, int], toolkit: str | None = None) -> tuple[int, int]:
-    """Return the newest supported capability up to a GPU's: the GPU runs its cubin, or the driver compiles its PTX."""
+    """Return the newest supported capability up to a GPU's: the GPU runs its cubin, or the driver compiles its PTX.
+
+    Raises ValueError for a GPU that is older than all supported ones.
+    """
     older = [each for each in supported_capabilities(toolkit) if each <= capability]
     if not older:
         raise ValueError(

@@ -30,7 +30,7 @@ def candidates(ctx: Lowering, step: Sums) -> list[Choice]:
     """Return the candidates for the step, the rules' preference first, without duplicate schedules.
 
     The rules or the autotuner select one of them. A library may still decline its candidate. Quarantined schedules are
-    left out, so that the list may be empty.
+    left out, so that the list may be empty. Raises TypeError unless the step is a GEMM, a convolution or attention.
     """
     match step:
         case Contract():

@@ -72,6 +72,7 @@ def is_direct(step: Convolve) -> bool:
 def merged_conv_choice(ctx: Lowering, merged: Convolve, count: int) -> Choice | None:
     """Return the choice for a convolution that horizontal fusion merged from ``count``; None if that is not faster.
 
+    None also if no tensor-core kernel supports the merged convolution, or if the kernel is quarantined.
     The merged convolution has no split-K, since the reduction writes only one result. With cuDNN it must be faster than
     ``count`` calls of cuDNN, unless it is an integer convolution, which cuDNN does not support.
     """
@@ -151,7 +152,7 @@ def _sliced_k_before_library(ctx: Lowering, step: Convolve, own: Schedule) -> Ch
 def _tile_config(ctx: Lowering, step: Convolve, convolutions: int = 1) -> TileConfig | None:
     """Return the result of `choose_tile_config` for a step that replaces ``convolutions`` separate convolutions.
 
-    The image must be channels-last.
+    The image must be channels-last. None: calls of cuDNN are faster.
     """
     m, n, k = gemm_sizes(step)
     kind = matrix_convolution_kind(ctx, step)

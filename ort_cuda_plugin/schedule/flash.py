@@ -123,7 +123,10 @@ def _flash_choice(ctx: Lowering, q: Tensor, k: Tensor, v: Tensor, reading: Readi
 
 
 def small_tile(batches: Dim, rows: Dim, width: Dim, itemsize: int, multiprocessors: int) -> AttentionTile | None:
-    """Return the smallest of `SMALL_TILES` with at most one block per multiprocessor at the expected sizes, if any."""
+    """Return the smallest of `SMALL_TILES` with at most one block per multiprocessor at the expected sizes.
+
+    Returns None if there is none, for few rows, and for wide results.
+    """
     if hint(width) > SMALL_WIDTH or hint(rows) <= MATRIX_ROWS:
         return None
     fits = (tile for tile in SMALL_TILES[itemsize] if hint(batches) * hint(ceildiv(rows, tile.m)) <= multiprocessors)
@@ -194,7 +197,8 @@ def is_faster_as_flash(ctx: Lowering, step: Attend) -> bool:
     """Tell whether FlashAttention is faster than the plugin's other kernels.
 
     For operands that tensor cores do not support, it is faster only if several heads with few rows share K and V,
-    which it then reads once. On the emulated device it is never faster.
+    which it then reads once. It is not faster on the emulated device, and for few rows and few keys. False also for
+    attention that FlashAttention cannot compute: without a softmax, with an epilogue, or with strided operands.
     """
     if not has_tensor_cores(ctx) or len(step.outputs) != 1 or uncast(step.outputs[0][0]) is not step.total:
         return False
@@ -229,7 +233,7 @@ def has_tensor_cores(ctx: Lowering) -> bool:
 def has_tensor_cores_for(ctx: Lowering, q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Tell whether the tensor-core kernel supports these types and head sizes, and pays off.
 
-    For few float32 rows it does not, since they are memory-bound.
+    It does not pay off for few rows of float32, since such attention is memory-bound.
     """
     sizes, types, size = {q.shape[-1], k.shape[-1], v.shape[-1]}, {q.dtype, k.dtype, v.dtype}, v.shape[-1]
     if len(sizes) > 1 or len(types) > 1 or not isinstance(size, int) or size <= 0 or size % 16:

@@ -175,7 +175,8 @@ def mma_schedules(
 def _gemv_before_library(ctx: Lowering, step: Contract, own: list[Schedule]) -> Choice | None:
     """Return the choice of a GEMV kernel if the GEMM has one row, else None.
 
-    Such a GEMM is memory-bound, and a library's tiles would be mostly padding.
+    Such a GEMM is memory-bound, and a library's tiles would be mostly padding. None also on the emulated device, and
+    for operands that `VectorGemv` does not support.
     """
     call = folded(ctx, step)
     is_one = le(call.sizes[0], 1)
@@ -280,7 +281,7 @@ def is_faster_in_f16(ctx: Lowering, step: Contract) -> bool:
 
 
 def fused_split_k(ctx: Lowering, step: Contract) -> int:
-    """Return the split-K factor of a GEMM whose next step reduces the splits; 1 if that is not faster."""
+    """Return the split-K factor of a GEMM whose next step reduces the splits; 1 if splits are slower or unsupported."""
     call = folded(ctx, step)
     m, n, k = call.sizes
     kind = _kind(ctx, step, call)

@@ -277,7 +277,7 @@ def test_bodies_of_control_flow_and_what_they_read_from_outside_are_known(read: 
         [info("y", FLOAT, None)],
         [numpy_helper.from_array(np.ones(2, np.float32), "w")],
     )
-    graphs = read(graph)[:3]  # ONNX Runtime asks again for the same graphs afterwards
+    graphs = read(graph)[:3]  # ONNX Runtime passes the same graphs to the plugin again later
     assert [(g.name, g.is_subgraph) for g in graphs] == [("else", True), ("then", True), ("main", False)]
     conditional = node_of(graphs, "If")
     assert conditional.has_subgraphs

@@ -31,7 +31,7 @@ FROM_HOST = "a = Cast<to = 1>(s)"
         ("b = Neg(a) last = Exp(b)", []),
         ("b = Neg(a) c = Exp(b) last = Abs(c)", ["Neg", "Exp", "Abs"]),  # three nodes, two copies
         ("w = Constant<value = float[3, 3] {1, 2, 3, 4, 5, 6, 7, 8, 9}>() last = MatMul(a, w)", ["Constant", "MatMul"]),
-        ("last = Add(a, x)", ["Add"]),  # x is a graph input, perhaps on the device
+        ("last = Add(a, x)", ["Add"]),  # x is a graph input, which may already be on the device
         ("b = Neg(a) c = Exp(x) last = Identity(b)", ["Exp"]),  # Neg and Exp are not connected
         ("w = Constant<value_float = 2.0>() last = Mul(a, w)", []),
     ],

@@ -403,7 +403,8 @@ def test_keys_depend_on_every_module_that_the_compiler_imports() -> None:
     files = [path for path in output.split() if Path(path).read_text().count("\n") > 1]  # else only a docstring
     imported = {path.rpartition("/ort_cuda_plugin/")[2] for path in files}
     sources = {*toolchain.front_end_sources, *toolchain.back_end_sources, *toolchain.ptx_sources()}
-    sources -= {"compiler/ptx/__init__.py", "compiler/ptx/linking.py"}  # only `emulator.load` uses the latter
+    # The first of these has only a docstring, and only `emulator.load` imports the second.
+    sources -= {"compiler/ptx/__init__.py", "compiler/ptx/linking.py"}
     others = {
         f"compiler/{name}.py"
         for name in ("cache", "caches/cache_folder", "caches/trusted_files", "foreign", "toolchain")

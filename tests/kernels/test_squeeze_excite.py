@@ -64,10 +64,10 @@ def kernels(network: ModelProto) -> list[str]:
     ("network", "is_chained"),
     [
         (model("float16", 96, 4), True),
-        # Each block would load all weights, which takes longer than library calls.
+        # Every block would load the whole first matrix: large matrices or many blocks take longer than library calls.
         (model("float", 960, 240), False),
         (model("float", 96, 4, images=1000), False),
-        # Another step reads the hidden channels, or the second convolution's epilogue does as well.
+        # The hidden channels have a second reader: another step, or the second convolution's epilogue.
         (model("float", 8, 8, WEIGHTED.replace("y = Mul(x, t)", "u = Mul(x, t) y = Add(u, a)")), False),
         (
             model(

@@ -67,7 +67,8 @@ def test_convolutions_have_tensor_cores_where_they_are_due(
         if node.op_type in ("Conv", "ConvTranspose") and node not in done
     }
     assert len(ours) == own
-    if not request.config.getoption("--engines"):  # cuDNN compiles these for a second each: ask about one
+    if not request.config.getoption("--engines"):
+        # cuDNN takes a second to compile an engine with SiLU or ReLU6: ask about only one such call.
         compiled = [call for call in convolutions if call.problem.flags & (ProblemFlags.SWISH | ProblemFlags.RELU6)]
         convolutions = [call for call in convolutions if call not in compiled[1:]]
     for call, engine in zip(convolutions, ask(asker, [question(call) for call in convolutions]), strict=True):

@@ -196,8 +196,10 @@ class CacheFolder:
         return self.usable
 
     def trim(self) -> None:
-        """If the entries exceed ``max_bytes``, remove the least recently used ones until 90% is left. Remove abandoned
-        temporary files.
+        """Remove abandoned temporary files and lock files.
+
+        If the entries exceed ``max_bytes``, also remove the least recently used ones until at most 90% of ``max_bytes``
+        are left.
         """
         if self.opened is None:
             return

@@ -119,7 +119,7 @@ def stored_calibration(device: ProbedDevice) -> Calibration | None:
 
 
 def calibration_of(gpu: Gpu, plugin: str) -> tuple[ProbedDevice, Calibration] | None:
-    """Return (device, rates) of the latest calibration of ``gpu`` by version ``plugin`` of the plugin, if any."""
+    """Return (device, rates) of the latest calibration of ``gpu`` by version ``plugin`` of the plugin, or None."""
     for device in calibrated_devices():
         if device.described == gpu and device.version("plugin") == plugin:
             found = stored_calibration(device)

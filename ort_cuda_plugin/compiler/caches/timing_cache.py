@@ -30,7 +30,7 @@ def size_bucket(size: int) -> int:
     """Return the bucket of a size: the size rounded up to a number with at most three significant bits.
 
     The buckets are 0 to 8, 10, 12, 14, 16, 20, 24, 28, 32 and so on, four per power of two. So a bucket is less than a
-    quarter larger than each size in it.
+    quarter larger than each size in it. Raises ValueError for a negative size.
     """
     if size < 0:
         raise ValueError(f"expected a size of at least 0, got {size}")

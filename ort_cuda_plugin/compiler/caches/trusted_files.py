@@ -58,6 +58,7 @@ class TrustedFolder:
         """Return the contents of a file.
 
         With ``is_use``, the file's time stamp is updated, at most once an hour, so that eviction knows the last use.
+        Raises Untrusted for a file that another user could have written, and for one of more than ``most_bytes``.
         """
         with os.fdopen(os.open(name, os.O_RDONLY | CAREFULLY, dir_fd=self.handle), "rb", buffering=0) as file:
             status = _check_file(file.fileno(), "the file")
@@ -223,7 +224,7 @@ class _Walk:
 
     def follow(self, name: str, status: os.stat_result) -> str:
         """Return the target of the symbolic link ``name``, after checking its owner. If the target is absolute, go to
-        the root.
+        the root. Raises Untrusted for a link of another user, and for more than `MOST_LINKS` links.
         """
         _check_owner(status, f"the link {self.place(name)}")
         self.links += 1

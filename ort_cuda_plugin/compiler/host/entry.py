@@ -282,7 +282,10 @@ meta_version, max_parameters, pointer_kind = 1, 64, 0x80
 
 
 def meta_data(name: str, fibers: bool, static_shared: int, check: bool, parameter_bytes: list[int]) -> str:
-    """Return the constant NAME.meta, an ``ocp_emu_kernel_meta``; `emulated_object` sets its stack_bytes later."""
+    """Return the constant NAME.meta, an ``ocp_emu_kernel_meta``; `emulated_object` sets its stack_bytes later.
+
+    Raises UnsupportedIR for more than `max_parameters` parameters.
+    """
     if len(parameter_bytes) > max_parameters:
         raise UnsupportedIR(f"a kernel of {len(parameter_bytes)} parameters, expected at most {max_parameters}")
     kinds = [size or pointer_kind for size in parameter_bytes]

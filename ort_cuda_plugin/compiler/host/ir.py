@@ -47,7 +47,7 @@ def opaque_pointers(text: str) -> str:
 
 
 def aggregate_that_ends(text: str, end: int) -> str:
-    """Return the struct, array or vector type that ends at position ``end`` of the text."""
+    """Return the struct, array or vector type that ends at position ``end`` of the text. Raises UnsupportedIR."""
     depth = 0
     for position in range(end - 1, -1, -1):
         depth += (text[position] in ")]}>") - (text[position] in "([{<")
@@ -86,7 +86,7 @@ type_bytes = {"i1": 1, "i8": 1, "i16": 2, "half": 2, "i32": 4, "float": 4, "i64"
 
 
 def size_of(ty: str) -> int:
-    """Return the bytes of a value of LLVM type ``ty`` in memory; structs count as packed."""
+    """Return the bytes of a value of LLVM type ``ty`` in memory; structs count as packed. Raises UnsupportedIR."""
     ty = ty.strip()
     if ty in type_bytes:
         return type_bytes[ty]
@@ -128,7 +128,8 @@ class SharedMemory:
 def prepare_module(text: str, shared: SharedMemory, check: bool = False) -> str:
     """Return one module after step 1, and add its shared arrays to ``shared``.
 
-    With ``check``, a thread's arrays are not cleared, but filled with the byte that marks unwritten memory.
+    With ``check``, a thread's arrays are not cleared, but filled with the byte that marks unwritten memory. Raises
+    UnsupportedIR for inline PTX that `asm_functions` lacks.
     """
     text = dropped_lines.sub("", text)
     for name, ty, alignment in shared_global.findall(text):
@@ -257,7 +258,10 @@ def kernel_module(
 
 
 def rewrite_line(line: str, shared: SharedMemory, calls: set[str]) -> str:
-    """Return one line of the kernel's body after step 2. Add the name of a called function to ``calls``."""
+    """Return one line of the kernel's body after step 2. Add the name of a called function to ``calls``.
+
+    Raises UnsupportedIR for a call that `call_line` does not match.
+    """
     if " call " not in line:
         return line
     match = call_line.match(line)

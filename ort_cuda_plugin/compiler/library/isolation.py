@@ -108,7 +108,7 @@ class _SettingsFinder(MetaPathFinder):
 def import_compiler() -> Any:
     """Import `ort_cuda_plugin.compiler.compile`, so that Numba reads its settings from the environment only.
 
-    If the application has imported Numba before, its settings stay.
+    If the application has imported Numba before, its settings stay. Raises ImportError if a compiler tool is missing.
     """
     if not any(isinstance(finder, _SettingsFinder) for finder in sys.meta_path):
         # Do not remove the finder afterwards: a concurrent import that iterates over sys.meta_path would skip another

@@ -243,7 +243,7 @@ class Compilation:
                 worker.kill()
 
     def abandon(self) -> None:
-        """Stop after the kernel that this process is compiling, since the caller was interrupted."""
+        """Kill the workers, and stop after the kernel that this process is compiling: the caller was interrupted."""
         self.abandoned = True
         for worker in self.workers:
             worker.kill()

@@ -7,6 +7,8 @@ that the instruction names. Addresses are integers, as in PTX::
     .shared                    offsets in the block's shared memory
     .local                     offsets in the function's local memory
     .param                     a parameter's own memory; only ``[name+offset]``
+
+`Builder` raises PtxError for operands that it does not support.
 """
 
 from __future__ import annotations
@@ -407,7 +409,7 @@ def special_value(b: Builder, name: str, target: str) -> str:
 
 
 def special(b: Builder, name: str) -> str:
-    """Return the value of a 32-bit special register."""
+    """Return the value of a 32-bit special register. Raises PtxError for an unknown register."""
     if name in SPECIAL:
         return b.call("i32", SPECIAL[name])
     if name in ("%warpid", "%nwarpid"):

@@ -1,6 +1,7 @@
 """The table of PTX instructions: for each opcode, the function that translates it, and the section of the PTX ISA.
 
-Each module that fills the table has the instructions of one subject, such as floats or memory.
+Each module that fills the table has the instructions of one subject, such as floats or memory. A translation raises
+PtxError for a form of its instruction that it does not support.
 """
 
 from __future__ import annotations

@@ -188,7 +188,7 @@ def function_names(function: Function) -> set[str]:
 
 
 def type_bytes(ty: str) -> int:
-    """Return the size in bytes of a fundamental type such as ``f32`` or ``b8x2``."""
+    """Return the size in bytes of a fundamental type such as ``f32`` or ``b8x2``. Raises ValueError for other names."""
     if ty == "pred":
         return 1
     match = re.fullmatch(r"(?:[busfe]|bf|tf)(\d+)(?:x(\d))?", ty)
@@ -245,7 +245,7 @@ class Token:
 
 
 def tokens(text: str) -> Iterator[Token]:
-    """Yield the tokens of PTX whose comments and skipped lines have been removed."""
+    """Yield the tokens of PTX whose comments and skipped lines have been removed. Raises PtxError."""
     position, line, counted = 0, 1, 0
     end = len(text.rstrip())
     while position < end:
@@ -286,7 +286,7 @@ def number(text: str) -> Immediate:
 
 
 class Parser:
-    """A recursive-descent parser for one module."""
+    """A recursive-descent parser for one module. Its methods raise PtxError for malformed text."""
 
     def __init__(self, text: str) -> None:
         self.text = line_directives.sub("", comments.sub(_blank, text))

@@ -90,7 +90,8 @@ def function_text(builder: Builder) -> str:
 def variable_text(module: Module, variable: Variable) -> str:
     """Return the LLVM definition of a module's variable in global or constant memory.
 
-    Kernels that are linked into one object share the variable.
+    Kernels that are linked into one object share the variable. Raises PtxError for a variable's address in an
+    initializer.
     """
     data = bytearray(variable.size)
     width = variable.size // max(variable.count, 1)

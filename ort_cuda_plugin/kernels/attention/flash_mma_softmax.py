@@ -107,9 +107,9 @@ class OnlineSoftmax(StreamTiles):
     def _kept_steps(self, matrix: int) -> range:
         """Return the k steps whose Q fragments of a 16-row matrix stay in registers in the loop over tiles of keys.
 
-        The fragments of all other k steps are loaded again for each tile. The number of free registers decides: float32
-        fragments take twice as many as 16-bit ones, offsets of mask elements take some, and a thread has fewer than 255
-        if the block has more than `MANY_THREADS` threads.
+        The fragments of all other k steps are loaded again for each tile. Those of matrix 0 all stay. For matrix 1 the
+        number of free registers decides: float32 fragments take twice as many as 16-bit ones, offsets of mask elements
+        take some, and a thread has fewer than 255 if the block has more than `MANY_THREADS` threads.
         """
         if matrix == 0 or self.form.stages == 1:
             return self.steps

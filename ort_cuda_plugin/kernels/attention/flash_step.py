@@ -58,7 +58,7 @@ def _logit(step: Attend, softmax: Softmax) -> tuple[Scalar, float, Scalar | None
 
 
 def share_keys(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Tell whether all heads (the last batch dimension) share K/V, and q's heads and rows flatten to one dimension."""
+    """Tell whether several heads (the last batch dimension) share one K/V head, and q's heads and rows flatten."""
     if min(q.rank, k.rank, v.rank) < 3 or q.shape[-3] == 1 or q.strides[-3] != q.shape[-2] * q.strides[-2]:
         return False
     return k.strides[-3] == 0 and v.strides[-3] == 0
@@ -71,6 +71,6 @@ def flash_operands(ctx: Lowering, step: Attend) -> tuple[Tensor, Tensor, Tensor]
 
 
 def _of_one_group(ctx: Lowering, x: Tensor) -> Tensor:
-    """View x [..., rows, columns] as [..., 1, rows, columns]: each query head has a K/V head of its own."""
+    """View x [..., rows, columns] as [..., 1, rows, columns], for query heads that do not share K/V heads."""
     shape, strides = (*x.shape[:-2], 1, *x.shape[-2:]), (*x.strides[:-2], 0, *x.strides[-2:])
     return ctx.view(x, shape, strides, x.offset)

@@ -143,7 +143,7 @@ def carry_over(ctx: Lowering, past: Tensor, present: Tensor) -> None:
 
 
 def _vector_width(ctx: Lowering, parts: Sequence[CachePart]) -> int:
-    """Return the columns per thread: a vector if rows consist of whole vectors and need no conversion, else 1."""
+    """Return the columns per thread: on a GPU a vector if rows are whole vectors without a conversion, else 1."""
     tensors = [x for part in parts for x in (part.past, part.new, part.present) if x is not None]
     moved = all(part.scale is None and part.bits == 8 for part in parts) and len({x.dtype for x in tensors}) == 1
     if ctx.device.emulated or not moved or any(x.strides[-1] != 1 for x in tensors):

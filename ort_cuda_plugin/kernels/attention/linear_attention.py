@@ -30,6 +30,9 @@ class LinearAttention:
     share a query head or a key head.
 
     Attributes:
+        past: the state before the first time step; None for zeros.
+        decay: None for a state that does not decay.
+        beta: None if the state is not corrected.
         bounds: int32 [batch + 1], first time steps of packed sequences; None if each sequence has all time steps.
         window: [slots, batch, heads, k, v], the states after the last time steps, oldest first; slots before the first
             time step are zero.
@@ -53,10 +56,10 @@ class LinearAttention:
 
 
 def linear_attention(ctx: Lowering, given: LinearAttention) -> None:
-    """Launch linear attention over all time steps. Each step decays, corrects, updates and reads the state:
+    """Launch linear attention. Each time step decays, corrects, updates and reads the state:
 
-    state *= exp(decay); v = beta * (value - key @ state), or value without ``beta``; state += outer(key, v);
-    outputs = scale * query @ state.
+    state *= exp(decay), if there is a decay; v = beta * (value - key @ state), or value without ``beta``;
+    state += outer(key, v); outputs = scale * query @ state.
     """
     builder = KernelBuilder()
     emit = builder.emit

@@ -226,7 +226,8 @@ class AttentionKernel:
     def _reduction(self, number: int, one: Pass) -> list[str]:
         """Reduce each row to variables ``stat<number>_<i>``, which later passes read.
 
-        Key k goes to partial accumulator k % `SERIAL_PARTS`; `_combine` combines these after the last tile.
+        Key k goes to partial accumulator k % `SERIAL_PARTS`, except the last n % `SERIAL_PARTS` keys. After the last
+        tile, `_combine` combines the partial accumulators and reduces these keys.
         """
         form = self.form
         names = [f"part{number}_{i}" for i in range(len(one.types))]
@@ -249,7 +250,7 @@ class AttentionKernel:
         return [*lines, *self._combine(number, one, names)]
 
     def _combine(self, number: int, one: Pass, names: Sequence[str]) -> list[str]:
-        """Combine a row's partial accumulators as a tree, then add the last n % `SERIAL_PARTS` keys one by one."""
+        """Combine a row's partial accumulators as a tree, then reduce the last n % `SERIAL_PARTS` keys one by one."""
         form = self.form
         lines = []
         half = SERIAL_PARTS // 2

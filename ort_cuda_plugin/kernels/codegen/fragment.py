@@ -63,7 +63,8 @@ def join(fragments: Iterable[Fragment]) -> Body:
     """Return the body of a kernel that consists of ``fragments``.
 
     Raises:
-        FragmentError: a fragment reads a local name of an earlier one, or does not assign a name that it declares.
+        FragmentError: with verification, if a fragment reads a local name of an earlier fragment, or does not assign a
+            name that it declares.
     """
     fragments = list(fragments)
     text = "\n".join(textwrap.indent(textwrap.dedent(x.text).strip("\n"), "    ") for x in fragments)
@@ -83,7 +84,7 @@ def check_parameters(kernel: str, body: str, parameters: tuple[str, ...]) -> Non
 
 
 def _needs(fragments: Iterable[Fragment]) -> dict[str, str]:
-    """Return the names that no fragment assigns, each with the first fragment that reads it."""
+    """Return the names that no fragment assigns, each with the first fragment that reads it. Raises FragmentError."""
     given: set[str] = set()
     local: dict[str, str] = {}
     needs: dict[str, str] = {}

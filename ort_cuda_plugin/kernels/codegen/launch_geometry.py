@@ -14,7 +14,7 @@ SERIAL_THREADS = 64
 
 
 def flat_block(device: DeviceProperties) -> int:
-    """Return the threads per block of elementwise kernels; large on the emulated device, which pays for each block."""
+    """Return the threads per block of elementwise kernels; more on the emulated device, where each block costs time."""
     return 1024 if device.emulated else 256
 
 
@@ -35,7 +35,7 @@ def plane_block(threads: int, columns: Dim) -> tuple[int, int]:
 
 
 def index_type(ctx: Lowering, *sizes: Dim) -> DType:
-    """Return INT32 if all ``sizes`` fit in an int32, and guard the plan on this; else INT64."""
+    """Return INT32 if a guard can ensure that all ``sizes`` fit in an int32, and add the guard; else INT64."""
     return DType.INT32 if ctx.index_dtype(*sizes) == "i32" else DType.INT64
 
 

@@ -49,7 +49,10 @@ class PlainKernel:
         return function
 
     def _lines(self, **constants: object) -> str:
-        """Return the function's body without its docstring, with compile-time parameters substituted."""
+        """Return the function's body without its docstring, with compile-time parameters substituted.
+
+        Raises TypeError unless ``constants`` has exactly the compile-time parameters.
+        """
         if constants.keys() != self._constants.keys():
             raise TypeError(
                 f"kernel {self._function.__name__}: wrong compile-time parameters: got {', '.join(constants)}, "
@@ -69,7 +72,7 @@ class PlainKernel:
         """Launch ``blocks`` blocks of ``threads`` threads. The function may also have ``threads`` as a parameter.
 
         ``values`` are the function's parameters: tensors, sizes (int64, or an `Int32`), None for a parameter that the
-        kernel omits, and the values of compile-time parameters.
+        kernel omits, and the values of compile-time parameters. Raises TypeError if one is missing or unknown.
         """
         if "threads" in self._constants:
             values["threads"] = threads

@@ -79,7 +79,7 @@ def indent(text: str, levels: int) -> str:
 
 
 def log2(value: int) -> int:
-    """Return the exponent of a power of two."""
+    """Return the exponent of a power of two. Raises ValueError for other numbers."""
     if value <= 0 or value & (value - 1):
         raise ValueError(f"log2: expected a power of two, got {value}")
     return value.bit_length() - 1
@@ -171,7 +171,8 @@ def fill_matrix(operand: Operand, extent: int, tile: Tile, element: Element, ind
 
     ``extent`` is the tile's size along x (`Operand`), ``index`` the type of index arithmetic within the matrix. If
     ``of_thread`` is not 0, each thread multiplies a group of this size along x, and groups that are entirely outside
-    the matrix are not filled, since their threads do not multiply.
+    the matrix are not filled, since their threads do not multiply. Raises ValueError if the threads cannot have equally
+    many chunks.
     """
     total, chunk = tile.k * extent, tile.chunk
     start, pitch = (tile.b_first, tile.b_pitch) if operand.name == "b" else (0, tile.a_pitch)

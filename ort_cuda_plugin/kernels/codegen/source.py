@@ -457,7 +457,7 @@ class KernelBuilder(Parameters):
         self.emit = emit or Emitter()
 
     def element(self, x: Tensor) -> str | None:
-        """Add a parameter for a one-element tensor that the host knows; return the value's source, else None."""
+        """Add a parameter for x's value, and return its source; None unless x has one element that the host knows."""
         if x.size != 1:
             return None
         if x.host is not None:
@@ -504,7 +504,8 @@ class KernelBuilder(Parameters):
 
         The compiler limits the registers of a kernel with a ``body`` so that ``resident`` blocks, at least one, fit on
         a multiprocessor. It limits the registers of a kernel of emitted lines only with ``bounded``, so that one block
-        of size ``block`` fits. A block of at most 256 threads fits without a limit.
+        of size ``block`` fits. A block of at most 256 threads fits without a limit. Raises Unsupported if a kernel of
+        emitted lines has more than `MAX_PARAMETERS` parameters.
         """
         names, signature = tuple(self._names), tuple(self._signature)
         self.emit.release()

@@ -96,9 +96,10 @@ def product_form(ctx: Lowering, step: Contract) -> LibraryForm | None:
 def convolution_form(
     ctx: Lowering, step: Convolve, residual_strides: Sequence[Dim] = (), compiles: bool = False
 ) -> LibraryForm | None:
-    """Match the part of the epilogue that cuDNN can fuse. Its prebuilt engines support a residual, a bias and ReLU.
+    """Match the part of the epilogue that cuDNN can fuse (`find_form`); None if cuDNN can compute none of its values.
 
-    With ``compiles`` cuDNN may compile an engine at run time, which also supports SiLU and ReLU6.
+    cuDNN's prebuilt engines support a residual, a bias and ReLU. With ``compiles`` cuDNN may compile an engine at run
+    time, which also supports SiLU and ReLU6.
     """
     finishes = step.operands[0].dtype is not DType.FLOAT64 and ctx.options.fuse_conv_bias
     activations = frozenset({RELU, *({SILU, RELU6} if compiles else ())} if finishes else ())
@@ -222,7 +223,10 @@ class _Search:
                 yield from ((name, end) for name in (GELU, SILU) if _is_smooth(name, end, known, tolerance))
 
     def _ends(self, x: Scalar) -> Iterator[Scalar]:
-        """Yield each value that can replace x: every path from x to a result of the step goes through it."""
+        """Yield each value through which every path from x to a result of the step goes.
+
+        Yields nothing if x has more than `MAX_ACTIVATION` direct and indirect users.
+        """
         above: dict[Scalar, None] = {}
         stack = [x]
         while stack:

@@ -66,7 +66,8 @@ def integer_form(step: Sums) -> IntegerForm | None:
     """Return the dequantizations of a contraction's operands; None if tensor cores cannot multiply the operands' codes.
 
     The weights must be constant, and quantized symmetrically: int8 after the subtraction of their zero point. Scales
-    and the input's zero point must not vary along k.
+    and the input's zero point must not vary along k. Both operands must have a scale, or neither. Transposed
+    convolutions and GEMMs with a low-rank product are not supported.
     """
     if not isinstance(step, Contract | Convolve) or (isinstance(step, Contract) and step.low_rank is not None):
         return None
@@ -96,7 +97,7 @@ def integer_step(ctx: Lowering, step: Sums, form: IntegerForm) -> Sums:
     """Return the step that multiplies codes, with int32 accumulators.
 
     Launches the kernels that convert uint8 weights to int8 and compute the weights' column sums. Constant folding moves
-    these launches out of the Run.
+    these launches out of the plan.
     """
     w = step.operands[1]
     if w.dtype is DType.UINT8:

@@ -145,7 +145,8 @@ def padded_channels(ctx: Lowering, step: Convolve) -> int:
     """Return the number of channels to which the step's image is zero-padded, 0 for no padding.
 
     The plugin's kernel needs a whole 16-byte chunk of channels; cuDNN needs `CHANNELS_APART` channels of a float32
-    image. Images with more channels are not padded, since padding costs bandwidth.
+    image. Images with more channels are not padded, since padding costs bandwidth. Images of grouped or transposed
+    convolutions are not padded either.
     """
     x, w = step.operands
     channels = x.shape[1]

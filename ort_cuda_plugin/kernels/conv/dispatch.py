@@ -73,7 +73,10 @@ def launch_convolve(ctx: Lowering, step: Convolve) -> None:
 
 
 def _im2col(ctx: Lowering, step: Convolve, wanted: Dim) -> Contract:
-    """Store the im2col matrix and return its GEMM with the weights: a row per output pixel, none if ``wanted`` is 0."""
+    """Store the im2col matrix, a row per output pixel, and return its GEMM with the weights.
+
+    If ``wanted`` is 0 in a Run, in which tiles compute the convolution, both have no rows.
+    """
     x, w = step.operands
     flat, space = step.windows, len(step.space)
     weights = ctx.contiguous(w)

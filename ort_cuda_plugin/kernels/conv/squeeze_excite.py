@@ -101,7 +101,7 @@ class ChainForm:
 
 
 def choose_form(ctx: Lowering, first: Convolve, second: Convolve) -> ChainForm | None:
-    """Choose the blocks per image and the threads per row; None if a library is faster (estimate)."""
+    """Choose the blocks per image and the threads per row; None if a library is faster (estimate) or sizes are 0."""
     multiprocessors, itemsize = ctx.device.multiprocessors, first.operands[0].dtype.itemsize
     hidden, channels = first.operands[1].static_shape[:2]
     rows = second.operands[1].static_shape[0]

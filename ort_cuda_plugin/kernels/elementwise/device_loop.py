@@ -84,7 +84,7 @@ _move_in = "whole{number}[index] = part{number}[i]"
 
 @dataclass(frozen=True)
 class Slice:
-    """A contiguous tensor ``whole``, and its slice ``part`` at an index of ``axis``, counted ``backwards`` if true."""
+    """A contiguous tensor ``whole``, and its slice ``part`` at an index of ``axis``, from the end if ``backwards``."""
 
     whole: Tensor
     part: Tensor

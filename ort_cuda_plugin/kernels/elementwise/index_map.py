@@ -46,7 +46,10 @@ class Source:
         return self._dims[axis]
 
     def at(self, coordinates: Sequence[Scalar | Dim], when: Scalar | None = None, other: Operand = 0) -> Scalar:
-        """Return the element at ``coordinates``; where predicate ``when`` is false, ``other`` without a load."""
+        """Return the element at ``coordinates``; where predicate ``when`` is false, ``other`` without a load.
+
+        Raises TypeError unless there is one coordinate per dimension.
+        """
         if len(coordinates) != self.rank:
             raise TypeError(
                 f"at: wrong number of coordinates: got {len(coordinates)}, expected {self.rank}, the tensor's rank"

@@ -161,7 +161,7 @@ def transposed(ctx: Lowering, step: Contract) -> Contract:
     def converted(conversion: Conversion | None, old: Tensor, x: Tensor) -> Conversion | None:
         """Return the prologue for the transpose of x, a view of operand ``old`` whose batch may be folded into rows.
 
-        The prologue's inputs must not vary along folded batch axes.
+        The prologue's inputs must not vary along folded batch axes. None: the operand has no prologue.
         """
         if conversion is None:
             return None
@@ -250,7 +250,7 @@ def launch_contract(ctx: Lowering, step: Contract) -> None:
 
 
 def _low_rank(ctx: Lowering, step: Contract) -> tuple[LowRankForm | None, Parameters]:
-    """Return the form of the step's low-rank product, and the kernel parameters that it needs."""
+    """Return the `LowRankForm` of the step's low-rank product (None without one), and its kernel parameters."""
     if step.low_rank is None:
         return None, Parameters()
     low = folded(ctx, replace(step, operands=(step.low_rank.a, step.low_rank.b), conversions=(None, None)))

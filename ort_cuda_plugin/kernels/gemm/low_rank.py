@@ -78,7 +78,7 @@ class ScaledElement(Element):
 
 
 def low_rank_form(low: LowRank, contiguous: tuple[str, str], index: DType) -> tuple[LowRankForm, Parameters]:
-    """Return the form of a product with these ``contiguous`` axes (their names), and its kernel parameters."""
+    """Return the `LowRankForm` of a product whose operands are ``contiguous`` along these axes, and its parameters."""
     form = LowRankForm(low.a.dtype.short, *contiguous, None if low.scale is None else low.scale.dtype, index)
     parameters = Parameters()
     parameters.tensor(low.a, "low_a")

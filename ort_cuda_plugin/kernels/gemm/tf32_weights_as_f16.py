@@ -52,7 +52,10 @@ def has_compact_columns(ctx: Lowering, step: Contract) -> bool:
 
 
 def _may_be_compact(ctx: Lowering, step: Sums) -> bool:
-    """Tell whether the step multiplies constant float32 weights as TF32. False if fusion is off, as for debugging."""
+    """Tell whether the step multiplies one matrix of constant float32 weights as TF32, without prologue or low rank.
+
+    False if fusion is off, as for debugging.
+    """
     x, w = step.operands
     if kind_of(ctx.device, ctx.options, x.dtype.short) != "tf32" or not ctx.options.fusion:
         return False

@@ -43,8 +43,8 @@ def simt_tiles(device: DeviceProperties) -> tuple[tuple[Tile, float], ...]:
 def choose_tile(device: DeviceProperties, rows: Dim, dtype: DType) -> Tile:
     """Return the SIMT tile with the least work, padding included, for ``rows`` rows. All tiles have the same width.
 
-    On the emulated device, a number of rows that may vary between Runs always gets the medium tile, so that no Run
-    compiles another kernel than session creation did.
+    8-byte types have a single tile. On the emulated device, a number of rows that may vary between Runs gets the medium
+    tile, so that no Run compiles another kernel than session creation did.
     """
     if dtype.itemsize == 8:
         return replace(LONG, gap=0) if device.emulated else LONG

@@ -83,7 +83,10 @@ def call_cudnn_attention(ctx: Lowering, step: Attend) -> bool:
 
 
 def attention_form(ctx: Lowering, step: Attend) -> AttentionForm | None:
-    """Return the arguments of a cuDNN call for the step; None if cuDNN cannot compute it, or the scores are few."""
+    """Return the arguments of a cuDNN call for the step.
+
+    Returns None if the options forbid cuDNN, cuDNN cannot compute the step, the scores are few, or the keys grow.
+    """
     q, k, v = step.operands
     *batch, rows, keys = step.score_shape
     if not ctx.options.allows_cudnn_attention:
@@ -153,7 +156,8 @@ def uncast(x: Scalar) -> Scalar:
 def softmax_of(step: Attend) -> Softmax | None:
     """Match the step's attention weights as a `Softmax`; None if they are not a softmax of the scores.
 
-    The match evaluates the expression for sample scores, so that the algebraic form does not matter.
+    The match evaluates the expression for sample scores, so that the algebraic form of the softmax does not matter. It
+    gives up, with None, for an expression of more than `MAX_OPERATIONS` operations.
     """
     parts = reachable([step.weight])
     maxima = {x.value[0] for x in parts if x.op == "reduced" and x.value[0].reduction is MAX}

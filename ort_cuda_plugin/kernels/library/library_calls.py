@@ -45,7 +45,7 @@ _activations = {
 
 
 def call_cublaslt(ctx: Lowering, step: Contract) -> bool:
-    """Record a cuBLASLt call, and a Map for the rest of the epilogue; return False if cuBLASLt cannot compute it."""
+    """Record a cuBLASLt call, and a Map for the rest of the epilogue; False if cuBLASLt cannot compute the step."""
     call, dtype = folded(ctx, step), step.a.dtype
     if "cublaslt" not in ctx.device.libraries or not dtype.is_float or len(call.batch) > 1 or "" in call.contiguous:
         return False
@@ -106,6 +106,7 @@ def _cudnn_layout(ctx: Lowering, step: Convolve) -> tuple[bool, tuple[Dim, ...]]
 def cudnn_form(ctx: Lowering, step: Convolve) -> LibraryForm | None:
     """Match the part of the epilogue that cuDNN can fuse, for a result in the layout that `call_cudnn` selects.
 
+    Returns None as `convolution_form` does.
     cuDNN may take seconds to compile a tensor-core engine with a fused epilogue, which pays off for many channels.
     """
     last, dense = _cudnn_layout(ctx, step)

@@ -149,7 +149,7 @@ class RowKernel(RowColumns):
         column_dims: Sequence[Dim],
         column_strides: Sequence[Sequence[Dim]],
     ) -> None:
-        """Choose a layout (`RowForm`) that holds a row in registers, if the row fits."""
+        """Choose a layout (`RowForm`) that holds a row in registers, if the row and its cached values fit."""
         tensors = [*sources, *(y for _, y in self.step.outputs)]
         moved = [x for x, s in zip(tensors, column_strides, strict=False) if is_dense(s, column_dims)]
         if kept.slots and kept.type not in REGISTERS:

@@ -33,7 +33,10 @@ AT_ONCE = 4
 
 
 def try_persistent(ctx: Lowering, direction: Direction) -> bool:
-    """Tell whether the GPU's registers can hold the weights; guards the plan on at least one time step."""
+    """Tell whether a GPU's registers can hold the weights; if so, guard the plan on at least one time step.
+
+    False on the emulated device, for a dynamic hidden size, and if the guard is not possible.
+    """
     steps, size = direction.given.inputs.shape[0], direction.outputs.shape[2]
     if ctx.device.emulated or not isinstance(size, int) or size <= 0:
         return False
@@ -48,7 +51,7 @@ def _gates_at_once(direction: Direction) -> int:
 
 
 def _tensors(direction: Direction) -> list[tuple[Tensor | None, bool]]:
-    """Return (tensor, whether it is written) for all tensors that differ between directions."""
+    """Return (tensor or None if it is absent, whether it is written) for all tensors that differ between directions."""
     given = direction.given
     read = [given.inputs, given.biases, given.recurrent_biases, *(x for _, x in direction.parameters)]
     read += [given.weights, given.hidden, given.state]

@@ -258,7 +258,8 @@ def top_rows(ctx: Lowering, x: Tensor, k: Dim, *, largest: bool) -> tuple[Tensor
     """Return the ``largest`` (or smallest) k elements of each row of x [rows, n] in order, and their int64 indices.
 
     Both results are [rows, k]. NaN is greater than every number; of equal elements, the lower index comes first.
-    Returns None if sorting the rows is better: on the emulated device, and for a large k.
+    Returns None if the rows must be sorted instead: on the emulated device, for bool and packed types, if k may be
+    0 or exceed `MOST`, and for rows that need too many launches or blocks.
     """
     rows, n = x.shape
     if ctx.device.emulated or not (x.dtype.is_float or x.dtype.is_integer) or x.dtype.is_packed:

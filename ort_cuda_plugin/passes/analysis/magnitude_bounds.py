@@ -75,7 +75,7 @@ class MagnitudeBounds:
             self._known[buffer] = max(bound, known)
 
     def _expressions(self, step: Map, values: Sequence[Scalar]) -> list[float | None]:
-        """Return the bounds of a step's expressions."""
+        """Return the bound of each of a step's expressions, None for an unknown one."""
         length = product(step.shape[axis] for axis in step.axes) if isinstance(step, Rows) else 0
         numbers = {leaf: float(number) for leaf, x in step.inputs if (number := constant_number(x)) is not None}
         patterns = BoundedPatterns(numbers, length if isinstance(length, int) else 0)
@@ -129,7 +129,7 @@ def _bound(x: Scalar, operands: Sequence[float | None], patterns: BoundedPattern
 
 
 def _combined(x: Scalar, given: Sequence[float], patterns: BoundedPatterns) -> float | None:
-    """Return a bound of an operation whose operands all have bounds."""
+    """Return a bound of an operation whose operands all have bounds; None if the result may still have none."""
     first = given[0]
     if x.op in ("neg", "abs", "cast"):
         return first

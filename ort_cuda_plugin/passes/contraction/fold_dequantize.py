@@ -71,9 +71,9 @@ def fold_dequantize_of_integers(ctx: Lowering, steps: Sequence[Step]) -> list[St
 def _operands(step: Step, as_floats: bool) -> Sequence[int]:
     """Return the indices of the operands that the step's kernel can load with a prologue.
 
-    The weights of a direct convolution have no prologue: they are reordered once, before the first Run. Without
-    ``as_floats`` only transposed convolutions count as direct, since tensor cores may multiply the integer codes of
-    other convolutions.
+    The weights of a direct convolution have no prologue: they are reordered once, for all Runs. A convolution with an
+    empty result has no such operands. Without ``as_floats`` only transposed convolutions count as direct, since tensor
+    cores may multiply the integer codes of other convolutions.
     """
     if isinstance(step, Convolve):
         return () if 0 in step.shape else (0,) if is_direct(step) and (as_floats or step.transposed) else (0, 1)
@@ -231,7 +231,10 @@ def _is_storable(x: Scalar) -> bool:
 
 
 def _kept(producer: Map, source: Scalar) -> Tensor | None:
-    """Return the tensor in device memory from which the producer loads ``source``, or in which it stores it, if any."""
+    """Return the tensor in device memory that the producer loads as ``source``, or in which it stores ``source``.
+
+    Returns None if there is no such tensor.
+    """
     if source.op == "leaf":
         return next((x for leaf, x in producer.inputs if leaf is source and x.buffer.kind is not BufferKind.HOST), None)
     return next((y for x, y in producer.outputs if x is source and dense(y) and y.dtype is x.dtype), None)

@@ -70,7 +70,10 @@ def _is_changed(steps: Sequence[Step], uses: Uses[int], start: int, end: int) ->
 def _fused(
     ctx: Lowering, uses: Uses[int], steps: Sequence[Step | None], pair: tuple[Contract, Contract], x: Tensor
 ) -> Contract | None:
-    """Return one step for a ``pair`` of products: the second one reads the result of the first one through x."""
+    """Return one step for a ``pair`` of products; the second product reads the result of the first one through x.
+
+    Returns None if neither product is an adapter of the other one, or if a single kernel is impossible or slower.
+    """
     other, step = pair
     if not _is_plain(step) or not _is_plain(other) or len(other.outputs) != 1:
         return None
@@ -143,8 +146,8 @@ def _without_term(
 ) -> tuple[list[Scalar], Tensor | None] | None:
     """Remove the accumulator ``low`` from a sum that also has the accumulator ``base`` as a term.
 
-    Returns the new values, and the tensor by which ``low`` is multiplied. Returns None if the values have no such sum,
-    or use the accumulators in another way as well.
+    Returns the new values, and the tensor by which ``low`` is multiplied (None: ``low`` has no factor). Returns None if
+    the values have no such sum, or use ``low`` in another way as well.
     """
     users: dict[Scalar, list[Scalar]] = {value: [value] for value in values}
     for each in reachable(values):

@@ -47,7 +47,10 @@ def fuse_squeeze_excite(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
 
 
 def _simple(step: Step | None) -> Convolve | None:
-    """Return the step if it is a pointwise convolution with one output pixel and one result of the operands' type."""
+    """Return the step if it is a pointwise convolution of one output pixel, with one result of the operands' type.
+
+    Returns None for other steps, and for a convolution with prologues, a schedule, groups or strided operands.
+    """
     if not isinstance(step, Convolve) or step.transposed or step.is_converted or step.schedule is not None:
         return None
     x, w = step.operands

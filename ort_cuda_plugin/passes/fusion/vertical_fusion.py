@@ -359,7 +359,8 @@ def _is_narrow(step: Rows) -> bool:
 def _join_rows(producer: Rows, consumer: Map, kept: Sequence[Output]) -> Map | None:
     """Fuse an elementwise consumer, or a row program over the same rows, into the row program that produces its input.
 
-    The elementwise consumer runs over the elements or over the rows of the row program.
+    The elementwise consumer runs over the elements or over the rows of the row program. Returns None if the consumer
+    does not fit, or if the row program has few long rows (`_is_narrow`).
     """
     if isinstance(consumer, Rows):
         if consumer.axes != producer.axes or consumer.shape != producer.shape:
@@ -455,7 +456,7 @@ def rebased(consumer: Map, shape: tuple[Dim, ...], x: Tensor) -> Map | None:
 
 
 def _join_sums(producer: Sums, consumer: Map, kept: Sequence[Output]) -> Map | None:
-    """Fuse an elementwise consumer of a contraction's results into the contraction, as part of its epilogue."""
+    """Fuse an elementwise consumer of a contraction's results into the contraction's epilogue; None if impossible."""
     if isinstance(consumer, (Rows, Sums)):
         return None
     read = [x for _, x in consumer.inputs if any(x.buffer is y.buffer for _, y in producer.outputs)]

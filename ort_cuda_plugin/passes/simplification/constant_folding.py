@@ -1,4 +1,4 @@
-"""Constant folding on the device: finds launches that depend on weights only, and runs them once, before the Runs."""
+"""Constant folding: the device executes launches that depend on nothing but weights once, not in each Run."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def is_fixed(step: Step, fixed: Fixed) -> bool:
 
 
 def fold_constants(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
-    """Move the launches that depend on weights only out of the plan; the device executes them once, before the Runs.
+    """Move the launches that depend on weights only out of the plan; the device executes them once, for all Runs.
 
     Assumes: every step is a launch, a copy or a fill.
     Guarantees: ``ctx.trace.folded`` has these launches, in groups that share no intermediate. The plan keeps their
